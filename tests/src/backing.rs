@@ -1,4 +1,4 @@
-//! The doors to a machine.
+//! The doors to a machine: the ways in which a test reaches its attachments.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,32 +18,33 @@ use nicforge_engine::{Engine, EngineConfig, EngineHandle, Snapshot, Stop};
 use nicforge_machine::in_process::LocalMachine;
 use tempfile::TempDir;
 
-/// Longer than anything takes that a test waits for, also on a machine that is busy with other things.
+/// Deadline of waits in tests, generous enough for a loaded machine.
 pub const LIMIT: Duration = Duration::from_secs(20);
 
-/// Steps after which a machine that is still busy is taken for one that never rests.
+/// Number of steps after which a busy machine is considered never to come to rest.
 const MANY_STEPS: usize = 1_000_000;
 
-/// The usual deadline of a wait in a test.
+/// Returns the usual deadline of a wait in a test.
 pub fn soon() -> Deadline {
     Deadline::after(LIMIT)
 }
 
-/// A machine, and a way to its attachments.
+/// A machine, and access to its attachments.
 pub trait Rig: Send + Sync {
-    /// Takes an attachment, by the names of function and attachment. Waits a while for a client that has just left it.
+    /// Opens an attachment by the names of function and attachment. It waits for a while if a
+    /// previous client has just left it.
     ///
     /// # Panics
-    /// When it can't be had.
+    /// When it can't be opened.
     fn open(&self, function: &str, attachment: &str) -> Device;
 
-    /// As [`Rig::open`], but an attachment that somebody has is an error at once.
+    /// As [`Rig::open`], but an attachment in use is an error at once.
     ///
     /// # Errors
-    /// What the door says, in words.
+    /// The door's error, as text.
     fn try_open(&self, function: &str, attachment: &str) -> Result<Device, String>;
 
-    /// Does something with the machine itself, as an operator would, and returns when it is done.
+    /// Runs `action` on the machine itself, as an operator would, and returns after it.
     fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>);
 
     /// Takes an attachment away from its client.
@@ -52,17 +53,18 @@ pub trait Rig: Send + Sync {
     /// Resets a function, as an operator would.
     fn reset(&self, function: &str);
 
-    /// Returns when nothing can move any more: what has not happened until then never will by itself.
+    /// Waits until the machine is at rest. An event that has not occurred by then never will by
+    /// itself.
     fn settle(&self) {
         let rests = ask(self, |machine| {
             machine.rescan();
-            // The machine's own time is later.
+            // Only time advances the machine further.
             (0..MANY_STEPS).any(|_| machine.step(Nanos::ZERO, 64) != Next::Now)
         });
         assert!(rests, "the machine does not come to rest");
     }
 
-    /// A counter of a function, since the body began.
+    /// Returns the increase of a function's counter since the body began.
     fn counter(&self, function: &str, name: &str) -> u64 {
         let (function, name) = (function.to_owned(), name.to_owned());
         ask(self, move |machine| {
@@ -72,20 +74,20 @@ pub trait Rig: Send + Sync {
     }
 }
 
-/// Asks the machine something, as an operator.
+/// Runs a query on the machine, as an operator, and returns its result.
 pub fn ask<R: Send + 'static>(
     rig: &(impl Rig + ?Sized),
     question: impl FnOnce(&mut Machine) -> R + Send + 'static,
 ) -> R {
     let (answer, answers) = mpsc::channel();
     rig.operate(Box::new(move |machine| {
-        // Who does not wait for the answer any more has failed already.
+        // The receiver is gone only if the caller has failed already.
         let _ = answer.send(question(machine));
     }));
     answers.recv_timeout(LIMIT).expect("the operator gets an answer")
 }
 
-/// A function's number.
+/// Returns a function's number.
 fn find(machine: &Machine, function: &str) -> FunctionId {
     (0..machine.functions())
         .map(FunctionId)
@@ -93,28 +95,29 @@ fn find(machine: &Machine, function: &str) -> FunctionId {
         .unwrap_or_else(|| panic!("there is no function {function}"))
 }
 
-/// Where the sockets of a served machine are: `function-attachment` in a directory of their own.
+/// Returns the path of an attachment's socket: `function-attachment` in a directory of its own.
 fn socket(directory: &Path, function: &str, attachment: &str) -> PathBuf {
     directory.join(format!("{function}-{attachment}"))
 }
 
-/// A machine behind sockets, one an attachment, served by a thread of this process. Ends with this.
+/// A machine that a thread of this process serves, one socket for each attachment. It ends on drop.
 pub struct Served {
     directory: TempDir,
     handle: EngineHandle,
     stop: Stop,
     engine: Option<JoinHandle<()>>,
-    /// The functions' names, by number, each with those of its attachments.
+    /// The functions' names by number, each with the names of its attachments.
     names: Vec<(String, Vec<String>)>,
 }
 
 impl Served {
-    /// Serves `machine` by an engine with the event loop given.
+    /// Serves `machine` by an engine with the given event loop.
     pub fn new(machine: Machine, event_loop: EventLoopKind) -> Self {
         Self::with_config(machine, EngineConfig { event_loop, ..EngineConfig::default() })
     }
 
-    /// Serves `machine` by an engine with a configuration of one's own. The engine's thread has the name `engine`.
+    /// Serves `machine` by an engine with the given configuration. The engine's thread is named
+    /// `engine`.
     pub fn with_config(machine: Machine, config: EngineConfig) -> Self {
         let directory = TempDir::new().expect("a directory for sockets");
         let names: Vec<_> = (0..machine.functions())
@@ -126,6 +129,7 @@ impl Served {
                 (machine.name(id).expect("the function is there").to_owned(), attachments)
             })
             .collect();
+
         let mut engine = Engine::new(machine, config).expect("an engine");
         for (number, (function, attachments)) in names.iter().enumerate() {
             for (who, attachment) in attachments.iter().enumerate() {
@@ -133,26 +137,28 @@ impl Served {
                 engine.listen(FunctionId(number as u32), AttachmentId(who as u16), &path).expect("a socket");
             }
         }
+
         let (handle, stop) = (engine.handle(), Stop::new().expect("an eventfd"));
         let ours = stop.clone();
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || engine.run(&ours).expect("the engine runs until it is stopped"))
             .expect("a thread");
+
         Self { directory, handle, stop, engine: Some(thread), names }
     }
 
-    /// Where the sockets are, for clients of one's own.
+    /// Returns the path of an attachment's socket, for a test's own client.
     pub fn socket(&self, function: &str, attachment: &str) -> PathBuf {
         socket(self.directory.path(), function, attachment)
     }
 
-    /// The functions' names.
+    /// Returns the functions' names.
     pub fn functions(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(|(function, _)| function.as_str())
     }
 
-    /// What the engine tells about itself and its machine.
+    /// Returns the engine's statistics of itself and its machine.
     pub fn snapshot(&self) -> Snapshot {
         self.handle.snapshot(LIMIT).expect("the engine answers")
     }
@@ -177,8 +183,9 @@ impl Drop for Served {
 
 impl Rig for Served {
     fn open(&self, function: &str, attachment: &str) -> Device {
-        // The server notices only after a while that the last client has gone.
+        // The server notices a client's disconnection only after a while.
         let deadline = soon();
+
         loop {
             match self.try_open(function, attachment) {
                 Ok(device) => return device,
@@ -201,6 +208,7 @@ impl Rig for Served {
         let id = self.function(function);
         let who = self.names[id.0 as usize].1.iter().position(|name| name == attachment);
         let who = AttachmentId(who.unwrap_or_else(|| panic!("there is no attachment {attachment}")) as u16);
+
         assert!(
             self.handle.evict(id, who, LIMIT).expect("the engine answers"),
             "the attachment has a client"
@@ -217,7 +225,7 @@ impl Rig for Served {
 pub struct InProcess(Arc<LocalMachine>);
 
 impl InProcess {
-    /// Holds `machine`.
+    /// Wraps `machine`.
     pub fn new(machine: Machine) -> Self {
         Self(LocalMachine::new(machine))
     }

@@ -1,8 +1,8 @@
-//! The names of all bodies, in one place: what runs through one door runs through all of them, and in guests
-//! ([`crate::guest_bodies`] says which do not, and why).
+//! The names of all test bodies, in one place. A body listed here runs through every door, guests
+//! included, except for those that [`crate::guest_bodies`] excludes with a reason.
 
-/// Hands the names of a module's bodies to another macro: `bodies_of!(slots => [listed] some tokens)` is
-/// `listed! { some tokens names of slots' bodies }`.
+/// Passes the names of a module's bodies to another macro: `bodies_of!(slots => [listed] some
+/// tokens)` is `listed! { some tokens names of slots' bodies }`.
 #[macro_export]
 macro_rules! bodies_of {
     (slot_fifo => [$($then:tt)+] $($head:tt)*) => {
@@ -333,9 +333,9 @@ macro_rules! bodies_of {
     };
 }
 
-/// Test bodies as tests, each behind each door: `device(machine): body body ...;`, or `device(machine);` for all that
-/// [`bodies_of`] has of it. `device` is a module of bodies in scope, and `machine` an expression that makes a machine, with paths
-/// from the crate's root.
+/// Makes a test of each body behind each door: `device(machine): body body ...;`, or
+/// `device(machine);` for all bodies that [`bodies_of`] lists. `device` is a module of bodies in
+/// scope. `machine` is an expression that makes a machine, with paths from the crate's root.
 #[macro_export]
 macro_rules! through_every_door {
     ($($devices:tt)+) => {
@@ -343,8 +343,9 @@ macro_rules! through_every_door {
     };
 }
 
-/// Puts the names of bodies behind each device, from the left to the right, and makes tests of them: done, still to do, and
-/// what [`bodies_of`] found for the one between.
+/// Adds the names of bodies to each device, from left to right, and then makes the tests. The
+/// arguments are the finished devices, the remaining ones, and the result of [`bodies_of`] for the
+/// current one.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! devices {

@@ -1,4 +1,5 @@
-//! Test bodies of matching's transport over the EXTOLL card: what is its own, beside [`crate::matching_body`].
+//! Test bodies of the matching layer's transport over the EXTOLL card. They cover what
+//! [`crate::matching_body`] does not.
 #![allow(unsafe_code, reason = "memory is registered by address, as the matching layer does")]
 
 use std::{ptr::NonNull, time::Duration};
@@ -20,13 +21,13 @@ use crate::{
     matching_body::{Network, World, pattern},
 };
 
-/// Two cards of four VPIDs.
+/// Returns a machine with two cards of four VPIDs each.
 pub fn machine() -> Machine {
     let text = "name = \"transport\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
     build(&Description::parse(text, "transport.toml").unwrap()).unwrap().0
 }
 
-/// Where a rank is: on the two cards in turns.
+/// Returns a rank's address. Ranks alternate between the two cards.
 fn at(rank: Rank) -> Address {
     Address { node: rank % 2, vpid: (rank / 2) as u16 }
 }
@@ -35,19 +36,19 @@ fn job(size: u32) -> Job {
     Job::new((0..size).map(at).collect())
 }
 
-/// Ranks on the cards of a rig.
+/// A network whose ranks are on the cards of a rig.
 pub struct Extoll<'a> {
     rig: &'a dyn Rig,
     config: Config,
 }
 
 impl<'a> Extoll<'a> {
-    /// With the defaults.
+    /// Uses the default configuration.
     pub fn new(rig: &'a dyn Rig) -> Self {
         Self::with(rig, Config::default())
     }
 
-    /// With other ones.
+    /// Uses the given configuration.
     pub fn with(rig: &'a dyn Rig, config: Config) -> Self {
         Self { rig, config }
     }
@@ -65,6 +66,7 @@ impl Network for Extoll<'_> {
     fn ranks(&self, size: u32) -> Vec<ExtollTransport> {
         let mut ranks: Vec<_> = (0..size).map(|rank| self.rank(rank, size)).collect();
         let (deadline, mut relax) = (soon(), Relax::new());
+
         while !ranks.iter().all(ExtollTransport::is_complete) {
             assert!(!deadline.has_passed(), "the ranks do not find each other: {ranks:?}");
             for rank in &mut ranks {
@@ -73,36 +75,43 @@ impl Network for Extoll<'_> {
                 rank.device().relax(&mut relax).unwrap();
             }
         }
+
         ranks
     }
 }
 
-/// Ranks that come one after the other wait for each other.
+/// Ranks that start one after the other wait for each other.
 pub fn ranks_find_each_other(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut first = extoll.rank(0, 2);
     let early = first.wait_for_all(Deadline::after(Duration::from_millis(10)), None);
+
     assert!(matches!(early, Err(Error::Velo(nicforge_velo::Error::Timeout { .. }))), "{early:?}");
+
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut second = extoll.rank(1, 2);
             second.wait_for_all(soon(), None).unwrap();
-            // Until the other has seen it.
+            // Keeps running until the other rank has seen this one.
             let (mut relax, deadline) = (Relax::new(), soon());
             while second.poll_gone().is_none() && !deadline.has_passed() {
                 second.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
                 second.device().relax(&mut relax).unwrap();
             }
         });
+
         first.wait_for_all(soon(), None).unwrap();
         drop(first);
     });
+
     let (device, of_two) = (rig.open("ex0", "vpid1"), job(2));
     let refused = ExtollTransport::open(device, &of_two, Config::default()).unwrap_err();
+
     assert_eq!(refused, Error::NotOfJob { address: Address { node: 0, vpid: 1 }, size: 2 });
 }
 
-/// Long messages, many at a time, more than the staging memory holds: in the part that stays registered, and in memory of their own.
+/// Many long messages at once exceed the staging memory. They use both the part that stays
+/// registered and memory of their own.
 pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
     let config =
         Config { staging: 64 << 10, longest_staging: 300_000, gets: 2, get_bytes: 8192, ..Config::default() };
@@ -110,6 +119,7 @@ pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
     let lengths: Vec<usize> =
         (0..40).map(|number| [20_000, 30_000, 3_000, 200_000, 32_769][number % 5]).collect();
     let mut requests = Vec::new();
+
     for (number, &length) in lengths.iter().enumerate() {
         for (from, to) in [(0, 1), (1, 0)] {
             let send = world.send(from, to, number as u64, &pattern(number as u64, length));
@@ -117,28 +127,32 @@ pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
             requests.push((from, send, to as usize, receive, number));
         }
     }
+
     for (from, send, to, receive, number) in requests {
         let done = world.wait(to, receive);
         assert_eq!((done.result, done.length), (Ok(()), lengths[number]));
         assert!(done.buffer.as_slice() == pattern(number as u64, lengths[number]), "message {number}");
         assert_eq!(world.wait(from, send).result, Ok(()));
     }
+
     for rank in &world.ranks {
         let statistics = rank.transport().statistics();
         assert_eq!((statistics.staged, statistics.registered, statistics.failed_gets), (24, 16, 0));
     }
 }
 
-/// What is deregistered is out of reach, for peers that ask for it and for gets that are under way.
+/// Deregistered memory can't be reached, neither by a peer's new requests nor by gets in flight.
 pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
     const LENGTH: usize = 100_000;
+
     let config = Config { staging: 8192, ..Config::default() };
     let mut ranks = Extoll::with(rig, config).ranks(2);
     let source = pattern(1, LENGTH);
     let mut target = vec![7_u8; LENGTH];
     let memory = |bytes: *const u8| Memory { start: NonNull::new(bytes.cast_mut()).unwrap(), length: LENGTH };
     let register = |rank: &mut ExtollTransport, memory, access| {
-        // SAFETY: the vectors live, unmoved, until what is registered was deregistered; nobody else touches them meanwhile.
+        // SAFETY: the vectors live, unmoved, until they are deregistered; no other code touches
+        // them before.
         unsafe { rank.register(memory, access) }.unwrap().unwrap()
     };
     let from = register(&mut ranks[0], memory(source.as_ptr()), Access::Source);
@@ -151,6 +165,7 @@ pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
         length: 50_000,
         cookie,
     };
+
     let finish = |ranks: &mut [ExtollTransport], cookie| {
         let (deadline, mut relax, mut ended) = (soon(), Relax::new(), None);
         while ended.is_none() {
@@ -162,31 +177,41 @@ pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
         assert_eq!(which, cookie);
         result
     };
+
     assert_eq!(ranks[1].start_get(&get(from.remote, to, 1)), Ok(true));
     assert_eq!(finish(&mut ranks, 1), Ok(()));
-    // Under way, and taken back: its data do not come.
+
+    // This get is in flight when its region is deregistered, so its data do not arrive.
     assert_eq!(ranks[1].start_get(&get(from.remote, to, 2)), Ok(true));
+
     ranks[1].deregister(to);
     target[..50_000].fill(9);
+
     assert!(finish(&mut ranks, 2).is_err());
     assert!(target[..50_000].iter().all(|byte| *byte == 9) && target[50_000..].iter().all(|byte| *byte == 7));
+
     let to = register(&mut ranks[1], memory(target.as_mut_ptr()), Access::Destination);
     ranks[0].deregister(from);
     assert_eq!(ranks[1].start_get(&get(from.remote, to, 3)), Ok(true));
+
     let refused = finish(&mut ranks, 3).unwrap_err();
     assert_eq!(refused.what, "a get's source is not registered");
-    // Addresses that a peer may make up.
+
+    // Made-up addresses of a peer.
     let made_up = RemoteRegion { key: 0, offset: u64::MAX - 10 };
     assert!(ranks[1].start_get(&get(made_up, to, 4)).is_err());
+
     ranks[1].deregister(to);
     assert!(ranks[1].start_get(&get(from.remote, to, 5)).is_err());
     assert!(target[50_000..].iter().all(|byte| *byte == 7));
 }
 
-/// A rank that goes in the middle of a rendezvous ends what waits for it, on both sides; what goes on beside it is not touched; its successor is
-/// nobody.
+/// When a rank disappears during a rendezvous, the operations that wait for it end on both sides.
+/// Other transfers are not affected. The rank's successor on the same VPID takes no part in the
+/// job.
 pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
     const LONG: usize = 4 << 20;
+
     let extoll = Extoll::new(rig);
     for sender_dies in [true, false] {
         let mut world = World::new(&extoll, 3, Matching::default());
@@ -195,107 +220,132 @@ pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
         } else {
             world.send(0, 1, 1, &pattern(1, LONG))
         };
+
         let receive = world.receive(usize::from(!sender_dies), Selector::any_source(0, 1), LONG);
         let named = world.receive(0, Selector::exact(1, 0, 2), 8);
         let any = world.receive(0, Selector::any_source(0, 3), 8);
         let puller = usize::from(!sender_dies);
+
         world.until("gets", |world| (world.ranks[puller].transport().statistics().gets > 4).then_some(()));
         let dead = world.ranks.remove(1);
         drop(dead);
+
         let gone = Err(MatchingError::PeerGone { peer: 1, why: Loss::Ended });
         let ours = if sender_dies { receive } else { send };
         let ended = world.wait(0, ours);
+
         assert!(
             matches!(&ended.result, Err(error) if error.is_peer() || matches!(error, MatchingError::Transport(_))),
             "{ended:?}"
         );
         assert_eq!(world.wait(0, named).result, gone);
+
         let late = world.send(0, 1, 2, b"late");
         assert_eq!(world.wait(0, late).result, gone);
-        // The VPID has a new owner, which says the same things.
+
+        // The VPID has a new owner, which sends the same messages.
         let successor = extoll.rank(1, 3);
         let mut successor = Endpoint::new(successor, Matching::default()).unwrap();
         let strange =
             successor.isend(Envelope::new(0, 0, 3), Mode::Standard, b"strange".to_vec(), 0).unwrap();
         let deadline = soon();
+
         while world.ranks[0].transport().statistics().strays == 0 {
             assert!(!deadline.has_passed(), "the successor's message does not come");
             successor.progress().unwrap();
             world.turn();
         }
+
         let _ = successor.test(strange).unwrap();
-        // The third rank is at the second place now.
+        // The third rank now has the second index.
         world.send(1, 0, 3, b"friendly");
+
         assert_eq!(world.wait(0, any).buffer.as_slice(), b"friendly");
     }
 }
 
-/// A rank whose device is taken away is told by each call; the others are told that it is gone.
+/// A rank whose device is taken away gets an error from each call. The other ranks get the loss
+/// reported.
 pub fn an_evicted_rank_says_so(rig: &dyn Rig) {
     let mut world = World::pair(&Extoll::new(rig));
     let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
     rig.evict("ex0", "vpid0");
+
     let mut evicted = world.ranks.remove(0);
     let waits = evicted.irecv(Selector::any(0), vec![0; 8], 0).unwrap();
     let error = evicted.wait(waits, soon(), None).unwrap_err();
+
     assert_eq!(error, MatchingError::Transport(TransportError { what: "the card is gone", value: 0 }));
     assert!(evicted.transport().failure().is_some());
     assert!(evicted.progress().is_err());
+
     let ended = world.wait(0, receive);
     assert_eq!(ended.result, Err(MatchingError::PeerGone { peer: 0, why: Loss::Ended }));
 }
 
-/// A rank whose VPID the administrator resets is told, and the others too.
+/// A rank whose VPID the administrator resets gets an error, and the other ranks get the loss
+/// reported.
 pub fn a_rank_whose_device_is_reset_says_so(rig: &dyn Rig) {
     let mut world = World::pair(&Extoll::new(rig));
     let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
+
     let mut reset = world.ranks.remove(0);
     let waits = reset.irecv(Selector::any(0), vec![0; 8], 0).unwrap();
     let error = reset.wait(waits, soon(), None).unwrap_err();
     let said = TransportError { what: "this rank's device was reset", value: 0 };
+
     assert_eq!(error, MatchingError::Transport(said));
     assert_eq!(reset.transport().failure(), Some(&Error::Velo(nicforge_velo::Error::Reset)));
+
     let ended = world.wait(0, receive);
     assert_eq!(ended.result, Err(MatchingError::PeerGone { peer: 0, why: Loss::Ended }));
 }
 
-/// What rank 0 says of why rank 1 is gone, as soon as it does.
+/// Returns the reason that rank 0 reports for the loss of rank 1.
 fn loss(rank: &mut Endpoint<ExtollTransport>) -> Loss {
     let named = rank.irecv(Selector::exact(1, 0, 9), vec![0; 8], 0).unwrap();
     let (deadline, mut relax) = (soon(), Relax::new());
     let done = loop {
         assert!(!deadline.has_passed(), "the rank is not given up: {:?}", rank.statistics());
-        // One that is not read from fills the rest of its way.
+
+        // Sends to a receiver that does not read fill the remaining buffers on the way.
         let send = rank.isend(Envelope::new(1, 0, 8), Mode::Standard, vec![0; 8], 0).unwrap();
         rank.progress().unwrap();
         if let Some(done) = rank.test(named).unwrap() {
             break done;
         }
+
         if rank.test(send).unwrap().is_none() {
             rank.cancel(send).unwrap();
             let _ = rank.test(send).unwrap();
         }
+
         rank.transport_mut().relax(&mut relax).unwrap();
     };
+
     match done.result {
         Err(MatchingError::PeerGone { peer: 1, why }) => why,
         other => panic!("{other:?}"),
     }
 }
 
-/// A rank may be replaced, have no room, or promise room that it does not have.
+/// A rank may be replaced, have no room, or grant credit for room that it does not have. The
+/// reported loss differs.
 pub fn why_a_rank_is_gone_is_said(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut world = World::new(&extoll, 2, Matching::default());
     drop(world.ranks.remove(1));
+
     let successor = extoll.rank(1, 2);
     let why = loss(&mut world.ranks[0]);
     assert!(matches!(why, Loss::Replaced { before, tenant } if tenant == before + 2), "{why:?}");
+
     drop((successor, world));
-    // As long as a message may wait.
+    // The watchdog is set to the longest time a message may wait.
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::WATCHDOG, 20_000_000).unwrap();
-    // Who has no room says so by a promise of nothing; the other one has far less than it says.
+
+    // A receiver without room grants zero credit. The other one grants far more than it has.
     for (promise, expected) in [(0_u64, Loss::Refused), (1 << 20, Loss::TimedOut)] {
         let mut rank = Endpoint::new(extoll.rank(0, 2), Matching::default()).unwrap();
         let config = nicforge_velo::Config { flow_control: false, slots: Some(64), ..Default::default() };
@@ -310,44 +360,55 @@ pub fn why_a_rank_is_gone_is_said(rig: &dyn Rig) {
             }
             liar.device().relax(&mut relax).unwrap();
         };
+
         assert_eq!((connect.tag, connect.from), (nicforge_velo::CONTROL_TAG, at(0)));
-        // A credit for this tenant: see the library's flow control.
+
+        // A credit grant for this tenant: see the library's flow control.
         let credit = 2 | u64::from(back.tenant()) << 8 | promise << 32;
         liar.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
+
         assert_eq!(loss(&mut rank), expected);
     }
 }
 
-/// What a rank was told of that was given up, and is still there, stays what it was: it gets that message, or none.
+/// A rank that was given up may still fetch a message it was offered. It gets the original content
+/// or nothing.
 pub fn what_a_rank_that_was_given_up_may_still_fetch_stays(rig: &dyn Rig) {
     const LONG: usize = 100_000;
+
     let set_link_up = |up: bool| {
         rig.operate(Box::new(move |machine| machine.fabric().set_link_up(LinkId(0), up).unwrap()));
     };
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::WATCHDOG, 20_000_000).unwrap();
-    // The first and the third are on one card.
+
+    // The first and the third rank are on one card.
     let mut world = World::new(&Extoll::new(rig), 3, Matching::default());
     let send = world.send(0, 1, 1, &pattern(1, LONG));
     world.wait_for_message(1, &Selector::exact(0, 0, 1));
     set_link_up(false);
+
     assert_eq!(loss(&mut world.ranks[0]), Loss::TimedOut);
     assert!(world.wait(0, send).result.is_err_and(|error| error.is_peer()));
+
     let friendly = world.send(0, 2, 2, &pattern(2, LONG));
     world.wait_for_message(2, &Selector::exact(0, 0, 2));
     set_link_up(true);
+
     let receive = world.receive(1, Selector::exact(0, 0, 1), LONG);
     let done = world.wait(1, receive);
     if done.result.is_ok() {
         assert!(done.buffer.as_slice() == pattern(1, LONG), "another message's content");
     }
+
     let receive = world.receive(2, Selector::exact(0, 0, 2), LONG);
     let done = world.wait(2, receive);
+
     assert_eq!(done.result, Ok(()));
     assert!(done.buffer.as_slice() == pattern(2, LONG));
     assert_eq!(world.wait(0, friendly).result, Ok(()));
 }
 
-/// Processes of the same node that are not of the job take nothing of the room that is for its ranks.
+/// Processes on the same node outside the job use none of the room that is reserved for its ranks.
 pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut first = extoll.rank(0, 2);
@@ -356,12 +417,14 @@ pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
         let link = port.connect(at(0), soon(), None).unwrap();
         (port, link)
     });
+
     let now = || Deadline::after(Duration::ZERO);
     let complete = |rank: &mut ExtollTransport| match rank.wait_for_all(now(), None) {
         Ok(()) => true,
         Err(Error::Velo(nicforge_velo::Error::Timeout { .. })) => false,
         Err(error) => panic!("{error}"),
     };
+
     let strangers = strangers.map(|(mut port, link)| {
         let (deadline, mut relax) = (soon(), Relax::new());
         while !port.is_refused(link) && port.credits(link) == Some(0) {
@@ -372,19 +435,24 @@ pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
         }
         (port, link)
     });
+
     let mut second = extoll.rank(1, 2);
     let (deadline, mut relax) = (soon(), Relax::new());
+
     while !(complete(&mut first) & complete(&mut second)) {
         assert!(!deadline.has_passed(), "the ranks wait for each other");
         second.device().relax(&mut relax).unwrap();
     }
+
     assert_eq!((first.poll_gone(), second.poll_gone()), (None, None));
+
     for (mut port, link) in strangers {
         assert_eq!(port.send_nb(link, 1, &[0; 8]), Err(nicforge_velo::Error::NoCredit { address: at(0) }));
     }
 }
 
-/// A process with the VPID of a rank that sends what no transport sends, and more notifications than fit.
+/// A process with a rank's VPID sends malformed messages and more notifications than fit. Only this
+/// rank is lost.
 pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut friends = vec![extoll.rank(0, 3), extoll.rank(2, 3)];
@@ -404,6 +472,7 @@ pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
         }
         link
     };
+
     let mut world = World::of(friends, Matching::default());
     let mut sent = 0;
     for (tag, bytes) in
@@ -414,21 +483,28 @@ pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
         }
         sent += 1;
     }
+
     assert_eq!(sent, 6);
-    // It breaks the protocol, and is treated as dead.
+
+    // It violates the protocol, so it counts as lost.
     let named = world.receive(0, Selector::exact(1, 0, 0), 8);
     let ended = world.wait(0, named);
+
     assert!(ended.result.is_err_and(|error| error.is_peer()));
-    // More notifications than the victim's queue holds: each get from its memory makes one.
+
+    // Each get from the victim's memory makes a notification; these are more than the victim's
+    // queue holds.
     let open = vec![1; 4096];
     let memory = Memory { start: NonNull::new(open.as_ptr().cast_mut()).unwrap(), length: open.len() };
-    // SAFETY: the vector lives until it is deregistered, and nobody writes it.
+
+    // SAFETY: the vector lives until it is deregistered, and no code writes it.
     let open_to_all = unsafe { world.ranks[0].transport_mut().register(memory, Access::Source) };
     let open_to_all = open_to_all.unwrap().unwrap();
     let mut rma = nicforge_rma::Port::without_poster(&device, nicforge_rma::Options::default()).unwrap();
     let (victim, own) = (rma.connect(0, 0).unwrap(), device.dma_buffer(4096, HugePages::Never).unwrap());
     let own = rma.register(&own, nicforge_rma::Access::NONE).unwrap();
     let (deadline, mut relax) = (soon(), Relax::new());
+
     for _ in 0..6_000 {
         let ends = (open_to_all.remote.offset, own.address());
         let mut get = |poster: &mut Poster| rma.try_get_through(poster, victim, ends, 8, Notify::RESPONDER);
@@ -438,8 +514,10 @@ pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
         }
         relax.reset();
     }
+
     rma.drain(soon(), None).unwrap();
     world.ranks[0].transport_mut().deregister(open_to_all);
+
     for round in 0..10 {
         let data = pattern(round, 100_000);
         let send = world.send(1, 0, round, &data);
@@ -449,6 +527,7 @@ pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
         assert!(done.buffer.as_slice() == data);
         assert_eq!(world.wait(1, send).result, Ok(()));
     }
+
     let statistics = world.ranks[0].transport().statistics();
     assert!(statistics.overflows > 0, "{statistics:?}");
 }

@@ -1,4 +1,5 @@
-//! Test bodies of FCNP: applications on the compute cores and the I/O node of a pset, and what happens when they die.
+//! Test bodies of FCNP: applications on the compute cores and the I/O node of a pset, and the death
+//! of either.
 //!
 //! Each body gets a machine of its own ([`machine`]) behind some door.
 
@@ -24,16 +25,18 @@ pub use self::interrupted::*;
 const NODES: u32 = 2;
 /// Packets in each FIFO of the real machine.
 pub const DEPTH: u32 = 8;
-/// More than all FIFOs and links on the way hold, so that a transfer of it cannot end before its reader takes something.
+/// A size that exceeds all FIFOs and links on the way, so that its transfer cannot end before the
+/// reader takes data.
 const LARGE: usize = 4 << 20;
 
-/// A pset of an I/O node `io0` and compute nodes `cn0` and `cn1`, with FIFOs of `depth` packets.
+/// Returns a pset of an I/O node `io0` and compute nodes `cn0` and `cn1`, with FIFOs of `depth`
+/// packets.
 pub fn machine(depth: u32) -> Machine {
     let text = format!("name = \"fcnp\"\n[[pset]]\ncompute_nodes = {NODES}\nfifo_depth = {depth}\n");
     build(&Description::parse(&text, "fcnp.toml").unwrap()).unwrap().0
 }
 
-/// No call takes longer than a test may.
+/// Returns a configuration in which no call exceeds a test's time limit.
 fn config() -> Config {
     Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() }
 }
@@ -47,12 +50,13 @@ fn compute_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
     ComputeCore::open(device, config()).unwrap()
 }
 
-/// Bytes that differ from message to message and from place to place.
+/// Returns bytes that depend on message and position.
 fn pattern(seed: usize, size: usize) -> Vec<u8> {
     (0..size).map(|index| (index.wrapping_mul(7) ^ (index >> 8) ^ seed.wrapping_mul(31)) as u8).collect()
 }
 
-/// Spins, with a limit, until `condition` holds. For what another thread, which drives the machine, brings about.
+/// Spins, with a time limit, until `condition` holds. For conditions that another thread, which
+/// drives the machine, brings about.
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
@@ -72,6 +76,7 @@ fn echo(io: &IoNode, core: &ComputeCore, sizes: &[usize]) {
                 assert_eq!(io.write(rank, &buffer[..*size]).unwrap(), *size);
             }
         });
+
         for (seed, size) in sizes.iter().enumerate() {
             let sent = pattern(seed, *size);
             let mut received = vec![0; *size];
@@ -82,12 +87,13 @@ fn echo(io: &IoNode, core: &ComputeCore, sizes: &[usize]) {
     });
 }
 
-/// One message there and one back: all is well between the two.
+/// Checks that the two still communicate: one message there and one back.
 fn all_is_well(io: &IoNode, core: &ComputeCore) {
     echo(io, core, &[100, 70_000]);
 }
 
-/// Every size to 1024, and those around multiples of what the packets carry and around 64 KB.
+/// Returns every size to 1024, and sizes around multiples of the packets' payloads and around 64
+/// KB.
 fn sizes() -> Vec<usize> {
     let multiples = (1..=16).flat_map(|count| [count * 240, count * 256]).chain([65_536, 131_072]);
     let around = multiples.flat_map(|size| [size - 1, size, size + 1]).filter(|size| *size > 1024);
@@ -112,6 +118,7 @@ pub fn messages_arrive_unchanged(rig: &dyn Rig) {
 /// Buffers at all offsets from an aligned address, on both sides.
 pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
     const SIZES: [usize; 3] = [17, 256 + 240, 256 * 2 + 255];
+
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let combinations =
         || SIZES.into_iter().flat_map(|size| (0..32 * 32).map(move |both| (size, both / 32, both % 32)));
@@ -123,6 +130,7 @@ pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
                 assert_eq!(io.write(0, &buffer[offset..offset + size]).unwrap(), size);
             }
         });
+
         let (sent, mut received) = (pattern(1, 1024), vec![0; 1024]);
         for (size, offset, _) in combinations() {
             let range = offset..offset + size;
@@ -137,9 +145,10 @@ pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
     });
 }
 
-/// The lesser of the sizes of both sides is transferred, and nothing else is touched.
+/// The smaller of both sides' sizes is transferred, and no other byte is touched.
 pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
     const SIZES: [usize; 14] = [0, 1, 16, 239, 240, 241, 255, 256, 257, 496, 511, 512, 1000, 5000];
+
     let (io, core) = (io_node(rig), compute_core(rig, 1));
     let pairs = || SIZES.into_iter().flat_map(|ours| SIZES.map(|theirs| (ours, theirs)));
     thread::scope(|scope| {
@@ -153,6 +162,7 @@ pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
                 assert_eq!(io.write(1, &pattern(4, size)).unwrap(), count);
             }
         });
+
         for (size, theirs) in pairs() {
             let lesser = size.min(theirs);
             assert_eq!(core.write(&pattern(3, size)).unwrap(), lesser);
@@ -165,14 +175,16 @@ pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
     });
 }
 
-/// All cores of both nodes read and write at once, each from two threads, so that acknowledgements are handed over and
-/// writes' acknowledgements interrupt data.
+/// All cores of both nodes read and write at once, each from two threads. Acknowledgements are
+/// therefore handed over, and acknowledgements of writes interleave with data.
 pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
     const MESSAGES: usize = 20;
+
     let io = io_node(rig);
     let cores: Vec<_> = (0..NODES * 4).map(|rank| compute_core(rig, rank)).collect();
     let size = |rank: u32, message: usize| (rank as usize * 997 + message * 1013) % 9000;
     let seed = |rank: u32, message: usize| rank as usize * 1000 + message;
+
     thread::scope(|scope| {
         for core in &cores {
             let (io, rank) = (&io, core.rank());
@@ -182,6 +194,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
                     assert_eq!(core.write(&sent).unwrap(), sent.len());
                 })
             });
+
             scope.spawn(move || {
                 (0..MESSAGES).for_each(|message| {
                     let mut received = vec![0; 10_000];
@@ -189,6 +202,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
                     assert!(received[..count] == pattern(seed(rank, message) + 1, size(rank, message)));
                 })
             });
+
             scope.spawn(move || {
                 (0..MESSAGES).for_each(|message| {
                     let mut received = vec![0; 10_000];
@@ -196,6 +210,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
                     assert!(received[..count] == pattern(seed(rank, message), size(rank, message)));
                 })
             });
+
             scope.spawn(move || {
                 (0..MESSAGES).for_each(|message| {
                     let sent = pattern(seed(rank, message) + 1, size(rank, message));
@@ -204,29 +219,32 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
             });
         }
     });
+
     let statistics = io.statistics();
     assert_eq!((statistics.messages_sent, statistics.messages_received), (160, 160));
     assert_eq!((statistics.orphans, statistics.strays), (0, 0));
 }
 
-/// The daemon sleeps until the interrupt of a request that nobody polls for.
+/// The daemon sleeps until the interrupt of a request for which no call polls.
 pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
     let config = Config { mode: Mode::Interrupt, ..config() };
     let io = IoNode::open(rig.open("io0", "core0"), config).unwrap();
     let core = compute_core(rig, 0);
     let round = || {
         all_is_well(&io, &core);
-        // The application is away for longer than the daemon polls.
+        // The application pauses for longer than the daemon polls.
         let away = Instant::now();
         eventually("time passes", || away.elapsed() > Duration::from_millis(2));
     };
+
     eventually("an interrupt", || {
         round();
         io.statistics().interrupts > 0
     });
 }
 
-/// A core dies amid its write: the I/O node's read ends, another core is served, and so is the core's next process.
+/// A core dies during its write. The I/O node's read ends, another core is served, and so is the
+/// core's next process.
 pub fn core_that_dies_in_its_write_frees_the_read(rig: &dyn Rig) {
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 4));
     thread::scope(|scope| {
@@ -237,13 +255,14 @@ pub fn core_that_dies_in_its_write_frees_the_read(rig: &dyn Rig) {
         assert!(write.join().unwrap().unwrap_err().is_device_gone());
         assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
     });
+
     drop(core);
     all_is_well(&io, &other);
     all_is_well(&io, &compute_core(rig, 0));
 }
 
-/// A core dies amid its read, holding the node's receive lock: the I/O node's write ends, and another core of the same node
-/// goes on.
+/// A core dies during its read while it holds the node's receive lock. The I/O node's write ends,
+/// and another core of the same node continues.
 pub fn core_that_dies_in_its_read_leaves_its_node_working(rig: &dyn Rig) {
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 3));
     thread::scope(|scope| {
@@ -253,13 +272,16 @@ pub fn core_that_dies_in_its_read_leaves_its_node_working(rig: &dyn Rig) {
             let mut buffer = [0; 1000];
             (other.read(&mut buffer), buffer)
         });
+
         eventually("data arrive", || core.statistics().packets_received > 20);
         rig.evict("cn0", "core0");
+
         assert!(read.join().unwrap().unwrap_err().is_device_gone());
         assert_eq!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
         assert_eq!(io.write(3, &[7; 1000]), Ok(1000));
         assert_eq!(waits.join().unwrap(), (Ok(1000), [7; 1000]));
     });
+
     drop(core);
     all_is_well(&io, &other);
     all_is_well(&io, &compute_core(rig, 0));
@@ -276,10 +298,12 @@ pub fn core_that_dies_without_a_request_ends_the_wait(rig: &dyn Rig) {
         drop(core);
         assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
     });
+
     all_is_well(&io, &compute_core(rig, 0));
 }
 
-/// The I/O node's process dies amid a transfer each way and is started again: the cores go on without being restarted.
+/// The I/O node's process dies during a transfer in each direction and is restarted. The cores
+/// continue without a restart.
 pub fn io_node_that_dies_is_found_again_by_the_cores(rig: &dyn Rig) {
     let io = io_node(rig);
     let (writer, reader) = (compute_core(rig, 0), compute_core(rig, 5));
@@ -288,48 +312,61 @@ pub fn io_node_that_dies_is_found_again_by_the_cores(rig: &dyn Rig) {
         let writes = scope.spawn(|| io.write(5, &vec![1; LARGE * 16]));
         let write = scope.spawn(|| writer.write(&vec![1; LARGE * 16]));
         let read = scope.spawn(|| reader.read(&mut vec![0; LARGE * 16]));
+
         eventually("data arrive", || {
             io.statistics().packets_received > 20 && reader.statistics().packets_received > 20
         });
         rig.evict("io0", "core0");
+
         assert!(reads.join().unwrap().unwrap_err().is_device_gone());
         assert!(writes.join().unwrap().unwrap_err().is_device_gone());
         assert!(matches!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
         assert!(matches!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
     });
+
     drop(io);
-    // The other direction of each is told as well.
+    // The other direction of each core reports the loss too.
     assert!(matches!(writer.read(&mut [0]), Err(Error::PeerGone { .. })));
+
     let io = io_node(rig);
     assert!(matches!(reader.write(&[0]), Err(Error::PeerGone { .. })));
+
     all_is_well(&io, &writer);
     all_is_well(&io, &reader);
 }
 
-/// The I/O node's process dies while a core is in no call: its next call each way says so at once, and only that one.
+/// The I/O node's process dies while a core is in no call. The core's next call in each direction
+/// reports that at once, and only that call.
 pub fn io_node_that_dies_between_calls_is_told_once_a_direction(rig: &dyn Rig) {
     let io = io_node(rig);
     let core = compute_core(rig, 0);
     all_is_well(&io, &core);
     drop(io);
+
     let down = || core.channel().presence(core.channel().info().io_node, 0).0 & 1 == 0;
     eventually("the I/O node is seen down", || {
         core.channel().relax(&mut core.channel().device().new_relax()).unwrap();
         down()
     });
+
     let gone =
         |result: Result<usize, Error>| matches!(result, Err(Error::PeerGone { peer: Peer::IoNode { .. } }));
+
     assert!(gone(core.read(&mut [0; 8])));
+
     let soon = Deadline::after(Duration::from_millis(20));
     assert!(matches!(core.read_until(&mut [0; 8], soon, None), Err(Error::Timeout { .. })));
-    // The other direction calls only when another process is there, and is told all the same.
+
+    // The other direction is called only after the restart, and still reports the loss.
     let io = io_node(rig);
     assert!(gone(core.write(&[0; 8])));
+
     all_is_well(&io, &core);
     assert_eq!(core.statistics().peers_lost, 1);
 }
 
-/// A process resets its core's device amid a write: its call says so, the I/O node's read ends, and both go on.
+/// A process resets its core's device during a write. Its call and the I/O node's read end with
+/// errors, and both continue.
 pub fn core_reset_in_its_write_ends_both_calls(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     thread::scope(|scope| {
@@ -340,13 +377,15 @@ pub fn core_reset_in_its_write_ends_both_calls(rig: &dyn Rig) {
         assert!(write.join().unwrap().unwrap_err().is_device_gone());
         assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
     });
+
     assert_eq!(io.write(0, &[]), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
+
     all_is_well(&io, &core);
     drop(core);
     all_is_well(&io, &compute_core(rig, 0));
 }
 
-/// The same amid a read.
+/// A process resets its core's device during a read. Both calls end with errors.
 pub fn core_reset_in_its_read_ends_both_calls(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 6));
     thread::scope(|scope| {
@@ -357,50 +396,60 @@ pub fn core_reset_in_its_read_ends_both_calls(rig: &dyn Rig) {
         assert!(read.join().unwrap().unwrap_err().is_device_gone());
         assert_eq!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 6 } }));
     });
-    // The other direction is told as well.
+
+    // The other direction reports the loss too.
     assert_eq!(io.read(6, &mut []), Err(Error::PeerGone { peer: Peer::Core { rank: 6 } }));
+
     all_is_well(&io, &core);
     drop(core);
     all_is_well(&io, &compute_core(rig, 6));
 }
 
-/// The I/O node's process resets its device amid a transfer each way: its calls say so, so do those of the cores, and it can be
-/// opened again on the same device.
+/// The I/O node's process resets its device during a transfer in each direction. Its calls and
+/// those of the cores end with errors, and it can be opened again on the same device.
 pub fn io_node_reset_in_transfers_ends_all_calls(rig: &dyn Rig) {
     for mode in [Mode::Polling, Mode::Interrupt] {
         let io = IoNode::open(rig.open("io0", "core0"), Config { mode, ..config() }).unwrap();
         let (writer, reader, idle) = (compute_core(rig, 0), compute_core(rig, 5), compute_core(rig, 1));
         thread::scope(|scope| {
-            // Again and again: one direction may have sent all of a message before the other one begins.
+            // The calls repeat, since one direction may finish a message before the other one
+            // begins.
             let reads = scope.spawn(|| until_it_fails(|| io.read(0, &mut vec![0; LARGE * 16])));
             let writes = scope.spawn(|| until_it_fails(|| io.write(5, &vec![1; LARGE * 16])));
             let waits = scope.spawn(|| until_it_fails(|| io.read(7, &mut [0; 8])));
             let write = scope.spawn(|| until_it_fails(|| writer.write(&vec![1; LARGE * 16])));
             let read = scope.spawn(|| until_it_fails(|| reader.read(&mut vec![0; LARGE * 16])));
+
             eventually("data arrive", || {
                 io.statistics().packets_received > 20 && reader.statistics().packets_received > 20
             });
             io.channel().device().reset().unwrap();
+
             for call in [reads, writes, waits] {
                 assert!(call.join().unwrap().is_device_gone());
             }
+
             for call in [write, read] {
                 assert!(matches!(call.join().unwrap(), Error::PeerGone { peer: Peer::IoNode { .. } }));
             }
         });
+
         let device = io.channel().device().clone();
         assert!(io.write(1, &[0; 8]).unwrap_err().is_device_gone());
+
         drop(io);
         let io = IoNode::open(device, Config { mode, ..config() }).unwrap();
         let told = [writer.read(&mut [0]), reader.write(&[0]), idle.read(&mut [0]), idle.write(&[0])];
+
         assert!(told.iter().all(|result| matches!(result, Err(Error::PeerGone { .. }))), "{told:?}");
+
         for core in [&writer, &reader, &idle] {
             all_is_well(&io, core);
         }
     }
 }
 
-/// Calls until a call fails, and gives its error.
+/// Repeats a call until it fails, and returns its error.
 fn until_it_fails(mut call: impl FnMut() -> Result<usize, Error>) -> Error {
     loop {
         if let Err(error) = call() {
@@ -425,13 +474,14 @@ pub fn core_without_an_io_node_times_out(rig: &dyn Rig) {
     assert!(matches!(opened, Err(Error::Timeout { .. })));
 }
 
-/// The calls that make no sense are refused with the reason.
+/// Impossible calls are refused with the reason.
 pub fn impossible_calls_are_refused(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     assert_eq!(io.read(8, &mut []), Err(Error::NoSuchCore { core: 8, cores: 8 }));
     assert!(matches!(IoNode::open(rig.open("cn1", "core0"), config()), Err(Error::WrongDevice { .. })));
     assert!(matches!(ComputeCore::open(rig.open("io0", "core1"), config()), Err(Error::WrongDevice { .. })));
     assert!(matches!(IoNode::open(rig.open("io0", "core2"), config()), Err(Error::Served { owner: 0 })));
+
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
         let before = core.statistics().packets_sent;
@@ -442,12 +492,13 @@ pub fn impossible_calls_are_refused(rig: &dyn Rig) {
     });
 }
 
-/// What a wild process on a compute node sends changes nothing for the others.
+/// Packets of a misbehaving process on a compute node do not affect the others.
 pub fn wild_packets_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
     let io_address = wild.info().io_node;
     let stop = AtomicBool::new(false);
+
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut relax = wild.device().new_relax();
@@ -455,46 +506,55 @@ pub fn wild_packets_are_discarded(rig: &dyn Rig) {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
+
                 // Types 0 to 3, then anything.
                 let mut payload: [u8; PAYLOAD] = pattern(seed, PAYLOAD).try_into().unwrap();
                 payload[..4].copy_from_slice(&((seed % 4) as u32).to_le_bytes());
+
                 let header = Header::point_to_point(0, io_address, true);
                 if let Some(held) = wild.send_lock().try_lock(wild.owner()) {
                     wild.send_batch(held).unwrap().try_send(header, &payload).unwrap();
                 }
+
                 wild.relax(&mut relax).unwrap();
                 relax.reset();
             }
         });
+
         echo(&io, &core, &[10, 1000, 100_000]);
         eventually("wild packets arrive", || io.statistics().strays > 0);
         stop.store(true, Ordering::Relaxed);
     });
+
     drop(wild);
     all_is_well(&io, &compute_core(rig, 4));
 }
 
-/// Data packets for nobody are discarded, here and there.
+/// Data packets without a receiving call are discarded, on either side.
 pub fn data_for_nobody_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
     let targets = [wild.info().io_node, core.channel().info().address];
+
     for (number, target) in targets.into_iter().cycle().take(6).enumerate() {
         let held = wild.send_lock().try_lock(wild.owner()).unwrap();
         let header = Header::point_to_point(0, target, false);
         assert!(wild.send_batch(held).unwrap().try_send(header, &[number as u8; PAYLOAD]).unwrap());
     }
+
     eventually("the I/O node discards them", || {
         wild.relax(&mut wild.device().new_relax()).unwrap();
         io.statistics().orphans == 3
     });
     all_is_well(&io, &core);
+
     assert_eq!(core.statistics().orphans, 3);
 }
 
 /// The packet layer: more packets than any FIFO holds arrive in order, with their headers.
 pub fn packets_arrive_in_order(rig: &dyn Rig) {
     const PACKETS: u32 = 1000;
+
     let [from, to] = ["cn0", "cn1"].map(|node| TreeChannel::open(rig.open(node, "core0")).unwrap());
     let header = |number: u32| Header::point_to_point(0, to.info().address, number.is_multiple_of(3));
     thread::scope(|scope| {
@@ -510,8 +570,10 @@ pub fn packets_arrive_in_order(rig: &dyn Rig) {
                 from.relax(&mut relax).unwrap();
             }
         });
+
         let (mut relax, mut payload) = (to.device().new_relax(), [0; PAYLOAD]);
         let mut receiver = to.receiver(to.receive_lock().try_lock(to.owner()).unwrap());
+
         for number in 0..PACKETS {
             let found = loop {
                 if let Some(found) = receiver.peek().unwrap() {
@@ -520,8 +582,10 @@ pub fn packets_arrive_in_order(rig: &dyn Rig) {
                 receiver.publish();
                 to.relax(&mut relax).unwrap();
             };
+
             receiver.payload(&mut payload).unwrap();
             receiver.advance();
+
             assert_eq!((found, payload), (header(number), [number as u8; PAYLOAD]));
         }
     });

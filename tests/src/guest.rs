@@ -1,7 +1,10 @@
-//! Guests for tests: booted with attachments of a served machine, and an operator at the other end of their line.
+//! Guests for tests, booted with attachments of a served machine. The operator is at the host's end
+//! of their serial line.
 //!
-//! In: a [`Served`] machine, names of attachments, programs. Out: a [`Guest`] that runs commands. What a guest leaves (console,
-//! QEMU's messages) is under `target/guest-logs`.
+//! - In: a [`Served`] machine, names of attachments, programs.
+//! - Out: a [`Guest`] that runs commands.
+//!
+//! A guest's logs (console, QEMU's messages) are under `target/guest-logs`.
 
 use std::{
     collections::HashMap,
@@ -26,13 +29,13 @@ use crate::{
     guest_bodies::Door,
 };
 
-/// Longer than anything takes that a test waits for in a guest, which is emulated on a machine that is busy with other things.
+/// Deadline of waits in guests, generous enough for emulation on a loaded machine.
 pub const LONG: Duration = Duration::from_secs(300);
 
-/// QEMU, a kernel and the rest, provisioned once a test process.
+/// Returns QEMU, a kernel and the other parts, provisioned once for each test process.
 ///
 /// # Panics
-/// When they can't be had.
+/// When they can't be provisioned.
 pub fn toolkit() -> &'static Toolkit {
     static TOOLKIT: OnceLock<Toolkit> = OnceLock::new();
     TOOLKIT.get_or_init(|| {
@@ -41,13 +44,13 @@ pub fn toolkit() -> &'static Toolkit {
     })
 }
 
-/// Where the logs of a test's guests go: beside the profile that the test's program is of.
+/// Returns the folder of a test's guest logs: beside the profile's folder of the test program.
 fn logs(name: &str) -> PathBuf {
     let program = std::env::current_exe().expect("a program has a path");
     program.ancestors().nth(3).unwrap_or(Path::new(".")).join("guest-logs").join(name)
 }
 
-/// A guest for a test, named after it, that has `sockets` through `door`.
+/// Returns the configuration of a guest named after its test, with `sockets` through `door`.
 pub fn config(name: &str, door: Door, sockets: Vec<(String, PathBuf)>) -> GuestConfig {
     let config = GuestConfig::new(name).boot_deadline(LONG).logs(logs(name)).processors(2);
     let config = match door {
@@ -55,29 +58,33 @@ pub fn config(name: &str, door: Door, sockets: Vec<(String, PathBuf)>) -> GuestC
         Door::Shim => config.driver(Driver::Shim),
         Door::ShimIommu => config.iommu(true).driver(Driver::Shim),
     };
+
     sockets.into_iter().fold(config, |config, (name, socket)| config.user_function(name, socket))
 }
 
-/// Boots it.
+/// Boots the guest.
 ///
 /// # Panics
-/// When it does not start, or says that something is wrong in it.
+/// When it does not start, or reports a problem of its start.
 pub fn boot(config: &GuestConfig) -> Guest {
     let guest = Guest::boot(toolkit(), config, &Watch::on_stderr()).unwrap_or_else(|error| panic!("{error}"));
     assert!(guest.problems().is_empty(), "{:?}", guest.problems());
     guest
 }
 
-/// The checks of the kernel module (`tests/guest/shim`), compiled into a program `shim-checks` in `folder`.
+/// Compiles the checks of the kernel module (`tests/guest/shim`) into a program `shim-checks` in
+/// `folder`.
 ///
 /// # Panics
-/// When that does not work.
+/// When compilation fails.
 pub fn shim_checks(folder: &Path) -> PathBuf {
     const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
     let sources = Path::new(ROOT).join("tests/guest/shim");
     let sources =
         ["checks.c", "function.c", "interrupt.c", "memory.c", "end.c"].map(|name| sources.join(name));
     std::fs::create_dir_all(folder).expect("the tests' folder can be written");
+
     let program = folder.join("shim-checks");
     let output = Command::new("cc")
         .args(["-std=gnu11", "-static", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
@@ -88,11 +95,13 @@ pub fn shim_checks(folder: &Path) -> PathBuf {
         .arg(&program)
         .output()
         .expect("there is a C compiler");
+
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
     program
 }
 
-/// A job whose lines are shown when they come.
+/// Returns a job whose lines are printed as they arrive.
 pub fn shown(script: &str) -> Job {
     Job::shell(script).on_line(Arc::new(|stream, line| match stream {
         Stream::Output => println!("{line}"),
@@ -100,26 +109,28 @@ pub fn shown(script: &str) -> Job {
     }))
 }
 
-/// Runs a job and shows its lines; one that fails is a failure of the test.
+/// Runs a job and prints its lines.
 ///
 /// # Panics
-/// Then.
+/// When the job fails.
 pub fn run(guest: &Guest, script: &str) -> Output {
     let output = guest.run(shown(script), LONG).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(output.status, 0, "{script}");
     output
 }
 
-/// Answers what comes over a guest's line until it ends: see [`crate::guest_rig`].
+/// Answers the requests on a guest's line until it ends: see [`crate::guest_rig`].
 ///
 /// # Panics
-/// When the line breaks otherwise than by the guest's end.
+/// When the line fails before the guest's end.
 pub fn operate(served: &Served, line: &UnixStream) {
     let mut base = HashMap::new();
-    // Their FIFOs keep what the last body left, since nobody leaves them in between.
+    // The guest keeps its attachments between bodies, so FIFOs keep the last body's packets. The
+    // admin attachments reset the nodes before each body.
     let nodes: Vec<_> = served.functions().filter_map(|name| served.try_open(name, "admin").ok()).collect();
     let nodes: Vec<_> =
         nodes.into_iter().filter(|admin| admin.identity().device == pci::DEVICE_TREE).collect();
+
     for request in BufReader::new(line).lines() {
         let Ok(request) = request else { return };
         if request.trim() == "begin" {
@@ -128,6 +139,7 @@ pub fn operate(served: &Served, line: &UnixStream) {
                 registers.write32(dcr(ARB_RCFG), rcfg::RST).expect("an admin may reset its node");
             }
         }
+
         let answer = answer(served, &mut base, request.trim());
         let mut line = line;
         if writeln!(line, "{answer}").is_err() {

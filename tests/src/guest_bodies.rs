@@ -1,6 +1,7 @@
-//! The bodies that run in guests: the same as through every other door, in a table, since one boot runs many.
+//! The bodies that run in guests: the same as through every other door, as a table, since many run
+//! in one boot.
 //!
-//! [`HOST_ONLY`] has those that cannot, and why.
+//! [`HOST_ONLY`] lists those that cannot, with the reasons.
 
 use crate::{
     backing::{Rig, Served},
@@ -26,7 +27,7 @@ pub enum Door {
 impl Door {
     const ALL: [Self; 3] = [Self::Vfio, Self::Shim, Self::ShimIommu];
 
-    /// What it is called on a command line.
+    /// Returns its name on a command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Vfio => "vfio",
@@ -35,24 +36,24 @@ impl Door {
         }
     }
 
-    /// The door of this name.
+    /// Returns the door of this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|door| door.name() == name)
     }
 }
 
-/// A body.
+/// A test body.
 pub struct Body {
-    /// Of which machine ([`machine`]).
+    /// The name of its machine ([`machine`]).
     pub machine: &'static str,
-    /// As in `slot_fifo::messages_come_back_in_order`.
+    /// Its name, as in `slot_fifo::messages_come_back_in_order`.
     pub name: &'static str,
-    /// It.
+    /// The function.
     pub run: fn(&dyn Rig),
 }
 
 impl Body {
-    /// Why it does not run through a door.
+    /// Returns why it does not run through a door, or `None` if it does.
     pub fn reason_not_to_run(&self, door: Door) -> Option<&'static str> {
         let found =
             HOST_ONLY.iter().find(|(_, doors, names)| doors.contains(&door) && names.contains(&self.name));
@@ -60,11 +61,11 @@ impl Body {
     }
 }
 
-/// Bodies of a machine.
+/// The machine that some bodies run on.
 pub struct MachineOfBodies {
-    /// Makes it.
+    /// Makes the machine.
     pub make: fn() -> nicforge_core::machine::Machine,
-    /// Functions with their attachments, those that its bodies use.
+    /// The functions with the attachments that its bodies use.
     pub attachments: &'static [(&'static [&'static str], &'static [&'static str])],
 }
 
@@ -72,7 +73,7 @@ const USERS: &[&str] = &["user0", "user1", "user2", "user3"];
 const CORES: &[&str] = &["core0", "core1", "core2", "core3"];
 const VPIDS: &[&str] = &["vpid0", "vpid1", "vpid2", "vpid3"];
 
-/// The machine of this name.
+/// Returns the machine of this name.
 pub fn machine(name: &str) -> MachineOfBodies {
     match name {
         "proof" => MachineOfBodies {
@@ -81,7 +82,7 @@ pub fn machine(name: &str) -> MachineOfBodies {
         },
         "tree" => MachineOfBodies {
             make: || tree_body::machine(4, 8),
-            // The admins are the operator's.
+            // The admin attachments are the operator's.
             attachments: &[(&["io0", "cn0", "cn1", "cn2", "cn3"], CORES)],
         },
         "fcnp" => MachineOfBodies {
@@ -100,7 +101,7 @@ pub fn machine(name: &str) -> MachineOfBodies {
 }
 
 impl MachineOfBodies {
-    /// Names and sockets of the attachments.
+    /// Returns names and sockets of the attachments.
     pub fn sockets(&self, served: &Served) -> Vec<(String, std::path::PathBuf)> {
         let all = self.attachments.iter().flat_map(|(functions, attachments)| {
             functions.iter().flat_map(|function| attachments.iter().map(move |name| (*function, *name)))
@@ -109,12 +110,12 @@ impl MachineOfBodies {
     }
 }
 
-/// Through VFIO and through the shim, behind an IOMMU or not.
+/// Every door: VFIO, and the shim with or without an IOMMU.
 const BOTH: &[Door] = &Door::ALL;
 const SHIM: &[Door] = &[Door::Shim];
 const VFIO: &[Door] = &[Door::Vfio];
 
-/// Bodies that do not run through some doors: why, through which, and their names.
+/// Bodies that do not run through some doors: the reason, the doors, and the bodies' names.
 pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
     (
         "hands the operator code of its own, or asks what no counter tells",
@@ -295,7 +296,7 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
     ),
 ];
 
-/// Bodies of a module, on a machine.
+/// Lists the bodies of a module, on a machine.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! listed {

@@ -1,4 +1,5 @@
-//! What programs in guests do in tests, each a role of the program `guest_program`. What a role says ends its line with `ok`.
+//! The roles that programs play in guest tests. The program `guest_program` runs one role, whose
+//! output ends with the line `ok`.
 
 use std::time::{Duration, Instant};
 
@@ -25,16 +26,17 @@ const PAGE: u64 = 4096;
 /// An address at which no guest has memory.
 const NOWHERE: u64 = 1 << 45;
 
-/// Does a role with its arguments.
+/// Plays a role with its arguments.
 ///
 /// # Panics
-/// When something is not as it should be.
+/// When a check fails.
 pub fn play(role: &str, arguments: &[String]) {
     let rig = GuestRig::from_env();
     let number = |at: usize| -> u64 {
         let text = arguments.get(at).unwrap_or_else(|| panic!("{role} has more arguments"));
         text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
     };
+
     match role {
         "io" => io(&rig, &arguments.iter().map(|rank| rank.parse().unwrap()).collect::<Vec<_>>()),
         "compute" => compute(&rig, number(0) as u32),
@@ -51,13 +53,15 @@ pub fn play(role: &str, arguments: &[String]) {
         "hostile" => hostile(&rig, Duration::from_secs(number(0)), number(1)),
         _ => panic!("there is no role {role}"),
     }
+
     println!("{role} ok");
 }
 
-/// Sizes of the messages between nodes: everything that packets make a difference of, and a large one.
+/// Sizes of the messages between nodes: sizes at which the number or kind of packets changes, and a
+/// large one.
 pub const SIZES: [usize; 8] = [1, 17, 240, 241, 5000, 65_535, 300_000, 0];
 
-/// Bytes that differ from message to message and from place to place.
+/// Returns bytes that depend on message and position.
 pub fn pattern(seed: u64, size: usize) -> Vec<u8> {
     (0..size as u64)
         .map(|index| (index.wrapping_mul(7) ^ (index >> 8) ^ seed.wrapping_mul(31)) as u8)
@@ -79,7 +83,7 @@ pub fn echo(io: &IoNode, ranks: &[u32]) {
     }
 }
 
-/// Sends messages of [`SIZES`], and gets each back.
+/// Sends messages of [`SIZES`], and receives each back.
 pub fn send(core: &ComputeCore) {
     for (seed, size) in SIZES.into_iter().enumerate() {
         let sent = pattern(seed as u64, size);
@@ -90,12 +94,12 @@ pub fn send(core: &ComputeCore) {
     }
 }
 
-/// The I/O node.
+/// Opens the I/O node.
 pub fn open_io(rig: &dyn Rig) -> IoNode {
     IoNode::open(rig.open("io0", "core0"), config()).unwrap()
 }
 
-/// A core.
+/// Opens a core.
 pub fn open_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
     ComputeCore::open(rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4)), config()).unwrap()
 }
@@ -114,31 +118,38 @@ fn dma(rig: &dyn Rig) -> (Device, DmaEngine) {
     (device, engine)
 }
 
-/// Memory comes and goes while the device copies between other memory: it never touches what it must not, and every copy is right.
+/// Maps and unmaps memory while the device copies between other memory. The device never touches
+/// unmapped memory, and every copy is correct.
 fn remap(rig: &dyn Rig, rounds: u64) {
     let (device, mut engine) = dma(rig);
     let (from, to) = (
         device.dma_buffer(1 << 18, HugePages::Never).unwrap(),
         device.dma_buffer(1 << 18, HugePages::Never).unwrap(),
     );
+
     for round in 0..rounds {
         let sent = pattern(round, 1 << 18);
         from.write(0, &sent).unwrap();
         engine.start(&[piece(from.iova(), to.iova(), 1 << 18)]).unwrap();
-        // The new one often gets the address of the one before.
+
+        // The new buffer often gets the address of the previous one.
         for step in 0..4 {
             let other = device.dma_buffer(PAGE as usize * (1 + step), HugePages::Never).unwrap();
             other.write(0, &[round as u8; 64]).unwrap();
         }
+
         let outcome = engine.poll(soon(), None).unwrap();
         assert_eq!((outcome.errors, outcome.done), (0, 1), "round {round}");
+
         let mut received = vec![0; sent.len()];
         to.read(0, &mut received).unwrap();
+
         assert!(sent == received, "round {round}: the copy is not what was sent");
     }
 }
 
-/// Thousands of mappings of a page each; the device reaches every one of them, and in the end none.
+/// Makes thousands of mappings of one page each. The device reaches every one of them, and none
+/// after they are unmapped.
 fn pages(rig: &dyn Rig, count: u64) {
     let (device, mut engine) = dma(rig);
     let memory = SharedMemory::create("pages", (count * PAGE) as usize).unwrap();
@@ -146,28 +157,34 @@ fn pages(rig: &dyn Rig, count: u64) {
     let buffers: Vec<_> = (0..count)
         .map(|page| device.map_dma(&memory, page * PAGE, PAGE, DmaPermission::READ_WRITE).unwrap())
         .collect();
+
     for (page, buffer) in buffers.iter().enumerate() {
         buffer.write(0, &(page as u64).to_le_bytes()).unwrap();
     }
+
     for (group, some) in buffers.chunks(128).enumerate() {
         let list: Vec<_> = some
             .iter()
             .enumerate()
             .map(|(at, buffer)| piece(buffer.iova(), target.iova() + 8 * at as u64, 8))
             .collect();
+
         assert_eq!(engine.copy(&list, soon()).unwrap().errors, 0);
+
         for at in 0..some.len() {
             let found = target.window().load_u64_acquire(8 * at as u64).unwrap();
             assert_eq!(found, (group * 128 + at) as u64);
         }
     }
+
     let last = buffers.last().unwrap().iova();
     drop(buffers);
     let outcome = engine.copy(&[piece(last, target.iova(), 8)], soon()).unwrap();
+
     assert_eq!(outcome.errors, dma_engine::STATUS_DMA_ERROR, "the device does not reach what was unmapped");
 }
 
-/// DMA outside what is mapped is refused, told and harmless, and what is mapped still works.
+/// DMA outside mapped memory is refused, reported and harmless. Mapped memory still works.
 fn outside(rig: &dyn Rig) {
     let (device, mut engine) = dma(rig);
     let memory = device.dma_buffer(2 * PAGE as usize, HugePages::Never).unwrap();
@@ -179,13 +196,16 @@ fn outside(rig: &dyn Rig) {
         assert_eq!((outcome.errors, outcome.done), (dma_engine::STATUS_DMA_ERROR, 0), "{from:#x} to {to:#x}");
     }
     memory.write(0, b"harmless").unwrap();
+
     assert_eq!(engine.copy(&[piece(inside, inside + PAGE, 8)], soon()).unwrap().errors, 0);
+
     let mut found = [0; 8];
     memory.read(PAGE, &mut found).unwrap();
+
     assert_eq!(&found, b"harmless");
 }
 
-/// Two vectors, each on its own; one that is masked is kept, and fires when it is unmasked.
+/// Two vectors fire independently. A masked one stays pending, and fires when it is unmasked.
 fn vectors(rig: &dyn Rig) {
     let (device, mut engine) = dma(rig);
     let memory = device.dma_buffer(2 * PAGE as usize, HugePages::Never).unwrap();
@@ -194,7 +214,8 @@ fn vectors(rig: &dyn Rig) {
         device.interrupt(dma_engine::VECTOR_ERROR.into()).unwrap(),
     );
     let good = piece(memory.iova(), memory.iova() + PAGE, 64);
-    // Nobody has memory there, whoever translates.
+
+    // No memory is mapped at this address, with or without an IOMMU.
     let bad = piece(NOWHERE, memory.iova(), 64);
     let run = |engine: &mut DmaEngine, descriptor| {
         engine.start(&[descriptor]).unwrap();
@@ -204,12 +225,14 @@ fn vectors(rig: &dyn Rig) {
         let silent = interrupt.wait(Deadline::after(Duration::from_millis(50)), None);
         assert!(matches!(silent, Err(Error::Timeout { .. })), "{silent:?}");
     };
+
     for _ in 0..10 {
         run(&mut engine, good);
         done.wait(soon(), None).unwrap();
         run(&mut engine, bad);
         error.wait(soon(), None).unwrap();
     }
+
     none(&done);
     none(&error);
     done.mask().unwrap();
@@ -220,10 +243,11 @@ fn vectors(rig: &dyn Rig) {
     done.unmask().unwrap();
     done.wait(soon(), None).unwrap();
     run(&mut engine, good);
+
     assert_eq!(device.wait_any(&[&error, &done], soon(), None).unwrap().0, 1);
 }
 
-/// Has an attachment until it is killed.
+/// Holds an attachment until it is killed.
 fn hold(rig: &dyn Rig, function: &str, attachment: &str) {
     let _device = rig.open(function, attachment);
     println!("holding");
@@ -232,7 +256,7 @@ fn hold(rig: &dyn Rig, function: &str, attachment: &str) {
     }
 }
 
-/// Somebody else has the attachment: an error that says so, at once.
+/// Another client has the attachment, which is reported as an error at once.
 fn refused(rig: &dyn Rig, function: &str, attachment: &str) {
     let error = rig.try_open(function, attachment).map(drop).unwrap_err();
     assert!(error.contains("in use"), "{error}");
@@ -243,13 +267,14 @@ fn transfer(rig: &dyn Rig) {
     let (device, mut engine) = dma(rig);
     let memory = device.dma_buffer(1 << 20, HugePages::Never).unwrap();
     println!("transferring");
+
     loop {
         let list = [piece(memory.iova(), memory.iova() + (1 << 19), 1 << 19); 64];
         engine.copy(&list, soon()).unwrap();
     }
 }
 
-/// Numbers by which nothing is meant.
+/// Pseudo-random numbers (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -265,35 +290,41 @@ impl Random {
     }
 }
 
-/// Writes random values over every register, window, ring and descriptor of all attachments that this guest has, some of them
-/// such that they nearly make sense.
+/// Writes random values over every register, window, ring and descriptor of all attachments of this
+/// guest. Some of the values are nearly valid.
 fn hostile(rig: &GuestRig, time: Duration, seed: u64) {
     let mut random = Random(seed | 1);
     let devices: Vec<_> = rig.names().map(|(function, attachment)| rig.open(function, attachment)).collect();
     let memory: Vec<_> =
         devices.iter().map(|device| device.dma_buffer(1 << 16, HugePages::Never).unwrap()).collect();
     let (mut writes, started) = (0_u64, Instant::now());
+
     while started.elapsed() < time {
         let at = random.below(devices.len() as u64) as usize;
         let (device, memory) = (&devices[at], &memory[at]);
+
         for _ in 0..256 {
             let bar = random.below(6) as u8;
-            // Those that only the device writes are among them: a store into one that got out would end QEMU.
+            // Read-only BARs are among them. A store that reached one would end QEMU.
             let Ok(bar) = device.bar(bar) else { continue };
-            // The ends of pages and of BARs are where layouts are.
+
+            // Offsets near the ends of pages and of BARs are the likeliest boundaries of the
+            // layout.
             let offset = match random.below(4) {
                 0 => random.below(bar.size()),
                 1 => random.below(bar.size() / PAGE) * PAGE + random.below(64) * 8,
                 2 => random.below(64) * 4,
                 _ => bar.size().saturating_sub(1 + random.below(64)),
             };
+
             let value = match random.below(4) {
                 0 => random.next(),
                 1 => memory.iova() + random.below(memory.len()),
                 2 => random.below(512),
                 _ => 1 << random.below(64),
             };
-            // Misaligned ones and those to a mirror are refused here already.
+
+            // Misaligned writes and those to a mirror are refused by the library already.
             let _ = match random.below(5) {
                 0 => bar.write8(offset, value as u8),
                 1 => bar.write16(offset & !1, value as u16),
@@ -301,21 +332,25 @@ fn hostile(rig: &GuestRig, time: Duration, seed: u64) {
                 3 => bar.write64(offset & !7, value),
                 _ => bar.posted_write(offset, &value.to_le_bytes()[..1 + random.below(8) as usize]),
             };
+
             writes += 1;
         }
+
         let bytes: [u8; 64] = std::array::from_fn(|_| random.next() as u8);
         memory.write(random.below(memory.len() - 64), &bytes).unwrap();
         let command = random.below(8) as u16;
-        // Some reads wait behind what they can't pass; the kernel may refuse configuration space.
+
+        // Some reads wait behind a blocked access; the kernel may refuse configuration space.
         let _ = device.backing().write(REGION_CONFIG, 4, &command.to_le_bytes(), WriteMode::Confirmed);
         if random.below(16) == 0 {
             let _ = device.reset();
         }
     }
+
     println!("{writes} writes");
 }
 
-/// The function is as a newcomer must find it, whoever had it before.
+/// A new client finds the function in its initial state, whatever the last one did.
 fn fifo(rig: &dyn Rig) {
     let device = rig.open("fifo0", "user0");
     assert_eq!(device.identity().device, pci::DEVICE_SLOT_FIFO);
@@ -325,7 +360,7 @@ fn fifo(rig: &dyn Rig) {
     assert_eq!(fifo.receive(soon(), None).unwrap(), [5; slot_fifo::DATA]);
 }
 
-/// BARs that only the device writes refuse stores, and are as they were.
+/// Stores to BARs that only the device writes are refused, and the content does not change.
 fn read_only(rig: &GuestRig) {
     for (function, attachment) in rig.names() {
         let device = rig.open(function, attachment);
@@ -335,6 +370,7 @@ fn read_only(rig: &GuestRig) {
             pci::DEVICE_EXTOLL => extoll::BAR_DIRECTORY,
             _ => core,
         };
+
         for number in [core, own] {
             let bar = device.bar(number).unwrap();
             let last = bar.size() - 8;

@@ -1,7 +1,8 @@
-//! The doors that a program in a guest has: its kernel's VFIO, and the shim.
+//! The doors of a program in a guest: its kernel's VFIO, and the shim.
 //!
-//! The machine is served outside. What bodies ask of an operator by name goes there over a serial line: a request a line, and an
-//! answer a line ([`crate::guest`] has the other end). Bodies that hand an operator code of their own cannot run here.
+//! The machine is served outside the guest. When a body needs an operation by the operator, the rig
+//! sends its name over a serial line, to [`crate::guest`]. Each request and each answer is one
+//! line. Bodies that pass code to the operator cannot run here.
 
 use std::{
     collections::HashMap,
@@ -16,20 +17,20 @@ use nicforge_driver::{Device, DeviceAddress, Error, OpenOptions, OpenProblem};
 
 use crate::backing::{Rig, soon};
 
-/// The attachments that a guest has, `function.attachment=address` each with a comma between.
+/// The variable with the guest's attachments: `function.attachment=address`, separated by commas.
 pub const DEVICES: &str = "NICFORGE_DEVICES";
-/// The line to the operator.
+/// The serial line to the operator.
 pub const OPERATOR: &str = "/dev/ttyS2";
 
-/// Attachments of a machine outside, by name.
+/// Attachments of a machine outside the guest, by name.
 pub struct GuestRig {
     devices: HashMap<String, DeviceAddress>,
     operator: Option<Mutex<(File, BufReader<File>)>>,
 }
 
 impl GuestRig {
-    /// Those that the environment names by their PCI addresses, each through whatever driver it is bound to, and the line to
-    /// the operator where there is one.
+    /// Takes the attachments that the environment names by their PCI addresses, each through the
+    /// driver it is bound to. It also opens the line to the operator if there is one.
     pub fn from_env() -> Self {
         let list = std::env::var(DEVICES).expect("the guest's devices are in the environment");
         let parse = |entry: &str| {
@@ -42,35 +43,38 @@ impl GuestRig {
             let reader = BufReader::new(line.try_clone().expect("a descriptor"));
             Mutex::new((line, reader))
         });
+
         Self { devices, operator }
     }
 
-    /// Where an attachment is.
+    /// Returns an attachment's address.
     pub fn address(&self, function: &str, attachment: &str) -> &DeviceAddress {
         let name = format!("{function}.{attachment}");
         self.devices.get(&name).unwrap_or_else(|| panic!("this guest has no {name} in {:?}", self.devices))
     }
 
-    /// Functions and attachments.
+    /// Returns the names of functions and attachments.
     pub fn names(&self) -> impl Iterator<Item = (&str, &str)> {
         self.devices.keys().filter_map(|name| name.rsplit_once('.'))
     }
 
-    /// Has counters count from here, when the machine has come to rest.
+    /// Waits until the machine is at rest and sets the base of its counters.
     pub fn begin(&self) {
         if self.operator.is_some() {
             self.request("begin");
         }
     }
 
-    /// A request to the operator, and its answer.
+    /// Sends a request to the operator and returns its answer.
     fn request(&self, request: &str) -> String {
         let operator = self.operator.as_ref().expect("this guest has a line to the operator");
         let mut line = operator.lock().expect("nobody panicked while asking");
         let (writer, reader) = &mut *line;
+
         writeln!(writer, "{request}").expect("the line takes a request");
         let mut answer = String::new();
         reader.read_line(&mut answer).expect("the line gives an answer");
+
         let answer = answer.trim();
         match answer.strip_prefix("ok") {
             Some(value) => value.trim().to_owned(),
@@ -79,7 +83,7 @@ impl GuestRig {
     }
 }
 
-/// How the function with this PCI address is reached: by the shim's character device, or by VFIO.
+/// Returns how the function with this PCI address is reached: the shim's character device, or VFIO.
 fn door(bdf: &str) -> DeviceAddress {
     let shim = Path::new("/sys/bus/pci/devices").join(bdf).join("nicforge");
     let device = fs::read_dir(shim).ok().and_then(|mut list| list.next()).and_then(Result::ok);
@@ -91,8 +95,9 @@ fn door(bdf: &str) -> DeviceAddress {
 
 impl Rig for GuestRig {
     fn open(&self, function: &str, attachment: &str) -> Device {
-        // The kernel may still be closing it for whoever had it.
+        // The kernel may still be closing it for the previous client.
         let (address, deadline) = (self.address(function, attachment), soon());
+
         loop {
             match Device::open_at(address, OpenOptions::default()) {
                 Ok(device) => return device,

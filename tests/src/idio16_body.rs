@@ -1,4 +1,5 @@
-//! Test bodies of the PCI-IDIO-16, a function with none of the core's rings, mirrors and MSI-X: I/O ports and INTx only.
+//! Test bodies of the PCI-IDIO-16, a function with I/O ports and INTx only. It has none of the
+//! core's rings, mirrors and MSI-X.
 //!
 //! Each body gets a machine of its own ([`machine`]) behind some door.
 
@@ -11,10 +12,10 @@ use nicforge_idio16::Idio16;
 
 use crate::backing::{Rig, soon};
 
-/// Long enough to be sure of a time-out's cause, short enough to wait for it.
+/// Long enough that only a blocked operation exceeds it, and short enough to wait for.
 const SHORT: Duration = Duration::from_millis(20);
 
-/// A machine with one card, `gpio0`.
+/// Returns a machine with one card, `gpio0`.
 pub fn machine() -> Machine {
     let mut machine = Machine::new();
     machine.add_function("gpio0", Box::new(Idio16::default())).unwrap();
@@ -27,13 +28,13 @@ fn open(rig: &dyn Rig) -> (Device, Bar) {
     (device, ports)
 }
 
-/// All eight ports' meaning when read, without those whose reading has an effect.
+/// Reads the ports that have no side effects when read.
 fn levels(ports: &Bar) -> [u8; 6] {
     [OUTPUTS_LOW, OUTPUTS_HIGH, INPUTS_LOW, INPUTS_HIGH, INTERRUPT_STATUS, FILTERS_LOW]
         .map(|port| ports.read8(port).unwrap())
 }
 
-/// The driver library takes it for what it is: a plain PCI function.
+/// The driver library identifies it as a plain PCI function.
 pub fn it_is_a_plain_card_of_another_vendor(rig: &dyn Rig) {
     let (device, ports) = open(rig);
 
@@ -45,7 +46,7 @@ pub fn it_is_a_plain_card_of_another_vendor(rig: &dyn Rig) {
     assert!(device.interrupt(0).is_err());
 }
 
-/// Every single line, and all of them at once.
+/// Every single line, and all of them at once, is seen at the inputs.
 pub fn outputs_come_back_at_the_inputs(rig: &dyn Rig) {
     let (_device, ports) = open(rig);
 
@@ -59,7 +60,8 @@ pub fn outputs_come_back_at_the_inputs(rig: &dyn Rig) {
 }
 
 // ANCHOR: interrupt
-/// The line is a level: it stays until the change is cleared, and the status says in which half it was.
+/// The interrupt is a level: it stays until the change is cleared. The status tells in which half
+/// the change was.
 pub fn a_change_interrupts_until_it_is_cleared(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
@@ -71,10 +73,13 @@ pub fn a_change_interrupts_until_it_is_cleared(rig: &dyn Rig) {
 
             assert_eq!(line.wait(soon(), None).unwrap(), 1);
             assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_PENDING | bit);
+
             line.unmask().unwrap();
             assert_eq!(line.wait(soon(), None).unwrap(), 1, "it was not cleared yet");
+
             ports.write8(INPUTS_LOW, 0).unwrap();
             assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0);
+
             line.unmask().unwrap();
             assert_eq!(line.take(), 0);
         }
@@ -91,51 +96,61 @@ pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {
 
     ports.write8(OUTPUTS_LOW, 1).unwrap();
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
+
     device.backing().unmask(IRQ_INTX, 0, 1).unwrap();
 
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
 }
 
-/// A change is only noted while interrupts are enabled, and only asks for one as long as they are.
+/// Changes are noted only while interrupts are enabled, and raise one only while they are.
 pub fn without_leave_it_does_not_interrupt(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
 
     ports.write8(OUTPUTS_LOW, 1).unwrap();
     assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0);
+
     ports.read8(INTERRUPT_CONTROL).unwrap();
     ports.write8(OUTPUTS_LOW, 1).unwrap();
     assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0, "the same level is no change");
+
     ports.write8(OUTPUTS_LOW, 0).unwrap();
     ports.write8(INTERRUPT_CONTROL, 0).unwrap();
 
     assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_CHANGED_LOW);
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
+
     line.unmask().unwrap();
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
 }
 
-/// Wide accesses are those of their bytes, with all their effects.
+/// Wide accesses equal a sequence of byte accesses, with all their effects.
 pub fn wide_accesses_are_those_of_their_bytes(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
 
-    // Ports 0 to 3: outputs, inputs, then two whose reading enables interrupts and filters and answers nothing.
+    // Ports 0 to 3: outputs, inputs, then two that enable interrupts and filters when read and have
+    // no value.
     ports.write8(OUTPUTS_LOW, 0x42).unwrap();
+
     assert_eq!(ports.read32(OUTPUTS_LOW).unwrap(), 0xffff_4242);
     assert_eq!(ports.read8(FILTERS_LOW).unwrap(), 0xff);
-    // Writing them clears the status, disables both, and sets the outputs first.
+
+    // The write clears the status, disables both, and sets the outputs first.
     ports.write32(OUTPUTS_LOW, 0).unwrap();
     assert_eq!(levels(&ports), [0; 6]);
+
     ports.read16(INTERRUPT_CONTROL).unwrap();
     ports.write16(INTERRUPT_CONTROL, 0).unwrap();
-    // All eight: outputs, the filters of inputs 0 to 3, and nothing that enables the interrupt.
+
+    // All eight ports: outputs, the filters of inputs 0 to 3, and no enabling of the interrupt.
     ports.write64(OUTPUTS_LOW, 0x0f_00_00_81_00_00_00_10).unwrap();
+
     assert_eq!(levels(&ports), [0x10, 0x81, 0x10, 0x81, 0, 0x0f]);
     assert_eq!(line.take(), 0);
 }
 
-/// A filtered input follows by itself, later, and interrupts then.
+/// A filtered input follows later by itself, and interrupts then.
 pub fn a_filtered_change_interrupts_later(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
@@ -149,7 +164,7 @@ pub fn a_filtered_change_interrupts_later(rig: &dyn Rig) {
     assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_PENDING | STATUS_CHANGED_HIGH);
 }
 
-/// A reset by the client switches everything off, and the interrupt that was there is gone.
+/// A reset by the client switches all outputs off and clears a pending interrupt.
 pub fn a_reset_switches_everything_off(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
@@ -158,14 +173,15 @@ pub fn a_reset_switches_everything_off(rig: &dyn Rig) {
     line.wait(soon(), None).unwrap();
 
     device.reset().unwrap();
-
     assert_eq!(levels(&ports), [0; 6]);
+
     let line = device.intx().unwrap();
     ports.write8(OUTPUTS_LOW, 0xff).unwrap();
+
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
 }
 
-/// The next client finds a card that was just switched on.
+/// The next client finds the card in its power-on state.
 pub fn the_next_client_finds_nothing_of_the_last(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     ports.read8(INTERRUPT_CONTROL).unwrap();
@@ -178,7 +194,7 @@ pub fn the_next_client_finds_nothing_of_the_last(rig: &dyn Rig) {
     assert_eq!(levels(&ports), [0; 6]);
 }
 
-/// There is one connector.
+/// The card has one client at a time.
 pub fn a_second_client_is_refused(rig: &dyn Rig) {
     let (_device, _ports) = open(rig);
 

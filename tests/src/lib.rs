@@ -1,10 +1,11 @@
-//! Whole-system tests: test bodies that run the same through every door to a device.
+//! Whole-system tests: test bodies that run identically through every door to a device.
 //!
-//! A body gets a [`backing::Rig`], which opens attachments of a machine, and does not know whether the machine is in this
-//! process or behind sockets. The files in `tests/tests` run each body once for each door; `interop` there has the `vfio_user`
-//! crate at the other end of the socket, and `conformance` holds the book's tables against the sources.
+//! A body gets a [`backing::Rig`], which opens attachments of a machine. The body does not depend
+//! on whether the machine is in this process or behind sockets. The files in `tests/tests` run each
+//! body once for each door. `interop` there has the `vfio_user` crate at the other end of the
+//! socket, and `conformance` compares the book's tables with the sources.
 //!
-//! May touch everything.
+//! This crate may depend on every other one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]
 
 #[macro_use]

@@ -1,6 +1,8 @@
-//! Test bodies of the matching layer, over any transport: sizes, orders, truncation, probes, claims, cancels, waits.
+//! Test bodies of the matching layer over any transport: sizes, orders, truncation, probes, claims,
+//! cancels, waits.
 //!
-//! A body gets a [`Network`] and opens ranks on it, all driven by one thread, in turns. Nothing here depends on when a message arrives.
+//! A body gets a [`Network`] and opens ranks on it, which one thread drives in turns. No body
+//! depends on when a message arrives.
 #![allow(unsafe_code, reason = "memory is lent by address as a provider does")]
 
 use std::{
@@ -16,58 +18,59 @@ use nicforge_matching::{
 
 use crate::backing::{LIMIT, soon};
 
-/// What ranks are opened on.
+/// A network on which ranks are opened.
 pub trait Network {
     /// Its transport.
     type Transport: Transport + Send;
 
-    /// So many ranks, which can send to each other.
+    /// Opens `size` ranks, which can send to each other.
     fn ranks(&self, size: u32) -> Vec<Self::Transport>;
 }
 
 /// Ranks that one thread drives in turns.
 pub struct World<T: Transport> {
-    /// By number.
+    /// The ranks, by number.
     pub ranks: Vec<Endpoint<T>>,
     relax: Relax,
 }
 
 impl<T: Transport> World<T> {
-    /// So many ranks.
+    /// Opens `size` ranks.
     pub fn new(network: &impl Network<Transport = T>, size: u32, config: Config) -> Self {
         Self::of(network.ranks(size), config)
     }
 
-    /// The ranks of these transports.
+    /// Makes the ranks of these transports.
     pub fn of(ports: Vec<T>, config: Config) -> Self {
         let ranks = ports.into_iter().map(|port| Endpoint::new(port, config).unwrap()).collect();
         Self { ranks, relax: Relax::new() }
     }
 
-    /// Two ranks with the defaults.
+    /// Opens two ranks with the default configuration.
     pub fn pair(network: &impl Network<Transport = T>) -> Self {
         Self::new(network, 2, Config::default())
     }
 
-    /// One call of `progress` for each rank.
+    /// Calls `progress` once for each rank.
     pub fn turn(&mut self) {
         let steps: usize = self.ranks.iter_mut().map(|rank| rank.progress().unwrap()).sum();
         if steps > 0 {
             self.relax.reset();
         }
+
         if let Some(rank) = self.ranks.first_mut() {
             rank.transport_mut().relax(&mut self.relax).unwrap();
         }
     }
 
-    /// So many turns, in which what must not happen has its chance.
+    /// Runs `count` turns, so that an event that must not happen would have time to.
     pub fn turns(&mut self, count: usize) {
         for _ in 0..count {
             self.turn();
         }
     }
 
-    /// Turns until `look` finds something.
+    /// Runs turns until `look` returns a value.
     pub fn until<R>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<R>) -> R {
         let deadline = soon();
         loop {
@@ -79,12 +82,12 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Turns until `request` of `rank` is complete.
+    /// Runs turns until `request` of `rank` is complete.
     pub fn wait(&mut self, rank: usize, request: Request) -> Completion {
         self.until("completion", |world| world.ranks[rank].test(request).unwrap())
     }
 
-    /// Turns until a message for `selector` has arrived at `rank`.
+    /// Runs turns until a message for `selector` has arrived at `rank`.
     pub fn wait_for_message(&mut self, rank: usize, selector: &Selector) -> Arrived {
         self.until("message", |world| world.ranks[rank].probe(selector))
     }
@@ -100,7 +103,7 @@ impl<T: Transport> World<T> {
     }
 }
 
-/// Data that tell where they belong.
+/// Returns data that depend on the seed and the position.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..length)
@@ -111,11 +114,12 @@ pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Sizes around what a message of 64 bytes carries first (48) and then (64), and around the threshold.
+/// Sizes around the payload of a first message of 64 bytes (48) and of the following ones (64), and
+/// around the threshold.
 const SIZES: [usize; 19] =
     [0, 1, 2, 47, 48, 49, 63, 64, 111, 112, 113, 176, 177, 2047, 2048, 2049, 4095, 8193, 100_000];
 
-/// A message of each size, received before or after it was sent.
+/// Sends a message of each size, with its receive posted before or after.
 fn every_size(network: &impl Network, mode: Mode, to: u32, posted_first: bool) {
     let mut world = World::pair(network);
     for (number, length) in SIZES.into_iter().enumerate() {
@@ -124,10 +128,12 @@ fn every_size(network: &impl Network, mode: Mode, to: u32, posted_first: bool) {
         let selector = Selector::exact(0, 7, tag);
         let early = posted_first.then(|| world.receive(to as usize, selector, length));
         let send = world.ranks[0].isend(Envelope::new(to, 7, tag), mode, data.clone(), 11).unwrap();
+
         world.turns(5);
         let receive = early.unwrap_or_else(|| world.receive(to as usize, selector, length));
         let received = world.wait(to as usize, receive);
         let sent = world.wait(0, send);
+
         assert_eq!(received.result, Ok(()), "{length} bytes");
         assert_eq!((received.length, received.kind), (length, Kind::Receive));
         assert_eq!(received.envelope, Envelope::new(0, 7, tag));
@@ -135,10 +141,11 @@ fn every_size(network: &impl Network, mode: Mode, to: u32, posted_first: bool) {
         assert_eq!((sent.result, sent.length, sent.cookie), (Ok(()), length, 11));
         assert!(sent.buffer.into_vec().unwrap() == data);
     }
+
     assert!(world.ranks.iter().all(|rank| rank.outstanding() == 0));
 }
 
-/// Standard and synchronous, to another rank and to this one, expected and unexpected.
+/// Standard and synchronous sends, to another rank and to the same one, expected and unexpected.
 pub fn every_size_arrives_on_every_path(network: &impl Network) {
     for mode in [Mode::Standard, Mode::Synchronous] {
         for to in [0, 1] {
@@ -149,7 +156,7 @@ pub fn every_size_arrives_on_every_path(network: &impl Network) {
     }
 }
 
-/// What is eager and what is not.
+/// The threshold decides which messages are eager.
 pub fn the_threshold_is_a_parameter(network: &impl Network) {
     for (eager_threshold, eager, rendezvous) in [(0, 1, 1), (99, 1, 1), (100, 2, 0)] {
         let mut world = World::new(network, 2, Config { eager_threshold, ..Config::default() });
@@ -163,7 +170,7 @@ pub fn the_threshold_is_a_parameter(network: &impl Network) {
     }
 }
 
-/// When each mode completes.
+/// Each mode completes at its own point.
 pub fn a_standard_send_of_a_short_message_does_not_wait_for_its_receive_and_a_synchronous_one_does(
     network: &impl Network,
 ) {
@@ -181,16 +188,19 @@ pub fn a_standard_send_of_a_short_message_does_not_wait_for_its_receive_and_a_sy
     }
 }
 
-/// Short and long ones, with and without wildcards.
+/// Short and long messages, received with and without wildcards.
 pub fn messages_of_a_pair_match_in_the_order_of_their_sends(network: &impl Network) {
     let mut world = World::pair(network);
     let lengths: Vec<usize> = (0..40).map(|number| [10, 5000, 0, 300, 2048][number % 5]).collect();
+
     for (number, &length) in lengths.iter().enumerate() {
         world.send(0, 1, 5, &pattern(number as u64, length));
     }
+
     let receives: Vec<Request> = (0..40)
         .map(|number| world.receive(1, [Selector::any(0), Selector::exact(0, 0, 5)][number % 2], 5000))
         .collect();
+
     for (number, receive) in receives.into_iter().enumerate() {
         let completion = world.wait(1, receive);
         assert_eq!(completion.length, lengths[number]);
@@ -198,7 +208,7 @@ pub fn messages_of_a_pair_match_in_the_order_of_their_sends(network: &impl Netwo
     }
 }
 
-/// Truncation, on each path; the next message is whole.
+/// Truncation on each path leaves the next message whole.
 pub fn a_longer_message_fills_the_buffer_and_tells_its_length(network: &impl Network) {
     for (length, capacity) in
         [(1, 0), (49, 48), (200, 64), (2048, 2047), (2049, 100), (5000, 0), (70_000, 65_537)]
@@ -209,23 +219,27 @@ pub fn a_longer_message_fills_the_buffer_and_tells_its_length(network: &impl Net
                 let data = pattern(3, length);
                 let early = posted_first.then(|| world.receive(to as usize, Selector::any(0), capacity));
                 let send = world.send(0, to, 9, &data);
+
                 world.turns(3);
                 let receive = early.unwrap_or_else(|| world.receive(to as usize, Selector::any(0), capacity));
                 let received = world.wait(to as usize, receive);
+
                 assert_eq!(received.result, Err(Error::Truncated { length: length as u64, capacity }));
                 assert_eq!(received.length, capacity);
                 assert!(received.buffer.as_slice() == &data[..capacity]);
                 assert_eq!(world.wait(0, send).result, Ok(()));
-                // What follows is not affected.
+
+                // The next message is not affected.
                 world.send(0, to, 10, b"next");
                 let next = world.receive(to as usize, Selector::any(0), 4);
+
                 assert_eq!(world.wait(to as usize, next).buffer.as_slice(), b"next");
             }
         }
     }
 }
 
-/// Each message goes to the oldest receive that takes it.
+/// Each message goes to the oldest receive that matches it.
 pub fn wildcards_and_ignored_bits_take_what_they_should(network: &impl Network) {
     let mut world = World::new(network, 3, Config::default());
     let by_source = world.receive(2, Selector::any_tag(1, 0), 8);
@@ -233,56 +247,68 @@ pub fn wildcards_and_ignored_bits_take_what_they_should(network: &impl Network) 
     let by_tag = world.receive(2, Selector::any_source(0, 7), 8);
     let any = world.receive(2, Selector::any(0), 8);
     let other_context = world.receive(2, Selector::any(1), 8);
+
     for (from, tag) in [(0, 7), (0, 0x1234), (0, 0x1300), (1, 7)] {
         let before = world.ranks[2].statistics().expected;
         world.send(from, 2, tag, &[from as u8]);
         world.until("match", |world| (world.ranks[2].statistics().expected > before).then_some(()));
     }
+
     for (receive, envelope) in
         [(by_tag, (0, 7)), (by_bits, (0, 0x1234)), (any, (0, 0x1300)), (by_source, (1, 7))]
     {
         let completion = world.wait(2, receive);
         assert_eq!((completion.envelope.peer, completion.envelope.tag), envelope);
     }
+
     assert!(world.ranks[2].test(other_context).unwrap().is_none());
 }
 
-/// A probe says what a receive would take.
+/// A probe reports the message that a receive would take.
 pub fn a_probe_sees_a_message_and_leaves_it(network: &impl Network) {
     for length in [0, 3, 300, 3000] {
         for to in [0, 1] {
             let mut world = World::pair(network);
             assert_eq!(world.ranks[to].probe(&Selector::any(0)), None);
+
             world.send(0, to as u32, 4, &pattern(1, length));
             world.wait_for_message(to, &Selector::any(0));
             let arrived = Arrived { envelope: Envelope::new(0, 0, 4), length: length as u64 };
+
             assert_eq!(world.ranks[to].probe(&Selector::any_source(0, 4)), Some(arrived));
             assert_eq!(world.ranks[to].probe(&Selector::any(0)), Some(arrived));
             assert_eq!(world.ranks[to].probe(&Selector::any(1)), None);
+
             let receive = world.receive(to, Selector::any(0), length);
             assert_eq!(world.wait(to, receive).length, length);
         }
     }
 }
 
-/// A claimed message waits for its own receive.
+/// A claimed message is received only by its own receive.
 pub fn a_claimed_message_is_received_by_nobody_else(network: &impl Network) {
     for length in [0, 3, 300, 2048, 3000] {
         for to in [0, 1] {
             let mut world = World::pair(network);
             let (first, second) = (pattern(1, length), pattern(2, length));
             let sends = [world.send(0, to as u32, 4, &first), world.send(0, to as u32, 4, &second)];
-            // Of a long eager message only the beginning may have arrived.
+
+            // Only the beginning of a long eager message may have arrived.
             let (message, arrived) = world.until("message", |world| world.ranks[to].claim(&Selector::any(0)));
             assert_eq!(arrived.length, length as u64);
+
             let receive = world.receive(to, Selector::any(0), length);
             assert!(world.wait(to, receive).buffer.as_slice() == second);
+
             let receive = world.ranks[to].receive_claimed(message, vec![0; length], 5).unwrap();
             let completion = world.wait(to, receive);
+
             assert!(completion.buffer.as_slice() == first);
             assert_eq!((completion.cookie, completion.envelope), (5, Envelope::new(0, 0, 4)));
+
             let again = world.ranks[to].receive_claimed(message, vec![], 0);
             assert_eq!(again, Err(Error::NoSuchMessage { message: message.to_bits() }));
+
             for send in sends {
                 assert_eq!(world.wait(0, send).result, Ok(()));
             }
@@ -290,7 +316,7 @@ pub fn a_claimed_message_is_received_by_nobody_else(network: &impl Network) {
     }
 }
 
-/// Also a synchronous one, and a long one.
+/// This also holds for synchronous and for long messages.
 pub fn a_discarded_message_counts_as_received_for_its_sender(network: &impl Network) {
     for length in [0, 2000, 3000] {
         for to in [0, 1] {
@@ -299,118 +325,143 @@ pub fn a_discarded_message_counts_as_received_for_its_sender(network: &impl Netw
                 .isend(Envelope::new(to, 0, 1), Mode::Synchronous, pattern(1, length), 0)
                 .unwrap();
             let eager = world.send(0, to, 2, &pattern(1, length));
+
             for _ in 0..2 {
                 let (message, _) =
                     world.until("message", |world| world.ranks[to as usize].claim(&Selector::any(0)));
                 world.ranks[to as usize].discard(message).unwrap();
                 assert!(world.ranks[to as usize].discard(message).is_err());
             }
+
             world.wait(0, send);
             world.wait(0, eager);
             world.send(0, to, 3, b"next");
+
             let receive = world.receive(to as usize, Selector::any(0), 4);
             assert_eq!(world.wait(to as usize, receive).envelope.tag, 3);
         }
     }
 }
 
-/// A receive can be cancelled until it has a message.
+/// A receive can be cancelled until it is matched.
 pub fn a_cancelled_receive_takes_no_message(network: &impl Network) {
     let mut world = World::pair(network);
     let receives: Vec<_> = (0..3).map(|_| world.receive(1, Selector::any(0), 8)).collect();
+
     assert_eq!(world.ranks[1].cancel(receives[0]), Ok(true));
+
     world.send(0, 1, 0, b"message");
     world.until("match", |world| (world.ranks[1].statistics().received == 1).then_some(()));
     assert_eq!(world.ranks[1].cancel(receives[1]), Ok(false));
+
     let cancelled = world.wait(1, receives[0]);
     assert_eq!((cancelled.result, cancelled.length), (Err(Error::Cancelled), 0));
     assert_eq!(world.wait(1, receives[1]).result, Ok(()));
     assert!(world.ranks[1].test(receives[2]).unwrap().is_none());
 }
 
-/// What has left can not be taken back.
+/// A send that has begun can't be cancelled.
 pub fn a_send_that_has_not_begun_can_be_cancelled_and_one_that_has_cannot(network: &impl Network) {
     let mut world = World::pair(network);
-    // Nobody takes anything, and no transport here has room for so many pieces.
+    // The receiver takes no message, and no transport here has room for so many pieces.
     let sends: Vec<_> = (0..8).map(|tag| world.send(0, 1, tag, &[tag as u8; 2000])).collect();
+
     for _ in 0..50 {
         world.ranks[0].progress().unwrap();
     }
+
     assert_eq!(world.ranks[0].cancel(sends[0]), Ok(false));
     assert_eq!(world.ranks[0].cancel(sends[6]), Ok(true));
+
     for tag in [0, 1, 2, 3, 4, 5, 7] {
         let receive = world.receive(1, Selector::any(0), 2000);
         let completion = world.wait(1, receive);
         assert_eq!((completion.envelope.tag, completion.buffer.as_slice()[1999]), (tag, tag as u8));
         assert_eq!(world.wait(0, sends[tag as usize]).result, Ok(()));
     }
+
     assert_eq!(world.wait(0, sends[6]).result, Err(Error::Cancelled));
 }
 
-/// Old handles, and ranks that there are not, are refused.
+/// Old handles and nonexistent ranks are refused.
 pub fn handles_of_completed_requests_find_nothing(network: &impl Network) {
     let mut world = World::pair(network);
     let send = world.send(0, 1, 0, b"");
     world.wait(0, send);
+
     let gone = Error::NoSuchRequest { request: send.to_bits() };
     assert_eq!(world.ranks[0].test(send).unwrap_err(), gone);
+
     let next = world.send(0, 1, 0, b"");
     assert_ne!(next, send);
     assert_eq!(world.ranks[0].cancel(send), Err(gone));
     assert_eq!(Request::from_bits(next.to_bits()), next);
+
     let bad = Envelope::new(2, 0, 0);
     let error = Error::NoSuchPeer { peer: 2, size: 2 };
+
     assert_eq!(world.ranks[0].isend(bad, Mode::Standard, vec![], 0), Err(error.clone()));
     assert_eq!(world.ranks[0].irecv(Selector::exact(2, 0, 0), vec![], 0), Err(error));
 }
 
-/// What was tested is not in the queue.
+/// A completion returned by `test` is not in the queue.
 pub fn the_completion_queue_has_each_completion_once_in_their_order(network: &impl Network) {
     let mut world = World::pair(network);
     for cookie in 0..5 {
         world.ranks[1].irecv(Selector::exact(0, 0, cookie), vec![0; 4], cookie).unwrap();
     }
+
     let tested = world.ranks[1].irecv(Selector::exact(0, 0, 9), vec![0; 4], 9).unwrap();
     for tag in [3, 9, 1, 0, 4] {
         world.send(0, 1, tag, b"data");
     }
+
     world.until("data", |world| (world.ranks[1].statistics().received == 5).then_some(()));
     assert_eq!(world.ranks[1].test(tested).unwrap().unwrap().cookie, 9);
+
     let order: Vec<_> =
         std::iter::from_fn(|| world.ranks[1].next_completion()).map(|done| done.cookie).collect();
+
     assert_eq!(order, [3, 1, 0, 4]);
     assert_eq!(world.ranks[1].outstanding(), 1);
 }
 
-/// A wait that ends early takes nothing with it.
+/// A wait that ends early leaves its request in place.
 pub fn waits_end_by_deadline_and_by_token_and_the_request_lives_on(network: &impl Network) {
     let mut world = World::pair(network);
     let receive = world.receive(0, Selector::any(0), 4);
     let rank = &mut world.ranks[0];
     let soon = Deadline::after(Duration::from_millis(5));
+
     assert!(matches!(rank.wait(receive, soon, None), Err(Error::Timeout { .. })));
+
     let cancel = Cancel::new().unwrap();
     cancel.cancel();
+
     assert!(matches!(rank.wait(receive, Deadline::never(), Some(&cancel)), Err(Error::Interrupted { .. })));
     assert!(matches!(rank.wait_next(Deadline::now(), None), Err(Error::Timeout { .. })));
+
     world.send(1, 0, 0, b"late");
     assert_eq!(world.wait(0, receive).buffer.as_slice(), b"late");
 }
 
-/// Messages of a round each.
+/// Number of rounds, with one message in each direction.
 const ROUNDS: u64 = 300;
 
-/// One of two ranks, in its thread.
+/// Runs one of two ranks in its own thread.
 fn exchange(port: impl Transport, ready: &AtomicU32) -> Statistics {
     let mut endpoint = Endpoint::new(port, Config::default()).unwrap();
     let other = 1 - endpoint.rank();
     let deadline = Deadline::after(6 * LIMIT);
+
     for round in 0..ROUNDS {
         let length = [8, 2000, 20_000][round as usize % 3];
         let (mut incoming, outgoing) = (vec![0; length], pattern(round, length));
-        // SAFETY: the requests are waited for below, before the memory goes away or is looked at; on a failure the
-        // endpoint is dropped first.
+
+        // SAFETY: the requests are waited for below, before the memory is freed or looked at; on a
+        // failure the endpoint is dropped first.
         let to = unsafe { Buffer::from_raw_parts(outgoing.as_ptr().cast_mut(), length) };
+
         // SAFETY: as above.
         let from = unsafe { Buffer::from_raw_parts(incoming.as_mut_ptr(), length) };
         let receive = endpoint.irecv(Selector::exact(other, 0, round), from, 0).unwrap();
@@ -418,23 +469,28 @@ fn exchange(port: impl Transport, ready: &AtomicU32) -> Statistics {
         let results = [endpoint.wait(send, deadline, None), endpoint.wait(receive, deadline, None)];
         let failed =
             |result: &Result<Completion, _>| result.as_ref().map_or(true, |done| done.result.is_err());
+
         if results.iter().any(failed) {
             drop(endpoint);
             panic!("round {round}: {results:?}");
         }
+
         assert!(incoming == outgoing, "round {round}");
     }
-    // The other's last answers.
+
+    // Keeps running until the other rank has its last answers.
     ready.fetch_add(1, Ordering::SeqCst);
     let mut relax = Relax::new();
+
     while ready.load(Ordering::SeqCst) < 2 && !deadline.has_passed() {
         endpoint.progress().unwrap();
         endpoint.transport_mut().relax(&mut relax).unwrap();
     }
+
     endpoint.statistics()
 }
 
-/// Both directions at once, in threads that run as they like.
+/// Both directions run at once, in threads without synchronisation.
 pub fn ranks_in_threads_of_their_own_exchange_messages_in_memory_of_their_own(network: &impl Network) {
     let ready = AtomicU32::new(0);
     std::thread::scope(|scope| {

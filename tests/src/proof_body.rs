@@ -1,4 +1,4 @@
-//! Test bodies of the proof devices, one module a device.
+//! Test bodies of the proof devices, one module for each device.
 //!
 //! Each body gets a machine of its own ([`machine`]) behind some door.
 
@@ -14,7 +14,8 @@ use nicforge_proof::{AddressedSend, DmaEngine, SlotFifo};
 
 use crate::backing::soon;
 
-/// A machine with one proof device of each kind: `fifo0`, `dma0` and `send0`, for clients `user0` to `user3` each.
+/// Returns a machine with one proof device of each kind: `fifo0`, `dma0` and `send0`, each with
+/// attachments `user0` to `user3`.
 pub fn machine() -> Machine {
     let mut machine = Machine::new();
     machine.add_function("fifo0", Box::new(SlotFifo::new())).unwrap();
@@ -23,15 +24,16 @@ pub fn machine() -> Machine {
     machine
 }
 
-/// The function's number in [`machine`].
+/// The number of `send0` in [`machine`].
 const SEND: FunctionId = FunctionId(2);
 
-/// Waits until `condition` holds, driving the machine if that is this thread's business.
+/// Waits until `condition` holds. The wait drives the machine if this thread has to.
 fn until(device: &Device, condition: impl FnMut() -> bool) {
     device.wait_until(soon(), None, condition).expect("the condition comes true");
 }
 
-/// Lets a little time pass, another one each round, so that what others do meanwhile comes at all moments of it.
+/// Pauses for a time that depends on `round`, so that concurrent events meet the test at every
+/// point.
 fn pause(round: u64) {
     let (begin, time) = (Instant::now(), Duration::from_nanos(round * 37 % 3000));
     while begin.elapsed() < time {

@@ -1,4 +1,4 @@
-//! Test bodies of the RMA library: two cards, four VPIDs each.
+//! Test bodies of the RMA library on two cards with four VPIDs each.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::backing::{LIMIT, Rig, soon};
 
 const MIB: usize = 1 << 20;
 
-/// Two cards, `ex0` and `ex1`.
+/// Returns a machine with two cards, `ex0` and `ex1`.
 pub fn machine() -> Machine {
     let text = "name = \"rma\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
     build(&Description::parse(text, "rma.toml").unwrap()).unwrap().0
@@ -82,24 +82,29 @@ fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|index| ((index ^ index >> 8).wrapping_mul(31) + seed) as u8).collect()
 }
 
-/// Puts and gets of many sizes and alignments, told to all who are concerned.
+/// Puts and gets of many sizes and alignments arrive, with a notification on every side that asked
+/// for one.
 pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 2 * MIB);
     let target = here.to(&there);
     let everybody = Notify::REQUESTER | Notify::RESPONDER | Notify::COMPLETER;
+
     for (turn, length) in [1, 7, 64, 4095, 4096, 65_537, 300_000, MIB].into_iter().enumerate() {
         let (from, to) = (turn as u64 * 3, 4096 - turn as u64);
         let bytes = pattern(turn, length);
         here.write(from, &bytes);
         here.port.put(target, here.at(from), there.at(to), length as u64, everybody).unwrap();
+
         let told = there.next();
         assert_eq!((told.role, told.kind, told.status), (Role::Completer, Kind::Put, Status::Done));
         assert_eq!((told.node, told.vpid, told.length as usize, told.address), (0, 0, length, there.at(to)));
         assert!(there.read(to, length) == bytes);
         assert_eq!(here.next().role, Role::Requester);
+
         here.write(from, &vec![0; length]);
         here.port.get(target, there.at(to), here.at(from), length as u64, everybody).unwrap();
         let told = [here.next(), here.next()];
+
         assert_eq!(
             told.map(|told| (told.role, told.kind)),
             [(Role::Requester, Kind::Get), (Role::Completer, Kind::Get)]
@@ -109,34 +114,39 @@ pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
     }
 }
 
-/// An immediate put wakes who waits for it.
+/// An immediate put wakes a thread that waits for it.
 pub fn an_immediate_put_wakes_who_sleeps(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 4096);
     let (target, address) = (here.to(&there), there.at(16));
     let start = Barrier::new(2);
+
     std::thread::scope(|scope| {
         scope.spawn(|| {
             start.wait();
             assert_eq!(there.next().kind, Kind::ImmediatePut);
             assert_eq!(there.read(16, 5), *b"hello");
         });
+
         start.wait();
-        // Long enough for the other thread to sleep, if it gets to it; right if not, too.
+        // Usually long enough for the other thread to sleep. The test is correct in either case.
         assert!(here.port.wait(Deadline::after(Duration::from_millis(30)), None).is_err());
+
         here.port.put_immediate(target, b"hello", address, Notify::COMPLETER).unwrap();
         here.port.drain(soon(), None).unwrap();
     });
+
     assert!(matches!(
         here.port.put_immediate(target, &[0; 9], address, Notify::NONE),
         Err(Error::Length { .. })
     ));
 }
 
-/// Threads that sleep in the two libraries of one VPID are woken by their own interrupts, whatever the other one does: they sleep longer than
-/// they may wait.
+/// Threads that sleep in two libraries on one VPID are each woken by their own interrupt. A sleep
+/// has no other end within the test's deadline.
 pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
     const NEVER: Duration = Duration::from_secs(3600);
     const ROUNDS: u64 = 120;
+
     let device = rig.open("ex1", "vpid0");
     let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
     let poster = SharedPoster::new(device.poster(0).unwrap());
@@ -151,6 +161,7 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
     let target = writer.port.connect(rma.node(), rma.vpid()).unwrap();
     let address = velo.address();
     let taken = [AtomicU64::new(0), AtomicU64::new(0)];
+
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..ROUNDS {
@@ -159,15 +170,18 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
                 taken[0].fetch_add(1, Ordering::SeqCst);
             }
         });
+
         scope.spawn(|| {
             for _ in 0..ROUNDS {
                 assert_eq!(rma.next(soon(), None).unwrap().kind, Kind::ImmediatePut);
                 taken[1].fetch_add(1, Ordering::SeqCst);
             }
         });
+
         let link = sender.connect(address, soon(), None).unwrap();
         let mut relax = Relax::new();
-        // One is woken some times while the other one sleeps, then the other way round.
+
+        // One sleeper is woken several times while the other one sleeps, then the reverse.
         for number in 0..2 * ROUNDS {
             let which = usize::from(number / 5 % 2 == 1);
             let so_far = taken[which].load(Ordering::SeqCst);
@@ -177,6 +191,7 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
                 let at = region.address();
                 writer.port.put_immediate(target, b"wake up", at, Notify::COMPLETER).unwrap();
             }
+
             let deadline = soon();
             while taken[which].load(Ordering::SeqCst) == so_far {
                 assert!(!deadline.has_passed(), "sleeper {which} is not woken");
@@ -187,19 +202,21 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
     });
 }
 
-/// More than one command moves is posted as several.
+/// A transfer longer than a command's maximum is posted as several commands.
 pub fn a_long_transfer_is_several_commands(rig: &dyn Rig) {
     let length = 2 * MAX_LENGTH as usize + 4097;
     let (mut here, there) = pair(rig, length.next_multiple_of(4096));
     let target = here.to(&there);
+
     here.write(0, &pattern(1, length));
     let commands = here.port.put(target, here.at(0), there.at(0), length as u64, Notify::REQUESTER).unwrap();
+
     assert_eq!(commands, 3);
     assert_eq!(here.port.finish(commands, soon(), None, |_| ()).unwrap(), None);
     assert!(there.read(0, length) == pattern(1, length));
 }
 
-/// Many small commands, with more notifications than the queue has entries.
+/// Many small commands cause more notifications than the queue has entries.
 pub fn a_stream_of_small_puts_goes_round_the_queue(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");
     let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
@@ -207,6 +224,7 @@ pub fn a_stream_of_small_puts_goes_round_the_queue(rig: &dyn Rig) {
     let there = Side::new(rig, "ex1", 1, 4096);
     let target = here.to(&there);
     let (mut posted, mut told) = (0u64, 0u64);
+
     while told < 2000 {
         while posted < 2000 && posted - told < 64 {
             here.port
@@ -218,10 +236,11 @@ pub fn a_stream_of_small_puts_goes_round_the_queue(rig: &dyn Rig) {
         assert_eq!((next.is_done(), u64::from(next.length)), (true, 1 + told % 64));
         told += 1;
     }
+
     assert_eq!(here.port.probe().unwrap(), None);
 }
 
-/// What the card refuses is told, and errors have their types.
+/// The card's refusals are reported as errors of specific types.
 pub fn what_is_refused_says_why(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, MIB);
     let target = here.to(&there);
@@ -233,10 +252,12 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
         (source + MIB as u64 - 4, destination, 8, Status::LocalAddress),
         (closed.address() + (1 << 50), destination, 8, Status::LocalAddress),
     ];
+
     for (from, to, length, status) in cases {
         here.port.put(target, from, to, length, Notify::NONE).unwrap();
         assert_eq!(here.next().status, status);
     }
+
     assert!(matches!(
         here.port.connect(2, 0),
         Err(Error::NoSuchTarget { node: 2, vpid: 0, nodes: 2, vpids: 4 })
@@ -252,36 +273,45 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
         Port::open(&here.device, Options { entries: 100, ..Options::default() }),
         Err(Error::Driver(DriverError::RingTaken { .. }))
     ));
+
     let other = rig.open("ex0", "vpid3");
     let short = Options { entries: 100, ..Options::default() };
+
     assert!(matches!(Port::open(&other, short), Err(Error::QueueLength { entries: 100 })));
 }
 
-/// A region of memory that was mapped page by page, of pages in no order, is one like others, and ends with the first page that is unmapped.
+/// A region of pages that were mapped one by one, in any order, works like others. It ends at the
+/// first page that is unmapped.
 pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
     const PAGES: u64 = 3000;
     const PAGE: u64 = 4096;
+
     let mut here = Side::new(rig, "ex0", 0, 4096);
     let device = rig.open("ex1", "vpid2");
     let mut port = Port::open(&device, Options::default()).unwrap();
     let memory = SharedMemory::create("pages", (PAGES * PAGE) as usize).unwrap();
-    // Backwards, one address behind the other.
+
+    // The pages are mapped backwards, at successive addresses.
     let mut pages: Vec<_> = (0..PAGES)
         .rev()
         .map(|page| device.map_dma(&memory, page * PAGE, PAGE, DmaPermission::READ_WRITE).unwrap())
         .collect();
     let start = pages[0].iova();
+
     assert!(
         pages.iter().zip(0..).all(|(page, at)| page.iova() == start + at * PAGE),
         "they are side by side"
     );
+
     let region = port.register_range(start, PAGES * PAGE, Access::READ_WRITE).unwrap();
     let own = port.connect(1, 2).unwrap();
     let length = 1000 * PAGE + 77;
+
     for (at, page) in (0..).zip(&pages) {
         page.write(0, &pattern(at, PAGE as usize)).unwrap();
     }
-    // From page 0 on to somewhere in page 1500, by a put of its own.
+
+    // Copies from page 0 on to an offset in page 1500, by a put to the own VPID.
     port.put(
         own,
         region.at(5, length).unwrap(),
@@ -290,7 +320,9 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
         Notify::REQUESTER,
     )
     .unwrap();
+
     assert!(port.next(soon(), None).unwrap().is_done());
+
     let mut expected: Vec<_> = (0..PAGES as usize).flat_map(|at| pattern(at, PAGE as usize)).collect();
     expected.copy_within(5..5 + length as usize, 1500 * PAGE as usize + 99);
     let found = |pages: &[DmaBuffer]| {
@@ -300,18 +332,21 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
         }
         bytes
     };
+
     assert!(found(&pages) == expected);
-    // Nothing of it is touched without its last page.
+
+    // Without its last page, none of it is written.
     let target = here.port.connect(1, 2).unwrap();
     drop(pages.pop());
     here.write(0, &[1; 4096]);
     here.port.put(target, here.at(0), region.address(), 4096, Notify::REQUESTER).unwrap();
+
     assert_eq!(here.next().status, Status::Withdrawn);
     assert!(found(&pages) == expected[..expected.len() - PAGE as usize]);
     drop(region);
 }
 
-/// A VPID that nobody has receives nothing, and the admin has no queue.
+/// A VPID without a client receives no data, and the admin has no queue.
 pub fn nobody_and_the_admin_are_no_partners(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, 4096);
     let nobody = here.port.connect(1, 3).unwrap();
@@ -321,37 +356,43 @@ pub fn nobody_and_the_admin_are_no_partners(rig: &dyn Rig) {
     assert!(matches!(Port::open(&admin, Options::default()), Err(Error::QueueRefused { .. })));
 }
 
-/// A wait ends by its deadline, and by its cancellation.
+/// A wait ends at its deadline and by its cancellation.
 pub fn waits_end(rig: &dyn Rig) {
     let mut side = Side::new(rig, "ex0", 0, 4096);
     let short = Deadline::after(Duration::from_millis(20));
+
     assert!(matches!(side.port.wait(short, None), Err(Error::Driver(DriverError::Timeout { .. }))));
+
     let cancel = Cancel::new().unwrap();
     cancel.cancel();
     assert!(matches!(side.port.next(soon(), Some(&cancel)), Err(Error::Driver(DriverError::Cancelled))));
+
     side.port.free().unwrap();
 }
 
-/// Notifications that were lost are told once, behind those that were not.
+/// Lost notifications are reported once, behind those that were not lost.
 pub fn lost_notifications_are_told(rig: &dyn Rig) {
     let device = rig.open("ex1", "vpid1");
     let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
     let mut there = Side::with(device, buffer, Options { entries: 64, ..Options::default() });
     let mut here = Side::new(rig, "ex0", 0, 4096);
     let target = here.to(&there);
+
     for _ in 0..70 {
         here.port.put(target, here.at(0), there.at(0), 8, Notify::COMPLETER).unwrap();
     }
+
     here.port.drain(soon(), None).unwrap();
     for _ in 0..64 {
         assert!(there.next().is_done());
     }
+
     there.device.flush().unwrap();
     assert_eq!(there.port.next(soon(), None), Err(Error::Overflow { lost: 6 }));
     assert_eq!(there.port.probe(), Ok(None));
 }
 
-/// Memory that stays with its process is transferred by messages.
+/// Private memory of a process is transferred by messages.
 pub fn private_memory_is_transferred_by_messages(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");
     let buffer = device.private_dma_buffer(MIB).unwrap();
@@ -359,21 +400,27 @@ pub fn private_memory_is_transferred_by_messages(rig: &dyn Rig) {
     let there = Side::new(rig, "ex1", 1, MIB);
     let target = here.to(&there);
     let bytes = pattern(3, 300_000);
+
     here.write(5, &bytes);
     here.port.put(target, here.at(5), there.at(9), 300_000, Notify::REQUESTER).unwrap();
+
     assert!(here.next().is_done());
     assert!(there.read(9, 300_000) == bytes);
+
     here.port.get(target, there.at(9), here.at(400_000), 300_000, Notify::REQUESTER).unwrap();
     assert!(here.next().is_done());
-    // Posted writes are messages too: a trapped access comes behind them.
+
+    // Posted writes are messages too, and a trapped access is answered behind them.
     here.device.flush().unwrap();
+
     assert!(here.read(400_000, 300_000) == bytes);
 }
 
-/// Once a region is gone nothing of it changes, whatever is under way.
+/// Once a region is deregistered no byte of it changes, whatever is in flight.
 pub fn a_deregistered_region_is_not_touched(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 8 * MIB);
     let target = here.to(&there);
+
     for turn in 0..10u8 {
         here.write(0, &vec![turn + 1; 8 * MIB]);
         here.port.put(target, here.at(0), there.at(0), 8 * MIB as u64, Notify::REQUESTER).unwrap();
@@ -386,18 +433,22 @@ pub fn a_deregistered_region_is_not_touched(rig: &dyn Rig) {
     }
 }
 
-/// A partner that goes away ends commands; its successor is told of none of them.
+/// Commands to a partner that detaches end. Its successor gets none of their notifications.
 pub fn a_partner_that_goes_ends_commands(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, 8 * MIB);
     let target = here.to(&there);
     let address = there.at(0);
     let notify = Notify::REQUESTER | Notify::COMPLETER;
+
     here.port.put(target, here.at(0), address, 8 * MIB as u64, notify).unwrap();
     drop(there);
     let status = here.next().status;
+
     assert!(status != Status::LocalAddress && status != Status::Command, "{status:?}");
+
     let mut anew = Side::new(rig, "ex1", 1, MIB);
     assert_eq!(anew.port.probe(), Ok(None));
+
     here.port.put(target, here.at(0), anew.at(0), MIB as u64, notify).unwrap();
     assert!(here.next().is_done() && anew.next().is_done());
 }
@@ -423,7 +474,8 @@ fn set_link_up(rig: &dyn Rig, up: bool) {
     }));
 }
 
-/// Transfers whose target never answers end by the watchdog, and what is posted when it is there again does not.
+/// Transfers whose target never answers end by the watchdog. Transfers posted after the target is
+/// reachable again succeed.
 pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, MIB);
     let (target, own) = (here.to(&there), here.to(&here));
@@ -432,35 +484,43 @@ pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
     here.port.put(target, here.at(0), there.at(0), 300_000, Notify::NONE).unwrap();
     here.port.get(target, there.at(0), here.at(400_000), 300_000, Notify::REQUESTER).unwrap();
     here.port.put_immediate(target, b"late", there.at(8), Notify::NONE).unwrap();
-    // A target that is there goes on meanwhile.
+
+    // Commands to a reachable target continue meanwhile.
     here.port.put(own, here.at(0), here.at(8192), 4096, Notify::REQUESTER).unwrap();
     let told: Vec<_> = (0..4).map(|_| here.next()).collect();
     let of = |who: Target| told.iter().filter(move |told| (told.node, told.vpid) == (who.node(), who.vpid()));
+
     assert_eq!(
         of(target).map(|told| (told.kind, told.status)).collect::<Vec<_>>(),
         [Kind::Put, Kind::Get, Kind::ImmediatePut].map(|kind| (kind, Status::TimedOut))
     );
     assert_eq!(of(own).map(|told| told.status).collect::<Vec<_>>(), [Status::Done]);
     assert_eq!(here.port.under_way(), 0);
+
     set_link_up(rig, true);
     set_watchdog(rig, "ex0", LIMIT);
     here.write(0, &pattern(2, MIB));
     here.port.put(target, here.at(0), there.at(0), MIB as u64, Notify::REQUESTER).unwrap();
+
     assert!(here.next().is_done());
     assert!(there.read(0, MIB) == pattern(2, MIB));
 }
 
-/// After a reset of the device its port and regions say so, and do not disturb their successors.
+/// After a reset of the device its port and regions return errors, and do not disturb their
+/// successors.
 pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, MIB);
     let target = here.to(&there);
     here.port.put(target, here.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
     here.port.drain(soon(), None).unwrap();
     here.device.reset().unwrap();
+
     let Side { mut port, region, buffer, device } = here;
     let region = region.unwrap();
-    // What had come can still be taken.
+
+    // Notifications that had arrived can still be taken.
     assert!(port.next(soon(), None).unwrap().is_done());
+
     let length = MIB as u64;
     assert_eq!(region.at(0, 8), Err(Error::Reset));
     assert_eq!(port.put(target, region.address(), there.at(0), 8, Notify::NONE), Err(Error::Reset));
@@ -469,21 +529,27 @@ pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
     assert_eq!(port.next(soon(), None), Err(Error::Reset));
     assert_eq!(port.drain(soon(), None), Err(Error::Reset));
     assert!(matches!(port.register(&buffer, Access::NONE), Err(Error::Reset)));
+
     let other = port.connect(1, 1).unwrap();
     drop(port);
-    // Partners are told that nothing is registered there, until it is registered again.
+
+    // Partners get an address error for the region until it is registered again.
     let back = there.port.connect(0, 0).unwrap();
     there.port.put(back, there.at(0), region.address(), 8, Notify::NONE).unwrap();
+
     assert_eq!(there.next().status, Status::RemoteAddress);
+
     let mut anew = Side::with(device, buffer, Options::default());
     assert_eq!(region.deregister(), Err(Error::Reset));
+
     anew.write(0, &pattern(4, MIB));
     anew.port.put(other, anew.at(0), there.at(0), length, Notify::REQUESTER).unwrap();
+
     assert!(anew.next().is_done());
     assert!(there.read(0, MIB) == pattern(4, MIB));
 }
 
-/// A VPID that the admin resets loses its queue, and waits say so.
+/// A VPID that the admin resets loses its queue, and waits return an error.
 pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, MIB);
     let target = here.to(&there);
@@ -491,19 +557,25 @@ pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
     here.port.put(target, here.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
     here.device.flush().unwrap();
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
+
     assert_eq!(here.port.drain(soon(), None), Err(Error::QueueGone));
     assert_eq!(here.port.next(soon(), None), Err(Error::QueueGone));
+
     let region = here.region.take().unwrap();
     assert_eq!(region.deregister(), Err(Error::Reset));
+
     let Side { port, buffer, device, .. } = here;
     drop(port);
     set_link_up(rig, true);
+
     let mut anew = Side::with(device, buffer, Options::default());
     anew.port.put(target, anew.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
+
     assert!(anew.next().is_done());
 }
 
-/// What is left of before a reset by the admin takes nothing of afterwards along, however late it is dropped.
+/// Objects from before a reset by the admin can be dropped at any later time without effect on new
+/// ones.
 pub fn what_was_before_a_reset_by_the_admin_can_be_dropped_later(rig: &dyn Rig) {
     let there = Side::new(rig, "ex1", 1, MIB);
     let device = rig.open("ex0", "vpid0");
@@ -512,20 +584,25 @@ pub fn what_was_before_a_reset_by_the_admin_can_be_dropped_later(rig: &dyn Rig) 
     let buffer = device.dma_buffer(MIB, HugePages::Never).unwrap();
     let old = open();
     let old_region = old.register(&buffer, Access::READ_WRITE).unwrap();
+
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
     let mut new = open();
     let region = new.register(&buffer, Access::READ_WRITE).unwrap();
+
     assert_eq!(old_region.at(0, 8), Err(Error::Reset));
+
     drop((old_region, old));
     let target = new.connect(1, 1).unwrap();
     new.put(target, region.address(), there.at(0), 8, Notify::REQUESTER).unwrap();
+
     assert!(new.next(soon(), None).unwrap().is_done());
 }
 
-/// A VPID gets no more of the card's table than is not kept for others, and they get theirs.
+/// A VPID can't use the part of the card's table that is reserved for others, and the others get
+/// theirs.
 pub fn a_vpid_leaves_others_their_part_of_the_table(rig: &dyn Rig) {
     let (here, there) = (Side::new(rig, "ex0", 0, 4 * MIB), Side::new(rig, "ex0", 1, 4 * MIB));
-    // At an odd page, so that only the smallest pages fit.
+    // The range starts at an odd page, so that only the smallest pages fit.
     let register = |side: &Side| side.port.register_range(side.buffer.iova() + 4096, 3 << 20, Access::NONE);
     let mut regions = Vec::new();
     let refused = loop {
@@ -534,11 +611,14 @@ pub fn a_vpid_leaves_others_their_part_of_the_table(rig: &dyn Rig) {
             Err(error) => break error,
         }
     };
+
     assert!(matches!(refused, Error::Translation { what: "register", status: command::QUOTA }), "{refused}");
     assert!(refused.to_string().contains("kept for others"), "{refused}");
-    // Half of 65,536 entries and an eighth of them, of which 768 are taken at a time. The buffer of each has up to 1,024, by how
-    // its address is aligned.
+
+    // The limit is half of 65,536 entries plus an eighth of them, in units of 768. Each side's
+    // buffer uses up to 1,024, depending on the alignment of its address.
     assert!((39_936 / 768..=40_960 / 768).contains(&regions.len()), "{}", regions.len());
+
     for _ in 0..(8192 - 1024) / 768 {
         regions.push(register(&there).unwrap());
     }

@@ -1,8 +1,9 @@
-//! Test bodies of the tree NIC, one module a subject.
+//! Test bodies of the tree NIC, one module for each subject.
 //!
-//! Each body gets a machine of its own ([`machine`], [`psets`]) behind some door, and drives it through the driver library alone:
-//! mapped slots, trapped port and registers, interrupts. What does *not* happen is seen after `settle`, which lets the machine do
-//! all that it can.
+//! Each body gets a machine of its own ([`machine`], [`psets`]) behind some door. It drives the
+//! machine through the driver library alone: mapped slots, trapped port and registers, interrupts.
+//! To show that an event does *not* happen, a body calls `settle`, after which the machine is at
+//! rest.
 
 pub mod barrier;
 pub mod collective;
@@ -23,8 +24,8 @@ use nicforge_shm::Window;
 
 use crate::backing::{Rig, soon};
 
-/// Nodes of the usual machine: `io0` (address 0), and `cn0` to `cn3` (1 to 4). `cn0` and `cn1` hang below `io0`, `cn2` and `cn3`
-/// below `cn0`.
+/// Nodes of the usual machine: `io0` (address 0), and `cn0` to `cn3` (1 to 4). `cn0` and `cn1` are
+/// below `io0`, `cn2` and `cn3` below `cn0`.
 pub const NODES: u32 = 5;
 /// Packets that a virtual channel of a link holds.
 pub const CREDITS: u32 = 4;
@@ -32,30 +33,31 @@ pub const CREDITS: u32 = 4;
 /// More packets than all FIFOs and links between two nodes hold.
 const ENOUGH: u32 = 4096;
 
-/// What a packet carries.
+/// The payload of a packet.
 pub type Payload = [u8; PAYLOAD];
-/// A packet.
+/// A packet: header and payload.
 pub type Packet = (Header, Payload);
 
-/// A pset of an I/O node `io0` and compute nodes `cn0`, `cn1` and so on, with FIFOs of `depth` packets.
+/// Returns a pset of an I/O node `io0` and compute nodes `cn0`, `cn1` and so on, with FIFOs of
+/// `depth` packets.
 pub fn machine(compute_nodes: u32, depth: u32) -> Machine {
     described(&format!("[[pset]]\ncompute_nodes = {compute_nodes}\nfifo_depth = {depth}\n"))
 }
 
-/// Psets of these sizes on one tree.
+/// Returns psets of these sizes on one tree.
 pub fn psets(compute_nodes: &[u32]) -> Machine {
     described(
         &compute_nodes.iter().map(|count| format!("[[pset]]\ncompute_nodes = {count}\n")).collect::<String>(),
     )
 }
 
-/// The machine of a description, given without its name.
+/// Builds the machine of a description that lacks its name.
 pub fn described(text: &str) -> Machine {
     let description = Description::parse(&format!("name = \"tree\"\n{text}"), "tree.toml").unwrap();
     build(&description).unwrap().0
 }
 
-/// The name of the node with this address in a machine of one pset.
+/// Returns the name of the node with this address in a machine of one pset.
 fn name(address: u32) -> String {
     address.checked_sub(1).map_or("io0".to_owned(), |rank| format!("cn{rank}"))
 }
@@ -70,24 +72,24 @@ fn counter(rig: &dyn Rig, node: &str, name: &str) -> u64 {
     rig.counter(node, name)
 }
 
-/// A payload that differs from those of other numbers.
+/// Returns a payload that differs from those of other numbers.
 pub fn payload(number: u32) -> Payload {
     std::array::from_fn(|index| {
         (number.wrapping_mul(167).rotate_right(index as u32 % 32) ^ index as u32) as u8
     })
 }
 
-/// The header of a data packet for node `target`.
+/// Returns the header of a data packet for node `target`.
 fn to(target: u32) -> Header {
     Header::point_to_point(0, target, false)
 }
 
-/// The header of an irq-marked packet for node `target`.
+/// Returns the header of an irq-marked packet for node `target`.
 fn irq_to(target: u32) -> Header {
     Header::point_to_point(0, target, true)
 }
 
-/// An attachment of a node: a core, or the admin.
+/// A client's view of one attachment of a node: a core, or the admin.
 pub struct Core {
     device: Device,
     registers: Bar,
@@ -97,7 +99,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Takes an attachment.
+    /// Opens an attachment.
     fn open(rig: &dyn Rig, node: &str, attachment: &str) -> Self {
         let device = rig.open(node, attachment);
         Self {
@@ -109,12 +111,12 @@ impl Core {
         }
     }
 
-    /// Core 0 of every node of a machine of one pset, by address.
+    /// Opens core 0 of every node of a machine of one pset, by address.
     fn of_all(rig: &dyn Rig) -> Vec<Self> {
         Self::everywhere(rig, "core0")
     }
 
-    /// An attachment of every node of a machine of one pset, by address.
+    /// Opens an attachment of every node of a machine of one pset, by address.
     fn everywhere(rig: &dyn Rig, attachment: &str) -> Vec<Self> {
         let first = Self::open(rig, "io0", attachment);
         let nodes = first.word(mirror::NODES);
@@ -124,7 +126,7 @@ impl Core {
         all
     }
 
-    /// Core 0 of these nodes.
+    /// Opens core 0 of these nodes.
     fn of<const N: usize>(rig: &dyn Rig, nodes: [&str; N]) -> [Self; N] {
         let cores = nodes.map(|node| Self::open(rig, node, "core0"));
         settle(rig);
@@ -135,12 +137,12 @@ impl Core {
         self.word(mirror::NODE_ADDRESS)
     }
 
-    /// A word of the channel mirror.
+    /// Reads a word of the channel mirror.
     fn word(&self, offset: u64) -> u32 {
         self.mirror.load_u32_acquire(offset).unwrap()
     }
 
-    /// A word of the windows.
+    /// Reads a word of the windows.
     fn own(&self, offset: u64) -> u32 {
         self.window.load_u32_acquire(offset).unwrap()
     }
@@ -155,7 +157,7 @@ impl Core {
         self.word(mirror::PRESENCE + 4 * u64::from(node)).to_le_bytes()[core]
     }
 
-    /// Waits until `condition` holds, driving the machine if that is this thread's business.
+    /// Waits until `condition` holds. The wait drives the machine if this thread has to.
     fn until(&self, condition: impl FnMut() -> bool) {
         self.device.wait_until(soon(), None, condition).expect("the condition comes true");
     }
@@ -170,9 +172,11 @@ impl Core {
         if !self.has_room() {
             return false;
         }
+
         let tail = self.own(window::SEND_TAIL);
         self.fill_slot(tail, header, payload);
         self.store(window::SEND_TAIL, tail.wrapping_add(1));
+
         true
     }
 
@@ -188,8 +192,8 @@ impl Core {
         self.until(|| self.try_send(header, payload));
     }
 
-    /// Fills everything on the way to a receiver that reads nothing, with payloads numbered from `first` on; gives how many
-    /// packets that were.
+    /// Sends until all buffers on the way to a receiver that reads nothing are full. Payloads are
+    /// numbered from `first` on. Returns the number of packets.
     fn send_until_full(&self, rig: &dyn Rig, header: Header, first: u32) -> u32 {
         let mut sent = 0;
         while self.has_room() {
@@ -199,10 +203,11 @@ impl Core {
             assert!(sent < ENOUGH, "somebody takes these packets");
             settle(rig);
         }
+
         sent
     }
 
-    /// The packet `ahead` of the first in the receive FIFO.
+    /// Returns the packet at position `ahead` in the receive FIFO, without taking it.
     fn peek(&self, ahead: u32) -> Option<Packet> {
         let number = self.own(window::RECV_HEAD).wrapping_add(ahead);
         let slot = mirror::RECV + u64::from(number % self.word(mirror::RECV_DEPTH)) * SLOT;
@@ -210,6 +215,7 @@ impl Core {
         if control as u32 != number.wrapping_add(1) {
             return None;
         }
+
         let mut payload = [0; PAYLOAD];
         self.mirror.read(slot + SLOT_PAYLOAD, &mut payload).unwrap();
         Some((Header((control >> 32) as u32), payload))
@@ -226,7 +232,7 @@ impl Core {
         packet.expect("a packet arrives")
     }
 
-    /// Takes `count` packets, which carry the numbers from `first` on.
+    /// Takes `count` packets, which must carry the numbers from `first` on.
     fn receive_numbers(&self, first: u32, count: u32) {
         for number in first..first + count {
             let (_, received) = self.receive();
@@ -234,12 +240,12 @@ impl Core {
         }
     }
 
-    /// Packets in the receive FIFO, by the slots.
+    /// Returns the number of packets in the receive FIFO, by the slots.
     fn waiting(&self) -> u32 {
         (0..self.word(mirror::RECV_DEPTH)).take_while(|&ahead| self.peek(ahead).is_some()).count() as u32
     }
 
-    /// Takes the lock box `number` if it is free.
+    /// Takes the lock box `number` if it is free. Returns whether it was.
     fn lock(&self, number: u64) -> bool {
         let word = self.window.u32(window::LOCK + number * window::LOCK_STRIDE).unwrap();
         word.compare_exchange(
@@ -251,12 +257,12 @@ impl Core {
         .is_ok()
     }
 
-    /// The owner's word of lock box `number`.
+    /// Returns the owner's word of lock box `number`.
     fn locked_by(&self, number: u64) -> u32 {
         self.own(window::LOCK + number * window::LOCK_STRIDE)
     }
 
-    /// What this attachment writes into lock boxes.
+    /// Returns the word that this attachment writes into lock boxes.
     fn owner(&self) -> u32 {
         (self.device.attachment() + 1) | (7 << 16)
     }
@@ -271,14 +277,14 @@ impl Core {
         self.registers.write32(offset, value).unwrap();
     }
 
-    /// A trapped read of any width and alignment.
+    /// Makes a trapped read of any width and alignment.
     fn read_bytes<const N: usize>(&self, offset: u64) -> [u8; N] {
         let mut bytes = [0; N];
         self.device.backing().read(0, offset, &mut bytes).unwrap();
         bytes
     }
 
-    /// A trapped write of any width and alignment.
+    /// Makes a trapped write of any width and alignment.
     fn write_bytes(&self, offset: u64, bytes: &[u8]) {
         self.device.backing().write(0, offset, bytes, WriteMode::Confirmed).unwrap();
     }
@@ -287,13 +293,13 @@ impl Core {
         self.write(REG_INT_ENABLE, vectors.iter().fold(0, |bits, vector| bits | 1 << vector));
     }
 
-    /// Reads and clears {receive exceptions, injection exceptions}, watermarks left out.
+    /// Reads and clears {receive exceptions, injection exceptions}, without watermarks.
     fn errors(&self) -> (u32, u32) {
         (self.read(dcr(REC_PRXF)) & !(prx::WM0 | prx::WM1), self.read(dcr(INJ_PIXF)) & !(pix::WM0 | pix::WM1))
     }
 }
 
-/// Sends packets from one node to another, which are all that arrives there, in order.
+/// Sends packets from one node to another, which receives exactly these in order.
 fn transfer(from: &Core, to: &Core, packets: &[Packet]) {
     let (mut sent, mut received) = (0, 0);
     to.until(|| {
@@ -308,7 +314,7 @@ fn transfer(from: &Core, to: &Core, packets: &[Packet]) {
     });
 }
 
-/// Data packets for node `target` with the numbers from `first` on.
+/// Returns data packets for node `target` with the numbers from `first` on.
 fn numbered(target: u32, first: u32, count: u32) -> Vec<Packet> {
     (first..first + count).map(|number| (to(target), payload(number))).collect()
 }

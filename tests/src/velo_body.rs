@@ -1,9 +1,12 @@
 //! Test bodies of VELO: processes on the VPIDs of two cards, through the library.
 //!
-//! Each body gets a machine of its own ([`machine`]) behind some door: cards `ex0` and `ex1` with VPIDs `vpid0` to `vpid3`.
+//! Each body gets a machine of its own ([`machine`]) behind some door: cards `ex0` and `ex1` with
+//! VPIDs `vpid0` to `vpid3`.
 //!
-//! - here: messages, order, tags, waits; `flow.rs`: receivers that do not read; `hostile.rs`: software that does anything; `torn.rs`: messages that are
-//!   torn on their way to the card.
+//! - this file: messages, order, tags, waits
+//! - `flow.rs`: receivers that do not read
+//! - `hostile.rs`: hostile software
+//! - `torn.rs`: messages that reach the card in pieces
 
 pub mod flow;
 pub mod hostile;
@@ -36,7 +39,8 @@ use crate::backing::{LIMIT, Rig, soon};
 /// VPIDs of each card.
 const VPIDS: u16 = 4;
 
-/// Two cards that are linked; `watchdog_ms` is for sends that wait in a card, 0 for never.
+/// Returns two linked cards. `watchdog_ms` is the limit for sends that wait in a card; 0 means
+/// none.
 pub fn machine(watchdog_ms: u64) -> Machine {
     let text =
         format!("name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = {VPIDS}\nwatchdog_ms = {watchdog_ms}\n");
@@ -56,15 +60,16 @@ fn port(rig: &dyn Rig, address: Address) -> Port {
     port_with(rig, address, Config::default())
 }
 
-/// Bytes that differ from message to message and from place to place.
+/// Returns bytes that depend on message and position.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|index| (seed.wrapping_mul(31) ^ index.wrapping_mul(7)) as u8).collect()
 }
 
-/// Steps the machine and lets ports answer each other until `condition` holds.
+/// Steps the machine and lets ports make progress until `condition` holds.
 fn until(what: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&mut [&mut Port]) -> bool) {
     let deadline = soon();
     let mut relax = Relax::new();
+
     while !condition(ports) {
         assert!(!deadline.has_passed(), "not within {LIMIT:?}: {what}");
         for port in ports.iter_mut() {
@@ -74,7 +79,7 @@ fn until(what: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&mut [&m
     }
 }
 
-/// A link from one port to another, with credit.
+/// Connects one port to another and waits for credit.
 fn link(from: &mut Port, to: &mut Port) -> PeerLink {
     let address = to.address();
     let link = from.connect(address, soon(), None).unwrap();
@@ -82,12 +87,13 @@ fn link(from: &mut Port, to: &mut Port) -> PeerLink {
     link
 }
 
-/// Every length, tag and neighbour: messages come whole, in order, with who sent them.
+/// Messages of every length and tag, to either card, arrive whole and in order with their sender.
 pub fn messages_of_every_length_and_tag_arrive_in_order(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 1));
     for target in [at(1, 2), at(0, 3)] {
         let mut receiver = port(rig, target);
         let link = link(&mut sender, &mut receiver);
+
         for round in 0..3 {
             for quadwords in 1..=MAX_MESSAGE / 8 {
                 for tag in 0..15 {
@@ -103,17 +109,20 @@ pub fn messages_of_every_length_and_tag_arrive_in_order(rig: &dyn Rig) {
                 }
             }
         }
+
         assert_eq!(receiver.poll().unwrap(), None);
     }
+
     assert_eq!(sender.statistics().sent, 2 * 3 * 8 * 15);
     assert_eq!(sender.statistics().stalls, 0);
     assert_eq!(sender.check(), Ok(()));
 }
 
-/// A port is its own neighbour.
+/// A port can send to itself.
 pub fn a_port_sends_to_itself(rig: &dyn Rig) {
     let mut port = port(rig, at(0, 0));
     let link = port.connect(at(0, 0), soon(), None).unwrap();
+
     for number in 0..500_u64 {
         port.send(link, 3, &number.to_le_bytes(), soon(), None).unwrap();
         let message = port.recv(Filter::from(at(0, 0)), soon(), None).unwrap();
@@ -121,9 +130,11 @@ pub fn a_port_sends_to_itself(rig: &dyn Rig) {
     }
 }
 
-/// Two threads, each sending as fast as it can and receiving: nothing is lost, doubled or out of order, and no card waits.
+/// Two threads each send as fast as they can and receive. No message is lost, duplicated or
+/// reordered, and no card waits.
 pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 20_000;
+
     let talk = |own: Address, other: Address, opened: mpsc::Sender<()>, go_on: &AtomicU64| {
         let mut port = port(rig, own);
         opened.send(()).unwrap();
@@ -131,6 +142,7 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
         let (mut sent, mut received) = (0_u64, 0_u64);
         let mut relax = Relax::new();
         let deadline = Deadline::after(3 * LIMIT);
+
         while sent < MESSAGES || received < MESSAGES {
             let mut moved = false;
             if sent < MESSAGES {
@@ -140,11 +152,13 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
                     Err(error) => panic!("{own}: {error}"),
                 }
             }
+
             while let Some(message) = port.poll().unwrap() {
                 assert_eq!((message.from, message.quadword(0)), (other, received));
                 assert_eq!(u64::from(message.tag), received % 15);
                 (received, moved) = (received + 1, true);
             }
+
             if moved {
                 relax.reset();
             } else {
@@ -152,11 +166,14 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
                 port.device().relax(&mut relax).unwrap();
             }
         }
-        // The other one may still wait for credit.
+
+        // The other end may still wait for credit.
         go_on.fetch_add(1, Ordering::SeqCst);
         until("the other end", &mut [&mut port], |_| go_on.load(Ordering::SeqCst) == 2);
+
         port.statistics()
     };
+
     let done = AtomicU64::new(0);
     let (opened, _open) = mpsc::channel();
     thread::scope(|scope| {
@@ -170,72 +187,91 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
     });
 }
 
-/// What can't be sent is refused, and nothing goes out.
+/// Invalid messages are refused, and none is sent.
 pub fn impossible_messages_are_refused(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let mut receiver = port(rig, at(1, 0));
     let link = link(&mut sender, &mut receiver);
+
     for length in [0, 1, 7, 9, 63, 65, 72, 4096] {
         assert_eq!(sender.send_nb(link, 0, &vec![0; length]), Err(Error::BadLength { length }));
     }
+
     assert_eq!(sender.send_nb(link, 15, &[0; 8]), Err(Error::BadTag { tag: 15, most: 14 }));
+
     for address in [at(2, 0), at(0, VPIDS), at(u32::MAX, u16::MAX)] {
         let refused = sender.connect(address, soon(), None).unwrap_err();
         assert!(matches!(refused, Error::NoSuchPeer { .. }), "{refused}");
     }
+
     let slots = Config { slots: Some(100), ..Config::default() };
     drop(sender);
     let refused = Port::open(rig.open("ex0", "vpid0"), slots).unwrap_err();
+
     assert_eq!(refused, Error::BadRing { slots: 100, least: 64 });
+
     let refused = Port::open(rig.open("ex0", "admin"), Config::default()).unwrap_err();
     assert!(matches!(refused, Error::WrongDevice { .. }), "{refused}");
     assert_eq!(receiver.poll().unwrap(), None);
 }
 
-/// Who waits for one tag or sender gets those; the others come later, in order.
+/// A receiver that filters by tag or sender gets matching messages. The others come later, in
+/// order.
 pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
     let keeps_few = Config { kept: Some(8), ..Config::default() };
     let (mut one, mut two) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
     let mut receiver = port_with(rig, at(1, 0), keeps_few);
     let (from_one, from_two) = (link(&mut one, &mut receiver), link(&mut two, &mut receiver));
+
     for number in 0..3_u64 {
         one.send(from_one, 1, &number.to_le_bytes(), soon(), None).unwrap();
         one.send(from_one, 2, &number.to_le_bytes(), soon(), None).unwrap();
     }
+
     let wanted = Filter { tag: Some(2), from: Some(at(0, 0)) };
     for number in 0..3 {
         let message = receiver.recv(wanted, soon(), None).unwrap();
         assert_eq!((message.tag, message.quadword(0)), (2, number));
     }
+
     two.send(from_two, 1, &[9; 8], soon(), None).unwrap();
     let message = receiver.recv(Filter::from(at(0, 1)), soon(), None).unwrap();
+
     assert_eq!(message.bytes(), [9; 8]);
     assert_eq!(receiver.kept(), 3);
+
     for number in 0..3 {
         assert_eq!(receiver.poll().unwrap().map(|message| message.quadword(0)), Some(number));
     }
-    // No more than it was told to keep; and what is kept is not lost.
+
+    // The number of kept messages is limited, and kept ones are not lost.
     for number in 0..9_u64 {
         one.send(from_one, 1, &number.to_le_bytes(), soon(), None).unwrap();
     }
+
     let full = receiver.recv(Filter::tag(2), soon(), None);
     assert_eq!(full, Err(Error::KeptFull { kept: 8 }));
+
     for number in 0..9 {
         assert_eq!(receiver.recv(Filter::tag(1), soon(), None).unwrap().quadword(0), number);
     }
 }
 
-/// Every wait ends by its deadline and its token.
+/// Every wait ends at its deadline and by its token.
 pub fn waits_end(rig: &dyn Rig) {
     for waiting in [Waiting::Polling, Waiting::Interrupt] {
         let mut receiver = port_with(rig, at(1, 0), Config { waiting, ..Config::default() });
         let short = || Deadline::after(Duration::from_millis(30));
+
         assert!(matches!(receiver.recv(Filter::ANY, short(), None), Err(Error::Timeout { .. })));
         assert!(matches!(receiver.connect(at(0, 2), short(), None), Err(Error::Timeout { .. })));
+
         let cancel = Cancel::new().unwrap();
         cancel.cancel();
         let cancelled = receiver.recv(Filter::ANY, soon(), Some(&cancel));
+
         assert!(matches!(cancelled, Err(Error::Cancelled { .. })));
+
         let (waits, ended) = (AtomicBool::new(false), Cancel::new().unwrap());
         thread::scope(|scope| {
             let waiter = scope.spawn(|| {
@@ -251,13 +287,14 @@ pub fn waits_end(rig: &dyn Rig) {
     }
 }
 
-/// A port that waits by interrupts gets its messages, one by one, with pauses in which it sleeps.
+/// A port that waits by interrupt gets its messages one by one, with pauses in which it sleeps.
 pub fn interrupts_wake_who_waits(rig: &dyn Rig) {
     let config = Config { waiting: Waiting::Interrupt, poll_phase: Duration::ZERO, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), config);
     let mut sender = port(rig, at(0, 0));
     let to = link(&mut sender, &mut receiver);
     let turn = AtomicU64::new(0);
+
     thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..100 {
@@ -266,55 +303,69 @@ pub fn interrupts_wake_who_waits(rig: &dyn Rig) {
                 turn.fetch_add(1, Ordering::SeqCst);
             }
         });
+
         for number in 0..100_u64 {
             until("the receiver's turn", &mut [&mut sender], |_| turn.load(Ordering::SeqCst) == number);
             sender.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
         }
+
         until("the last message", &mut [&mut sender], |_| turn.load(Ordering::SeqCst) == 100);
     });
 }
 
-/// Who closes its port ends the calls of those that wait for it and send to it; what it had sent still comes; its successor sees nothing old.
+/// Closing a port ends the calls that wait for it or send to it. Messages it had sent still arrive;
+/// its successor sees no old ones.
 pub fn a_peer_that_goes_is_an_error_and_its_successor_is_new(rig: &dyn Rig) {
     let mut stays = port(rig, at(0, 0));
     let mut goes = port(rig, at(1, 0));
     let to = link(&mut stays, &mut goes);
     let back = link(&mut goes, &mut stays);
+
     goes.send(back, 0, &[1; 8], soon(), None).unwrap();
     goes.device().flush().unwrap();
     stays.send(to, 0, &[2; 8], soon(), None).unwrap();
     drop(goes);
+
     let from = Filter::from(at(1, 0));
     assert_eq!(stays.recv(from, soon(), None).unwrap().bytes(), [1; 8]);
+
     let gone = Err(Error::PeerGone { address: at(1, 0) });
     assert_eq!(stays.recv(from, soon(), None), gone.clone());
     assert_eq!(stays.send(to, 0, &[3; 8], soon(), None).map(drop), gone.clone().map(drop));
+
     let mut next = port(rig, at(1, 0));
     assert_eq!(stays.send(to, 0, &[4; 8], soon(), None).map(drop), gone.map(drop));
     assert_eq!(next.poll().unwrap(), None);
+
     let to = link(&mut stays, &mut next);
     stays.send(to, 0, &[5; 8], soon(), None).unwrap();
+
     assert_eq!(next.recv(Filter::ANY, soon(), None).unwrap().bytes(), [5; 8]);
 }
 
-/// A port whose device is taken away says so, on every call; its neighbour is told that it is gone.
+/// A port whose device is taken away returns an error from every call. Its neighbour gets an error
+/// that the peer is gone.
 pub fn an_evicted_port_says_so(rig: &dyn Rig) {
     let (mut evicted, mut other) = (port(rig, at(0, 0)), port(rig, at(1, 0)));
     let to = link(&mut evicted, &mut other);
     let back = link(&mut other, &mut evicted);
+
     rig.evict("ex0", "vpid0");
     let error = evicted.recv(Filter::ANY, soon(), None).unwrap_err();
     assert!(error.is_device_gone(), "{error}");
+
     drop((evicted, to));
     let gone = other.recv(Filter::from(at(0, 0)), soon(), None);
+
     assert_eq!(gone, Err(Error::PeerGone { address: at(0, 0) }));
     assert_eq!(other.send_nb(back, 0, &[0; 8]), Err(Error::PeerGone { address: at(0, 0) }));
 }
 
-/// A port can be opened again on the same device; nothing old is in it.
+/// A port can be opened again on the same device, without old messages.
 pub fn a_port_is_opened_again(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let device = rig.open("ex1", "vpid0");
+
     for round in 0..5_u64 {
         let mut receiver = Port::open(device.clone(), Config::default()).unwrap();
         let to = link(&mut sender, &mut receiver);
@@ -328,68 +379,86 @@ pub fn a_port_is_opened_again(rig: &dyn Rig) {
     }
 }
 
-/// A device that is reset takes its port with it: waits say so, others see it go, and it is opened again.
+/// A reset of the device invalidates its port: waits return an error, peers see the port disappear,
+/// and it can be reopened.
 pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
     let mut stays = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
     let mut here = Port::open(device.clone(), Config::default()).unwrap();
     let to = link(&mut stays, &mut here);
+
     stays.send(to, 1, &[7; 8], soon(), None).unwrap();
     until("the message", &mut [&mut here], |ports| ports[0].kept() > 0);
     device.reset().unwrap();
-    // What had come is there still.
+
+    // Messages that had arrived can still be received.
     assert_eq!(here.recv(Filter::ANY, soon(), None).unwrap().bytes(), [7; 8]);
     assert_eq!(here.recv(Filter::ANY, soon(), None), Err(Error::Reset));
     assert_eq!(here.connect(at(1, 3), soon(), None), Err(Error::Reset));
+
     until("the news", &mut [&mut stays], |ports| !ports[0].is_up(at(0, 0)));
     assert_eq!(stays.send_nb(to, 1, &[8; 8]), Err(Error::PeerGone { address: at(0, 0) }));
+
     drop(here);
     let mut here = Port::open(device, Config::default()).unwrap();
     let to = link(&mut stays, &mut here);
     stays.send(to, 2, &[9; 8], soon(), None).unwrap();
+
     assert_eq!(here.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
 }
 
-/// A VPID that the admin resets: waits say so, and the port that was there does not take the next one along when it is dropped late.
+/// The admin resets a VPID: waits return an error. Dropping the old port late does not affect its
+/// successor.
 pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
     let mut stays = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
     let poster = SharedPoster::new(device.poster(0).unwrap());
     let mut old = Port::open_sharing(device.clone(), poster.clone(), Config::default()).unwrap();
+
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
     assert_eq!(old.recv(Filter::ANY, soon(), None), Err(Error::Reset));
     assert_eq!(old.connect(at(1, 3), soon(), None), Err(Error::Reset));
+
     let mut new = Port::open_sharing(device, poster, Config::default()).unwrap();
     drop(old);
     let to = link(&mut stays, &mut new);
     stays.send(to, 2, &[9; 8], soon(), None).unwrap();
+
     assert_eq!(new.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
 }
 
-/// Messages that wait in a card behind others, while whom they are for goes and somebody else comes: that one does not get them.
+/// Messages wait in a card while their receiver is replaced by a new one. The new one does not get
+/// them.
 pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
     const LATE: u64 = 3;
+
     let mut sender = port(rig, at(0, 0));
     let mut first = port(rig, at(1, 0));
     let to = link(&mut sender, &mut first);
-    // Who promises more than it has makes the sender's card wait.
+
+    // A receiver that grants more credit than it has makes the sender's card wait.
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut liar = port_with(rig, at(1, 1), uncounted);
     let to_liar = sender.connect(at(1, 1), soon(), None).unwrap();
     let back = liar.connect(at(0, 0), soon(), None).unwrap();
     let credit = 2 | u64::from(back.tenant()) << 8 | 1_u64 << 52;
+
     liar.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
     until("the promise", &mut [&mut sender], |ports| ports[0].credits(to_liar) != Some(0));
+
     for _ in 0..32 {
         sender.send(to_liar, 0, &[1; 8], soon(), None).unwrap();
     }
+
     for number in 0..LATE {
         sender.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
+
     until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
     drop(first);
     let mut second = port(rig, at(1, 0));
     let new = second.tenant_of(at(1, 0));
+
     until("the news", &mut [&mut sender], |ports| ports[0].tenant_of(at(1, 0)) == new);
     let to = DeviceError::Watchdog { to: at(1, 1) };
     until("the watchdog", &mut [&mut sender, &mut second], |ports| match ports[0].check() {
@@ -399,19 +468,24 @@ pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
             false
         }
     });
+
     until("what was late", &mut [&mut sender, &mut second], |ports| {
         assert_eq!(drain(ports[1]), []);
         ports[1].statistics().dropped == LATE
     });
-    // Who connects is heard.
+
+    // A sender that connects anew is received.
     let to = link(&mut sender, &mut second);
     sender.send(to, 0, &[5; 8], soon(), None).unwrap();
+
     assert_eq!(second.recv(Filter::ANY, soon(), None).unwrap().bytes(), [5; 8]);
 }
 
-/// Links that corrupt many of their packets, so that they are sent again: nothing is lost, doubled, or out of order.
+/// Links corrupt many packets, which are then retransmitted. No message is lost, duplicated or
+/// reordered.
 pub fn link_errors_are_repaired(rig: &dyn Rig) {
     const MESSAGES: u64 = 5_000;
+
     rig.operate(Box::new(|machine| {
         for end in [Direction::Forward, Direction::Backward] {
             let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -422,9 +496,11 @@ pub fn link_errors_are_repaired(rig: &dyn Rig) {
             machine.fabric().set_fault(LinkId(0), end, Some(Box::new(hook))).unwrap();
         }
     }));
+
     let (mut sender, mut receiver) = (port(rig, at(0, 0)), port(rig, at(1, 0)));
     let to = link(&mut sender, &mut receiver);
     let (mut sent, mut received) = (0, VecDeque::new());
+
     while (received.len() as u64) < MESSAGES {
         while sent < MESSAGES && sender.send_nb(to, 0, &sent.to_le_bytes()).is_ok() {
             sent += 1;
@@ -435,8 +511,10 @@ pub fn link_errors_are_repaired(rig: &dyn Rig) {
             received.len() > before || ports[0].credits(to) != Some(0) && sent < MESSAGES
         });
     }
+
     assert!(received.into_iter().eq(0..MESSAGES));
     assert_eq!(receiver.poll().unwrap(), None);
+
     let (retries, given) = mpsc::channel();
     rig.operate(Box::new(move |machine| {
         let function = (0..machine.functions()).map(FunctionId).next().unwrap();
@@ -445,10 +523,11 @@ pub fn link_errors_are_repaired(rig: &dyn Rig) {
             .send(machine.fabric().link_stats(LinkId(0), Direction::Forward, 0).unwrap().retransmissions)
             .unwrap();
     }));
+
     assert!(given.recv().unwrap() > MESSAGES / 8);
 }
 
-/// What a receiver got, for the bodies that count.
+/// Takes all messages of a receiver, for the bodies that count.
 fn drain(port: &mut Port) -> Vec<Message> {
     let mut messages = Vec::new();
     while let Some(message) = port.poll().unwrap() {

@@ -1,4 +1,5 @@
-//! The tests that the book's chapter on vfio-user names exist, and each row of its tables names one.
+//! Checks that the tests named in the book's chapter on vfio-user exist, and that each row of its
+//! tables names one.
 #![allow(clippy::unwrap_used, reason = "all of this file is tests")]
 
 use std::{collections::BTreeSet, fs, path::Path};
@@ -7,10 +8,10 @@ use std::{collections::BTreeSet, fs, path::Path};
 const FOLDERS: [&str; 4] = ["device-model", "tests", "userlib", "vmm"];
 /// The column that names tests.
 const COLUMN: &str = "test";
-/// A name in the text of that many words is a test's too.
+/// A name of at least this many words in the text is a test's name too.
 const WORDS: usize = 5;
 
-/// The names of all functions in the sources below `folder`.
+/// Collects the names of all functions in the sources below `folder`.
 fn functions(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -27,7 +28,7 @@ fn functions(folder: &Path, found: &mut BTreeSet<String>) {
     }
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
@@ -40,12 +41,13 @@ fn is_snake_case(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-/// What is wrong with a page.
+/// Returns the mistakes of a page.
 fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
     let mut wrong = Vec::new();
-    // Of the table that the line is in: which column names tests, if one does.
+    // The column of the current table that names tests, if there is one.
     let mut column = None;
     let mut in_table = false;
+
     for (line, number) in page.lines().zip(1..) {
         let mut named: BTreeSet<&str> =
             quoted(line).filter(|name| is_snake_case(name) && name.split('_').count() >= WORDS).collect();
@@ -63,9 +65,11 @@ fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
                 wrong.push(format!("{number}: the row names no test"));
             }
         }
+
         let missing = named.into_iter().filter(|name| !known.contains(*name));
         wrong.extend(missing.map(|name| format!("{number}: there is no test {name}")));
     }
+
     wrong
 }
 
@@ -73,9 +77,11 @@ fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
 fn every_row_of_the_conformance_tables_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut known = BTreeSet::new();
+
     for folder in FOLDERS {
         functions(&root.join(folder), &mut known);
     }
+
     let page = fs::read_to_string(root.join("docs/src/vfio-user.md")).unwrap();
 
     let wrong = complaints(&page, &known);
@@ -92,5 +98,6 @@ fn a_row_without_a_test_and_a_test_that_does_not_exist_are_found() {
 
     let expected =
         ["4: the row names no test", "5: there is no test a_c", "7: there is no test one_of_so_many_words"];
+
     assert_eq!(wrong, expected);
 }

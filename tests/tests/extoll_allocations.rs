@@ -1,4 +1,5 @@
-//! Messages over the EXTOLL card allocate nothing once everything has its size: neither in the libraries nor, in process, in the machine.
+//! Messages over the EXTOLL card make no allocations in the steady state, neither in the libraries
+//! nor, in process, in the machine.
 
 #![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; an allocator that counts")]
 
@@ -21,22 +22,22 @@ use nicforge_tests::{
 };
 
 thread_local! {
-    /// Of this thread: the test harness has others.
+    /// Counts for this thread alone, since the test harness has others.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: the system's allocator does everything.
+// SAFETY: every call is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -44,7 +45,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Messages of a size: the allocations for the second half of them, and how many those are.
+/// Sends messages of a size. Returns the allocations for the second half of them, and their number.
 fn second_half(bytes: usize) -> (u64, u64) {
     let rig = InProcess::new(machine());
     let mut world = World::new(&Extoll::new(&rig), 2, Config::default());
@@ -64,14 +65,17 @@ fn second_half(bytes: usize) -> (u64, u64) {
             sides[0].endpoint().transport_mut().relax(&mut relax).unwrap();
         }
     };
+
     let half = terms.messages() / 2;
     until(&mut sides, half);
     let before = ALLOCATIONS.get();
     until(&mut sides, 2 * half - 1);
+
     (ALLOCATIONS.get() - before, half - 1)
 }
 
-/// None for a message. The machine's pool of packets may still reach a new maximum, once or twice in a thousand messages.
+/// Checks that messages cause no allocation. The machine's packet pool may still reach a new
+/// maximum, once or twice in a thousand messages.
 fn allocate_nothing(bytes: usize) {
     let (allocations, messages) = second_half(bytes);
     assert!(

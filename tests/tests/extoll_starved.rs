@@ -1,4 +1,5 @@
-//! Processes of one card that share a link: each gets its part of it, and none is given up because the others fill it.
+//! Processes of one card share a link: each gets its share, and none is given up because the others
+//! fill it.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -9,13 +10,14 @@ use nicforge_driver::{Deadline, Device};
 use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
 use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
-/// Two cards with a link that takes 64 packets a turn.
+/// Two cards with a link that takes 64 packets in a turn.
 const MACHINE: &str = "name = \"starved\"\n[[extoll]]\nmesh = 2\nvpids = 8\n";
-/// A turn of an engine that gets the processor rarely: the watchdog is 16 of them.
+/// The interval between turns of an engine that rarely gets the processor. The watchdog is 16
+/// intervals.
 const TICK: u64 = 40_000_000;
-/// Later than everything that happens by the real clock.
+/// A time later than every event by the real clock.
 const START: u64 = 1 << 50;
-/// More than a link takes in a turn.
+/// More messages than a link takes in a turn.
 const WINDOW: u32 = 256;
 
 struct Pair {
@@ -40,7 +42,7 @@ fn pair(machine: &Arc<LocalMachine>, vpid: u16, node: u32) -> Pair {
 }
 
 impl Pair {
-    /// As many as there is credit for; and what has come is taken.
+    /// Sends as many messages as there is credit for, and takes arrived ones.
     fn turn(&mut self) {
         loop {
             match self.sender.send_nb(self.link, 0, &self.sent.to_le_bytes()) {
@@ -49,20 +51,23 @@ impl Pair {
                 Err(error) => panic!("after {} messages: {error}", self.sent),
             }
         }
+
         while let Some(message) = self.receiver.poll().unwrap() {
             assert_eq!(message.quadword(0), self.received);
             self.received += 1;
         }
+
         self.sender.progress().unwrap();
     }
 }
 
-/// Four pairs whose messages go to `node`, all of them all the time.
+/// Four pairs send continuously to `node`; each must get its share.
 fn each_has_its_part(node: u32) {
     let (machine, _) = build(&Description::parse(MACHINE, "a test").unwrap()).unwrap();
     let machine = LocalMachine::new(machine);
     let mut pairs: Vec<_> = (0..4).map(|vpid| pair(&machine, vpid, node)).collect();
     let mut now = START;
+
     for _ in 0..400 {
         pairs.iter_mut().for_each(Pair::turn);
         machine.with(|machine| {
@@ -70,8 +75,10 @@ fn each_has_its_part(node: u32) {
             machine.step(Nanos(now), 64);
         });
     }
+
     let received: Vec<_> = pairs.iter().map(|pair| pair.received).collect();
     let (least, most) = (received.iter().min().unwrap(), received.iter().max().unwrap());
+
     assert!(*least > 0 && 2 * least >= *most, "{received:?}");
 }
 

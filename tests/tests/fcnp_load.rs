@@ -1,5 +1,5 @@
-//! FCNP opened many times over, and on all nodes of a full pset at once. These tests look at the whole process, so that they run
-//! one after another.
+//! FCNP opened many times, and on all nodes of a full pset at once. These tests examine the whole
+//! process, so they run one after another.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -34,7 +34,7 @@ fn compute_core(rig: &dyn Rig, node: usize) -> ComputeCore {
     ComputeCore::open(rig.open(&format!("cn{node}"), "core0"), config()).unwrap()
 }
 
-/// What this process holds, server and all.
+/// The resources of this process, server included.
 #[derive(Debug)]
 struct Held {
     descriptors: usize,
@@ -56,7 +56,8 @@ impl Held {
         }
     }
 
-    /// A server closes and unmaps what its last clients had a moment after they left.
+    /// Returns whether resources are back near `before`. A server closes and unmaps its last
+    /// clients' resources shortly after they disconnect.
     fn is_about(&self, before: &Self) -> bool {
         self.descriptors <= before.descriptors
             && self.mappings <= before.mappings + 8
@@ -76,11 +77,13 @@ fn open_again_and_again(rig: &dyn Rig, times: usize) {
             drop(io);
         }
     };
+
     open(100);
     let before = Held::now();
     let started = Instant::now();
     open(times);
     eprintln!("{times} opens in {:?}: {before:?} before, {:?} after", started.elapsed(), Held::now());
+
     let settling = Instant::now();
     while !Held::now().is_about(&before) {
         assert!(settling.elapsed() < LIMIT, "{before:?} before, {:?} after", Held::now());
@@ -102,12 +105,13 @@ fn a_thousand_opens_over_sockets_leave_nothing() {
     }
 }
 
-/// Every compute node of a full pset exchanges messages with the I/O node, all at once.
+/// All compute nodes of a full pset exchange messages with the I/O node at once.
 #[test]
 fn sixty_four_nodes_exchange_messages_at_once() {
     const NODES: usize = 64;
     const THREADS: usize = 4;
     const MESSAGES: usize = 6;
+
     let _alone = alone();
     let text = include_str!("../../machines/pset64.toml");
     let rig = InProcess::new(build(&Description::parse(text, "pset64.toml").unwrap()).unwrap().0);
@@ -118,6 +122,7 @@ fn sixty_four_nodes_exchange_messages_at_once() {
         (0..size).map(|at| (at * 3 + node * 31 + number * 101) as u8).collect()
     };
     let started = Instant::now();
+
     thread::scope(|scope| {
         for (node, core) in cores.iter().enumerate() {
             scope.spawn(move || {
@@ -130,6 +135,7 @@ fn sixty_four_nodes_exchange_messages_at_once() {
                 }
             });
         }
+
         // Each thread of the application serves some of the nodes in turn.
         for first in 0..THREADS {
             let io = &io;
@@ -145,9 +151,11 @@ fn sixty_four_nodes_exchange_messages_at_once() {
             });
         }
     });
+
     eprintln!("{} messages each way in {:?}", NODES * MESSAGES, started.elapsed());
     let statistics = io.statistics();
     let messages = (NODES * MESSAGES) as u64;
+
     assert_eq!((statistics.messages_received, statistics.messages_sent), (messages, messages));
     assert_eq!((statistics.orphans, statistics.strays, statistics.peers_lost), (0, 0, 0));
 }

@@ -1,5 +1,6 @@
-//! The bodies of every other door, in a guest: through VFIO behind a virtual IOMMU, and through the kernel shim. What needs more
-//! memory in a row than a kernel has goes through the shim behind an IOMMU.
+//! The bodies of every other door, in a guest: through VFIO behind a virtual IOMMU, and through the
+//! kernel shim. Bodies that need more contiguous memory than a kernel has go through the shim
+//! behind an IOMMU.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::thread;
@@ -20,16 +21,17 @@ fn bodies_hold(door: Door, name: &str, part: &str) {
         .terminal(true)
         .program(env!("CARGO_BIN_EXE_guest_bodies"));
     let guest = guest::boot(&config);
+
     thread::scope(|scope| {
         scope.spawn(|| guest::operate(&served, guest.terminal().expect("it was asked for")));
-        // Ends the operator's thread too, however this ends.
+        // Kills the guest in every case, which ends the operator's thread too.
         let _end = EndOf(&guest);
         let line = "stty -F /dev/ttyS2 raw -echo";
         guest::run(&guest, &format!("{line}; guest_bodies {word} {name} {part}"));
     });
 }
 
-/// Kills a guest when it is dropped.
+/// Kills a guest on drop.
 struct EndOf<'a>(&'a Guest);
 
 impl Drop for EndOf<'_> {

@@ -1,5 +1,5 @@
-//! Functions behind PCIe root ports, as cards in slots are: the guest's firmware and kernel find room for every BAR in the ports'
-//! windows, also beside EXTOLL's pages of 4 GiB, and the drivers work.
+//! Functions behind PCIe root ports, like cards in slots. The guest's firmware and kernel find room
+//! for every BAR in the ports' windows, also beside EXTOLL's pages of 4 GiB, and the drivers work.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::{path::Path, thread};
@@ -21,27 +21,32 @@ mesh = 2
 vpids = 4
 "#;
 
-/// What is plugged in, and how many BARs each has: the node's and the card's.
+/// The functions, and the number of BARs of each: the node's and the card's.
 const FUNCTIONS: [(&str, usize); 5] =
     [("io0.core0", 5), ("cn0.core0", 5), ("ex0.vpid1", 5), ("ex1.vpid2", 5), ("ex0.vpid3", 5)];
 
-/// Each BAR has an address, of its kind, and no bridge was too small.
+/// Checks that each BAR has an address, and that every bridge's window was large enough.
 fn check_bars(guest: &Guest) {
     let said = guest::run(
         guest,
         "IFS=,\nfor device in $NICFORGE_DEVICES; do\necho \"== $device\"\nlspci -vvv -s \"${device#*=}\"\ndone",
     );
     let sections: Vec<&str> = said.stdout.split("== ").skip(1).collect();
+
     assert_eq!(sections.len(), FUNCTIONS.len(), "{}", said.stdout);
+
     for ((name, bars), section) in FUNCTIONS.into_iter().zip(sections) {
-        // Not on the root bus.
+        // The function is not on the root bus.
         assert!(
             section.starts_with(&format!("{name}=0000:0")) && !section.contains("=0000:00:"),
             "{section}"
         );
+
         let regions: Vec<&str> =
             section.lines().map(str::trim).filter(|line| line.starts_with("Region ")).collect();
+
         assert_eq!(regions.len(), bars, "{section}");
+
         for region in regions {
             let assigned = !["<unassigned>", "<ignored>", "[virtual]", "[disabled]"]
                 .iter()
@@ -50,6 +55,7 @@ fn check_bars(guest: &Guest) {
             assert!(assigned && kind.iter().any(|kind| region.contains(kind)), "{section}");
         }
     }
+
     let log = guest::run(guest, "dmesg");
     for line in log.stdout.lines().filter(|line| line.contains("BAR ")) {
         assert!(!["no space", "failed", "can't"].iter().any(|bad| line.contains(bad)), "{line}");
@@ -69,9 +75,11 @@ fn every_bar_has_room_behind_root_ports_and_the_drivers_work() {
         let socket = served.socket(function, attachment);
         config.function(Function { name: name.into(), socket, hotplug: true, user: true })
     });
+
     let guest = guest::boot(&config);
     check_bars(&guest);
-    // Besides the core's mirror each of them has a BAR that only the device writes.
+
+    // Besides the core's mirror, each function has a BAR that only the device writes.
     guest::run(&guest, "for file in /dev/nicforge[0-9]*; do shim-checks read-only $file || exit; done");
     guest::run(&guest, "guest_program read-only");
     thread::scope(|scope| {

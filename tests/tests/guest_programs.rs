@@ -1,5 +1,6 @@
-//! Programs in guests, beside each other and beside programs of the host: FCNP over one machine, memory that comes and goes,
-//! interrupts, a second program, a killed one, and a guest whose program does anything.
+//! Programs in guests, beside each other and beside programs of the host: FCNP over one machine,
+//! memory that is mapped and unmapped, interrupts, a second program, a killed one, and a guest with
+//! a hostile program.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::{
@@ -20,7 +21,7 @@ use nicforge_tests::{
     guest_program::{echo, open_core, open_io, send},
 };
 
-/// A pset of two compute nodes, and the proof devices.
+/// Returns a pset of two compute nodes, and the proof devices.
 fn machine() -> Machine {
     let functions = [("fifo0", "slot-fifo"), ("dma0", "dma-engine"), ("send0", "addressed-send")]
         .map(|(name, kind)| format!("[[function]]\nname = \"{name}\"\nkind = \"{kind}\"\n"));
@@ -28,6 +29,7 @@ fn machine() -> Machine {
         "name = \"guests\"\n[[pset]]\ncompute_nodes = 2\n[[extoll]]\nmesh = 2\nvpids = 2\nwatchdog_ms = 500\n{}",
         functions.concat()
     );
+
     build(&Description::parse(&text, "guests.toml").unwrap()).unwrap().0
 }
 
@@ -35,7 +37,7 @@ fn served() -> Served {
     Served::new(machine(), EventLoopKind::Auto)
 }
 
-/// A guest with these attachments, `function.attachment` each.
+/// Returns a guest's configuration with these attachments, each as `function.attachment`.
 fn config(served: &Served, name: &str, door: Door, attachments: &[&str]) -> GuestConfig {
     let sockets = attachments.iter().map(|name| {
         let (function, attachment) = name.split_once('.').unwrap();
@@ -48,7 +50,7 @@ fn play(guest: &Guest, role: &str) {
     guest::run(guest, &format!("guest_program {role}"));
 }
 
-/// Starts a role, and returns when it has said `word`.
+/// Starts a role, and returns when it has printed `word`.
 fn start(guest: &Guest, role: &str, word: &'static str) -> Running {
     let (said, says) = mpsc::channel();
     let job = Job::shell(format!("exec guest_program {role}")).on_line(Arc::new(move |stream, line| {
@@ -57,16 +59,17 @@ fn start(guest: &Guest, role: &str, word: &'static str) -> Running {
             let _ = said.send(());
         }
     }));
+
     let running = guest.start(job).unwrap();
     says.recv_timeout(LONG).unwrap_or_else(|_| panic!("{role} never said {word}: {:?}", running.said()));
     running
 }
 
-/// What everybody may do with the attachments of one guest, through one door.
+/// Checks the actions of unprivileged programs on the attachments of one guest, through one door.
 fn programs(served: &Served, guest: &Guest, door: Door) {
     play(guest, "vectors");
     if door == Door::Vfio {
-        // Without an IOMMU there are no addresses to come and go.
+        // Without an IOMMU programs can't choose addresses to map and unmap.
         play(guest, "remap 40");
         play(guest, "pages 2048");
         play(guest, "outside");
@@ -74,10 +77,13 @@ fn programs(served: &Served, guest: &Guest, door: Door) {
         let errors = dma0.attachments[0].counters.dma_errors;
         assert!(errors >= 7, "{errors} accesses outside were counted");
     }
+
     let holder = start(guest, "hold fifo0 user0", "holding");
     play(guest, "refused fifo0 user0");
     holder.kill().unwrap();
+
     assert_eq!(holder.wait(LONG).unwrap().status, 137);
+
     play(guest, "fifo");
     for _ in 0..3 {
         let transfer = start(guest, "transfer", "transferring");
@@ -101,12 +107,14 @@ fn programs_through_the_shim() {
     programs(&served, &guest, Door::Shim);
 }
 
-/// The I/O node in a guest of the shim, a core in a guest of VFIO, another core on the host.
+/// The I/O node runs in a guest with the shim, a core in a guest with VFIO, and another core on the
+/// host.
 #[test]
 fn fcnp_between_guests_and_the_host() {
     let served = served();
     let node = guest::boot(&config(&served, "fcnp-io", Door::Shim, &["io0.core0"]));
     let core = guest::boot(&config(&served, "fcnp-cn", Door::Vfio, &["cn0.core0"]));
+
     play(&node, "read-only");
     play(&core, "read-only");
     thread::scope(|scope| {
@@ -114,7 +122,8 @@ fn fcnp_between_guests_and_the_host() {
         play(&core, "compute 0");
         send(&open_core(&served, 4));
     });
-    // And the other way round: the I/O node on the host.
+
+    // The other way round: the I/O node runs on the host.
     drop(node);
     thread::scope(|scope| {
         scope.spawn(|| echo(&open_io(&served), &[0]));
@@ -122,20 +131,21 @@ fn fcnp_between_guests_and_the_host() {
     });
 }
 
-/// How long the hostile program runs: `NICFORGE_HOSTILE_SECONDS`, or what CI has time for.
+/// Returns the duration of the hostile program: `NICFORGE_HOSTILE_SECONDS`, or a default that suits
+/// CI.
 fn hostile_seconds() -> u64 {
     std::env::var("NICFORGE_HOSTILE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
 }
 
-/// Resident memory of this process, which serves, in bytes.
+/// Returns the resident memory of this process, which serves, in bytes.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     4096 * statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
 }
 
-/// A guest program writes random values over everything of its attachments, while another guest and the host talk. They do so over
-/// the tree, of which the hostile guest has no core: one that has can block a channel, as on the machine (see the threat model,
-/// and the next test).
+/// A guest program writes random values to all its attachments, while another guest and the host
+/// exchange messages over the tree. The hostile guest has no core of the tree: one with a core can
+/// block a channel, as on the machine (see the threat model, and the next test).
 #[test]
 fn a_hostile_guest_disturbs_nobody() {
     let served = served();
@@ -144,44 +154,51 @@ fn a_hostile_guest_disturbs_nobody() {
     let polite = guest::boot(&config(&served, "polite", Door::Shim, &["cn0.core0"]));
     let over = Cancel::new().unwrap();
     let seconds = hostile_seconds();
+
     thread::scope(|scope| {
         scope.spawn(|| {
             let io = open_io(&served);
             let mut buffer = vec![0; 1 << 20];
+
             loop {
                 match io.read_until(0, &mut buffer, Deadline::never(), Some(&over)) {
                     Ok(size) => assert_eq!(io.write(0, &buffer[..size]).unwrap(), size),
-                    // Each round is of a new program.
+                    // Each round uses a new program.
                     Err(Error::PeerGone { .. }) => (),
                     Err(Error::Cancelled { .. }) => return,
                     Err(error) => panic!("{error}"),
                 }
             }
         });
+
         play(&polite, "compute 0");
         let before = resident();
         let attacker = scope.spawn(|| play(&hostile, &format!("hostile {seconds} 12345")));
         let started = Instant::now();
         let mut rounds = 0;
+
         while !attacker.is_finished() && started.elapsed() < Duration::from_secs(seconds) + LONG {
             play(&polite, "compute 0");
             rounds += 1;
         }
+
         over.cancel();
         attacker.join().unwrap();
         println!(
             "{rounds} rounds of the polite guest; {} bytes more in the server",
             resident().saturating_sub(before)
         );
+
         assert!(rounds > 0);
         assert!(resident() < before + (64 << 20), "the server grew");
     });
-    // Who was attacked by nobody but itself works again.
+
+    // An attachment that only its own client attacked works again.
     play(&hostile, "fifo");
     play(&hostile, "vectors");
 }
 
-/// A message there and back between an I/O node and a core of this host, both opened for it.
+/// Sends a message there and back between an I/O node and a core of this host, both opened for it.
 fn round_trip(served: &Served, limit: Duration) -> Result<(), Error> {
     let config = nicforge_fcnp::Config { timeout: Some(limit), open_timeout: limit, ..Default::default() };
     let message = [7; 70_000];
@@ -191,6 +208,7 @@ fn round_trip(served: &Served, limit: Duration) -> Result<(), Error> {
         let size = io.read(0, &mut buffer)?;
         io.write(0, &buffer[..size]).map(drop)
     };
+
     thread::scope(|scope| {
         let echo = scope.spawn(echo);
         let core = || {
@@ -201,18 +219,21 @@ fn round_trip(served: &Served, limit: Duration) -> Result<(), Error> {
             assert!(received == message, "the message came back changed");
             Ok(())
         };
+
         let core = core();
         echo.join().unwrap().and(core)
     })
 }
 
-/// A guest with a node of the tree can block a channel for a while, as any node can that does not read: round trips beside it
-/// may run out of time, but are never wrong. What it leaves ends with its operator's reset of the node, and the guest may stay.
+/// A guest with a node of the tree can block a channel for a while, as any node that does not read
+/// can. Round trips beside it may time out, but their data are never wrong. The operator's reset of
+/// the node ends the blockage, and the guest may stay.
 #[test]
 fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
     let served = served();
     let hostile = guest::boot(&config(&served, "hostile-node", Door::Vfio, &["cn1.core0"]));
     let short = Duration::from_secs(5);
+
     round_trip(&served, LONG).unwrap();
     let mut rounds = [0, 0];
     thread::scope(|scope| {
@@ -222,6 +243,7 @@ fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
         }
         attacker.join().unwrap();
     });
+
     let blocked = round_trip(&served, short);
 
     served.reset("cn1");
@@ -230,9 +252,9 @@ fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
     round_trip(&served, LONG).unwrap();
 }
 
-/// The driver library on a card that nicforge has nothing to do with.
+/// Runs the driver library on a card that is not nicforge's.
 fn edu(name: &str, door: Door, driver: &str, address: &str) {
-    // The card reaches 256 MB unless told otherwise, and the guest has more.
+    // The card reaches 256 MB by default, and the guest has more.
     let config = guest::config(name, door, vec![])
         .device("edu,addr=1d.0,dma_mask=0xffffffff")
         .program(env!("CARGO_BIN_EXE_edu"));
@@ -243,6 +265,7 @@ fn edu(name: &str, door: Door, driver: &str, address: &str) {
          echo {driver} > {device}/driver_override && echo 0000:00:1d.0 > /sys/bus/pci/drivers_probe
          edu {address} && edu {address}"
     );
+
     let output = guest::run(&guest, &script);
     assert!(output.stdout.contains("10! = 3628800") && output.stdout.contains("unchanged: true"));
 }

@@ -1,7 +1,8 @@
-//! The kernel module `kmod-shim` in guests: each of its promises, checked by a C program that uses its header and nothing else.
+//! The kernel module `kmod-shim` in guests: a C program that uses only its header checks each of
+//! its guarantees.
 //!
-//! The checks are in `tests/guest/shim`; this file makes what happens around them: guests with and without an IOMMU, functions
-//! that are unplugged, a driver that is taken away, a server that dies.
+//! The checks are in `tests/guest/shim`. This file provides their environment: guests with and
+//! without an IOMMU, functions that are unplugged, a driver that is unbound, a server that dies.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::{
@@ -16,10 +17,10 @@ use nicforge_tests::{
     guest, proof_body,
 };
 
-/// Nothing takes longer, also on a machine that has much else to do.
+/// Time limit of each step, generous enough for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The checks that want the slot FIFO.
+/// The checks that need the slot FIFO.
 const FIFO: [&str; 12] = [
     "open-twice",
     "registers",
@@ -35,13 +36,13 @@ const FIFO: [&str; 12] = [
     "module-in-use",
 ];
 
-/// The checks that want the DMA engine.
+/// The checks that need the DMA engine.
 const ENGINE: [&str; 4] = ["coherent", "pinned", "untouched", "quota"];
 
 /// A guest with proof devices that the shim drives.
 struct Rig {
     guest: Guest,
-    /// What is behind the functions.
+    /// The server of the functions.
     _served: Served,
     failures: Vec<String>,
 }
@@ -63,29 +64,33 @@ impl Rig {
                 hotplug: true,
                 user: true,
             });
+
         let guest =
             Guest::boot(&toolkit, &configure(config), &watch).unwrap_or_else(|error| panic!("{error}"));
+
         assert!(guest.problems().is_empty(), "{:?}", guest.problems());
+
         let rig = Self { guest, _served: served, failures: Vec::new() };
         rig.shell("mount -t debugfs none /sys/kernel/debug");
-        // Below what the quota's check asks for.
+
+        // A quota below the size that the quota's check requests.
         rig.shell("echo 256 > /sys/module/nicforge_shim/parameters/dma_quota_mb");
         rig
     }
 
-    /// Runs a script that must do well; what it says.
+    /// Runs a script that must succeed, and returns its output.
     fn shell(&self, script: &str) -> String {
         let output = self.guest.run(script, LIMIT).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(output.status, 0, "{script}: {output:?}");
         output.stdout.trim().to_owned()
     }
 
-    /// The PCI address of a function that was there from the start.
+    /// Returns the PCI address of a function that was present at the start.
     fn address(&self, function: &str) -> String {
         self.shell(&format!("echo $NICFORGE_DEVICES | tr , '\\n' | sed -n 's/^{function}=//p'"))
     }
 
-    /// Its device file. A function that was bound anew may have another one.
+    /// Returns the function's device file. After a new bind the file may be another one.
     fn file(&self, address: &str) -> String {
         format!("/dev/{}", self.shell(&format!("ls /sys/bus/pci/devices/{address}/nicforge")))
     }
@@ -102,21 +107,23 @@ impl Rig {
         self.note(check, &output);
     }
 
-    /// Starts a check that says when it waits for its function's end.
+    /// Starts a check and returns when it reports that it waits for its function's end.
     fn start(&self, check: &str, file: &str) -> Running {
         let (sender, lines) = mpsc::channel();
         let sink = Arc::new(move |_, line: &str| {
-            // A check that fails later has nobody who listens.
+            // If the check fails later, the receiver is gone already.
             let _ = sender.send(line.to_owned());
         });
         let job = Job::shell(format!("shim-checks {check} {file}")).on_line(sink);
         let running = self.guest.start(job).unwrap();
         let line = lines.recv_timeout(LIMIT).unwrap();
+
         assert_eq!(line, "ready", "{check}");
+
         running
     }
 
-    /// Takes the function away while a check has it open.
+    /// Removes the function while a check has it open.
     fn check_while(&mut self, check: &str, file: &str, take_away: impl FnOnce(&Self)) {
         let running = self.start(check, file);
         take_away(self);
@@ -124,7 +131,7 @@ impl Rig {
         self.note(check, &output);
     }
 
-    /// What the checks and the kernel have to complain of.
+    /// Fails if a check failed, or if the kernel reported a problem.
     fn finish(mut self) {
         let log = self.shell("dmesg");
         for line in log.lines() {
@@ -132,7 +139,9 @@ impl Rig {
                 self.failures.push(line.to_owned());
             }
         }
+
         assert!(self.failures.is_empty(), "{:#?}\n{log}", self.failures);
+
         self.guest.power_off(LIMIT).unwrap();
     }
 }
@@ -143,7 +152,7 @@ fn the_shim_does_what_its_header_says() {
     let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
     let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
 
-    // By its aliases, udev finds the module for the functions.
+    // udev finds the module for the functions by its aliases.
     rig.shell(&format!(
         "modalias=$(cat /sys/bus/pci/devices/{fifo}/modalias)
         for alias in $(modinfo -F alias /nicforge/shim.ko); do
@@ -151,13 +160,16 @@ fn the_shim_does_what_its_header_says() {
         done
         exit 1"
     ));
+
     rig.check("enumeration", &format!("{fifo_file} {engine_file}"));
     for check in FIFO {
         rig.check(check, &fifo_file);
     }
+
     for check in ENGINE {
         rig.check(check, &engine_file);
     }
+
     rig.finish();
 }
 
@@ -170,9 +182,11 @@ fn behind_an_iommu_pinned_memory_is_one_segment_and_the_rest_out_of_reach() {
     for check in ["eventfd", "intx", "killed"] {
         rig.check(check, &fifo_file);
     }
+
     for check in ENGINE.into_iter().chain(["iommu"]) {
         rig.check(check, &engine_file);
     }
+
     rig.check_while("end", &fifo_file, |rig| {
         rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{fifo}/remove"));
     });
@@ -184,47 +198,53 @@ fn a_function_that_goes_while_it_is_open_fails_cleanly() {
     let mut rig = Rig::boot("shim-gone", |config| config);
     let fifo = rig.address("fifo0.user0");
 
-    // Linux lets it go, as it does when it is unplugged, and finds it again.
+    // Linux removes the function as if unplugged, and finds it again.
     let file = rig.file(&fifo);
     rig.check_while("end", &file, |rig| {
         rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{fifo}/remove"));
     });
     rig.shell("echo 1 > /sys/bus/pci/rescan");
+
     let file = rig.file(&fifo);
     rig.check("read", &file);
 
-    // The driver lets it go.
+    // The driver unbinds it.
     rig.check_while("end", &file, |rig| {
         rig.shell(&format!("echo {fifo} > /sys/bus/pci/drivers/nicforge-shim/unbind"));
     });
     rig.shell(&format!("echo {fifo} > /sys/bus/pci/drivers/nicforge-shim/bind"));
+
     let file = rig.file(&fifo);
     rig.check("read", &file);
 
-    // The module goes when nobody has a function open, and comes again.
+    // The module can be unloaded when no process has a function open, and loaded again.
     rig.shell("rmmod nicforge_shim && insmod /nicforge/shim.ko");
     let file = rig.file(&fifo);
     rig.check("read", &file);
 
-    // Its link fails and nobody tells Linux: the port in front of it decodes neither its registers nor its bus any more.
+    // The link fails without a notification to Linux: the port in front of the function stops
+    // decoding its registers and its bus.
     let (hot, port) = (rig.address("fifo0.user1"), "/sys/bus/pci/devices/0000:00:05.0/config");
     rig.check_while("answers-no-more", &rig.file(&hot), |rig| {
         for (bytes, offset) in [("\\000\\000", 4), ("\\377\\377", 25)] {
             rig.shell(&format!("printf '{bytes}' | dd of={port} bs=1 seek={offset} conv=notrunc"));
         }
     });
+
     rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{hot}/remove"));
     rig.finish();
 }
 
-/// How often functions and the module come and go under those who use them.
+/// Number of times that functions and the module are removed while processes use them.
 const ROUNDS: u32 = 15;
 
 #[test]
 fn functions_and_the_module_go_while_two_processors_open_them() {
     let mut rig = Rig::boot("shim-race", |config| config.processors(2));
     let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
+
     assert_eq!(rig.shell("nproc"), "2");
+
     rig.check_while("race", "/tmp/enough", |rig| {
         rig.shell(&format!(
             "cd /sys/bus/pci
@@ -239,12 +259,15 @@ fn functions_and_the_module_go_while_two_processors_open_them() {
             touch /tmp/enough"
         ));
     });
-    // Nobody keeps it, and it works.
+
+    // No process holds the module, and it works.
     rig.shell("rmmod nicforge_shim && insmod /nicforge/shim.ko");
     let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
+
     for check in FIFO {
         rig.check(check, &fifo_file);
     }
+
     rig.check("coherent", &engine_file);
     rig.finish();
 }

@@ -1,4 +1,5 @@
-//! Matching's protocols: over the transport between ranks of one process, and over the EXTOLL card, through every door.
+//! The matching layer's protocols: over the transport between ranks of one process, and over the
+//! EXTOLL card, through every door.
 
 use nicforge_matching::memory::{Fabric, FabricPort, Terms};
 use nicforge_tests::{
@@ -19,7 +20,8 @@ impl Network for Memory {
     }
 }
 
-/// What that transport may be like: messages of all kinds of sizes, shortages and delays, one ring for all and one each.
+/// Returns variants of that transport: message sizes, shortages and delays, one ring for all
+/// senders or one for each.
 fn terms() -> Vec<Terms> {
     let sizes = [48, 64, 65, 120, 4096].into_iter();
     let of_size = |message_bytes| {

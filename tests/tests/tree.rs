@@ -1,4 +1,4 @@
-//! The tree NIC, through every door, and the time its packets take.
+//! The tree NIC through every door, and the transmission time of its packets.
 #![allow(clippy::unwrap_used, reason = "all of this file is tests")]
 
 use std::sync::atomic::Ordering;
@@ -38,16 +38,17 @@ through_every_door! {
         psets_reduce_on_their_own;
 }
 
-/// Links that take time, in a machine whose clock is stepped by hand from event to event.
+/// Links with transmission times, in a machine whose clock is stepped by hand from event to event.
 mod virtual_time {
     use super::*;
 
     /// Bytes of a packet on the wire: header and payload.
     const PACKET: u64 = 256 + 4;
-    /// What a packet takes at 6.8 Gb/s.
+    /// Transmission time of a packet at 6.8 Gb/s.
     const NANOSECONDS: f64 = PACKET as f64 * 8.0 / 6.8;
 
-    /// The time after which the last bit of `count` packets has left, in nanoseconds, rounded up.
+    /// Returns the time after which the last bit of `count` packets has left, in nanoseconds,
+    /// rounded up.
     fn transmission(count: u32) -> u64 {
         (f64::from(count) * NANOSECONDS).ceil() as u64
     }
@@ -71,7 +72,8 @@ mod virtual_time {
             Self { machine, now: Nanos::ZERO }
         }
 
-        /// Core 0 of the node with this address, when the news of it has arrived everywhere.
+        /// Attaches core 0 of the node with this address, and waits until its presence is known
+        /// everywhere.
         fn core(&mut self, address: u32) -> Slots {
             let (function, who) = (FunctionId(address), AttachmentId(0));
             self.machine.attach(function, who).unwrap();
@@ -80,14 +82,14 @@ mod virtual_time {
             Slots { window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
         }
 
-        /// Does all that can be done at this time.
+        /// Runs the machine until it is at rest at this time.
         fn settle(&mut self) {
             self.machine.rescan();
             let rests = (0..100_000).any(|_| self.machine.step(self.now, 64) != Next::Now);
             assert!(rests, "the machine does not come to rest");
         }
 
-        /// Goes on to the next event of the fabric. False if there is none.
+        /// Advances to the next event of the fabric. Returns false if there is none.
         fn next(&mut self) -> bool {
             self.settle();
             let next = self.machine.fabric().next_event();
@@ -95,11 +97,12 @@ mod virtual_time {
                 self.now = next;
                 self.settle();
             }
+
             next != Nanos::NEVER
         }
 
-        /// Sends packets, {sender, target, how many}, while everybody reads; the time until `arrivals`, {receiver, how many},
-        /// are there.
+        /// Sends packets, {sender, target, count}, while all nodes read. Returns the time until
+        /// `arrivals`, {receiver, count}, have arrived.
         fn run(&mut self, packets: &[(&Slots, u32, u32)], arrivals: &[(&Slots, u32)]) -> u64 {
             let start = self.now;
             while arrivals.iter().any(|(to, count)| to.received() < *count) {
@@ -109,6 +112,7 @@ mod virtual_time {
                 arrivals.iter().for_each(|(to, _)| to.read_all());
                 assert!(self.next(), "packets are missing and nothing is under way");
             }
+
             self.now.0 - start.0
         }
     }
@@ -139,11 +143,13 @@ mod virtual_time {
             if tail - Self::word(&self.mirror, mirror::SEND_HEAD) >= depth {
                 return false;
             }
+
             let header = Header::point_to_point(0, target, false);
             let control =
                 self.window.u64(window::SEND + u64::from(tail % depth) * SLOT + SLOT_CONTROL).unwrap();
             control.store(u64::from(tail + 1) | u64::from(header.0) << 32, Ordering::Release);
             self.store(window::SEND_TAIL, tail + 1);
+
             true
         }
     }
@@ -170,10 +176,11 @@ mod virtual_time {
         let (io, node) = (machine.core(0), machine.core(1));
 
         let time = machine.run(&[(&node, 0, 1000)], &[(&io, 1000)]);
-
         assert_eq!(time, transmission(1000));
-        // The payload's share of the link.
+
+        // The payload's share of the link's rate.
         let payload_rate = 1000.0 * 256.0 * 8.0 / time as f64;
+
         assert!((payload_rate - 6.695).abs() < 0.001, "{payload_rate} Gb/s");
     }
 

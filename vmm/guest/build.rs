@@ -1,5 +1,5 @@
-//! Puts the sources of the kernel module (`kmod-shim`) into the library, so that a program can build the module for a guest
-//! wherever the program was installed.
+//! Embeds the sources of the kernel module (`kmod-shim`) in the library. A program can then build
+//! the module for a guest wherever the program is installed.
 
 use std::{
     fmt::Write,
@@ -10,21 +10,25 @@ fn main() -> std::io::Result<()> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).unwrap_or_default();
     let root = variable("CARGO_MANIFEST_DIR").join("../../kmod-shim");
     println!("cargo::rerun-if-changed={}", root.display());
+
     let mut files = Vec::new();
     if root.is_dir() {
         collect(&root, &root, &mut files)?;
     }
+
     files.sort();
     let mut text = String::from("&[\n");
+
     for (name, path) in files {
         // Writing to a string can't fail.
         let _ = writeln!(text, "    ({name:?}, include_bytes!({:?})),", path.display().to_string());
     }
+
     text.push_str("]\n");
     std::fs::write(variable("OUT_DIR").join("shim_sources.rs"), text)
 }
 
-/// What kbuild reads: C, headers and its own files.
+/// Collects the files that kbuild reads: C sources, headers and makefiles.
 fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -42,5 +46,6 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> st
             files.push((place, path.canonicalize()?));
         }
     }
+
     Ok(())
 }

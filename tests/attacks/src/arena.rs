@@ -1,7 +1,7 @@
-//! Where an attacker fights: the sockets it was given, how large it is, and the lines by which it reports.
+//! An attacker's environment: the sockets it attacks, its scale, and the format of its reports.
 //!
-//! An attacker is a process of its own, with descriptors, memory and limits of its own. It reports on its standard output, a line
-//! an event, and goes on until its time is up or it is killed.
+//! An attacker is a process of its own, with its own descriptors, memory and limits. It prints one
+//! line for each event to its standard output, and continues until its time is up or it is killed.
 
 use std::{
     fmt, io,
@@ -12,20 +12,20 @@ use std::{
 
 use nix::errno::Errno;
 
-/// How long an attacker waits after a round that the server cut short.
+/// Pause of an attacker after a round that the server cut short.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How large an attack is.
+/// The scale of an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// For a test of seconds.
+    /// For a test of a few seconds.
     Small,
     /// For the load test.
     Large,
 }
 
 impl Size {
-    /// One of two numbers.
+    /// Returns one of two numbers.
     pub fn pick<T>(self, small: T, large: T) -> T {
         match self {
             Self::Small => small,
@@ -33,7 +33,7 @@ impl Size {
         }
     }
 
-    /// Its name on a command line.
+    /// Returns its name on a command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Small => "small",
@@ -45,16 +45,16 @@ impl Size {
 /// Why an attack, or a round of it, ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Failed {
-    /// It cannot be carried out on this machine.
+    /// The attack cannot be carried out on this machine.
     #[error("{0}")]
     NotRun(String),
-    /// The server or the system ended it.
+    /// An error of the connection or the system.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The device or its driver ended it.
+    /// An error of the device or its driver.
     #[error(transparent)]
     Device(#[from] nicforge_driver::Error),
-    /// Shared memory could not be had or reached.
+    /// An error of shared memory.
     #[error(transparent)]
     Memory(#[from] nicforge_shm::MemoryError),
 }
@@ -68,10 +68,10 @@ impl From<Errno> for Failed {
 /// Result of a round.
 pub type Round = Result<(), Failed>;
 
-/// What an attacker reports, a line each.
+/// A report of an attacker, one line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// A round went as the attacker meant it.
+    /// A round was carried out completely.
     Landed,
     /// The server ended a round early.
     Cut(String),
@@ -80,7 +80,7 @@ pub enum Report {
 }
 
 impl Report {
-    /// Reads a line; `None` for one that is no report.
+    /// Parses a line; `None` for one that is no report.
     pub fn parse(line: &str) -> Option<Self> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         match word {
@@ -102,7 +102,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// See the module.
+/// The environment of one attacker; see the module.
 #[derive(Debug)]
 pub struct Arena {
     directory: PathBuf,
@@ -112,7 +112,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An attacker's view of the machine that is served in `directory`, for as long as `limit`.
+    /// Creates an attacker's view of the machine that is served in `directory`, for `limit`.
     pub fn new(directory: &Path, size: Size, limit: Duration) -> Self {
         Self {
             directory: directory.to_owned(),
@@ -122,30 +122,31 @@ impl Arena {
         }
     }
 
-    /// The socket with this name, as in `target.user0`.
+    /// Returns the path of the socket with this name, as in `target.user0`.
     pub fn socket(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// How large the attack is.
+    /// Returns the scale of the attack.
     pub fn size(&self) -> Size {
         self.size
     }
 
-    /// Whether the attacker's time is not up.
+    /// Returns whether the attacker has time left.
     pub fn goes_on(&self) -> bool {
         Instant::now() < self.until
     }
 
-    /// Number of rounds so far, for attacks that vary.
+    /// Returns the number of rounds so far, for attacks that vary.
     pub fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }
 
-    /// Repeats `round` until the time is up, and reports each. A round that the server cuts short is followed by the next one.
+    /// Repeats `round` until the time is up, and reports each. After a round that the server cuts
+    /// short, the next one follows.
     ///
     /// # Errors
-    /// [`Failed::NotRun`] as soon as a round says so.
+    /// [`Failed::NotRun`] as soon as a round returns it.
     pub fn repeat(&self, mut round: impl FnMut() -> Round) -> Round {
         while self.goes_on() {
             let result = round();
@@ -159,6 +160,7 @@ impl Arena {
                 }
             }
         }
+
         Ok(())
     }
 }

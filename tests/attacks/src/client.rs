@@ -1,4 +1,4 @@
-//! A vfio-user client that keeps no rule of the protocol unless its caller does.
+//! A vfio-user client that enforces no rule of the protocol by itself.
 
 use std::{
     io::{self, ErrorKind, IoSlice, Read, Write},
@@ -22,11 +22,11 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
 
-/// The longest that a reply is waited for: an attacker outlasts the pauses that it causes.
+/// Time limit of a reply: an attacker outlasts the pauses that it causes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Send buffer that is asked for, in bytes. The kernel grants what it allows.
+/// Requested size of the send buffer, in bytes. The kernel may grant less.
 const SEND_BUFFER: usize = 4 << 20;
-/// The most bytes of a reply that are read.
+/// Maximum size of a reply that is read, in bytes.
 const MAX_REPLY: usize = 16 << 20;
 /// The command register in configuration space, and its bits for memory and DMA.
 const PCI_COMMAND: u64 = 4;
@@ -38,28 +38,28 @@ pub const READ_WRITE: u32 = nicforge_vfio_user::DMA_FLAG_READ | nicforge_vfio_us
 /// A connection to one socket of the server.
 #[derive(Debug)]
 pub struct Client {
-    /// The connection, for what this type does not offer.
+    /// The connection, for operations that this type does not have.
     pub stream: UnixStream,
     next_id: u16,
 }
 
-/// Bytes of a request.
+/// Returns the bytes of a request.
 pub fn request(id: u16, command: Command, payload: &[u8]) -> Vec<u8> {
     [&Header::request(id, command, payload.len(), false).to_bytes()[..], payload].concat()
 }
 
-/// Bytes of a request that gets no reply.
+/// Returns the bytes of a request without a reply.
 pub fn posted(command: Command, payload: &[u8]) -> Vec<u8> {
     [&Header::request(0, command, payload.len(), true).to_bytes()[..], payload].concat()
 }
 
-/// Payload of a region access, with the data of a write.
+/// Returns the payload of a region access, with the data of a write.
 pub fn access(region: u32, offset: u64, count: usize, data: &[u8]) -> Vec<u8> {
     let start = RegionAccess { offset: offset.into(), region: region.into(), count: (count as u32).into() };
     [start.as_bytes(), data].concat()
 }
 
-/// Payload of a `DMA_MAP`.
+/// Returns the payload of a `DMA_MAP`.
 pub fn map(address: u64, offset: u64, size: u64) -> Vec<u8> {
     let payload = DmaMapPayload {
         argsz: (size_of::<DmaMapPayload>() as u32).into(),
@@ -68,10 +68,11 @@ pub fn map(address: u64, offset: u64, size: u64) -> Vec<u8> {
         address: address.into(),
         size: size.into(),
     };
+
     payload.as_bytes().to_vec()
 }
 
-/// Payload of a `DMA_UNMAP`.
+/// Returns the payload of a `DMA_UNMAP`.
 pub fn unmap(address: u64, size: u64) -> Vec<u8> {
     let payload = DmaUnmapPayload {
         argsz: (size_of::<DmaUnmapPayload>() as u32).into(),
@@ -79,20 +80,21 @@ pub fn unmap(address: u64, size: u64) -> Vec<u8> {
         address: address.into(),
         size: size.into(),
     };
+
     payload.as_bytes().to_vec()
 }
 
-/// Payload of a `DEVICE_GET_INFO`, the cheapest question there is.
+/// Returns the payload of a `DEVICE_GET_INFO`, the cheapest request.
 pub fn info() -> Vec<u8> {
     [16_u32, 0, 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Payload of a `SET_IRQS` that binds MSI-X vector 0 to the eventfd that comes with the message.
+/// Returns the payload of a `SET_IRQS` that binds MSI-X vector 0 to the message's eventfd.
 pub fn bind_eventfd() -> Vec<u8> {
     irqs(vfio::VFIO_IRQ_SET_DATA_EVENTFD)
 }
 
-/// Payload of a `SET_IRQS` that raises MSI-X vector 0.
+/// Returns the payload of a `SET_IRQS` that raises MSI-X vector 0.
 pub fn raise() -> Vec<u8> {
     irqs(vfio::VFIO_IRQ_SET_DATA_NONE)
 }
@@ -105,14 +107,15 @@ fn irqs(data: u32) -> Vec<u8> {
         start: 0.into(),
         count: 1.into(),
     };
+
     payload.as_bytes().to_vec()
 }
 
 impl Client {
-    /// Connects, and sends nothing.
+    /// Connects, and sends no message.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
         setsockopt(&stream, sockopt::SndBuf, &SEND_BUFFER)?;
@@ -124,12 +127,13 @@ impl Client {
     /// Connects and negotiates a version.
     ///
     /// # Errors
-    /// [`ErrorKind::ResourceBusy`] when the server refuses; what the system says.
+    /// [`ErrorKind::ResourceBusy`] when the server refuses; else the system's error.
     pub fn negotiated(path: &Path) -> io::Result<Self> {
         Self::negotiated_with(path, 1 << 20)
     }
 
-    /// As [`Client::negotiated`], of a client that takes `transfer` bytes of data in a message.
+    /// As [`Client::negotiated`], with `transfer` as the most bytes of data in a message to the
+    /// client.
     ///
     /// # Errors
     /// As [`Client::negotiated`].
@@ -139,16 +143,16 @@ impl Client {
         Ok(client)
     }
 
-    /// Sets how long replies are waited for.
+    /// Sets the time limit of replies and writes.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn set_patience(&mut self, limit: Duration) -> io::Result<()> {
         self.stream.set_read_timeout(Some(limit))?;
         self.stream.set_write_timeout(Some(limit))
     }
 
-    /// Negotiates a version, as a client that takes `transfer` bytes of data in a message.
+    /// Negotiates a version, with `transfer` as the most bytes of data in a message to the client.
     ///
     /// # Errors
     /// As [`Client::negotiated`].
@@ -173,15 +177,15 @@ impl Client {
     /// Writes bytes, waiting for room.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes)
     }
 
-    /// Writes as many of the bytes as the socket takes without waiting. Returns how many it took.
+    /// Writes as many of the bytes as the socket takes without waiting. Returns their number.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn fill(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_nonblocking(true)?;
         let mut sent = 0;
@@ -194,6 +198,7 @@ impl Client {
                 Err(error) => break Err(error),
             }
         };
+
         self.stream.set_nonblocking(false)?;
         result
     }
@@ -201,7 +206,7 @@ impl Client {
     /// Sends a message with descriptors.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn send_fds(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
@@ -212,19 +217,20 @@ impl Client {
             MsgFlags::MSG_NOSIGNAL,
             None,
         )?;
+
         self.send(&bytes[sent..])
     }
 
-    /// A number for the next request.
+    /// Returns a number for the next request.
     pub fn id(&mut self) -> u16 {
         self.next_id = self.next_id.wrapping_add(1);
         self.next_id
     }
 
-    /// Sends a request and waits for its reply; requests of the server in between are dropped.
+    /// Sends a request and waits for its reply. The server's requests in between are dropped.
     ///
     /// # Errors
-    /// [`ErrorKind::UnexpectedEof`] when the server ends the connection; what the system says.
+    /// [`ErrorKind::UnexpectedEof`] when the server ends the connection; else the system's error.
     pub fn ask(&mut self, command: Command, payload: &[u8]) -> io::Result<(Header, Vec<u8>)> {
         self.ask_with(command, payload, &[])
     }
@@ -246,10 +252,11 @@ impl Client {
         } else {
             self.send_fds(&message, fds)?
         }
+
         self.reply_to(id)
     }
 
-    /// Waits for the reply to request `id`; everything in front of it is dropped.
+    /// Waits for the reply to request `id`. All earlier messages are dropped.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -262,7 +269,7 @@ impl Client {
         }
     }
 
-    /// The next message of the server.
+    /// Waits for the next message of the server.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -272,6 +279,7 @@ impl Client {
         let header = Header::parse(&bytes).ok_or(ErrorKind::InvalidData)?;
         let length = (header.size as usize).checked_sub(HEADER_SIZE).filter(|length| *length <= MAX_REPLY);
         let mut payload = vec![0; length.ok_or(ErrorKind::InvalidData)?];
+
         self.stream.read_exact(&mut payload)?;
         Ok((header, payload))
     }
@@ -284,7 +292,7 @@ impl Client {
         self.ask(Command::RegionWrite, &access(region, offset, data.len(), data)).map(drop)
     }
 
-    /// Lets the device reach its registers and do DMA.
+    /// Enables the device's memory decoding and DMA.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -292,10 +300,10 @@ impl Client {
         self.write_region(REGION_CONFIG, PCI_COMMAND, &MEMORY_AND_MASTER.to_le_bytes())
     }
 
-    /// Makes a file reachable for DMA.
+    /// Maps a file for DMA.
     ///
     /// # Errors
-    /// [`ErrorKind::PermissionDenied`] when the server refuses; as [`Client::ask`].
+    /// [`ErrorKind::PermissionDenied`] when the server refuses; else as [`Client::ask`].
     pub fn map_file(&mut self, address: u64, size: u64, file: impl AsFd) -> io::Result<()> {
         let (header, _) = self.ask_with(Command::DmaMap, &map(address, 0, size), &[file.as_fd()])?;
         match header.reply_error() {
@@ -304,10 +312,10 @@ impl Client {
         }
     }
 
-    /// Waits until the server ends the connection, but no longer than `limit`.
+    /// Waits until the server ends the connection, at most for `limit`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn wait_for_end(&mut self, limit: Duration) -> io::Result<()> {
         self.stream.set_read_timeout(Some(limit))?;
         let ended = match self.stream.read(&mut [0; 4096]) {
@@ -317,6 +325,7 @@ impl Client {
             }
             Err(error) => Err(error),
         };
+
         self.stream.set_read_timeout(Some(PATIENCE))?;
         ended
     }

@@ -24,31 +24,31 @@ use crate::{
 /// The polite tenant's socket, and that of newcomers on the same card.
 const TENANT: &str = "polite.user0";
 const NEWCOMER: &str = "polite.user1";
-/// How long an attacker lives at most, should nobody kill it.
+/// Lifetime of an attacker that is not killed.
 const LIFE: Duration = Duration::from_secs(900);
-/// How long a server may take to end before it is killed.
+/// Time after which a server that was asked to end is killed.
 pub const END_LIMIT: Duration = Duration::from_secs(20);
-/// How long the tenant may take to end its last round before the server is asked to end all the same.
+/// Time limit of the tenant's last round. The server is then asked to end in any case.
 const TENANT_LIMIT: Duration = Duration::from_secs(20);
-/// How long a newcomer waits for each reply.
+/// Time limit of each reply to a newcomer.
 const NEWCOMER_LIMIT: Duration = Duration::from_secs(20);
-/// Reasons of cut rounds that are kept.
+/// Number of reasons of cut rounds that are kept.
 const REASONS: usize = 4;
 
-/// What an attacker has reported.
+/// The reports of an attacker.
 #[derive(Clone, Debug, Default)]
 pub struct Reports {
-    /// Rounds that went as the attacker meant them.
+    /// Rounds that were carried out completely.
     pub landed: u64,
     /// Rounds that the server cut short.
     pub cut: u64,
-    /// Why, for some of them.
+    /// The reasons of some cut rounds.
     pub reasons: Vec<String>,
     /// Why the attack is impossible here.
     pub not_run: Option<String>,
 }
 
-/// An attacker's process, killed when it is dropped.
+/// An attacker's process, killed on drop.
 #[derive(Debug)]
 pub struct Attacker {
     child: Child,
@@ -60,7 +60,7 @@ impl Attacker {
     /// Starts `program` as the attacker of the machine that is served in `directory`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn start(program: &Path, attack: &Attack, size: Size, directory: &Path) -> io::Result<Self> {
         let mut child = Command::new(program)
             .args(["one", attack.name, "--size", size.name()])
@@ -70,6 +70,7 @@ impl Attacker {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()?;
+
         let reports = Arc::new(Mutex::new(Reports::default()));
         let reader = child.stdout.take().map(|output| {
             let reports = reports.clone();
@@ -79,23 +80,24 @@ impl Attacker {
                 }
             })
         });
+
         Ok(Self { child, reports, reader })
     }
 
-    /// What it has reported so far.
+    /// Returns its reports so far.
     pub fn reports(&self) -> Reports {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether its process has ended, which it does by itself only when it cannot go on.
+    /// Returns whether its process has ended. By itself it ends only when it cannot continue.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn has_ended(&mut self) -> io::Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Kills it. Returns what it has reported.
+    /// Kills it. Returns its reports.
     pub fn stop(mut self) -> Reports {
         self.end();
         self.reports()
@@ -130,7 +132,7 @@ fn note(reports: &mut Reports, line: &str) {
     }
 }
 
-/// Who is under attack, and by which programs.
+/// The programs and parameters of contests.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// The program `nicforge`.
@@ -139,15 +141,15 @@ pub struct Setting {
     pub attacker: PathBuf,
     /// `epoll` or `io_uring`.
     pub event_loop: &'static str,
-    /// How large attacks are.
+    /// The scale of attacks.
     pub size: Size,
-    /// Where servers log; nowhere without it.
+    /// The file of the servers' logs, if any.
     pub log: Option<PathBuf>,
-    /// The polite tenant is in a guest, for that long.
+    /// If set, the polite tenant is in a guest, for this time.
     pub guest: Option<Duration>,
 }
 
-/// A polite tenant at work.
+/// A running polite tenant.
 pub enum Tenant {
     /// In this process.
     Here(polite::Tenant),
@@ -163,7 +165,7 @@ impl Tenant {
         }
     }
 
-    /// Rounds so far, as far as they are known.
+    /// Returns its rounds so far; 0 for a tenant in a guest, whose rounds are not known.
     pub fn rounds(&self) -> u64 {
         match self {
             Self::Here(tenant) => tenant.rounds(),
@@ -172,31 +174,31 @@ impl Tenant {
     }
 }
 
-/// How a contest went.
+/// The result of a contest.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What the attacker reports.
+    /// The attacker's reports.
     pub attacker: Reports,
-    /// What the polite tenant saw.
+    /// The polite tenant's observations.
     pub tenant: Seen,
-    /// What newcomers saw.
+    /// The newcomers' observations.
     pub newcomers: Newcomers,
-    /// How the server ended, with the attacker still there.
+    /// How the server ended, with the attacker still present.
     pub end: End,
 }
 
-/// What clients saw that came during the attack.
+/// Observations of clients that connected during the attack.
 #[derive(Clone, Debug, Default)]
 pub struct Newcomers {
     /// Clients that were served.
     pub served: u64,
-    /// Clients that were not.
+    /// Clients that were not served.
     pub failed: u64,
-    /// The longest from a connection to its last reply.
+    /// The longest time from a connection to its last reply.
     pub worst: Duration,
 }
 
-/// A server, a polite tenant and an attacker at work.
+/// A running server, polite tenant and attacker.
 pub struct Contest {
     attacker: Attacker,
     tenant: Tenant,
@@ -216,25 +218,25 @@ impl Contest {
         Ok(Self { attacker, tenant, newcomers: Newcomers::default(), server })
     }
 
-    /// Rounds of the polite tenant so far.
+    /// Returns the polite tenant's rounds so far.
     pub fn tenant_rounds(&self) -> u64 {
         self.tenant.rounds()
     }
 
-    /// What the attacker has reported so far.
+    /// Returns the attacker's reports so far.
     pub fn reports(&self) -> Reports {
         self.attacker.reports()
     }
 
-    /// Whether the attacker has ended by itself.
+    /// Returns whether the attacker has ended by itself.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn attacker_has_ended(&mut self) -> io::Result<bool> {
         self.attacker.has_ended()
     }
 
-    /// Has a client come, map memory, and go.
+    /// Runs a client that connects, maps memory, and disconnects.
     pub fn newcomer(&mut self) {
         let start = Instant::now();
         match visit(&self.server.socket(NEWCOMER)) {
@@ -244,10 +246,10 @@ impl Contest {
         self.newcomers.worst = self.newcomers.worst.max(start.elapsed());
     }
 
-    /// Ends the tenant's work, then asks the server to end while the attacker is still there.
+    /// Ends the tenant's work, then asks the server to end while the attacker is still present.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn finish(mut self) -> io::Result<Outcome> {
         let attacker = self.attacker.reports();
         let tenant = match self.tenant {
@@ -257,16 +259,18 @@ impl Contest {
             }
             Tenant::Guest(tenant) => Err(tenant.stop()),
         };
+
         let end = self.server.terminate(END_LIMIT)?;
 
-        // A server that has not ended does so when what it waits for has: first the attacker, then it.
+        // A server that has not ended may wait for the attacker, so the attacker ends first.
         drop(self.attacker);
         drop(self.server);
+
         let tenant = tenant.map_or_else(|seen| seen, polite::Tenant::stop);
         Ok(Outcome { attacker, tenant, newcomers: self.newcomers, end })
     }
 
-    /// Kills the attacker. Returns what it reported, and the rest of the contest.
+    /// Kills the attacker. Returns its reports, and the rest of the contest.
     pub fn without_attacker(self) -> (Reports, Aftermath) {
         (self.attacker.stop(), Aftermath { tenant: self.tenant, server: self.server })
     }
@@ -274,7 +278,7 @@ impl Contest {
 
 /// A server and its polite tenant after an attack.
 pub struct Aftermath {
-    /// The tenant, still at work.
+    /// The tenant, still running.
     pub tenant: Tenant,
     /// The server.
     pub server: Server,
@@ -292,11 +296,12 @@ impl Setting {
             let path = self.log.as_deref().unwrap_or(Path::new("/dev/null"));
             Some(File::options().append(true).create(true).open(path)?)
         };
+
         Server::start(&self.server, self.event_loop, attack.environment, log)
     }
 }
 
-/// Connects, maps a page, asks, and goes.
+/// Connects, maps a page, sends a request, and disconnects.
 fn visit(socket: &Path) -> io::Result<()> {
     let mut client = Client::connect(socket)?;
     client.set_patience(NEWCOMER_LIMIT)?;
@@ -306,7 +311,8 @@ fn visit(socket: &Path) -> io::Result<()> {
     client.ask(Message::DeviceGetInfo, &client::info()).map(drop)
 }
 
-/// Has clients come and go until one is served, but no longer than `limit`. Returns whether one was.
+/// Runs clients one after another until one is served, at most for `limit`. Returns whether one
+/// was.
 pub fn is_served(socket: &Path, limit: Duration) -> bool {
     let until = Instant::now() + limit;
     while Instant::now() < until {
@@ -315,5 +321,6 @@ pub fn is_served(socket: &Path, limit: Duration) -> bool {
         }
         std::thread::yield_now();
     }
+
     false
 }

@@ -13,12 +13,12 @@ use crate::{
     files,
 };
 
-/// Where the list is.
+/// Address of the scatter list.
 const LIST: u64 = 0x1000;
 /// Size of the list's file.
 const LIST_SIZE: u64 = 0x2000;
 
-/// A client that can have the card copy.
+/// A client that drives the card's copies.
 #[derive(Debug)]
 pub struct Copier {
     /// The connection.
@@ -27,7 +27,7 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// Switches on the card of a client.
+    /// Enables the card of a client and maps its list.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -38,7 +38,7 @@ impl Copier {
         Ok(Self { client, list })
     }
 
-    /// Connects to the card behind `socket` and switches it on.
+    /// Connects to the card behind `socket` and enables it.
     ///
     /// # Errors
     /// As [`Client::negotiated`].
@@ -46,7 +46,7 @@ impl Copier {
         Self::new(Client::negotiated(socket)?)
     }
 
-    /// Starts copying.
+    /// Starts a copy.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -74,7 +74,7 @@ impl Copier {
         }
     }
 
-    /// Copies each half of `size` bytes at `address` onto the other, which touches all of it.
+    /// Copies each half of `size` bytes at `address` onto the other, which accesses all of it.
     ///
     /// # Errors
     /// As [`Client::ask`].
@@ -87,9 +87,11 @@ impl Copier {
                 Descriptor { source: at + half, destination: at, length, reserved: 0 }
             })
             .collect();
+
         for list in pieces.chunks(MAX_DESCRIPTORS as usize) {
             self.copy(list)?;
         }
+
         Ok(())
     }
 }

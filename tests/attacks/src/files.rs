@@ -19,47 +19,48 @@ use nix::{
 
 const NAME: &CStr = c"attack";
 
-/// A file in memory of `size` bytes, without pages.
+/// Returns a memory file of `size` bytes without allocated pages.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn sparse(size: u64) -> io::Result<File> {
     let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?);
     file.set_len(size)?;
     Ok(file)
 }
 
-/// A file in memory of `size` bytes that has all of its pages.
+/// Returns a memory file of `size` bytes with all pages allocated.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn populated(size: u64) -> io::Result<File> {
     let file = sparse(size)?;
     populate(&file, size)?;
     Ok(file)
 }
 
-/// Gives a file its first `size` bytes of pages.
+/// Allocates the pages of a file's first `size` bytes.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn populate(file: impl AsFd, size: u64) -> io::Result<()> {
     Ok(fallocate(file, FallocateFlags::empty(), 0, size as libc::off_t)?)
 }
 
-/// Takes pages from a file.
+/// Removes pages from a file.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn punch(file: impl AsFd, offset: u64, size: u64) -> io::Result<()> {
     let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     Ok(fallocate(file, how, offset as libc::off_t, size as libc::off_t)?)
 }
 
-/// A socket whose last close waits for `linger`: it has data that its peer, the second value, never reads.
+/// Returns a socket whose last close waits for `linger`: it has data that its peer, the second
+/// value, never reads.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn lingering(linger: Duration) -> io::Result<(OwnedFd, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     setsockopt(&listener, sockopt::RcvBuf, &4096)?;
@@ -70,6 +71,7 @@ pub fn lingering(linger: Duration) -> io::Result<(OwnedFd, TcpStream)> {
     let zeros = vec![0; 64 << 10];
     while near.write(&zeros).is_ok() {}
     near.set_nonblocking(false)?;
+
     let seconds = libc::c_int::try_from(linger.as_secs()).unwrap_or(libc::c_int::MAX);
     setsockopt(&near, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: seconds })?;
     Ok((near.into(), far))

@@ -1,4 +1,4 @@
-//! The polite tenant in a guest: a program there drives the card that the guest has through its kernel's VFIO.
+//! The polite tenant in a guest: a program there drives the card through its kernel's VFIO.
 
 use std::{io, path::Path, time::Duration};
 
@@ -6,21 +6,22 @@ use nicforge_guest::{Driver, Guest, GuestConfig, GuestError, Job, Provision, Run
 
 use crate::{arena::Failed, polite::Seen};
 
-/// How long a guest may take to boot, and its program longer than it should.
+/// Time limit of the guest's boot, and of its program beyond its own time.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A guest whose program is at work.
+/// A guest with a running tenant program.
 pub struct Tenant {
     job: Running,
-    /// Ends when this is dropped.
+    /// Shut down on drop.
     _guest: Guest,
 }
 
 impl Tenant {
-    /// Boots a guest with the card behind `socket`, and starts `program`, that of this crate, in it for `time`.
+    /// Boots a guest with the card behind `socket`, and starts this crate's `program` in it for
+    /// `time`.
     ///
     /// # Errors
-    /// When a guest cannot be had here, or does not boot.
+    /// When a guest cannot be provisioned, or does not boot.
     pub fn start(program: &Path, socket: &Path, time: Duration) -> Result<Self, Failed> {
         let watch = Watch::silent();
         let toolkit = Provision::from_environment().provide(&watch).map_err(failed)?;
@@ -30,13 +31,15 @@ impl Tenant {
             .boot_deadline(PATIENCE)
             .program_as(program, "nicforge-attack")
             .user_function("polite.user0", socket);
+
         let guest = Guest::boot(&toolkit, &config, &watch).map_err(failed)?;
         let seconds = time.as_secs().to_string();
         let job = guest.start(Job::program(["nicforge-attack", "polite", "--seconds", &seconds]));
+
         Ok(Self { job: job.map_err(failed)?, _guest: guest })
     }
 
-    /// Waits until the program has ended. Returns what it saw.
+    /// Waits until the program has ended. Returns its observations.
     pub fn stop(self) -> Seen {
         let lost = |why: String| Seen { lost: Some(why), ..Seen::default() };
         match self.job.wait(PATIENCE) {

@@ -1,11 +1,14 @@
-//! Attacks on a served machine, and a measurement of what they do to others.
+//! Attacks on a served machine, and a measurement of their effects on others.
 //!
-//! Each [`attack`] is a process that knows nothing but sockets of `nicforge serve`. While it is at work, a [`polite`] tenant on
-//! another card of the machine notes how long its rounds take, and newcomers connect. At the end the server is asked to end with
-//! the attacker still there. A [`contest`] is one such run; the [`load`] test is all of them under both event loops, as a table.
+//! Each [`attack`] is a process that has access to nothing but sockets of `nicforge serve`. While
+//! it runs, a [`polite`] tenant on another card of the machine measures its rounds, and newcomers
+//! connect. At the end the server is asked to end with the attacker still present. A [`contest`] is
+//! one such run; the [`load`] test is all of them under both event loops, as a table.
 //!
-//! In: the program `nicforge`. Out: reports. May touch: the driver libraries for the polite side, vfio-user's wire types for the
-//! other one, processes and files.
+//! - In: the program `nicforge`.
+//! - Out: reports.
+//! - It may use the driver libraries for the polite side, vfio-user's wire types for the attackers,
+//!   processes and files.
 
 pub mod arena;
 pub mod attack;

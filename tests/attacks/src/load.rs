@@ -11,11 +11,11 @@ use crate::{
     contest::{self, Contest, Setting},
 };
 
-/// The longest that nothing a client does may keep another tenant waiting.
+/// Limit of a tenant's pause that other clients cause.
 pub const PAUSE_LIMIT: Duration = Duration::from_millis(100);
-/// The longest from SIGTERM to the end.
+/// Limit of the time from SIGTERM to the end.
 pub const END_LIMIT: Duration = Duration::from_secs(2);
-/// How often newcomers come.
+/// Interval between newcomers.
 const BEAT: Duration = Duration::from_millis(100);
 
 /// A row of the table.
@@ -25,48 +25,48 @@ pub struct Row {
     pub attack: &'static str,
     /// The event loop.
     pub event_loop: &'static str,
-    /// Rounds of the attacker that went as it meant them.
+    /// Rounds of the attacker that were carried out completely.
     pub landed: u64,
     /// Rounds of the attacker that the server cut short.
     pub cut: u64,
-    /// Some reasons of that.
+    /// The reasons of some cut rounds.
     pub reasons: Vec<String>,
     /// Rounds of the polite tenant.
     pub rounds: u64,
     /// Its longest pause in milliseconds.
     pub worst_ms: f64,
-    /// The same without what the host was late.
+    /// The longest pause without the host's delays, in milliseconds.
     pub worst_of_server_ms: f64,
-    /// 99 of 100 rounds took no longer.
+    /// The duration that 99 of 100 rounds do not exceed, in milliseconds.
     pub p99_ms: f64,
-    /// The longest that the host was late.
+    /// The host's longest delay, in milliseconds.
     pub host_ms: f64,
     /// Newcomers that were served.
     pub newcomers: u64,
-    /// Newcomers that were not.
+    /// Newcomers that were not served.
     pub newcomers_failed: u64,
-    /// The longest that one of them took.
+    /// The longest time of a newcomer, in milliseconds.
     pub newcomer_ms: f64,
-    /// From SIGTERM to the end of the sockets.
+    /// From SIGTERM to the end of the sockets, in milliseconds.
     pub sockets_ms: Option<f64>,
-    /// From SIGTERM to the end of the process.
+    /// From SIGTERM to the end of the process, in milliseconds.
     pub end_ms: Option<f64>,
     /// Why the attack was not run.
     pub not_run: Option<String>,
     /// Why the tenant lost its card.
     pub tenant_lost: Option<String>,
-    /// What is wrong.
+    /// The limits that were missed.
     pub missed: Vec<String>,
 }
 
-/// What decides whether a contest is lost.
+/// The limits that decide a contest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Times count: not so for a server that is slowed down by a sanitizer.
+    /// Whether times count. They do not for a server that a sanitizer slows down.
     pub times: bool,
 }
 
-/// Runs one attack for `seconds`. `is_cancelled` is asked often and ends it early.
+/// Runs one attack for `seconds`. `is_cancelled` is polled often and can end it early.
 ///
 /// # Errors
 /// When server, tenant or attacker cannot be started, or the tenant loses its card.
@@ -80,12 +80,14 @@ pub fn run(
     let mut contest = Contest::start(setting, attack)?;
     let until = Instant::now() + seconds;
     let mut beat = Instant::now();
+
     while Instant::now() < until && !is_cancelled() && !contest.attacker_has_ended()? {
         contest.newcomer();
         beat += BEAT;
         std::thread::sleep(beat.saturating_duration_since(Instant::now()));
         beat = beat.max(Instant::now() - BEAT);
     }
+
     let result = contest.finish()?;
     Ok(judge(row(setting, attack, &result), attack, &result, limits))
 }
@@ -119,26 +121,30 @@ fn judge(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limit
     if row.not_run.is_some() {
         return row;
     }
+
     let mut miss = |is_missed: bool, what: &str| {
         if is_missed {
             row.missed.push(what.to_owned());
         }
     };
+
     miss(row.landed + row.cut == 0, "no round");
     miss(result.tenant.lost.is_some(), "tenant lost");
     miss(result.tenant.wrong > 0, "wrong data");
     miss(row.newcomers_failed > 0, "newcomers");
     miss(limits.times && row.worst_of_server_ms > PAUSE_LIMIT.as_secs_f64() * 1e3, "pause");
+
     let in_time = |end: Option<Duration>| end.is_some_and(|end| !limits.times || end <= END_LIMIT);
     miss(!in_time(result.end.sockets), "sockets left");
     if !attack.kernel_keeps_process {
         miss(!in_time(result.end.process), "no end");
         miss(result.end.process.is_some() && !result.end.well, "bad end");
     }
+
     row
 }
 
-/// The rows as a table for people.
+/// Formats the rows as a table.
 pub fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
@@ -156,16 +162,19 @@ pub fn table(rows: &[Row]) -> String {
         "end ms",
         "verdict",
     ]);
+
     for row in rows {
         table.add_row(cells(row));
     }
+
     for column in table.column_iter_mut().skip(2).take(9) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+
     table.to_string()
 }
 
-/// The row as a line of the table.
+/// Returns the row as cells of the table.
 fn cells(row: &Row) -> Vec<String> {
     let (name, event_loop) = (row.attack.to_owned(), row.event_loop.to_owned());
     if let Some(why) = &row.not_run {
@@ -174,6 +183,7 @@ fn cells(row: &Row) -> Vec<String> {
         cells.push(format!("not run: {why}"));
         return cells;
     }
+
     let number = |value: f64| format!("{value:.1}");
     vec![
         name,
@@ -191,7 +201,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// A word on how it went.
+/// Returns a short verdict on a row.
 pub fn verdict(row: &Row) -> String {
     match (&row.not_run, row.missed.is_empty()) {
         (Some(why), _) => format!("not run: {why}"),

@@ -1,4 +1,4 @@
-//! The program of the attacks: the load test, and what it starts as processes of their own.
+//! The program of the attacks: the load test, and the processes that it starts.
 
 use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -35,7 +35,8 @@ enum Task {
     List,
     /// Be one attacker; the load test starts it.
     One(One),
-    /// Be the server of the file system of process PID, whose device is the standard input; an attacker starts it.
+    /// Serve the file system of process PID, whose device is the standard input; an attacker starts
+    /// it.
     FileSystem {
         #[arg(value_name = "PID")]
         process: u32,
@@ -64,7 +65,7 @@ struct Load {
     /// Leave times out of the verdict.
     #[arg(long)]
     untimed: bool,
-    /// A JSON object a line instead of a table.
+    /// Print one JSON object for each attack instead of a table.
     #[arg(long)]
     json: bool,
     /// The polite tenant is a program in a guest.
@@ -140,6 +141,7 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
     };
+
     result.unwrap_or_else(|error| {
         eprintln!("nicforge-attack: {error}");
         ExitCode::from(3)
@@ -154,6 +156,7 @@ fn run_one(one: &One) -> Result<ExitCode, Failed> {
     if let Err(error) = (attack.run)(&arena) {
         println!("{}", Report::NotRun(error.to_string()));
     }
+
     Ok(ExitCode::SUCCESS)
 }
 
@@ -171,6 +174,7 @@ fn run_polite(polite: &Polite) -> Result<ExitCode, Failed> {
             .next()
             .ok_or_else(|| Failed::NotRun(format!("{} names no device", environment::SOCKET)))?,
     };
+
     let seen = nicforge_attacks::polite::work(&address, Duration::from_secs(polite.seconds))?;
     println!("{}", serde_json::to_string(&seen).map_err(io::Error::from)?);
     Ok(ExitCode::SUCCESS)
@@ -180,6 +184,7 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
     let signals = Signals::block()?;
     let attacks = chosen(&load.only)?;
     let mut rows = Vec::new();
+
     for &event_loop in load.event_loop.names() {
         let setting = Setting {
             server: load.server.clone(),
@@ -189,6 +194,7 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
             log: load.log.clone(),
             guest: load.guest.then(|| Duration::from_secs(load.seconds)),
         };
+
         for attack in &attacks {
             if signals.came() {
                 return Ok(ExitCode::from(130));
@@ -200,14 +206,16 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
             rows.push(row);
         }
     }
+
     if !load.json {
         println!("{}", load::table(&rows));
     }
+
     let is_held = rows.iter().all(|row| row.missed.is_empty());
     Ok(if is_held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs one attack, and says so before and after. One that fails is a row, too.
+/// Runs one attack, and prints lines before and after. A failed one is a row, too.
 fn run_attack(load: &Load, setting: &Setting, attack: &Attack, signals: &Signals) -> Result<Row, Failed> {
     eprint!("{:<20} {:<9} ", attack.name, setting.event_loop);
     let limits = Limits { times: !load.untimed };
@@ -218,10 +226,12 @@ fn run_attack(load: &Load, setting: &Setting, attack: &Attack, signals: &Signals
         missed: vec![error.to_string()],
         ..Row::default()
     });
+
     eprintln!("worst {:>8.1} ms  {}", row.worst_ms, load::verdict(&row));
     for reason in &row.reasons {
         eprintln!("{:>31}cut: {reason}", "");
     }
+
     Ok(row)
 }
 
@@ -236,7 +246,7 @@ fn find(name: &str) -> Result<&'static Attack, Failed> {
     })
 }
 
-/// Ctrl-C and SIGTERM, taken when it suits, so that everything that was started is ended first.
+/// Ctrl-C and SIGTERM, polled between steps, so that all started processes are ended first.
 struct Signals(SignalFd);
 
 impl Signals {
@@ -248,7 +258,7 @@ impl Signals {
         Ok(Self(SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?))
     }
 
-    /// Whether one came, now or before.
+    /// Returns whether a signal has arrived.
     fn came(&self) -> bool {
         use std::os::fd::AsFd;
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];

@@ -1,7 +1,9 @@
-//! The polite tenant: a client of a card of its own that keeps all rules, and notes how long each of its rounds takes.
+//! The polite tenant: a client of a card of its own that follows all rules, and measures each of
+//! its rounds.
 //!
-//! A round writes a register and reads it back, starts a copy by posted writes, waits for the interrupt, and compares what came.
-//! Beside it runs a thread that only sleeps: when that wakes up late, a pause is the host's and not the server's.
+//! A round writes a register and reads it back, starts a copy by posted writes, waits for the
+//! interrupt, and compares the data. A second thread only sleeps: if it wakes up late, the delay is
+//! the host's and not the server's.
 
 use std::{
     path::Path,
@@ -20,39 +22,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::arena::Failed;
 
-/// Longest pause that is outlasted: the tenant reports pauses, and does not fail for them.
+/// Longest pause that the tenant outlasts: it reports pauses, and does not fail because of them.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Bytes copied in a round.
 const BYTES: usize = 4096;
-/// How long the sleeping thread sleeps.
+/// Duration of a sleep of the second thread.
 const NAP: Duration = Duration::from_millis(1);
-/// A nap that takes this much longer is noted as the host's.
+/// Delay beyond which a sleep counts as the host's delay.
 const LATE: Duration = Duration::from_millis(5);
-/// Late naps that are remembered.
+/// Maximum number of late sleeps that are recorded.
 const MOST_LATE: usize = 1 << 16;
 /// Buckets of durations: powers of two of microseconds, each in eight steps.
 const BUCKETS: usize = 33 * 8;
 
-/// What the polite tenant saw.
+/// The polite tenant's observations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: u64,
     /// The longest round, in milliseconds.
     pub worst_ms: f64,
-    /// The longest round without the time in which the host kept the sleeping thread waiting, too.
+    /// The longest round without the host's delays, in milliseconds.
     pub worst_of_server_ms: f64,
-    /// 99 of 100 rounds took at most that long, in milliseconds.
+    /// The duration that 99 of 100 rounds do not exceed, in milliseconds.
     pub p99_ms: f64,
-    /// The longest that the host kept the sleeping thread waiting, in milliseconds.
+    /// The host's longest delay of the sleeping thread, in milliseconds.
     pub host_ms: f64,
-    /// Rounds whose data were not what was copied.
+    /// Rounds whose data were wrong.
     pub wrong: u64,
     /// Why the tenant lost its card, if it did.
     pub lost: Option<String>,
 }
 
-/// A polite tenant at work on a thread of its own.
+/// A polite tenant on a thread of its own.
 #[derive(Debug)]
 pub struct Tenant {
     stop: Arc<AtomicBool>,
@@ -66,7 +68,7 @@ struct Progress {
 }
 
 impl Tenant {
-    /// Opens the card behind `socket` and begins.
+    /// Opens the card behind `socket` and starts the thread.
     ///
     /// # Errors
     /// When the card cannot be opened.
@@ -77,15 +79,16 @@ impl Tenant {
             let (stop, progress) = (stop.clone(), progress.clone());
             move || work.run(|| stop.load(Ordering::Relaxed), &progress)
         });
+
         Ok(Self { stop, progress, thread: Some(thread) })
     }
 
-    /// Rounds so far.
+    /// Returns its rounds so far.
     pub fn rounds(&self) -> u64 {
         self.progress.rounds.load(Ordering::Relaxed)
     }
 
-    /// Asks for the end of the work, and waits for it up to `limit`. Returns whether it has ended.
+    /// Asks the thread to end, and waits for it up to `limit`. Returns whether it has ended.
     pub fn ask_to_stop(&self, limit: Duration) -> bool {
         self.stop.store(true, Ordering::Relaxed);
         let until = Instant::now() + limit;
@@ -95,7 +98,7 @@ impl Tenant {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends the work. Returns what was seen.
+    /// Ends the work. Returns the observations.
     pub fn stop(mut self) -> Seen {
         self.end()
     }
@@ -116,7 +119,7 @@ impl Drop for Tenant {
     }
 }
 
-/// Works on the device at `address` for `limit`, in this thread.
+/// Runs rounds on the device at `address` for `limit`, in this thread.
 ///
 /// # Errors
 /// When the device cannot be opened.
@@ -146,6 +149,7 @@ impl Work {
         let naps = Naps::start();
         let (mut seen, mut durations) = (Seen::default(), Durations::default());
         let mut long = Vec::new();
+
         while !is_over() && seen.lost.is_none() {
             let start = Instant::now();
             let right = self.round(seen.rounds);
@@ -159,23 +163,27 @@ impl Work {
             if took > LATE && long.len() < MOST_LATE {
                 long.push((start, took));
             }
+
             seen.worst_ms = seen.worst_ms.max(milliseconds(took));
         }
+
         seen.p99_ms = milliseconds(durations.percentile(99));
 
         let late = naps.stop();
         let longest = late.iter().map(|(_, late)| *late).max().unwrap_or_default();
         seen.host_ms = milliseconds(longest);
+
         let of_server = long.iter().map(|pause| without(pause, &late)).max();
         seen.worst_of_server_ms = of_server.map_or(seen.worst_ms, milliseconds);
         seen
     }
 
-    /// A round. Returns whether registers and data came back as they were written.
+    /// Runs one round. Returns whether registers and data came back as they were written.
     fn round(&mut self, number: u64) -> Result<bool, Failed> {
         let registers = self.device.bar(0)?;
         let list = registers.read64(REG_LIST)?;
         registers.write64(REG_LIST, list)?;
+
         let kept = registers.read64(REG_LIST)? == list;
 
         let pattern: Vec<_> = number.to_le_bytes().repeat(BYTES / 8);
@@ -189,7 +197,7 @@ impl Work {
     }
 }
 
-/// A pause without the time in which naps were late.
+/// Subtracts the host's delays within a pause from it.
 fn without((start, took): &(Instant, Duration), late: &[(Instant, Duration)]) -> Duration {
     let end = *start + *took;
     let host = late.iter().map(|(from, late)| {
@@ -203,7 +211,7 @@ fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// A thread that sleeps, and when it was late.
+/// A thread that sleeps repeatedly, and its delays.
 struct Naps {
     stop: Arc<AtomicBool>,
     late: Arc<Mutex<Vec<(Instant, Duration)>>>,
@@ -227,6 +235,7 @@ impl Naps {
                 }
             }
         });
+
         Self { stop, late, thread }
     }
 
@@ -256,16 +265,18 @@ impl Durations {
         self.total += 1;
     }
 
-    /// The upper end of the bucket that `percent` of all reach.
+    /// Returns the upper end of the bucket that `percent` of all durations do not exceed.
     fn percentile(&self, percent: u64) -> Duration {
         let wanted = (self.total * percent).div_ceil(100);
         let mut so_far = 0;
+
         for (index, count) in self.counts.iter().enumerate() {
             so_far += count;
             if so_far >= wanted {
                 return Duration::from_secs_f64(((index + 1) as f64 / 8.0).exp2() * 1e-6);
             }
         }
+
         Duration::ZERO
     }
 }
@@ -280,6 +291,7 @@ mod tests {
         for _ in 0..99 {
             durations.add(Duration::from_micros(100));
         }
+
         durations.add(Duration::from_secs(1));
 
         let (most, all) = (durations.percentile(99), durations.percentile(100));

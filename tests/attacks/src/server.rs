@@ -1,4 +1,4 @@
-//! `nicforge serve`, as an attack has it: started in a folder of its own, and killed when it is dropped.
+//! A running `nicforge serve` in a folder of its own. It is killed on drop.
 
 use std::{
     fs::File,
@@ -14,11 +14,11 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// The machine that is served.
+/// The description of the served machine.
 const MACHINE: &str = include_str!("../machine.toml");
-/// The soft limit on open files that the server is started with: a usual one.
+/// The server's soft limit on open files: a usual one.
 const DESCRIPTORS: u32 = 1024;
-/// How often a server that is ending is looked at.
+/// Polling interval of a server that is ending.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// A served machine.
@@ -31,19 +31,20 @@ pub struct Server {
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Until its sockets were gone; `None` when they were not in time.
+    /// Time until its sockets were removed; `None` when that exceeded the limit.
     pub sockets: Option<Duration>,
-    /// Until its process was gone; `None` when it was not in time.
+    /// Time until its process ended; `None` when that exceeded the limit.
     pub process: Option<Duration>,
-    /// It ended with success.
+    /// Whether it exited with success.
     pub well: bool,
 }
 
 impl Server {
-    /// Starts `program` with an event loop, `epoll` or `io_uring`. Its log goes to `log`, or to a pipe that is never read.
+    /// Starts `program` with an event loop, `epoll` or `io_uring`. Its log goes to `log`, or to a
+    /// pipe without a reader.
     ///
     /// # Errors
-    /// When it cannot be started, or does not say that it serves.
+    /// When it cannot be started, or does not report that it serves.
     pub fn start(
         program: &Path,
         event_loop: &str,
@@ -54,7 +55,7 @@ impl Server {
         let machine = folder.path().join("machine.toml");
         std::fs::write(&machine, MACHINE)?;
 
-        // The shell lowers the limit and becomes the server.
+        // The shell lowers the limit and replaces itself with the server.
         let mut child = Command::new("sh")
             .arg("-c")
             .arg(format!("ulimit -S -n {DESCRIPTORS}; exec \"$@\""))
@@ -75,6 +76,7 @@ impl Server {
         if let Some(output) = &mut child.stdout {
             BufReader::new(output).read_line(&mut line)?;
         }
+
         let server = Self { child, folder };
         if line.starts_with("serving ") {
             Ok(server)
@@ -83,32 +85,33 @@ impl Server {
         }
     }
 
-    /// Where its sockets are.
+    /// Returns the directory of its sockets.
     pub fn directory(&self) -> PathBuf {
         self.folder.path().join("m")
     }
 
-    /// A socket by its name, as in `polite.user0`.
+    /// Returns the path of a socket by its name, as in `polite.user0`.
     pub fn socket(&self, name: &str) -> PathBuf {
         self.directory().join(name)
     }
 
-    /// Whether its process is still there.
+    /// Returns whether its process still runs.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn is_alive(&mut self) -> io::Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// Asks it to end, as an operator does, and waits for that up to `limit`.
+    /// Asks it to end, as an operator does, and waits up to `limit`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn terminate(&mut self, limit: Duration) -> io::Result<End> {
         let start = Instant::now();
         kill(self.pid(), Signal::SIGTERM)?;
         let mut end = End { sockets: None, process: None, well: false };
+
         while start.elapsed() < limit && end.process.is_none() {
             if end.sockets.is_none() && !self.directory().exists() {
                 end.sockets = Some(start.elapsed());
@@ -119,9 +122,11 @@ impl Server {
             }
             std::thread::sleep(LOOK);
         }
+
         if end.sockets.is_none() && !self.directory().exists() {
             end.sockets = end.process;
         }
+
         Ok(end)
     }
 
@@ -132,7 +137,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // One that has ended is no error.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,9 @@
-//! Each attack in small numbers, against a served machine in both event loops. What is asserted: the polite tenant goes on with
-//! right data, the next client is served, and the server ends in time with the attacker still there.
+//! Each attack at small scale, against a served machine in both event loops.
+//!
+//! The tests assert:
+//! - the polite tenant continues with correct data;
+//! - the next client is served;
+//! - the server ends in time with the attacker still present.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "these are tests")]
 
 use std::{
@@ -15,26 +19,30 @@ use nicforge_attacks::{
     contest::{self, Contest, Setting},
 };
 
-/// Longer than anything takes that a test waits for, also on a machine that is busy with other things.
+/// Deadline of waits in tests, generous enough for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Rounds of an attacker that are waited for.
+/// Rounds of an attacker that the tests wait for.
 const ATTACKS: u64 = 3;
 /// Rounds of the polite tenant during and after an attack.
 const ROUNDS: u64 = 20;
 
-/// The program `nicforge`, built once a test process.
+/// Returns the program `nicforge`, built once for each test process.
 fn nicforge() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
     PROGRAM.get_or_init(|| {
         let folder = Path::new(env!("CARGO_BIN_EXE_nicforge-attack")).parent().unwrap();
         let mut build = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
-        // Together with this package, whose choice of features its own build had.
+
+        // Built together with this package, so that both share its choice of features.
         build.args(["build", "--quiet", "-p", "nicforge", "-p", "nicforge-attacks", "--target-dir"]);
         build.arg(folder.parent().unwrap());
         if folder.ends_with("release") {
             build.arg("--release");
         }
+
         assert!(build.status().unwrap().success(), "the program was not built");
+
         folder.join("nicforge")
     })
 }
@@ -60,7 +68,8 @@ fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Runs an attack until some rounds of it are over and the tenant has had its own, and asks the server to end in the middle of it.
+/// Runs an attack until some rounds of attacker and tenant are over, and then asks the server to
+/// end during the attack.
 fn hold_against(name: &str, event_loop: &'static str) {
     let attack = attack::find(name).unwrap();
     let mut contest = Contest::start(&setting(event_loop), attack).unwrap();
@@ -71,26 +80,32 @@ fn hold_against(name: &str, event_loop: &'static str) {
         let reports = contest.reports();
         is_impossible || reports.landed + reports.cut >= ATTACKS
     });
+
     if is_impossible {
         return eprintln!("{name} is impossible here: {}", contest.reports().not_run.unwrap());
     }
+
     let before = contest.tenant_rounds();
     wait_for("the tenant's work", || contest.tenant_rounds() >= before + ROUNDS);
     contest.newcomer();
+
     let outcome = contest.finish().unwrap();
 
     assert_eq!((outcome.tenant.lost, outcome.tenant.wrong), (None, 0));
     assert_eq!((outcome.newcomers.served, outcome.newcomers.failed), (1, 0));
     assert!(outcome.end.sockets.is_some(), "sockets are left");
+
     if name == "close-fuse" {
-        // The kernel keeps a process that closes such a file for as long as the attacker likes.
+        // The kernel keeps a process that closes such a file until the attacker's end.
         return;
     }
+
     assert!(outcome.end.process.is_some(), "the server did not end");
     assert!(outcome.end.well, "the server did not end well");
 }
 
-/// Runs an attack, kills the attacker, and has the next client served on the same socket.
+/// Runs an attack, kills the attacker, and checks that the next client is served on the same
+/// socket.
 fn serve_after(name: &str, event_loop: &'static str) {
     let attack = attack::find(name).unwrap();
     let contest = Contest::start(&setting(event_loop), attack).unwrap();
@@ -104,6 +119,7 @@ fn serve_after(name: &str, event_loop: &'static str) {
     for socket in ["target.user0", "target.user1", "send.user0"] {
         assert!(contest::is_served(&after.server.socket(socket), LIMIT), "{socket} is not served");
     }
+
     let before = after.tenant.rounds();
     wait_for("the tenant's work", || after.tenant.rounds() >= before + ROUNDS);
 }

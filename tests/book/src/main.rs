@@ -1,5 +1,8 @@
-//! Builds the book with mdBook's library and checks the links between its pages, and those of the other Markdown files of the
-//! repository, with the headings that they lead to. Run by `cargo xtask doc`; a program of its own because mdBook takes longer to compile than all the other tasks together.
+//! Builds the book with mdBook's library, and checks links.
+//!
+//! It checks the links between the book's pages and those of the repository's other Markdown files,
+//! including the headings that they lead to. `cargo xtask doc` runs it. It is a program of its own
+//! because mdBook takes longer to compile than all the other tasks together.
 
 use std::{
     path::{Component, Path, PathBuf},
@@ -9,7 +12,7 @@ use std::{
 use mdbook_driver::MDBook;
 
 fn main() -> ExitCode {
-    // tests/book is two levels below the workspace.
+    // The folder tests/book is two levels below the workspace's root.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
     match build(root) {
         Ok(()) => ExitCode::SUCCESS,
@@ -20,7 +23,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Build `docs/` into `target/book`.
+/// Builds `docs/` into `target/book`.
 fn build(root: &Path) -> Result<(), String> {
     let docs = root.join("docs");
     check_links(root, &docs.join("src"))?;
@@ -28,30 +31,36 @@ fn build(root: &Path) -> Result<(), String> {
     book.config.build.build_dir = root.join("target/book");
     book.build().map_err(|error| format!("docs: {error:#}"))?;
     eprintln!("    the book is in target/book/index.html");
+
     Ok(())
 }
 
-/// Every relative link in a page must lead to a file, and to a heading if it names one; every page of the book must be in SUMMARY.md.
+/// Checks that every relative link in a page leads to a file, and to a heading if it names one.
+/// Every page of the book must be in SUMMARY.md.
 fn check_links(root: &Path, source: &Path) -> Result<(), String> {
     let summary = read(&source.join("SUMMARY.md"))?;
     let mut bad = Vec::new();
+
     for page in pages(root)? {
         let text = read(&page)?;
         for link in links(&text) {
             if link.contains("://") || link.starts_with("mailto:") {
                 continue;
             }
+
             let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
             let target = match path {
                 "" => page.clone(),
                 path => page.parent().unwrap_or(root).join(path),
             };
+
             if !target.exists() {
                 bad.push(format!("{}: no such file: {path}", page.display()));
             } else if !anchor.is_empty() && !anchors(&read(&target)?).any(|there| there == anchor) {
                 bad.push(format!("{}: no such heading: {link}", page.display()));
             }
         }
+
         let Ok(name) = page.strip_prefix(source) else { continue };
         let name = normal(name);
         if name != "SUMMARY.md"
@@ -61,10 +70,11 @@ fn check_links(root: &Path, source: &Path) -> Result<(), String> {
             bad.push(format!("{name} is not in SUMMARY.md"));
         }
     }
+
     if bad.is_empty() { Ok(()) } else { Err(format!("the book:\n  {}", bad.join("\n  "))) }
 }
 
-/// The lines outside blocks of code.
+/// Returns the lines outside code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut in_code = false;
     text.lines().filter(move |line| {
@@ -74,7 +84,8 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What links can lead to: the headings, as mdBook and others name them.
+/// Returns the possible targets of links within a page: the headings, as mdBook and others name
+/// them.
 fn anchors(text: &str) -> impl Iterator<Item = String> {
     prose(text).filter(|line| line.starts_with('#')).map(|line| {
         let heading = line.trim_start_matches('#').trim().to_lowercase();
@@ -83,7 +94,7 @@ fn anchors(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// The targets of inline links outside code.
+/// Returns the targets of inline links outside code.
 fn links(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for line in prose(text) {
@@ -93,13 +104,15 @@ fn links(text: &str) -> Vec<&str> {
             }
         }
     }
+
     found
 }
 
-/// The Markdown files below a folder, but for what is built.
+/// Returns the Markdown files below a folder, without build results.
 fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let mut pages = Vec::new();
     let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+
     for entry in entries.flatten() {
         let path = entry.path();
         let name = entry.file_name();
@@ -110,6 +123,7 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
             pages.push(path);
         }
     }
+
     Ok(pages)
 }
 
@@ -121,6 +135,7 @@ fn normal(path: &Path) -> String {
             _ => None,
         })
         .collect();
+
     parts.join("/")
 }
 

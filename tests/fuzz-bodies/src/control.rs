@@ -1,5 +1,5 @@
-//! The control socket: any bytes are answered, by one JSON value, and the next request is answered too. What a server
-//! answers may be anything for who asks.
+//! Requests to the control socket. Any request gets one JSON value as its answer, and the next
+//! request is answered too. The client parses any answer of a server.
 
 use std::{
     io::Read, net::Shutdown, os::unix::net::UnixStream, path::PathBuf, sync::OnceLock, time::Duration,
@@ -10,27 +10,29 @@ use tempfile::TempDir;
 
 use crate::{input::Input, messages::write_all};
 
-/// The longest request that is read, and so the longest of which the answer certainly arrives.
+/// The longest request that the server reads completely, so that its answer certainly arrives.
 const LONGEST: usize = 4096;
-/// Longer than any answer takes.
+/// Time limit of an answer.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     if let Ok(response) = serde_json::from_slice::<Response>(data) {
         let again = serde_json::to_vec(&response).unwrap();
         assert!(serde_json::from_slice::<Response>(&again).is_ok());
     }
+
     let request = request(&mut Input::new(data));
     let line = request.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
     let good = matches!(serde_json::from_slice(line), Ok(Request::Reset { node }) if node == "cn0");
     let answer = ask(&request);
-    // Lines behind the first are no part of the request, unless they came with the same piece.
+
+    // Lines behind the first are not part of the request, unless they came with the same piece.
     assert!(!good || request.len() > line.len() || matches!(answer, Response::Done));
     assert!(matches!(ask(b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
 }
 
-/// Any bytes, or a request with any pieces.
+/// Returns any bytes, or a request assembled from any pieces.
 fn request(input: &mut Input<'_>) -> Vec<u8> {
     let mut request = Vec::new();
     let pieces = [
@@ -48,6 +50,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
         "\n",
         "\\u0000",
     ];
+
     while !input.is_empty() && request.len() < LONGEST {
         match input.below(4) {
             0 => request.push(input.u8()),
@@ -56,6 +59,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
             _ => request.extend(input.pick(&pieces).bytes()),
         }
     }
+
     request.truncate(LONGEST);
     request
 }
@@ -66,17 +70,20 @@ fn ask(request: &[u8]) -> Response {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
     write_all(&mut stream, request);
-    // The server may have hung up already.
+
+    // The server may have closed the connection already.
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
-    // It closes with bytes unread when there are more behind the line.
+
+    // The server closes with bytes unread when there are more behind the line.
     let _ = stream.read_to_end(&mut answer);
     serde_json::from_slice(&answer).expect("an answer")
 }
 
-/// One server for all inputs.
+/// Returns the server, which all inputs share.
 fn server() -> &'static (PathBuf, ControlServer, TempDir) {
     static SERVER: OnceLock<(PathBuf, ControlServer, TempDir)> = OnceLock::new();
+
     SERVER.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
@@ -88,6 +95,7 @@ fn server() -> &'static (PathBuf, ControlServer, TempDir) {
             Request::Stat => Response::Refused { message: "nothing to tell".into(), asked_wrongly: false },
         })
         .unwrap();
+
         (path, server, folder)
     })
 }

@@ -1,5 +1,6 @@
-//! vfio-user messages to a served machine: a client sends messages of every type with any payload and descriptors to the
-//! engine, which carries them out on real devices. Its neighbour goes on, and the next client of its attachment is served.
+//! vfio-user messages to a served machine. A client sends messages of every type with any payload
+//! and descriptors to the engine, which carries them out on real devices. The client's neighbour
+//! continues, and the attachment's next client is served.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -25,16 +26,16 @@ use crate::{
     world::{self, ENGINE, FIFO, SEND},
 };
 
-/// Messages in one input at most.
+/// Maximum number of messages in one input.
 const MOST: usize = 48;
-/// Longer than anything takes that must come true.
+/// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a stalled access or an unanswered DMA message is waited for.
+/// Time to wait for a stalled access or an unanswered DMA message.
 const SHORT: Duration = Duration::from_millis(10);
-/// Names the request by which a client finds out that all before it was served.
+/// Id of the request whose answer shows that all earlier ones were served.
 const MARKER: u16 = 0xffff;
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let function = input.pick(&[ENGINE, FIFO, SEND, FunctionId(1)]);
@@ -46,9 +47,11 @@ pub fn body(data: &[u8]) {
         messages: input.pick(&[16, 1]),
         ..EngineConfig::default()
     };
+
     let (machine, _) = build(&world::description(8)).unwrap();
     let mut engine = Engine::new(machine, config).unwrap();
     let [hostile, neighbour] = ["hostile", "neighbour"].map(socket);
+
     engine.listen(place.0, place.1, &hostile).unwrap();
     engine.listen(FIFO, AttachmentId(3), &neighbour).unwrap();
     let stop = Stop::new().unwrap();
@@ -56,13 +59,17 @@ pub fn body(data: &[u8]) {
         let (engine, ours) = (&mut engine, stop.clone());
         let served = scope.spawn(move || engine.run(&ours).unwrap());
         let client = Client::connect(&neighbour, LIMIT).unwrap();
+
         attack(&hostile, &mut input);
         goes_on(&client, 1);
         let successor = connect_after(&hostile);
+
         assert!(successor.device_info().unwrap().num_regions > 0);
+
         let mut vendor = [0; 2];
         successor.region_read(nicforge_vfio_user::PCI_CONFIG_REGION, 0, &mut vendor).unwrap();
         assert_eq!(u16::from_le_bytes(vendor), nicforge_hwi::pci::VENDOR_ID);
+
         successor.reset().unwrap();
         goes_on(&client, 0);
         stop.stop();
@@ -74,32 +81,38 @@ fn attack(path: &Path, input: &mut Input<'_>) {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
+
     if input.below(16) > 0 {
         let version = VersionMessage { major: 0, minor: 0, has_json: false, capabilities: None };
         let payload = build_version(&version);
         let header = Header::request(0, Command::Version, payload.len(), false);
         let _ = stream.write_all(&[&header.to_bytes()[..], &payload].concat());
     }
+
     if input.flag() {
-        // The function may start DMA.
+        // Enables bus mastering, so that the function can start DMA.
         post(&mut stream, 7, 4, &6_u16.to_le_bytes());
     }
+
     for number in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         let next = message(input);
         if !deliver(&mut stream, next) {
             return;
         }
+
         if number % 8 == 7 && !is_served(&mut stream) {
             return;
         }
     }
+
     let _ = is_served(&mut stream);
 }
 
-/// A write that is not answered.
+/// Sends a write that asks for no reply.
 fn post(stream: &mut UnixStream, region: u32, offset: u64, data: &[u8]) {
     let head =
         [&offset.to_le_bytes()[..], &region.to_le_bytes(), &(data.len() as u32).to_le_bytes()].concat();
@@ -107,20 +120,22 @@ fn post(stream: &mut UnixStream, region: u32, offset: u64, data: &[u8]) {
     let _ = stream.write_all(&[&header.to_bytes()[..], &head, data].concat());
 }
 
-/// Whether the server takes all of it. A server that does not is one that has hung up, or that waits for this client to
-/// read, which ends it here.
+/// Sends a message and returns whether the server took all of it. If not, the server has closed the
+/// connection, or waits for this client to read, which ends the input.
 fn deliver(stream: &mut UnixStream, message: Message) -> bool {
     let sent = send(stream, &message.bytes, &message.fds);
     sent == message.bytes.len()
 }
 
-/// Sends one more request and waits for its answer. False when the server has hung up.
+/// Sends one more request and waits for its answer. Returns false when the server has closed the
+/// connection.
 fn is_served(stream: &mut UnixStream) -> bool {
     let argsz = [16_u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let header = Header::request(MARKER, Command::DeviceGetInfo, argsz.len(), false);
     if stream.write_all(&[&header.to_bytes()[..], &argsz].concat()).is_err() {
         return false;
     }
+
     loop {
         let mut bytes = [0; HEADER_SIZE];
         match stream.read_exact(&mut bytes) {
@@ -130,11 +145,13 @@ fn is_served(stream: &mut UnixStream) -> bool {
             }
             Err(_) => return false,
         }
+
         let header = Header::parse(&bytes).unwrap();
         let mut payload = vec![0; header.size as usize - HEADER_SIZE];
         if stream.read_exact(&mut payload).is_err() {
             return false;
         }
+
         let reply = header.message_type() == MessageType::Reply;
         if reply && header.id == MARKER && header.command == Command::DeviceGetInfo {
             return true;
@@ -142,7 +159,7 @@ fn is_served(stream: &mut UnixStream) -> bool {
     }
 }
 
-/// The neighbour's device does what it should.
+/// Checks that the neighbour's device works.
 fn goes_on(client: &Client, value: u32) {
     let mut seen = [0; 4];
     client.region_write(0, slot_fifo::REG_HOLD, &value.to_le_bytes(), false).unwrap();
@@ -150,7 +167,7 @@ fn goes_on(client: &Client, value: u32) {
     assert_eq!(u32::from_le_bytes(seen), value);
 }
 
-/// The next client, once the server has noticed that the last one is gone.
+/// Connects the next client, once the server has noticed that the last one is gone.
 fn connect_after(path: &Path) -> Client {
     let started = Instant::now();
     loop {
@@ -162,7 +179,7 @@ fn connect_after(path: &Path) -> Client {
     }
 }
 
-/// A path for the sockets of all inputs, one after the other.
+/// Returns a path for the sockets, which the inputs use one after the other.
 fn socket(name: &str) -> PathBuf {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path().join(name)

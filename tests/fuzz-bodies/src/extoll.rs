@@ -1,6 +1,9 @@
-//! An EXTOLL card against software that writes anything to the pages of its VPID: registers, commands of the address translation, RMA descriptors, pieces of
-//! messages, records in its ring and pointers behind it; that maps and unmaps memory, is reset and ends in the middle. Memory that nobody has
-//! registered stays as it is, what others send each other comes all, once and in order, and with the software gone RMA does what it should.
+//! An EXTOLL card against hostile software on one of its VPIDs.
+//!
+//! The software writes arbitrary registers, commands of the address translation, RMA descriptors,
+//! pieces of messages, records in its ring and pointers behind it. It maps and unmaps memory, is
+//! reset, and ends at any point. Checked: unregistered memory does not change, messages between
+//! others arrive all, once and in order, and RMA works after the software is gone.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,15 +22,15 @@ use zerocopy::IntoBytes;
 
 use crate::{input::Input, world};
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 150;
-/// Longer than anything takes that must come true.
+/// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a write of the hostile software may wait.
+/// Time limit of a write of the hostile software.
 const SHORT: Duration = Duration::from_millis(5);
-/// Registered memory, of which the hostile software may know.
+/// Bytes of registered memory, which the hostile software may know.
 const SHARED: usize = 1 << 16;
-/// Memory that nobody has registered.
+/// Bytes of unregistered memory.
 const PRIVATE: usize = 1 << 13;
 const UNTOUCHED: u8 = 0xc5;
 /// VPIDs of each card. The last one of node 0 is the hostile software's.
@@ -38,7 +41,7 @@ fn open(machine: &Arc<LocalMachine>, node: u32, vpid: u16, options: OpenOptions)
     Device::open(backing, options).unwrap()
 }
 
-/// The body.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let times = "watchdog_ms = 1\nrma_watchdog_ms = 50\n";
@@ -47,10 +50,12 @@ pub fn body(data: &[u8]) {
     let mut talk = Talk::new(&machine);
     let known = sides.each_ref().map(|side| side.region.address());
     let mut hostile = Hostile::new(&machine, known, input.below(4) > 0);
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         match input.below(16) {
             0 if input.below(4) == 0 => {
                 drop(hostile);
@@ -60,13 +65,17 @@ pub fn body(data: &[u8]) {
             2 => sides.iter_mut().for_each(Side::take),
             _ => hostile.act(&mut input),
         }
+
         machine.settle(input.below(8));
     }
+
     drop(hostile);
     talk.finish(&machine);
+
     for (here, there) in [(0, 1), (1, 0)] {
         transfer(&mut sides, here, there);
     }
+
     for side in &sides {
         let mut bytes = vec![0; PRIVATE];
         side.private.read(0, &mut bytes).unwrap();
@@ -74,7 +83,7 @@ pub fn body(data: &[u8]) {
     }
 }
 
-/// A VPID that keeps to the rules.
+/// A well-behaved VPID.
 struct Side {
     port: Port,
     region: Region,
@@ -85,22 +94,24 @@ struct Side {
 impl Side {
     fn new(machine: &Arc<LocalMachine>, node: u32) -> Self {
         let device = open(machine, node, 0, OpenOptions::default());
-        // What can't be named lies on both sides of what can.
+        // Unregistered memory lies on both sides of the registered memory.
         let private = device.dma_buffer(PRIVATE, HugePages::Never).unwrap();
         private.write(0, &[UNTOUCHED; PRIVATE]).unwrap();
+
         let shared = device.dma_buffer(SHARED, HugePages::Never).unwrap();
         let port = Port::open(&device, Options { entries: 64, ..Options::default() }).unwrap();
         let region = port.register(&shared, Access::READ_WRITE).unwrap();
+
         Self { port, region, shared, private }
     }
 
-    /// Takes what it was told. The hostile software may tell it of puts.
+    /// Takes all notifications. The hostile software may cause some by puts.
     fn take(&mut self) {
         while self.notification().is_some() {}
     }
 
     fn notification(&mut self) -> Option<Notification> {
-        // Of lost ones there is an error, once.
+        // Lost notifications are reported once, as an error.
         let found = self.port.probe().ok().flatten();
         if found.is_some() {
             self.port.free().unwrap();
@@ -108,7 +119,7 @@ impl Side {
         found
     }
 
-    /// Waits for what this side is told of its own commands, or of its friend's.
+    /// Waits for a notification of this side's commands, or of its partner's.
     fn told(&mut self, role: Role, other: u32) -> Notification {
         let deadline = Deadline::after(LIMIT);
         loop {
@@ -127,30 +138,36 @@ impl Side {
     }
 }
 
-/// A put and a get from one side to the other.
+/// Checks a put and a get from one side to the other.
 fn transfer(sides: &mut [Side; 2], here: usize, there: usize) {
     sides.iter_mut().for_each(Side::take);
     let target = sides[here].to(&sides[there]);
+
     for length in [8, 3000, 20_000] {
         let (from, to) = (sides[here].region.address() + 5, sides[there].region.address() + 30_001);
         let sent: Vec<_> = (0..length).map(|index| (index * 7 + here) as u8).collect();
         sides[here].shared.write(5, &sent).unwrap();
         sides[here].port.put(target, from, to, length as u64, Notify::COMPLETER).unwrap();
+
         let told = sides[there].told(Role::Completer, here as u32);
         assert_eq!((told.status, told.length as usize, told.address), (Status::Done, length, to));
+
         let mut received = vec![0; length];
         sides[there].shared.read(30_001, &mut received).unwrap();
         assert!(received == sent, "a put came as it was sent");
+
         sides[here].shared.write(5, &vec![0; length]).unwrap();
         sides[here].port.get(target, to, from, length as u64, Notify::COMPLETER).unwrap();
         let told = sides[here].told(Role::Completer, there as u32);
+
         assert_eq!((told.status, told.length as usize), (Status::Done, length));
+
         sides[here].shared.read(5, &mut received).unwrap();
         assert!(received == sent, "a get brought what was there");
     }
 }
 
-/// Messages from a process of node 1, where nobody is hostile, to one of node 0.
+/// Messages from a process of node 1, which has no hostile process, to one of node 0.
 struct Talk {
     from: velo::Port,
     to: velo::Port,
@@ -167,6 +184,7 @@ impl Talk {
         };
         let (mut from, mut to) = (port(1), port(0));
         let link = from.connect(to.address(), Deadline::after(LIMIT), None).unwrap();
+
         to.progress().unwrap();
         Self { from, to, link, sent: 0, received: 0 }
     }
@@ -178,8 +196,10 @@ impl Talk {
                 Err(error) => assert_eq!(error, velo::Error::WouldBlock),
             }
         }
-        // Neither has connected to the hostile one: nothing of it is for them.
+
+        // Neither port has connected to the hostile one, so none of its messages are for them.
         assert_eq!(self.from.poll().unwrap(), None);
+
         while let Some(message) = self.to.poll().unwrap() {
             assert_eq!((message.from, message.tag), (self.from.address(), 3));
             assert_eq!(message.quadword(0), self.received);
@@ -194,6 +214,7 @@ impl Talk {
             self.turn(most);
             machine.settle(8);
         }
+
         assert_eq!((self.from.check(), self.to.check()), (Ok(()), Ok(())));
     }
 }
@@ -203,12 +224,13 @@ struct Hostile {
     device: Device,
     poster: Poster,
     buffers: Vec<DmaBuffer>,
-    /// Registered memory: its own, and that of the others.
+    /// Registered memory: its own, and the others'.
     regions: Vec<u64>,
 }
 
 impl Hostile {
-    /// Ready to use VELO and RMA as it should, so that what follows gets further, or with nothing.
+    /// Creates the software. If `ready`, VELO and RMA are set up correctly first, so that its
+    /// actions get further.
     fn new(machine: &Arc<LocalMachine>, known: [u64; 2], ready: bool) -> Self {
         let options = OpenOptions { timeout: SHORT, ..OpenOptions::default() };
         let device = open(machine, 0, VPIDS - 1, options);
@@ -217,6 +239,7 @@ impl Hostile {
         if ready {
             hostile.prepare();
         }
+
         hostile
     }
 
@@ -224,6 +247,7 @@ impl Hostile {
         let buffer = |length| self.device.dma_buffer(length, HugePages::Never).unwrap();
         let (memory, ring, queue) = (buffer(SHARED), buffer(8192), buffer(4096));
         let registers = self.device.bar(0).unwrap();
+
         for (register, value) in [
             (reg::VELO_RING_BASE, ring.iova()),
             (reg::VELO_RING_SLOTS, 64),
@@ -237,19 +261,24 @@ impl Hostile {
         ] {
             registers.write64(register, value).unwrap();
         }
+
         assert_eq!(registers.read64(atu::STATUS).unwrap(), atu::DONE);
+
         self.regions.push(registers.read64(atu::RESULT).unwrap());
         self.buffers = vec![memory, ring, queue];
     }
 
     fn act(&mut self, input: &mut Input<'_>) {
         match input.below(16) {
+            // Registers
             0..=2 => {
                 let (offset, value) = (Self::register(input), self.value(input));
                 self.write(input, 0, offset, &value.to_le_bytes());
             }
             3 => self.enable(input),
             4..=5 => self.translate(input),
+
+            // RMA commands, sometimes of a wrong length
             6..=8 => {
                 let command = self.command(input);
                 let length = if input.below(8) > 0 { COMMAND_BYTES } else { input.below(40) as usize };
@@ -257,6 +286,8 @@ impl Hostile {
                 bytes.resize(length, 0);
                 self.write(input, 0, reg::RMA_COMMAND, &bytes);
             }
+
+            // VELO messages, sometimes at a wrong position
             9..=10 => {
                 let (node, vpid) = (input.below(3), input.below(u32::from(VPIDS) + 1) as u16);
                 let quadwords = 1 + input.below(8) as usize;
@@ -268,6 +299,8 @@ impl Hostile {
                 message[..given.len()].copy_from_slice(given);
                 self.write(input, BAR_VELO, offset, &message);
             }
+
+            // Words of the ring and the pointers behind it
             11 => {
                 let words = (u64::from(RING_CELLS) * CELL as u64 + window::SIZE) / 8;
                 let word = match input.below(4) {
@@ -279,6 +312,8 @@ impl Hostile {
                 self.device.bar(1).unwrap().write64(8 * word, input.number()).unwrap();
                 self.device.doorbell().after_store().unwrap();
             }
+
+            // Mapped memory
             12 if self.buffers.len() < 4 => {
                 let length = input.pick(&[4096, 8192, 1 << 16, 1 << 21]);
                 self.buffers.push(self.device.dma_buffer(length, HugePages::Never).unwrap());
@@ -287,6 +322,8 @@ impl Hostile {
                 let index = input.below(self.buffers.len() as u32) as usize;
                 drop(self.buffers.swap_remove(index));
             }
+
+            // Resets and reads
             14 if input.below(8) == 0 => drop(self.device.reset()),
             _ => {
                 let mut data = vec![0; input.pick(&[8, 8, 8, 4, 1, 16, 64])];
@@ -299,7 +336,7 @@ impl Hostile {
         }
     }
 
-    /// In the ring or trapped, as it comes. What can't be is refused.
+    /// Writes through the ring or trapped. Invalid writes are refused.
     fn write(&mut self, input: &mut Input<'_>, bar: u8, offset: u64, data: &[u8]) {
         if input.below(4) > 0 {
             let _ = self.poster.try_post(bar, offset, data);
@@ -319,7 +356,7 @@ impl Hostile {
         }
     }
 
-    /// An address in its own memory, of a region, or any number.
+    /// Returns an address in its own memory, one of a region, or any number.
     fn value(&self, input: &mut Input<'_>) -> u64 {
         match input.below(4) {
             0 => match self.buffers.len() {
@@ -334,7 +371,7 @@ impl Hostile {
         }
     }
 
-    /// A network logical address: of a region, mostly.
+    /// Returns a network logical address, usually of a region.
     fn region(&self, input: &mut Input<'_>) -> u64 {
         let region = if input.below(8) > 0 {
             self.regions[input.below(self.regions.len() as u32) as usize]
@@ -344,13 +381,14 @@ impl Hostile {
         region + u64::from(input.u16()) * u64::from(input.flag())
     }
 
-    /// A receive ring or a queue as it should be, on or off.
+    /// Sets up a receive ring or a queue correctly, and enables or disables it.
     fn enable(&mut self, input: &mut Input<'_>) {
         let [base, size, enable] = if input.flag() {
             [reg::VELO_RING_BASE, reg::VELO_RING_SLOTS, reg::VELO_RING_ENABLE]
         } else {
             [reg::RMA_QUEUE_BASE, reg::RMA_QUEUE_ENTRIES, reg::RMA_QUEUE_ENABLE]
         };
+
         let base_value = self.buffers.first().map_or_else(|| input.number(), DmaBuffer::iova);
         let size_value = if input.below(4) > 0 { 64 } else { input.number() };
         for (register, value) in
@@ -367,10 +405,12 @@ impl Hostile {
         } else {
             (atu::DEREGISTER, self.region(input))
         };
+
         let place = if input.below(4) > 0 { place } else { self.value(input) };
         let pages = if input.below(4) > 0 { 1 } else { input.number() };
         let access = u64::from(input.below(4)) << 8;
         let command = what | class << atu::CLASS_SHIFT | access;
+
         for (register, value) in [
             (atu::ADDRESS, place),
             (atu::PAGES, pages),
@@ -391,15 +431,17 @@ impl Hostile {
             2 => input.below(1 << 16),
             _ => input.number32(),
         };
+
         let (what, notify) = (input.pick(&[1, 2, 3, 1, 2, 3, 0, 4]), input.u8() & 7);
         let (source, destination) = if input.below(4) > 0 {
-            // Between its own memory and the target's, as it should be.
+            // A correct transfer between its own memory and the target's.
             let [own, others] = [self.regions[self.regions.len() - 1], self.regions[node as usize % 2]]
                 .map(|region| region + u64::from(input.below(4096)));
             if what == command::GET { (others, own) } else { (own, others) }
         } else {
             (self.region(input), self.value(input))
         };
+
         let mut command = Command::new(node, vpid, what, notify, length, source, destination);
         command.head |= u64::from(input.below(64) == 1) << 32;
         command

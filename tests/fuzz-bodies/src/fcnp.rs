@@ -1,6 +1,8 @@
-//! FCNP against a peer on the tree that sends anything: control packets of all kinds in the name of any core, data that
-//! nobody asked for, answers that are wrong, too early or too many, and that dies in the middle. Each call ends in time; with
-//! the next process that keeps to the protocol messages pass again.
+//! FCNP against a hostile peer on the tree.
+//!
+//! The peer sends control packets of all kinds in the name of any core, unrequested data, and
+//! wrong, early or surplus answers. It dies at any point. Each call ends in time, and after the
+//! next process follows the protocol, messages pass again.
 
 use std::{
     sync::{
@@ -23,16 +25,17 @@ use zerocopy::IntoBytes;
 
 use crate::{input::Input, world};
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 40;
-/// Longer than anything takes that must come true.
+/// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long calls go on that a hostile peer answers or not.
+/// Time limit of calls that depend on the hostile peer's answers.
 const SHORT: Duration = Duration::from_millis(2);
 /// The longest message.
 const LONGEST: u32 = 4000;
-/// The compute core that nobody speaks in the name of. A control packet names its core itself, as on the machine, so FCNP can't
-/// tell a forged one that arrives behind the core's own reset from the core's.
+/// The compute core whose name no hostile process uses. A control packet names its core itself, as
+/// on the machine. FCNP therefore can't tell a forged packet that arrives behind the core's own
+/// reset from a true one.
 const HONEST_NODE: u32 = 2;
 const HONEST_CORE: u16 = 1;
 
@@ -52,20 +55,23 @@ fn short() -> Deadline {
     Deadline::after(SHORT)
 }
 
-/// A compute node against an I/O node that keeps to the protocol.
+/// Runs a hostile compute node against an I/O node that follows the protocol.
 pub fn io(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = machine(&mut input);
     let io = IoNode::open(open(&machine, 0, 0), config()).unwrap();
     let mut hostile = Hostile::new(open(&machine, 1, 0));
+
     if input.below(4) > 0 {
-        // It makes itself known as it should, so that what follows gets further.
+        // The hostile core announces itself correctly, so that later packets get further.
         hostile.send_reset(&mut input, true);
     }
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         match input.below(8) {
             0..=3 => hostile.speak(&mut input),
             4 => {
@@ -84,14 +90,17 @@ pub fn io(data: &[u8]) {
             }
             _ => drop(hostile.receive()),
         }
+
         machine.settle(8);
     }
+
     drop(hostile);
     let core = honest(&machine);
     messages_pass(&io, &core);
 }
 
-/// An I/O node, and perhaps a core of the same node, against a compute core that keeps to the protocol.
+/// Runs a hostile I/O node, and perhaps a core of the same node, against a compute core that
+/// follows the protocol.
 pub fn compute(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = machine(&mut input);
@@ -101,35 +110,39 @@ pub fn compute(data: &[u8]) {
     let script = input.rest();
     let stop = AtomicBool::new(false);
     let mut core = None;
+
     std::thread::scope(|scope| {
         let (machine, stop) = (&machine, &stop);
         let peer = scope.spawn(move || serve(hostile, vandal, script, stop));
         core = ComputeCore::open_until(open(machine, 1, 0), config(), Deadline::after(10 * SHORT), None).ok();
+
         for call in calls {
             let Some(core) = &core else { break };
             let length = usize::from(call) * 16;
-            // Whatever comes of it, it ends in time.
+            // Any result is right, as long as the call ends in time.
             if call & 1 == 0 {
                 let _ = core.write_until(&vec![call; length], short(), None);
             } else {
                 let _ = core.read_until(&mut vec![0; length], short(), None);
             }
         }
+
         stop.store(true, Ordering::Release);
         peer.join().unwrap();
     });
+
     let io = open_beside(&machine, core.as_ref());
     let core = core.unwrap_or_else(|| honest(&machine));
     messages_pass(&io, &core);
 }
 
-/// The core that keeps to the protocol, [`HONEST_NODE`] and [`HONEST_CORE`].
+/// Opens the core that follows the protocol, [`HONEST_NODE`] and [`HONEST_CORE`].
 fn honest(machine: &Arc<LocalMachine>) -> ComputeCore {
     ComputeCore::open(open(machine, HONEST_NODE, HONEST_CORE), config()).unwrap()
 }
 
-/// The next I/O process. News of it stands behind what the last one sent, and what that sent to a core is taken by the core's
-/// calls only: a core that is there makes some meanwhile.
+/// Opens the next I/O process. The report of its presence is behind the last one's packets. Only a
+/// core's calls take packets for that core, so an open core makes some meanwhile.
 fn open_beside(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNode {
     let opened = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -138,16 +151,18 @@ fn open_beside(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNod
             opened.store(true, Ordering::Release);
             io.unwrap()
         });
+
         while let Some(core) = core
             && !opened.load(Ordering::Acquire)
         {
             let _ = core.read_until(&mut [0; 16], short(), None);
         }
+
         io.join().unwrap()
     })
 }
 
-/// What the I/O node says until the compute core has done its calls.
+/// Plays the hostile I/O node until the compute core has finished its calls.
 fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &AtomicBool) {
     let mut input = Input::new(script);
     while !stop.load(Ordering::Acquire) {
@@ -156,20 +171,23 @@ fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &At
             None if !input.is_empty() && input.below(64) == 0 => hostile.speak(&mut input),
             None => std::thread::yield_now(),
         }
+
         if let Some(vandal) = &vandal
             && !input.is_empty()
         {
-            // The memory that the cores of a node share is theirs to spoil, but nobody may panic of it.
+            // The cores of a node may corrupt the memory they share, but no process may panic
+            // because of it.
             let word = u64::from(input.below((window::SRAM_SIZE / 4) as u32)).min(input.number());
             vandal.channel.shared().store_u32_release(4 * word, input.number32()).unwrap();
         }
     }
+
     if let Some(vandal) = vandal {
         vandal.channel.shared().zero(0, window::SRAM_SIZE).unwrap();
     }
 }
 
-/// Messages of one packet and of many, both ways.
+/// Checks messages of one packet and of many, both ways.
 fn messages_pass(io: &IoNode, core: &ComputeCore) {
     for size in [100, 3000] {
         std::thread::scope(|scope| {
@@ -178,13 +196,17 @@ fn messages_pass(io: &IoNode, core: &ComputeCore) {
                 let count = io.read(core.rank(), &mut buffer).unwrap();
                 assert_eq!(io.write(core.rank(), &buffer[..count]).unwrap(), count);
             });
+
             let sent: Vec<_> = (0..size).map(|index| index as u8).collect();
             let mut received = vec![0; size];
-            // A call that was cut short, and each direction, may be told once of the process that is gone.
+
+            // Each direction, and a call that was cut short, may report the lost process once.
             let count = core.write(&sent).or_else(|_| core.write(&sent)).unwrap();
             let back = core.read(&mut received).or_else(|_| core.read(&mut received)).unwrap();
+
             assert_eq!((count, back), (size, size));
             assert!(sent == received, "the message came back changed");
+
             there.join().unwrap();
         });
     }
@@ -194,7 +216,7 @@ fn rank(input: &mut Input<'_>) -> u32 {
     if input.below(8) > 0 { 0 } else { input.number32() }
 }
 
-/// A core that uses the packet layer as it likes.
+/// A core that uses the packet layer arbitrarily.
 struct Hostile {
     channel: TreeChannel,
 }
@@ -220,7 +242,7 @@ impl Hostile {
 
     fn send(&self, header: Header, payload: &[u8; PAYLOAD]) {
         let Some(held) = self.channel.send_lock().try_lock(self.channel.owner()) else { return };
-        // A full FIFO loses it, which is as good as anything else.
+        // A packet lost in a full FIFO is an acceptable case.
         let _ = self.channel.send_batch(held).unwrap().try_send(header, payload).unwrap();
     }
 
@@ -233,6 +255,7 @@ impl Hostile {
         let mut receiver = self.channel.receiver(held);
         let header = receiver.peek().unwrap()?;
         let mut payload = [0; PAYLOAD];
+
         receiver.payload(&mut payload).unwrap();
         receiver.advance();
         Some((header, payload))
@@ -249,6 +272,7 @@ impl Hostile {
             },
             _ => CoreName { node: input.number32(), core: input.u16(), rank_in_pset: input.u16() },
         };
+
         let is_honest = name.core == HONEST_CORE
             && (name.node == HONEST_NODE || u32::from(name.rank_in_pset) + 1 == HONEST_NODE);
         if is_honest { own } else { name }
@@ -261,6 +285,7 @@ impl Hostile {
         } else {
             input.u8()
         };
+
         let size = if good { 0 } else { input.pick(&[0, 1, 2, 3, u32::MAX]) };
         let head = ResetHead {
             token: input.u32().into(),
@@ -268,12 +293,14 @@ impl Hostile {
             generation,
             reserved: input.u16().into(),
         };
+
         self.send_control(&Control::new(Kind::Reset, name, size).with_head(head.as_bytes()));
     }
 
-    /// Something unasked.
+    /// Sends an unrequested packet.
     fn speak(&mut self, input: &mut Input<'_>) {
         match input.below(8) {
+            // Control packets
             0 | 1 => self.send_reset(input, false),
             2..=4 => {
                 let kind = input.pick(&[Kind::Read, Kind::Write]);
@@ -284,6 +311,8 @@ impl Hostile {
                 let head = input.bytes(HEAD.min(8));
                 self.send_control(&Control::new(kind, self.any_name(input), size).with_head(head));
             }
+
+            // Arbitrary packets, and data
             5 => {
                 let mut payload = [0; PAYLOAD];
                 let given = input.bytes(24);
@@ -295,18 +324,20 @@ impl Hostile {
                     self.send(Header::point_to_point(0, self.peer(), false), &[6; PAYLOAD]);
                 }
             }
-            // Other targets too. A combining packet whose partners never send theirs would block the channel until the
-            // operator's reset, as on the machine; the body of packets has those.
+
+            // Other targets too. A combining packet without its partners' would block the channel
+            // until the operator's reset, as on the machine. The body of packets covers those.
             _ => self.send(Header::point_to_point(0, input.number32(), input.flag()), &[7; PAYLOAD]),
         }
     }
 
-    /// An answer to a packet of a compute core: the right one, more often than not.
+    /// Answers a packet of a compute core, usually correctly.
     fn answer(&mut self, (header, payload): (Header, [u8; PAYLOAD]), input: &mut Input<'_>) {
         let Ok(control) = Control::decode(&payload) else { return };
         if !header.irq() {
             return;
         }
+
         let mut answer = control;
         match input.below(8) {
             0 => return self.speak(input),
@@ -315,6 +346,7 @@ impl Hostile {
             3 => answer.head[..8].copy_from_slice(&input.array::<8>()),
             _ => {}
         }
+
         if control.kind == Kind::Reset && input.below(4) < 3 {
             let info = *self.channel.info();
             let generation = self.channel.presence(info.address, info.core).0;
@@ -322,9 +354,10 @@ impl Hostile {
             let head = ResetHead { token, core: info.core as u8, generation, reserved: 0.into() };
             answer = answer.with_head(head.as_bytes());
         }
+
         self.send_control(&answer);
         if control.kind == Kind::Read {
-            // Its data, or some of them, or more.
+            // Sends its data, or a part, or more.
             let packets = (answer.size.min(LONGEST) as usize).div_ceil(PAYLOAD);
             let packets = if input.below(4) > 0 { packets } else { input.below(20) as usize };
             for _ in 0..packets.min(16) {

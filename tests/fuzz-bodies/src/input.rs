@@ -1,35 +1,36 @@
-//! Reading choices off the bytes of an input.
+//! Derives choices from the bytes of an input.
 
-/// The rest of an input. When it is used up every choice is the first one, so that an input's end is always reached.
+/// The rest of an input. When it is used up every choice is the first one, so that every input
+/// ends.
 #[derive(Clone, Debug)]
 pub struct Input<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Input<'a> {
-    /// All of an input.
+    /// Takes the bytes of an input.
     pub fn new(rest: &'a [u8]) -> Self {
         Self { rest }
     }
 
-    /// Whether it is used up.
+    /// Returns whether the input is used up.
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
-    /// What is left of it.
+    /// Takes all remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
 
-    /// At most `most` bytes; fewer at the end.
+    /// Takes at most `most` bytes; fewer at the end.
     pub fn bytes(&mut self, most: usize) -> &'a [u8] {
         let (bytes, rest) = self.rest.split_at(most.min(self.rest.len()));
         self.rest = rest;
         bytes
     }
 
-    /// Exactly `N` bytes, zeros behind the end.
+    /// Takes exactly `N` bytes, with zeros beyond the end.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut array = [0; N];
         let bytes = self.bytes(N);
@@ -37,32 +38,32 @@ impl<'a> Input<'a> {
         array
     }
 
-    /// A byte.
+    /// Takes a byte.
     pub fn u8(&mut self) -> u8 {
         u8::from_le_bytes(self.array())
     }
 
-    /// Two bytes.
+    /// Takes two bytes.
     pub fn u16(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }
 
-    /// Four bytes.
+    /// Takes four bytes.
     pub fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.array())
     }
 
-    /// Eight bytes.
+    /// Takes eight bytes.
     pub fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }
 
-    /// Yes or no.
+    /// Takes a Boolean.
     pub fn flag(&mut self) -> bool {
         self.u8() & 1 != 0
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Takes a number below `limit`, which is not 0.
     pub fn below(&mut self, limit: u32) -> u32 {
         match limit {
             0..=0x100 => u32::from(self.u8()) % limit.max(1),
@@ -71,12 +72,12 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// One of `choices`, of which there is at least one.
+    /// Takes one of `choices`, which is not empty.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u32) as usize]
     }
 
-    /// A number that is small, around a power of two, or anything.
+    /// Takes a number that is small, around a power of two, or arbitrary.
     pub fn number(&mut self) -> u64 {
         match self.below(8) {
             0..=3 => self.u8().into(),
@@ -87,10 +88,10 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// As [`Input::number`], of 32 bits.
+    /// As [`Input::number`], with 32 bits.
     pub fn number32(&mut self) -> u32 {
         let number = self.number();
-        // Of a number that is large the low half would be nearly always large too.
+        // The low half of a large number would nearly always be large too.
         u32::try_from(number).unwrap_or((number >> 32) as u32)
     }
 }

@@ -1,13 +1,18 @@
-//! The bodies of the fuzz targets: any bytes in, and nothing but a return comes out.
+//! The bodies of the fuzz targets, which accept any bytes and must return.
 //!
-//! A body turns its bytes into what an untrusted party can do (messages, register accesses, records in a ring, packets, a
-//! machine file), does it to the real code, and asserts what must hold whatever was done: nothing panics, what is counted
-//! adds up, what is bounded stays in its bounds, the others go on, and after the operator's reset everything works again.
+//! A body turns its bytes into actions of an untrusted party and applies them to the real code.
+//! Such actions are messages, register accesses, records in a ring, packets, or a machine file. The
+//! body then asserts what must hold after any actions:
+//! - no code panics;
+//! - counters are consistent, and bounded quantities stay in their bounds;
+//! - other clients continue;
+//! - after the operator's reset everything works again.
 //!
-//! `tests/seeded.rs` runs each body with some thousands of inputs from a fixed seed, and with every input that once found
-//! something (`regressions/BODY/`). The cargo-fuzz crate `tests/fuzz` has a target for each body.
+//! `tests/seeded.rs` runs each body with some thousands of inputs from a fixed seed, and with every
+//! input that once found a defect (`regressions/BODY/`). The cargo-fuzz crate `tests/fuzz` has a
+//! target for each body.
 //!
-//! May touch everything, through public interfaces only.
+//! This crate may depend on every other one, through public interfaces only.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]
 
 pub mod control;
@@ -27,16 +32,16 @@ pub mod seed;
 pub mod velo;
 pub mod world;
 
-/// A body and how it is run as a test.
+/// A body and the parameters of its test.
 #[derive(Clone, Copy)]
 pub struct Body {
-    /// Its name, which is also its fuzz target's and its folder's in `regressions`.
+    /// Its name, which is also the name of its fuzz target and of its folder in `regressions`.
     pub name: &'static str,
     /// The body.
     pub run: fn(&[u8]),
-    /// Inputs from the fixed seed that a test gives it.
+    /// Number of inputs from the fixed seed.
     pub cases: u32,
-    /// The longest of these in bytes.
+    /// The longest of these inputs, in bytes.
     pub longest: usize,
 }
 
@@ -59,7 +64,7 @@ pub const BODIES: &[Body] = &[
     Body { name: "velo", run: velo::body, cases: 100, longest: 400 },
 ];
 
-/// The body called `name`.
+/// Returns the body called `name`.
 ///
 /// # Panics
 /// When there is none.

@@ -1,5 +1,5 @@
-//! Machine files: any text, and TOML of the right shape with any values. What is accepted is a machine that is built within
-//! the limits and works; everything else is an error of one line.
+//! Machine files: any text, and TOML of the right shape with any values. An accepted file builds a
+//! machine within the limits that works. A refused one is an error of one line.
 
 use std::fmt::Write;
 
@@ -11,10 +11,10 @@ use nicforge_machine::{
 
 use crate::input::Input;
 
-/// Compute nodes of a machine that is built in each case; of those that are larger, one in 16 is.
+/// Compute nodes of a machine that is always built. Of larger ones, one in 16 is built.
 const SMALL: u32 = 64;
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let text = match input.below(4) {
@@ -29,31 +29,39 @@ pub fn body(data: &[u8]) {
             return;
         }
     };
+
     let compute: u32 = description.pset.iter().map(|pset| *pset.as_ref().compute_nodes.as_ref()).sum();
     let nodes = compute + description.pset.len() as u32;
     assert!(nodes <= MAX_NODES && compute <= MAX_COMPUTE_NODES * description.pset.len() as u32);
+
     if compute > SMALL && input.below(16) > 0 {
         return;
     }
+
     let (mut machine, built) = build(&description).expect("what is accepted can be built");
     let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
+
     assert_eq!(names.len(), nodes as usize + description.function.len());
     assert!(network_node_names(&description).all(|name| names.contains(&name.as_str())));
+
     let node = &built.nodes[input.below(names.len() as u32) as usize];
     let attachment = node.users().next().expect("every node has a user's attachment").id;
     machine.attach(node.function, attachment).unwrap();
+
     for _ in 0..8 {
         let _ = machine.step(nicforge_core::time::Nanos(1000), 16);
     }
+
     machine.detach(node.function, attachment, nicforge_core::device::Ended::Closed).unwrap();
 }
 
-/// Tables and fields that exist, and some that do not, with values of all kinds.
+/// Returns existing tables and fields, and some unknown ones, with values of all kinds.
 fn shaped(input: &mut Input<'_>) -> String {
     let mut text = String::new();
     if input.below(16) > 0 {
         let _ = writeln!(text, "name = {}", name(input));
     }
+
     for _ in 0..input.below(8) {
         match input.below(4) {
             0 | 1 => pset(&mut text, input),
@@ -67,6 +75,7 @@ fn shaped(input: &mut Input<'_>) -> String {
             }
         }
     }
+
     text
 }
 
@@ -76,10 +85,12 @@ fn pset(text: &mut String, input: &mut Input<'_>) {
         _ => value(input),
     };
     let _ = writeln!(text, "[[pset]]\ncompute_nodes = {nodes}");
+
     if input.below(4) == 0 {
         let depth = if input.flag() { (1_u32 << input.below(10)).to_string() } else { value(input) };
         let _ = writeln!(text, "fifo_depth = {depth}");
     }
+
     if input.below(4) == 0 {
         let _ = writeln!(text, "[pset.link]");
         for field in ["delay_ns", "gbit_s", "credits", "width"].into_iter().take(input.below(5) as usize) {

@@ -1,6 +1,10 @@
-//! The matching library against a rank that sends anything: messages that are too short, too many, out of turn or about requests of others, memory that
-//! it does not have, and that ends in the middle. What two other ranks send each other comes as it was sent, once and in order, and no more of the liar's
-//! is kept than its window allows.
+//! The matching library against a hostile rank.
+//!
+//! The rank sends messages that are too short, too many, out of order or about other ranks'
+//! requests. It names memory that it does not have, and ends at any point.
+//!
+//! Checked: messages between two other ranks arrive unchanged, once and in order. The hostile
+//! rank's messages use no more memory than its window allows.
 
 #![allow(unsafe_code, reason = "the liar registers memory by its address")]
 
@@ -16,20 +20,20 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::input::Input;
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 200;
-/// Turns after which what must come true has not.
+/// Number of turns within which a required event must happen.
 const TURNS: usize = 100_000;
-/// The liar's memory that others get from.
+/// Bytes of the hostile rank's memory that others get from.
 const ROOM: usize = 10_000;
-/// The context that the honest ranks talk in. The liar uses it too.
+/// The context of the well-behaved ranks. The hostile one uses it too.
 const CONTEXT: u32 = 1;
 
 const VICTIM: u32 = 0;
 const FRIEND: u32 = 1;
 const LIAR: u32 = 2;
 
-/// The body.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let config = Config {
@@ -38,21 +42,24 @@ pub fn body(data: &[u8]) {
         budget: input.pick(&[64, 1]),
         gets_in_flight: input.pick(&[4, 1]),
     };
+
     let terms = Terms {
         message_bytes: input.pick(&[64, 128]),
         get_bytes: input.pick(&[4096, 500]),
         credits: input.pick(&[64, 1, 1000]),
         gets: input.pick(&[8, 1]),
         regions: input.pick(&[1024, 2]),
-        // Who shares one ring with a liar is held up by it, as long as that lives.
+        // A rank that shares one ring with the hostile rank is blocked by it while it lives.
         one_ring: false,
         seed: u64::from(input.u8()),
     };
+
     let mut world = World::new(config, terms);
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         match input.below(16) {
             0..=6 => world.liar.speak(&mut input),
             7 => world.liar.listen(&mut input),
@@ -63,13 +70,15 @@ pub fn body(data: &[u8]) {
             12..=13 => world.talk(&mut input),
             _ => world.turn(),
         }
+
         let kept = world.ranks[0].store_bytes();
         assert!(kept <= 3 * config.window, "{kept} bytes are kept");
     }
+
     world.finish();
 }
 
-/// A message between the honest ranks, and who waits for it.
+/// A message between the well-behaved ranks, and its requests.
 struct Talk {
     from: usize,
     send: Request,
@@ -83,7 +92,7 @@ struct World {
     liar: Liar,
     talks: VecDeque<Talk>,
     next: u64,
-    /// What the victim has asked of the liar, or of anybody.
+    /// The victim's requests to the hostile rank, or to any rank.
     requests: Vec<Request>,
     claimed: Vec<Message>,
     fabric: Fabric,
@@ -97,6 +106,7 @@ impl World {
         let ranks = [(); 2].map(|()| Endpoint::new(port(), config).unwrap());
         let liar = Liar::new(port());
         let (talks, requests, claimed) = Default::default();
+
         Self { ranks, liar, talks, next: 0, requests, claimed, fabric }
     }
 
@@ -104,24 +114,29 @@ impl World {
         for rank in &mut self.ranks {
             rank.progress().unwrap();
         }
+
         let Some(talk) = self.talks.front() else { return };
         let (from, to) = (talk.from, 1 - talk.from);
         let Some(received) = self.ranks[to].test(talk.receive).unwrap() else { return };
+
         assert_eq!(received.result, Ok(()));
         assert!(received.buffer.as_slice() == talk.data, "the message came as it was sent");
         assert_eq!(received.envelope.peer, from as u32);
-        // Its sender may have to be told.
+
+        // The sender may need a notification.
         let send = talk.send;
         let sent = (0..TURNS).find_map(|_| {
             self.ranks[to].progress().unwrap();
             self.ranks[from].progress().unwrap();
             self.ranks[from].test(send).unwrap()
         });
+
         assert_eq!(sent.map(|sent| sent.result), Some(Ok(())));
+
         self.talks.pop_front();
     }
 
-    /// A message from one honest rank to the other.
+    /// Starts a message from one well-behaved rank to the other.
     fn talk(&mut self, input: &mut Input<'_>) {
         let from = usize::from(input.flag());
         let length = input.pick(&[0, 8, 100, 3000, 9000]);
@@ -130,15 +145,17 @@ impl World {
 
     fn say(&mut self, from: usize, length: usize, mode: Mode) {
         let to = 1 - from;
-        // The tag is the same for all: they match in the order in which they were sent.
+        // All messages have the same tag, so they match in the order of their sends.
         let tag = 7;
         let data: Vec<u8> =
             (0..length as u64).map(|index| (index ^ self.next.wrapping_mul(31)) as u8).collect();
+
         self.next += 1;
         let selector = Selector::exact(from as u32, CONTEXT, tag);
         let receive = self.ranks[to].irecv(selector, vec![0; length], 0).unwrap();
         let send =
             self.ranks[from].isend(Envelope::new(to as u32, CONTEXT, tag), mode, data.clone(), 0).unwrap();
+
         self.talks.push_back(Talk { from, send, receive, data });
     }
 
@@ -151,7 +168,7 @@ impl World {
         self.liar.learnt.push(request.to_bits());
     }
 
-    /// A selector that takes nothing of the honest ones.
+    /// Returns a selector that matches no message of the well-behaved ranks.
     fn selector(input: &mut Input<'_>) -> Selector {
         let (context, tag) = (input.pick(&[0, 2]), input.below(4).into());
         match input.below(4) {
@@ -176,11 +193,11 @@ impl World {
         self.claimed.extend(claimed.map(|(message, _)| message));
     }
 
-    /// Receives, discards, cancels or takes something.
+    /// Receives, discards, cancels or takes a request or message.
     fn end_something(&mut self, input: &mut Input<'_>) {
         let victim = &mut self.ranks[0];
         match input.below(4) {
-            // A claimed message of a rank that is gone may be gone too.
+            // A claimed message of a lost rank may be lost too.
             0 => drop(self.claimed.pop().map(|message| victim.discard(message))),
             1 => {
                 let received =
@@ -195,28 +212,32 @@ impl World {
         }
     }
 
-    /// With the liar gone, everything comes to an end.
+    /// With the hostile rank gone, all requests complete.
     fn finish(mut self) {
         self.fabric.kill(LIAR);
         for from in [0, 1] {
             self.say(from, 100, Mode::Standard);
             self.say(from, 9000, Mode::Synchronous);
         }
+
         for message in std::mem::take(&mut self.claimed) {
             let _ = self.ranks[0].discard(message);
         }
+
         for _ in 0..TURNS {
             self.turn();
             let victim = &mut self.ranks[0];
             self.requests.retain(|request| match victim.test(*request).unwrap() {
                 Some(_) => false,
-                // A receive from anybody stays.
+                // A receive from any source stays.
                 None => !victim.cancel(*request).unwrap() || victim.test(*request).unwrap().is_none(),
             });
+
             if self.talks.is_empty() && self.requests.is_empty() {
                 break;
             }
         }
+
         assert_eq!((self.talks.len(), self.requests.len()), (0, 0));
         assert_eq!(self.ranks.each_ref().map(Endpoint::outstanding), [0, 0]);
     }
@@ -225,12 +246,12 @@ impl World {
 /// A rank without an endpoint.
 struct Liar {
     port: FabricPort,
-    /// Its memory for others, and where it gets to.
+    /// Its memory for others, and the destination of its gets.
     source: Region,
     destination: Region,
     /// Numbers of requests and keys that it has seen.
     learnt: Vec<u64>,
-    /// Behind the port, which must not have it any more when it is freed.
+    /// Freed after the port, which must not use it any more.
     _memory: Box<[u8]>,
 }
 
@@ -240,9 +261,10 @@ impl Liar {
         let (source, destination) = memory.split_at_mut(ROOM);
         let mut register = |part: &mut [u8], access| {
             let memory = Memory { start: NonNull::from(&mut *part).cast(), length: part.len() };
-            // SAFETY: the memory is looked at by nobody else, and freed behind the port.
+            // SAFETY: no other code uses the memory, and it is freed after the port.
             (0..TURNS).find_map(|_| unsafe { port.register(memory, access) }.unwrap()).unwrap()
         };
+
         let source = register(source, Access::Source);
         let destination = register(destination, Access::Destination);
         Self { port, source, destination, learnt: vec![source.remote.key], _memory: memory }
@@ -281,6 +303,7 @@ impl Liar {
                 } else {
                     RemoteRegion { key: self.number(input), offset: own.offset.wrapping_add(input.number()) }
                 };
+
                 let request = Rendezvous {
                     context: input.below(3).into(),
                     reserved: u32::from(input.below(8) == 1).into(),
@@ -290,6 +313,7 @@ impl Liar {
                     offset: remote.offset.into(),
                     request: self.number(input).into(),
                 };
+
                 self.send(to, wire::REQUEST, request.as_bytes());
             }
             5 => {
@@ -308,13 +332,14 @@ impl Liar {
         }
     }
 
-    /// An eager message as it should be, as far as there is room for it.
+    /// Sends a correct eager message, as far as there is room for it.
     fn say_whole(&mut self, to: u32, input: &mut Input<'_>) {
         let size = input.pick(&[0, 8, 100, 2048]);
         let most = self.port.max_message_bytes();
         let begins = size.min(most - size_of::<First>());
         let mut goes = self.send(to, wire::FIRST, &[first(input, size as u32), vec![2; begins]].concat());
         let mut left = size - begins;
+
         while left > 0 && goes {
             let more = left.min(most);
             goes = self.send(to, wire::MORE, &vec![2; more]);
@@ -322,7 +347,7 @@ impl Liar {
         }
     }
 
-    /// Takes what has come, answers some of it, and gets something.
+    /// Takes arrived messages, answers some of them, and starts a get.
     fn listen(&mut self, input: &mut Input<'_>) {
         let mut answers = Vec::new();
         let learnt = &mut self.learnt;
@@ -335,6 +360,7 @@ impl Liar {
             }
             Taken::Yes
         };
+
         self.port.poll(64, &mut sink).unwrap();
         for (to, request) in answers {
             if input.flag() {
@@ -342,9 +368,11 @@ impl Liar {
                 self.send(to, wire::FINISH, finish.as_bytes());
             }
         }
+
         let remote = RemoteRegion { key: self.number(input), offset: self.number(input) };
         let length = 1 + input.below(ROOM as u32) as usize;
         let (peer, local, local_offset) = (input.below(3), self.destination, input.below(100) as usize);
+
         self.port.start_get(&Get { peer, remote, local, local_offset, length, cookie: 0 }).unwrap();
         self.port.poll_gets(8, &mut |_, _| {}).unwrap();
     }

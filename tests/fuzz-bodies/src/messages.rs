@@ -1,5 +1,5 @@
-//! vfio-user messages to a server: a stream of any bytes, and messages of every type whose framing is right, with any
-//! payload, any descriptors, cut anywhere.
+//! vfio-user messages to a server: a stream of any bytes, and correctly framed messages of every
+//! type with any payload and any descriptors, split anywhere.
 
 use std::{
     collections::VecDeque,
@@ -26,18 +26,18 @@ use nix::sys::{
 
 use crate::input::Input;
 
-/// Messages in one input at most.
+/// Maximum number of messages in one input.
 const MOST: usize = 64;
 /// Bytes of the device's regions.
 const REGION: u64 = 65536;
-/// More than the longest DMA operation, in bytes.
+/// Exceeds the longest DMA operation, in bytes.
 const LONGEST_DMA: usize = 3000;
-/// Turns in which a server must come to the end of what it was sent.
+/// Number of turns within which a server must finish its input.
 const MANY_TURNS: usize = 100_000;
 /// Interrupts of each type.
 const INTERRUPTS: u32 = 64;
 
-/// A message, and what goes with it.
+/// A message with its descriptors.
 pub struct Message {
     /// Header and payload.
     pub bytes: Vec<u8>,
@@ -45,22 +45,24 @@ pub struct Message {
     pub fds: Vec<OwnedFd>,
 }
 
-/// Any bytes to a server, which has agreed on the version before or not.
+/// Sends any bytes to a server, before or after the version is agreed on.
 pub fn stream(data: &[u8]) {
     let mut input = Input::new(data);
     let mut peer = Peer::new(ServerConfig::default(), &mut input);
     if input.flag() {
         peer.queue(request(Command::Version, &[0; 4], true));
     }
+
     while !input.is_empty() {
         let (most, repaired) = (1 + usize::from(input.u8()), input.below(4) > 0);
         let mut bytes = input.bytes(most).to_vec();
         if repaired && let Some(header) = Header::parse(&bytes) {
-            // As it is, the stream would end at nearly every first header.
+            // With arbitrary headers, the stream would end at nearly every first one.
             let size = bytes.len() as u32;
             bytes[..HEADER_SIZE]
                 .copy_from_slice(&Header { size, flags: header.flags & !0xe, ..header }.to_bytes());
         }
+
         peer.queue(Message { bytes, fds: Vec::new() });
         if peer.turn(usize::MAX).is_err() {
             return;
@@ -68,7 +70,7 @@ pub fn stream(data: &[u8]) {
     }
 }
 
-/// Messages of every type.
+/// Sends messages of every type.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let config = ServerConfig {
@@ -79,34 +81,41 @@ pub fn body(data: &[u8]) {
         write_multiple: input.below(8) > 0,
         ..ServerConfig::default()
     };
+
     let mut peer = Peer::new(config, &mut input);
     peer.queue(version(&mut input));
     let agreed = peer.turn(usize::MAX).is_ok() && peer.server.peer().is_some();
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         let next = message(&mut input);
         peer.queue(next);
         peer.reads = input.below(8) > 0;
         if input.below(4) == 0 {
             peer.ask(&mut input);
         }
+
         let cut = if input.flag() { usize::MAX } else { 1 + input.below(64) as usize };
         let turn = peer.turn(cut);
-        // Before the version is agreed on everything else ends the connection; from then on no message with a good
-        // framing does.
+
+        // Until the version is agreed on, any other message ends the connection. From then on no
+        // correctly framed message does.
         assert!(turn.is_ok() || !agreed, "{turn:?}");
+
         if turn.is_err() {
             return;
         }
     }
+
     if agreed {
         peer.finish();
     }
 }
 
-/// A version, usually an acceptable one.
+/// Returns a version message, usually an acceptable one.
 fn version(input: &mut Input<'_>) -> Message {
     let json = match input.below(8) {
         0..=2 => String::new(),
@@ -120,18 +129,21 @@ fn version(input: &mut Input<'_>) -> Message {
         6 => String::from_utf8_lossy(input.bytes(64)).into_owned(),
         _ => "{\"capabilities\":".repeat(usize::from(input.u8())),
     };
+
     let mut payload = [input.pick(&[0_u16, 0, 0, 1]), input.pick(&[0, 1, u16::MAX])]
         .iter()
         .flat_map(|word| word.to_le_bytes())
         .collect::<Vec<_>>();
+
     payload.extend(json.as_bytes());
     if !json.is_empty() && input.below(8) > 0 {
         payload.push(0);
     }
+
     request(Command::Version, &payload, input.below(8) == 0)
 }
 
-/// A message of any type whose framing is right.
+/// Returns a correctly framed message of any type.
 pub fn message(input: &mut Input<'_>) -> Message {
     let command = Command::from_number(match input.below(8) {
         0 => input.u16(),
@@ -140,12 +152,14 @@ pub fn message(input: &mut Input<'_>) -> Message {
         3 => 10,
         _ => input.below(19) as u16,
     });
+
     let mut payload = payload(command, input);
     match input.below(16) {
         0 => payload.truncate(input.below(40) as usize),
         1 => payload.extend(input.array::<8>()),
         _ => {}
     }
+
     let header = match input.below(16) {
         0 => Header::reply(input.below(4) as u16, command, payload.len()),
         1 => Header {
@@ -154,13 +168,14 @@ pub fn message(input: &mut Input<'_>) -> Message {
             ..Header::reply(input.below(4) as u16, command, payload.len())
         },
         2 | 3 => Header::request(input.u16(), command, payload.len(), true),
-        // Bits without a meaning are ignored.
+        // Reserved bits are ignored.
         4 => Header {
             flags: input.u32() & !0xf,
             ..Header::request(input.u16(), command, payload.len(), false)
         },
         _ => Header::request(input.u16(), command, payload.len(), false),
     };
+
     let fds = descriptors(command, input);
     Message { bytes: [&header.to_bytes()[..], &payload].concat(), fds }
 }
@@ -178,7 +193,7 @@ fn longs(longs: &[u64]) -> Vec<u8> {
     longs.iter().flat_map(|long| long.to_le_bytes()).collect()
 }
 
-/// An address or a size: pages mostly.
+/// Returns an address or a size, usually of whole pages.
 fn pages(input: &mut Input<'_>) -> u64 {
     if input.below(4) > 0 { u64::from(input.below(8)) * 4096 } else { input.number() }
 }
@@ -189,6 +204,7 @@ fn argsz(input: &mut Input<'_>, right: u32) -> u32 {
 
 fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
     match command {
+        // Memory
         Command::DmaMap => {
             let head = words(&[argsz(input, 32), input.pick(&[3, 1, 2, 0, 4, u32::MAX])]);
             [head, longs(&[pages(input), pages(input), pages(input)])].concat()
@@ -197,6 +213,8 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
             let head = words(&[argsz(input, 24), input.pick(&[0, 0, 2, 1])]);
             [head, longs(&[pages(input), pages(input)])].concat()
         }
+
+        // Descriptions of the device
         Command::DeviceGetInfo => words(&[argsz(input, 16), 0, 0, 0]),
         Command::DeviceGetRegionInfo => {
             let head = [argsz(input, 4096), 0, region(input), 0];
@@ -205,6 +223,8 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
         Command::DeviceGetIrqInfo | Command::DeviceGetRegionIoFds => {
             words(&[argsz(input, 16), 0, input.pick(&[0, 1, 2, 3, 4, 5, u32::MAX]), 0])
         }
+
+        // Interrupts, with any subset of flags
         Command::DeviceSetIrqs => {
             let flags = input.pick(&[1, 2, 4]) | input.pick(&[8, 16, 32, 0, 24]);
             let count = if input.below(4) > 0 { input.below(8) } else { input.number32() };
@@ -213,6 +233,8 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
             let data = if flags & 2 != 0 { input.bytes(count.min(300) as usize) } else { &[] };
             [&head, data].concat()
         }
+
+        // Regions, with right or wrong counts
         Command::RegionRead => access(input).0,
         Command::RegionWrite => {
             let (head, count) = access(input);
@@ -232,6 +254,8 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
             }
             payload
         }
+
+        // Commands of the server, and others
         Command::DmaRead | Command::DmaWrite => {
             let count = input.pick(&[8, 0, 4096, u64::MAX]);
             [longs(&[pages(input), count]), input.bytes(8).to_vec()].concat()
@@ -261,10 +285,11 @@ fn access(input: &mut Input<'_>) -> (Vec<u8>, u32) {
         2 => input.below(600),
         _ => input.number32(),
     };
+
     ([longs(&[offset(input)]), words(&[region(input), count])].concat(), count)
 }
 
-/// Descriptors that fit, do not fit, or are too many.
+/// Returns a right or wrong number of descriptors, of right or wrong kinds.
 fn descriptors(command: Command, input: &mut Input<'_>) -> Vec<OwnedFd> {
     let count = match (command, input.below(8)) {
         (Command::DmaMap, 0..=4) => 1,
@@ -272,6 +297,7 @@ fn descriptors(command: Command, input: &mut Input<'_>) -> Vec<OwnedFd> {
         (_, 7) => input.pick(&[1, 2, 17]),
         _ => 0,
     };
+
     (0..count)
         .map(|_| match (command, input.below(8)) {
             (Command::DmaMap, 0..=4) => file(u64::from(input.below(8)) * 4096),
@@ -289,7 +315,8 @@ fn file(size: u64) -> OwnedFd {
     fd
 }
 
-/// Sends as much as the socket takes, with descriptors on the first byte. Gives the number of bytes.
+/// Sends as many bytes as the socket takes, with descriptors on the first byte. Returns the number
+/// of bytes.
 pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> usize {
     let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
@@ -305,7 +332,7 @@ struct Peer {
     server: ServerConnection,
     device: Device,
     waiting: VecDeque<Message>,
-    /// Messages queued, and those that were our server's requests' answers.
+    /// Number of queued messages, including answers to the server's requests.
     queued: u64,
     /// Whether the client reads what the server sends.
     reads: bool,
@@ -319,6 +346,7 @@ impl Peer {
         socket.set_nonblocking(true).unwrap();
         let reader = Framed::new(socket.try_clone().unwrap().into(), 8 << 20, 16);
         let device = Device { gives_up: input.flag(), defers: input.u8(), ..Device::default() };
+
         Self {
             socket,
             reader,
@@ -336,9 +364,10 @@ impl Peer {
         self.waiting.push_back(message);
     }
 
-    /// The device reaches for the client's memory.
+    /// Lets the device access the client's memory.
     fn ask(&mut self, input: &mut Input<'_>) {
-        // To a client that takes a byte at a time each byte is a message.
+        // The length is limited, since a client with a transfer size of one byte gets a message
+        // for each byte.
         let (address, length, token) =
             (pages(input), input.number() as usize % LONGEST_DMA, self.device.asked);
         let outstanding = self.server.dma_outstanding();
@@ -347,33 +376,39 @@ impl Peer {
         } else {
             self.server.dma_write(address, &vec![1; length], token)
         };
+
         assert_eq!(self.server.dma_outstanding(), outstanding + usize::from(outcome.is_ok()));
+
         self.device.asked += u64::from(outcome.is_ok());
     }
 
-    /// Sends what waits, in pieces of at most `cut` bytes, with the server running in between.
+    /// Sends queued messages in pieces of at most `cut` bytes, and runs the server in between.
     fn turn(&mut self, cut: usize) -> Result<(), nicforge_vfio_user::ConnectionError> {
         for _ in 0..MANY_TURNS {
             let Some(message) = self.waiting.front_mut() else { break };
             let piece = &message.bytes[..message.bytes.len().min(cut)];
             let sent = send(&self.socket, piece, &message.fds);
+
             if sent > 0 {
                 message.fds.clear();
                 message.bytes.drain(..sent);
             }
+
             if message.bytes.is_empty() {
                 self.waiting.pop_front();
             }
+
             self.serve()?;
             if sent == 0 && !self.reads {
-                // Both sides wait for the other to read. The client gives in.
+                // Both sides wait for the other to read, so the client begins to.
                 self.reads = true;
             }
         }
+
         self.serve()
     }
 
-    /// The server does what it can.
+    /// Runs the server until it has no more work.
     fn serve(&mut self) -> Result<(), nicforge_vfio_user::ConnectionError> {
         for _ in 0..MANY_TURNS {
             let progress = self.server.on_readable(&mut self.device)?;
@@ -386,14 +421,17 @@ impl Peer {
                 return Ok(());
             }
         }
+
         panic!("the server does not come to an end");
     }
 
-    /// Ends what the device deferred, after an attempt that must fail.
+    /// Completes the deferred request, after an attempt with a wrong token that must fail.
     fn complete(&mut self) {
         let Some(token) = self.server.deferred() else { return };
         let stranger = self.server.complete(token ^ 1, Ok(()));
+
         assert!(matches!(stranger, Err(CompleteError::NotDeferred { .. })));
+
         self.device.ended = self.device.ended.wrapping_add(1);
         if self.device.ended.is_multiple_of(3) {
             self.server.complete(token, Err(Errno::EIO)).unwrap();
@@ -402,7 +440,7 @@ impl Peer {
         }
     }
 
-    /// The client takes what the server sent, and answers requests in some way.
+    /// Takes the server's messages, and answers its requests in some way.
     fn read(&mut self) {
         loop {
             let Ok(message) = self.reader.next_message() else { panic!("the server's framing is bad") };
@@ -412,28 +450,32 @@ impl Peer {
                     _ => return,
                 }
             };
+
             let header = message.header;
             if header.message_type() == MessageType::Reply {
                 continue;
             }
+
             let mut payload = message.payload[..message.payload.len().min(16)].to_vec();
             let count = payload.get(8..16).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
             self.answers = self.answers.rotate_left(1).wrapping_add(1);
             if header.command == Command::DmaRead && !self.answers.is_multiple_of(4) {
                 payload.extend(vec![2; count as usize + usize::from(self.answers.is_multiple_of(7))]);
             }
+
             let reply = match self.answers % 8 {
                 0 => Header::error_reply(header.id, header.command, Errno::EFAULT),
                 1 => Header::reply(header.id.wrapping_add(1), header.command, payload.len()),
                 _ => Header::reply(header.id, header.command, payload.len()),
             };
+
             payload.truncate(reply.size as usize - reply.to_bytes().len());
             let bytes = [&reply.to_bytes()[..], &payload].concat();
             self.queue(Message { bytes, fds: Vec::new() });
         }
     }
 
-    /// All that was sent is served in the end, and counted.
+    /// Checks that all sent messages are served in the end, and counted.
     fn finish(&mut self) {
         self.reads = true;
         for _ in 0..MANY_TURNS {
@@ -442,13 +484,16 @@ impl Peer {
                 break;
             }
         }
+
         self.server.fail_dma(Errno::ECANCELED, &mut self.device);
         assert_eq!(self.server.dma_outstanding(), 0);
         assert_eq!(self.device.answered, self.device.asked, "each operation ends once");
         assert_eq!(self.server.counters().messages, self.queued);
-        // A connection that a client closes between two messages has come to its end in order.
+
+        // A connection that is closed between two messages ends in order.
         self.socket.shutdown(std::net::Shutdown::Both).unwrap();
         let ends = (0..4).any(|_| matches!(self.server.on_readable(&mut self.device), Ok(Progress::Closed)));
+
         assert!(ends, "the end is noticed");
     }
 }
@@ -456,7 +501,7 @@ impl Peer {
 /// A device of 64 KiB that defers some requests.
 #[derive(Default)]
 struct Device {
-    /// Whether deferred requests are given up for a reset.
+    /// Whether deferred requests are aborted for a reset.
     gives_up: bool,
     /// Which requests are deferred.
     defers: u8,
@@ -536,12 +581,15 @@ impl Handler for Device {
 
     fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
         assert!(irqs.start.checked_add(irqs.count).is_some_and(|end| end <= INTERRUPTS));
+
         let entries = match &irqs.data {
             IrqData::None => irqs.count as usize,
             IrqData::Bool(flags) => flags.len(),
             IrqData::EventFd(fds) => fds.len(),
         };
+
         assert_eq!(entries, irqs.count as usize);
+
         Ok(())
     }
 
@@ -562,7 +610,7 @@ impl Handler for Device {
     }
 }
 
-/// Writes all, unless the other side has gone or takes nothing more.
+/// Writes all bytes, unless the other side is gone or takes no more.
 pub fn write_all(socket: &mut UnixStream, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match socket.write(bytes) {

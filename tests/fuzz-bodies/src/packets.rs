@@ -1,6 +1,6 @@
-//! Packets: software on the nodes of a pset puts anything into its send slots and FIFO pointers, on one channel or on both.
-//! What it does on the user channel does not disturb the system channel; what the kernel's attachment does to the routes, the
-//! operator's reset ends.
+//! Tree packets: software on the nodes of a pset writes arbitrary data into its send slots and FIFO
+//! pointers, on one channel or both. Actions on the user channel do not disturb the system channel.
+//! The operator's reset ends the effects of changed routes.
 
 use nicforge_core::device::{AttachmentId, Ended, FunctionId};
 use nicforge_hwi::{
@@ -13,10 +13,10 @@ use crate::{
     world::{COMPUTE_NODES, TREE_NODES, TreeClient, World},
 };
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 400;
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let with_admin = input.below(4) == 0;
@@ -25,13 +25,16 @@ pub fn body(data: &[u8]) {
     if with_admin {
         hostile.push(world.tree_client(1, ATTACHMENT_ADMIN));
     }
+
     let mut kernels = Vec::new();
     if !with_admin {
         kernels.extend([0, COMPUTE_NODES].map(|node| world.tree_client(node, ATTACHMENT_ADMIN)));
     }
+
     for client in &hostile {
         world.bind(client.place);
     }
+
     world.rest();
     for number in 0..MOST as u32 {
         if input.is_empty() {
@@ -44,15 +47,19 @@ pub fn body(data: &[u8]) {
             world.packets_pass(io, compute, number);
         }
     }
+
     if let [io, compute] = &kernels[..] {
         world.packets_pass(io, compute, 200);
     }
-    // The clients stay: the operator's reset is enough.
+
+    // The clients stay attached; the operator's reset is enough.
     for function in (0..TREE_NODES).map(FunctionId) {
         world.machine.reset_function(function).unwrap();
     }
+
     world.rest();
     assert_eq!(world.machine.fabric().packets_in_use(), 0);
+
     world.tree_works(2, 17);
     world.recover();
 }
@@ -61,6 +68,7 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
     let index = input.below(clients.len() as u32) as usize;
     let client = &clients[index];
     let place = client.place;
+
     match input.below(16) {
         0..=3 => {
             let mut payload = [0; PAYLOAD];
@@ -70,7 +78,7 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
             world.wake(place);
         }
         4 => {
-            // The same collective from everybody, as it should be.
+            // Every node sends the same collective, correctly.
             let (header, payload) = (collective(input), [input.u8(); PAYLOAD]);
             for client in clients.iter().filter(|client| client.place.1.0 < CORES) {
                 client.send(header, &payload);
@@ -82,7 +90,7 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
             world.wake(place);
         }
         7 => {
-            // A slot whose number is right or nearly, torn or not.
+            // Writes a slot whose number is right or nearly right, torn or not.
             let slot = window::SEND + u64::from(input.below(16)) * SLOT;
             client.store(slot + SLOT_CONTROL + 4, header(input).0);
             client.store(slot + SLOT_CONTROL, input.number32());
@@ -98,7 +106,7 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
         11 => client.store(4 * u64::from(input.below(window::SIZE as u32 / 4)), input.u32()),
         12 => port(world, client, input),
         13 if input.below(4) == 0 => {
-            // A process ends, in the middle of whatever, and another takes its place.
+            // A process ends at any point, and another takes its attachment.
             world.detach(place, if input.flag() { Ended::Closed } else { Ended::Evicted });
             clients[index] = world.tree_client(place.0.0, place.1.0);
         }
@@ -141,7 +149,7 @@ fn header(input: &mut Input<'_>) -> Header {
     }
 }
 
-/// A class, usually one that the machine has set up.
+/// Returns a class, usually one that the machine has configured.
 fn class(input: &mut Input<'_>) -> u32 {
     if input.below(8) > 0 { input.below(4) } else { input.below(16) }
 }
@@ -155,7 +163,7 @@ fn collective(input: &mut Input<'_>) -> Header {
     Header::collective(class, operation, words, input.below(3), irq)
 }
 
-/// The trapped side: port, device control registers, global interrupts.
+/// Makes a trapped access: port, device control registers, global interrupts.
 fn port(world: &mut World, client: &TreeClient, input: &mut Input<'_>) {
     let (offset, width) = match input.below(7) {
         6 => (tree_dcr::REG_INT_ENABLE, 4),
@@ -166,18 +174,22 @@ fn port(world: &mut World, client: &TreeClient, input: &mut Input<'_>) {
         4 => (tree_dcr::dcr(u64::from(input.below(0x80))), 4),
         _ => (u64::from(input.below(REGISTERS as u32)), 4),
     };
+
     if input.flag() {
         let mut data = vec![0; if offset == tree_dcr::port::DR { 16 } else { 4 }];
         let _ = world.read(client.place, 0, offset, &mut data);
         return;
     }
+
     let mut data = [0; 16];
     match offset {
         tree_dcr::port::HI => data[..4].copy_from_slice(&header(input).0.to_le_bytes()),
         _ => data = input.array(),
     }
-    // A whole packet's quads, so that packets are made.
+
+    // All quads of a packet at once, so that complete packets occur.
     let times = if offset == tree_dcr::port::DI && input.flag() { PAYLOAD / 16 } else { 1 };
+
     for _ in 0..times {
         let _ = world.write(client.place, 0, offset, &data[..width]);
     }

@@ -1,5 +1,6 @@
-//! A device that says anything of itself: the driver library opens a server whose regions, files, configuration space,
-//! registers and interrupts are any. It opens it or refuses it, and whatever it then does with it ends.
+//! A device with an arbitrary description. The driver library opens a server whose regions, files,
+//! configuration space, registers and interrupts are arbitrary. It opens or refuses it, and every
+//! later operation ends.
 
 use std::{
     os::{
@@ -36,12 +37,12 @@ use crate::{
     world::{FIFO, World},
 };
 
-/// How long a call may take; that of a generation that is never shown is waited for.
+/// Time limit of a call. The wait for a generation that never appears takes this long.
 const SHORT: Duration = Duration::from_millis(5);
 /// Bytes of configuration space.
 const CONFIG: usize = 4096;
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let device = Liar::new(&mut input);
@@ -49,12 +50,13 @@ pub fn body(data: &[u8]) {
     let _ = std::fs::remove_file(&folder.0);
     let listener = UnixListener::bind(&folder.0).unwrap();
     let stop = AtomicBool::new(false);
+
     std::thread::scope(|scope| {
         let stop = &stop;
         let server = scope.spawn(move || serve(&listener, device, stop));
         let options = OpenOptions { timeout: SHORT, socket_spin: Duration::ZERO, ..OpenOptions::default() };
         if let Ok(device) = Device::open_vfio_user(&folder.0, options) {
-            // Each may fail, as it likes.
+            // Each operation may fail.
             let _ = work(&device, &mut input);
         }
         stop.store(true, Ordering::Release);
@@ -72,21 +74,25 @@ fn work(device: &Device, input: &mut Input<'_>) -> Result<(), nicforge_driver::E
             let _ = bar.posted_write(offset, &[1; 8]);
             let _ = bar.write_burst64(offset, &[2; 64]);
         }
+
         let whole = bar.window(0, bar.size());
         if let Ok(window) = whole {
             let mut bytes = [0; 64];
             window.read(window.len().saturating_sub(64), &mut bytes[..(window.len().min(64)) as usize])?;
         }
     }
+
     for ring in 0..device.ring_count() {
         let mut poster = device.poster(ring)?;
         let _ = poster.try_post(0, 0, &[1; 100]);
     }
+
     let _ = device.doorbell().after_store();
     let _ = device.interrupt(input.number32());
     let _ = device.intx();
     let _ = device.dma_buffer(4096, HugePages::Never);
     let _ = device.flush();
+
     device.reset()
 }
 
@@ -96,6 +102,7 @@ fn serve(listener: &UnixListener, mut device: Liar, stop: &AtomicBool) {
         let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
         let _ = poll(&mut fds, PollTimeout::from(1_u8));
     };
+
     listener.set_nonblocking(true).unwrap();
     let socket = loop {
         match listener.accept() {
@@ -104,6 +111,7 @@ fn serve(listener: &UnixListener, mut device: Liar, stop: &AtomicBool) {
             Err(_) => wait(listener.as_fd()),
         }
     };
+
     let mut server = ServerConnection::new(socket.into(), ServerConfig::default());
     loop {
         if matches!(server.on_readable(&mut device), Err(_) | Ok(Progress::Closed)) {
@@ -116,7 +124,7 @@ fn serve(listener: &UnixListener, mut device: Liar, stop: &AtomicBool) {
     }
 }
 
-/// Where the server listens, for one input after the other.
+/// Returns the server's path, which the inputs use one after the other.
 fn folder() -> &'static (PathBuf, TempDir) {
     static FOLDER: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -125,7 +133,7 @@ fn folder() -> &'static (PathBuf, TempDir) {
     })
 }
 
-/// A slot FIFO's description, with lies in it.
+/// A slot FIFO's description with false values.
 struct Liar {
     config: Vec<u8>,
     regions: Vec<Told>,
@@ -140,21 +148,25 @@ impl Liar {
     fn new(input: &mut Input<'_>) -> Self {
         let (mut config, mut regions) = truth().told();
         for _ in 0..input.below(6) {
-            // Most of what is read is in the first 256 bytes.
+            // Most fields that the library reads are in the first 256 bytes.
             let at = input.below(256) as usize;
             config[at] = input.u8();
         }
+
         for _ in 0..input.below(4) {
             let index = input.below(regions.len() as u32) as usize;
             lie(&mut regions[index], input);
         }
+
         let mut mirror = vec![0; 0x200];
         mirror[..4].copy_from_slice(&mirror::MAGIC_VALUE.to_le_bytes());
         mirror[4..8].copy_from_slice(&1_u32.to_le_bytes());
+
         if input.below(4) == 0 {
             let at = input.below(mirror.len() as u32) as usize;
             mirror[at] = input.u8();
         }
+
         Self {
             config,
             regions,
@@ -176,7 +188,7 @@ impl Liar {
     }
 }
 
-/// What region infos have, but for the file, and how long that is.
+/// A region's information without its file, and the file's length.
 type Told = (RegionInfo, Option<u64>);
 
 fn copy(info: &RegionInfo) -> RegionInfo {
@@ -195,6 +207,7 @@ fn lie((info, file): &mut Told, input: &mut Input<'_>) {
         0..=2 => u64::from(input.below(64)) * 4096,
         _ => input.number(),
     };
+
     match input.below(7) {
         0 => info.size = page(input),
         1 => info.flags = input.u32(),
@@ -206,13 +219,13 @@ fn lie((info, file): &mut Told, input: &mut Input<'_>) {
     }
 }
 
-/// What a slot FIFO says of itself.
+/// Returns the true description of a slot FIFO.
 fn truth() -> &'static Truth {
     static TRUTH: OnceLock<Truth> = OnceLock::new();
     TRUTH.get_or_init(Truth::of_a_slot_fifo)
 }
 
-/// Configuration space, and the regions.
+/// Configuration space and regions.
 struct Truth {
     config: Vec<u8>,
     regions: Vec<Told>,
@@ -223,6 +236,7 @@ impl Truth {
         let mut world = World::new(8);
         let place = (FIFO, AttachmentId(0));
         world.attach(place);
+
         let mut config = vec![0; CONFIG];
         let _ = world.read(place, PCI_CONFIG_REGION, 0, &mut config);
         let machine: &Machine = &world.machine;
@@ -236,10 +250,12 @@ impl Truth {
                     .iter()
                     .map(|area| SparseArea { offset: area.offset, size: area.length })
                     .collect();
+
                 let info = RegionInfo { flags, size: view.size, areas, ..RegionInfo::default() };
                 (info, mapped.then_some(view.size))
             })
             .collect();
+
         Self { config, regions }
     }
 
@@ -261,6 +277,7 @@ impl Handler for Liar {
             Some(length) => Some(memory(*length, &self.mirror)?),
             None => None,
         };
+
         Ok(info)
     }
 
@@ -277,6 +294,7 @@ impl Handler for Liar {
                 _ => value[place % 4],
             };
         }
+
         self.outcome()
     }
 
@@ -301,7 +319,7 @@ impl Handler for Liar {
     }
 }
 
-/// A file of that length that starts like a mirror.
+/// Returns a file of that length that begins with `start`.
 fn memory(length: u64, start: &[u8]) -> Result<OwnedFd, Errno> {
     let fd = memfd_create(c"liar", MFdFlags::MFD_CLOEXEC)?;
     nix::sys::uio::pwrite(&fd, start, 0)?;

@@ -1,5 +1,6 @@
-//! Register accesses: any client of any device reads and writes anything anywhere, maps and unmaps memory, binds and
-//! masks interrupts, answers DMA messages or does not, comes and goes, and the operator resets functions in between.
+//! Register accesses: any client of any device reads and writes arbitrary offsets, maps and unmaps
+//! memory, and binds and masks interrupts. It may answer DMA messages, detach and reattach. The
+//! operator resets functions in between.
 
 use std::sync::Arc;
 
@@ -20,41 +21,45 @@ use crate::{
     world::{Answer, Count, ENGINE, FIFO, FUNCTIONS, PORTS, Place, SEND, World},
 };
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 300;
-/// Where DMA mappings are made.
+/// Granularity of DMA mappings.
 const PAGE: u64 = 4096;
 /// The client of the DMA engine.
 const LISTS: Place = (ENGINE, AttachmentId(0));
-/// Who sends by address, and to whom.
+/// The client that sends by address, and its receiver.
 const SENDER: Place = (SEND, AttachmentId(0));
 const RECEIVER: Place = (SEND, AttachmentId(1));
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(input.pick(&[8, 1, 2, 256]));
     let memory = SharedMemory::create("fuzz-dma", 16 * PAGE as usize).unwrap();
-    // One of each kind is there from the start, with its driver's first steps done.
+
+    // One client of each kind is attached from the start and set up as its driver does.
     for place in [(FunctionId(1), AttachmentId(0)), (FIFO, AttachmentId(0)), LISTS, SENDER, RECEIVER] {
         world.attach(place);
         world.bind(place);
         world.enable_bus_master(place);
     }
+
     world.attach((PORTS, AttachmentId(0)));
     let backing = DmaBacking::Memory(memory.whole());
     let length = memory.len() as u64;
     world.machine.dma_map(LISTS.0, LISTS.1, 0, length, DmaPermission::READ_WRITE, backing).unwrap();
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
         act(&mut world, &memory, &mut input);
     }
+
     world.recover();
 }
 
-/// Somebody, who is usually there.
+/// Returns a client's place, usually an attached one.
 fn place(input: &mut Input<'_>) -> Place {
     match input.below(8) {
         0..=5 => {
@@ -66,14 +71,15 @@ fn place(input: &mut Input<'_>) -> Place {
     }
 }
 
-/// A region and an offset that usually mean something.
+/// Returns a region and an offset, usually valid ones.
 fn target(input: &mut Input<'_>, place: Place) -> (u32, u64) {
     match input.below(10) {
         0..=2 => (0, u64::from(input.below(0x70))),
         3 => (0, tree_dcr::DCR_BASE + 4 * u64::from(input.below(0x80))),
         4 => (0, tree_dcr::gi::BASE + u64::from(input.below(0x110))),
         5 => (0, tree_dcr::REG_INT_ENABLE + u64::from(input.below(16))),
-        // The control page, the MSI-X table and the pending bits are behind the device's own registers.
+        // The control page, the MSI-X table and the pending bits are behind the device's own
+        // registers.
         6 => {
             let own = if place.0.0 < ENGINE.0 - 1 { tree_dcr::REGISTERS } else { 0x1000 };
             (0, own + 0x1000 * u64::from(input.below(3)) + u64::from(input.below(0x60)))
@@ -156,6 +162,7 @@ fn act(world: &mut World, memory: &SharedMemory, input: &mut Input<'_>) {
             world.step(input.pick(&[0, 1000, 60_000, 1_000_000]), input.pick(&[1, 4, 64]));
         }
     }
+
     world.check();
 }
 
@@ -174,7 +181,9 @@ fn map(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input
         1 => DmaPermission::WRITE,
         _ => DmaPermission::READ_WRITE,
     };
-    // The engine gives memory of exactly the mapping's length; what the client's file does not have it refuses before.
+
+    // The engine passes memory of exactly the mapping's length. It refuses a mapping that exceeds
+    // the client's file before.
     let window = memory.window(u64::from(input.below(8)) * PAGE, length);
     let backing = match window {
         Ok(window) if input.flag() => DmaBacking::Memory(window),
@@ -183,7 +192,7 @@ fn map(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input
     let _ = world.machine.dma_map(place.0, place.1, iova, length, permission, backing);
 }
 
-/// A scatter list for the DMA engine, and a start.
+/// Writes a scatter list for the DMA engine, and starts it.
 fn list(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input<'_>) {
     let place = if input.below(8) > 0 { LISTS } else { place };
     for index in 0..u64::from(input.below(5)) {
@@ -196,6 +205,7 @@ fn list(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Inpu
             memory.write(index * 24 + word * 8, &value.to_le_bytes()).unwrap();
         }
     }
+
     let list = input.pick(&[0, 0, 0, PAGE, 8, 4]);
     let count = input.pick(&[1, 2, 5, 1, 2, 0, 256, 257]);
     let _ = world.write(place, 0, dma_engine::REG_LIST, &u64::to_le_bytes(list));
@@ -212,6 +222,7 @@ fn interrupts(world: &mut World, place: Place, input: &mut Input<'_>) {
         let _ = world.machine.bind_interrupts(place.0, place.1, index, start, sinks);
         return;
     }
+
     let Ok(interrupts) = world.machine.interrupts(place.0, place.1) else { return };
     let flags = [input.flag(), input.flag(), input.flag()];
     let outcome = match input.below(7) {
@@ -223,5 +234,6 @@ fn interrupts(world: &mut World, place: Place, input: &mut Input<'_>) {
         5 => interrupts.disable(index),
         _ => interrupts.disable_range(index, start, count),
     };
+
     let _ = outcome;
 }

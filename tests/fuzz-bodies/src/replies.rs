@@ -1,7 +1,7 @@
-//! What a server sends to a client: replies of every type that are right, nearly right or nothing of the kind, requests of
-//! the server's own, and any bytes.
+//! Messages of a server to a client: replies of every type that are correct, nearly correct or
+//! wrong, the server's own requests, and any bytes.
 //!
-//! The replies lie in the socket before the client asks, which numbers its requests from 1 on.
+//! The replies are in the socket before the client sends its requests, which it numbers from 1 on.
 
 use std::{
     os::unix::net::UnixStream,
@@ -20,37 +20,42 @@ use crate::{
     messages::{message, write_all},
 };
 
-/// Longer than any call takes, since the server's end is closed already.
+/// Time limit of a call, which ends earlier, since the server's end is closed already.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of the client's memory that the server may reach.
 const MEMORY: usize = 8192;
 /// Calls in one input.
 const CALLS: u16 = 24;
-/// Bytes that a socket certainly takes.
+/// Number of bytes that a socket certainly buffers.
 const ROOM: usize = 64 << 10;
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     parse(data);
     let mut input = Input::new(data);
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let calls: Vec<_> = (0..CALLS).map(|_| input.below(10)).collect();
     let mut bytes = Vec::new();
+
     for (id, call) in (1..).zip(std::iter::once(u32::MAX).chain(calls.iter().copied())) {
         if input.is_empty() || bytes.len() >= ROOM {
             break;
         }
         say(&mut bytes, id, call, &mut input);
     }
+
     bytes.truncate(ROOM);
     theirs.set_nonblocking(true).unwrap();
     write_all(&mut theirs, &bytes);
-    // The client's own messages are never read; they fit into the socket.
+
+    // The client's own messages are never read, and fit into the socket.
     theirs.shutdown(std::net::Shutdown::Write).unwrap();
     let memory = Arc::new(Memory(Mutex::new(vec![0; MEMORY])));
     let config = ClientConfig { timeout: LIMIT, memory: Some(memory), ..ClientConfig::default() };
     let Ok(client) = Client::from_socket(ours.into(), config) else { return };
+
     assert!(client.limits().max_data_xfer_size > 0);
+
     for call in calls {
         let outcome = ask(&client, call);
         assert!(!matches!(outcome, Err(ClientError::Timeout { .. })), "the server is gone: {outcome:?}");
@@ -62,20 +67,22 @@ pub fn body(data: &[u8]) {
     }
 }
 
-/// The parsers alone.
+/// Runs the parsers alone.
 fn parse(data: &[u8]) {
     if let Ok((info, argsz)) = wire::parse_region_info(data) {
-        // What is understood is what would be sent.
+        // Building a parsed message yields the same message.
         let again = wire::build_region_info(0, &info, u32::MAX);
         let (info_again, argsz_again) = wire::parse_region_info(&again).unwrap();
         assert_eq!((info.size, &info.areas), (info_again.size, &info_again.areas));
         assert_eq!(argsz_again as usize, again.len());
         let _ = argsz;
     }
+
     if let Ok(version) = wire::parse_version(data) {
         let again = wire::parse_version(&wire::build_version(&version)).unwrap();
         assert_eq!((again.major, again.minor), (version.major, version.minor));
     }
+
     if let Some(header) = Header::parse(data) {
         assert_eq!(Header::parse(&header.to_bytes()), Some(header));
     }
@@ -86,7 +93,7 @@ fn ask(client: &Client, call: u32) -> Result<(), ClientError> {
     match call {
         0 => client.device_info().map(drop),
         1 => client.region_info(1).map(|info| {
-            // Whoever maps what a server names asks for these.
+            // Mapping code calls this on a server's region infos.
             let _ = info.mappable();
         }),
         2 => client.irq_info(PCI_MSIX_IRQ).map(drop),
@@ -100,13 +107,13 @@ fn ask(client: &Client, call: u32) -> Result<(), ClientError> {
     }
 }
 
-/// What the server says to the client's request number `id`.
+/// Appends a server's message about the client's request number `id`.
 fn say(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>) {
     match input.below(16) {
         0 => bytes.extend(input.bytes(40)),
         1 | 2 => bytes.extend(message(input).bytes),
         3 => {
-            // The memory that it may reach, and that it may not.
+            // Addresses inside and outside the memory that the server may reach.
             let count = u64::from(input.below(64));
             let address = u64::from(input.below(2 * MEMORY as u32));
             let command = input.pick(&[Command::DmaRead, Command::DmaWrite]);
@@ -114,11 +121,13 @@ fn say(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>) {
             if command == Command::DmaWrite {
                 payload.extend(vec![1; count as usize]);
             }
+
             bytes.extend(Header::request(id, command, payload.len(), false).to_bytes());
             bytes.extend(payload);
         }
         _ => {}
     }
+
     let (command, mut payload) = reply(call, input);
     match input.below(8) {
         0 => payload.truncate(usize::from(input.u8())),
@@ -130,6 +139,7 @@ fn say(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>) {
         }
         _ => {}
     }
+
     let header = match input.below(16) {
         0 => Header::error_reply(id, command, Errno::from_wire(input.u32())),
         1 => Header { size: input.number32(), ..Header::reply(id, command, 0) },
@@ -137,6 +147,7 @@ fn say(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>) {
         3 => Header::reply(input.u16(), command, payload.len()),
         _ => Header::reply(id, command, payload.len()),
     };
+
     bytes.extend(header.to_bytes());
     bytes.extend(payload);
 }
@@ -145,7 +156,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// A good reply, or a payload of that shape with any numbers.
+/// Returns a correct reply, or a payload of the same shape with any numbers.
 fn reply(call: u32, input: &mut Input<'_>) -> (Command, Vec<u8>) {
     let any = input.below(4) == 0;
     let mut number = |good: u32| if any { input.number32() } else { good };
@@ -176,6 +187,7 @@ fn reply(call: u32, input: &mut Input<'_>) -> (Command, Vec<u8>) {
                 1 => payload.extend(input.bytes(60)),
                 _ => {}
             }
+
             (Command::Version, payload)
         }
     }

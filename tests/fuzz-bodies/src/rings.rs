@@ -1,5 +1,5 @@
-//! Ring records: a client stores anything into the memory of its posted-write ring while the machine steps. Its neighbour on
-//! the same function, and everybody else, goes on.
+//! Ring records: a client stores arbitrary data into its posted-write ring while the machine steps.
+//! Its neighbour on the same function, and all other clients, continue.
 
 use std::sync::atomic::Ordering;
 
@@ -17,29 +17,33 @@ use crate::{
     world::{BAR_RING, ENGINE, FIFO, Place, Poster, RING_CELLS, SEND, World, outcome_is_done},
 };
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 400;
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(8);
     let function = input.pick(&[FIFO, ENGINE, SEND, FunctionId(2)]);
     let hostile = (function, AttachmentId(0));
+
     world.attach(hostile);
     world.bind(hostile);
     world.enable_bus_master(hostile);
+
     if function == SEND && input.flag() {
-        // Its mailbox is full: the next send to it stalls.
+        // The receiver's mailbox is full, so the next send to it stalls.
         for _ in 0..addressed_send::SLOTS {
             let written = world.write(hostile, addressed_send::SEND_BAR.into(), 0, &[1]);
             assert!(outcome_is_done(&written));
         }
     }
+
     let neighbour = (FIFO, AttachmentId(3));
     world.attach(neighbour);
     let mut poster = Poster::new(&world, neighbour);
     let mut value = 0;
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
@@ -50,6 +54,7 @@ pub fn body(data: &[u8]) {
             poster.post_and_see(&mut world, value);
         }
     }
+
     poster.post_and_see(&mut world, value ^ 1);
     world.detach(hostile, if input.flag() { Ended::Closed } else { Ended::Evicted });
     poster.post_and_see(&mut world, value);
@@ -62,7 +67,7 @@ fn act(world: &mut World, hostile: Place, input: &mut Input<'_>) {
     match input.below(8) {
         0..=2 => record(&ring, head(world, hostile), hostile, input),
         3 => {
-            // Headers and data of no shape at all, also behind the ring.
+            // Arbitrary headers and data, also behind the ring.
             let offset = u64::from(input.below(ring.len() as u32));
             let bytes = input.bytes(24);
             let room = (ring.len() as u64 - offset).min(bytes.len() as u64);
@@ -84,6 +89,7 @@ fn act(world: &mut World, hostile: Place, input: &mut Input<'_>) {
             world.step(input.pick(&[0, 1000, 100_000]), input.pick(&[1, 3, 64]));
         }
     }
+
     check(world, hostile);
 }
 
@@ -91,33 +97,37 @@ fn control_page(place: Place) -> u64 {
     if place.0 == FunctionId(2) { tree_dcr::REGISTERS } else { 0x1000 }
 }
 
-/// Cells that the machine has taken, as the mirror says.
+/// Returns the number of cells that the machine has consumed, by the mirror.
 fn head(world: &World, hostile: Place) -> u32 {
     world.memory(hostile, 2).unwrap().u32(RING_HEAD).unwrap().load(Ordering::Acquire)
 }
 
-/// What the control page and the mirror say of the ring is the same, after a step has published it.
+/// Checks that the control page and the mirror agree about the ring, after a step has published its
+/// state.
 fn check(world: &mut World, hostile: Place) {
     let registers = control_page(hostile);
     let head = head(world, hostile);
     let mut state = [0; 4];
+
     assert!(outcome_is_done(&world.write(hostile, 0, registers + control::RING_SELECT, &[0; 4])));
     assert!(outcome_is_done(&world.read(hostile, 0, registers + control::RING_STATE, &mut state)));
+
     let phase = u32::from((head / RING_CELLS).is_multiple_of(2));
     assert_eq!(u32::from_le_bytes(state), (head % RING_CELLS) | (phase << 31));
 }
 
-/// A cell, or some, which may make a record that the consumer finds next.
+/// Writes one or more cells, which may form a record that the consumer finds next.
 fn record(ring: &SharedMemory, head: u32, hostile: Place, input: &mut Input<'_>) {
     let length = match input.below(4) {
         0..=1 => input.pick(&[4, 8, 16]),
         2 => input.below(posted::MAX_DATA as u32 + 2) as usize,
         _ => input.below(posted::LENGTH_MASK as u32 + 1) as usize,
     };
+
     let (bar, offset) = match input.below(4) {
         0 => (0, input.below(0x80)),
         1 if hostile.0 == SEND => {
-            // To itself, which takes nothing out: the ninth stalls.
+            // A send to itself, which takes no messages: the ninth stalls.
             let (target, tag) = (input.pick(&[0, 0, 0, 3]), input.below(64));
             let offset = target << addressed_send::SEND_TARGET_SHIFT | tag << addressed_send::SEND_TAG_SHIFT;
             (addressed_send::SEND_BAR, offset)
@@ -126,19 +136,21 @@ fn record(ring: &SharedMemory, head: u32, hostile: Place, input: &mut Input<'_>)
         2 => (input.below(8) as u8, input.below(0x8000)),
         _ => (input.u8(), input.number32()),
     };
+
     let header = posted::header(bar, offset, length) | u64::from(input.u8() & 0x81) << 56;
     let (cell, header) = if input.below(4) > 0 {
-        // Where the consumer looks next, if it has taken all that was there.
+        // The cell that the consumer reads next, if it has consumed all earlier ones.
         let phase = if (head / RING_CELLS).is_multiple_of(2) { posted::PHASE } else { 0 };
         (u64::from(head % RING_CELLS), header & !posted::PHASE | phase)
     } else {
         (u64::from(input.below(RING_CELLS)), header)
     };
+
     let count = u64::from(input.below(4));
     for index in 0..=count {
         let start = (cell + index) % u64::from(RING_CELLS) * posted::CELL as u64;
         ring.write(start + 8, &input.array::<8>()).unwrap();
-        // Those that follow may have the record's phase, as they should, or be records of their own.
+        // Following cells may have the record's phase, as they should, or be records of their own.
         let own = if index == 0 { header } else { header & posted::PHASE | u64::from(input.u8()) << 30 };
         ring.u64(start).unwrap().store(own, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Inputs that are the same everywhere: those of the tests, and a fuzzer's first.
+//! Reproducible inputs for the tests, and the first inputs of a fuzzer.
 
 use crate::Body;
 
@@ -21,7 +21,7 @@ impl Numbers {
     }
 }
 
-/// The inputs of a body's test, of 0 to [`Body::longest`] bytes each.
+/// Returns the inputs of a body's test, of 0 to [`Body::longest`] bytes each.
 pub fn inputs(body: Body) -> impl Iterator<Item = Vec<u8>> {
     let mut numbers = Numbers(2005);
     (0..body.cases).map(move |_| numbers.bytes(body.longest))

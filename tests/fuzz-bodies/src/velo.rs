@@ -1,6 +1,8 @@
-//! VELO's library against a peer that sends anything: messages about connections of any tenant, with any number, answers that nobody has asked for,
-//! more data than it was promised, and that reads what it is told or not, and ends in the middle. Another peer, of another card, notices nothing:
-//! its messages come all, once and in order, the whole time.
+//! VELO's library against a hostile peer.
+//!
+//! The peer sends connection messages of any tenant with any number, unrequested answers, and more
+//! data than it has credit for. It may read or not, and ends at any point. Another peer on another
+//! card is not affected: its messages arrive all, once and in order, throughout.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,20 +12,20 @@ use nicforge_velo::{Address, CONTROL_TAG, Config, Error, Filter, MAX_MESSAGE, Pe
 
 use crate::{input::Input, world};
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 100;
-/// Messages in a row.
+/// Number of messages in a row.
 const FLOOD: u32 = 100;
-/// Longer than anything takes that must come true.
+/// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long calls go on that a hostile peer answers or not.
+/// Time limit of calls that depend on the hostile peer's answers.
 const SHORT: Duration = Duration::from_millis(2);
-/// Messages that must pass both ways at the end.
+/// Number of messages that must pass both ways at the end.
 const LAST: u64 = 200;
 
 const VICTIM: Address = Address { node: 0, vpid: 0 };
 const FRIEND: Address = Address { node: 0, vpid: 1 };
-/// Alone on its node: what is not counted shares slots with its neighbours.
+/// Alone on its node, since its uncounted messages share slots with its neighbours.
 const HOSTILE: Address = Address { node: 1, vpid: 0 };
 
 fn open(machine: &Arc<LocalMachine>, address: Address, config: Config) -> Port {
@@ -32,7 +34,7 @@ fn open(machine: &Arc<LocalMachine>, address: Address, config: Config) -> Port {
     Port::open(device, config).unwrap()
 }
 
-/// The body.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = world::local("name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 2\nwatchdog_ms = 1\n");
@@ -44,12 +46,15 @@ pub fn body(data: &[u8]) {
         poll_phase: Duration::ZERO,
         ..Config::default()
     };
+
     let mut world = World::new(&machine, config);
     let mut hostile = Hostile::new(&machine);
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         match input.below(16) {
             0..=5 => hostile.speak(&mut input, 1),
             6 => {
@@ -71,20 +76,22 @@ pub fn body(data: &[u8]) {
             }
             _ => world.talk([u64::MAX; 2]),
         }
+
         machine.settle(input.below(8));
     }
+
     drop(hostile);
     world.finish();
 }
 
-/// The two that keep to the protocol.
+/// The two ports that follow the protocol.
 struct World {
     machine: Arc<LocalMachine>,
     victim: Port,
     friend: Port,
     /// From the friend to the victim, and back.
     links: [PeerLink; 2],
-    /// From the victim to the hostile one.
+    /// From the victim to the hostile port.
     to_hostile: Option<PeerLink>,
     sent: [u64; 2],
     received: [u64; 2],
@@ -95,6 +102,7 @@ impl World {
         let mut victim = open(machine, VICTIM, config);
         let mut friend = open(machine, FRIEND, Config::default());
         let links = [connect(machine, &mut friend, &mut victim), connect(machine, &mut victim, &mut friend)];
+
         Self {
             machine: machine.clone(),
             victim,
@@ -106,7 +114,7 @@ impl World {
         }
     }
 
-    /// Connects to the hostile one, or ends that.
+    /// Connects to the hostile port, or disconnects.
     fn befriend(&mut self, input: &mut Input<'_>) {
         match self.to_hostile.take() {
             Some(link) if input.flag() => self.victim.disconnect(link).unwrap(),
@@ -127,7 +135,7 @@ impl World {
     fn speak_to_hostile(&mut self, input: &mut Input<'_>) {
         let Some(link) = self.to_hostile else { return };
         for _ in 0..input.below(FLOOD) {
-            // It has credit if the hostile one says so.
+            // There is credit if the hostile port grants it.
             if self.victim.send_nb(link, 1, &[1; 8]).is_err() {
                 break;
             }
@@ -141,6 +149,7 @@ impl World {
             2 => Filter::from(FRIEND),
             _ => Filter { tag: Some(input.below(16) as u8), ..Filter::ANY },
         };
+
         match self.victim.recv(filter, Deadline::after(SHORT), None) {
             Ok(message) => self.heard(&message),
             Err(
@@ -162,64 +171,72 @@ impl World {
         }
     }
 
-    /// One message each way, if there is credit and fewer than `most` were sent, and what has come.
+    /// Sends one message each way, if there is credit and fewer than `most` were sent, and takes
+    /// arrived ones.
     fn talk(&mut self, most: [u64; 2]) {
         let [to_victim, to_friend] = self.links;
         let ways = [(&mut self.friend, to_victim), (&mut self.victim, to_friend)];
+
         for (((port, link), sent), most) in ways.into_iter().zip(&mut self.sent).zip(most) {
             if *sent >= most {
                 continue;
             }
             match port.send_nb(link, 0, &sent.to_le_bytes()) {
                 Ok(()) => *sent += 1,
-                // What the victim has sent to the hostile one may have been dropped.
+                // The victim's messages to the hostile port may have been dropped.
                 Err(Error::WouldBlock | Error::Device { .. } | Error::PeerGone { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
         }
+
         while let Some(message) = self.friend.poll().unwrap() {
             if message.from == VICTIM {
                 assert_eq!(message.quadword(0), self.received[1], "the victim's messages come in order");
                 self.received[1] += 1;
             }
         }
+
         while let Some(message) = self.victim.poll().unwrap() {
             self.heard(&message);
         }
     }
 
-    /// With the hostile one gone, everything passes.
+    /// With the hostile port gone, all messages pass.
     fn finish(mut self) {
         let deadline = Deadline::after(LIMIT);
         let most = self.sent.map(|sent| sent + LAST);
+
         while self.received != most {
             assert!(!deadline.has_passed(), "{:?} sent, {:?} received", self.sent, self.received);
             self.talk(most);
             self.machine.settle(8);
         }
+
         assert_eq!(self.friend.check(), Ok(()));
     }
 }
 
-/// A link from one to the other, with credit.
+/// Connects one port to another and waits for credit.
 fn connect(machine: &Arc<LocalMachine>, from: &mut Port, to: &mut Port) -> PeerLink {
     let link = from.connect(to.address(), Deadline::after(LIMIT), None).unwrap();
     let deadline = Deadline::after(LIMIT);
+
     while from.credits(link) == Some(0) {
         assert!(!deadline.has_passed(), "no credit");
         machine.settle(8);
         to.progress().unwrap();
         from.progress().unwrap();
     }
+
     link
 }
 
-/// One that counts nothing.
+/// A port that keeps no account of credits.
 struct Hostile {
     port: Port,
-    /// To the victim, its friend, and itself.
+    /// Links to the victim, its friend, and itself.
     links: [PeerLink; 3],
-    /// The tenants that these three are.
+    /// The tenants of these three.
     tenants: [u8; 3],
 }
 
@@ -233,23 +250,25 @@ impl Hostile {
         Self { port, links, tenants }
     }
 
-    /// Says something, often more than once.
+    /// Sends a message, often several times.
     fn speak(&mut self, input: &mut Input<'_>, times: u32) {
         let whom = input.pick(&[0, 0, 0, 0, 0, 0, 1, 2]);
         let about_connections = input.below(4) > 0;
         let message = if about_connections { self.control(input, whom) } else { any_message(input) };
         let tag = if about_connections { CONTROL_TAG } else { input.below(16) as u8 };
+
         for _ in 0..times {
-            // A full ring loses it, which is as good as anything else.
+            // A message lost in a full ring is an acceptable case.
             let _ = self.port.send_nb(self.links[whom], tag, &message);
         }
     }
 
-    /// See the library's flow control.
+    /// Returns a connection message; see the library's flow control.
     fn control(&self, input: &mut Input<'_>, whom: usize) -> Vec<u8> {
         let what = input.pick(&[1, 1, 2, 3, 0, 255]);
         let of = |tenant: u8, input: &mut Input<'_>| if input.below(4) > 0 { tenant } else { input.u8() };
-        // A credit names whom it is for where the others name the sender.
+
+        // A credit names its receiver where the other messages name the sender.
         let generation = of(if what == 2 { self.tenants[whom] } else { self.tenants[2] }, input);
         let target = of(self.tenants[whom], input);
         let number = match input.below(4) {
@@ -258,10 +277,12 @@ impl Hostile {
         };
         let word = what | u64::from(generation) << 8 | u64::from(target) << 16 | u64::from(number) << 32;
         let mut message = word.to_le_bytes().to_vec();
+
         if input.below(8) == 0 {
             message.extend(any_message(input));
             message.truncate(MAX_MESSAGE);
         }
+
         message
     }
 

@@ -1,4 +1,4 @@
-//! A machine with one of everything, and what must hold of it whatever its clients do.
+//! A machine with one function of each kind, and the conditions that hold whatever its clients do.
 
 use std::{
     collections::BTreeMap,
@@ -37,23 +37,23 @@ pub const ENGINE: FunctionId = FunctionId(TREE_NODES + 1);
 pub const SEND: FunctionId = FunctionId(TREE_NODES + 2);
 /// A card with I/O ports and INTx, and without rings, mirror and MSI-X.
 pub const PORTS: FunctionId = FunctionId(TREE_NODES + 3);
-/// Functions in all.
+/// Number of all functions.
 pub const FUNCTIONS: u32 = TREE_NODES + 4;
 
 /// BAR of the attachment's windows, with its posted-write ring at the start.
 pub const BAR_RING: u32 = 1;
-/// Cells of that ring, for every device here.
+/// Number of cells of that ring, for every device here.
 pub const RING_CELLS: u32 = 64;
 
 /// A client's place: function and attachment.
 pub type Place = (FunctionId, AttachmentId);
 
-/// Steps after which a machine that is still busy is taken for one that never rests.
+/// Number of steps after which a busy machine is considered never to come to rest.
 const MANY_STEPS: u32 = 200_000;
 /// More packets than the links and queues of the pset have room for.
 const MANY_PACKETS: usize = 4096;
 
-/// The machine, its time, and the DMA messages that no client answered yet.
+/// The machine, its time, and the DMA messages that are not answered yet.
 pub struct World {
     /// The machine.
     pub machine: Machine,
@@ -72,64 +72,69 @@ impl InterruptSink for Count {
     }
 }
 
-/// What a machine file says. It is parsed once, or the parser would have most of a fuzzer's time.
+/// Parses a machine file, once for each text. Otherwise the parser would use most of a fuzzer's
+/// time.
 pub fn parsed(text: &str) -> Description {
     static PARSED: Mutex<BTreeMap<String, Description>> = Mutex::new(BTreeMap::new());
+
     let mut parsed = PARSED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = parsed.get(text) {
         return found.clone();
     }
+
     let description = Description::parse(text, "world.toml").unwrap();
     parsed.insert(text.to_owned(), description.clone());
     description
 }
 
-/// What runs in a machine of [`World`].
+/// Returns the description of the machine of [`World`].
 pub fn description(fifo_depth: u32) -> Description {
     let mut text =
         format!("name = \"world\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {fifo_depth}\n");
     let functions =
         [("fifo0", "slot-fifo"), ("dma0", "dma-engine"), ("send0", "addressed-send"), ("gpio0", "idio-16")];
+
     for (name, kind) in functions {
         text += &format!("[[function]]\nname = \"{name}\"\nkind = \"{kind}\"\n");
     }
+
     parsed(&text)
 }
 
-/// A machine in this process, by its file.
+/// Returns a machine in this process, built from a file's text.
 pub fn local(text: &str) -> Arc<LocalMachine> {
     LocalMachine::new(build(&parsed(text)).unwrap().0)
 }
 
 impl World {
-    /// A machine with nobody in it.
+    /// Creates a machine without clients.
     pub fn new(fifo_depth: u32) -> Self {
         let (machine, _) = build(&description(fifo_depth)).unwrap();
         Self { machine, messages: Vec::new(), now: Nanos::ZERO }
     }
 
-    /// Takes a free attachment.
+    /// Attaches a client to a free attachment.
     pub fn attach(&mut self, place: Place) {
         self.machine.attach(place.0, place.1).unwrap();
     }
 
-    /// Whether it is taken.
+    /// Returns whether it is attached.
     pub fn is_attached(&self, place: Place) -> bool {
         self.machine.is_attached(place.0, place.1)
     }
 
-    /// Ends a client; answers that it owes are not given any more.
+    /// Ends a client. Its unanswered DMA messages are dropped.
     pub fn detach(&mut self, place: Place, why: Ended) {
         self.machine.detach(place.0, place.1, why).unwrap();
         self.messages.retain(|message| owner(message) != place);
     }
 
-    /// A BAR's memory of an attachment that is taken.
+    /// Returns a BAR's memory of an attached client.
     pub fn memory(&self, place: Place, bar: u32) -> Option<SharedMemory> {
         self.machine.region(place.0, place.1, bar).unwrap().memory
     }
 
-    /// A trapped read.
+    /// Makes a trapped read.
     pub fn read(&mut self, place: Place, region: u32, offset: u64, data: &mut [u8]) -> Outcome {
         let before = self.accesses(place);
         let outcome = self.machine.read(place.0, place.1, region, offset, data);
@@ -139,7 +144,7 @@ impl World {
         outcome
     }
 
-    /// A trapped write.
+    /// Makes a trapped write.
     pub fn write(&mut self, place: Place, region: u32, offset: u64, data: &[u8]) -> Outcome {
         let before = self.accesses(place);
         let outcome = self.machine.write(place.0, place.1, region, offset, data);
@@ -149,45 +154,52 @@ impl World {
         outcome
     }
 
-    /// Trapped reads and writes counted so far.
+    /// Returns the numbers of trapped reads and writes counted so far.
     fn accesses(&self, place: Place) -> Option<(u64, u64)> {
         let counters = self.machine.attachment_counters(place.0, place.1)?;
         Some((counters.trapped_reads, counters.trapped_writes))
     }
 
-    /// One step, `later` nanoseconds after the last one.
+    /// Makes one step, `later` nanoseconds after the last one.
     pub fn step(&mut self, later: u64, budget: u32) -> Next {
         self.now = self.now.after(later);
         let next = self.machine.step(self.now, budget);
+
         while let Some(message) = self.machine.pop_outgoing() {
             self.messages.push(message);
         }
+
         self.check();
         next
     }
 
-    /// What is bounded is in its bounds.
+    /// Checks that bounded quantities are in their bounds.
     pub fn check(&mut self) {
         assert!(self.machine.fabric().packets_in_use() <= MANY_PACKETS);
+
         let mut counts = BTreeMap::new();
         for message in &self.messages {
             *counts.entry(owner(message)).or_insert(0) += 1;
         }
-        // Reads and writes are counted apart; a reset makes room for others while the old ones are still unanswered here.
+
+        // Reads and writes are counted separately. A reset makes room for new messages while the
+        // old ones are still unanswered here.
         assert!(counts.values().all(|&count| count <= 2 * MAX_REMOTE), "{counts:?}");
     }
 
-    /// A client's attachment was reset: what it was asked before needs no answer.
+    /// Drops the unanswered DMA messages of a client whose attachment was reset.
     pub fn forget_messages(&mut self, place: Place) {
         self.messages.retain(|message| owner(message) != place);
     }
 
-    /// A client answers the oldest DMA message.
+    /// Answers the oldest DMA message as its client.
     pub fn answer(&mut self, answer: Answer) {
         if self.messages.is_empty() {
             return;
         }
-        // Whoever is gone answers nothing; the machine says so, and nothing else happens.
+
+        // A client that is gone answers no message. The machine reports that, without other
+        // effects.
         match (self.messages.remove(0), answer) {
             (Outgoing::DmaRead { id, function, attachment, length, .. }, answer) => {
                 let data = match answer {
@@ -196,9 +208,11 @@ impl World {
                     Answer::Wrong => Ok(vec![0; length + 1]),
                     Answer::Refused => Err(DmaError::Refused { errno: 14 }),
                 };
+
                 let result = data.as_ref().map(Vec::as_slice).map_err(|error| *error);
                 let _ = self.machine.dma_read_done(function, attachment, id, result);
-                // It came already.
+
+                // A second answer to the same message must be refused.
                 let _ = self.machine.dma_read_done(function, attachment, id, result);
             }
             (Outgoing::DmaWrite { id, function, attachment, .. }, answer) => {
@@ -212,46 +226,55 @@ impl World {
         }
     }
 
-    /// Steps, answers DMA messages and lets time pass until nothing moves any more.
+    /// Steps, answers DMA messages and lets time pass until the machine is at rest.
     pub fn rest(&mut self) {
         let mut quiet = 0;
         for _ in 0..MANY_STEPS {
             let next = self.step(0, 64);
             let answered = !self.messages.is_empty();
+
             while !self.messages.is_empty() {
                 self.answer(Answer::Good);
             }
+
             if next == Next::Now || answered {
                 quiet = 0;
                 continue;
             }
+
             quiet += 1;
             let event = match next {
                 Next::At(time) => time,
                 Next::Now | Next::Poll => self.machine.fabric().next_event(),
             };
+
             if event != Nanos::NEVER {
                 self.now = self.now.max(event);
             } else if quiet > 1 {
                 return;
             }
         }
+
         panic!("the machine does not come to rest");
     }
 
-    /// Everybody goes, the operator resets everything: then nothing is left, and everything works.
+    /// Detaches all clients and resets all functions. Checks that no state is left, and that all
+    /// functions work.
     pub fn recover(&mut self) {
         for place in places() {
             if self.is_attached(place) {
                 self.detach(place, Ended::Evicted);
             }
         }
+
         for function in (0..FUNCTIONS).map(FunctionId) {
             self.machine.reset_function(function).unwrap();
         }
+
         self.messages.clear();
         self.rest();
         assert_eq!(self.machine.fabric().packets_in_use(), 0);
+
         self.tree_works(0, 0);
         self.fifo_works(AttachmentId(0));
         self.engine_works();
@@ -259,19 +282,22 @@ impl World {
         self.ports_work();
     }
 
-    /// What goes out of a card with a loop-back plug comes in.
+    /// Checks that a card with a loop-back plug sees its outputs at its inputs.
     fn ports_work(&mut self) {
         let place = (PORTS, AttachmentId(0));
         self.attach(place);
         let mut input = [0];
         let written = self.write(place, idio16::PORTS_BAR.into(), idio16::OUTPUTS_LOW, &[0x5a]);
         let read = self.read(place, idio16::PORTS_BAR.into(), idio16::INPUTS_LOW, &mut input);
+
         assert!(outcome_is_done(&written) && outcome_is_done(&read));
         assert_eq!(input, [0x5a]);
+
         self.detach(place, Ended::Closed);
     }
 
-    /// Packets of one channel pass between the I/O node and the last compute node, which is not its neighbour.
+    /// Checks that packets of one channel pass between the I/O node and the last compute node,
+    /// which is not its neighbour.
     pub fn tree_works(&mut self, attachment: u16, seed: u32) {
         let [io, compute] = [0, COMPUTE_NODES].map(|node| self.tree_client(node, attachment));
         self.rest();
@@ -281,7 +307,7 @@ impl World {
         }
     }
 
-    /// Packets pass both ways between two nodes.
+    /// Checks that packets pass both ways between two nodes.
     pub fn packets_pass(&mut self, one: &TreeClient, other: &TreeClient, seed: u32) {
         for (number, (from, to)) in [(one, other), (other, one)].into_iter().enumerate() {
             let payload = [(seed as u8).wrapping_add(number as u8 + 1); PAYLOAD];
@@ -294,25 +320,25 @@ impl World {
         }
     }
 
-    /// Takes an attachment of a tree NIC.
+    /// Attaches a client to a tree NIC.
     pub fn tree_client(&mut self, node: u32, attachment: u16) -> TreeClient {
         let place = (FunctionId(node), AttachmentId(attachment));
         self.attach(place);
         self.tree_client_of(place)
     }
 
-    /// The windows of one that was taken.
+    /// Returns a client for an attachment that is already attached.
     pub fn tree_client_of(&self, place: Place) -> TreeClient {
         let memory = |bar: u8| self.memory(place, bar.into()).expect("a tree NIC has windows");
         TreeClient { place, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
     }
 
-    /// A client stored something while the function may have been asleep.
+    /// Wakes the function, which may sleep, after a client's store.
     pub fn wake(&mut self, place: Place) {
         self.machine.wake(place.0);
     }
 
-    /// A message comes back, and a posted write has its effect.
+    /// Checks that a message comes back, and that a posted write has its effect.
     pub fn fifo_works(&mut self, who: AttachmentId) {
         let place = (FIFO, who);
         self.attach(place);
@@ -321,71 +347,84 @@ impl World {
         send.u64(slot_fifo::WIN_SEND).unwrap().store(1, Ordering::Release);
         self.wake(place);
         self.rest();
+
         let mut data = [0; slot_fifo::DATA];
         assert_eq!(receive.u64(slot_fifo::MIRROR_RECEIVE).unwrap().load(Ordering::Acquire), 1);
+
         receive.read(slot_fifo::MIRROR_RECEIVE + 8, &mut data).unwrap();
         assert_eq!(data, [7; slot_fifo::DATA]);
+
         let mut poster = Poster::new(self, place);
         poster.post_and_see(self, 1);
         poster.post_and_see(self, 0);
         self.detach(place, Ended::Closed);
     }
 
-    /// A copy is made.
+    /// Checks that a copy is made.
     fn engine_works(&mut self) {
         let place = (ENGINE, AttachmentId(0));
         self.attach(place);
         self.enable_bus_master(place);
+
         let memory = SharedMemory::create("fuzz-clean", 4096).unwrap();
         memory.write(64, &[9; 64]).unwrap();
         let (function, who) = place;
         let backing = DmaBacking::Memory(memory.whole());
+
         self.machine.dma_map(function, who, 0, 4096, DmaPermission::READ_WRITE, backing).unwrap();
         for (offset, value) in [(0, 64_u64), (8, 128), (16, 64)] {
             memory.write(offset, &value.to_le_bytes()).unwrap();
         }
+
         assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_LIST, &0_u64.to_le_bytes())));
         assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_COUNT, &1_u32.to_le_bytes())));
         assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_START, &1_u32.to_le_bytes())));
+
         self.rest();
         let mut copied = [0; 64];
         memory.read(128, &mut copied).unwrap();
+
         assert_eq!(copied, [9; 64]);
+
         self.detach(place, Ended::Closed);
     }
 
-    /// A message reaches the other attachment.
+    /// Checks that a message reaches the other attachment.
     fn send_works(&mut self) {
         let [from, to] = [0, 1].map(|who| (SEND, AttachmentId(who)));
         self.attach(from);
         self.attach(to);
+
         let offset = 1 << addressed_send::SEND_TARGET_SHIFT;
         assert!(outcome_is_done(&self.write(from, addressed_send::SEND_BAR.into(), offset, b"message")));
+
         self.rest();
         let mailbox = self.memory(to, 2).unwrap();
         let number = mailbox.u64(addressed_send::MIRROR_MAILBOX).unwrap().load(Ordering::Acquire);
+
         assert_eq!(number, 1);
+
         self.detach(from, Ended::Closed);
         self.detach(to, Ended::Closed);
     }
 
-    /// Binds every MSI-X vector of an attachment that is taken, and enables none.
+    /// Binds every MSI-X vector of an attached client, and enables none.
     pub fn bind(&mut self, place: Place) {
         let vectors = self.machine.irq_info(place.0, place.1, MSIX).map_or(0, |info| info.count);
         let sinks = (0..vectors).map(|_| Some(Arc::new(Count::default()) as Arc<_>)).collect();
         self.machine.bind_interrupts(place.0, place.1, MSIX, 0, sinks).unwrap();
     }
 
-    /// Lets a function start DMA, as its driver does.
+    /// Enables bus mastering of a function, as its driver does.
     pub fn enable_bus_master(&mut self, place: Place) {
         let _ = self.write(place, region::CONFIG, 4, &6_u16.to_le_bytes());
     }
 }
 
-/// What an access gives.
+/// The result of an access.
 pub type Outcome = Result<Access, AccessError>;
 
-/// Whether it was done, not stalled or refused.
+/// Returns whether the access was done, not stalled or refused.
 pub fn outcome_is_done(outcome: &Outcome) -> bool {
     matches!(outcome, Ok(Access::Done))
 }
@@ -393,17 +432,17 @@ pub fn outcome_is_done(outcome: &Outcome) -> bool {
 /// How a client answers a DMA message.
 #[derive(Clone, Copy, Debug)]
 pub enum Answer {
-    /// As it should.
+    /// Correctly.
     Good,
-    /// So many bytes too few.
+    /// With this many bytes too few.
     Cut(usize),
-    /// One byte too many.
+    /// With one byte too many.
     Wrong,
     /// With an error.
     Refused,
 }
 
-/// Every attachment of every function.
+/// Returns every attachment of every function.
 pub fn places() -> impl Iterator<Item = Place> {
     (0..FUNCTIONS).flat_map(|function| {
         let attachments = match function {
@@ -431,7 +470,7 @@ pub struct Poster {
 }
 
 impl Poster {
-    /// Of an attachment that was just taken or reset.
+    /// Creates the client of an attachment that was just attached or reset.
     pub fn new(world: &World, place: Place) -> Self {
         let cells = world.memory(place, BAR_RING).unwrap();
         let cells = cells.window(0, u64::from(RING_CELLS) * nicforge_hwi::posted::CELL as u64).unwrap();
@@ -439,7 +478,7 @@ impl Poster {
         Self { place, mirror: world.memory(place, 2).unwrap(), producer }
     }
 
-    /// Posts a value, and reads it back: the read comes behind the write.
+    /// Posts a value and reads it back. The read is ordered behind the write.
     pub fn post_and_see(&mut self, world: &mut World, value: u32) {
         let consumed = || self.mirror.u32(RING_HEAD).unwrap().load(Ordering::Acquire);
         self.producer.try_push(consumed, 0, slot_fifo::REG_HOLD as u32, &value.to_le_bytes()).unwrap();
@@ -451,7 +490,7 @@ impl Poster {
 
 /// A client of a tree NIC that uses the slots.
 pub struct TreeClient {
-    /// Which.
+    /// Its function and attachment.
     pub place: Place,
     /// The channel's windows.
     pub window: SharedMemory,
@@ -460,7 +499,7 @@ pub struct TreeClient {
 }
 
 impl TreeClient {
-    /// The address of its node.
+    /// Returns the address of its node.
     pub fn node(&self) -> u32 {
         self.mirror_word(mirror::NODE_ADDRESS)
     }
@@ -478,22 +517,24 @@ impl TreeClient {
         self.window.u32(offset).unwrap().store(value, Ordering::Release);
     }
 
-    /// Puts a packet into the next send slot, if it is free.
+    /// Writes a packet into the next send slot. Returns false if it is not free.
     pub fn send(&self, header: Header, payload: &[u8; PAYLOAD]) -> bool {
         let depth = self.mirror_word(mirror::SEND_DEPTH);
         let tail = self.window_word(window::SEND_TAIL);
         if tail.wrapping_sub(self.mirror_word(mirror::SEND_HEAD)) >= depth {
             return false;
         }
+
         let slot = window::SEND + u64::from(tail % depth) * SLOT;
         self.window.write(slot + SLOT_PAYLOAD, payload).unwrap();
         let control = u64::from(tail.wrapping_add(1)) | (u64::from(header.0) << 32);
         self.window.u64(slot + SLOT_CONTROL).unwrap().store(control, Ordering::Release);
         self.store(window::SEND_TAIL, tail.wrapping_add(1));
+
         true
     }
 
-    /// Takes the next packet out of the receive slots.
+    /// Takes the next packet from the receive slots.
     pub fn receive(&self) -> Option<(Header, [u8; PAYLOAD])> {
         let depth = self.mirror_word(mirror::RECV_DEPTH);
         let number = self.window_word(window::RECV_HEAD);
@@ -502,9 +543,11 @@ impl TreeClient {
         if control as u32 != number.wrapping_add(1) {
             return None;
         }
+
         let mut payload = [0; PAYLOAD];
         self.mirror.read(slot + SLOT_PAYLOAD, &mut payload).unwrap();
         self.store(window::RECV_HEAD, number.wrapping_add(1));
+
         Some((Header((control >> 32) as u32), payload))
     }
 }

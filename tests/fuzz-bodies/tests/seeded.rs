@@ -1,4 +1,4 @@
-//! Each body with inputs from a fixed seed, and with the inputs that once found something.
+//! Runs each body with inputs from a fixed seed, and with the inputs that once found a defect.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
@@ -29,6 +29,7 @@ fn regressions(name: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions").join(name);
     let Ok(entries) = std::fs::read_dir(&folder) else { return };
     let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+
     paths.sort();
     for path in paths {
         eprintln!("{}", path.display());

@@ -1,12 +1,14 @@
-//! Runs in a guest: checks a PCI-IDIO-16 with a loop-back plug, either through Linux's GPIO character device, as any program would use
-//! it, or by its bare ports while no driver is bound.
+//! Checks a PCI-IDIO-16 with a loop-back plug, inside a guest.
+//!
+//! It uses either Linux's GPIO character device, as any program would, or the bare ports while no
+//! driver is bound.
 //!
 //! ```text
-//! guest-gpio lines ADDRESS      # the PCI address, which the driver gives its chip as label
+//! guest-gpio lines ADDRESS      # the PCI address, which is also the label of the driver's chip
 //! guest-gpio ports ADDRESS
 //! ```
 //!
-//! Every check that holds is a line on standard output. The exit status is 0 when all of them hold.
+//! It prints one line for each passed check. The exit status is 0 when all of them pass.
 
 use std::{error::Error, fs::File, os::unix::fs::FileExt, path::Path, process::ExitCode, time::Duration};
 
@@ -21,9 +23,9 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// Lines 0 to 15 are the outputs, 16 to 31 the inputs.
 const OUTPUTS: u32 = 16;
-/// Longer than any interrupt takes, also on an emulated processor of a busy machine.
+/// Time limit of an interrupt, generous enough for an emulated processor on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How often a line changes in [`no_interrupt_is_lost`].
+/// Number of changes of a line in [`no_interrupt_is_lost`].
 const EDGES: usize = 200;
 
 fn main() -> ExitCode {
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         ["ports", address] => ports(address),
         _ => Err("usage: guest-gpio lines|ports ADDRESS".into()),
     };
+
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -62,6 +65,7 @@ fn lines(address: &str) -> Outcome {
             expect_edge(&input, OUTPUTS + line, level)?;
         }
     }
+
     println!("ok: both edges of every line interrupt");
 
     no_interrupt_is_lost(&outputs, &watched(&path, OUTPUTS)?)?;
@@ -72,11 +76,13 @@ fn lines(address: &str) -> Outcome {
     if watched(&path, OUTPUTS)?.wait_edge_event(Duration::from_millis(100))? {
         return Err("an edge from before anybody listened was reported".into());
     }
+
     println!("ok: nobody is told of edges while nobody listens");
     Ok(())
 }
 
-/// Accesses to the ports of one, two and four bytes. The kernel makes each with one instruction.
+/// Accesses the ports with one, two and four bytes. The kernel makes each access with one
+/// instruction.
 fn ports(address: &str) -> Outcome {
     let function = Path::new("/sys/bus/pci/devices").join(address);
     std::fs::write(function.join("enable"), "1")?;
@@ -87,21 +93,25 @@ fn ports(address: &str) -> Outcome {
 
     write(OUTPUTS_LOW, &[0x42])?;
     read(INPUTS_LOW, &mut one)?;
-    // The last two of these four ports answer nothing when they are read; that enables interrupts and filters.
+
+    // The last two of these four ports have no value to read. Reading them enables interrupts and
+    // filters.
     read(OUTPUTS_LOW, &mut four)?;
-    // Written, they disable both again. The inputs follow the outputs at once then.
+
+    // Writing them disables both again. The inputs then follow the outputs at once.
     write(OUTPUTS_LOW, &[0; 4])?;
     write(OUTPUTS_HIGH, &[0x81, 0])?;
     read(OUTPUTS_HIGH, &mut two)?;
     if (one, two, four) != ([0x42], [0x81, 0x81], [0x42, 0x42, 0xff, 0xff]) {
         return Err(format!("the ports answered {one:#x?}, {two:#x?}, {four:#x?}").into());
     }
+
     write(OUTPUTS_HIGH, &[0])?;
     println!("ok: ports take accesses of 1, 2 and 4 bytes");
     Ok(())
 }
 
-/// The chip with this label that has the card's lines.
+/// Returns the chip with this label that has the card's lines.
 fn find(label: &str) -> Outcome<Chip> {
     for path in chip::chips()? {
         let chip = Chip::from_path(path)?;
@@ -111,6 +121,7 @@ fn find(label: &str) -> Outcome<Chip> {
             return Ok(chip);
         }
     }
+
     Err(format!("there is no GPIO chip {label:?} of 32 lines").into())
 }
 
@@ -127,10 +138,11 @@ fn levels(outputs: &Request, inputs: &Request) -> Outcome {
             return Err(format!("{pattern:#06x} was set; outputs and inputs are {read:#06x?}").into());
         }
     }
+
     Ok(())
 }
 
-/// The levels of the sixteen lines from `first` on, a bit each.
+/// Returns the levels of the sixteen lines from `first` on, one bit for each.
 fn level_bits(request: &Request, first: u32) -> Outcome<u32> {
     let mut values = Values::default();
     request.values(&mut values)?;
@@ -139,7 +151,8 @@ fn level_bits(request: &Request, first: u32) -> Outcome<u32> {
 }
 
 // ANCHOR: edges
-/// The card says that an input changed and not which one, so that its driver tells all who listen. Who wants to know listens to one.
+/// The card reports that an input changed and not which one, so its driver notifies all listeners.
+/// To learn which one, a program listens to a single line.
 fn watched(path: &Path, line: Offset) -> Outcome<Request> {
     let request = Request::builder()
         .on_chip(path)
@@ -147,6 +160,7 @@ fn watched(path: &Path, line: Offset) -> Outcome<Request> {
         .as_input()
         .with_edge_detection(EdgeDetection::BothEdges)
         .request()?;
+
     Ok(request)
 }
 
@@ -154,19 +168,22 @@ fn expect_edge(input: &Request, line: Offset, level: Value) -> Outcome {
     if !input.wait_edge_event(LIMIT)? {
         return Err(format!("line {line}: no interrupt within {LIMIT:?}").into());
     }
+
     let event = input.read_edge_event()?;
     let kind = if level == Value::Active { EdgeKind::Rising } else { EdgeKind::Falling };
     if (event.offset, event.kind) != (line, kind) {
         return Err(format!("line {line}: expected {kind:?}, got {event:?}").into());
     }
+
     if input.has_edge_event()? {
         return Err(format!("line {line}: a second event for one edge").into());
     }
+
     Ok(())
 }
 // ANCHOR_END: edges
 
-/// One edge at a time: the next one comes when the last was reported.
+/// Makes one edge at a time: the next one follows the report of the last.
 fn no_interrupt_is_lost(outputs: &Request, input: &Request) -> Outcome {
     for edge in 0..EDGES {
         let level = Value::from(edge % 2 == 0);

@@ -1,5 +1,5 @@
-//! Runs test bodies inside a guest: `guest_bodies DOOR MACHINE [PART OF A NAME]`. A line a body; the exit status says whether all
-//! of them held.
+//! Runs test bodies inside a guest: `guest_bodies DOOR MACHINE [PART OF A NAME]`. It prints one
+//! line for each body. The exit status tells whether all of them passed.
 
 use std::{
     io::Write,
@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         [door, machine, part] => (door, machine, part.as_str()),
         _ => return ExitCode::from(2),
     };
+
     let Some(door) = Door::named(door) else { return ExitCode::from(2) };
     let rig = GuestRig::from_env();
     let (mut good, mut bad) = (0, Vec::new());
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         }
         let _ = std::io::stdout().flush();
     }
+
     println!("{machine}: {good} bodies held, {} failed {bad:?}", bad.len());
     if bad.is_empty() && good > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

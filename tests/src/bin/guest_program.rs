@@ -1,4 +1,5 @@
-//! Plays a role in a guest: `guest_program ROLE [ARGUMENT]...`; see `nicforge_tests::guest_program`.
+//! Plays a role in a guest: `guest_program ROLE [ARGUMENT]...`; see
+//! `nicforge_tests::guest_program`.
 
 fn main() {
     let mut arguments = std::env::args().skip(1);

@@ -1,4 +1,5 @@
-//! Bodies of calls of FCNP that end before their transfer does: by their deadline, their token, or a peer that stands still.
+//! Bodies of FCNP calls that end before their transfer does: by deadline, by token, or because the
+//! peer makes no progress.
 
 use std::{thread, time::Duration};
 
@@ -17,26 +18,30 @@ use zerocopy::IntoBytes;
 use super::{LARGE, all_is_well, compute_core, eventually, io_node};
 use crate::backing::Rig;
 
-/// Neither side's deadline leaves anything behind when nothing had begun.
+/// A deadline on either side before the transfer leaves no state behind.
 pub fn deadlines_before_the_transfer_change_nothing(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let short = || Deadline::after(Duration::from_millis(5));
     let mut buffer = [0; 300];
+
     assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
     assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
     assert!(matches!(core.write_until(&buffer, short(), None), Err(Error::Timeout { .. })));
     assert!(matches!(core.read_until(&mut buffer, short(), None), Err(Error::Timeout { .. })));
-    // The requests of the core were withdrawn: these find none.
+
+    // The core withdrew its requests, so these calls find none.
     assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
     assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
+
     all_is_well(&io, &core);
 }
 
-/// A token that was cancelled ends calls on both sides.
+/// A cancelled token ends calls on both sides.
 pub fn cancelled_calls_end(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancel = Cancel::new().unwrap();
     let never = Deadline::never();
+
     thread::scope(|scope| {
         let reads = scope.spawn(|| io.read_until(0, &mut [0; 4], never, Some(&cancel)));
         let writes = scope.spawn(|| core.read_until(&mut [0; 4], never, Some(&cancel)));
@@ -44,13 +49,15 @@ pub fn cancelled_calls_end(rig: &dyn Rig) {
         assert!(matches!(reads.join().unwrap(), Err(Error::Cancelled { .. })));
         assert!(matches!(writes.join().unwrap(), Err(Error::Cancelled { .. })));
     });
+
     all_is_well(&io, &core);
 }
 
 /// A call of a compute core, with the token that ends it.
 type CancelledCall<'a> = &'a (dyn Fn(&Cancel) -> Result<usize, Error> + Sync);
 
-/// Does `call`, whose request arrives and which is cancelled when `neighbour` has the lock box without which its node can't send.
+/// Runs `call`. It is cancelled after its request has arrived, while `neighbour` holds the lock box
+/// that its node needs for sending.
 fn cancelled_while_nothing_leaves(io: &IoNode, neighbour: &TreeChannel, call: CancelledCall<'_>) {
     let (cancel, arrived) = (Cancel::new().unwrap(), io.statistics().hand_overs);
     thread::scope(|scope| {
@@ -66,13 +73,14 @@ fn cancelled_while_nothing_leaves(io: &IoNode, neighbour: &TreeChannel, call: Ca
     });
 }
 
-/// Calls that were cancelled while nothing could leave their node are taken back by the next call, whichever it is: the I/O
-/// node's calls do not find their requests.
+/// Calls that were cancelled while their node could not send are withdrawn by the core's next call
+/// of any kind. The I/O node's calls do not find their requests.
 pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let neighbour = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
     let stuck = |call: CancelledCall<'_>| cancelled_while_nothing_leaves(&io, &neighbour, call);
     let never = Deadline::never();
+
     stuck(&|cancel| core.read_until(&mut [0; 16], never, Some(cancel)));
     all_is_well(&io, &core);
     stuck(&|cancel| core.write_until(&[1; 16], never, Some(cancel)));
@@ -83,7 +91,7 @@ pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
     all_is_well(&io, &core);
 }
 
-/// The core's read is cancelled amid its data: the I/O node's write ends as well.
+/// The core's read is cancelled during its data: the I/O node's write ends as well.
 pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 2));
     let cancel = Cancel::new().unwrap();
@@ -96,10 +104,11 @@ pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
         assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
         assert_eq!(write.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
     });
+
     all_is_well(&io, &core);
 }
 
-/// The core's write is cancelled amid its data: the I/O node's read ends as well.
+/// The core's write is cancelled during its data: the I/O node's read ends as well.
 pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 2));
     let cancel = Cancel::new().unwrap();
@@ -111,10 +120,11 @@ pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
         assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
         assert_eq!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
     });
+
     all_is_well(&io, &core);
 }
 
-/// The I/O node's write is cancelled amid its data: the core's read ends as well.
+/// The I/O node's write is cancelled during its data: the core's read ends as well.
 pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancel = Cancel::new().unwrap();
@@ -126,10 +136,12 @@ pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
         assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
         assert!(matches!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::IoNode { .. } })));
     });
+
     all_is_well(&io, &core);
 }
 
-/// The I/O node's read is cancelled amid its data: the rest is discarded, and the core's write succeeds.
+/// The I/O node's read is cancelled during its data: the rest is discarded, and the core's write
+/// succeeds.
 pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancel = Cancel::new().unwrap();
@@ -142,16 +154,19 @@ pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
         assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
         assert_eq!(write.join().unwrap(), Ok(LARGE * 16));
     });
+
     all_is_well(&io, &core);
     assert!(io.statistics().orphans > 0);
 }
 
-/// A call whose time is over, or whose token was cancelled before, takes nothing of a message that stands ready.
+/// A call with a past deadline or a cancelled token takes no data of a message that is ready.
 pub fn calls_that_are_over_before_they_begin_take_nothing(rig: &dyn Rig) {
     const SIZE: usize = 64 << 10;
+
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancelled = Cancel::new().unwrap();
     cancelled.cancel();
+
     let mut buffer = vec![0; SIZE];
     thread::scope(|scope| {
         let write = scope.spawn(|| core.write(&vec![3; SIZE]));
@@ -165,19 +180,21 @@ pub fn calls_that_are_over_before_they_begin_take_nothing(rig: &dyn Rig) {
     });
 }
 
-/// A core that has made itself known, by the packet layer.
+/// A core that has announced itself, accessed by the packet layer.
 struct Raw(TreeChannel);
 
 impl Raw {
-    /// Opens rank `rank` and sends its RESET, which nobody waits to be acknowledged.
+    /// Opens rank `rank` and sends its RESET, without waiting for the acknowledgement.
     fn open(rig: &dyn Rig, rank: u32) -> Self {
         let device = rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4));
         let raw = Self(TreeChannel::open(device).unwrap());
         let name = raw.name();
+
         eventually("the core is up", || raw.0.presence(name.node, name.core).is_up());
         let generation = raw.0.presence(name.node, name.core).0;
         let head = ResetHead { token: 1.into(), core: name.core as u8, generation, reserved: 0.into() };
         raw.send(&Control::new(Kind::Reset, name, Scope::All as u32).with_head(head.as_bytes()));
+
         raw
     }
 
@@ -195,11 +212,13 @@ impl Raw {
     }
 }
 
-/// The only thread of the I/O node waits for the data of a core that sends none: others can open and withdraw all the same.
+/// The only thread of the I/O node waits for data of a core that sends none. Other cores can still
+/// open and withdraw.
 pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
     let io = io_node(rig);
     let silent = Raw::open(rig, 4);
     silent.send(&Control::new(Kind::Write, silent.name(), LARGE as u32));
+
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
         let read = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], Deadline::never(), Some(&cancel)));
@@ -211,13 +230,16 @@ pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
         cancel.cancel();
         assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
     });
+
     drop(silent);
     all_is_well(&io, &compute_core(rig, 0));
 }
 
-/// A read that was cancelled while nothing could leave its node is served later: its data stop nobody, though its core does nothing.
+/// A read that was cancelled while its node could not send is served later. Its data block no
+/// neighbour, though its core makes no calls.
 pub fn data_of_a_read_that_was_given_up_stop_no_neighbour(rig: &dyn Rig) {
     const SIZE: usize = 20_000;
+
     let (io, core, neighbour) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 2));
     let holder = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
     cancelled_while_nothing_leaves(&io, &holder, &|cancel| {
@@ -228,36 +250,44 @@ pub fn data_of_a_read_that_was_given_up_stop_no_neighbour(rig: &dyn Rig) {
         all_is_well(&io, &neighbour);
         assert_eq!(write.join().unwrap(), Ok(SIZE));
     });
+
     all_is_well(&io, &core);
 }
 
-/// Requests that are withdrawn while their calls wait for the pset's slot leave the queue for it.
+/// Requests that are withdrawn while their calls wait for the pset's slot leave the slot's queue.
 pub fn withdrawn_requests_leave_the_queue(rig: &dyn Rig) {
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 1));
     let silent = Raw::open(rig, 4);
     silent.send(&Control::new(Kind::Write, silent.name(), LARGE as u32));
+
     let (cancel, over) = (Cancel::new().unwrap(), Cancel::new().unwrap());
     let never = Deadline::never();
     thread::scope(|scope| {
         let holds = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], never, Some(&cancel)));
         eventually("the read begins", || silent.0.received() >= 2);
         let waits = scope.spawn(|| io.read_until(0, &mut [0; 300], never, Some(&over)));
+
         for _ in 0..200 {
             let soon = Deadline::after(Duration::from_micros(20));
             assert!(matches!(core.write_until(&[0; 300], soon, None), Err(Error::Timeout { .. })));
         }
+
         cancel.cancel();
         assert!(matches!(holds.join().unwrap(), Err(Error::Cancelled { .. })));
+
         drop(silent);
-        // The call for the core that has nothing to say stands in nobody's way.
+        // The call for the core without a request blocks no other call.
         all_is_well(&io, &other);
         over.cancel();
+
         assert!(matches!(waits.join().unwrap(), Err(Error::Cancelled { .. })));
     });
+
     all_is_well(&io, &core);
 }
 
-/// The operator resets the node of the I/O process in the middle of a read: the process is told that it has to open it anew.
+/// The operator resets the I/O process's node during a read. The process gets an error that asks it
+/// to reopen the device.
 pub fn soft_reset_of_the_io_node_ends_its_calls(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     thread::scope(|scope| {
@@ -269,8 +299,10 @@ pub fn soft_reset_of_the_io_node_ends_its_calls(rig: &dyn Rig) {
         assert!(read.join().unwrap().unwrap_err().is_device_gone());
         assert!(matches!(write.join().unwrap(), Err(Error::PeerGone { .. })));
     });
+
     drop(io);
     let io = io_node(rig);
     assert!(matches!(core.read(&mut [0]), Err(Error::PeerGone { .. })));
+
     all_is_well(&io, &core);
 }

@@ -1,4 +1,4 @@
-//! Addressed send.
+//! Test bodies of the addressed-send device.
 
 use std::{cell::RefCell, collections::VecDeque, time::Duration};
 
@@ -16,9 +16,9 @@ const CREDITS: u64 = SLOTS;
 const RING: u64 = 64;
 /// Offset of the control page in BAR 0: behind 4 KiB of registers.
 const CONTROL: u64 = 0x1000;
-/// Long enough to be sure of a time-out's cause, short enough to wait for it.
+/// Long enough that only a blocked operation exceeds it, and short enough to wait for.
 const SHORT: Duration = Duration::from_millis(20);
-/// Messages for a receiver that waits for interrupts.
+/// Number of messages to a receiver that waits for interrupts.
 const MANY: u64 = 4_000;
 
 fn open(rig: &dyn Rig, who: u16) -> (Device, AddressedSend) {
@@ -31,7 +31,8 @@ fn expect(message: &Message, source: u16, tag: u16, data: &[u8]) {
     assert_eq!((message.source, message.tag, message.data()), (source, tag, data));
 }
 
-/// Uses up the credits of `target`, and sends one message more. Returns when that one is stalled. Data: its number.
+/// Uses up the credits of `target` and sends one more message. Returns when that one is stalled.
+/// Each message's data is its number.
 fn stall(rig: &dyn Rig, device: &Device, sender: &mut AddressedSend, target: u16) {
     let before = rig.counter("send0", "stalls");
     for number in 0..=CREDITS {
@@ -44,7 +45,8 @@ fn malformed(rig: &dyn Rig, who: u16) -> u64 {
     ask(rig, move |machine| machine.attachment_counters(SEND, AttachmentId(who)).unwrap().malformed_records)
 }
 
-/// Messages arrive where the address says, with the sender that the card knows, also to oneself.
+/// Messages arrive at the target in the address, the sender's own included, with the sender as the
+/// card knows it.
 pub fn every_client_reaches_every_client(rig: &dyn Rig) {
     let mut clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who).1).collect();
     for source in 0..ATTACHMENTS {
@@ -56,6 +58,7 @@ pub fn every_client_reaches_every_client(rig: &dyn Rig) {
             expect(&clients[usize::from(target)].receive(soon(), None).unwrap(), source, tag, &data);
         }
     }
+
     assert!(clients.iter_mut().all(|client| client.try_receive().unwrap().is_none()));
 }
 
@@ -63,17 +66,19 @@ pub fn every_client_reaches_every_client(rig: &dyn Rig) {
 pub fn every_length_arrives(rig: &dyn Rig) {
     let (_device, mut client) = open(rig, 0);
     let data: Vec<u8> = (1..=MAX_MESSAGE as u8).collect();
+
     for length in 1..=MAX_MESSAGE {
         client.send(0, 63, &data[..length]).unwrap();
         expect(&client.receive(soon(), None).unwrap(), 0, 63, &data[..length]);
     }
+
     assert!(matches!(client.send(0, 0, &[]), Err(Error::BadLength { .. })));
     assert!(matches!(client.send(0, 0, &[0; MAX_MESSAGE + 1]), Err(Error::BadLength { .. })));
     assert!(matches!(client.send(ATTACHMENTS, 0, &[0]), Err(Error::NoSuch { .. })));
     assert!(matches!(client.send(0, TAGS as u16, &[0]), Err(Error::NoSuch { .. })));
 }
 
-/// A store of another length or to another place is refused and counted, posted or trapped.
+/// A store of another length or at another offset is refused and counted, posted or trapped.
 pub fn a_bad_length_or_address_is_refused(rig: &dyn Rig) {
     let (device, mut client) = open(rig, 0);
     let other = rig.open("send0", "user1");
@@ -86,11 +91,12 @@ pub fn a_bad_length_or_address_is_refused(rig: &dyn Rig) {
 
     assert_eq!(other.bar(0).unwrap().read64(REG_BAD).unwrap(), 4);
     assert_eq!(client.try_receive().unwrap(), None);
+
     window.write_burst16(0, &[7; 16]).unwrap();
     until(&device, || client.try_receive().unwrap().is_some_and(|message| message.data() == [7; 16]));
 }
 
-/// Nobody has the target.
+/// A send to a target without a client is refused.
 pub fn a_send_to_nobody_is_refused(rig: &dyn Rig) {
     let (_device, mut client) = open(rig, 0);
     assert!(client.is_present(0).unwrap() && !client.is_present(2).unwrap());
@@ -100,34 +106,39 @@ pub fn a_send_to_nobody_is_refused(rig: &dyn Rig) {
     assert_eq!(client.stalls_and_refusals().unwrap(), (0, 1));
 }
 
-/// The ninth message waits until the target takes the first, and what is behind it waits too.
+/// The ninth message waits until the target takes the first, and later messages wait behind it.
 pub fn a_send_without_credits_stalls_until_one_is_returned(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let (_bystander_device, mut bystander) = open(rig, 2);
+
     stall(rig, &device, &mut sender, 1);
     sender.send(2, 5, &[100]).unwrap();
     bystander.send(2, 6, &[101]).unwrap();
 
     expect(&bystander.receive(soon(), None).unwrap(), 2, 6, &[101]);
     assert_eq!(bystander.try_receive().unwrap(), None);
+
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[0]);
     expect(&bystander.receive(soon(), None).unwrap(), 0, 5, &[100]);
 
     for number in 1..=CREDITS {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     assert_eq!(sender.stalls_and_refusals().unwrap(), (1, 0));
 }
 
-/// Everything that waits for credits fits the ring; then the ring is full, and nothing of it is lost.
+/// The ring accepts messages that wait for credits until it is full, and none is lost.
 pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let room = CREDITS + RING;
+
     for number in 0..room {
         sender.send(1, 0, &[number as u8]).unwrap();
     }
+
     until(&device, || rig.counter("send0", "delivered") == CREDITS);
     assert!(matches!(sender.try_send(1, 0, &[0]), Err(Error::RingFull { .. })));
 
@@ -137,34 +148,40 @@ pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
     for number in 1..=room {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     assert_eq!(target.try_receive().unwrap(), None);
 }
 
-/// A made-up read pointer gives no credits.
+/// An invalid read pointer returns no credits.
 pub fn a_bad_read_pointer_returns_no_credits(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, mut target) = open(rig, 1);
     let (_other_device, mut other) = open(rig, 2);
     let head = target_device.bar(1).unwrap().window(WIN_HEAD, 8).unwrap();
+
     stall(rig, &device, &mut sender, 1);
 
     head.store_u64_release(0, 1 << 40).unwrap();
     target_device.doorbell().after_store().unwrap();
-    // The device looks at the pointer again, for the other sender.
+
+    // The device reads the pointer again for the other sender.
     other.send(1, 1, &[100]).unwrap();
     until(&device, || rig.counter("send0", "stalls") == 2);
 
     assert_eq!(rig.counter("send0", "delivered"), CREDITS);
+
     for number in 0..CREDITS {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     let mut last = [target.receive(soon(), None).unwrap(), target.receive(soon(), None).unwrap()];
     last.sort_by_key(|message| message.source);
     expect(&last[0], 0, 0, &[CREDITS as u8]);
     expect(&last[1], 2, 1, &[100]);
 }
 
-/// A reset of the target gives its credits back. The message that waited arrives, those in the mailbox are lost.
+/// A reset of the target returns its credits. The waiting message arrives; those in the mailbox are
+/// lost.
 pub fn a_reset_of_the_target_lets_a_stalled_send_pass(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, target) = open(rig, 1);
@@ -178,7 +195,8 @@ pub fn a_reset_of_the_target_lets_a_stalled_send_pass(rig: &dyn Rig) {
     assert_eq!(target.try_receive().unwrap(), None);
 }
 
-/// A reset of the sender is not held up by its own stalled send, which is lost with everything behind it.
+/// A reset of the sender does not wait for its own stalled send. That send and all messages behind
+/// it are lost.
 pub fn a_reset_of_the_sender_drops_a_stalled_send(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
@@ -192,10 +210,11 @@ pub fn a_reset_of_the_sender_drops_a_stalled_send(rig: &dyn Rig) {
     for number in 0..CREDITS {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     expect(&target.receive(soon(), None).unwrap(), 0, 1, &[200]);
 }
 
-/// A target that leaves sets free who waits for it.
+/// When a target detaches, the senders that wait for it continue.
 pub fn a_target_that_leaves_lets_a_stalled_send_go(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, target) = open(rig, 1);
@@ -207,7 +226,7 @@ pub fn a_target_that_leaves_lets_a_stalled_send_go(rig: &dyn Rig) {
     assert_eq!(sender.stalls_and_refusals().unwrap(), (1, 1));
 }
 
-/// The operator's reset clears what clients blocked.
+/// The operator's reset clears a stall that clients caused.
 pub fn an_operators_reset_clears_a_stall(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, target) = open(rig, 1);
@@ -215,7 +234,7 @@ pub fn an_operators_reset_clears_a_stall(rig: &dyn Rig) {
     drop((sender, target));
 
     rig.reset("send0");
-    // Both find their generation gone, and begin again.
+    // Both find a new generation, and start again.
     device.reset().unwrap();
     target_device.reset().unwrap();
 
@@ -230,9 +249,10 @@ pub fn a_trapped_read_waits_behind_a_stalled_send(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let registers = device.bar(0).unwrap();
-    stall(rig, &device, &mut sender, 1);
 
+    stall(rig, &device, &mut sender, 1);
     assert_eq!(registers.read32(CONTROL + control::ATTACHMENT).unwrap(), 0);
+
     let reader = registers.clone();
     let waiting = std::thread::spawn(move || reader.read64(REG_STALLS));
     assert_eq!(target.receive(soon(), None).unwrap().data(), [0]);
@@ -240,22 +260,27 @@ pub fn a_trapped_read_waits_behind_a_stalled_send(rig: &dyn Rig) {
     assert_eq!(waiting.join().unwrap(), Ok(1));
 }
 
-/// A producer that died between the cells of a record left a ring that a reset empties; the ring works afterwards.
+/// A producer that dies between the cells of a record leaves a ring that a reset empties. The ring
+/// works afterwards.
 pub fn a_half_written_record_wedges_nothing(rig: &dyn Rig) {
     let (device, client) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     drop(client);
+
     let ring = device.bar(1).unwrap().window(0, RING * posted::CELL as u64).unwrap();
     let registers = device.bar(0).unwrap();
     let cell = posted::CELL as u64;
+
     // The second cell of a record is there, the first is not.
     ring.store_u64_release(cell, posted::PHASE).unwrap();
     device.doorbell().after_store().unwrap();
 
     registers.write32(CONTROL + control::RING_SELECT, 0).unwrap();
     assert_eq!(registers.read32(CONTROL + control::RING_STATE).unwrap(), 1 << 31);
+
     registers.write32(CONTROL + control::RING_RESET, 0).unwrap();
     assert_eq!(ring.load_u64_acquire(cell).unwrap(), 0);
+
     let mut client = AddressedSend::open(&device).unwrap();
     for number in 0..2 * RING {
         client.send(1, 0, &[number as u8]).unwrap();
@@ -265,7 +290,7 @@ pub fn a_half_written_record_wedges_nothing(rig: &dyn Rig) {
     assert_eq!(malformed(rig, 0), 0);
 }
 
-/// Records that make no sense, or aim at memory or at the core's own pages, are skipped and counted.
+/// Records that are invalid, or address memory or the core's own pages, are skipped and counted.
 pub fn malformed_records_are_skipped(rig: &dyn Rig) {
     let (device, client) = open(rig, 0);
     drop(client);
@@ -285,15 +310,16 @@ pub fn malformed_records_are_skipped(rig: &dyn Rig) {
     for (cell, header) in bad.iter().enumerate() {
         ring.store_u64_release((cell * posted::CELL) as u64, header | posted::PHASE).unwrap();
     }
+
     device.doorbell().after_store().unwrap();
     until(&device, || malformed(rig, 0) == bad.len() as u64);
-
     assert_eq!(rig.counter("send0", "delivered") + rig.counter("send0", "bad_sends"), 0);
+
     let registers = device.bar(0).unwrap();
     assert_eq!(registers.read32(CONTROL + control::RING_STATE).unwrap(), bad.len() as u32 | 1 << 31);
 }
 
-/// The interrupt comes when the mailbox was empty.
+/// The interrupt fires when the mailbox changes from empty to not empty.
 pub fn the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more(rig: &dyn Rig) {
     let (_device, mut sender) = open(rig, 0);
     let (target_device, mut target) = open(rig, 1);
@@ -302,27 +328,33 @@ pub fn the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more(rig: &d
     sender.send(1, 0, &[1]).unwrap();
     sender.send(1, 0, &[2]).unwrap();
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
-    until(&target_device, || rig.counter("send0", "delivered") == 2);
 
+    until(&target_device, || rig.counter("send0", "delivered") == 2);
     assert_eq!(interrupt.take(), 0);
+
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[1]);
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[2]);
     sender.send(1, 0, &[3]).unwrap();
+
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
-/// Who takes all there is and then waits for the interrupt gets everything, also what arrives while it takes.
+/// A receiver that takes all messages and then waits for the interrupt gets every message, also
+/// those that arrive meanwhile.
 pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
     let (_device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let interrupt = target.receive_interrupt().unwrap();
+
     for number in (0..MANY).step_by(2) {
         sender.send(1, 0, &number.to_le_bytes()).unwrap();
-        // Of that one, so that none is left that the next one's could be taken for.
+        // Consumes this message's interrupt, so that it is not taken for the next one's.
         interrupt.wait(soon(), None).unwrap();
-        // It comes about when the one before is taken.
+
+        // It arrives at about the time when the previous one is taken.
         sender.send(1, 0, &(number + 1).to_le_bytes()).unwrap();
         pause(number);
+
         for number in number..number + 2 {
             let received = loop {
                 match target.try_receive().unwrap() {
@@ -335,29 +367,32 @@ pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
     }
 }
 
-/// Who waits longer than the deadline is told, and nothing is sent.
+/// A send that waits beyond its deadline returns an error, and no message is sent.
 pub fn a_full_ring_times_out(rig: &dyn Rig) {
     let (device, sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     drop(sender);
+
     let mut poster = device.poster(0).unwrap();
     let at = address(1, 0).unwrap();
     let room = CREDITS + RING;
+
     for number in 0..room {
         poster.post(SEND_BAR, at, &[number as u8]).unwrap();
     }
-    poster.set_timeout(SHORT);
 
+    poster.set_timeout(SHORT);
     assert!(matches!(poster.post(SEND_BAR, at, &[255]), Err(Error::Timeout { .. })));
 
     for number in 0..room {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     device.flush().unwrap();
     assert_eq!(target.try_receive().unwrap(), None);
 }
 
-/// What a client may do in [`any_sequence_arrives_in_order`].
+/// An action of a client in [`any_sequence_arrives_in_order`].
 #[derive(Clone, Debug)]
 enum Action {
     Send { source: u16, target: u16, tag: u16, data: Vec<u8> },
@@ -374,10 +409,11 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// The messages on their way from each client to each, oldest first.
+/// The messages in flight from each client to each, oldest first.
 type Model = [[VecDeque<(u16, Vec<u8>)>; ATTACHMENTS as usize]; ATTACHMENTS as usize];
 
-/// Takes a message, which must be the oldest on its way from its source. Whether there was one.
+/// Takes a message, which must be the oldest in flight from its source. Returns whether there was
+/// one.
 fn take(client: &mut AddressedSend, who: u16, model: &mut Model) -> Result<bool, TestCaseError> {
     let Some(message) = client.try_receive().unwrap() else { return Ok(false) };
     let oldest = model[usize::from(message.source)][usize::from(who)].pop_front();
@@ -385,7 +421,8 @@ fn take(client: &mut AddressedSend, who: u16, model: &mut Model) -> Result<bool,
     Ok(true)
 }
 
-/// Whatever is sent and taken: from each client to each, messages arrive complete and in order, and none twice.
+/// For any sequence of sends and receives, messages between two clients arrive complete, in order
+/// and once.
 pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
     let clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who)).collect();
     let device = clients[0].0.clone();
@@ -396,6 +433,7 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
     let outcome = runner.run(&prop::collection::vec(action(), 1..300), |actions| {
         let mut clients = clients.borrow_mut();
         let mut model = Model::default();
+
         for action in actions {
             match action {
                 Action::Send { source, target, tag, data } => {
@@ -409,8 +447,10 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
                 }
             }
         }
+
         let deadline = soon();
         let mut relax = device.new_relax();
+
         while model.iter().flatten().any(|queue| !queue.is_empty()) {
             prop_assert!(!deadline.has_passed(), "messages got lost");
             for (who, client) in clients.iter_mut().enumerate() {
@@ -420,6 +460,7 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
             }
             device.relax(&mut relax).unwrap();
         }
+
         Ok(())
     });
 

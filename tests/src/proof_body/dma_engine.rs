@@ -1,4 +1,4 @@
-//! DMA engine.
+//! Test bodies of the DMA engine.
 
 use std::cell::RefCell;
 
@@ -13,15 +13,17 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::until;
 use crate::backing::{Rig, soon};
 
-/// The piece that the engine moves at once.
+/// The number of bytes that the engine moves at once.
 const PIECE: usize = 65536;
 const GOOD: Outcome = Outcome { done: 1, errors: 0 };
-/// Where no buffer lies: the driver hands out addresses from 1 MiB to 512 GiB.
+/// An address without a buffer: the driver allocates addresses from 1 MiB to 512 GiB.
 const NOWHERE: u64 = 1 << 40;
-/// Offset of the command register in configuration space, and its value with memory decoding, but without DMA.
+/// Offset of the command register in configuration space, and its value with memory decoding but
+/// without DMA.
 const COMMAND: u64 = 4;
 const MEMORY_ONLY: u16 = 0x0002;
-/// Offset of the MSI-X pending bits in BAR 0: behind 4 KiB of registers, the control page, and the table.
+/// Offset of the MSI-X pending bits in BAR 0: behind 4 KiB of registers, the control page, and the
+/// table.
 const PENDING: u64 = 0x3000;
 
 fn open(rig: &dyn Rig, user: &str) -> (Device, DmaEngine) {
@@ -34,7 +36,7 @@ fn buffer(device: &Device, len: usize, private: bool) -> DmaBuffer {
     if private { device.private_dma_buffer(len) } else { device.dma_buffer(len, HugePages::Never) }.unwrap()
 }
 
-/// Bytes that differ from their neighbours and from those a page or a piece further.
+/// Returns bytes that differ from their neighbours and from those one page or one piece further.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8 ^ seed).collect()
 }
@@ -45,7 +47,7 @@ fn read(buffer: &DmaBuffer, offset: u64, len: usize) -> Vec<u8> {
     data
 }
 
-/// Copies `len` bytes between two offsets, and checks them and what lies around them.
+/// Copies `len` bytes between two offsets, and checks them and the bytes around them.
 fn copy_and_check(engine: &mut DmaEngine, from: &DmaBuffer, to: &DmaBuffer, offsets: (u64, u64), len: usize) {
     let (source, destination) = offsets;
     let data = pattern(len, len as u8);
@@ -56,14 +58,16 @@ fn copy_and_check(engine: &mut DmaEngine, from: &DmaBuffer, to: &DmaBuffer, offs
         engine.copy(&[piece(from.iova() + source, to.iova() + destination, len as u32)], soon()).unwrap();
 
     assert_eq!(outcome, GOOD, "{len} bytes from {source} to {destination}");
+
     let all = read(to, 0, to.len() as usize);
     let (before, rest) = all.split_at(destination as usize);
     let (copied, after) = rest.split_at(len);
+
     assert!(copied == data, "{len} bytes from {source} to {destination} differ");
     assert!(before.iter().chain(after).all(|byte| *byte == 0), "bytes around {len} were written");
 }
 
-/// Lengths around everything that is a boundary.
+/// Lengths around every boundary.
 const LENGTHS: [usize; 14] =
     [0, 1, 3, 63, 64, 4095, 4096, 4097, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5, 1_048_575, 1_048_576];
 
@@ -72,40 +76,43 @@ fn copies(rig: &dyn Rig, private_source: bool, private_destination: bool) {
     let room = MAX_LENGTH as usize + 4096;
     let from = buffer(&device, room, private_source);
     let to = buffer(&device, room, private_destination);
+
     for (turn, len) in LENGTHS.into_iter().enumerate() {
         let offsets = (turn as u64 * 5 % 64, turn as u64 * 11 % 4096);
         copy_and_check(&mut engine, &from, &to, offsets, len);
     }
 }
 
-/// Memory that the device maps: every length, unaligned.
+/// Copies every length, unaligned, in memory that the device maps.
 pub fn copies_within_mapped_memory(rig: &dyn Rig) {
     copies(rig, false, false);
 }
 
-/// Memory that the device reads by messages.
+/// Copies from memory that the device reads by messages.
 pub fn copies_from_private_memory(rig: &dyn Rig) {
     copies(rig, true, false);
 }
 
-/// Memory that the device writes by messages; the interrupt comes behind the data.
+/// Copies to memory that the device writes by messages. The interrupt comes behind the data.
 pub fn copies_to_private_memory(rig: &dyn Rig) {
     copies(rig, false, true);
 }
 
-/// Both by messages.
+/// Copies where both sides are accessed by messages.
 pub fn copies_within_private_memory(rig: &dyn Rig) {
     copies(rig, true, true);
 }
 
-/// A piece over the border of two buffers that lie side by side, of the same and of different kinds.
+/// Copies across the border of two adjacent buffers, of the same and of different kinds.
 pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     for (left, right) in [(false, false), (true, true), (false, true), (true, false)] {
         let buffers =
             [buffer(&device, 4096, left), buffer(&device, 4096, right), buffer(&device, 4096, false)];
         let [left, right, other] = &buffers;
+
         assert_eq!(left.iova() + 4096, right.iova());
+
         let data = pattern(200, 1);
         other.write(0, &data).unwrap();
 
@@ -119,7 +126,7 @@ pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
     }
 }
 
-/// The driver may look at the mirror instead of waiting for the interrupt, which does not disturb a later wait.
+/// The driver may poll the mirror instead of waiting for the interrupt. A later wait still works.
 pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 8192, false);
@@ -133,11 +140,12 @@ pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
     assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
 }
 
-/// The longest list, with pieces that depend on each other: they are copied in order.
+/// The longest list, whose pieces depend on each other, is copied in order.
 pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 64 * (MAX_DESCRIPTORS as usize + 1), false);
     memory.write(0, &pattern(64, 7)).unwrap();
+
     let list: Vec<_> = (0..u64::from(MAX_DESCRIPTORS))
         .map(|n| memory.iova() + n * 64)
         .map(|at| piece(at, at + 64, 64))
@@ -149,21 +157,23 @@ pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
     assert_eq!(read(&memory, u64::from(MAX_DESCRIPTORS) * 64, 64), pattern(64, 7));
 }
 
-/// More writes by message than may be under way at a time: the engine finds the core busy and tries again.
+/// More writes by message than may be in flight at a time: the engine finds the core busy and
+/// retries.
 pub fn more_pieces_than_messages_under_way_are_all_copied(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let count = u64::from(MAX_DESCRIPTORS);
     let from = buffer(&device, 16 * count as usize, false);
     let to = buffer(&device, 16 * count as usize, true);
     let data = pattern(16 * count as usize, 3);
+
     from.write(0, &data).unwrap();
-    // In reverse, so that a piece that was skipped or copied twice does not go unnoticed.
+    // In reverse order, so that a piece that was skipped or copied twice is noticed.
     let list: Vec<_> =
         (0..count).map(|n| piece(from.iova() + 16 * n, to.iova() + 16 * (count - 1 - n), 16)).collect();
 
     let outcome = engine.copy(&list, soon()).unwrap();
-
     assert_eq!(outcome, Outcome { done: MAX_DESCRIPTORS, errors: 0 });
+
     let reversed: Vec<u8> = data.chunks(16).rev().flatten().copied().collect();
     assert!(read(&to, 0, reversed.len()) == reversed);
 }
@@ -173,6 +183,7 @@ fn expect_failure(rig: &dyn Rig, errors: u32, bad: impl FnOnce(&Device, u64) -> 
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 12288, false);
     memory.write(0, &[5; 4096]).unwrap();
+
     let at = memory.iova();
 
     let list = [piece(at, at + 4096, 4096), bad(&device, at), piece(at, at + 8192, 4096)];
@@ -184,54 +195,57 @@ fn expect_failure(rig: &dyn Rig, errors: u32, bad: impl FnOnce(&Device, u64) -> 
     assert_eq!(engine.copy(&list[..1], soon()).unwrap(), GOOD);
 }
 
-/// One byte more than a descriptor may copy.
+/// A descriptor's length exceeds the maximum by one byte.
 pub fn a_descriptor_that_is_too_long_is_refused(rig: &dyn Rig) {
     expect_failure(rig, STATUS_BAD_DESCRIPTOR, |_, at| piece(at, at, MAX_LENGTH + 1));
 }
 
-/// A reserved field that is not zero.
+/// A descriptor's reserved field is not zero.
 pub fn a_descriptor_with_reserved_bits_is_refused(rig: &dyn Rig) {
     expect_failure(rig, STATUS_BAD_DESCRIPTOR, |_, at| Descriptor { reserved: 1, ..piece(at, at, 1) });
 }
 
-/// Nothing is mapped where it reads.
+/// The source address is not mapped.
 pub fn an_unmapped_source_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(NOWHERE, at, 1));
 }
 
-/// Nothing is mapped where it writes.
+/// The destination address is not mapped.
 pub fn an_unmapped_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, NOWHERE, 1));
 }
 
-/// The last byte is not mapped any more.
+/// The source's last byte is not mapped.
 pub fn a_source_that_leaves_its_buffer_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at + 12288 - 10, at + 8192, 11));
 }
 
-/// Addresses that wrap around.
+/// The source's addresses wrap around.
 pub fn a_source_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(u64::MAX - 5, at + 8192, 100));
 }
 
-/// Addresses that wrap around.
+/// The destination's addresses wrap around.
 pub fn a_destination_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, u64::MAX - 5, 100));
 }
 
-/// Addresses that wrap around behind a first part that is mapped: nothing is copied.
+/// The destination's addresses wrap around behind a first part that is mapped: no byte is copied.
 pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let source = buffer(&device, 2 * PIECE, false);
     source.write(0, &[1; 2 * PIECE]).unwrap();
+
     let last = SharedMemory::create("last-pages", PIECE).unwrap();
     let at = (PIECE as u64).wrapping_neg();
     let memory = DmaMemory::Shared { memory: last.clone(), offset: 0, len: PIECE as u64 };
+
     device.backing().dma_map(at, memory, DmaPermission::READ_WRITE).unwrap();
 
     let wraps = engine.copy(&[piece(source.iova(), at, 2 * PIECE as u32)], soon()).unwrap();
     let mut begun = vec![0; PIECE];
     last.read(0, &mut begun).unwrap();
+
     let fits = engine.copy(&[piece(source.iova(), at, PIECE as u32)], soon()).unwrap();
 
     assert_eq!(wraps, Outcome { done: 0, errors: STATUS_DMA_ERROR });
@@ -239,7 +253,7 @@ pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
     assert!(begun.iter().all(|byte| *byte == 0));
 }
 
-/// Memory that the device may only read.
+/// The device may only read the destination.
 pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
     let mut kept = None;
     expect_failure(rig, STATUS_DMA_ERROR, |device, at| {
@@ -249,10 +263,11 @@ pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
     });
 }
 
-/// A list where nothing is mapped, and one that wraps around the end of the address space.
+/// The list is at an unmapped address, or wraps around the end of the address space.
 pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
+
     for list in [NOWHERE, u64::MAX - 15, 0] {
         registers.write64(REG_LIST, list).unwrap();
 
@@ -262,39 +277,44 @@ pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
     }
 }
 
-/// Counts and list addresses that make no sense.
+/// Invalid counts and list addresses are refused.
 pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
     let memory = buffer(&device, 4096, false);
     let list = registers.read64(REG_LIST).unwrap();
 
-    // Not with the error of the start before.
+    // The previous start's error must not be reported again.
     assert_eq!(engine.copy(&[piece(NOWHERE, memory.iova(), 1)], soon()).unwrap().errors, STATUS_DMA_ERROR);
     assert_eq!(engine.copy(&[], soon()).unwrap().errors, STATUS_BAD_START);
+
     registers.write64(REG_LIST, list + 4).unwrap();
     assert_eq!(engine.copy(&[piece(0, 0, 1)], soon()).unwrap().errors, STATUS_BAD_START);
+
     registers.write64(REG_LIST, list).unwrap();
     let error = device.interrupt(VECTOR_ERROR.into()).unwrap();
     registers.write32(REG_COUNT, MAX_DESCRIPTORS + 1).unwrap();
     registers.write32(REG_START, 1).unwrap();
+
     assert_eq!(error.wait(soon(), None).unwrap(), 1);
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
     assert!(matches!(
         engine.start(&[piece(0, 0, 0); MAX_DESCRIPTORS as usize + 1]),
         Err(Error::BadLength { .. })
     ));
+
     device.reset().unwrap();
 
     let mut engine = DmaEngine::open(&device).unwrap();
     assert_eq!(engine.copy(&[piece(memory.iova(), memory.iova(), 1)], soon()).unwrap(), GOOD);
 }
 
-/// A start behind another start in the same ring: the first goes on, the second is refused.
+/// A start behind another start in the same ring: the first continues, the second is refused.
 pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 1 << 20, true);
     memory.write(0, &[3; 1000]).unwrap();
+
     let half = memory.len() / 2;
     let registers = device.bar(0).unwrap();
     let mirror = device.bar(2).unwrap();
@@ -303,9 +323,10 @@ pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     registers.posted_write(REG_START, &1u32.to_le_bytes()).unwrap();
     until(&device, || mirror.read64(MIRROR_ENDED) == Ok(2));
 
-    // By messages: the trapped read comes behind them.
+    // The memory is written by messages, and the trapped read is answered behind them.
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
     assert_eq!(registers.read32(REG_DONE).unwrap(), 1);
+
     until(&device, || read(&memory, half, 1000) == [3; 1000]);
 }
 
@@ -316,16 +337,18 @@ pub fn a_function_without_bus_mastering_reaches_nothing(rig: &dyn Rig) {
     let list = [piece(memory.iova(), memory.iova(), 1)];
     let backing = device.backing();
     let mut command = [0; 2];
+
     backing.read(REGION_CONFIG, COMMAND, &mut command).unwrap();
 
     backing.write(REGION_CONFIG, COMMAND, &MEMORY_ONLY.to_le_bytes(), WriteMode::Confirmed).unwrap();
     assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
+
     backing.write(REGION_CONFIG, COMMAND, &command, WriteMode::Confirmed).unwrap();
 
     assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
 }
 
-/// A vector that nobody bound leaves its pending bit, and the mirror tells the end all the same.
+/// An unbound vector sets its pending bit, and the mirror shows the end all the same.
 pub fn an_unbound_vector_leaves_its_pending_bit(rig: &dyn Rig) {
     let device = rig.open("dma0", "user0");
     let registers = device.bar(0).unwrap();
@@ -337,13 +360,15 @@ pub fn an_unbound_vector_leaves_its_pending_bit(rig: &dyn Rig) {
     assert_eq!(registers.read64(PENDING).unwrap(), 1 << VECTOR_ERROR);
 }
 
-/// The same address means other memory for another client.
+/// The same address refers to different memory for another client.
 pub fn clients_have_address_spaces_of_their_own(rig: &dyn Rig) {
     let (first_device, mut first) = open(rig, "user0");
     let (second_device, mut second) = open(rig, "user1");
     let mine = buffer(&first_device, 8192, false);
     let yours = buffer(&second_device, 8192, false);
+
     assert_eq!(mine.iova(), yours.iova());
+
     mine.write(0, &[1; 100]).unwrap();
     yours.write(0, &[2; 100]).unwrap();
     let list = [piece(mine.iova(), mine.iova() + 4096, 100)];
@@ -356,34 +381,39 @@ pub fn clients_have_address_spaces_of_their_own(rig: &dyn Rig) {
     assert_eq!((read(&mine, 4096, 100), read(&yours, 4096, 100)), (vec![1; 100], vec![2; 100]));
 }
 
-/// Memory that was given back is not reached any more.
+/// Released memory can't be reached any more.
 pub fn dropped_memory_is_out_of_reach(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 4096, false);
     let list = [piece(memory.iova(), memory.iova() + 100, 100)];
+
     assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
+
     let kept = memory.window().clone();
 
     drop(memory);
     kept.write(0, &[1; 100]).unwrap();
-
     assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
+
     let mut copy = [9; 100];
     kept.read(100, &mut copy).unwrap();
+
     assert_eq!(copy, [0; 100]);
 }
 
-/// A reset while messages are on the way: they come to nothing, and the next list is copied.
+/// A reset while messages are in flight discards them, and the next list is copied.
 pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 1 << 20, true);
     let half = memory.len() / 2;
+
     for _ in 0..10 {
         engine.start(&[piece(memory.iova(), memory.iova() + half, half as u32)]).unwrap();
         device.reset().unwrap();
         engine = DmaEngine::open(&device).unwrap();
         assert_eq!(engine.outcome(), Some(Outcome { done: 0, errors: 0 }));
     }
+
     memory.write(0, &pattern(1000, 1)).unwrap();
 
     let outcome = engine.copy(&[piece(memory.iova(), memory.iova() + half, 1000)], soon()).unwrap();
@@ -395,7 +425,8 @@ pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
 /// Bytes in each of the two buffers of [`any_list_does_what_copies_in_order_do`].
 const ARENA: usize = 3 * PIECE;
 
-/// Any list within a mapped and a private buffer does what the same copies in a byte array do.
+/// Any list over a mapped and a private buffer has the same effect as the same copies in a byte
+/// array.
 pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
     let (device, engine) = open(rig, "user0");
     let engine = RefCell::new(engine);
@@ -411,6 +442,7 @@ pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
         for (buffer, bytes) in buffers.iter().zip(&model) {
             buffer.write(0, bytes).unwrap();
         }
+
         let mut descriptors = Vec::new();
         for ((from, source), (to, destination), length) in list {
             let length = length.min(ARENA - source).min(ARENA - destination);
@@ -419,6 +451,7 @@ pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
                 buffers[to].iova() + destination as u64,
                 length as u32,
             ));
+
             for at in (0..length).step_by(PIECE) {
                 let part = PIECE.min(length - at);
                 let moved = model[from][source + at..source + at + part].to_vec();
@@ -432,6 +465,7 @@ pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
         for (buffer, bytes) in buffers.iter().zip(&model) {
             prop_assert!(read(buffer, 0, ARENA) == *bytes);
         }
+
         Ok(())
     });
 

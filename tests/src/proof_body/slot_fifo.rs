@@ -1,4 +1,4 @@
-//! Slot FIFO.
+//! Test bodies of the slot FIFO.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -11,9 +11,9 @@ use super::{pause, until};
 use crate::backing::{Rig, soon};
 
 const SLOT_COUNT: usize = SLOTS as usize;
-/// Long enough to be sure of a time-out's cause, short enough to wait for it.
+/// Long enough that only a blocked operation exceeds it, and short enough to wait for.
 const SHORT: Duration = Duration::from_millis(20);
-/// Messages for a receiver that waits for interrupts.
+/// Number of messages to a receiver that waits for interrupts.
 const MANY: u64 = 4_000;
 
 fn open(rig: &dyn Rig, user: &str) -> (Device, SlotFifo) {
@@ -42,13 +42,15 @@ fn fill_up(device: &Device, fifo: &mut SlotFifo, room: usize) -> u64 {
     for number in 0..room {
         fifo.send(&message(number), soon(), None).unwrap();
     }
+
     until(device, || fifo.fill().unwrap() as usize == QUEUE);
     let more = fifo.send(&message(room), Deadline::after(SHORT), None);
     assert!(matches!(more, Err(Error::Timeout { .. })), "message {room} was taken");
+
     room
 }
 
-/// Every message comes back, in order, also when they are more than all FIFOs hold.
+/// Every message comes back in order, also when there are more than all FIFOs hold.
 pub fn messages_come_back_in_order(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
 
@@ -60,51 +62,59 @@ pub fn messages_come_back_in_order(rig: &dyn Rig) {
             }
         }
     }
+
     for number in 994..1000 {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
+
     assert_eq!(fifo.try_receive().unwrap(), None);
 }
 
-/// A held device takes what its queue holds; then the send slots fill; the release lets everything through.
+/// A held device fills its queue, then the send slots fill. The release lets all messages through.
 pub fn a_held_device_fills_up_and_goes_on_when_released(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     fifo.hold(true).unwrap();
 
     let sent = fill_up(&device, &mut fifo, QUEUE + SLOT_COUNT);
     assert_eq!(fifo.try_receive().unwrap(), None);
+
     fifo.hold(false).unwrap();
 
     for number in 0..sent {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
+
     fifo.send(&message(sent), soon(), None).unwrap();
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(sent));
 }
 
-/// A reader that does not return its pointer blocks its own sends, and one returned slot lets one more message in.
+/// A reader that does not return its pointer blocks its own sends. One returned slot lets one more
+/// message in.
 pub fn a_reader_that_returns_nothing_fills_everything(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
 
     let sent = fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(0));
-    fifo.send(&message(sent), soon(), None).unwrap();
 
+    fifo.send(&message(sent), soon(), None).unwrap();
     assert!(matches!(fifo.send(&message(0), Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
+
     for number in 1..=sent {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
 }
 
-/// What goes in through the port comes out of the slots, and the other way round.
+/// Messages written to the port arrive in the slots, and the other way round.
 pub fn port_and_slots_share_a_queue(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
 
     push(&fifo, &message(1));
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
+
     fifo.hold(true).unwrap();
     fifo.send(&message(2), soon(), None).unwrap();
     until(&device, || fifo.fill().unwrap() == 1);
+
     for word in words(&message(2)) {
         assert_eq!(fifo.pop_word().unwrap(), word);
     }
@@ -112,7 +122,7 @@ pub fn port_and_slots_share_a_queue(rig: &dyn Rig) {
     assert_eq!((fifo.fill().unwrap(), fifo.errors().unwrap()), (0, 0));
 }
 
-/// A read of the empty port gives ones and an error.
+/// A read of the empty port returns all ones and sets an error.
 pub fn port_read_while_empty_sets_the_error(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let interrupt = device.interrupt(VECTOR_ERROR.into()).unwrap();
@@ -124,28 +134,31 @@ pub fn port_read_while_empty_sets_the_error(rig: &dyn Rig) {
     assert_eq!(fifo.errors().unwrap(), 0);
 }
 
-/// A write to the port of a full queue is lost, and nothing else is.
+/// A write to the port of a full queue is lost, and no other message is.
 pub fn port_write_while_full_sets_the_error_and_loses_that_word_only(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
     fifo.hold(true).unwrap();
     (0..QUEUE as u64).for_each(|number| push(&fifo, &message(number)));
+
     assert_eq!(fifo.errors().unwrap(), 0);
 
     fifo.push_word(0xdead).unwrap();
-
     assert_eq!(fifo.errors().unwrap(), ERROR_FULL);
+
     fifo.hold(false).unwrap();
     for number in 0..QUEUE as u64 {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
+
     push(&fifo, &message(99));
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(99));
 }
 
-/// The port takes accesses of 8 bytes at its own address only.
+/// The port accepts accesses of 8 bytes at its own address only.
 pub fn port_access_of_another_width_sets_the_error(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let backing = device.backing();
+
     for (offset, width) in [(0, 1), (0, 2), (0, 4), (4, 4), (1, 8), (0, 16)] {
         backing.write(0, REG_PORT + offset, &vec![0; width], WriteMode::Confirmed).unwrap();
         assert_eq!(fifo.errors().unwrap(), ERROR_WIDTH, "write of {width} bytes at {offset}");
@@ -156,7 +169,7 @@ pub fn port_access_of_another_width_sets_the_error(rig: &dyn Rig) {
     }
 }
 
-/// The other registers answer accesses of their own width only.
+/// The other registers accept accesses of their own width only.
 pub fn register_access_of_another_width_reads_ones_and_writes_nothing(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
@@ -170,7 +183,7 @@ pub fn register_access_of_another_width_reads_ones_and_writes_nothing(rig: &dyn 
     assert_eq!(fifo.errors().unwrap(), 0);
 }
 
-/// A read pointer that was made up is complained of once and changes nothing.
+/// An invalid read pointer is reported once and changes no state.
 pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     let interrupt = device.interrupt(VECTOR_ERROR.into()).unwrap();
@@ -178,50 +191,61 @@ pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
 
     head.store_u64_release(0, 1000).unwrap();
     device.doorbell().after_store().unwrap();
+
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(fifo.errors().unwrap(), ERROR_POINTER);
+
     let sent = fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
 
     for number in 0..sent {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
 
-    // Back to where it began.
+    // The pointer returns to its first value.
     head.store_u64_release(0, 0).unwrap();
     device.doorbell().after_store().unwrap();
+
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(fifo.errors().unwrap(), ERROR_POINTER);
 }
 
-/// The receive interrupt comes when the receive slots were empty, and not for each message.
+/// The receive interrupt fires when the receive slots change from empty to not empty, and not for
+/// each message.
 pub fn the_receive_interrupt_says_that_the_slots_are_not_empty_any_more(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     let interrupt = fifo.receive_interrupt().unwrap();
 
     fifo.send(&message(0), soon(), None).unwrap();
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     fifo.send(&message(1), soon(), None).unwrap();
     let slots = device.bar(2).unwrap().window(MIRROR_RECEIVE, SLOTS * SLOT).unwrap();
     until(&device, || slots.load_u64_acquire(SLOT) == Ok(2));
+
     assert_eq!(interrupt.take(), 0);
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(0));
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
+
     fifo.send(&message(2), soon(), None).unwrap();
 
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
-/// Who takes all there is and then waits for the interrupt gets everything, also what arrives while it takes.
+/// A receiver that takes all messages and then waits for the interrupt gets every message, also
+/// those that arrive meanwhile.
 pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
     let interrupt = fifo.receive_interrupt().unwrap();
+
     for number in (0..MANY).step_by(2) {
         fifo.send(&message(number), soon(), None).unwrap();
-        // Of that one, so that none is left that the next one's could be taken for.
+        // Consumes this message's interrupt, so that it is not taken for the next one's.
         interrupt.wait(soon(), None).unwrap();
-        // It comes about when the one before is taken.
+
+        // It arrives at about the time when the previous one is taken.
         fifo.send(&message(number + 1), soon(), None).unwrap();
         pause(number);
+
         for number in number..number + 2 {
             let received = loop {
                 match fifo.try_receive().unwrap() {
@@ -234,17 +258,21 @@ pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
     }
 }
 
-/// INTx is a level: it fires once and masks itself, and fires again when it is unmasked while still asserted.
+/// INTx is a level: it fires once and masks itself, and fires again when it is unmasked while still
+/// asserted.
 pub fn intx_fires_again_until_the_error_is_cleared(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let line = device.intx().unwrap();
     fifo.pop_word().unwrap();
 
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
+
     fifo.pop_word().unwrap();
     assert_eq!(line.take(), 0);
+
     line.unmask().unwrap();
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
+
     fifo.errors().unwrap();
     line.unmask().unwrap();
 
@@ -259,16 +287,18 @@ pub fn a_masked_intx_fires_when_it_is_unmasked(rig: &dyn Rig) {
 
     fifo.pop_word().unwrap();
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
+
     device.backing().unmask(IRQ_INTX, 0, 1).unwrap();
 
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
 }
 
-/// Clients do not see each other's messages, fill levels and errors.
+/// Clients do not share messages, fill levels and errors.
 pub fn two_clients_have_nothing_in_common(rig: &dyn Rig) {
     let (first_device, mut first) = open(rig, "user0");
     let (_second_device, mut second) = open(rig, "user1");
     first.hold(true).unwrap();
+
     let sent = fill_up(&first_device, &mut first, QUEUE + SLOT_COUNT);
     first.push_word(0).unwrap();
 
@@ -276,6 +306,7 @@ pub fn two_clients_have_nothing_in_common(rig: &dyn Rig) {
 
     assert_eq!(second.receive(soon(), None).unwrap(), message(500));
     assert_eq!((second.fill().unwrap(), second.errors().unwrap()), (0, 0));
+
     first.hold(false).unwrap();
     for number in 0..sent {
         assert_eq!(first.receive(soon(), None).unwrap(), message(number));
@@ -289,12 +320,14 @@ pub fn a_second_client_is_refused(rig: &dyn Rig) {
     assert!(rig.try_open("fifo0", "user0").is_err());
 }
 
-/// The next tenant finds nothing of the last one's, and the last one's mappings reach nothing of the next one's.
+/// The next tenant finds no state of the last one, and the last one's mappings do not reach the
+/// next one's memory.
 pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     fifo.hold(true).unwrap();
     fifo.send(&message(1), soon(), None).unwrap();
     until(&device, || fifo.fill().unwrap() == 1);
+
     let old_send = device.bar(1).unwrap().window(WIN_SEND, SLOTS * SLOT).unwrap();
     let generation = device.generation();
     drop((device, fifo));
@@ -310,11 +343,12 @@ pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
     assert_eq!(registers.read64(REG_TAKEN).unwrap(), 0);
     assert_eq!(device.bar(2).unwrap().read64(MIRROR_TAKEN).unwrap(), 0);
     assert_eq!(device.bar(1).unwrap().read64(WIN_SEND).unwrap(), 0);
+
     fifo.send(&message(2), soon(), None).unwrap();
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(2));
 }
 
-/// A reset empties everything, and the FIFO works afterwards.
+/// A reset empties all FIFOs, and the device works afterwards.
 pub fn a_reset_starts_anew(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
@@ -326,24 +360,26 @@ pub fn a_reset_starts_anew(rig: &dyn Rig) {
 
     assert_eq!((fifo.fill().unwrap(), fifo.errors().unwrap()), (0, 0));
     assert_eq!(fifo.try_receive().unwrap(), None);
+
     fifo.send(&message(3), soon(), None).unwrap();
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(3));
 }
 
-/// Who is evicted while waiting is told.
+/// A client that is evicted while it waits gets an error.
 pub fn an_evicted_client_is_told(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
     let waiting = std::thread::spawn(move || fifo.receive(soon(), None));
 
     rig.evict("fifo0", "user0");
-
     assert!(waiting.join().unwrap().unwrap_err().is_gone());
+
     let (_device, mut fifo) = open(rig, "user0");
     fifo.send(&message(1), soon(), None).unwrap();
+
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
 }
 
-/// What a client may do in [`any_sequence_behaves_like_queues`].
+/// An action of a client in [`any_sequence_behaves_like_queues`].
 #[derive(Clone, Debug)]
 enum Action {
     Send(u64),
@@ -376,7 +412,7 @@ struct Model {
 }
 
 impl Model {
-    /// Moves what can be moved, until nothing can.
+    /// Moves messages between the queues until none can move.
     fn settle(&mut self) {
         loop {
             if !self.hold && self.receive.len() < SLOT_COUNT && !self.queue.is_empty() {
@@ -391,7 +427,8 @@ impl Model {
     }
 }
 
-/// Any sequence of actions on slots, port and registers leaves the device where three queues would be.
+/// Any sequence of actions on slots, port and registers leaves the device in the state of three
+/// queues.
 pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
     let (device, _) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
@@ -402,6 +439,7 @@ pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
         device.reset().unwrap();
         let mut fifo = SlotFifo::open(&device).unwrap();
         let mut model = Model::default();
+
         for action in actions {
             match action {
                 Action::Send(number) => {
@@ -437,12 +475,14 @@ pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
                     model = Model::default();
                 }
             }
+
             model.settle();
             until(&device, || {
                 registers.read64(REG_TAKEN) == Ok(model.taken)
                     && registers.read32(REG_FILL) == Ok(model.queue.len() as u32)
             });
         }
+
         Ok(())
     });
 

@@ -13,7 +13,7 @@ use nicforge_hwi::{
 use super::{Core, NODES, settle};
 use crate::backing::Rig;
 
-/// A register of the unit.
+/// Returns the offset of a channel's register in the unit.
 fn register(register: u64, channel: u64) -> u64 {
     gi::BASE + register + 16 * channel
 }
@@ -31,7 +31,7 @@ fn disarm(core: &Core, channel: u64) {
     core.write(register(gi::STICKY, channel), 0);
 }
 
-/// Whether a channel shows `flag`, by the mirror.
+/// Returns whether the mirror shows `flag` for a channel.
 fn shows(core: &Core, flag: u32, channel: u64) -> bool {
     core.word(mirror::GLOBAL_INT) & (flag >> channel) != 0
 }
@@ -40,11 +40,13 @@ fn done(core: &Core, channel: u64) -> bool {
     shows(core, gi::STICKY_INT, channel)
 }
 
-/// A barrier completes when the last compute node has entered, for all at once, and again the next time.
+/// A barrier completes on all nodes at once when the last compute node has entered, and again the
+/// next time.
 pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let nodes = &nodes[1..];
     nodes.iter().for_each(|node| arm(node, 0, true));
+
     for round in 0..10 {
         for (entered, node) in nodes.iter().enumerate() {
             settle(rig);
@@ -52,23 +54,28 @@ pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
             fire(node, 0);
             assert!(entered == nodes.len() - 1 || shows(node, gi::STICKY_ACTIVE, 0));
         }
+
         for node in nodes {
             node.until(|| done(node, 0));
             assert!(!shows(node, gi::STICKY_ACTIVE, 0));
             assert_eq!(node.read(gi::BASE), node.word(mirror::GLOBAL_INT));
         }
+
         nodes.iter().for_each(|node| disarm(node, 0));
     }
 }
 
-/// All nodes, each in a thread of its own, pass a thousand barriers by posted writes; nobody leaves one before all have entered.
+/// All nodes pass a thousand barriers by posted writes, each in its own thread. No node leaves a
+/// barrier before all have entered it.
 pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
     const ROUNDS: u32 = 1000;
+
     let nodes = Core::of_all(rig);
     for node in &nodes {
         node.write(register(gi::PARTICIPATE, 1), 1);
         arm(node, 1, true);
     }
+
     let entered = AtomicU32::new(0);
     thread::scope(|scope| {
         for node in &nodes {
@@ -76,6 +83,7 @@ pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
             let post = |value: u32| {
                 node.registers.posted_write(register(gi::STICKY, 1), &value.to_le_bytes()).unwrap();
             };
+
             scope.spawn(move || {
                 for round in 1..=ROUNDS {
                     entered.fetch_add(1, Ordering::Relaxed);
@@ -89,6 +97,7 @@ pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
             });
         }
     });
+
     assert_eq!(entered.into_inner(), ROUNDS * NODES);
 }
 
@@ -103,20 +112,23 @@ pub fn an_early_node_waits_for_the_slow(rig: &dyn Rig) {
     disarm(first, 0);
     fire(first, 0);
     settle(rig);
+
     assert!(!done(first, 0) && others.iter().all(|node| done(node, 0)));
+
     others.iter().for_each(|node| disarm(node, 0));
     others.iter().for_each(|node| fire(node, 0));
 
     nodes[1..].iter().for_each(|node| node.until(|| done(node, 0)));
 }
 
-/// An I/O node holds up a barrier only when it takes part.
+/// An I/O node holds up a barrier only when it participates.
 pub fn an_io_node_takes_part_when_it_says_so(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes.iter().for_each(|node| arm(node, 0, true));
     nodes[0].write(register(gi::PARTICIPATE, 0), 1);
     nodes[1..].iter().for_each(|node| fire(node, 0));
     settle(rig);
+
     assert!(!nodes.iter().any(|node| done(node, 0)));
 
     fire(&nodes[0], 0);
@@ -124,7 +136,7 @@ pub fn an_io_node_takes_part_when_it_says_so(rig: &dyn Rig) {
     nodes.iter().for_each(|node| node.until(|| done(node, 0)));
 }
 
-/// A node whose last core died in a barrier holds it up until its next core enters.
+/// A node whose last core died in a barrier holds it up until the node's next core enters.
 pub fn a_dead_node_has_not_entered(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes[1..].iter().for_each(|node| arm(node, 0, true));
@@ -133,6 +145,7 @@ pub fn a_dead_node_has_not_entered(rig: &dyn Rig) {
     rig.evict("cn3", "core0");
     nodes[1..4].iter().for_each(|node| fire(node, 0));
     settle(rig);
+
     assert!(!nodes[1..4].iter().any(|node| done(node, 0)));
 
     let next = Core::open(rig, "cn3", "core1");
@@ -151,6 +164,7 @@ pub fn a_notification_reaches_who_is_armed(rig: &dyn Rig) {
 
     nodes[1..4].iter().for_each(|node| node.until(|| done(node, 1)));
     settle(rig);
+
     assert!(!done(&nodes[0], 1) && !done(&nodes[4], 1));
 }
 
@@ -167,16 +181,19 @@ pub fn a_direct_channel_shows_the_or_of_all_levels(rig: &dyn Rig) {
     drive(&nodes[1], 0);
     settle(rig);
     all(true);
+
     assert!(shows(&nodes[4], gi::SEND_STATE, 0) && !shows(&nodes[1], gi::SEND_STATE, 0));
+
     drive(&nodes[4], 0);
 
     all(false);
 }
 
-/// Cores cannot use the system's channels, the admin can.
+/// Cores cannot use the privileged channels, the admin can.
 pub fn a_core_cannot_use_the_systems_channels(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
+
     for channel in gi::PRIVILEGED..gi::CHANNELS {
         core.write(register(gi::STATE, channel), 1);
         assert_eq!(core.errors(), (0, pix::ADDR0));

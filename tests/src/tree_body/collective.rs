@@ -13,22 +13,23 @@ use proptest::{
 use super::{Core, Payload, counter, name, payload, settle};
 use crate::backing::Rig;
 
-/// A class that no machine sets up.
+/// A class that no machine configures.
 const CLASS_OWN: usize = 8;
-/// The operations that combine.
+/// The combining operations.
 const OPERATIONS: [u32; 5] = [opcode::OR, opcode::AND, opcode::XOR, opcode::MAX, opcode::ADD];
 
 fn header(class: usize, operation: u32, operand_bytes: usize) -> Header {
     Header::collective(class as u32, operation, operand_bytes as u32 / 2, 5, false)
 }
 
-/// What comes of the contributions: each operand on its own, as a number of base 256.
+/// Returns the expected result: each operand is combined on its own, as a big-endian integer.
 fn reduce(operation: u32, operand_bytes: usize, contributions: &[Payload]) -> Payload {
     let mut result = [0; PAYLOAD];
     for (index, operand) in result.chunks_mut(operand_bytes).enumerate() {
         let start = index * operand_bytes;
         let numbers: Vec<&[u8]> =
             contributions.iter().map(|bytes| &bytes[start..start + operand.len()]).collect();
+
         match operation {
             opcode::MAX => operand.copy_from_slice(numbers.iter().max().unwrap()),
             opcode::ADD => {
@@ -51,27 +52,30 @@ fn reduce(operation: u32, operand_bytes: usize, contributions: &[Payload]) -> Pa
             }
         }
     }
+
     result
 }
 
-/// Every member contributes, and every member gets the same result, which is given.
+/// Contributes on every member, checks that all get the same result, and returns it.
 fn allreduce(members: &[&Core], header: Header, contributions: &[Payload]) -> Payload {
     for (member, contribution) in members.iter().zip(contributions) {
         member.send(header, contribution);
     }
+
     let results: Vec<_> = members.iter().map(|member| member.receive()).collect();
     assert!(results.iter().all(|result| *result == results[0]), "the members have different results");
     assert_eq!(results[0].0, header);
+
     results[0].1
 }
 
-/// The cases share a machine, so that a failed one cannot be tried again in parts.
+/// Returns a runner without shrinking, as the cases share a machine.
 fn runner(cases: u32) -> TestRunner {
     let config = ProptestConfig::with_cases(cases);
     TestRunner::new(ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..config })
 }
 
-/// Bytes in whose words many are all ones, all zeros or 1: long carries.
+/// Generates bytes in whose words all ones, all zeros and 1 are frequent, for long carries.
 fn contribution() -> impl Strategy<Value = Payload> {
     let word = prop_oneof![Just(0), Just(1), Just(u64::MAX), any::<u64>()];
     prop::collection::vec(word, PAYLOAD / 8).prop_map(|words| {
@@ -79,7 +83,8 @@ fn contribution() -> impl Strategy<Value = Payload> {
     })
 }
 
-/// An operation, an operand size in bytes, and a contribution of each of `nodes` nodes on both channels.
+/// Generates an operation, an operand size in bytes, and a contribution of each of `nodes` nodes on
+/// both channels.
 fn reduction(nodes: usize) -> impl Strategy<Value = (u32, usize, Vec<Payload>, Vec<Payload>)> {
     let size =
         prop_oneof![Just(1_usize), Just(2), Just(4), Just(128), 1_usize..=128].prop_map(|words| 2 * words);
@@ -87,7 +92,8 @@ fn reduction(nodes: usize) -> impl Strategy<Value = (u32, usize, Vec<Payload>, V
     (prop::sample::select(&OPERATIONS[..]), size, contributions(), contributions())
 }
 
-/// Reductions of any operation and operand size over the nodes `members` of `class`, on both channels at once.
+/// Runs reductions of any operation and operand size over the nodes `members` of `class`, on both
+/// channels at once.
 fn reductions_equal_the_arithmetic_of_big_numbers(rig: &dyn Rig, class: usize, members: &[usize]) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
@@ -100,46 +106,53 @@ fn reductions_equal_the_arithmetic_of_big_numbers(rig: &dyn Rig, class: usize, m
             user.send(header, &first[index]);
             admin.send(header, &second[index]);
         }
+
         for (receivers, contributions) in [(&of_admins, &second), (&of_users, &first)] {
             let expected = reduce(operation, size, contributions);
             for receiver in receivers {
                 prop_assert_eq!(receiver.receive(), (header, expected));
             }
         }
+
         Ok(())
     });
 
     outcome.unwrap();
     settle(rig);
+
     assert!(users.iter().chain(&admins).all(|node| node.try_receive().is_none()));
 }
 
-/// Over all nodes.
+/// Reductions over all nodes equal the arithmetic of big integers.
 pub fn reductions_over_all_nodes_equal_big_arithmetic(rig: &dyn Rig) {
     reductions_equal_the_arithmetic_of_big_numbers(rig, CLASS_ALL, &[0, 1, 2, 3, 4]);
 }
 
-/// Over the compute nodes; the I/O node, in the middle of the tree, passes packets on and takes no part.
+/// The same over the compute nodes. The I/O node, in the middle of the tree, forwards packets and
+/// does not participate.
 pub fn reductions_over_the_compute_nodes_equal_big_arithmetic(rig: &dyn Rig) {
     reductions_equal_the_arithmetic_of_big_numbers(rig, CLASS_COMPUTE, &[1, 2, 3, 4]);
 }
 
-/// A class that the admins set up at run time, over three nodes of one branch.
+/// The admins configure a class over three nodes of one branch at run time.
 pub fn a_class_set_up_by_the_admins_reduces_over_its_nodes(rig: &dyn Rig) {
     let local = rdr::SRCL | rdr::TGTL;
-    // Node 1 is the root, nodes 3 and 4 hang at its ports 1 and 2.
+    // Node 1 is the root; nodes 3 and 4 are at its ports 1 and 2.
     let routes = [(1, rdr::SRC1 | rdr::SRC2 | local), (3, rdr::TGT0 | local), (4, rdr::TGT0 | local)];
     let admins: Vec<_> = routes.iter().map(|&(node, _)| Core::open(rig, &name(node), "admin")).collect();
+
     for (admin, (_, route)) in admins.iter().zip(routes) {
         // The even class of the pair is in the high half.
         admin.write(dcr(CLASS_RDR0 + CLASS_OWN as u64 / 2), u32::from(route) << 16);
     }
+
     drop(admins);
 
     reductions_equal_the_arithmetic_of_big_numbers(rig, CLASS_OWN, &[1, 3, 4]);
 }
 
-/// A packet that is not combined reaches every node of its class once, its sender included, from wherever it is sent.
+/// A packet that is not combined reaches every node of its class once, its sender included, from
+/// any sender.
 pub fn a_broadcast_from_anywhere_reaches_every_node_once(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for (number, sender) in (0..).zip(&nodes) {
@@ -149,17 +162,20 @@ pub fn a_broadcast_from_anywhere_reaches_every_node_once(rig: &dyn Rig) {
 
         nodes.iter().for_each(|node| assert_eq!(node.receive(), (header, payload(number))));
     }
+
     settle(rig);
     assert!(nodes.iter().all(|node| node.try_receive().is_none()));
 }
 
-/// A receiver that reads late holds broadcasts up and loses none, and each node gets them all in the same order.
+/// A receiver that reads late holds broadcasts up and loses none. All nodes get them in the same
+/// order.
 pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let header = header(CLASS_ALL, opcode::NONE, 2);
     let [sender, slow, others @ ..] = &nodes[..] else { panic!("the machine has nodes") };
     let mut sent = 0;
-    // Everybody but one node reads.
+
+    // Every node but one reads.
     loop {
         while sender.try_send(header, &payload(sent)) {
             sent += 1;
@@ -171,15 +187,17 @@ pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
         }
         settle(rig);
     }
+
     assert!(!sender.has_room() && slow.waiting() == 8);
 
     slow.receive_numbers(0, sent);
 }
 
-/// Nothing comes down before the last node has contributed.
+/// No result comes down before the last node has contributed.
 pub fn a_reduction_waits_for_its_last_contribution(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let header = header(CLASS_ALL, opcode::ADD, 2);
+
     for node in &nodes[..4] {
         settle(rig);
         assert!(nodes.iter().all(|node| node.waiting() == 0));
@@ -191,21 +209,23 @@ pub fn a_reduction_waits_for_its_last_contribution(rig: &dyn Rig) {
     nodes.iter().for_each(|node| assert_eq!(node.receive(), (header, [5; PAYLOAD])));
 }
 
-/// Nodes may be several reductions ahead of others; the results come in their order.
+/// Nodes may be several reductions ahead of others; the results come in order.
 pub fn reductions_in_a_row_keep_their_order(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let header = header(CLASS_ALL, opcode::MAX, 2);
+
     for (index, node) in (0..).zip(&nodes) {
         for round in 0..8 {
             node.send(header, &[10 * round + index; PAYLOAD]);
         }
     }
+
     for round in 0..8 {
         nodes.iter().for_each(|node| assert_eq!(node.receive(), (header, [10 * round + 4; PAYLOAD])));
     }
 }
 
-/// A reduction on one channel that waits for somebody does not keep the other channel's from ending.
+/// An incomplete reduction on one channel does not block a reduction on the other.
 pub fn an_unfinished_reduction_leaves_the_other_channel_alone(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
@@ -217,6 +237,7 @@ pub fn an_unfinished_reduction_leaves_the_other_channel_alone(rig: &dyn Rig) {
     assert_eq!(allreduce(&members, header, &contributions), reduce(opcode::XOR, 8, &contributions));
 
     assert!(users.iter().all(|node| node.waiting() == 0));
+
     users[0].send(header, &payload(2));
     users.iter().for_each(|node| assert_eq!(node.receive(), (header, payload(2))));
 }
@@ -230,44 +251,50 @@ pub fn the_irq_bit_of_one_contribution_is_in_the_result(rig: &dyn Rig) {
     nodes.iter().for_each(|node| assert!(node.receive().0.irq()));
 }
 
-/// Contributions of different operations give some result, are counted, and hold nobody up.
+/// Contributions with different operations give some result, are counted, and block no node.
 pub fn contributions_that_do_not_match_hold_nobody_up(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for (node, operation) in nodes.iter().zip(OPERATIONS) {
         node.send(header(CLASS_ALL, operation, 4), &payload(operation));
     }
+
     nodes.iter().for_each(|node| {
         node.receive();
     });
 
     let mismatched: u64 = (0..5).map(|node| counter(rig, &name(node), "vc1_mismatched")).sum();
     assert!(mismatched > 0);
+
     let (members, same): (Vec<_>, _) = (nodes.iter().collect(), [[1; PAYLOAD]; 5]);
     assert_eq!(allreduce(&members, header(CLASS_ALL, opcode::ADD, 2), &same), [5; PAYLOAD]);
 }
 
-/// Contributions of different classes are never combined, also where their routes are the same: each waits for its own.
+/// Contributions of different classes are never combined, even if their routes are equal. Each
+/// waits for its own class.
 pub fn contributions_of_different_classes_wait_for_their_own(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for (node, class) in nodes.iter().zip([CLASS_ALL, CLASS_ALL, CLASS_ALL, CLASS_ALL, CLASS_PSET]) {
         node.send(header(class, opcode::OR, 2), &payload(1));
     }
+
     settle(rig);
 
     assert!(nodes.iter().all(|node| node.waiting() == 0));
     assert_eq!(counter(rig, "cn0", "vc1_combined"), 0);
 }
 
-/// Psets on one tree reduce each on its own in their own classes, at the same time, and all together in that of the machine.
+/// Psets on one tree reduce concurrently in their own classes, and all together in the machine's
+/// class.
 pub fn psets_reduce_on_their_own(rig: &dyn Rig) {
     let names = ["io0", "cn0", "cn1", "io1", "cn2", "cn3", "cn4"];
     let nodes = Core::of(rig, names);
     let (first, second): (Vec<_>, Vec<_>) = (nodes[..3].iter().collect(), nodes[3..].iter().collect());
     let contributions: Vec<_> = (0..7).map(payload).collect();
     let pset = header(CLASS_PSET, opcode::ADD, 8);
-    first.iter().zip(&contributions).for_each(|(node, bytes)| node.send(pset, bytes));
 
+    first.iter().zip(&contributions).for_each(|(node, bytes)| node.send(pset, bytes));
     assert_eq!(allreduce(&second, pset, &contributions[3..]), reduce(opcode::ADD, 8, &contributions[3..]));
+
     let expected = reduce(opcode::ADD, 8, &contributions[..3]);
     first.iter().for_each(|node| assert_eq!(node.receive(), (pset, expected)));
 
@@ -276,17 +303,19 @@ pub fn psets_reduce_on_their_own(rig: &dyn Rig) {
         allreduce(&second[1..], compute, &contributions[4..]),
         reduce(opcode::MAX, 256, &contributions[4..])
     );
+
     let all: Vec<_> = nodes.iter().collect();
     let whole = header(CLASS_ALL, opcode::ADD, 16);
+
     assert_eq!(allreduce(&all, whole, &contributions), reduce(opcode::ADD, 16, &contributions));
 }
 
 /// Numbers of a packet in the floating-point sum, in operands of 16 bytes.
 const NUMBERS: usize = PAYLOAD / 16;
-/// Bits that the mantissas are shifted to the left by at most, so that numbers smaller than the largest lose none.
+/// Maximum left shift of the mantissas. It keeps the bits of numbers smaller than the largest.
 const HEADROOM: i32 = 60;
 
-/// A number as {mantissa, exponent}: mantissa times 2 to the exponent.
+/// Splits a number into {mantissa, exponent}: mantissa times 2 to the exponent.
 fn split(number: f64) -> (i128, i32) {
     let bits = number.to_bits();
     let biased = ((bits >> 52) & 0x7ff) as i32;
@@ -295,7 +324,8 @@ fn split(number: f64) -> (i128, i32) {
     (sign * i128::from(fraction), biased.max(1) - 1075)
 }
 
-/// The sum over all nodes: first the greatest exponents, then the mantissas, aligned to these, as two's complement integers.
+/// Sums over all nodes: first the maximum of the exponents, then the mantissas, aligned to it, as
+/// two's complement integers.
 fn sum(members: &[&Core], numbers: &[[f64; NUMBERS]]) -> [f64; NUMBERS] {
     let exponents: Vec<Payload> = numbers
         .iter()
@@ -307,6 +337,7 @@ fn sum(members: &[&Core], numbers: &[[f64; NUMBERS]]) -> [f64; NUMBERS] {
             bytes
         })
         .collect();
+
     let greatest = allreduce(members, header(CLASS_ALL, opcode::MAX, 2), &exponents);
     let scale =
         |index: usize| i32::from(u16::from_be_bytes(greatest.as_chunks::<2>().0[index])) - 2000 - HEADROOM;
@@ -324,6 +355,7 @@ fn sum(members: &[&Core], numbers: &[[f64; NUMBERS]]) -> [f64; NUMBERS] {
             bytes
         })
         .collect();
+
     let sums = allreduce(members, header(CLASS_ALL, opcode::ADD, 16), &mantissas);
     std::array::from_fn(|index| {
         i128::from_be_bytes(sums.as_chunks::<16>().0[index]) as f64 * f64::powi(2.0, scale(index))
@@ -334,7 +366,9 @@ fn sum(members: &[&Core], numbers: &[[f64; NUMBERS]]) -> [f64; NUMBERS] {
 pub fn a_two_phase_floating_point_sum_is_exact(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let members: Vec<_> = nodes.iter().collect();
-    // Each number is an integer of 32 bits over a power of two, so that the exact sum fits an i128 at a common scale.
+
+    // Each number is a 32-bit integer over a power of two, so the exact sum fits an i128 at a
+    // common scale.
     let number = (any::<i32>(), 0_i32..56);
     let numbers = prop::collection::vec(prop::collection::vec(number, NUMBERS), nodes.len());
 
@@ -345,6 +379,7 @@ pub fn a_two_phase_floating_point_sum_is_exact(rig: &dyn Rig) {
                 numbers.iter().map(|node| i128::from(node[index].0) << (56 - node[index].1)).sum();
             exact as f64 * f64::powi(2.0, -56)
         });
+
         let given: Vec<[f64; NUMBERS]> =
             numbers.iter().map(|node| std::array::from_fn(|index| of(node[index]))).collect();
 

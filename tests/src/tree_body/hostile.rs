@@ -1,4 +1,4 @@
-//! A node whose software stores and writes anything anywhere: the others go on.
+//! A node whose software makes arbitrary stores and writes does not harm the other nodes.
 
 use nicforge_driver::WriteMode;
 use nicforge_hwi::{
@@ -17,7 +17,7 @@ use crate::backing::Rig;
 /// BAR of the posted-write ring.
 const BAR_RING: u8 = 1;
 
-/// What hostile software may do.
+/// An action of hostile software.
 #[derive(Clone, Debug)]
 enum Action {
     /// Store a word anywhere in the windows.
@@ -30,7 +30,7 @@ enum Action {
         word: u64,
         value: u64,
     },
-    /// Make a send slot valid, or nearly.
+    /// Make a send slot valid, or nearly valid.
     Slot {
         slot: u64,
         number: u32,
@@ -38,7 +38,7 @@ enum Action {
     },
     /// Store a read pointer.
     ReadPointer(u32),
-    /// Take or free any lock box for anybody.
+    /// Take or free any lock box, as any owner.
     Lock {
         number: u64,
         value: u32,
@@ -59,6 +59,7 @@ fn action() -> impl Strategy<Value = Action> {
     // Registers, and behind them the control page and the MSI-X table.
     let offset =
         || prop_oneof![0_u64..0x70, 0x1000_u64..0x1200, 0x2000_u64..0x2110, 0_u64..REGISTERS + 0x2000];
+
     prop_oneof![
         4 => (0..window::SIZE / 4, any::<u32>()).prop_map(|(word, value)| Action::Store { word, value }),
         2 => (0_u64..512, any::<u64>()).prop_map(|(word, value)| Action::Ring { word, value }),
@@ -73,7 +74,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// The cases share a machine, so that a failed one cannot be tried again in parts.
+/// Returns a runner without shrinking, as the cases share a machine.
 fn runner() -> TestRunner {
     let config = ProptestConfig::with_cases(64);
     TestRunner::new(ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..config })
@@ -92,16 +93,18 @@ fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
         Action::Lock { number, value } => {
             window.store_u32_release(window::LOCK + number * window::LOCK_STRIDE, value).unwrap();
         }
-        // What lies across a border is refused.
+
+        // An access that crosses a boundary is refused.
         Action::Read { offset, width } => drop(backing.read(0, offset, &mut vec![0; width])),
         Action::Write { offset, data } => drop(backing.write(0, offset, &data, WriteMode::Confirmed)),
         Action::Settle => settle(rig),
     }
+
     core.doorbell.after_store().unwrap();
 }
 
-/// Software on two cores of a node between others does anything: the system channel goes on as if nothing were, through that
-/// node too; and after the operator's resets the user channel is as new.
+/// Software on two cores of an inner node acts arbitrarily. The system channel works throughout,
+/// through that node too. After the operator's resets the user channel is in its initial state.
 pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
     let admins: Vec<_> = ["io0", "cn2", "cn3"].map(|node| Core::open(rig, node, "admin")).into();
     let users: Vec<_> = ["io0", "cn2", "cn3"].map(|node| Core::open(rig, node, "core0")).into();
@@ -113,10 +116,12 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
             let bar = hostile[core].device.bar(BAR_RING).unwrap();
             bar.window(0, 4096).unwrap()
         });
+
         for (second, action) in actions {
             let core = usize::from(second);
             perform(rig, &hostile[core], &rings[core], action);
         }
+
         settle(rig);
 
         transfer(&admins[0], &admins[1], &numbered(3, 0, 20));
@@ -127,23 +132,28 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
         for node in ["cn0", "io0", "cn2", "cn3", "cn1"] {
             rig.reset(node);
         }
+
         settle(rig);
         for core in users.iter().chain(&admins) {
             core.device.reset().unwrap();
         }
+
         settle(rig);
         prop_assert!(users.iter().chain(&admins).all(|core| core.waiting() == 0));
+
         for group in [&users, &admins] {
             transfer(&group[1], &group[0], &numbered(0, 60, 20));
             transfer(&group[0], &group[2], &numbered(4, 80, 20));
         }
+
         Ok(())
     });
 
     outcome.unwrap();
 }
 
-/// Software that stores anything outside the send slots disturbs not even what passes through its node on its own channel.
+/// Software that makes arbitrary stores outside the send slots does not disturb packets that pass
+/// through its node on its own channel.
 pub fn a_node_that_sends_nothing_disturbs_nobody(rig: &dyn Rig) {
     let [io, hostile, cn2, cn3] = Core::of(rig, ["io0", "cn0", "cn2", "cn3"]);
     let ring = hostile.device.bar(BAR_RING).unwrap().window(0, 4096).unwrap();
@@ -170,12 +180,13 @@ pub fn a_node_that_sends_nothing_disturbs_nobody(rig: &dyn Rig) {
     assert_eq!(hostile.word(mirror::RECV_TAIL), 0);
 }
 
-/// Packets that a node sends without end to one that does not read them hold up that channel only, and only until the
+/// A flood of packets to a node that does not read blocks that channel only, and only until the
 /// receiver is reset.
 pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
     let [io, flooder, cn3] = Core::of(rig, ["io0", "cn2", "cn3"]);
     flooder.send_until_full(rig, to(0), 0);
     let held = cn3.send_until_full(rig, to(0), 0);
+
     assert!(held > 0);
 
     rig.evict("cn2", "core0");
@@ -183,19 +194,21 @@ pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
     rig.reset("io0");
     io.device.reset().unwrap();
 
-    // Both senders' rests come, in any order, and then nothing more.
+    // The remaining packets of both senders arrive in any order, and then no more.
     io.until(|| {
         io.try_receive();
         io.presence(3, 0) == 2 && cn3.word(mirror::SEND_HEAD) == held
     });
     settle(rig);
+
     while io.try_receive().is_some() {
         settle(rig);
     }
+
     transfer(&cn3, &io, &numbered(0, 500, 50));
 }
 
-/// A client cannot write what the NIC shows it: mapped for reading only.
+/// A client maps the mirror read-only and cannot write it.
 pub fn the_mirror_cannot_be_written(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     io.send(to(1), &payload(1));

@@ -1,4 +1,5 @@
-//! Interrupts: which conditions raise them, for whom, and when not.
+//! Interrupts: the conditions that raise them, their receivers, and the conditions that do not
+//! raise them.
 
 use std::thread;
 
@@ -14,7 +15,8 @@ use nicforge_hwi::{
 use super::{Core, irq_to, payload, settle, to};
 use crate::backing::{Rig, soon};
 
-/// An irq-marked packet interrupts who enabled the vector before, once a packet; a data packet nobody.
+/// An irq-marked packet interrupts each core that enabled the vector before, once for each packet.
+/// A data packet interrupts none.
 pub fn an_irq_packet_interrupts_who_enabled_it_before(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -23,15 +25,18 @@ pub fn an_irq_packet_interrupts_who_enabled_it_before(rig: &dyn Rig) {
     io.send(to(3), &payload(0));
     settle(rig);
     assert_eq!(interrupt.take(), 0);
-    io.send(irq_to(3), &payload(1));
 
+    io.send(irq_to(3), &payload(1));
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.receive_numbers(0, 2);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
 }
 
-/// Enabling while an irq-marked packet waits interrupts, also if it is not the first in the queue.
+/// Enabling the vector while an irq-marked packet waits interrupts, also if it is not the first in
+/// the queue.
 pub fn enabling_while_an_irq_packet_waits_interrupts(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -40,15 +45,17 @@ pub fn enabling_while_an_irq_packet_waits_interrupts(rig: &dyn Rig) {
     io.send(irq_to(3), &payload(2));
     node.until(|| node.word(mirror::RECV_TAIL) == 3);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
 
     node.enable(&[vector::RECV_IRQ]);
-
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.receive_numbers(0, 3);
 }
 
-/// A packet that was read before its interrupt was handled leaves a spurious interrupt and no second one.
+/// A packet that was read before its interrupt was handled leaves one spurious interrupt and no
+/// second one.
 pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -56,25 +63,28 @@ pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     io.send(irq_to(3), &payload(0));
     node.receive_numbers(0, 1);
 
-    // The interrupt came, and finds nothing.
+    // The interrupt fired, and there is no packet.
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert!(node.try_receive().is_none());
+
     node.enable(&[vector::RECV_IRQ]);
     settle(rig);
-
     assert_eq!(interrupt.take(), 0);
+
     io.send(irq_to(3), &payload(1));
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
-/// A second irq-marked packet that is not the first in the queue interrupts too, and one of them that stays makes enabling
-/// interrupt again.
+/// A second irq-marked packet behind another one interrupts too. While one of them stays in the
+/// queue, enabling interrupts again.
 pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     node.enable(&[vector::RECV_IRQ]);
     io.send(irq_to(3), &payload(0));
+
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     io.send(to(3), &payload(1));
     io.send(irq_to(3), &payload(2));
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
@@ -82,6 +92,7 @@ pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
     node.receive_numbers(0, 1);
     node.enable(&[vector::RECV_IRQ]);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.receive_numbers(1, 2);
     node.enable(&[vector::RECV_IRQ]);
     settle(rig);
@@ -89,7 +100,7 @@ pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
     assert_eq!(interrupt.take(), 0);
 }
 
-/// A vector that is not enabled stays silent whatever happens, and its condition can still be read.
+/// A disabled vector never fires, and its condition can still be read.
 pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupts: Vec<_> =
@@ -104,6 +115,7 @@ pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
 
     let fired: Vec<_> = interrupts.iter().map(|interrupt| interrupt.take()).collect();
     assert_eq!(fired, [0; vector::COUNT as usize]);
+
     let conditions = node.read(REG_INT_STATUS);
     assert_eq!(
         conditions & (1 << vector::RECV_IRQ | 1 << vector::ERROR),
@@ -111,13 +123,15 @@ pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
     );
 }
 
-/// Each core of a node has an enable of its own: those who enabled a vector get it, the others do not.
+/// Each core of a node has its own enable register. Cores that enabled a vector get it, the others
+/// do not.
 pub fn each_core_enables_for_itself(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core1");
     let third = Core::open(rig, "cn0", "core3");
     let [one, two, three] =
         [&first, &second, &third].map(|core| core.device.interrupt(vector::RECV_IRQ.into()).unwrap());
+
     first.enable(&[vector::RECV_IRQ]);
     second.enable(&[vector::ERROR]);
     third.enable(&[vector::RECV_IRQ, vector::ERROR]);
@@ -126,16 +140,19 @@ pub fn each_core_enables_for_itself(rig: &dyn Rig) {
 
     assert_eq!(one.wait(soon(), None).unwrap(), 1);
     assert_eq!(three.wait(soon(), None).unwrap(), 1);
+
     settle(rig);
     assert_eq!(two.take(), 0);
     assert_eq!(second.read(REG_INT_ENABLE), 1 << vector::ERROR);
 }
 
-/// A posted write of the enable register does what a trapped one does, in order with the read pointer stored before it.
+/// A posted write of the enable register has the effect of a trapped one, in order with the read
+/// pointer stored before it.
 pub fn a_posted_enable_looks_at_the_read_pointer_afresh(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     let enable = || node.registers.posted_write(REG_INT_ENABLE, &1_u32.to_le_bytes()).unwrap();
+
     for number in 0..50 {
         io.send(irq_to(3), &payload(number));
         node.until(|| node.word(mirror::RECV_IRQ) == 1);
@@ -145,18 +162,23 @@ pub fn a_posted_enable_looks_at_the_read_pointer_afresh(rig: &dyn Rig) {
         node.receive_numbers(number, 1);
         enable();
         settle(rig);
+
         assert_eq!(interrupt.take(), 0, "packet {number} was read already");
+
         node.enable(&[]);
     }
 }
 
-/// A thread that sleeps in the dummy read is woken by the packet, and one for which nothing comes by its deadline.
+/// A packet wakes a thread that sleeps in the dummy read. Without a packet the deadline ends the
+/// sleep.
 pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn3"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     node.enable(&[vector::RECV_IRQ]);
+
     let nothing = interrupt.wait(Deadline::after(std::time::Duration::from_millis(2)), None);
     assert!(matches!(nothing, Err(Error::Timeout { .. })));
+
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             for number in 0..20 {
@@ -164,15 +186,18 @@ pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
                 node.receive_numbers(number, 1);
             }
         });
+
         for number in 0..20 {
             io.send(irq_to(4), &payload(number));
             io.until(|| node.own(window::RECV_HEAD) == number + 1);
         }
+
         sleeper.join().unwrap();
     });
 }
 
-/// An error interrupts when its bit is set, not again while it stays set, and again after it was read.
+/// An error interrupts when its bit is set, not again while it stays set, and again after it was
+/// read.
 pub fn an_error_interrupts_once_until_it_was_read(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
@@ -180,37 +205,44 @@ pub fn an_error_interrupts_once_until_it_was_read(rig: &dyn Rig) {
 
     node.read(port::HR);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.read(port::HR);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
     assert_eq!(node.errors(), (prx::HFU1, 0));
+
     node.read(port::HR);
 
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
-/// An exception that the admin has disabled sets its bit and raises nothing.
+/// An exception that the admin has disabled sets its bit and raises no interrupt.
 pub fn a_disabled_exception_raises_nothing(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
+
     node.enable(&[vector::ERROR]);
     admin.write(dcr(REC_PRXEN), prx::ALL & !prx::HFU1);
 
     node.read(port::HR);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
     assert_eq!(node.errors(), (prx::HFU1, 0));
+
     node.read_bytes::<16>(port::DR);
 
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
-/// A watermark that the admin has disabled raises nothing, though it shows.
+/// A watermark that the admin has disabled raises no interrupt, though its bit is set.
 pub fn a_disabled_watermark_raises_nothing(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::WATERMARK.into()).unwrap();
+
     admin.write(dcr(REC_PRXEN), prx::ALL & !prx::WM1);
     node.enable(&[vector::WATERMARK]);
 
@@ -221,12 +253,13 @@ pub fn a_disabled_watermark_raises_nothing(rig: &dyn Rig) {
     assert_eq!((interrupt.take(), node.read(REG_INT_STATUS) & 1 << vector::WATERMARK), (0, 0));
 }
 
-/// The receive watermark interrupts when it is passed, once, and again when it is passed again.
+/// The receive watermark interrupts once each time it is passed.
 pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::WATERMARK.into()).unwrap();
-    // More than 4 of 8 packets.
+
+    // The watermark is passed with more than 4 of 8 packets.
     admin.write(dcr(GLOB_VCFG1), 4 << vcfg::RWM_SHIFT);
     node.enable(&[vector::WATERMARK]);
     settle(rig);
@@ -236,31 +269,37 @@ pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
         for number in 0..4 {
             io.send(to(3), &payload(number));
         }
+
         settle(rig);
         assert_eq!(
             (interrupt.take(), node.read(REG_INT_STATUS) & 1 << vector::WATERMARK),
             (0, 0),
             "round {round}"
         );
+
         io.send(to(3), &payload(4));
         assert_eq!(interrupt.wait(soon(), None).unwrap(), 1, "round {round}");
+
         io.send(to(3), &payload(5));
         settle(rig);
         assert_eq!(interrupt.take(), 0, "round {round}");
+
         node.receive_numbers(0, 6);
         settle(rig);
     }
 }
 
-/// The send watermark interrupts when a full FIFO has drained that far.
+/// The send watermark interrupts when a full FIFO has drained to it.
 pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::WATERMARK.into()).unwrap();
-    // 2 of 8 packets or fewer; the receive watermark is out of the way.
+
+    // The watermark is reached with 2 of 8 packets or fewer; the receive watermark is disabled.
     admin.write(dcr(GLOB_VCFG1), 2 << vcfg::IWM_SHIFT);
     admin.write(dcr(REC_PRXEN), 0);
     admin.write(dcr(INJ_PIXEN), pix::WM1 | pix::ENABLE);
+
     let sent = node.send_until_full(rig, to(0), 0);
     node.enable(&[vector::WATERMARK]);
     settle(rig);
@@ -269,19 +308,21 @@ pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
     io.receive_numbers(0, 5);
     settle(rig);
     assert_eq!(interrupt.take(), 0);
-    io.receive_numbers(5, 1);
 
+    io.receive_numbers(5, 1);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     io.receive_numbers(6, sent - 6);
 }
 
-/// The channels' watermarks and errors interrupt the clients of their own channel only.
+/// A channel's watermarks and errors interrupt only clients of that channel.
 pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
     let [core, io] = Core::of(rig, ["cn2", "io0"]);
     let (admin, io_admin) = (Core::open(rig, "cn2", "admin"), Core::open(rig, "io0", "admin"));
     let all = [vector::RECV_IRQ, vector::WATERMARK, vector::ERROR];
     let of_core = all.map(|number| core.device.interrupt(number.into()).unwrap());
     let of_admin = all.map(|number| admin.device.interrupt(number.into()).unwrap());
+
     admin.write(dcr(GLOB_VCFG0), 0);
     core.enable(&all);
     admin.enable(&all);
@@ -292,19 +333,23 @@ pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
     for interrupt in &of_admin {
         assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     }
+
     settle(rig);
     assert!(of_core.iter().all(|interrupt| interrupt.take() == 0));
+
     io.send(irq_to(3), &payload(1));
     core.read(port::HI);
 
     for interrupt in &of_core {
         assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     }
+
     settle(rig);
     assert!(of_admin.iter().all(|interrupt| interrupt.take() == 0));
 }
 
-/// A change of the presence table interrupts who enabled it, and one before it was enabled does when it is, once.
+/// A change of the presence table interrupts the cores that enabled the vector. A change before
+/// that interrupts once when it is enabled.
 pub fn a_presence_change_interrupts(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let interrupt = node.device.interrupt(vector::PRESENCE.into()).unwrap();
@@ -315,36 +360,45 @@ pub fn a_presence_change_interrupts(rig: &dyn Rig) {
     let other = Core::open(rig, "cn1", "core2");
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(node.presence(2, 2), 1);
+
     node.enable(&[]);
     let before = node.word(mirror::PRESENCE_CHANGES);
     drop(other);
     node.until(|| node.word(mirror::PRESENCE_CHANGES) == before + 1);
     settle(rig);
-    assert_eq!(interrupt.take(), 0);
-    node.enable(&[vector::PRESENCE]);
 
+    assert_eq!(interrupt.take(), 0);
+
+    node.enable(&[vector::PRESENCE]);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.enable(&[vector::PRESENCE]);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
 }
 
-/// A global interrupt interrupts the cores that enabled it when it fires, and those who enable it while it holds.
+/// A global interrupt interrupts the cores that enabled the vector when it fires, and those that
+/// enable it while it holds.
 pub fn a_global_interrupt_interrupts(rig: &dyn Rig) {
     let [node, other] = Core::of(rig, ["cn2", "cn0"]);
     let interrupt = node.device.interrupt(vector::GLOBAL_INT.into()).unwrap();
+
     for core in [&node, &other] {
         core.write(gi::BASE + gi::ARM_TYPE, 0);
     }
+
     node.enable(&[vector::GLOBAL_INT]);
 
     other.write(gi::BASE + gi::STICKY, 1);
-
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.enable(&[vector::GLOBAL_INT]);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.write(gi::BASE + gi::STICKY, 0);
     node.enable(&[vector::GLOBAL_INT]);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
 }

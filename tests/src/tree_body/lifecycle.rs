@@ -1,4 +1,4 @@
-//! Cores that come, leave and die; resets; and what their peers see of it.
+//! Cores that attach, detach and die; resets; and their effects on peers.
 
 use nicforge_driver::GoneCause;
 use nicforge_hwi::tree::{CORES, SLOT, SLOT_CONTROL, mirror, window};
@@ -6,14 +6,15 @@ use nicforge_hwi::tree::{CORES, SLOT, SLOT_CONTROL, mirror, window};
 use super::{Core, NODES, Packet, counter, irq_to, numbered, payload, settle, to, transfer};
 use crate::backing::Rig;
 
-/// A core that comes, leaves and comes again counts its generation up at every node, on both channels.
+/// A core that attaches, detaches and attaches again increments its generation at every node, on
+/// both channels.
 pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
     let seen = |generation: u8| {
         for observer in users.iter().chain(&admins) {
             observer.until(|| observer.presence(3, 2) == generation);
-            // Nobody else's has changed.
+            // The generations of all other cores are unchanged.
             assert!(
                 (0..NODES).all(|node| observer.presence(node, 0) == 1 && observer.presence(node, 3) == 0)
             );
@@ -24,6 +25,7 @@ pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
     seen(1);
     drop(core);
     seen(2);
+
     let _core = Core::open(rig, "cn2", "core2");
     seen(3);
 }
@@ -41,11 +43,12 @@ pub fn presence_changes_are_counted(rig: &dyn Rig) {
     assert_eq!(io.word(mirror::PRESENCE + 4 * 2), 0x0202_0202);
 }
 
-/// A node whose first core comes late knows who is up, and how often they have come.
+/// A node whose first core attaches late has the presence and generation of all other cores.
 pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
     let [io, cn1] = Core::of(rig, ["io0", "cn1"]);
     drop(cn1);
     io.until(|| io.presence(2, 0) == 2);
+
     let _cn1 = Core::of(rig, ["cn1"]);
 
     let [late] = Core::of(rig, ["cn3"]);
@@ -54,18 +57,21 @@ pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
     assert_eq!((late.presence(0, 0), late.presence(2, 0), late.presence(1, 0)), (1, 3, 0));
 }
 
-/// The news of a death comes behind all that the dead core had sent, however long that takes to be read.
+/// The report of a death comes behind all packets that the dead core had sent, however late they
+/// are read.
 pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let sent = node.send_until_full(rig, to(0), 0);
+
     assert_eq!(sent, 8 + 2 * 4 + 8);
+
     rig.evict("cn2", "core0");
     drop(node);
     settle(rig);
-    let mut received = 0;
 
+    let mut received = 0;
     io.until(|| {
-        // First the news, then what is there.
+        // The presence is read before the FIFO.
         let dead = io.presence(3, 0) == 2;
         while let Some((_, bytes)) = io.try_receive() {
             assert!(!dead || received + 8 >= sent, "the news came before packet {received}");
@@ -78,12 +84,14 @@ pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
     assert_eq!(received, sent);
 }
 
-/// What the next tenant sends comes behind the news of it, and that behind what the last one had sent, however slowly it is read.
+/// The next tenant's packets come behind the report of its presence, which comes behind the last
+/// tenant's packets, however slowly they are read.
 pub fn the_next_tenants_packets_come_behind_its_news(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let sent = node.send_until_full(rig, to(0), 0);
     rig.evict("cn2", "core0");
     drop(node);
+
     let next = Core::open(rig, "cn2", "core0");
     (0..8).for_each(|number| assert!(next.try_send(to(0), &payload(1000 + number))));
     settle(rig);
@@ -92,13 +100,14 @@ pub fn the_next_tenants_packets_come_behind_its_news(rig: &dyn Rig) {
         assert_eq!(io.receive().1, payload(number));
         settle(rig);
     }
+
     for number in 1000..1008 {
         assert_eq!(io.receive().1, payload(number));
         assert_eq!(io.presence(3, 0), 3);
     }
 }
 
-/// A node whose last core left takes packets and drops them, and nobody is held up.
+/// A node whose last core detached accepts packets and drops them, and no sender is blocked.
 pub fn a_node_without_cores_takes_packets_and_drops_them(rig: &dyn Rig) {
     let [io, node, cn3] = Core::of(rig, ["io0", "cn2", "cn3"]);
     io.send_until_full(rig, to(3), 0);
@@ -112,13 +121,15 @@ pub fn a_node_without_cores_takes_packets_and_drops_them(rig: &dyn Rig) {
 
     transfer(&io, &cn3, &numbered(4, 0, 20));
     settle(rig);
+
     assert!(counter(rig, "cn2", "vc1_discarded") >= 400);
 }
 
-/// Before a node had its first core, packets for it wait.
+/// Until a node has its first core, packets for it wait.
 pub fn packets_wait_for_the_first_core_of_a_node(rig: &dyn Rig) {
     let [io] = Core::of(rig, ["io0"]);
     let sent = io.send_until_full(rig, to(3), 0);
+
     assert_eq!(sent, 8 + 2 * 4);
 
     let [node] = Core::of(rig, ["cn2"]);
@@ -126,15 +137,18 @@ pub fn packets_wait_for_the_first_core_of_a_node(rig: &dyn Rig) {
     node.receive_numbers(0, sent);
 }
 
-/// The next tenant of a node has windows of its own: what the last one left or still writes does not reach it.
+/// The next tenant of a node has windows of its own: the last one's content and later stores do not
+/// reach it.
 pub fn the_next_tenant_has_fresh_windows(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
-    // Who stays on the system channel keeps nothing of the user channel.
+    // An attachment on the system channel does not keep the user channel's state alive.
     let _admin = Core::open(rig, "cn0", "admin");
     io.send(irq_to(1), &payload(1));
     node.until(|| node.waiting() == 1);
     node.store(window::SRAM, 0x1234);
+
     assert!(node.lock(window::LOCK_SEND));
+
     let old = (node.window.clone(), node.mirror.clone());
     rig.evict("cn0", "core0");
     drop(node);
@@ -151,12 +165,15 @@ pub fn the_next_tenant_has_fresh_windows(rig: &dyn Rig) {
     assert_eq!((node.waiting(), node.word(mirror::RECV_IRQ), node.word(mirror::ERROR) & 0xffff), (0, 0, 0));
     assert!(io.try_receive().is_none());
     assert_eq!(io.presence(1, 0), 3);
+
     transfer(&io, &node, &numbered(1, 10, 20));
     transfer(&node, &io, &numbered(0, 30, 20));
+
     assert_eq!(old.1.load_u32_acquire(mirror::RECV_TAIL).unwrap(), 1);
 }
 
-/// A core that leaves while another one of its node stays takes nothing along: FIFOs and memory are the node's.
+/// A core that detaches while another one of its node stays leaves FIFOs and memory, which are the
+/// node's.
 pub fn the_cores_that_stay_keep_the_nodes_fifos(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core3");
@@ -170,17 +187,20 @@ pub fn the_cores_that_stay_keep_the_nodes_fifos(rig: &dyn Rig) {
 
     second.receive_numbers(1, 1);
     assert_eq!(second.own(window::SRAM + 8), 99);
+
     transfer(&io, &second, &numbered(1, 2, 20));
     transfer(&second, &io, &numbered(0, 30, 20));
 }
 
-/// The lock boxes of a killed core are free again, and no others.
+/// The lock boxes of a killed core are freed, and no others.
 pub fn a_killed_cores_lock_boxes_are_freed(rig: &dyn Rig) {
     let [first] = Core::of(rig, ["cn0"]);
     let second = Core::open(rig, "cn0", "core1");
+
     for number in [1, 5, 62] {
         assert!(first.lock(number));
     }
+
     for number in [0, 2, 63] {
         assert!(second.lock(number));
         assert!(!first.lock(number));
@@ -194,21 +214,25 @@ pub fn a_killed_cores_lock_boxes_are_freed(rig: &dyn Rig) {
     assert!(second.lock(5));
 }
 
-/// What a dead reader was about to read is discarded until the lock box of the receive FIFO is taken again, but an irq-marked
-/// packet stays, and so does what is behind it.
+/// Packets for a dead reader are discarded until the lock box of the receive FIFO is taken again.
+/// An irq-marked packet and those behind it stay.
 pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_comes(rig: &dyn Rig) {
     let [io, reader] = Core::of(rig, ["io0", "cn0"]);
     let next = Core::open(rig, "cn0", "core1");
+
     assert!(reader.lock(window::LOCK_RECV));
+
     transfer(&io, &reader, &numbered(1, 0, 3));
     (3..5).for_each(|number| io.send(to(1), &payload(number)));
     reader.until(|| reader.waiting() == 2);
 
     rig.evict("cn0", "core0");
     next.until(|| next.presence(1, 0) == 2);
+
     for number in 0..100 {
         io.send(to(1), &payload(number));
     }
+
     io.send(irq_to(1), &payload(200));
     (201..206).for_each(|number| io.send(to(1), &payload(number)));
     next.until(|| next.waiting() == 6);
@@ -216,15 +240,18 @@ pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_comes(rig: &dyn Ri
     assert_eq!(counter(rig, "cn0", "vc1_discarded"), 102);
     assert!(next.lock(window::LOCK_RECV));
     assert_eq!(next.receive(), (irq_to(1), payload(200)));
+
     next.receive_numbers(201, 5);
     transfer(&io, &next, &numbered(1, 300, 20));
 }
 
-/// A reader that dies without the lock box of the receive FIFO costs no packet.
+/// A core that dies without holding the lock box of the receive FIFO costs no packet.
 pub fn a_dead_core_without_the_receive_lock_costs_no_packet(rig: &dyn Rig) {
     let [io, dead] = Core::of(rig, ["io0", "cn0"]);
     let next = Core::open(rig, "cn0", "core1");
+
     assert!(dead.lock(window::LOCK_SEND));
+
     (0..5).for_each(|number| io.send(to(1), &payload(number)));
     next.until(|| next.waiting() == 5);
 
@@ -235,14 +262,18 @@ pub fn a_dead_core_without_the_receive_lock_costs_no_packet(rig: &dyn Rig) {
     transfer(&io, &next, &numbered(1, 5, 20));
 }
 
-/// A core that resets itself frees its lock boxes and shows a new generation; the node's FIFOs and other cores stay as they are.
+/// A core that resets itself frees its lock boxes and shows a new generation. The node's FIFOs and
+/// other cores keep their state.
 pub fn a_core_that_resets_itself_spares_its_node(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core1");
-    // The news of them travels like packets.
+
+    // Presence reports travel like packets.
     io.until(|| [0, 1].iter().all(|&core| io.presence(1, core) & 1 == 1));
     let generations = [0, 1].map(|core| io.presence(1, core));
+
     assert!(first.lock(7) && second.lock(8));
+
     io.send(to(1), &payload(5));
     first.until(|| first.waiting() == 1);
     first.enable(&[0]);
@@ -253,15 +284,18 @@ pub fn a_core_that_resets_itself_spares_its_node(rig: &dyn Rig) {
     assert_eq!(io.presence(1, 1), generations[1]);
     assert_eq!((second.locked_by(7), second.locked_by(8)), (0, second.owner()));
     assert_eq!(first.read(nicforge_hwi::tree_dcr::REG_INT_ENABLE), 0);
+
     second.receive_numbers(5, 1);
     transfer(&first, &io, &numbered(0, 0, 20));
 }
 
-/// An operator's reset of a node clears what blocks the tree, tells its clients and its peers, and the node works again.
+/// An operator's reset of a node clears its blocked packets, and its clients and peers are
+/// notified. The node works again afterwards.
 pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
     let [io, node, cn3] = Core::of(rig, ["io0", "cn0", "cn3"]);
     let generation = io.presence(1, 0);
     let sent = io.send_until_full(rig, to(1), 0);
+
     assert!(!io.has_room());
 
     rig.reset("cn0");
@@ -271,28 +305,34 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
     assert_eq!(io.device.gone_cause(), None);
     assert!(io.has_room());
     assert_eq!(io.presence(1, 0), generation + 2);
+
     node.device.reset().unwrap();
     settle(rig);
+
     assert_eq!(io.presence(1, 0), generation + 4);
     assert_eq!((node.address(), node.word(mirror::NODES)), (1, NODES));
-    // The rest of what was under way has come into the empty FIFO.
+
+    // The packets that were in flight have arrived in the empty FIFO.
     let rest: Vec<Packet> = std::iter::from_fn(|| {
         let packet = node.try_receive();
         settle(rig);
         packet
     })
     .collect();
+
     assert!(rest.len() <= sent as usize - 8, "{} of {sent} packets came", rest.len());
+
     transfer(&io, &node, &numbered(1, 100, 20));
     transfer(&node, &cn3, &numbered(4, 200, 20));
     transfer(&cn3, &io, &numbered(0, 300, 20));
 }
 
-/// A node that its operator resets again and again while others send through it loses packets at most, never their order, and
-/// what is sent afterwards arrives.
+/// A node that its operator resets repeatedly while others send through it may lose packets, but
+/// does not reorder them. Packets sent afterwards arrive.
 pub fn a_reset_node_loses_packets_but_no_order(rig: &dyn Rig) {
     let [io, cn2] = Core::of(rig, ["io0", "cn2"]);
     let mut next = 0;
+
     for round in 0..20 {
         for number in 0..20 {
             cn2.send(to(0), &payload(20 * round + number));
@@ -305,6 +345,7 @@ pub fn a_reset_node_loses_packets_but_no_order(rig: &dyn Rig) {
             }
         }
     }
+
     settle(rig);
     while io.try_receive().is_some() {
         settle(rig);

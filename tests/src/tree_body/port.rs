@@ -41,7 +41,7 @@ fn until_waiting(core: &Core, count: u32) {
     core.until(|| status::headers(core.read(port::SX)) == count);
 }
 
-/// What is pushed in quads is popped in quads.
+/// A packet pushed in quads is popped in quads.
 pub fn a_pushed_packet_is_popped(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn2", "cn1"]);
 
@@ -61,16 +61,18 @@ pub fn two_halves_make_a_quad(rig: &dyn Rig) {
     for (index, half) in payload(4).chunks(8).enumerate() {
         from.write_bytes(port::DI + 8 * (index as u64 % 2), half);
     }
+
     until_waiting(&target, 1);
 
     let header = Header(target.read(port::HR));
     let halves: Vec<u8> =
         (0..2 * QUADS as u64).flat_map(|index| target.read_bytes::<8>(port::DR + 8 * (index % 2))).collect();
+
     assert_eq!((header, &halves[..]), (to(0), &payload(4)[..]));
     assert_eq!((from.errors(), target.errors()), ((0, 0), (0, 0)));
 }
 
-/// Halves that two cores of a node push in turn make a quad each.
+/// Interleaved halves of two cores of a node make one quad for each core.
 pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
     let [first, target] = Core::of(rig, ["cn0", "io0"]);
     let second = Core::open(rig, "cn0", "core1");
@@ -81,6 +83,7 @@ pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
             core.write_bytes(port::DI + 8 * half as u64, &quad[8 * half..8 * half + 8]);
         }
     }
+
     (2..QUADS).for_each(|_| push_quad(&first, &[0; 16]));
     push_header(&second, to(0));
 
@@ -89,20 +92,23 @@ pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
     assert_eq!(first.errors(), (0, 0));
 }
 
-/// Halves out of turn are alignment errors.
+/// Halves in the wrong order are alignment errors.
 pub fn halves_out_of_turn_are_alignment_errors(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
 
     core.write_bytes(port::DI + 8, &[0; 8]);
     assert_eq!(core.errors(), (0, pix::ALIGN0));
+
     core.write_bytes(port::DI, &[0; 8]);
     core.write_bytes(port::DI, &[1; 8]);
     assert_eq!(core.errors(), (0, pix::ALIGN0));
+
     core.read_bytes::<8>(port::DR + 8);
     assert_eq!(core.errors(), (prx::ALIGN0, 0));
 }
 
-/// A quad of which a core reads the lower half only is lost to it, and the error is that of its own processor port.
+/// If a core reads only the lower half of a quad, the upper half is lost. The error bit is that of
+/// the core's processor port.
 pub fn an_upper_half_that_is_not_read_is_lost_and_noted(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let third = Core::open(rig, "cn0", "core2");
@@ -120,7 +126,7 @@ pub fn an_upper_half_that_is_not_read_is_lost_and_noted(rig: &dyn Rig) {
     }
 }
 
-/// The header may come before, between, or after the quads.
+/// The header may be pushed before, between, or after the quads.
 pub fn the_header_may_come_at_any_time(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
     for place in [0, 1, 7, QUADS] {
@@ -130,14 +136,16 @@ pub fn the_header_may_come_at_any_time(rig: &dyn Rig) {
             }
             push_quad(&from, quad);
         }
+
         if place == QUADS {
             push_header(&from, irq_to(0));
         }
+
         assert_eq!(target.receive(), (irq_to(0), payload(place as u32)), "header after {place} quads");
     }
 }
 
-/// Headers and quads of several packets may be pushed and popped on their own.
+/// Headers and quads of several packets may be pushed and popped independently.
 pub fn headers_and_quads_are_queues_of_their_own(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
 
@@ -147,19 +155,22 @@ pub fn headers_and_quads_are_queues_of_their_own(rig: &dyn Rig) {
 
     (0..3).for_each(|class| assert_eq!(Header(target.read(port::HR)).class(), class));
     assert_eq!((status::headers(target.read(port::SX)), status::quads(target.read(port::SX))), (0, 48));
+
     for number in 0..3 {
         let quads: Vec<u8> = (0..QUADS).flat_map(|_| target.read_bytes::<16>(port::DR)).collect();
         assert_eq!(quads, payload(number));
     }
+
     assert_eq!(target.read(port::SX), 0);
 }
 
-/// A packet that lacks a quad stays, shows in the status, and goes when it is complete.
+/// A packet that lacks a quad waits, is visible in the status, and leaves when it is complete.
 pub fn a_partial_packet_waits_for_its_last_quad(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
     push_header(&from, to(0));
     payload(5).chunks(16).take(QUADS - 1).for_each(|quad| push_quad(&from, quad));
     settle(rig);
+
     assert!(target.try_receive().is_none());
     assert_eq!(from.read(port::SX), status::word(15, 1, 0, false, 0));
     assert_eq!(from.word(mirror::STATUS), from.read(port::SX));
@@ -170,11 +181,13 @@ pub fn a_partial_packet_waits_for_its_last_quad(rig: &dyn Rig) {
     assert_eq!(from.read(port::SX), 0);
 }
 
-/// Accesses of a wrong width or alignment read as ones, write nothing, and set the bit of the core's processor port.
+/// Accesses of a wrong width or alignment read all ones, write nothing, and set the bit of the
+/// core's processor port.
 pub fn bad_widths_and_alignments_set_the_bit_of_the_processor_port(rig: &dyn Rig) {
     let cores: Vec<_> = (0..CORES).map(|core| Core::open(rig, "cn0", &format!("core{core}"))).collect();
     let read_bits = [prx::ALIGN0, prx::ALIGN0, prx::ALIGN1, prx::ALIGN1];
     let write_bits = [pix::ALIGN0, pix::ALIGN0, pix::ALIGN1, pix::ALIGN1];
+
     for ((core, read_bit), write_bit) in cores.iter().zip(read_bits).zip(write_bits) {
         for (offset, width) in
             [(port::DI, 4), (port::DI + 4, 4), (port::HI, 8), (port::HI + 1, 1), (port::DI + 8, 2)]
@@ -182,30 +195,34 @@ pub fn bad_widths_and_alignments_set_the_bit_of_the_processor_port(rig: &dyn Rig
             core.write_bytes(offset, &vec![0; width]);
             assert_eq!(core.errors(), (0, write_bit), "write of {width} bytes at {offset:#x}");
         }
+
         for offset in [port::DR, port::DR + 8, port::HR + 2, port::SX + 1] {
             assert_eq!(core.read_bytes::<2>(offset), [0xff; 2]);
             assert_eq!(core.errors(), (read_bit, 0), "read at {offset:#x}");
         }
+
         assert_eq!(core.read_bytes::<8>(dcr(GLOB_NADDR)), [0xff; 8]);
         assert_eq!(core.errors(), (read_bit, 0));
         assert_eq!(core.read(port::SX), 0);
     }
 }
 
-/// Addresses without a register, or that go the other way, are address errors.
+/// Accesses to an address without a register, or in the wrong direction, are address errors.
 pub fn addresses_without_a_register_are_address_errors(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     for offset in [port::DR, port::SX, port::SIZE, dcr(0x7f), REG_INT_STATUS, REGISTERS - 4] {
         core.write_bytes(offset, &[0; 4]);
         assert_eq!(core.errors(), (0, pix::ADDR0), "write at {offset:#x}");
     }
+
     for offset in [port::HI, port::SIZE, dcr(0x7f), REGISTERS - 4] {
         assert_eq!(core.read_bytes::<4>(offset), [0xff; 4]);
         assert_eq!(core.errors(), (prx::ADDR0, 0), "read at {offset:#x}");
     }
 }
 
-/// Reads of an empty FIFO are under-runs: ones, the error bit, and the error interrupt.
+/// Reads of an empty FIFO are underruns: they return all ones, and set the error bit and the error
+/// interrupt.
 pub fn reading_an_empty_fifo_is_an_under_run(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let interrupt = core.device.interrupt(vector::ERROR.into()).unwrap();
@@ -220,31 +237,34 @@ pub fn reading_an_empty_fifo_is_an_under_run(rig: &dyn Rig) {
     assert_eq!(core.errors(), (0, 0));
 }
 
-/// Writes to a full FIFO are overflows, and what was written is all that is lost.
+/// Writes to a full FIFO are overflows. Only the written data are lost.
 pub fn writing_a_full_fifo_loses_what_was_written(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
     node.enable(&[vector::ERROR]);
+
     let sent = node.send_until_full(rig, to(0), 0);
 
     push_quad(&node, &[0xee; 16]);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(node.errors(), (0, pix::PFO1));
+
     push_header(&node, irq_to(0));
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(node.errors(), (0, pix::HFO1));
 
     io.receive_numbers(0, sent);
     push(&node, irq_to(0), &payload(777));
+
     assert_eq!(io.receive(), (irq_to(0), payload(777)));
     assert_eq!(node.errors(), (0, 0));
 }
 
-/// Packets of port and slots leave in the order they were given, also out of a FIFO that is blocked.
+/// Packets of port and slots leave in the order they were given, also from a FIFO that was blocked.
 pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
 
-    // More than the link and the other FIFO take.
+    // More packets than the link and the other FIFO hold.
     for number in 0..8 + 4 + 7 {
         if number % 3 == 0 {
             push(&node, to(0), &payload(number));
@@ -255,10 +275,11 @@ pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
     }
 
     assert_eq!(status::send_headers(node.read(port::SX)), 7);
+
     io.receive_numbers(0, 8 + 4 + 7);
 }
 
-/// Port and slots take packets out of one queue.
+/// Port and slots take packets from one queue.
 pub fn port_and_slots_receive_from_one_queue(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     for number in 0..40 {
@@ -271,40 +292,48 @@ pub fn port_and_slots_receive_from_one_queue(rig: &dyn Rig) {
             assert_eq!(io.receive().1, payload(number));
         }
     }
+
     assert_eq!(io.errors(), (0, 0));
 }
 
-/// Status word, the other channel's view of it, the mirror and the slots say the same at every fill level.
+/// The status word, the other channel's view of it, the mirror and the slots agree at every fill
+/// level.
 pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let (io_admin, node_admin) = (Core::open(rig, "io0", "admin"), Core::open(rig, "cn0", "admin"));
     let check = |packets: u32| {
         settle(rig);
         let (received, sent) = (packets.min(8), packets.saturating_sub(8 + 4));
+
         for (core, admin) in [(&io, &io_admin), (&node, &node_admin)] {
             assert_eq!(core.read(port::SX), core.word(mirror::STATUS), "{packets} packets");
             assert_eq!(core.read(port::SX), admin.read(port::SO), "{packets} packets");
             assert_eq!((admin.read(port::SX), core.read(port::SO)), (0, 0));
         }
+
         let irq = received > 2;
         assert_eq!(io.read(port::SX), status::word(0, 0, 16 * received, irq, received), "{packets} packets");
         assert_eq!(node.read(port::SX), status::word(16 * sent, sent, 0, false, 0), "{packets} packets");
         assert_eq!(io.waiting(), received);
     };
+
     for packets in 0..20 {
         check(packets);
         assert!(node.try_send(if packets == 2 { irq_to(0) } else { to(0) }, &payload(packets)));
     }
+
     check(20);
 }
 
-/// What the port has popped of packets that are not read to their end is out of the FIFO for every reader of its status.
+/// The status leaves out quads that the port has popped of a packet, even if it is not read to its
+/// end, for every reader.
 pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
     io.send(to(1), &payload(0));
     io.send(to(1), &payload(1));
     until_waiting(&node, 2);
+
     let shows = |quads: u32, headers: u32| {
         let word = status::word(0, 0, quads, false, headers);
         assert_eq!([node.read(port::SX), admin.read(port::SO), node.word(mirror::STATUS)], [word; 3]);
@@ -312,18 +341,23 @@ pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
 
     node.read(port::HR);
     shows(32, 1);
+
     for _ in 0..3 {
         node.read_bytes::<16>(port::DR);
     }
+
     shows(29, 1);
     node.receive_numbers(0, 1);
     settle(rig);
     shows(16, 1);
+
     assert_eq!(pop(&node), (to(1), payload(1)));
+
     shows(0, 0);
 }
 
-/// The error word of the mirror shows what the registers show; reading these clears it. Another channel's errors stay.
+/// The mirror's error word shows the exception registers, and reading these clears it. Another
+/// channel's errors stay.
 pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -333,6 +367,7 @@ pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
 
     // An empty send FIFO is at its watermark.
     let word = error_word(prx::HFU1, pix::ALIGN0 | pix::WM1);
+
     assert_eq!(core.word(mirror::ERROR), word);
     assert_eq!(exceptions(word), (prx::HFU1, pix::ALIGN0 | pix::WM1));
     assert_eq!(core.errors(), (prx::HFU1, pix::ALIGN0));
@@ -341,11 +376,13 @@ pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
     assert_eq!(admin.errors(), (prx::HFU0, 0));
 }
 
-/// A core reads the control registers, and its writes are ignored and noted; the admin's count.
+/// A core can read the control registers. Its writes are ignored and noted, the admin's have
+/// effect.
 pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
     let registers = [CLASS_RDR0, ARB_RCFG, GLOB_VCFG1, REC_PRXEN, INJ_PIXEN, INJ_CSPY1];
+
     for number in registers {
         let before = core.read(dcr(number));
         core.write(dcr(number), before ^ 2);
@@ -356,11 +393,12 @@ pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
         assert_eq!(admin.read(dcr(number)), before ^ 2, "register {number:#x}");
         admin.write(dcr(number), before);
     }
+
     assert_eq!(core.read(dcr(GLOB_NADDR)), 1);
     assert_eq!((core.errors(), admin.errors()), ((0, 0), (0, 0)));
 }
 
-/// Manual mode stops the router, and what stands still goes on afterwards.
+/// Manual mode stops the router, and waiting packets continue afterwards.
 pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -369,27 +407,34 @@ pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
     for number in 0..8 {
         assert!(node.try_send(to(0), &payload(number)));
     }
+
     settle(rig);
     assert!(io.try_receive().is_none());
+
     admin.write(dcr(ARB_RCFG), 0);
 
     io.receive_numbers(0, 8);
 }
 
-/// The soft reset empties FIFOs and port and clears errors; routes and watermarks stay, and packets go as before.
+/// The soft reset empties FIFOs and port and clears errors. Routes and watermarks stay, and packets
+/// pass as before.
 pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
+
     // Received and sent packets, an error, and registers that are kept.
     io.send(to(1), &payload(1));
     node.send_until_full(rig, to(0), 0);
+
     let kept = [
         (CLASS_RDR0 + 7, u32::from(rdr::SRCL) << 16 | u32::from(rdr::TGTL)),
         (GLOB_VCFG1, 3 << vcfg::RWM_SHIFT),
     ];
+
     kept.iter().for_each(|&(number, value)| admin.write(dcr(number), value));
     push_header(&node, to(0));
     let presence = io.presence(1, 0);
+
     assert_eq!(node.waiting(), 1);
     assert_ne!(node.word(mirror::ERROR) & error_word(0, pix::HFO1), 0);
 
@@ -398,15 +443,19 @@ pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
 
     assert_eq!(admin.read(dcr(ARB_RCFG)), 0);
     assert_eq!((node.read(port::SX), node.waiting(), node.errors()), (0, 0, (0, 0)));
+
     kept.iter().for_each(|&(number, value)| assert_eq!(admin.read(dcr(number)), value));
-    // What was under way beyond the node arrives, and behind it the news.
+    // Packets in flight beyond the node arrive, and behind them the presence report.
     io.receive_numbers(0, 8 + 4);
     settle(rig);
+
     assert!(io.try_receive().is_none());
     assert_eq!(io.presence(1, 0), presence + 2);
+
     transfer(&node, &io, &numbered(0, 50, 20));
     transfer(&io, &node, &numbered(1, 80, 20));
     let class = Header::collective(0, opcode::NONE, 1, 0, false);
     node.send(class, &payload(5));
+
     assert_eq!((io.receive(), node.receive()), ((class, payload(5)), (class, payload(5))));
 }

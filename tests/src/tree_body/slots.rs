@@ -10,7 +10,7 @@ use nicforge_hwi::{
 use super::{CREDITS, Core, NODES, counter, irq_to, name, numbered, payload, settle, to, transfer};
 use crate::backing::Rig;
 
-/// Every node reaches every node, itself included, and the packets keep their order and headers.
+/// Every node reaches every node, itself included, and packets keep their order and headers.
 pub fn every_node_reaches_every_node_in_order(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for from in &nodes {
@@ -21,13 +21,15 @@ pub fn every_node_reaches_every_node_in_order(rig: &dyn Rig) {
             transfer(from, target, &packets);
         }
     }
+
     settle(rig);
     assert!(nodes.iter().all(|node| node.try_receive().is_none()));
 }
 
-/// All nodes send to one at once: nothing is lost, and each sender's packets keep their order.
+/// All nodes send to one at once: no packet is lost, and each sender's packets keep their order.
 pub fn all_nodes_at_once_reach_one_each_in_its_order(rig: &dyn Rig) {
     const PACKETS: u32 = 200;
+
     let nodes = Core::of_all(rig);
     let target = &nodes[0];
     thread::scope(|scope| {
@@ -38,6 +40,7 @@ pub fn all_nodes_at_once_reach_one_each_in_its_order(rig: &dyn Rig) {
                 }
             });
         }
+
         let mut received = [0; NODES as usize - 1];
         for _ in 0..PACKETS * (NODES - 1) {
             let (header, bytes) = target.receive();
@@ -52,13 +55,15 @@ pub fn all_nodes_at_once_reach_one_each_in_its_order(rig: &dyn Rig) {
     });
 }
 
-/// The irq bit arrives, is counted while the packet is in the FIFO, and shows in the status word.
+/// The irq bit arrives, is counted while its packet is in the FIFO, and is visible in the status
+/// word.
 pub fn the_irq_bit_is_counted_while_its_packet_waits(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn3"]);
     for number in 0..6 {
         let header = if number % 2 == 1 { irq_to(4) } else { to(4) };
         io.send(header, &payload(number));
     }
+
     node.until(|| node.word(mirror::RECV_TAIL) == 6);
 
     for left in [3, 3, 2, 2, 1, 1] {
@@ -72,8 +77,8 @@ pub fn the_irq_bit_is_counted_while_its_packet_waits(rig: &dyn Rig) {
     assert_eq!(node.word(mirror::STATUS) & status::IRQ, 0);
 }
 
-/// A receiver that does not read: its FIFO, the link and the send FIFO fill, and not a packet more goes; each packet read lets
-/// one more in, and nothing is lost. Whatever the depth.
+/// A receiver does not read, so its FIFO, the link and the send FIFO fill, and no further packet
+/// moves. Each packet that is read lets one more in, and none is lost. This holds for any depth.
 pub fn a_receiver_that_does_not_read_fills_everything_and_loses_nothing(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let depth = io.word(mirror::RECV_DEPTH);
@@ -83,17 +88,21 @@ pub fn a_receiver_that_does_not_read_fills_everything_and_loses_nothing(rig: &dy
     assert_eq!(sent, depth + CREDITS + depth);
     assert_eq!((io.word(mirror::RECV_TAIL), io.waiting()), (depth, depth));
     assert_eq!(node.word(mirror::SEND_HEAD), depth + CREDITS);
+
     io.receive_numbers(0, 1);
     settle(rig);
     assert!(node.try_send(to(0), &payload(sent)));
+
     settle(rig);
     assert!(!node.has_room());
+
     io.receive_numbers(1, sent);
     settle(rig);
+
     assert!(io.try_receive().is_none() && node.has_room());
 }
 
-/// Read pointers that are returned in one go free as many slots.
+/// Returning many read pointers at once frees as many slots.
 pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let depth = io.word(mirror::RECV_DEPTH);
@@ -101,17 +110,18 @@ pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
 
     io.store(window::RECV_HEAD, depth);
     settle(rig);
-
     assert_eq!(io.waiting(), depth.min(sent - depth));
+
     io.receive_numbers(depth, sent - depth);
 }
 
-/// A node that does not read holds up those who send to it over its channel, hop by hop; the packets of others on the same
-/// channel pass, and when it reads, all of its own come.
+/// A node that does not read blocks the packets for it hop by hop. Other packets on the same
+/// channel pass. When the node reads, it gets all of its packets.
 pub fn a_blocked_node_holds_up_only_what_is_for_it(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let [io, cn0, cn1, cn2, cn3] = &nodes[..] else { panic!("the usual machine has five nodes") };
     let sent = cn2.send_until_full(rig, to(0), 0);
+
     assert_eq!(sent, 2 * 8 + 2 * CREDITS);
 
     transfer(cn3, cn2, &numbered(3, 1000, 40));
@@ -120,15 +130,18 @@ pub fn a_blocked_node_holds_up_only_what_is_for_it(rig: &dyn Rig) {
     transfer(cn1, cn3, &numbered(4, 4000, 40));
 
     assert!(!cn2.has_room());
+
     io.receive_numbers(0, sent);
     settle(rig);
+
     assert!(io.try_receive().is_none());
 }
 
-/// A blocked channel of either kind leaves the other one alone, on the same nodes and links.
+/// A blocked channel of either kind does not block the other one on the same nodes and links.
 pub fn a_blocked_channel_leaves_the_other_alone(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
+
     for (blocked, open) in [(&users, &admins), (&admins, &users)] {
         let sent = blocked[3].send_until_full(rig, to(0), 0);
         let back = blocked[0].send_until_full(rig, to(3), 500);
@@ -141,7 +154,7 @@ pub fn a_blocked_channel_leaves_the_other_alone(rig: &dyn Rig) {
     }
 }
 
-/// Packets on their way through a node touch neither its FIFOs nor what it counts as received.
+/// Packets in transit through a node touch neither its FIFOs nor its count of received packets.
 pub fn packets_on_their_way_leave_the_nodes_between_alone(rig: &dyn Rig) {
     let [cn1, between, cn3] = Core::of(rig, ["cn1", "cn0", "cn3"]);
     let before = counter(rig, "cn0", "vc1_forwarded");
@@ -155,13 +168,15 @@ pub fn packets_on_their_way_leave_the_nodes_between_alone(rig: &dyn Rig) {
     assert_eq!(counter(rig, "cn3", "vc1_received"), 50);
 }
 
-/// Read pointers that make no sense are noted, free nothing, and do not stand in the way of a good one.
+/// Invalid read pointers are noted, free no slot, and do not prevent a later valid one.
 pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let sent = node.send_until_full(rig, to(0), 0);
     io.receive_numbers(0, 3);
     settle(rig);
+
     assert!(node.has_room());
+
     let before = io.word(mirror::RECV_TAIL);
 
     for bad in [2, before + 1, 1000, 1 << 31, u32::MAX] {
@@ -175,15 +190,18 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
     io.store(window::RECV_HEAD, 3);
     io.receive_numbers(3, sent - 3);
     assert_eq!(io.errors(), (0, 0));
-    // Just as bad while the FIFO is empty.
+
+    // They are also invalid while the FIFO is empty.
     io.store(window::RECV_HEAD, sent + 1);
     settle(rig);
+
     assert_eq!(io.errors(), (prx::PFU1, 0));
+
     io.store(window::RECV_HEAD, sent);
     transfer(&node, &io, &numbered(0, 100, 20));
 }
 
-/// A packet for an address that the machine does not have is discarded and noted, and the next one goes.
+/// A packet for an address outside the machine is discarded and noted, and the next one passes.
 pub fn a_packet_for_nobody_is_discarded_and_noted(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
 
@@ -194,10 +212,11 @@ pub fn a_packet_for_nobody_is_discarded_and_noted(rig: &dyn Rig) {
     }
 
     assert_eq!(counter(rig, "cn2", "vc1_no_target"), 3);
+
     transfer(&node, &io, &numbered(0, 1, 1));
 }
 
-/// The mirror says who and where the node is.
+/// The mirror shows the node's address and role.
 pub fn the_mirror_says_where_the_node_is(rig: &dyn Rig) {
     for (address, node) in (0..).zip(Core::of_all(rig)) {
         let words =
@@ -208,8 +227,8 @@ pub fn the_mirror_says_where_the_node_is(rig: &dyn Rig) {
     }
 }
 
-/// The channels of a node are apart: what is in the windows of one is not in those of the other, and a core's packets arrive
-/// at cores, the admin's at the admin.
+/// The channels of a node are separate: the windows of one are not visible in the other. A core's
+/// packets arrive at cores, the admin's at the admin.
 pub fn a_core_reaches_the_user_channel_only(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let (io_admin, node_admin) = (Core::open(rig, "io0", "admin"), Core::open(rig, "cn0", "admin"));
@@ -222,6 +241,7 @@ pub fn a_core_reaches_the_user_channel_only(rig: &dyn Rig) {
     io.receive_numbers(1, 1);
     io_admin.receive_numbers(2, 1);
     settle(rig);
+
     assert!(io.try_receive().is_none() && io_admin.try_receive().is_none());
     assert_eq!((node_admin.own(window::SRAM), node_admin.locked_by(5)), (0, 0));
     assert_eq!((node.word(mirror::CHANNEL), node_admin.word(mirror::CHANNEL)), (1, 0));

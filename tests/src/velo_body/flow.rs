@@ -1,8 +1,8 @@
-//! Receivers that do not read.
+//! Flow control with receivers that do not read.
 
 use super::*;
 
-/// Without credits of connections.
+/// A configuration without connection credits.
 const UNCOUNTED: Config = Config {
     slots: Some(64),
     flow_control: false,
@@ -13,21 +13,26 @@ const UNCOUNTED: Config = Config {
     sleep: Duration::from_millis(20),
 };
 
-/// The credits of a connection stop its sender, and nothing else; no card ever waits.
+/// Connection credits stop the sender of a receiver that does not read. Other connections are not
+/// affected, and no card waits.
 pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let (mut deaf, mut awake) = (port(rig, at(1, 0)), port(rig, at(1, 1)));
     let (to_deaf, to_awake) = (link(&mut sender, &mut deaf), link(&mut sender, &mut awake));
     let promised = sender.credits(to_deaf).unwrap();
     let mut sent = 0;
+
     while sender.send_nb(to_deaf, 0, &[7; 8]).is_ok() {
         sent += 1;
     }
+
     assert_eq!(sent, promised);
     assert_eq!(sender.send_nb(to_deaf, 0, &[7; 8]), Err(Error::WouldBlock));
+
     let short = Deadline::after(Duration::from_millis(20));
     assert!(matches!(sender.send(to_deaf, 0, &[7; 8], short, None), Err(Error::Timeout { .. })));
-    // Through the same port, to somebody else, as often as one likes.
+
+    // Any number of messages to another receiver passes through the same port.
     for number in 0..1000_u64 {
         let mut relax = Relax::new();
         while sender.send_nb(to_awake, 0, &number.to_le_bytes()) == Err(Error::WouldBlock) {
@@ -36,43 +41,53 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
         }
         assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
-    // What it answers others still goes out: its own credits are not in its way.
+
+    // The unread port can still send to others: its own credits do not limit it.
     let from_deaf = link(&mut deaf, &mut awake);
     deaf.send(from_deaf, 0, &[8; 8], soon(), None).unwrap();
+
     assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().from, at(1, 0));
-    // It reads, and all goes on.
+
+    // The receiver reads, and the connection continues.
     let mut got = 0;
     until("all that was sent", &mut [&mut deaf, &mut sender], |ports| {
         got += drain(ports[0]).len() as u32;
         got == sent
     });
     until("credit", &mut [&mut sender, &mut deaf], |ports| ports[0].credits(to_deaf) == Some(promised));
+
     assert_eq!((sender.statistics().stalls, deaf.statistics().stalls), (0, 0));
     assert_eq!(sender.check(), Ok(()));
 }
 
-/// A port that promises all it has refuses the next connection by name, until one that has a promise closes.
+/// A port that has granted all its credits refuses the next connection with a specific error, until
+/// a connection closes.
 pub fn promises_end_and_come_back(rig: &dyn Rig) {
     let small = Config { slots: Some(64), window: 64, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), small);
     let (mut one, mut two) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
     let first = link(&mut one, &mut receiver);
     let all = one.credits(first).unwrap();
+
     assert!((1..=16).contains(&all), "{all} of 32 slots");
+
     let second = two.connect(at(1, 0), soon(), None).unwrap();
     let refused = Error::NoCredit { address: at(1, 0) };
     until("the refusal", &mut [&mut two, &mut receiver], |ports| {
         ports[0].send_nb(second, 0, &[0; 8]) == Err(refused.clone())
     });
     one.disconnect(first).unwrap();
+
     assert_eq!(one.send_nb(first, 0, &[0; 8]), Err(Error::PeerGone { address: at(1, 0) }));
+
     until("room", &mut [&mut two, &mut receiver, &mut one], |ports| {
         match ports[0].connect(at(1, 0), soon(), None) {
             Ok(link) => ports[0].credits(link) == Some(all),
             Err(error) => panic!("{error}"),
         }
     });
-    // One that dies gives it back too.
+
+    // A sender that dies returns its credits too.
     drop(two);
     let mut three = port(rig, at(0, 2));
     until("room", &mut [&mut three, &mut receiver, &mut one], |ports| {
@@ -83,16 +98,19 @@ pub fn promises_end_and_come_back(rig: &dyn Rig) {
     });
 }
 
-/// A connection that ends takes its promise along only as far as its messages were taken: nobody fills the ring, or what is kept, by connecting again.
+/// The credits of a closed connection return only as its messages are taken. Reconnecting can't
+/// fill the ring or the kept messages.
 pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
     let small = Config { slots: Some(64), window: 64, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), small);
     let mut sender = port(rig, at(0, 0));
     let first = link(&mut sender, &mut receiver);
     let all = sender.credits(first).unwrap();
+
     for number in 0..u64::from(all) {
         sender.send(first, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
+
     sender.disconnect(first).unwrap();
     let second = sender.connect(at(1, 0), soon(), None).unwrap();
     let refused = Err(Error::NoCredit { address: at(1, 0) });
@@ -100,44 +118,56 @@ pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
         assert_ne!(ports[0].credits(second).filter(|credits| *credits > 0), Some(all), "promised twice");
         ports[0].send_nb(second, 0, &[0; 8]) == refused
     });
+
     assert_eq!(receiver.kept(), all as usize);
+
     for number in 0..u64::from(all) {
         assert_eq!(receiver.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
+
     until("room", &mut [&mut sender, &mut receiver], |ports| {
         let link = ports[0].connect(at(1, 0), soon(), None).unwrap();
         ports[0].credits(link) == Some(all)
     });
 }
 
-/// Credit that comes behind more messages than are kept can't be read before some of them are taken: a send that waits for it says so.
+/// A credit return behind more messages than are kept can't be read before some are taken. A send
+/// that waits for it reports that.
 pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) {
     let mut few = port_with(rig, at(0, 0), Config { kept: Some(4), ..Config::default() });
     let mut other = port(rig, at(1, 0));
     let (to, back) = (link(&mut few, &mut other), link(&mut other, &mut few));
+
     for number in 0..8_u64 {
         other.send(back, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
+
     until("what is kept", &mut [&mut few], |ports| ports[0].kept() == 4);
     let promised = few.credits(to).unwrap();
+
     for number in 0..u64::from(promised) {
         few.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
-    // It gives them back, behind its own messages.
+
+    // The other port returns the credits, behind its own messages.
     for number in 0..u64::from(promised) {
         assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
+
     other.device().flush().unwrap();
     assert_eq!(few.send(to, 0, &[9; 8], soon(), None), Err(Error::KeptFull { kept: 4 }));
+
     for number in 0..8 {
         assert_eq!(few.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
+
     few.send(to, 0, &[9; 8], soon(), None).unwrap();
     assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().bytes(), [9; 8]);
 }
 
-/// Without credits of connections a card waits for the ring of one that does not read; the watchdog ends that with an error, other
-/// senders go on, and whoever is stalled can still give its own slots back.
+/// Without connection credits a card waits for the ring of a receiver that does not read, and the
+/// watchdog ends that with an error. Other senders continue, and a stalled sender can still return
+/// its own slots.
 pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let mut sender = port_with(rig, at(0, 0), UNCOUNTED);
     let deaf = port_with(rig, at(1, 0), UNCOUNTED);
@@ -146,14 +176,17 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let to_deaf = sender.connect(at(1, 0), soon(), None).unwrap();
     let to_stalled = awake.connect(at(0, 0), soon(), None).unwrap();
     let to_awake = neighbour.connect(at(1, 1), soon(), None).unwrap();
+
     for _ in 0..33 {
         sender.send(to_deaf, 0, &[1; 8], soon(), None).unwrap();
     }
+
     until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
     let mut error = Ok(());
     let (mut there, mut back) = (0, 0);
     until("the watchdog", &mut [&mut sender, &mut neighbour, &mut awake], |ports| {
-        // Flows beside it, also to the stalled process, which reads: its card sends its slots back.
+        // Traffic beside the stall, also to the stalled process, which reads: its card returns its
+        // slots.
         there += drain(ports[2]).len();
         back += drain(ports[0]).len();
         let _ = ports[1].send_nb(to_awake, 0, &[2; 8]);
@@ -161,9 +194,11 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
         error = ports[0].check();
         error.is_err()
     });
+
     let to = at(1, 0);
     let watchdog = nicforge_velo::DeviceError::Watchdog { to };
     assert!(matches!(error, Err(Error::Device { error, .. }) if error == watchdog), "{error:?}");
+
     until("more than a ring", &mut [&mut sender, &mut neighbour, &mut awake], |ports| {
         there += drain(ports[2]).len();
         back += drain(ports[0]).len();
@@ -171,11 +206,13 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
         let _ = ports[2].send_nb(to_stalled, 0, &[3; 8]);
         there > 64 && back > 64
     });
+
     assert_eq!((neighbour.check(), awake.check()), (Ok(()), Ok(())));
     drop(deaf);
 }
 
-/// A call that waits for a message ends by its deadline, also while the ring does not move, or has no room left.
+/// A call that waits for a message ends at its deadline, also while the ring does not move or is
+/// full.
 pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
     let waiting = Config { waiting: Waiting::Interrupt, poll_phase: Duration::ZERO, ..UNCOUNTED };
     let mut sender = port_with(rig, at(0, 0), waiting);
@@ -183,13 +220,17 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
     let mut awake = port_with(rig, at(1, 1), UNCOUNTED);
     let to_deaf = sender.connect(at(1, 0), soon(), None).unwrap();
     let to_sender = awake.connect(at(0, 0), soon(), None).unwrap();
+
     for most in [300, u32::MAX] {
         let sent =
             (0..most).take_while(|_| sender.send_nb(to_deaf, 0, &[1; 8]) != Err(Error::WouldBlock)).count();
+
         assert!(sent > 64, "{sent}");
+
         let waited = sender.recv(Filter::ANY, Deadline::after(Duration::from_millis(10)), None);
-        // The watchdog may have ended the one in front before.
+        // The watchdog may have ended the stalled send first.
         assert!(matches!(waited, Err(Error::Timeout { .. } | Error::Device { .. })), "{waited:?}");
+
         awake.send(to_sender, 5, &[5; 8], soon(), None).unwrap();
         let message = loop {
             match sender.recv(Filter::ANY, soon(), None) {
@@ -197,8 +238,10 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
                 result => break result.unwrap(),
             }
         };
+
         assert_eq!((message.from, message.tag), (at(1, 1), 5));
     }
-    // What is left in the ring is for nobody, and keeps nobody.
+
+    // Messages left in the ring have no receiver, and block no other.
     drop(deaf);
 }

@@ -1,4 +1,5 @@
-//! Software that writes anything anywhere in the pages of its VPID: the others go on, and nobody is deceived.
+//! Software that writes arbitrary data to the pages of its VPID. Other VPIDs continue, and the
+//! sender of a message is always true.
 
 use std::cell::RefCell;
 
@@ -15,16 +16,16 @@ use proptest::{
 
 use super::*;
 
-/// What hostile software may do.
+/// An action of hostile software.
 #[derive(Clone, Debug)]
 enum Action {
-    /// Write to a place of a BAR, with any width.
+    /// Write to any offset of a BAR, with any width.
     Write { bar: u32, offset: u64, data: Vec<u8> },
-    /// Read there.
+    /// Read from any offset of a BAR, with any width.
     Read { bar: u32, offset: u64, width: usize },
     /// Store to the posted-write ring or the windows behind it.
     Store { word: u64, value: u64 },
-    /// A piece of a send, at any position.
+    /// Write a piece of a send, at any position.
     Piece { node: u32, vpid: u16, tag: u8, quadwords: usize, position: u64, data: Vec<u8> },
 }
 
@@ -46,6 +47,7 @@ fn action() -> impl Strategy<Value = Action> {
             data,
         },
     );
+
     prop_oneof![
         4 => (offset.clone(), data()).prop_map(|(offset, data)| Action::Write { bar: 0, offset, data }),
         2 => (0_u32..6, any::<u32>(), data())
@@ -61,7 +63,7 @@ fn action() -> impl Strategy<Value = Action> {
 fn perform(device: &Device, action: Action) {
     let backing = device.backing();
     match action {
-        // What lies outside, or is memory that can't be written, is refused.
+        // Accesses beyond the BAR or to read-only memory are refused.
         Action::Write { bar, offset, data } => {
             drop(backing.write(bar, offset, &data, WriteMode::Confirmed));
         }
@@ -77,7 +79,8 @@ fn perform(device: &Device, action: Action) {
     }
 }
 
-/// Whatever is written to a VPID's pages: each message that it causes anywhere names that VPID, and the neighbours' messages go on.
+/// Whatever is written to a VPID's pages, each resulting message names that VPID as sender, and the
+/// neighbours' messages pass.
 pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut victims = [at(0, 0), at(1, 0), at(1, 1)].map(|address| port_with(rig, address, uncounted));
@@ -86,7 +89,8 @@ pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
         [at(1, 0), at(1, 1)].map(|to| first[0].connect(to, soon(), None).unwrap()).into()
     };
     let hostile = rig.open("ex0", "vpid2");
-    // The cases share a machine; the runner wants a `Fn`.
+
+    // The cases share a machine; the runner needs a `Fn`.
     let state = RefCell::new((victims, 0_u64));
     let config =
         ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::with_cases(48) };
@@ -95,13 +99,15 @@ pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
         let (victims, number) = &mut *state.borrow_mut();
         for action in actions {
             perform(&hostile, action);
-            // What it sends is read, so that it does not fill the share of its card; and says who it is.
+            // The hostile VPID's messages are read, so that they do not fill its card's share. Each
+            // names its true sender.
             for victim in victims.iter_mut() {
                 while let Some(message) = victim.poll().unwrap() {
                     assert_eq!(message.from, at(0, 2));
                 }
             }
         }
+
         *number += 1;
         for (index, link) in links.iter().enumerate() {
             victims[0].send(*link, 7, &number.to_le_bytes(), soon(), None).unwrap();
@@ -114,17 +120,19 @@ pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
                 assert_eq!(message.from, at(0, 2));
             }
         }
-        // Its own rings start anew with what the next case does.
+
+        // The hostile device's rings are reset before the next case.
         let _ = hostile.reset();
         Ok(())
     });
+
     outcome.unwrap();
     for port in &mut state.borrow_mut().0 {
         assert_eq!(port.check(), Ok(()));
     }
 }
 
-/// Messages about connections, by the library's flow control.
+/// Connection messages of the library's flow control.
 fn connect(own: u64, target: u8) -> u64 {
     1 | own << 8 | u64::from(target) << 16 | 64 << 32
 }
@@ -133,8 +141,9 @@ fn close(own: u64) -> u64 {
     3 | own << 8
 }
 
-/// Sends `messages` from `victim` to `friend` and back, while a process that never reads sends `lie` (of its own tenant, the victim's, and how many
-/// there were) to the victim as fast as it can. Gives the number of lies.
+/// Sends `messages` from `victim` to `friend` and back, while a process that never reads floods the
+/// victim with `lie`. The arguments of `lie` are its own tenant, the victim's tenant, and the
+/// number of lies so far. Returns the number of lies.
 fn talk_beside_a_liar(
     rig: &dyn Rig,
     victim: &mut Port,
@@ -146,20 +155,24 @@ fn talk_beside_a_liar(
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut liar = port_with(rig, at(1, 0), uncounted);
     let liars = liar.connect(victim.address(), soon(), None).unwrap();
+
     until("the liar", &mut [&mut *victim], |ports| ports[0].is_up(at(1, 0)));
     let own = u64::from(victim.tenant_of(at(1, 0)));
     let (mut sent, mut received, mut lies) = (0, 0, 0_u64);
     let (mut echo, mut relax) = (None, Relax::new());
     let deadline = Deadline::after(3 * LIMIT);
+
     while received < messages {
         assert!(!deadline.has_passed(), "{sent} sent, {received} received, {lies} lies");
+
         let word = lie(own, liars.tenant(), lies);
         let lied = liar.send_nb(liars, nicforge_velo::CONTROL_TAG, &word.to_le_bytes()).is_ok();
         lies += u64::from(lied);
         if sent < messages && victim.send_nb(to, 0, &sent.to_le_bytes()).is_ok() {
             sent += 1;
         }
-        // Nobody waits for the other: what comes for the victim is taken meanwhile.
+
+        // Neither waits for the other: messages for the victim are taken meanwhile.
         while let Some(message) = echo.take().or_else(|| friend.poll().unwrap()) {
             match friend.send_nb(back, 1, message.bytes()) {
                 Err(Error::WouldBlock) => {
@@ -169,33 +182,41 @@ fn talk_beside_a_liar(
                 result => result.unwrap(),
             }
         }
+
         if echo.is_some() {
             friend.progress().unwrap();
         }
+
         while let Some(message) = victim.poll().unwrap() {
             assert_eq!((message.from, message.quadword(0)), (at(1, 1), received));
             received += 1;
         }
+
         victim.device().relax(&mut relax).unwrap();
         relax.reset();
     }
+
     assert!(lies > 100, "{lies}");
+
     lies
 }
 
-/// A process that sends messages about connections as fast as it can, and reads no answer: whom it sends them to goes on talking with others.
+/// A process floods a port with connection messages and reads no answer. The port continues to talk
+/// to others.
 pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
     let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
     let links = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
     talk_beside_a_liar(rig, &mut victim, &mut friend, links, 10_000, |own, target, lies| {
-        // One of any other tenant is of no effect either.
+        // A message that names another tenant has no effect either.
         connect(if lies % 4 == 3 { own ^ (lies & 0xfe) } else { own }, target)
     });
+
     assert_eq!((victim.statistics().stalls, victim.check()), (0, Ok(())));
 }
 
-/// One that also says each time that it has ended, so that each answer is due: it holds its victim's card up until the watchdog has dropped what was
-/// said, and is answered no more. After three such tenants nobody who has its address is. What the victim says to others gets no error by it.
+/// A process that also closes each connection, so that each answer is due, stalls its victim's card
+/// until the watchdog drops the answer. It then gets no more answers, and after three such tenants
+/// its address gets none. Messages of the victim to others do not fail.
 pub fn who_ends_and_connects_all_the_time_is_answered_no_more(rig: &dyn Rig) {
     let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
     let links = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
@@ -208,11 +229,12 @@ pub fn who_ends_and_connects_all_the_time_is_answered_no_more(rig: &dyn Rig) {
             victim.statistics().stalls
         })
         .collect();
+
     assert!(stalls[0] > 0, "{stalls:?}");
     assert_eq!(stalls[2], stalls[4], "{stalls:?}");
 }
 
-/// The pages that the card writes can't be written by who looks at them.
+/// Clients can't write the pages that the card writes.
 pub fn nobody_writes_the_mirror_or_the_directory(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");
     for bar in [2, BAR_DIRECTORY] {

@@ -1,7 +1,8 @@
 //! Messages that are torn on their way to the card.
 //!
-//! The ports here are on devices without a posted-write ring, so that a message is stored, and a `Torn` backing does with the stores what a
-//! processor's write-combining buffers do: they leave in pieces, in another order, or not at all.
+//! The ports here are on devices without a posted-write ring, so messages are stored directly. A
+//! `Torn` backing treats these stores as a processor's write-combining buffers do: they leave in
+//! pieces, reordered, or not at all.
 
 use std::{
     os::fd::BorrowedFd,
@@ -25,7 +26,7 @@ use nicforge_velo::{Config, DeviceError, Error, Filter, Port};
 use super::{at, drain, link, pattern, port, until};
 use crate::backing::{Rig, soon};
 
-/// How often a message is torn.
+/// The frequency of torn messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Never = 0,
@@ -33,10 +34,10 @@ enum How {
     Always = 2,
 }
 
-/// A device whose stores to the send aperture are torn, and that has no posted-write ring.
+/// A device without a posted-write ring, whose stores to the send aperture are torn.
 struct Torn {
     inner: Arc<dyn Backing>,
-    /// Where configuration space says how many rings there are.
+    /// Offset of the number of rings in configuration space.
     ring_count: u64,
     how: AtomicU64,
     random: AtomicU64,
@@ -49,11 +50,13 @@ impl Torn {
             inner.read(REGION_CONFIG, at, &mut byte).unwrap();
             byte[0]
         };
+
         let mut capability = u64::from(byte(0x34));
         while (byte(capability), byte(capability + 3)) != (CAP_ID_VENDOR, CAP_KIND_ATTACHMENT) {
             capability = byte(capability + 1).into();
             assert_ne!(capability, 0, "there is an attachment");
         }
+
         let ring_count = capability + std::mem::offset_of!(AttachmentCapability, ring_count) as u64;
         let (how, random) = (AtomicU64::new(how as u64), AtomicU64::new(0x9e37_79b9_7f4a_7c15));
         Arc::new(Self { inner, ring_count, how, random })
@@ -63,13 +66,14 @@ impl Torn {
         self.how.store(how as u64, Ordering::SeqCst);
     }
 
-    /// Another number each time.
+    /// Returns the next pseudo-random number.
     fn random(&self) -> u64 {
         let next = |state: u64| Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
         self.random.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).unwrap() >> 33
     }
 
-    /// The pieces of a message in which it leaves the processor: where each begins, and its bytes.
+    /// Splits a message into the pieces in which it leaves the processor: each with its offset and
+    /// bytes.
     fn pieces<'a>(&self, data: &'a [u8]) -> Vec<(usize, &'a [u8])> {
         let (front, back) = data.split_at(data.len() / 16 * 8);
         let quadwords = || data.chunks(8).enumerate().map(|(index, piece)| (index * 8, piece));
@@ -78,8 +82,9 @@ impl Torn {
             1 => self.random() % 7,
             _ => 3 + self.random() % 4,
         };
+
         match choice {
-            // What has one quadword can't be torn.
+            // A message of one quadword can't be torn.
             0 => vec![(0, data)],
             _ if front.is_empty() => vec![(0, data)],
             1 => vec![(0, front), (front.len(), back)],
@@ -107,6 +112,7 @@ impl Backing for Torn {
         {
             *byte = 0;
         }
+
         Ok(())
     }
 
@@ -114,9 +120,11 @@ impl Backing for Torn {
         if region != u32::from(BAR_VELO) {
             return self.inner.write(region, offset, data, mode);
         }
+
         for (place, piece) in self.pieces(data) {
             self.inner.write(region, offset + place as u64, piece, mode)?;
         }
+
         Ok(())
     }
 
@@ -173,7 +181,7 @@ impl Backing for Torn {
     }
 }
 
-/// A port whose messages are torn, and what tears them.
+/// Opens a port whose messages are torn, and returns it with its backing.
 fn torn_port(rig: &dyn Rig, node: u32, how: How) -> (Port, Arc<Torn>) {
     let torn = Torn::new(rig.open(&format!("ex{node}"), "vpid0").backing().clone(), how);
     let options = OpenOptions { heartbeat: None, ..OpenOptions::default() };
@@ -182,9 +190,11 @@ fn torn_port(rig: &dyn Rig, node: u32, how: How) -> (Port, Arc<Torn>) {
     (Port::open(device, Config::default()).unwrap(), torn)
 }
 
-/// Messages that are torn more often than not arrive whole, in order, and once; both ways, beside a port whose messages are not.
+/// Messages that are usually torn arrive whole, in order, and once. This holds both ways, beside a
+/// port whose messages are intact.
 pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 1500;
+
     let (mut here, _) = torn_port(rig, 0, How::Often);
     let (mut there, _) = torn_port(rig, 1, How::Often);
     let mut whole = port(rig, at(0, 1));
@@ -195,8 +205,10 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
         bytes[..8].copy_from_slice(&number.to_le_bytes());
         bytes
     };
+
     let ways = [(0, to), (1, back), (2, beside)];
     let (mut sent, mut expected) = ([0; 3], [0; 3]);
+
     while expected != [MESSAGES; 3] {
         let mut ports = [&mut here, &mut there, &mut whole];
         for (way, &(port, link)) in ways.iter().enumerate() {
@@ -210,6 +222,7 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
                 }
             }
         }
+
         let [here, there, whole] = &mut ports;
         until("messages", &mut [here, there, whole], |ports| {
             let mut moved = false;
@@ -220,25 +233,29 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
                     moved = true;
                 }
             }
+
             let mut senders = ways.iter().zip(sent).filter(|(_, sent)| *sent < MESSAGES);
             moved || senders.any(|(&(port, link), _)| ports[port].credits(link) != Some(0))
         });
     }
+
     for port in [&mut here, &mut there, &mut whole] {
         assert_eq!(drain(port), []);
         port.device().flush().unwrap();
         assert_eq!(port.check(), Ok(()), "what was repaired is no error");
     }
+
     let replayed = [&here, &there, &whole].map(|port| port.statistics().replayed);
     assert!(replayed[0] > MESSAGES / 4 && replayed[1] > MESSAGES / 4, "{replayed:?}");
     assert_eq!(replayed[2], 0);
 }
 
-/// A message that never gets there whole is an error and was not sent; the next one is, once.
+/// A message that never arrives whole is an error and was not sent. The next one is sent once.
 pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
     let (mut here, torn) = torn_port(rig, 0, How::Never);
     let mut there = port(rig, at(1, 0));
     let to = link(&mut here, &mut there);
+
     for turn in 0..3_u64 {
         torn.set(How::Always);
         let result = here.send(to, 2, &[9; 32], soon(), None);
@@ -248,5 +265,6 @@ pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
         let got = there.recv(Filter::ANY, soon(), None).unwrap();
         assert_eq!((got.tag, got.quadword(0)), (3, turn));
     }
+
     assert_eq!(drain(&mut there), []);
 }

@@ -1,4 +1,5 @@
-//! What the tests of both directions use: a deadline, eventfds, and a look at the first two messages on a socket.
+//! Common parts of the tests of both directions: a deadline, eventfds, and a tap for the first two
+//! messages on a socket.
 
 use std::{
     io::{Read, Write},
@@ -20,23 +21,25 @@ use nix::{
     sys::eventfd::{EfdFlags, EventFd},
 };
 
-/// Runs a test whose peer may keep it waiting for ever.
+/// Runs a test with a deadline, for peers that may block for ever.
 pub(crate) fn in_time(body: impl FnOnce() + Send + 'static) {
     let (done, ended) = channel();
     let thread = thread::spawn(move || {
         body();
-        // Who does not wait any more has failed already.
+        // The receiver is gone only if the test has failed already.
         let _ = done.send(());
     });
+
     if ended.recv_timeout(3 * LIMIT) == Err(RecvTimeoutError::Timeout) {
         panic!("the peer keeps the test waiting");
     }
+
     if let Err(panic) = thread.join() {
         resume_unwind(panic);
     }
 }
 
-/// Looks until `condition` holds.
+/// Polls until `condition` holds.
 pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !condition() {
@@ -49,7 +52,7 @@ pub(crate) fn eventfd() -> EventFd {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).unwrap()
 }
 
-/// Waits until there is something to read.
+/// Waits until the descriptor is readable.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>) {
     let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
     assert_eq!(poll(&mut fds, PollTimeout::try_from(LIMIT).unwrap()), Ok(1), "nothing came");
@@ -65,14 +68,15 @@ pub(crate) fn is_quiet(fd: &EventFd) -> bool {
     fd.read().is_err()
 }
 
-/// A `VERSION` as it was on the wire.
+/// A `VERSION` message as sent on the wire.
 pub(crate) struct Version {
     pub(crate) message: VersionMessage,
     pub(crate) json: String,
 }
 
-/// Lets `client` connect to the server at `path` through a socket in `directory`, and gives the request and the reply that went
-/// over it. Nothing else does: to the client it looks as if the server went away then.
+/// Connects `client` to the server at `path` through a socket in `directory`. Returns the request
+/// and the reply that passed over it. No further message passes: for the client the server then
+/// disconnects.
 pub(crate) fn version_exchange(path: &Path, directory: &Path, client: impl FnOnce(&Path)) -> [Version; 2] {
     let between = directory.join("between");
     let listener = UnixListener::bind(&between).unwrap();
@@ -82,6 +86,7 @@ pub(crate) fn version_exchange(path: &Path, directory: &Path, client: impl FnOnc
         let mut server = UnixStream::connect(server).unwrap();
         [pass_on(&mut client, &mut server), pass_on(&mut server, &mut client)]
     });
+
     client(&between);
     tap.join().unwrap()
 }
@@ -90,9 +95,11 @@ fn pass_on(from: &mut UnixStream, to: &mut UnixStream) -> Version {
     from.set_read_timeout(Some(LIMIT)).unwrap();
     let mut header = [0; HEADER_SIZE];
     from.read_exact(&mut header).unwrap();
+
     let mut payload = vec![0; Header::parse(&header).unwrap().size as usize - HEADER_SIZE];
     from.read_exact(&mut payload).unwrap();
     to.write_all(&[&header, payload.as_slice()].concat()).unwrap();
+
     let json = String::from_utf8(payload[4..].to_vec()).unwrap();
     Version { message: parse_version(&payload).unwrap(), json }
 }

@@ -1,10 +1,12 @@
-//! The `vfio_user` crate as the other side of the socket: its client at our server, and our client and driver at its server.
+//! The `vfio_user` crate as the other side of the socket: its client at nicforge's server, and
+//! nicforge's client and driver at its server.
 //!
-//! It is another implementation of the same specification, by other people. What it does not do, or does differently, is
-//! asserted here too where it can be told from outside; the book's conformance table says it in words. Neither side of it has
-//! deadlines, so each test that it could hold up has one ([`common::in_time`]).
+//! The crate is an independent implementation of the same specification. Features it lacks or
+//! implements differently are asserted here too where they are visible from outside; the book's
+//! conformance table describes them. Neither side of the crate has deadlines, so each test that it
+//! could block has one ([`common::in_time`]).
 //!
-//! [`reference_client`] sends what the client of the reference implementation sends, message by message.
+//! [`reference_client`] sends the messages of the reference implementation's client, one by one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this is tests")]
 
 mod common;

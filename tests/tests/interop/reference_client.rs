@@ -1,8 +1,12 @@
-//! The messages of the reference implementation's sample client at our server, in its order and with its sizes.
+//! The messages of the reference implementation's sample client at nicforge's server, in its order
+//! and with its sizes.
 //!
-//! That client is blocking and strict. It reads the header of a reply by itself, takes descriptors only where it expects
-//! some, and gives up over a reply of another size than it made room for. It proposes no second socket, keeps its memory
-//! in a file on a disk, and serves DMA requests on the first socket while it waits for nothing else.
+//! That client is blocking and strict:
+//! - It reads the header of a reply separately.
+//! - It accepts descriptors only where it expects some.
+//! - It fails on a reply of another size than it has room for.
+//! - It proposes no second socket, and keeps its memory in a file on a disk.
+//! - It serves DMA requests on the first socket while it waits for no reply.
 
 use std::{
     fs::File,
@@ -34,14 +38,14 @@ use vfio_bindings::bindings::vfio::{VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DA
 use crate::common::{eventfd, in_time, signals, wait_readable};
 
 const PAGE: u64 = 0x1000;
-/// Most data in a message to the client. It is low, so that transfers are cut.
+/// Maximum data in a message to the client. It is low, so that transfers are split.
 const TRANSFER: u64 = 1024;
-/// Descriptors that the client takes in one message.
+/// Number of descriptors that the client accepts in one message.
 const CLIENT_FDS: usize = 32;
 
 struct Reference {
     stream: UnixStream,
-    /// Its memory: address and offset in the file are the same.
+    /// Its memory: address and offset in the file are equal.
     file: File,
 }
 
@@ -61,10 +65,12 @@ impl Reference {
         let rights = if fds.is_empty() { &[][..] } else { &rights };
         let parts = [IoSlice::new(&header), IoSlice::new(payload)];
         let sent = sendmsg::<()>(self.stream.as_raw_fd(), &parts, rights, MsgFlags::MSG_NOSIGNAL, None);
+
         assert_eq!(sent, Ok(header.len() + payload.len()));
     }
 
-    /// Receives a header alone. A descriptor that comes along ends the client, which has no room for one.
+    /// Receives only a header. A descriptor with it would end the client, which has no room for
+    /// one.
     fn header(&self) -> Header {
         let mut bytes = [0; HEADER_SIZE];
         let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -92,7 +98,7 @@ impl Reference {
         payload
     }
 
-    /// Sends a request and receives its reply without descriptors. A refusal must be a header alone.
+    /// Sends a request and receives its reply without descriptors. A refusal must be only a header.
     fn ask(
         &self,
         id: u16,
@@ -102,15 +108,18 @@ impl Reference {
     ) -> Result<Vec<u8>, Errno> {
         self.send(Header::request(id, command, payload.len(), false), payload, fds);
         let header = self.header();
+
         assert_eq!((header.id, header.command), (id, command));
+
         if let Some(errno) = header.reply_error() {
             assert_eq!(header.size as usize, HEADER_SIZE);
             return Err(errno);
         }
+
         Ok(self.body(&header))
     }
 
-    /// As [`Self::ask`], for a reply of so many bytes and no descriptors.
+    /// As [`Self::ask`], for a reply of `length` bytes without descriptors.
     fn get(&self, id: u16, command: Command, payload: &[u8], length: usize) -> Vec<u8> {
         let reply = self.ask(id, command, payload, &[]).unwrap();
         assert_eq!(reply.len(), length);
@@ -122,9 +131,12 @@ impl Reference {
         let payload = [&[0, 0, 1, 0], json.as_bytes(), &[0]].concat();
         let reply = self.ask(0xda55, Command::Version, &payload, &[]).unwrap();
         let version = parse_version(&reply).unwrap();
+
         assert_eq!((version.major, reply.last()), (0, Some(&0)));
+
         let said = version.capabilities.unwrap();
         assert_eq!(said.twin_socket, None);
+
         said.max_msg_fds.unwrap()
     }
 
@@ -142,7 +154,7 @@ impl Reference {
         assert_eq!(reply, access);
     }
 
-    /// Maps so many pages of its file, a message and a descriptor each.
+    /// Maps the first pages of its file, with one message and descriptor for each.
     fn map_pages(&self, pages: u64) {
         self.file.set_len(pages * PAGE).unwrap();
         for page in 0..pages {
@@ -160,13 +172,15 @@ impl Reference {
         assert_eq!(self.ask(0x1bae, Command::DeviceSetIrqs, &set, &[fd.as_fd()]), Ok(Vec::new()));
     }
 
-    /// Serves the server's next request, and gives what it was and about how many bytes.
+    /// Serves the server's next request and returns its command and number of bytes.
     fn serve_dma(&self) -> (Command, u64) {
         let header = self.header();
         let payload = self.body(&header);
         let [address, count] =
             [&payload[..8], &payload[8..16]].map(|it| u64::from_le_bytes(it.try_into().unwrap()));
+
         assert!(count <= TRANSFER);
+
         let mut reply = payload[..16].to_vec();
         if header.command == Command::DmaWrite {
             assert_eq!(payload.len() as u64, 16 + count);
@@ -175,6 +189,7 @@ impl Reference {
             reply.resize(16 + count as usize, 0);
             self.file.read_exact_at(&mut reply[16..], address).unwrap();
         }
+
         self.send(Header::reply(header.id, header.command, reply.len()), &reply, &[]);
         (header.command, count)
     }
@@ -202,34 +217,45 @@ fn the_references_client_is_told_of_the_device_and_maps_its_regions() {
         client.negotiate();
 
         assert_eq!(client.read(0xdead_beef, 0, 4), Err(Errno::EINVAL));
+
         let info =
             client.get(0xb10c, Command::DeviceGetInfo, &[16, 0, 0, 0].map(u32::to_le_bytes).concat(), 16);
+
         assert_eq!(info[8..], [PCI_NUM_REGIONS, PCI_NUM_IRQS].map(u32::to_le_bytes).concat());
+
         let mut mapped = 0;
         for index in 0..PCI_NUM_REGIONS {
-            // First without room for anything but the structure, and for no descriptor.
+            // The first request has room only for the structure, and for no descriptor.
             let short = client.get(0xabcd, Command::DeviceGetRegionInfo, &region_info(index, 32), 32);
             let (first, argsz) = parse_region_info(&short).unwrap();
+
             assert_eq!((first.flags & REGION_FLAG_CAPS, &short[12..16]), (0, &[0; 4][..]));
+
             if argsz == 32 {
                 assert_eq!(first.flags & REGION_FLAG_MMAP, 0, "no descriptor without a capability");
                 continue;
             }
+
             let again = region_info(index, argsz);
             let command = Command::DeviceGetRegionInfo;
             client.send(Header::request(0xabcd, command, again.len(), false), &again, &[]);
+
             let (full, fds) = client.message();
             assert_eq!((full.len(), fds.len()), (argsz as usize, 1));
+
             let (info, needed) = parse_region_info(&full).unwrap();
             assert_eq!((needed, info.flags), (argsz, first.flags | REGION_FLAG_CAPS));
+
             let access =
                 if info.flags & REGION_FLAG_WRITE == 0 { Access::ReadOnly } else { Access::ReadWrite };
+
             for area in info.areas {
                 let at = info.offset + area.offset;
                 SharedMemory::map(fds[0].as_fd(), at, area.size as usize, access).unwrap();
                 mapped += 1;
             }
         }
+
         assert!(mapped >= 2);
     });
 }
@@ -243,22 +269,26 @@ fn the_references_client_sets_up_memory_and_interrupts_and_gets_no_dirty_pages()
 
         assert_eq!(client.read(PCI_CONFIG_REGION, 0, 64).unwrap()[..2], [0xfc, 0x1e]);
         assert_eq!(client.ask(1, Command::DeviceReset, &[], &[]), Ok(Vec::new()));
+
         client.map_pages(fds * 2);
         for index in 0..PCI_NUM_IRQS {
             let payload = [16, 0, index, 0].map(u32::to_le_bytes).concat();
             let info = client.get(0x1bad, Command::DeviceGetIrqInfo, &payload, 16);
             assert_eq!(info[8..12], index.to_le_bytes());
         }
+
         client.bind(0, &eventfd());
 
-        // Start of DMA logging: the client ends here, since this server keeps no dirty pages.
+        // The client requests the start of DMA logging and ends here, since this server does not
+        // track dirty pages.
         let start = [[24, 6 | 1 << 17].map(u32::to_le_bytes).concat(), vec![0; 16]].concat();
+
         assert_eq!(client.ask(0, Command::DeviceFeature, &start, &[]), Err(Errno::EINVAL));
         assert_eq!(client.read(PCI_CONFIG_REGION, 0, 2).unwrap(), [0xfc, 0x1e]);
     });
 }
 
-/// The file is on a disk, so that the server does not map it, and sends its requests between the replies.
+/// The file is on a disk, so the server does not map it. It sends its requests between the replies.
 #[test]
 fn the_references_client_serves_dma_to_its_file_by_messages_of_its_size() {
     in_time(|| {
@@ -266,9 +296,11 @@ fn the_references_client_serves_dma_to_its_file_by_messages_of_its_size() {
         let client = Reference::connect(&served, "dma0", "user0");
         client.negotiate();
         client.map_pages(4);
+
         let done = eventfd();
         client.bind(PCI_MSIX_IRQ, &done);
         client.write(PCI_CONFIG_REGION, 4, &6_u16.to_le_bytes());
+
         let data: Vec<u8> = (0..PAGE).map(|at| (at * 31) as u8).collect();
         client.file.write_all_at(&data, 2 * PAGE).unwrap();
         client.file.write_all_at(&[2 * PAGE, PAGE, PAGE].map(u64::to_le_bytes).concat(), 0).unwrap();
@@ -277,6 +309,7 @@ fn the_references_client_serves_dma_to_its_file_by_messages_of_its_size() {
 
         client.write(0, REG_START, &1_u32.to_le_bytes());
         let (mut read, mut written) = (0, 0);
+
         while written < PAGE {
             match client.serve_dma() {
                 (Command::DmaRead, count) => read += count,
@@ -286,11 +319,14 @@ fn the_references_client_serves_dma_to_its_file_by_messages_of_its_size() {
 
         assert_eq!(signals(&done), 1);
         assert!(read >= PAGE);
+
         let mut copied = vec![0; PAGE as usize];
         client.file.read_exact_at(&mut copied, PAGE).unwrap();
         assert_eq!(copied, data);
+
         let unmap =
             [[24, 0].map(u32::to_le_bytes).concat(), [PAGE, PAGE].map(u64::to_le_bytes).concat()].concat();
+
         assert_eq!(client.get(3, Command::DmaUnmap, &unmap, 24), unmap);
     });
 }

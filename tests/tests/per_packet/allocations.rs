@@ -1,4 +1,4 @@
-//! An allocator that counts, on all threads, between the marks of a stream.
+//! An allocator that counts allocations of all threads between the marks of a stream.
 #![allow(unsafe_code, reason = "an allocator is asked for memory by unsafe calls")]
 
 use std::{
@@ -13,37 +13,38 @@ use crate::{
 
 /// Allocations so far, of the whole process.
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-/// Callers that have passed the first mark.
+/// Number of callers that have passed the first mark.
 static BEGUN: AtomicU64 = AtomicU64::new(0);
-/// Allocations when the last caller passed it, and when the first passed the second; [`NEVER`] before.
+/// The allocations when the last caller passed the first mark, and when the first caller passed the
+/// second one; [`NEVER`] before.
 static AT: [AtomicU64; 2] = [AtomicU64::new(NEVER), AtomicU64::new(NEVER)];
 
 const NEVER: u64 = u64::MAX;
 
 struct Counting;
 
-// SAFETY: everything is the system allocator's doing.
+// SAFETY: every call is passed on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: as the caller's.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -51,7 +52,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// No thread of the stream allocates after its warm-up: not the engine's, nor those of the library's callers.
+/// Checks that no thread of the stream allocates after its warm-up, neither the engine's nor the
+/// library's callers.
 pub(crate) fn check(test: &str) {
     let mut process = Process::start(test, Counted::Allocations);
     process.begin();
@@ -72,7 +74,7 @@ pub(crate) fn mark(mark: Mark) {
     }
 }
 
-/// Allocations while all callers were between their marks. `None` when they never were.
+/// Returns the allocations while all callers were between their marks. `None` if they never were.
 pub(crate) fn counted() -> Option<u64> {
     let [begin, end] = [&AT[0], &AT[1]].map(|at| at.load(Ordering::SeqCst));
     if begin == NEVER || end == NEVER { None } else { end.checked_sub(begin) }

@@ -1,12 +1,14 @@
-//! What a packet costs beside its bytes: allocations and system calls, counted on every thread while 100,000 packets go by.
-//! Both are to be none. Waiting is told apart: a thread that finds nothing to do gives its processor to others.
+//! The cost of a packet beyond its bytes: allocations and system calls, counted on every thread
+//! while 100,000 packets pass. Both must be zero. Waiting is counted separately: a thread without
+//! work yields its processor.
 //!
-//! Each stream runs in a process of its own, in which nobody else allocates or calls the kernel.
+//! Each stream runs in a process of its own, in which no other code allocates or calls the kernel.
 //!
-//! - `workload.rs`: streams of packets, messages and posted writes, with a mark before and after what is counted;
-//! - `process.rs`: this binary as a process that runs one stream;
-//! - `allocations.rs`: the allocator of this binary, which counts;
-//! - `tracer.rs`: counts the system calls of such a process, by `ptrace`.
+//! - `workload.rs`: streams of packets, messages and posted writes, with marks before and after the
+//!   counted part
+//! - `process.rs`: this binary as a process that runs one stream
+//! - `allocations.rs`: the counting allocator of this binary
+//! - `tracer.rs`: counts the system calls of such a process, by `ptrace`
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this binary is tests")]
 
 mod allocations;
@@ -38,7 +40,8 @@ macro_rules! streams {
             })+
         }
 
-        /// Not tests of their own: the streams, in a process that was started for one.
+        /// These are not tests of their own, but the streams, for a process that was started for
+        /// one.
         mod stream {
             use super::*;
             $(#[test]

@@ -10,7 +10,7 @@ use crate::{
     workload::{self, Door, Stream},
 };
 
-/// Says to a process what is counted.
+/// The variable that selects what a process counts.
 const COUNTED: &str = "NICFORGE_TEST_COUNTED";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -19,14 +19,14 @@ pub(crate) enum Counted {
     SystemCalls,
 }
 
-/// A process that waits to be told to begin.
+/// A process that waits for a line on its standard input before it begins.
 pub(crate) struct Process {
     pub(crate) child: Child,
     pub(crate) output: std::io::Lines<BufReader<ChildStdout>>,
 }
 
 impl Process {
-    /// Starts the test of this name by itself.
+    /// Starts a process that runs only the test of this name.
     pub(crate) fn start(test: &str, counted: Counted) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture", "--test-threads=1"])
@@ -35,8 +35,10 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+
         let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(output.any(|line| line.unwrap() == "ready"));
+
         Self { child, output }
     }
 
@@ -52,11 +54,12 @@ impl Drop for Process {
     }
 }
 
-/// The stream, if this process was started for it.
+/// Runs the stream, if this process was started for it.
 pub(crate) fn run(door: Door, stream: Stream) {
     let Ok(counted) = std::env::var(COUNTED) else { return };
     println!("\nready");
     std::io::stdin().lines().next();
+
     if counted == "allocations" {
         workload::run(door, stream, &allocations::mark);
         println!("\nallocations {}", allocations::counted().expect("all callers were between their marks"));

@@ -1,7 +1,9 @@
-//! System calls, counted by `ptrace`: this binary starts itself, and every system call of that process stops it for a moment.
+//! System calls, counted by `ptrace`: this binary starts itself, and every system call stops that
+//! process briefly.
 //!
-//! The process marks what is to be counted by calls that nobody else makes ([`MARK`]). Waiting is told apart from work: a
-//! thread that finds nothing to do gives its processor away (`sched_yield`), and looks at its socket every now and then.
+//! The process marks the counted part by calls that no other code makes ([`MARK`]). Waiting is
+//! distinguished from work: a thread without work yields its processor (`sched_yield`), and polls
+//! its socket now and then.
 #![allow(unsafe_code, reason = "what ptrace tells of a system call is a union")]
 
 use std::{
@@ -25,31 +27,35 @@ use crate::{
     workload::{CALLERS, Door, Mark, PACKETS},
 };
 
-/// No process has such numbers: `getpgid` of them does nothing, and marks the begin and the end.
+/// No process has these ids: `getpgid` of them has no effect, and marks begin and end.
 const MARK: [i32; 2] = [0x7fff_0001, 0x7fff_0002];
-/// Calls that a caller's thread may make but to wait: a handful in 100,000 packets.
+/// Limit of a caller's system calls other than for waiting, in 100,000 packets.
 const HANDFUL: u64 = 80;
 
 /// Calls by thread name and number of the call.
 type Calls = BTreeMap<(String, u64), u64>;
 
-/// Marks the begin or the end for who traces this process.
+/// Marks begin or end for the tracer of this process.
 pub(crate) fn mark(mark: Mark) {
     let number = if mark == Mark::Begin { MARK[0] } else { MARK[1] };
     assert!(getpgid(Some(Pid::from_raw(number))).is_err());
 }
 
-/// The engine makes no call but to give its processor away, and with epoll to look at its sockets. The library's callers make
-/// none but to wait. FCNP's daemon thread dozes by the clock meanwhile.
+/// Checks the counted calls. The engine only yields its processor and, with epoll, polls its
+/// sockets. The library's callers make calls only to wait. FCNP's daemon thread sleeps by the clock
+/// meanwhile.
 pub(crate) fn check(test: &str, door: Door) {
-    // One after the other: they slow each other down, and then there is more waiting.
+    // The tests run one after another, since concurrent ones slow each other down and so wait more.
     static ALONE: Mutex<()> = Mutex::new(());
+
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let calls = trace(Process::start(test, Counted::SystemCalls));
     println!("system calls while {PACKETS} packets went by:");
+
     for ((thread, number), count) in &calls {
         println!("{thread:>16} {:>16} {count:>8}", name(*number));
     }
+
     let sum = |of: &str, wanted: &dyn Fn(i64) -> bool| -> u64 {
         let counts = calls.iter().filter(|((thread, number), _)| thread == of && wanted(*number as i64));
         counts.map(|(_, count)| count).sum()
@@ -60,10 +66,13 @@ pub(crate) fn check(test: &str, door: Door) {
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => !has_epoll,
         _ => true,
     });
+
     assert_eq!(of_engine, 0, "system calls of the engine");
+
     for caller in ["source", "target"] {
         let yields = sum(caller, &|number| number == libc::SYS_sched_yield);
-        // It looks at its socket every 64 turns of waiting. After 100 it sleeps in between, for up to a millisecond.
+        // The caller polls its socket every 64 turns of waiting. After 100 turns it also sleeps in
+        // between, for up to a millisecond.
         let looks = sum(caller, &|number| {
             matches!(number, libc::SYS_poll | libc::SYS_ppoll | libc::SYS_recvmsg | libc::SYS_futex)
         });
@@ -71,10 +80,13 @@ pub(crate) fn check(test: &str, door: Door) {
         let all = sum(caller, &|_| true);
         assert!(all <= HANDFUL + yields + looks, "{all} system calls of the {caller}");
     }
+
     let of_daemon = sum("fcnp", &|number| !matches!(number, libc::SYS_futex | libc::SYS_sched_yield));
     assert_eq!(of_daemon, 0, "system calls of FCNP's daemon");
+
     let known = ["engine", "source", "target", "fcnp", "nicforge-map"];
     let stranger = calls.keys().find(|(thread, _)| !known.contains(&thread.as_str()));
+
     assert_eq!(stranger, None, "a thread that should rest");
 }
 
@@ -99,20 +111,24 @@ fn name(number: u64) -> String {
     }
 }
 
-/// Follows a process and all its threads to the end. Gives the calls made while all callers were between their marks.
+/// Traces a process and all its threads to the end. Returns the calls made while all callers were
+/// between their marks.
 fn trace(mut traced: Process) -> Calls {
     let process = Pid::from_raw(traced.child.id() as i32);
     let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_EXITKILL;
+
     for task in std::fs::read_dir(format!("/proc/{process}/task")).unwrap() {
         let thread = Pid::from_raw(task.unwrap().file_name().to_str().unwrap().parse().unwrap());
         ptrace::seize(thread, options).expect("ptrace of an own child is allowed");
         ptrace::interrupt(thread).unwrap();
     }
+
     traced.begin();
     let (mut begun, mut ended, mut counts) = (0, 0, BTreeMap::<(Pid, u64), u64>::new());
     let mut names = BTreeMap::new();
+
     loop {
-        // Only this thread's children: other tests have theirs.
+        // Only this thread's children, since other tests have theirs.
         let status =
             waitpid(Pid::from_raw(-1), Some(WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD)).unwrap();
         let (thread, signal) = match status {
@@ -132,6 +148,7 @@ fn trace(mut traced: Process) -> Calls {
                         None => {}
                     }
                 }
+
                 (thread, None)
             }
             WaitStatus::PtraceEvent(thread, ..) => (thread, None),
@@ -143,21 +160,25 @@ fn trace(mut traced: Process) -> Calls {
             WaitStatus::Signaled(thread, signal, _) if thread == process => panic!("killed by {signal}"),
             _ => continue,
         };
+
         // A thread that was killed meanwhile is gone.
         let _ = ptrace::syscall(thread, signal);
     }
+
     assert_eq!((begun, ended), (CALLERS, CALLERS), "the marks were not seen");
+
     let name = |thread: Pid| names.get(&thread).cloned().unwrap_or_else(|| thread.to_string());
     counts.into_iter().map(|((thread, number), count)| ((name(thread), number), count)).collect()
 }
 
-/// The number and the first argument of a call that a thread begins. `None` at its end.
+/// Returns the number and the first argument of a call that a thread enters. `None` at its exit.
 fn entered(thread: Pid) -> Option<(u64, u64)> {
     let info = ptrace::syscall_info(thread).ok()?;
     if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
         return None;
     }
-    // SAFETY: this is what the union holds at an entry.
+
+    // SAFETY: the union holds this variant at an entry.
     let entry = unsafe { info.u.entry };
     Some((entry.nr, entry.args[0]))
 }

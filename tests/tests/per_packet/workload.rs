@@ -15,17 +15,17 @@ use nicforge_tests::{
     tree_body::machine,
 };
 
-/// Packets, or posted writes, that go by between the marks.
+/// Number of packets, or posted writes, between the marks.
 pub(crate) const PACKETS: usize = 100_000;
-/// Those that go before, after which everything is as large as it gets.
+/// Number of packets before, after which all buffers have reached their final size.
 const WARM_UP: usize = 10_000;
-/// Bytes of a message: 256 packets' worth.
+/// Bytes of a message: the payload of 256 packets.
 const MESSAGE: usize = 65_536;
-/// Threads that call the library, each of which passes both marks.
+/// Threads that call the library. Each passes both marks.
 pub(crate) const CALLERS: u64 = 2;
 /// Packets in a batch.
 const BATCH: usize = 8;
-/// Longer than anything takes here, traced or not.
+/// Time limit of every wait, with or without a tracer.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// How the machine is reached.
@@ -35,7 +35,7 @@ pub(crate) enum Door {
     InProcess,
 }
 
-/// What goes by.
+/// The kind of traffic.
 #[derive(Clone, Copy)]
 pub(crate) enum Stream {
     /// Packets of the packet layer.
@@ -46,17 +46,18 @@ pub(crate) enum Stream {
     Posted,
 }
 
-/// The begin and the end of what is counted, on each caller's thread.
+/// Begin and end of the counted part, on each caller's thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     Begin,
     End,
 }
 
-/// Runs a stream. Each caller's thread calls `mark` before and after what is counted; both begin together.
+/// Runs a stream. Each caller's thread calls `mark` before and after the counted part; both begin
+/// together.
 pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
     let machine: Machine = machine(1, 8);
-    // Kept hot, so that what is counted is the work and not the sleep.
+    // The engine never sleeps, so that work is counted and not sleeping.
     let rig: Box<dyn Rig> = match door {
         Door::Served(event_loop) => Box::new(Served::with_config(
             machine,
@@ -64,9 +65,11 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
         )),
         Door::InProcess => Box::new(InProcess::new(machine)),
     };
+
     if matches!(door, Door::InProcess) {
         rig.operate(Box::new(|machine| machine.set_cool_after(LIMIT.as_nanos() as u64)));
     }
+
     let [source, target] = ["cn0", "io0"].map(|node| rig.open(node, "core0"));
     let together = Barrier::new(CALLERS as usize);
     let counted = |warm_up: &mut dyn FnMut(), work: &mut dyn FnMut()| {
@@ -75,9 +78,10 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
         mark(Mark::Begin);
         work();
         mark(Mark::End);
-        // Nobody tears anything down while the other still counts.
+        // Neither caller tears down its side while the other still counts.
         together.wait();
     };
+
     match stream {
         Stream::Packets => packets(source, target, &counted),
         Stream::Messages => messages(source, target, &counted),
@@ -104,6 +108,7 @@ fn send(channel: &TreeChannel, packets: usize) {
     let header = Header::point_to_point(0, channel.info().io_node, false);
     let data = [0x5a; BATCH * PAYLOAD];
     let mut left = packets;
+
     while left > 0 {
         let held = channel.send_lock().try_lock(channel.owner()).unwrap();
         let sent = channel.send_batch(held).unwrap().send_data(header, &data, BATCH.min(left)).unwrap();
@@ -116,6 +121,7 @@ fn receive(channel: &TreeChannel, packets: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), channel.device().new_relax());
     let mut data = [0; BATCH * PAYLOAD];
     let mut left = packets;
+
     while left > 0 {
         let held = channel.receive_lock().try_lock(channel.owner()).unwrap();
         let room = &mut data[..BATCH.min(left) * PAYLOAD];
@@ -125,7 +131,7 @@ fn receive(channel: &TreeChannel, packets: usize) {
     }
 }
 
-/// A turn of a waiting loop, if nothing moved.
+/// Relaxes in a waiting loop if no packet moved.
 fn turn(channel: &TreeChannel, moved: usize, deadline: Deadline, relax: &mut nicforge_driver::Relax) {
     if moved > 0 {
         relax.reset();
@@ -137,6 +143,7 @@ fn turn(channel: &TreeChannel, moved: usize, deadline: Deadline, relax: &mut nic
 
 fn messages(source: Device, target: Device, counted: &Counted<'_>) {
     const COUNT: [usize; 2] = [WARM_UP.div_ceil(MESSAGE / PAYLOAD), PACKETS.div_ceil(MESSAGE / PAYLOAD)];
+
     let config = Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() };
     std::thread::scope(|scope| {
         named(scope, "target", || {
@@ -147,6 +154,7 @@ fn messages(source: Device, target: Device, counted: &Counted<'_>) {
             let read = std::cell::RefCell::new(&mut read);
             counted(&mut || read.borrow_mut()(COUNT[0]), &mut || read.borrow_mut()(COUNT[1]));
         });
+
         named(scope, "source", || {
             let core = ComputeCore::open(source, config).unwrap();
             let data = vec![0x5a; MESSAGE];
@@ -165,18 +173,19 @@ fn posted(devices: [Device; 2], counted: &Counted<'_>) {
                 let poster = std::cell::RefCell::new(poster);
                 let post = |count: usize| {
                     for number in 0..count as u32 {
-                        // Enables an interrupt or disables it.
+                        // The write enables or disables an interrupt.
                         let bits = (number & 1).to_le_bytes();
                         poster.borrow_mut().post(0, REG_INT_ENABLE, &bits).unwrap();
                     }
                 };
+
                 counted(&mut || post(WARM_UP), &mut || post(PACKETS));
             });
         }
     });
 }
 
-/// A thread that a tracer tells apart.
+/// Spawns a thread with a name, by which the tracer identifies it.
 fn named<'scope>(
     scope: &'scope std::thread::Scope<'scope, '_>,
     name: &str,

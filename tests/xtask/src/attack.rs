@@ -6,9 +6,9 @@ use clap::{Args, ValueEnum};
 
 use crate::steps::{Failed, Steps};
 
-/// What this processor's programs are built for, where the target has to be named.
+/// The target triple, which sanitizers need explicitly.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Where programs with a sanitizer are built.
+/// The build folder of programs with a sanitizer.
 const SANITIZED: &str = "target/sanitized";
 
 #[derive(Args, Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct Attack {
     /// The polite tenant is a program in a guest.
     #[arg(long)]
     guest: bool,
-    /// Print a JSON object a line instead of a table.
+    /// Print one JSON object for each attack instead of a table.
     #[arg(long)]
     json: bool,
     /// Attack this program instead of one that is built from this tree.
@@ -42,7 +42,8 @@ enum Sanitizer {
     Address,
 }
 
-/// Builds what is needed and becomes the load test, so that Ctrl-C and the exit code are its own.
+/// Builds the programs and replaces this process with the load test, so that Ctrl-C and the exit
+/// code are its own.
 pub(crate) fn run(steps: &Steps, attack: &Attack) -> Result<(), Failed> {
     steps.cargo("build the attackers", &["build", "--release", "-p", "nicforge-attacks"])?;
     let release = steps.root().join("target/release");
@@ -58,27 +59,32 @@ pub(crate) fn run(steps: &Steps, attack: &Attack) -> Result<(), Failed> {
     let mut load = Command::new(release.join("nicforge-attack"));
     load.arg("load").arg("--server").arg(server).current_dir(steps.root());
     load.args(["--seconds", &attack.seconds.to_string(), "--loop", &attack.event_loop]);
+
     for name in &attack.only {
         load.args(["--only", name]);
     }
+
     if attack.guest {
         load.arg("--guest");
     }
+
     if attack.json {
         load.arg("--json");
     }
+
     if attack.sanitizer.is_some() {
         let log = steps.root().join(SANITIZED).join("servers.log");
         steps.say(&format!("what the servers say is in {}", log.display()));
         load.args(["--size", "small", "--untimed"]).arg("--log").arg(log);
         load.env("ASAN_OPTIONS", "exitcode=86:detect_leaks=1:detect_stack_use_after_return=1");
     }
+
     Err(Failed::new(format!("the attackers can't be started: {}", load.exec())))
 }
 
-/// Builds the server with AddressSanitizer. Returns the program.
+/// Builds the server with AddressSanitizer. Returns the program's path.
 fn sanitized(steps: &Steps) -> Result<PathBuf, Failed> {
-    // The option is an unstable one, which a stable compiler takes when it is told to.
+    // The option is unstable; a stable compiler accepts it with `RUSTC_BOOTSTRAP`.
     steps.cargo_with(
         "build the server with AddressSanitizer",
         &["build", "--release", "-p", "nicforge", "--target", TARGET, "--target-dir", SANITIZED],
@@ -89,5 +95,6 @@ fn sanitized(steps: &Steps) -> Result<PathBuf, Failed> {
             ("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"),
         ],
     )?;
+
     Ok(steps.root().join(SANITIZED).join(TARGET).join("release/nicforge"))
 }

@@ -1,8 +1,10 @@
-//! `cargo xtask fuzz`: every fuzz body, under libFuzzer, for a given time.
+//! `cargo xtask fuzz`: runs every fuzz body under libFuzzer for a given time.
 //!
-//! The targets of `tests/fuzz` are built as cargo-fuzz builds them: with AddressSanitizer and the compiler's coverage, which
-//! are unstable options. What a fuzzer leaves is below `target/fuzz`: `corpus`, which the next run goes on with, `artifacts`,
-//! the inputs that found something, and `logs`.
+//! The targets of `tests/fuzz` are built as cargo-fuzz builds them: with AddressSanitizer and the
+//! compiler's coverage, which are unstable options. The results are below `target/fuzz`:
+//! - `corpus`: the inputs that the next run starts from
+//! - `artifacts`: the inputs that found a defect
+//! - `logs`
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -17,20 +19,20 @@ use clap::Args;
 
 use crate::steps::{Failed, Steps};
 
-/// What fuzzers are built for: sanitizers want the target to be named.
+/// The target triple, which sanitizers need explicitly.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Coverage for libFuzzer, and checks.
+/// Compiler options for libFuzzer's coverage, and for checks.
 const FLAGS: &str = "-Zsanitizer=address -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks -Ccodegen-units=1 \
     --cfg fuzzing";
-/// Inputs of the bodies' own tests in the first corpus of each.
+/// Number of inputs of the bodies' own tests in the first corpus of each.
 const SEEDS: &str = "100";
-/// Files among a fuzzer's artifacts that are findings begin with these words; a slow input is none.
+/// Prefixes of the artifacts that are findings; a slow input is none.
 const FINDINGS: [&str; 4] = ["crash-", "leak-", "oom-", "timeout-"];
-/// How often running fuzzers are looked at.
+/// Interval at which running fuzzers are checked.
 const LOOK: Duration = Duration::from_millis(200);
-/// Processor time in `/proc` is counted in such parts of a second (`USER_HZ`).
+/// Unit of processor time in `/proc`, in parts of a second (`USER_HZ`).
 const TICKS: f64 = 100.0;
 
 #[derive(Args, Debug)]
@@ -46,7 +48,7 @@ pub(crate) struct Fuzz {
     jobs: u64,
 }
 
-/// How a body went.
+/// The result of a body.
 struct Done {
     body: String,
     runs: Option<u64>,
@@ -56,7 +58,7 @@ struct Done {
     findings: Vec<PathBuf>,
 }
 
-/// A body at work.
+/// A running body.
 struct Running {
     body: String,
     child: Child,
@@ -65,11 +67,12 @@ struct Running {
     before: BTreeSet<PathBuf>,
 }
 
-/// Builds the targets, runs them, prints a table.
+/// Builds the targets, runs them, and prints a table.
 pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
     let bodies = chosen(steps, &fuzz.bodies)?;
     let folder = steps.root().join("target/fuzz");
     build(steps)?;
+
     let corpus = folder.join("corpus");
     steps.cargo(
         "inputs to begin with",
@@ -79,6 +82,7 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
     steps.say(&format!("{} bodies, {} s each, {} at a time", bodies.len(), fuzz.seconds, fuzz.jobs));
     let done = run_all(steps, &folder, bodies, fuzz)?;
     print(&done);
+
     let failed: Vec<_> = done.iter().filter(|done| done.has_failed()).map(|done| &*done.body).collect();
     if failed.is_empty() {
         Ok(())
@@ -88,7 +92,7 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
     }
 }
 
-/// The bodies that are meant: those with a target, in the order of their names.
+/// Returns the selected bodies that have a target, sorted by name.
 fn chosen(steps: &Steps, wanted: &[String]) -> Result<Vec<String>, Failed> {
     let folder = steps.root().join("tests/fuzz/fuzz_targets");
     let all: Vec<_> =
@@ -96,6 +100,7 @@ fn chosen(steps: &Steps, wanted: &[String]) -> Result<Vec<String>, Failed> {
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
         return Err(Failed::new(format!("there is no body {unknown}; there are {}", all.join(", "))));
     }
+
     Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
 }
 
@@ -112,9 +117,10 @@ fn build(steps: &Steps) -> Result<(), Failed> {
             "--target-dir",
             "target/fuzz",
         ],
-        // A stable compiler takes unstable options when it is told to.
+        // A stable compiler accepts unstable options with `RUSTC_BOOTSTRAP`.
         &[("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", FLAGS)],
     );
+
     built.map_err(|failed| {
         Failed::new(format!(
             "{failed}\nit takes a compiler with AddressSanitizer for {TARGET} (rustup's stable and nightly have it) and a C++ \
@@ -123,11 +129,12 @@ fn build(steps: &Steps) -> Result<(), Failed> {
     })
 }
 
-/// Runs the bodies, as many at a time as there are jobs.
+/// Runs the bodies, with at most as many at a time as there are jobs.
 fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Result<Vec<Done>, Failed> {
     let mut waiting = VecDeque::from(bodies);
     let mut running: Vec<Running> = Vec::new();
     let mut done = Vec::new();
+
     while !waiting.is_empty() || !running.is_empty() {
         while (running.len() as u64) < fuzz.jobs
             && let Some(body) = waiting.pop_front()
@@ -149,8 +156,10 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
                 Err(error) => return Err(Failed::new(format!("{}: {error}", one.body))),
             }
         }
+
         running = still;
     }
+
     done.sort_by(|a, b| a.body.cmp(&b.body));
     Ok(done)
 }
@@ -158,9 +167,11 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
 fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Running, Failed> {
     let (corpus, artifacts) = (folder.join("corpus").join(&body), folder.join("artifacts").join(&body));
     let logs = folder.join("logs");
+
     for made in [&corpus, &artifacts, &logs] {
         fs::create_dir_all(made).map_err(|error| failed(made, &error))?;
     }
+
     let before = files(&artifacts)?.into_iter().collect();
     let log = logs.join(format!("{body}.log"));
     let log = File::create(&log).map_err(|error| failed(&log, &error))?;
@@ -168,11 +179,13 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
     let program = folder.join(TARGET).join("release").join(&body);
     let mut command = Command::new(&program);
     command.arg(&corpus);
-    // What once found something is tried first.
+
+    // Inputs that once found a defect are tried first.
     let known = steps.root().join("tests/fuzz-bodies/regressions").join(&body);
     if known.is_dir() {
         command.arg(known);
     }
+
     let child = command
         .arg(format!("-max_total_time={seconds}"))
         .args(["-max_len=4096", "-len_control=20", "-print_final_stats=1"])
@@ -182,6 +195,7 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
         .stderr(log)
         .spawn()
         .map_err(|error| failed(&program, &error))?;
+
     Ok(Running { body, child, start: Instant::now(), processor: 0.0, before })
 }
 
@@ -192,6 +206,7 @@ fn finish(folder: &Path, one: Running, status: ExitStatus) -> Result<Done, Faile
         FINDINGS.iter().any(|word| name.starts_with(word)) && !one.before.contains(path)
     };
     let findings = files(&folder.join("artifacts").join(&one.body))?.into_iter().filter(is_finding).collect();
+
     Ok(Done {
         runs: executed(&String::from_utf8_lossy(&log)),
         wall: one.start.elapsed(),
@@ -202,16 +217,16 @@ fn finish(folder: &Path, one: Running, status: ExitStatus) -> Result<Done, Faile
     })
 }
 
-/// The number of inputs in libFuzzer's final statistics.
+/// Returns the number of inputs in libFuzzer's final statistics.
 fn executed(log: &str) -> Option<u64> {
     let line = log.lines().rev().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))?;
     line.trim().parse().ok()
 }
 
-/// Seconds of processor time that a process has used.
+/// Returns the seconds of processor time that a process has used.
 fn processor_time(process: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name in parentheses may hold anything.
+    // The name in parentheses may contain any characters.
     let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
     Some((ticks(11)? + ticks(12)?) / TICKS)
@@ -243,7 +258,7 @@ fn print(done: &[Done]) {
     }
 }
 
-/// What is in a folder, sorted.
+/// Returns the paths in a folder, sorted.
 fn files(folder: &Path) -> Result<Vec<PathBuf>, Failed> {
     let list = fs::read_dir(folder).map_err(|error| failed(folder, &error))?;
     let mut files: Vec<_> = list.filter_map(|entry| Some(entry.ok()?.path())).collect();

@@ -1,6 +1,7 @@
 //! The generated C headers: the hardware interface for C drivers, and the user libraries' C API.
 //!
-//! The first is written by [`hwi`], because its constants live in modules and C has none; the second by cbindgen.
+//! [`hwi`] writes the first, because its constants are in modules, which C does not have. cbindgen
+//! writes the second.
 
 mod hwi;
 
@@ -8,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use crate::steps::Failed;
 
-/// A generated file and what it should hold.
+/// A generated file and its expected content.
 struct Generated {
     path: PathBuf,
     text: String,
 }
 
-/// Write all headers.
+/// Writes all headers.
 pub(crate) fn write(root: &Path) -> Result<(), Failed> {
     for header in generate(root)? {
         std::fs::write(&header.path, header.text)
@@ -24,7 +25,7 @@ pub(crate) fn write(root: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Compare all headers with what they should be.
+/// Compares all headers with their expected content.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     for header in generate(root)? {
         if std::fs::read_to_string(&header.path).ok().as_deref() != Some(&header.text) {
@@ -34,6 +35,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
             )));
         }
     }
+
     Ok(())
 }
 
@@ -51,21 +53,24 @@ fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
     ])
 }
 
-/// The header of a library's C API.
+/// Generates the header of a library's C API.
 fn library(root: &Path, room: &str, header: &str) -> Result<Generated, Failed> {
     let room = root.join(room);
     let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).map_err(Failed::new)?;
     let folder = room.join("src");
-    // The crate's root first: declarations are in the order of the sources.
+
+    // The crate's root comes first, since declarations are in the order of the sources.
     let mut sources = vec![folder.join("lib.rs")];
     let entries =
         std::fs::read_dir(&folder).map_err(|error| Failed::new(format!("{}: {error}", folder.display())))?;
     let mut modules: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+
     modules.sort();
     let is_module = |path: &PathBuf| {
         path.extension().is_some_and(|ending| ending == "rs")
             && !path.file_stem().is_some_and(|stem| stem == "lib" || stem == "tests")
     };
+
     sources.extend(modules.into_iter().filter(is_module));
     let builder = cbindgen::Builder::new().with_config(config);
     let bindings = sources
@@ -73,8 +78,10 @@ fn library(root: &Path, room: &str, header: &str) -> Result<Generated, Failed> {
         .fold(builder, cbindgen::Builder::with_src)
         .generate()
         .map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
+
     let mut text = Vec::new();
     bindings.write(&mut text);
     let text = String::from_utf8(text).map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
+
     Ok(Generated { path: room.join("include").join(header), text })
 }

@@ -1,11 +1,12 @@
 //! The project's own build tasks. `cargo xtask --help` lists them.
 //!
-//! - `test`: every test there is, with what they need set up first;
-//! - `lint`: formatting, clippy, generated files up to date;
-//! - `doc`: the API documentation and the book; links of the former, and of all Markdown files to files and headings, are checked;
-//! - `headers`: write the generated C headers anew;
-//! - `attack`: all attacks on a served machine, with a polite tenant beside them;
-//! - `fuzz`: all fuzz bodies for a given time.
+//! - `test`: all tests, after setting up what they need
+//! - `lint`: formatting, clippy, and whether generated files are up to date
+//! - `doc`: the API documentation and the book; it checks the former's links, and the links of all
+//!   Markdown files to files and headings
+//! - `headers`: writes the generated C headers
+//! - `attack`: all attacks on a served machine, with a polite tenant beside them
+//! - `fuzz`: all fuzz bodies for a given time
 //!
 //! `.ci/run` calls the first three.
 
@@ -71,13 +72,15 @@ fn run(task: &Task) -> Result<(), Failed> {
 
 fn test(steps: &Steps) -> Result<(), Failed> {
     guests(steps)?;
-    // The program and the C libraries first: whole-system tests start them.
+    // The program and the C libraries come first, as whole-system tests start them.
     steps.cargo(
         "build what the whole-system tests start",
         &["build", "-p", "nicforge", "-p", "nicforge-fcnp-c"],
     )?;
     steps.cargo("build the attackers", &["build", "-p", "nicforge", "-p", "nicforge-attacks"])?;
-    // What is allocated and what is freed is filled with a pattern, so that neither is taken for something else.
+
+    // Allocated and freed memory is filled with a pattern, so that uses of uninitialised or freed
+    // memory show.
     steps.cargo_with("tests", &["test", "--workspace"], &[("MALLOC_PERTURB_", "165")])?;
     steps.cargo_with(
         "shared memory, optimised for this processor and with all checks",
@@ -89,6 +92,7 @@ fn test(steps: &Steps) -> Result<(), Failed> {
             ("CARGO_TARGET_DIR", "target/checked"),
         ],
     )?;
+
     steps.cargo_with(
         "model checking of the posted-write ring (loom)",
         &["test", "--release", "-p", "nicforge-shm", "--test", "loom"],
@@ -96,7 +100,8 @@ fn test(steps: &Steps) -> Result<(), Failed> {
     )
 }
 
-/// QEMU, a kernel and the kernel module for the tests that boot guests, once a user; whether KVM works, once a boot of the host.
+/// Prepares guests for the tests: QEMU, a kernel and the kernel module once for each user, and the
+/// KVM trial once for each boot of the host.
 fn guests(steps: &Steps) -> Result<(), Failed> {
     steps.say("what guests are made of");
     let watch = nicforge_guest::Watch::on_stderr();
@@ -106,6 +111,7 @@ fn guests(steps: &Steps) -> Result<(), Failed> {
         }
         toolkit.accelerator(&watch).map(|choice| (toolkit, choice))
     });
+
     let (toolkit, choice) = made.map_err(|error| Failed::new(error.to_string()))?;
     steps.say(&format!(
         "guests: QEMU {}, Linux {}, {}: {}",
@@ -114,6 +120,7 @@ fn guests(steps: &Steps) -> Result<(), Failed> {
         choice.accelerator.name(),
         choice.reason
     ));
+
     Ok(())
 }
 
@@ -134,7 +141,7 @@ fn doc(steps: &Steps) -> Result<(), Failed> {
 }
 
 fn root() -> Result<PathBuf, Failed> {
-    // tests/xtask is two levels below.
+    // The folder tests/xtask is two levels below the workspace's root.
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).map(PathBuf::from).ok_or_else(|| Failed::new("the workspace was not found"))
 }

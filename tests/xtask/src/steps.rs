@@ -1,4 +1,4 @@
-//! Steps: a line that says what is done, a command, and how long it took.
+//! Steps of a task: each prints a line, runs a command, and reports its duration.
 
 use std::{
     fmt,
@@ -60,9 +60,11 @@ impl Steps {
             .current_dir(&self.root)
             .status()
             .map_err(|error| Failed::new(format!("{what}: can't start {cargo}: {error}")))?;
+
         if !status.success() {
             return Err(Failed::new(format!("{what} failed (cargo {}): {status}", arguments.join(" "))));
         }
+
         eprintln!("=== {what}: done in {:.0} s", start.elapsed().as_secs_f64());
         Ok(())
     }

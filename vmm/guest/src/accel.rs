@@ -1,7 +1,7 @@
-//! KVM where it works, else QEMU's own emulation (TCG).
+//! The choice between KVM and QEMU's own emulation (TCG).
 //!
-//! That `/dev/kvm` opens says little: a machine may offer a KVM that can't run 64-bit code. So a guest is booted for a try, and
-//! what came out is remembered until the host starts anew.
+//! An accessible `/dev/kvm` proves little: a machine may offer a KVM that can't run 64-bit code. A
+//! trial guest is therefore booted once, and the result is remembered until the host reboots.
 
 use std::{
     path::Path,
@@ -17,23 +17,23 @@ use crate::{
     watch::{LOOK, Watch},
 };
 
-/// A guest under a KVM that works says its word in a second or two.
+/// Time limit of the trial boot. Under a working KVM the guest prints its word within two seconds.
 const TRY: Duration = Duration::from_secs(20);
-/// What it says.
+/// The word that the trial guest prints on its console.
 const WORD: &str = "nicforge-kvm-works";
 const DEVICE: &str = "/dev/kvm";
 
-/// How a guest's processors run.
+/// How a guest's processors are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
     /// By the host's processors.
     Kvm,
-    /// Emulated.
+    /// By QEMU's emulator.
     Tcg,
 }
 
 impl Accelerator {
-    /// QEMU's name of it.
+    /// Returns QEMU's name of the accelerator.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",
@@ -41,7 +41,7 @@ impl Accelerator {
         }
     }
 
-    /// The processor model that has all there is.
+    /// Returns the processor model with all supported features.
     pub(crate) const fn processor(self) -> &'static str {
         match self {
             Self::Kvm => "host",
@@ -50,17 +50,17 @@ impl Accelerator {
     }
 }
 
-/// An accelerator, and why it was chosen.
+/// An accelerator, and the reason for choosing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Which.
+    /// The accelerator.
     pub accelerator: Accelerator,
-    /// For a person.
+    /// The reason, as text for the user.
     pub reason: String,
 }
 
 impl Toolkit {
-    /// KVM if a guest boots with it, else TCG.
+    /// Chooses KVM if a guest boots with it, else TCG.
     ///
     /// # Errors
     /// [`GuestError::Cancelled`], or the cache can't be written.
@@ -69,6 +69,7 @@ impl Toolkit {
         if let Err(error) = std::fs::File::options().read(true).write(true).open(DEVICE) {
             return Ok(tcg(&format!("{DEVICE}: {error}")));
         }
+
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let remembered = self.cache.path("accel");
         let said = std::fs::read_to_string(&remembered).unwrap_or_default();
@@ -79,15 +80,19 @@ impl Toolkit {
                 watch.step("trying KVM");
                 let works = self.kvm_works(watch);
                 watch.done();
+
                 let works = works?;
                 let text = format!("{boot}{}", if works { "kvm" } else { "tcg" });
-                // Whoever can't remember tries again.
+
+                // Without the file, the next process repeats the trial.
                 if let Err(error) = std::fs::write(&remembered, text) {
                     tracing::debug!(%error, "{}", remembered.display());
                 }
+
                 works
             }
         };
+
         Ok(if works {
             Choice { accelerator: Accelerator::Kvm, reason: "a guest boots with it".into() }
         } else {
@@ -95,11 +100,12 @@ impl Toolkit {
         })
     }
 
-    /// Whether a guest that only says a word comes that far.
+    /// Returns whether a minimal guest under KVM boots far enough to print its word.
     fn kvm_works(&self, watch: &Watch) -> Result<bool, GuestError> {
         let folder = tempfile::tempdir().doing(|| "a temporary directory".into())?;
         let (initrd, console) = (folder.path().join("initrd"), folder.path().join("console"));
         self.write_probe(&initrd)?;
+
         let mut command = self.qemu.command();
         command
             .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults"])
@@ -112,6 +118,7 @@ impl Toolkit {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
+
         let mut child = tool::end_with_us(&mut command).spawn().doing(|| "start QEMU".into())?;
         let start = Instant::now();
         let works = loop {
@@ -125,10 +132,12 @@ impl Toolkit {
             }
             std::thread::sleep(LOOK);
         };
-        // It may have ended by itself.
+
+        // QEMU may have ended by itself.
         let _ = child.kill();
         let _ = child.wait();
         watch.check()?;
+
         Ok(works)
     }
 
@@ -140,6 +149,7 @@ impl Toolkit {
              /busybox echo {WORD} > /dev/console\n/busybox poweroff -f\n"
         );
         let mut archive = Archive::new(std::fs::File::create(path).doing(shown)?);
+
         archive.file("busybox", 0o755, &busybox).doing(shown)?;
         archive.file("init", 0o755, init.as_bytes()).doing(shown)?;
         archive.finish().doing(shown).map(drop)

@@ -1,8 +1,9 @@
 //! Packages from a Debian mirror, without root and without touching the host.
 //!
-//! apt is given a private configuration (lists, cache and package status in a directory of ours) and downloads; `dpkg-deb`
-//! unpacks. The mirror, proxies, credentials and keys are the host's: apt itself is asked which mirrors it knows. Nothing is
-//! installed, no script of a package runs, and the host's own hooks are switched off.
+//! apt downloads with a private configuration: lists, cache and package status are in a directory
+//! of the cache. `dpkg-deb` unpacks. The mirror, proxies, credentials and keys are the host's, and
+//! apt itself lists the mirrors it knows. No package is installed, no script of a package runs, and
+//! the host's own hooks are switched off.
 
 use std::{
     collections::BTreeSet,
@@ -19,13 +20,13 @@ use crate::{
 /// The environment variable that names a Debian mirror, as an apt source's URI.
 pub(crate) const MIRROR_VARIABLE: &str = "NICFORGE_DEBIAN_MIRROR";
 
-/// In a cache that stays empty.
+/// A directory of the cache that stays empty.
 const NO_ARCHIVES: &str = "none/partial";
 
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 
-/// The names under which Debian's suites stand in package sources.
+/// The names under which Debian's suites occur in package sources.
 const SUITES: [&str; 12] = [
     "bullseye",
     "bookworm",
@@ -41,36 +42,41 @@ const SUITES: [&str; 12] = [
     "experimental",
 ];
 
-/// What to get from where.
+/// Packages to download, and the suites they come from.
 pub(crate) struct Selection {
-    /// For messages, as in "QEMU".
+    /// The selection's name for messages, as in "QEMU".
     pub(crate) what: &'static str,
     /// Suites of the mirror, as in `trixie`.
     pub(crate) suites: &'static [&'static str],
-    /// The suite that is preferred, if it is not the first.
+    /// The preferred suite, if it is not the first.
     pub(crate) target: Option<&'static str>,
-    /// Packages that are wanted with all they depend on.
+    /// Packages to download with all their dependencies.
     pub(crate) packages: Vec<&'static str>,
-    /// Packages to be taken for installed, and what they provide, so that they are not fetched.
+    /// Packages that count as installed, with all that they provide, so that they are not
+    /// downloaded.
     pub(crate) assumed: Vec<&'static str>,
 }
 
-/// Debian's mirrors in the host's package sources, or the one that the environment names.
+/// Returns the mirror that the environment names, else the Debian mirrors in the host's package
+/// sources.
 pub(crate) fn mirrors(watch: &Watch) -> Result<Vec<String>, GuestError> {
     if let Some(named) = std::env::var_os(MIRROR_VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(vec![named.to_string_lossy().into_owned()]);
     }
+
     let format = "$(CREATED_BY) $(RELEASE) $(COMPONENT) $(REPO_URI) $(ORIGIN)";
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", format]).env("LC_ALL", "C");
+
     let lines = tool::run_quietly("looking at the package sources", &mut command, watch)?;
     Ok(debian_mirrors(&lines))
 }
 
-/// From apt's index targets: type, release, component, URI, origin.
+/// Extracts Debian mirrors from apt's index targets: type, release, component, URI, origin.
 fn debian_mirrors(lines: &[String]) -> Vec<String> {
     let mut known = Vec::new();
     let mut guessed = Vec::new();
+
     for line in lines {
         let mut words = line.splitn(5, ' ');
         let mut word = || words.next().unwrap_or_default();
@@ -78,25 +84,31 @@ fn debian_mirrors(lines: &[String]) -> Vec<String> {
         if kind != "Packages" || component != "main" || !SUITES.contains(&release) {
             continue;
         }
-        // Without lists apt does not know the origin yet and leaves the variable in its place.
+
+        // Without lists apt does not know the origin yet and prints the variable unexpanded.
         let list = match origin {
             "Debian" => &mut known,
             _ if origin.starts_with('$') => &mut guessed,
             _ => continue,
         };
+
         let uri = uri.to_owned();
         if !list.contains(&uri) {
             list.push(uri);
         }
     }
-    // Other projects use Debian's names for their own suites; a mirror mostly ends like this.
+
+    // Other projects use Debian's suite names for their own. A URI of a Debian mirror usually ends
+    // like this.
     guessed.sort_by_key(|uri| !uri.trim_end_matches('/').ends_with("/debian"));
     guessed.retain(|uri| !known.contains(uri));
     known.extend(guessed);
+
     known
 }
 
-/// Downloads a selection into `folder` (which is made and can be used again to go on) and gives the packages' files.
+/// Downloads a selection into `folder` and returns the packages' files. The folder is created; a
+/// second call resumes an interrupted download.
 pub(crate) fn download(
     selection: &Selection,
     folder: &Path,
@@ -109,9 +121,11 @@ pub(crate) fn download(
         }
         mirrors => mirrors?,
     };
+
     if mirrors.is_empty() {
         return Err(unprovided("none of this host's package sources is a mirror of Debian".into()));
     }
+
     let mut last = None;
     for mirror in mirrors {
         let apt = Apt::set_up(selection, &mirror, folder)?;
@@ -122,16 +136,18 @@ pub(crate) fn download(
             Err(error) => return Err(error),
         }
     }
+
     let why = last.map_or_else(String::new, |error| error.to_string());
     let keys = if keyring().is_none() {
         "; Debian's keys are in the package debian-archive-keyring, which is not installed here"
     } else {
         ""
     };
+
     Err(unprovided(format!("no mirror of Debian gave its lists{keys}: {why}")))
 }
 
-/// What to do where packages can't be had.
+/// Advice for hosts on which packages can't be downloaded.
 pub(crate) const ADVICE: &str = "On Debian and its relatives: name a mirror of Debian with NICFORGE_DEBIAN_MIRROR and install \
 debian-archive-keyring. On other systems: name a QEMU of 10.1 or newer with --qemu, a kernel with --kernel (and its modules \
 with --modules), and have a static busybox";
@@ -140,7 +156,7 @@ fn keyring() -> Option<&'static str> {
     KEYRINGS.into_iter().find(|path| Path::new(path).is_file())
 }
 
-/// apt with a configuration of its own.
+/// apt with a private configuration.
 struct Apt {
     what: &'static str,
     folder: PathBuf,
@@ -153,18 +169,20 @@ impl Apt {
         for part in ["lists/partial", "cache/archives/partial", NO_ARCHIVES, "log"] {
             std::fs::create_dir_all(folder.join(part)).doing(|| folder.join(part).display().to_string())?;
         }
+
         let write = |name: &str, text: &str| {
             std::fs::write(folder.join(name), text).doing(|| folder.join(name).display().to_string())
         };
         write("sources.sources", &sources(selection, mirror))?;
         write("status", &status(&selection.assumed))?;
         write("apt.conf", &configuration(&folder))?;
+
         Ok(Self { what: selection.what, folder, target: selection.target })
     }
 
     fn command(&self) -> Command {
         let mut command = Command::new("apt-get");
-        // `--config-file` is read after the host's files, so it has the last word.
+        // `--config-file` is read after the host's files and overrides them.
         command.arg("--config-file").arg(self.folder.join("apt.conf")).args(["-q", "-o", "APT::Status-Fd=1"]);
         command.envs([("LC_ALL", "C"), ("DEBIAN_FRONTEND", "noninteractive")]);
         command
@@ -172,7 +190,7 @@ impl Apt {
 
     fn update(&self, watch: &Watch) -> Result<(), GuestError> {
         let mut command = self.command();
-        // A list that can't be had is an error here; by itself apt goes on with old ones.
+        // A failed list download is an error here. By default apt continues with old lists.
         command.args(["-o", "APT::Update::Error-Mode=any", "update"]);
         let percent = watch.clone();
         let what = format!("downloading the package lists for {}", self.what);
@@ -183,9 +201,11 @@ impl Apt {
         watch.step(&format!("downloading {}", self.what));
         let mut command = self.command();
         self.install(command.arg("--download-only"), selection);
+
         let percent = watch.clone();
         let what = format!("downloading packages of {}", self.what);
         tool::run(&what, &mut command, watch, move |line| show(line, &percent))?;
+
         self.archives(selection, watch)
     }
 
@@ -197,17 +217,20 @@ impl Apt {
         command.arg("install").args(&selection.packages);
     }
 
-    /// The files of the selection as it is now. An interrupted download may have left those of older versions beside them.
+    /// Returns the files of the current selection. An interrupted download may have left older
+    /// versions beside them.
     fn archives(&self, selection: &Selection, watch: &Watch) -> Result<Vec<PathBuf>, GuestError> {
         let mut command = self.command();
-        // apt leaves out what it finds in its cache.
+        // apt omits packages that are in its cache, so it is pointed at an empty one.
         let none = format!("Dir::Cache::archives={}", self.folder.join("none").display());
         self.install(command.args(["--print-uris", "-o", &none]), selection);
+
         let what = format!("listing the packages of {}", self.what);
         let lines = tool::run_quietly(&what, &mut command, watch)?;
         let folder = self.folder.join("cache/archives");
         let files: Vec<_> =
             lines.iter().filter_map(|line| file_name(line)).map(|name| folder.join(name)).collect();
+
         match files.iter().find(|file| !file.is_file()) {
             Some(missing) => Err(GuestError::Unsuitable {
                 path: missing.clone(),
@@ -218,13 +241,13 @@ impl Apt {
     }
 }
 
-/// The file's name in a line of `--print-uris`: `'URI' NAME SIZE HASH`.
+/// Returns the file's name from a line of `--print-uris`: `'URI' NAME SIZE HASH`.
 fn file_name(line: &str) -> Option<&str> {
     let (_, rest) = line.strip_prefix('\'')?.split_once("' ")?;
     rest.split(' ').next().filter(|name| name.ends_with(".deb") && !name.contains('/'))
 }
 
-/// apt's status lines: `dlstatus:NUMBER:PERCENT:TEXT`.
+/// Reports the progress in apt's status lines: `dlstatus:NUMBER:PERCENT:TEXT`.
 fn show(line: &str, watch: &Watch) {
     let mut fields = line.split(':');
     if fields.next() == Some("dlstatus")
@@ -243,7 +266,7 @@ fn sources(selection: &Selection, mirror: &str) -> String {
     text
 }
 
-/// A package database in which nothing is installed but what is assumed.
+/// Returns a package database in which only the assumed packages are installed.
 fn status(assumed: &[&str]) -> String {
     let unique: BTreeSet<_> = assumed.iter().collect();
     let stanza = |name: &&&str| {
@@ -252,12 +275,13 @@ fn status(assumed: &[&str]) -> String {
              Maintainer: nobody\nDescription: assumed\n\n"
         )
     };
+
     unique.iter().map(stanza).collect()
 }
 
 fn configuration(folder: &Path) -> String {
     let folder = folder.display();
-    // Hooks of the host clean up its cache or tell its desktop: they have no business here.
+    // The host's hooks, which clean its cache or notify its desktop, must not run here.
     let hooks = [
         "APT::Update::Pre-Invoke",
         "APT::Update::Post-Invoke",
@@ -275,6 +299,7 @@ fn configuration(folder: &Path) -> String {
         "APT::Periodic",
         "Acquire::Languages",
     ];
+
     let mut text: String = hooks.iter().map(|hook| format!("#clear {hook};\n")).collect();
     text.push_str(&format!(
         r#"Dir::State "{folder}";
@@ -315,6 +340,7 @@ pub(crate) fn unpack(what: &str, packages: &[PathBuf], tree: &Path, watch: &Watc
         command.arg("--extract").arg(package).arg(tree).env("LC_ALL", "C");
         tool::run_quietly(&format!("unpacking {}", package.display()), &mut command, watch)?;
     }
+
     Ok(())
 }
 

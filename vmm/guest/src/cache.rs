@@ -1,14 +1,14 @@
-//! Where what was downloaded and built is kept, for this user, and the lock on it.
+//! The user's directory for downloaded and built files, and its lock.
 //!
 //! ```text
-//! CACHE/lock              held by who provisions
-//! CACHE/downloads/...     packages of an interrupted download; gone when it was complete
+//! CACHE/lock              held by the process that provisions
+//! CACHE/downloads/...     packages of an interrupted download; removed on completion
 //! CACHE/qemu-...          a private tree with QEMU
 //! CACHE/linux-...         a private tree with a kernel, its modules and headers, busybox, lspci
 //! CACHE/modules/NAME-HASH a kernel module, for its sources and a kernel
-//! CACHE/accel             what was found out about KVM since the host started
+//! CACHE/accel             result of the KVM trial since the host booted
 //! ```
-//! A tree is made beside its place and renamed: what has its name is complete.
+//! A tree is made under a temporary name and renamed, so a tree under its own name is complete.
 
 use std::{
     fs::{DirBuilder, File},
@@ -30,7 +30,7 @@ use crate::{
 /// The environment variable that names the cache.
 pub const VARIABLE: &str = "NICFORGE_CACHE";
 
-/// Mode bit of a directory in which users can only remove and rename what is theirs.
+/// Mode bit of a directory in which users can remove and rename only their own entries.
 const STICKY: u32 = 0o1000;
 
 /// A cache directory.
@@ -39,51 +39,55 @@ pub struct Cache {
     root: PathBuf,
 }
 
-/// The lock on a cache, given back when it is dropped.
+/// The lock on a cache, released on drop.
 #[derive(Debug)]
 pub struct Locked {
     _lock: Flock<File>,
 }
 
 impl Cache {
-    /// The user's cache: `$NICFORGE_CACHE`, `$XDG_CACHE_HOME/nicforge`, `~/.cache/nicforge`, or without a home a directory
-    /// of this user among the temporary files.
+    /// Opens the user's cache. The first of these that is set counts: `$NICFORGE_CACHE`,
+    /// `$XDG_CACHE_HOME/nicforge`, `~/.cache/nicforge`. Without a home it is a directory of this
+    /// user among the temporary files.
     ///
     /// # Errors
-    /// [`GuestError::Cache`] when it can't be made, or others may write to it.
+    /// [`GuestError::Cache`] when it can't be made, or other users may write to it.
     pub fn open() -> Result<Self, GuestError> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let named = variable(VARIABLE)
             .or_else(|| variable("XDG_CACHE_HOME").map(|path| path.join("nicforge")))
             .or_else(|| variable("HOME").map(|home| home.join(".cache/nicforge")));
         let temporary = std::env::temp_dir().join(format!("nicforge-cache-{}", geteuid()));
+
         match named {
             Some(path) => Self::at(&path).or_else(|error| {
-                // A home that is not there (or not ours) is usual for users of services; a cache
-                // that was named is meant.
+                // Users of services often have no home, or not their own. A cache named by the
+                // variable is meant, so it is not replaced.
                 if std::env::var_os(VARIABLE).is_some() { Err(error) } else { Self::at(&temporary) }
             }),
             None => Self::at(&temporary),
         }
     }
 
-    /// A cache in a directory of the caller's choice, which is made. It may be a link where no
-    /// other user can make one.
+    /// Opens a cache in a directory of the caller's choice, which is created. It may be a link
+    /// where no other user can make one.
     ///
     /// # Errors
-    /// [`GuestError::Cache`] when it can't be made, or others may write to it or replace it.
+    /// [`GuestError::Cache`] when it can't be made, or other users may write to it or replace it.
     pub fn at(path: &Path) -> Result<Self, GuestError> {
         let unusable = |why: String| GuestError::Cache { path: path.to_owned(), why };
         let failed = |error: std::io::Error| unusable(error.to_string());
         let root = std::path::absolute(path).map_err(failed)?;
+
         DirBuilder::new().recursive(true).mode(0o700).create(&root).map_err(failed)?;
 
-        // In a folder that all can write to, another user may have put there what has its name.
+        // In a folder that all users can write to, another user may have created this name.
         let parent = std::fs::metadata(root.parent().unwrap_or(&root)).map_err(failed)?;
         let is_public = parent.mode() & 0o002 != 0;
         if is_public && parent.mode() & STICKY == 0 {
             return Err(unusable("other users can put another directory in its place".into()));
         }
+
         let nofollow = if is_public { OFlag::O_NOFOLLOW.bits() } else { 0 };
         let opened = File::options()
             .read(true)
@@ -94,44 +98,50 @@ impl Cache {
                 false => failed(error),
             })?;
 
-        // Programs are run from it.
+        // Programs are run from the cache, so no other user may own or write it.
         let metadata = opened.metadata().map_err(failed)?;
         if metadata.uid() != geteuid().as_raw() {
             return Err(unusable("it belongs to another user".into()));
         }
+
         if metadata.mode() & 0o022 != 0 {
             return Err(unusable("other users can write to it".into()));
         }
+
         Ok(Self { root })
     }
 
-    /// A path in it.
+    /// Returns a path in the cache.
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.root.join(name)
     }
 
-    /// Waits until nobody else provisions.
+    /// Waits until no other process provisions, and takes the lock.
     pub(crate) fn lock(&self, watch: &Watch) -> Result<Locked, GuestError> {
         let path = self.path("lock");
         let mut file =
             File::options().create(true).append(true).open(&path).doing(|| path.display().to_string())?;
         let mut said = false;
+
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Locked { _lock: lock }),
                 Err((back, Errno::EWOULDBLOCK)) => file = back,
                 Err((_, errno)) => return Err(errno).doing(|| format!("lock {}", path.display())),
             }
+
             if !said {
                 watch.step(&format!("waiting for another process that uses {}", path.display()));
                 said = true;
             }
+
             watch.check()?;
             std::thread::sleep(LOOK);
         }
     }
 
-    /// Makes the directory `name` by filling a temporary one and renaming it, unless it is there.
+    /// Makes the directory `name` unless it exists: `fill` fills a temporary one, which is then
+    /// renamed.
     pub(crate) fn make(
         &self,
         name: &str,
@@ -141,25 +151,29 @@ impl Cache {
         if path.is_dir() {
             return Ok(path);
         }
+
         let parent = path.parent().unwrap_or(&self.root);
         std::fs::create_dir_all(parent).doing(|| parent.display().to_string())?;
         let folder = tempfile::Builder::new()
             .prefix(".making-")
             .tempdir_in(parent)
             .doing(|| format!("a directory in {}", parent.display()))?;
+
         fill(folder.path())?;
         let made = folder.keep();
         std::fs::rename(&made, &path).doing(|| format!("rename {} to {}", made.display(), path.display()))?;
+
         Ok(path)
     }
 
-    /// Removes what processes left that were killed while they made something. Only under the lock.
+    /// Removes the unfinished directories of killed processes. Requires the lock.
     pub(crate) fn sweep(&self, _lock: &Locked) {
         let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
         let beside = entries(&self.root).flat_map(|entry| entries(&entry.path()));
+
         for entry in entries(&self.root).chain(beside) {
             if entry.file_name().to_string_lossy().starts_with(".making-") {
-                // What can't be removed costs space only.
+                // A directory that can't be removed costs only space.
                 let _ = std::fs::remove_dir_all(entry.path());
             }
         }
@@ -180,8 +194,8 @@ mod tests {
         assert!(error.to_string().contains("other users can write"), "{error}");
     }
 
-    /// A directory with a mode, and one of this user's elsewhere, to which `cache` in the first
-    /// is a link.
+    /// Returns a directory with a mode, and a private one elsewhere. `cache` in the first is a link
+    /// to the second.
     fn linked(mode: u32) -> (tempfile::TempDir, tempfile::TempDir) {
         let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::set_permissions(elsewhere.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -194,6 +208,7 @@ mod tests {
     fn a_link_is_refused_where_others_can_make_one_and_followed_elsewhere() {
         let (folder, elsewhere) = linked(0o1777);
         let error = Cache::at(&folder.path().join("cache")).unwrap_err();
+
         assert!(error.to_string().contains("it is a link"), "{error}");
         assert_eq!(std::fs::read_dir(elsewhere.path()).unwrap().count(), 0);
 
@@ -241,9 +256,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let made = cache.make("x/a", |path| std::fs::write(path.join("f"), "1").doing(String::new)).unwrap();
+
         for left in [".making-1/y", "x/.making-2/y"] {
             std::fs::create_dir_all(folder.path().join(left)).unwrap();
         }
+
         cache.sweep(&cache.lock(&Watch::silent()).unwrap());
         assert!(made.join("f").is_file());
         assert!(!folder.path().join(".making-1").exists() && !folder.path().join("x/.making-2").exists());
@@ -264,7 +281,9 @@ mod tests {
         let cache = Cache::at(folder.path()).unwrap();
         let held = cache.lock(&Watch::silent()).unwrap();
         let watch = Watch::silent().cancelled_by(|| true);
+
         assert!(matches!(cache.lock(&watch).unwrap_err(), GuestError::Cancelled));
+
         drop(held);
         cache.lock(&Watch::silent()).unwrap();
     }

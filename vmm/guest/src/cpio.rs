@@ -10,7 +10,7 @@ const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const TRAILER: &str = "TRAILER!!!";
 
-/// Writes an archive. Paths are absolute; the directories above a file are made.
+/// Writer of an archive. Paths are absolute; parent directories of a file are added.
 pub(crate) struct Archive<W> {
     out: W,
     written: u64,
@@ -23,7 +23,7 @@ impl<W: Write> Archive<W> {
         Self { out, written: 0, inode: 1, directories: BTreeSet::new() }
     }
 
-    /// A directory, with those above it.
+    /// Adds a directory and its parents.
     pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
         let mut parent = String::new();
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -35,10 +35,11 @@ impl<W: Write> Archive<W> {
                 self.entry(&parent, DIRECTORY | 0o755, &[])?;
             }
         }
+
         Ok(())
     }
 
-    /// A file with its permissions.
+    /// Adds a file with its permissions.
     pub(crate) fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
         self.above(path)?;
         self.entry(path, FILE | (mode & 0o7777), content)
@@ -47,7 +48,7 @@ impl<W: Write> Archive<W> {
     /// Ends the archive.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.entry(TRAILER, 0, &[])?;
-        // Another archive may follow; the kernel looks for it at the next multiple of four.
+        // Another archive may follow. The kernel looks for it at the next multiple of four bytes.
         self.out.flush()?;
         Ok(self.out)
     }
@@ -79,16 +80,20 @@ impl<W: Write> Archive<W> {
             name.len() as u32 + 1,
             0, // checksum, unused in this format
         ];
+
         self.inode += 1;
         let mut text = String::from("070701");
+
         for field in header {
             text.push_str(&format!("{field:08x}"));
         }
+
         self.write(text.as_bytes())?;
         self.write(name.as_bytes())?;
         self.write(&[0])?;
         self.align()?;
         self.write(content)?;
+
         self.align()
     }
 
@@ -107,11 +112,12 @@ impl<W: Write> Archive<W> {
 mod tests {
     use super::*;
 
-    /// Names, modes and contents, by the format's description.
+    /// Decodes names, modes and contents by the format's description.
     fn read(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut entries = Vec::new();
         loop {
             assert_eq!(&bytes[..6], b"070701");
+
             let field = |index: usize| {
                 let text = std::str::from_utf8(&bytes[6 + index * 8..14 + index * 8]).unwrap();
                 usize::from_str_radix(text, 16).unwrap()
@@ -122,6 +128,7 @@ mod tests {
             if text == TRAILER {
                 return entries;
             }
+
             entries.push((text, mode as u32, bytes[content..content + size].to_vec()));
             bytes = &bytes[(content + size).next_multiple_of(4)..];
         }
@@ -132,6 +139,7 @@ mod tests {
         let mut archive = Archive::new(Vec::new());
         archive.file("/a/b/c", 0o755, b"12345").unwrap();
         archive.directory("/a/e").unwrap();
+
         let entries = read(&archive.finish().unwrap());
         let expected = [
             ("a", 0o040_755, &b""[..]),
@@ -139,10 +147,12 @@ mod tests {
             ("a/b/c", 0o100_755, b"12345"),
             ("a/e", 0o040_755, b""),
         ];
+
         let expected: Vec<_> = expected
             .iter()
             .map(|(name, mode, content)| ((*name).to_owned(), *mode, content.to_vec()))
             .collect();
+
         assert_eq!(entries, expected);
     }
 

@@ -1,4 +1,4 @@
-//! Which shared libraries a program needs: what its own loader says, as `ldd` does.
+//! The shared libraries that a program needs, as listed by its own loader (like `ldd`).
 
 use std::{
     path::{Path, PathBuf},
@@ -11,19 +11,22 @@ use crate::{
     watch::Watch,
 };
 
-/// No path of a loader is longer.
+/// Maximum length of a loader's path.
 const MAX_PATH: usize = 4096;
 
-/// The program's loader (`PT_INTERP` of an ELF file of 64 bits), or `None` for a static program or a script.
+/// Returns the program's loader (`PT_INTERP` of a 64-bit ELF file), or `None` for a static program
+/// or a script.
 pub(crate) fn interpreter(program: &[u8]) -> Option<String> {
     if program.get(..6)? != b"\x7fELF\x02\x01" {
         return None;
     }
+
     let number = |place: usize, size: usize| -> Option<usize> {
         let bytes = program.get(place..place.checked_add(size)?)?;
         let value = bytes.iter().rev().fold(0_u64, |value, &byte| (value << 8) | u64::from(byte));
         usize::try_from(value).ok()
     };
+
     let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
     for index in 0..count {
         let header = table.checked_add(index * size)?;
@@ -33,28 +36,31 @@ pub(crate) fn interpreter(program: &[u8]) -> Option<String> {
             return Some(String::from_utf8_lossy(text).trim_end_matches('\0').to_owned());
         }
     }
+
     None
 }
 
-/// A loader and where it looks for libraries.
+/// A loader and the directories it searches for libraries.
 pub(crate) struct Loader {
     /// The program, as in `/lib64/ld-linux-x86-64.so.2`.
     pub(crate) path: PathBuf,
-    /// Directories that come first, with `:` between; empty for the host's own.
+    /// Directories to search first, separated by `:`; empty for the host's own.
     pub(crate) library_path: String,
 }
 
 impl Loader {
-    /// The libraries of a program, as absolute paths. The loader is not among them.
+    /// Returns the libraries of a program as absolute paths, without the loader.
     pub(crate) fn libraries(&self, program: &Path, watch: &Watch) -> Result<Vec<PathBuf>, GuestError> {
         let mut command = Command::new(&self.path);
         if !self.library_path.is_empty() {
             command.args(["--library-path", &self.library_path]);
         }
+
         command.arg("--list").arg(program).env("LC_ALL", "C");
         let what = format!("looking for the libraries of {}", program.display());
         let lines = tool::run_quietly(&what, &mut command, watch)?;
         let mut libraries = Vec::new();
+
         for line in &lines {
             match listed(line) {
                 Listed::At(path) if Path::new(path) != self.path => libraries.push(PathBuf::from(path)),
@@ -65,6 +71,7 @@ impl Loader {
                 Listed::At(_) | Listed::Nothing => {}
             }
         }
+
         Ok(libraries)
     }
 }
@@ -76,7 +83,7 @@ enum Listed<'a> {
     Nothing,
 }
 
-/// A line such as `libc.so.6 => /lib/libc.so.6 (0x7f...)` or `linux-vdso.so.1 (0x7f...)`.
+/// Parses a line such as `libc.so.6 => /lib/libc.so.6 (0x7f...)` or `linux-vdso.so.1 (0x7f...)`.
 fn listed(line: &str) -> Listed<'_> {
     let (name, place) = match line.trim().split_once(" => ") {
         Some((name, place)) => (name, place),
@@ -85,11 +92,12 @@ fn listed(line: &str) -> Listed<'_> {
     if place.starts_with("not found") {
         return Listed::Missing(name);
     }
+
     let path = place.rsplit_once(" (").map_or(place, |(path, _)| path);
     if path.starts_with('/') { Listed::At(path) } else { Listed::Nothing }
 }
 
-/// Reads a program and says what else it needs on the host: the loader and the libraries.
+/// Returns a program's content and the host's files that it needs: the libraries and the loader.
 pub(crate) fn needs(program: &Path, watch: &Watch) -> Result<(Vec<u8>, Vec<PathBuf>), GuestError> {
     let bytes = std::fs::read(program).doing(|| program.display().to_string())?;
     let Some(interpreter) = interpreter(&bytes) else { return Ok((bytes, Vec::new())) };

@@ -1,120 +1,120 @@
-//! What can go wrong between a package mirror and a command's exit status.
+//! Errors of provisioning, of a guest and of its commands.
 
 use std::{path::PathBuf, process::ExitStatus, time::Duration};
 
 use thiserror::Error;
 
-/// Why a guest, or what a guest needs, is not there.
+/// An error of a guest, or of obtaining its parts.
 #[derive(Debug, Error)]
 pub enum GuestError {
-    /// A file or directory of ours.
+    /// An operation on a local file or directory failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done, with the path.
+        /// The operation, with the path.
         what: String,
         /// The system's error.
         source: std::io::Error,
     },
-    /// There is no place for what is downloaded and built.
+    /// The directory for downloaded and built files is unusable.
     #[error("{path} can't be used as the cache: {why}; name another directory with NICFORGE_CACHE")]
     Cache {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         why: String,
     },
-    /// This host has no packages to take something from.
+    /// A part of a guest is missing and can't be downloaded on this host.
     #[error("there is no {what} here, and it can't be provisioned: {why}. {advice}")]
     Unprovided {
-        /// What is missing.
+        /// The missing part.
         what: &'static str,
-        /// Why it can't be had.
+        /// Why it can't be provisioned.
         why: String,
-        /// What to do.
+        /// Advice for the user.
         advice: &'static str,
     },
-    /// A file that the caller named, or that a package should contain, is not what it should be.
+    /// A file that the caller named, or that a package should contain, is unsuitable.
     #[error("{path}: {problem}")]
     Unsuitable {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
     /// A tool of the host failed.
     #[error("{what} failed ({status}):\n{output}")]
     Tool {
-        /// What it was doing.
+        /// The operation.
         what: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// The end of what it printed.
+        /// The end of its output.
         output: String,
     },
     /// A tool of the host can't be started.
     #[error("{what}: can't start {program}: {source}; is it installed?")]
     Start {
-        /// What it was to do.
+        /// The operation.
         what: String,
         /// The program.
         program: String,
-        /// Why not.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// Something was asked for that can't be.
+    /// The caller's request can't be fulfilled.
     #[error("{0}")]
     Request(String),
-    /// The caller's cancellation, as by Ctrl-C.
+    /// The caller cancelled, as by Ctrl-C.
     #[error("interrupted")]
     Cancelled,
-    /// Something did not happen in time.
+    /// An operation exceeded its deadline.
     #[error("{node}: {what} took longer than {limit:?}{end}")]
     Timeout {
-        /// The guest.
+        /// The guest's name.
         node: String,
-        /// What.
+        /// The operation.
         what: String,
         /// The deadline.
         limit: Duration,
         /// The end of the console and of QEMU's messages.
         end: LogEnds,
     },
-    /// The guest is gone: it powered off, crashed, or QEMU ended.
+    /// The guest powered off or crashed, or QEMU ended.
     #[error("{node}: the guest ended during {what} ({status}){end}")]
     Ended {
-        /// The guest.
+        /// The guest's name.
         node: String,
-        /// What was going on.
+        /// The operation in progress.
         what: String,
         /// QEMU's status, where it is known.
         status: String,
         /// The end of the console and of QEMU's messages.
         end: LogEnds,
     },
-    /// The guest started anew while a command ran.
+    /// The guest rebooted while a command ran.
     #[error("{node}: the guest started anew during {what}")]
     Restarted {
-        /// The guest.
+        /// The guest's name.
         node: String,
         /// The command.
         what: String,
     },
-    /// QEMU refused a command of its monitor.
+    /// QEMU refused a command on its monitor.
     #[error("{node}: QEMU refused {command}: {answer}")]
     Monitor {
-        /// The guest.
+        /// The guest's name.
         node: String,
         /// The command.
         command: String,
-        /// What it said.
+        /// QEMU's answer.
         answer: String,
     },
 }
 
-/// The ends of a guest's logs, and where the whole is.
+/// The ends of a guest's logs, and the paths of the whole logs.
 #[derive(Clone, Debug, Default)]
 pub struct LogEnds {
-    /// A title and lines for each log that has any.
+    /// Path and last lines of each log that has content.
     pub logs: Vec<(PathBuf, String)>,
 }
 
@@ -127,7 +127,7 @@ impl std::fmt::Display for LogEnds {
     }
 }
 
-/// Attach what was being done to an error of the system.
+/// Adds the failed operation to an error of the system.
 pub(crate) trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, GuestError>;
 }

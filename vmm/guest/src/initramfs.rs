@@ -1,4 +1,5 @@
-//! The guest's first root file system: busybox, our init and agent, modules, `lspci`, and what the caller brings along.
+//! The guest's first root file system: busybox, init, agent, modules, `lspci`, and the caller's
+//! files.
 
 use std::{
     collections::BTreeSet,
@@ -21,12 +22,12 @@ const INIT: &[u8] = include_bytes!("inside/init.sh");
 const AGENT: &[u8] = include_bytes!("inside/agent.sh");
 const JOB: &[u8] = include_bytes!("inside/job.sh");
 
-/// Modules that a guest has where its kernel does; they are loaded when something asks for them.
+/// Modules that every guest gets if its kernel has them. They are loaded on demand.
 const USUAL_MODULES: [&str; 7] =
     ["virtio_pci", "9p", "9pnet_virtio", "virtio_net", "vfio_iommu_type1", "vfio_pci", "gpio_pci_idio_16"];
 
-/// The indexes that kmod's library reads, which `lspci` asks for the names of modules. They are empty here: magic number,
-/// version and no root.
+/// The indexes that kmod's library reads. `lspci` looks up the names of modules in them. They are
+/// empty here: magic number, version and no root.
 const INDEXES: [&str; 5] = [
     "modules.dep.bin",
     "modules.alias.bin",
@@ -39,24 +40,24 @@ const EMPTY_INDEX: [u8; 12] = [0xb0, 0x07, 0xf4, 0x57, 0, 2, 0, 1, 0, 0, 0, 0];
 /// A file for the guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Extra {
-    /// On the host.
+    /// Path on the host.
     pub(crate) source: PathBuf,
-    /// In the guest, absolute.
+    /// Absolute path in the guest.
     pub(crate) place: String,
-    /// Whether it is a program that needs its libraries.
+    /// Whether it is a program whose libraries are copied too.
     pub(crate) program: bool,
 }
 
-/// What goes into it besides what every guest has.
+/// The parts of an initramfs that differ between guests.
 pub(crate) struct Contents<'a> {
     pub(crate) extras: &'a [Extra],
-    /// More modules to have; each must be there.
+    /// Additional modules; a missing one is an error.
     pub(crate) modules: &'a [String],
     /// Shell text that init and agent read.
     pub(crate) config: String,
     /// Shell text with the environment of the commands.
     pub(crate) environment: String,
-    /// The kernel module.
+    /// The built kernel module `kmod-shim`.
     pub(crate) shim: Option<&'a Path>,
 }
 
@@ -70,12 +71,13 @@ pub(crate) fn write(
     let shown = || "a guest's initramfs".to_owned();
     let mut out = BufWriter::new(file);
     if let Some(initrd) = &toolkit.initrd {
-        // Archives may follow each other, packed or not; what comes later is added to what is there.
+        // Archives may follow each other, compressed or not. Later ones add to earlier ones.
         let mut base = File::open(initrd).doing(|| initrd.display().to_string())?;
         let length = std::io::copy(&mut base, &mut out).doing(shown)?;
         let missing = length.wrapping_neg() % 4;
         out.write_all(&[0; 3][..missing as usize]).doing(shown)?;
     }
+
     let mut builder = Builder { archive: Archive::new(out), libraries: BTreeSet::new(), shown: shown() };
     builder.file("/nicforge/init", 0o755, INIT)?;
     builder.file("/nicforge/agent", 0o755, AGENT)?;
@@ -86,18 +88,22 @@ pub(crate) fn write(
     if let Some(lspci) = &toolkit.programs.lspci {
         builder.lspci(lspci)?;
     }
+
     if let Some(modules) = &toolkit.kernel.modules {
         builder.modules(modules, &toolkit.kernel.version, contents.modules, watch)?;
     } else if let Some(module) = contents.modules.first() {
         let problem = format!("module {module} is wanted, and where this kernel's modules are is not known");
         return Err(GuestError::Unsuitable { path: toolkit.kernel.image.clone(), problem });
     }
+
     if let Some(shim) = contents.shim {
         builder.copy(shim, "/nicforge/shim.ko")?;
     }
+
     for extra in contents.extras {
         builder.extra(extra, watch)?;
     }
+
     builder.archive.finish().doing(shown)?;
     Ok(())
 }
@@ -113,30 +119,35 @@ impl Builder<'_> {
         self.archive.file(place, mode, content).doing(|| self.shown.clone())
     }
 
-    /// A host's file as it is, with its permissions.
+    /// Copies a file of the host, with its permissions.
     fn copy(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
         let content = std::fs::read(source).doing(|| source.display().to_string())?;
         let mode = std::fs::metadata(source).doing(|| source.display().to_string())?.permissions().mode();
         self.file(place, mode | 0o444, &content)
     }
 
-    /// `lspci` from another tree than the guest's programs: with its own loader and libraries in a folder.
+    /// Adds `lspci` with its own loader and libraries in a folder, as it may come from another tree
+    /// than the guest's programs.
     fn lspci(&mut self, lspci: &Lspci) -> Result<(), GuestError> {
         const FOLDER: &str = "/nicforge/lspci";
+
         self.copy(&lspci.program, &format!("{FOLDER}/lspci"))?;
         self.copy(&lspci.loader, &format!("{FOLDER}/loader"))?;
         self.copy(&lspci.names, &format!("{FOLDER}/pci.ids"))?;
+
         for library in &lspci.libraries {
             let name = library.file_name().unwrap_or_default().to_string_lossy();
             self.copy(library, &format!("{FOLDER}/lib/{name}"))?;
         }
+
         let script = format!(
             "#!/nicforge/busybox sh\nexec {FOLDER}/loader --library-path {FOLDER}/lib {FOLDER}/lspci -i {FOLDER}/pci.ids \"$@\"\n"
         );
+
         self.file("/nicforge/tools/lspci", 0o755, script.as_bytes())
     }
 
-    /// The usual modules and the caller's, with `modules.dep` for `modprobe`.
+    /// Adds the usual modules and the caller's, with `modules.dep` for `modprobe`.
     fn modules(
         &mut self,
         tree: &ModuleTree,
@@ -148,17 +159,21 @@ impl Builder<'_> {
         let names: Vec<&str> = usual.chain(more.iter().map(String::as_str)).collect();
         let modules = tree.closure(&names, watch)?;
         let mut dependencies = String::new();
+
         for module in &modules {
             let all = all_needed(module, &modules);
             let paths: Vec<String> = all.iter().map(|name| format!("kernel/{name}.ko")).collect();
             dependencies.push_str(&format!("kernel/{}.ko: {}\n", module.name, paths.join(" ")));
         }
+
         for module in &modules {
             self.file(&format!("/lib/modules/{version}/kernel/{}.ko", module.name), 0o644, &module.object)?;
         }
+
         for index in INDEXES {
             self.file(&format!("/lib/modules/{version}/{index}"), 0o644, &EMPTY_INDEX)?;
         }
+
         self.file(&format!("/lib/modules/{version}/modules.dep"), 0o644, dependencies.as_bytes())
     }
 
@@ -166,47 +181,56 @@ impl Builder<'_> {
         if !extra.program {
             return self.tree(&extra.source, &extra.place);
         }
+
         let (content, files) = elf::needs(&extra.source, watch)?;
         self.file(&extra.place, 0o755, &content)?;
+
         for file in files {
             if self.libraries.insert(file.clone()) {
-                // Links are followed: the guest has the file under the name that programs ask for.
+                // Links are followed: the guest has the file under the name that programs look for.
                 self.copy(&file, &file.to_string_lossy())?;
             }
         }
+
         Ok(())
     }
 
-    /// A file, or a directory with all below it.
+    /// Copies a file, or a directory with its content.
     fn tree(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
         if !source.is_dir() {
             return self.copy(source, place);
         }
+
         self.archive.directory(place).doing(|| self.shown.clone())?;
         for entry in std::fs::read_dir(source).doing(|| source.display().to_string())? {
             let entry = entry.doing(|| source.display().to_string())?;
             let place = format!("{place}/{}", entry.file_name().to_string_lossy());
             self.tree(&entry.path(), &place)?;
         }
+
         Ok(())
     }
 }
 
-/// What a module needs, directly or not; the nearest first, as `depmod` writes it.
+/// Returns all direct and indirect dependencies of a module, the nearest first, in `depmod`'s
+/// order.
 fn all_needed(module: &Module, modules: &[Module]) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut open = module.depends.clone();
+
     while let Some(name) = open.pop() {
         if name == module.name || all.contains(&name) {
             continue;
         }
-        // What is built into the kernel is not among the modules.
+
+        // A built-in dependency is not among the modules.
         if let Some(needed) = modules.iter().find(|other| other.name == name) {
             open.extend(needed.depends.iter().cloned());
             all.push(name);
         }
     }
-    // The order of loading is the order in `modules`.
+
+    // `modules` is in loading order.
     all.sort_by_key(|name| std::cmp::Reverse(modules.iter().position(|module| module.name == *name)));
     all
 }
@@ -222,12 +246,14 @@ mod tests {
             depends: depends.iter().map(|&name| name.into()).collect(),
             object: Vec::new(),
         };
+
         let modules = [
             module("a", &[]),
             module("b", &["a", "built_in"]),
             module("c", &["a"]),
             module("d", &["c", "b"]),
         ];
+
         assert_eq!(all_needed(&modules[3], &modules), ["c", "b", "a"]);
     }
 }

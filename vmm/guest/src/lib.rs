@@ -1,9 +1,12 @@
-//! Linux guests with nicforge's devices: a QEMU, a kernel and an initramfs from packages without root, and a handle on a running
-//! guest that runs commands in it.
+//! Linux guests with nicforge's devices: a QEMU, a kernel and an initramfs from packages without
+//! root, and a handle that runs commands in a running guest.
 //!
-//! In: sockets of served functions ([`Function`]), programs and files of the host. Out: lines and exit statuses
-//! ([`Output`]), logs. May touch the cache ([`cache`]), temporary directories, the package mirrors that the host's apt knows, and
-//! the processes it starts. It knows nothing of machines and devices: a function is a name and a socket.
+//! - In: sockets of served functions ([`Function`]), programs and files of the host.
+//! - Out: lines and exit statuses ([`Output`]), logs.
+//! - It may touch the cache ([`cache`]), temporary directories, the package mirrors that the host's
+//!   apt knows, and the processes it starts.
+//!
+//! Machines and devices are unknown here: a function is a name and a socket.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -19,16 +22,19 @@
 //! # Ok::<(), nicforge_guest::GuestError>(())
 //! ```
 //!
-//! What a command finds in the guest:
+//! The environment of a command in the guest:
 //!
-//! | variable | |
+//! | variable | content |
 //! | --- | --- |
 //! | `NICFORGE_NODE` | the guest's name |
-//! | `NICFORGE_DEVICES` | each function with its PCI address: `io0.core0=0000:00:03.0,io0.core1=0000:00:04.0` |
-//! | `NICFORGE_SOCKET` | how a program opens the user functions, with `:` between: `shim:/dev/nicforge0` or `vfio:0000:00:03.0`; empty without a driver |
+//! | `NICFORGE_DEVICES` | each function with its PCI address, separated by `,` |
+//! | `NICFORGE_SOCKET` | addresses of the user functions for programs, separated by `:` |
 //!
-//! and what the caller adds. Busybox is on the `PATH`, `lspci` too, and the caller's programs in `/root`, the working directory's
-//! place is `/`; `/share` is the shared directory.
+//! `NICFORGE_DEVICES` is, for example, `io0.core0=0000:00:03.0,io0.core1=0000:00:04.0`.
+//! `NICFORGE_SOCKET` is, for example, `shim:/dev/nicforge0` or `vfio:0000:00:03.0`. It is empty
+//! without a driver. The caller can add variables. `PATH` contains busybox and `lspci`. The
+//! caller's programs are in `/root`, the working directory is `/`, and `/share` is the shared
+//! directory.
 
 mod accel;
 mod apt;

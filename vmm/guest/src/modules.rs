@@ -1,7 +1,7 @@
-//! Kernel modules: where they are, what they depend on, in which order they are loaded.
+//! Kernel modules: their files, their dependencies and their loading order.
 //!
-//! A package's tree has no `modules.dep` (that is made where it is installed), so the dependencies are read from the modules
-//! themselves, from the `depends=` of their `.modinfo` section.
+//! An unpacked package has no `modules.dep`, which is made at installation. The dependencies are
+//! therefore read from the modules themselves, from `depends=` in their `.modinfo` section.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::{
     watch::Watch,
 };
 
-/// No module of a distribution is larger, in bytes.
+/// Size limit of a module, in bytes. No distribution's module is larger.
 const MAX_MODULE: u64 = 256 << 20;
 
 /// A kernel's `/lib/modules/VERSION`.
@@ -31,18 +31,18 @@ pub struct ModuleTree {
 pub(crate) struct Module {
     /// Its name with `_`, as `lsmod` prints it.
     pub(crate) name: String,
-    /// The names of those it needs.
+    /// The names of the modules it needs.
     pub(crate) depends: Vec<String>,
-    /// The object file, not compressed.
+    /// The object file, decompressed.
     pub(crate) object: Vec<u8>,
 }
 
-/// A module's name is the same with `-` and `_`.
+/// Returns a module's canonical name: `-` and `_` are equivalent.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// A file's module name and how it is compressed.
+/// Returns the module's name of a file, without the endings of kernel objects and of compression.
 fn module_name(file: &str) -> Option<String> {
     let name =
         ["", ".xz", ".zst", ".gz"].iter().find_map(|end| file.strip_suffix(end)?.strip_suffix(".ko"))?;
@@ -50,18 +50,19 @@ fn module_name(file: &str) -> Option<String> {
 }
 
 impl ModuleTree {
-    /// The modules in a directory such as `/lib/modules/6.1.0-1-amd64`.
+    /// Opens the modules in a directory such as `/lib/modules/6.1.0-1-amd64`.
     ///
     /// # Errors
     /// [`GuestError::Unsuitable`] when there are none.
     pub fn open(root: &Path) -> Result<Self, GuestError> {
         let mut paths = BTreeMap::new();
         let mut folders = vec![root.to_owned()];
+
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(&folder).doing(|| folder.display().to_string())? {
                 let entry = entry.doing(|| folder.display().to_string())?;
                 let kind = entry.file_type().doing(|| entry.path().display().to_string())?;
-                // `build` and `source` are links to other trees.
+                // `build` and `source` are links to other trees, and are not followed.
                 if kind.is_dir() {
                     folders.push(entry.path());
                 } else if let Some(name) = entry.file_name().to_str().and_then(module_name) {
@@ -69,30 +70,33 @@ impl ModuleTree {
                 }
             }
         }
+
         let builtin: BTreeSet<String> = std::fs::read_to_string(root.join("modules.builtin"))
             .unwrap_or_default()
             .lines()
             .filter_map(|line| module_name(line.rsplit('/').next()?))
             .collect();
+
         if paths.is_empty() && builtin.is_empty() {
             let problem = "has no kernel modules; name a directory like /lib/modules/VERSION".into();
             return Err(GuestError::Unsuitable { path: root.to_owned(), problem });
         }
+
         Ok(Self { root: root.to_owned(), paths, builtin })
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Whether the kernel has it, as a module or built in.
+    /// Returns whether the kernel has the module, loadable or built in.
     pub fn has(&self, name: &str) -> bool {
         let name = canonical(name);
         self.paths.contains_key(&name) || self.builtin.contains(&name)
     }
 
-    /// The modules with all they need, in an order in which they can be loaded. What is built in is left out.
+    /// Returns the modules and all their dependencies in loading order. Built-in ones are left out.
     pub(crate) fn closure(&self, names: &[&str], watch: &Watch) -> Result<Vec<Module>, GuestError> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
@@ -112,21 +116,24 @@ impl ModuleTree {
         if self.builtin.contains(name) || !seen.insert(name.to_owned()) {
             return Ok(());
         }
+
         let Some(path) = self.paths.get(name) else {
             let problem = format!("the kernel has no module {name}");
             return Err(GuestError::Unsuitable { path: self.root.clone(), problem });
         };
         let object = read(path, watch)?;
         let depends = depends(&object);
+
         for needed in &depends {
             self.visit(needed, seen, order, watch)?;
         }
+
         order.push(Module { name: name.to_owned(), depends, object });
         Ok(())
     }
 }
 
-/// A module's object file; what is compressed is decompressed by the host's tools.
+/// Reads a module's object file. The host's tools decompress it if needed.
 fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
     let program = match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => "xz",
@@ -134,10 +141,12 @@ fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
         Some("gz") => "gzip",
         _ => return read_file(path),
     };
+
     let folder = tempfile::tempdir().doing(|| "a temporary directory".into())?;
     let plain = folder.path().join("module.ko");
     let script = "exec \"$0\" -dc \"$1\" > \"$2\"";
     let mut command = Command::new("sh");
+
     command.args(["-c", script, program]).arg(path).arg(&plain);
     tool::run_quietly(&format!("decompressing {}", path.display()), &mut command, watch)?;
     read_file(&plain)
@@ -152,7 +161,8 @@ fn read_file(path: &Path) -> Result<Vec<u8>, GuestError> {
     std::fs::read(path).doing(|| path.display().to_string())
 }
 
-/// `.modinfo` is a run of strings that end with NUL, one of them `depends=a,b`.
+/// Returns the dependencies from `.modinfo`, a sequence of NUL-terminated strings, one of them
+/// `depends=a,b`.
 fn depends(object: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(place) = object.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
@@ -169,10 +179,12 @@ mod tests {
     fn tree(modules: &[(&str, &str)]) -> (tempfile::TempDir, ModuleTree) {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("kernel")).unwrap();
+
         for (name, depends) in modules {
             let text = format!("ELF\0license=GPL\0depends={depends}\0retpoline=Y\0");
             std::fs::write(folder.path().join("kernel").join(name), text).unwrap();
         }
+
         std::fs::write(folder.path().join("modules.builtin"), "kernel/drivers/pci/pci-stub.ko\n").unwrap();
         let tree = ModuleTree::open(folder.path()).unwrap();
         (folder, tree)

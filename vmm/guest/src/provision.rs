@@ -1,7 +1,7 @@
-//! What a guest is made of: a QEMU, a kernel with its modules and headers, a few programs.
+//! The parts of a guest: a QEMU, a kernel with its modules and headers, a few programs.
 //!
-//! Each part is the caller's, or the host's when it is good enough, or comes from packages of Debian that are unpacked into the
-//! cache. Nothing is installed and no root is needed.
+//! Each part is the caller's, or the host's where it is suitable, or comes from Debian packages
+//! that are unpacked into the cache. No package is installed and no root is needed.
 
 use std::path::{Path, PathBuf};
 
@@ -16,19 +16,20 @@ use crate::{
     watch::Watch,
 };
 
-/// The compiler of the provisioned kernel; kbuild wants the same for modules.
+/// The compiler of the provisioned kernel. kbuild wants the same one for modules.
 const KERNEL_GCC: u32 = 12;
 
-/// What the caller brings along. The rest is found or provisioned.
+/// The parts that the caller supplies. The others are found or provisioned.
 #[derive(Clone, Debug, Default)]
 pub struct Provision {
     /// A QEMU that has `vfio-user-pci`.
     pub qemu: Option<PathBuf>,
     /// A kernel (bzImage).
     pub kernel: Option<PathBuf>,
-    /// Its modules, as in `/lib/modules/VERSION`; by default this host's, if it has them for the kernel's version.
+    /// Its modules, as in `/lib/modules/VERSION`. By default they are this host's, if it has the
+    /// kernel's version.
     pub modules: Option<PathBuf>,
-    /// An initramfs that is the guest's root instead of ours, which is added to it.
+    /// An initramfs for the guest's root file system. nicforge's own is appended to it.
     pub initrd: Option<PathBuf>,
     /// The cache; by default the user's.
     pub cache: Option<PathBuf>,
@@ -43,13 +44,13 @@ pub struct Kernel {
     pub version: String,
     /// Its modules.
     pub modules: Option<ModuleTree>,
-    /// Where kbuild builds modules for it.
+    /// The build directory of kbuild for it.
     pub build: Option<PathBuf>,
-    /// The provisioned tree with programs for kbuild, when it is one.
+    /// The provisioned tree with programs for kbuild, if the kernel comes from one.
     pub(crate) tree: Option<PathBuf>,
 }
 
-/// Programs of the host that go into a guest.
+/// Programs that are copied into a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Programs {
     /// A static busybox.
@@ -58,7 +59,7 @@ pub(crate) struct Programs {
     pub(crate) lspci: Option<Lspci>,
 }
 
-/// `lspci` and what it needs.
+/// `lspci` and the files it needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Lspci {
     pub(crate) program: PathBuf,
@@ -67,7 +68,7 @@ pub(crate) struct Lspci {
     pub(crate) names: PathBuf,
 }
 
-/// Everything that guests are made of.
+/// All parts that guests are made of.
 #[derive(Clone, Debug)]
 pub struct Toolkit {
     /// The emulator.
@@ -80,7 +81,8 @@ pub struct Toolkit {
 }
 
 impl Provision {
-    /// What the environment names: `NICFORGE_QEMU`, `NICFORGE_KERNEL`, `NICFORGE_MODULES`, `NICFORGE_INITRD`.
+    /// Takes the parts that the environment names: `NICFORGE_QEMU`, `NICFORGE_KERNEL`,
+    /// `NICFORGE_MODULES`, `NICFORGE_INITRD`.
     pub fn from_environment() -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
@@ -92,11 +94,13 @@ impl Provision {
         }
     }
 
-    /// Find or make everything. With a full cache this takes well under a second.
+    /// Finds or makes all parts. With a full cache this takes well under a second.
     ///
     /// # Errors
-    /// [`GuestError::Unprovided`] where something is missing and can't be had; [`GuestError::Unsuitable`] for files that the
-    /// caller named; [`GuestError::Tool`] when a download fails; [`GuestError::Cancelled`].
+    /// - [`GuestError::Unprovided`]: a part is missing and can't be downloaded.
+    /// - [`GuestError::Unsuitable`]: a file that the caller named is unsuitable.
+    /// - [`GuestError::Tool`]: a download failed.
+    /// - [`GuestError::Cancelled`].
     pub fn provide(&self, watch: &Watch) -> Result<Toolkit, GuestError> {
         let toolkit = self.provide_all(watch);
         watch.done();
@@ -110,9 +114,11 @@ impl Provision {
                 return Err(GuestError::Unsuitable { path: file.clone(), problem });
             }
         }
+
         let cache = self.cache.as_deref().map_or_else(Cache::open, Cache::at)?;
         let locked = cache.lock(watch)?;
         cache.sweep(&locked);
+
         let qemu = match &self.qemu {
             Some(path) => Qemu::at(path, watch)?,
             None => match Qemu::of_system(watch)? {
@@ -120,6 +126,7 @@ impl Provision {
                 None => Qemu::in_tree(&qemu_tree(&cache, &locked, watch)?, watch)?,
             },
         };
+
         let (kernel, programs) = match &self.kernel {
             None => {
                 let tree = linux_tree(&cache, &locked, watch)?;
@@ -134,6 +141,7 @@ impl Provision {
                 (kernel, programs)
             }
         };
+
         Ok(Toolkit { qemu, kernel, programs, initrd: self.initrd.clone(), cache })
     }
 
@@ -142,17 +150,19 @@ impl Provision {
         let hosts = Path::new("/lib/modules").join(&version);
         let modules = match &self.modules {
             Some(path) => Some(ModuleTree::open(path)?),
-            // Somebody's own initramfs for their own kernel has the modules that it needs.
+            // An initramfs of the caller's for the caller's kernel has the modules that it needs.
             None if self.initrd.is_none() && hosts.is_dir() => Some(ModuleTree::open(&hosts)?),
             None => None,
         };
+
         let build = modules.as_ref().map(|modules| modules.root().join("build"));
         let build = build.filter(|build| build.join("Makefile").is_file());
         Ok(Kernel { image: image.to_owned(), version, modules, build, tree: None })
     }
 }
 
-/// The version in a bzImage's header (Linux, Documentation/arch/x86/boot.rst: `kernel_version`).
+/// Returns the version in a bzImage's header (Linux, Documentation/arch/x86/boot.rst:
+/// `kernel_version`).
 fn version_of(image: &Path) -> Result<String, GuestError> {
     let bytes = std::fs::read(image).doing(|| image.display().to_string())?;
     let version = (bytes.get(0x202..0x206) == Some(b"HdrS")).then_some(()).and_then(|()| {
@@ -161,26 +171,28 @@ fn version_of(image: &Path) -> Result<String, GuestError> {
         let end = text.iter().position(|byte| matches!(byte, b' ' | 0))?;
         std::str::from_utf8(&text[..end]).ok().map(str::to_owned)
     });
+
     version.ok_or_else(|| GuestError::Unsuitable {
         path: image.to_owned(),
         problem: "is no Linux kernel for x86 (bzImage)".into(),
     })
 }
 
-/// The private tree with QEMU.
+/// Returns the private tree with QEMU.
 fn qemu_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf, GuestError> {
     let selection = Selection {
         what: "QEMU",
         suites: &["trixie", "trixie-backports"],
         target: Some("trixie-backports"),
         packages: vec!["qemu-system-x86"],
-        // Nothing that runs needs them.
+        // The programs used here run without these packages.
         assumed: vec!["adduser", "debconf", "passwd", "openssl-provider-legacy"],
     };
+
     tree(cache, "qemu-trixie", &selection, watch, |_| Ok(()))
 }
 
-/// The private tree with a kernel and what goes into a guest.
+/// Returns the private tree with a kernel and the programs for a guest.
 fn linux_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf, GuestError> {
     let compiler = !has_gcc(KERNEL_GCC, watch)?;
     let make = tool::run_quietly("asking make", std::process::Command::new("make").arg("--version"), watch);
@@ -189,20 +201,22 @@ fn linux_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf,
     if !compiler {
         assumed.push("linux-compiler-gcc-12-x86");
     }
+
     if make.is_err() {
         packages.push("make");
     }
+
     let selection = Selection { what: "a kernel", suites: &["bookworm"], target: None, packages, assumed };
     let name = if compiler { "linux-bookworm-gcc" } else { "linux-bookworm" };
     tree(cache, name, &selection, watch, relocate_headers)
 }
 
-/// Whether the host has the compiler of this major version, as `gcc-N` or as `gcc`.
+/// Returns whether the host has the compiler of this major version, as `gcc-N` or as `gcc`.
 fn has_gcc(major: u32, watch: &Watch) -> Result<bool, GuestError> {
     Ok(gcc(major, watch)?.is_some())
 }
 
-/// The host's compiler of this major version.
+/// Returns the name of the host's compiler of this major version.
 pub(crate) fn gcc(major: u32, watch: &Watch) -> Result<Option<String>, GuestError> {
     for program in [format!("gcc-{major}"), "gcc".to_owned()] {
         let mut command = std::process::Command::new(&program);
@@ -217,10 +231,11 @@ pub(crate) fn gcc(major: u32, watch: &Watch) -> Result<Option<String>, GuestErro
             Err(_) => {}
         }
     }
+
     Ok(None)
 }
 
-/// Downloads and unpacks a selection, unless it is there.
+/// Downloads and unpacks a selection, unless its tree exists.
 fn tree(
     cache: &Cache,
     name: &str,
@@ -232,22 +247,24 @@ fn tree(
     if path.is_dir() {
         return Ok(path);
     }
+
     let downloads = cache.path("downloads").join(name);
     let packages = apt::download(selection, &downloads, watch)?;
     let path = cache.make(name, |tree| {
         apt::unpack(selection.what, &packages, tree, watch)?;
         for unused in ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian"] {
-            // Only to save space.
+            // Failure costs only space.
             let _ = std::fs::remove_dir_all(tree.join(unused));
         }
         finish(tree)
     })?;
-    // It costs space only; an interrupted download would go on from it.
+
+    // A failure costs only space. The files serve an interrupted download alone.
     let _ = std::fs::remove_dir_all(&downloads);
     Ok(path)
 }
 
-/// The only entry of a folder whose name begins and ends so.
+/// Returns the only entry of a folder whose name begins with `start` and ends with `end`.
 fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
     let names = std::fs::read_dir(folder).doing(|| folder.display().to_string())?;
     let fits = |name: &str| name.starts_with(start) && name.ends_with(end);
@@ -256,6 +273,7 @@ fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
         .filter(|entry| entry.file_name().to_str().is_some_and(fits))
         .map(|entry| entry.path())
         .collect();
+
     let only = found.pop().filter(|_| found.is_empty());
     only.ok_or_else(|| GuestError::Unsuitable {
         path: folder.to_owned(),
@@ -263,7 +281,8 @@ fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
     })
 }
 
-/// The headers' makefile names its common part by an absolute path. Relative to itself, it works wherever the tree is.
+/// Makes the headers' makefile independent of the tree's path: it includes its common part relative
+/// to itself instead of by an absolute path.
 fn relocate_headers(tree: &Path) -> Result<(), GuestError> {
     let sources = tree.join("usr/src");
     let makefile = entry(&sources, "linux-headers-", "-amd64")?.join("Makefile");
@@ -289,16 +308,18 @@ fn programs_in_tree(tree: &Path, watch: &Watch) -> Result<Programs, GuestError> 
     let libraries = loader.libraries(&program, watch)?;
     let names = tree.join("usr/share/misc/pci.ids");
     let lspci = Lspci { program, loader: loader.path, libraries, names };
+
     Ok(Programs { busybox: tree.join("bin/busybox"), lspci: Some(lspci) })
 }
 
-/// The host's own, if its busybox is a static one.
+/// Returns the host's own programs, if its busybox is static.
 fn programs_of_host(watch: &Watch) -> Result<Option<Programs>, GuestError> {
     let Some(busybox) = on_path("busybox") else { return Ok(None) };
     let (_, needs) = elf::needs(&busybox, watch)?;
     if !needs.is_empty() {
         return Ok(None);
     }
+
     let names = ["/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids"]
         .map(PathBuf::from)
         .into_iter()
@@ -310,6 +331,7 @@ fn programs_of_host(watch: &Watch) -> Result<Option<Programs>, GuestError> {
         }
         _ => None,
     };
+
     Ok(Some(Programs { busybox, lspci }))
 }
 
@@ -327,11 +349,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("vmlinuz");
         let mut bytes = vec![0; 0x400];
+
         bytes[0x202..0x206].copy_from_slice(b"HdrS");
         bytes[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
         bytes[0x300..0x30f].copy_from_slice(b"6.1.0-1 (someon");
         std::fs::write(&image, &bytes).unwrap();
+
         assert_eq!(version_of(&image).unwrap(), "6.1.0-1");
+
         std::fs::write(&image, b"#!/bin/sh").unwrap();
         assert!(version_of(&image).unwrap_err().to_string().contains("is no Linux kernel"));
     }
@@ -345,6 +370,7 @@ mod tests {
             cache: Some(folder.path().join("cache")),
             ..Provision::default()
         };
+
         let error = provision.provide(&Watch::silent()).unwrap_err();
         assert!(
             error

@@ -8,12 +8,12 @@ use std::{
 
 use crate::{error::GuestError, tool, watch::Watch};
 
-/// The device that makes it suitable; QEMU has it since 10.1.
+/// The required device; QEMU has it since 10.1.
 const DEVICE: &str = "\"vfio-user-pci\"";
 /// The program's usual name.
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// A program and what comes before the caller's arguments.
+/// A program and the arguments before the caller's.
 #[derive(Clone, Debug)]
 pub struct Qemu {
     program: PathBuf,
@@ -22,7 +22,7 @@ pub struct Qemu {
 }
 
 impl Qemu {
-    /// The QEMU at a path.
+    /// Examines the QEMU at a path.
     ///
     /// # Errors
     /// [`GuestError::Unsuitable`] when it has no `vfio-user-pci`.
@@ -30,7 +30,7 @@ impl Qemu {
         Self::examine(program.to_owned(), Vec::new(), program, watch)
     }
 
-    /// The system's, if there is one and it is new enough.
+    /// Returns the system's QEMU, if it is installed and new enough.
     pub(crate) fn of_system(watch: &Watch) -> Result<Option<Self>, GuestError> {
         match Self::at(Path::new(PROGRAM), watch) {
             Ok(qemu) => Ok(Some(qemu)),
@@ -42,7 +42,8 @@ impl Qemu {
         }
     }
 
-    /// The one in a tree that was unpacked from packages. It runs with the tree's C library, whatever the host's is.
+    /// Returns the QEMU of an unpacked tree. It runs with the tree's C library, independent of the
+    /// host's.
     pub(crate) fn in_tree(tree: &Path, watch: &Watch) -> Result<Self, GuestError> {
         let program = tree.join("usr/bin").join(PROGRAM);
         let arguments = vec![
@@ -54,6 +55,7 @@ impl Qemu {
             "-L".into(),
             tree.join("usr/share/seabios").into(),
         ];
+
         Self::examine(tree.join("usr/lib64/ld-linux-x86-64.so.2"), arguments, &program, watch)
     }
 
@@ -67,17 +69,20 @@ impl Qemu {
         let ask = |argument: &[&str]| {
             tool::run_quietly(&format!("asking {}", shown.display()), qemu.command().args(argument), watch)
         };
+
         if !ask(&["-device", "help"])?.iter().any(|line| line.contains(DEVICE)) {
             let problem = "has no device vfio-user-pci; QEMU 10.1 and newer have it".into();
             return Err(GuestError::Unsuitable { path: shown.to_owned(), problem });
         }
+
         let said = ask(&["-version"])?;
         let version = said.first().map(|line| line.trim_start_matches("QEMU emulator ").to_owned());
         qemu.version = version.unwrap_or_default();
+
         Ok(qemu)
     }
 
-    /// What it says its version is.
+    /// Returns the version that QEMU reports.
     pub fn version(&self) -> &str {
         &self.version
     }

@@ -1,4 +1,4 @@
-//! The kernel module `kmod-shim`, built with kbuild for the guest's kernel, once for its sources and that kernel.
+//! The kernel module `kmod-shim`, built with kbuild once for each pair of sources and guest kernel.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,27 +17,28 @@ use crate::{
 /// Names and contents of the module's sources.
 static SOURCES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/shim_sources.rs"));
 
-/// The kernel's compiler where it was provisioned.
+/// The major version of the provisioned kernel's compiler.
 const GCC: u32 = 12;
 
 impl Toolkit {
-    /// Whether there is a module to build, and a kernel to build it for.
+    /// Returns whether the module's sources are embedded and the kernel's build directory is known.
     pub fn has_shim(&self) -> bool {
         self.kernel.build.is_some()
             && SOURCES.iter().any(|(name, _)| *name == "Kbuild" || *name == "Makefile")
     }
 
-    /// The module's file, which is built when there is none for this kernel yet.
+    /// Returns the module's file. It is built if there is none for this kernel yet.
     ///
     /// # Errors
-    /// [`GuestError::Unprovided`] where the kernel's headers are not known; [`GuestError::Tool`] with the compiler's words.
+    /// [`GuestError::Unprovided`] if the kernel's headers are not known; [`GuestError::Tool`] with
+    /// the compiler's messages.
     pub fn shim(&self, watch: &Watch) -> Result<PathBuf, GuestError> {
         let module = self.build_module("kmod-shim", SOURCES, watch);
         watch.done();
         module
     }
 
-    /// Builds an out-of-tree module from its sources: files with a `Kbuild` or `Makefile` for kbuild.
+    /// Builds an out-of-tree module from its sources, which include a `Kbuild` or `Makefile`.
     ///
     /// # Errors
     /// As [`Self::shim`].
@@ -54,18 +55,21 @@ impl Toolkit {
                 advice: "Name a directory of modules with --modules that has `build` in it, or use the provisioned kernel",
             });
         };
+
         let place = format!("modules/{name}-{}", digest(sources, &self.kernel));
         if !self.cache.path(&place).is_dir() {
             let _lock = self.cache.lock(watch)?;
             watch.step(&format!("building {name} for kernel {}", self.kernel.version));
             self.cache.make(&place, |folder| self.kbuild(name, sources, build, folder, watch))?;
         }
+
         let folder = self.cache.path(&place);
         let entries = std::fs::read_dir(&folder).doing(|| folder.display().to_string())?;
         let module = entries
             .flatten()
             .map(|entry| entry.path())
             .find(|path| path.extension().is_some_and(|end| end == "ko"));
+
         module.ok_or_else(|| GuestError::Unsuitable { path: folder, problem: "has no module (*.ko)".into() })
     }
 
@@ -77,8 +81,10 @@ impl Toolkit {
         folder: &Path,
         watch: &Watch,
     ) -> Result<(), GuestError> {
-        // kbuild does not like some characters in paths that a cache's may have; a temporary directory's has none of them.
+        // kbuild can't handle some characters that the cache's path may contain. The path of a
+        // temporary directory has none of them.
         let work = tempfile::tempdir().doing(|| "a directory to build in".into())?;
+
         for (name, content) in sources {
             let path = work.path().join(name);
             if let Some(parent) = path.parent() {
@@ -86,9 +92,11 @@ impl Toolkit {
             }
             std::fs::write(&path, content).doing(|| path.display().to_string())?;
         }
+
         let mut command = self.make(build, watch)?;
         command.arg(format!("M={}", work.path().display())).arg("modules").env("LC_ALL", "C");
         tool::run_quietly(&format!("building {name}"), &mut command, watch)?;
+
         let entries = std::fs::read_dir(work.path()).doing(|| work.path().display().to_string())?;
         for entry in entries.flatten() {
             if entry.path().extension().is_some_and(|end| end == "ko") {
@@ -96,38 +104,45 @@ impl Toolkit {
                 std::fs::copy(entry.path(), &to).doing(|| to.display().to_string())?;
             }
         }
+
         Ok(())
     }
 
-    /// `make` for the kernel's build directory, with the compiler that built the kernel.
+    /// Returns `make` for the kernel's build directory, with the compiler that built the kernel.
     fn make(&self, build: &Path, watch: &Watch) -> Result<Command, GuestError> {
         let mut command = Command::new("make");
         command.arg("-C").arg(build);
         if let Some(tree) = &self.kernel.tree {
-            // The tree's programs, after the host's; their libraries, but not its C library, which may be older than the host's.
+            // The tree's programs come after the host's on the path. Their libraries are needed,
+            // except for the C library, which may be older than the host's.
             let programs = tree.join("usr/bin");
             let path = std::env::var_os("PATH").unwrap_or_default();
             let folders = std::env::split_paths(&path).chain([programs.clone()]);
             if let Ok(path) = std::env::join_paths(folders) {
                 command.env("PATH", path);
             }
+
             let compiler = match gcc(GCC, watch)? {
                 Some(compiler) => compiler,
                 None => programs.join(format!("x86_64-linux-gnu-gcc-{GCC}")).display().to_string(),
             };
+
             command.arg(format!("CC={compiler}"));
             command.env("LD_LIBRARY_PATH", tree_libraries(tree)?);
         }
+
         Ok(command)
     }
 }
 
-/// The tree's libraries but its C library, as a path for the loader: a folder of links in the tree, made once.
+/// Returns a folder for the loader's path, with links to the tree's libraries except for its C
+/// library. It is made once.
 fn tree_libraries(tree: &Path) -> Result<PathBuf, GuestError> {
     let folder = tree.join("tool-libraries");
     if folder.is_dir() {
         return Ok(folder);
     }
+
     let making = tempfile::tempdir_in(tree).doing(|| tree.display().to_string())?;
     for (from, up) in [
         ("usr/lib/x86_64-linux-gnu", "../usr/lib/x86_64-linux-gnu"),
@@ -137,20 +152,22 @@ fn tree_libraries(tree: &Path) -> Result<PathBuf, GuestError> {
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if WANTED.iter().any(|wanted| name.starts_with(wanted)) {
-                // Two folders may have the same; one is enough.
+                // Two folders may have the same library; one is enough.
                 let _ = std::os::unix::fs::symlink(format!("{up}/{name}"), making.path().join(&name));
             }
         }
     }
+
     let made = making.keep();
     if std::fs::rename(&made, &folder).is_err() {
-        // Somebody else was faster.
+        // Another process was faster.
         let _ = std::fs::remove_dir_all(&made);
     }
+
     Ok(folder)
 }
 
-/// What kbuild's programs and the compiler need besides the C library.
+/// Libraries that kbuild's programs and the compiler need besides the C library.
 const WANTED: [&str; 12] = [
     "libelf",
     "libz.so",
@@ -172,11 +189,14 @@ fn digest(sources: &[(&str, &[u8])], kernel: &Kernel) -> String {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
+
     add(kernel.version.as_bytes());
     add(kernel.build.as_deref().unwrap_or(Path::new("")).as_os_str().as_encoded_bytes());
+
     for (name, content) in sources {
         add(name.as_bytes());
         add(content);
     }
+
     hash.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,6 +1,7 @@
-//! Running the host's tools: stopped by the watch, ended with us, their output kept for the error.
+//! Runs the host's tools. A cancelled watch stops them, they end with this process, and their
+//! output is kept for the error.
 //!
-//! UNSAFETY: what a child does between fork and exec is unsafe by its interface; here it is two system calls.
+//! UNSAFETY: code between fork and exec is unsafe by its interface; here it makes two system calls.
 #![allow(unsafe_code, reason = "a child asks the kernel to be ended with its parent")]
 
 use std::{
@@ -24,27 +25,31 @@ use crate::{
     watch::{LOOK, Watch},
 };
 
-/// How much of a tool's output is kept for its error, in bytes.
+/// The part of a tool's output that its error keeps, in bytes.
 const KEEP: usize = 4096;
 /// The longest line that is passed on in one piece, in bytes.
 const MAX_LINE: u64 = 64 * 1024;
 
-/// Makes the command's process one that ends when the calling thread does, in a process group of its own.
+/// Puts the command's process into a process group of its own and lets it end when the calling
+/// thread ends.
 ///
-/// It is the *thread* that counts: it must outlive the child.
+/// The *thread* counts, so it must outlive the child.
 pub(crate) fn end_with_us(command: &mut Command) -> &mut Command {
     command.process_group(0);
     let parent = getpid();
     let ask = move || {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // Whose parent ended before that is never told.
+        // If the parent ended before the request, the signal never comes.
         if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
     };
-    // SAFETY: the closure makes two system calls, which are async-signal-safe, and allocates nothing.
+
+    // SAFETY: the closure makes two system calls, which are async-signal-safe, and allocates no
+    // memory.
     unsafe { command.pre_exec(ask) }
 }
 
-/// Runs a tool to its end and gives the lines of its standard output, each of which `line` has seen before.
+/// Runs a tool to its end and returns the lines of its standard output. `line` is called with each
+/// as it arrives.
 pub(crate) fn run(
     what: &str,
     command: &mut Command,
@@ -59,6 +64,7 @@ pub(crate) fn run(
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|source| GuestError::Start { what: what.to_owned(), program, source })?;
+
     let output = child.stdout.take().map(|pipe| collect(pipe, line));
     let errors = child.stderr.take().map(|pipe| collect(pipe, |_| ()));
     let status = wait(what, &mut child, watch);
@@ -68,11 +74,12 @@ pub(crate) fn run(
     if status.success() {
         return Ok(output);
     }
+
     let said = if errors.iter().all(|line| line.trim().is_empty()) { &output } else { &errors };
     Err(GuestError::Tool { what: what.to_owned(), status, output: end_of(said) })
 }
 
-/// The same for a tool whose output nobody looks at while it runs.
+/// Runs a tool without looking at its output before its end.
 pub(crate) fn run_quietly(
     what: &str,
     command: &mut Command,
@@ -86,12 +93,14 @@ fn wait(what: &str, child: &mut Child, watch: &Watch) -> Result<std::process::Ex
         if let Some(status) = child.try_wait().doing(|| what.to_owned())? {
             return Ok(status);
         }
+
         if watch.is_cancelled() {
-            // The whole group: a tool's own children hold the pipes.
+            // The whole group is ended, as the tool's own children hold the pipes.
             let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
             let _ = child.wait();
             return Err(GuestError::Cancelled);
         }
+
         std::thread::sleep(LOOK);
     }
 }
@@ -104,6 +113,7 @@ fn collect(
         let mut pipe = BufReader::new(pipe);
         let mut lines = Vec::new();
         let mut bytes = Vec::new();
+
         loop {
             bytes.clear();
             match pipe.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
@@ -129,6 +139,7 @@ fn end_of(lines: &[String]) -> String {
         bytes <= KEEP
     };
     let mut end: Vec<&str> = lines.iter().rev().take_while(fits).map(String::as_str).collect();
+
     end.reverse();
     end.join("\n")
 }

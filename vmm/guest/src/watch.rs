@@ -1,4 +1,4 @@
-//! Who watches long work: progress for a person, and a way to stop it.
+//! Progress of long work, and its cancellation.
 
 use std::{
     io::{IsTerminal, Write},
@@ -13,12 +13,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::error::GuestError;
 
-/// How often work that waits for a process looks whether it is to stop.
+/// Interval at which work that waits for a process checks for cancellation.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
-/// Where standard error is no terminal, a step that lasts says so this often.
+/// Interval of progress lines where standard error is no terminal.
 const REPEAT: Duration = Duration::from_secs(10);
 
-/// Progress and cancellation. Clones are the same watch.
+/// Progress display and cancellation. Clones share both.
 #[derive(Clone)]
 pub struct Watch {
     cancelled: Arc<dyn Fn() -> bool + Send + Sync>,
@@ -38,12 +38,13 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// Shows nothing and never stops the work.
+    /// Returns a watch that shows nothing and never cancels.
     pub fn silent() -> Self {
         Self { cancelled: Arc::new(|| false), show: Arc::new(Mutex::new(Show::Nothing)) }
     }
 
-    /// Progress on standard error: a line that changes on a terminal, else plain lines. Never stops the work.
+    /// Returns a watch that shows progress on standard error and never cancels. A terminal gets one
+    /// changing line, else plain lines appear.
     pub fn on_stderr() -> Self {
         let show = if std::io::stderr().is_terminal() {
             Show::Bar(None)
@@ -53,7 +54,8 @@ impl Watch {
         Self { cancelled: Arc::new(|| false), show: Arc::new(Mutex::new(show)) }
     }
 
-    /// The same, and the work is given up soon after `cancelled` has said so once.
+    /// Returns this watch with a cancellation: once `cancelled` has returned true, the work ends
+    /// soon.
     pub fn cancelled_by(self, cancelled: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         let seen = AtomicBool::new(false);
         let cancelled = move || {
@@ -63,10 +65,11 @@ impl Watch {
                 now
             }
         };
+
         Self { cancelled: Arc::new(cancelled), ..self }
     }
 
-    /// Whether the work is to end.
+    /// Returns whether the work is to end.
     pub fn is_cancelled(&self) -> bool {
         (self.cancelled)()
     }
@@ -75,7 +78,7 @@ impl Watch {
         if self.is_cancelled() { Err(GuestError::Cancelled) } else { Ok(()) }
     }
 
-    /// A new step, as in "downloading QEMU".
+    /// Begins a new step, as in "downloading QEMU".
     pub(crate) fn step(&self, what: &str) {
         let Ok(mut show) = self.show.lock() else { return };
         match &mut *show {
@@ -86,23 +89,25 @@ impl Watch {
                     bar.enable_steady_tick(Duration::from_millis(200));
                     bar
                 });
-                // A template that is wrong would only cost the looks.
+
+                // A wrong template would only cost the styling.
                 if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
                     bar.set_style(style);
                 }
+
                 bar.set_position(0);
                 bar.set_message(what.to_owned());
             }
             Show::Lines { last, step } => {
                 *last = Instant::now();
                 what.clone_into(step);
-                // Nobody may be left to read; the work still goes on.
+                // Standard error may be closed; the work still continues.
                 let _ = writeln!(std::io::stderr(), "nicforge: {what}");
             }
         }
     }
 
-    /// How far the step is, in percent.
+    /// Sets the step's progress, in percent.
     pub(crate) fn percent(&self, percent: f32) {
         let Ok(mut show) = self.show.lock() else { return };
         match &mut *show {
@@ -122,7 +127,7 @@ impl Watch {
         }
     }
 
-    /// All is done; the line goes.
+    /// Ends the display and removes the progress line.
     pub(crate) fn done(&self) {
         if let Ok(mut show) = self.show.lock()
             && let Show::Bar(bar) = &mut *show

@@ -1,4 +1,4 @@
-//! Descriptors whose last close takes long.
+//! Attacks by descriptors whose last close takes long.
 
 use std::{
     collections::VecDeque,
@@ -16,19 +16,21 @@ use crate::{
     files,
 };
 
-/// Peers of lingering sockets that are held, so that closing still waits: the oldest are let go.
+/// Maximum number of peers that keep their lingering sockets' close waiting. The oldest are
+/// dropped.
 const PEERS: usize = 32;
 
 /// How a descriptor reaches the server and is closed there.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// With a message that takes none.
+    /// With a message that takes no descriptor.
     Unwanted,
     /// With a `DMA_MAP` that is refused.
     RefusedMap,
     /// With a `SET_IRQS` that is refused.
     RefusedEventfd,
-    /// Behind bytes that end the connection: the server closes its socket with the descriptor in it.
+    /// Behind bytes that end the connection: the server closes its socket with the descriptor in
+    /// it.
     Unread,
     /// Before the version.
     Early,
@@ -36,9 +38,10 @@ enum Way {
 
 const WAYS: [Way; 5] = [Way::Unwanted, Way::RefusedMap, Way::RefusedEventfd, Way::Unread, Way::Early];
 
-/// Passes TCP sockets with `SO_LINGER` and unsent data: the last close of one waits for the time that the client chose.
+/// Passes TCP sockets with `SO_LINGER` and unsent data. The last close of one waits for the time
+/// that the client chose.
 ///
-/// A mended server closes them on a thread that nothing else waits for, and goes on at once.
+/// A correct server closes them on a thread for which no other work waits, and continues at once.
 pub(super) fn sockets(arena: &Arena) -> Round {
     let linger = arena.size().pick(Duration::from_secs(3), Duration::from_secs(15));
     let mut peers = VecDeque::<TcpStream>::new();
@@ -53,9 +56,10 @@ pub(super) fn sockets(arena: &Arena) -> Round {
     })
 }
 
-/// Passes the last descriptor of a large file in memory that has all of its pages: its close frees them.
+/// Passes the last descriptor of a large memory file with all pages allocated, which its close
+/// frees.
 ///
-/// A mended server closes it on a thread that nothing else waits for.
+/// A correct server closes it on a thread for which no other work waits.
 pub(super) fn memory(arena: &Arena) -> Round {
     let size = arena.size().pick(256 << 20, 3 << 30);
     arena.repeat(|| {
@@ -65,9 +69,10 @@ pub(super) fn memory(arena: &Arena) -> Round {
     })
 }
 
-/// Maps such a file and goes: the end of the attachment unmaps it and drops its last reference.
+/// Maps such a file and disconnects. The end of the attachment unmaps it and drops its last
+/// reference.
 ///
-/// A mended server unmaps on a thread that does not keep other clients' mappings waiting.
+/// A correct server unmaps on a thread that does not delay other clients' mappings.
 pub(super) fn mapped(arena: &Arena) -> Round {
     let size = arena.size().pick(256 << 20, 3 << 30);
     arena.repeat(|| {
@@ -79,17 +84,18 @@ pub(super) fn mapped(arena: &Arena) -> Round {
     })
 }
 
-/// Passes a file in such a way that the server has the last descriptor of it.
+/// Passes a file so that the server has its last descriptor.
 fn pass(arena: &Arena, way: Way, file: impl AsFd) -> io::Result<()> {
     let socket = arena.socket("target.user0");
     let mut client = match way {
         Way::Early => Client::connect(&socket)?,
         _ => Client::negotiated(&socket)?,
     };
+
     send(&mut client, way, file.as_fd())?;
     drop(file);
 
-    // The reply comes when the server has dropped what it does not want.
+    // The reply comes after the server has dropped the unwanted descriptor.
     match way {
         Way::Unread | Way::Early => Ok(()),
         _ => client.ask(Command::DeviceGetInfo, &client::info()).map(drop),
@@ -101,7 +107,7 @@ fn send(client: &mut Client, way: Way, file: BorrowedFd<'_>) -> io::Result<()> {
     let info = client::request(id, Command::DeviceGetInfo, &client::info());
     match way {
         Way::Unwanted | Way::Early => client.send_fds(&info, &[file]),
-        // No page starts at address 1.
+        // Address 1 is not aligned to a page.
         Way::RefusedMap => {
             client.send_fds(&client::request(id, Command::DmaMap, &client::map(1, 0, 4096)), &[file])
         }
@@ -111,7 +117,7 @@ fn send(client: &mut Client, way: Way, file: BorrowedFd<'_>) -> io::Result<()> {
         }
         Way::Unread => {
             client.send(&[0xff; 64])?;
-            // A read ends behind the first descriptor; the others stay where they are.
+            // A read ends behind the first descriptor, so the next one stays in the socket.
             let null = std::fs::File::open("/dev/null")?;
             client.send_fds(&info, &[null.as_fd()])?;
             client.send_fds(&info, &[file])

@@ -1,4 +1,4 @@
-//! DMA by messages that are as small as they get.
+//! Attacks by DMA messages of minimum size.
 
 use std::io;
 
@@ -12,41 +12,47 @@ use crate::{
     files,
 };
 
-/// Where the data are that are copied, in a file that the server maps.
+/// Address of the copied data, in a file that the server maps.
 const SOURCE: u64 = 0x1000_0000;
-/// Where the data go: memory without a file, which the server writes by messages.
+/// Address of the copy, in memory without a file, which the server writes by messages.
 const TARGET: u64 = 0x4000_0000;
-/// Bytes that are copied.
+/// Number of copied bytes.
 const LENGTH: u64 = 1 << 20;
-/// The card's memory, and how much of it is read in one request: more than the server reads in a turn.
+/// The card's memory, and the length of a read request: more than the server reads in a turn.
 const REGION: u32 = 2;
 const LONG_READ: usize = 8192;
-/// A message as long as the protocol allows makes the server's receive buffer as large as it gets.
+/// Length of the protocol's longest message, which makes the server's receive buffer as large as
+/// possible.
 const LONGEST: usize = 1 << 20;
 
-/// Takes one byte of data in a message, has the card write 1 MiB, and sends the replies to tens of thousands of these messages
-/// in one go, behind a request that is deferred and one that waits for it.
+/// Accepts one byte of data in a message and has the card write 1 MiB. It sends the replies to tens
+/// of thousands of these messages at once, behind a request that is deferred and one that waits for
+/// it.
 ///
-/// A mended server counts each reply that it finds there against the client's budget, and refuses so small a size.
+/// A correct server charges each reply to the client's budget, and refuses so small a size.
 pub(super) fn transfers(arena: &Arena) -> Round {
     arena.repeat(|| {
         let client = Client::negotiated_with(&arena.socket("target.user0"), 1)?;
         let (mut client, id) = start(client)?;
         let grow = client::access(REGION, 0, LONGEST, &vec![0; LONGEST]);
+
         client.send(&client::posted(Command::RegionWrite, &grow))?;
 
         let last = client.id();
         let replies = arena.size().pick(8_192, 65_536);
         let mut flood = client::posted(Command::RegionRead, &client::access(REGION, 0, LONG_READ, &[]));
+
         flood.extend(client::request(last, Command::DeviceGetInfo, &client::info()));
         flood.extend(Header::reply(id, Command::DmaWrite, 0).to_bytes().repeat(replies));
         client.send(&flood)?;
         client.reply_to(last)?;
+
         Ok(())
     })
 }
 
-/// Starts the copy. Returns the client, and the number of the first message by which the card writes.
+/// Starts the copy. Returns the client, and the number of the first message by which the card
+/// writes.
 fn start(client: Client) -> io::Result<(Client, u16)> {
     let mut copier = Copier::new(client)?;
     copier.client.map_file(SOURCE, LENGTH, files::sparse(LENGTH)?)?;
@@ -57,6 +63,7 @@ fn start(client: Client) -> io::Result<(Client, u16)> {
         length: LENGTH as u32,
         reserved: 0,
     }])?;
+
     loop {
         let (header, _) = copier.client.next()?;
         if header.command == Command::DmaWrite {

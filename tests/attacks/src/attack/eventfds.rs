@@ -1,4 +1,4 @@
-//! Eventfds that block the server.
+//! Attacks by eventfds that block the server.
 
 use std::os::fd::AsFd;
 
@@ -13,13 +13,14 @@ use crate::{
     client::{self, Client},
 };
 
-/// Interrupts that are raised in a round.
+/// Number of interrupts that are raised in a round.
 const RAISES: usize = 4;
 
-/// Binds an eventfd to an interrupt, makes it a blocking one whose counter is full, and raises the interrupt: the server's
-/// write waits. Then it does the same with a new connection.
+/// Binds an eventfd to an interrupt, makes it blocking with a full counter, and raises the
+/// interrupt. The server's write then blocks. The next round repeats this with a new connection.
 ///
-/// A mended server ends the write soon, evicts the client, and keeps the attachment from the next one for a while.
+/// A correct server ends the write soon, evicts the client, and keeps the attachment closed to the
+/// next one for a while.
 pub(super) fn blocking(arena: &Arena) -> Round {
     let raises = client::posted(Command::DeviceSetIrqs, &client::raise()).repeat(RAISES);
     arena.repeat(|| {
@@ -27,12 +28,13 @@ pub(super) fn blocking(arena: &Arena) -> Round {
         let mut client = Client::negotiated(&arena.socket("target.user0"))?;
         client.ask_with(Command::DeviceSetIrqs, &client::bind_eventfd(), &[eventfd.as_fd()])?;
 
-        // The server made the open file non-blocking, which both sides have in common.
+        // The server made the open file description non-blocking, which both sides share.
         let flags = OFlag::from_bits_retain(fcntl(&eventfd, FcntlArg::F_GETFL)?);
         fcntl(&eventfd, FcntlArg::F_SETFL(flags & !OFlag::O_NONBLOCK))?;
         eventfd.write(u64::MAX - 1)?;
         client.send(&raises)?;
         client.ask(Command::DeviceGetInfo, &client::info())?;
+
         Ok(())
     })
 }

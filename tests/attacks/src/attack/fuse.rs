@@ -1,8 +1,9 @@
-//! A file of a file system of the attacker's own, whose close waits for the attacker.
+//! Attack by a file of the attacker's own file system, whose close waits for the attacker.
 //!
-//! The file system is the least that the kernel's FUSE takes: a directory with one file. It is mounted in namespaces of the
-//! attacker's own, which need no privilege. A process of its own serves it: one that served itself could not be killed, since
-//! its end closes its files, and waits for the server of the file system then.
+//! The file system is the minimum that the kernel's FUSE accepts: a directory with one file. It is
+//! mounted in the attacker's own namespaces, which needs no privilege. A separate process serves
+//! it. A process that served its own files could not be killed: its end closes its files, which
+//! then waits for the file system's server.
 
 use std::{
     fs::{self, File},
@@ -44,20 +45,21 @@ const OUT_HEADER: usize = 16;
 const ATTR: usize = 88;
 /// Largest request that is read.
 const MAX_REQUEST: usize = 1 << 17;
-/// Protocol that is spoken.
+/// The version of the FUSE protocol.
 const VERSION: [u32; 2] = [7, 31];
-/// The directory's number, and the file's.
+/// The inode numbers of the directory and of the file.
 const ROOT: u64 = 1;
 const FILE: u64 = 2;
 /// Types and permissions of both.
 const DIRECTORY_MODE: u32 = 0o40_755;
 const FILE_MODE: u32 = 0o100_644;
 
-/// Passes a file of its own file system: each close asks that file system to flush, and waits without an end that a signal
-/// could bring.
+/// Passes a file of its own file system. Each close asks that file system to flush, and waits
+/// without end; no signal interrupts it.
 ///
-/// A mended server loses a thread to each such file, up to a few, and its other work goes on. Its sockets go away in time when it
-/// is asked to end; its process does when the kernel lets it, which is when the attacker has gone.
+/// A correct server loses one thread to each such file, up to a limit, and its other work
+/// continues. When asked to end, it removes its sockets in time. Its process ends when the kernel
+/// allows it, which is after the attacker's end.
 pub(super) fn files(arena: &Arena) -> Round {
     let folder = arena.socket("..").join("fuse");
     let device = mount_own(&folder).map_err(|error| Failed::NotRun(format!("FUSE: {error}")))?;
@@ -77,12 +79,13 @@ pub(super) fn files(arena: &Arena) -> Round {
         client.ask(Command::DeviceGetInfo, &client::info())?;
         Ok(())
     });
+
     server.kill()?;
     server.wait()?;
     result
 }
 
-/// Mounts the file system at `folder`, in a user and a mount namespace of its own. Returns its device.
+/// Mounts the file system at `folder`, in new user and mount namespaces. Returns its device.
 fn mount_own(folder: &Path) -> io::Result<File> {
     let (user, group) = (geteuid(), getegid());
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
@@ -94,27 +97,30 @@ fn mount_own(folder: &Path) -> io::Result<File> {
     let device = File::options().read(true).write(true).open("/dev/fuse")?;
     let options = format!("fd={},rootmode=40000,user_id={user},group_id={group}", device.as_raw_fd());
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+
     mount(Some("attack"), folder, Some("fuse"), flags, Some(options.as_str()))?;
     Ok(device)
 }
 
-/// Serves the file system whose device is the standard input, until that ends: answers the kernel, except to a flush by
-/// another process than `own`.
+/// Serves the file system whose device is the standard input, until that ends. It answers every
+/// request except a flush by another process than `own`.
 ///
 /// # Errors
-/// When the standard input cannot be had.
+/// When the standard input is not available.
 pub fn serve(own: u32) -> io::Result<()> {
     let mut device = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut request = vec![0; MAX_REQUEST];
+
     while let Ok(length) = device.read(&mut request) {
         let Some(request) = Request::parse(&request[..length]) else { continue };
         if request.opcode == opcode::FLUSH && request.process != own {
             continue;
         }
         let Some(answer) = answer(&request) else { continue };
-        // A request that was interrupted is not there any more.
+        // An interrupted request no longer exists, so the write may fail.
         let _ = device.write(&answer);
     }
+
     Ok(())
 }
 
@@ -134,7 +140,7 @@ impl Request {
     }
 }
 
-/// The reply to a request; `None` for one that gets none.
+/// Returns the reply to a request; `None` for one that gets none.
 fn answer(request: &Request) -> Option<Vec<u8>> {
     let (error, body) = match request.opcode {
         opcode::FORGET | opcode::BATCH_FORGET => return None,
@@ -145,15 +151,17 @@ fn answer(request: &Request) -> Option<Vec<u8>> {
         opcode::RELEASE | opcode::FLUSH => (0, Vec::new()),
         _ => (-libc::ENOSYS, Vec::new()),
     };
+
     let mut bytes = Vec::with_capacity(OUT_HEADER + body.len());
     bytes.extend(((OUT_HEADER + body.len()) as u32).to_le_bytes());
     bytes.extend(error.to_le_bytes());
     bytes.extend(request.unique.to_le_bytes());
     bytes.extend(body);
+
     Some(bytes)
 }
 
-/// `struct fuse_init_out`: the version, the largest write, and nothing that is optional.
+/// Returns `struct fuse_init_out`: the version, the largest write, and no optional features.
 fn initialised() -> Vec<u8> {
     let mut words = [0_u32; 16];
     words[..2].copy_from_slice(&VERSION);
@@ -161,14 +169,14 @@ fn initialised() -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// `struct fuse_entry_out` without its attributes: the file, known for no time.
+/// Returns `struct fuse_entry_out` without its attributes: the file, without caching.
 fn entry() -> [u8; 40] {
     let mut bytes = [0; 40];
     bytes[..8].copy_from_slice(&FILE.to_le_bytes());
     bytes
 }
 
-/// `struct fuse_attr`.
+/// Returns `struct fuse_attr`.
 fn attributes(node: u64) -> [u8; ATTR] {
     let (mode, links) = if node == ROOT { (DIRECTORY_MODE, 2_u32) } else { (FILE_MODE, 1) };
     let mut bytes = [0; ATTR];
@@ -177,5 +185,6 @@ fn attributes(node: u64) -> [u8; ATTR] {
     bytes[64..68].copy_from_slice(&links.to_le_bytes());
     bytes[68..72].copy_from_slice(&geteuid().as_raw().to_le_bytes());
     bytes[72..76].copy_from_slice(&getegid().as_raw().to_le_bytes());
+
     bytes
 }

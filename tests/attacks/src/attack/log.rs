@@ -1,4 +1,4 @@
-//! Lines of the server's log.
+//! Attack on the server's log.
 
 use nicforge_vfio_user::wire::Command;
 
@@ -7,16 +7,17 @@ use crate::{
     client::{self, Client},
 };
 
-/// Requests that the server logs, in one go.
+/// Number of requests that the server logs, sent at once.
 const REQUESTS: usize = 1024;
 
-/// Sends requests that the server notes in its log, whose other end is a pipe that is never read.
+/// Sends requests that the server notes in its log, which is a pipe without a reader.
 ///
-/// A mended server drops lines that its log has no room for.
+/// A correct server drops lines that do not fit into its log's pipe.
 pub(super) fn storm(arena: &Arena) -> Round {
-    // No card has memory that far out: the access is refused, and noted.
+    // No card has memory at this offset: the access is refused, and noted.
     let far = client::access(0, 1 << 40, 4, &[0; 4]);
     let requests = client::posted(Command::RegionWrite, &far).repeat(REQUESTS);
+
     arena.repeat(|| {
         let mut client = Client::negotiated(&arena.socket("target.user0"))?;
         client.send(&requests)?;

@@ -1,4 +1,4 @@
-//! Memory that is dear to map, to touch, or to take away.
+//! Attacks by memory that is expensive to map, to access, or to remove.
 
 use std::{
     fs::File,
@@ -19,14 +19,15 @@ use crate::{
     files,
 };
 
-/// Where the attackers' memory is for DMA.
+/// DMA address of the attackers' memory.
 const BASE: u64 = 0x1_0000_0000;
 /// A huge page.
 const GIGABYTE: u64 = 1 << 30;
 
-/// Maps files without pages and has the card write all of them: the server, which touches the pages, is charged for them.
+/// Maps files without pages and has the card write to all of them. The server accesses the pages
+/// and is charged for them.
 ///
-/// A mended server has a quota of mapped bytes that fits a machine; the cgroup that it runs in bounds the rest.
+/// A correct server has a quota of mapped bytes that fits a machine; its cgroup bounds the rest.
 pub(super) fn sparse(arena: &Arena) -> Round {
     let size = arena.size().pick(64 << 20, 2 << 30);
     arena.repeat(|| {
@@ -36,27 +37,31 @@ pub(super) fn sparse(arena: &Arena) -> Round {
     })
 }
 
-/// Takes pages out of a file while the card writes to them: each access of the server faults.
+/// Removes pages from a file while the card writes to them, so that each access of the server
+/// faults.
 ///
-/// A mended server copies in pieces within its budget in time.
+/// A correct server copies in pieces within its time budget.
 pub(super) fn punched(arena: &Arena) -> Round {
     let size = arena.size().pick(64 << 20, 256 << 20);
     let file = files::populated(size)?;
     let is_over = AtomicBool::new(false);
+
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) && files::punch(&file, 0, size).is_ok() {
-                // The next holes have pages in them again.
+                // The next holes are in allocated pages again.
                 if files::populate(&file, size / 2).is_err() {
                     return;
                 }
             }
         });
+
         let result = arena.repeat(|| {
             let mut copier = Copier::open(&arena.socket("target.user0"))?;
             copier.client.map_file(BASE, size, &file)?;
             Ok(copier.touch(BASE, size)?)
         });
+
         is_over.store(true, Ordering::Relaxed);
         result
     })
@@ -64,7 +69,7 @@ pub(super) fn punched(arena: &Arena) -> Round {
 
 /// Has the card write the first byte of a huge page: the kernel zeroes all of it in that access.
 ///
-/// A mended server is given no huge pages of a gigabyte, or refuses them.
+/// A correct server has no huge pages of a gigabyte available, or refuses them.
 pub(super) fn huge(arena: &Arena) -> Round {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_1GB;
     arena.repeat(|| {
@@ -72,27 +77,31 @@ pub(super) fn huge(arena: &Arena) -> Round {
             Ok(fd) => File::from(fd),
             Err(errno) => return Err(Failed::NotRun(format!("no huge pages of 1 GiB: {errno}"))),
         };
+
         file.set_len(GIGABYTE)?;
         if files::populate(&file, GIGABYTE).is_err() {
             return Err(Failed::NotRun(format!("no huge page of 1 GiB is free: {}", Errno::ENOMEM)));
         }
+
         files::punch(&file, 0, GIGABYTE)?;
 
         let mut copier = Copier::open(&arena.socket("target.user0"))?;
         copier.client.map_file(BASE, GIGABYTE, &file)?;
         let byte = Descriptor { source: BASE + 64, destination: BASE, length: 1, reserved: 0 };
+
         Ok(copier.copy(&[byte])?)
     })
 }
 
-/// Maps a large file, has the card touch a part of it, and unmaps it, on all sockets of a card at once: these calls hold the
-/// lock of the server's address space, and its page faults wait for that.
+/// Maps a large file, has the card access a part of it, and unmaps it, on all sockets of a card at
+/// once. These calls hold the lock of the server's address space, for which its page faults wait.
 ///
-/// A mended server's pauses stay within its budget.
+/// A correct server's pauses stay within its budget.
 pub(super) fn remapped(arena: &Arena) -> Round {
     let size: u64 = arena.size().pick(64 << 20, 2 << 30);
     let file = files::populated(size)?;
     let sockets = ["target.user0", "target.user1", "target.user2"];
+
     std::thread::scope(|scope| {
         let threads = sockets.map(|name| {
             let file = &file;
@@ -100,10 +109,11 @@ pub(super) fn remapped(arena: &Arena) -> Round {
         });
         threads.into_iter().for_each(|thread| drop(thread.join()));
     });
+
     Ok(())
 }
 
-/// The loop of [`remapped`] on one socket.
+/// Runs the loop of [`remapped`] on one socket.
 fn remap(arena: &Arena, name: &str, file: &File, size: u64) -> Round {
     arena.repeat(|| {
         let mut copier = Copier::open(&arena.socket(name))?;

@@ -1,4 +1,4 @@
-//! The attacks. Each knows nothing but sockets of the server.
+//! The attacks. Each one has access to nothing but sockets of the server.
 
 mod closing;
 mod connects;
@@ -19,16 +19,16 @@ use crate::arena::{Arena, Round};
 pub struct Attack {
     /// Its name on the command line and in the table.
     pub name: &'static str,
-    /// The resource of the server that it is after.
+    /// The server's resource that it exhausts.
     pub after: &'static str,
-    /// Environment that the attacked server is started with.
+    /// The environment of the attacked server.
     pub environment: &'static [(&'static str, &'static str)],
-    /// The server's log is a pipe that is never read.
+    /// Whether the server's log is a pipe without a reader.
     pub log_is_unread: bool,
-    /// The kernel keeps the server's process while a descriptor of the attacker is being closed, whatever the process
-    /// does: only its sockets are expected to go in time.
+    /// The kernel keeps the server's process while it closes a descriptor of the attacker. Only the
+    /// sockets are then expected to disappear in time.
     pub kernel_keeps_process: bool,
-    /// Carries it out until the arena's time is up.
+    /// Runs the attack until the arena's time is up.
     pub run: fn(&Arena) -> Round,
 }
 
@@ -36,7 +36,7 @@ const fn attack(name: &'static str, after: &'static str, run: fn(&Arena) -> Roun
     Attack { name, after, environment: &[], log_is_unread: false, kernel_keeps_process: false, run }
 }
 
-/// All attacks there are.
+/// All attacks.
 pub const ATTACKS: &[Attack] = &[
     attack("close-socket", "the thread that closes descriptors", closing::sockets),
     attack("close-memory", "the thread that closes descriptors", closing::memory),
@@ -68,7 +68,7 @@ pub const ATTACKS: &[Attack] = &[
     attack("velo", "turns of devices and rings", networks::velo),
 ];
 
-/// The attack with this name.
+/// Returns the attack with this name.
 pub fn find(name: &str) -> Option<&'static Attack> {
     ATTACKS.iter().find(|attack| attack.name == name)
 }

@@ -1,4 +1,4 @@
-//! Attackers on cards of a network.
+//! Attacks on cards of a network.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use nicforge_velo::{Config, Port};
 
 use crate::arena::{Arena, Failed, Round};
 
-/// How long a posted write waits for room in its ring.
+/// Time limit of a posted write that waits for room in its ring.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Records, slots or words that are written in a round.
 const WRITES: u64 = 4096;
-/// The BAR of registers, and that of the ring and windows of one's own.
+/// The BAR of registers, and the BAR of the client's own ring and windows.
 const REGISTERS: u8 = 0;
 const WINDOWS: u8 = 1;
 
-/// Numbers without a pattern, the same in each run.
+/// Pseudo-random numbers, the same in each run.
 struct Random(u64);
 
 impl Random {
@@ -33,10 +33,11 @@ impl Random {
     }
 }
 
-/// Two cores of the tree network fill the slots of all FIFOs with packets to anywhere and never take one, write garbage over the
-/// ring and the windows, write registers at random by posted writes, and reset themselves.
+/// Attacks by two cores of the tree network. They fill the slots of all FIFOs with packets to any
+/// address and take none. They overwrite the ring and the windows with garbage, write random
+/// registers by posted writes, and reset themselves.
 ///
-/// A mended server does so much of that in a turn as its budget allows.
+/// A correct server does only as much of that in a turn as its budget allows.
 pub(super) fn tree(arena: &Arena) -> Round {
     let mut random = Random(1);
     arena.repeat(|| {
@@ -52,9 +53,10 @@ pub(super) fn tree(arena: &Arena) -> Round {
     })
 }
 
-/// A VELO sender floods a receiver that takes nothing, and every other address there is; garbage and resets as on the tree.
+/// Attacks by a VELO sender that floods a receiver that reads nothing, and every other address. It
+/// writes garbage and resets itself as on the tree.
 ///
-/// A mended server does as on the tree.
+/// A correct server acts as on the tree.
 pub(super) fn velo(arena: &Arena) -> Round {
     let mut random = Random(2);
     arena.repeat(|| {
@@ -62,6 +64,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
         let deaf = Port::open(receiver, Config::default());
         let sender = open(arena, "ex0.vpid0")?;
         let mut poster = poster(&sender)?;
+
         for number in 0..WRITES {
             let (node, vpid) = if number % 8 == 0 { (random.next(), random.next()) } else { (1, 0) };
             let at = address::encode(node as u32, vpid as u16, random.next() as u8, MAX_QUADWORDS);
@@ -75,6 +78,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
         scribble(&sender, WINDOWS, &mut random)?;
         is_taken(sender.reset())?;
         drop(deaf);
+
         Ok(())
     })
 }
@@ -84,17 +88,18 @@ fn open(arena: &Arena, name: &str) -> Result<Device, Failed> {
     Ok(Device::open_vfio_user(arena.socket(name), options)?)
 }
 
-/// The writer of a device's ring, which gives up soon when that is full.
+/// Returns the poster of a device's ring, with a short timeout for a full ring.
 fn poster(device: &Device) -> Result<Poster, Failed> {
     let mut poster = device.poster(0)?;
     poster.set_timeout(PATIENCE);
     Ok(poster)
 }
 
-/// Fills the send slots with packets whose numbers are the next ones, and whose headers are anything.
+/// Fills the send slots with packets with valid numbers and random headers.
 fn send_packets(core: &Device, random: &mut Random) -> Round {
     let (windows, mirrors) = (core.bar(tree::BAR_WINDOW)?, core.bar(tree::BAR_MIRROR)?);
     let depth = u64::from(mirrors.read32(mirror::SEND_DEPTH)?).max(1);
+
     for _ in 0..WRITES / depth {
         let head = u64::from(mirrors.read32(mirror::SEND_HEAD)?);
         for number in head..head + depth {
@@ -104,10 +109,11 @@ fn send_packets(core: &Device, random: &mut Random) -> Round {
         }
         windows.kick_if_sleeping()?;
     }
+
     Ok(())
 }
 
-/// Posts writes to registers at random.
+/// Posts writes to random registers.
 fn post_garbage(device: &Device, random: &mut Random) -> Round {
     let (size, mut poster) = (device.bar(REGISTERS)?.size(), poster(device)?);
     for _ in 0..WRITES {
@@ -116,23 +122,27 @@ fn post_garbage(device: &Device, random: &mut Random) -> Round {
             break;
         }
     }
+
     Ok(())
 }
 
-/// Writes words at random to what is mapped of a BAR.
+/// Writes random words to the mapped areas of a BAR.
 fn scribble(device: &Device, bar: u8, random: &mut Random) -> Round {
     let bar = device.bar(bar)?;
     let areas = bar.info().mappable.clone();
+
     for area in areas {
         for _ in 0..WRITES {
             let at = area.offset + random.next() % area.len / 8 * 8;
             bar.write64(at, random.next())?;
         }
     }
+
     Ok(bar.kick_if_sleeping()?)
 }
 
-/// Whether the device took a write. A full ring, or a device that refuses garbage, is what the attacker is after.
+/// Returns whether the device accepted a write. A full ring or a refusal is an expected result for
+/// the attacker.
 ///
 /// # Errors
 /// When the device is lost.

@@ -1,4 +1,4 @@
-//! Work that a client leaves behind for its successor.
+//! Attacks by work that a client leaves to its successor.
 
 use nicforge_vfio_user::wire::Command;
 
@@ -7,17 +7,18 @@ use crate::{
     client::{self, Client},
 };
 
-/// Fills the socket with resets that want no reply, closes, and connects again, over and over.
+/// Fills the socket with resets without replies, disconnects, and connects again, repeatedly.
 ///
-/// A mended server serves the rest of the predecessor's messages within the usual budget, and the newcomer waits.
+/// A correct server serves the rest of the predecessor's messages within the usual budget, while
+/// the new client waits.
 pub(super) fn resets(arena: &Arena) -> Round {
     again(arena, &client::posted(Command::DeviceReset, &[]))
 }
 
-/// The same with reads of 4 KiB of the card's memory. They want no reply either: a socket that is closed with replies in it
-/// loses its requests.
+/// Does the same with reads of 4 KiB of the card's memory. They ask for no reply, since a socket
+/// that is closed with unread replies loses its requests.
 ///
-/// A mended server does as with resets.
+/// A correct server acts as with resets.
 pub(super) fn reads(arena: &Arena) -> Round {
     again(arena, &client::posted(Command::RegionRead, &client::access(2, 0, 4096, &[])))
 }

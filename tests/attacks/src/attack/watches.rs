@@ -1,4 +1,4 @@
-//! Epoll watches: each write to a file calls all that watch it.
+//! Attacks by epoll watches: each write to a file notifies all its watches.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -17,21 +17,22 @@ use crate::{
     client::{self, Client},
 };
 
-/// Descriptors that are left for other things.
+/// Descriptors that are reserved for other uses.
 const SPARE: u64 = 64;
 /// Requests of a round.
 const REQUESTS: u16 = 64;
 
-/// Watches over one file.
+/// Epoll watches over one file.
 struct Watches {
     copies: Vec<OwnedFd>,
     instances: Vec<Epoll>,
 }
 
-/// Hangs hundreds of thousands of epoll watches on the client's end of the socket, and asks cheap questions: each reply walks
-/// the watches.
+/// Attaches hundreds of thousands of epoll watches to the client's end of the socket, and sends
+/// cheap requests. Each reply iterates over the watches.
 ///
-/// A mended server charges the time of its system calls to the client, and evicts one whose calls take long.
+/// A correct server charges the time of its system calls to the client, and evicts a client whose
+/// calls take long.
 pub(super) fn socket(arena: &Arena) -> Round {
     let count = arena.size().pick(20_000, 200_000);
     arena.repeat(|| {
@@ -46,9 +47,9 @@ pub(super) fn socket(arena: &Arena) -> Round {
     })
 }
 
-/// Hangs them on the eventfd of an interrupt, and raises it.
+/// Attaches the watches to the eventfd of an interrupt, and raises it.
 ///
-/// A mended server does as with a socket.
+/// A correct server acts as with a socket.
 pub(super) fn eventfd(arena: &Arena) -> Round {
     let count = arena.size().pick(20_000, 200_000);
     let raises = client::posted(Command::DeviceSetIrqs, &client::raise()).repeat(REQUESTS.into());
@@ -63,8 +64,8 @@ pub(super) fn eventfd(arena: &Arena) -> Round {
     })
 }
 
-/// Watches `file` that many times, as far as limits allow. An instance watches each descriptor once, so that copies of the
-/// descriptor and instances multiply.
+/// Creates `count` watches of `file`, as far as limits allow. An instance watches each descriptor
+/// once, so the count is the product of descriptor copies and instances.
 fn watch(file: BorrowedFd<'_>, count: usize) -> Result<Watches, Failed> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
@@ -77,17 +78,21 @@ fn watch(file: BorrowedFd<'_>, count: usize) -> Result<Watches, Failed> {
 
     let copies = (0..copies).map(|_| file.try_clone_to_owned()).collect::<Result<Vec<_>, _>>()?;
     let mut watches = Watches { copies: copies, instances: Vec::new() };
+
     for _ in 0..instances {
         let instance = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         for copy in &watches.copies {
             match instance.add(copy, EpollEvent::new(EpollFlags::EPOLLIN, 0)) {
                 Ok(()) => {}
-                // The user has no more watches: the attack goes on with those there are.
+                // The user's limit of watches is reached: the attack continues with the existing
+                // ones.
                 Err(Errno::ENOSPC) => break,
                 Err(errno) => return Err(errno.into()),
             }
         }
+
         watches.instances.push(instance);
     }
+
     Ok(watches)
 }

@@ -1,5 +1,5 @@
-//! Writes the first inputs of each body's test as a corpus: `seeds FOLDER COUNT`. A fuzzer that starts with them need not
-//! find out first that an input of several hundred bytes gets further than one of four.
+//! Writes the first inputs of each body's test as a corpus: `seeds FOLDER COUNT`. A fuzzer that
+//! starts from them need not first discover that long inputs get further than short ones.
 #![allow(clippy::expect_used, reason = "a tool of tests")]
 
 use std::{fs, path::Path};
@@ -10,6 +10,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let folder = arguments.next().expect("name the folder of the corpora");
     let count = arguments.next().and_then(|count| count.parse().ok()).expect("say how many inputs for each");
+
     for body in BODIES {
         let folder = Path::new(&folder).join(body.name);
         fs::create_dir_all(&folder).expect("the folder can be made");

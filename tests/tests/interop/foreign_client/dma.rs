@@ -1,4 +1,4 @@
-//! `DMA_MAP`, `DMA_UNMAP`, and a device that really reads and writes the crate's memory.
+//! `DMA_MAP`, `DMA_UNMAP`, and a device that reads and writes the crate's memory.
 
 use std::os::fd::AsRawFd;
 
@@ -14,12 +14,13 @@ use super::{attachment, connect, enable, proof, read32, write32};
 use crate::common::{eventfd, in_time, signals};
 
 const PAGE: u64 = 0x1000;
-/// Where the list is for the device, and in the file.
+/// The list's address for the device, and its offset in the file.
 const LIST: (u64, u64) = (0x10_0000, 2 * PAGE);
 const SOURCE: (u64, u64) = (0x10_1000, 3 * PAGE);
 const DESTINATION: (u64, u64) = (0x70_0000, 0);
 
-/// A client of the DMA engine with two ranges of one file mapped, and eventfds for the end of a list and for errors.
+/// A client of the DMA engine that has mapped two ranges of one file. It has eventfds for the end
+/// of a list and for errors.
 struct Engine {
     client: Client,
     memory: SharedMemory,
@@ -32,10 +33,12 @@ impl Engine {
         let mut client = connect(served, "dma0", "user0");
         let memory = SharedMemory::create("foreign", 5 * PAGE as usize).unwrap();
         let fd = memory.fd().unwrap().as_raw_fd();
+
         client.dma_map(LIST.1, LIST.0, 2 * PAGE, fd).unwrap();
         client.dma_map(DESTINATION.1, DESTINATION.0, PAGE, fd).unwrap();
         let (done, error) = (eventfd(), eventfd());
         let flags = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD;
+
         client.set_irqs(PCI_MSIX_IRQ, flags, 0, 2, &[done.as_raw_fd(), error.as_raw_fd()]).unwrap();
         enable(&mut client);
         Self { client, memory, done, error }
@@ -63,6 +66,7 @@ fn the_device_copies_within_memory_that_the_crate_mapped() {
         let served = proof();
         let mut engine = Engine::open(&served);
         let data: Vec<u8> = (0..1000_u32).map(|at| (at * 31) as u8).collect();
+
         engine.memory.write(SOURCE.1, &data).unwrap();
 
         engine.start(1000);
@@ -71,9 +75,11 @@ fn the_device_copies_within_memory_that_the_crate_mapped() {
         assert_eq!(engine.bytes(DESTINATION.1, 1000), data);
         assert_eq!(engine.bytes(DESTINATION.1 + 1000, 8), [0; 8]);
         assert_eq!(read32(&mut engine.client, 0, REG_STATUS), 0);
+
         let attachment = attachment(&served, "dma0", "user0");
         assert_eq!(attachment.client.unwrap().ranges, 2);
-        // By the mapping alone: the crate could not answer a message.
+
+        // The device used the mapping alone: the crate could not answer a message.
         assert_eq!(attachment.server.dma_messages, 0);
     });
 }
@@ -95,17 +101,18 @@ fn memory_that_the_crate_unmapped_is_out_of_reach() {
     });
 }
 
-/// The overlap is refused with `EEXIST`. The crate does not look at the error of a reply and says that all is well; what was
-/// mapped before is what counts.
+/// The overlap is refused with `EEXIST`. The crate does not examine the error of a reply and
+/// reports success. The earlier mapping stays in effect.
 #[test]
 fn a_refused_map_looks_well_to_the_crate_and_changes_nothing() {
     in_time(|| {
         let served = proof();
         let mut engine = Engine::open(&served);
         engine.memory.write(SOURCE.1, &[7; 64]).unwrap();
-        let other = SharedMemory::create("other", PAGE as usize).unwrap();
 
+        let other = SharedMemory::create("other", PAGE as usize).unwrap();
         assert!(engine.client.dma_map(0, SOURCE.0, PAGE, other.fd().unwrap().as_raw_fd()).is_ok());
+
         engine.start(64);
 
         assert_eq!(signals(&engine.done), 1);

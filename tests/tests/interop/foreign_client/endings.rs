@@ -1,4 +1,4 @@
-//! Resets, and clients that come and go.
+//! Resets, and clients that connect and disconnect.
 
 use nicforge_hwi::proof::slot_fifo::*;
 use nicforge_tests::backing::Rig;
@@ -39,13 +39,15 @@ fn a_client_of_the_crate_that_goes_frees_its_attachment() {
     });
 }
 
-/// The crate's client, ours, and the crate's again at one attachment: each finds it as it was in the beginning.
+/// The crate's client, nicforge's, and the crate's again use one attachment in turn. Each finds it
+/// in its initial state.
 #[test]
 fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
     in_time(|| {
         let served = proof();
         let mut first = connect(&served, "fifo0", "user0");
         let windows = map(&first, 1);
+
         write32(&mut first, 0, REG_HOLD, 1);
         windows.write(WIN_SEND + 8, b"the first").unwrap();
         drop(first);
@@ -53,6 +55,7 @@ fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
         let ours = served.open("fifo0", "user0");
         let registers = ours.bar(0).unwrap();
         assert_eq!(registers.read32(REG_HOLD).unwrap(), 0);
+
         registers.write32(REG_HOLD, 1).unwrap();
         drop((registers, ours));
 
@@ -60,9 +63,11 @@ fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
         assert_eq!(read32(&mut last, 0, REG_HOLD), 0);
         assert_eq!(read::<9>(&mut last, 1, WIN_SEND + 8), [0; 9]);
         assert_eq!(attachment(&served, "fifo0", "user0").server.clients, 3);
-        // The first one's memory is its own still.
+
+        // The first client's memory is still its own.
         let mut kept = [0; 9];
         windows.read(WIN_SEND + 8, &mut kept).unwrap();
+
         assert_eq!(&kept, b"the first");
     });
 }

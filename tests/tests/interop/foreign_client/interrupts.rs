@@ -33,12 +33,12 @@ fn bind<const N: usize>(client: &mut Client, index: u32) -> [EventFd; N] {
     fds
 }
 
-/// Makes the slot FIFO interrupt by its error vector, and by INTx.
+/// Makes the slot FIFO raise its error vector, and INTx.
 fn underrun(client: &mut Client) {
     read::<8>(client, 0, REG_PORT);
 }
 
-/// Takes the errors back.
+/// Clears the errors.
 fn clear(client: &mut Client) {
     let errors = read32(client, 0, REG_ERROR);
     write32(client, 0, REG_ERROR, errors);
@@ -52,12 +52,15 @@ fn the_crate_is_told_of_every_interrupt_type() {
         let told: Vec<_> = (0..PCI_NUM_IRQS).map(|index| client.get_irq_info(index).unwrap()).collect();
 
         assert!(told.iter().zip(0..).all(|(info, index)| info.index == index));
+
         let intx = told[PCI_INTX_IRQ as usize];
         assert_eq!(intx.flags, IRQ_FLAG_EVENTFD | IRQ_FLAG_MASKABLE | IRQ_FLAG_AUTOMASKED);
+
         let msix = told[PCI_MSIX_IRQ as usize];
         assert_eq!(msix.flags, IRQ_FLAG_EVENTFD);
         assert_eq!((intx.count, msix.count), (1, 2));
         assert_eq!(told[PCI_MSI_IRQ as usize].count, 0);
+
         for index in [PCI_ERR_IRQ, PCI_REQ_IRQ] {
             let info = told[index as usize];
             assert_eq!((info.flags, info.count), (IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE, 1));
@@ -79,7 +82,7 @@ fn msix_vectors_of_the_crate_fire_one_by_one() {
     });
 }
 
-/// A packet that asks for an interrupt goes from one node to another, both of them the crate's.
+/// A packet that requests an interrupt goes from one node to another, both of them the crate's.
 #[test]
 fn a_tree_packet_between_two_clients_of_the_crate_interrupts() {
     in_time(|| {
@@ -87,6 +90,7 @@ fn a_tree_packet_between_two_clients_of_the_crate_interrupts() {
         let (mut io, mut node) = (connect(&served, "io0", "core0"), connect(&served, "cn2", "core0"));
         let (window, mirror) = (map(&io, BAR_WINDOW.into()), map(&node, BAR_MIRROR.into()));
         let [arrived] = bind(&mut node, PCI_MSIX_IRQ);
+
         write32(&mut node, 0, REG_INT_ENABLE, 1 << vector::RECV_IRQ);
         let payload: [u8; PAYLOAD] = std::array::from_fn(|at| at as u8 ^ 0x5a);
         let header = Header::point_to_point(0, 3, true);
@@ -97,10 +101,13 @@ fn a_tree_packet_between_two_clients_of_the_crate_interrupts() {
         wake(&mut io);
 
         assert_eq!(signals(&arrived), 1);
+
         let slot = mirror.whole();
         assert_eq!(slot.load_u64_acquire(mirror::RECV + SLOT_CONTROL), Ok(control));
+
         let mut received = [0; PAYLOAD];
         mirror.read(mirror::RECV + SLOT_PAYLOAD, &mut received).unwrap();
+
         assert_eq!(received, payload);
     });
 }
@@ -114,15 +121,19 @@ fn intx_of_the_crate_masks_itself_until_it_is_unmasked() {
 
         underrun(&mut client);
         assert_eq!(signals(&line), 1);
-        // It goes down and up again while it is masked.
+
+        // The line is deasserted and asserted again while it is masked.
         clear(&mut client);
         underrun(&mut client);
+
         assert!(is_quiet(&line));
+
         client.set_irqs(PCI_INTX_IRQ, UNMASK, 0, 1, &[]).unwrap();
         assert_eq!(signals(&line), 1);
 
         clear(&mut client);
         client.set_irqs(PCI_INTX_IRQ, UNMASK, 0, 1, &[]).unwrap();
+
         assert!(is_quiet(&line));
     });
 }
@@ -137,6 +148,7 @@ fn intx_that_the_crate_masked_fires_when_it_is_unmasked() {
         client.set_irqs(PCI_INTX_IRQ, MASK, 0, 1, &[]).unwrap();
         underrun(&mut client);
         assert!(is_quiet(&line));
+
         client.set_irqs(PCI_INTX_IRQ, UNMASK, 0, 1, &[]).unwrap();
 
         assert_eq!(signals(&line), 1);
@@ -151,6 +163,7 @@ fn intx_is_unmasked_by_an_eventfd_of_the_crate() {
         let [line] = bind(&mut client, PCI_INTX_IRQ);
         let unmask = eventfd();
         let flags = VFIO_IRQ_SET_ACTION_UNMASK | VFIO_IRQ_SET_DATA_EVENTFD;
+
         client.set_irqs(PCI_INTX_IRQ, flags, 0, 1, &[unmask.as_raw_fd()]).unwrap();
 
         underrun(&mut client);
@@ -158,6 +171,7 @@ fn intx_is_unmasked_by_an_eventfd_of_the_crate() {
             assert_eq!(signals(&line), 1);
             unmask.write(1).unwrap();
         }
+
         assert_eq!(signals(&line), 1);
     });
 }
@@ -201,6 +215,7 @@ fn interrupts_that_the_crate_disabled_are_silent_until_they_are_bound_again() {
         client.set_irqs(PCI_MSIX_IRQ, TRIGGER, 0, 0, &[]).unwrap();
         underrun(&mut client);
         clear(&mut client);
+
         let [_, error] = bind(&mut client, PCI_MSIX_IRQ);
         underrun(&mut client);
 
@@ -224,7 +239,7 @@ fn an_evicted_client_of_the_crate_is_told_by_the_request_interrupt() {
     });
 }
 
-/// VFIO's own drivers do not offer it either. The crate does not look at the refusal.
+/// VFIO's own drivers do not support it either. The crate does not examine the refusal.
 #[test]
 fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
     in_time(|| {
@@ -235,21 +250,25 @@ fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
 
         let flags = VFIO_IRQ_SET_ACTION_MASK | VFIO_IRQ_SET_DATA_EVENTFD;
         assert!(client.set_irqs(PCI_INTX_IRQ, flags, 0, 1, &[masked.as_raw_fd()]).is_ok());
+
         client.set_irqs(PCI_INTX_IRQ, MASK, 0, 1, &[]).unwrap();
         client.set_irqs(PCI_INTX_IRQ, UNMASK, 0, 1, &[]).unwrap();
         underrun(&mut client);
 
         assert_eq!(signals(&line), 1);
         assert!(is_quiet(&masked));
-        // Our own client says what it was.
+
+        // nicforge's own client reports the refusal.
         let ours = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
         let fds = [Some(masked.as_fd())];
         let refused = ours.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Mask, IrqPayload::EventFd(&fds));
+
         assert_eq!(refused.unwrap_err().errno(), Errno::ENOTSUP);
     });
 }
 
-/// The crate sends no data behind `DATA_BOOL`, which is refused, and does not look at the refusal.
+/// The crate sends no data behind `DATA_BOOL`. That is refused, and it does not examine the
+/// refusal.
 #[test]
 fn the_crate_cannot_say_which_interrupts_by_bools() {
     in_time(|| {

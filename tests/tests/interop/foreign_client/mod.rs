@@ -1,4 +1,5 @@
-//! The crate's client at our server: an engine that serves the proof devices, or the tree of `machines/pset.toml`.
+//! The crate's client at nicforge's server: an engine that serves the proof devices, or the tree of
+//! `machines/pset.toml`.
 
 mod dma;
 mod endings;
@@ -25,19 +26,19 @@ use vfio_user::Client;
 
 use crate::common::until;
 
-/// `fifo0`, `dma0` and `send0`, for `user0` to `user3` each.
+/// Serves `fifo0`, `dma0` and `send0`, each with `user0` to `user3`.
 fn proof() -> Served {
     Served::new(proof_body::machine(), EventLoopKind::Auto)
 }
 
-/// `io0` and `cn0` to `cn3`, for `core0` to `core3` and `admin` each.
+/// Serves `io0` and `cn0` to `cn3`, each with `core0` to `core3` and `admin`.
 fn pset() -> Served {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
     let description = Description::read(&path).unwrap();
     Served::new(build(&description).unwrap().0, EventLoopKind::Auto)
 }
 
-/// Takes an attachment. The server notices only after a while that the last client has gone.
+/// Connects to an attachment. The server notices a client's disconnection only after a while.
 fn connect(served: &Served, function: &str, attachment: &str) -> Client {
     let path = served.socket(function, attachment);
     let mut client = None;
@@ -45,6 +46,7 @@ fn connect(served: &Served, function: &str, attachment: &str) -> Client {
         client = Client::new(&path).ok();
         client.is_some()
     });
+
     client.unwrap()
 }
 
@@ -62,12 +64,12 @@ fn write32(client: &mut Client, region: u32, offset: u64, value: u32) {
     client.region_write(region, offset, &value.to_le_bytes()).unwrap();
 }
 
-/// Memory decoding and bus mastering.
+/// Enables memory decoding and bus mastering.
 fn enable(client: &mut Client) {
     client.region_write(PCI_CONFIG_REGION, 4, &6_u16.to_le_bytes()).unwrap();
 }
 
-/// A region as the crate was told of it, as far as its last mappable area, mapped here.
+/// Maps a region, as the crate was informed of it, up to the end of its last mappable area.
 fn map(client: &Client, index: u32) -> SharedMemory {
     let region = client.region(index).unwrap();
     let file = region.file_offset.as_ref().unwrap();
@@ -77,7 +79,8 @@ fn map(client: &Client, index: u32) -> SharedMemory {
     SharedMemory::map(file.file().as_fd(), file.start(), len, access).unwrap()
 }
 
-/// Tells the engine that there was a store to mapped memory, by the control page that the PCI capability names.
+/// Notifies the engine of a store to mapped memory, by the control page that the PCI capability
+/// names.
 fn wake(client: &mut Client) {
     let mut at = u64::from(read::<1>(client, PCI_CONFIG_REGION, 0x34)[0]);
     loop {
@@ -88,12 +91,13 @@ fn wake(client: &mut Client) {
         }
         at = next.into();
     }
+
     let [_, bar, ..] = read::<4>(client, PCI_CONFIG_REGION, at + 4);
     let offset = read32(client, PCI_CONFIG_REGION, at + 8);
     write32(client, bar.into(), u64::from(offset) + control::WAKE, 1);
 }
 
-/// What the engine says of an attachment.
+/// Returns the engine's snapshot of an attachment.
 fn attachment(served: &Served, function: &str, name: &str) -> AttachmentSnapshot {
     let functions = served.snapshot().functions;
     let function = functions.into_iter().find(|candidate| candidate.name == function).unwrap();

@@ -12,14 +12,15 @@ use vfio_user::{Client, Error};
 use super::{attachment, connect, proof, read};
 use crate::common::{in_time, until, version_exchange};
 
-/// The crate proposes version 0.1 with a capability of an older draft. It gets 0.0, and of what it named what is known here.
+/// The crate proposes version 0.1 with a capability of an older draft. The reply has 0.0, and those
+/// of the named capabilities that the server knows.
 #[test]
 fn the_crates_version_is_answered_with_what_it_named() {
     in_time(|| {
         let (served, directory) = (proof(), TempDir::new().unwrap());
         let [request, reply] =
             version_exchange(&served.socket("fifo0", "user0"), directory.path(), |between| {
-                // Behind the negotiation the tap hangs up.
+                // The tap disconnects after the negotiation.
                 assert!(matches!(Client::new(between), Err(Error::StreamRead(_) | Error::StreamWrite(_))));
             });
 
@@ -28,6 +29,7 @@ fn the_crates_version_is_answered_with_what_it_named() {
             max_data_xfer_size: Some(1 << 20),
             ..Capabilities::default()
         };
+
         assert_eq!((request.message.major, request.message.minor), (0, 1));
         assert_eq!(request.message.capabilities, Some(named(1)));
         assert!(request.json.contains(r#""migration":{"pgsize":"#), "{}", request.json);
@@ -37,7 +39,8 @@ fn the_crates_version_is_answered_with_what_it_named() {
     });
 }
 
-/// The crate asks for the device and for all its regions when it connects, and takes the reset flag for its opposite.
+/// When it connects, the crate requests the information of the device and of all its regions. It
+/// misreads the reset flag as its opposite.
 #[test]
 fn the_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_without_reset() {
     in_time(|| {
@@ -50,13 +53,14 @@ fn the_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_without_rese
 
         let ours = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
         let info = ours.device_info().unwrap();
+
         assert_eq!(info.flags, DEVICE_FLAGS_PCI | DEVICE_FLAGS_RESET);
         assert_eq!((info.num_regions, info.num_irqs), (PCI_NUM_REGIONS, PCI_NUM_IRQS));
     });
 }
 
-/// The refusal is an error reply to `VERSION`, which the crate reads as the start of a longer one: what ends its wait is that the
-/// server hangs up.
+/// The refusal is an error reply to `VERSION`, which the crate reads as the start of a longer one.
+/// Only the server's disconnect ends its wait.
 #[test]
 fn a_second_client_of_the_crate_ends_when_the_server_hangs_up() {
     in_time(|| {

@@ -1,6 +1,8 @@
-//! What becomes of the crate's client when a request is refused. An error reply is a header alone; the crate reads the whole
-//! reply that it hoped for, without looking at the header first, and so waits for bytes that never come. The server is not to
-//! blame, and not impressed.
+//! The crate's client after a refused request.
+//!
+//! An error reply is only a header. The crate reads the whole expected reply without examining the
+//! header first, so it waits for bytes that never arrive. The server's reply is correct, and the
+//! server is not affected.
 
 use std::{io::ErrorKind, thread};
 
@@ -12,7 +14,8 @@ use vfio_user::{Client, Error};
 use super::{attachment, connect, proof};
 use crate::common::{in_time, until};
 
-/// `request` is refused, its caller waits until the connection ends, and others are served.
+/// Checks that `request` is refused, that its caller waits until the connection ends, and that
+/// others are served.
 fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<(), Error> + Send + 'static) {
     in_time(|| {
         let served = proof();
@@ -26,8 +29,10 @@ fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<
         let other = served.open("fifo0", "user1");
         assert_eq!(other.bar(0).unwrap().read32(REG_FILL).unwrap(), 0);
         assert!(!caller.is_finished());
+
         served.evict("fifo0", "user0");
         let ended = caller.join().unwrap();
+
         assert!(matches!(ended, Err(Error::StreamRead(error)) if error.kind() == ErrorKind::UnexpectedEof));
     });
 }

@@ -1,4 +1,5 @@
-//! `DEVICE_GET_REGION_INFO`, `REGION_READ`, `REGION_WRITE`, configuration space, and mapped regions.
+//! `DEVICE_GET_REGION_INFO`, `REGION_READ`, `REGION_WRITE`, configuration space, and mapped
+//! regions.
 
 use std::os::fd::AsFd;
 
@@ -13,7 +14,7 @@ use nicforge_vfio_user::{PCI_CONFIG_REGION, REGION_FLAG_CAPS, REGION_FLAG_MMAP, 
 use super::{connect, map, proof, pset, read, read32, wake, write32};
 use crate::common::{in_time, until};
 
-/// Flags, size, offset in the file, areas, and whether there is a descriptor.
+/// A region's flags, size, offset in the file, areas, and whether there is a descriptor.
 type Told = (u32, u64, Option<u64>, Vec<(u64, u64)>);
 
 fn told_to_the_crate(served: &Served, function: &str, attachment: &str) -> Vec<Told> {
@@ -24,6 +25,7 @@ fn told_to_the_crate(served: &Served, function: &str, attachment: &str) -> Vec<T
         let start = region.file_offset.as_ref().map(|file| file.start());
         (region.flags & !REGION_FLAG_CAPS, region.size, start, areas)
     };
+
     (0..9).map(region).collect()
 }
 
@@ -33,16 +35,19 @@ fn told_to_us(served: &Served, function: &str, attachment: &str) -> Vec<Told> {
         client = nicforge_vfio_user::Client::connect(served.socket(function, attachment), LIMIT).ok();
         client.is_some()
     });
+
     let regions = client.unwrap().regions().unwrap();
     let region = |region: nicforge_vfio_user::RegionInfo| {
         let areas = region.areas.iter().map(|area| (area.offset, area.size)).collect();
         let start = region.fd.as_ref().map(|_| region.offset);
         (region.flags & !REGION_FLAG_CAPS, region.size, start, areas)
     };
+
     regions.into_iter().map(region).collect()
 }
 
-/// Every region of every kind of device reaches the crate's client as it reaches ours, with sparse areas and descriptor.
+/// The crate's client gets the same information about every region of every kind of device as
+/// nicforge's, with sparse areas and descriptor.
 #[test]
 fn the_crate_is_told_of_every_region_what_our_client_is() {
     in_time(|| {
@@ -54,6 +59,7 @@ fn the_crate_is_told_of_every_region_what_our_client_is() {
             (&pset, "io0", "admin"),
             (&pset, "cn3", "core2"),
         ];
+
         for (served, function, attachment) in places {
             let crates = told_to_the_crate(served, function, attachment);
 
@@ -68,7 +74,8 @@ fn the_crate_is_told_of_every_region_what_our_client_is() {
     });
 }
 
-/// The descriptor is the region's file itself: what one side stores the other loads, without a message.
+/// The descriptor is that of the region's file: stores of one side are visible to the other without
+/// a message.
 #[test]
 fn a_region_that_the_crate_maps_carries_stores_both_ways() {
     in_time(|| {
@@ -84,12 +91,13 @@ fn a_region_that_the_crate_maps_carries_stores_both_ways() {
         until("the message comes back", || mirror.whole().load_u64_acquire(MIRROR_RECEIVE) == Ok(1));
         let mut back = vec![0; DATA];
         mirror.read(MIRROR_RECEIVE + 8, &mut back).unwrap();
+
         assert_eq!(back, message);
         assert_eq!(mirror.whole().load_u64_acquire(MIRROR_TAKEN), Ok(1));
     });
 }
 
-/// Trapped accesses and the mapping are two ways to the same bytes.
+/// Trapped accesses and the mapping reach the same bytes.
 #[test]
 fn a_mapped_region_is_the_one_that_messages_reach() {
     in_time(|| {
@@ -100,6 +108,7 @@ fn a_mapped_region_is_the_one_that_messages_reach() {
         client.region_write(1, WIN_SEND + 0x808, b"by a message").unwrap();
         let mut seen = [0; 12];
         windows.read(WIN_SEND + 0x808, &mut seen).unwrap();
+
         assert_eq!(&seen, b"by a message");
 
         windows.write(WIN_SEND + 0x848, b"by a store").unwrap();
@@ -107,7 +116,7 @@ fn a_mapped_region_is_the_one_that_messages_reach() {
     });
 }
 
-/// What a client may only read the kernel lets it only read.
+/// The kernel enforces that a read-only region is mapped only for reading.
 #[test]
 fn a_region_without_the_write_flag_cannot_be_mapped_for_writing() {
     in_time(|| {
@@ -128,8 +137,10 @@ fn accesses_of_the_crate_have_every_width() {
     in_time(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
-        // Behind what the device looks at.
+
+        // The offset is behind the part that the device reads.
         let free = WIN_HEAD + 0x100;
+
         for len in [1, 2, 3, 4, 8, 16, 2048] {
             let data: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
             client.region_write(1, free, &data).unwrap();
@@ -137,12 +148,15 @@ fn accesses_of_the_crate_have_every_width() {
             client.region_read(1, free, &mut back).unwrap();
             assert_eq!(back, data);
         }
-        // Registers keep the width that they have.
+
+        // Registers keep their own width.
         write32(&mut client, 0, REG_HOLD, 1);
         assert_eq!(read32(&mut client, 0, REG_HOLD), 1);
+
         for word in 1..=7_u64 {
             client.region_write(0, REG_PORT, &word.to_le_bytes()).unwrap();
         }
+
         assert_eq!(read32(&mut client, 0, REG_FILL), 1);
         assert_eq!(u64::from_le_bytes(read(&mut client, 0, REG_PORT)), 1);
         assert_eq!(read::<4>(&mut client, 0, REG_PORT), [0xff; 4]);
@@ -167,7 +181,7 @@ fn the_crate_reads_and_writes_configuration_space() {
             }
             client.region_write(config, 4, &6_u16.to_le_bytes()).unwrap();
             assert_eq!(u16::from_le_bytes(read(&mut client, config, 4)), 6);
-            // Identity is not to be written.
+            // The identity is read-only.
             client.region_write(config, 0, &[0; 4]).unwrap();
             assert_eq!(read::<4>(&mut client, config, 0), header[..4]);
         }

@@ -1,5 +1,5 @@
-//! A small PCI card behind the crate's server: registers, a region that can be mapped in part, INTx, MSI-X, and a copy engine
-//! that reaches client memory by the descriptors it is given.
+//! A small PCI card behind the crate's server: registers, a partly mappable region, INTx, MSI-X,
+//! and a copy engine that reaches client memory by passed descriptors.
 
 use std::{
     collections::BTreeMap,
@@ -14,38 +14,39 @@ use nicforge_shm::{Access, SharedMemory};
 use vfio_bindings::bindings::vfio::*;
 use vfio_user::{DmaMapFlags, DmaUnmapFlags, ServerBackend};
 
-/// Region 0: registers, 32 bits wide but for the addresses; every byte also keeps what is written.
+/// Region 0: registers of 32 bits, except for the 64-bit addresses. Every byte also keeps the value
+/// written.
 pub(super) mod reg {
     pub(crate) const SCRATCH: u64 = 0x00;
-    /// A write signals the MSI-X vector written.
+    /// A write signals the MSI-X vector of the written number.
     pub(crate) const RAISE: u64 = 0x100;
-    /// A write asserts INTx, or with 0 takes it back.
+    /// A write asserts INTx; a write of 0 deasserts it.
     pub(crate) const LINE: u64 = 0x104;
     /// Source and target of a copy, 64 bits each.
     pub(crate) const SOURCE: u64 = 0x108;
     pub(crate) const TARGET: u64 = 0x110;
-    /// A write copies so many bytes, and raises vector 0.
+    /// A write copies the written number of bytes, and raises vector 0.
     pub(crate) const COPY: u64 = 0x118;
-    /// Whether the last copy went well.
+    /// Whether the last copy succeeded.
     pub(crate) const COPIED: u64 = 0x11c;
     /// A write ends the server.
     pub(crate) const LEAVE: u64 = 0x1f8;
 }
 
 pub(super) const REGISTERS: u64 = 0x1000;
-/// Region 1: memory, of which [`AREAS`] can be mapped, from [`FILE_OFFSET`] of its file on.
+/// Region 1: memory. [`AREAS`] of it can be mapped, from [`FILE_OFFSET`] of its file on.
 pub(super) const MEMORY: u64 = 0x4000;
 pub(super) const FILE_OFFSET: u64 = 0x1000;
 pub(super) const AREAS: [(u64, u64); 2] = [(0x1000, 0x1000), (0x3000, 0x1000)];
-/// Region 2: memory that is said to be mappable, without areas.
+/// Region 2: memory with the mappable flag, but without areas.
 pub(super) const UNDIVIDED: u64 = 0x1000;
-/// Region 3: more than one message carries.
+/// Region 3: larger than one message's maximum.
 pub(super) const LARGE: u64 = 4 << 20;
 pub(super) const CONFIG: u64 = 0x100;
 pub(super) const VECTORS: u32 = 4;
 pub(super) const IDENTITY: [u8; 4] = [0xfc, 0x1e, 0x99, 0x77];
 
-/// A `DEVICE_SET_IRQS` as it reached the card.
+/// A `DEVICE_SET_IRQS` as the card received it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Irqs {
     pub(super) index: u32,
@@ -55,14 +56,14 @@ pub(super) struct Irqs {
     pub(super) fds: usize,
 }
 
-/// What a test sees of the card.
+/// The card's state that a test can see.
 pub(super) struct Seen {
     /// The file behind region 1.
     pub(super) memory: SharedMemory,
     pub(super) irqs: Mutex<Vec<Irqs>>,
-    /// Flags, address and size of every `DMA_MAP`, and whether it came with a descriptor.
+    /// Flags, address and size of every `DMA_MAP`, and whether it had a descriptor.
     pub(super) maps: Mutex<Vec<(u32, u64, u64, bool)>>,
-    /// The same of every `DMA_UNMAP`.
+    /// Flags, address and size of every `DMA_UNMAP`.
     pub(super) unmaps: Mutex<Vec<(u32, u64, u64)>>,
     pub(super) resets: Mutex<u32>,
 }
@@ -89,10 +90,10 @@ pub(super) struct Card {
     seen: Arc<Seen>,
     /// Regions 0, 2, 3 and the configuration space.
     bytes: BTreeMap<u32, Vec<u8>>,
-    /// By interrupt type and number.
+    /// Eventfds by interrupt type and number.
     eventfds: BTreeMap<(u32, u32), File>,
     line: Line,
-    /// By first DMA address.
+    /// Ranges by first DMA address.
     ranges: BTreeMap<u64, SharedMemory>,
 }
 
@@ -102,6 +103,7 @@ impl Card {
         let mut bytes: BTreeMap<_, _> =
             sizes.into_iter().map(|(region, size)| (region, vec![0; size as usize])).collect();
         let config = bytes.get_mut(&VFIO_PCI_CONFIG_REGION_INDEX).unwrap();
+
         config[..4].copy_from_slice(&IDENTITY);
         config[8..12].copy_from_slice(&[3, 0x00, 0x80, 0x02]);
         Self { seen, bytes, eventfds: BTreeMap::new(), line: Line::default(), ranges: BTreeMap::new() }
@@ -159,7 +161,9 @@ impl Card {
                 self.part(0, reg::COPIED, 4).unwrap().copy_from_slice(&status);
                 self.signal(VFIO_PCI_MSIX_IRQ_INDEX, 0);
             }
-            // The crate's loop ends with its connection only: this drops its stream, without a word on the terminal.
+
+            // The crate's loop ends only with its connection. Unwinding drops its stream, without a
+            // message on the terminal.
             reg::LEAVE => resume_unwind(Box::new("the card leaves")),
             _ => {}
         }
@@ -179,10 +183,12 @@ impl ServerBackend for Card {
         if region == 1 {
             return self.seen.memory.write(FILE_OFFSET + offset, data).map_err(io::Error::other);
         }
+
         self.part(region, offset, data.len())?.copy_from_slice(data);
         if region == 0 && offset <= reg::LEAVE {
             self.written(offset);
         }
+
         Ok(())
     }
 
@@ -195,11 +201,12 @@ impl ServerBackend for Card {
         fd: Option<File>,
     ) -> io::Result<()> {
         self.seen.maps.lock().unwrap().push((flags.bits(), address, size, fd.is_some()));
-        // The crate has no way to ask the client for the bytes.
+        // The crate can't request the bytes from the client by messages.
         let fd = fd.ok_or(ErrorKind::Unsupported)?;
         let access = if flags.contains(DmaMapFlags::WRITE) { Access::ReadWrite } else { Access::ReadOnly };
         let memory =
             SharedMemory::map(fd.as_fd(), offset, size as usize, access).map_err(io::Error::other)?;
+
         self.ranges.insert(address, memory);
         Ok(())
     }
@@ -239,6 +246,7 @@ impl ServerBackend for Card {
                 self.drive_line();
             }
         }
+
         Ok(())
     }
 }

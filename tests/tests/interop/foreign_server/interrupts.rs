@@ -43,7 +43,7 @@ fn interrupt_types_of_the_crates_server_are_understood() {
     });
 }
 
-/// The crate's server takes one descriptor in a message, so that four vectors are four messages.
+/// The crate's server accepts one descriptor in each message, so four vectors need four messages.
 #[test]
 fn eventfds_go_to_the_crate_one_by_one_and_fire() {
     in_time(|| {
@@ -57,8 +57,10 @@ fn eventfds_go_to_the_crate_one_by_one_and_fire() {
         }
 
         assert!(is_quiet(&fds[1]));
+
         let flags = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD;
         let one = |start| Irqs { index: PCI_MSIX_IRQ, flags, start, count: 1, fds: 1 };
+
         assert_eq!(*rig.seen.irqs.lock().unwrap(), [0, 1, 2, 3].map(one));
     });
 }
@@ -73,7 +75,9 @@ fn a_vector_taken_away_from_the_crate_is_silent_and_so_are_all_when_disabled() {
         client.set_irqs(PCI_MSIX_IRQ, 1, IrqAction::Trigger, IrqPayload::EventFd(&[None])).unwrap();
         write(&client, reg::RAISE, 1);
         write(&client, reg::RAISE, 0);
+
         assert_eq!(signals(&fds[0]), 1);
+
         client.irq_disable(PCI_MSIX_IRQ).unwrap();
         write(&client, reg::RAISE, 0);
 
@@ -105,13 +109,17 @@ fn intx_of_the_crates_server_is_masked_and_unmasked() {
 
         write(&client, reg::LINE, 1);
         assert_eq!(signals(&line), 1);
-        // It masked itself, and is asserted still.
+
+        // The line masked itself and is still asserted.
         client.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Unmask, one).unwrap();
         assert_eq!(signals(&line), 1);
+
         write(&client, reg::LINE, 0);
         client.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Mask, one).unwrap();
         write(&client, reg::LINE, 1);
+
         assert!(is_quiet(&line));
+
         client.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Unmask, one).unwrap();
         assert_eq!(signals(&line), 1);
     });

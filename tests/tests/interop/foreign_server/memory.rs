@@ -19,7 +19,7 @@ fn range(flags: u32, address: u64, offset: u64) -> DmaMap {
     DmaMap { flags, offset, address, size: PAGE }
 }
 
-/// Copies `len` bytes from [`SOURCE`] to [`TARGET`], and gives whether that went well.
+/// Copies `len` bytes from [`SOURCE`] to [`TARGET`] and returns whether that succeeded.
 fn copy(client: &Client, len: u32) -> bool {
     let done = eventfd();
     let payload = [Some(done.as_fd())];
@@ -27,7 +27,9 @@ fn copy(client: &Client, len: u32) -> bool {
     client.region_write(0, reg::SOURCE, &SOURCE.to_le_bytes(), false).unwrap();
     client.region_write(0, reg::TARGET, &TARGET.to_le_bytes(), false).unwrap();
     client.region_write(0, reg::COPY, &len.to_le_bytes(), false).unwrap();
+
     assert_eq!(signals(&done), 1);
+
     let mut copied = [0; 4];
     client.region_read(0, reg::COPIED, &mut copied).unwrap();
     u32::from_le_bytes(copied) == 1
@@ -45,6 +47,7 @@ fn the_crates_device_copies_within_memory_that_we_mapped() {
         let rig = Rig::start();
         let client = rig.client();
         let memory = SharedMemory::create("ours", 4 * PAGE as usize).unwrap();
+
         memory.write(PAGE, &[3; 64]).unwrap();
 
         client.dma_map(range(DMA_FLAG_READ, SOURCE, PAGE), memory.fd()).unwrap();
@@ -52,6 +55,7 @@ fn the_crates_device_copies_within_memory_that_we_mapped() {
 
         assert!(copy(&client, 64));
         assert_eq!(bytes(&memory, 3 * PAGE), [3; 64]);
+
         let maps = [(DMA_FLAG_READ, SOURCE, PAGE, true), (BOTH_WAYS, TARGET, PAGE, true)];
         assert_eq!(*rig.seen.maps.lock().unwrap(), maps);
     });
@@ -63,6 +67,7 @@ fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
         let rig = Rig::start();
         let client = rig.client();
         let memory = SharedMemory::create("ours", 2 * PAGE as usize).unwrap();
+
         memory.write(0, &[3; 64]).unwrap();
         client.dma_map(range(BOTH_WAYS, SOURCE, 0), memory.fd()).unwrap();
         client.dma_map(range(BOTH_WAYS, TARGET, PAGE), memory.fd()).unwrap();
@@ -71,30 +76,33 @@ fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
 
         assert!(!copy(&client, 64));
         assert_eq!(bytes(&memory, PAGE), [0; 64]);
+
         let again = client.dma_unmap(DmaUnmap::Range { address: TARGET, size: PAGE });
         assert_eq!(again.unwrap_err().errno(), Errno::EIO);
         assert_eq!(*rig.seen.unmaps.lock().unwrap(), [(0, TARGET, PAGE); 2]);
     });
 }
 
-/// "All" is VFIO's flag, bit 1. The crate hands it on; the name that it has for that bit is another.
+/// "All" is VFIO's flag, bit 1. The crate passes it on, although it has another name for that bit.
 #[test]
 fn unmap_all_reaches_the_crates_device_as_vfios_bit() {
     in_time(|| {
         let rig = Rig::start();
         let client = rig.client();
         let memory = SharedMemory::create("ours", PAGE as usize).unwrap();
+
         client.dma_map(range(BOTH_WAYS, SOURCE, 0), memory.fd()).unwrap();
 
         client.dma_unmap(DmaUnmap::All).unwrap();
-
         assert!(!copy(&client, 0));
+
         let [(flags, 0, 0)] = rig.seen.unmaps.lock().unwrap()[..] else { panic!("one unmap") };
         assert_eq!(flags, vfio_user::DmaUnmapFlags::GET_DIRTY_PAGE_INFO.bits());
     });
 }
 
-/// The crate hands it to the device without a descriptor, and has no messages by which the device could reach it.
+/// The crate passes the range to the device without a descriptor, and has no messages by which the
+/// device could reach it.
 #[test]
 fn memory_without_a_descriptor_is_nothing_that_the_crates_device_can_reach() {
     in_time(|| {

@@ -1,4 +1,5 @@
-//! Our client, and our driver on top of it, at the crate's server with a device of the test's own.
+//! nicforge's client, and its driver on top of it, at the crate's server with a device of the
+//! tests.
 
 mod card;
 mod driver;

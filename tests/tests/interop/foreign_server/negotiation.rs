@@ -1,4 +1,4 @@
-//! `VERSION`, `DEVICE_GET_INFO`, and clients that come and go.
+//! `VERSION`, `DEVICE_GET_INFO`, and clients that connect and disconnect.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -11,8 +11,8 @@ use nicforge_vfio_user::{
 use super::{card::reg, rig::Rig};
 use crate::common::{in_time, until, version_exchange};
 
-/// The crate answers with its own capabilities, whatever was named: one of them is of an older draft, and is passed over here.
-/// What it does not name has the specification's default.
+/// The crate always answers with its own capabilities. One of them is of an older draft and is
+/// ignored here. Those it does not name have the specification's defaults.
 #[test]
 fn our_version_is_answered_with_the_crates_own_capabilities() {
     in_time(|| {
@@ -26,16 +26,20 @@ fn our_version_is_answered_with_the_crates_own_capabilities() {
         assert_eq!((request.message.major, request.message.minor), (0, 0));
         assert_eq!((asked.max_msg_fds, asked.max_data_xfer_size), (Some(8), Some(1 << 20)));
         assert_eq!((asked.pgsizes, asked.max_dma_maps), (Some(4096), Some(65535)));
+
         let twin = TwinSocket { supported: true, fd_index: None };
         assert_eq!((asked.write_multiple, asked.twin_socket), (Some(true), Some(twin)));
+
         let named = Capabilities {
             max_msg_fds: Some(1),
             max_data_xfer_size: Some(1 << 20),
             ..Capabilities::default()
         };
+
         assert_eq!((reply.message.major, reply.message.minor), (0, 0));
         assert_eq!(reply.message.capabilities, Some(named));
         assert!(reply.json.contains(r#""migration":{"pgsize":"#), "{}", reply.json);
+
         let limits = limits.unwrap();
         assert_eq!((limits.max_msg_fds, limits.max_data_xfer_size), (1, 1 << 20));
         assert_eq!((limits.pgsizes, limits.max_dma_maps), (4096, 65535));
@@ -55,7 +59,7 @@ fn device_info_of_the_crates_server_has_what_the_card_has() {
     });
 }
 
-/// The next client finds the device as the last one left it, which is what the specification wants.
+/// The next client finds the device as the last one left it, as the specification requires.
 #[test]
 fn one_client_of_ours_after_another_is_served_by_the_crate() {
     in_time(|| {
@@ -71,7 +75,7 @@ fn one_client_of_ours_after_another_is_served_by_the_crate() {
     });
 }
 
-/// The crate accepts one client at a time. Another one is not refused; it is not answered.
+/// The crate accepts one client at a time. It does not refuse another one, but does not answer it.
 #[test]
 fn a_second_client_at_the_crates_server_gives_up_by_its_deadline() {
     in_time(|| {

@@ -1,6 +1,8 @@
-//! Requests that the crate's server refuses before it has read their data. It takes the data for the next message then, so that
-//! what a client sends behind it may be taken apart. Our driver sends neither of them: it knows how many regions there are, and
-//! names interrupts by descriptors and ranges.
+//! Requests that the crate's server refuses before it has read their data.
+//!
+//! It then takes the data for the next message, so later messages may be split wrongly. nicforge's
+//! driver sends neither request: it knows the number of regions, and names interrupts by
+//! descriptors and ranges.
 
 use std::{
     io::{Read, Write},
@@ -17,17 +19,19 @@ use vfio_bindings::bindings::vfio::{VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DA
 use super::rig::Rig;
 use crate::common::in_time;
 
-/// Sends a request that ends with four bytes which, as a header, would be message 1 of no known command, and gives the errors of
-/// its reply and of the reply to the four bytes.
+/// Sends a request that ends with four bytes which, as a header, would be message 1 of an unknown
+/// command. Returns the errors of its reply and of the reply to the four bytes.
 fn answers(command: Command, payload: &[u8]) -> [Errno; 2] {
     let rig = Rig::start();
     let mut stream = UnixStream::connect(&rig.path).unwrap();
     let config = ClientConfig { timeout: LIMIT, ..ClientConfig::default() };
     let negotiated = Client::from_socket(stream.try_clone().unwrap().into(), config).unwrap();
+
     stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let data = [1, 0, 0, 0];
     let header = Header::request(77, command, payload.len() + data.len(), false).to_bytes();
+
     stream.write_all(&[&header, payload, &data].concat()).unwrap();
 
     let mut reply = || {
@@ -35,9 +39,11 @@ fn answers(command: Command, payload: &[u8]) -> [Errno; 2] {
         stream.read_exact(&mut header).unwrap();
         Header::parse(&header).unwrap()
     };
+
     let [refused, stray] = [reply(), reply()];
     assert_eq!((refused.id, refused.command), (77, command));
     assert_eq!((stray.id, stray.command), (1, Command::Unknown(0)));
+
     drop((stream, negotiated));
     [refused, stray].map(|header| header.reply_error().unwrap())
 }

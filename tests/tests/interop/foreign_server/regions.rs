@@ -41,15 +41,17 @@ fn region_infos_of_the_crates_server_are_understood() {
             (BOTH_WAYS, CONFIG, 0),
             (0, 0, 0),
         ];
+
         assert_eq!(told, expected);
+
         let areas: Vec<_> = regions[1].areas.iter().map(|area| (area.offset, area.size)).collect();
         assert_eq!(areas, AREAS);
         assert!(regions[1].fd.is_some());
     });
 }
 
-/// The crate sends a region's descriptor together with sparse areas only. Without it the region is trapped here, whatever its flag
-/// says.
+/// The crate sends a region's descriptor only together with sparse areas. Without a descriptor the
+/// client traps the region, despite its flag.
 #[test]
 fn a_mappable_region_without_areas_comes_without_its_descriptor_and_is_trapped() {
     in_time(|| {
@@ -71,6 +73,7 @@ fn a_region_of_the_crates_server_that_we_map_carries_stores_both_ways() {
         let client = rig.client();
         let region = client.region_info(1).unwrap();
         let file = region.fd.as_ref().unwrap();
+
         for area in region.mappable() {
             let start = region.offset + area.offset;
             let mapped =
@@ -79,12 +82,14 @@ fn a_region_of_the_crates_server_that_we_map_carries_stores_both_ways() {
             mapped.write(8, b"ours").unwrap();
             let mut seen = [0; 4];
             rig.seen.memory.read(FILE_OFFSET + area.offset + 8, &mut seen).unwrap();
+
             assert_eq!(&seen, b"ours");
             assert_eq!(&read(&client, 1, area.offset + 8), b"ours");
 
             rig.seen.memory.write(FILE_OFFSET + area.offset + 16, b"theirs").unwrap();
             let mut seen = [0; 6];
             mapped.read(16, &mut seen).unwrap();
+
             assert_eq!(&seen, b"theirs");
         }
     });
@@ -146,7 +151,7 @@ fn configuration_space_of_the_crates_server_is_read_and_written() {
 
 const CONFIG_SIZE: usize = CONFIG as usize;
 
-/// The crate names a number for what it checks itself, and none for what the device refuses.
+/// The crate returns an error number for its own checks, and none for the device's refusals.
 #[test]
 fn what_the_crates_server_refuses_is_an_error_and_the_client_goes_on() {
     in_time(|| {
@@ -158,22 +163,27 @@ fn what_the_crates_server_refuses_is_an_error_and_the_client_goes_on() {
             client.region_info(PCI_NUM_REGIONS).map(drop),
             client.region_read(PCI_NUM_REGIONS, 0, &mut data),
         ];
+
         for refused in checked {
             assert_eq!(refused.unwrap_err().errno(), Errno::EINVAL);
         }
+
         let device = [
             client.region_read(0, REGISTERS - 2, &mut data),
             client.region_write(0, REGISTERS - 2, &data, false),
             client.region_read(4, 0, &mut data),
         ];
+
         for refused in device {
             assert_eq!(refused.unwrap_err().errno(), Errno::EIO);
         }
+
         assert_eq!(read(&client, PCI_CONFIG_REGION, 0), IDENTITY);
     });
 }
 
-/// The crate answers a posted write that fails, though no reply was asked for. It is dropped here.
+/// The crate answers a failed posted write, though no reply was requested. The client drops the
+/// answer.
 #[test]
 fn a_posted_write_that_the_crate_refuses_is_answered_and_the_answer_dropped() {
     in_time(|| {

@@ -18,13 +18,13 @@ use vfio_user::{IrqInfo, Server, ServerRegion, SparseArea};
 
 use super::card::{AREAS, CONFIG, Card, FILE_OFFSET, LARGE, MEMORY, REGISTERS, Seen, UNDIVIDED, VECTORS};
 
-/// A card that is served to one client after another, until this is dropped. Clients have to be gone by then: the server notices
-/// that it should end between two of them.
+/// A card that is served to one client after another, until this is dropped. All clients must be
+/// gone by then, since the server checks for its end only between two of them.
 pub(super) struct Rig {
     pub(super) seen: Arc<Seen>,
     pub(super) path: PathBuf,
     pub(super) directory: TempDir,
-    /// Clients that have come and gone.
+    /// Number of clients that have disconnected.
     pub(super) served: Arc<AtomicU32>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -45,11 +45,12 @@ impl Rig {
         let (stopped, count) = (stop.clone(), served.clone());
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::SeqCst) {
-                // An error is the end of one client only: it went away before its answer, for instance.
+                // An error ends one client only: for instance, it disconnected before its answer.
                 let _ = server.run(&mut card);
                 count.fetch_add(1, Ordering::SeqCst);
             }
         });
+
         Self { seen, path, directory, served, stop, thread: Some(thread) }
     }
 
@@ -61,7 +62,7 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // It waits for somebody to come. Nobody listens where the card has left.
+        // The server waits for a connection. Where the card has left, no server listens.
         drop(UnixStream::connect(&self.path));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -75,6 +76,7 @@ fn irqs() -> Vec<IrqInfo> {
         VFIO_PCI_MSIX_IRQ_INDEX => (IRQ_FLAG_EVENTFD, VECTORS),
         _ => (0, 0),
     };
+
     (0..VFIO_PCI_NUM_IRQS)
         .map(|index| {
             let (flags, count) = of(index);
@@ -96,6 +98,7 @@ fn regions(seen: &Seen) -> Vec<ServerRegion> {
             VFIO_PCI_CONFIG_REGION_INDEX => (both_ways, CONFIG, 0),
             _ => (0, 0, 0),
         };
+
         let area = |(offset, size)| SparseArea { area: vfio_region_sparse_mmap_area { offset, size } };
         ServerRegion {
             region_info: vfio_region_info {
@@ -110,5 +113,6 @@ fn regions(seen: &Seen) -> Vec<ServerRegion> {
             mmap_fd: (flags & VFIO_REGION_INFO_FLAG_MMAP != 0).then_some(file),
         }
     };
+
     (0..VFIO_PCI_NUM_REGIONS).map(region).collect()
 }

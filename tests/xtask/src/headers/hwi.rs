@@ -1,8 +1,11 @@
-//! `nicforge_hwi.h` from the sources of the crate `nicforge-hwi`.
+//! Generates `nicforge_hwi.h` from the sources of the crate `nicforge-hwi`.
 //!
-//! Every public constant becomes a macro named after its modules (`tree::window::SEND` is `NICFORGE_TREE_WINDOW_SEND`) and the type
-//! that it belongs to (`extoll_rma::Command::RESERVED` is `NICFORGE_EXTOLL_RMA_COMMAND_RESERVED`), every public `#[repr(C)]` struct a
-//! struct. What can't be said in C is an error, not left out.
+//! Every public constant becomes a macro that is named after its modules and the type it belongs
+//! to:
+//! - `tree::window::SEND` is `NICFORGE_TREE_WINDOW_SEND`;
+//! - `extoll_rma::Command::RESERVED` is `NICFORGE_EXTOLL_RMA_COMMAND_RESERVED`.
+//!
+//! Every public `#[repr(C)]` struct becomes a struct. An item that C can't express is an error.
 
 use std::{fmt::Write, path::Path};
 
@@ -38,20 +41,23 @@ pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
         let _ = write!(text, "\n/* ---- {module} ---- */\n");
         items(&mut text, &[module], &file.items)?;
     }
+
     text.push_str("\n#endif /* NICFORGE_HWI_H */\n");
     Ok(text)
 }
 
-/// A module whose C side is written by hand, as Linux does with what its calls take, and compared by a test of `hwi`.
+/// A module whose C header is hand-written, as Linux does for its ioctls. A test of `hwi` compares
+/// it.
 const BY_HAND: &str = "shim";
 
-/// The modules that lib.rs declares, in its order.
+/// Returns the modules that lib.rs declares, in its order.
 fn modules(folder: &Path) -> Result<Vec<String>, Failed> {
     let path = folder.join("lib.rs");
     let source = std::fs::read_to_string(&path)
         .map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
     let file =
         syn::parse_file(&source).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
+
     Ok(file
         .items
         .iter()
@@ -69,11 +75,13 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
             Item::Const(constant) if matches!(constant.vis, Visibility::Public(_)) => {
                 self::constant(text, scope, scope, &constant.ident, &constant.expr, &constant.attrs)?;
             }
-            // What a trait asks for is the trait's.
+
+            // A trait's constants are the trait's.
             Item::Impl(implementation) if implementation.trait_.is_none() => {
                 let Type::Path(of) = &*implementation.self_ty else { continue };
                 let mut inner = scope.to_vec();
                 inner.extend(of.path.segments.last().map(|part| snake(&part.ident.to_string())));
+
                 for item in &implementation.items {
                     if let ImplItem::Const(constant) = item
                         && matches!(constant.vis, Visibility::Public(_))
@@ -93,6 +101,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
                 let name = macro_name(scope, &snake(&structure.ident.to_string())).to_lowercase();
                 comment(text, "", &structure.attrs);
                 let _ = writeln!(text, "struct {name} {{");
+
                 if let Fields::Named(fields) = &structure.fields {
                     for field in &fields.named {
                         comment(text, "\t", &field.attrs);
@@ -102,6 +111,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
                         let _ = writeln!(text, "\t{kind} {field_name}{array};");
                     }
                 }
+
                 text.push_str("};\n");
             }
             Item::Mod(module) => {
@@ -115,10 +125,11 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
             _ => {}
         }
     }
+
     Ok(())
 }
 
-/// A macro in `scope`, for an expression that is in `module`.
+/// Writes a macro in `scope` for an expression that is in `module`.
 fn constant(
     text: &mut String,
     scope: &[String],
@@ -151,7 +162,7 @@ fn is_repr_c(structure: &syn::ItemStruct) -> bool {
         })
 }
 
-/// The first sentence or line of the documentation.
+/// Writes the first sentence or line of the documentation as a comment.
 fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
     let mut lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
         syn::Meta::NameValue(value) if value.path.is_ident("doc") => match &value.value {
@@ -163,6 +174,7 @@ fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
         },
         _ => None,
     });
+
     let mut whole = String::new();
     for line in lines.by_ref().take_while(|line| !line.is_empty()) {
         if !whole.is_empty() {
@@ -170,9 +182,11 @@ fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
         }
         whole.push_str(&line);
     }
+
     let plain =
         whole.replace(['`', '[', ']'], "").replace("*/", "* /").replace("super::", "").replace("crate::", "");
     let lines = wrapped(&plain);
+
     match lines.as_slice() {
         [] => {}
         [one] => {
@@ -188,7 +202,7 @@ fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
     }
 }
 
-/// Words in lines that stay within the kernel's 80 columns.
+/// Wraps text to the kernel's 80 columns.
 fn wrapped(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -200,6 +214,7 @@ fn wrapped(text: &str) -> Vec<String> {
             _ => lines.push(word.to_owned()),
         }
     }
+
     lines
 }
 
@@ -220,6 +235,7 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
             let parts: Vec<_> = path.path.segments.iter().map(|part| part.ident.to_string()).collect();
             let mut at = scope.to_vec();
             let Some((name, way)) = parts.split_last() else { return Err("an empty path".into()) };
+
             for step in way {
                 match step.as_str() {
                     "super" => drop(at.pop()),
@@ -228,10 +244,12 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
                     module => at.push(module.to_owned()),
                 }
             }
+
             Ok(macro_name(&at, name))
         }
         Expr::Binary(binary) => {
             use syn::BinOp;
+
             let operator = match binary.op {
                 BinOp::Add(_) => "+",
                 BinOp::Sub(_) => "-",
@@ -243,9 +261,11 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
                 BinOp::BitAnd(_) => "&",
                 _ => return Err("an operator that is not supported".into()),
             };
+
             let left = self::expression(&binary.left, scope)?;
             let right = self::expression(&binary.right, scope)?;
-            // Shifts of more than 31 bits need a wide left side.
+
+            // A shift by more than 31 bits needs a 64-bit left operand.
             let left = if operator == "<<" { format!("{left}ULL") } else { left };
             Ok(format!("({left} {operator} {right})"))
         }
@@ -290,6 +310,7 @@ fn snake(name: &str) -> String {
         }
         snake.push(character.to_ascii_lowercase());
     }
+
     snake
 }
 

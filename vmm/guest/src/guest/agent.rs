@@ -1,4 +1,5 @@
-//! The host's end of the agent's channel: jobs go in, lines and exit statuses come out. `inside/agent.sh` has the protocol.
+//! The host's end of the agent's channel: it sends jobs and receives lines and exit statuses.
+//! `inside/agent.sh` documents the protocol.
 
 use std::{
     collections::BTreeMap,
@@ -11,18 +12,18 @@ use std::{
 
 use super::config::quoted;
 
-/// The longest script, in bytes. What is longer goes into a file.
+/// The longest script, in bytes. A longer one must be put into a file.
 const MAX_SCRIPT: usize = 32 << 10;
 /// The longest line of the protocol, in bytes; the agent's are shorter.
 const MAX_LINE: usize = 8 << 10;
-/// How much of a job's output is kept, and of a line of it, in bytes.
+/// The part of a job's output that is kept, and of one line of it, in bytes.
 const MAX_OUTPUT: usize = 16 << 20;
-/// How many problems of a guest's start are kept.
+/// Number of problems of a guest's start that are kept.
 const MAX_NOTES: usize = 64;
-/// A guest takes a request from its line within this time, or it is not well.
+/// Time in which a working guest takes a request from its channel.
 const TAKE: Duration = Duration::from_secs(20);
 
-/// Which of a job's outputs.
+/// One of a job's two outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -31,11 +32,14 @@ pub enum Stream {
     Error,
 }
 
-/// Sees each line of a job when it comes. It runs on the channel's thread: while it waits nothing more comes from the guest, but
-/// jobs can be waited for with a limit, killed, and the guest ended. It may be running for the last time when the guest is gone.
+/// Callback for each line of a job as it arrives.
+///
+/// It runs on the channel's thread. While it blocks, no other line of the guest is read. A job can
+/// still be waited for with a limit and killed, and the guest can be ended. The last call may still
+/// run when the guest is gone.
 pub type LineSink = Arc<dyn Fn(Stream, &str) + Send + Sync>;
 
-/// Something to run in a guest.
+/// A script or program to run in a guest.
 #[derive(Clone)]
 pub struct Job {
     script: String,
@@ -43,24 +47,24 @@ pub struct Job {
 }
 
 impl Job {
-    /// A text for busybox's shell.
+    /// Returns a job for a script of busybox's shell.
     pub fn shell(script: impl Into<String>) -> Self {
         Self { script: script.into(), sink: None }
     }
 
-    /// A program with its arguments.
+    /// Returns a job for a program with its arguments.
     pub fn program<S: AsRef<str>>(words: impl IntoIterator<Item = S>) -> Self {
         let words: Vec<String> = words.into_iter().map(|word| quoted(word.as_ref())).collect();
         Self::shell(format!("exec {}", words.join(" ")))
     }
 
-    /// A variable in its environment.
+    /// Adds a variable to the job's environment.
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.script = format!("export {name}={}\n{}", quoted(value), self.script);
         self
     }
 
-    /// Show its lines to `sink` when they come.
+    /// Passes the job's lines to `sink` as they arrive.
     pub fn on_line(mut self, sink: LineSink) -> Self {
         self.sink = Some(sink);
         self
@@ -79,33 +83,33 @@ impl From<&str> for Job {
     }
 }
 
-/// What a job left.
+/// The result of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Output {
-    /// Its exit status as a shell counts it: 128 and the signal's number for one that was killed.
+    /// Its exit status in the shell's convention: 128 plus the signal's number for a killed job.
     pub status: u8,
     /// Its standard output. Lines end with `\n`.
     pub stdout: String,
     /// Its standard error.
     pub stderr: String,
-    /// Whether there was more than is kept (16 MiB).
+    /// Whether output beyond 16 MiB was discarded.
     pub truncated: bool,
 }
 
-/// Where a job has come to.
+/// The result of waiting for a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It has ended.
+    /// The job has ended.
     Done(Output),
-    /// The guest started anew.
+    /// The guest rebooted.
     Restarted,
     /// The guest is gone.
     Gone,
-    /// Not yet.
+    /// The deadline passed first.
     Late,
 }
 
-/// The channel.
+/// The channel to the agent.
 pub(crate) struct Agent {
     line: Mutex<UnixStream>,
     shared: Arc<Shared>,
@@ -120,19 +124,19 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// How often the guest has said that it is ready.
+    /// Number of times the guest has reported that it is ready.
     starts: u64,
     notes: Vec<String>,
     jobs: BTreeMap<u64, Entry>,
     next: u64,
     gone: bool,
-    /// The reader is in a sink, for as long as that likes.
+    /// The reader is in a sink, which may block indefinitely.
     showing: bool,
-    /// Nobody wants to hear more.
+    /// The agent is dropped; further lines are discarded.
     closed: bool,
 }
 
-/// A line for a sink.
+/// A line to pass to a sink.
 struct Shown {
     sink: LineSink,
     stream: Stream,
@@ -140,7 +144,7 @@ struct Shown {
 }
 
 struct Entry {
-    /// The start of the guest in which it runs.
+    /// The number of the guest's start in which the job runs.
     start: u64,
     output: Output,
     partial: [String; 2],
@@ -155,7 +159,7 @@ impl Shared {
 }
 
 impl Agent {
-    /// On a connected channel.
+    /// Creates the agent on a connected channel.
     pub(crate) fn new(line: UnixStream) -> io::Result<Self> {
         line.set_write_timeout(Some(TAKE))?;
         let shared = Arc::new(Shared::default());
@@ -163,38 +167,43 @@ impl Agent {
             let (line, shared) = (line.try_clone()?, shared.clone());
             move || read(line, &shared)
         })?;
+
         Ok(Self { line: Mutex::new(line), shared, reader: Mutex::new(Some(reader)) })
     }
 
-    /// How often the guest has started.
+    /// Returns how often the guest has started.
     pub(crate) fn starts(&self) -> u64 {
         self.shared.state().starts
     }
 
-    /// What went wrong while it started.
+    /// Returns the problems of its start.
     pub(crate) fn notes(&self) -> Vec<String> {
         self.shared.state().notes.clone()
     }
 
-    /// Waits until the guest has started so often: `Ok(true)`, or `Ok(false)` when that is late, `Err` when it is gone.
+    /// Waits until the guest has started `starts` times. Returns `Ok(true)`, or `Ok(false)` at the
+    /// deadline, or `Err` when the guest is gone.
     pub(crate) fn wait_started(&self, starts: u64, until: Instant) -> Result<bool, ()> {
         let mut state = self.shared.state();
         loop {
             if state.starts >= starts {
                 return Ok(true);
             }
+
             if state.gone {
                 return Err(());
             }
+
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(false);
             }
+
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Starts a job; its number.
+    /// Starts a job and returns its number.
     pub(crate) fn start(&self, job: &Job) -> io::Result<u64> {
         if job.script.len() > MAX_SCRIPT {
             let text = format!(
@@ -203,6 +212,7 @@ impl Agent {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
+
         let number = {
             let mut state = self.shared.state();
             state.next += 1;
@@ -217,6 +227,7 @@ impl Agent {
             state.jobs.insert(number, entry);
             number
         };
+
         self.say(&format!("{number} run {}", base64(job.script.as_bytes())))
             .inspect_err(|_| self.forget(number))?;
         Ok(number)
@@ -237,7 +248,7 @@ impl Agent {
         line.write_all(format!("{text}\n").as_bytes())
     }
 
-    /// Waits for a job's end, which is known until the job is forgotten.
+    /// Waits for a job's end. The result stays available until the job is forgotten.
     pub(crate) fn wait(&self, number: u64, until: Instant) -> Outcome {
         let mut state = self.shared.state();
         loop {
@@ -246,26 +257,30 @@ impl Agent {
             if entry.ended {
                 return Outcome::Done(entry.output.clone());
             }
+
             if entry.start != starts {
                 return Outcome::Restarted;
             }
+
             if state.gone {
                 return Outcome::Gone;
             }
+
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Outcome::Late;
             }
+
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// Nobody waits for the job any more.
+    /// Discards a job that no caller waits for any more.
     pub(crate) fn forget(&self, number: u64) {
         self.shared.state().jobs.remove(&number);
     }
 
-    /// What a job has said so far.
+    /// Returns a job's output so far.
     pub(crate) fn said(&self, number: u64) -> Output {
         self.shared.state().jobs.get(&number).map(|entry| entry.output.clone()).unwrap_or_default()
     }
@@ -274,26 +289,30 @@ impl Agent {
 impl Drop for Agent {
     fn drop(&mut self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // The reader ends with it; it may be closed already.
+        // The shutdown ends the reader; the channel may be closed already.
         let _ = line.shutdown(std::net::Shutdown::Both);
         drop(line);
+
         let showing = {
             let mut state = self.shared.state();
             state.closed = true;
             state.showing
         };
+
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A sink may wait for somebody who never comes; the reader ends when it returns.
+        // A sink may block for ever, so a reader that is in one is not joined. It ends when the
+        // sink returns.
         if let Some(reader) = reader.filter(|_| !showing) {
             let _ = reader.join();
         }
     }
 }
 
-/// Takes lines apart until the channel ends.
+/// Splits the channel's bytes into lines until the channel ends.
 fn read(mut line: UnixStream, shared: &Shared) {
     let mut buffer = vec![0; 16 << 10];
     let mut rest: Vec<u8> = Vec::new();
+
     loop {
         let length = match line.read(&mut buffer) {
             Ok(0) => break,
@@ -301,10 +320,12 @@ fn read(mut line: UnixStream, shared: &Shared) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => break,
         };
+
         for piece in buffer[..length].split_inclusive(|&byte| byte == b'\n') {
-            // A line that is too long is none of the agent's; its end is dropped.
+            // A line that is too long is not the agent's; its end is dropped.
             let room = MAX_LINE.saturating_sub(rest.len());
             rest.extend_from_slice(&piece[..piece.len().min(room)]);
+
             if piece.ends_with(b"\n") {
                 let text = String::from_utf8_lossy(&rest);
                 if !shared.take(text.trim_end_matches(['\n', '\r'])) {
@@ -314,13 +335,14 @@ fn read(mut line: UnixStream, shared: &Shared) {
             }
         }
     }
+
     shared.state().gone = true;
     shared.changed.notify_all();
 }
 
 impl Shared {
-    /// A line of the guest's; `false` when nobody wants to hear more. The sink runs without the lock: those who wait for the job
-    /// go on meanwhile.
+    /// Handles a line of the guest. Returns `false` when the agent is dropped. The sink runs
+    /// without the lock, so that callers who wait for a job can continue.
     fn take(&self, line: &str) -> bool {
         let shown = {
             let mut state = self.state();
@@ -331,22 +353,25 @@ impl Shared {
             state.showing = shown.is_some();
             shown
         };
+
         self.changed.notify_all();
         if let Some(Shown { sink, stream, line }) = shown {
             sink(stream, &line);
             self.state().showing = false;
         }
+
         true
     }
 }
 
 impl State {
-    /// A line of the guest's; what is to be shown of it.
+    /// Handles a line of the guest and returns the part to pass to a sink.
     fn take(&mut self, line: &str) -> Option<Shown> {
         let mut words = line.splitn(3, ' ');
         let number = words.next()?.parse().ok()?;
         let kind = words.next()?;
         let text = words.next().unwrap_or_default();
+
         match (number, kind) {
             (0, "n") => {
                 if self.notes.len() < MAX_NOTES {
@@ -362,6 +387,7 @@ impl State {
                 }
             }
         }
+
         None
     }
 }
@@ -374,7 +400,7 @@ impl Entry {
             "e" => self.line(Stream::Error, text, true),
             "e+" => self.line(Stream::Error, text, false),
             "x" => {
-                // A shell's statuses fit.
+                // A shell's statuses fit into a byte.
                 self.output.status = text.parse().unwrap_or(u8::MAX);
                 self.ended = true;
                 None
@@ -391,12 +417,15 @@ impl Entry {
         } else {
             *truncated = true;
         }
+
         if !whole {
             return None;
         }
+
         let line = std::mem::take(line);
-        // What is kept is the beginning; all is shown.
+        // The beginning is kept, but every line is passed to the sink.
         *truncated |= stdout.len() + stderr.len() + line.len() >= MAX_OUTPUT;
+
         if !*truncated {
             let all = match stream {
                 Stream::Output => stdout,
@@ -405,6 +434,7 @@ impl Entry {
             all.push_str(&line);
             all.push('\n');
         }
+
         let sink = self.sink.clone()?;
         Some(Shown { sink, stream, line })
     }
@@ -412,7 +442,7 @@ impl Entry {
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// RFC 4648's base64, with padding, in one line.
+/// Encodes base64 (RFC 4648) with padding, in one line.
 fn base64(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for chunk in bytes.chunks(3) {
@@ -423,6 +453,7 @@ fn base64(bytes: &[u8]) -> String {
             text.push(if place <= chunk.len() { char::from(ALPHABET[digit as usize]) } else { '=' });
         }
     }
+
     text
 }
 
@@ -460,8 +491,10 @@ mod tests {
         let (agent, mut guest) = started();
         let job = agent.start(&"x".into()).unwrap();
         guest.write_all(b"1 o one\n1 e+ bad \n1 o two\n1 e thing\n1 x 3\n").unwrap();
+
         let output =
             Output { status: 3, stdout: "one\ntwo\n".into(), stderr: "bad thing\n".into(), truncated: false };
+
         assert_eq!(agent.wait(job, Instant::now() + LONG), Outcome::Done(output));
         assert_eq!(agent.notes(), ["something"]);
     }
@@ -471,9 +504,12 @@ mod tests {
         let (agent, mut guest) = started();
         let job = agent.start(&"x".into()).unwrap();
         guest.write_all(b"0 ready\n").unwrap();
+
         assert_eq!(agent.wait(job, Instant::now() + LONG), Outcome::Restarted);
+
         let job = agent.start(&"x".into()).unwrap();
         drop(guest);
+
         assert_eq!(agent.wait(job, Instant::now() + LONG), Outcome::Gone);
     }
 
@@ -483,9 +519,11 @@ mod tests {
         let job = agent.start(&"x".into()).unwrap();
         guest.write_all(&vec![b'a'; 100_000]).unwrap();
         guest.write_all(b"\n\n9 o nobody\n1\n1 q\n\xff\xfe\n1 x\n").unwrap();
+
         let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
             panic!("it has not ended")
         };
+
         assert_eq!(output, Output { status: 255, ..Output::default() });
     }
 
@@ -494,13 +532,16 @@ mod tests {
         let (agent, mut guest) = started();
         let job = agent.start(&"x".into()).unwrap();
         let line = format!("1 o {}\n", "y".repeat(4000));
+
         for _ in 0..5000 {
             guest.write_all(line.as_bytes()).unwrap();
         }
+
         guest.write_all(b"1 x 0\n").unwrap();
         let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
             panic!("it has not ended")
         };
+
         assert!(output.truncated && output.stdout.len() <= MAX_OUTPUT);
     }
 
@@ -512,18 +553,21 @@ mod tests {
         let released = Mutex::new(released);
         let sink: LineSink = Arc::new(move |_, _| {
             entered.send(()).unwrap();
-            // It goes on when the test has ended.
+            // The sink returns after the test has ended.
             let _ = released.lock().unwrap().recv();
         });
+
         let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
         guest.write_all(b"1 o one\n1 o two\n1 x 0\n").unwrap();
         has_entered.recv_timeout(LONG).unwrap();
+
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {
             tell.send(agent.wait(job, Instant::now())).unwrap();
             drop(agent);
             tell.send(Outcome::Gone).unwrap();
         });
+
         assert_eq!(told.recv_timeout(LONG), Ok(Outcome::Late));
         assert_eq!(told.recv_timeout(LONG), Ok(Outcome::Gone), "the end waits for the sink");
         drop(release);
@@ -536,14 +580,18 @@ mod tests {
         let sink: LineSink = Arc::new(move |_, line| tell.send(line.to_owned()).unwrap());
         let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
         let line = format!("1 o {}\n", "y".repeat(4000));
+
         for _ in 0..5000 {
             guest.write_all(line.as_bytes()).unwrap();
         }
+
         guest.write_all(b"1 o+ the la\n1 o st\n1 e words\n1 x 0\n").unwrap();
         let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
             panic!("it has not ended")
         };
+
         assert!(output.truncated && output.stderr.is_empty());
+
         let lines: Vec<String> = told.try_iter().collect();
         assert_eq!(lines.len(), 5002);
         assert_eq!(lines[5000..], ["the last", "words"]);
@@ -556,14 +604,18 @@ mod tests {
         let sink: LineSink = Arc::new(move |_, line| tell.send(line.to_owned()).unwrap());
         let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
         let part = format!("1 o+ {}\n", "y".repeat(4000));
+
         for _ in 0..5000 {
             guest.write_all(part.as_bytes()).unwrap();
         }
+
         guest.write_all(b"1 o \n1 o next\n1 x 0\n").unwrap();
         let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
             panic!("it has not ended")
         };
+
         assert!(output.truncated);
+
         let lines: Vec<String> = told.try_iter().collect();
         assert!(lines[0].len() <= MAX_OUTPUT);
         assert_eq!(lines[1..], ["next"]);
@@ -574,10 +626,13 @@ mod tests {
         let (agent, mut guest) = started();
         let ended = agent.start(&"x".into()).unwrap();
         guest.write_all(b"1 o one\n1 x 3\n1 o late\n").unwrap();
+
         let first = agent.wait(ended, Instant::now() + LONG);
         assert!(matches!(first, Outcome::Done(_)));
+
         let cut = agent.start(&"x".into()).unwrap();
         guest.write_all(b"0 ready\n").unwrap();
+
         assert_eq!(agent.wait(cut, Instant::now() + LONG), Outcome::Restarted);
         assert_eq!(agent.wait(cut, Instant::now()), Outcome::Restarted);
         assert_eq!(agent.wait(ended, Instant::now()), first);

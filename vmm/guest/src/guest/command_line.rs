@@ -7,7 +7,7 @@ use serde_json::json;
 use super::config::{GuestConfig, Placed};
 use crate::{accel::Accelerator, provision::Toolkit};
 
-/// Where a guest's sockets and files are.
+/// The paths of a guest's sockets and files.
 pub(crate) struct Files<'a> {
     pub(crate) initrd: &'a str,
     /// Where QEMU writes its trace, if anywhere.
@@ -16,28 +16,30 @@ pub(crate) struct Files<'a> {
     pub(crate) sockets: &'a Path,
 }
 
-/// The lines of every guest, in the order in which QEMU connects them: names of sockets.
+/// The sockets of every guest, in the order in which QEMU connects them.
 pub(crate) const LINES: [&str; 3] = ["console", "agent", "monitor"];
-/// The line for a shell.
+/// The socket of the optional terminal.
 pub(crate) const TERMINAL: &str = "terminal";
 
-/// A function as QEMU's `-device` and `device_add` have it.
+/// Returns a function's parameters for QEMU's `-device` and `device_add`.
 pub(crate) fn device(placed: &Placed) -> serde_json::Value {
     let mut device = json!({
         "driver": "vfio-user-pci",
         "id": placed.id(),
         "socket": { "type": "unix", "path": placed.function.socket },
     });
+
     if placed.function.hotplug {
         device["bus"] = json!(placed.port());
     } else {
         device["bus"] = json!("pcie.0");
         device["addr"] = json!(format!("{:x}", placed.slot));
     }
+
     device
 }
 
-/// The command that runs the guest.
+/// Returns the command that runs the guest.
 pub(crate) fn command(
     toolkit: &Toolkit,
     config: &GuestConfig,
@@ -46,62 +48,77 @@ pub(crate) fn command(
 ) -> Command {
     let mut command = toolkit.qemu.command();
     let kvm = config.accelerator == Accelerator::Kvm;
-    // Remapped interrupts and KVM's own interrupt controller exclude each other.
+
+    // Interrupt remapping and KVM's full in-kernel interrupt controller exclude each other.
     let split = if kvm && config.iommu { ",kernel-irqchip=split" } else { "" };
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none"])
         .args(["-machine", &format!("q35,memory-backend=memory{split}")])
         .args(["-accel", config.accelerator.name(), "-cpu", config.accelerator.processor()])
         .args(["-smp", &config.processors.to_string(), "-m", &config.memory_mib.to_string()])
-        // The functions' server maps the guest's memory.
+        // The functions' server maps the guest's memory, so it must be shared.
         .args(["-object", &format!("memory-backend-memfd,id=memory,size={}M,share=on", config.memory_mib)])
         .args(["-action", if config.reboots { "reboot=reset" } else { "reboot=shutdown" }])
         .args(["-name", &config.node]);
+
     let mut line = |id: &str| {
         let path = escaped(&files.sockets.join(id));
         command.args(["-chardev", &format!("socket,id={id},path={path}")]);
     };
+
     for id in LINES {
         line(id);
     }
+
     if config.terminal {
         line(TERMINAL);
     }
+
     command.args(["-serial", "chardev:console", "-serial", "chardev:agent"]);
     if config.terminal {
         command.args(["-serial", "chardev:terminal"]);
     }
+
     command.args(["-qmp", "chardev:monitor"]);
     if config.iommu {
-        // Before all devices that it is to confine.
+        // The IOMMU must precede all devices that it confines.
         command.args(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
     }
+
     for placed in functions {
         function(&mut command, placed);
     }
+
     if let Some(share) = &config.share {
         command
             .args(["-fsdev", &format!("local,id=share,path={},security_model=none", escaped(share))])
             .args(["-device", "virtio-9p-pci,fsdev=share,mount_tag=share,addr=2"]);
     }
+
     for network in &config.networks {
         command.args(["-netdev", network]);
     }
+
     for device in &config.devices {
         command.args(["-device", device]);
     }
+
     if let Some(trace) = files.trace {
         command.args(["-d", "guest_errors", "-D"]).arg(trace);
     }
+
     for events in &config.trace {
         command.args(["-trace", events]);
     }
+
     let iommu = if config.iommu { " intel_iommu=on" } else { "" };
-    // Without no_timer_check Linux panics when its timer does not tick in time, as happens on a host that has much else to do.
+    // Without no_timer_check, Linux panics when its timer does not tick in time, which happens on a
+    // loaded host.
     command.arg("-kernel").arg(&toolkit.kernel.image).arg("-initrd").arg(files.initrd).args([
         "-append",
         &format!("console=ttyS0 quiet panic=-1 no_timer_check rdinit=/nicforge/init{iommu}{}", config.append),
     ]);
+
     command
 }
 
@@ -113,10 +130,11 @@ fn function(command: &mut Command, placed: &Placed) {
             &format!("pcie-root-port,id={port},bus=pcie.0,addr={slot:x},chassis={slot},slot={slot}"),
         ]);
     }
+
     command.args(["-device", &device(placed).to_string()]);
 }
 
-/// A path in an option's value: a comma is written twice.
+/// Escapes a path for an option's value: a comma is doubled.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

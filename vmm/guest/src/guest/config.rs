@@ -1,21 +1,21 @@
-//! What a guest is to have and to be.
+//! Configuration of a guest.
 
 use std::{path::PathBuf, time::Duration};
 
 use crate::{accel::Accelerator, error::GuestError, initramfs::Extra};
 
-/// The first and the last slot of the guest's root bus that functions are plugged into.
+/// The first and the last slot of the guest's root bus for functions.
 const SLOTS: std::ops::RangeInclusive<u8> = 3..=0x1c;
 
-/// Who drives our functions inside the guest.
+/// The driver of nicforge's functions inside the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Driver {
-    /// Nobody; programs find PCI addresses.
+    /// No driver; programs get PCI addresses.
     #[default]
     None,
-    /// The kernel module `kmod-shim`: programs find `shim:/dev/nicforge0`.
+    /// The kernel module `kmod-shim`; programs get `shim:/dev/nicforge0`.
     Shim,
-    /// Linux's VFIO: programs find `vfio:0000:00:03.0`. Needs the virtual IOMMU.
+    /// Linux's VFIO; programs get `vfio:0000:00:03.0`. It needs the virtual IOMMU.
     Vfio,
 }
 
@@ -29,20 +29,21 @@ impl Driver {
     }
 }
 
-/// A served function to be plugged in.
+/// A served function to plug in.
 #[derive(Clone, Debug)]
 pub struct Function {
     /// Its name, as in `io0.core0`.
     pub name: String,
     /// Its socket.
     pub socket: PathBuf,
-    /// Whether it sits behind a port of its own, so that it can be unplugged.
+    /// Whether it is behind a PCI Express port of its own, so that it can be unplugged.
     pub hotplug: bool,
-    /// Whether it is in `NICFORGE_SOCKET`; those for the kernel's role are in `NICFORGE_DEVICES` alone.
+    /// Whether it is listed in `NICFORGE_SOCKET`. Functions for the kernel's role are in
+    /// `NICFORGE_DEVICES` alone.
     pub user: bool,
 }
 
-/// A function's place: a slot of the root bus, which for [`Function::hotplug`] is its port's.
+/// A function and its slot on the root bus; with [`Function::hotplug`] the slot is its port's.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     pub(crate) function: Function,
@@ -50,23 +51,23 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// As the agent reads it: `03.0`, or `03.0/` for what is behind that port.
+    /// Returns the slot as the agent reads it: `03.0`, or `03.0/` for a function behind that port.
     pub(crate) fn place(&self) -> String {
         format!("{:02x}.0{}", self.slot, if self.function.hotplug { "/" } else { "" })
     }
 
-    /// QEMU's name of its port, if it has one.
+    /// Returns QEMU's name of its port, if it has one.
     pub(crate) fn port(&self) -> String {
         format!("port{:02x}", self.slot)
     }
 
-    /// QEMU's name of it.
+    /// Returns QEMU's name of the function.
     pub(crate) fn id(&self) -> String {
         format!("function{:02x}", self.slot)
     }
 }
 
-/// A guest before it is booted.
+/// Configuration of a guest that is not booted yet.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
     pub(crate) node: String,
@@ -91,8 +92,8 @@ pub struct GuestConfig {
 }
 
 impl GuestConfig {
-    /// A guest without functions, with 512 MiB and one processor, emulated, that has five minutes to start (it takes some seconds on
-    /// a machine that has nothing else to do).
+    /// Returns an emulated guest without functions, with 512 MiB of memory and one processor. Its
+    /// boot deadline is five minutes; a boot takes some seconds on an idle machine.
     pub fn new(node: impl Into<String>) -> Self {
         Self {
             node: node.into(),
@@ -117,60 +118,62 @@ impl GuestConfig {
         }
     }
 
-    /// The guest's name.
+    /// Returns the guest's name.
     pub fn node(&self) -> &str {
         &self.node
     }
 
-    /// Plug in a served function. The first is at `0000:00:03.0`, the second at `0000:00:04.0`, and so on; one that can be
-    /// unplugged is behind a port at that place.
+    /// Adds a served function. The first gets `0000:00:03.0`, the second `0000:00:04.0`, and so on.
+    /// A function that can be unplugged is behind a port at that address.
     pub fn function(mut self, function: Function) -> Self {
         self.functions.push(function);
         self
     }
 
-    /// Plug in a user's function that stays.
+    /// Adds a function for user programs that can't be unplugged.
     pub fn user_function(self, name: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
         self.function(Function { name: name.into(), socket: socket.into(), hotplug: false, user: true })
     }
 
-    /// Another device of QEMU's, as the value of its `-device`, for example `edu`.
+    /// Adds another QEMU device, as the value of `-device`, for example `edu`.
     pub fn device(mut self, device: impl Into<String>) -> Self {
         self.devices.push(device.into());
         self
     }
 
-    /// A network for one of [`Self::device`], as the value of QEMU's `-netdev`, for example `dgram,id=n,...`.
+    /// Adds a network for a [`Self::device`], as the value of QEMU's `-netdev`, for example
+    /// `dgram,id=n,...`.
     pub fn network(mut self, backend: impl Into<String>) -> Self {
         self.networks.push(backend.into());
         self
     }
 
-    /// Memory in MiB.
+    /// Sets the memory, in MiB.
     pub fn memory(mut self, mib: u32) -> Self {
         self.memory_mib = mib;
         self
     }
 
-    /// Processors.
+    /// Sets the number of processors.
     pub fn processors(mut self, number: u32) -> Self {
         self.processors = number;
         self
     }
 
-    /// A virtual IOMMU with interrupt remapping, switched on.
+    /// Sets whether there is a virtual IOMMU with interrupt remapping.
     pub fn iommu(mut self, on: bool) -> Self {
         self.iommu = on;
         self
     }
 
-    /// Who drives the functions.
+    /// Sets the driver of the functions.
     pub fn driver(mut self, driver: Driver) -> Self {
         self.driver = driver;
         self
     }
 
-    /// A program of the host with its libraries, as `/root/NAME`, which commands find by its name.
+    /// Copies a program of the host with its libraries to `/root/NAME`. Commands find it by its
+    /// name.
     pub fn program(mut self, source: impl Into<PathBuf>) -> Self {
         let source = source.into();
         let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -178,81 +181,83 @@ impl GuestConfig {
         self
     }
 
-    /// A program of the host with its libraries, under another name in `/root`.
+    /// Copies a program of the host with its libraries to `/root` under another name.
     pub fn program_as(mut self, source: impl Into<PathBuf>, name: &str) -> Self {
         self.extras.push(Extra { source: source.into(), place: format!("/root/{name}"), program: true });
         self
     }
 
-    /// A file or directory of the host at a place in the guest, an absolute path.
+    /// Copies a file or directory of the host to an absolute path in the guest.
     pub fn file(mut self, source: impl Into<PathBuf>, place: impl Into<String>) -> Self {
         self.extras.push(Extra { source: source.into(), place: place.into(), program: false });
         self
     }
 
-    /// A module of the kernel to be loaded at the start, with those it needs.
+    /// Loads a kernel module and its dependencies at the start.
     pub fn module(mut self, name: impl Into<String>) -> Self {
         self.modules.push(name.into());
         self
     }
 
-    /// A directory of the host at `/share`.
+    /// Mounts a directory of the host at `/share`.
     pub fn share(mut self, folder: impl Into<PathBuf>) -> Self {
         self.share = Some(folder.into());
         self
     }
 
-    /// A variable in the environment of all commands.
+    /// Adds a variable to the environment of all commands.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    /// More for the kernel's command line.
+    /// Appends to the kernel's command line.
     pub fn append(mut self, text: &str) -> Self {
         self.append.push(' ');
         self.append.push_str(text);
         self
     }
 
-    /// How the guest's processors run.
+    /// Sets how the guest's processors are executed.
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
         self.accelerator = accelerator;
         self
     }
 
-    /// How long it may take to start.
+    /// Sets the time limit of the boot.
     pub fn boot_deadline(mut self, limit: Duration) -> Self {
         self.boot_deadline = limit;
         self
     }
 
-    /// Whether a guest that reboots (or panics, which reboots it) or is reset starts anew; by default it ends.
+    /// Sets whether the guest boots again after a reboot, a panic (which reboots) or a reset. By
+    /// default it ends.
     pub fn reboots(mut self, again: bool) -> Self {
         self.reboots = again;
         self
     }
 
-    /// Whether it has a line for [`Guest::terminal`](crate::Guest::terminal).
+    /// Sets whether it has a serial line for [`Guest::terminal`](crate::Guest::terminal).
     pub fn terminal(mut self, wanted: bool) -> Self {
         self.terminal = wanted;
         self
     }
 
-    /// Events of QEMU to be traced into the folder of logs, as in `vfio_user_*`. Its file then grows without a limit.
+    /// Traces events of QEMU into the folder of logs, as in `vfio_user_*`. The file then grows
+    /// without a limit.
     pub fn trace(mut self, events: &str) -> Self {
         self.trace.push(events.to_owned());
         self
     }
 
-    /// Where console, QEMU's messages and its trace go, as `NODE.console.log`, `NODE.qemu.log`, `NODE.trace.log`; without it
-    /// they end with the guest. Console and trace begin anew when they have 4 MiB.
+    /// Sets the folder of the logs `NODE.console.log`, `NODE.qemu.log` and `NODE.trace.log`.
+    /// Without it they are deleted with the guest. Console and trace begin anew at 4 MiB.
     pub fn logs(mut self, folder: impl Into<PathBuf>) -> Self {
         self.logs = Some(folder.into());
         self
     }
 
-    /// The functions with their slots, if there is room for all.
+    /// Returns the functions with their slots, or an error when there are too few slots.
     pub(crate) fn placed(&self) -> Result<Vec<Placed>, GuestError> {
         if self.functions.len() > SLOTS.count() {
             return Err(GuestError::Request(format!(
@@ -262,14 +267,17 @@ impl GuestConfig {
                 SLOTS.count()
             )));
         }
+
         if self.driver == Driver::Vfio && !self.iommu {
             let text = "VFIO in the guest needs the virtual IOMMU (iommu, --iommu): its kernel has no other way to confine DMA";
             return Err(GuestError::Request(format!("{}: {text}", self.node)));
         }
+
         let good = |name: &str| {
             !name.is_empty()
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
+
         for name in std::iter::once(&self.node).chain(self.functions.iter().map(|function| &function.name)) {
             if !good(name) {
                 return Err(GuestError::Request(format!(
@@ -277,6 +285,7 @@ impl GuestConfig {
                 )));
             }
         }
+
         Ok(self
             .functions
             .iter()
@@ -286,13 +295,13 @@ impl GuestConfig {
             .collect())
     }
 
-    /// How many functions a guest can have.
+    /// Returns the maximum number of functions of a guest.
     pub fn max_functions() -> usize {
         SLOTS.count()
     }
 }
 
-/// A word for the shell, whatever is in it.
+/// Quotes any text as one word for the shell.
 pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
 }
@@ -309,6 +318,7 @@ mod tests {
             hotplug: true,
             user: false,
         });
+
         let places: Vec<_> = config.placed().unwrap().iter().map(Placed::place).collect();
         assert_eq!(places, ["03.0", "04.0/"]);
     }

@@ -1,4 +1,4 @@
-//! What a guest can write as much of as it likes, its console and QEMU's trace, in a file that can't grow beyond a limit.
+//! Logs of unlimited guest output (its console and QEMU's trace) in files of limited size.
 
 use std::{
     fs::File,
@@ -6,14 +6,15 @@ use std::{
     thread::JoinHandle,
 };
 
-/// When the file has so many bytes, it begins anew: what a guest said last is what matters.
+/// Size in bytes at which the file begins anew; the latest output is the useful one.
 const LIMIT: usize = 4 << 20;
 
-/// Writes what comes to the file until the guest is gone.
+/// Writes the output to the file until the guest is gone.
 pub(crate) fn keep(mut line: impl Read + Send + 'static, mut file: File) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("guest-log".into()).spawn(move || {
         let mut buffer = vec![0; 16 << 10];
         let mut written = 0;
+
         loop {
             match line.read(&mut buffer) {
                 Ok(0) => return,
@@ -22,7 +23,7 @@ pub(crate) fn keep(mut line: impl Read + Send + 'static, mut file: File) -> io::
                         written = 0;
                     }
                     written += length;
-                    // The guest goes on whether there is room for its words or not.
+                    // A full disk must not stop the guest.
                     let _ = file.write_all(&buffer[..length]);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -43,12 +44,15 @@ mod tests {
         let (mut guest, host) = UnixStream::pair().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         let keeper = keep(host, file.reopen().unwrap()).unwrap();
+
         for _ in 0..LIMIT / 4096 * 2 + 7 {
             guest.write_all(&[b'x'; 4096]).unwrap();
         }
+
         guest.write_all(b"the last words").unwrap();
         drop(guest);
         keeper.join().unwrap();
+
         let bytes = std::fs::read(file.path()).unwrap();
         assert!(bytes.len() <= LIMIT);
         assert!(bytes.ends_with(b"xxthe last words"));

@@ -1,4 +1,4 @@
-//! A guest's logs, and what is shown of them when something went wrong.
+//! A guest's logs, and the excerpts that errors show.
 
 use std::{
     fs::File,
@@ -8,14 +8,14 @@ use std::{
 
 use crate::error::LogEnds;
 
-/// How much of a log's end is shown, in bytes and in lines.
+/// The part of a log's end that is shown, in bytes and in lines.
 const END: u64 = 4096;
 const LINES: usize = 40;
 
 /// The logs of one guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Logs {
-    /// What the kernel and our init print.
+    /// The output of the kernel and of init.
     pub(crate) console: PathBuf,
     /// QEMU's command line and messages.
     pub(crate) qemu: PathBuf,
@@ -24,13 +24,13 @@ pub(crate) struct Logs {
 }
 
 impl Logs {
-    /// In a folder, named after the guest.
+    /// Returns the paths in a folder, named after the guest.
     pub(crate) fn in_folder(folder: &Path, node: &str) -> Self {
         let file = |what: &str| folder.join(format!("{node}.{what}.log"));
         Self { console: file("console"), qemu: file("qemu"), trace: file("trace") }
     }
 
-    /// Their ends.
+    /// Returns the ends of the logs.
     pub(crate) fn ends(&self) -> LogEnds {
         let logs = [&self.console, &self.qemu, &self.trace]
             .into_iter()
@@ -40,31 +40,36 @@ impl Logs {
     }
 }
 
-/// The last lines of a file without what a terminal would act upon, or `None` when there is nothing.
+/// Returns the last lines of a file without terminal control sequences, or `None` when there are
+/// none.
 pub(crate) fn end(path: &Path) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(END))).ok()?;
+
     let mut bytes = Vec::new();
     file.take(END).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<String> = text.lines().map(printable).filter(|line| !line.is_empty()).collect();
     let start = lines.len().saturating_sub(LINES);
+
     (!lines.is_empty()).then(|| lines[start..].join("\n"))
 }
 
-/// A line without control characters and escape sequences.
+/// Removes control characters and escape sequences from a line.
 fn printable(line: &str) -> String {
     let mut text = String::new();
     let mut characters = line.chars();
+
     while let Some(character) = characters.next() {
         if character == '\u{1b}' {
-            // A sequence ends with its first letter.
+            // An escape sequence ends with its first letter.
             let _ = characters.by_ref().find(char::is_ascii_alphabetic);
         } else if !character.is_control() || character == '\t' {
             text.push(character);
         }
     }
+
     text.trim_end().to_owned()
 }
 
@@ -77,8 +82,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let text: String = (0..10_000).map(|line| format!("\u{1b}[2Jline {line}\r\n")).collect();
+
         std::fs::write(&path, text).unwrap();
         let end = end(&path).unwrap();
+
         assert_eq!(end.lines().count(), LINES);
         assert!(end.ends_with("line 9999"), "{end}");
         assert!(!end.contains('\u{1b}'));

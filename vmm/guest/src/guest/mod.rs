@@ -45,21 +45,21 @@ use crate::{
     watch::Watch,
 };
 
-/// How often a wait looks whether it is to end.
+/// Interval at which a wait checks whether it is to end.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long QEMU may take to answer its monitor.
+/// Time limit for an answer of QEMU's monitor.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Names of QEMU's for files that have none.
+/// Paths by which QEMU opens files that have no name.
 const STANDARD_INPUT: &str = "/proc/self/fd/0";
 const STANDARD_OUTPUT: &str = "/proc/self/fd/1";
 
-/// A guest that has started. It is killed when this is dropped.
+/// A booted guest. It is killed on drop.
 pub struct Guest {
     node: String,
     functions: Vec<Placed>,
     boot_deadline: Duration,
-    // The order of the fields is that of the end: QEMU first, then who listens to it, then the files.
+    // Fields drop in this order: QEMU first, then its peers, then the files.
     process: Arc<Process>,
     monitor: Mutex<Monitor>,
     agent: Arc<Agent>,
@@ -80,11 +80,13 @@ pub struct Running {
 }
 
 impl Guest {
-    /// Boots a guest and waits until it takes jobs.
+    /// Boots a guest and waits until it accepts jobs.
     ///
     /// # Errors
-    /// [`GuestError::Request`] for what can't be; [`GuestError::Timeout`] and [`GuestError::Ended`], with the ends of the logs,
-    /// for a guest that does not come that far; [`GuestError::Cancelled`].
+    /// - [`GuestError::Request`]: the configuration is impossible.
+    /// - [`GuestError::Timeout`] and [`GuestError::Ended`], with the ends of the logs: the boot
+    ///   failed.
+    /// - [`GuestError::Cancelled`].
     pub fn boot(toolkit: &Toolkit, config: &GuestConfig, watch: &Watch) -> Result<Self, GuestError> {
         let functions = config.placed()?;
         let shim = match config.driver {
@@ -96,10 +98,12 @@ impl Guest {
             .tempdir()
             .doing(|| "a directory for a guest's sockets".into())?;
         let logs_folder = config.logs.as_deref().unwrap_or(folder.path());
+
         std::fs::create_dir_all(logs_folder).doing(|| logs_folder.display().to_string())?;
         let logs = Logs::in_folder(logs_folder, &config.node);
         let in_folder = |name: &str| folder.path().join(name);
-        // A file without a name: it is gone with QEMU, however this process ends.
+
+        // A file without a name disappears with QEMU, however this process ends.
         let initrd = tempfile::tempfile_in(folder.path()).doing(|| "a guest's initramfs".into())?;
         let contents = Contents {
             extras: &config.extras,
@@ -108,6 +112,7 @@ impl Guest {
             environment: environment(config),
             shim: shim.as_deref(),
         };
+
         initramfs::write(toolkit, &contents, &initrd, watch)?;
         let listen = |name: &str| {
             let path = in_folder(name);
@@ -115,7 +120,9 @@ impl Guest {
         };
         let [console, agent, monitor] = command_line::LINES.map(listen);
         let terminal = config.terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
-        // What a guest does wrong it can do for ever; events that were asked for are wanted as they happen, and all of them.
+
+        // A misbehaving guest can fill a trace without end, so the default trace is limited.
+        // Requested events are written completely and at once.
         let limited = config.logs.is_some() && config.trace.is_empty();
         let trace = if limited { Path::new(STANDARD_OUTPUT) } else { &logs.trace };
         let files = command_line::Files {
@@ -123,17 +130,20 @@ impl Guest {
             trace: config.logs.as_ref().map(|_| trace),
             sockets: folder.path(),
         };
+
         let mut command = command_line::command(toolkit, config, &functions, &files);
         let mut log = File::create(&logs.qemu).doing(|| logs.qemu.display().to_string())?;
         writeln!(log, "{command:?}").doing(|| logs.qemu.display().to_string())?;
         command.stdin(initrd).stdout(Stdio::null()).stderr(log);
+
         if limited {
             let (line, trace) = std::io::pipe().doing(|| "a pipe for QEMU's trace".into())?;
             command.stdout(trace);
             let file = File::create(&logs.trace).doing(|| logs.trace.display().to_string())?;
-            // It ends with QEMU.
+            // The thread ends with QEMU.
             console::keep(line, file).doing(|| format!("{}: QEMU's trace", config.node))?;
         }
+
         let process = Process::start(command, || ()).doing(|| format!("{}: start QEMU", config.node))?;
         let starting = Starting {
             config,
@@ -142,16 +152,21 @@ impl Guest {
             until: Instant::now() + config.boot_deadline,
             watch,
         };
+
         let file = File::create(&logs.console).doing(|| logs.console.display().to_string())?;
-        // It ends with QEMU.
+        // The thread ends with QEMU.
         console::keep(starting.accept(&console?)?, file).doing(|| format!("{}: its console", config.node))?;
+
         let agent = Agent::new(starting.accept(&agent?)?).doing(|| format!("{}: its agent", config.node))?;
         let monitor = starting.accept(&monitor?)?;
         let terminal = terminal.map(|listener| starting.accept(&listener)).transpose()?;
+
         for name in command_line::LINES.into_iter().chain([command_line::TERMINAL]) {
-            // They are connected. What can't be removed now goes with the folder.
+            // The sockets are connected. A name that can't be removed now is removed with the
+            // folder.
             let _ = std::fs::remove_file(in_folder(name));
         }
+
         let monitor = Monitor::new(monitor, starting.until).map_err(|trouble| starting.monitor(trouble))?;
         starting.wait(&agent)?;
         let guest = Self {
@@ -166,28 +181,31 @@ impl Guest {
             logs,
             _folder: folder,
         };
+
         for note in guest.agent.notes() {
             tracing::warn!(node = guest.node, "{note}");
         }
+
         Ok(guest)
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn node(&self) -> &str {
         &self.node
     }
 
-    /// What went wrong while it started, as a module that did not load.
+    /// Returns the problems of its start, such as a module that did not load.
     pub fn problems(&self) -> Vec<String> {
         self.agent.notes()
     }
 
-    /// QEMU's process.
+    /// Returns the process id of QEMU.
     pub fn pid(&self) -> u32 {
         self.process.pid().as_raw() as u32
     }
 
-    /// The line that a program in the guest has as `/dev/ttyS2`, if [`GuestConfig::terminal`] wanted one.
+    /// Returns the host's end of the guest's `/dev/ttyS2`, if [`GuestConfig::terminal`] asked for
+    /// one.
     pub fn terminal(&self) -> Option<&UnixStream> {
         self.terminal.as_ref()
     }
@@ -195,15 +213,16 @@ impl Guest {
     /// Runs a job to its end.
     ///
     /// # Errors
-    /// [`GuestError::Timeout`] (the job is killed then), [`GuestError::Ended`], [`GuestError::Restarted`].
+    /// [`GuestError::Timeout`] (the job is killed then), [`GuestError::Ended`],
+    /// [`GuestError::Restarted`].
     pub fn run(&self, job: impl Into<Job>, limit: Duration) -> Result<Output, GuestError> {
         self.start(job)?.wait(limit)
     }
 
-    /// Starts a job. Any number can run at the same time.
+    /// Starts a job. Jobs can run concurrently.
     ///
     /// # Errors
-    /// [`GuestError::Ended`], or [`GuestError::Io`] when the guest takes no jobs.
+    /// [`GuestError::Ended`], or [`GuestError::Io`] when the guest accepts no jobs.
     pub fn start(&self, job: impl Into<Job>) -> Result<Running, GuestError> {
         let job = job.into();
         let what = format!("{job:?}");
@@ -214,6 +233,7 @@ impl Guest {
             }
             Err(error) => return Err(error).doing(|| format!("{}: start {what}", self.node)),
         };
+
         Ok(Running {
             node: self.node.clone(),
             agent: self.agent.clone(),
@@ -224,8 +244,8 @@ impl Guest {
         })
     }
 
-    /// Resets the guest as its reset button would, and waits until it takes jobs again. It must have been configured with
-    /// [`GuestConfig::reboots`].
+    /// Resets the guest as its reset button would, and waits until it accepts jobs again. It must
+    /// have been configured with [`GuestConfig::reboots`].
     ///
     /// # Errors
     /// As [`Self::boot`].
@@ -235,15 +255,16 @@ impl Guest {
         self.wait_started(starts + 1)
     }
 
-    /// How often it has started: 1, and one more for each reboot and reset since.
+    /// Returns the number of starts: 1, plus one for each reboot and reset.
     pub fn starts(&self) -> u64 {
         self.agent.starts()
     }
 
-    /// Waits until it has started so often in all, as after a reboot that a job asked for.
+    /// Waits until the guest has started `starts` times in all, for example after a reboot by a
+    /// job.
     ///
     /// # Errors
-    /// [`GuestError::Timeout`] after the time it had to boot, [`GuestError::Ended`].
+    /// [`GuestError::Timeout`] after the boot deadline, [`GuestError::Ended`].
     pub fn wait_started(&self, starts: u64) -> Result<(), GuestError> {
         match self.agent.wait_started(starts, Instant::now() + self.boot_deadline) {
             Ok(true) => Ok(()),
@@ -257,24 +278,29 @@ impl Guest {
         }
     }
 
-    /// Asks the guest to give a function up and unplugs it. The function must be one with [`Function::hotplug`].
+    /// Asks the guest to release a function and unplugs it. The function needs
+    /// [`Function::hotplug`].
     ///
-    /// QEMU up to 11.1 aborts when the function has MSI-X: its `vfio-user-pci` then takes the region of the pending bits away a
-    /// second time (`vfio_user_msix_teardown`). That is [`GuestError::Ended`] here, and the server sees its client go.
+    /// QEMU up to 11.1 aborts when the function has MSI-X: its `vfio-user-pci` then removes the
+    /// region of the pending bits twice (`vfio_user_msix_teardown`). This call then returns
+    /// [`GuestError::Ended`], and the server's client disconnects.
     ///
     /// # Errors
-    /// [`GuestError::Request`], [`GuestError::Monitor`], [`GuestError::Timeout`] when the guest does not let it go.
+    /// [`GuestError::Request`], [`GuestError::Monitor`], or [`GuestError::Timeout`] when the guest
+    /// does not release it.
     pub fn unplug(&self, name: &str, limit: Duration) -> Result<(), GuestError> {
         let id = self.hotplug(name)?.id();
         self.monitor().forget_events();
         self.execute("device_del", json!({ "id": id }))?;
+
         let deleted =
             |event: &str, data: &serde_json::Value| event == "DEVICE_DELETED" && data["device"] == id;
         let told = self.monitor().event(deleted, Instant::now() + limit);
+
         told.map_err(|trouble| self.trouble(&format!("unplugging {name}"), limit, trouble))
     }
 
-    /// Plugs a function in again that was unplugged.
+    /// Plugs an unplugged function in again.
     ///
     /// # Errors
     /// [`GuestError::Request`], [`GuestError::Monitor`] when QEMU can't reach its socket.
@@ -283,7 +309,7 @@ impl Guest {
         self.execute("device_add", command_line::device(placed)).map(drop)
     }
 
-    /// A function that can be unplugged.
+    /// Returns the function of this name if it can be unplugged.
     fn hotplug(&self, name: &str) -> Result<&Placed, GuestError> {
         match self.functions.iter().find(|placed| placed.function.name == name) {
             Some(placed) if placed.function.hotplug => Ok(placed),
@@ -295,10 +321,10 @@ impl Guest {
         }
     }
 
-    /// A command for QEMU's monitor.
+    /// Runs a command of QEMU's monitor.
     ///
     /// # Errors
-    /// [`GuestError::Monitor`] with what QEMU says against it; [`GuestError::Timeout`]; [`GuestError::Ended`].
+    /// [`GuestError::Monitor`] with QEMU's refusal; [`GuestError::Timeout`]; [`GuestError::Ended`].
     pub fn execute(
         &self,
         command: &str,
@@ -313,7 +339,7 @@ impl Guest {
     /// # Errors
     /// [`GuestError::Timeout`]; the guest is killed then.
     pub fn power_off(self, limit: Duration) -> Result<(), GuestError> {
-        // A guest that is gone needs no asking.
+        // A guest that has ended can't take the request.
         let _ = self.agent.quit();
         self.wait_end(limit)
     }
@@ -334,12 +360,12 @@ impl Guest {
         }
     }
 
-    /// Kills QEMU: the machine of the guest loses its power, whatever it was doing.
+    /// Kills QEMU. For the guest this is a loss of power at any point.
     pub fn kill(&self) {
         self.process.signal(Signal::SIGKILL);
     }
 
-    /// The ends of its logs.
+    /// Returns the ends of its logs.
     pub fn log_ends(&self) -> LogEnds {
         self.logs.ends()
     }
@@ -375,7 +401,8 @@ impl Running {
     /// Waits for the job's end.
     ///
     /// # Errors
-    /// [`GuestError::Timeout`] (the job is killed then), [`GuestError::Ended`], [`GuestError::Restarted`].
+    /// [`GuestError::Timeout`] (the job is killed then), [`GuestError::Ended`],
+    /// [`GuestError::Restarted`].
     pub fn wait(&self, limit: Duration) -> Result<Output, GuestError> {
         match self.wait_for(limit)? {
             Some(output) => Ok(output),
@@ -387,7 +414,7 @@ impl Running {
         }
     }
 
-    /// Waits some time for the job's end; `None` when it still runs.
+    /// Waits at most `limit` for the job's end. Returns `None` when it still runs.
     ///
     /// # Errors
     /// [`GuestError::Ended`], [`GuestError::Restarted`].
@@ -402,16 +429,16 @@ impl Running {
         }
     }
 
-    /// Kills the processes of the job's process group, which are all but those that made one of their own; it ends with 137 soon
-    /// after.
+    /// Kills the job's process group. Processes that made a group of their own survive. The job
+    /// ends with status 137 soon after.
     ///
     /// # Errors
-    /// [`GuestError::Io`] when the guest takes no requests.
+    /// [`GuestError::Io`] when the guest accepts no requests.
     pub fn kill(&self) -> Result<(), GuestError> {
         self.agent.kill(self.number).doing(|| format!("{}: kill {}", self.node, self.what))
     }
 
-    /// What it has said so far.
+    /// Returns the job's output so far.
     pub fn said(&self) -> Output {
         self.agent.said(self.number)
     }
@@ -424,13 +451,13 @@ impl Drop for Running {
 }
 
 fn ended(node: &str, what: &str, process: &Process, logs: &Logs) -> GuestError {
-    // The channel may have ended a moment before the process.
+    // The channel may have ended shortly before the process.
     let status = process.wait(Duration::from_secs(5));
     let status = status.map_or_else(|| "QEMU still runs".to_owned(), |status| format!("QEMU: {status}"));
     GuestError::Ended { node: node.to_owned(), what: what.to_owned(), status, end: logs.ends() }
 }
 
-/// A guest between the start of QEMU and the agent's first word.
+/// A guest between the start of QEMU and the agent's first message.
 struct Starting<'a> {
     config: &'a GuestConfig,
     logs: &'a Logs,
@@ -440,7 +467,7 @@ struct Starting<'a> {
 }
 
 impl Starting<'_> {
-    /// Takes QEMU's connection.
+    /// Accepts QEMU's connection.
     fn accept(&self, listener: &UnixListener) -> Result<UnixStream, GuestError> {
         loop {
             let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
@@ -490,7 +517,7 @@ impl Starting<'_> {
     }
 }
 
-/// What init and agent read: assignments for the shell.
+/// Returns the shell assignments that init and agent read.
 fn settings(config: &GuestConfig, functions: &[Placed]) -> String {
     let pairs: Vec<_> =
         functions.iter().map(|placed| format!("{}={}", placed.function.name, placed.place())).collect();
@@ -501,6 +528,7 @@ fn settings(config: &GuestConfig, functions: &[Placed]) -> String {
     if config.share.is_some() {
         modules.extend(["virtio_pci", "9pnet_virtio", "9p"]);
     }
+
     format!(
         "NF_DRIVER={}\nNF_FUNCTIONS={}\nNF_USERS={}\nNF_MODULES={}\nNF_SHARE={share}\n",
         config.driver.name(),

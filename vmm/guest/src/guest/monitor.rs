@@ -1,4 +1,4 @@
-//! QEMU's monitor (QMP: one JSON object a line; QEMU, docs/interop/qmp-spec).
+//! QEMU's monitor (QMP: one JSON object for each line; QEMU, docs/interop/qmp-spec).
 
 use std::{
     io::{self, Read, Write},
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 /// The longest line that is read, in bytes.
 const MAX_LINE: usize = 1 << 20;
-/// How many events are kept for who may wait for them.
+/// Number of events that are kept for later waits.
 const MAX_EVENTS: usize = 256;
 
 /// A connection to the monitor.
@@ -18,16 +18,16 @@ pub(crate) struct Monitor {
     stream: UnixStream,
     buffer: Vec<u8>,
     events: Vec<Value>,
-    /// Of the last command. An answer that came too late must not be taken for the next command's.
+    /// Number of the last command. A late answer must not be taken for the next command's.
     id: u64,
 }
 
 /// Why a command of the monitor has no result.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// QEMU says no.
+    /// QEMU refused it, with this reason.
     Refused(String),
-    /// No answer in time.
+    /// No answer came in time.
     Late,
     /// The connection is gone.
     Gone(io::Error),
@@ -43,7 +43,7 @@ impl From<io::Error> for Trouble {
 }
 
 impl Monitor {
-    /// Greets.
+    /// Creates the monitor and negotiates capabilities.
     pub(crate) fn new(stream: UnixStream, until: Instant) -> Result<Self, Trouble> {
         let mut monitor = Self { stream, buffer: Vec::new(), events: Vec::new(), id: 0 };
         monitor.message(until)?;
@@ -51,7 +51,7 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Runs a command and gives its result.
+    /// Runs a command and returns its result.
     pub(crate) fn execute(
         &mut self,
         command: &str,
@@ -62,16 +62,19 @@ impl Monitor {
         let request = json!({ "execute": command, "arguments": arguments, "id": self.id });
         self.stream.set_write_timeout(Some(left(until)?))?;
         self.stream.write_all(format!("{request}\n").as_bytes())?;
+
         loop {
             let mut message = self.message(until)?;
-            // What QEMU can't make out it refuses without one.
+            // QEMU answers a command that it can't parse with an error without a number.
             if message.get("id").map_or(message.get("error").is_none(), |id| *id != self.id) {
                 self.keep(message);
                 continue;
             }
+
             if let Some(result) = message.get_mut("return") {
                 return Ok(result.take());
             }
+
             if let Some(error) = message.get("error") {
                 let text = error["desc"].as_str().map_or_else(|| error.to_string(), str::to_owned);
                 return Err(Trouble::Refused(text));
@@ -79,7 +82,7 @@ impl Monitor {
         }
     }
 
-    /// Waits for an event, which may have come already, that `wanted` takes.
+    /// Waits for an event that `wanted` accepts. It may have arrived already.
     pub(crate) fn event(
         &mut self,
         wanted: impl Fn(&str, &Value) -> bool,
@@ -96,7 +99,7 @@ impl Monitor {
         }
     }
 
-    /// Forget what happened so far.
+    /// Discards the events received so far.
     pub(crate) fn forget_events(&mut self) {
         self.events.clear();
     }
@@ -116,9 +119,11 @@ impl Monitor {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
                 return serde_json::from_slice(&line).map_err(|error| Trouble::Gone(error.into()));
             }
+
             if self.buffer.len() > MAX_LINE {
                 return Err(Trouble::Gone(io::Error::other("the monitor's line has no end")));
             }
+
             self.stream.set_read_timeout(Some(left(until)?))?;
             let mut piece = [0; 4096];
             match self.stream.read(&mut piece) {

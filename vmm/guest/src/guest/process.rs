@@ -1,5 +1,5 @@
-//! QEMU's process: started and waited for by a thread of its own, because a child that is to end with its parent ends with the
-//! *thread* that started it.
+//! QEMU's process, which a thread of its own starts and waits for. The reason: a child that ends
+//! with its parent ends with the *thread* that started it.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use nix::{
 
 use crate::tool;
 
-/// A running QEMU. It is killed when this is dropped.
+/// A running QEMU. It is killed on drop.
 pub(crate) struct Process {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
@@ -29,7 +29,7 @@ pub(crate) struct Process {
 
 #[derive(Default)]
 struct Shared {
-    /// `Some` once it has ended and its number may be somebody else's.
+    /// `Some` once it has ended. Its process id may then be reused.
     status: Mutex<Option<ExitStatus>>,
     ended: Condvar,
 }
@@ -41,7 +41,7 @@ impl Shared {
 }
 
 impl Process {
-    /// Starts the command; `ended` runs once when it has ended.
+    /// Starts the command; `ended` runs once after its end.
     pub(crate) fn start(mut command: Command, ended: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (tell, told) = mpsc::channel();
@@ -49,7 +49,7 @@ impl Process {
             let shared = shared.clone();
             move || match tool::end_with_us(&mut command).spawn() {
                 Ok(child) => {
-                    // The other end waits for it.
+                    // The caller waits for this message, so it can't fail.
                     let _ = tell.send(Ok(child.id()));
                     keep(child, &shared);
                     ended();
@@ -59,24 +59,26 @@ impl Process {
                 }
             }
         })?;
+
         let pid = told.recv().map_err(io::Error::other)??;
         Ok(Self { shared, keeper: Some(keeper), pid: Pid::from_raw(pid as i32) })
     }
 
-    /// Its process number.
+    /// Returns its process id.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     pub(crate) fn status(&self) -> Option<ExitStatus> {
         *self.shared.status()
     }
 
-    /// Waits for its end.
+    /// Waits at most `limit` for its end.
     pub(crate) fn wait(&self, limit: Duration) -> Option<ExitStatus> {
         let until = Instant::now() + limit;
         let mut status = self.shared.status();
+
         while status.is_none() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -84,13 +86,14 @@ impl Process {
             }
             status = self.shared.ended.wait_timeout(status, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+
         *status
     }
 
-    /// Sends it a signal, if it is still there.
+    /// Sends it a signal, if it still runs.
     pub(crate) fn signal(&self, signal: Signal) {
         let status = self.shared.status();
-        // Under the lock it is not reaped, so the number is its own.
+        // While the lock is held the process is not reaped, so its id is not reused.
         if status.is_none() {
             let _ = kill(self.pid, signal);
         }
@@ -106,7 +109,7 @@ impl Drop for Process {
     }
 }
 
-/// Waits for the child without taking its number away, then takes it under the lock.
+/// Waits for the child without reaping it, then reaps it under the lock.
 fn keep(mut child: Child, shared: &Shared) {
     let pid = Pid::from_raw(child.id() as i32);
     while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
@@ -128,12 +131,15 @@ mod tests {
         let said = Arc::new(AtomicBool::new(false));
         let mut command = Command::new("sh");
         command.args(["-c", "exit 7"]);
+
         let process = Process::start(command, {
             let said = said.clone();
             move || said.store(true, Ordering::SeqCst)
         })
         .unwrap();
+
         assert_eq!(process.wait(LONG).unwrap().code(), Some(7));
+
         drop(process);
         assert!(said.load(Ordering::SeqCst));
     }

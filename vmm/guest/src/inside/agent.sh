@@ -1,21 +1,23 @@
 # Runs the host's commands. The channel is a serial line in raw mode.
 #
-# Host to guest, a line each:
+# Host to guest, one line for each request:
 #   ID run SCRIPT   SCRIPT is base64; it runs in a session and a process group of its own
 #   ID kill         ends all processes of that group
 #   ID quit         powers off
-# Guest to host, a line each:
-#   0 n TEXT        a problem while starting
-#   0 ready         everything is there
-#   ID o TEXT       a line of standard output (e: of standard error); o+ and e+: a part, more of the line follows
-#   ID x STATUS     it has ended
+# Guest to host, one line for each message:
+#   0 n TEXT        a problem during the start
+#   0 ready         the agent accepts jobs
+#   ID o TEXT       a line of standard output (e: of standard error); o+ and e+: a part of a
+#                   line, of which more follows
+#   ID x STATUS     the job has ended
 run=/nicforge/run
 line=/dev/ttyS1
 stty -F $line 115200 raw -echo -hupcl
 exec 3<>$line
 . /nicforge/config
 
-# Functions are named with their place: SLOT.FUNCTION on the root bus, or PORT/ for what is behind a root port.
+# Functions come with their place: SLOT.FUNCTION on the root bus, or PORT/ for the function behind
+# a root port.
 place() {
 	case $1 in
 	*/)
@@ -28,7 +30,7 @@ place() {
 	esac
 }
 
-bind() { # ADDRESS: prints how a program opens it
+bind() { # ADDRESS: prints how a program opens the function
 	case $NF_DRIVER in
 	vfio)
 		echo vfio-pci >"/sys/bus/pci/devices/$1/driver_override"
@@ -75,7 +77,7 @@ if [ -s $run/problems ]; then
 	while read -r text; do problem "$text"; done <$run/problems
 fi
 
-end() { # ID: a job that is just starting gets the time for that
+end() { # ID: kills the job; waits for one that is just starting
 	while [ -e $run/$1.job ]; do
 		if [ -e $run/$1.pid ] && kill -KILL -"$(cat $run/$1.pid)" 2>/dev/null; then
 			return
@@ -87,8 +89,8 @@ end() { # ID: a job that is just starting gets the time for that
 echo "0 ready" >&3
 while read -r id verb rest <&3; do
 	case $verb in
-	# The shell that reads has no children: its `read` would lose the beginning of a line when one ended. And what a shell starts
-	# with `&` ignores Ctrl-C for ever, with all that it starts.
+	# The reading shell has no children: its `read` would lose the beginning of a line when a child
+	# ended. A process that a shell starts with `&` also ignores Ctrl-C, and so do its children.
 	run)
 		echo "$rest" >$run/$id.job
 		start-stop-daemon -S -b -p $run/none -a /nicforge/busybox -- sh /nicforge/job "$id"

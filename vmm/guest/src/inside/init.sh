@@ -1,6 +1,6 @@
 #!/nicforge/busybox sh
-# The first process of a guest: mounts what every Linux has, loads modules, starts the agent. Everything of ours is in /nicforge,
-# so that it can be added to an initramfs of somebody else's.
+# The first process of a guest: mounts the usual file systems, loads modules, starts the agent. All
+# files of nicforge are in /nicforge, so that they can be added to another initramfs.
 B=/nicforge/busybox
 $B mkdir -p /proc /sys /dev /tmp /run /root /bin /sbin /usr/bin /usr/sbin /nicforge/bin /nicforge/run
 $B mount -t proc proc /proc
