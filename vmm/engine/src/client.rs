@@ -42,8 +42,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Watches the second socket once both sides have agreed on one, for the events wanted now. A socket that has
-    /// ended is not watched.
+    /// Watches the second socket once both sides have agreed on one, for the events wanted now. A
+    /// socket that has ended is not watched.
     pub(crate) fn watch_twin(&mut self, events: &mut dyn EventLoop, token: u64) -> io::Result<()> {
         let Some(fd) = self.connection.twin() else { return Ok(()) };
         if self.connection.twin_has_ended() {
@@ -141,8 +141,8 @@ impl Closing {
         closers.queue(&self.clients)
     }
 
-    /// Answers a connection's first message with an error and closes it. When many are being answered it is closed
-    /// without an answer.
+    /// Answers a connection's first message with an error and closes it. When many are being
+    /// answered it is closed without an answer.
     pub(crate) fn refuse(&self, closers: &Closers, fd: OwnedFd, errno: Errno) {
         if self.refused.len() < Self::MOST_ANSWERED {
             closers.queue(&self.refused).refuse(Refusal::new(fd, errno));

@@ -1,13 +1,15 @@
 //! Closing what clients passed, on threads that may block.
 //!
-//! The last close of a descriptor, a socket or a mapping can take as long as a client likes. A FUSE file waits for its
-//! daemon, a TCP socket with `SO_LINGER` for its peer, and a memory file for the kernel to free gibibytes of pages.
-//! Closing a client's socket also closes the descriptors that wait in it unread. So the engine's thread closes nothing
-//! of a client: it puts it into the client's [`CloseQueue`], and a thread of the pool works the queue off in order.
+//! The last close of a descriptor, a socket or a mapping can take as long as a client likes. A FUSE
+//! file waits for its daemon, a TCP socket with `SO_LINGER` for its peer, and a memory file for the
+//! kernel to free gibibytes of pages. Closing a client's socket also closes the descriptors that
+//! wait in it unread. So the engine's thread closes nothing of a client: it puts it into the
+//! client's [`CloseQueue`], and a thread of the pool works the queue off in order.
 //!
-//! A queue that blocks holds one thread and no other queue. The pool starts a thread whenever a queue waits for one,
-//! so the threads are bounded by what the attachments may have in their queues: see [`Backlog`]. The threads are
-//! never joined, because a thread that blocks in the kernel may never come back.
+//! A queue that blocks holds one thread and no other queue. The pool starts a thread whenever a
+//! queue waits for one, so the threads are bounded by what the attachments may have in their
+//! queues: see [`Backlog`]. The threads are never joined, because a thread that blocks in the
+//! kernel may never come back.
 
 use std::{
     collections::VecDeque,
@@ -57,8 +59,8 @@ impl Job {
 
 /// Counts what the queues of one attachment hold, over all its clients.
 ///
-/// The engine serves and accepts nothing for an attachment whose backlog is too long, so that a client whose closes
-/// block takes a bounded number of descriptors and threads.
+/// The engine serves and accepts nothing for an attachment whose backlog is too long, so that a
+/// client whose closes block takes a bounded number of descriptors and threads.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     items: AtomicUsize,
@@ -72,7 +74,8 @@ impl Backlog {
         Arc::new(Self { items: AtomicUsize::new(0), is_awaited: AtomicBool::new(false), waker })
     }
 
-    /// Returns whether fewer than `limit` items wait. When not, the engine is woken as soon as it is so.
+    /// Returns whether fewer than `limit` items wait. When not, the engine is woken as soon as it
+    /// is so.
     pub(crate) fn admits(&self, limit: usize) -> bool {
         if self.items.load(Ordering::Acquire) < limit {
             return true;
@@ -219,7 +222,8 @@ impl Pool {
     fn schedule(self: &Arc<Self>, queue: Arc<CloseQueue>) {
         let mut state = self.lock();
         state.waiting.push_back(queue);
-        // A thread that was notified counts as idle until it runs, and so does the queue that it will take.
+        // A thread that was notified counts as idle until it runs, and so does the queue that it
+        // will take.
         let is_thread_missing = state.waiting.len() > state.idle;
         drop(state);
 
@@ -275,7 +279,8 @@ mod tests {
         Backlog::new(Waker::new().unwrap())
     }
 
-    /// A connection that is refused and says nothing: it holds its thread for as long as a refusal takes.
+    /// A connection that is refused and says nothing: it holds its thread for as long as a refusal
+    /// takes.
     fn silent() -> (Refusal, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         (Refusal::new(near.into(), nicforge_vfio_user::Errno::EBUSY), far)

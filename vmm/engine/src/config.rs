@@ -7,7 +7,8 @@ use nicforge_vfio_user::ServerConfig;
 /// How the engine learns that a socket is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventLoopKind {
-    /// io_uring where the kernel and the container allow it, else epoll. Which one it became is said when the engine is made.
+    /// io_uring where the kernel and the container allow it, else epoll. Which one it became is
+    /// said when the engine is made.
     #[default]
     Auto,
     /// io_uring, or an error.
@@ -19,8 +20,8 @@ pub enum EventLoopKind {
 /// What one client may take of the server. No client gets more, whatever it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Bytes of client files mapped at a time. Pages of a client's file that the server touches first are charged to
-    /// the server's memory cgroup.
+    /// Bytes of client files mapped at a time. Pages of a client's file that the server touches
+    /// first are charged to the server's memory cgroup.
     pub mapped_bytes: u64,
     /// Client files (and parts of files) mapped at a time.
     pub files: usize,
@@ -34,19 +35,22 @@ impl Default for Quotas {
     }
 }
 
-/// See the fields; [`EngineConfig::default`] is right for a machine that shares its processors with the applications.
+/// See the fields; [`EngineConfig::default`] is right for a machine that shares its processors with
+/// the applications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Which event loop.
     pub event_loop: EventLoopKind,
-    /// Steps in a row that find nothing before the engine gives its processor to others between two steps.
+    /// Steps in a row that find nothing before the engine gives its processor to others between two
+    /// steps.
     pub spin: u32,
-    /// How long the mapped memory of a function is looked at every turn after the last work that was found there.
+    /// How long the mapped memory of a function is looked at every turn after the last work that
+    /// was found there.
     pub cool_after: Duration,
     /// Packets or descriptors that a function may handle in one step.
     pub budget: u32,
-    /// Messages of one client handled in a row. 64 writes of a `REGION_WRITE_MULTI` count as one. A read of more than
-    /// 4 KiB is carried out in as many turns as it has pages.
+    /// Messages of one client handled in a row. 64 writes of a `REGION_WRITE_MULTI` count as one. A
+    /// read of more than 4 KiB is carried out in as many turns as it has pages.
     pub messages: u32,
     /// Time after which no further message of one client is handled in a row.
     pub client_turn: Duration,
@@ -58,18 +62,22 @@ pub struct EngineConfig {
     pub max_queued: usize,
     /// What each client may take.
     pub quotas: Quotas,
-    /// How long a client may take to say its version before it loses the attachment, which others may be waiting for.
+    /// How long a client may take to say its version before it loses the attachment, which others
+    /// may be waiting for.
     pub version_limit: Duration,
-    /// How long a register access may wait for the device before it is answered with `EAGAIN`. QEMU gives up after 5 s.
+    /// How long a register access may wait for the device before it is answered with `EAGAIN`. QEMU
+    /// gives up after 5 s.
     pub stall_limit: Duration,
-    /// How long a client may take to answer a DMA message before the device gets an error, from when the device asked for it: a client
-    /// that does not read its socket has no more time.
+    /// How long a client may take to answer a DMA message before the device gets an error, from
+    /// when the device asked for it: a client that does not read its socket has no more time.
     pub dma_limit: Duration,
-    /// How long the engine sleeps at most while clients are there: covers a store that no wake-up followed.
+    /// How long the engine sleeps at most while clients are there: covers a store that no wake-up
+    /// followed.
     pub safety_timeout: Duration,
 }
 
-/// Processors from which on an engine that spins is in nobody's way: one for it, two applications, and one for the rest.
+/// Processors from which on an engine that spins is in nobody's way: one for it, two applications,
+/// and one for the rest.
 const PLENTY: usize = 4;
 
 impl Default for EngineConfig {

@@ -36,8 +36,8 @@ use crate::{
 
 /// Turns with work between two looks at the sockets, where a look is a system call.
 const BUSY_TURNS: u32 = 16;
-/// Turns without work between two such looks. A system call each would make the engine spin many times longer before it gives
-/// its processor to the application that it waits for.
+/// Turns without work between two such looks. A system call each would make the engine spin many
+/// times longer before it gives its processor to the application that it waits for.
 const IDLE_TURNS: u32 = 8;
 
 /// Steps a machine and serves its attachments. See the crate.
@@ -86,11 +86,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine that serves nothing yet. It says by `tracing` which event loop it uses. The process gets a handler for SIGURG that
-    /// does nothing: with that signal a write to a client's eventfd is ended that would keep the engine waiting.
+    /// An engine that serves nothing yet. It says by `tracing` which event loop it uses. The
+    /// process gets a handler for SIGURG that does nothing: with that signal a write to a client's
+    /// eventfd is ended that would keep the engine waiting.
     ///
     /// # Errors
-    /// [`EngineError`] when the event loop asked for, the helper thread or a descriptor can't be had.
+    /// [`EngineError`] when the event loop asked for, the helper thread or a descriptor can't be
+    /// had.
     pub fn new(mut machine: Machine, config: EngineConfig) -> Result<Self, EngineError> {
         let events = wait::choose(config.event_loop)?;
         tracing::info!(event_loop = events.name(), "the engine's event loop");
@@ -153,12 +155,12 @@ impl Engine {
         EngineHandle::new(self.sender.clone(), self.waker.clone())
     }
 
-    /// Serve an attachment at a socket of mode 0600. Its file is there when this returns; clients are answered once the engine
-    /// runs. A socket that a server left behind is replaced.
+    /// Serve an attachment at a socket of mode 0600. Its file is there when this returns; clients
+    /// are answered once the engine runs. A socket that a server left behind is replaced.
     ///
     /// # Errors
-    /// [`EngineError::NoSuchAttachment`], [`EngineError::AlreadyServed`], [`EngineError::TooMany`], [`EngineError::SocketInUse`],
-    /// [`EngineError::NotASocket`], or what the system says.
+    /// [`EngineError::NoSuchAttachment`], [`EngineError::AlreadyServed`], [`EngineError::TooMany`],
+    /// [`EngineError::SocketInUse`], [`EngineError::NotASocket`], or what the system says.
     pub fn listen(
         &mut self,
         function: FunctionId,
@@ -214,9 +216,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Step the machine and serve clients until `stop` says so. Clients that are still there lose their attachments then; the
-    /// sockets are removed when the engine is dropped. The thread must not block SIGBUS, by which truncated files are noticed; SIGURG it
-    /// unblocks itself.
+    /// Step the machine and serve clients until `stop` says so. Clients that are still there lose
+    /// their attachments then; the sockets are removed when the engine is dropped. The thread must
+    /// not block SIGBUS, by which truncated files are noticed; SIGURG it unblocks itself.
     ///
     /// # Errors
     /// [`EngineError::Wait`] when the event loop fails.
@@ -300,8 +302,9 @@ impl Engine {
         Ok(())
     }
 
-    /// One step of the machine. Every now and then everything is looked at, whatever it promised: a client's wake-up can get
-    /// lost. When the whole machine was asleep, what has nothing to do goes back to sleep at once.
+    /// One step of the machine. Every now and then everything is looked at, whatever it promised: a
+    /// client's wake-up can get lost. When the whole machine was asleep, what has nothing to do
+    /// goes back to sleep at once.
     fn step(&mut self, now: Duration, asleep: bool) -> Next {
         let time = Nanos(nanoseconds(now));
         let has_clients = self.clients > 0 || !self.orphans.is_empty();
@@ -333,8 +336,9 @@ impl Engine {
         empty.saturating_add(1)
     }
 
-    /// How long to sleep: until the machine has something to do or something is due; with clients no longer than the safety
-    /// time-out. `None`: until something happens. Only the machine's own time is worth waiting for awake.
+    /// How long to sleep: until the machine has something to do or something is due; with clients
+    /// no longer than the safety time-out. `None`: until something happens. Only the machine's own
+    /// time is worth waiting for awake.
     fn sleep_time(&self, machine: Nanos, now: Instant) -> Option<Duration> {
         let since_start = now.saturating_duration_since(self.start);
         let safety = (self.clients > 0 || !self.orphans.is_empty())

@@ -1,4 +1,5 @@
-//! What can go wrong with an engine itself. What goes wrong with a client ends that client and is counted.
+//! What can go wrong with an engine itself. What goes wrong with a client ends that client and is
+//! counted.
 
 use std::{io, path::PathBuf};
 
@@ -96,10 +97,12 @@ pub enum HandleError {
         /// Commands that can wait.
         limit: usize,
     },
-    /// The engine is no more: it was dropped. One that is there and does not run, not yet or not any more, keeps commands until it runs.
+    /// The engine is no more: it was dropped. One that is there and does not run, not yet or not
+    /// any more, keeps commands until it runs.
     #[error("the engine has ended")]
     Ended,
-    /// No answer within the time given: the engine is busy, or does not run. The command may still be carried out.
+    /// No answer within the time given: the engine is busy, or does not run. The command may still
+    /// be carried out.
     #[error("the engine did not answer within {milliseconds} ms")]
     Timeout {
         /// The time given.

@@ -86,7 +86,8 @@ impl Glue<'_> {
         }
     }
 
-    /// Whether the function may start DMA: not after a reset by way of configuration space, for one.
+    /// Whether the function may start DMA: not after a reset by way of configuration space, for
+    /// one.
     fn is_bus_master(&mut self) -> bool {
         let mut command = [0; 2];
         let read = self.machine.read(
@@ -111,8 +112,8 @@ impl Glue<'_> {
             .map_err(|error| errno::of_machine(&error))
     }
 
-    /// Counts a client whose memory cannot be mapped, and says so for the first, second, fourth and so on of this
-    /// attachment: a client that comes again and again does not fill the log.
+    /// Counts a client whose memory cannot be mapped, and says so for the first, second, fourth and
+    /// so on of this attachment: a client that comes again and again does not fill the log.
     fn report_unmappable(&mut self) {
         self.counters.unmappable += 1;
         if !self.counters.unmappable.is_power_of_two() {
@@ -266,7 +267,8 @@ impl Handler for Glue<'_> {
             (IrqAction::Mask, IrqData::Bool(each)) => interrupts.mask(index, start, each.as_slice()),
             (IrqAction::Unmask, IrqData::None) => interrupts.unmask(index, start, count),
             (IrqAction::Unmask, IrqData::Bool(each)) => interrupts.unmask(index, start, each.as_slice()),
-            // Nobody is told by an eventfd that an interrupt was masked: VFIO's own drivers offer that neither.
+            // Nobody is told by an eventfd that an interrupt was masked: VFIO's own drivers offer
+            // that neither.
             (_, IrqData::EventFd(_)) => return Err(Errno::ENOTSUP),
         }
         .map_err(|_| Errno::EINVAL)

@@ -1,7 +1,7 @@
 //! The thread that maps client memory, so that the engine need not wait for the kernel to do it.
 //!
-//! It closes nothing of a client: the descriptor of a mapping goes to the client's [`crate::closer::CloseQueue`], and
-//! so does a mapping that is not needed any more.
+//! It closes nothing of a client: the descriptor of a mapping goes to the client's
+//! [`crate::closer::CloseQueue`], and so does a mapping that is not needed any more.
 
 use std::{os::fd::AsFd, sync::mpsc, thread::JoinHandle};
 
@@ -10,8 +10,8 @@ use nicforge_vfio_user::PeerFd;
 
 use crate::{error::EngineError, stop::Waker};
 
-/// A part of a client's file that is to be mapped. A client has one mapping under way at a time, so that the queue is
-/// bounded by the number of clients.
+/// A part of a client's file that is to be mapped. A client has one mapping under way at a time, so
+/// that the queue is bounded by the number of clients.
 pub(crate) struct MapRequest {
     pub(crate) port: usize,
     pub(crate) generation: u32,
@@ -46,8 +46,8 @@ impl Helper {
         Ok(Self { requests: Some(requests), done, thread: Some(thread) })
     }
 
-    /// Maps a part of a client's file, guarded against truncation; [`Helper::take_done`] brings the result. Returns
-    /// false when the thread has gone.
+    /// Maps a part of a client's file, guarded against truncation; [`Helper::take_done`] brings the
+    /// result. Returns false when the thread has gone.
     pub(crate) fn map(&self, request: MapRequest) -> bool {
         self.requests.as_ref().is_some_and(|requests| requests.send(request).is_ok())
     }

@@ -1,10 +1,11 @@
-//! Ending a system call of another thread, by a signal whose handler does nothing: what the thread waits in ends with `EINTR`.
+//! Ending a system call of another thread, by a signal whose handler does nothing: what the thread
+//! waits in ends with `EINTR`.
 //!
-//! The signal is SIGURG, which does nothing either where it is not handled, and which nobody here gets otherwise: it is about
-//! urgent data of TCP.
+//! The signal is SIGURG, which does nothing either where it is not handled, and which nobody here
+//! gets otherwise: it is about urgent data of TCP.
 //!
-//! UNSAFETY: setting a handler is, because it may run between any two instructions; this one is empty. A thread is named by its
-//! number, so that one that has ended can be asked for.
+//! UNSAFETY: setting a handler is, because it may run between any two instructions; this one is
+//! empty. A thread is named by its number, so that one that has ended can be asked for.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;

@@ -1,11 +1,13 @@
 //! The memory that one client has mapped for DMA.
 //!
-//! Several ranges may come from one file; it is mapped once, as a whole where the quota allows, and unmapped with the
-//! last range. If a device holds on to it then, it is unmapped when that lets go of it, and counts until then.
+//! Several ranges may come from one file; it is mapped once, as a whole where the quota allows, and
+//! unmapped with the last range. If a device holds on to it then, it is unmapped when that lets go
+//! of it, and counts until then.
 //!
-//! What the client says of its file is checked here, by calls that no file can hold up: seals are asked for first, and
-//! only files of tmpfs and hugetlbfs have any. Any other file could stop the engine in a page fault, for instance one of
-//! FUSE, and so could a file of huge pages of 1 GiB. They are never mapped, and their ranges are reached by messages.
+//! What the client says of its file is checked here, by calls that no file can hold up: seals are
+//! asked for first, and only files of tmpfs and hugetlbfs have any. Any other file could stop the
+//! engine in a page fault, for instance one of FUSE, and so could a file of huge pages of 1 GiB.
+//! They are never mapped, and their ranges are reached by messages.
 
 use std::{collections::BTreeMap, os::fd::AsFd};
 
@@ -19,8 +21,8 @@ use nix::{
 
 use crate::config::Quotas;
 
-/// The largest pages of a file that is mapped, in bytes. A page of 2 MiB is cleared in a tenth of a millisecond, one of
-/// 1 GiB in a tenth of a second.
+/// The largest pages of a file that is mapped, in bytes. A page of 2 MiB is cleared in a tenth of a
+/// millisecond, one of 1 GiB in a tenth of a second.
 const MAX_PAGE: i64 = 2 << 20;
 
 /// Which file: device and inode.
@@ -72,7 +74,8 @@ impl Wanted {
 pub(crate) enum Backing {
     /// Nothing: it is reached by messages.
     Remote,
-    /// Nothing: its file is on neither tmpfs nor hugetlbfs, or has pages of 1 GiB, so it is reached by messages.
+    /// Nothing: its file is on neither tmpfs nor hugetlbfs, or has pages of 1 GiB, so it is reached
+    /// by messages.
     Unmappable {
         /// It is the first such range of this client.
         first: bool,
@@ -195,7 +198,8 @@ impl ClientMemory {
         self.ranges.insert(map.address, Range { length: map.size, file });
     }
 
-    /// Ranges are not in use any more: those that lie wholly in what is unmapped. [`ClientMemory::sweep`] follows.
+    /// Ranges are not in use any more: those that lie wholly in what is unmapped.
+    /// [`ClientMemory::sweep`] follows.
     pub(crate) fn remove(&mut self, unmap: &DmaUnmap) {
         match *unmap {
             DmaUnmap::All => {
@@ -216,8 +220,9 @@ impl ClientMemory {
         }
     }
 
-    /// The mappings that nobody uses any more. Those that a device holds on to without a range (a lease that is over, as of memory that is still
-    /// registered) take room of the quotas as before: a later call finds them.
+    /// The mappings that nobody uses any more. Those that a device holds on to without a range (a
+    /// lease that is over, as of memory that is still registered) take room of the quotas as
+    /// before: a later call finds them.
     pub(crate) fn sweep(&mut self) -> Vec<SharedMemory> {
         let unused = self
             .files
@@ -362,7 +367,8 @@ mod tests {
     fn a_file_of_pages_that_take_long_to_clear_is_reached_by_messages() {
         use nix::sys::memfd::{MFdFlags, memfd_create};
         let mut memory = ClientMemory::new(Quotas::default());
-        // No page is ever touched, so that none need be there. Processors without such pages refuse the file.
+        // No page is ever touched, so that none need be there. Processors without such pages refuse
+        // the file.
         let Ok(fd) = memfd_create(c"huge", MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_1GB) else { return };
         nix::unistd::ftruncate(&fd, 1 << 30).unwrap();
 

@@ -1,10 +1,11 @@
 //! How long the engine takes for a client, and what follows from it.
 //!
-//! A client can make a system call of the engine slow, for example by hanging thousands of watches on its end of a
-//! socket or on an eventfd, which each write walks. The wall clock alone does not prove it: the engine's thread may
-//! have lost its processor meanwhile. So a client with a slow call is *slow* for a while. Its turns come one at a time
-//! between those of all other clients, and they are measured by the processor time of the thread and by the waits in
-//! the kernel. A call that took long by this measure too is the client's doing.
+//! A client can make a system call of the engine slow, for example by hanging thousands of watches
+//! on its end of a socket or on an eventfd, which each write walks. The wall clock alone does not
+//! prove it: the engine's thread may have lost its processor meanwhile. So a client with a slow
+//! call is *slow* for a while. Its turns come one at a time between those of all other clients, and
+//! they are measured by the processor time of the thread and by the waits in the kernel. A call
+//! that took long by this measure too is the client's doing.
 
 use std::time::{Duration, Instant};
 
@@ -38,8 +39,8 @@ impl ThreadTime {
         Some(Self { processor, waits: usage.voluntary_context_switches() })
     }
 
-    /// Returns whether at least `limit` has gone by since `self` through the fault of what was called: the thread was
-    /// running that long, or waited in the kernel.
+    /// Returns whether at least `limit` has gone by since `self` through the fault of what was
+    /// called: the thread was running that long, or waited in the kernel.
     pub(crate) fn proves(self, limit: Duration) -> bool {
         Self::now().is_some_and(|now| {
             now.processor.saturating_sub(self.processor) >= limit || now.waits > self.waits
@@ -86,7 +87,8 @@ impl Pace {
         TurnStart { at: now, account }
     }
 
-    /// Ends a turn in which the slowest system call took `longest_call`. Returns its length and what follows.
+    /// Ends a turn in which the slowest system call took `longest_call`. Returns its length and
+    /// what follows.
     pub(crate) fn finish(&mut self, start: TurnStart, longest_call: Duration) -> (Duration, Verdict) {
         let now = Instant::now();
         let length = now.saturating_duration_since(start.at);

@@ -70,8 +70,9 @@ impl Engine {
         self.accept_soon = true;
     }
 
-    /// Returns whether a connection may be taken from the kernel's queue now. When not, something will try again: the
-    /// end of the client that has gone, or the wake-up when what is left of others is closed.
+    /// Returns whether a connection may be taken from the kernel's queue now. When not, something
+    /// will try again: the end of the client that has gone, or the wake-up when what is left of
+    /// others is closed.
     fn may_accept(&mut self, index: usize, now: Instant) -> bool {
         let port = &mut self.ports[index];
         if let Some(client) = &mut port.client {
@@ -95,8 +96,8 @@ impl Engine {
         admitted
     }
 
-    /// No descriptor is left. The reserve lets one client in, to be closed at once, so that it need not wait for
-    /// nothing.
+    /// No descriptor is left. The reserve lets one client in, to be closed at once, so that it need
+    /// not wait for nothing.
     fn turn_away(&mut self, index: usize, errno: SystemErrno, now: Instant) {
         tracing::warn!(%errno, "no descriptor is left for a client");
         self.reserve = None;
@@ -208,7 +209,8 @@ impl Engine {
         }
     }
 
-    /// Serves each queued client for a turn, as far as the round's time goes. Of the slow ones one is served a round.
+    /// Serves each queued client for a turn, as far as the round's time goes. Of the slow ones one
+    /// is served a round.
     pub(crate) fn serve_queued(&mut self) {
         let until = Instant::now() + self.config.clients_turn;
         for served in 0..self.ready.len() {
@@ -235,7 +237,8 @@ impl Engine {
         }
     }
 
-    /// The client asks by its eventfd that INTx be unmasked. It is not read: each write to it is reported by itself.
+    /// The client asks by its eventfd that INTx be unmasked. It is not read: each write to it is
+    /// reported by itself.
     pub(crate) fn on_unmask(&mut self, index: usize, generation: u32) {
         let Some(port) = self.ports.get(index).filter(|port| port.generation == generation) else { return };
         if port.client.as_ref().is_some_and(|client| client.unmask.is_some())
@@ -425,8 +428,8 @@ impl Engine {
         }
     }
 
-    /// Does what is due by the clock. Clients without a version end, and so do DMA messages without an answer; sockets
-    /// that were left alone for a while are accepted at again.
+    /// Does what is due by the clock. Clients without a version end, and so do DMA messages without
+    /// an answer; sockets that were left alone for a while are accepted at again.
     pub(crate) fn on_deadline(&mut self, now: Instant) {
         self.deadline = None;
         for index in 0..self.ports.len() {
@@ -579,8 +582,8 @@ impl Engine {
         }
         let Client { connection, mut session, closing, .. } = client;
         closing.close_socket(connection.into_socket());
-        // Memory that a device holds on to stays until the device lets go of it, so that the engine's thread is never
-        // the one that unmaps it.
+        // Memory that a device holds on to stays until the device lets go of it, so that the
+        // engine's thread is never the one that unmaps it.
         let (held, free): (Vec<_>, Vec<_>) =
             session.memory.take().into_iter().partition(|memory| memory.has_other_handles());
         closing.drop_memory(free);

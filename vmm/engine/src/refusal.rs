@@ -34,8 +34,8 @@ impl Refusal {
         Self { fd, errno }
     }
 
-    /// Waits for the first header, for a bounded time. A `VERSION` is answered with the error; anything else is not
-    /// answered. Then the connection is closed.
+    /// Waits for the first header, for a bounded time. A `VERSION` is answered with the error;
+    /// anything else is not answered. Then the connection is closed.
     pub(crate) fn answer(self) {
         let Some(header) = self.first_header() else { return };
         if header.command != Command::Version {

@@ -21,11 +21,12 @@ use crate::{
     stats::ServerCounters,
 };
 
-/// The most DMA messages that wait to be sent. A machine has at most half of it under way, unless it was reset.
+/// The most DMA messages that wait to be sent. A machine has at most half of it under way, unless
+/// it was reset.
 const MAX_UNSENT: usize = 4 * MAX_REMOTE;
 
-/// The most that is read of a region in one piece. Registers are read in accesses of 8 bytes, and a client may ask for a mebibyte: others
-/// have their turns in between.
+/// The most that is read of a region in one piece. Registers are read in accesses of 8 bytes, and a
+/// client may ask for a mebibyte: others have their turns in between.
 pub(crate) const READ_PIECE: usize = 4096;
 
 /// An access that the device could not take yet, or a read that is carried out in pieces.
@@ -111,7 +112,8 @@ impl Session {
         self.next_token
     }
 
-    /// Offer the access that waits to the device again. True when the connection has something to do now.
+    /// Offer the access that waits to the device again. True when the connection has something to
+    /// do now.
     pub(crate) fn retry(
         &mut self,
         machine: &mut Machine,
@@ -164,8 +166,8 @@ impl Session {
         true
     }
 
-    /// Take a DMA message for the client, to be sent by [`Session::send`]. The client's time starts now: how long the message
-    /// waits for the socket is up to the client as well.
+    /// Take a DMA message for the client, to be sent by [`Session::send`]. The client's time starts
+    /// now: how long the message waits for the socket is up to the client as well.
     pub(crate) fn queue(&mut self, machine: &mut Machine, message: Outgoing, now: Instant) {
         if self.unsent.len() < MAX_UNSENT {
             self.unsent.push_back(Unsent { message, until: now + self.dma_limit });
@@ -205,7 +207,8 @@ impl Session {
         self.due()
     }
 
-    /// When the first DMA message is due. They are sent in the order in which they came, so those that were sent come first.
+    /// When the first DMA message is due. They are sent in the order in which they came, so those
+    /// that were sent come first.
     fn due(&self) -> Option<Instant> {
         let sent = self.outstanding.front().map(|first| first.until);
         sent.or_else(|| self.unsent.front().map(|first| first.until))
@@ -247,8 +250,9 @@ impl Session {
         }
     }
 
-    /// Give up on the DMA messages that were not sent and touch memory which the client has unmapped. Those that were sent are the
-    /// client's to answer: they are in front of the answer to its unmap.
+    /// Give up on the DMA messages that were not sent and touch memory which the client has
+    /// unmapped. Those that were sent are the client's to answer: they are in front of the answer
+    /// to its unmap.
     pub(crate) fn withdraw(&mut self, machine: &mut Machine, unmap: &DmaUnmap) {
         self.collect(machine);
         for Unsent { message, until } in std::mem::take(&mut self.unsent) {
@@ -265,8 +269,8 @@ impl Session {
         }
     }
 
-    /// Give up on all DMA messages: the attachment was reset, or may not start DMA any more. What the machine does not wait
-    /// for any more it passes over.
+    /// Give up on all DMA messages: the attachment was reset, or may not start DMA any more. What
+    /// the machine does not wait for any more it passes over.
     pub(crate) fn cancel_dma(&mut self, machine: &mut Machine) {
         self.collect(machine);
         while let Some(Outstanding { id, write, .. }) = self.outstanding.pop_front() {

@@ -1,11 +1,12 @@
 //! Eventfds that clients bind to interrupts.
 //!
-//! A write to a client's eventfd must not hold the engine. The eventfd is made non-blocking, but the client has the
-//! same open file: it can undo that and fill the counter, and then the write blocks. It can also hang thousands of
-//! watches on the eventfd, which each write walks. So the engine's writes are watched by the
-//! [watchdog](crate::watchdog), which ends one that blocks by a signal to the engine's thread, and each write is timed.
-//! A client whose write had to be ended, or was slow again and again, is *given up*: nothing is written to any of its
-//! eventfds any more and none is bound, whatever it has sent, until the engine takes the attachment from it.
+//! A write to a client's eventfd must not hold the engine. The eventfd is made non-blocking, but
+//! the client has the same open file: it can undo that and fill the counter, and then the write
+//! blocks. It can also hang thousands of watches on the eventfd, which each write walks. So the
+//! engine's writes are watched by the [watchdog](crate::watchdog), which ends one that blocks by a
+//! signal to the engine's thread, and each write is timed. A client whose write had to be ended, or
+//! was slow again and again, is *given up*: nothing is written to any of its eventfds any more and
+//! none is bound, whatever it has sent, until the engine takes the attachment from it.
 
 use std::{
     collections::HashMap,
@@ -39,7 +40,8 @@ const EVENTFD: &str = "anon_inode:[eventfd]";
 pub(crate) struct Owner {
     /// There will be no write to any of its eventfds any more.
     given_up: AtomicBool,
-    /// A write to one of its eventfds took long by the clock; the next ones are measured by the thread's account.
+    /// A write to one of its eventfds took long by the clock; the next ones are measured by the
+    /// thread's account.
     suspected: AtomicBool,
 }
 
@@ -170,8 +172,8 @@ impl EventFdSink {
     /// Takes an eventfd for the interrupts of a client.
     ///
     /// # Errors
-    /// `EINVAL` for any other kind of file, since a write to one may take as long as its owner likes. `EPERM` for a
-    /// client that was given up.
+    /// `EINVAL` for any other kind of file, since a write to one may take as long as its owner
+    /// likes. `EPERM` for a client that was given up.
     pub(crate) fn bind(fd: PeerFd, owner: &Arc<Owner>, signals: &Arc<Signals>) -> Result<Arc<Self>, Errno> {
         if owner.is_given_up() {
             return Err(Errno::EPERM);

@@ -113,8 +113,8 @@ impl Listener {
         &self.path
     }
 
-    /// Names the place where the socket is closed. Connections that were never accepted are closed with it, and so are
-    /// the descriptors that wait in them.
+    /// Names the place where the socket is closed. Connections that were never accepted are closed
+    /// with it, and so are the descriptors that wait in them.
     pub(crate) fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.fd.set_closer(closer);
     }
@@ -223,7 +223,8 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
     match connect(probe.as_raw_fd(), address) {
         Err(SystemErrno::ECONNREFUSED) => {}
         Err(SystemErrno::ENOENT) => return Ok(()),
-        // The kernel may hold on to the socket of a killed server for a moment, while it takes its io_uring apart.
+        // The kernel may hold on to the socket of a killed server for a moment, while it takes its
+        // io_uring apart.
         Ok(()) if listener_is_dead(&probe) => {}
         // It answers, or would if it were not so busy.
         Ok(()) | Err(SystemErrno::EAGAIN | SystemErrno::EPROTOTYPE) => {

@@ -81,8 +81,8 @@ pub struct FunctionSnapshot {
     pub attachments: Vec<AttachmentSnapshot>,
 }
 
-/// The longest time that the engine was busy with one client, or with a step of the machine, by the wall clock: time
-/// in which the engine's thread had no processor counts too.
+/// The longest time that the engine was busy with one client, or with a step of the machine, by the
+/// wall clock: time in which the engine's thread had no processor counts too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LongestTurn {
     /// How long it was.

@@ -23,7 +23,8 @@ impl Waker {
             .map_err(|errno| EngineError::System { what: "creating an eventfd", errno })
     }
 
-    /// The only failure there is, a counter at its end, leaves the descriptor readable, which is all that is wanted.
+    /// The only failure there is, a counter at its end, leaves the descriptor readable, which is
+    /// all that is wanted.
     pub(crate) fn wake(&self) {
         let _ = self.0.write(1);
     }
@@ -40,7 +41,8 @@ impl Waker {
 
 /// Ends [`crate::Engine::run`] from another thread. Clones end the same engine.
 ///
-/// [`Stop::stop`] only stores a flag and writes to an eventfd, so that a signal handler may call it too.
+/// [`Stop::stop`] only stores a flag and writes to an eventfd, so that a signal handler may call it
+/// too.
 #[derive(Clone, Debug)]
 pub struct Stop {
     stopped: Arc<AtomicBool>,

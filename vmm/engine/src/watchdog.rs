@@ -1,7 +1,8 @@
 //! Ending writes to eventfds that block.
 //!
-//! A thread of its own looks at the engine's writes and does nothing else, so that no other work can delay it. It
-//! looks every few milliseconds while interrupts are sent, rests while none are, and sleeps while no eventfd is bound.
+//! A thread of its own looks at the engine's writes and does nothing else, so that no other work
+//! can delay it. It looks every few milliseconds while interrupts are sent, rests while none are,
+//! and sleeps while no eventfd is bound.
 
 use std::{
     fs,
@@ -20,12 +21,13 @@ use crate::{
 
 /// How often the engine's writes are looked at.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long a write may take before the watchdog asks what the engine's thread is doing. It takes a microsecond.
+/// How long a write may take before the watchdog asks what the engine's thread is doing. It takes a
+/// microsecond.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 /// How long the engine may send no interrupt before the watchdog rests.
 const REST_AFTER: Duration = Duration::from_secs(1);
-/// How long it rests at most. The engine wakes it without a fence, so that a wake-up can get lost; this bounds what
-/// one write can take then.
+/// How long it rests at most. The engine wakes it without a fence, so that a wake-up can get lost;
+/// this bounds what one write can take then.
 const LONGEST_REST: Duration = Duration::from_millis(50);
 
 /// The thread. It ends when this is dropped.
@@ -101,8 +103,9 @@ impl Watch {
         match self.seen {
             Some((seen, since)) if seen == write => {
                 let is_late = now.saturating_duration_since(since) >= PATIENCE;
-                // The same write before and after the thread was seen to sleep: it sleeps in that write. The signal
-                // is sent at each look, because one that comes just before the call ends nothing.
+                // The same write before and after the thread was seen to sleep: it sleeps in that
+                // write. The signal is sent at each look, because one that comes just before the
+                // call ends nothing.
                 if is_late && sleeps(signals.writer()) && signals.under_way() == Some(write) {
                     signals.rescue(write);
                 }
@@ -112,8 +115,8 @@ impl Watch {
     }
 }
 
-/// Returns whether a thread of this process waits for something. One that only lost its processor is ready to run.
-/// A thread whose state is not known counts as waiting.
+/// Returns whether a thread of this process waits for something. One that only lost its processor
+/// is ready to run. A thread whose state is not known counts as waiting.
 fn sleeps(thread: i32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
     // The state follows the name, which is in parentheses and may hold anything.

@@ -24,7 +24,8 @@ use nix::{
 /// How long the close of a [`Lingering`] connection blocks: longer than any wait of a test.
 const LINGER: Duration = Duration::from_secs(120);
 
-/// A TCP connection with unsent data, whose last close blocks until its peer reads or the time is over.
+/// A TCP connection with unsent data, whose last close blocks until its peer reads or the time is
+/// over.
 struct Lingering {
     stream: TcpStream,
     peer: Peer,
@@ -51,8 +52,8 @@ impl Lingering {
     }
 }
 
-/// A client with a write that waits for credits, and behind it messages with a descriptor of which the server has the
-/// only copy, so that its close is the last one.
+/// A client with a write that waits for credits, and behind it messages with a descriptor of which
+/// the server has the only copy, so that its close is the last one.
 fn with_lingering_behind_a_stalled_write(served: &Served, messages: usize) -> (Raw, Peer) {
     let mut raw = Raw::negotiated(&served.path(A));
     raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));

@@ -1,4 +1,5 @@
-//! Files that clients hand over: cut short at any time, endless, of any kind, too many. A neighbour goes on meanwhile.
+//! Files that clients hand over: cut short at any time, endless, of any kind, too many. A neighbour
+//! goes on meanwhile.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -44,7 +45,8 @@ fn map(client: &Client, address: u64, offset: u64, size: u64, file: &OwnedFd) ->
     client.dma_map(range(address, offset, size), Some(file.as_fd())).map_err(|error| error.errno())
 }
 
-/// Copies from `source` to `target` until the connection ends, which it does after the file behind the second terabyte is cut.
+/// Copies from `source` to `target` until the connection ends, which it does after the file behind
+/// the second terabyte is cut.
 fn cut_while_copying(config: EngineConfig, source: u64, target: u64) {
     let neighbour = Neighbour::start(config);
     let client = neighbour.served.client(A);
@@ -75,7 +77,8 @@ fn flicker(file: &OwnedFd) {
     ftruncate(file, (PAGES * PAGE) as i64).unwrap();
 }
 
-/// A range of each of these files is reached by messages, for reading only and for writing too; none is mapped.
+/// A range of each of these files is reached by messages, for reading only and for writing too;
+/// none is mapped.
 fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
     let neighbour = Neighbour::start(config);
     let client = neighbour.served.client(A);

@@ -388,7 +388,8 @@ fn an_attachment_is_served_once() {
     assert!(matches!(missing, Err(EngineError::NoSuchAttachment { function: 7, .. })));
 }
 
-/// Does nothing unless it runs as a process of its own, started by [`a_killed_client_frees_its_attachment`].
+/// Does nothing unless it runs as a process of its own, started by
+/// [`a_killed_client_frees_its_attachment`].
 #[test]
 fn holds_an_attachment_until_killed() {
     let Some(path) = std::env::var_os(HELD_SOCKET) else { return };

@@ -1,4 +1,5 @@
-//! DMA messages: when they end although nobody answers, and that none comes too late. The client is bytes on a stream.
+//! DMA messages: when they end although nobody answers, and that none comes too late. The client is
+//! bytes on a stream.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -110,7 +111,8 @@ fn unmap() -> Vec<u8> {
     [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
-/// In one turn: the device asks for a message, and replies that nobody takes fill the socket before it can be sent.
+/// In one turn: the device asks for a message, and replies that nobody takes fill the socket before
+/// it can be sent.
 fn fill_the_socket(raw: &mut Raw) {
     let read = request(Command::RegionRead, &access(0, 1, 1 << 12, &[]));
     raw.send(&[doorbell(64), read.repeat(200)].concat());

@@ -1,4 +1,5 @@
-//! Descriptors and processor time. These tests look at the whole process, so that they run one after another.
+//! Descriptors and processor time. These tests look at the whole process, so that they run one
+//! after another.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -57,7 +58,8 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
         let files: Vec<_> = (0..config.quotas.files).map(|_| memory(0x1000)).collect();
-        // The server has closed its copy of what it passed in the first answer when it gives the next one.
+        // The server has closed its copy of what it passed in the first answer when it gives the
+        // next one.
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         let before = descriptors();
         for (address, file) in (0..).step_by(0x1000).zip(&files) {
@@ -150,7 +152,8 @@ both_loops! {
     }
 }
 
-/// The share of a processor that the engine takes when it is left alone, rounded down to a thousandth.
+/// The share of a processor that the engine takes when it is left alone, rounded down to a
+/// thousandth.
 fn busy_share(served: &Served) -> f64 {
     const INTERVAL: Duration = Duration::from_millis(500);
     let used =

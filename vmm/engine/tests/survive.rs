@@ -1,5 +1,6 @@
-//! What a vfio-user server must survive, on the wire, with the engine behind it and a neighbour who goes on. Each was seen to
-//! break a server. The protocol's own side of it is tested step by step in `nicforge-vfio-user`.
+//! What a vfio-user server must survive, on the wire, with the engine behind it and a neighbour who
+//! goes on. Each was seen to break a server. The protocol's own side of it is tested step by step
+//! in `nicforge-vfio-user`.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -215,7 +216,8 @@ both_loops! {
         let bind = |start, count| request(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, start, count));
         raw.send_fds(&bind(0, 4), &each);
         assert_eq!(raw.reply().0.reply_error(), None);
-        // An eventfd of -1, which a message without descriptors stands for, takes the interrupt away.
+        // An eventfd of -1, which a message without descriptors stands for, takes the interrupt
+        // away.
         raw.send(&bind(1, 2));
         assert_eq!(raw.reply().0.reply_error(), None);
         for vector in 0..4_u32 {

@@ -1,5 +1,5 @@
-//! The old tenant's mapping: who had an attachment keeps its windows, rings, files and eventfds mapped and open, and goes on
-//! writing to them. The next tenant and the device see nothing of it.
+//! The old tenant's mapping: who had an attachment keeps its windows, rings, files and eventfds
+//! mapped and open, and goes on writing to them. The next tenant and the device see nothing of it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 #![allow(unsafe_code, reason = "a process is forked that keeps what its killed parent had")]
 
@@ -24,7 +24,8 @@ use nix::{
     unistd::{ForkResult, close, fork, read},
 };
 
-/// BAR of the attachment's windows: the posted-write ring of 64 cells, and the device's own part behind it.
+/// BAR of the attachment's windows: the posted-write ring of 64 cells, and the device's own part
+/// behind it.
 const WINDOW_BAR: u32 = 1;
 const WINDOW: u64 = 0x1_0000;
 const RING_BYTES: u64 = 64 * 64;
@@ -35,7 +36,8 @@ const POISON: u32 = 0xdead_dead;
 /// Rounds of the next tenant's work.
 const ROUNDS: u32 = 200;
 
-/// Tells the process of [`holds_everything_and_forks`] its socket, and whether the fork keeps the connection.
+/// Tells the process of [`holds_everything_and_forks`] its socket, and whether the fork keeps the
+/// connection.
 const SOCKET: &str = "NICFORGE_TEST_TENANT_SOCKET";
 const KEEPS: &str = "NICFORGE_TEST_TENANT_KEEPS_CONNECTION";
 
@@ -73,7 +75,8 @@ impl Kept {
     }
 }
 
-/// The next tenant's windows are fresh; its registers, rings, DMA and interrupts do what it asks for and nothing else.
+/// The next tenant's windows are fresh; its registers, rings, DMA and interrupts do what it asks
+/// for and nothing else.
 fn assert_next_tenant_is_alone(neighbour: &Neighbour) {
     let served = &neighbour.served;
     let before = served.snapshot().functions[0].attachments[0].counters;
@@ -139,7 +142,8 @@ impl Drop for Set<'_> {
     }
 }
 
-/// A process that had the attachment was killed. Its fork lives on, with all mappings and descriptors, and ends with this.
+/// A process that had the attachment was killed. Its fork lives on, with all mappings and
+/// descriptors, and ends with this.
 struct Fork {
     _input: ChildStdin,
     parent: Child,
@@ -191,7 +195,8 @@ both_loops! {
         drop(fork);
     }
 
-    // A connection is its client's until nobody has it open any more. Then it is the operator who ends it.
+    // A connection is its client's until nobody has it open any more. Then it is the operator who
+    // ends it.
     fn a_killed_tenants_fork_that_keeps_the_connection_is_evicted(config) {
         let neighbour = Neighbour::start(config);
         let fork = Fork::start(&neighbour.served.path(A), true);
@@ -213,7 +218,8 @@ fn holds_everything_and_forks() {
     let connection = client.socket_fd().as_raw_fd();
     let input = std::io::stdin();
     fcntl(&input, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
-    // SAFETY: the child stores to memory that is there already and makes system calls, until it ends without returning.
+    // SAFETY: the child stores to memory that is there already and makes system calls, until it
+    // ends without returning.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             if !keeps_connection {

@@ -57,8 +57,8 @@ impl Errno {
         if raw >= 1 && raw <= 4095 { Self(raw) } else { Self::EIO }
     }
 
-    /// Takes the *Error* field of a reply; zero ("unspecified" by the specification) and numbers above 4095
-    /// become `EIO`.
+    /// Takes the *Error* field of a reply; zero ("unspecified" by the specification) and numbers
+    /// above 4095 become `EIO`.
     pub const fn from_wire(raw: u32) -> Self {
         if raw <= 4095 { Self::from_raw(raw as i32) } else { Self::EIO }
     }

@@ -182,7 +182,8 @@ pub enum IrqData {
     None,
     /// Those of the range whose entry is true; one entry an interrupt.
     Bool(Vec<bool>),
-    /// One entry an interrupt: bind it to the eventfd, or, with `None`, stop exactly that interrupt.
+    /// One entry an interrupt: bind it to the eventfd, or, with `None`, stop exactly that
+    /// interrupt.
     EventFd(Vec<Option<PeerFd>>),
 }
 

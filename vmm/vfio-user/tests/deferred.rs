@@ -1,5 +1,5 @@
-//! Requests that end later, what may overtake them, and requests of the server to the client. The client's end
-//! is raw bytes, and the server is driven step by step in the same thread.
+//! Requests that end later, what may overtake them, and requests of the server to the client. The
+//! client's end is raw bytes, and the server is driven step by step in the same thread.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,4 +1,5 @@
-//! A process without free descriptors. The limit is the whole process's, so this test has a program of its own.
+//! A process without free descriptors. The limit is the whole process's, so this test has a program
+//! of its own.
 #![allow(clippy::unwrap_used)]
 
 mod common;

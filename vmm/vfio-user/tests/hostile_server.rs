@@ -1,4 +1,5 @@
-//! The client against servers that send nonsense: each call ends with an error, in time, and nothing panics.
+//! The client against servers that send nonsense: each call ends with an error, in time, and
+//! nothing panics.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -19,7 +20,8 @@ const SHORT: Duration = Duration::from_millis(500);
 
 type Script = Box<dyn FnMut(Header, &[u8]) -> Vec<u8> + Send>;
 
-/// A server that answers the version with `json`, and each later request with what `script` makes of it.
+/// A server that answers the version with `json`, and each later request with what `script` makes
+/// of it.
 fn against(json: &[u8], timeout: Duration, script: Script) -> Result<Client, ClientError> {
     against_version(common::version(json), timeout, script)
 }

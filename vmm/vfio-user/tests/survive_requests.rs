@@ -1,5 +1,6 @@
-//! What a server must survive of a client's requests: counts, flags, ranges, interrupts, maps, and what is
-//! never to be answered. The client's end is raw bytes, and the server is driven step by step in the same thread.
+//! What a server must survive of a client's requests: counts, flags, ranges, interrupts, maps, and
+//! what is never to be answered. The client's end is raw bytes, and the server is driven step by
+//! step in the same thread.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -224,7 +225,8 @@ fn region_info_respects_argsz_and_says_what_it_needs() {
     let short = pair.ask(Command::DeviceGetRegionInfo, &ask(32));
     let full = pair.ask(Command::DeviceGetRegionInfo, &ask(80));
 
-    // As the reference answers: mappable, but without capabilities, their offset and the descriptor.
+    // As the reference answers: mappable, but without capabilities, their offset and the
+    // descriptor.
     let flags = REGION_FLAG_READ | REGION_FLAG_WRITE | REGION_FLAG_MMAP;
     assert_eq!(short.payload, [words(&[80, flags, 1, 0, 8192, 0]), vec![0; 8]].concat());
     assert!(short.fds.is_empty());

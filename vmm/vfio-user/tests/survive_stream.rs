@@ -1,6 +1,6 @@
-//! What a server must survive of a client's stream: negotiation, framing, descriptors, and endings. Each case is
-//! known to break an existing server. The client's end is raw bytes, and the server is driven step by step in
-//! the same thread.
+//! What a server must survive of a client's stream: negotiation, framing, descriptors, and endings.
+//! Each case is known to break an existing server. The client's end is raw bytes, and the server is
+//! driven step by step in the same thread.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,4 +1,5 @@
-//! The client and a server's second socket. The server is raw bytes on both, in a thread or in the test itself.
+//! The client and a server's second socket. The server is raw bytes on both, in a thread or in the
+//! test itself.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -185,7 +186,8 @@ fn call_returns_after_the_requests_that_were_sent_before_its_reply() {
     }
 }
 
-/// The reference's server blocks in a read or write of client memory, and looks at nothing else meanwhile.
+/// The reference's server blocks in a read or write of client memory, and looks at nothing else
+/// meanwhile.
 #[test]
 fn request_of_a_server_that_waits_for_its_reply_crosses_a_request_of_ours() {
     let memory = slow();

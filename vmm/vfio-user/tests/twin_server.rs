@@ -1,5 +1,5 @@
-//! The server and the second socket that a client proposed. The client's ends are raw bytes, and the server is driven
-//! step by step in the same thread.
+//! The server and the second socket that a client proposed. The client's ends are raw bytes, and
+//! the server is driven step by step in the same thread.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,8 +1,8 @@
 //! Learning that descriptors are ready.
 //!
-//! Two implementations, chosen at start. Both are *edge-triggered*: readiness is reported when a descriptor is watched and
-//! whenever it changes, and not again until it changes. Who gets a report uses the descriptor until it would block, or
-//! remembers that it did not.
+//! Two implementations, chosen at start. Both are *edge-triggered*: readiness is reported when a
+//! descriptor is watched and whenever it changes, and not again until it changes. Who gets a report
+//! uses the descriptor until it would block, or remembers that it did not.
 
 mod epoll;
 mod uring;

@@ -1,10 +1,11 @@
 //! io_uring: multishot polls, reported in a ring that is looked at without a system call.
 //!
-//! The ring is set up so that the kernel does not interrupt the engine to deliver a report (`COOP_TASKRUN`); it sets a flag in
-//! shared memory instead (`TASKRUN_FLAG`), and the next look that finds the flag fetches the report with one call.
+//! The ring is set up so that the kernel does not interrupt the engine to deliver a report
+//! (`COOP_TASKRUN`); it sets a flag in shared memory instead (`TASKRUN_FLAG`), and the next look
+//! that finds the flag fetches the report with one call.
 //!
-//! UNSAFETY: pushing to the submission queue is unsafe, because an entry may point to memory that the kernel uses later.
-//! Only polls and their removal are pushed here, and they point to nothing.
+//! UNSAFETY: pushing to the submission queue is unsafe, because an entry may point to memory that
+//! the kernel uses later. Only polls and their removal are pushed here, and they point to nothing.
 #![allow(unsafe_code)]
 
 use std::{
@@ -40,7 +41,8 @@ struct Watch {
 
 pub(crate) struct Uring {
     ring: IoUring,
-    /// By the number of the poll in the kernel; each poll has its own, so that a late report of an old one is known.
+    /// By the number of the poll in the kernel; each poll has its own, so that a late report of an
+    /// old one is known.
     watches: HashMap<u64, Watch>,
     current: HashMap<u64, u64>,
     next: u64,
@@ -94,7 +96,8 @@ impl Uring {
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         for _ in 0..ATTEMPTS {
-            // SAFETY: the entry is a poll or the removal of one (see the callers), which point to no memory.
+            // SAFETY: the entry is a poll or the removal of one (see the callers), which point to
+            // no memory.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -106,7 +109,8 @@ impl Uring {
     fn submit(&mut self) -> io::Result<()> {
         match self.ring.submit() {
             Ok(_) => Ok(()),
-            // Interrupted, or reports wait to be collected first; the entries stay queued for the next call.
+            // Interrupted, or reports wait to be collected first; the entries stay queued for the
+            // next call.
             Err(error) if transient(&error) => Ok(()),
             Err(error) => Err(error),
         }
@@ -176,7 +180,8 @@ impl EventLoop for Uring {
     fn unwatch(&mut self, _fd: BorrowedFd<'_>, token: u64) {
         let Some(id) = self.current.remove(&token) else { return };
         self.watches.remove(&id);
-        // The poll holds the file open, so it is taken back at once. If that fails the next call into the kernel repeats it.
+        // The poll holds the file open, so it is taken back at once. If that fails the next call
+        // into the kernel repeats it.
         let removed =
             self.push(&opcode::PollRemove::new(id).build().user_data(IGNORED)).and_then(|()| self.submit());
         if let Err(error) = removed {

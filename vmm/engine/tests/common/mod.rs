@@ -440,8 +440,8 @@ impl Nothing {
     }
 }
 
-/// Two tests from one body: with io_uring (where it works) and with epoll. With `holding f;` in front, each holds what `f()` gives
-/// from its very beginning.
+/// Two tests from one body: with io_uring (where it works) and with epoll. With `holding f;` in
+/// front, each holds what `f()` gives from its very beginning.
 #[macro_export]
 macro_rules! both_loops {
     ($(fn $name:ident($config:ident) $body:block)*) => {

@@ -20,7 +20,8 @@ const TARGET: u64 = 0x20_0000;
 /// Rounds by which a neighbour shows that it is served.
 const ROUNDS: u64 = 3;
 
-/// A served machine with a client that works: registers, DMA and interrupts, all checked, round after round.
+/// A served machine with a client that works: registers, DMA and interrupts, all checked, round
+/// after round.
 pub struct Neighbour {
     pub served: Served,
     rounds: Arc<AtomicU64>,
@@ -52,7 +53,8 @@ impl Neighbour {
         assert_eq!(server_of(&self.served.snapshot(), B).clients, 1);
     }
 
-    /// As [`Neighbour::assert_served`], and attachment A is free, or gets free, and works for the next client.
+    /// As [`Neighbour::assert_served`], and attachment A is free, or gets free, and works for the
+    /// next client.
     #[track_caller]
     pub fn assert_all_is_well(&self) {
         self.served.until_free(A);

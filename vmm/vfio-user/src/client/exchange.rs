@@ -1,7 +1,8 @@
 //! Requests out, replies in, for many threads over one socket.
 //!
-//! A thread that waits for a reply reads the socket for everybody when nobody else does, and hands other
-//! threads' replies to them; the others sleep on a condition variable. The lock is never held in a wait.
+//! A thread that waits for a reply reads the socket for everybody when nobody else does, and hands
+//! other threads' replies to them; the others sleep on a condition variable. The lock is never held
+//! in a wait.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,9 +18,11 @@ use crate::Errno;
 use crate::socket::{Fill, FrameError, Framed, Message, PeerFd, Receiver, Sender};
 use crate::wire::{Command, HEADER_SIZE, Header, MessageType};
 
-/// Looks at the socket, while a reply is awaited busily, before the processor is offered to others between two of them.
+/// Looks at the socket, while a reply is awaited busily, before the processor is offered to others
+/// between two of them.
 const LOOKS_BEFORE_YIELD: u32 = 8;
-/// Processors from which on the server has one for itself. With fewer it may need this thread's to answer at all.
+/// Processors from which on the server has one for itself. With fewer it may need this thread's to
+/// answer at all.
 const PLENTY: usize = 4;
 /// Most requests that wait for a reply at a time.
 const MAX_WAITING: usize = 1024;
@@ -223,7 +226,8 @@ impl Exchange {
                 return Err(ClientError::Timeout { command, timeout: deadline.timeout });
             }
             let served = state.served;
-            // The server may be waiting for us to read, so this thread reads while it waits to write.
+            // The server may be waiting for us to read, so this thread reads while it waits to
+            // write.
             state = match state.rx.take() {
                 Some(rx) => self.lead(state, rx, Goal::Incoming { served }, short(deadline), no_reply).0,
                 None => self.push(state, deadline)?,
@@ -235,7 +239,8 @@ impl Exchange {
     pub(super) fn poll_incoming(&self, deadline: Deadline) -> Result<u64, ClientError> {
         let mut state = self.lock();
         let before = state.served;
-        // With a second socket its thread serves, and this one sleeps. The first socket tells of the server's end.
+        // With a second socket its thread serves, and this one sleeps. The first socket tells of
+        // the server's end.
         let has_twin = self.twin().is_some() && state.twin.phase != TwinPhase::Ended;
         let look = if has_twin { Deadline::after(Duration::ZERO) } else { deadline };
         loop {
@@ -284,14 +289,15 @@ impl Exchange {
         self.changed.notify_all();
     }
 
-    /// Ends the connection over what came on the second socket, also for the thread that reads the first one.
+    /// Ends the connection over what came on the second socket, also for the thread that reads the
+    /// first one.
     pub(super) fn give_up(&self, error: FrameError) {
         self.die(&mut self.lock(), error);
         let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
     }
 
-    /// Waits until the server sends something on the second socket, or closes it. All that was taken off it before
-    /// must have been served.
+    /// Waits until the server sends something on the second socket, or closes it. All that was
+    /// taken off it before must have been served.
     pub(super) fn wait_twin_readable(&self, socket: BorrowedFd<'_>) {
         self.set_twin_phase(TwinPhase::Waiting);
         poll_one(socket, PollFlags::POLLIN, PollTimeout::NONE);
@@ -316,8 +322,8 @@ impl Exchange {
         }
     }
 
-    /// Waits until the requests have been served that the server sent on the second socket so far, or the time is
-    /// over. The thread that serves them does not wait for itself.
+    /// Waits until the requests have been served that the server sent on the second socket so far,
+    /// or the time is over. The thread that serves them does not wait for itself.
     fn settle(&self, twin: BorrowedFd<'_>, deadline: Deadline) {
         let mut state = self.lock();
         loop {
@@ -480,7 +486,8 @@ impl Exchange {
                 Ok(Some(message)) => message,
                 Ok(None) => {
                     let spins = spin_end.is_some_and(|end| Instant::now() < end);
-                    // One call instead of a look, a `poll` and another look. Whoever has more to send meanwhile sends it.
+                    // One call instead of a look, a `poll` and another look. Whoever has more to
+                    // send meanwhile sends it.
                     let wait = self.ends_waits
                         && wants_reply
                         && !spins
@@ -504,7 +511,8 @@ impl Exchange {
                                 }
                                 continue;
                             }
-                            // Asked where nothing is there to be read: what the server had sent still counts.
+                            // Asked where nothing is there to be read: what the server had sent
+                            // still counts.
                             if self.is_lost() {
                                 return Stop::Dead(FrameError::Died);
                             }
@@ -560,7 +568,8 @@ impl Exchange {
         }
     }
 
-    /// Hands a reply to the thread that waits for it. One that nobody waits for came too late, and is dropped.
+    /// Hands a reply to the thread that waits for it. One that nobody waits for came too late, and
+    /// is dropped.
     fn deliver(&self, message: Message<'_>) {
         let header = message.header;
         let mut state = self.lock();

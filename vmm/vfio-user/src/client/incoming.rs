@@ -1,4 +1,5 @@
-//! Requests of the server: `DMA_READ` and `DMA_WRITE` to memory that it was given no descriptor for.
+//! Requests of the server: `DMA_READ` and `DMA_WRITE` to memory that it was given no descriptor
+//! for.
 
 use zerocopy::IntoBytes;
 

@@ -21,8 +21,8 @@ pub enum IrqPayload<'a> {
 }
 
 impl Client {
-    /// `DEVICE_SET_IRQS` for interrupts of type `index` from `start` on. Eventfds go out in as many messages as
-    /// the server's `max_msg_fds` makes of them.
+    /// `DEVICE_SET_IRQS` for interrupts of type `index` from `start` on. Eventfds go out in as many
+    /// messages as the server's `max_msg_fds` makes of them.
     ///
     /// # Errors
     /// [`ClientError`]; of several messages some may have had effect.
@@ -71,7 +71,8 @@ impl Client {
         self.set_irqs_once(flags, index, 0, 0, &[], &[])
     }
 
-    /// A message brings descriptors for all of its interrupts or for none, so runs of either are sent apart.
+    /// A message brings descriptors for all of its interrupts or for none, so runs of either are
+    /// sent apart.
     fn set_eventfds(
         &self,
         action: u32,

@@ -1,11 +1,13 @@
 //! The client side: blocking calls, each with a deadline, from any number of threads.
 //!
-//! What goes in: the path of a server's socket, and calls. What comes out: the device's regions, interrupts and
-//! answers; and, while somebody waits, the server's own requests reach the [`GuestMemory`] given at connect.
+//! What goes in: the path of a server's socket, and calls. What comes out: the device's regions,
+//! interrupts and answers; and, while somebody waits, the server's own requests reach the
+//! [`GuestMemory`] given at connect.
 //!
-//! One thread at a time reads the socket for all that wait; an uncontended call is one `sendmsg` and, when the
-//! answer is there, one `recvmsg`. Nothing is assumed of the server: the limits that it names are kept, and
-//! what it does not name has the specification's default; its replies are checked before they are believed.
+//! One thread at a time reads the socket for all that wait; an uncontended call is one `sendmsg`
+//! and, when the answer is there, one `recvmsg`. Nothing is assumed of the server: the limits that
+//! it names are kept, and what it does not name has the specification's default; its replies are
+//! checked before they are believed.
 
 mod exchange;
 mod incoming;
@@ -32,8 +34,8 @@ use twin::Twin;
 
 /// Memory that the server may reach by messages.
 ///
-/// It is called from whichever thread reads the socket, or from a thread of the client's own where the server has a
-/// second socket for its requests. It must not call the client.
+/// It is called from whichever thread reads the socket, or from a thread of the client's own where
+/// the server has a second socket for its requests. It must not call the client.
 pub trait GuestMemory: Send + Sync {
     /// Fills `data` from DMA address `address` on.
     ///
@@ -50,8 +52,9 @@ pub trait GuestMemory: Send + Sync {
 
 /// Somebody who may know that the server is gone although its socket is still open.
 ///
-/// The kernel keeps the sockets of a killed process open for seconds when an io_uring of it refers to them. That the process is
-/// dead proves nothing alone, because a server may hand its socket to another one; see [`Client::server_process`].
+/// The kernel keeps the sockets of a killed process open for seconds when an io_uring of it refers
+/// to them. That the process is dead proves nothing alone, because a server may hand its socket to
+/// another one; see [`Client::server_process`].
 pub trait ServerWatch: Send + Sync {
     /// Whether the server is gone for good. Asked at least every 100 ms while a call waits.
     fn is_lost(&self) -> bool;
@@ -81,7 +84,8 @@ pub struct ClientConfig {
     pub max_data_xfer_size: u32,
     /// What the server may reach by messages; without it such requests fail with `EFAULT`.
     pub memory: Option<Arc<dyn GuestMemory>>,
-    /// Who ends waits for a server that died without its socket ending; without it calls wait for the socket or their time.
+    /// Who ends waits for a server that died without its socket ending; without it calls wait for
+    /// the socket or their time.
     pub watch: Option<Arc<dyn ServerWatch>>,
     /// Propose a second socket for the server's requests. It needs `max_msg_fds` of at least 1.
     pub twin_socket: bool,
@@ -290,7 +294,8 @@ impl Client {
         if config.max_data_xfer_size == 0 {
             return Err(ClientError::Argument("max_data_xfer_size is zero"));
         }
-        // A reply carries as much as is asked for, a server's request as much as we said; both are bounded.
+        // A reply carries as much as is asked for, a server's request as much as we said; both are
+        // bounded.
         let data = config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE) as usize;
         let longest = data.saturating_add(requests::MAX_INFO_REPLY);
         let exchange =
@@ -321,14 +326,14 @@ impl Client {
         self.limits
     }
 
-    /// The socket, to be polled for the server's requests or its end; do not read from it. A server that has a
-    /// second socket sends no requests here.
+    /// The socket, to be polled for the server's requests or its end; do not read from it. A server
+    /// that has a second socket sends no requests here.
     pub fn socket_fd(&self) -> BorrowedFd<'_> {
         self.exchange.socket()
     }
 
-    /// Whether the server is still there, without waiting: one `poll`. It also says `false` once the stream has
-    /// made no sense, or [`ClientConfig::watch`] says so.
+    /// Whether the server is still there, without waiting: one `poll`. It also says `false` once
+    /// the stream has made no sense, or [`ClientConfig::watch`] says so.
     pub fn is_alive(&self) -> bool {
         if self.exchange.is_dead() || self.exchange.is_lost() {
             return false;
@@ -351,16 +356,19 @@ impl Client {
             .map_err(|errno| ClientError::System { call: "getsockopt", errno: errno.into() })
     }
 
-    /// The server's process, as it was when it listened. `None` when the kernel does not tell, when it is in a process
-    /// namespace that this process does not see, or when it had exited before this call: then another one serves.
+    /// The server's process, as it was when it listened. `None` when the kernel does not tell, when
+    /// it is in a process namespace that this process does not see, or when it had exited before
+    /// this call: then another one serves.
     pub fn server_process(&self) -> Option<ServerProcess> {
         process(self.exchange.socket()).map(ServerProcess)
     }
 
-    /// Serves requests of the server that arrive within `timeout`, and returns once one has been served, or the
-    /// time is over, with their number. Calls that wait do this too, so it is only for quiet times.
+    /// Serves requests of the server that arrive within `timeout`, and returns once one has been
+    /// served, or the time is over, with their number. Calls that wait do this too, so it is only
+    /// for quiet times.
     ///
-    /// Requests on a second socket are served without this call. Those served since the last call are counted too.
+    /// Requests on a second socket are served without this call. Those served since the last call
+    /// are counted too.
     ///
     /// # Errors
     /// [`ClientError::Disconnected`]

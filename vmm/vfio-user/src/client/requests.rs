@@ -10,7 +10,8 @@ use super::{Client, ClientError, Deadline, malformed};
 use crate::types::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo};
 use crate::wire::*;
 
-/// Room for a region info with about 250 areas; a server that needs more is asked again, up to the next one.
+/// Room for a region info with about 250 areas; a server that needs more is asked again, up to the
+/// next one.
 const FIRST_ARGSZ: u32 = 4096;
 
 /// Longest region info that is read, in bytes.
@@ -101,8 +102,8 @@ impl Client {
         })
     }
 
-    /// Reads `data.len()` bytes of a region, in as many accesses as the server's `max_data_xfer_size` makes of
-    /// them; up to that size it is one.
+    /// Reads `data.len()` bytes of a region, in as many accesses as the server's
+    /// `max_data_xfer_size` makes of them; up to that size it is one.
     ///
     /// # Errors
     /// [`ClientError`]; `data` may be filled in part.
@@ -126,8 +127,8 @@ impl Client {
         Ok(())
     }
 
-    /// Writes to a region, cut as [`Self::region_read`]. With `posted` no reply is asked for: the call returns
-    /// when the socket has taken the message, and a refusal is never seen.
+    /// Writes to a region, cut as [`Self::region_read`]. With `posted` no reply is asked for: the
+    /// call returns when the socket has taken the message, and a refusal is never seen.
     ///
     /// # Errors
     /// [`ClientError`]; part of `data` may have been written.
@@ -155,8 +156,9 @@ impl Client {
         Ok(())
     }
 
-    /// `DMA_MAP`. With a descriptor the server maps its file from `map.offset` on; without one it reaches the
-    /// memory by messages, which the [`GuestMemory`](super::GuestMemory) given at connect answers.
+    /// `DMA_MAP`. With a descriptor the server maps its file from `map.offset` on; without one it
+    /// reaches the memory by messages, which the [`GuestMemory`](super::GuestMemory) given at
+    /// connect answers.
     ///
     /// # Errors
     /// [`ClientError`]

@@ -1,11 +1,12 @@
 //! The second socket, on which a server sends its requests once both sides have agreed on it.
 //!
-//! A thread of its own serves it, so that a request is answered although no call waits. The kernel orders nothing
-//! between two sockets, so a call returns only after the requests that the server sent before its reply have been
-//! served ([`Exchange::settle`]): a device's data are in memory before the register that announces them.
+//! A thread of its own serves it, so that a request is answered although no call waits. The kernel
+//! orders nothing between two sockets, so a call returns only after the requests that the server
+//! sent before its reply have been served ([`Exchange::settle`]): a device's data are in memory
+//! before the register that announces them.
 //!
-//! A server that closes this socket sends no more requests, and the connection goes on. A stream that makes no sense
-//! ends the connection, as on the first socket.
+//! A server that closes this socket sends no more requests, and the connection goes on. A stream
+//! that makes no sense ends the connection, as on the first socket.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use super::{ClientError, malformed};
 use crate::socket::{Fill, FrameError, Framed, Receiver, Sender};
 use crate::wire::{Command, MessageType, TwinSocket};
 
-/// Stack of the thread, in bytes. It copies between buffers, and calls the memory that the client was given.
+/// Stack of the thread, in bytes. It copies between buffers, and calls the memory that the client
+/// was given.
 const STACK: usize = 512 * 1024;
 
 /// The thread that serves the second socket. It ends when this is dropped.
@@ -29,8 +31,8 @@ pub(super) struct Twin {
 }
 
 impl Twin {
-    /// Takes the socket that the reply to `VERSION` offers among its descriptors, and starts to serve it. Messages
-    /// on it have at most `limit` bytes.
+    /// Takes the socket that the reply to `VERSION` offers among its descriptors, and starts to
+    /// serve it. Messages on it have at most `limit` bytes.
     pub(super) fn start(
         exchange: &Arc<Exchange>,
         offer: &TwinSocket,
@@ -59,7 +61,8 @@ impl Twin {
 impl Drop for Twin {
     fn drop(&mut self) {
         self.exchange.shut_twin();
-        // The memory is not called after the client is gone, unless the memory itself drops the client.
+        // The memory is not called after the client is gone, unless the memory itself drops the
+        // client.
         if let Some(thread) = self.thread.take().filter(|it| it.thread().id() != std::thread::current().id())
         {
             // A panic in there has been reported by the panic hook already.
@@ -115,7 +118,8 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
                 if !message.header.no_reply() {
                     tx.send(socket, &answer, &[], &[])?;
                 }
-                // No further request is taken before the server has room for the answer to this one.
+                // No further request is taken before the server has room for the answer to this
+                // one.
                 while tx.queued() > 0 {
                     exchange.wait_twin_writable(socket);
                     tx.flush(socket)?;

@@ -1,8 +1,8 @@
-//! Requests in the other direction: `DMA_READ` and `DMA_WRITE` to a client that shares no memory. They go out on the second
-//! socket where the client proposed one, and else between the replies.
+//! Requests in the other direction: `DMA_READ` and `DMA_WRITE` to a client that shares no memory.
+//! They go out on the second socket where the client proposed one, and else between the replies.
 //!
-//! An operation is cut to the client's `max_data_xfer_size` and has one message under way at a time, so a
-//! client that names a tiny size makes it slow and nothing else.
+//! An operation is cut to the client's `max_data_xfer_size` and has one message under way at a
+//! time, so a client that names a tiny size makes it slow and nothing else.
 
 use zerocopy::IntoBytes;
 
@@ -204,16 +204,17 @@ impl DmaTable {
         found.map(|index| self.operations.swap_remove(index)).is_some()
     }
 
-    /// Ends with an error what would send further messages about memory that the client has unmapped. An operation of
-    /// which the last message is under way goes on: that message went out before the answer to the unmap does.
+    /// Ends with an error what would send further messages about memory that the client has
+    /// unmapped. An operation of which the last message is under way goes on: that message went out
+    /// before the answer to the unmap does.
     pub(super) fn unmapped(&mut self, unmap: &DmaUnmap, handler: &mut dyn Handler) {
         for operation in self.operations.extract_if(.., |operation| operation.has_more_in(unmap)) {
             operation.end(Errno::EFAULT, handler);
         }
     }
 
-    /// As [`Self::unmapped`] for messages on the second socket: each operation lasts until the reply to its message
-    /// under way. True while there is one that touches the memory.
+    /// As [`Self::unmapped`] for messages on the second socket: each operation lasts until the
+    /// reply to its message under way. True while there is one that touches the memory.
     pub(super) fn unmapped_on_twin(&mut self, unmap: &DmaUnmap) -> bool {
         for operation in &mut self.operations {
             operation.is_cut |= operation.has_more_in(unmap);
@@ -235,7 +236,8 @@ impl DmaTable {
 }
 
 impl Operation {
-    /// Whether further messages would follow the one under way, about memory that the client has unmapped.
+    /// Whether further messages would follow the one under way, about memory that the client has
+    /// unmapped.
     fn has_more_in(&self, unmap: &DmaUnmap) -> bool {
         self.done + self.chunk < self.len && unmap.touches(self.address, self.len)
     }

@@ -1,4 +1,5 @@
-//! `DEVICE_SET_IRQS`: from untrusted bytes and descriptors to a [`SetIrqs`] that a device can act on.
+//! `DEVICE_SET_IRQS`: from untrusted bytes and descriptors to a [`SetIrqs`] that a device can act
+//! on.
 
 use vfio_bindings::bindings::vfio;
 
@@ -8,8 +9,9 @@ use crate::socket::{Message, PeerFd};
 use crate::types::{IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE, IrqAction, IrqData, SetIrqs};
 use crate::wire::{SetIrqsPayload, parse_prefix};
 
-/// Checks a request against what the handler says of the interrupt type. Descriptors of a refused request are
-/// closed. `argsz` is not looked at: clients disagree about it, and the payload's own size says it all.
+/// Checks a request against what the handler says of the interrupt type. Descriptors of a refused
+/// request are closed. `argsz` is not looked at: clients disagree about it, and the payload's own
+/// size says it all.
 pub(super) fn check(message: Message<'_>, handler: &mut dyn Handler) -> Result<SetIrqs, Errno> {
     let (raw, data) = parse_prefix::<SetIrqsPayload>(message.payload).map_err(|_| Errno::EINVAL)?;
     let (index, start, count) = (raw.index.get(), raw.start.get(), raw.count.get());
@@ -57,8 +59,8 @@ fn action(flags: u32) -> Result<IrqAction, Errno> {
     }
 }
 
-/// Either one descriptor an interrupt, or none at all, which takes the range's eventfds away. `count` has been
-/// checked against the device's own number of interrupts.
+/// Either one descriptor an interrupt, or none at all, which takes the range's eventfds away.
+/// `count` has been checked against the device's own number of interrupts.
 fn eventfds(fds: Vec<PeerFd>, count: u32) -> Result<Vec<Option<PeerFd>>, Errno> {
     if fds.is_empty() {
         Ok((0..count).map(|_| None).collect())

@@ -1,28 +1,35 @@
-//! The server side: one client's connection as a state machine that an event loop of any kind drives.
+//! The server side: one client's connection as a state machine that an event loop of any kind
+//! drives.
 //!
-//! What goes in: a connected socket, and calls when it can be read or written. What comes out: calls of a
-//! [`Handler`], and replies. It has no thread, never waits, and trusts nothing of the client.
+//! What goes in: a connected socket, and calls when it can be read or written. What comes out:
+//! calls of a [`Handler`], and replies. It has no thread, never waits, and trusts nothing of the
+//! client.
 //!
-//! **Order.** Requests are served in the order of arrival. While one is deferred ([`Outcome::Deferred`]) those
-//! behind it wait in the receive buffer, and reading goes on until that is full: so the end of the client is
-//! noticed, and a `DEVICE_RESET` behind the deferred request is. The handler is then asked
-//! ([`Handler::reset_pending`]) whether it gives the request up; everything in front of the reset is still
-//! served first, and each request that defers again is asked about in turn. Replies to our own DMA requests do
-//! not wait either. What stands behind more than a buffer of requests is not seen before those in front of it.
+//! **Order.** Requests are served in the order of arrival. While one is deferred
+//! ([`Outcome::Deferred`]) those behind it wait in the receive buffer, and reading goes on until
+//! that is full: so the end of the client is noticed, and a `DEVICE_RESET` behind the deferred
+//! request is. The handler is then asked ([`Handler::reset_pending`]) whether it gives the request
+//! up; everything in front of the reset is still served first, and each request that defers again
+//! is asked about in turn. Replies to our own DMA requests do not wait either. What stands behind
+//! more than a buffer of requests is not seen before those in front of it.
 //!
-//! **Bounds.** One call of [`ServerConnection::on_readable`] ends after [`ServerConfig::budget`] steps or
-//! [`ServerConfig::turn`], whichever comes first; looking behind a deferred request counts too. One step may
-//! overrun the time: a system call for a client takes as long as the client makes it take.
-//! [`ServerConnection::take_longest_call`] tells how long that was.
+//! **Bounds.** One call of [`ServerConnection::on_readable`] ends after [`ServerConfig::budget`]
+//! steps or [`ServerConfig::turn`], whichever comes first; looking behind a deferred request counts
+//! too. One step may overrun the time: a system call for a client takes as long as the client makes
+//! it take. [`ServerConnection::take_longest_call`] tells how long that was.
 //!
-//! **Back pressure.** Replies that the socket does not take are queued. At [`ServerConfig::max_queued`] bytes or 32
-//! descriptors no more requests are taken until the client reads.
+//! **Back pressure.** Replies that the socket does not take are queued. At
+//! [`ServerConfig::max_queued`] bytes or 32 descriptors no more requests are taken until the client
+//! reads.
 //!
-//! **The second socket.** A client that proposes a twin socket gets one: see [`ServerConnection::twin`].
+//! **The second socket.** A client that proposes a twin socket gets one: see
+//! [`ServerConnection::twin`].
 //!
-//! **Endings.** The requests of a client that has gone are served to the end, and replies to them are dropped. An
-//! error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`], end the connection: drop it. Malformed *requests* are answered with an errno and end nothing; malformed
-//! *framing* does, since where the next message starts is then unknown.
+//! **Endings.** The requests of a client that has gone are served to the end, and replies to them
+//! are dropped. An error from [`ServerConnection::on_readable`] or `on_writable`, and
+//! [`Progress::Closed`], end the connection: drop it. Malformed *requests* are answered with an
+//! errno and end nothing; malformed *framing* does, since where the next message starts is then
+//! unknown.
 
 mod dma;
 mod handler;
@@ -70,8 +77,8 @@ pub struct ServerConfig {
     pub max_dma_maps: u32,
     /// Take `REGION_WRITE_MULTI`.
     pub write_multiple: bool,
-    /// Steps in one call of [`ServerConnection::on_readable`], at least 1: messages, reads from the socket, or 64
-    /// writes of a `REGION_WRITE_MULTI`.
+    /// Steps in one call of [`ServerConnection::on_readable`], at least 1: messages, reads from the
+    /// socket, or 64 writes of a `REGION_WRITE_MULTI`.
     pub budget: u32,
     /// Time after which such a call starts no further step.
     pub turn: Duration,
@@ -110,8 +117,8 @@ pub enum Progress {
     Idle,
     /// The budget is used up: call again soon.
     More,
-    /// A deferred request or the client's reading is waited for: see [`ServerConnection::wants_read`],
-    /// `wants_write` and `ready`.
+    /// A deferred request or the client's reading is waited for: see
+    /// [`ServerConnection::wants_read`], `wants_write` and `ready`.
     Blocked,
     /// The client has closed the connection between two messages.
     Closed,
@@ -220,21 +227,22 @@ impl ServerConnection {
         Self { framed, session: Session::new(config) }
     }
 
-    /// Names the place where descriptors that the client passes are closed. Without one they are closed where they
-    /// are dropped, which may block for as long as the client likes.
+    /// Names the place where descriptors that the client passes are closed. Without one they are
+    /// closed where they are dropped, which may block for as long as the client likes.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.session.closer = Some(closer.clone());
         self.framed.set_closer(closer);
     }
 
-    /// Returns the longest time that one system call for this client has taken since the last call of this function.
+    /// Returns the longest time that one system call for this client has taken since the last call
+    /// of this function.
     pub fn take_longest_call(&mut self) -> Duration {
         let twin = self.session.twin.as_mut().map(Twin::take_longest_call).unwrap_or_default();
         self.framed.take_longest_call().max(twin)
     }
 
-    /// Ends the connection and returns its socket, which can block when it is closed: descriptors that the client has
-    /// passed and that were never received are closed with it.
+    /// Ends the connection and returns its socket, which can block when it is closed: descriptors
+    /// that the client has passed and that were never received are closed with it.
     ///
     /// A second socket can block too, and goes to the closer.
     pub fn into_socket(mut self) -> OwnedFd {
@@ -244,8 +252,8 @@ impl ServerConnection {
         self.framed.fd
     }
 
-    /// Reads from the socket and serves what has come, within the budget. It may be called at any time, and
-    /// must be when [`Self::ready`] says so.
+    /// Reads from the socket and serves what has come, within the budget. It may be called at any
+    /// time, and must be when [`Self::ready`] says so.
     ///
     /// # Errors
     /// [`ConnectionError`] when the connection has ended.
@@ -276,8 +284,8 @@ impl ServerConnection {
         })
     }
 
-    /// The event loop should call [`Self::on_readable`] when the socket is readable. On a hang-up, which polling
-    /// reports unasked, it should call it in any case.
+    /// The event loop should call [`Self::on_readable`] when the socket is readable. On a hang-up,
+    /// which polling reports unasked, it should call it in any case.
     pub fn wants_read(&self) -> bool {
         match (&self.session.deferred, self.session.state) {
             (_, State::Ended) => false,
@@ -291,7 +299,8 @@ impl ServerConnection {
         self.session.state != State::Ended && self.framed.queued() > 0
     }
 
-    /// The second socket, on which DMA requests go out and their replies come in; `None` when the client proposed none.
+    /// The second socket, on which DMA requests go out and their replies come in; `None` when the
+    /// client proposed none.
     ///
     /// The event loop should call [`Self::on_readable`] when it is readable or hangs up, until
     /// [`Self::twin_has_ended`]. It is closed with this connection.
@@ -299,13 +308,15 @@ impl ServerConnection {
         self.session.twin.as_ref().map(Twin::socket)
     }
 
-    /// The client has closed the second socket: DMA operations fail from then on, and it need not be watched.
+    /// The client has closed the second socket: DMA operations fail from then on, and it need not
+    /// be watched.
     pub fn twin_has_ended(&self) -> bool {
         self.session.twin.as_ref().is_some_and(|twin| !twin.is_usable())
     }
 
-    /// Tells the connection that the second socket is readable, or that its peer has closed it. The next call of
-    /// [`Self::on_readable`] reads it. While DMA operations are outstanding it is read in any case.
+    /// Tells the connection that the second socket is readable, or that its peer has closed it. The
+    /// next call of [`Self::on_readable`] reads it. While DMA operations are outstanding it is read
+    /// in any case.
     pub fn note_twin_readable(&mut self) {
         if let Some(twin) = &mut self.session.twin {
             twin.note_readable();
@@ -321,8 +332,9 @@ impl ServerConnection {
         self.session.twin.as_ref().map_or(0, Twin::queued)
     }
 
-    /// [`Self::on_readable`] has something to do even if the socket is not readable: after a completion, after
-    /// [`Progress::More`], and when the client has read what clogged the connection.
+    /// [`Self::on_readable`] has something to do even if the socket is not readable: after a
+    /// completion, after [`Progress::More`], and when the client has read what clogged the
+    /// connection.
     pub fn ready(&self) -> bool {
         match (&self.session.deferred, self.session.state) {
             (_, State::Ended) => false,
@@ -338,8 +350,8 @@ impl ServerConnection {
         deferred.is_the_handlers().then_some(deferred.token)
     }
 
-    /// Ends the deferred request that has this token, unless it is a successful read. The reply goes out in the
-    /// next call of [`Self::on_readable`].
+    /// Ends the deferred request that has this token, unless it is a successful read. The reply
+    /// goes out in the next call of [`Self::on_readable`].
     ///
     /// # Errors
     /// [`CompleteError`]; nothing has changed then.
@@ -347,7 +359,8 @@ impl ServerConnection {
         self.complete_with(token, result.map(|()| &[][..]))
     }
 
-    /// Ends the deferred read that has this token, with all of its bytes or an error; as [`Self::complete`].
+    /// Ends the deferred read that has this token, with all of its bytes or an error; as
+    /// [`Self::complete`].
     ///
     /// # Errors
     /// [`CompleteError`]; nothing has changed then.
@@ -374,7 +387,8 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Asks the client for `len` bytes of its memory, 1 to 16 MiB; [`Handler::dma_read_done`] brings them.
+    /// Asks the client for `len` bytes of its memory, 1 to 16 MiB; [`Handler::dma_read_done`]
+    /// brings them.
     ///
     /// # Errors
     /// [`DmaError`]; the operation has not started then.
@@ -399,14 +413,15 @@ impl ServerConnection {
         self.session.dma.outstanding()
     }
 
-    /// Ends the operation of [`Self::dma_read`] or [`Self::dma_write`] that has this token without a word to the handler, which has
-    /// given it up: it takes no slot any more, and a reply that still comes is dropped. False when there is none.
+    /// Ends the operation of [`Self::dma_read`] or [`Self::dma_write`] that has this token without
+    /// a word to the handler, which has given it up: it takes no slot any more, and a reply that
+    /// still comes is dropped. False when there is none.
     pub fn forget_dma(&mut self, token: Token) -> bool {
         self.session.dma.forget(token)
     }
 
-    /// Ends all operations of [`Self::dma_read`] and [`Self::dma_write`] with an error, when the connection has
-    /// ended or the device is reset; replies that still come are dropped.
+    /// Ends all operations of [`Self::dma_read`] and [`Self::dma_write`] with an error, when the
+    /// connection has ended or the device is reset; replies that still come are dropped.
     pub fn fail_dma(&mut self, errno: Errno, handler: &mut dyn Handler) {
         self.session.dma.fail_all(errno, handler);
     }
@@ -535,8 +550,9 @@ impl ServerConnection {
         }
     }
 
-    /// Looks at the messages behind the deferred request, within the turn. Resets are counted; replies to operations
-    /// of this side are taken out and served, since the deferred request may depend on them.
+    /// Looks at the messages behind the deferred request, within the turn. Resets are counted;
+    /// replies to operations of this side are taken out and served, since the deferred request may
+    /// depend on them.
     fn look_ahead(&mut self, handler: &mut dyn Handler, turn: &mut Turn) -> Result<(), ConnectionError> {
         let session = &mut self.session;
         let (rx, mut out) = self.framed.split();

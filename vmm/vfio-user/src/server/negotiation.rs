@@ -61,8 +61,9 @@ impl Session {
         Ok(reply(out, request, &build_version(&answer), &[], fd.as_slice())?)
     }
 
-    /// Makes a second socket for a client that proposed it and takes descriptors, and returns the client's end. A server
-    /// without a descriptor to spare does not agree, and sends its requests on the first socket.
+    /// Makes a second socket for a client that proposed it and takes descriptors, and returns the
+    /// client's end. A server without a descriptor to spare does not agree, and sends its requests
+    /// on the first socket.
     fn make_twin(&mut self, asked: &Capabilities, request: Request) -> Option<OwnedFd> {
         let wanted = asked.twin_socket.as_ref().is_some_and(|twin| twin.supported);
         let takes_fds = asked.max_msg_fds.is_none_or(|fds| fds > 0);
@@ -75,8 +76,9 @@ impl Session {
         Some(theirs)
     }
 
-    /// A subset of what the client named, as the specification wants it. This also keeps the reply no longer than the
-    /// request, but for a digit or two, and for the index of the second socket's descriptor.
+    /// A subset of what the client named, as the specification wants it. This also keeps the reply
+    /// no longer than the request, but for a digit or two, and for the index of the second socket's
+    /// descriptor.
     fn answer(&self, asked: &Capabilities) -> Capabilities {
         let config = &self.config;
         Capabilities {

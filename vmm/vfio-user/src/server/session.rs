@@ -1,4 +1,5 @@
-//! What a connection does with each message: the request is checked, the handler is asked, the reply goes out.
+//! What a connection does with each message: the request is checked, the handler is asked, the
+//! reply goes out.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -30,7 +31,8 @@ pub(super) enum Kind {
     Empty,
     /// The reply repeats the request's entry.
     Unmap(DmaUnmapPayload),
-    /// As [`Self::Unmap`]; the handler is done, and DMA requests on the second socket are waited for.
+    /// As [`Self::Unmap`]; the handler is done, and DMA requests on the second socket are waited
+    /// for.
     Drain { entry: DmaUnmapPayload, unmap: DmaUnmap },
     /// The reply repeats the request's start, and brings data.
     Read(RegionAccess),
@@ -120,7 +122,8 @@ impl Session {
         self.counters.messages += 1;
         let header = message.header;
         if header.message_type() == MessageType::Reply {
-            // Nothing can be answered to a reply; one that no operation waits for is dropped, as QEMU does.
+            // Nothing can be answered to a reply; one that no operation waits for is dropped, as
+            // QEMU does.
             let is_expected = self.expects(&header);
             if !is_expected || !self.dma.on_reply(out, self.limits, &header, message.payload, handler)? {
                 self.counters.unmatched_replies += 1;
@@ -153,8 +156,8 @@ impl Session {
             Command::DeviceReset => self.outcome(out, request, handler.reset(), Kind::Empty),
             // Once is enough; requests of the other direction make no sense in this one.
             Command::Version | Command::DmaRead | Command::DmaWrite => Err(Errno::EINVAL.into()),
-            // Every feature that the specification knows belongs to migration, which is not offered here. A probe
-            // of such a feature fails, and EINVAL is what the reference answers then.
+            // Every feature that the specification knows belongs to migration, which is not offered
+            // here. A probe of such a feature fails, and EINVAL is what the reference answers then.
             Command::DeviceFeature | Command::MigDataRead | Command::MigDataWrite => {
                 Err(Errno::EINVAL.into())
             }
@@ -256,7 +259,8 @@ impl Session {
             address: raw.address.get(),
             size: raw.size.get(),
         };
-        // As VFIO's type 1 IOMMU: whole pages, of the smallest size. Ranges of a few bytes would make one DMA operation look at thousands.
+        // As VFIO's type 1 IOMMU: whole pages, of the smallest size. Ranges of a few bytes would
+        // make one DMA operation look at thousands.
         let page = 1 << self.config.pgsizes.trailing_zeros().min(63);
         let valid = map.flags & !(DMA_FLAG_READ | DMA_FLAG_WRITE) == 0
             && range_is_valid(map.address, map.size)
@@ -287,8 +291,9 @@ impl Session {
         }
     }
 
-    /// Answers an unmap that the handler is done with. On the second socket a DMA request could overtake the answer, so
-    /// there the answer waits for the replies to those that touch the range.
+    /// Answers an unmap that the handler is done with. On the second socket a DMA request could
+    /// overtake the answer, so there the answer waits for the replies to those that touch the
+    /// range.
     fn finish_unmap(
         &mut self,
         out: &mut Outlet<'_>,
@@ -313,8 +318,8 @@ impl Session {
         Ok(())
     }
 
-    /// Checks the room that the client has for the reply to its `DMA_UNMAP`: the entry must fit, and, as for the
-    /// reference, no more than a data transfer may be offered.
+    /// Checks the room that the client has for the reply to its `DMA_UNMAP`: the entry must fit,
+    /// and, as for the reference, no more than a data transfer may be offered.
     fn check_unmap_argsz(&self, argsz: u32) -> Result<(), Errno> {
         let most = self.transfer.max(DEFAULT_MAX_DATA_XFER_SIZE as usize);
         let sizes = size_of::<DmaUnmapPayload>()..=most;
@@ -341,14 +346,15 @@ impl Session {
             info.areas.clear();
             info.fd = None;
         } else if info.areas.is_empty() {
-            // One area that covers the region: the reference's client takes a descriptor only with capabilities.
+            // One area that covers the region: the reference's client takes a descriptor only with
+            // capabilities.
             info.areas = info.mappable();
         }
 
         let body = build_region_info(raw.index.get(), &info, argsz);
 
-        // The descriptor goes out with the complete answer only. The reference's client has no room for one in the
-        // first answer, and takes it for an error.
+        // The descriptor goes out with the complete answer only. The reference's client has no room
+        // for one in the first answer, and takes it for an error.
         let is_complete = region_info_size(&info) <= argsz as usize;
         let fd = info.fd.as_ref().filter(|_| is_complete).map(AsFd::as_fd);
         Ok(reply(out, request, &body, &[], fd.as_slice())?)

@@ -1,11 +1,13 @@
 //! The second socket, on which DMA requests go out and their replies come in.
 //!
-//! It exists when the client proposed it. The kernel orders nothing between two sockets, so the server does where it
-//! must: no request is taken while DMA requests wait in the queue of the second socket, and the answer to a
-//! `DMA_UNMAP` waits for the replies to the DMA requests that touch its range.
+//! It exists when the client proposed it. The kernel orders nothing between two sockets, so the
+//! server does where it must: no request is taken while DMA requests wait in the queue of the
+//! second socket, and the answer to a `DMA_UNMAP` waits for the replies to the DMA requests that
+//! touch its range.
 //!
-//! A client that closes it has no DMA by messages any more: what is under way fails, and so does each new operation.
-//! The connection goes on. A stream that makes no sense ends the connection, as on the first socket.
+//! A client that closes it has no DMA by messages any more: what is under way fails, and so does
+//! each new operation. The connection goes on. A stream that makes no sense ends the connection, as
+//! on the first socket.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -30,8 +32,8 @@ pub(super) struct Twin {
 }
 
 impl Twin {
-    /// Makes the pair of sockets; the second value is the client's end. Messages have at most `limit` bytes.
-    /// Descriptors that come there are closed by `closer`.
+    /// Makes the pair of sockets; the second value is the client's end. Messages have at most
+    /// `limit` bytes. Descriptors that come there are closed by `closer`.
     pub(super) fn pair(limit: usize, closer: Option<Arc<dyn Closer>>) -> nix::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
         // A reply to a DMA request brings no descriptors.
@@ -43,7 +45,8 @@ impl Twin {
         Ok((Self { framed, ended: false, is_readable: false }, theirs))
     }
 
-    /// The longest time that one system call on this socket has taken since the last call of this function.
+    /// The longest time that one system call on this socket has taken since the last call of this
+    /// function.
     pub(super) fn take_longest_call(&mut self) -> Duration {
         self.framed.take_longest_call()
     }
@@ -90,8 +93,9 @@ pub(super) fn dma_outlet<'a>(main: &'a mut Framed, twin: &'a mut Option<Twin>) -
 }
 
 impl Session {
-    /// Serves what came on the second socket, within the turn. It is read while replies are outstanding, and when the
-    /// event loop has said that there is something. Returns whether there may be more.
+    /// Serves what came on the second socket, within the turn. It is read while replies are
+    /// outstanding, and when the event loop has said that there is something. Returns whether there
+    /// may be more.
     pub(super) fn drive_twin(
         &mut self,
         handler: &mut dyn Handler,
@@ -141,7 +145,8 @@ impl Session {
         self.dma.fail_all(Errno::ENOTCONN, handler);
     }
 
-    /// Whether a deferred `DMA_UNMAP` has waited for DMA requests, and none is left that touches its range.
+    /// Whether a deferred `DMA_UNMAP` has waited for DMA requests, and none is left that touches
+    /// its range.
     pub(super) fn is_drained(&self) -> bool {
         self.deferred.as_ref().is_some_and(|deferred| match &deferred.kind {
             Kind::Drain { unmap, .. } => deferred.result.is_none() && !self.dma.touches(unmap),
@@ -159,7 +164,8 @@ impl Session {
     }
 }
 
-/// Refuses a command on the second socket, where the client has none to send. A client that reads no answers gets none.
+/// Refuses a command on the second socket, where the client has none to send. A client that reads
+/// no answers gets none.
 fn refuse(out: &mut Outlet<'_>, header: &Header, max_queued: usize) -> Result<(), FrameError> {
     if header.no_reply() || out.queued() >= max_queued {
         return Ok(());

@@ -1,10 +1,12 @@
 //! Descriptors that a peer passed, and where they are closed.
 //!
-//! The last close of a file may block for as long as its owner likes: a FUSE file waits for its daemon, a TCP socket
-//! with `SO_LINGER` for its own peer, and a memory file for the kernel to free its pages. A server that must not wait
-//! names a [`Closer`]; every descriptor of its clients then ends there, whichever code drops it.
+//! The last close of a file may block for as long as its owner likes: a FUSE file waits for its
+//! daemon, a TCP socket with `SO_LINGER` for its own peer, and a memory file for the kernel to free
+//! its pages. A server that must not wait names a [`Closer`]; every descriptor of its clients then
+//! ends there, whichever code drops it.
 //!
-//! UNSAFETY: `ManuallyDrop::take` moves the descriptor out of a value that is being dropped or consumed.
+//! UNSAFETY: `ManuallyDrop::take` moves the descriptor out of a value that is being dropped or
+//! consumed.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -18,15 +20,16 @@ pub trait Closer: fmt::Debug + Send + Sync {
     fn close(&self, fd: OwnedFd);
 }
 
-/// A descriptor that a peer passed. Dropping it hands it to the connection's [`Closer`], or closes it when the
-/// connection has none.
+/// A descriptor that a peer passed. Dropping it hands it to the connection's [`Closer`], or closes
+/// it when the connection has none.
 pub struct PeerFd {
     fd: ManuallyDrop<OwnedFd>,
     closer: Option<Arc<dyn Closer>>,
 }
 
 impl PeerFd {
-    /// Names the place where it is closed: for a descriptor that holds others of a peer, as a listening socket does.
+    /// Names the place where it is closed: for a descriptor that holds others of a peer, as a
+    /// listening socket does.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.closer = Some(closer);
     }
@@ -36,7 +39,8 @@ impl PeerFd {
     }
 
     fn take(&mut self) -> OwnedFd {
-        // SAFETY: both callers give the value up right after this call, so that the field is taken once.
+        // SAFETY: both callers give the value up right after this call, so that the field is taken
+        // once.
         unsafe { ManuallyDrop::take(&mut self.fd) }
     }
 }

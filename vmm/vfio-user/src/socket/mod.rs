@@ -1,14 +1,16 @@
 //! A framed stream over a UNIX `SOCK_STREAM` socket.
 //!
-//! What goes in: bytes and descriptors as the kernel hands them over, cut anywhere. What comes out: whole
-//! messages with the descriptors that came with them. It never blocks, holds at most one message of the
-//! negotiated size, and owns every descriptor from the moment it is in this process, so that none is leaked.
+//! What goes in: bytes and descriptors as the kernel hands them over, cut anywhere. What comes out:
+//! whole messages with the descriptors that came with them. It never blocks, holds at most one
+//! message of the negotiated size, and owns every descriptor from the moment it is in this process,
+//! so that none is leaked.
 //!
 //! Which message a descriptor belongs to: the kernel ends a `recvmsg` behind the part that carried
-//! descriptors, and says no more than that. Peers send one message a `sendmsg`, so descriptors belong to the
-//! last message that starts in, or else was in progress at, the bytes they came with.
+//! descriptors, and says no more than that. Peers send one message a `sendmsg`, so descriptors
+//! belong to the last message that starts in, or else was in progress at, the bytes they came with.
 //!
-//! System calls are in `sys` and `peer`, which with `descriptor` are the only places of this crate with `unsafe`.
+//! System calls are in `sys` and `peer`, which with `descriptor` are the only places of this crate
+//! with `unsafe`.
 
 mod descriptor;
 mod peer;
@@ -27,8 +29,8 @@ pub use receive::{Fill, Message};
 pub(crate) use receive::{PendingFds, Receiver};
 pub(crate) use send::{Outlet, Sender};
 
-/// Most descriptors that a stream keeps for messages not handed out yet, unless its owner sets a lower limit.
-/// Descriptors above the limit are closed on arrival.
+/// Most descriptors that a stream keeps for messages not handed out yet, unless its owner sets a
+/// lower limit. Descriptors above the limit are closed on arrival.
 pub const MAX_PENDING_FDS: usize = 256;
 
 /// Most descriptors that the kernel passes in one message (`SCM_MAX_FD` of Linux).
@@ -77,18 +79,20 @@ pub struct Framed {
 }
 
 impl Framed {
-    /// Takes a connected stream socket, blocking or not. Messages larger than `limit` bytes end the stream; at
-    /// least 16 are allowed. A message keeps at most `max_fds` descriptors.
+    /// Takes a connected stream socket, blocking or not. Messages larger than `limit` bytes end the
+    /// stream; at least 16 are allowed. A message keeps at most `max_fds` descriptors.
     pub fn new(fd: OwnedFd, limit: usize, max_fds: usize) -> Self {
         Self { fd, rx: Receiver::new(limit, max_fds), tx: Sender::default() }
     }
 
-    /// Names the place where descriptors of the peer are closed. Without one they are closed where they are dropped.
+    /// Names the place where descriptors of the peer are closed. Without one they are closed where
+    /// they are dropped.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.rx.set_closer(closer);
     }
 
-    /// Returns the longest time that one system call for this stream has taken since the last call of this function.
+    /// Returns the longest time that one system call for this stream has taken since the last call
+    /// of this function.
     pub fn take_longest_call(&mut self) -> Duration {
         self.rx.times.take_longest().max(self.tx.times.take_longest())
     }
@@ -114,9 +118,9 @@ impl Framed {
         self.rx.next_message()
     }
 
-    /// Sends a message, made of `head` and `body`, with descriptors. What the socket does not take now is
-    /// copied to a queue, descriptors duplicated; [`Self::flush`] continues. Look at [`Self::queued`] before
-    /// producing more.
+    /// Sends a message, made of `head` and `body`, with descriptors. What the socket does not take
+    /// now is copied to a queue, descriptors duplicated; [`Self::flush`] continues. Look at
+    /// [`Self::queued`] before producing more.
     ///
     /// # Errors
     /// [`FrameError::Closed`], or what the system call gives.

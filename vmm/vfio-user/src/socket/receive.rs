@@ -30,8 +30,8 @@ impl PendingFds {
     /// A receiver that keeps no descriptor at all.
     pub(crate) const NONE: Self = Self { read_ahead: 0, most: 0 };
 
-    /// Enough for pipelined messages of `max_fds` descriptors each: reading ahead ends before a whole message's
-    /// worth would be lost.
+    /// Enough for pipelined messages of `max_fds` descriptors each: reading ahead ends before a
+    /// whole message's worth would be lost.
     pub(crate) fn for_messages_of(max_fds: usize) -> Self {
         Self { read_ahead: max_fds.max(1), most: 2 * max_fds }
     }
@@ -148,8 +148,8 @@ impl Receiver {
         self.fill_by(socket, false)
     }
 
-    /// As [`Self::fill`], but waits for something to come for as long as the socket's own time-out says, and no longer. A
-    /// socket that never blocks is not waited for.
+    /// As [`Self::fill`], but waits for something to come for as long as the socket's own time-out
+    /// says, and no longer. A socket that never blocks is not waited for.
     pub(crate) fn wait_and_fill(&mut self, socket: BorrowedFd<'_>) -> Result<Fill, FrameError> {
         self.fill_by(socket, true)
     }
@@ -240,7 +240,8 @@ impl Receiver {
         Ok(Some(Message { header, payload, fds, fds_lost, end: self.position }))
     }
 
-    /// Whether [`Self::next_message`] has something to say: a whole message, or that there is none to come.
+    /// Whether [`Self::next_message`] has something to say: a whole message, or that there is none
+    /// to come.
     pub(crate) fn has_message(&self) -> bool {
         match self.checked_header(self.start) {
             Ok(Some(header)) => header.size as usize <= self.buffered(),
@@ -263,9 +264,9 @@ impl Receiver {
         bytes.get(HEADER_SIZE..)
     }
 
-    /// Takes whole messages out of the stream, as if they had never come: `removed` are their stream positions, each
-    /// as {first byte, byte behind the last}, in ascending order. The rest moves up once, and the descriptors of the
-    /// removed messages are dropped.
+    /// Takes whole messages out of the stream, as if they had never come: `removed` are their
+    /// stream positions, each as {first byte, byte behind the last}, in ascending order. The rest
+    /// moves up once, and the descriptors of the removed messages are dropped.
     pub(crate) fn remove(&mut self, removed: &[(u64, u64)]) {
         let place = |position: u64| {
             let offset = usize::try_from(position.saturating_sub(self.position)).unwrap_or(usize::MAX);

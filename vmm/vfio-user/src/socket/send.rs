@@ -15,8 +15,8 @@ struct Outgoing {
     fds: Vec<OwnedFd>,
 }
 
-/// Messages stay apart in the queue, one system call each: QEMU takes a header that is cut in two for an
-/// error, and a message that starts a `sendmsg` is never cut within its first bytes.
+/// Messages stay apart in the queue, one system call each: QEMU takes a header that is cut in two
+/// for an error, and a message that starts a `sendmsg` is never cut within its first bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
     queue: VecDeque<Outgoing>,
@@ -107,9 +107,9 @@ fn attempt(
     }
 }
 
-/// The sending half of a stream, apart from the receiving one: a reply goes out while the request that it
-/// answers is still borrowed. A peer that has closed its end is no error here: what it sent before is still to be
-/// read, and replies to that go nowhere.
+/// The sending half of a stream, apart from the receiving one: a reply goes out while the request
+/// that it answers is still borrowed. A peer that has closed its end is no error here: what it sent
+/// before is still to be read, and replies to that go nowhere.
 pub(crate) struct Outlet<'a> {
     pub(super) socket: BorrowedFd<'a>,
     pub(super) tx: &'a mut Sender,

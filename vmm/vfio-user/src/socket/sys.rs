@@ -1,6 +1,7 @@
-//! UNSAFETY: `recvmsg` and `sendmsg` with descriptors. `nix` drops the descriptors of a truncated control
-//! message without closing them, and allocates for each message that carries some; a hostile peer must not
-//! be able to make either matter, so the two calls are made here, and everything around them is safe code.
+//! UNSAFETY: `recvmsg` and `sendmsg` with descriptors. `nix` drops the descriptors of a truncated
+//! control message without closing them, and allocates for each message that carries some; a
+//! hostile peer must not be able to make either matter, so the two calls are made here, and
+//! everything around them is safe code.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -27,7 +28,8 @@ pub(crate) struct Received {
     pub(crate) fds_lost: bool,
 }
 
-/// Reads what is there, without waiting unless it is told to; descriptors are appended to `fds`, close-on-exec.
+/// Reads what is there, without waiting unless it is told to; descriptors are appended to `fds`,
+/// close-on-exec.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -43,8 +45,8 @@ pub(crate) fn receive(
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = size_of::<Control>() as _;
     let flags = libc::MSG_CMSG_CLOEXEC | if wait { 0 } else { libc::MSG_DONTWAIT };
-    // SAFETY: `header` points at one iovec over `buffer` and at `control`, with their true lengths; all of
-    // them outlive the call, and nothing else refers to them meanwhile.
+    // SAFETY: `header` points at one iovec over `buffer` and at `control`, with their true lengths;
+    // all of them outlive the call, and nothing else refers to them meanwhile.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     let len = usize::try_from(result).map_err(|_| io::Error::last_os_error())?;
     let used = (header.msg_controllen as usize).min(size_of::<Control>());
@@ -63,7 +65,8 @@ fn take_descriptors(mut control: &[u8], fds: &mut Vec<OwnedFd>) {
         let Some(data) = control.get(CMSG_HEADER..length) else { return };
         if level == libc::SOL_SOCKET && kind == libc::SCM_RIGHTS {
             for raw in data.chunks_exact(FD_SIZE).map(|chunk| read_int(chunk, 0)) {
-                // SAFETY: the kernel has just installed this descriptor for us, and each one is listed once.
+                // SAFETY: the kernel has just installed this descriptor for us, and each one is
+                // listed once.
                 fds.push(unsafe { OwnedFd::from_raw_fd(raw) });
             }
         }
@@ -83,8 +86,8 @@ fn read_int(bytes: &[u8], at: usize) -> i32 {
     i32::from_ne_bytes(int)
 }
 
-/// Sends `head` and `body` as one piece, without waiting and without `SIGPIPE`; says how many bytes went. If
-/// any went, so did the descriptors.
+/// Sends `head` and `body` as one piece, without waiting and without `SIGPIPE`; says how many bytes
+/// went. If any went, so did the descriptors.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     head: &[u8],
@@ -116,8 +119,8 @@ pub(crate) fn send(
         header.msg_controllen = length.next_multiple_of(8) as _;
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `header` points at iovecs over `head` and `body` and at `control`, with their true lengths; the
-    // kernel only reads them, and all of them outlive the call.
+    // SAFETY: `header` points at iovecs over `head` and `body` and at `control`, with their true
+    // lengths; the kernel only reads them, and all of them outlive the call.
     let result = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, flags) };
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

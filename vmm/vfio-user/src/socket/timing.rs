@@ -1,6 +1,7 @@
 //! The time that system calls for a peer take.
 //!
-//! A peer can make them slow: each read and write of a socket walks all watches that the peer has hung on its own end.
+//! A peer can make them slow: each read and write of a socket walks all watches that the peer has
+//! hung on its own end.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! The fixed structures of the payloads, byte for byte. Each type's name is its command's; fields keep the
-//! names of the specification. No type has padding, and any bytes are a valid value.
+//! The fixed structures of the payloads, byte for byte. Each type's name is its command's; fields
+//! keep the names of the specification. No type has padding, and any bytes are a valid value.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -86,7 +86,8 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Request and start of the reply of `VFIO_USER_DEVICE_GET_REGION_INFO`, 32 bytes; capabilities follow.
+    /// Request and start of the reply of `VFIO_USER_DEVICE_GET_REGION_INFO`, 32 bytes; capabilities
+    /// follow.
     RegionInfoPayload {
         /// Size of the reply payload: room for it, then what it takes with all capabilities.
         argsz: U32,
@@ -194,7 +195,8 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Start of `VFIO_USER_DEVICE_SET_IRQS`, 20 bytes; one byte an interrupt follows with `DATA_BOOL`.
+    /// Start of `VFIO_USER_DEVICE_SET_IRQS`, 20 bytes; one byte an interrupt follows with
+    /// `DATA_BOOL`.
     SetIrqsPayload {
         /// Size of the request payload.
         argsz: U32,

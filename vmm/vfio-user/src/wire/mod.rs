@@ -1,10 +1,11 @@
 //! The wire format: headers, commands, and the structures behind them.
 //!
-//! What goes in: byte slices of any content and length. What comes out: owned, checked values or a typed
-//! error; nothing here does I/O, allocates by a length that the peer claims, or can panic.
+//! What goes in: byte slices of any content and length. What comes out: owned, checked values or a
+//! typed error; nothing here does I/O, allocates by a length that the peer claims, or can panic.
 //!
-//! All numbers are little-endian: the specification says "host endianness", and this crate's hosts are.
-//! Source: `docs/interop/vfio-user.rst` of QEMU; the VFIO numbers are those of `<linux/vfio.h>`.
+//! All numbers are little-endian: the specification says "host endianness", and this crate's hosts
+//! are. Source: `docs/interop/vfio-user.rst` of QEMU; the VFIO numbers are those of
+//! `<linux/vfio.h>`.
 
 #![forbid(unsafe_code)]
 
@@ -169,7 +170,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads a header from the first 16 bytes, `None` when there are fewer. Any 16 bytes are a header.
+    /// Reads a header from the first 16 bytes, `None` when there are fewer. Any 16 bytes are a
+    /// header.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (raw, _) = RawHeader::read_from_prefix(bytes).ok()?;
         Some(Self {
@@ -237,7 +239,8 @@ impl Header {
     }
 }
 
-/// Sizes are bounded far below 4 GiB by the negotiated limits; saturating keeps a mistake detectable.
+/// Sizes are bounded far below 4 GiB by the negotiated limits; saturating keeps a mistake
+/// detectable.
 fn size_of_message(payload: usize) -> u32 {
     u32::try_from(payload.saturating_add(HEADER_SIZE)).unwrap_or(u32::MAX)
 }

@@ -61,10 +61,12 @@ fn type_cap_size(info: &RegionInfo) -> usize {
     if info.region_type.is_some() { CAP_HEADER + size_of::<TypeCap>() } else { 0 }
 }
 
-/// Builds the reply for region `index`, which is never longer than `argsz`; that must be at least 32.
+/// Builds the reply for region `index`, which is never longer than `argsz`; that must be at least
+/// 32.
 ///
-/// Capabilities that do not fit are left out together with `VFIO_REGION_INFO_FLAG_CAPS` and `cap_offset`.
-/// The reply's `argsz` then exceeds the one given, and says how many bytes to ask again with.
+/// Capabilities that do not fit are left out together with `VFIO_REGION_INFO_FLAG_CAPS` and
+/// `cap_offset`. The reply's `argsz` then exceeds the one given, and says how many bytes to ask
+/// again with.
 pub fn build_region_info(index: u32, info: &RegionInfo, argsz: u32) -> Vec<u8> {
     let needed = region_info_size(info);
     let has_caps = needed > BASE && needed <= argsz as usize;
@@ -110,9 +112,9 @@ fn push_type_cap(reply: &mut Vec<u8>, info: &RegionInfo) {
     reply.extend_from_slice(cap.as_bytes());
 }
 
-/// Reads a reply of which `payload` are the bytes that came. The second value is the server's `argsz`: when
-/// it exceeds `payload.len()`, capabilities are missing and the request must be repeated with that size.
-/// The descriptor of the result is not filled in.
+/// Reads a reply of which `payload` are the bytes that came. The second value is the server's
+/// `argsz`: when it exceeds `payload.len()`, capabilities are missing and the request must be
+/// repeated with that size. The descriptor of the result is not filled in.
 ///
 /// # Errors
 /// [`RegionInfoError`]; whatever the bytes, the work is bounded by their number.
@@ -216,7 +218,8 @@ mod tests {
     #[test]
     fn capability_chain_that_loops_is_an_error() {
         let mut reply = build_region_info(2, &sample(), 4096);
-        // The type capability is the last 16 bytes; its `next` is made to point at the first capability.
+        // The type capability is the last 16 bytes; its `next` is made to point at the first
+        // capability.
         let at = reply.len() - 12;
         reply[at..at + 4].copy_from_slice(&32u32.to_le_bytes());
 

@@ -8,8 +8,8 @@ use super::{ShortPayload, VersionPayload, parse_prefix};
 /// Longest JSON text that is looked at, in bytes with its NUL. Known peers send about 200.
 pub const MAX_VERSION_JSON: usize = 4096;
 
-/// What a side says that it can do. `None` is "not said": the other side then assumes the default that the
-/// specification gives.
+/// What a side says that it can do. `None` is "not said": the other side then assumes the default
+/// that the specification gives.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
     /// Most descriptors that the sender takes in one message.
@@ -76,8 +76,8 @@ pub enum VersionError {
     Json(#[from] serde_json::Error),
 }
 
-/// Reads a `VFIO_USER_VERSION` payload. The NUL behind the JSON may be missing, and what follows it is ignored;
-/// unknown members are skipped.
+/// Reads a `VFIO_USER_VERSION` payload. The NUL behind the JSON may be missing, and what follows it
+/// is ignored; unknown members are skipped.
 ///
 /// # Errors
 /// [`VersionError`], when there is no version or its JSON is malformed.
@@ -97,7 +97,8 @@ pub fn parse_version(payload: &[u8]) -> Result<VersionMessage, VersionError> {
     })
 }
 
-/// The payload of a `VFIO_USER_VERSION`. Without `has_json` it is the four bytes of the version alone.
+/// The payload of a `VFIO_USER_VERSION`. Without `has_json` it is the four bytes of the version
+/// alone.
 pub fn build_version(message: &VersionMessage) -> Vec<u8> {
     let version = VersionPayload { major: message.major.into(), minor: message.minor.into() };
     let mut payload = version.as_bytes().to_vec();

@@ -36,8 +36,9 @@ pub fn memfd(size: u64) -> OwnedFd {
     fd
 }
 
-/// Region 0 is plain trapped memory, region 1 a memfd of which the second page is mapped, region 7 the
-/// configuration space, the others are empty; MSI-X has `VECTORS` vectors, INTx one that can be masked.
+/// Region 0 is plain trapped memory, region 1 a memfd of which the second page is mapped, region 7
+/// the configuration space, the others are empty; MSI-X has `VECTORS` vectors, INTx one that can be
+/// masked.
 pub struct Device {
     pub bar0: Vec<u8>,
     pub bar1: OwnedFd,
@@ -256,7 +257,8 @@ impl Pair {
         loop {
             self.server.note_twin_readable();
             let progress = self.server.on_readable(&mut self.device)?;
-            // Idle may leave an end of the stream behind, which a level-triggered loop comes back for.
+            // Idle may leave an end of the stream behind, which a level-triggered loop comes back
+            // for.
             let again = progress == Progress::Idle && last != Progress::Idle;
             if progress != Progress::More && !again && !self.server.ready() {
                 return Ok(progress);
