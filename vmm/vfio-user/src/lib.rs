@@ -5,10 +5,10 @@
 //! over by descriptor or reached by messages in the other direction. The specification is
 //! `docs/interop/vfio-user.rst` of QEMU.
 //!
-//! - [`wire`]: the bytes; parsing that takes anything and cannot panic.
+//! - [`wire`]: the bytes; parsing accepts any input and cannot panic.
 //! - [`socket`]: messages with descriptors on a non-blocking stream.
-//! - [`server`]: [`ServerConnection`], one client's state machine, driven by an event loop that is
-//!   not in here, and [`Handler`], the device behind it.
+//! - [`server`]: [`ServerConnection`], one client's state machine, driven by the caller's event
+//!   loop, and [`Handler`], the device behind it.
 //! - [`client`]: [`Client`], blocking calls with deadlines from any number of threads.
 //!
 //! Neither side trusts the other: sizes, counts, descriptors and replies are checked; buffers and

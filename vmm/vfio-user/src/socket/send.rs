@@ -94,7 +94,7 @@ impl Sender {
     }
 }
 
-/// Sends what the socket takes; zero when it takes nothing now.
+/// Sends as much as the socket takes now, and returns the number of bytes; zero when it takes none.
 fn attempt(
     socket: BorrowedFd<'_>,
     head: &[u8],
@@ -113,9 +113,9 @@ fn attempt(
     }
 }
 
-/// The sending half of a stream, apart from the receiving one: a reply goes out while the request
-/// that it answers is still borrowed. A peer that has closed its end is no error here: what it sent
-/// before is still to be read, and replies to that go nowhere.
+/// The sending half of a stream, apart from the receiving one: a reply goes out while its request
+/// is still borrowed. A peer that has closed its end causes no error here: the bytes that it sent
+/// before are still to be read, and replies to them are dropped.
 pub(crate) struct Outlet<'a> {
     pub(super) socket: BorrowedFd<'a>,
     pub(super) tx: &'a mut Sender,

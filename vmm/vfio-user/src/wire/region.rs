@@ -61,12 +61,12 @@ fn type_cap_size(info: &RegionInfo) -> usize {
     if info.region_type.is_some() { CAP_HEADER + size_of::<TypeCap>() } else { 0 }
 }
 
-/// Builds the reply for region `index`, which is never longer than `argsz`; that must be at least
-/// 32.
+/// Builds the reply for region `index`. The reply is never longer than `argsz`, which must be at
+/// least 32.
 ///
 /// Capabilities that do not fit are left out together with `VFIO_REGION_INFO_FLAG_CAPS` and
-/// `cap_offset`. The reply's `argsz` then exceeds the one given, and says how many bytes to ask
-/// again with.
+/// `cap_offset`. The reply's `argsz` then exceeds the given one and names the size to ask again
+/// with.
 pub fn build_region_info(index: u32, info: &RegionInfo, argsz: u32) -> Vec<u8> {
     let needed = region_info_size(info);
     let has_caps = needed > BASE && needed <= argsz as usize;
