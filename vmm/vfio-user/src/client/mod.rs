@@ -142,7 +142,7 @@ pub enum ClientError {
     /// No answer came in time.
     #[error("{command:?} was not answered within {timeout:?}")]
     Timeout {
-        /// What was asked.
+        /// Command of the request.
         command: Command,
         /// Time that the call waited.
         timeout: Duration,

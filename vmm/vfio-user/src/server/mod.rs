@@ -69,7 +69,7 @@ const MAX_QUEUED_FDS: usize = 32;
 /// Limits of a connection.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Most descriptors in one message; QEMU refuses a server that says more than 16.
+    /// Most descriptors in one message; QEMU refuses a server that names more than 16.
     pub max_msg_fds: u32,
     /// Most bytes of data in one message, at least 1; QEMU refuses more than 64 MiB.
     pub max_data_xfer_size: u32,
@@ -115,7 +115,7 @@ impl ServerConfig {
 /// State of the connection at the end of a call of [`ServerConnection::on_readable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// All that was there is served: call again when the socket is readable (level-triggered).
+    /// All received requests are served: call again when the socket is readable (level-triggered).
     Idle,
     /// The budget is used up: call again soon.
     More,
@@ -135,13 +135,13 @@ pub enum ConnectionError {
     /// The client died in the middle of a message.
     #[error("the client closed the connection {buffered} bytes into a message")]
     Truncated {
-        /// Bytes of it that had come.
+        /// Bytes of the message that had come.
         buffered: usize,
     },
     /// The first message must be a version.
     #[error("the client sent {command:?} before VFIO_USER_VERSION")]
     NotNegotiated {
-        /// What it was instead.
+        /// The command that came instead.
         command: Command,
     },
     /// The version could not be read.

@@ -37,7 +37,7 @@ impl PendingFds {
     }
 }
 
-/// A message, taken off the stream.
+/// A message that was taken off the stream.
 #[derive(Debug)]
 pub struct Message<'a> {
     /// Its header.
@@ -64,7 +64,7 @@ pub enum Fill {
     WouldBlock,
     /// The peer has closed its end; no more bytes will come.
     End,
-    /// The buffer is full of messages that have not been taken.
+    /// The buffer is full of messages that were not taken.
     Full,
 }
 

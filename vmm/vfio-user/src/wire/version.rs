@@ -71,7 +71,7 @@ pub enum VersionError {
     /// The JSON is longer than [`MAX_VERSION_JSON`].
     #[error("the version data have {0} bytes, at most {MAX_VERSION_JSON} are read: name fewer capabilities")]
     TooLong(usize),
-    /// The JSON is none, or its values have the wrong types.
+    /// The data are not JSON, or their values have the wrong types.
     #[error("the version data are not the JSON of the specification: {0}")]
     Json(#[from] serde_json::Error),
 }
