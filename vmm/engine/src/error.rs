@@ -1,5 +1,4 @@
-//! What can go wrong with an engine itself. What goes wrong with a client ends that client and is
-//! counted.
+//! Errors of an engine itself. An error of a client ends that client and is counted.
 
 use std::{io, path::PathBuf};
 
@@ -13,23 +12,23 @@ pub enum EngineError {
     /// A system call failed.
     #[error("{what}: {errno}")]
     System {
-        /// What was being done.
+        /// The attempted operation.
         what: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         errno: Errno,
     },
     /// io_uring was asked for and does not work here.
     #[error("io_uring does not work here ({reason}): container profiles often forbid it; use epoll")]
     IoUring {
-        /// What did not work.
+        /// Error of the attempt.
         reason: io::Error,
     },
     /// The event loop failed.
     #[error("waiting for events with {event_loop}: {reason}")]
     Wait {
-        /// Its name.
+        /// Name of the event loop.
         event_loop: &'static str,
-        /// What it said.
+        /// Error of the event loop.
         reason: io::Error,
     },
     /// A thread could not be started.
@@ -61,16 +60,16 @@ pub enum EngineError {
         function: u32,
         /// Attachment asked for.
         attachment: u16,
-        /// Where it is served.
+        /// Path where it is served.
         path: PathBuf,
     },
-    /// Somebody else serves this socket.
+    /// Another server uses this socket.
     #[error("{path} is in use by a running server: choose another path, or end that server")]
     SocketInUse {
         /// The socket.
         path: PathBuf,
     },
-    /// There is something else at the socket's path.
+    /// The file at the socket's path is no socket.
     #[error("{path} exists and is no socket: choose another path, or remove it")]
     NotASocket {
         /// The path.
@@ -79,11 +78,11 @@ pub enum EngineError {
     /// The socket could not be made.
     #[error("{what} {path}: {reason}")]
     Socket {
-        /// What was being done.
+        /// The attempted operation.
         what: &'static str,
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         reason: io::Error,
     },
 }
@@ -91,21 +90,20 @@ pub enum EngineError {
 /// Why an [`crate::EngineHandle`] got no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum HandleError {
-    /// Too many commands wait already.
+    /// The queue of commands is full.
     #[error("the engine has {limit} commands waiting already: try again later")]
     Full {
-        /// Commands that can wait.
+        /// Number of commands that can wait.
         limit: usize,
     },
-    /// The engine is no more: it was dropped. One that is there and does not run, not yet or not
-    /// any more, keeps commands until it runs.
+    /// The engine was dropped. An engine that exists but does not run keeps commands until it runs.
     #[error("the engine has ended")]
     Ended,
-    /// No answer within the time given: the engine is busy, or does not run. The command may still
-    /// be carried out.
+    /// No answer came within the given time: the engine is busy, or does not run. The command may
+    /// still be carried out.
     #[error("the engine did not answer within {milliseconds} ms")]
     Timeout {
-        /// The time given.
+        /// The given time.
         milliseconds: u128,
     },
 }

@@ -106,7 +106,7 @@ impl std::fmt::Debug for Exchange {
     }
 }
 
-/// What makes the thread that reads stop.
+/// The event that the thread that reads waits for.
 #[derive(Clone, Copy)]
 enum Goal {
     Reply {
