@@ -65,7 +65,7 @@ impl Job {
 #[derive(Debug)]
 pub(crate) struct Backlog {
     items: AtomicUsize,
-    /// The engine waits for the backlog to get short.
+    /// Whether the engine waits for the backlog to become shorter.
     is_awaited: AtomicBool,
     waker: Waker,
 }
@@ -81,7 +81,8 @@ impl Backlog {
         if self.items.load(Ordering::Acquire) < limit {
             return true;
         }
-        // The flag before the second look: an item that ends in between wakes the engine.
+        // The flag is set before the second check, so an item that is closed in between wakes the
+        // engine.
         self.is_awaited.store(true, Ordering::SeqCst);
         self.items.load(Ordering::SeqCst) < limit
     }

@@ -68,8 +68,9 @@ pub struct EngineConfig {
     /// Time that a register access may wait for the device before it is answered with `EAGAIN`.
     /// QEMU gives up after 5 s.
     pub stall_limit: Duration,
-    /// How long a client may take to answer a DMA message before the device gets an error, from
-    /// when the device asked for it: a client that does not read its socket has no more time.
+    /// Time that a client may take to answer a DMA message before the device gets an error. It
+    /// starts when the device asks for the message: a client that does not read its socket gets
+    /// no more time.
     pub dma_limit: Duration,
     /// Longest sleep of the engine while it has clients; covers a store without a wake-up.
     pub safety_timeout: Duration,

@@ -213,10 +213,12 @@ impl Exchange {
         &self,
         command: Command,
         fixed: &[u8],
+
         data: &[u8],
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         let mut state = self.lock();
+
         check_dead(&state)?;
         let id = fresh_id(&mut state);
         self.send(
@@ -226,6 +228,7 @@ impl Exchange {
             data,
             &[],
         )?;
+
         while state.tx.queued() > 0 {
             check_dead(&state)?;
             if deadline.is_over() {
