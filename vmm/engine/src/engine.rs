@@ -97,8 +97,8 @@ impl Engine {
         tracing::info!(event_loop = events.name(), "the engine's event loop");
         interrupt::prepare()
             .map_err(|errno| EngineError::System { what: "setting a handler for SIGURG", errno })?;
-        let waker = Waker::new()?;
 
+        let waker = Waker::new()?;
         let signals = Arc::new(Signals::default());
         let helper = Helper::start(waker.clone())?;
         let watchdog = Watchdog::start(Arc::clone(&signals))?;

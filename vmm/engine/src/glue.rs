@@ -102,7 +102,6 @@ impl Glue<'_> {
 
     fn bind(&mut self, index: u32, start: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
         let mut sinks = Vec::with_capacity(fds.len());
-
         for fd in fds {
             sinks.push(fd.map(|fd| EventFdSink::bind(fd, &self.session.eventfds, self.signals)).transpose()?);
         }
@@ -139,8 +138,8 @@ impl Glue<'_> {
         if index != INTX {
             return Err(Errno::EINVAL);
         }
-        let fd = fds.into_iter().next().flatten();
 
+        let fd = fds.into_iter().next().flatten();
         fd.as_ref().map_or(Ok(()), sink::check)?;
         self.session.new_unmask = Some(fd);
         Ok(())
@@ -165,8 +164,8 @@ impl Handler for Glue<'_> {
             .machine
             .region(self.session.function, self.session.who, index)
             .map_err(|error| errno::of_machine(&error))?;
-        let mut info = RegionInfo { size: view.size, ..RegionInfo::default() };
 
+        let mut info = RegionInfo { size: view.size, ..RegionInfo::default() };
         for (flag, set) in [(REGION_FLAG_READ, view.readable), (REGION_FLAG_WRITE, view.writable)] {
             if set {
                 info.flags |= flag;
@@ -220,7 +219,6 @@ impl Handler for Glue<'_> {
             }
             Ok(Backing::Wanted(wanted)) => {
                 let token = self.session.token();
-
                 self.session.pending_map = Some(PendingMap { token, map, place: wanted.place() });
                 let request = MapRequest {
                     port: self.port,
@@ -260,7 +258,6 @@ impl Handler for Glue<'_> {
 
     fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
         let SetIrqs { index, start, count, action, data } = irqs;
-
         let data = match (action, data) {
             (IrqAction::Trigger, IrqData::EventFd(fds)) => return self.bind(index, start, fds),
             (IrqAction::Unmask, IrqData::EventFd(fds)) => return self.bind_unmask(index, fds),
@@ -292,7 +289,6 @@ impl Handler for Glue<'_> {
 
     fn reset(&mut self) -> Outcome {
         let result = self.machine.reset_attachment(self.session.function, self.session.who);
-
         self.session.cancel_dma(self.machine);
         result.map_err(|error| errno::of_machine(&error)).into()
     }

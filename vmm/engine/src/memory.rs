@@ -117,7 +117,6 @@ impl ClientMemory {
         }
 
         let last = map.address.checked_add(map.size.wrapping_sub(1)).ok_or(Errno::EINVAL)?;
-
         if self
             .ranges
             .range(..=last)
@@ -314,7 +313,6 @@ mod tests {
         assert_eq!(second.base_address() - first.base_address(), 0x2000);
 
         drop((first, second));
-
         memory.remove(&DmaUnmap::Range { address: 0, size: 0x1000 });
         assert_eq!(memory.sweep().len(), 0);
         memory.remove(&DmaUnmap::Range { address: 0x8000, size: 0x1000 });
@@ -383,7 +381,6 @@ mod tests {
     fn a_file_of_pages_that_take_long_to_clear_is_reached_by_messages() {
         use nix::sys::memfd::{MFdFlags, memfd_create};
         let mut memory = ClientMemory::new(Quotas::default());
-
         // No page is ever touched, so none need exist. Processors without such pages refuse the
         // file.
         let Ok(fd) = memfd_create(c"huge", MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_1GB) else { return };
@@ -399,8 +396,8 @@ mod tests {
         let mut memory = ClientMemory::new(Quotas::default());
         let (keep, _) = file(0x1000);
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&keep.fd().unwrap()));
-
         let read_only = OwnedFd::from(std::fs::File::open(path).unwrap());
+
         assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(read_only.into())), Err(Errno::EACCES)));
     }
 }

@@ -409,7 +409,6 @@ impl Engine {
     }
 
     /// Sends the DMA messages that the machine has for clients.
-
     pub(crate) fn route(&mut self, now: Instant) {
         while let Some(message) = self.machine.pop_outgoing() {
             let (Outgoing::DmaRead { function, attachment, .. }
@@ -423,8 +422,8 @@ impl Engine {
         }
         while let Some(index) = self.senders.pop() {
             let port = &mut self.ports[index];
-
             let Some(client) = &mut port.client else { continue };
+
             let due = client.session.send(&mut self.machine, &mut client.connection, &mut port.counters);
             let generation = port.generation;
 
@@ -458,7 +457,6 @@ impl Engine {
             let port = &mut self.ports[index];
             if let Some(client) = &mut port.client {
                 let (machine, connection) = (&mut self.machine, &mut client.connection);
-
                 let due = client.session.expire(machine, connection, now, &mut port.counters);
                 // An unmap may have waited for a message that was given up.
                 let goes_on = client.connection.ready();

@@ -297,7 +297,6 @@ impl Session {
     /// Fails the waiting access with `ECANCELED`, because an operator reset the function.
     pub(crate) fn cancel_access(&mut self, connection: &mut ServerConnection) {
         let Some(stalled) = self.stalled.take() else { return };
-
         let told = match stalled.kind {
             StalledKind::Read(_) => connection.complete_read(stalled.token, Err(Errno::ECANCELED)),
             StalledKind::Write(_) => connection.complete(stalled.token, Err(Errno::ECANCELED)),

@@ -106,7 +106,6 @@ impl Signals {
     }
 
     /// Sets the thread that is woken when a write begins while the watchdog checks less often.
-
     pub(crate) fn set_watchdog(&self, thread: Thread) {
         // Each engine has one watchdog.
         let _ = self.watchdog.set(thread);

@@ -419,7 +419,6 @@ impl ServerConnection {
     }
 
     /// Ends the operation of [`Self::dma_read`] or [`Self::dma_write`] that has this token, without
-
     /// a call of the handler, which has given it up. Its slot becomes free, and a late reply is
     /// dropped. Returns false when there is no such operation.
     pub fn forget_dma(&mut self, token: Token) -> bool {
