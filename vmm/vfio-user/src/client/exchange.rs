@@ -131,7 +131,6 @@ impl Exchange {
     pub(super) fn new(framed: Framed, config: &ClientConfig) -> Self {
         let Framed { fd, rx, tx } = framed;
         let nap = TimeVal::milliseconds(MAX_NAP.as_millis() as i64);
-
         let ends_waits = setsockopt(&fd, ReceiveTimeout, &nap).is_ok();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
 
@@ -213,12 +212,10 @@ impl Exchange {
         &self,
         command: Command,
         fixed: &[u8],
-
         data: &[u8],
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         let mut state = self.lock();
-
         check_dead(&state)?;
         let id = fresh_id(&mut state);
         self.send(
@@ -463,7 +460,6 @@ impl Exchange {
 
         let stop = self.read_until(&mut rx, goal, deadline, queued, on_reply);
         let mut state = self.lock();
-
         state.rx = Some(rx);
         let stop = match stop {
             Stop::Dead(error) => {

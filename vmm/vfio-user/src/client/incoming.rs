@@ -38,7 +38,6 @@ fn read(
     let mut reply = vec![0; FIXED + count];
     let (fixed, data) = reply.split_at_mut(FIXED);
     memory.ok_or(Errno::EFAULT)?.read(access.address.get(), data)?;
-
     put_fixed(fixed, header, &access, count);
     Ok(reply)
 }
@@ -63,7 +62,6 @@ fn write(
 fn check(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8]), Errno> {
     let (access, data) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EINVAL)?;
     let count = access.count.get();
-
     if count > max_data.into() || access.address.get().checked_add(count).is_none() {
         return Err(Errno::EINVAL);
     }

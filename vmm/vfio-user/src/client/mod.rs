@@ -260,7 +260,6 @@ impl Client {
         let path = path.as_ref();
         let deadline = Deadline::after(config.timeout);
         let failed = |errno: Errno| ClientError::Connect { path: path.to_owned(), errno };
-
         let address = UnixAddr::new(path).map_err(|errno| failed(errno.into()))?;
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)
@@ -343,8 +342,8 @@ impl Client {
         if self.exchange.is_dead() || self.exchange.is_lost() {
             return false;
         }
-        // Hang-up and errors are always reported.
 
+        // Hang-up and errors are always reported.
         let mut fds = [PollFd::new(self.exchange.socket(), PollFlags::empty())];
         match poll(&mut fds, PollTimeout::ZERO) {
             Ok(_) => fds[0].revents().is_some_and(|events| events.is_empty()),

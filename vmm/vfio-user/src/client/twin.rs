@@ -106,7 +106,6 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
             match rx.fill(socket)? {
                 Fill::Data { .. } => {}
                 Fill::WouldBlock | Fill::Full => break,
-
                 Fill::End => return Ok(()),
             }
             while let Some(message) = rx.next_message()? {

@@ -114,7 +114,6 @@ impl DmaTable {
         self.check(address, len, out.queued(), limits.queue)?;
         let id = self.fresh_id();
         let chunk = len.min(limits.transfer);
-
         send_read(out, id, address, chunk)?;
         let direction = Direction::Read(Vec::new());
 
@@ -138,7 +137,6 @@ impl DmaTable {
 
         let direction = Direction::Write(later.to_vec());
         let chunk = now.len();
-
         self.operations.push(Operation { id, token, address, len, done: 0, chunk, is_cut: false, direction });
         Ok(())
     }
@@ -183,7 +181,6 @@ impl DmaTable {
             operation.chunk = (operation.len - operation.done).min(limits.transfer);
             let (id, chunk) = (operation.id, operation.chunk);
             let next = operation.address + operation.done as u64;
-
             match &mut operation.direction {
                 Direction::Read(_) => send_read(out, id, next, chunk)?,
                 Direction::Write(rest) => {

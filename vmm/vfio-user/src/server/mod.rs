@@ -225,7 +225,6 @@ impl ServerConnection {
         // Before the negotiation only a version is expected.
         let limit = HEADER_SIZE + 4 + MAX_VERSION_JSON;
         let mut framed = Framed::new(socket, limit, config.max_msg_fds as usize);
-
         framed.rx.set_pending_limit(PendingFds::NONE);
         Self { framed, session: Session::new(config) }
     }
@@ -452,7 +451,6 @@ impl ServerConnection {
     fn check_running(&self) -> Result<(), DmaError> {
         let usable = self.session.twin.as_ref().is_none_or(Twin::is_usable);
         let running = self.session.state == State::Running && !self.framed.tx.has_ended() && usable;
-
         if running { Ok(()) } else { Err(DmaError::NotConnected) }
     }
 
@@ -593,7 +591,6 @@ impl ServerConnection {
 
     fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(self.framed.as_fd(), PollFlags::empty())];
-
         let _ = poll(&mut fds, PollTimeout::ZERO);
         fds[0].revents().is_some_and(|events| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
     }

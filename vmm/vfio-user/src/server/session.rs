@@ -120,7 +120,6 @@ impl Session {
     ) -> Result<(), ConnectionError> {
         self.counters.messages += 1;
         let header = message.header;
-
         if header.message_type() == MessageType::Reply {
             // A reply gets no answer. One that no operation waits for is dropped, as QEMU does.
             let is_expected = self.expects(&header);
@@ -191,7 +190,6 @@ impl Session {
         };
 
         let request = deferred.request;
-
         let result = match (deferred.result.unwrap_or(Ok(())), deferred.kind) {
             (Err(errno), _) => Err(errno.into()),
             (Ok(()), Kind::Read(access)) => {
@@ -374,7 +372,6 @@ impl Session {
     fn region_read(
         &mut self,
         out: &mut Outlet<'_>,
-
         request: Request,
         payload: &[u8],
         handler: &mut dyn Handler,

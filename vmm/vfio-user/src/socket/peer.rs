@@ -35,9 +35,7 @@ pub(crate) fn has_exited(process: BorrowedFd<'_>) -> bool {
 
 fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut fd: RawFd = -1;
-
     let mut len = size_of::<RawFd>() as libc::socklen_t;
-
     // SAFETY: the kernel writes at most `len` bytes, the size of `fd`, and both outlive the call.
     let result = unsafe {
         libc::getsockopt(

@@ -166,7 +166,6 @@ impl Receiver {
         let mut fds = Vec::new();
         let room = &mut self.buffer[self.end..];
         let asked = room.len();
-
         let control = &mut self.control;
         let received = match self.times.measure(|| sys::receive(socket, room, control, &mut fds, wait)) {
             Ok(received) => received,
@@ -186,7 +185,6 @@ impl Receiver {
         // then.
         let drained = received.len < asked && fds.is_empty() && !received.fds_lost;
         let fds = fds.into_iter().map(|fd| PeerFd::new(fd, self.closer.clone())).collect();
-
         self.keep(fds, received.fds_lost);
         Ok(Fill::Data { drained })
     }
@@ -247,7 +245,6 @@ impl Receiver {
         let from = self.start;
         self.start += size;
         self.position += size as u64;
-
         let (fds, fds_lost) = self.take_fds();
         let payload = &self.buffer[from + HEADER_SIZE..from + size];
         Ok(Some(Message { header, payload, fds, fds_lost, end: self.position }))

@@ -49,7 +49,6 @@ impl Sender {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), FrameError> {
         let total = head.len() + body.len();
-
         let sent =
             if self.queue.is_empty() { self.times.measure(|| attempt(socket, head, body, fds))? } else { 0 };
         if sent == total {

@@ -63,7 +63,6 @@ fn take_descriptors(mut control: &[u8], fds: &mut Vec<OwnedFd>) {
     // `struct cmsghdr`: size_t cmsg_len, int cmsg_level, int cmsg_type.
     while let Some((header, _)) = control.split_at_checked(CMSG_HEADER) {
         let length = read_word(header, 0) as usize;
-
         let level = read_int(header, 8);
         let kind = read_int(header, 12);
         let Some(data) = control.get(CMSG_HEADER..length) else { return };
@@ -108,7 +107,6 @@ pub(crate) fn send(
     // SAFETY: `msghdr` is plain old data, for which zero is a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = iov.as_mut_ptr();
-
     header.msg_iovlen = if body.is_empty() { 1 } else { 2 };
     let mut control = EMPTY_CONTROL;
     if !fds.is_empty() {

@@ -216,7 +216,6 @@ impl Header {
         };
 
         let mut bytes = [0; HEADER_SIZE];
-
         bytes.copy_from_slice(raw.as_bytes());
         bytes
     }
