@@ -1,5 +1,5 @@
-//! Files that clients hand over: cut short at any time, endless, of any kind, too many. A neighbour
-//! goes on meanwhile.
+//! Client files that are truncated at any time, endless, of any kind, or too many. A neighbour is
+//! served meanwhile.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -32,7 +32,7 @@ const COPY: u32 = 0x1000;
 const TERABYTE: u64 = 1 << 40;
 /// BAR of the attachment's windows, and of the mirror page.
 const BARS: [u32; 2] = [1, 2];
-/// The most that anything here lets the engine keep of one client's file, in pages.
+/// Size of a client's file, in pages.
 const PAGES: u64 = 64;
 
 fn file(length: u64) -> OwnedFd {
@@ -45,8 +45,8 @@ fn map(client: &Client, address: u64, offset: u64, size: u64, file: &OwnedFd) ->
     client.dma_map(range(address, offset, size), Some(file.as_fd())).map_err(|error| error.errno())
 }
 
-/// Copies from `source` to `target` until the connection ends, which it does after the file behind
-/// the second terabyte is cut.
+/// Copies from `source` to `target` until the connection ends, because the file behind the second
+/// terabyte is truncated.
 fn cut_while_copying(config: EngineConfig, source: u64, target: u64) {
     let neighbour = Neighbour::start(config);
     let client = neighbour.served.client(A);
@@ -71,14 +71,14 @@ fn cut_while_copying(config: EngineConfig, source: u64, target: u64) {
     assert_eq!(flags, mirror::FLAG_DEAD);
 }
 
-/// Short for a moment, and as long as before.
+/// Truncates the file for a moment, and restores its length.
 fn flicker(file: &OwnedFd) {
     ftruncate(file, 0).unwrap();
     ftruncate(file, (PAGES * PAGE) as i64).unwrap();
 }
 
-/// A range of each of these files is reached by messages, for reading only and for writing too;
-/// none is mapped.
+/// Checks that a range of each of these files is reached by messages, for reading only and for
+/// writing too, and that none is mapped.
 fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
     let neighbour = Neighbour::start(config);
     let client = neighbour.served.client(A);
@@ -161,7 +161,7 @@ both_loops! {
                 assert_eq!(fcntl(&fd, FcntlArg::F_ADD_SEALS(seal)), Err(SystemErrno::EPERM));
             }
         }
-        // Holes in the windows are zeros, which the client could have written as well.
+        // Holes in the windows read as zeros, which the client could have written as well.
         let windows = client.region_info(BARS[0]).unwrap();
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(windows.fd.unwrap(), hole, 0, windows.size as i64).unwrap();
@@ -244,7 +244,7 @@ both_loops! {
         let on_disk = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         on_disk.set_len(PAGE).unwrap();
         if nix::sys::statfs::fstatfs(&on_disk).unwrap().filesystem_type() == nix::sys::statfs::TMPFS_MAGIC {
-            // The whole workspace is in memory: then the file is as good as a memfd.
+            // The whole workspace is on tmpfs, where the file is as good as a memfd.
             return;
         }
         none_is_mapped(config, &[("a file on a disk", on_disk.as_fd())]);
@@ -270,7 +270,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB;
-        // A kernel without huge pages has no such files.
+        // A kernel without huge pages refuses to make such a file.
         if let Ok(huge) = memfd_create("huge", flags) {
             ftruncate(&huge, HUGE as i64).unwrap();
             if map(&client, 0, 0, HUGE, &huge).is_ok() {

@@ -1,4 +1,4 @@
-//! Clients that die, stall, cheat, flood or never listen; and what an operator can do about them.
+//! Clients that die, stall, cheat, flood or never read, and an operator's means against them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -38,7 +38,8 @@ use nix::{
 
 /// BAR of the mirror page.
 const MIRROR_BAR: u32 = 2;
-/// Names the socket to the process that [`holds_an_attachment_until_killed`] runs in.
+/// Environment variable that passes the socket to the process of
+/// [`holds_an_attachment_until_killed`].
 const HELD_SOCKET: &str = "NICFORGE_TEST_HELD_SOCKET";
 
 both_loops! {
@@ -128,7 +129,7 @@ both_loops! {
         enable(&client);
         let page = map_bar(&client, MIRROR_BAR, Access::ReadOnly);
         ftruncate(&file, 0).unwrap();
-        // The write may end with the connection.
+        // The write may fail because the connection ends.
         let _ = copy(&client, 0x1000, 0x3000, 64);
         let snapshot = served.until_free(A);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
@@ -188,7 +189,7 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         enable(&client);
-        // Mapped, leased and unmapped: another file each time.
+        // Each call maps, leases and unmaps another file.
         let take = || {
             let file = memory(0x1000);
             client.dma_map(range(0, 0, 0x1000), file.fd()).map_err(|error| error.errno())?;
@@ -202,7 +203,7 @@ both_loops! {
         write32(&client, reg::LET_GO, 0);
         assert_eq!(take(), Ok(()));
         write32(&client, reg::LET_GO, 0);
-        // Also when the client asks for nothing more.
+        // The server unmaps even when the client sends no more requests.
         served.until("all is unmapped", |snapshot| client_of(snapshot, A).unwrap().mapped_bytes == 0);
     }
 
@@ -214,7 +215,7 @@ both_loops! {
         let mut sent = 0;
         let mut rest: &[u8] = &[];
         let deadline = Instant::now() + LONG;
-        // Until the server has taken nothing for a while in which another client was served.
+        // The loop ends when the server has taken no request while it answered several snapshots.
         loop {
             assert!(Instant::now() < deadline, "the server takes requests without end");
             if rest.is_empty() {
@@ -265,7 +266,7 @@ both_loops! {
         enable(&client);
         let done = bind(&client, PCI_MSIX_IRQ, 0);
         copy(&client, 0, 0x800, 64).unwrap();
-        // This thread waits for the interrupt only, so that nobody answers.
+        // This thread waits for the interrupt only, so no thread answers the message.
         wait_for(&done);
         assert_eq!(server_of(&served.snapshot(), A).dma_timeouts, 1);
         assert_eq!(read64(&client, reg::COPIED), 1 << 32);
@@ -287,7 +288,7 @@ both_loops! {
         let served = Served::start(config);
         write32(&served.client(B), reg::CREDITS, 1);
         let mut raw = Raw::negotiated(&served.path(A));
-        // The engine comes to the messages when the client has gone.
+        // The engine reads the messages only when the client has gone.
         let (go, gone) = std::sync::mpsc::channel::<()>();
         served.handle.send(move |_| { let _ = gone.recv(); }).unwrap();
         raw.send(&request(Message::RegionRead, &access(0, 0, 4, &[])));
@@ -316,7 +317,7 @@ both_loops! {
         raw.set_read_timeout(Some(LONG)).unwrap();
         raw.write_all(&[0xff; 4096]).unwrap();
         let mut end = Vec::new();
-        // A reset of the connection is an end, too.
+        // A reset of the connection ends it, too.
         let _ = raw.read_to_end(&mut end);
         served.until_free(A);
         assert_eq!(server_of(&served.snapshot(), A).broken, 1);
@@ -412,7 +413,7 @@ fn listen_at(path: &std::path::Path) -> Result<(), EngineError> {
     engine().listen(FUNCTION, A, path)
 }
 
-/// A request to read so many bytes of the windows.
+/// Returns a request to read this many bytes of the windows.
 fn region_read(length: u32) -> Vec<u8> {
     let mut message = Header::request(2, Message::RegionRead, 16, false).to_bytes().to_vec();
     message.extend(0_u64.to_le_bytes());
@@ -421,7 +422,7 @@ fn region_read(length: u32) -> Vec<u8> {
     message
 }
 
-/// Memory that is there, but nobody asks it.
+/// Memory whose client never serves a message.
 #[derive(Default)]
 struct Silent(AtomicBool);
 

@@ -1,5 +1,5 @@
-//! DMA messages: when they end although nobody answers, and that none comes too late. The client is
-//! bytes on a stream.
+//! DMA messages: they end without an answer, and none is sent too late. The client is bytes on a
+//! stream.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -14,11 +14,11 @@ use nicforge_core::context::MAX_REMOTE;
 use nicforge_engine::Snapshot;
 use nicforge_vfio_user::{DMA_FLAG_READ, DMA_FLAG_WRITE, wire::Command};
 
-/// Long enough for what is wrong to happen first, short enough for a test.
+/// Long enough for a fault to show first, short enough for a test.
 const SHORT: Duration = Duration::from_millis(30);
 /// A page of client memory without a descriptor.
 const PAGE: u64 = 0x1000;
-/// In the command register: memory decode, bus master.
+/// Bits of the command register: memory decode, bus master.
 const MEMORY: u16 = 2;
 const MASTER: u16 = 4;
 
@@ -90,7 +90,8 @@ both_loops! {
     }
 }
 
-/// A client that has mapped [`PAGE`] and lets the device start DMA, which copies from there.
+/// Returns a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
+/// there.
 fn ready(served: &Served) -> Raw {
     let mut raw = Raw::negotiated(&served.path(A));
     assert_eq!(raw.ask(Command::DmaMap, &map()), None);
@@ -111,14 +112,14 @@ fn unmap() -> Vec<u8> {
     [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
-/// In one turn: the device asks for a message, and replies that nobody takes fill the socket before
-/// it can be sent.
+/// Fills the socket with unread replies in the turn in which the device asks for a message, so that
+/// the message cannot be sent.
 fn fill_the_socket(raw: &mut Raw) {
     let read = request(Command::RegionRead, &access(0, 1, 1 << 12, &[]));
     raw.send(&[doorbell(64), read.repeat(200)].concat());
 }
 
-/// The start of a copy of so many bytes, which is not answered.
+/// Returns a posted write that starts a copy of this many bytes.
 fn doorbell(length: u32) -> Vec<u8> {
     posted(Command::RegionWrite, &access(reg::COPY, 0, 4, &length.to_le_bytes()))
 }

@@ -1,5 +1,5 @@
-//! Descriptors and processor time. These tests look at the whole process, so that they run one
-//! after another.
+//! Descriptors and processor time. These tests look at the whole process, so they run one after
+//! another.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -41,7 +41,7 @@ both_loops! {
             for _ in 0..count {
                 drop(UnixStream::connect(served.path(A)).unwrap());
             }
-            // Whoever comes now is served when all before have been.
+            // A later client is served after all earlier ones.
             drop(patient_client(served));
             served.until_free(A);
         };
@@ -58,20 +58,20 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
         let files: Vec<_> = (0..config.quotas.files).map(|_| memory(0x1000)).collect();
-        // The server has closed its copy of what it passed in the first answer when it gives the
-        // next one.
+        // When the server answers again, it has closed its copy of the descriptor in its first
+        // answer.
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         let before = descriptors();
         for (address, file) in (0..).step_by(0x1000).zip(&files) {
             client.dma_map(range(address, 0, 0x1000), file.fd()).unwrap();
         }
-        // A file that is mapped need not be open.
+        // A mapped file need not stay open.
         assert_descriptors(before);
         let one_more = memory(0x1000);
         let refused = client.dma_map(range(1 << 40, 0, 0x1000), one_more.fd());
         assert_eq!(refused.err().unwrap().errno(), Errno::ENOSPC);
         drop(one_more);
-        // Eventfds take the places of those before them.
+        // New eventfds replace the earlier ones.
         for _ in 0..100 {
             let fds = [(); 4].map(|()| eventfd());
             let fds: Vec<_> = fds.iter().map(|fd| Some(fd.as_fd())).collect();
@@ -99,7 +99,7 @@ both_loops! {
         let (before, mappings) = (descriptors(), maps());
         connect(1_000);
         assert_descriptors(before);
-        // The helper unmaps in its own time.
+        // A thread of the engine unmaps later.
         let deadline = Instant::now() + LONG;
         while maps() > mappings + 8 {
             assert!(Instant::now() < deadline, "{} mappings, {mappings} before", maps());
@@ -152,20 +152,19 @@ both_loops! {
     }
 }
 
-/// The share of a processor that the engine takes when it is left alone, rounded down to a
-/// thousandth.
+/// Returns the share of a processor that an unused engine takes, rounded down to a thousandth.
 fn busy_share(served: &Served) -> f64 {
     const INTERVAL: Duration = Duration::from_millis(500);
     let used =
         || served.handle.call(LONG, |_| clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap()).unwrap();
     let before = used();
-    // Nothing is waited for: this is the time that is measured.
+    // The sleep is the interval of the measurement; it waits for no event.
     std::thread::sleep(INTERVAL);
     let used = Duration::from(used()) - Duration::from(before);
     (used.as_secs_f64() / INTERVAL.as_secs_f64() * 1000.0).floor() / 1000.0
 }
 
-/// A client that tries again while the attachment is taken.
+/// Returns a client that tries again while the attachment is taken.
 fn patient_client(served: &Served) -> Client {
     let deadline = Instant::now() + LONG;
     loop {
@@ -176,7 +175,7 @@ fn patient_client(served: &Served) -> Client {
     }
 }
 
-/// So many descriptors are open soon: those of clients are closed by threads of their own.
+/// Asserts that this many descriptors are open soon: other threads close those of clients.
 #[track_caller]
 fn assert_descriptors(wanted: usize) {
     let deadline = Instant::now() + LONG;

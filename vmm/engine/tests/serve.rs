@@ -1,4 +1,4 @@
-//! A client's life: coming, accessing, interrupts, DMA, going.
+//! A client's life: connection, accesses, interrupts, DMA, end.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -279,7 +279,7 @@ both_loops! {
     }
 }
 
-/// A DMA_MAP of one page of a file, for reading and writing.
+/// Returns a DMA_MAP of one page of a file, for reading and writing.
 fn send_map(raw: &UnixStream, id: u16, address: u64, file: BorrowedFd<'_>) {
     let mut message = Header::request(id, Command::DmaMap, 32, false).to_bytes().to_vec();
     message.extend(32_u32.to_le_bytes());

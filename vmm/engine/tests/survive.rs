@@ -1,6 +1,6 @@
-//! What a vfio-user server must survive, on the wire, with the engine behind it and a neighbour who
-//! goes on. Each was seen to break a server. The protocol's own side of it is tested step by step
-//! in `nicforge-vfio-user`.
+//! Malformed and unusual requests on the wire that a vfio-user server must survive, with the engine
+//! behind it and a neighbour that is served meanwhile. Each is known to break a server. The tests
+//! of `nicforge-vfio-user` cover the protocol's own side step by step.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -23,7 +23,7 @@ use nicforge_vfio_user::{
 const DATA_NONE: u32 = 1;
 const DATA_EVENTFD: u32 = 4;
 const ACTION_TRIGGER: u32 = 32;
-/// Type bits of a header: a reply.
+/// Type bits of a reply's header.
 const REPLY: u32 = 1;
 
 fn set_irqs(flags: u32, start: u32, count: u32) -> Vec<u8> {
@@ -34,7 +34,7 @@ fn header(command: u16, size: u32, flags: u32) -> Vec<u8> {
     [&9_u16.to_le_bytes()[..], &command.to_le_bytes(), &words(&[size, flags, 0])].concat()
 }
 
-/// The negotiation with these bytes behind the version's numbers succeeds.
+/// Asserts that the negotiation succeeds with these bytes behind the version's numbers.
 fn negotiates(config: nicforge_engine::EngineConfig, rest: &[u8]) {
     let neighbour = Neighbour::start(config);
     let mut raw = Raw::connect(&neighbour.served.path(A));
@@ -45,11 +45,11 @@ fn negotiates(config: nicforge_engine::EngineConfig, rest: &[u8]) {
     neighbour.assert_all_is_well();
 }
 
-/// These bytes, after the negotiation, end the connection.
+/// Asserts that these bytes, after the negotiation, end the connection.
 fn ends(config: nicforge_engine::EngineConfig, bytes: &[u8]) {
     let neighbour = Neighbour::start(config);
     let mut raw = Raw::negotiated(&neighbour.served.path(A));
-    // The end may come before all is written.
+    // The connection may end before all bytes are written.
     let _ = raw.0.write_all(bytes);
     raw.assert_ended();
     neighbour.assert_all_is_well();
@@ -111,7 +111,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         for command in [0, 20, 99, u16::MAX] {
-            // The payload looks like a message of its own.
+            // The payload looks like another message.
             let inner = request(Command::DeviceReset, &[]);
             let size = (HEADER_SIZE + inner.len()) as u32;
             raw.send(&[header(command, size, 0), inner].concat());
@@ -140,7 +140,7 @@ both_loops! {
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         for byte in request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &7_u32.to_le_bytes())) {
             raw.send(&[byte]);
-            // Each byte is read alone.
+            // The snapshot ensures that the engine reads each byte alone.
             neighbour.served.snapshot();
         }
         assert_eq!(raw.reply().0.reply_error(), None);
@@ -172,7 +172,7 @@ both_loops! {
         raw.send(&posted(Command::RegionRead, &access(0, 55, 4, &[])));
         raw.send(&posted(Command::DmaUnmap, &words(&[24, 0, 0, 0, 0x1000, 0])));
         raw.send(&posted(Command::Unknown(77), &[1; 9]));
-        // The next message is the reply to this.
+        // The next message must be the reply to this request.
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -216,8 +216,7 @@ both_loops! {
         let bind = |start, count| request(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, start, count));
         raw.send_fds(&bind(0, 4), &each);
         assert_eq!(raw.reply().0.reply_error(), None);
-        // An eventfd of -1, which a message without descriptors stands for, takes the interrupt
-        // away.
+        // A message without descriptors stands for eventfds of -1, which unbind the interrupts.
         raw.send(&bind(1, 2));
         assert_eq!(raw.reply().0.reply_error(), None);
         for vector in 0..4_u32 {
@@ -239,7 +238,7 @@ both_loops! {
             raw.reply();
         }
         drop(writer);
-        // The pipe ends only if the server has none of them any more.
+        // The pipe ends only when the server has no copy left.
         assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
         drop(raw);
         neighbour.assert_all_is_well();
@@ -251,7 +250,7 @@ both_loops! {
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         raw.0.set_nonblocking(true).unwrap();
         let read = request(Command::RegionRead, &access(0, 1, 0x1_0000, &[]));
-        // Until the server takes no more, while it serves others.
+        // Writes until the server takes no more requests, while it serves others.
         let (mut full, mut rest) = (0, &read[..]);
         while full < 3 {
             match raw.0.write(rest) {

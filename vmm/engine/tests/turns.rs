@@ -1,4 +1,4 @@
-//! What one client gets done in a turn of the engine.
+//! The work of one client in a turn of the engine.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -76,7 +76,7 @@ both_loops! {
         let before = served.snapshot();
         raw.send(&posted(Command::DeviceReset, &[]).repeat(RESETS));
         raw.assert_served();
-        // One message a turn: it is the step that is always taken.
+        // One message in each turn: the first step is always taken.
         assert!(served.snapshot().turns - before.turns >= RESETS as u64);
     }
 

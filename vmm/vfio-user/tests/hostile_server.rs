@@ -1,5 +1,5 @@
-//! The client against servers that send nonsense: each call ends with an error, in time, and
-//! nothing panics.
+//! The client against servers that send malformed messages: each call ends with an error, in time,
+//! and nothing panics.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,13 +15,13 @@ use nicforge_vfio_user::wire::{Command, Header};
 use nicforge_vfio_user::*;
 use proptest::prelude::*;
 
-/// How long the client waits for a server that says nothing; a busy machine still negotiates in it.
+/// Time that the client waits for a silent server; a busy machine still negotiates within it.
 const SHORT: Duration = Duration::from_millis(500);
 
 type Script = Box<dyn FnMut(Header, &[u8]) -> Vec<u8> + Send>;
 
-/// A server that answers the version with `json`, and each later request with what `script` makes
-/// of it.
+/// Runs a server that answers the version with `json`, and each later request with the result of
+/// `script`.
 fn against(json: &[u8], timeout: Duration, script: Script) -> Result<Client, ClientError> {
     against_version(common::version(json), timeout, script)
 }
