@@ -88,7 +88,6 @@ impl EngineHandle {
     pub fn send(&self, command: impl FnOnce(&mut Control<'_>) + Send + 'static) -> Result<(), HandleError> {
         self.commands.try_send(Box::new(command)).map_err(|error| match error {
             TrySendError::Full(_) => HandleError::Full { limit: MAX_COMMANDS },
-
             TrySendError::Disconnected(_) => HandleError::Ended,
         })?;
         self.waker.wake();

@@ -114,8 +114,8 @@ impl Glue<'_> {
             .map_err(|error| errno::of_machine(&error))
     }
 
-    /// Counts a client whose memory cannot be mapped. It logs the first, second, fourth and so on of
-    /// this attachment, so that a client that reconnects again and again does not fill the log.
+    /// Counts a client whose memory cannot be mapped. It logs the first, second, fourth and so on
+    /// of this attachment, so that a client that reconnects again and again does not fill the log.
     fn report_unmappable(&mut self) {
         self.counters.unmappable += 1;
         if !self.counters.unmappable.is_power_of_two() {

@@ -56,6 +56,7 @@ impl Lingering {
 /// descriptor of which the server has the only copy, so the server's close is the last one.
 fn with_lingering_behind_a_stalled_write(served: &Served, messages: usize) -> (Raw, Peer) {
     let mut raw = Raw::negotiated(&served.path(A));
+
     raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
     served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
     let Lingering { stream, peer } = Lingering::new();
@@ -71,10 +72,12 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let served = &neighbour.served;
         let (mut raw, _peer) = with_lingering_behind_a_stalled_write(served, 1);
+
         // Only the neighbour could write the credit register, so the operator writes it.
         served.handle.call(LONG, |control| {
             control.machine().write(FUNCTION, B, 0, reg::CREDITS, &1_u64.to_le_bytes()).map(drop)
         }).unwrap().unwrap();
+
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         assert_eq!(raw.reply().0.command, Command::DeviceGetInfo);
         raw.assert_served();
@@ -102,6 +105,7 @@ both_loops! {
         // The passed end of the pair is closed although the message is incomplete.
         assert_eq!(std::io::Read::read(&mut near, &mut [0]).unwrap(), 0);
         raw.send(&version(0, 0, b"{}\0")[4..]);
+
         assert_eq!(raw.reply().0.reply_error(), None);
     }
 
@@ -110,7 +114,9 @@ both_loops! {
         let first = served.client(A);
         let _silent: Vec<_> = (0..4).map(|_| Raw::connect(&served.path(A))).collect();
         let mut third = Raw::connect(&served.path(A));
+
         third.send(&version(0, 0, b"{}\0"));
+
         assert_eq!(third.reply().0.reply_error(), Some(Errno::EBUSY));
         assert_eq!(read32(&first, reg::SCRATCH), 0);
     }

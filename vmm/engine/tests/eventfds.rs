@@ -38,6 +38,7 @@ both_loops! {
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
         let (first, second) = (eventfd(), eventfd());
+
         raw.send_fds(&bind_request(), &[first.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
         for fd in [&first, &second] {
@@ -49,6 +50,7 @@ both_loops! {
         raw.send_fds(&[trigger_request(), bind_request()].concat(), &[second.as_fd()]);
         raw.send(&rest);
         let snapshot = served.until_free(A);
+
         assert_eq!(server_of(&snapshot, A).evicted, 1);
         assert_eq!(read32(&other, reg::SCRATCH), 0);
     }
@@ -57,12 +59,14 @@ both_loops! {
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
         let fd = eventfd();
+
         raw.send_fds(&bind_request(), &[fd.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
         block(&fd);
         let fillers = Fillers::start(fd.as_fd());
         raw.send(&trigger_request());
         let snapshot = served.until_free(A);
+
         drop(fillers);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
         assert_eq!(read32(&other, reg::SCRATCH), 0);
@@ -74,6 +78,7 @@ both_loops! {
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
         let fd = eventfd();
+
         raw.send_fds(&bind_request(), &[fd.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
         block(&fd);
@@ -131,6 +136,7 @@ impl Fillers {
         };
         let threads = (0..200).map(fill).collect();
         let deadline = Instant::now() + LONG;
+
         while !is_full(fd) {
             assert!(Instant::now() < deadline);
             std::thread::yield_now();

@@ -27,11 +27,13 @@ both_loops! {
         config.dma_limit = SHORT;
         let served = Served::start(config);
         let mut raw = ready(&served);
+
         for round in 1..=3 {
             raw.send(&doorbell(64).repeat(MAX_REMOTE));
             let all = round * MAX_REMOTE as u64;
             served.until("all have ended", |snapshot| server_of(snapshot, A).dma_timeouts == all);
         }
+
         assert_eq!(errors(&served.snapshot()), 3 * MAX_REMOTE as u64);
     }
 
@@ -42,14 +44,17 @@ both_loops! {
         config.client_turn = LONG;
         let served = Served::start(config);
         let mut raw = ready(&served);
+
         fill_the_socket(&mut raw);
         let snapshot = served.until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
+
         assert_eq!((errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
     }
 
     fn no_message_follows_the_answer_to_an_unmap(config) {
         let served = Served::start(config);
         let mut raw = ready(&served);
+
         for round in 1..=2 {
             let unmap = request(Command::DmaUnmap, &unmap());
             raw.send(&[doorbell(64), unmap].concat());
@@ -67,6 +72,7 @@ both_loops! {
         config.client_turn = LONG;
         let served = Served::start(config);
         let mut raw = ready(&served);
+
         fill_the_socket(&mut raw);
         served.until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
         raw.send(&request(Command::DmaUnmap, &unmap()));
@@ -75,6 +81,7 @@ both_loops! {
             seen.push(raw.reply().0.command);
         }
         let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+
         assert_eq!(server_of(&snapshot, A).dma_messages, 0, "{seen:?}");
     }
 
@@ -82,10 +89,12 @@ both_loops! {
         let served = Served::start(config);
         let mut raw = ready(&served);
         let off = request(Command::RegionWrite, &access(4, 7, 2, &MEMORY.to_le_bytes()));
+
         raw.send(&[doorbell(64), off].concat());
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         raw.assert_served();
         let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+
         assert_eq!(server_of(&snapshot, A).dma_messages, 0);
     }
 }
@@ -94,6 +103,7 @@ both_loops! {
 /// there.
 fn ready(served: &Served) -> Raw {
     let mut raw = Raw::negotiated(&served.path(A));
+
     assert_eq!(raw.ask(Command::DmaMap, &map()), None);
     let command = (MEMORY | MASTER).to_le_bytes();
     assert_eq!(raw.ask(Command::RegionWrite, &access(4, 7, 2, &command)), None);

@@ -45,12 +45,14 @@ both_loops! {
             drop(patient_client(served));
             served.until_free(A);
         };
+
         connect(100);
         let before = descriptors();
         for _ in 0..10 {
             connect(1_000);
             neighbour.assert_served();
         }
+
         assert_descriptors(before);
     }
 
@@ -58,6 +60,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
         let files: Vec<_> = (0..config.quotas.files).map(|_| memory(0x1000)).collect();
+
         // When the server answers again, it has closed its copy of the descriptor in its first
         // answer.
         assert_eq!(read32(&client, reg::SCRATCH), 0);
@@ -77,6 +80,7 @@ both_loops! {
             let fds: Vec<_> = fds.iter().map(|fd| Some(fd.as_fd())).collect();
             client.set_irqs(PCI_MSIX_IRQ, 0, IrqAction::Trigger, IrqPayload::EventFd(&fds)).unwrap();
         }
+
         assert_descriptors(before + 4);
         neighbour.assert_served();
         drop((client, files));
@@ -95,6 +99,7 @@ both_loops! {
             }
             served.until_free(A);
         };
+
         connect(10);
         let (before, mappings) = (descriptors(), maps());
         connect(1_000);
@@ -112,10 +117,12 @@ both_loops! {
         let first = served.client(A);
         let before = descriptors();
         let crowd: Vec<_> = (0..200).map(|_| UnixStream::connect(served.path(A)).unwrap()).collect();
+
         for mut second in crowd {
             second.set_read_timeout(Some(LONG)).unwrap();
             assert_eq!(second.read(&mut [0]).unwrap_or(0), 0);
         }
+
         assert_eq!(read32(&first, reg::SCRATCH), 0);
         assert_descriptors(before);
     }
@@ -126,6 +133,7 @@ both_loops! {
         let early = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
         let address = UnixAddr::new(&served.path(A)).unwrap();
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+
         setrlimit(Resource::RLIMIT_NOFILE, early.as_raw_fd() as u64 + 1, hard).unwrap();
         let connected = connect(early.as_raw_fd(), &address);
         let mut early = UnixStream::from(early);
@@ -133,18 +141,21 @@ both_loops! {
         let end = early.read(&mut [0]);
         setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
         connected.unwrap();
+
         assert_eq!(end.unwrap_or(0), 0);
         assert_eq!(read32(&patient_client(&served), reg::SCRATCH), 0);
     }
 
     fn an_idle_machine_of_65_nodes_leaves_the_processor_alone(config) {
         let served = Served::start_nodes(config, 65);
+
         assert_eq!(busy_share(&served), 0.0, "without clients nothing is to be done at all");
         let clients: Vec<_> = (0..65)
             .map(|node| Client::connect(served.dir.path().join(format!("node{node}-0.sock")), LONG).unwrap())
             .collect();
         let share = busy_share(&served);
         println!("{}: {:.2} % with 65 idle clients", served.event_loop, share * 100.0);
+
         assert!(share < 0.02, "{share}");
         assert!(clients.iter().all(Client::is_alive));
         assert_eq!(served.handle.call(LONG, |control| control.machine().functions()).unwrap(), 65);
@@ -158,6 +169,7 @@ fn busy_share(served: &Served) -> f64 {
     let used =
         || served.handle.call(LONG, |_| clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap()).unwrap();
     let before = used();
+
     // The sleep is the interval of the measurement; it waits for no event.
     std::thread::sleep(INTERVAL);
     let used = Duration::from(used()) - Duration::from(before);
@@ -167,6 +179,7 @@ fn busy_share(served: &Served) -> f64 {
 /// Returns a client that tries again while the attachment is taken.
 fn patient_client(served: &Served) -> Client {
     let deadline = Instant::now() + LONG;
+
     loop {
         match Client::connect(served.path(A), LONG) {
             Ok(client) => return client,

@@ -38,7 +38,9 @@ fn header(command: u16, size: u32, flags: u32) -> Vec<u8> {
 fn negotiates(config: nicforge_engine::EngineConfig, rest: &[u8]) {
     let neighbour = Neighbour::start(config);
     let mut raw = Raw::connect(&neighbour.served.path(A));
+
     raw.send(&version(0, 0, rest));
+
     assert_eq!(raw.reply().0.reply_error(), None);
     raw.assert_served();
     drop(raw);
@@ -51,6 +53,7 @@ fn ends(config: nicforge_engine::EngineConfig, bytes: &[u8]) {
     let mut raw = Raw::negotiated(&neighbour.served.path(A));
     // The connection may end before all bytes are written.
     let _ = raw.0.write_all(bytes);
+
     raw.assert_ended();
     neighbour.assert_all_is_well();
     assert_eq!(server_of(&neighbour.served.snapshot(), A).broken, 1);
@@ -90,6 +93,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let flags = DATA_NONE | ACTION_TRIGGER;
+
         for (command, payload) in [
             (Command::RegionRead, access(0, 0, u32::MAX, &[])),
             (Command::RegionWrite, access(0, 0, u32::MAX, &[0; 4])),
@@ -102,6 +106,7 @@ both_loops! {
         ] {
             assert!(raw.ask(command, &payload).is_some(), "{command:?}");
         }
+
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -110,6 +115,7 @@ both_loops! {
     fn an_unknown_command_with_its_payload(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         for command in [0, 20, 99, u16::MAX] {
             // The payload looks like another message.
             let inner = request(Command::DeviceReset, &[]);
@@ -119,6 +125,7 @@ both_loops! {
             assert!(reply.reply_error().is_some());
             raw.assert_served();
         }
+
         assert_eq!(neighbour.served.counter("resets"), 0);
         drop(raw);
         neighbour.assert_all_is_well();
@@ -127,9 +134,11 @@ both_loops! {
     fn a_reply_to_nothing(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         for command in [11, 12, 4, 77] {
             raw.send(&[header(command, 32, REPLY), vec![0xff; 16]].concat());
         }
+
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -138,6 +147,7 @@ both_loops! {
     fn a_request_in_single_bytes(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         for byte in request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &7_u32.to_le_bytes())) {
             raw.send(&[byte]);
             // The snapshot ensures that the engine reads each byte alone.
@@ -145,6 +155,7 @@ both_loops! {
         }
         assert_eq!(raw.reply().0.reply_error(), None);
         raw.send(&request(Command::RegionRead, &access(reg::SCRATCH, 0, 4, &[])));
+
         assert_eq!(raw.reply().1[16..], [7, 0, 0, 0]);
         drop(raw);
         neighbour.assert_all_is_well();
@@ -156,11 +167,13 @@ both_loops! {
         let write = |value: u32| request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &value.to_le_bytes()));
         let read = request(Command::RegionRead, &access(reg::SCRATCH, 0, 4, &[]));
         let all: Vec<u8> = (0..100_u32).flat_map(|value| [write(value), read.clone()].concat()).collect();
+
         raw.send(&all);
         for value in 0..100_u32 {
             assert_eq!(raw.reply().0.reply_error(), None);
             assert_eq!(raw.reply().1[16..], value.to_le_bytes());
         }
+
         drop(raw);
         neighbour.assert_all_is_well();
     }
@@ -168,10 +181,12 @@ both_loops! {
     fn a_request_that_fails_and_wants_no_reply(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         raw.send(&posted(Command::RegionWrite, &access(u64::MAX, 0, 4, &[0; 4])));
         raw.send(&posted(Command::RegionRead, &access(0, 55, 4, &[])));
         raw.send(&posted(Command::DmaUnmap, &words(&[24, 0, 0, 0, 0x1000, 0])));
         raw.send(&posted(Command::Unknown(77), &[1; 9]));
+
         // The next message must be the reply to this request.
         raw.assert_served();
         drop(raw);
@@ -181,10 +196,12 @@ both_loops! {
     fn interrupts_past_the_end(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         for (start, count) in [(4, 1), (0, 5), (3, 2), (u32::MAX, 1), (1, u32::MAX)] {
             let refused = raw.ask(Command::DeviceSetIrqs, &set_irqs(DATA_NONE | ACTION_TRIGGER, start, count));
             assert_eq!(refused, Some(Errno::EINVAL));
         }
+
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -194,6 +211,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let fd = eventfd();
+
         for (count, descriptors) in [(3, 1), (3, 2), (1, 2), (2, 4)] {
             let fds = vec![fd.as_fd(); descriptors];
             let message = request(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, 0, count));
@@ -202,6 +220,7 @@ both_loops! {
         }
         // None of them was bound.
         raw.send(&request(Command::RegionWrite, &access(reg::RAISE, 0, 4, &0_u32.to_le_bytes())));
+
         assert_eq!(raw.reply().0.reply_error(), None);
         assert!(is_quiet(&fd));
         drop(raw);
@@ -214,6 +233,7 @@ both_loops! {
         let fds = [(); 4].map(|()| eventfd());
         let each: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let bind = |start, count| request(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, start, count));
+
         raw.send_fds(&bind(0, 4), &each);
         assert_eq!(raw.reply().0.reply_error(), None);
         // A message without descriptors stands for eventfds of -1, which unbind the interrupts.
@@ -223,6 +243,7 @@ both_loops! {
             raw.send(&request(Command::RegionWrite, &access(reg::RAISE, 0, 4, &vector.to_le_bytes())));
             assert_eq!(raw.reply().0.reply_error(), None);
         }
+
         assert_eq!((wait_for(&fds[0]), wait_for(&fds[3])), (1, 1));
         assert!(is_quiet(&fds[1]) && is_quiet(&fds[2]));
         drop(raw);
@@ -233,10 +254,12 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let (mut reader, writer) = std::io::pipe().unwrap();
+
         for command in [Command::DeviceGetInfo, Command::DeviceReset, Command::RegionRead, Command::Unknown(77)] {
             raw.send_fds(&request(command, &[0; 16]), &[writer.as_fd(), writer.as_fd()]);
             raw.reply();
         }
+
         drop(writer);
         // The pipe ends only when the server has no copy left.
         assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
@@ -248,6 +271,7 @@ both_loops! {
         config.max_queued = 1 << 16;
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         raw.0.set_nonblocking(true).unwrap();
         let read = request(Command::RegionRead, &access(0, 1, 0x1_0000, &[]));
         // Writes until the server takes no more requests, while it serves others.
@@ -267,6 +291,7 @@ both_loops! {
                 }
             }
         }
+
         assert!(client_of(&neighbour.served.snapshot(), A).is_some(), "it was thrown out");
         neighbour.assert_served();
         drop(raw);
@@ -276,6 +301,7 @@ both_loops! {
     fn a_client_that_dies_in_the_middle_of_a_message(config) {
         let neighbour = Neighbour::start(config);
         let whole = request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &[9; 4]));
+
         for length in 1..whole.len() {
             let mut raw = Raw::negotiated(&neighbour.served.path(A));
             raw.send(&whole[..length]);
@@ -283,6 +309,7 @@ both_loops! {
             neighbour.served.until_free(A);
         }
         let client = neighbour.served.client(A);
+
         assert_eq!(read32(&client, reg::SCRATCH), 0, "a write that was not whole was carried out");
         drop(client);
         neighbour.assert_all_is_well();
@@ -292,6 +319,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let map = |size: u32| words(&[32, 3, 0, 0, 0x1000, 0, size, 0]);
+
         assert_eq!(raw.ask(Command::DmaMap, &map(0x1000)), None);
         for (command, payload, errno) in [
             (Command::RegionRead, access(0, 55, 4, &[]), Errno::EINVAL),
@@ -302,6 +330,7 @@ both_loops! {
         ] {
             assert_eq!(raw.ask(command, &payload), Some(errno), "{command:?}");
         }
+
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -316,6 +345,7 @@ both_loops! {
             state ^= state << 17;
             state
         };
+
         for _ in 0..200 {
             let mut raw = Raw::negotiated(&neighbour.served.path(A));
             let garbage: Vec<u8> = (0..random() % 512).map(|_| random() as u8).collect();
@@ -323,6 +353,7 @@ both_loops! {
             drop(raw);
             neighbour.served.until_free(A);
         }
+
         neighbour.assert_all_is_well();
     }
 }

@@ -55,6 +55,7 @@ impl Kept {
         let client = Client::connect(path, LONG).unwrap();
         let windows = map_bar(&client, WINDOW_BAR, Access::ReadWrite);
         let memory = memory(0x1000);
+
         client.dma_map(range(ADDRESS, 0, 0x1000), memory.fd()).unwrap();
         enable(&client);
         let interrupt = bind(&client, PCI_MSIX_IRQ, 0);
@@ -67,6 +68,7 @@ impl Kept {
         let cells = || SharedCells::new(self.windows.window(0, RING_BYTES).unwrap()).unwrap();
         let mut producer = Producer::resume(cells(), 0, phase);
         let consumed = if phase { 0 } else { cells().count() as u32 };
+
         while producer.try_push(|| consumed, 0, reg::SCRATCH as u32, &POISON.to_le_bytes()).is_ok() {}
         for offset in (WINDOW..WINDOW + 0x1000).step_by(64) {
             self.windows.write(offset, &[0xee; 64]).unwrap();
@@ -83,6 +85,7 @@ fn assert_next_tenant_is_alone(neighbour: &Neighbour) {
     let served = &neighbour.served;
     let before = served.snapshot().functions[0].attachments[0].counters;
     let (client, own) = Kept::of(&served.path(A));
+
     assert_eq!(read32(&client, reg::SCRATCH), 0);
     let cells = SharedCells::new(own.windows.window(0, RING_BYTES).unwrap()).unwrap();
     let mut producer = Producer::new(cells);
@@ -104,6 +107,7 @@ fn assert_next_tenant_is_alone(neighbour: &Neighbour) {
         assert_eq!(copied, round.to_le_bytes());
     }
     let after = served.snapshot().functions[0].attachments[0].counters;
+
     assert_eq!(after.posted_writes - before.posted_writes, u64::from(ROUNDS));
     assert_eq!(after.malformed_records, before.malformed_records);
     drop(client);
@@ -114,6 +118,7 @@ fn assert_next_tenant_is_alone(neighbour: &Neighbour) {
 fn keeps_writing(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
     let neighbour = Neighbour::start(config);
     let (client, kept) = Kept::of(&neighbour.served.path(A));
+
     kept.scribble(true);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -132,6 +137,7 @@ fn keeps_writing(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
         while kept.interrupt.read().is_ok() {}
         assert_next_tenant_is_alone(&neighbour);
     });
+
     assert!(is_quiet(&kept.interrupt), "an old tenant was told of the next one's interrupts");
 }
 
@@ -163,6 +169,7 @@ impl Fork {
             .unwrap();
         let input = parent.stdin.take().unwrap();
         let lines = BufReader::new(parent.stdout.take().unwrap()).lines();
+
         assert!(lines.map_while(Result::ok).any(|line| line.contains("forked")));
         parent.kill().unwrap();
         parent.wait().unwrap();
@@ -203,6 +210,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let fork = Fork::start(&neighbour.served.path(A), true);
         let holder = client_of(&neighbour.served.snapshot(), A).unwrap();
+
         assert_eq!(holder.pid, fork.parent.id() as i32);
         neighbour.assert_served();
         assert!(neighbour.served.handle.evict(FUNCTION, A, LONG).unwrap());
@@ -219,6 +227,7 @@ fn holds_everything_and_forks() {
     let (client, kept) = Kept::of(Path::new(&path));
     let connection = client.socket_fd().as_raw_fd();
     let input = std::io::stdin();
+
     fcntl(&input, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     // SAFETY: the child stores to existing memory and makes system calls, until it ends without
     // returning.

@@ -46,6 +46,7 @@ both_loops! {
         let served = Served::start(config);
         let plain = Arc::new(Plain(Mutex::new(vec![0; 0x1000])));
         let client = served.client_with_memory(A, plain.clone());
+
         client.dma_map(range(0, 0, 0x1000), None).unwrap();
         enable(&client);
         let deadline = Instant::now() + LONG;
@@ -120,6 +121,7 @@ both_loops! {
             }
         });
         let other = served.client(B);
+
         for value in 0..200 {
             write32(&other, reg::SCRATCH, value);
             assert_eq!(read32(&other, reg::SCRATCH), value);
@@ -180,6 +182,7 @@ impl Twins {
 
 fn wait<T>(socket: &mut Framed, take: impl FnOnce(Header, &[u8], Vec<PeerFd>) -> T) -> T {
     let deadline = Instant::now() + LONG;
+
     loop {
         if let Some(message) = socket.next_message().unwrap() {
             return take(message.header, message.payload, message.fds);

@@ -29,6 +29,7 @@ fn against(json: &[u8], timeout: Duration, script: Script) -> Result<Client, Cli
 /// As [`against`], with the whole payload of the answer to the version.
 fn against_version(version: Vec<u8>, timeout: Duration, mut script: Script) -> Result<Client, ClientError> {
     let (ours, theirs) = UnixStream::pair().unwrap();
+
     std::thread::spawn(move || {
         let mut stream = theirs;
         let mut first = true;

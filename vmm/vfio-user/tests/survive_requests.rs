@@ -202,6 +202,7 @@ fn maps_that_are_empty_overflow_or_have_unknown_flags_are_refused() {
 #[test]
 fn four_thousand_pages_remapped_over_one_connection_work() {
     let mut pair = Pair::negotiated();
+
     for round in 0..2u64 {
         for page in 0..4000u64 {
             pair.send(&posted(Command::DmaMap, &map_payload(3, 0, page << 12, 4096)));

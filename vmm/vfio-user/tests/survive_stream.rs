@@ -343,6 +343,7 @@ fn open_descriptors(fd: &OwnedFd) -> usize {
         let target = std::fs::read_link(entry.ok()?.path()).ok()?;
         target.to_str()?.contains(&format!("pipe:[{inode}]")).then_some(())
     };
+
     entries.filter_map(same).count()
 }
 
@@ -378,6 +379,7 @@ fn client_that_stops_reading_stops_the_serving_and_not_the_server() {
 fn queued_replies_keep_their_own_descriptors() {
     let mut pair = Pair::negotiated();
     let payload = [words(&[4096, 0, 1, 0]), vec![0; 16]].concat();
+
     for _ in 0..10 {
         for _ in 0..40 {
             pair.send(&request(Command::DeviceGetRegionInfo, &payload));
@@ -397,6 +399,7 @@ fn queued_replies_keep_their_own_descriptors() {
         pair.server.on_writable().unwrap();
         pair.serve();
     }
+
     assert!(!pair.server.wants_write());
 }
 

@@ -57,6 +57,7 @@ fn framed(stream: UnixStream) -> Framed {
 /// Waits for a message.
 fn wait(socket: &mut Framed) -> Got {
     let deadline = Instant::now() + PATIENCE;
+
     loop {
         if let Some(got) = receive(socket) {
             return got;
@@ -90,6 +91,7 @@ fn pair(config: ClientConfig) -> (Client, Ends) {
         main
     });
     let client = Client::from_socket(ours.into(), config).unwrap();
+
     (client, Ends { main: server.join().unwrap(), twin: framed(near) })
 }
 

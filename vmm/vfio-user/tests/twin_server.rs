@@ -117,7 +117,7 @@ fn reply_on_the_first_socket_is_for_no_operation_of_the_second() {
     let reply = message(Header::reply(asked.header.id, Command::DmaRead, 20), &dma(0, 4, &[7; 4]));
 
     twins.pair.send(&reply);
-    // The second time the unmap is behind a deferred request, where replies are searched for.
+    // The reply comes a second time behind a deferred request, where replies are searched for.
     twins.pair.send(&request(Command::RegionWrite, &access(STALL, 0, 1, &[1])));
     twins.pair.send(&reply);
     twins.pair.serve();
@@ -158,7 +158,7 @@ fn answer_to_an_unmap_waits_for_the_requests_that_touch_its_range() {
     twins.pair.send(&request(Command::DmaUnmap, &unmap_payload(0, 0x1000, 0x1000)));
     twins.pair.serve();
     assert!(twins.pair.try_reply().is_none());
-    // The handler has deferred no request.
+    // The connection defers the unmap, not the handler.
     assert_eq!(twins.pair.server.deferred(), None);
     assert!(twins.pair.server.complete(0, Ok(())).is_err());
     twins.answer(&touching, &dma(0x1800, 16, &[]));

@@ -121,6 +121,7 @@ impl Device for TestDevice {
         let length = data.len().min(8);
         bytes[..length].copy_from_slice(&data[..length]);
         let value = u64::from_le_bytes(bytes);
+
         match at.offset {
             reg::SCRATCH => side.scratch = value as u32,
             reg::SEND if self.credits == 0 => return Write::Stalled,
@@ -179,6 +180,7 @@ impl Device for TestDevice {
             Ok(data) => context.dma_write(who, token.0, data),
             Err(error) => Err(error),
         };
+
         let side = &mut self.sides[usize::from(who.0)];
         match done {
             Ok(()) => side.good += 1,
@@ -225,12 +227,14 @@ impl Served {
         for node in 0..nodes {
             machine.add_function(&format!("node{node}"), Box::<TestDevice>::default()).unwrap();
         }
+
         let mut engine = Engine::new(machine, config).unwrap();
         for node in 0..nodes {
             for who in [A, B] {
                 engine.listen(FunctionId(node), who, socket_in(dir.path(), node, who)).unwrap();
             }
         }
+
         let (stop, handle, event_loop) = (Stop::new().unwrap(), engine.handle(), engine.event_loop_name());
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || engine.run(&stopped).unwrap());
@@ -401,10 +405,12 @@ pub fn map_bar(client: &Client, bar: u32, access: Access) -> SharedMemory {
 pub fn negotiated(path: &Path) -> UnixStream {
     let mut raw = UnixStream::connect(path).unwrap();
     raw.set_read_timeout(Some(LONG)).unwrap();
+
     let version = VersionMessage { major: 0, minor: 0, has_json: false, capabilities: None };
     let payload = build_version(&version);
     raw.write_all(&Header::request(1, Command::Version, payload.len(), false).to_bytes()).unwrap();
     raw.write_all(&payload).unwrap();
+
     let mut header = [0; 16];
     raw.read_exact(&mut header).unwrap();
     let mut rest = vec![0; Header::parse(&header).unwrap().size as usize - 16];

@@ -81,14 +81,17 @@ fn work(client: &Client, rounds: &AtomicU64, stop: &AtomicBool) {
     client.dma_map(range(TARGET, PAGE, PAGE), memory.fd()).unwrap();
     enable(client);
     let done = bind(client, PCI_MSIX_IRQ, 0);
+
     while !stop.load(Ordering::Relaxed) {
         let round = rounds.load(Ordering::Relaxed) as u32;
         write32(client, reg::SCRATCH, round);
         assert_eq!(read32(client, reg::SCRATCH), round);
+
         let sent: Vec<u8> = (0..PAGE as u32).map(|at| (at ^ round) as u8).collect();
         memory.write(0, &sent).unwrap();
         copy(client, SOURCE, TARGET, PAGE as u32).unwrap();
         assert_eq!(wait_for(&done), 1);
+
         let mut got = vec![0; PAGE as usize];
         memory.read(PAGE, &mut got).unwrap();
         assert!(got == sent, "round {round}: the copy is not what was copied");

@@ -108,16 +108,19 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
                 Fill::WouldBlock | Fill::Full => break,
                 Fill::End => return Ok(()),
             }
+
             while let Some(message) = rx.next_message()? {
                 // Only requests are served: this side asked nothing on this socket.
                 if message.header.message_type() != MessageType::Command {
                     continue;
                 }
+
                 let answer = exchange.answer(&message);
                 exchange.count_twin();
                 if !message.header.no_reply() {
                     tx.send(socket, &answer, &[], &[])?;
                 }
+
                 // No further request is taken before the server has room for the answer to this
                 // one.
                 while tx.queued() > 0 {

@@ -177,6 +177,7 @@ impl DmaTable {
             None if operation.is_cut => Err(Errno::EFAULT),
             None => operation.take(payload),
         };
+
         if result.is_ok() && operation.done < operation.len {
             operation.chunk = (operation.len - operation.done).min(limits.transfer);
             let (id, chunk) = (operation.id, operation.chunk);
@@ -190,6 +191,7 @@ impl DmaTable {
             }
             return Ok(true);
         }
+
         let operation = self.operations.swap_remove(index);
         match (operation.direction, result) {
             (Direction::Read(_), Err(errno)) => handler.dma_read_done(operation.token, Err(errno)),

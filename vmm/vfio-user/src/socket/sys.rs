@@ -104,10 +104,12 @@ pub(crate) fn send(
         libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
         libc::iovec { iov_base: body.as_ptr().cast_mut().cast(), iov_len: body.len() },
     ];
+
     // SAFETY: `msghdr` is plain old data, for which zero is a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = iov.as_mut_ptr();
     header.msg_iovlen = if body.is_empty() { 1 } else { 2 };
+
     let mut control = EMPTY_CONTROL;
     if !fds.is_empty() {
         let length = CMSG_HEADER + fds.len() * FD_SIZE;
@@ -121,6 +123,7 @@ pub(crate) fn send(
         header.msg_control = control.as_mut_ptr().cast();
         header.msg_controllen = length.next_multiple_of(8) as _;
     }
+
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: `header` points at iovecs over `head` and `body` and at `control`, with their true
     // lengths; the kernel only reads them, and all of them outlive the call.
