@@ -281,7 +281,7 @@ mod tests {
         Backlog::new(Waker::new().unwrap())
     }
 
-    /// A connection that is refused and says nothing: it holds its thread for as long as a refusal
+    /// Returns a refused connection that sends nothing: it holds its thread for as long as a refusal
     /// takes.
     fn silent() -> (Refusal, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();

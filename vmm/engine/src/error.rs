@@ -17,7 +17,7 @@ pub enum EngineError {
         /// Error of the kernel.
         errno: Errno,
     },
-    /// io_uring was asked for and does not work here.
+    /// io_uring was requested and does not work here.
     #[error("io_uring does not work here ({reason}): container profiles often forbid it; use epoll")]
     IoUring {
         /// Error of the attempt.
@@ -42,9 +42,9 @@ pub enum EngineError {
     /// The machine has no such attachment.
     #[error("the machine has no attachment {attachment} of function {function}")]
     NoSuchAttachment {
-        /// Function asked for.
+        /// Requested function.
         function: u32,
-        /// Attachment asked for.
+        /// Requested attachment.
         attachment: u16,
     },
     /// The engine serves as many attachments as it can.
@@ -56,9 +56,9 @@ pub enum EngineError {
     /// The attachment is served already.
     #[error("attachment {attachment} of function {function} is served at {path} already")]
     AlreadyServed {
-        /// Function asked for.
+        /// Requested function.
         function: u32,
-        /// Attachment asked for.
+        /// Requested attachment.
         attachment: u16,
         /// Path where it is served.
         path: PathBuf,

@@ -141,7 +141,7 @@ pub enum ConnectionError {
     /// The first message must be a version.
     #[error("the client sent {command:?} before VFIO_USER_VERSION")]
     NotNegotiated {
-        /// The command that came instead.
+        /// The command of that message.
         command: Command,
     },
     /// The version could not be read.
@@ -170,7 +170,7 @@ pub enum CompleteError {
         /// The token given.
         token: Token,
     },
-    /// A read ends with exactly the bytes asked for, anything else with none.
+    /// A read ends with exactly the requested bytes, any other request with none.
     #[error("the request takes {expected} bytes of data and {got} were given")]
     Length {
         /// Bytes that the request takes.
