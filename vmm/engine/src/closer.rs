@@ -237,7 +237,8 @@ impl Pool {
         let started =
             std::thread::Builder::new().name("nicforge-close".to_owned()).spawn(move || pool.work());
         if let Err(error) = started {
-            // The queue waits until a thread is free; the backlog bounds the items that follow.
+            // The queue waits until a thread of the pool is free, or until the next one is started;
+            // the backlog bounds the items that follow.
             tracing::warn!(%error, "a thread that closes clients' descriptors could not be started");
         }
     }
@@ -281,8 +282,8 @@ mod tests {
         Backlog::new(Waker::new().unwrap())
     }
 
-    /// Returns a refused connection that sends nothing: it holds its thread for as long as a refusal
-    /// takes.
+    /// Returns a refused connection that sends nothing: it holds its thread for as long as a
+    /// refusal takes.
     fn silent() -> (Refusal, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         (Refusal::new(near.into(), nicforge_vfio_user::Errno::EBUSY), far)

@@ -258,6 +258,6 @@ fn listener_is_dead(connected: &OwnedFd) -> bool {
 /// Whether the peer of a socket has closed it.
 pub(crate) fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
-    // A hang-up is reported without being asked for.
+    // A hang-up is always reported.
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }

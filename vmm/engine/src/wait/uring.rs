@@ -185,8 +185,8 @@ impl EventLoop for Uring {
     fn unwatch(&mut self, _fd: BorrowedFd<'_>, token: u64) {
         let Some(id) = self.current.remove(&token) else { return };
         self.watches.remove(&id);
-        // The poll holds the file open, so it is removed at once. If that fails, the next call into
-        // the kernel repeats it.
+        // The poll holds the file open, so it is removed at once. If only the call fails, the entry
+        // stays queued for the next call into the kernel.
         let removed =
             self.push(&opcode::PollRemove::new(id).build().user_data(IGNORED)).and_then(|()| self.submit());
         if let Err(error) = removed {

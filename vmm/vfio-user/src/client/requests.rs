@@ -21,7 +21,7 @@ pub(super) const MAX_INFO_REPLY: usize = 64 * 1024;
 const MAX_REGIONS: u32 = 1024;
 
 impl Client {
-    /// `DEVICE_GET_INFO`.
+    /// Sends `DEVICE_GET_INFO` and returns the reply.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -39,7 +39,7 @@ impl Client {
         })
     }
 
-    /// `DEVICE_GET_REGION_INFO` with its capabilities and descriptor.
+    /// Sends `DEVICE_GET_REGION_INFO` and returns the region with its capabilities and descriptor.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -88,7 +88,7 @@ impl Client {
         (0..count).map(|index| self.region_info(index)).collect()
     }
 
-    /// `DEVICE_GET_IRQ_INFO`.
+    /// Sends `DEVICE_GET_IRQ_INFO` and returns the reply.
     ///
     /// # Errors
     /// [`ClientError`]
