@@ -1,10 +1,11 @@
 //! Closing of descriptors, sockets and memory of clients, on threads that may block.
 //!
 //! The last close of a descriptor, a socket or a mapping can take as long as a client likes. A FUSE
-//! file waits for its daemon, a TCP socket with `SO_LINGER` for its peer, and a memory file for the
-//! kernel to free gibibytes of pages. Closing a client's socket also closes the descriptors that
-//! wait in it unread. So the engine's thread closes nothing of a client. It puts each item into the
-//! client's [`CloseQueue`], and a thread of the pool processes the queue in order.
+//! file waits for its daemon, and a TCP socket with `SO_LINGER` waits for its peer. The kernel may
+//! have to free gibibytes of pages of a memory file. Closing a client's socket also closes the
+//! descriptors that wait in it unread. So the engine's thread closes nothing of a client. It puts
+//! each item into the client's [`CloseQueue`], and a thread of the pool processes the queue in
+//! order.
 //!
 //! A queue that blocks holds one thread and no other queue. The pool starts a thread whenever a
 //! queue waits for one, so the limit on the items of an attachment bounds the threads: see

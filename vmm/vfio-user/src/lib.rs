@@ -1,9 +1,9 @@
 //! The vfio-user protocol: wire types, framing, a server and a client.
 //!
-//! vfio-user carries VFIO's device interface over a UNIX socket: regions are read and written by
-//! messages or mapped through descriptors, interrupts are eventfds, and client memory is handed
-//! over by descriptor or reached by messages in the other direction. The specification is
-//! `docs/interop/vfio-user.rst` of QEMU.
+//! vfio-user carries VFIO's device interface over a UNIX socket. Regions are read and written by
+//! messages or mapped through descriptors, and interrupts are eventfds. The server maps client
+//! memory through a descriptor, or reaches it by messages in the other direction. The specification
+//! is `docs/interop/vfio-user.rst` of QEMU.
 //!
 //! - [`wire`]: the bytes; parsing accepts any input and cannot panic.
 //! - [`socket`]: messages with descriptors on a non-blocking stream.

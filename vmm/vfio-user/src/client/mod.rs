@@ -34,8 +34,8 @@ use twin::Twin;
 
 /// Memory that the server may reach by messages.
 ///
-/// It is called from the thread that reads the socket, or from a thread of the client's own where
-/// the server has a second socket for its requests. It must not call the client.
+/// It is called from the thread that reads the socket. Where the server has a second socket for its
+/// requests, it is called from a thread of the client's own. It must not call the client.
 pub trait GuestMemory: Send + Sync {
     /// Fills `data` from DMA address `address` on.
     ///

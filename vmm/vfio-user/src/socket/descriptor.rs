@@ -1,9 +1,9 @@
 //! Descriptors that a peer passed, and the place where they are closed.
 //!
-//! The last close of a file may block for as long as its owner likes: a FUSE file waits for its
-//! daemon, a TCP socket with `SO_LINGER` for its own peer, and a memory file for the kernel to free
-//! its pages. A server that must not wait sets a [`Closer`]. Every descriptor of its clients then
-//! goes there, whichever code drops it.
+//! The last close of a file may block for as long as its owner likes. A FUSE file waits for its
+//! daemon, and a TCP socket with `SO_LINGER` waits for its own peer. The kernel may have to free
+//! the pages of a memory file. A server that must not wait sets a [`Closer`]. Every descriptor of
+//! its clients then goes there, whichever code drops it.
 //!
 //! UNSAFETY: `ManuallyDrop::take` moves the descriptor out of a value that is being dropped or
 //! consumed.

@@ -15,7 +15,7 @@ struct Outgoing {
     fds: Vec<OwnedFd>,
 }
 
-/// The send queue. Messages stay apart in it, one system call each: QEMU takes a header that is cut
+/// The send queue. Messages stay apart in it, one system call each. QEMU takes a header that is cut
 /// in two for an error, and a message that starts a `sendmsg` is never cut within its first bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {

@@ -1,7 +1,7 @@
 //! UNSAFETY: `recvmsg` and `sendmsg` with descriptors. `nix` drops the descriptors of a truncated
-//! control message without closing them, and allocates for each message that carries some; a
-//! hostile peer must not be able to make either matter, so the two calls are made here, and
-//! everything around them is safe code.
+//! control message without closing them, and allocates for each message that carries some. A
+//! hostile peer could exploit both. So the two calls are made here, and everything around them is
+//! safe code.
 #![allow(unsafe_code)]
 
 use std::io;
