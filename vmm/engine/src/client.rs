@@ -1,4 +1,4 @@
-//! A client and the socket it came through.
+//! A client, and the attachment that it has.
 
 use std::{
     io,
@@ -26,24 +26,24 @@ pub(crate) struct Client {
     pub(crate) connection: ServerConnection,
     pub(crate) session: Session,
     pub(crate) interest: Interest,
-    /// Events that its second socket is watched for, while it is watched.
+    /// Events that its second socket is watched for; `None` while it is not watched.
     pub(crate) twin_interest: Option<Interest>,
     pub(crate) pace: Pace,
-    /// In one of the engine's lists of connections that have something to do.
+    /// Whether it is in one of the engine's lists of clients to be served.
     pub(crate) queued: bool,
-    /// The client is gone; the requests that it sent before are still served.
+    /// Whether the client is gone; the requests that it sent before are still served.
     pub(crate) hung_up: bool,
-    /// The eventfd by which it unmasks INTx.
+    /// The eventfd by which the client unmasks INTx.
     pub(crate) unmask: Option<PeerFd>,
-    /// Where everything of this client is closed.
+    /// The queue in which everything of this client is closed.
     pub(crate) closing: Arc<CloseQueue>,
     pub(crate) pid: i32,
     pub(crate) since: Instant,
 }
 
 impl Client {
-    /// Watches the second socket once both sides have agreed on one, for the events wanted now. A socket that has
-    /// ended is not watched.
+    /// Watches the second socket once both sides have agreed on one, for the events wanted now. A
+    /// socket that has ended is not watched.
     pub(crate) fn watch_twin(&mut self, events: &mut dyn EventLoop, token: u64) -> io::Result<()> {
         let Some(fd) = self.connection.twin() else { return Ok(()) };
         if self.connection.twin_has_ended() {
@@ -62,7 +62,7 @@ impl Client {
     }
 }
 
-/// How long an attachment takes no client after it was taken from one that held the engine.
+/// Time in which an attachment takes no client, after it was taken from one that held the engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackOff {
     until: Option<Instant>,
@@ -80,9 +80,9 @@ impl Default for BackOff {
 }
 
 impl BackOff {
-    /// Begins: a client held the engine.
+    /// Starts a back-off after a client held the engine.
     pub(crate) fn begin(&mut self, now: Instant) {
-        // An attachment that was well for long starts anew.
+        // After a long time without a back-off the first one applies again.
         if self.until.is_some_and(|until| now > until + LONGEST_BACK_OFF) {
             self.next = FIRST_BACK_OFF;
         }
@@ -95,22 +95,22 @@ impl BackOff {
     }
 }
 
-/// What an attachment's clients have left to be closed. See [`Backlog`].
+/// The items that an attachment's clients have left to be closed. See [`Backlog`].
 pub(crate) struct Closing {
-    /// By the clients that the attachment was given to.
+    /// Items of the clients that had the attachment.
     clients: Arc<Backlog>,
-    /// By connections that were refused.
+    /// Items of refused connections.
     refused: Arc<Backlog>,
     /// Connections that are closed without an answer.
     turned_away: Arc<CloseQueue>,
 }
 
 impl Closing {
-    /// Items at which a client is not served any more.
+    /// Items at which a client is no longer served.
     const MOST_OF_CLIENT: usize = 64;
-    /// Items of earlier clients at which no new one is accepted.
+    /// Items of earlier clients at which no new client is accepted.
     const MOST_OF_PREDECESSORS: usize = 16;
-    /// Refused connections at a time that are answered.
+    /// Most refused connections that are answered at a time.
     const MOST_ANSWERED: usize = 8;
     /// Refused connections at which no more are accepted.
     const MOST_REFUSED: usize = 64;
@@ -141,8 +141,8 @@ impl Closing {
         closers.queue(&self.clients)
     }
 
-    /// Answers a connection's first message with an error and closes it. When many are being answered it is closed
-    /// without an answer.
+    /// Answers a connection's first message with an error and closes it. When too many are being
+    /// answered, it is closed without an answer.
     pub(crate) fn refuse(&self, closers: &Closers, fd: OwnedFd, errno: Errno) {
         if self.refused.len() < Self::MOST_ANSWERED {
             closers.queue(&self.refused).refuse(Refusal::new(fd, errno));
@@ -151,7 +151,7 @@ impl Closing {
         }
     }
 
-    /// Returns the place where the listening socket is closed.
+    /// Returns the closer of the listening socket.
     pub(crate) fn closer(&self) -> Arc<dyn Closer> {
         Arc::new(DescriptorCloser(Arc::clone(&self.turned_away)))
     }
@@ -168,16 +168,16 @@ pub(crate) struct Port {
     pub(crate) who: AttachmentId,
     pub(crate) listener: Listener,
     pub(crate) client: Option<Client>,
-    /// Counts up with each client, so that what was meant for an earlier one is known.
+    /// Counts up with each client, so that results for an earlier client are recognized.
     pub(crate) generation: u32,
-    /// More may wait to be accepted.
+    /// Whether more connections may wait to be accepted.
     pub(crate) accepting: bool,
     pub(crate) back_off: BackOff,
     pub(crate) closing: Closing,
     pub(crate) counters: ServerCounters,
 }
 
-/// What a descriptor that is watched belongs to.
+/// The owner of a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Watched {
     Stop,
@@ -194,7 +194,7 @@ const INDEX_BITS: u32 = 24;
 pub(crate) const MAX_PORTS: usize = 1 << INDEX_BITS;
 
 impl Watched {
-    /// As a number: kind, generation, index.
+    /// Returns the token: kind, generation, index.
     pub(crate) fn token(self) -> u64 {
         let (kind, index, generation) = match self {
             Self::Stop => (0, 0, 0),

@@ -1,13 +1,16 @@
-//! Closing what clients passed, on threads that may block.
+//! Closing of descriptors, sockets and memory of clients, on threads that may block.
 //!
-//! The last close of a descriptor, a socket or a mapping can take as long as a client likes. A FUSE file waits for its
-//! daemon, a TCP socket with `SO_LINGER` for its peer, and a memory file for the kernel to free gibibytes of pages.
-//! Closing a client's socket also closes the descriptors that wait in it unread. So the engine's thread closes nothing
-//! of a client: it puts it into the client's [`CloseQueue`], and a thread of the pool works the queue off in order.
+//! The last close of a descriptor, a socket or a mapping can take as long as a client likes. A FUSE
+//! file waits for its daemon, and a TCP socket with `SO_LINGER` waits for its peer. The kernel may
+//! have to free gibibytes of pages of a memory file. Closing a client's socket also closes the
+//! descriptors that wait in it unread. So the engine's thread closes nothing of a client. It puts
+//! each item into the client's [`CloseQueue`], and a thread of the pool processes the queue in
+//! order.
 //!
-//! A queue that blocks holds one thread and no other queue. The pool starts a thread whenever a queue waits for one,
-//! so the threads are bounded by what the attachments may have in their queues: see [`Backlog`]. The threads are
-//! never joined, because a thread that blocks in the kernel may never come back.
+//! A queue that blocks holds one thread and no other queue. The pool starts a thread whenever a
+//! queue waits for one, so the limit on the items of an attachment bounds the threads: see
+//! [`Backlog`]. The threads are never joined, because a thread that blocks in the kernel may never
+//! return.
 
 use std::{
     collections::VecDeque,
@@ -28,16 +31,16 @@ use crate::{refusal::Refusal, stop::Waker};
 /// How long a thread of the pool waits for work before it ends.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// What a thread of the pool ends.
+/// An item that a thread of the pool closes.
 #[derive(Debug)]
 enum Job {
     /// A descriptor that a client passed.
     Descriptor(OwnedFd),
     /// A client's connection. It is shut down first: another process may hold the socket open.
     Socket(OwnedFd),
-    /// Client memory, as far as this is the last handle to it.
+    /// A handle to client memory, which is unmapped if this is the last one.
     Memory(SharedMemory),
-    /// A connection that is refused, which may take its time to say its first message.
+    /// A refused connection, whose first message may take time to arrive.
     Refusal(Refusal),
 }
 
@@ -46,7 +49,8 @@ impl Job {
         match self {
             Self::Descriptor(fd) => drop(fd),
             Self::Socket(fd) => {
-                // A peer that has gone already makes this fail, and nothing is lost then.
+                // This fails when the peer has gone already, and then there is nothing to shut
+                // down.
                 let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
             }
             Self::Memory(memory) => drop(memory),
@@ -55,14 +59,14 @@ impl Job {
     }
 }
 
-/// Counts what the queues of one attachment hold, over all its clients.
+/// Counts the items in the queues of one attachment, over all its clients.
 ///
-/// The engine serves and accepts nothing for an attachment whose backlog is too long, so that a client whose closes
-/// block takes a bounded number of descriptors and threads.
+/// The engine neither serves nor accepts clients of an attachment whose backlog is too long. So a
+/// client whose closes block takes a bounded number of descriptors and threads.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     items: AtomicUsize,
-    /// The engine waits for the backlog to get short.
+    /// Whether the engine waits for the backlog to become shorter.
     is_awaited: AtomicBool,
     waker: Waker,
 }
@@ -72,17 +76,19 @@ impl Backlog {
         Arc::new(Self { items: AtomicUsize::new(0), is_awaited: AtomicBool::new(false), waker })
     }
 
-    /// Returns whether fewer than `limit` items wait. When not, the engine is woken as soon as it is so.
+    /// Returns whether fewer than `limit` items wait. If not, the engine is woken when the next
+    /// item is closed, and must ask again.
     pub(crate) fn admits(&self, limit: usize) -> bool {
         if self.items.load(Ordering::Acquire) < limit {
             return true;
         }
-        // The flag before the second look: an item that ends in between wakes the engine.
+        // The flag is set before the second check, so an item that is closed in between wakes the
+        // engine.
         self.is_awaited.store(true, Ordering::SeqCst);
         self.items.load(Ordering::SeqCst) < limit
     }
 
-    /// Returns how many items wait.
+    /// Returns the number of items that wait or are being closed.
     pub(crate) fn len(&self) -> usize {
         self.items.load(Ordering::Acquire)
     }
@@ -99,7 +105,7 @@ impl Backlog {
     }
 }
 
-/// What waits to be closed for one client, in order.
+/// The items to be closed for one client, in order.
 #[derive(Debug)]
 pub(crate) struct CloseQueue {
     state: Mutex<QueueState>,
@@ -110,7 +116,7 @@ pub(crate) struct CloseQueue {
 #[derive(Debug, Default)]
 struct QueueState {
     jobs: VecDeque<Job>,
-    /// A thread has the queue, or will get it.
+    /// Whether a thread processes the queue, or will do so.
     is_scheduled: bool,
 }
 
@@ -144,7 +150,7 @@ impl CloseQueue {
         }
     }
 
-    /// Works the queue off.
+    /// Closes the items of the queue until it is empty.
     fn run(&self) {
         loop {
             let mut state = self.lock();
@@ -164,7 +170,7 @@ impl CloseQueue {
     }
 }
 
-/// A [`CloseQueue`] as the place where a connection's descriptors are closed.
+/// A [`CloseQueue`] as the closer of a connection's descriptors.
 #[derive(Debug)]
 pub(crate) struct DescriptorCloser(pub(crate) Arc<CloseQueue>);
 
@@ -174,7 +180,7 @@ impl Closer for DescriptorCloser {
     }
 }
 
-/// The threads. Dropping this ends those that have nothing to do.
+/// The pool of threads. Dropping this value ends the idle ones.
 #[derive(Debug)]
 pub(crate) struct Closers(Arc<Pool>);
 
@@ -197,7 +203,7 @@ impl Closers {
         Self(Arc::default())
     }
 
-    /// Makes a queue, which counts in an attachment's backlog.
+    /// Makes a queue whose items count in an attachment's backlog.
     pub(crate) fn queue(&self, backlog: &Arc<Backlog>) -> Arc<CloseQueue> {
         let (backlog, pool) = (Arc::clone(backlog), Arc::clone(&self.0));
         Arc::new(CloseQueue { state: Mutex::default(), backlog, pool })
@@ -219,7 +225,8 @@ impl Pool {
     fn schedule(self: &Arc<Self>, queue: Arc<CloseQueue>) {
         let mut state = self.lock();
         state.waiting.push_back(queue);
-        // A thread that was notified counts as idle until it runs, and so does the queue that it will take.
+        // A notified thread counts as idle until it runs, and the queue that it will take counts as
+        // waiting. So the two numbers can be compared.
         let is_thread_missing = state.waiting.len() > state.idle;
         drop(state);
 
@@ -231,7 +238,8 @@ impl Pool {
         let started =
             std::thread::Builder::new().name("nicforge-close".to_owned()).spawn(move || pool.work());
         if let Err(error) = started {
-            // The queue waits for a thread of the others; the backlog bounds what comes on top.
+            // The queue waits until a thread of the pool is free, or until the next one is started;
+            // the backlog bounds the items that follow.
             tracing::warn!(%error, "a thread that closes clients' descriptors could not be started");
         }
     }
@@ -275,7 +283,8 @@ mod tests {
         Backlog::new(Waker::new().unwrap())
     }
 
-    /// A connection that is refused and says nothing: it holds its thread for as long as a refusal takes.
+    /// Returns a refused connection that sends nothing: it holds its thread for as long as a
+    /// refusal takes.
     fn silent() -> (Refusal, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         (Refusal::new(near.into(), nicforge_vfio_user::Errno::EBUSY), far)

@@ -1,4 +1,4 @@
-//! Asking a running engine for something, from another thread.
+//! Commands to a running engine from another thread.
 
 use std::{
     sync::mpsc::{self, RecvTimeoutError, SyncSender, TrySendError},
@@ -12,33 +12,35 @@ use nicforge_core::{
 
 use crate::{engine::Engine, error::HandleError, stats::Snapshot, stop::Waker};
 
-/// Commands that wait at most.
+/// Most commands that wait at a time.
 pub(crate) const MAX_COMMANDS: usize = 64;
 
 pub(crate) type Command = Box<dyn FnOnce(&mut Control<'_>) + Send>;
 
-/// What a command may do. It runs on the engine's thread, between two steps, and must not wait.
+/// Access to the engine for a command. The command runs on the engine's thread, between two steps,
+/// and must not wait.
 pub struct Control<'a> {
     pub(crate) engine: &'a mut Engine,
 }
 
 impl Control<'_> {
-    /// The machine. Attaching and detaching is the engine's; see [`Control::evict`].
+    /// Returns the machine. Only the engine may attach and detach; see [`Control::evict`].
     pub fn machine(&mut self) -> &mut Machine {
         self.engine.machine_mut()
     }
 
-    /// What there is to tell.
+    /// Returns a snapshot of the engine and its machine.
     pub fn snapshot(&self) -> Snapshot {
         self.engine.snapshot()
     }
 
-    /// Take an attachment from its client: its connection is closed. False when nobody has it.
+    /// Takes an attachment from its client and closes the connection. Returns false when it has no
+    /// client.
     pub fn evict(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         self.engine.evict(function, who)
     }
 
-    /// Reset a function, clients or not.
+    /// Resets a function, with or without clients.
     ///
     /// # Errors
     /// As [`Machine::reset_function`].
@@ -47,7 +49,7 @@ impl Control<'_> {
     }
 }
 
-/// A way to reach a running engine. Clones reach the same one.
+/// A handle for a running engine. Clones reach the same one.
 #[derive(Clone)]
 pub struct EngineHandle {
     commands: SyncSender<Command>,
@@ -59,7 +61,7 @@ impl EngineHandle {
         Self { commands, waker }
     }
 
-    /// Run a command on the engine's thread and wait for what it gives.
+    /// Runs a command on the engine's thread and waits for its result, for at most `timeout`.
     ///
     /// # Errors
     /// [`HandleError`].
@@ -70,7 +72,7 @@ impl EngineHandle {
     ) -> Result<R, HandleError> {
         let (answer, answered) = mpsc::sync_channel(1);
         self.send(move |control| {
-            // Nobody is left to hear it when the caller has given up.
+            // The caller may have given up; then the result is dropped.
             let _ = answer.try_send(command(control));
         })?;
         answered.recv_timeout(timeout).map_err(|error| match error {
@@ -79,7 +81,7 @@ impl EngineHandle {
         })
     }
 
-    /// Run a command on the engine's thread soon.
+    /// Runs a command on the engine's thread soon, without waiting for it.
     ///
     /// # Errors
     /// [`HandleError::Full`], [`HandleError::Ended`].
@@ -92,7 +94,7 @@ impl EngineHandle {
         Ok(())
     }
 
-    /// What there is to tell.
+    /// Returns a snapshot of the engine and its machine.
     ///
     /// # Errors
     /// [`HandleError`].
@@ -100,7 +102,7 @@ impl EngineHandle {
         self.call(timeout, |control| control.snapshot())
     }
 
-    /// Take an attachment from its client. False when nobody has it.
+    /// Takes an attachment from its client. Returns false when it has no client.
     ///
     /// # Errors
     /// [`HandleError`].
@@ -113,10 +115,10 @@ impl EngineHandle {
         self.call(timeout, move |control| control.evict(function, who))
     }
 
-    /// Reset a function, clients or not.
+    /// Resets a function, with or without clients.
     ///
     /// # Errors
-    /// [`HandleError`], and within it what the machine says.
+    /// [`HandleError`]; the inner result is the machine's.
     pub fn reset_function(
         &self,
         function: FunctionId,

@@ -1,13 +1,14 @@
-//! What can be set about an engine.
+//! Settings of an engine.
 
 use std::time::Duration;
 
 use nicforge_vfio_user::ServerConfig;
 
-/// How the engine learns that a socket is ready.
+/// The mechanism that reports ready sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventLoopKind {
-    /// io_uring where the kernel and the container allow it, else epoll. Which one it became is said when the engine is made.
+    /// io_uring where the kernel and the container allow it, else epoll. The choice is logged when
+    /// the engine is made.
     #[default]
     Auto,
     /// io_uring, or an error.
@@ -16,11 +17,11 @@ pub enum EventLoopKind {
     Epoll,
 }
 
-/// What one client may take of the server. No client gets more, whatever it does.
+/// Quotas of one client of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Bytes of client files mapped at a time. Pages of a client's file that the server touches first are charged to
-    /// the server's memory cgroup.
+    /// Bytes of client files mapped at a time. Pages of a client's file that the server touches
+    /// first are charged to the server's memory cgroup.
     pub mapped_bytes: u64,
     /// Client files (and parts of files) mapped at a time.
     pub files: usize,
@@ -34,42 +35,49 @@ impl Default for Quotas {
     }
 }
 
-/// See the fields; [`EngineConfig::default`] is right for a machine that shares its processors with the applications.
+/// Settings of an engine. [`EngineConfig::default`] fits a machine that shares its processors with
+/// the applications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Which event loop.
+    /// The event loop.
     pub event_loop: EventLoopKind,
-    /// Steps in a row that find nothing before the engine gives its processor to others between two steps.
+    /// Empty steps in a row after which the engine yields its processor between two steps.
     pub spin: u32,
-    /// How long the mapped memory of a function is looked at every turn after the last work that was found there.
+    /// Time that the mapped memory of a function is still checked every turn after the last work
+    /// found there.
     pub cool_after: Duration,
     /// Packets or descriptors that a function may handle in one step.
     pub budget: u32,
-    /// Messages of one client handled in a row. 64 writes of a `REGION_WRITE_MULTI` count as one. A read of more than
-    /// 4 KiB is carried out in as many turns as it has pages.
+    /// Messages of one client handled in one turn. 64 writes of a `REGION_WRITE_MULTI` count as
+    /// one. A read of more than 4 KiB takes as many turns as it has pages.
     pub messages: u32,
-    /// Time after which no further message of one client is handled in a row.
+    /// Time after which no further message of one client is handled in a turn.
     pub client_turn: Duration,
     /// Time after which no further client is served between two steps of the machine.
     pub clients_turn: Duration,
     /// Bytes of data in one message of a client. QEMU takes up to 64 MiB.
     pub max_transfer: u32,
-    /// Bytes of replies that may wait for a client to read them before its requests wait.
+    /// Bytes of replies that may wait for a client to read them before no more of its requests are
+    /// served.
     pub max_queued: usize,
-    /// What each client may take.
+    /// Quotas of each client.
     pub quotas: Quotas,
-    /// How long a client may take to say its version before it loses the attachment, which others may be waiting for.
+    /// Time that a client may take to send its version before it loses the attachment, for which
+    /// others may wait.
     pub version_limit: Duration,
-    /// How long a register access may wait for the device before it is answered with `EAGAIN`. QEMU gives up after 5 s.
+    /// Time that a register access may wait for the device before it is answered with `EAGAIN`.
+    /// QEMU gives up after 5 s.
     pub stall_limit: Duration,
-    /// How long a client may take to answer a DMA message before the device gets an error, from when the device asked for it: a client
-    /// that does not read its socket has no more time.
+    /// Time that a client may take to answer a DMA message before the device gets an error. It
+    /// starts when the device asks for the message: a client that does not read its socket gets
+    /// no more time.
     pub dma_limit: Duration,
-    /// How long the engine sleeps at most while clients are there: covers a store that no wake-up followed.
+    /// Longest sleep of the engine while it has clients; covers a store without a wake-up.
     pub safety_timeout: Duration,
 }
 
-/// Processors from which on an engine that spins is in nobody's way: one for it, two applications, and one for the rest.
+/// Processors from which on a spinning engine disturbs no one: one for it, two for applications,
+/// and one for the rest.
 const PLENTY: usize = 4;
 
 impl Default for EngineConfig {
@@ -95,7 +103,7 @@ impl Default for EngineConfig {
 }
 
 impl EngineConfig {
-    /// The limits of one client's connection.
+    /// Returns the limits of one client's connection.
     pub(crate) fn connection(&self) -> ServerConfig {
         ServerConfig {
             budget: self.messages,

@@ -34,13 +34,13 @@ use crate::{
     watchdog::Watchdog,
 };
 
-/// Turns with work between two looks at the sockets, where a look is a system call.
+/// Turns with work between two checks of the sockets, where a check is a system call.
 const BUSY_TURNS: u32 = 16;
-/// Turns without work between two such looks. A system call each would make the engine spin many times longer before it gives
-/// its processor to the application that it waits for.
+/// Turns without work between two such checks. With a system call in each turn, the engine would
+/// spin much longer before it yields its processor to the application that it waits for.
 const IDLE_TURNS: u32 = 8;
 
-/// Steps a machine and serves its attachments. See the crate.
+/// Steps a machine and serves its attachments. See the crate's documentation.
 pub struct Engine {
     pub(crate) machine: Machine,
     pub(crate) config: EngineConfig,
@@ -49,62 +49,67 @@ pub struct Engine {
     pub(crate) signals: Arc<Signals>,
     pub(crate) ports: Vec<Port>,
     pub(crate) served: HashMap<(FunctionId, AttachmentId), usize>,
-    /// Clients there are.
+    /// Number of clients.
     pub(crate) clients: usize,
     pub(crate) closers: Closers,
-    /// Memory of clients that have ended, which devices still hold on to.
+    /// Memory of ended clients that devices still hold.
     pub(crate) orphans: Vec<(Arc<CloseQueue>, SharedMemory)>,
-    /// Clients that are to be served in this round.
+    /// Clients to be served in this round.
     pub(crate) ready: VecDeque<usize>,
-    /// As `ready`, of clients for which system calls take long: one of them is served a round.
+    /// Clients to be served for which system calls take long; one of them is served in each round.
     pub(crate) slow: VecDeque<usize>,
-    /// Attachments of which too much waits to be closed.
+    /// Attachments that wait until fewer of their items are to be closed.
     pub(crate) held: Vec<usize>,
     /// Clients with an access that waits for the device.
     pub(crate) stalled: VecDeque<usize>,
     /// Clients with DMA messages to be sent.
     pub(crate) senders: Vec<usize>,
-    /// The next thing that is due by the clock.
+    /// Time of the next event that is due by the clock.
     pub(crate) deadline: Option<Instant>,
-    /// A socket has more to accept.
+    /// Whether a socket has more connections to accept.
     pub(crate) accept_soon: bool,
-    /// Kept for when the process has no descriptor left.
+    /// Descriptor that is freed when the process has none left.
     pub(crate) reserve: Option<File>,
     waker: Waker,
     commands: Receiver<Command>,
     sender: SyncSender<Command>,
     start: Instant,
-    /// When everything was looked at last, since `start`.
+    /// Time of the last check of everything, since `start`.
     scanned: Duration,
     seen_faults: u64,
     seen_rescues: u64,
     turns: u64,
     sleeps: u64,
     pub(crate) longest_turn: LongestTurn,
-    /// Ends with the engine.
+    /// The watchdog, which ends with the engine.
     _watchdog: Watchdog,
 }
 
 impl Engine {
-    /// An engine that serves nothing yet. It says by `tracing` which event loop it uses. The process gets a handler for SIGURG that
-    /// does nothing: with that signal a write to a client's eventfd is ended that would keep the engine waiting.
+    /// Makes an engine that serves nothing yet, and logs which event loop it uses. The process gets
+    /// a handler for SIGURG that does nothing: that signal ends a write to a client's eventfd that
+    /// would block the engine.
     ///
     /// # Errors
-    /// [`EngineError`] when the event loop asked for, the helper thread or a descriptor can't be had.
+    /// [`EngineError`] when the requested event loop, a thread or a descriptor is not available.
     pub fn new(mut machine: Machine, config: EngineConfig) -> Result<Self, EngineError> {
         let events = wait::choose(config.event_loop)?;
         tracing::info!(event_loop = events.name(), "the engine's event loop");
         interrupt::prepare()
             .map_err(|errno| EngineError::System { what: "setting a handler for SIGURG", errno })?;
+
         let waker = Waker::new()?;
         let signals = Arc::new(Signals::default());
         let helper = Helper::start(waker.clone())?;
         let watchdog = Watchdog::start(Arc::clone(&signals))?;
+
         if let Some(thread) = watchdog.thread() {
             signals.set_watchdog(thread);
         }
+
         let (sender, commands) = mpsc::sync_channel(MAX_COMMANDS);
         machine.set_cool_after(nanoseconds(config.cool_after));
+
         Ok(Self {
             machine,
             config,
@@ -138,27 +143,28 @@ impl Engine {
         })
     }
 
-    /// `io_uring` or `epoll`.
+    /// Returns `io_uring` or `epoll`.
     pub fn event_loop_name(&self) -> &'static str {
         self.events.name()
     }
 
-    /// The machine, while the engine does not run.
+    /// Returns the machine, while the engine does not run.
     pub fn machine_mut(&mut self) -> &mut Machine {
         &mut self.machine
     }
 
-    /// A way to reach the engine while it runs.
+    /// Returns a handle that reaches the engine while it runs.
     pub fn handle(&self) -> EngineHandle {
         EngineHandle::new(self.sender.clone(), self.waker.clone())
     }
 
-    /// Serve an attachment at a socket of mode 0600. Its file is there when this returns; clients are answered once the engine
-    /// runs. A socket that a server left behind is replaced.
+    /// Serves an attachment at a socket of mode 0600. The socket's file exists when this returns;
+    /// clients are answered once the engine runs. A socket that a dead server left behind is
+    /// replaced.
     ///
     /// # Errors
-    /// [`EngineError::NoSuchAttachment`], [`EngineError::AlreadyServed`], [`EngineError::TooMany`], [`EngineError::SocketInUse`],
-    /// [`EngineError::NotASocket`], or what the system says.
+    /// [`EngineError::NoSuchAttachment`], [`EngineError::AlreadyServed`], [`EngineError::TooMany`],
+    /// [`EngineError::SocketInUse`], [`EngineError::NotASocket`], or the system's error.
     pub fn listen(
         &mut self,
         function: FunctionId,
@@ -168,7 +174,7 @@ impl Engine {
         self.listen_for(function, attachment, path, SocketAccess::default())
     }
 
-    /// Serve an attachment as [`Engine::listen`] does, for another user or a group too.
+    /// Serves an attachment as [`Engine::listen`] does, for another user or a group too.
     ///
     /// # Errors
     /// As [`Engine::listen`].
@@ -214,25 +220,28 @@ impl Engine {
         Ok(())
     }
 
-    /// Step the machine and serve clients until `stop` says so. Clients that are still there lose their attachments then; the
-    /// sockets are removed when the engine is dropped. The thread must not block SIGBUS, by which truncated files are noticed; SIGURG it
-    /// unblocks itself.
+    /// Steps the machine and serves clients until `stop` is used. Clients that are still connected
+    /// lose their attachments then; the sockets are removed when the engine is dropped. The thread
+    /// must not block SIGBUS, which reports truncated files. This function unblocks SIGURG.
     ///
     /// # Errors
     /// [`EngineError::Wait`] when the event loop fails.
     pub fn run(&mut self, stop: &Stop) -> Result<(), EngineError> {
         interrupt::allow().map_err(|errno| EngineError::System { what: "unblocking SIGURG", errno })?;
+
         let result = self.watch_all(stop).and_then(|()| self.turn_until(stop));
         self.end_all();
+
         for (index, port) in self.ports.iter().enumerate() {
             self.events.unwatch(port.listener.fd(), Watched::Listener(index).token());
         }
         self.events.unwatch(self.waker.fd(), Watched::Waker.token());
         self.events.unwatch(stop.fd(), Watched::Stop.token());
+
         result
     }
 
-    /// The machine, with every client gone.
+    /// Ends all clients and returns the machine.
     pub fn into_machine(mut self) -> Machine {
         self.end_all();
         self.machine
@@ -252,21 +261,25 @@ impl Engine {
 
     fn turn_until(&mut self, stop: &Stop) -> Result<(), EngineError> {
         let mut events = Vec::with_capacity(64);
-        // Turns in a row that found nothing, and turns since the sockets were looked at.
+        // Turns in a row that found no work, and turns since the sockets were checked.
         let (mut empty, mut unlooked) = (0, 0);
         let mut asleep = false;
         while !stop.is_stopped() {
             self.turns += 1;
             let before = self.start.elapsed();
+
             let next = self.step(before, asleep);
             asleep = matches!(next, Next::At(_));
             let now = Instant::now();
+
             let step_time = now.saturating_duration_since(self.start).saturating_sub(before);
             self.longest_turn.note(step_time, None, 0);
             self.route(now);
+
             if !self.stalled.is_empty() {
                 self.retry_stalled(now);
             }
+
             let mut look = true;
             match next {
                 _ if self.has_queued() || self.accept_soon => empty = 0,
@@ -291,6 +304,7 @@ impl Engine {
                     }
                 },
             }
+
             if look {
                 unlooked = 0;
                 self.events.poll(&mut events).map_err(|reason| self.failed(reason))?;
@@ -300,19 +314,22 @@ impl Engine {
         Ok(())
     }
 
-    /// One step of the machine. Every now and then everything is looked at, whatever it promised: a client's wake-up can get
-    /// lost. When the whole machine was asleep, what has nothing to do goes back to sleep at once.
+    /// Takes one step of the machine. After each `safety_timeout` it checks everything, since a
+    /// client's wake-up can get lost. If the whole machine was asleep, functions without work go
+    /// back to sleep at once.
     fn step(&mut self, now: Duration, asleep: bool) -> Next {
         let time = Nanos(nanoseconds(now));
         let has_clients = self.clients > 0 || !self.orphans.is_empty();
         if !has_clients || now.saturating_sub(self.scanned) < self.config.safety_timeout {
             return self.machine.step(time, self.config.budget);
         }
+
         self.scanned = now;
         self.sweep();
         if asleep {
             self.machine.set_cool_after(0);
         }
+
         self.machine.rescan();
         let next = self.machine.step(time, self.config.budget);
         self.machine.set_cool_after(nanoseconds(self.config.cool_after));
@@ -323,7 +340,7 @@ impl Engine {
         !self.ready.is_empty() || !self.slow.is_empty()
     }
 
-    /// Nothing was found: look again at once for a while, then let others run in between.
+    /// Spins after an empty step, and from the `spin`th one on yields the processor.
     fn rest(&self, empty: u32) -> u32 {
         if empty >= self.config.spin {
             std::thread::yield_now();
@@ -333,20 +350,22 @@ impl Engine {
         empty.saturating_add(1)
     }
 
-    /// How long to sleep: until the machine has something to do or something is due; with clients no longer than the safety
-    /// time-out. `None`: until something happens. Only the machine's own time is worth waiting for awake.
+    /// Returns how long to sleep: until the machine has work or an event is due, and with clients
+    /// no longer than the safety time-out. `None` means until a report comes. A sleep is rounded up
+    /// to whole sleeps of the event loop, unless the machine's own time ends it.
     fn sleep_time(&self, machine: Nanos, now: Instant) -> Option<Duration> {
         let since_start = now.saturating_duration_since(self.start);
         let safety = (self.clients > 0 || !self.orphans.is_empty())
             .then(|| self.config.safety_timeout.saturating_sub(since_start.saturating_sub(self.scanned)));
         let deadline = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
-        // In whole sleeps: what is left over would be one more.
+        // Rounded up to whole sleeps: a remainder would be one more.
         let shortest = self.events.shortest_sleep();
         let whole = |time: Duration| {
             let sleeps = time.as_nanos().div_ceil(shortest.as_nanos().max(1)).max(1);
             shortest.saturating_mul(u32::try_from(sleeps).unwrap_or(u32::MAX))
         };
         let coarse = [safety, deadline].into_iter().flatten().min().map(whole);
+
         let machine =
             (machine < Nanos::NEVER).then(|| Duration::from_nanos(machine.0).saturating_sub(since_start));
         [coarse, machine].into_iter().flatten().min()
@@ -360,7 +379,7 @@ impl Engine {
                 Some(Watched::Client(index, generation)) => self.on_client(index, generation, &event),
                 Some(Watched::Twin(index, generation)) => self.on_twin(index, generation),
                 Some(Watched::Unmask(index, generation)) => self.on_unmask(index, generation),
-                // The loop looks at the flag.
+                // The loop checks the flag.
                 Some(Watched::Stop) | None => {}
             }
         }
@@ -398,11 +417,12 @@ impl Engine {
             self.on_mapped(mapped);
         }
         self.release_held();
+
         for _ in 0..MAX_COMMANDS {
             let Ok(command) = self.commands.try_recv() else { return };
             command(&mut Control { engine: self });
         }
-        // There may be more than the queue holds at a time.
+        // There may be more commands than the queue holds at a time.
         self.waker.wake();
     }
 
@@ -414,7 +434,7 @@ impl Engine {
         EngineError::Wait { event_loop: self.events.name(), reason }
     }
 
-    /// What there is to tell about the engine and its machine.
+    /// Returns a snapshot of the engine and its machine.
     pub fn snapshot(&self) -> Snapshot {
         let functions = (0..self.machine.functions()).map(FunctionId).map(|id| FunctionSnapshot {
             id,

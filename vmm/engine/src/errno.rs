@@ -1,4 +1,4 @@
-//! What a client is told when the machine refuses.
+//! Error numbers for a client when the machine refuses a request.
 
 use nicforge_core::{
     dma::{DmaError, DmaMapError},
@@ -38,7 +38,7 @@ fn of_dma_map(error: &DmaMapError) -> Errno {
     }
 }
 
-/// Why a client's file could not be mapped.
+/// Returns the error number for a client whose file could not be mapped.
 pub(crate) fn of_memory(error: &MemoryError) -> Errno {
     match error {
         MemoryError::File { errno } | MemoryError::Map { errno, .. } => (*errno).into(),
@@ -47,7 +47,7 @@ pub(crate) fn of_memory(error: &MemoryError) -> Errno {
     }
 }
 
-/// What a device is told when its client refuses.
+/// Returns the error for a device whose client refuses a DMA message.
 pub(crate) fn refused(errno: Errno) -> DmaError {
     DmaError::Refused { errno: errno.raw() }
 }

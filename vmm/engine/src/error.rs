@@ -1,4 +1,4 @@
-//! What can go wrong with an engine itself. What goes wrong with a client ends that client and is counted.
+//! Errors of an engine itself. An error of a client ends that client and is counted.
 
 use std::{io, path::PathBuf};
 
@@ -12,23 +12,23 @@ pub enum EngineError {
     /// A system call failed.
     #[error("{what}: {errno}")]
     System {
-        /// What was being done.
+        /// The attempted operation.
         what: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         errno: Errno,
     },
-    /// io_uring was asked for and does not work here.
+    /// io_uring was requested and does not work here.
     #[error("io_uring does not work here ({reason}): container profiles often forbid it; use epoll")]
     IoUring {
-        /// What did not work.
+        /// Error of the attempt.
         reason: io::Error,
     },
     /// The event loop failed.
     #[error("waiting for events with {event_loop}: {reason}")]
     Wait {
-        /// Its name.
+        /// Name of the event loop.
         event_loop: &'static str,
-        /// What it said.
+        /// Error of the event loop.
         reason: io::Error,
     },
     /// A thread could not be started.
@@ -42,9 +42,9 @@ pub enum EngineError {
     /// The machine has no such attachment.
     #[error("the machine has no attachment {attachment} of function {function}")]
     NoSuchAttachment {
-        /// Function asked for.
+        /// Requested function.
         function: u32,
-        /// Attachment asked for.
+        /// Requested attachment.
         attachment: u16,
     },
     /// The engine serves as many attachments as it can.
@@ -56,20 +56,20 @@ pub enum EngineError {
     /// The attachment is served already.
     #[error("attachment {attachment} of function {function} is served at {path} already")]
     AlreadyServed {
-        /// Function asked for.
+        /// Requested function.
         function: u32,
-        /// Attachment asked for.
+        /// Requested attachment.
         attachment: u16,
-        /// Where it is served.
+        /// Path where it is served.
         path: PathBuf,
     },
-    /// Somebody else serves this socket.
+    /// Another server uses this socket.
     #[error("{path} is in use by a running server: choose another path, or end that server")]
     SocketInUse {
         /// The socket.
         path: PathBuf,
     },
-    /// There is something else at the socket's path.
+    /// The file at the socket's path is no socket.
     #[error("{path} exists and is no socket: choose another path, or remove it")]
     NotASocket {
         /// The path.
@@ -78,11 +78,11 @@ pub enum EngineError {
     /// The socket could not be made.
     #[error("{what} {path}: {reason}")]
     Socket {
-        /// What was being done.
+        /// The attempted operation.
         what: &'static str,
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         reason: io::Error,
     },
 }
@@ -90,19 +90,20 @@ pub enum EngineError {
 /// Why an [`crate::EngineHandle`] got no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum HandleError {
-    /// Too many commands wait already.
+    /// The queue of commands is full.
     #[error("the engine has {limit} commands waiting already: try again later")]
     Full {
-        /// Commands that can wait.
+        /// Number of commands that can wait.
         limit: usize,
     },
-    /// The engine is no more: it was dropped. One that is there and does not run, not yet or not any more, keeps commands until it runs.
+    /// The engine was dropped. An engine that exists but does not run keeps commands until it runs.
     #[error("the engine has ended")]
     Ended,
-    /// No answer within the time given: the engine is busy, or does not run. The command may still be carried out.
+    /// No answer came within the given time: the engine is busy, or does not run. The command may
+    /// still be carried out.
     #[error("the engine did not answer within {milliseconds} ms")]
     Timeout {
-        /// The time given.
+        /// The given time.
         milliseconds: u128,
     },
 }

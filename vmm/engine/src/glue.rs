@@ -1,4 +1,4 @@
-//! A client's requests, carried out by the machine.
+//! Carries a client's requests out on the machine.
 
 use std::{
     sync::Arc,
@@ -26,12 +26,12 @@ use crate::{
     stats::ServerCounters,
 };
 
-/// The command register in configuration space.
+/// Offset of the command register in configuration space.
 const PCI_COMMAND: u64 = 4;
-/// In it: the function may start DMA.
+/// Its bit that lets the function start DMA.
 const PCI_COMMAND_MASTER: u16 = 1 << 2;
 
-/// The machine as one client sees it, for the length of one call of its connection.
+/// The machine as one client sees it, during one call of its connection.
 pub(crate) struct Glue<'a> {
     pub(crate) machine: &'a mut Machine,
     pub(crate) session: &'a mut Session,
@@ -39,7 +39,7 @@ pub(crate) struct Glue<'a> {
     pub(crate) closing: &'a Arc<CloseQueue>,
     pub(crate) signals: &'a Arc<Signals>,
     pub(crate) counters: &'a mut ServerCounters,
-    /// Names the client to the helper.
+    /// Identifies the client to the helper, with `generation`.
     pub(crate) port: usize,
     pub(crate) generation: u32,
     pub(crate) stall_limit: Duration,
@@ -66,7 +66,7 @@ impl Glue<'_> {
         }
     }
 
-    /// Offer an access to the device turn by turn.
+    /// Defers an access, which is offered to the device once in each turn.
     fn wait(&mut self, region: u32, offset: u64, kind: StalledKind, refused: bool) -> Outcome {
         let token = self.session.token();
         let until = Instant::now() + self.stall_limit;
@@ -74,9 +74,9 @@ impl Glue<'_> {
         Outcome::Deferred(token)
     }
 
-    /// Read more than a piece, in as many turns as there are pieces.
+    /// Reads more than one piece, in as many turns as there are pieces.
     fn long_read(&mut self, index: u32, offset: u64, length: usize) -> Outcome {
-        // An access that is refused has no effect: the whole of it is looked at first.
+        // A refused access has no effect, so the whole range is checked first.
         match self.machine.region(self.session.function, self.session.who, index) {
             Ok(view) if offset.checked_add(length as u64).is_some_and(|end| end <= view.size) => {
                 self.wait(index, offset, StalledKind::Read(length), false)
@@ -86,7 +86,8 @@ impl Glue<'_> {
         }
     }
 
-    /// Whether the function may start DMA: not after a reset by way of configuration space, for one.
+    /// Whether the function may start DMA. It may not after a reset through configuration space,
+    /// for example.
     fn is_bus_master(&mut self) -> bool {
         let mut command = [0; 2];
         let read = self.machine.read(
@@ -104,22 +105,26 @@ impl Glue<'_> {
         for fd in fds {
             sinks.push(fd.map(|fd| EventFdSink::bind(fd, &self.session.eventfds, self.signals)).transpose()?);
         }
+
         let sinks = sinks.into_iter().map(|sink| sink.map(|sink| sink as Arc<dyn InterruptSink>)).collect();
         let (function, who) = (self.session.function, self.session.who);
+
         self.machine
             .bind_interrupts(function, who, index, start, sinks)
             .map_err(|error| errno::of_machine(&error))
     }
 
-    /// Counts a client whose memory cannot be mapped, and says so for the first, second, fourth and so on of this
-    /// attachment: a client that comes again and again does not fill the log.
+    /// Counts a client whose memory cannot be mapped. It logs the first, second, fourth and so on
+    /// of this attachment, so that a client that reconnects again and again does not fill the log.
     fn report_unmappable(&mut self) {
         self.counters.unmappable += 1;
         if !self.counters.unmappable.is_power_of_two() {
             return;
         }
+
         let (function, who) = (self.session.function, self.session.who);
         let name = self.machine.spec(function).and_then(|spec| spec.attachments.get(usize::from(who.0)));
+
         tracing::warn!(
             function = self.machine.name(function).unwrap_or_default(),
             attachment = name.map(|attachment| attachment.name.as_str()).unwrap_or_default(),
@@ -128,11 +133,12 @@ impl Glue<'_> {
         );
     }
 
-    /// The eventfd by which INTx is unmasked, which is all that can be masked.
+    /// Sets the eventfd that unmasks INTx, the only interrupt that can be masked.
     fn bind_unmask(&mut self, index: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
         if index != INTX {
             return Err(Errno::EINVAL);
         }
+
         let fd = fds.into_iter().next().flatten();
         fd.as_ref().map_or(Ok(()), sink::check)?;
         self.session.new_unmask = Some(fd);
@@ -153,16 +159,19 @@ impl Handler for Glue<'_> {
         if index >= region::COUNT {
             return Err(Errno::EINVAL);
         }
+
         let view = self
             .machine
             .region(self.session.function, self.session.who, index)
             .map_err(|error| errno::of_machine(&error))?;
+
         let mut info = RegionInfo { size: view.size, ..RegionInfo::default() };
         for (flag, set) in [(REGION_FLAG_READ, view.readable), (REGION_FLAG_WRITE, view.writable)] {
             if set {
                 info.flags |= flag;
             }
         }
+
         if let Some(fd) = view.memory.as_ref().and_then(|memory| memory.fd()) {
             info.flags |= REGION_FLAG_MMAP;
             info.areas =
@@ -196,6 +205,7 @@ impl Handler for Glue<'_> {
 
     fn dma_map(&mut self, map: DmaMap, fd: Option<PeerFd>) -> Outcome {
         self.closing.drop_memory(self.session.memory.sweep());
+
         match self.session.memory.prepare(&map, fd) {
             Ok(Backing::Remote) => place(self.machine, self.session, &map, None, DmaBacking::Remote).into(),
             Ok(Backing::Unmappable { first }) => {
@@ -218,6 +228,7 @@ impl Handler for Glue<'_> {
                     length: wanted.length,
                     access: wanted.access,
                 };
+
                 if self.helper.map(request) {
                     Outcome::Deferred(token)
                 } else {
@@ -238,6 +249,7 @@ impl Handler for Glue<'_> {
         if let Err(error) = result {
             return Outcome::Failed(errno::of_machine(&error));
         }
+
         self.session.withdraw(self.machine, &unmap);
         self.session.memory.remove(&unmap);
         self.closing.drop_memory(self.session.memory.sweep());
@@ -251,9 +263,11 @@ impl Handler for Glue<'_> {
             (IrqAction::Unmask, IrqData::EventFd(fds)) => return self.bind_unmask(index, fds),
             (_, data) => data,
         };
+
         if action == IrqAction::Disable && index == INTX {
             self.session.new_unmask = Some(None);
         }
+
         let interrupts = self
             .machine
             .interrupts(self.session.function, self.session.who)
@@ -266,7 +280,8 @@ impl Handler for Glue<'_> {
             (IrqAction::Mask, IrqData::Bool(each)) => interrupts.mask(index, start, each.as_slice()),
             (IrqAction::Unmask, IrqData::None) => interrupts.unmask(index, start, count),
             (IrqAction::Unmask, IrqData::Bool(each)) => interrupts.unmask(index, start, each.as_slice()),
-            // Nobody is told by an eventfd that an interrupt was masked: VFIO's own drivers offer that neither.
+            // An eventfd that reports masking is not supported; VFIO's own drivers do not offer it
+            // either.
             (_, IrqData::EventFd(_)) => return Err(Errno::ENOTSUP),
         }
         .map_err(|_| Errno::EINVAL)
@@ -279,7 +294,7 @@ impl Handler for Glue<'_> {
     }
 
     fn reset_pending(&mut self, token: Token) -> Option<Errno> {
-        // A read that is being carried out in pieces ends by itself.
+        // A read that is carried out in pieces ends by itself.
         let waits = |stalled: &mut Stalled| stalled.token == token && stalled.refused;
         self.session.stalled.take_if(waits).map(|_| Errno::ECANCELED)
     }
@@ -302,7 +317,7 @@ impl Handler for Glue<'_> {
     }
 }
 
-/// Let the device reach a range.
+/// Maps a range for the device.
 pub(crate) fn place(
     machine: &mut Machine,
     session: &mut Session,
@@ -312,9 +327,11 @@ pub(crate) fn place(
 ) -> Result<(), Errno> {
     let permission =
         DmaPermission { read: map.flags & DMA_FLAG_READ != 0, write: map.flags & DMA_FLAG_WRITE != 0 };
+
     machine
         .dma_map(session.function, session.who, map.address, map.size, permission, backing)
         .map_err(|error| errno::of_machine(&error))?;
+
     session.memory.insert(map, file);
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! The thread that maps client memory, so that the engine need not wait for the kernel to do it.
+//! The thread that maps client memory, so that the engine does not wait for the kernel.
 //!
-//! It closes nothing of a client: the descriptor of a mapping goes to the client's [`crate::closer::CloseQueue`], and
-//! so does a mapping that is not needed any more.
+//! It closes nothing of a client: the descriptor of a mapping goes to the client's
+//! [`crate::closer::CloseQueue`], and so does a mapping that is no longer needed.
 
 use std::{os::fd::AsFd, sync::mpsc, thread::JoinHandle};
 
@@ -10,8 +10,8 @@ use nicforge_vfio_user::PeerFd;
 
 use crate::{error::EngineError, stop::Waker};
 
-/// A part of a client's file that is to be mapped. A client has one mapping under way at a time, so that the queue is
-/// bounded by the number of clients.
+/// A part of a client's file that is to be mapped. A client has one mapping in progress at a time,
+/// which bounds the requests of connected clients in the queue.
 pub(crate) struct MapRequest {
     pub(crate) port: usize,
     pub(crate) generation: u32,
@@ -21,7 +21,7 @@ pub(crate) struct MapRequest {
     pub(crate) access: Access,
 }
 
-/// A mapping that is done, or failed.
+/// A mapping that was made or failed.
 pub(crate) struct Mapped {
     pub(crate) port: usize,
     pub(crate) generation: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    /// Starts the thread. It wakes the engine when something is done.
+    /// Starts the thread, which wakes the engine after each mapping.
     pub(crate) fn start(waker: Waker) -> Result<Self, EngineError> {
         let (requests, inbox) = mpsc::channel();
         let (outbox, done) = mpsc::channel();
@@ -46,8 +46,8 @@ impl Helper {
         Ok(Self { requests: Some(requests), done, thread: Some(thread) })
     }
 
-    /// Maps a part of a client's file, guarded against truncation; [`Helper::take_done`] brings the result. Returns
-    /// false when the thread has gone.
+    /// Asks for a part of a client's file to be mapped, guarded against truncation;
+    /// [`Helper::take_done`] returns the result. Returns false when the thread has ended.
     pub(crate) fn map(&self, request: MapRequest) -> bool {
         self.requests.as_ref().is_some_and(|requests| requests.send(request).is_ok())
     }
@@ -61,7 +61,7 @@ impl Drop for Helper {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(thread) = self.thread.take() {
-            // It ends with the queue; a panic there has been reported by the panic hook already.
+            // The thread ends with the queue; the panic hook has already reported a panic in it.
             let _ = thread.join();
         }
     }

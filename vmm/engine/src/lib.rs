@@ -1,12 +1,14 @@
 //! The engine: one thread that steps a machine and serves its attachments on UNIX sockets.
 //!
-//! In: a [`nicforge_core::machine::Machine`], paths to serve its attachments at, clients that speak vfio-user.
-//! Out: sockets, replies, DMA messages, interrupts by eventfd; a [`Snapshot`] for whoever asks through an [`EngineHandle`].
-//! May touch: sockets, eventfds, client memory through `nicforge-shm`, the clock. It knows no device.
+//! The input is a [`nicforge_core::machine::Machine`], paths to serve its attachments at, and
+//! clients that speak vfio-user. The output is sockets, replies, DMA messages, interrupts by
+//! eventfd, and a [`Snapshot`] for callers of an [`EngineHandle`]. The engine touches sockets,
+//! eventfds, the clock, and client memory through `nicforge-shm`. It knows no device.
 //!
-//! Everything of a machine happens on the thread that calls [`Engine::run`], so that the machine needs no lock. A second
-//! thread maps client memory, a pool of threads closes what belongs to clients, and a watchdog ends writes to eventfds
-//! that block. See `README.md` for how the engine waits and what it does to bad clients.
+//! Everything of a machine happens on the thread that calls [`Engine::run`], so the machine needs
+//! no lock. A second thread maps client memory, a pool of threads closes what belongs to clients,
+//! and a watchdog ends writes to eventfds that block. `README.md` describes how the engine waits
+//! and how it treats bad clients.
 
 mod client;
 mod closer;

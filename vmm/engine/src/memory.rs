@@ -1,11 +1,13 @@
 //! The memory that one client has mapped for DMA.
 //!
-//! Several ranges may come from one file; it is mapped once, as a whole where the quota allows, and unmapped with the
-//! last range. If a device holds on to it then, it is unmapped when that lets go of it, and counts until then.
+//! Several ranges may come from one file. The file is mapped once, as a whole where the quota
+//! allows, and unmapped with the last range. If a device still holds it then, it is unmapped when
+//! the device releases it, and counts until then.
 //!
-//! What the client says of its file is checked here, by calls that no file can hold up: seals are asked for first, and
-//! only files of tmpfs and hugetlbfs have any. Any other file could stop the engine in a page fault, for instance one of
-//! FUSE, and so could a file of huge pages of 1 GiB. They are never mapped, and their ranges are reached by messages.
+//! The client's file is checked here, by calls that no file can block. Seals are queried first, and
+//! only files of tmpfs and hugetlbfs have any. Any other file could stop the engine in a page
+//! fault, for instance one of FUSE, and so could a file of huge pages of 1 GiB. Such files are
+//! never mapped, and their ranges are reached by messages.
 
 use std::{collections::BTreeMap, os::fd::AsFd};
 
@@ -19,11 +21,11 @@ use nix::{
 
 use crate::config::Quotas;
 
-/// The largest pages of a file that is mapped, in bytes. A page of 2 MiB is cleared in a tenth of a millisecond, one of
-/// 1 GiB in a tenth of a second.
+/// Largest pages of a file that is mapped, in bytes. Clearing a page of 2 MiB takes a tenth of a
+/// millisecond, one of 1 GiB a tenth of a second.
 const MAX_PAGE: i64 = 2 << 20;
 
-/// Which file: device and inode.
+/// Identity of a file: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileKey {
     device: u64,
@@ -44,7 +46,7 @@ struct Range {
     file: Option<u64>,
 }
 
-/// A part of a file that has to be mapped before a range in it can be used.
+/// A part of a file that must be mapped before a range in it can be used.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) fd: PeerFd,
@@ -54,7 +56,7 @@ pub(crate) struct Wanted {
     key: Place,
 }
 
-/// Where a mapping that was wanted comes from.
+/// The file and offset of a requested mapping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     key: FileKey,
@@ -67,19 +69,19 @@ impl Wanted {
     }
 }
 
-/// What a range needs.
+/// Backing of a range.
 #[derive(Debug)]
 pub(crate) enum Backing {
-    /// Nothing: it is reached by messages.
+    /// Messages: the range has no file.
     Remote,
-    /// Nothing: its file is on neither tmpfs nor hugetlbfs, or has pages of 1 GiB, so it is reached by messages.
+    /// Messages: its file is on neither tmpfs nor hugetlbfs, or has pages of 1 GiB.
     Unmappable {
-        /// It is the first such range of this client.
+        /// Whether it is the first such range of this client.
         first: bool,
     },
-    /// Nothing: its file is mapped, under this number.
+    /// A file that is mapped already, with its number.
     Ready(u64, Window),
-    /// A mapping.
+    /// A file that must be mapped first.
     Wanted(Wanted),
 }
 
@@ -89,9 +91,9 @@ pub(crate) struct ClientMemory {
     ranges: BTreeMap<u64, Range>,
     bytes: u64,
     next: u64,
-    /// There are files that no range uses, but a device.
+    /// Whether a device holds files that no range uses.
     leftover: bool,
-    /// A range had a file that cannot be mapped.
+    /// Whether a range had a file that cannot be mapped.
     had_unmappable: bool,
 }
 
@@ -108,11 +110,12 @@ impl ClientMemory {
         }
     }
 
-    /// Check a range and its file, and find what backs it.
+    /// Checks a range and its file, and returns its backing.
     pub(crate) fn prepare(&mut self, map: &DmaMap, fd: Option<PeerFd>) -> Result<Backing, Errno> {
         if self.ranges.len() >= self.quotas.ranges {
             return Err(Errno::ENOSPC);
         }
+
         let last = map.address.checked_add(map.size.wrapping_sub(1)).ok_or(Errno::EINVAL)?;
         if self
             .ranges
@@ -122,6 +125,7 @@ impl ClientMemory {
         {
             return Err(Errno::EEXIST);
         }
+
         let Some(fd) = fd else { return Ok(Backing::Remote) };
         if fcntl(&fd, FcntlArg::F_GET_SEALS).is_err() {
             let first = !std::mem::replace(&mut self.had_unmappable, true);
@@ -139,25 +143,31 @@ impl ClientMemory {
         if mode == OFlag::O_WRONLY || (write && mode != OFlag::O_RDWR) {
             return Err(Errno::EACCES);
         }
+
         let stat = fstat(fd.as_fd())?;
         let size = u64::try_from(stat.st_size).map_err(|_| Errno::EINVAL)?;
         let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
         let end = map.offset.checked_add(map.size).ok_or(Errno::EINVAL)?;
+
         if !regular || end > size || !map.offset.is_multiple_of(4096) {
             return Err(Errno::EINVAL);
         }
+
         let key = FileKey { device: stat.st_dev, inode: stat.st_ino };
         if let Some((id, window)) = self.find(key, map.offset, map.size, write) {
             return Ok(Backing::Ready(id, window));
         }
+
         if self.files.len() >= self.quotas.files {
             return Err(Errno::ENOSPC);
         }
+
         let left = self.quotas.mapped_bytes.saturating_sub(self.bytes);
         let (offset, length) = if size <= left { (0, size) } else { (map.offset, map.size) };
         if length > left {
             return Err(Errno::ENOSPC);
         }
+
         let length = usize::try_from(length).map_err(|_| Errno::ENOSPC)?;
         let access = if write { Access::ReadWrite } else { Access::ReadOnly };
         Ok(Backing::Wanted(Wanted { fd, offset, length, access, key: Place { key, offset } }))
@@ -171,7 +181,7 @@ impl ClientMemory {
         })
     }
 
-    /// Take in a mapping that was wanted, for a range of it.
+    /// Takes a requested mapping, for one of its ranges.
     pub(crate) fn adopt(
         &mut self,
         place: Place,
@@ -180,22 +190,26 @@ impl ClientMemory {
     ) -> Result<(u64, Window), Errno> {
         let start = map.offset.checked_sub(place.offset).ok_or(Errno::EINVAL)?;
         let window = memory.window(start, map.size).map_err(|_| Errno::EINVAL)?;
+
         let id = self.next;
         self.next += 1;
         self.bytes += memory.len() as u64;
+
         self.files.push(ClientFile { id, key: place.key, offset: place.offset, memory, ranges: 0 });
         Ok((id, window))
     }
 
-    /// A range is in use now.
+    /// Records a range that is in use now.
     pub(crate) fn insert(&mut self, map: &DmaMap, file: Option<u64>) {
         if let Some(file) = file.and_then(|id| self.files.iter_mut().find(|file| file.id == id)) {
             file.ranges += 1;
         }
+
         self.ranges.insert(map.address, Range { length: map.size, file });
     }
 
-    /// Ranges are not in use any more: those that lie wholly in what is unmapped. [`ClientMemory::sweep`] follows.
+    /// Forgets the ranges that an unmap covers. The caller must call [`ClientMemory::sweep`]
+    /// afterwards.
     pub(crate) fn remove(&mut self, unmap: &DmaUnmap) {
         match *unmap {
             DmaUnmap::All => {
@@ -216,8 +230,9 @@ impl ClientMemory {
         }
     }
 
-    /// The mappings that nobody uses any more. Those that a device holds on to without a range (a lease that is over, as of memory that is still
-    /// registered) take room of the quotas as before: a later call finds them.
+    /// Returns the mappings that are no longer used, and forgets them. A mapping that a device
+    /// holds without a range (for memory that is still registered) keeps counting against the
+    /// quotas, and a later call returns it.
     pub(crate) fn sweep(&mut self) -> Vec<SharedMemory> {
         let unused = self
             .files
@@ -229,19 +244,19 @@ impl ClientMemory {
         unused
     }
 
-    /// Whether [`ClientMemory::sweep`] left something for later.
+    /// Whether [`ClientMemory::sweep`] left mappings for later.
     pub(crate) fn has_leftover(&self) -> bool {
         self.leftover
     }
 
-    /// All of it, at the end.
+    /// Returns all mappings, at the end of the client.
     pub(crate) fn take(&mut self) -> Vec<SharedMemory> {
         self.ranges.clear();
         self.bytes = 0;
         self.files.drain(..).map(|file| file.memory).collect()
     }
 
-    /// Whether the client cut a file short that is mapped here.
+    /// Whether the client truncated a file that is mapped here.
     pub(crate) fn is_faulted(&self) -> bool {
         self.files.iter().any(|file| file.memory.faulted())
     }
@@ -273,7 +288,7 @@ mod tests {
         (memory, fd)
     }
 
-    /// Prepares a range and maps what it wants, as the engine does.
+    /// Prepares a range and maps the file it needs, as the engine does.
     fn place(memory: &mut ClientMemory, map: &DmaMap, fd: &OwnedFd) -> Window {
         let (id, window) = match memory.prepare(map, Some(fd.try_clone().unwrap().into())).unwrap() {
             Backing::Wanted(wanted) => {
@@ -296,6 +311,7 @@ mod tests {
         let first = place(&mut memory, &map(0, 0, 0x1000), &fd);
         let second = place(&mut memory, &map(0x8000, 0x2000, 0x1000), &fd);
         assert_eq!(second.base_address() - first.base_address(), 0x2000);
+
         drop((first, second));
         memory.remove(&DmaUnmap::Range { address: 0, size: 0x1000 });
         assert_eq!(memory.sweep().len(), 0);
@@ -310,11 +326,13 @@ mod tests {
         let (_keep, fd) = file(0x2000);
         let (_other, other) = file(0x1000);
         let held = place(&mut memory, &map(0, 0, 0x1000), &fd);
+
         memory.remove(&DmaUnmap::All);
         assert_eq!((memory.sweep().len(), memory.mapped_bytes(), memory.has_leftover()), (0, 0x2000, true));
         assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(other.into())), Err(Errno::ENOSPC)));
         let again = place(&mut memory, &map(0, 0x1000, 0x1000), &fd);
         assert_eq!(again.base_address() - held.base_address(), 0x1000);
+
         drop((held, again));
         assert_eq!((memory.sweep().len(), memory.has_leftover()), (0, false));
         memory.remove(&DmaUnmap::All);
@@ -327,6 +345,7 @@ mod tests {
         let (_keep, fd) = file(0x2000);
         let read = DmaMap { flags: nicforge_vfio_user::DMA_FLAG_READ, ..map(0, 0, 0x1000) };
         assert!(!place(&mut memory, &read, &fd).is_writable());
+
         assert!(place(&mut memory, &map(0x8000, 0x1000, 0x1000), &fd).is_writable());
     }
 
@@ -343,7 +362,7 @@ mod tests {
     #[test]
     fn a_file_of_another_file_system_is_reached_by_messages_and_reported_once() {
         let mut memory = ClientMemory::new(Quotas::default());
-        // It has a size, and could be read: it is neither asked for.
+        // The file has a size and is readable, but neither is checked.
         let foreign = || {
             PeerFd::from(std::os::fd::OwnedFd::from(
                 std::fs::File::open("/sys/kernel/uevent_seqnum").unwrap(),
@@ -362,7 +381,8 @@ mod tests {
     fn a_file_of_pages_that_take_long_to_clear_is_reached_by_messages() {
         use nix::sys::memfd::{MFdFlags, memfd_create};
         let mut memory = ClientMemory::new(Quotas::default());
-        // No page is ever touched, so that none need be there. Processors without such pages refuse the file.
+        // No page is ever touched, so none need exist. Processors without such pages refuse the
+        // file.
         let Ok(fd) = memfd_create(c"huge", MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_1GB) else { return };
         nix::unistd::ftruncate(&fd, 1 << 30).unwrap();
 
@@ -377,6 +397,7 @@ mod tests {
         let (keep, _) = file(0x1000);
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&keep.fd().unwrap()));
         let read_only = OwnedFd::from(std::fs::File::open(path).unwrap());
+
         assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(read_only.into())), Err(Errno::EACCES)));
     }
 }

@@ -1,10 +1,11 @@
-//! How long the engine takes for a client, and what follows from it.
+//! Time that the engine spends on a client, and its consequences.
 //!
-//! A client can make a system call of the engine slow, for example by hanging thousands of watches on its end of a
-//! socket or on an eventfd, which each write walks. The wall clock alone does not prove it: the engine's thread may
-//! have lost its processor meanwhile. So a client with a slow call is *slow* for a while. Its turns come one at a time
-//! between those of all other clients, and they are measured by the processor time of the thread and by the waits in
-//! the kernel. A call that took long by this measure too is the client's doing.
+//! A client can slow down a system call of the engine. For example, it can register thousands of
+//! watches on its end of a socket or on an eventfd, and each write walks them. The wall clock alone
+//! does not prove it: the engine's thread may have lost its processor meanwhile. So a client with a
+//! slow call is *slow* for a while. One slow client is served in each round, after all others. Its
+//! turns are measured by the processor time of the thread and by its waits in the kernel. A call
+//! that took long by this measure too is the client's doing.
 
 use std::time::{Duration, Instant};
 
@@ -22,24 +23,25 @@ const SLOW_TIME: Duration = Duration::from_secs(1);
 /// A system call that takes longer than this costs a client its attachment.
 pub(crate) const LONGEST_CALL: Duration = Duration::from_millis(10);
 
-/// What the kernel says that this thread has used.
+/// Resources that this thread has used, as the kernel accounts them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadTime {
     processor: Duration,
-    /// Times that the thread waited for something in the kernel.
+    /// Times that the thread waited in the kernel.
     waits: i64,
 }
 
 impl ThreadTime {
-    /// Reads the thread's account; `None` when the kernel does not tell.
+    /// Reads the thread's account; returns `None` when the kernel does not tell.
     pub(crate) fn now() -> Option<Self> {
         let usage = getrusage(UsageWho::RUSAGE_THREAD).ok()?;
         let processor = duration(usage.user_time()) + duration(usage.system_time());
         Some(Self { processor, waits: usage.voluntary_context_switches() })
     }
 
-    /// Returns whether at least `limit` has gone by since `self` through the fault of what was called: the thread was
-    /// running that long, or waited in the kernel.
+    /// Returns whether the thread has run for at least `limit` since `self`, or has waited in the
+    /// kernel since then. The length of a wait is not known; callers compare the wall clock with
+    /// the limit too.
     pub(crate) fn proves(self, limit: Duration) -> bool {
         Self::now().is_some_and(|now| {
             now.processor.saturating_sub(self.processor) >= limit || now.waits > self.waits
@@ -52,41 +54,42 @@ fn duration(time: TimeVal) -> Duration {
     Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
 }
 
-/// How a client's turns have been lately.
+/// Whether a client's recent turns were slow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
     slow_until: Option<Instant>,
 }
 
-/// A turn under way.
+/// Start of a turn in progress.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TurnStart {
     at: Instant,
     account: Option<ThreadTime>,
 }
 
-/// What a turn has shown.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     GoesOn,
-    /// The client makes system calls so slow that it must go.
+    /// The client slows system calls down so much that it must lose its attachment.
     HoldsEngine,
 }
 
 impl Pace {
-    /// Returns whether the client's turns come between those of the others.
+    /// Returns whether the client is slow, so that its turns come after those of the others.
     pub(crate) fn is_slow(&self) -> bool {
         self.slow_until.is_some()
     }
 
-    /// Begins a turn. Only the turns of a slow client cost a system call for their account.
+    /// Starts a turn. Only a turn of a slow client costs a system call for the account.
     pub(crate) fn start(&mut self, now: Instant) -> TurnStart {
         self.slow_until = self.slow_until.filter(|until| now < *until);
         let account = if self.is_slow() { ThreadTime::now() } else { None };
         TurnStart { at: now, account }
     }
 
-    /// Ends a turn in which the slowest system call took `longest_call`. Returns its length and what follows.
+    /// Ends a turn in which the slowest system call took `longest_call`. Returns the length of the
+    /// turn and the verdict.
     pub(crate) fn finish(&mut self, start: TurnStart, longest_call: Duration) -> (Duration, Verdict) {
         let now = Instant::now();
         let length = now.saturating_duration_since(start.at);
@@ -133,7 +136,7 @@ mod tests {
     #[test]
     fn long_call_of_a_thread_that_did_not_run_proves_nothing() {
         let mut pace = Pace { slow_until: Some(Instant::now() + SLOW_TIME) };
-        // The account stays as it is: this stands for a thread that had no processor.
+        // The account does not change: this stands for a thread that had no processor.
         let start = TurnStart { at: Instant::now(), account: ThreadTime::now() };
 
         assert_eq!(pace.finish(start, LONGEST_CALL).1, Verdict::GoesOn);

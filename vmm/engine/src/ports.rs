@@ -1,4 +1,4 @@
-//! Clients: how they come, what they ask, how they end.
+//! Clients: how they are accepted, served and ended.
 
 use std::{
     fs::File,
@@ -31,7 +31,7 @@ use crate::{
 
 /// Connections accepted in a row at one socket.
 const ACCEPTS: usize = 16;
-/// How long no connection is accepted when the process has no descriptor left.
+/// Time without accepting when the process has no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a client ends.
@@ -70,12 +70,13 @@ impl Engine {
         self.accept_soon = true;
     }
 
-    /// Returns whether a connection may be taken from the kernel's queue now. When not, something will try again: the
-    /// end of the client that has gone, or the wake-up when what is left of others is closed.
+    /// Returns whether a connection may be taken from the kernel's queue now. If not, a later event
+    /// tries again: the end of the client that has gone, or the wake-up when items of other clients
+    /// were closed.
     fn may_accept(&mut self, index: usize, now: Instant) -> bool {
         let port = &mut self.ports[index];
         if let Some(client) = &mut port.client {
-            // A client that has gone unnoticed is served to its end first, within its turns.
+            // A client that has gone unnoticed is first served to its end, within its turns.
             if !client.hung_up && socket::is_hung_up(client.connection.as_fd()) {
                 client.hung_up = true;
                 self.queue(index);
@@ -95,8 +96,8 @@ impl Engine {
         admitted
     }
 
-    /// No descriptor is left. The reserve lets one client in, to be closed at once, so that it need not wait for
-    /// nothing.
+    /// Handles a lack of descriptors. The reserve lets one connection in, which is closed at once,
+    /// so that it does not wait in vain.
     fn turn_away(&mut self, index: usize, errno: SystemErrno, now: Instant) {
         tracing::warn!(%errno, "no descriptor is left for a client");
         self.reserve = None;
@@ -124,6 +125,7 @@ impl Engine {
             self.refuse(index, fd, Errno::EAGAIN);
             return;
         }
+
         let (function, who) = (port.function, port.who);
         if let Err(error) = self.machine.attach(function, who) {
             tracing::warn!(%error, "a client could not be attached");
@@ -135,10 +137,12 @@ impl Engine {
         port.generation = port.generation.wrapping_add(1);
         port.counters.clients += 1;
         let token = Watched::Client(index, port.generation).token();
+
         let watched = self.events.watch(fd.as_fd(), token, Interest::READ);
         let closing = port.closing.queue(&self.closers);
         let mut connection = ServerConnection::new(fd, self.config.connection());
         connection.set_closer(Arc::new(DescriptorCloser(Arc::clone(&closing))));
+
         port.client = Some(Client {
             connection,
             session: Session::new(function, who, &self.config),
@@ -153,6 +157,7 @@ impl Engine {
             since: now,
         });
         self.clients += 1;
+
         tracing::debug!(path = %port.listener.path().display(), pid, "a client came");
         if let Err(error) = watched {
             tracing::warn!(%error, "a client could not be watched");
@@ -160,7 +165,7 @@ impl Engine {
             return;
         }
         self.note_deadline(now + self.config.version_limit);
-        // Its first message is there already, more often than not.
+        // Its first message has often arrived already.
         self.queue(index);
     }
 
@@ -170,14 +175,14 @@ impl Engine {
         port.closing.refuse(&self.closers, fd, errno);
     }
 
-    /// Leaves an attachment alone until less of it waits to be closed.
+    /// Does not serve an attachment until fewer of its items wait to be closed.
     fn hold(&mut self, index: usize) {
         if !self.held.contains(&index) {
             self.held.push(index);
         }
     }
 
-    /// Tries again what had to wait until less was left to be closed.
+    /// Serves and accepts again where that had to wait for items to be closed.
     pub(crate) fn release_held(&mut self) {
         for index in std::mem::take(&mut self.held) {
             self.accept_soon |= self.ports[index].accepting;
@@ -195,7 +200,7 @@ impl Engine {
         }
     }
 
-    /// Puts a client into the list of those that are served in this round, once.
+    /// Puts a client into a list of those to be served in this round, once.
     pub(crate) fn queue(&mut self, index: usize) {
         let Some(client) = self.ports.get_mut(index).and_then(|port| port.client.as_mut()) else { return };
         if std::mem::replace(&mut client.queued, true) {
@@ -208,7 +213,8 @@ impl Engine {
         }
     }
 
-    /// Serves each queued client for a turn, as far as the round's time goes. Of the slow ones one is served a round.
+    /// Serves each queued client for one turn, until the time of the round is over. One of the slow
+    /// clients is served in each round.
     pub(crate) fn serve_queued(&mut self) {
         let until = Instant::now() + self.config.clients_turn;
         for served in 0..self.ready.len() {
@@ -224,7 +230,8 @@ impl Engine {
         }
     }
 
-    /// A client has answered a DMA message on its second socket, or made room there, or closed it.
+    /// Serves a client that has answered a DMA message on its second socket, made room there, or
+    /// closed it.
     pub(crate) fn on_twin(&mut self, index: usize, generation: u32) {
         let Some(port) = self.ports.get_mut(index).filter(|port| port.generation == generation) else {
             return;
@@ -235,7 +242,8 @@ impl Engine {
         }
     }
 
-    /// The client asks by its eventfd that INTx be unmasked. It is not read: each write to it is reported by itself.
+    /// Unmasks INTx when the client has signalled its eventfd for that. The eventfd is not read:
+    /// each write to it is reported by itself.
     pub(crate) fn on_unmask(&mut self, index: usize, generation: u32) {
         let Some(port) = self.ports.get(index).filter(|port| port.generation == generation) else { return };
         if port.client.as_ref().is_some_and(|client| client.unmask.is_some())
@@ -246,7 +254,7 @@ impl Engine {
         }
     }
 
-    /// Serves what a client has sent, for a turn.
+    /// Serves the requests of a client, for one turn.
     fn drive(&mut self, index: usize) {
         let Some(port) = self.ports.get_mut(index) else { return };
         let Some(client) = &mut port.client else { return };
@@ -261,6 +269,7 @@ impl Engine {
         if client.connection.wants_write() {
             written = client.connection.on_writable();
         }
+
         let mut glue = Glue {
             machine: &mut self.machine,
             session: &mut client.session,
@@ -272,6 +281,7 @@ impl Engine {
             generation: port.generation,
             stall_limit: self.config.stall_limit,
         };
+
         let progress = written.and_then(|()| client.connection.on_readable(&mut glue));
         if glue.session.was_cancelled {
             client.connection.fail_dma(Errno::ECANCELED, &mut glue);
@@ -289,7 +299,7 @@ impl Engine {
         }
     }
 
-    /// Accounts for a client's turn, and ends a client that makes system calls too slow.
+    /// Accounts for a client's turn, and ends a client that slows system calls down too much.
     fn finish_turn(&mut self, index: usize, turn: TurnStart) {
         let port = &mut self.ports[index];
         let Some(client) = &mut port.client else { return };
@@ -306,11 +316,14 @@ impl Engine {
     fn after_drive(&mut self, index: usize, more: bool) {
         let port = &mut self.ports[index];
         let Some(client) = &mut port.client else { return };
+
         if client.session.stalled.is_some() && !self.stalled.contains(&index) {
             self.stalled.push_back(index);
         }
+
         let due = client.session.send(&mut self.machine, &mut client.connection, &mut port.counters);
         let has_more = more || client.connection.ready();
+
         let wanted =
             Interest { read: client.connection.wants_read(), write: client.connection.wants_write() };
         let mut watched = Ok(());
@@ -319,8 +332,10 @@ impl Engine {
             let token = Watched::Client(index, port.generation).token();
             watched = self.events.rewatch(client.connection.as_fd(), token, wanted);
         }
+
         let token = Watched::Twin(index, port.generation).token();
         watched = watched.and(client.watch_twin(&mut *self.events, token));
+
         if let Some(new) = client.session.new_unmask.take() {
             let token = Watched::Unmask(index, port.generation).token();
             if let Some(old) = client.unmask.take() {
@@ -331,6 +346,7 @@ impl Engine {
                 client.unmask = Some(new);
             }
         }
+
         if let Some(due) = due {
             self.note_deadline(due);
         }
@@ -343,9 +359,9 @@ impl Engine {
         }
     }
 
-    /// Offer the accesses that wait to their devices again.
+    /// Offers the waiting accesses to their devices again.
     pub(crate) fn retry_stalled(&mut self, now: Instant) {
-        // Those that stall again go to the end, and have their turn next time.
+        // Accesses that stall again go to the end of the list, for the next time.
         for _ in 0..self.stalled.len() {
             let Some(index) = self.stalled.pop_front() else { return };
             let port = &mut self.ports[index];
@@ -361,7 +377,7 @@ impl Engine {
         }
     }
 
-    /// A file was mapped for a range, or was not.
+    /// Takes the result of mapping a file for a range.
     pub(crate) fn on_mapped(&mut self, mapped: Mapped) {
         let Mapped { port: index, generation, result } = mapped;
         let port = self.ports.get_mut(index).filter(|port| port.generation == generation);
@@ -371,11 +387,13 @@ impl Engine {
             closing.drop_memory(result.into_iter().collect());
             return;
         };
+
         let session = &mut client.session;
         let Some(pending) = session.pending_map.take() else {
             client.closing.drop_memory(result.into_iter().collect());
             return;
         };
+
         let placed = result.map_err(|error| errno::of_memory(&error)).and_then(|memory| {
             let (file, window) = session.memory.adopt(pending.place, memory, &pending.map)?;
             glue::place(&mut self.machine, session, &pending.map, Some(file), DmaBacking::Memory(window))
@@ -383,13 +401,14 @@ impl Engine {
         if placed.is_err() {
             client.closing.drop_memory(session.memory.sweep());
         }
+
         if let Err(error) = client.connection.complete(pending.token, placed) {
             tracing::warn!(%error, "a mapping ended that its connection does not wait for");
         }
         self.queue(index);
     }
 
-    /// Send DMA messages that the machine has for clients.
+    /// Sends the DMA messages that the machine has for clients.
     pub(crate) fn route(&mut self, now: Instant) {
         while let Some(message) = self.machine.pop_outgoing() {
             let (Outgoing::DmaRead { function, attachment, .. }
@@ -404,10 +423,13 @@ impl Engine {
         while let Some(index) = self.senders.pop() {
             let port = &mut self.ports[index];
             let Some(client) = &mut port.client else { continue };
+
             let due = client.session.send(&mut self.machine, &mut client.connection, &mut port.counters);
             let generation = port.generation;
+
             let token = Watched::Twin(index, generation).token();
             let mut watched = client.watch_twin(&mut *self.events, token);
+
             let wanted =
                 Interest { read: client.connection.wants_read(), write: client.connection.wants_write() };
             if wanted != client.interest {
@@ -419,14 +441,15 @@ impl Engine {
                 self.end(index, End::Evicted("it could not be watched"));
                 continue;
             }
+
             if let Some(due) = due {
                 self.note_deadline(due);
             }
         }
     }
 
-    /// Does what is due by the clock. Clients without a version end, and so do DMA messages without an answer; sockets
-    /// that were left alone for a while are accepted at again.
+    /// Handles the events that are due by the clock. Clients without a version end, and so do DMA
+    /// messages without an answer. Sockets that were left alone for a while accept again.
     pub(crate) fn on_deadline(&mut self, now: Instant) {
         self.deadline = None;
         for index in 0..self.ports.len() {
@@ -435,11 +458,12 @@ impl Engine {
             if let Some(client) = &mut port.client {
                 let (machine, connection) = (&mut self.machine, &mut client.connection);
                 let due = client.session.expire(machine, connection, now, &mut port.counters);
-                // An unmap may have waited for what was given up.
+                // An unmap may have waited for a message that was given up.
                 let goes_on = client.connection.ready();
+
                 if let Some(due) = due {
                     self.note_deadline(due);
-                    // What ended may have made room for the rest.
+                    // The messages that ended may have made room for others.
                     if !self.senders.contains(&index) {
                         self.senders.push(index);
                     }
@@ -454,7 +478,7 @@ impl Engine {
         }
     }
 
-    /// Unmap what devices have let go of since its ranges were unmapped.
+    /// Unmaps memory that devices have released since its ranges were unmapped.
     pub(crate) fn sweep(&mut self) {
         for port in &mut self.ports {
             if let Some(client) = &mut port.client
@@ -469,7 +493,7 @@ impl Engine {
         }
     }
 
-    /// End a client that has not said its version in time.
+    /// Ends a client that has not sent its version in time.
     fn end_if_silent(&mut self, index: usize, now: Instant) {
         let Some(client) = &self.ports[index].client else { return };
         if client.connection.peer().is_some() {
@@ -483,7 +507,7 @@ impl Engine {
         }
     }
 
-    /// End the clients that cut a file short which is mapped here.
+    /// Ends the clients that truncated a file which is mapped here.
     pub(crate) fn end_faulted(&mut self) {
         for index in 0..self.ports.len() {
             let port = &self.ports[index];
@@ -493,7 +517,7 @@ impl Engine {
         }
     }
 
-    /// End the clients whose eventfds made the engine wait.
+    /// Ends the clients whose eventfds blocked the engine.
     pub(crate) fn end_blocking(&mut self) {
         for index in 0..self.ports.len() {
             if self.ports[index].client.as_ref().is_some_and(|client| client.session.eventfds.is_given_up()) {
@@ -502,7 +526,7 @@ impl Engine {
         }
     }
 
-    /// Take an attachment from its client. False when nobody has it.
+    /// Takes an attachment from its client. Returns false when it has no client.
     pub(crate) fn evict(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         let Some(&index) = self.served.get(&(function, who)) else { return false };
         if self.ports[index].client.is_none() {
@@ -526,7 +550,7 @@ impl Engine {
         Ok(())
     }
 
-    /// End all clients, because the engine ends.
+    /// Ends all clients, because the engine ends.
     pub(crate) fn end_all(&mut self) {
         for index in 0..self.ports.len() {
             if self.ports[index].client.is_some() {
@@ -540,6 +564,7 @@ impl Engine {
         let Some(client) = port.client.take() else { return };
         self.clients -= 1;
         let path = port.listener.path().display();
+
         let ended = match &why {
             End::Closed => {
                 tracing::debug!(%path, pid = client.pid, "a client went");
@@ -567,9 +592,11 @@ impl Engine {
                 Ended::Evicted
             }
         };
+
         if let Err(error) = self.machine.detach(port.function, port.who, ended) {
             tracing::warn!(%error, "a client was not attached");
         }
+
         self.events.unwatch(client.connection.as_fd(), Watched::Client(index, port.generation).token());
         if let Some(twin) = client.connection.twin().filter(|_| client.twin_interest.is_some()) {
             self.events.unwatch(twin, Watched::Twin(index, port.generation).token());
@@ -577,16 +604,17 @@ impl Engine {
         if let Some(unmask) = &client.unmask {
             self.events.unwatch(unmask.as_fd(), Watched::Unmask(index, port.generation).token());
         }
+
         let Client { connection, mut session, closing, .. } = client;
         closing.close_socket(connection.into_socket());
-        // Memory that a device holds on to stays until the device lets go of it, so that the engine's thread is never
-        // the one that unmaps it.
+        // Memory that a device holds stays until the device releases it, so that the engine's
+        // thread never unmaps it.
         let (held, free): (Vec<_>, Vec<_>) =
             session.memory.take().into_iter().partition(|memory| memory.has_other_handles());
         closing.drop_memory(free);
         self.orphans.extend(held.into_iter().map(|memory| (Arc::clone(&closing), memory)));
 
-        // Whoever waits at the socket may come now.
+        // A connection that waits at the socket may be accepted now.
         self.accept_soon |= self.ports[index].accepting;
     }
 }

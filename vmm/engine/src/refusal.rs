@@ -1,6 +1,7 @@
-//! Refusing a connection: its first message is answered with an error, on a thread that may block.
+//! Refusal of a connection: a thread that may block answers its first message with an error.
 //!
-//! Even sending 16 bytes can take long. It walks all watches that the peer has hung on its socket.
+//! Even sending 16 bytes can take long, since it walks all watches that the peer has registered on
+//! its socket.
 
 use std::{
     os::fd::{AsFd, AsRawFd, OwnedFd},
@@ -17,9 +18,9 @@ use nix::{
     sys::socket::{MsgFlags, recv, send},
 };
 
-/// How long a client that is refused may take to say its first message.
+/// Time that a refused client may take to send its first message.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The most that is read past the header of that message.
+/// Most bytes that are read past the header of that message.
 const MOST_READ_PAST: usize = 4096;
 
 /// A connection that is refused.
@@ -34,19 +35,19 @@ impl Refusal {
         Self { fd, errno }
     }
 
-    /// Waits for the first header, for a bounded time. A `VERSION` is answered with the error; anything else is not
-    /// answered. Then the connection is closed.
+    /// Waits for the first header, for a bounded time. A `VERSION` is answered with the error; any
+    /// other message is not answered. Then the connection is closed.
     pub(crate) fn answer(self) {
         let Some(header) = self.first_header() else { return };
         if header.command != Command::Version {
             return;
         }
 
-        // A close with unread bytes would take the answer away again from some readers.
+        // A close with unread bytes would discard the answer for some readers.
         let mut rest = [0; MOST_READ_PAST];
         let _ = recv(self.fd.as_raw_fd(), &mut rest, MsgFlags::MSG_DONTWAIT);
         let reply = Header::error_reply(header.id, header.command, self.errno).to_bytes();
-        // An empty socket takes 16 bytes; a client that is gone needs none.
+        // An empty socket takes 16 bytes; a client that is gone needs no answer.
         let _ = send(self.fd.as_raw_fd(), &reply, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 
@@ -66,7 +67,7 @@ impl Refusal {
         Header::parse(&header)
     }
 
-    /// Waits until there is something to read; `None` when the time is over.
+    /// Waits for input; returns `None` when the time is over.
     fn wait(&self, until: Instant) -> Option<()> {
         let left = until.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);

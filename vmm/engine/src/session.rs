@@ -1,4 +1,4 @@
-//! What the engine remembers about one client, beside its connection.
+//! State of one client in the engine, beside its connection.
 
 use std::{
     collections::VecDeque,
@@ -21,11 +21,12 @@ use crate::{
     stats::ServerCounters,
 };
 
-/// The most DMA messages that wait to be sent. A machine has at most half of it under way, unless it was reset.
+/// Most DMA messages that wait to be sent. A machine has at most half of it in flight, unless it
+/// was reset.
 const MAX_UNSENT: usize = 4 * MAX_REMOTE;
 
-/// The most that is read of a region in one piece. Registers are read in accesses of 8 bytes, and a client may ask for a mebibyte: others
-/// have their turns in between.
+/// Most bytes of a region that are read in one piece. Registers are read in accesses of 8 bytes,
+/// and a client may ask for a mebibyte, so other clients are served between two pieces.
 pub(crate) const READ_PIECE: usize = 4096;
 
 /// An access that the device could not take yet, or a read that is carried out in pieces.
@@ -34,15 +35,15 @@ pub(crate) struct Stalled {
     pub(crate) region: u32,
     pub(crate) offset: u64,
     pub(crate) kind: StalledKind,
-    /// Bytes that were read.
+    /// Bytes that were read so far.
     pub(crate) done: usize,
-    /// It is the device that it waits for.
+    /// Whether the device has refused it, so that it waits for the device.
     pub(crate) refused: bool,
     pub(crate) until: Instant,
 }
 
 pub(crate) enum StalledKind {
-    /// A read of so many bytes.
+    /// A read of this many bytes.
     Read(usize),
     Write(Vec<u8>),
 }
@@ -74,11 +75,11 @@ pub(crate) struct Session {
     pub(crate) memory: ClientMemory,
     pub(crate) stalled: Option<Stalled>,
     pub(crate) pending_map: Option<PendingMap>,
-    /// A new eventfd by which the client unmasks INTx, or the end of the old one.
+    /// A new eventfd by which the client unmasks INTx, or `Some(None)` to end the old one.
     pub(crate) new_unmask: Option<Option<PeerFd>>,
-    /// The connection has to be told that nobody waits for the DMA messages it has sent.
+    /// Whether the connection must drop the DMA messages it has sent, because they were cancelled.
     pub(crate) was_cancelled: bool,
-    /// Whether its eventfds are still written.
+    /// The client as the owner of eventfds; records whether they are still written.
     pub(crate) eventfds: Arc<Owner>,
     outstanding: VecDeque<Outstanding>,
     unsent: VecDeque<Unsent>,
@@ -111,7 +112,8 @@ impl Session {
         self.next_token
     }
 
-    /// Offer the access that waits to the device again. True when the connection has something to do now.
+    /// Offers the waiting access to the device again. Returns true when the connection has work
+    /// now.
     pub(crate) fn retry(
         &mut self,
         machine: &mut Machine,
@@ -121,6 +123,7 @@ impl Session {
     ) -> bool {
         let Some(stalled) = &mut self.stalled else { return false };
         let (region, offset) = (stalled.region, stalled.offset);
+
         let outcome = match &stalled.kind {
             StalledKind::Read(length) => {
                 let (from, to) = (stalled.done, (stalled.done + READ_PIECE).min(*length));
@@ -135,6 +138,7 @@ impl Session {
             }
             StalledKind::Write(data) => machine.write(self.function, self.who, region, offset, data),
         };
+
         let result = match outcome {
             Ok(Access::Done) => Ok(()),
             Ok(Access::Stalled) if now < stalled.until => {
@@ -151,21 +155,24 @@ impl Session {
             }
             Err(error) => Err(errno::of_access(&error)),
         };
+
         let completed = match &stalled.kind {
             StalledKind::Read(_) => {
                 connection.complete_read(stalled.token, result.map(|()| self.buffer.as_slice()))
             }
             StalledKind::Write(_) => connection.complete(stalled.token, result),
         };
+
         if let Err(error) = completed {
             tracing::warn!(%error, "an access ended that its connection does not wait for");
         }
+
         self.stalled = None;
         true
     }
 
-    /// Take a DMA message for the client, to be sent by [`Session::send`]. The client's time starts now: how long the message
-    /// waits for the socket is up to the client as well.
+    /// Takes a DMA message for the client, to be sent by [`Session::send`]. The client's time
+    /// starts now: how long the message waits for the socket is up to the client as well.
     pub(crate) fn queue(&mut self, machine: &mut Machine, message: Outgoing, now: Instant) {
         if self.unsent.len() < MAX_UNSENT {
             self.unsent.push_back(Unsent { message, until: now + self.dma_limit });
@@ -175,7 +182,8 @@ impl Session {
         }
     }
 
-    /// Send what waits, as far as the connection takes it. When the first answer is due, if one is.
+    /// Sends the waiting messages, as far as the connection takes them. Returns when the first
+    /// answer is due, if a message waits for one.
     pub(crate) fn send(
         &mut self,
         machine: &mut Machine,
@@ -189,6 +197,7 @@ impl Session {
                 Outgoing::DmaWrite { id, iova, data, .. } => connection.dma_write(*iova, data, *id),
             };
             let (id, write) = identify(message);
+
             match sent {
                 Ok(()) => {
                     counters.dma_messages += 1;
@@ -200,23 +209,26 @@ impl Session {
                     self.fail(machine, id, write, Errno::EIO);
                 }
             }
+
             self.unsent.pop_front();
         }
         self.due()
     }
 
-    /// When the first DMA message is due. They are sent in the order in which they came, so those that were sent come first.
+    /// Returns when the first DMA message is due. Messages are sent in the order of arrival, so
+    /// those that were sent are due first.
     fn due(&self) -> Option<Instant> {
         let sent = self.outstanding.front().map(|first| first.until);
         sent.or_else(|| self.unsent.front().map(|first| first.until))
     }
 
-    /// A DMA message was answered.
+    /// Removes a DMA message that was answered.
     pub(crate) fn answered(&mut self, id: u64) {
         self.outstanding.retain(|outstanding| outstanding.id != id);
     }
 
-    /// Give up on the DMA messages that were due, sent or not. When the next is due, if one is.
+    /// Fails the DMA messages that were due, sent or not. Returns when the next one is due, if
+    /// there is one.
     pub(crate) fn expire(
         &mut self,
         machine: &mut Machine,
@@ -239,7 +251,8 @@ impl Session {
         self.due()
     }
 
-    /// Take in what the machine has for the client by now: what was not sent yet is all here then.
+    /// Takes the messages that the machine has for the client by now, so that all unsent ones are
+    /// here.
     fn collect(&mut self, machine: &mut Machine) {
         let now = Instant::now();
         for message in machine.take_outgoing(self.function, self.who) {
@@ -247,15 +260,17 @@ impl Session {
         }
     }
 
-    /// Give up on the DMA messages that were not sent and touch memory which the client has unmapped. Those that were sent are the
-    /// client's to answer: they are in front of the answer to its unmap.
+    /// Fails the unsent DMA messages that touch memory which the client has unmapped. The client
+    /// must answer those that were sent: they are in front of the answer to its unmap.
     pub(crate) fn withdraw(&mut self, machine: &mut Machine, unmap: &DmaUnmap) {
         self.collect(machine);
+
         for Unsent { message, until } in std::mem::take(&mut self.unsent) {
             let (iova, length) = match &message {
                 Outgoing::DmaRead { iova, length, .. } => (*iova, *length),
                 Outgoing::DmaWrite { iova, data, .. } => (*iova, data.len()),
             };
+
             if unmap.touches(iova, length) {
                 let (id, write) = identify(&message);
                 self.fail(machine, id, write, Errno::EFAULT);
@@ -265,8 +280,8 @@ impl Session {
         }
     }
 
-    /// Give up on all DMA messages: the attachment was reset, or may not start DMA any more. What the machine does not wait
-    /// for any more it passes over.
+    /// Fails all DMA messages: the attachment was reset, or may not start DMA any more. The
+    /// machine ignores answers that it no longer waits for.
     pub(crate) fn cancel_dma(&mut self, machine: &mut Machine) {
         self.collect(machine);
         while let Some(Outstanding { id, write, .. }) = self.outstanding.pop_front() {
@@ -279,7 +294,7 @@ impl Session {
         self.was_cancelled = true;
     }
 
-    /// The access that waits was lost with what was in front of it: an operator reset the function.
+    /// Fails the waiting access with `ECANCELED`, because an operator reset the function.
     pub(crate) fn cancel_access(&mut self, connection: &mut ServerConnection) {
         let Some(stalled) = self.stalled.take() else { return };
         let told = match stalled.kind {

@@ -1,11 +1,13 @@
 //! Eventfds that clients bind to interrupts.
 //!
-//! A write to a client's eventfd must not hold the engine. The eventfd is made non-blocking, but the client has the
-//! same open file: it can undo that and fill the counter, and then the write blocks. It can also hang thousands of
-//! watches on the eventfd, which each write walks. So the engine's writes are watched by the
-//! [watchdog](crate::watchdog), which ends one that blocks by a signal to the engine's thread, and each write is timed.
-//! A client whose write had to be ended, or was slow again and again, is *given up*: nothing is written to any of its
-//! eventfds any more and none is bound, whatever it has sent, until the engine takes the attachment from it.
+//! A write to a client's eventfd must not block the engine. The eventfd is made non-blocking, but
+//! the client has the same open file. It can undo that and fill the counter, and then the write
+//! blocks. It can also register thousands of watches on the eventfd, which each write walks.
+//!
+//! So the [watchdog](crate::watchdog) checks the engine's writes, and ends one that blocks by a
+//! signal to the engine's thread. Each write is also timed. A client whose write had to be ended,
+//! or was slow twice, is *given up*. None of its eventfds is written or bound any more until the
+//! engine takes the attachment from it.
 
 use std::{
     collections::HashMap,
@@ -31,15 +33,16 @@ use crate::{
     pace::{LONGEST_CALL, ThreadTime},
 };
 
-/// What `/proc` calls an eventfd.
+/// Name of an eventfd in `/proc`.
 const EVENTFD: &str = "anon_inode:[eventfd]";
 
-/// A client as far as its eventfds are concerned.
+/// A client as the owner of eventfds.
 #[derive(Debug, Default)]
 pub(crate) struct Owner {
-    /// There will be no write to any of its eventfds any more.
+    /// Whether its eventfds are no longer written.
     given_up: AtomicBool,
-    /// A write to one of its eventfds took long by the clock; the next ones are measured by the thread's account.
+    /// Whether a write to one of its eventfds took long by the clock; the next writes are also
+    /// measured by the thread's account.
     suspected: AtomicBool,
 }
 
@@ -49,39 +52,39 @@ impl Owner {
     }
 }
 
-/// A write to an eventfd that has not ended: the eventfd's number, and the number of the write.
+/// A write to an eventfd in progress: the number of the eventfd, and the number of the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WriteUnderWay {
     sink: u64,
     number: u64,
 }
 
-/// Knows the eventfds of an engine, and which of them is being written.
+/// The eventfds of an engine, and the write in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// The sink that is being written, 0 for none. Only the engine's thread writes.
+    /// Number of the eventfd that is being written, 0 for none. Only the engine's thread writes.
     writing: AtomicU64,
-    /// That thread.
+    /// Number of that thread.
     writer: AtomicI32,
-    /// Writes so far.
+    /// Number of writes so far.
     writes: AtomicU64,
-    /// Clients that were given up.
+    /// Number of clients that were given up.
     rescues: AtomicU64,
     next: AtomicU64,
     /// The owner of each sink.
     sinks: Mutex<HashMap<u64, Arc<Owner>>>,
-    /// The watchdog looks often; when it does not, the next write wakes it.
+    /// Whether the watchdog checks often. If not, the next write wakes it.
     is_watched: AtomicBool,
     watchdog: OnceLock<Thread>,
 }
 
 impl Signals {
-    /// Returns how many clients were given up so far.
+    /// Returns the number of clients that were given up so far.
     pub(crate) fn rescues(&self) -> u64 {
         self.rescues.load(Ordering::Acquire)
     }
 
-    /// Returns the write under way, if there is one.
+    /// Returns the write in progress, if there is one.
     pub(crate) fn under_way(&self) -> Option<WriteUnderWay> {
         let sink = self.writing.load(Ordering::Acquire);
         (sink != 0).then(|| WriteUnderWay { sink, number: self.writes() })
@@ -92,7 +95,7 @@ impl Signals {
         !self.sinks().is_empty()
     }
 
-    /// Returns how many writes there have been.
+    /// Returns the number of writes so far.
     pub(crate) fn writes(&self) -> u64 {
         self.writes.load(Ordering::Acquire)
     }
@@ -102,13 +105,13 @@ impl Signals {
         self.writer.load(Ordering::Acquire)
     }
 
-    /// Names the thread that is woken when a write begins and nothing watches.
+    /// Sets the thread that is woken when a write begins while the watchdog checks less often.
     pub(crate) fn set_watchdog(&self, thread: Thread) {
-        // There is one watchdog an engine.
+        // Each engine has one watchdog.
         let _ = self.watchdog.set(thread);
     }
 
-    /// Says whether the watchdog looks often.
+    /// Records whether the watchdog checks often.
     pub(crate) fn set_watched(&self, is_watched: bool) {
         self.is_watched.store(is_watched, Ordering::Release);
     }
@@ -130,7 +133,7 @@ impl Signals {
 
     fn begin_write(&self, sink: u64) {
         self.writer.store(interrupt::this_thread(), Ordering::Relaxed);
-        // One thread writes: this needs to be no atomic addition.
+        // Only one thread writes, so this needs no atomic addition.
         let writes = self.writes.load(Ordering::Relaxed);
         self.writes.store(writes.wrapping_add(1), Ordering::Relaxed);
         self.writing.store(sink, Ordering::Release);
@@ -138,7 +141,7 @@ impl Signals {
         self.wake_watchdog();
     }
 
-    /// Wakes the watchdog unless it looks often already.
+    /// Wakes the watchdog unless it checks often already.
     fn wake_watchdog(&self) {
         if !self.is_watched.load(Ordering::Relaxed)
             && let Some(watchdog) = self.watchdog.get()
@@ -157,7 +160,7 @@ impl Signals {
     }
 }
 
-/// A client's eventfd.
+/// An interrupt's sink that signals a client's eventfd.
 #[derive(Debug)]
 pub(crate) struct EventFdSink {
     fd: PeerFd,
@@ -170,8 +173,8 @@ impl EventFdSink {
     /// Takes an eventfd for the interrupts of a client.
     ///
     /// # Errors
-    /// `EINVAL` for any other kind of file, since a write to one may take as long as its owner likes. `EPERM` for a
-    /// client that was given up.
+    /// `EINVAL` for any other kind of file, since a write to one may take as long as its owner
+    /// likes. `EPERM` for a client that was given up.
     pub(crate) fn bind(fd: PeerFd, owner: &Arc<Owner>, signals: &Arc<Signals>) -> Result<Arc<Self>, Errno> {
         if owner.is_given_up() {
             return Err(Errno::EPERM);
@@ -185,7 +188,7 @@ impl EventFdSink {
         Ok(Arc::new(Self { fd, id, owner: Arc::clone(owner), signals: Arc::clone(signals) }))
     }
 
-    /// Gives up a client whose writes take long, once the thread's account proves it.
+    /// Declares a client given up whose writes take long, once the thread's account proves it.
     fn judge(&self, start: Instant, account: Option<ThreadTime>) {
         if start.elapsed() < LONGEST_CALL {
             return;
@@ -213,7 +216,8 @@ impl InterruptSink for EventFdSink {
         let start = Instant::now();
 
         self.signals.begin_write(self.id);
-        // A counter at its end means that the client was interrupted often enough.
+        // At the end of the counter the write fails with `EAGAIN`, which needs no retry: the client
+        // has signals enough to read.
         while write(self.fd.as_fd(), &1_u64.to_ne_bytes()) == Err(SystemErrno::EINTR)
             && !self.owner.is_given_up()
         {}
@@ -223,7 +227,7 @@ impl InterruptSink for EventFdSink {
     }
 }
 
-/// Refuses anything but an eventfd, without asking the file itself.
+/// Returns an error for anything but an eventfd, without a call to the file itself.
 pub(crate) fn check(fd: &PeerFd) -> Result<(), Errno> {
     let target = readlink(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).as_str())?;
     if target.to_str() == Some(EVENTFD) { Ok(()) } else { Err(Errno::EINVAL) }
@@ -275,9 +279,10 @@ mod tests {
             assert!(Instant::now() < deadline);
             std::thread::yield_now();
         }
+
         watch.look(&signals, start);
         assert_eq!(signals.rescues(), 0);
-        // The thread may not wait yet.
+        // The thread may not be asleep yet.
         while !writer.is_finished() {
             assert!(Instant::now() < deadline);
             watch.look(&signals, start + PATIENCE);

@@ -31,15 +31,15 @@ use crate::error::EngineError;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 64;
 
-/// Groups of a client at most, as Linux has it.
+/// Most groups of a client, as in Linux.
 const MAX_GROUPS: usize = 65_536;
 
-/// Which clients may use a socket beside the server's own user and root. By default none.
+/// Users that may use a socket beside the server's own user and root; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
-    /// The user that the socket is given to.
+    /// The user that owns the socket.
     pub owner: Option<Uid>,
-    /// The group that the socket is given to; its members may use it.
+    /// The group of the socket; its members may use it.
     pub group: Option<Gid>,
 }
 
@@ -57,19 +57,19 @@ impl SocketAccess {
     }
 }
 
-/// A socket that is listened on; its file is removed at the end.
+/// A listening socket; its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct Listener {
     fd: PeerFd,
     path: PathBuf,
     access: SocketAccess,
-    /// The file that was made: device and inode.
+    /// The socket's file: device and inode.
     file: (u64, u64),
 }
 
 impl Listener {
-    /// Listens at `path`, for the server's own user alone. What a server that is dead left there is
-    /// replaced.
+    /// Listens at `path`, for the server's own user alone. A socket that a dead server left there
+    /// is replaced.
     ///
     /// # Errors
     /// [`EngineError::SocketInUse`], [`EngineError::NotASocket`], [`EngineError::Socket`].
@@ -81,50 +81,56 @@ impl Listener {
     /// a group.
     ///
     /// # Errors
-    /// As [`Listener::bind`]; [`EngineError::Socket`] also when the server may not give the socket
-    /// away: to another user it needs CAP_CHOWN, to a group that it is not in as well.
+    /// As [`Listener::bind`]; [`EngineError::Socket`] also when the server may not change the
+    /// owner. It needs CAP_CHOWN for another user, and for a group that it is not a member of.
     pub fn bind_for(path: &Path, access: SocketAccess) -> Result<Self, EngineError> {
         let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.to_owned(), reason };
         let address = UnixAddr::new(path).map_err(|errno| failed("naming the socket", errno.into()))?;
         remove_stale(path, &address)?;
+
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)
             .map_err(|errno| failed("making the socket", errno.into()))?;
         let fd = PeerFd::from(fd);
+
         bind(fd.as_fd().as_raw_fd(), &address).map_err(|errno| match errno {
             SystemErrno::EADDRINUSE => EngineError::SocketInUse { path: path.to_owned() },
             errno => failed("binding the socket", errno.into()),
         })?;
+
         let file = fs::symlink_metadata(path)
             .map(|metadata| (metadata.dev(), metadata.ino()))
             .map_err(|reason| failed("looking at", reason))?;
+
         let listener = Self { fd, path: path.to_owned(), access, file };
-        // No client can connect before `listen`, so that owner and mode are right before the first.
+        // No client can connect before `listen`, so owner and mode are set before the first one.
         access
             .set_on(path)
             .map_err(|reason| failed("setting owner, group (which may need root) and mode of", reason))?;
         let backlog = Backlog::new(BACKLOG).map_err(|errno| failed("listening at", errno.into()))?;
+
         listen(&listener.fd, backlog).map_err(|errno| failed("listening at", errno.into()))?;
         Ok(listener)
     }
 
-    /// Where it listens.
+    /// Returns the path at which it listens.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Names the place where the socket is closed. Connections that were never accepted are closed with it, and so are
-    /// the descriptors that wait in them.
+    /// Sets the place where the socket is closed. Connections that were never accepted are closed
+    /// with it, and so are the descriptors that wait in them.
     pub(crate) fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.fd.set_closer(closer);
     }
 
-    /// Readable when a client waits.
+    /// Returns the descriptor, which is readable when a client waits.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The next client that waits; `None` when there is none. It is non-blocking.
+    /// Accepts the next client that waits; returns `None` when there is none. The connection is
+    /// non-blocking.
     ///
     /// # Errors
     /// As `accept(2)`, for example when the process has no descriptor left.
@@ -140,9 +146,9 @@ impl Listener {
         }
     }
 
-    /// The process of a client that may use the socket: of the server's user, of root, or of those
-    /// it was given to. `None` for any other. The credentials are those that the client had when it
-    /// connected.
+    /// Returns the process of a client that may use the socket: one of the server's user, of root,
+    /// or of the configured owner or group. The result is `None` for any other client. The
+    /// credentials are those that the client had when it connected.
     pub fn welcome(&self, client: &OwnedFd) -> Option<i32> {
         let peer = getsockopt(client, sockopt::PeerCredentials).ok()?;
         let is_owner = |uid: Uid| uid.is_root() || uid == geteuid() || self.access.owner == Some(uid);
@@ -155,7 +161,7 @@ impl Listener {
     }
 }
 
-/// Supplementary groups of the peer of a connected socket.
+/// Returns the supplementary groups of the peer of a connected socket.
 ///
 /// UNSAFETY: `nix` has no call for an option whose value is a list.
 #[allow(unsafe_code)]
@@ -163,8 +169,8 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
     let mut groups: Vec<libc::gid_t> = vec![0; 32];
     loop {
         let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
-        // SAFETY: the kernel writes no more than `bytes` bytes to `groups`, which has as many, and
-        // any bytes are groups.
+        // SAFETY: the kernel writes no more than `bytes` bytes to `groups`, which has that size,
+        // and any bytes are groups.
         let got = unsafe {
             libc::getsockopt(
                 fd.as_raw_fd(),
@@ -181,7 +187,7 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
                 groups.truncate(count);
                 return Ok(groups);
             }
-            // There are more than there was room for.
+            // There are more groups than there was room for.
             Err(SystemErrno::ERANGE) if groups.len() < count && count <= MAX_GROUPS => {
                 groups.resize(count, 0);
             }
@@ -200,44 +206,50 @@ impl Drop for Listener {
     }
 }
 
-/// UNSAFETY: takes over a descriptor that `accept4` gives as a number.
+/// UNSAFETY: takes over a descriptor that `accept4` returned as a number.
 #[allow(unsafe_code)]
 fn own(fd: i32) -> OwnedFd {
-    // SAFETY: `accept4` has just made this descriptor, and nobody else knows of it.
+    // SAFETY: `accept4` has just made this descriptor, and nothing else refers to it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
     let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.to_owned(), reason };
+
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed("looking at", error)),
     };
+
     if !metadata.file_type().is_socket() {
         return Err(EngineError::NotASocket { path: path.to_owned() });
     }
+
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None)
         .map_err(|errno| failed("making a socket for", errno.into()))?;
+
     match connect(probe.as_raw_fd(), address) {
         Err(SystemErrno::ECONNREFUSED) => {}
         Err(SystemErrno::ENOENT) => return Ok(()),
-        // The kernel may hold on to the socket of a killed server for a moment, while it takes its io_uring apart.
+        // The kernel may hold the socket of a killed server for a moment, while it tears its
+        // io_uring down.
         Ok(()) if listener_is_dead(&probe) => {}
-        // It answers, or would if it were not so busy.
+        // The server answers, or would if it were less busy.
         Ok(()) | Err(SystemErrno::EAGAIN | SystemErrno::EPROTOTYPE) => {
             return Err(EngineError::SocketInUse { path: path.to_owned() });
         }
         Err(errno) => return Err(failed("trying", errno.into())),
     }
+
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("removing the stale", error)),
         _ => Ok(()),
     }
 }
 
-/// Whether the process that listens at the other end does not exist any more.
+/// Whether the process that listens at the other end has ended.
 fn listener_is_dead(connected: &OwnedFd) -> bool {
     getsockopt(connected, sockopt::PeerCredentials)
         .is_ok_and(|peer| kill(Pid::from_raw(peer.pid()), None) == Err(SystemErrno::ESRCH))
@@ -246,6 +258,6 @@ fn listener_is_dead(connected: &OwnedFd) -> bool {
 /// Whether the peer of a socket has closed it.
 pub(crate) fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
-    // A hang-up is reported without being asked for.
+    // A hang-up is always reported.
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }

@@ -1,4 +1,4 @@
-//! What an engine tells about itself and its machine.
+//! Snapshots of an engine and its machine.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,30 +7,32 @@ use nicforge_core::{
     device::{AttachmentId, Counter, FunctionId},
 };
 
-/// What the engine counts for each socket, over all its clients.
+/// Counters of each socket, over all its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounters {
     /// Clients that were given the attachment.
     pub clients: u64,
-    /// Connections that were refused because a client was there.
+    /// Connections that were refused: a client had the attachment, it rested after one that held
+    /// the engine, the machine refused, or no descriptor was left.
     pub refused: u64,
-    /// Connections of other users, closed without a word.
+    /// Connections of other users, closed without an answer.
     pub foreign: u64,
     /// Clients that ended by breaking the protocol, or in the middle of a message.
     pub broken: u64,
-    /// Clients that the engine or the operator took the attachment from.
+    /// Clients that lost the attachment to the engine or the operator.
     pub evicted: u64,
     /// Accesses that had to wait for the device.
     pub stalled: u64,
-    /// Accesses that waited for too long and were answered with `EAGAIN`.
+    /// Accesses that waited too long and were answered with `EAGAIN`.
     pub stall_timeouts: u64,
     /// DMA messages sent to the client.
     pub dma_messages: u64,
-    /// DMA messages that were not answered in time, or could not even be sent.
+    /// DMA messages without an answer in time, whether they could be sent or not.
     pub dma_timeouts: u64,
     /// The longest turn of a client, by the wall clock.
     pub longest_turn: Duration,
-    /// Clients with a DMA file that is not mapped, because it is on neither tmpfs nor hugetlbfs.
+    /// Clients with a DMA file that is not mapped, because it is on neither tmpfs nor hugetlbfs, or
+    /// has pages of more than 2 MiB.
     pub unmappable: u64,
 }
 
@@ -39,7 +41,7 @@ pub struct ServerCounters {
 pub struct ClientSnapshot {
     /// Its process, as it was when it connected.
     pub pid: i32,
-    /// How long it has been there.
+    /// Time since it connected.
     pub connected: Duration,
     /// Bytes of its files that are mapped.
     pub mapped_bytes: u64,
@@ -47,7 +49,7 @@ pub struct ClientSnapshot {
     pub ranges: usize,
     /// Messages taken from it.
     pub messages: u64,
-    /// Whether an access of its waits for the device, or is a long read that is being carried out.
+    /// Whether one of its accesses waits for the device, or a long read is in progress.
     pub stalled: bool,
 }
 
@@ -58,13 +60,13 @@ pub struct AttachmentSnapshot {
     pub id: AttachmentId,
     /// Its name.
     pub name: String,
-    /// Where it is served, if it is.
+    /// Path of its socket, if it is served.
     pub path: Option<PathBuf>,
-    /// Who has it.
+    /// The client that has it.
     pub client: Option<ClientSnapshot>,
-    /// What the core counts.
+    /// Counters of the core.
     pub counters: AttachmentCounters,
-    /// What the engine counts.
+    /// Counters of the engine.
     pub server: ServerCounters,
 }
 
@@ -75,17 +77,17 @@ pub struct FunctionSnapshot {
     pub id: FunctionId,
     /// Its name.
     pub name: String,
-    /// What the device counts.
+    /// Counters of the device.
     pub counters: Vec<Counter>,
     /// Its attachments.
     pub attachments: Vec<AttachmentSnapshot>,
 }
 
-/// The longest time that the engine was busy with one client, or with a step of the machine, by the wall clock: time
-/// in which the engine's thread had no processor counts too.
+/// The longest time that the engine was busy with one client, or with a step of the machine. It is
+/// wall-clock time, so time without a processor counts too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LongestTurn {
-    /// How long it was.
+    /// Length of that time.
     pub time: Duration,
     /// The attachment of the client; `None` for a step of the machine.
     pub client: Option<(FunctionId, AttachmentId)>,
@@ -106,15 +108,15 @@ impl LongestTurn {
 pub struct Snapshot {
     /// `io_uring` or `epoll`.
     pub event_loop: &'static str,
-    /// How long the machine has been there.
+    /// Time since the machine's engine was made.
     pub uptime: Duration,
-    /// Functions whose mapped memory is looked at every turn.
+    /// Functions whose mapped memory is checked every turn.
     pub hot_functions: usize,
     /// Turns of the engine.
     pub turns: u64,
     /// Times the engine slept.
     pub sleeps: u64,
-    /// The longest time that the engine was busy with one thing.
+    /// The longest time that the engine was busy with one client or step.
     pub longest_turn: LongestTurn,
     /// The functions.
     pub functions: Vec<FunctionSnapshot>,

@@ -1,4 +1,4 @@
-//! Ending an engine, and waking it, from other threads.
+//! Ending and waking of an engine from other threads.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
@@ -23,12 +23,13 @@ impl Waker {
             .map_err(|errno| EngineError::System { what: "creating an eventfd", errno })
     }
 
-    /// The only failure there is, a counter at its end, leaves the descriptor readable, which is all that is wanted.
+    /// Wakes the engine. The only possible failure is a counter at its end, which also leaves the
+    /// descriptor readable.
     pub(crate) fn wake(&self) {
         let _ = self.0.write(1);
     }
 
-    /// Take back all wake-ups so far.
+    /// Clears all wake-ups so far.
     pub(crate) fn clear(&self) {
         let _ = self.0.read();
     }
@@ -40,7 +41,8 @@ impl Waker {
 
 /// Ends [`crate::Engine::run`] from another thread. Clones end the same engine.
 ///
-/// [`Stop::stop`] only stores a flag and writes to an eventfd, so that a signal handler may call it too.
+/// [`Stop::stop`] only stores a flag and writes to an eventfd, so that a signal handler may call it
+/// too.
 #[derive(Clone, Debug)]
 pub struct Stop {
     stopped: Arc<AtomicBool>,
@@ -48,7 +50,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// A handle that nobody has used yet.
+    /// Makes a handle for one engine.
     ///
     /// # Errors
     /// [`EngineError::System`] when the process has no descriptor left.
@@ -56,7 +58,7 @@ impl Stop {
         Ok(Self { stopped: Arc::new(AtomicBool::new(false)), waker: Waker::new()? })
     }
 
-    /// End the engine within a turn. Calling it again, or before the engine runs, does no harm.
+    /// Ends the engine within a turn. It may be called repeatedly, and before the engine runs.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.waker.wake();

@@ -1,7 +1,8 @@
-//! Ending writes to eventfds that block.
+//! Ends writes to eventfds that block.
 //!
-//! A thread of its own looks at the engine's writes and does nothing else, so that no other work can delay it. It
-//! looks every few milliseconds while interrupts are sent, rests while none are, and sleeps while no eventfd is bound.
+//! A thread checks the engine's writes and does nothing else, so that no other work can delay it.
+//! It checks every few milliseconds while interrupts are sent, less often while none are, and
+//! sleeps while no eventfd is bound.
 
 use std::{
     fs,
@@ -18,17 +19,18 @@ use crate::{
     sink::{Signals, WriteUnderWay},
 };
 
-/// How often the engine's writes are looked at.
+/// Time between two checks of the engine's writes.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long a write may take before the watchdog asks what the engine's thread is doing. It takes a microsecond.
+/// Time that a write may take before the watchdog checks the state of the engine's thread. A write
+/// usually takes a microsecond.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
-/// How long the engine may send no interrupt before the watchdog rests.
+/// Time without an interrupt after which the watchdog checks less often.
 const REST_AFTER: Duration = Duration::from_secs(1);
-/// How long it rests at most. The engine wakes it without a fence, so that a wake-up can get lost; this bounds what
-/// one write can take then.
+/// Longest time between two checks then. The engine wakes the watchdog without a fence, so a
+/// wake-up can get lost; this bounds how long one write can block in that case.
 const LONGEST_REST: Duration = Duration::from_millis(50);
 
-/// The thread. It ends when this is dropped.
+/// The watchdog's thread. Dropping this value ends it.
 pub(crate) struct Watchdog {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -45,7 +47,7 @@ impl Watchdog {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// The thread, for whoever wakes it.
+    /// Returns the thread, so that it can be woken.
     pub(crate) fn thread(&self) -> Option<Thread> {
         self.thread.as_ref().map(|thread| thread.thread().clone())
     }
@@ -56,7 +58,7 @@ impl Drop for Watchdog {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It waits for nothing but its own clock.
+            // The thread waits for nothing but its own clock.
             let _ = thread.join();
         }
     }
@@ -75,24 +77,24 @@ fn work(signals: &Signals, stop: &AtomicBool) {
         }
         let rests = now.saturating_duration_since(last_write.1) >= REST_AFTER;
         signals.set_watched(!rests && signals.has_sinks());
-        // Asked again: an eventfd that was bound before the watch was off has woken nothing.
+        // A second check: an eventfd that was bound before `set_watched` has sent no wake-up.
         if signals.has_sinks() {
             std::thread::park_timeout(if rests { LONGEST_REST } else { LOOK });
         } else {
-            // The first eventfd that is bound wakes it, in time before it is written.
+            // Binding the first eventfd wakes the thread, before that eventfd is written.
             std::thread::park();
         }
     }
 }
 
-/// What the watchdog has seen.
+/// State that the watchdog keeps between two checks.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     seen: Option<(WriteUnderWay, Instant)>,
 }
 
 impl Watch {
-    /// Ends the write under way when it has blocked for too long.
+    /// Ends the write in progress if it has blocked for too long.
     pub(crate) fn look(&mut self, signals: &Signals, now: Instant) {
         let Some(write) = signals.under_way() else {
             self.seen = None;
@@ -101,8 +103,9 @@ impl Watch {
         match self.seen {
             Some((seen, since)) if seen == write => {
                 let is_late = now.saturating_duration_since(since) >= PATIENCE;
-                // The same write before and after the thread was seen to sleep: it sleeps in that write. The signal
-                // is sent at each look, because one that comes just before the call ends nothing.
+                // The same write is in progress before and after the thread was seen asleep, so it
+                // sleeps in that write. The signal is sent at each check, because a signal just
+                // before the call ends nothing.
                 if is_late && sleeps(signals.writer()) && signals.under_way() == Some(write) {
                     signals.rescue(write);
                 }
@@ -112,11 +115,11 @@ impl Watch {
     }
 }
 
-/// Returns whether a thread of this process waits for something. One that only lost its processor is ready to run.
-/// A thread whose state is not known counts as waiting.
+/// Returns whether a thread of this process sleeps. A thread that only lost its processor is ready
+/// to run. A thread with unknown state counts as asleep.
 fn sleeps(thread: i32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
-    // The state follows the name, which is in parentheses and may hold anything.
+    // The state follows the name, which is in parentheses and may contain any character.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     !matches!(state, Some('R'))
 }

@@ -24,13 +24,14 @@ use nix::{
 /// How long the close of a [`Lingering`] connection blocks: longer than any wait of a test.
 const LINGER: Duration = Duration::from_secs(120);
 
-/// A TCP connection with unsent data, whose last close blocks until its peer reads or the time is over.
+/// A TCP connection with unsent data. Its last close blocks until its peer reads or the time is
+/// over.
 struct Lingering {
     stream: TcpStream,
     peer: Peer,
 }
 
-/// Accepts nothing, so that the data stay. The close ends with it.
+/// Accepts no connection, so that the data stay unread. Dropping it ends the close.
 struct Peer(#[allow(dead_code, reason = "it is there to be dropped")] TcpListener);
 
 impl Lingering {
@@ -51,10 +52,11 @@ impl Lingering {
     }
 }
 
-/// A client with a write that waits for credits, and behind it messages with a descriptor of which the server has the
-/// only copy, so that its close is the last one.
+/// Returns a client whose write waits for credits, with messages behind it. These carry a
+/// descriptor of which the server has the only copy, so the server's close is the last one.
 fn with_lingering_behind_a_stalled_write(served: &Served, messages: usize) -> (Raw, Peer) {
     let mut raw = Raw::negotiated(&served.path(A));
+
     raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
     served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
     let Lingering { stream, peer } = Lingering::new();
@@ -70,10 +72,12 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let served = &neighbour.served;
         let (mut raw, _peer) = with_lingering_behind_a_stalled_write(served, 1);
-        // The neighbour has its attachment, so an operator's hand gives the credit.
+
+        // Only the neighbour could write the credit register, so the operator writes it.
         served.handle.call(LONG, |control| {
             control.machine().write(FUNCTION, B, 0, reg::CREDITS, &1_u64.to_le_bytes()).map(drop)
         }).unwrap().unwrap();
+
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         assert_eq!(raw.reply().0.command, Command::DeviceGetInfo);
         raw.assert_served();
@@ -98,9 +102,10 @@ both_loops! {
         near.set_read_timeout(Some(LONG)).unwrap();
         raw.send_fds(&version(0, 0, b"{}\0")[..4], &[far.as_fd()]);
         drop(far);
-        // The end of the pair that was passed is closed, although the message is not whole.
+        // The passed end of the pair is closed although the message is incomplete.
         assert_eq!(std::io::Read::read(&mut near, &mut [0]).unwrap(), 0);
         raw.send(&version(0, 0, b"{}\0")[4..]);
+
         assert_eq!(raw.reply().0.reply_error(), None);
     }
 
@@ -109,7 +114,9 @@ both_loops! {
         let first = served.client(A);
         let _silent: Vec<_> = (0..4).map(|_| Raw::connect(&served.path(A))).collect();
         let mut third = Raw::connect(&served.path(A));
+
         third.send(&version(0, 0, b"{}\0"));
+
         assert_eq!(third.reply().0.reply_error(), Some(Errno::EBUSY));
         assert_eq!(read32(&first, reg::SCRATCH), 0);
     }

@@ -28,7 +28,7 @@ use nix::{
 const DATA_NONE: u32 = 1;
 const DATA_EVENTFD: u32 = 4;
 const ACTION_TRIGGER: u32 = 32;
-/// The most that a counter holds.
+/// The largest value of a counter.
 const FULL: u64 = u64::MAX - 1;
 
 both_loops! {
@@ -38,17 +38,19 @@ both_loops! {
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
         let (first, second) = (eventfd(), eventfd());
+
         raw.send_fds(&bind_request(), &[first.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
         for fd in [&first, &second] {
             block(fd);
             fd.write(FULL).unwrap();
         }
-        // Served in one turn: the eventfd that blocks is gone long before the turn ends.
+        // All is served in one turn: the first eventfd is given up long before the turn ends.
         let rest = request(Command::RegionRead, &access(0, 1, 1 << 12, &[])).repeat(400);
         raw.send_fds(&[trigger_request(), bind_request()].concat(), &[second.as_fd()]);
         raw.send(&rest);
         let snapshot = served.until_free(A);
+
         assert_eq!(server_of(&snapshot, A).evicted, 1);
         assert_eq!(read32(&other, reg::SCRATCH), 0);
     }
@@ -57,12 +59,14 @@ both_loops! {
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
         let fd = eventfd();
+
         raw.send_fds(&bind_request(), &[fd.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
         block(&fd);
         let fillers = Fillers::start(fd.as_fd());
         raw.send(&trigger_request());
         let snapshot = served.until_free(A);
+
         drop(fillers);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
         assert_eq!(read32(&other, reg::SCRATCH), 0);
@@ -74,6 +78,7 @@ both_loops! {
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
         let fd = eventfd();
+
         raw.send_fds(&bind_request(), &[fd.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
         block(&fd);
@@ -84,7 +89,7 @@ both_loops! {
         next.send(&version(0, 0, b"{}\0"));
         assert_eq!(next.reply().0.reply_error(), Some(Errno::EAGAIN));
         assert_eq!(read32(&other, reg::SCRATCH), 0);
-        // The rest ends: a client that tries again gets the attachment.
+        // The back-off ends: a client that tries again gets the attachment.
         let deadline = Instant::now() + LONG;
         while Client::connect(served.path(A), LONG).is_err() {
             assert!(Instant::now() < deadline);
@@ -131,6 +136,7 @@ impl Fillers {
         };
         let threads = (0..200).map(fill).collect();
         let deadline = Instant::now() + LONG;
+
         while !is_full(fd) {
             assert!(Instant::now() < deadline);
             std::thread::yield_now();

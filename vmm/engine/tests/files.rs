@@ -1,4 +1,5 @@
-//! Files that clients hand over: cut short at any time, endless, of any kind, too many. A neighbour goes on meanwhile.
+//! Client files that are truncated at any time, endless, of any kind, or too many. A neighbour is
+//! served meanwhile.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -31,7 +32,7 @@ const COPY: u32 = 0x1000;
 const TERABYTE: u64 = 1 << 40;
 /// BAR of the attachment's windows, and of the mirror page.
 const BARS: [u32; 2] = [1, 2];
-/// The most that anything here lets the engine keep of one client's file, in pages.
+/// Size of a client's file, in pages.
 const PAGES: u64 = 64;
 
 fn file(length: u64) -> OwnedFd {
@@ -44,11 +45,13 @@ fn map(client: &Client, address: u64, offset: u64, size: u64, file: &OwnedFd) ->
     client.dma_map(range(address, offset, size), Some(file.as_fd())).map_err(|error| error.errno())
 }
 
-/// Copies from `source` to `target` until the connection ends, which it does after the file behind the second terabyte is cut.
+/// Copies from `source` to `target` until the connection ends, because the file behind the second
+/// terabyte is truncated.
 fn cut_while_copying(config: EngineConfig, source: u64, target: u64) {
     let neighbour = Neighbour::start(config);
     let client = neighbour.served.client(A);
     let (safe, cut_short) = (file(PAGES * PAGE), file(PAGES * PAGE));
+
     map(&client, 0, 0, PAGES * PAGE, &safe).unwrap();
     map(&client, TERABYTE, 0, PAGES * PAGE, &cut_short).unwrap();
     enable(&client);
@@ -66,19 +69,22 @@ fn cut_while_copying(config: EngineConfig, source: u64, target: u64) {
     neighbour.assert_all_is_well();
     assert_eq!(server_of(&neighbour.served.snapshot(), A).evicted, 1);
     let flags = page.u32(mirror::FLAGS).unwrap().load(Ordering::Acquire);
+
     assert_eq!(flags, mirror::FLAG_DEAD);
 }
 
-/// Short for a moment, and as long as before.
+/// Truncates the file for a moment, and restores its length.
 fn flicker(file: &OwnedFd) {
     ftruncate(file, 0).unwrap();
     ftruncate(file, (PAGES * PAGE) as i64).unwrap();
 }
 
-/// A range of each of these files is reached by messages, for reading only and for writing too; none is mapped.
+/// Checks that a range of each of these files is reached by messages, for reading only and for
+/// writing too, and that none is mapped.
 fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
     let neighbour = Neighbour::start(config);
     let client = neighbour.served.client(A);
+
     for (name, fd) in files {
         for flags in [DMA_FLAG_READ, range(0, 0, PAGE).flags] {
             let mapped = client.dma_map(DmaMap { flags, ..range(0, 0, PAGE) }, Some(*fd));
@@ -88,6 +94,7 @@ fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
             client.dma_unmap(DmaUnmap::All).unwrap();
         }
     }
+
     assert_eq!(server_of(&neighbour.served.snapshot(), A).unmappable, 1);
     neighbour.assert_served();
     drop(client);
@@ -113,6 +120,7 @@ both_loops! {
         let flickering = file(PAGES * PAGE);
         let over = AtomicBool::new(false);
         let mut mapped = 0;
+
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let started = Instant::now();
@@ -135,6 +143,7 @@ both_loops! {
             }
             over.store(true, Ordering::Relaxed);
         });
+
         assert!(mapped > 0);
         neighbour.assert_all_is_well();
     }
@@ -150,6 +159,7 @@ both_loops! {
     fn windows_and_mirror_can_not_be_cut_short_or_sealed(config) {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
+
         for bar in BARS {
             let fd = client.region_info(bar).unwrap().fd.unwrap();
             assert_eq!(ftruncate(&fd, 0), Err(SystemErrno::EPERM));
@@ -158,13 +168,14 @@ both_loops! {
                 assert_eq!(fcntl(&fd, FcntlArg::F_ADD_SEALS(seal)), Err(SystemErrno::EPERM));
             }
         }
-        // Holes in the windows are zeros, which the client could have written as well.
+        // Holes in the windows read as zeros, which the client could have written as well.
         let windows = client.region_info(BARS[0]).unwrap();
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(windows.fd.unwrap(), hole, 0, windows.size as i64).unwrap();
         let mirror_page = client.region_info(BARS[1]).unwrap();
         assert!(fallocate(mirror_page.fd.unwrap(), hole, 0, mirror_page.size as i64).is_err());
         let page = map_bar(&client, BARS[1], Access::ReadOnly);
+
         assert_eq!(page.u32(mirror::MAGIC).unwrap().load(Ordering::Acquire), mirror::MAGIC_VALUE);
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         drop(client);
@@ -175,6 +186,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
         let huge = file(TERABYTE);
+
         assert_eq!(map(&client, 0, 0, TERABYTE, &huge), Err(Errno::ENOSPC));
         for (address, offset) in [(0, 0), (PAGE, TERABYTE / 2), (2 * PAGE, TERABYTE - PAGE)] {
             map(&client, address, offset, PAGE, &huge).unwrap();
@@ -189,6 +201,7 @@ both_loops! {
         neighbour.served.until("the copy is done", |_| read64(&client, reg::COPIED) == 1);
         let mut copied = [0; 64];
         ends.read(0x800, &mut copied).unwrap();
+
         assert_eq!(copied, [7; 64]);
         drop(client);
         neighbour.assert_all_is_well();
@@ -199,9 +212,11 @@ both_loops! {
         let client = neighbour.served.client(A);
         let size = config.quotas.mapped_bytes;
         let sparse = file(size);
+
         map(&client, 0, 0, size, &sparse).unwrap();
         neighbour.assert_served();
         assert_eq!(nix::sys::stat::fstat(&sparse).unwrap().st_blocks, 0, "nobody touches what is not used");
+
         let one_more = file(PAGE);
         assert_eq!(map(&client, size, 0, PAGE, &one_more), Err(Errno::ENOSPC));
         drop(client);
@@ -219,6 +234,7 @@ both_loops! {
         let (reader, writer) = std::io::pipe().unwrap();
         let (socket, _other) = UnixStream::pair().unwrap();
         let event = eventfd();
+
         none_is_mapped(
             config,
             &[
@@ -241,7 +257,7 @@ both_loops! {
         let on_disk = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         on_disk.set_len(PAGE).unwrap();
         if nix::sys::statfs::fstatfs(&on_disk).unwrap().filesystem_type() == nix::sys::statfs::TMPFS_MAGIC {
-            // The whole workspace is in memory: then the file is as good as a memfd.
+            // The whole workspace is on tmpfs, where the file is as good as a memfd.
             return;
         }
         none_is_mapped(config, &[("a file on a disk", on_disk.as_fd())]);
@@ -258,6 +274,7 @@ both_loops! {
         enable(&client);
         copy(&client, 0, 0x800, 64).unwrap();
         neighbour.served.until("the copy fails", |_| read64(&client, reg::COPIED) == 1 << 32);
+
         drop(client);
         neighbour.assert_all_is_well();
     }
@@ -267,7 +284,8 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB;
-        // A kernel without huge pages has no such files.
+
+        // A kernel without huge pages refuses to make such a file.
         if let Ok(huge) = memfd_create("huge", flags) {
             ftruncate(&huge, HUGE as i64).unwrap();
             if map(&client, 0, 0, HUGE, &huge).is_ok() {
@@ -276,6 +294,7 @@ both_loops! {
                 neighbour.served.until("the copy ends", |_| read64(&client, reg::COPIED) != 0);
             }
         }
+
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         drop(client);
         neighbour.assert_all_is_well();
@@ -287,12 +306,14 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
         let shared = file(PAGE);
+
         // From the top, which is the worst order for a sorted list.
         for index in (0..ranges).rev() {
             map(&client, index * 2 * PAGE, 0, PAGE, &shared).unwrap();
         }
         assert_eq!(map(&client, 2 * ranges * PAGE, 0, PAGE, &shared), Err(Errno::ENOSPC));
         let seen = client_of(&neighbour.served.snapshot(), A).unwrap();
+
         assert_eq!((seen.ranges as u64, seen.mapped_bytes), (ranges, PAGE));
         neighbour.assert_served();
         drop(client);

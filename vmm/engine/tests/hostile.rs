@@ -1,4 +1,4 @@
-//! Clients that die, stall, cheat, flood or never listen; and what an operator can do about them.
+//! Clients that die, stall, cheat, flood or never read, and an operator's means against them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -38,7 +38,8 @@ use nix::{
 
 /// BAR of the mirror page.
 const MIRROR_BAR: u32 = 2;
-/// Names the socket to the process that [`holds_an_attachment_until_killed`] runs in.
+/// Environment variable that passes the socket to the process of
+/// [`holds_an_attachment_until_killed`].
 const HELD_SOCKET: &str = "NICFORGE_TEST_HELD_SOCKET";
 
 both_loops! {
@@ -49,9 +50,11 @@ both_loops! {
             a.region_write(0, reg::SEND, &[0; 4], false).unwrap();
             a
         });
+
         served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
         write32(&b, reg::CREDITS, 1);
         sender.join().unwrap();
+
         assert_eq!(served.counter("sent"), 1);
     }
 
@@ -60,6 +63,7 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         let refused = client.region_write(0, reg::SEND, &[0; 4], false);
+
         assert_eq!(refused.err().unwrap().errno(), Errno::EAGAIN);
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         assert_eq!(server_of(&served.snapshot(), A).stall_timeouts, 1);
@@ -69,8 +73,10 @@ both_loops! {
         config.stall_limit = LONG * 10;
         let served = Served::start(config);
         let client = served.client(A);
+
         client.region_write(0, reg::SEND, &[0; 4], true).unwrap();
         client.reset().unwrap();
+
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         assert_eq!(served.counter("sent"), 0);
     }
@@ -79,6 +85,7 @@ both_loops! {
         config.stall_limit = LONG * 10;
         let served = Served::start(config);
         let (a, b) = (served.client(A), served.client(B));
+
         std::thread::scope(|scope| {
             let write = scope.spawn(|| a.region_write(0, reg::SEND, &[0; 4], false));
             served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
@@ -86,6 +93,7 @@ both_loops! {
             assert_eq!(write.join().unwrap().unwrap_err().errno(), Errno::ECANCELED);
         });
         write32(&b, reg::CREDITS, 1);
+
         assert_eq!(read32(&a, reg::SCRATCH), 0);
         assert_eq!(served.counter("sent"), 0);
     }
@@ -94,6 +102,7 @@ both_loops! {
         config.stall_limit = LONG * 10;
         let served = Served::start(config);
         let (a, b) = (served.client(A), served.client(B));
+
         a.region_write(0, reg::SEND, &[0; 4], true).unwrap();
         served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
         write32(&b, reg::SCRATCH, 4);
@@ -111,11 +120,13 @@ both_loops! {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+
         assert!(lines.map_while(Result::ok).any(|line| line.contains("held")));
         assert_eq!(client_of(&served.snapshot(), A).unwrap().pid, child.id() as i32);
         kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL).unwrap();
         child.wait().unwrap();
         served.until_free(A);
+
         assert_eq!(read32(&served.client(A), reg::SCRATCH), 0);
     }
 
@@ -128,12 +139,13 @@ both_loops! {
         enable(&client);
         let page = map_bar(&client, MIRROR_BAR, Access::ReadOnly);
         ftruncate(&file, 0).unwrap();
-        // The write may end with the connection.
+        // The write may fail because the connection ends.
         let _ = copy(&client, 0x1000, 0x3000, 64);
         let snapshot = served.until_free(A);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
         assert_ended(&client);
         let flags = page.u32(mirror::FLAGS).unwrap().load(std::sync::atomic::Ordering::Acquire);
+
         assert_eq!(flags, mirror::FLAG_DEAD);
         assert_eq!(read32(&other, reg::SCRATCH), 0);
     }
@@ -143,6 +155,7 @@ both_loops! {
         let plain = Arc::new(Plain(std::sync::Mutex::new([[3; 0x800], [0; 0x800]].concat())));
         let client = served.client_with_memory(A, plain.clone());
         let file = File::open("/sys/kernel/uevent_seqnum").unwrap();
+
         client.dma_map(range(0, 0, 0x1000), Some(file.as_fd())).unwrap();
         client.dma_map(range(0x1000, 0, 0x1000), Some(file.as_fd())).unwrap();
         enable(&client);
@@ -158,6 +171,7 @@ both_loops! {
         assert_eq!(plain.0.lock().unwrap()[0x800..], [3; 0x800]);
         assert_eq!((server_of(&snapshot, A).dma_messages, server_of(&snapshot, A).unmappable), (2, 1));
         let told = client_of(&snapshot, A).unwrap();
+
         assert_eq!((told.ranges, told.mapped_bytes), (2, 0));
     }
 
@@ -175,9 +189,11 @@ both_loops! {
         let client = served.client(A);
         let large = memory(0x4000);
         let errno = |result: Result<(), nicforge_vfio_user::ClientError>| result.err().map(|error| error.errno());
+
         assert_eq!(errno(client.dma_map(range(0, 0, 0x4000), large.fd())), Some(Errno::ENOSPC));
         // A part of the file fits.
         assert_eq!(errno(client.dma_map(range(0, 0x1000, 0x1000), large.fd())), None);
+
         let small = [(); 2].map(|()| memory(0x1000));
         assert_eq!(errno(client.dma_map(range(0x1_0000, 0, 0x1000), small[0].fd())), None);
         assert_eq!(errno(client.dma_map(range(0x2_0000, 0, 0x1000), small[1].fd())), Some(Errno::ENOSPC));
@@ -188,7 +204,7 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         enable(&client);
-        // Mapped, leased and unmapped: another file each time.
+        // Each call maps, leases and unmaps another file.
         let take = || {
             let file = memory(0x1000);
             client.dma_map(range(0, 0, 0x1000), file.fd()).map_err(|error| error.errno())?;
@@ -197,12 +213,13 @@ both_loops! {
             Ok(())
         };
         let taken = (0..100).map_while(|_| take().ok()).count();
+
         assert_eq!((taken, take()), (4, Err(Errno::ENOSPC)));
         assert_eq!(client_of(&served.snapshot(), A).unwrap().mapped_bytes, 0x4000);
         write32(&client, reg::LET_GO, 0);
         assert_eq!(take(), Ok(()));
         write32(&client, reg::LET_GO, 0);
-        // Also when the client asks for nothing more.
+        // The server unmaps even when the client sends no more requests.
         served.until("all is unmapped", |snapshot| client_of(snapshot, A).unwrap().mapped_bytes == 0);
     }
 
@@ -214,7 +231,7 @@ both_loops! {
         let mut sent = 0;
         let mut rest: &[u8] = &[];
         let deadline = Instant::now() + LONG;
-        // Until the server has taken nothing for a while in which another client was served.
+        // The loop ends when the server has taken no request while it answered several snapshots.
         loop {
             assert!(Instant::now() < deadline, "the server takes requests without end");
             if rest.is_empty() {
@@ -247,6 +264,7 @@ both_loops! {
         }
         raw.write_all(rest).unwrap();
         raw.read_exact(&mut reply).unwrap();
+
         assert_eq!(Header::parse(&reply).unwrap().size as usize, reply.len());
     }
 
@@ -261,12 +279,14 @@ both_loops! {
             ..ClientConfig::default()
         };
         let client = Client::connect_with(served.path(A), client_config).unwrap();
+
         client.dma_map(range(0, 0, 0x1000), None).unwrap();
         enable(&client);
         let done = bind(&client, PCI_MSIX_IRQ, 0);
         copy(&client, 0, 0x800, 64).unwrap();
-        // This thread waits for the interrupt only, so that nobody answers.
+        // This thread waits for the interrupt only, so no thread answers the message.
         wait_for(&done);
+
         assert_eq!(server_of(&served.snapshot(), A).dma_timeouts, 1);
         assert_eq!(read64(&client, reg::COPIED), 1 << 32);
     }
@@ -280,14 +300,16 @@ both_loops! {
         client.region_write(0, reg::RAISE, &0_u32.to_le_bytes(), true).unwrap();
         assert_eq!(read32(&other, reg::SCRATCH), 0);
         let snapshot = served.until_free(A);
+
         assert_eq!(server_of(&snapshot, A).evicted, 1);
     }
 
     fn a_client_that_goes_without_its_replies_is_heard_to_the_end(config) {
         let served = Served::start(config);
+
         write32(&served.client(B), reg::CREDITS, 1);
         let mut raw = Raw::negotiated(&served.path(A));
-        // The engine comes to the messages when the client has gone.
+        // The engine reads the messages only when the client has gone.
         let (go, gone) = std::sync::mpsc::channel::<()>();
         served.handle.send(move |_| { let _ = gone.recv(); }).unwrap();
         raw.send(&request(Message::RegionRead, &access(0, 0, 4, &[])));
@@ -295,6 +317,7 @@ both_loops! {
         drop(raw);
         drop(go);
         let snapshot = served.until_free(A);
+
         assert_eq!((counter(&snapshot, "sent"), server_of(&snapshot, A).broken), (1, 0));
     }
 
@@ -303,8 +326,10 @@ both_loops! {
         let served = Served::start(config);
         let speaks = served.client(B);
         let mut silent = Raw::connect(&served.path(A));
+
         silent.assert_ended();
         let snapshot = served.until_free(A);
+
         assert_eq!((server_of(&snapshot, A).evicted, server_of(&snapshot, B).evicted), (1, 0));
         assert_eq!(read32(&speaks, reg::SCRATCH), 0);
         assert_eq!(read32(&Client::connect(served.path(A), LONG).unwrap(), reg::SCRATCH), 0);
@@ -316,9 +341,10 @@ both_loops! {
         raw.set_read_timeout(Some(LONG)).unwrap();
         raw.write_all(&[0xff; 4096]).unwrap();
         let mut end = Vec::new();
-        // A reset of the connection is an end, too.
+        // A reset of the connection ends it, too.
         let _ = raw.read_to_end(&mut end);
         served.until_free(A);
+
         assert_eq!(server_of(&served.snapshot(), A).broken, 1);
         assert_eq!(read32(&served.client(A), reg::SCRATCH), 0);
     }
@@ -327,9 +353,11 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         let page = map_bar(&client, MIRROR_BAR, Access::ReadOnly);
+
         assert!(served.handle.evict(FUNCTION, A, LONG).unwrap());
         assert_ended(&client);
         let flags = page.u32(mirror::FLAGS).unwrap().load(std::sync::atomic::Ordering::Acquire);
+
         assert_eq!(flags, mirror::FLAG_DEAD);
         assert!(!served.handle.evict(FUNCTION, A, LONG).unwrap());
         assert_eq!(served.counter("evicted"), 1);
@@ -381,6 +409,7 @@ fn a_file_that_is_no_socket_is_kept() {
 fn an_attachment_is_served_once() {
     let dir = tempfile::tempdir().unwrap();
     let mut engine = engine();
+
     engine.listen(FUNCTION, A, dir.path().join("1")).unwrap();
     let again = engine.listen(FUNCTION, A, dir.path().join("2"));
     assert!(matches!(again, Err(EngineError::AlreadyServed { .. })));
@@ -388,12 +417,14 @@ fn an_attachment_is_served_once() {
     assert!(matches!(missing, Err(EngineError::NoSuchAttachment { function: 7, .. })));
 }
 
-/// Does nothing unless it runs as a process of its own, started by [`a_killed_client_frees_its_attachment`].
+/// Does nothing unless it runs as a process of its own, started by
+/// [`a_killed_client_frees_its_attachment`].
 #[test]
 fn holds_an_attachment_until_killed() {
     let Some(path) = std::env::var_os(HELD_SOCKET) else { return };
     let client = Client::connect(path, LONG).unwrap();
     let memory = memory(0x4000);
+
     client.dma_map(range(0, 0, 0x4000), memory.fd()).unwrap();
     write32(&client, reg::SCRATCH, 77);
     println!("held");
@@ -411,7 +442,7 @@ fn listen_at(path: &std::path::Path) -> Result<(), EngineError> {
     engine().listen(FUNCTION, A, path)
 }
 
-/// A request to read so many bytes of the windows.
+/// Returns a request to read this many bytes of the windows.
 fn region_read(length: u32) -> Vec<u8> {
     let mut message = Header::request(2, Message::RegionRead, 16, false).to_bytes().to_vec();
     message.extend(0_u64.to_le_bytes());
@@ -420,7 +451,7 @@ fn region_read(length: u32) -> Vec<u8> {
     message
 }
 
-/// Memory that is there, but nobody asks it.
+/// Memory whose client never serves a message.
 #[derive(Default)]
 struct Silent(AtomicBool);
 

@@ -1,4 +1,5 @@
-//! DMA messages: when they end although nobody answers, and that none comes too late. The client is bytes on a stream.
+//! DMA messages: they end without an answer, and none is sent too late. The client is bytes on a
+//! stream.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -13,11 +14,11 @@ use nicforge_core::context::MAX_REMOTE;
 use nicforge_engine::Snapshot;
 use nicforge_vfio_user::{DMA_FLAG_READ, DMA_FLAG_WRITE, wire::Command};
 
-/// Long enough for what is wrong to happen first, short enough for a test.
+/// Long enough for a fault to show first, short enough for a test.
 const SHORT: Duration = Duration::from_millis(30);
 /// A page of client memory without a descriptor.
 const PAGE: u64 = 0x1000;
-/// In the command register: memory decode, bus master.
+/// Bits of the command register: memory decode, bus master.
 const MEMORY: u16 = 2;
 const MASTER: u16 = 4;
 
@@ -26,11 +27,13 @@ both_loops! {
         config.dma_limit = SHORT;
         let served = Served::start(config);
         let mut raw = ready(&served);
+
         for round in 1..=3 {
             raw.send(&doorbell(64).repeat(MAX_REMOTE));
             let all = round * MAX_REMOTE as u64;
             served.until("all have ended", |snapshot| server_of(snapshot, A).dma_timeouts == all);
         }
+
         assert_eq!(errors(&served.snapshot()), 3 * MAX_REMOTE as u64);
     }
 
@@ -41,14 +44,17 @@ both_loops! {
         config.client_turn = LONG;
         let served = Served::start(config);
         let mut raw = ready(&served);
+
         fill_the_socket(&mut raw);
         let snapshot = served.until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
+
         assert_eq!((errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
     }
 
     fn no_message_follows_the_answer_to_an_unmap(config) {
         let served = Served::start(config);
         let mut raw = ready(&served);
+
         for round in 1..=2 {
             let unmap = request(Command::DmaUnmap, &unmap());
             raw.send(&[doorbell(64), unmap].concat());
@@ -66,6 +72,7 @@ both_loops! {
         config.client_turn = LONG;
         let served = Served::start(config);
         let mut raw = ready(&served);
+
         fill_the_socket(&mut raw);
         served.until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
         raw.send(&request(Command::DmaUnmap, &unmap()));
@@ -74,6 +81,7 @@ both_loops! {
             seen.push(raw.reply().0.command);
         }
         let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+
         assert_eq!(server_of(&snapshot, A).dma_messages, 0, "{seen:?}");
     }
 
@@ -81,17 +89,21 @@ both_loops! {
         let served = Served::start(config);
         let mut raw = ready(&served);
         let off = request(Command::RegionWrite, &access(4, 7, 2, &MEMORY.to_le_bytes()));
+
         raw.send(&[doorbell(64), off].concat());
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         raw.assert_served();
         let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+
         assert_eq!(server_of(&snapshot, A).dma_messages, 0);
     }
 }
 
-/// A client that has mapped [`PAGE`] and lets the device start DMA, which copies from there.
+/// Returns a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
+/// there.
 fn ready(served: &Served) -> Raw {
     let mut raw = Raw::negotiated(&served.path(A));
+
     assert_eq!(raw.ask(Command::DmaMap, &map()), None);
     let command = (MEMORY | MASTER).to_le_bytes();
     assert_eq!(raw.ask(Command::RegionWrite, &access(4, 7, 2, &command)), None);
@@ -110,13 +122,14 @@ fn unmap() -> Vec<u8> {
     [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
-/// In one turn: the device asks for a message, and replies that nobody takes fill the socket before it can be sent.
+/// Fills the socket with unread replies in the turn in which the device asks for a message, so that
+/// the message cannot be sent.
 fn fill_the_socket(raw: &mut Raw) {
     let read = request(Command::RegionRead, &access(0, 1, 1 << 12, &[]));
     raw.send(&[doorbell(64), read.repeat(200)].concat());
 }
 
-/// The start of a copy of so many bytes, which is not answered.
+/// Returns a posted write that starts a copy of this many bytes.
 fn doorbell(length: u32) -> Vec<u8> {
     posted(Command::RegionWrite, &access(reg::COPY, 0, 4, &length.to_le_bytes()))
 }

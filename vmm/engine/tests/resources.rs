@@ -1,4 +1,5 @@
-//! Descriptors and processor time. These tests look at the whole process, so that they run one after another.
+//! Descriptors and processor time. These tests look at the whole process, so they run one after
+//! another.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -40,16 +41,18 @@ both_loops! {
             for _ in 0..count {
                 drop(UnixStream::connect(served.path(A)).unwrap());
             }
-            // Whoever comes now is served when all before have been.
+            // A later client is served after all earlier ones.
             drop(patient_client(served));
             served.until_free(A);
         };
+
         connect(100);
         let before = descriptors();
         for _ in 0..10 {
             connect(1_000);
             neighbour.assert_served();
         }
+
         assert_descriptors(before);
     }
 
@@ -57,24 +60,27 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
         let files: Vec<_> = (0..config.quotas.files).map(|_| memory(0x1000)).collect();
-        // The server has closed its copy of what it passed in the first answer when it gives the next one.
+
+        // When the server answers again, it has closed its copy of the descriptor in its first
+        // answer.
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         let before = descriptors();
         for (address, file) in (0..).step_by(0x1000).zip(&files) {
             client.dma_map(range(address, 0, 0x1000), file.fd()).unwrap();
         }
-        // A file that is mapped need not be open.
+        // A mapped file need not stay open.
         assert_descriptors(before);
         let one_more = memory(0x1000);
         let refused = client.dma_map(range(1 << 40, 0, 0x1000), one_more.fd());
         assert_eq!(refused.err().unwrap().errno(), Errno::ENOSPC);
         drop(one_more);
-        // Eventfds take the places of those before them.
+        // New eventfds replace the earlier ones.
         for _ in 0..100 {
             let fds = [(); 4].map(|()| eventfd());
             let fds: Vec<_> = fds.iter().map(|fd| Some(fd.as_fd())).collect();
             client.set_irqs(PCI_MSIX_IRQ, 0, IrqAction::Trigger, IrqPayload::EventFd(&fds)).unwrap();
         }
+
         assert_descriptors(before + 4);
         neighbour.assert_served();
         drop((client, files));
@@ -93,11 +99,12 @@ both_loops! {
             }
             served.until_free(A);
         };
+
         connect(10);
         let (before, mappings) = (descriptors(), maps());
         connect(1_000);
         assert_descriptors(before);
-        // The helper unmaps in its own time.
+        // A thread of the engine unmaps later.
         let deadline = Instant::now() + LONG;
         while maps() > mappings + 8 {
             assert!(Instant::now() < deadline, "{} mappings, {mappings} before", maps());
@@ -110,10 +117,12 @@ both_loops! {
         let first = served.client(A);
         let before = descriptors();
         let crowd: Vec<_> = (0..200).map(|_| UnixStream::connect(served.path(A)).unwrap()).collect();
+
         for mut second in crowd {
             second.set_read_timeout(Some(LONG)).unwrap();
             assert_eq!(second.read(&mut [0]).unwrap_or(0), 0);
         }
+
         assert_eq!(read32(&first, reg::SCRATCH), 0);
         assert_descriptors(before);
     }
@@ -124,6 +133,7 @@ both_loops! {
         let early = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
         let address = UnixAddr::new(&served.path(A)).unwrap();
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+
         setrlimit(Resource::RLIMIT_NOFILE, early.as_raw_fd() as u64 + 1, hard).unwrap();
         let connected = connect(early.as_raw_fd(), &address);
         let mut early = UnixStream::from(early);
@@ -131,18 +141,21 @@ both_loops! {
         let end = early.read(&mut [0]);
         setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
         connected.unwrap();
+
         assert_eq!(end.unwrap_or(0), 0);
         assert_eq!(read32(&patient_client(&served), reg::SCRATCH), 0);
     }
 
     fn an_idle_machine_of_65_nodes_leaves_the_processor_alone(config) {
         let served = Served::start_nodes(config, 65);
+
         assert_eq!(busy_share(&served), 0.0, "without clients nothing is to be done at all");
         let clients: Vec<_> = (0..65)
             .map(|node| Client::connect(served.dir.path().join(format!("node{node}-0.sock")), LONG).unwrap())
             .collect();
         let share = busy_share(&served);
         println!("{}: {:.2} % with 65 idle clients", served.event_loop, share * 100.0);
+
         assert!(share < 0.02, "{share}");
         assert!(clients.iter().all(Client::is_alive));
         assert_eq!(served.handle.call(LONG, |control| control.machine().functions()).unwrap(), 65);
@@ -150,21 +163,23 @@ both_loops! {
     }
 }
 
-/// The share of a processor that the engine takes when it is left alone, rounded down to a thousandth.
+/// Returns the share of a processor that an unused engine takes, rounded down to a thousandth.
 fn busy_share(served: &Served) -> f64 {
     const INTERVAL: Duration = Duration::from_millis(500);
     let used =
         || served.handle.call(LONG, |_| clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap()).unwrap();
     let before = used();
-    // Nothing is waited for: this is the time that is measured.
+
+    // The sleep is the interval of the measurement; it waits for no event.
     std::thread::sleep(INTERVAL);
     let used = Duration::from(used()) - Duration::from(before);
     (used.as_secs_f64() / INTERVAL.as_secs_f64() * 1000.0).floor() / 1000.0
 }
 
-/// A client that tries again while the attachment is taken.
+/// Returns a client that tries again while the attachment is taken.
 fn patient_client(served: &Served) -> Client {
     let deadline = Instant::now() + LONG;
+
     loop {
         match Client::connect(served.path(A), LONG) {
             Ok(client) => return client,
@@ -173,7 +188,7 @@ fn patient_client(served: &Served) -> Client {
     }
 }
 
-/// So many descriptors are open soon: those of clients are closed by threads of their own.
+/// Asserts that this many descriptors are open soon: other threads close those of clients.
 #[track_caller]
 fn assert_descriptors(wanted: usize) {
     let deadline = Instant::now() + LONG;

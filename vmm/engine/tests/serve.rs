@@ -1,4 +1,4 @@
-//! A client's life: coming, accessing, interrupts, DMA, going.
+//! A client's life: connection, accesses, interrupts, DMA, end.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -67,6 +67,7 @@ both_loops! {
     fn a_client_that_comes_right_after_another_left_gets_fresh_memory(config) {
         let served = Served::start(config);
         let first = served.client(A);
+
         first.region_write(WINDOW_BAR, WINDOW, &[7; 64], false).unwrap();
         let kept = map_bar(&first, WINDOW_BAR, Access::ReadOnly);
         drop(first);
@@ -77,6 +78,7 @@ both_loops! {
         assert_eq!(bytes, [0; 64]);
         second.region_write(WINDOW_BAR, WINDOW, &[9; 64], false).unwrap();
         kept.read(WINDOW, &mut bytes).unwrap();
+
         assert_eq!(bytes, [7; 64]);
     }
 
@@ -93,9 +95,11 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         let fds = [0, 1].map(|vector| bind(&client, PCI_MSIX_IRQ, vector));
+
         client.set_irqs(PCI_MSIX_IRQ, 0, IrqAction::Trigger, IrqPayload::EventFd(&[None])).unwrap();
         write32(&client, reg::RAISE, 0);
         write32(&client, reg::RAISE, 1);
+
         assert_eq!(wait_for(&fds[1]), 1);
         assert!(is_quiet(&fds[0]));
     }
@@ -106,6 +110,7 @@ both_loops! {
         let line = bind(&client, PCI_INTX_IRQ, 0);
         let unmask = eventfd();
         let payload = [Some(unmask.as_fd())];
+
         client.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Unmask, IrqPayload::EventFd(&payload)).unwrap();
         write32(&client, reg::LINE, 1);
         assert_eq!(wait_for(&line), 1);
@@ -128,6 +133,7 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         let memory = memory(0x4000);
+
         memory.write(0, &[5; 256]).unwrap();
         client.dma_map(range(0x10_0000, 0, 0x1000), memory.fd()).unwrap();
         client.dma_map(range(0x20_0000, 0x2000, 0x2000), memory.fd()).unwrap();
@@ -139,6 +145,7 @@ both_loops! {
         memory.read(0x3000, &mut bytes).unwrap();
         assert_eq!(bytes, [5; 256]);
         let seen = client_of(&served.snapshot(), A).unwrap();
+
         assert_eq!((seen.ranges, seen.mapped_bytes), (2, 0x4000));
     }
 
@@ -146,6 +153,7 @@ both_loops! {
         let served = Served::start(config);
         let plain = Arc::new(Plain(std::sync::Mutex::new(vec![3; 0x3000])));
         let client = served.client_with_memory(A, plain.clone());
+
         client.dma_map(range(0, 0, 0x3000), None).unwrap();
         plain.0.lock().unwrap()[0x2000..].fill(0);
         enable(&client);
@@ -154,6 +162,7 @@ both_loops! {
         while read64(&client, reg::COPIED) != 1 || plain.0.lock().unwrap()[0x27ff] != 3 {
             assert!(std::time::Instant::now() < deadline, "the copy did not end");
         }
+
         assert_eq!(plain.0.lock().unwrap()[0x2000..0x2800], [3; 0x800]);
         assert_eq!(server_of(&served.snapshot(), A).dma_messages, 2);
     }
@@ -162,6 +171,7 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         let memory = memory(0x2000);
+
         client.dma_map(range(0x1000, 0, 0x2000), memory.fd()).unwrap();
         client.dma_unmap(DmaUnmap::Range { address: 0x1000, size: 0x2000 }).unwrap();
         enable(&client);
@@ -170,6 +180,7 @@ both_loops! {
         wait_for(&done);
         assert_eq!(read64(&client, reg::COPIED), 1 << 32);
         let seen = client_of(&served.snapshot(), A).unwrap();
+
         assert_eq!((seen.ranges, seen.mapped_bytes), (0, 0));
     }
 
@@ -178,8 +189,10 @@ both_loops! {
         let client = served.client(A);
         let size = 1 << 47;
         let gone = client.dma_unmap(DmaUnmap::Range { address: 0, size });
+
         assert_eq!(gone.err().unwrap().errno(), Errno::ENOENT);
         client.dma_unmap(DmaUnmap::All).unwrap();
+
         assert_eq!(read32(&client, reg::SCRATCH), 0);
     }
 
@@ -187,10 +200,12 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         let memory = memory(0x4000);
+
         client.dma_map(range(0x1000, 0, 0x2000), memory.fd()).unwrap();
         let again = client.dma_map(range(0x2000, 0, 0x1000), memory.fd());
         assert_eq!(again.err().unwrap().errno(), Errno::EEXIST);
         let remote = client.dma_map(range(0x2000, 0, 0x1000), None);
+
         assert_eq!(remote.err().unwrap().errno(), Errno::EEXIST);
     }
 
@@ -209,11 +224,13 @@ both_loops! {
         let windows = map_bar(&client, WINDOW_BAR, Access::ReadWrite);
         let cells = SharedCells::new(windows.window(0, RING_BYTES).unwrap()).unwrap();
         let mut producer = Producer::new(cells);
+
         served.until("the machine sleeps", |snapshot| snapshot.hot_functions == 0);
         producer.try_push(|| 0, 0, reg::SCRATCH as u32, &7_u32.to_le_bytes()).unwrap();
         served.until("the record is carried out", |snapshot| {
             snapshot.functions[0].attachments[0].counters.posted_writes == 1
         });
+
         assert_eq!(read32(&client, reg::SCRATCH), 7);
     }
 
@@ -222,6 +239,7 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         let memory = memory(RANGES as usize * 0x1000);
+
         for index in 0..RANGES {
             client.dma_map(range(index * 0x2000, index * 0x1000, 0x1000), memory.fd()).unwrap();
         }
@@ -229,6 +247,7 @@ both_loops! {
         assert_eq!((seen.ranges, seen.mapped_bytes), (RANGES as usize, RANGES * 0x1000));
         client.dma_unmap(DmaUnmap::Range { address: 0, size: RANGES * 0x2000 }).unwrap();
         let seen = client_of(&served.snapshot(), A).unwrap();
+
         assert_eq!((seen.ranges, seen.mapped_bytes), (0, 0));
     }
 
@@ -236,6 +255,7 @@ both_loops! {
         const MAPS: u16 = 20;
         let served = Served::start(config);
         let mut raw = negotiated(&served.path(A));
+
         for id in 0..MAPS {
             let memory = memory(0x1000);
             send_map(&raw, id, u64::from(id) * 0x1000, memory.fd().unwrap());
@@ -247,6 +267,7 @@ both_loops! {
             let reply = Header::parse(&reply).unwrap();
             assert_eq!((reply.id, reply.reply_error()), (id, None));
         }
+
         assert_eq!(client_of(&served.snapshot(), A).unwrap().ranges, usize::from(MAPS));
     }
 
@@ -261,10 +282,12 @@ both_loops! {
     fn a_posted_write_right_before_the_end_is_carried_out(config) {
         let served = Served::start(config);
         let (a, b) = (served.client(A), served.client(B));
+
         write32(&b, reg::CREDITS, 1);
         a.region_write(0, reg::SEND, &[0; 4], true).unwrap();
         drop(a);
         let snapshot = served.until_free(A);
+
         assert_eq!((counter(&snapshot, "sent"), counter(&snapshot, "closed")), (1, 1));
     }
 
@@ -272,6 +295,7 @@ both_loops! {
         let served = Served::start(config);
         let path = served.path(A);
         let client = served.client(A);
+
         assert!(path.exists());
         drop(served);
         assert!(!path.exists());
@@ -279,9 +303,10 @@ both_loops! {
     }
 }
 
-/// A DMA_MAP of one page of a file, for reading and writing.
+/// Returns a DMA_MAP of one page of a file, for reading and writing.
 fn send_map(raw: &UnixStream, id: u16, address: u64, file: BorrowedFd<'_>) {
     let mut message = Header::request(id, Command::DmaMap, 32, false).to_bytes().to_vec();
+
     message.extend(32_u32.to_le_bytes());
     message.extend(3_u32.to_le_bytes());
     for word in [0, address, 0x1000] {
@@ -290,5 +315,6 @@ fn send_map(raw: &UnixStream, id: u16, address: u64, file: BorrowedFd<'_>) {
     let fds = [file.as_raw_fd()];
     let rights = [ControlMessage::ScmRights(&fds)];
     let sent = sendmsg::<()>(raw.as_raw_fd(), &[IoSlice::new(&message)], &rights, MsgFlags::empty(), None);
+
     assert_eq!(sent, Ok(message.len()));
 }

@@ -1,5 +1,6 @@
-//! What a vfio-user server must survive, on the wire, with the engine behind it and a neighbour who goes on. Each was seen to
-//! break a server. The protocol's own side of it is tested step by step in `nicforge-vfio-user`.
+//! Malformed and unusual requests on the wire that a vfio-user server must survive, with the engine
+//! behind it and a neighbour that is served meanwhile. Each is known to break a server. The tests
+//! of `nicforge-vfio-user` cover the protocol's own side step by step.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -22,7 +23,7 @@ use nicforge_vfio_user::{
 const DATA_NONE: u32 = 1;
 const DATA_EVENTFD: u32 = 4;
 const ACTION_TRIGGER: u32 = 32;
-/// Type bits of a header: a reply.
+/// Type bits of a reply's header.
 const REPLY: u32 = 1;
 
 fn set_irqs(flags: u32, start: u32, count: u32) -> Vec<u8> {
@@ -33,23 +34,26 @@ fn header(command: u16, size: u32, flags: u32) -> Vec<u8> {
     [&9_u16.to_le_bytes()[..], &command.to_le_bytes(), &words(&[size, flags, 0])].concat()
 }
 
-/// The negotiation with these bytes behind the version's numbers succeeds.
+/// Asserts that the negotiation succeeds with these bytes behind the version's numbers.
 fn negotiates(config: nicforge_engine::EngineConfig, rest: &[u8]) {
     let neighbour = Neighbour::start(config);
     let mut raw = Raw::connect(&neighbour.served.path(A));
+
     raw.send(&version(0, 0, rest));
+
     assert_eq!(raw.reply().0.reply_error(), None);
     raw.assert_served();
     drop(raw);
     neighbour.assert_all_is_well();
 }
 
-/// These bytes, after the negotiation, end the connection.
+/// Asserts that these bytes, after the negotiation, end the connection.
 fn ends(config: nicforge_engine::EngineConfig, bytes: &[u8]) {
     let neighbour = Neighbour::start(config);
     let mut raw = Raw::negotiated(&neighbour.served.path(A));
-    // The end may come before all is written.
+    // The connection may end before all bytes are written.
     let _ = raw.0.write_all(bytes);
+
     raw.assert_ended();
     neighbour.assert_all_is_well();
     assert_eq!(server_of(&neighbour.served.snapshot(), A).broken, 1);
@@ -89,6 +93,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let flags = DATA_NONE | ACTION_TRIGGER;
+
         for (command, payload) in [
             (Command::RegionRead, access(0, 0, u32::MAX, &[])),
             (Command::RegionWrite, access(0, 0, u32::MAX, &[0; 4])),
@@ -101,6 +106,7 @@ both_loops! {
         ] {
             assert!(raw.ask(command, &payload).is_some(), "{command:?}");
         }
+
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -109,8 +115,9 @@ both_loops! {
     fn an_unknown_command_with_its_payload(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         for command in [0, 20, 99, u16::MAX] {
-            // The payload looks like a message of its own.
+            // The payload looks like another message.
             let inner = request(Command::DeviceReset, &[]);
             let size = (HEADER_SIZE + inner.len()) as u32;
             raw.send(&[header(command, size, 0), inner].concat());
@@ -118,6 +125,7 @@ both_loops! {
             assert!(reply.reply_error().is_some());
             raw.assert_served();
         }
+
         assert_eq!(neighbour.served.counter("resets"), 0);
         drop(raw);
         neighbour.assert_all_is_well();
@@ -126,9 +134,11 @@ both_loops! {
     fn a_reply_to_nothing(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         for command in [11, 12, 4, 77] {
             raw.send(&[header(command, 32, REPLY), vec![0xff; 16]].concat());
         }
+
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -137,13 +147,15 @@ both_loops! {
     fn a_request_in_single_bytes(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         for byte in request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &7_u32.to_le_bytes())) {
             raw.send(&[byte]);
-            // Each byte is read alone.
+            // The snapshot ensures that the engine reads each byte alone.
             neighbour.served.snapshot();
         }
         assert_eq!(raw.reply().0.reply_error(), None);
         raw.send(&request(Command::RegionRead, &access(reg::SCRATCH, 0, 4, &[])));
+
         assert_eq!(raw.reply().1[16..], [7, 0, 0, 0]);
         drop(raw);
         neighbour.assert_all_is_well();
@@ -155,11 +167,13 @@ both_loops! {
         let write = |value: u32| request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &value.to_le_bytes()));
         let read = request(Command::RegionRead, &access(reg::SCRATCH, 0, 4, &[]));
         let all: Vec<u8> = (0..100_u32).flat_map(|value| [write(value), read.clone()].concat()).collect();
+
         raw.send(&all);
         for value in 0..100_u32 {
             assert_eq!(raw.reply().0.reply_error(), None);
             assert_eq!(raw.reply().1[16..], value.to_le_bytes());
         }
+
         drop(raw);
         neighbour.assert_all_is_well();
     }
@@ -167,11 +181,13 @@ both_loops! {
     fn a_request_that_fails_and_wants_no_reply(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         raw.send(&posted(Command::RegionWrite, &access(u64::MAX, 0, 4, &[0; 4])));
         raw.send(&posted(Command::RegionRead, &access(0, 55, 4, &[])));
         raw.send(&posted(Command::DmaUnmap, &words(&[24, 0, 0, 0, 0x1000, 0])));
         raw.send(&posted(Command::Unknown(77), &[1; 9]));
-        // The next message is the reply to this.
+
+        // The next message must be the reply to this request.
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -180,10 +196,12 @@ both_loops! {
     fn interrupts_past_the_end(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         for (start, count) in [(4, 1), (0, 5), (3, 2), (u32::MAX, 1), (1, u32::MAX)] {
             let refused = raw.ask(Command::DeviceSetIrqs, &set_irqs(DATA_NONE | ACTION_TRIGGER, start, count));
             assert_eq!(refused, Some(Errno::EINVAL));
         }
+
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -193,6 +211,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let fd = eventfd();
+
         for (count, descriptors) in [(3, 1), (3, 2), (1, 2), (2, 4)] {
             let fds = vec![fd.as_fd(); descriptors];
             let message = request(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, 0, count));
@@ -201,6 +220,7 @@ both_loops! {
         }
         // None of them was bound.
         raw.send(&request(Command::RegionWrite, &access(reg::RAISE, 0, 4, &0_u32.to_le_bytes())));
+
         assert_eq!(raw.reply().0.reply_error(), None);
         assert!(is_quiet(&fd));
         drop(raw);
@@ -213,15 +233,17 @@ both_loops! {
         let fds = [(); 4].map(|()| eventfd());
         let each: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let bind = |start, count| request(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, start, count));
+
         raw.send_fds(&bind(0, 4), &each);
         assert_eq!(raw.reply().0.reply_error(), None);
-        // An eventfd of -1, which a message without descriptors stands for, takes the interrupt away.
+        // A message without descriptors stands for eventfds of -1, which unbind the interrupts.
         raw.send(&bind(1, 2));
         assert_eq!(raw.reply().0.reply_error(), None);
         for vector in 0..4_u32 {
             raw.send(&request(Command::RegionWrite, &access(reg::RAISE, 0, 4, &vector.to_le_bytes())));
             assert_eq!(raw.reply().0.reply_error(), None);
         }
+
         assert_eq!((wait_for(&fds[0]), wait_for(&fds[3])), (1, 1));
         assert!(is_quiet(&fds[1]) && is_quiet(&fds[2]));
         drop(raw);
@@ -232,12 +254,14 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let (mut reader, writer) = std::io::pipe().unwrap();
+
         for command in [Command::DeviceGetInfo, Command::DeviceReset, Command::RegionRead, Command::Unknown(77)] {
             raw.send_fds(&request(command, &[0; 16]), &[writer.as_fd(), writer.as_fd()]);
             raw.reply();
         }
+
         drop(writer);
-        // The pipe ends only if the server has none of them any more.
+        // The pipe ends only when the server has no copy left.
         assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
         drop(raw);
         neighbour.assert_all_is_well();
@@ -247,9 +271,10 @@ both_loops! {
         config.max_queued = 1 << 16;
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
+
         raw.0.set_nonblocking(true).unwrap();
         let read = request(Command::RegionRead, &access(0, 1, 0x1_0000, &[]));
-        // Until the server takes no more, while it serves others.
+        // Writes until the server takes no more requests, while it serves others.
         let (mut full, mut rest) = (0, &read[..]);
         while full < 3 {
             match raw.0.write(rest) {
@@ -266,6 +291,7 @@ both_loops! {
                 }
             }
         }
+
         assert!(client_of(&neighbour.served.snapshot(), A).is_some(), "it was thrown out");
         neighbour.assert_served();
         drop(raw);
@@ -275,6 +301,7 @@ both_loops! {
     fn a_client_that_dies_in_the_middle_of_a_message(config) {
         let neighbour = Neighbour::start(config);
         let whole = request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &[9; 4]));
+
         for length in 1..whole.len() {
             let mut raw = Raw::negotiated(&neighbour.served.path(A));
             raw.send(&whole[..length]);
@@ -282,6 +309,7 @@ both_loops! {
             neighbour.served.until_free(A);
         }
         let client = neighbour.served.client(A);
+
         assert_eq!(read32(&client, reg::SCRATCH), 0, "a write that was not whole was carried out");
         drop(client);
         neighbour.assert_all_is_well();
@@ -291,6 +319,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let map = |size: u32| words(&[32, 3, 0, 0, 0x1000, 0, size, 0]);
+
         assert_eq!(raw.ask(Command::DmaMap, &map(0x1000)), None);
         for (command, payload, errno) in [
             (Command::RegionRead, access(0, 55, 4, &[]), Errno::EINVAL),
@@ -301,6 +330,7 @@ both_loops! {
         ] {
             assert_eq!(raw.ask(command, &payload), Some(errno), "{command:?}");
         }
+
         raw.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
@@ -315,6 +345,7 @@ both_loops! {
             state ^= state << 17;
             state
         };
+
         for _ in 0..200 {
             let mut raw = Raw::negotiated(&neighbour.served.path(A));
             let garbage: Vec<u8> = (0..random() % 512).map(|_| random() as u8).collect();
@@ -322,6 +353,7 @@ both_loops! {
             drop(raw);
             neighbour.served.until_free(A);
         }
+
         neighbour.assert_all_is_well();
     }
 }

@@ -1,5 +1,6 @@
-//! The old tenant's mapping: who had an attachment keeps its windows, rings, files and eventfds mapped and open, and goes on
-//! writing to them. The next tenant and the device see nothing of it.
+//! An old tenant keeps its windows, rings, files and eventfds mapped and open after it loses its
+//! attachment, and continues to write to them. The next tenant and the device must see none of
+//! that.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 #![allow(unsafe_code, reason = "a process is forked that keeps what its killed parent had")]
 
@@ -24,22 +25,24 @@ use nix::{
     unistd::{ForkResult, close, fork, read},
 };
 
-/// BAR of the attachment's windows: the posted-write ring of 64 cells, and the device's own part behind it.
+/// BAR of the attachment's windows: the posted-write ring of 64 cells, and the device's own part
+/// behind it.
 const WINDOW_BAR: u32 = 1;
 const WINDOW: u64 = 0x1_0000;
 const RING_BYTES: u64 = 64 * 64;
-/// Where the tenants' memory is for the device.
+/// DMA address of the tenants' memory.
 const ADDRESS: u64 = 0x10_0000;
-/// What an old tenant posts to a register that keeps it.
+/// Value that an old tenant posts to a register that keeps it.
 const POISON: u32 = 0xdead_dead;
 /// Rounds of the next tenant's work.
 const ROUNDS: u32 = 200;
 
-/// Tells the process of [`holds_everything_and_forks`] its socket, and whether the fork keeps the connection.
+/// Environment variables that pass to [`holds_everything_and_forks`] its socket, and whether the
+/// fork keeps the connection.
 const SOCKET: &str = "NICFORGE_TEST_TENANT_SOCKET";
 const KEEPS: &str = "NICFORGE_TEST_TENANT_KEEPS_CONNECTION";
 
-/// All that a tenant keeps behind its connection.
+/// Everything that a tenant keeps besides its connection.
 struct Kept {
     windows: SharedMemory,
     memory: SharedMemory,
@@ -47,22 +50,25 @@ struct Kept {
 }
 
 impl Kept {
-    /// A tenant with everything, and what it keeps.
+    /// Makes a tenant, and returns it with everything that it keeps.
     fn of(path: &Path) -> (Client, Self) {
         let client = Client::connect(path, LONG).unwrap();
         let windows = map_bar(&client, WINDOW_BAR, Access::ReadWrite);
         let memory = memory(0x1000);
+
         client.dma_map(range(ADDRESS, 0, 0x1000), memory.fd()).unwrap();
         enable(&client);
         let interrupt = bind(&client, PCI_MSIX_IRQ, 0);
         (client, Self { windows, memory, interrupt })
     }
 
-    /// Valid records in every cell of the ring, in this phase, and something else everywhere else.
+    /// Writes valid records of this phase to every cell of the ring, and other bytes everywhere
+    /// else.
     fn scribble(&self, phase: bool) {
         let cells = || SharedCells::new(self.windows.window(0, RING_BYTES).unwrap()).unwrap();
         let mut producer = Producer::resume(cells(), 0, phase);
         let consumed = if phase { 0 } else { cells().count() as u32 };
+
         while producer.try_push(|| consumed, 0, reg::SCRATCH as u32, &POISON.to_le_bytes()).is_ok() {}
         for offset in (WINDOW..WINDOW + 0x1000).step_by(64) {
             self.windows.write(offset, &[0xee; 64]).unwrap();
@@ -73,11 +79,13 @@ impl Kept {
     }
 }
 
-/// The next tenant's windows are fresh; its registers, rings, DMA and interrupts do what it asks for and nothing else.
+/// Asserts that the next tenant's windows are fresh, and that its registers, rings, DMA and
+/// interrupts do only what it requests.
 fn assert_next_tenant_is_alone(neighbour: &Neighbour) {
     let served = &neighbour.served;
     let before = served.snapshot().functions[0].attachments[0].counters;
     let (client, own) = Kept::of(&served.path(A));
+
     assert_eq!(read32(&client, reg::SCRATCH), 0);
     let cells = SharedCells::new(own.windows.window(0, RING_BYTES).unwrap()).unwrap();
     let mut producer = Producer::new(cells);
@@ -99,16 +107,18 @@ fn assert_next_tenant_is_alone(neighbour: &Neighbour) {
         assert_eq!(copied, round.to_le_bytes());
     }
     let after = served.snapshot().functions[0].attachments[0].counters;
+
     assert_eq!(after.posted_writes - before.posted_writes, u64::from(ROUNDS));
     assert_eq!(after.malformed_records, before.malformed_records);
     drop(client);
     neighbour.assert_all_is_well();
 }
 
-/// The end of an attachment by `end`, while and after which the tenant goes on writing.
+/// Ends an attachment by `end`, while the tenant continues to write, and checks the next tenant.
 fn keeps_writing(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
     let neighbour = Neighbour::start(config);
     let (client, kept) = Kept::of(&neighbour.served.path(A));
+
     kept.scribble(true);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -123,14 +133,15 @@ fn keeps_writing(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
         });
         end(&neighbour.served, client);
         neighbour.served.until_free(A);
-        // What was left in the ring when it ended was its own.
+        // The records that were left in the ring when it ended were its own.
         while kept.interrupt.read().is_ok() {}
         assert_next_tenant_is_alone(&neighbour);
     });
+
     assert!(is_quiet(&kept.interrupt), "an old tenant was told of the next one's interrupts");
 }
 
-/// Sets a flag at the end, also of a test that fails.
+/// Sets a flag when it is dropped, also in a test that fails.
 struct Set<'a>(&'a AtomicBool);
 
 impl Drop for Set<'_> {
@@ -139,7 +150,8 @@ impl Drop for Set<'_> {
     }
 }
 
-/// A process that had the attachment was killed. Its fork lives on, with all mappings and descriptors, and ends with this.
+/// The fork of a killed process that had the attachment. It keeps all mappings and descriptors, and
+/// ends when this is dropped.
 struct Fork {
     _input: ChildStdin,
     parent: Child,
@@ -157,6 +169,7 @@ impl Fork {
             .unwrap();
         let input = parent.stdin.take().unwrap();
         let lines = BufReader::new(parent.stdout.take().unwrap()).lines();
+
         assert!(lines.map_while(Result::ok).any(|line| line.contains("forked")));
         parent.kill().unwrap();
         parent.wait().unwrap();
@@ -191,11 +204,13 @@ both_loops! {
         drop(fork);
     }
 
-    // A connection is its client's until nobody has it open any more. Then it is the operator who ends it.
+    // A connection belongs to its client until no process has it open. Until then only the operator
+    // can end it.
     fn a_killed_tenants_fork_that_keeps_the_connection_is_evicted(config) {
         let neighbour = Neighbour::start(config);
         let fork = Fork::start(&neighbour.served.path(A), true);
         let holder = client_of(&neighbour.served.snapshot(), A).unwrap();
+
         assert_eq!(holder.pid, fork.parent.id() as i32);
         neighbour.assert_served();
         assert!(neighbour.served.handle.evict(FUNCTION, A, LONG).unwrap());
@@ -212,8 +227,10 @@ fn holds_everything_and_forks() {
     let (client, kept) = Kept::of(Path::new(&path));
     let connection = client.socket_fd().as_raw_fd();
     let input = std::io::stdin();
+
     fcntl(&input, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
-    // SAFETY: the child stores to memory that is there already and makes system calls, until it ends without returning.
+    // SAFETY: the child stores to existing memory and makes system calls, until it ends without
+    // returning.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             if !keeps_connection {
@@ -225,7 +242,7 @@ fn holds_everything_and_forks() {
                     break;
                 }
             }
-            // SAFETY: ends the process.
+            // SAFETY: this ends the process.
             unsafe { nix::libc::_exit(0) }
         }
         ForkResult::Parent { .. } => {

@@ -1,4 +1,4 @@
-//! What one client gets done in a turn of the engine.
+//! The work of one client in a turn of the engine.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
@@ -20,6 +20,7 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         let wanted: Vec<u8> = (0..LENGTH).map(|index| (index / 7) as u8).collect();
+
         for (index, piece) in wanted.chunks(0x1000).enumerate() {
             client.region_write(WINDOW_BAR, WINDOW + index as u64 * 0x1000, piece, false).unwrap();
         }
@@ -27,6 +28,7 @@ both_loops! {
         let mut read = vec![0; LENGTH];
         client.region_read(WINDOW_BAR, WINDOW, &mut read).unwrap();
         let after = served.snapshot();
+
         assert!(read == wanted);
         assert_eq!(trapped_reads(&after) - trapped_reads(&before), 16);
         assert!(after.turns - before.turns >= 16);
@@ -46,8 +48,10 @@ both_loops! {
         let served = Served::start(config);
         let mut raw = Raw::negotiated(&served.path(A));
         let read = request(Command::RegionRead, &access(WINDOW, WINDOW_BAR, LENGTH as u32, &[]));
+
         raw.send(&[read, request(Command::DeviceReset, &[])].concat());
         let (header, payload) = raw.reply();
+
         assert_eq!((header.reply_error(), payload.len()), (None, 16 + LENGTH));
         assert_eq!(raw.reply().0.command, Command::DeviceReset);
     }
@@ -57,12 +61,14 @@ both_loops! {
         let served = Served::start(config);
         let mut raw = Raw::negotiated(&served.path(A));
         let before = served.snapshot();
+
         raw.send(&posted(Command::DeviceReset, &[]).repeat(RESETS));
         drop(raw);
         let client = served.client(A);
         write32(&client, reg::SCRATCH, 5);
         assert_eq!(read32(&client, reg::SCRATCH), 5);
         let after = served.snapshot();
+
         assert!(counter(&after, "resets") - counter(&before, "resets") >= RESETS as u64);
         assert!(after.turns - before.turns >= RESETS as u64 / u64::from(config.messages));
     }
@@ -74,20 +80,24 @@ both_loops! {
         let served = Served::start(config);
         let mut raw = Raw::negotiated(&served.path(A));
         let before = served.snapshot();
+
         raw.send(&posted(Command::DeviceReset, &[]).repeat(RESETS));
+
         raw.assert_served();
-        // One message a turn: it is the step that is always taken.
+        // One message in each turn: the first step is always taken.
         assert!(served.snapshot().turns - before.turns >= RESETS as u64);
     }
 
     fn the_longest_turn_and_its_client_are_told(config) {
         let served = Served::start(config);
         let client = served.client(B);
+
         write32(&client, reg::SCRATCH, 1);
         let snapshot = served.snapshot();
         let longest = snapshot.longest_turn;
         assert!(longest.time > std::time::Duration::ZERO);
         let of_b = server_of(&snapshot, B).longest_turn;
+
         assert!(of_b > std::time::Duration::ZERO && of_b <= longest.time);
         assert!(longest.client.is_none_or(|client| client == (FUNCTION, B)));
     }
@@ -95,10 +105,12 @@ both_loops! {
     fn a_long_read_waits_for_a_write_that_stalls(config) {
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
+
         raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
         raw.send(&request(Command::RegionRead, &access(WINDOW, WINDOW_BAR, LENGTH as u32, &[])));
         served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
         write32(&other, reg::CREDITS, 1);
+
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         assert_eq!(raw.reply().0.command, Command::RegionRead);
     }

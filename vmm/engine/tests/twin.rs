@@ -21,7 +21,7 @@ use nicforge_vfio_user::{
 
 /// A page of client memory without a descriptor.
 const PAGE: u64 = 0x1000;
-/// Long enough for what is wrong to happen first, short enough for a test.
+/// Long enough for a fault to show first, short enough for a test.
 const SHORT: Duration = Duration::from_millis(50);
 
 both_loops! {
@@ -35,7 +35,7 @@ both_loops! {
         let done = bind(&client, PCI_MSIX_IRQ, 0);
 
         copy(&client, 0, 0x800, 0x800).unwrap();
-        // An eventfd alone: this thread asks the client for nothing.
+        // Only the eventfd ends this wait: the thread makes no call of the client.
         wait_for(&done);
 
         assert_eq!(plain.0.lock().unwrap()[0x800..], [3; 0x800]);
@@ -46,6 +46,7 @@ both_loops! {
         let served = Served::start(config);
         let plain = Arc::new(Plain(Mutex::new(vec![0; 0x1000])));
         let client = served.client_with_memory(A, plain.clone());
+
         client.dma_map(range(0, 0, 0x1000), None).unwrap();
         enable(&client);
         let deadline = Instant::now() + LONG;
@@ -68,7 +69,7 @@ both_loops! {
             let asked = twins.message();
             assert_eq!(asked.command, Command::DmaRead);
 
-            // No answer: the unmap goes on when the engine has given the message up.
+            // Without an answer the unmap continues when the engine has given the message up.
             twins.send(&request(Command::DmaUnmap, &unmap()));
             assert_eq!(twins.reply(), (Command::DmaUnmap, None));
             twins.ask(Command::DmaMap, &map());
@@ -89,7 +90,7 @@ both_loops! {
         assert!(client_of(&snapshot, A).is_some());
         let other = served.client(B);
         let before = served.snapshot().turns;
-        // Quiet for a while.
+        // No request comes for a while.
         assert_eq!(other.poll_incoming(SHORT).unwrap(), 0);
         let turns = served.snapshot().turns - before;
         assert!(turns < 100, "{turns} turns in {SHORT:?}");
@@ -120,6 +121,7 @@ both_loops! {
             }
         });
         let other = served.client(B);
+
         for value in 0..200 {
             write32(&other, reg::SCRATCH, value);
             assert_eq!(read32(&other, reg::SCRATCH), value);
@@ -137,7 +139,8 @@ struct Twins {
 }
 
 impl Twins {
-    /// A client that has mapped [`PAGE`] and lets the device start DMA, which copies from there.
+    /// Makes a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
+    /// there.
     fn ready(served: &Served) -> Self {
         let stream = UnixStream::connect(served.path(A)).unwrap();
         let mut main = Framed::new(stream.into(), 1 << 21, 8);
@@ -171,7 +174,7 @@ impl Twins {
         assert_eq!(self.reply(), (command, None));
     }
 
-    /// The next message on the second socket.
+    /// Returns the next message on the second socket.
     fn message(&mut self) -> Header {
         wait(&mut self.twin, |header, _, _| header)
     }
@@ -179,6 +182,7 @@ impl Twins {
 
 fn wait<T>(socket: &mut Framed, take: impl FnOnce(Header, &[u8], Vec<PeerFd>) -> T) -> T {
     let deadline = Instant::now() + LONG;
+
     loop {
         if let Some(message) = socket.next_message().unwrap() {
             return take(message.header, message.payload, message.fds);
@@ -198,7 +202,7 @@ fn unmap() -> Vec<u8> {
     [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
-/// The start of a copy of so many bytes, which is not answered.
+/// Returns a posted write that starts a copy of this many bytes.
 fn doorbell(length: u32) -> Vec<u8> {
     posted(Command::RegionWrite, &access(reg::COPY, 0, 4, &length.to_le_bytes()))
 }

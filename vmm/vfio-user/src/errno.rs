@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-/// A positive UNIX error number, as it is carried in the *Error* field of a reply.
+/// A positive UNIX error number, as the *Error* field of a reply carries it.
 ///
-/// The value is always in 1..=4095; whatever a peer puts outside of it reads as `EIO`.
+/// The value is always in 1..=4095; a number from a peer outside this range becomes `EIO`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(i32);
 
@@ -13,9 +13,9 @@ impl Errno {
     pub const EPERM: Self = Self(libc::EPERM);
     /// No such entry: an unmap of a range that is not mapped.
     pub const ENOENT: Self = Self(libc::ENOENT);
-    /// Input/output error; also stands for an error reply that names no number.
+    /// Input/output error; also an error reply without a number.
     pub const EIO: Self = Self(libc::EIO);
-    /// Bad file descriptor: one that was needed did not arrive.
+    /// Bad file descriptor: a required one did not arrive.
     pub const EBADF: Self = Self(libc::EBADF);
     /// Try again.
     pub const EAGAIN: Self = Self(libc::EAGAIN);
@@ -47,23 +47,23 @@ impl Errno {
     pub const ENOTCONN: Self = Self(libc::ENOTCONN);
     /// Timed out.
     pub const ETIMEDOUT: Self = Self(libc::ETIMEDOUT);
-    /// Given up on, for instance because a reset overtook it.
+    /// Cancelled, for instance by a reset.
     pub const ECANCELED: Self = Self(libc::ECANCELED);
     /// The peer's message breaks the protocol.
     pub const EPROTO: Self = Self(libc::EPROTO);
 
-    /// Takes a host error number; what is not in 1..=4095 becomes `EIO`.
+    /// Converts a host error number; a number outside 1..=4095 becomes `EIO`.
     pub const fn from_raw(raw: i32) -> Self {
         if raw >= 1 && raw <= 4095 { Self(raw) } else { Self::EIO }
     }
 
-    /// Takes the *Error* field of a reply; zero ("unspecified" by the specification) and numbers above 4095
-    /// become `EIO`.
+    /// Converts the *Error* field of a reply. Zero ("unspecified" in the specification) and numbers
+    /// above 4095 become `EIO`.
     pub const fn from_wire(raw: u32) -> Self {
         if raw <= 4095 { Self::from_raw(raw as i32) } else { Self::EIO }
     }
 
-    /// The error number, 1..=4095.
+    /// Returns the error number, 1..=4095.
     pub const fn raw(self) -> i32 {
         self.0
     }
@@ -76,7 +76,7 @@ impl From<nix::errno::Errno> for Errno {
 }
 
 impl From<std::io::Error> for Errno {
-    /// The operating system's number where there is one, `EIO` otherwise.
+    /// Returns the operating system's number where there is one, `EIO` otherwise.
     fn from(error: std::io::Error) -> Self {
         Self::from_raw(error.raw_os_error().unwrap_or(libc::EIO))
     }

@@ -1,17 +1,18 @@
 //! The vfio-user protocol: wire types, framing, a server and a client.
 //!
-//! vfio-user carries VFIO's device interface over a UNIX socket: regions are read and written by messages or
-//! mapped through descriptors, interrupts are eventfds, and client memory is handed over by descriptor or
-//! reached by messages in the other direction. The specification is `docs/interop/vfio-user.rst` of QEMU.
+//! vfio-user carries VFIO's device interface over a UNIX socket. Regions are read and written by
+//! messages or mapped through descriptors, and interrupts are eventfds. The server maps client
+//! memory through a descriptor, or reaches it by messages in the other direction. The specification
+//! is `docs/interop/vfio-user.rst` of QEMU.
 //!
-//! - [`wire`]: the bytes; parsing that takes anything and cannot panic.
+//! - [`wire`]: the bytes; parsing accepts any input and cannot panic.
 //! - [`socket`]: messages with descriptors on a non-blocking stream.
-//! - [`server`]: [`ServerConnection`], one client's state machine, driven by an event loop that is not in here,
-//!   and [`Handler`], the device behind it.
+//! - [`server`]: [`ServerConnection`], one client's state machine, driven by the caller's event
+//!   loop, and [`Handler`], the device behind it.
 //! - [`client`]: [`Client`], blocking calls with deadlines from any number of threads.
 //!
-//! Neither side trusts the other: sizes, counts, descriptors and replies are checked; buffers and queues are
-//! bounded; every wait has an end.
+//! Neither side trusts the other: sizes, counts, descriptors and replies are checked; buffers and
+//! queues are bounded; every wait has an end.
 
 pub mod client;
 mod errno;

@@ -1,4 +1,4 @@
-//! What both sides of a connection talk about, as owned Rust values.
+//! Values that both sides of a connection exchange, as owned Rust types.
 
 use std::os::fd::OwnedFd;
 
@@ -54,7 +54,7 @@ pub const DMA_FLAG_READ: u32 = vfio::VFIO_DMA_MAP_FLAG_READ;
 /// `VFIO_DMA_MAP_FLAG_WRITE`: the device may write the range.
 pub const DMA_FLAG_WRITE: u32 = vfio::VFIO_DMA_MAP_FLAG_WRITE;
 
-/// What `DEVICE_GET_INFO` tells.
+/// Reply to `DEVICE_GET_INFO`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// `DEVICE_FLAGS_*`.
@@ -74,7 +74,7 @@ pub struct SparseArea {
     pub size: u64,
 }
 
-/// What a region beyond the standard ones is (`VFIO_REGION_INFO_CAP_TYPE`).
+/// Type of a region beyond the standard ones (`VFIO_REGION_INFO_CAP_TYPE`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionType {
     /// Type, global or of a bus driver.
@@ -83,25 +83,25 @@ pub struct RegionType {
     pub subtype: u32,
 }
 
-/// What `DEVICE_GET_REGION_INFO` tells about a region.
+/// Reply to `DEVICE_GET_REGION_INFO`.
 #[derive(Debug, Default)]
 pub struct RegionInfo {
     /// `REGION_FLAG_*`. A server need not set `REGION_FLAG_CAPS`.
     pub flags: u32,
-    /// Size in bytes; zero for a region that is not there.
+    /// Size in bytes; zero for a region that does not exist.
     pub size: u64,
     /// Where the region starts in the descriptor's file, in bytes.
     pub offset: u64,
     /// The parts that can be mapped; with `REGION_FLAG_MMAP` and no areas, all of it can.
     pub areas: Vec<SparseArea>,
-    /// What a region beyond the standard ones is.
+    /// Type of a region beyond the standard ones.
     pub region_type: Option<RegionType>,
     /// The file to map, when `REGION_FLAG_MMAP` is set.
     pub fd: Option<OwnedFd>,
 }
 
 impl RegionInfo {
-    /// The parts that can be mapped: the sparse areas, the whole region, or nothing.
+    /// Returns the parts that can be mapped: the sparse areas, the whole region, or none.
     pub fn mappable(&self) -> Vec<SparseArea> {
         if self.flags & REGION_FLAG_MMAP == 0 || self.fd.is_none() || self.size == 0 {
             Vec::new()
@@ -113,12 +113,12 @@ impl RegionInfo {
     }
 }
 
-/// What `DEVICE_GET_IRQ_INFO` tells about an interrupt type.
+/// Reply to `DEVICE_GET_IRQ_INFO`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IrqInfo {
     /// `IRQ_FLAG_*`.
     pub flags: u32,
-    /// Number of interrupts of the type; zero for a type that is not there.
+    /// Number of interrupts of the type; zero for a type that does not exist.
     pub count: u32,
 }
 
@@ -138,14 +138,14 @@ pub struct DmaMap {
 /// A range of client memory that the device may no longer reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaUnmap {
-    /// What one earlier map covers, exactly.
+    /// One range of addresses.
     Range {
         /// First DMA address.
         address: u64,
-        /// Size in bytes; may exceed what was ever mapped.
+        /// Size in bytes; may exceed the mapped ranges.
         size: u64,
     },
-    /// Everything (`VFIO_DMA_UNMAP_FLAG_ALL`).
+    /// All ranges (`VFIO_DMA_UNMAP_FLAG_ALL`).
     All,
 }
 
@@ -162,7 +162,7 @@ impl DmaUnmap {
     }
 }
 
-/// What happens to the interrupts of a [`SetIrqs`].
+/// Operation on the interrupts of a [`SetIrqs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqAction {
     /// Stop all interrupts of the type; start and count are zero, and there are no data.
@@ -175,14 +175,15 @@ pub enum IrqAction {
     Unmask,
 }
 
-/// Which interrupts of a [`SetIrqs`] are meant, and with what.
+/// The interrupts that a [`SetIrqs`] applies to, and their eventfds.
 #[derive(Debug)]
 pub enum IrqData {
-    /// All of the range.
+    /// All interrupts of the range.
     None,
-    /// Those of the range whose entry is true; one entry an interrupt.
+    /// The interrupts of the range whose entry is true; there is one entry for each interrupt.
     Bool(Vec<bool>),
-    /// One entry an interrupt: bind it to the eventfd, or, with `None`, stop exactly that interrupt.
+    /// One entry for each interrupt: bind it to the eventfd, or, with `None`, stop exactly that
+    /// interrupt.
     EventFd(Vec<Option<PeerFd>>),
 }
 
@@ -195,8 +196,8 @@ pub struct SetIrqs {
     pub start: u32,
     /// Number of interrupts.
     pub count: u32,
-    /// What happens.
+    /// The operation.
     pub action: IrqAction,
-    /// To which.
+    /// The interrupts it applies to.
     pub data: IrqData,
 }

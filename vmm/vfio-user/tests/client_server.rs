@@ -278,7 +278,7 @@ fn call_that_is_never_answered_times_out_and_the_client_goes_on() {
     assert!(matches!(error, ClientError::Timeout { command: Command::RegionRead, .. }));
     assert!(started.elapsed() < PATIENCE);
     assert!(client.is_alive());
-    // The server gives the read up, and its late reply is for nobody.
+    // The server gives up the read, so its late reply is dropped.
     served.device.lock().unwrap().abort_with = Some(Errno::ECANCELED);
     client.reset().unwrap();
     client.region_read(0, 0, &mut [0; 3]).unwrap();

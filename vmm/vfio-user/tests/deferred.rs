@@ -1,5 +1,5 @@
-//! Requests that end later, what may overtake them, and requests of the server to the client. The client's end
-//! is raw bytes, and the server is driven step by step in the same thread.
+//! Requests that end later, messages that may overtake them, and requests of the server to the
+//! client. The client's end is raw bytes, and the server is driven step by step in the same thread.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -61,7 +61,7 @@ fn reset_behind_stalled_posted_writes_passes_them_in_order() {
     assert_eq!((got.header.command, got.header.reply_error()), (Command::DeviceReset, None));
     assert_eq!(pair.device.aborts, [77, 77, 77]);
     assert_eq!(pair.device.resets, 1);
-    // The reset is behind us: the next stalled write is not given up.
+    // The reset is done: the next stalled write is not given up.
     pair.send(&posted(Command::RegionWrite, &access(STALL, 0, 1, &[9])));
     pair.serve();
     assert_eq!(pair.device.aborts.len(), 3);
@@ -170,7 +170,7 @@ fn dma_of_unmapped_memory_sends_no_message_behind_the_answer_to_the_unmap() {
     for address in [0, 0x1000] {
         assert!(pair.ask(Command::DmaMap, &map_payload(3, 0, address, 4096)).header.reply_error().is_none());
     }
-    // Two messages each, but for the last.
+    // Two messages for each operation, except for the last.
     pair.server.dma_write(0xffe, &[1; 5], 1).unwrap();
     pair.server.dma_read(0x1000, 8, 2).unwrap();
     pair.server.dma_write(0xff8, &[3; 8], 3).unwrap();
@@ -185,7 +185,7 @@ fn dma_of_unmapped_memory_sends_no_message_behind_the_answer_to_the_unmap() {
         pair.serve();
     }
 
-    // Only the one beside goes on.
+    // Only the operation beside the range continues.
     assert_eq!(pair.reply().payload[..8], 0xffc_u64.to_le_bytes());
     assert!(pair.try_reply().is_none());
     assert_eq!(pair.device.dma_writes, [(1, Err(Errno::EFAULT)), (4, Ok(()))]);

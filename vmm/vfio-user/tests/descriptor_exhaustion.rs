@@ -1,4 +1,5 @@
-//! A process without free descriptors. The limit is the whole process's, so this test has a program of its own.
+//! A process without free descriptors. The limit applies to the whole process, so this test has a
+//! program of its own.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -26,7 +27,7 @@ fn map_whose_descriptor_found_no_room_is_refused_and_nothing_leaks() {
 
     assert_eq!(pair.reply().header.reply_error(), Some(Errno::EMFILE));
     assert!(pair.device.maps.is_empty());
-    // Of four, two find room: all are closed again, and the request is refused.
+    // Two of four descriptors find room: all are closed again, and the request is refused.
     let (read, write) = nix::unistd::pipe().unwrap();
     let fds: Vec<OwnedFd> = (0..4).map(|_| write.try_clone().unwrap()).collect();
     let irqs = words(&[20, 4 | 32, 2, 0, 4]);

@@ -1,4 +1,5 @@
-//! The client against servers that send nonsense: each call ends with an error, in time, and nothing panics.
+//! The client against servers that send malformed messages: each call ends with an error, in time,
+//! and nothing panics.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,12 +15,13 @@ use nicforge_vfio_user::wire::{Command, Header};
 use nicforge_vfio_user::*;
 use proptest::prelude::*;
 
-/// How long the client waits for a server that says nothing; a busy machine still negotiates in it.
+/// Time that the client waits for a silent server; a busy machine still negotiates within it.
 const SHORT: Duration = Duration::from_millis(500);
 
 type Script = Box<dyn FnMut(Header, &[u8]) -> Vec<u8> + Send>;
 
-/// A server that answers the version with `json`, and each later request with what `script` makes of it.
+/// Runs a server that answers the version with `json`, and each later request with the result of
+/// `script`.
 fn against(json: &[u8], timeout: Duration, script: Script) -> Result<Client, ClientError> {
     against_version(common::version(json), timeout, script)
 }
@@ -27,6 +29,7 @@ fn against(json: &[u8], timeout: Duration, script: Script) -> Result<Client, Cli
 /// As [`against`], with the whole payload of the answer to the version.
 fn against_version(version: Vec<u8>, timeout: Duration, mut script: Script) -> Result<Client, ClientError> {
     let (ours, theirs) = UnixStream::pair().unwrap();
+
     std::thread::spawn(move || {
         let mut stream = theirs;
         let mut first = true;

@@ -1,5 +1,6 @@
-//! What a server must survive of a client's requests: counts, flags, ranges, interrupts, maps, and what is
-//! never to be answered. The client's end is raw bytes, and the server is driven step by step in the same thread.
+//! Requests that a server must survive: counts, flags, ranges, interrupts, maps, and messages
+//! without an answer. The client's end is raw bytes, and the server is driven step by step in the
+//! same thread.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -115,7 +116,7 @@ fn set_irqs_with_contradicting_flags_is_refused() {
         DATA_NONE | ACTION_TRIGGER | ACTION_MASK,
         DATA_NONE | ACTION_TRIGGER | 64,
         DATA_NONE | ACTION_MASK,
-        // One byte an interrupt is needed, and none comes.
+        // One byte for each interrupt is needed, and none comes.
         DATA_BOOL | ACTION_TRIGGER,
     ] {
         pair.refuses(Command::DeviceSetIrqs, &set_irqs(flags, PCI_MSIX_IRQ, 0, 1), Errno::EINVAL);
@@ -181,7 +182,7 @@ fn maps_of_parts_of_pages_are_refused() {
     }
 
     assert!(pair.device.maps.is_empty());
-    // The last page of the address space is one like any other.
+    // The last page of the address space is an ordinary page.
     pair.ask(Command::DmaMap, &map_payload(3, 0, u64::MAX - 0xfff, 0x1000));
 }
 
@@ -201,6 +202,7 @@ fn maps_that_are_empty_overflow_or_have_unknown_flags_are_refused() {
 #[test]
 fn four_thousand_pages_remapped_over_one_connection_work() {
     let mut pair = Pair::negotiated();
+
     for round in 0..2u64 {
         for page in 0..4000u64 {
             pair.send(&posted(Command::DmaMap, &map_payload(3, 0, page << 12, 4096)));
@@ -224,7 +226,8 @@ fn region_info_respects_argsz_and_says_what_it_needs() {
     let short = pair.ask(Command::DeviceGetRegionInfo, &ask(32));
     let full = pair.ask(Command::DeviceGetRegionInfo, &ask(80));
 
-    // As the reference answers: mappable, but without capabilities, their offset and the descriptor.
+    // As in the reference's answer: mappable, but without capabilities, their offset and the
+    // descriptor.
     let flags = REGION_FLAG_READ | REGION_FLAG_WRITE | REGION_FLAG_MMAP;
     assert_eq!(short.payload, [words(&[80, flags, 1, 0, 8192, 0]), vec![0; 8]].concat());
     assert!(short.fds.is_empty());

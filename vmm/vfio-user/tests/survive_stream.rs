@@ -1,6 +1,6 @@
-//! What a server must survive of a client's stream: negotiation, framing, descriptors, and endings. Each case is
-//! known to break an existing server. The client's end is raw bytes, and the server is driven step by step in
-//! the same thread.
+//! Streams that a server must survive: negotiation, framing, descriptors, and endings. Each case is
+//! known to break an existing server. The client's end is raw bytes, and the server is driven step
+//! by step in the same thread.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -301,7 +301,7 @@ fn pipelined_maps_keep_their_own_descriptors() {
     let mut pair = Pair::negotiated();
     for index in 0..64u64 {
         let bytes = request(Command::DmaMap, &map_payload(3, 0, index << 12, 4096));
-        // Every third is a read-only window without a descriptor.
+        // Every third range is a read-only window without a descriptor.
         let fds: Vec<OwnedFd> = if index % 3 == 0 { Vec::new() } else { vec![memfd(4096 + index)] };
         pair.send_fds(&bytes, &fds);
     }
@@ -335,7 +335,7 @@ fn descriptors_dripped_into_one_message_without_end_are_closed_above_a_bound() {
     assert!(other_end_is_closed(&read));
 }
 
-/// How many descriptors of this process lead to the same pipe.
+/// Returns the number of this process's descriptors that lead to the same pipe.
 fn open_descriptors(fd: &OwnedFd) -> usize {
     let inode = nix::sys::stat::fstat(fd).unwrap().st_ino;
     let entries = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -343,6 +343,7 @@ fn open_descriptors(fd: &OwnedFd) -> usize {
         let target = std::fs::read_link(entry.ok()?.path()).ok()?;
         target.to_str()?.contains(&format!("pipe:[{inode}]")).then_some(())
     };
+
     entries.filter_map(same).count()
 }
 
@@ -378,13 +379,14 @@ fn client_that_stops_reading_stops_the_serving_and_not_the_server() {
 fn queued_replies_keep_their_own_descriptors() {
     let mut pair = Pair::negotiated();
     let payload = [words(&[4096, 0, 1, 0]), vec![0; 16]].concat();
+
     for _ in 0..10 {
         for _ in 0..40 {
             pair.send(&request(Command::DeviceGetRegionInfo, &payload));
         }
         pair.serve();
     }
-    // Few enough wait to keep the descriptors of the process.
+    // So few replies wait that the process keeps free descriptors.
     assert!(pair.server.wants_write() && !pair.server.wants_read());
     let mut replies = 0;
     let deadline = Instant::now() + PATIENCE;
@@ -397,6 +399,7 @@ fn queued_replies_keep_their_own_descriptors() {
         pair.server.on_writable().unwrap();
         pair.serve();
     }
+
     assert!(!pair.server.wants_write());
 }
 

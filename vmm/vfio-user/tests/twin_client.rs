@@ -1,4 +1,5 @@
-//! The client and a server's second socket. The server is raw bytes on both, in a thread or in the test itself.
+//! The client and a server's second socket. The server is raw bytes on both, in a thread or in the
+//! test itself.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -17,7 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 const AGREED: &[u8] = br#"{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}"#;
 
-/// Memory from address 0 on, of which a write takes its time.
+/// Memory from address 0 on, with slow writes.
 struct Slow(Mutex<Vec<u8>>);
 
 impl GuestMemory for Slow {
@@ -56,6 +57,7 @@ fn framed(stream: UnixStream) -> Framed {
 /// Waits for a message.
 fn wait(socket: &mut Framed) -> Got {
     let deadline = Instant::now() + PATIENCE;
+
     loop {
         if let Some(got) = receive(socket) {
             return got;
@@ -79,7 +81,7 @@ fn answer_version(main: &mut Framed, json: &[u8], fds: &[OwnedFd]) -> Got {
     asked
 }
 
-/// A client that has agreed on a second socket, and the server's ends.
+/// Returns a client that has agreed on a second socket, and the server's ends.
 fn pair(config: ClientConfig) -> (Client, Ends) {
     let (ours, main) = UnixStream::pair().unwrap();
     let (far, near) = UnixStream::pair().unwrap();
@@ -89,6 +91,7 @@ fn pair(config: ClientConfig) -> (Client, Ends) {
         main
     });
     let client = Client::from_socket(ours.into(), config).unwrap();
+
     (client, Ends { main: server.join().unwrap(), twin: framed(near) })
 }
 
@@ -136,7 +139,7 @@ fn requests_on_the_second_socket_are_served_while_no_call_waits() {
     assert_eq!((written.header.reply_error(), written.payload), (None, dma(16, 4, &[])));
     assert_eq!(read.payload, dma(15, 6, &[0x5a, 1, 2, 3, 4, 0x5a]));
     assert_eq!(refused.header.reply_error(), Some(Errno::EFAULT));
-    // They are reported once, by whoever asks.
+    // They are reported once, by the next call.
     assert_eq!(client.poll_incoming(PATIENCE).unwrap(), 3);
     assert_eq!(client.poll_incoming(Duration::ZERO).unwrap(), 0);
 }
@@ -185,7 +188,8 @@ fn call_returns_after_the_requests_that_were_sent_before_its_reply() {
     }
 }
 
-/// The reference's server blocks in a read or write of client memory, and looks at nothing else meanwhile.
+/// The reference's server blocks in a read or write of client memory, and reads no other message
+/// meanwhile.
 #[test]
 fn request_of_a_server_that_waits_for_its_reply_crosses_a_request_of_ours() {
     let memory = slow();
@@ -303,7 +307,7 @@ fn server_that_closes_its_second_socket_is_still_served_by_the_first() {
         ends = server.join().unwrap();
     }
 
-    // What it sent before was served.
+    // The request that it sent before was served.
     assert_eq!(memory.0.lock().unwrap()[0], 3);
     assert!(client.is_alive());
 }
@@ -352,7 +356,7 @@ fn thread_of_the_second_socket_ends_with_the_client() {
 
     drop(client);
 
-    // The memory is in no thread's hands any more, and both sockets are closed.
+    // No thread holds the memory any more, and both sockets are closed.
     assert_eq!(Arc::strong_count(&memory), 1);
     let end = |socket: &mut Framed| matches!(socket.fill(), Ok(nicforge_vfio_user::socket::Fill::End));
     assert!(end(&mut ends.twin) && end(&mut ends.main));

@@ -1,5 +1,5 @@
-//! The server and the second socket that a client proposed. The client's ends are raw bytes, and the server is driven
-//! step by step in the same thread.
+//! The server and the second socket that a client proposed. The client's ends are raw bytes, and
+//! the server is driven step by step in the same thread.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,7 +15,7 @@ const PROPOSAL: &[u8] = br#"{"capabilities":{"max_msg_fds":8,"twin_socket":{"sup
 const SMALL: &[u8] =
     br#"{"capabilities":{"max_msg_fds":8,"max_data_xfer_size":4096,"twin_socket":{"supported":true}}}"#;
 
-/// A connection with a second socket, and the client's end of that.
+/// A connection with a second socket, and the client's end of that socket.
 struct Twins {
     pair: Pair,
     twin: Framed,
@@ -117,7 +117,7 @@ fn reply_on_the_first_socket_is_for_no_operation_of_the_second() {
     let reply = message(Header::reply(asked.header.id, Command::DmaRead, 20), &dma(0, 4, &[7; 4]));
 
     twins.pair.send(&reply);
-    // The second time behind a deferred request, where replies are looked for.
+    // The reply comes a second time behind a deferred request, where replies are searched for.
     twins.pair.send(&request(Command::RegionWrite, &access(STALL, 0, 1, &[1])));
     twins.pair.send(&reply);
     twins.pair.serve();
@@ -158,7 +158,7 @@ fn answer_to_an_unmap_waits_for_the_requests_that_touch_its_range() {
     twins.pair.send(&request(Command::DmaUnmap, &unmap_payload(0, 0x1000, 0x1000)));
     twins.pair.serve();
     assert!(twins.pair.try_reply().is_none());
-    // It is no request of the handler's.
+    // The connection defers the unmap, not the handler.
     assert_eq!(twins.pair.server.deferred(), None);
     assert!(twins.pair.server.complete(0, Ok(())).is_err());
     twins.answer(&touching, &dma(0x1800, 16, &[]));
@@ -282,11 +282,11 @@ fn client_that_reads_nothing_on_the_second_socket_makes_no_queue_grow() {
         operations += 1;
     }
     assert!(twins.pair.server.twin_wants_write());
-    // Its own requests wait: no answer may overtake what is queued.
+    // Its own requests wait: no answer may overtake the queued messages.
     twins.pair.send(&request(Command::DeviceReset, &[]));
     assert_eq!(twins.pair.try_serve().unwrap(), Progress::Blocked);
     assert_eq!(twins.pair.device.resets, 0);
-    // Refusals that it does not read are not kept either.
+    // Refusals that the client does not read are not kept either.
     twins.send(&request(Command::DeviceReset, &[]).repeat(1000));
     assert_eq!(twins.pair.try_serve().unwrap(), Progress::Blocked);
 

@@ -1,4 +1,4 @@
-//! epoll.
+//! The event loop on epoll.
 
 use std::{io, os::fd::BorrowedFd, time::Duration};
 
@@ -9,7 +9,7 @@ use nix::{
 
 use super::{Event, EventLoop, Interest};
 
-/// Events taken out of the kernel in one call.
+/// Events that one system call collects.
 const BATCH: usize = 64;
 
 pub(crate) struct Epoll {
@@ -63,7 +63,8 @@ impl EventLoop for Epoll {
     }
 
     fn unwatch(&mut self, fd: BorrowedFd<'_>, _token: u64) {
-        // Fails only for a descriptor that is not watched, which is what is wanted.
+        // This fails only for a descriptor that is not watched, and then there is nothing to
+        // remove.
         let _ = self.set.delete(fd);
     }
 
@@ -80,7 +81,7 @@ impl EventLoop for Epoll {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
-        // Whole milliseconds, rounded down; what is left is less than the shortest sleep.
+        // Whole milliseconds, rounded down; the remainder is less than the shortest sleep.
         let timeout = timeout.map_or(EpollTimeout::NONE, |timeout| {
             let milliseconds = timeout.as_millis().min(60_000);
             EpollTimeout::try_from(milliseconds as i32).unwrap_or(EpollTimeout::MAX)

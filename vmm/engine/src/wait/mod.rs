@@ -1,8 +1,8 @@
-//! Learning that descriptors are ready.
+//! Reports of ready descriptors.
 //!
-//! Two implementations, chosen at start. Both are *edge-triggered*: readiness is reported when a descriptor is watched and
-//! whenever it changes, and not again until it changes. Who gets a report uses the descriptor until it would block, or
-//! remembers that it did not.
+//! Two implementations exist, and one is chosen at start. Both are *edge-triggered*: readiness is
+//! reported when a descriptor is watched and whenever it changes, and not again until it changes.
+//! The receiver of a report uses the descriptor until it would block, or remembers that it did not.
 
 mod epoll;
 mod uring;
@@ -12,7 +12,7 @@ use std::{io, os::fd::BorrowedFd, time::Duration};
 pub(crate) use self::{epoll::Epoll, uring::Uring};
 use crate::{config::EventLoopKind, error::EngineError};
 
-/// What a descriptor is watched for. A hang-up is always reported.
+/// Events that a descriptor is watched for. A hang-up is always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interest {
     pub(crate) read: bool,
@@ -23,10 +23,10 @@ impl Interest {
     pub(crate) const READ: Self = Self { read: true, write: false };
 }
 
-/// A descriptor is ready.
+/// Report of a ready descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// What it was watched as.
+    /// Token that it was watched with.
     pub(crate) token: u64,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
@@ -34,32 +34,33 @@ pub(crate) struct Event {
     pub(crate) hangup: bool,
 }
 
-/// Watches descriptors. Each has a token of its own.
+/// Watches descriptors, each with a token of its own.
 pub(crate) trait EventLoop: Send {
     fn name(&self) -> &'static str;
 
-    /// Report `fd` as `token` from now on. Whoever closes it calls [`EventLoop::unwatch`] first.
+    /// Reports `fd` as `token` from now on. The caller must call [`EventLoop::unwatch`] before it
+    /// closes the descriptor.
     fn watch(&mut self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()>;
 
-    /// Change what `fd` is watched for; reports it again if it is ready.
+    /// Changes the events that `fd` is watched for, and reports it again if it is ready.
     fn rewatch(&mut self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()>;
 
     fn unwatch(&mut self, fd: BorrowedFd<'_>, token: u64);
 
-    /// Collect what is ready now.
+    /// Collects the reports that are there now, without waiting.
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
 
     /// Whether [`EventLoop::poll`] costs no system call when nothing is ready.
     fn poll_is_cheap(&self) -> bool;
 
-    /// A sleep shorter than this does not end in time, or is not worth its system calls.
+    /// A shorter sleep does not end in time, or is not worth its system calls.
     fn shortest_sleep(&self) -> Duration;
 
-    /// Sleep until something is ready or the time is over (`None`: for good).
+    /// Sleeps until a descriptor is ready or the time is over (`None`: without limit).
     fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()>;
 }
 
-/// The event loop asked for, or the best there is.
+/// Makes the requested event loop, or the best available one.
 pub(crate) fn choose(kind: EventLoopKind) -> Result<Box<dyn EventLoop>, EngineError> {
     let epoll = || {
         Epoll::new()

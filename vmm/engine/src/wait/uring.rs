@@ -1,10 +1,13 @@
-//! io_uring: multishot polls, reported in a ring that is looked at without a system call.
+//! The event loop on io_uring: multishot polls, reported in a ring that is read without a system
+//! call.
 //!
-//! The ring is set up so that the kernel does not interrupt the engine to deliver a report (`COOP_TASKRUN`); it sets a flag in
-//! shared memory instead (`TASKRUN_FLAG`), and the next look that finds the flag fetches the report with one call.
+//! The ring is set up so that the kernel does not interrupt the engine to deliver a report
+//! (`COOP_TASKRUN`). It sets a flag in shared memory instead (`TASKRUN_FLAG`), and the next check
+//! that finds the flag collects the report with one call.
 //!
-//! UNSAFETY: pushing to the submission queue is unsafe, because an entry may point to memory that the kernel uses later.
-//! Only polls and their removal are pushed here, and they point to nothing.
+//! UNSAFETY: pushing to the submission queue is unsafe, because an entry may point to memory that
+//! the kernel uses later. Only polls and their removal are pushed here, and they point to no
+//! memory.
 #![allow(unsafe_code)]
 
 use std::{
@@ -27,9 +30,9 @@ use super::{Event, EventLoop, Interest};
 
 const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
-/// Completion of something whose outcome does not matter.
+/// User data of a completion whose outcome does not matter.
 const IGNORED: u64 = 0;
-/// Calls into the kernel made to get one entry through.
+/// Most calls into the kernel to get one entry into the queue.
 const ATTEMPTS: usize = 64;
 
 struct Watch {
@@ -40,7 +43,8 @@ struct Watch {
 
 pub(crate) struct Uring {
     ring: IoUring,
-    /// By the number of the poll in the kernel; each poll has its own, so that a late report of an old one is known.
+    /// By the number of the poll in the kernel. Each poll has its own number, so that a late report
+    /// of an old one is recognized.
     watches: HashMap<u64, Watch>,
     current: HashMap<u64, u64>,
     next: u64,
@@ -48,7 +52,7 @@ pub(crate) struct Uring {
 }
 
 impl Uring {
-    /// A ring, after a trial that it reports a descriptor twice.
+    /// Makes a ring, and tests that it reports a descriptor twice.
     pub(crate) fn new() -> io::Result<Self> {
         let ring = IoUring::builder()
             .setup_cqsize(COMPLETIONS)
@@ -76,6 +80,7 @@ impl Uring {
         const TOKEN: u64 = 1;
         let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
         self.watch(probe.as_fd(), TOKEN, Interest::READ)?;
+
         let mut reported = true;
         for _ in 0..2 {
             probe.write(1)?;
@@ -84,6 +89,7 @@ impl Uring {
             reported &= events.iter().any(|event| event.token == TOKEN && event.readable);
             probe.read()?;
         }
+
         self.unwatch(probe.as_fd(), TOKEN);
         if reported {
             Ok(())
@@ -94,7 +100,7 @@ impl Uring {
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         for _ in 0..ATTEMPTS {
-            // SAFETY: the entry is a poll or the removal of one (see the callers), which point to no memory.
+            // SAFETY: the callers push a poll or the removal of one, which point to no memory.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -106,7 +112,8 @@ impl Uring {
     fn submit(&mut self) -> io::Result<()> {
         match self.ring.submit() {
             Ok(_) => Ok(()),
-            // Interrupted, or reports wait to be collected first; the entries stay queued for the next call.
+            // The call was interrupted, or reports must be collected first. The entries stay queued
+            // for the next call.
             Err(error) if transient(&error) => Ok(()),
             Err(error) => Err(error),
         }
@@ -120,6 +127,7 @@ impl Uring {
         if interest.write {
             flags |= libc::POLLOUT as u32;
         }
+
         self.push(&opcode::PollAdd::new(Fd(fd), flags).multi(true).build().user_data(id))?;
         self.submit()
     }
@@ -141,6 +149,7 @@ impl Uring {
                 self.ended.push(id);
             }
         }
+
         while let Some(id) = self.ended.pop() {
             if let Some(watch) = self.watches.get(&id) {
                 let (fd, interest) = (watch.fd, watch.interest);
@@ -176,7 +185,8 @@ impl EventLoop for Uring {
     fn unwatch(&mut self, _fd: BorrowedFd<'_>, token: u64) {
         let Some(id) = self.current.remove(&token) else { return };
         self.watches.remove(&id);
-        // The poll holds the file open, so it is taken back at once. If that fails the next call into the kernel repeats it.
+        // The poll holds the file open, so it is removed at once. If only the call fails, the entry
+        // stays queued for the next call into the kernel.
         let removed =
             self.push(&opcode::PollRemove::new(id).build().user_data(IGNORED)).and_then(|()| self.submit());
         if let Err(error) = removed {
@@ -189,7 +199,7 @@ impl EventLoop for Uring {
         let call = submission.taskrun() || submission.cq_overflow() || !submission.is_empty();
         drop(submission);
         if call {
-            // This also fetches the reports that the flags announce.
+            // This call also collects the reports that the flags announce.
             self.submit()?;
         }
         self.collect(events)

@@ -1,4 +1,4 @@
-//! A small device, an engine that serves it on a thread, and a few short cuts.
+//! A small device, an engine that serves it on a thread, and helpers for tests.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 pub mod neighbour;
@@ -35,14 +35,14 @@ use nix::{
     sys::eventfd::{EfdFlags, EventFd},
 };
 
-/// The longest that any wait of a test takes.
+/// Longest wait in a test.
 pub const LONG: Duration = Duration::from_secs(20);
 
 /// Registers of the test device in BAR 0, 32 or 64 bits wide.
 pub mod reg {
-    /// Keeps what is written, for each attachment.
+    /// Keeps the written value, for each attachment.
     pub const SCRATCH: u64 = 0x00;
-    /// A write takes a credit, and stalls while there is none.
+    /// A write takes a credit, and stalls without one.
     pub const SEND: u64 = 0x08;
     /// A write adds credits, for all attachments.
     pub const CREDITS: u64 = 0x10;
@@ -52,17 +52,17 @@ pub mod reg {
     pub const SOURCE: u64 = 0x20;
     /// Target of a copy by DMA.
     pub const TARGET: u64 = 0x28;
-    /// A write copies so many bytes, and raises vector 0 when that is done.
+    /// A write copies this many bytes, and raises vector 0 at the end.
     pub const COPY: u64 = 0x30;
-    /// Read: copies that ended well (low half) and badly (high half).
+    /// Reads as the number of copies that succeeded (low half) and failed (high half).
     pub const COPIED: u64 = 0x38;
     /// A write drives INTx.
     pub const LINE: u64 = 0x40;
-    /// A write keeps the device busy with nothing, until 0 is written.
+    /// A write makes the device report work until 0 is written.
     pub const BUSY: u64 = 0x48;
-    /// A write takes a lease of the page at the address written, and keeps it.
+    /// A write leases the page at the written address, and keeps the lease.
     pub const LEASE: u64 = 0x50;
-    /// A write lets go of all leases.
+    /// A write releases all leases.
     pub const LET_GO: u64 = 0x58;
 }
 
@@ -121,6 +121,7 @@ impl Device for TestDevice {
         let length = data.len().min(8);
         bytes[..length].copy_from_slice(&data[..length]);
         let value = u64::from_le_bytes(bytes);
+
         match at.offset {
             reg::SCRATCH => side.scratch = value as u32,
             reg::SEND if self.credits == 0 => return Write::Stalled,
@@ -179,6 +180,7 @@ impl Device for TestDevice {
             Ok(data) => context.dma_write(who, token.0, data),
             Err(error) => Err(error),
         };
+
         let side = &mut self.sides[usize::from(who.0)];
         match done {
             Ok(()) => side.good += 1,
@@ -205,7 +207,7 @@ pub const FUNCTION: FunctionId = FunctionId(0);
 pub const A: AttachmentId = AttachmentId(0);
 pub const B: AttachmentId = AttachmentId(1);
 
-/// A machine of `nodes` test devices that is served by an engine on a thread of its own.
+/// A machine of test devices that an engine on a thread of its own serves.
 pub struct Served {
     pub handle: EngineHandle,
     pub stop: Stop,
@@ -225,12 +227,14 @@ impl Served {
         for node in 0..nodes {
             machine.add_function(&format!("node{node}"), Box::<TestDevice>::default()).unwrap();
         }
+
         let mut engine = Engine::new(machine, config).unwrap();
         for node in 0..nodes {
             for who in [A, B] {
                 engine.listen(FunctionId(node), who, socket_in(dir.path(), node, who)).unwrap();
             }
         }
+
         let (stop, handle, event_loop) = (Stop::new().unwrap(), engine.handle(), engine.event_loop_name());
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || engine.run(&stopped).unwrap());
@@ -254,7 +258,7 @@ impl Served {
         self.handle.snapshot(LONG).unwrap()
     }
 
-    /// Ask for snapshots until one is as wanted.
+    /// Takes snapshots until one has the wanted state.
     pub fn until(&self, what: &str, mut wanted: impl FnMut(&Snapshot) -> bool) -> Snapshot {
         let deadline = Instant::now() + LONG;
         loop {
@@ -271,13 +275,13 @@ impl Served {
         counter(&self.snapshot(), name)
     }
 
-    /// Wait until nobody has `who`.
+    /// Waits until `who` has no client.
     pub fn until_free(&self, who: AttachmentId) -> Snapshot {
         self.until("the attachment is free", |snapshot| client_of(snapshot, who).is_none())
     }
 }
 
-/// The client notices soon that its connection has ended.
+/// Asserts that the client soon notices the end of its connection.
 #[track_caller]
 pub fn assert_ended(client: &Client) {
     let deadline = Instant::now() + LONG;
@@ -313,7 +317,7 @@ fn socket_in(dir: &Path, node: u32, who: AttachmentId) -> PathBuf {
     dir.join(format!("node{node}-{}.sock", who.0))
 }
 
-/// A configuration with this event loop; `None` where it does not work.
+/// Returns a configuration with this event loop; `None` where it does not work.
 pub fn config(event_loop: EventLoopKind) -> Option<EngineConfig> {
     let config = EngineConfig { event_loop, ..EngineConfig::default() };
     match Engine::new(Machine::new(), config) {
@@ -345,7 +349,7 @@ pub fn write64(client: &Client, offset: u64, value: u64) {
     client.region_write(0, offset, &value.to_le_bytes(), false).unwrap();
 }
 
-/// Start a copy by DMA.
+/// Starts a copy by DMA.
 pub fn copy(client: &Client, source: u64, target: u64, length: u32) -> Result<(), ClientError> {
     for (offset, value) in [(reg::SOURCE, source), (reg::TARGET, target)] {
         client.region_write(0, offset, &value.to_le_bytes(), false)?;
@@ -353,7 +357,7 @@ pub fn copy(client: &Client, source: u64, target: u64, length: u32) -> Result<()
     client.region_write(0, reg::COPY, &length.to_le_bytes(), false)
 }
 
-/// Memory decode and bus master.
+/// Enables memory decode and bus mastering.
 pub fn enable(client: &Client) {
     client.region_write(7, 4, &6_u16.to_le_bytes(), false).unwrap();
 }
@@ -362,14 +366,14 @@ pub fn eventfd() -> EventFd {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).unwrap()
 }
 
-/// Bind an eventfd to an interrupt.
+/// Binds an eventfd to an interrupt.
 pub fn bind(client: &Client, index: u32, vector: u32) -> EventFd {
     let fd = eventfd();
     client.set_irqs(index, vector, IrqAction::Trigger, IrqPayload::EventFd(&[Some(fd.as_fd())])).unwrap();
     fd
 }
 
-/// Wait for a signal and take the count.
+/// Waits for a signal and returns the count.
 pub fn wait_for(fd: &EventFd) -> u64 {
     let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
     let ready = poll(&mut fds, PollTimeout::try_from(LONG).unwrap()).unwrap();
@@ -385,26 +389,28 @@ pub fn memory(len: usize) -> SharedMemory {
     SharedMemory::create("client", len).unwrap()
 }
 
-/// A range of read-write memory.
+/// Returns a range of read-write memory.
 pub fn range(address: u64, offset: u64, size: u64) -> DmaMap {
     DmaMap { flags: DMA_FLAG_READ | DMA_FLAG_WRITE, offset, address, size }
 }
 
-/// The file behind a BAR, mapped here.
+/// Maps the file behind a BAR.
 pub fn map_bar(client: &Client, bar: u32, access: Access) -> SharedMemory {
     let info = client.region_info(bar).unwrap();
     let fd: OwnedFd = info.fd.unwrap();
     SharedMemory::map(fd.as_fd(), info.offset, info.size as usize, access).unwrap()
 }
 
-/// A stream on which the version has been negotiated.
+/// Returns a stream on which the version was negotiated.
 pub fn negotiated(path: &Path) -> UnixStream {
     let mut raw = UnixStream::connect(path).unwrap();
     raw.set_read_timeout(Some(LONG)).unwrap();
+
     let version = VersionMessage { major: 0, minor: 0, has_json: false, capabilities: None };
     let payload = build_version(&version);
     raw.write_all(&Header::request(1, Command::Version, payload.len(), false).to_bytes()).unwrap();
     raw.write_all(&payload).unwrap();
+
     let mut header = [0; 16];
     raw.read_exact(&mut header).unwrap();
     let mut rest = vec![0; Header::parse(&header).unwrap().size as usize - 16];
@@ -431,7 +437,7 @@ impl GuestMemory for Plain {
     }
 }
 
-/// What most tests hold.
+/// The default guard of tests.
 pub struct Nothing;
 
 impl Nothing {
@@ -440,8 +446,8 @@ impl Nothing {
     }
 }
 
-/// Two tests from one body: with io_uring (where it works) and with epoll. With `holding f;` in front, each holds what `f()` gives
-/// from its very beginning.
+/// Makes two tests from one body: with io_uring (where it works) and with epoll. With `holding f;`
+/// in front, each test keeps the result of `f()` from its start to its end.
 #[macro_export]
 macro_rules! both_loops {
     ($(fn $name:ident($config:ident) $body:block)*) => {

@@ -1,4 +1,4 @@
-//! A well-behaved client of attachment B, which goes on while attachment A is attacked.
+//! A well-behaved client of attachment B, which works while attachment A is attacked.
 
 use std::{
     sync::{
@@ -17,10 +17,11 @@ use super::*;
 const PAGE: u64 = 0x1000;
 const SOURCE: u64 = 0x10_0000;
 const TARGET: u64 = 0x20_0000;
-/// Rounds by which a neighbour shows that it is served.
+/// Rounds that show that a neighbour is served.
 const ROUNDS: u64 = 3;
 
-/// A served machine with a client that works: registers, DMA and interrupts, all checked, round after round.
+/// A served machine with a client that works: it checks registers, DMA and interrupts in each
+/// round.
 pub struct Neighbour {
     pub served: Served,
     rounds: Arc<AtomicU64>,
@@ -40,7 +41,7 @@ impl Neighbour {
         new
     }
 
-    /// The neighbour has got through some rounds from now on, as the same client that it was.
+    /// Asserts that the neighbour completes some rounds from now on, as the same client as before.
     #[track_caller]
     pub fn assert_served(&self) {
         let (before, started) = (self.rounds.load(Ordering::Relaxed), Instant::now());
@@ -52,7 +53,8 @@ impl Neighbour {
         assert_eq!(server_of(&self.served.snapshot(), B).clients, 1);
     }
 
-    /// As [`Neighbour::assert_served`], and attachment A is free, or gets free, and works for the next client.
+    /// Asserts as [`Neighbour::assert_served`] does, and that attachment A becomes free and works
+    /// for the next client.
     #[track_caller]
     pub fn assert_all_is_well(&self) {
         self.served.until_free(A);
@@ -79,14 +81,17 @@ fn work(client: &Client, rounds: &AtomicU64, stop: &AtomicBool) {
     client.dma_map(range(TARGET, PAGE, PAGE), memory.fd()).unwrap();
     enable(client);
     let done = bind(client, PCI_MSIX_IRQ, 0);
+
     while !stop.load(Ordering::Relaxed) {
         let round = rounds.load(Ordering::Relaxed) as u32;
         write32(client, reg::SCRATCH, round);
         assert_eq!(read32(client, reg::SCRATCH), round);
+
         let sent: Vec<u8> = (0..PAGE as u32).map(|at| (at ^ round) as u8).collect();
         memory.write(0, &sent).unwrap();
         copy(client, SOURCE, TARGET, PAGE as u32).unwrap();
         assert_eq!(wait_for(&done), 1);
+
         let mut got = vec![0; PAGE as usize];
         memory.read(PAGE, &mut got).unwrap();
         assert!(got == sent, "round {round}: the copy is not what was copied");

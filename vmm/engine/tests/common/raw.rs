@@ -1,4 +1,4 @@
-//! A client that is bytes on a stream, which need not make sense.
+//! A client that is bytes on a stream, which may be malformed.
 
 use std::{
     io::{ErrorKind, IoSlice, Read, Write as _},
@@ -17,22 +17,22 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::{LONG, negotiated};
 
-/// The number that the requests have.
+/// Message ID of the requests.
 const ID: u16 = 9;
 
 pub struct Raw(pub UnixStream);
 
-/// A request with its header.
+/// Returns a request with its header.
 pub fn request(command: Command, payload: &[u8]) -> Vec<u8> {
     [&Header::request(ID, command, payload.len(), false).to_bytes()[..], payload].concat()
 }
 
-/// A request that wants no reply.
+/// Returns a request that wants no reply.
 pub fn posted(command: Command, payload: &[u8]) -> Vec<u8> {
     [&Header::request(ID, command, payload.len(), true).to_bytes()[..], payload].concat()
 }
 
-/// The VERSION request of 0.`minor` of protocol `major`, with what follows the numbers.
+/// Returns the VERSION request of version `major`.`minor`, with `rest` behind the numbers.
 pub fn version(major: u16, minor: u16, rest: &[u8]) -> Vec<u8> {
     let payload = [&major.to_le_bytes()[..], &minor.to_le_bytes(), rest].concat();
     request(Command::Version, &payload)
@@ -42,13 +42,13 @@ pub fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Offset, region, count, data: what an access has.
+/// Returns the payload of an access: offset, region, count, data.
 pub fn access(offset: u64, region: u32, count: u32, data: &[u8]) -> Vec<u8> {
     [&offset.to_le_bytes()[..], &words(&[region, count]), data].concat()
 }
 
 impl Raw {
-    /// Before the negotiation.
+    /// Connects without negotiation.
     pub fn connect(path: &Path) -> Self {
         let stream = UnixStream::connect(path).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -56,7 +56,7 @@ impl Raw {
         Self(stream)
     }
 
-    /// After it.
+    /// Connects and negotiates.
     pub fn negotiated(path: &Path) -> Self {
         let stream = negotiated(path);
         stream.set_write_timeout(Some(LONG)).unwrap();
@@ -75,7 +75,7 @@ impl Raw {
         assert_eq!(sent, Ok(bytes.len()));
     }
 
-    /// The next message.
+    /// Returns the next message.
     pub fn reply(&mut self) -> (Header, Vec<u8>) {
         let mut header = [0; HEADER_SIZE];
         self.0.read_exact(&mut header).unwrap();
@@ -85,7 +85,7 @@ impl Raw {
         (header, payload)
     }
 
-    /// Sends a request and gives the errno of its reply, if it failed.
+    /// Sends a request and returns the errno of its reply, if it failed.
     pub fn ask(&mut self, command: Command, payload: &[u8]) -> Option<Errno> {
         self.send(&request(command, payload));
         let (header, _) = self.reply();
@@ -93,13 +93,13 @@ impl Raw {
         header.reply_error()
     }
 
-    /// The connection works.
+    /// Asserts that the connection works.
     #[track_caller]
     pub fn assert_served(&mut self) {
         assert_eq!(self.ask(Command::DeviceGetInfo, &words(&[16, 0, 0, 0])), None);
     }
 
-    /// The server has closed the connection; what it sent before is read past.
+    /// Asserts that the server has closed the connection; bytes that it sent before are skipped.
     #[track_caller]
     pub fn assert_ended(&mut self) {
         let mut rest = [0; 4096];
@@ -108,7 +108,7 @@ impl Raw {
                 Ok(0) => return,
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // A connection that was reset has ended, too.
+                // A reset of the connection ends it, too.
                 Err(error) => return assert_eq!(error.kind(), ErrorKind::ConnectionReset),
             }
         }

@@ -1,7 +1,8 @@
-//! Requests out, replies in, for many threads over one socket.
+//! Sends requests and receives replies, for many threads over one socket.
 //!
-//! A thread that waits for a reply reads the socket for everybody when nobody else does, and hands other
-//! threads' replies to them; the others sleep on a condition variable. The lock is never held in a wait.
+//! A thread that waits for a reply reads the socket if no other thread does, and passes other
+//! threads' replies to them. The others sleep on a condition variable. No thread holds the lock
+//! while it waits.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,17 +18,19 @@ use crate::Errno;
 use crate::socket::{Fill, FrameError, Framed, Message, PeerFd, Receiver, Sender};
 use crate::wire::{Command, HEADER_SIZE, Header, MessageType};
 
-/// Looks at the socket, while a reply is awaited busily, before the processor is offered to others between two of them.
+/// Reads of the socket during a busy wait before the thread yields its processor between two of
+/// them.
 const LOOKS_BEFORE_YIELD: u32 = 8;
-/// Processors from which on the server has one for itself. With fewer it may need this thread's to answer at all.
+/// Processors from which on the server has one for itself. With fewer, it may need this thread's
+/// processor to answer at all.
 const PLENTY: usize = 4;
 /// Most requests that wait for a reply at a time.
 const MAX_WAITING: usize = 1024;
 
-/// Longest single wait, so that a thread looks up even if it was not woken.
+/// Longest single wait, so that a thread checks its state even if no wake-up came.
 const MAX_NAP: Duration = Duration::from_millis(100);
 
-/// A reply, or what a thread makes of it, before it is handed over.
+/// A reply before it is passed to its thread.
 pub(super) struct Reply<'a> {
     pub(super) payload: &'a [u8],
     pub(super) fds: Vec<PeerFd>,
@@ -46,13 +49,14 @@ struct Waiting {
 }
 
 struct State {
-    /// Taken out by the thread that reads.
+    /// Receiver of the first socket; the thread that reads takes it out.
     rx: Option<Receiver>,
     tx: Sender,
     waiting: Vec<Waiting>,
     next_id: u16,
     dead: Option<Arc<FrameError>>,
-    /// Requests of the server that have been served.
+    /// Threads on the condition variable. Without any, no wake-up is sent: it would cost a system
+    /// call.
     served: u64,
     /// Threads on the condition variable; waking none costs a system call too.
     sleepers: usize,
@@ -60,7 +64,7 @@ struct State {
     twin: TwinState,
 }
 
-/// What the second socket's thread is doing.
+/// State of the second socket's thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum TwinPhase {
     /// It waits for requests, and has served all that it took off the socket.
@@ -68,14 +72,14 @@ enum TwinPhase {
     Waiting,
     /// It may have taken a request off the socket that it has not served.
     Serving,
-    /// It has ended, and the socket is used no more.
+    /// It has ended, and the socket is no longer used.
     Ended,
 }
 
 #[derive(Debug, Default)]
 struct TwinState {
     phase: TwinPhase,
-    /// Requests that it has served since [`Exchange::poll_incoming`] last reported them.
+    /// Requests served since [`Exchange::poll_incoming`] last reported them.
     unreported: u64,
 }
 
@@ -87,9 +91,9 @@ pub(super) struct Exchange {
     changed: Condvar,
     dead: AtomicBool,
     spin: Duration,
-    /// The server may be waiting for this thread's processor.
+    /// Whether the server may be waiting for this thread's processor.
     shares_processor: bool,
-    /// The socket ends a wait in `recvmsg` by itself, after [`MAX_NAP`].
+    /// Whether the socket itself ends a wait in `recvmsg` after [`MAX_NAP`].
     ends_waits: bool,
     memory: Option<Arc<dyn GuestMemory>>,
     watch: Option<Arc<dyn ServerWatch>>,
@@ -102,14 +106,14 @@ impl std::fmt::Debug for Exchange {
     }
 }
 
-/// What the thread that reads is after.
+/// The event that the thread that reads waits for.
 #[derive(Clone, Copy)]
 enum Goal {
     Reply {
         id: u16,
         command: Command,
     },
-    /// Requests of the server, until the count differs from this.
+    /// A request of the server was served: the count differs from this one.
     Incoming {
         served: u64,
     },
@@ -129,6 +133,7 @@ impl Exchange {
         let nap = TimeVal::milliseconds(MAX_NAP.as_millis() as i64);
         let ends_waits = setsockopt(&fd, ReceiveTimeout, &nap).is_ok();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
+
         let state = State {
             rx: Some(rx),
             tx,
@@ -139,6 +144,7 @@ impl Exchange {
             sleepers: 0,
             twin: TwinState::default(),
         };
+
         Self {
             fd,
             twin: OnceLock::new(),
@@ -162,12 +168,13 @@ impl Exchange {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Whether somebody knows that the server is gone, whatever the socket says.
+    /// Whether the configured watch reports the server lost, even if the socket is still open.
     pub(super) fn is_lost(&self) -> bool {
         self.watch.as_ref().is_some_and(|watch| watch.is_lost())
     }
 
-    /// Sends a request made of `fixed` and `data`, waits for its reply, and gives that to `take`.
+    /// Sends a request made of `fixed` and `data`, waits for its reply, and passes that to `take`.
+    /// It returns at the deadline at the latest.
     pub(super) fn call<T>(
         &self,
         command: Command,
@@ -199,7 +206,8 @@ impl Exchange {
         result
     }
 
-    /// Sends a request that wants no reply, and returns when the socket has taken all of it.
+    /// Sends a request that wants no reply, and returns when the socket has taken all of it, or at
+    /// the deadline.
     pub(super) fn post(
         &self,
         command: Command,
@@ -217,13 +225,15 @@ impl Exchange {
             data,
             &[],
         )?;
+
         while state.tx.queued() > 0 {
             check_dead(&state)?;
             if deadline.is_over() {
                 return Err(ClientError::Timeout { command, timeout: deadline.timeout });
             }
             let served = state.served;
-            // The server may be waiting for us to read, so this thread reads while it waits to write.
+            // The server may wait for this side to read, so this thread reads while it waits to
+            // write.
             state = match state.rx.take() {
                 Some(rx) => self.lead(state, rx, Goal::Incoming { served }, short(deadline), no_reply).0,
                 None => self.push(state, deadline)?,
@@ -235,7 +245,8 @@ impl Exchange {
     pub(super) fn poll_incoming(&self, deadline: Deadline) -> Result<u64, ClientError> {
         let mut state = self.lock();
         let before = state.served;
-        // With a second socket its thread serves, and this one sleeps. The first socket tells of the server's end.
+        // With a second socket its thread serves requests, and this one sleeps. The first socket
+        // reports the end of the server.
         let has_twin = self.twin().is_some() && state.twin.phase != TwinPhase::Ended;
         let look = if has_twin { Deadline::after(Duration::ZERO) } else { deadline };
         loop {
@@ -260,12 +271,12 @@ impl Exchange {
         }
     }
 
-    /// The second socket, if there is one.
+    /// Returns the second socket, if there is one.
     pub(super) fn twin(&self) -> Option<BorrowedFd<'_>> {
         self.twin.get().map(AsFd::as_fd)
     }
 
-    /// Takes the second socket, once.
+    /// Stores the second socket, once.
     pub(super) fn begin_twin(&self, socket: OwnedFd) {
         let _ = self.twin.set(socket);
     }
@@ -277,21 +288,22 @@ impl Exchange {
         }
     }
 
-    /// Says that no thread serves the second socket any more.
+    /// Records that no thread serves the second socket any more.
     pub(super) fn end_twin(&self) {
         let mut state = self.lock();
         state.twin.phase = TwinPhase::Ended;
         self.changed.notify_all();
     }
 
-    /// Ends the connection over what came on the second socket, also for the thread that reads the first one.
+    /// Ends the connection because of an error on the second socket, also for the thread that reads
+    /// the first one.
     pub(super) fn give_up(&self, error: FrameError) {
         self.die(&mut self.lock(), error);
         let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
     }
 
-    /// Waits until the server sends something on the second socket, or closes it. All that was taken off it before
-    /// must have been served.
+    /// Waits until the server sends something on the second socket, or closes it. The caller must
+    /// have served all requests that it took off the socket before.
     pub(super) fn wait_twin_readable(&self, socket: BorrowedFd<'_>) {
         self.set_twin_phase(TwinPhase::Waiting);
         poll_one(socket, PollFlags::POLLIN, PollTimeout::NONE);
@@ -316,8 +328,8 @@ impl Exchange {
         }
     }
 
-    /// Waits until the requests have been served that the server sent on the second socket so far, or the time is
-    /// over. The thread that serves them does not wait for itself.
+    /// Waits until the requests were served that the server has sent on the second socket so far,
+    /// or until the deadline.
     fn settle(&self, twin: BorrowedFd<'_>, deadline: Deadline) {
         let mut state = self.lock();
         loop {
@@ -330,7 +342,7 @@ impl Exchange {
         }
     }
 
-    /// The whole answer to a request of the server. The memory is reached without the lock.
+    /// Builds the whole answer to a request of the server. The memory is reached without the lock.
     pub(super) fn answer(&self, message: &Message<'_>) -> Vec<u8> {
         incoming::answer(self.memory.as_deref(), self.max_data, message)
     }
@@ -361,7 +373,7 @@ impl Exchange {
             state.tx.send(self.fd.as_fd(), &header, &[fixed, data].concat(), fds)
         };
         sent.map_err(|error| match error {
-            // What this process lacks (descriptors, memory) says nothing about the connection.
+            // A lack of descriptors or memory in this process does not end the connection.
             FrameError::Io(error) => ClientError::System { call: "sendmsg", errno: error.into() },
             error => self.die(state, error),
         })
@@ -380,17 +392,20 @@ impl Exchange {
             let Some(index) = state.waiting.iter().position(|waiting| waiting.id == id) else {
                 return Err(ClientError::System { call: "reply", errno: Errno::EIO });
             };
+
             if let Some(reply) = state.waiting[index].reply.take() {
                 state.waiting.swap_remove(index);
                 drop(state);
                 let OwnedReply { header, payload, fds } = reply;
                 return finish(&mut take, header, Reply { payload: &payload, fds });
             }
+
             if state.dead.is_some() || deadline.is_over() {
                 state.waiting.swap_remove(index);
                 check_dead(&state)?;
                 return Err(ClientError::Timeout { command, timeout: deadline.timeout });
             }
+
             if let Some(rx) = state.rx.take() {
                 let goal = Goal::Reply { id, command };
                 let on_reply = |header, reply: Reply<'_>| finish(&mut take, header, reply);
@@ -408,7 +423,7 @@ impl Exchange {
         }
     }
 
-    /// Waits until the thread that reads has something for this one.
+    /// Sleeps until the thread that reads wakes this one, for [`MAX_NAP`] at most.
     fn nap<'a>(&'a self, mut state: MutexGuard<'a, State>, deadline: Deadline) -> MutexGuard<'a, State> {
         let time = deadline.remaining().min(MAX_NAP);
         state.sleepers += 1;
@@ -431,7 +446,7 @@ impl Exchange {
         Ok(state)
     }
 
-    /// Reads the socket for everybody until the goal is reached.
+    /// Reads the socket for all threads until the goal is reached.
     fn lead<'a, T>(
         &'a self,
         state: MutexGuard<'a, State>,
@@ -442,6 +457,7 @@ impl Exchange {
     ) -> (MutexGuard<'a, State>, Stop<T>) {
         let queued = state.tx.queued() > 0;
         drop(state);
+
         let stop = self.read_until(&mut rx, goal, deadline, queued, on_reply);
         let mut state = self.lock();
         state.rx = Some(rx);
@@ -452,8 +468,9 @@ impl Exchange {
             }
             stop => stop,
         };
+
         if state.sleepers > 0 {
-            // One of them has to read now.
+            // One of the sleepers must read from now on.
             self.changed.notify_all();
         }
         (state, stop)
@@ -470,17 +487,20 @@ impl Exchange {
         let wants_reply = matches!(goal, Goal::Reply { .. });
         let spin_end = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
         let mut looks = 0u32;
+
         if self.shares_processor && wants_reply && spin_end.is_some() {
-            // Nothing is there before the server has run.
+            // No reply can be there before the server has run.
             looks = LOOKS_BEFORE_YIELD;
             std::thread::yield_now();
         }
+
         loop {
             let message = match rx.next_message() {
                 Ok(Some(message)) => message,
                 Ok(None) => {
                     let spins = spin_end.is_some_and(|end| Instant::now() < end);
-                    // One call instead of a look, a `poll` and another look. Whoever has more to send meanwhile sends it.
+                    // One call instead of a read, a `poll` and another read. Another thread that
+                    // sends meanwhile flushes the queue itself.
                     let wait = self.ends_waits
                         && wants_reply
                         && !spins
@@ -495,7 +515,7 @@ impl Exchange {
                                 return Stop::Deadline;
                             }
                             if spins && !queued {
-                                // The server may be waiting for this very processor.
+                                // The server may be waiting for this processor.
                                 looks = looks.saturating_add(1);
                                 if looks < LOOKS_BEFORE_YIELD {
                                     std::hint::spin_loop();
@@ -504,7 +524,8 @@ impl Exchange {
                                 }
                                 continue;
                             }
-                            // Asked where nothing is there to be read: what the server had sent still counts.
+                            // Asked only when the socket is empty: messages that the server had
+                            // sent still count.
                             if self.is_lost() {
                                 return Stop::Dead(FrameError::Died);
                             }
@@ -523,6 +544,7 @@ impl Exchange {
                 }
                 Err(error) => return Stop::Dead(error),
             };
+
             let header = message.header;
             if header.message_type() == MessageType::Reply {
                 match goal {
@@ -539,13 +561,15 @@ impl Exchange {
             } else if matches!(goal, Goal::Incoming { .. }) {
                 return Stop::Served;
             }
+
             if deadline.is_over() {
                 return Stop::Deadline;
             }
         }
     }
 
-    /// Sends what is queued; `None` when the thread that reads should look at its own state again.
+    /// Sends the queue. Returns whether bytes are left, or `None` when the thread that reads should
+    /// check its state again.
     fn after_wait(&self, goal: Goal) -> Result<Option<bool>, FrameError> {
         let mut state = self.lock();
         if state.dead.is_some() {
@@ -560,7 +584,8 @@ impl Exchange {
         }
     }
 
-    /// Hands a reply to the thread that waits for it. One that nobody waits for came too late, and is dropped.
+    /// Passes a reply to the thread that waits for it. A reply that no thread waits for came too
+    /// late, and is dropped.
     fn deliver(&self, message: Message<'_>) {
         let header = message.header;
         let mut state = self.lock();
@@ -581,7 +606,7 @@ impl Exchange {
         state.served += 1;
         if !message.header.no_reply() {
             if state.tx.queued() > incoming::max_queued(self.max_data) {
-                // It asks for more and more, and reads none of it.
+                // The server sends more and more requests, and reads no answers.
                 return Err(FrameError::Io(std::io::ErrorKind::OutOfMemory.into()));
             }
             state.tx.send(self.fd.as_fd(), &answer, &[], &[])?;
@@ -591,9 +616,9 @@ impl Exchange {
     }
 
     fn poll_socket(&self, events: PollFlags, time: Duration) {
-        // Rounded up, so that a deadline is not approached in many empty turns.
+        // Rounded up, so that the last millisecond is one wait instead of many empty ones.
         let millis = u16::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
-        // Whatever it says, the socket is looked at next.
+        // The caller reads the socket next, whatever the poll returns.
         poll_one(self.fd.as_fd(), events, PollTimeout::from(millis));
     }
 
@@ -646,7 +671,7 @@ fn no_reply(header: Header, _: Reply<'_>) -> Result<(), ClientError> {
     Err(super::malformed(header.command, "nobody asked"))
 }
 
-/// A deadline no further away than a nap.
+/// Returns a deadline that is at most a nap away.
 fn short(deadline: Deadline) -> Deadline {
     Deadline::after(deadline.remaining().min(MAX_NAP))
 }

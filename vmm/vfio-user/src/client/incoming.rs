@@ -1,4 +1,5 @@
-//! Requests of the server: `DMA_READ` and `DMA_WRITE` to memory that it was given no descriptor for.
+//! Requests of the server: `DMA_READ` and `DMA_WRITE` to memory that was mapped without a
+//! descriptor.
 
 use zerocopy::IntoBytes;
 
@@ -9,12 +10,12 @@ use crate::wire::{Command, DmaAccess, HEADER_SIZE, Header, parse_prefix};
 
 const FIXED: usize = HEADER_SIZE + size_of::<DmaAccess>();
 
-/// Bytes of answers that may wait for a server that does not read them.
+/// Returns how many bytes of answers may wait for a server that does not read them.
 pub(super) fn max_queued(max_data: u32) -> usize {
     (max_data as usize).saturating_mul(64).min(256 << 20)
 }
 
-/// The whole answer to a request, header included.
+/// Builds the whole answer to a request, header included.
 pub(super) fn answer(memory: Option<&dyn GuestMemory>, max_data: u32, message: &Message<'_>) -> Vec<u8> {
     let header = message.header;
     let result = match header.command {
@@ -33,6 +34,7 @@ fn read(
     payload: &[u8],
 ) -> Result<Vec<u8>, Errno> {
     let (access, count, _) = check(max_data, payload)?;
+
     let mut reply = vec![0; FIXED + count];
     let (fixed, data) = reply.split_at_mut(FIXED);
     memory.ok_or(Errno::EFAULT)?.read(access.address.get(), data)?;
@@ -50,6 +52,7 @@ fn write(
     if data.len() != count {
         return Err(Errno::EINVAL);
     }
+
     memory.ok_or(Errno::EFAULT)?.write(access.address.get(), data)?;
     let mut reply = vec![0; FIXED];
     put_fixed(&mut reply, header, &access, 0);
@@ -65,7 +68,7 @@ fn check(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8]), Err
     Ok((access, count as usize, data))
 }
 
-/// Writes header and address back in front of `data` bytes.
+/// Writes header and address in front of `data` bytes.
 fn put_fixed(fixed: &mut [u8], header: Header, access: &DmaAccess, data: usize) {
     let reply = Header::reply(header.id, header.command, size_of::<DmaAccess>() + data);
     fixed[..HEADER_SIZE].copy_from_slice(&reply.to_bytes());

@@ -9,23 +9,23 @@ use super::{Client, ClientError};
 use crate::types::IrqAction;
 use crate::wire::{Command, SetIrqsPayload};
 
-/// Which interrupts a [`Client::set_irqs`] is about, and with what.
+/// The interrupts that a [`Client::set_irqs`] applies to, and their data.
 #[derive(Clone, Copy, Debug)]
 pub enum IrqPayload<'a> {
-    /// This many interrupts.
+    /// This number of interrupts.
     None(u32),
-    /// One entry an interrupt; those that are true are meant.
+    /// One entry for each interrupt; the call applies to those that are true.
     Bool(&'a [bool]),
-    /// One entry an interrupt: bind it to the eventfd, or, with `None`, take its eventfd away.
+    /// One entry for each interrupt: bind it to the eventfd, or, with `None`, unbind its eventfd.
     EventFd(&'a [Option<BorrowedFd<'a>>]),
 }
 
 impl Client {
-    /// `DEVICE_SET_IRQS` for interrupts of type `index` from `start` on. Eventfds go out in as many messages as
-    /// the server's `max_msg_fds` makes of them.
+    /// Sends `DEVICE_SET_IRQS` for interrupts of type `index` from `start` on. Eventfds go out in
+    /// as many messages as the server's `max_msg_fds` requires.
     ///
     /// # Errors
-    /// [`ClientError`]; of several messages some may have had effect.
+    /// [`ClientError`]; after an error some of several messages may have had an effect.
     pub fn set_irqs(
         &self,
         index: u32,
@@ -39,15 +39,18 @@ impl Client {
             IrqAction::Mask => vfio::VFIO_IRQ_SET_ACTION_MASK,
             IrqAction::Unmask => vfio::VFIO_IRQ_SET_ACTION_UNMASK,
         };
+
         let length = match payload {
             IrqPayload::None(count) => count as usize,
             IrqPayload::Bool(values) => values.len(),
             IrqPayload::EventFd(fds) => fds.len(),
         };
+
         let fits = u32::try_from(length).is_ok_and(|length| start.checked_add(length).is_some());
         if length == 0 || length > MAX_COUNT || !fits {
             return Err(ClientError::Argument("the number of interrupts is zero or too large"));
         }
+
         match payload {
             IrqPayload::None(count) => {
                 let flags = action | vfio::VFIO_IRQ_SET_DATA_NONE;
@@ -71,7 +74,8 @@ impl Client {
         self.set_irqs_once(flags, index, 0, 0, &[], &[])
     }
 
-    /// A message brings descriptors for all of its interrupts or for none, so runs of either are sent apart.
+    /// Binds or unbinds eventfds. A message brings descriptors for all of its interrupts or for
+    /// none, so runs of either kind are sent apart.
     fn set_eventfds(
         &self,
         action: u32,
@@ -85,6 +89,7 @@ impl Client {
                 "the server takes no descriptors, so it cannot signal interrupts",
             ));
         }
+
         let flags = action | vfio::VFIO_IRQ_SET_DATA_EVENTFD;
         let mut at = start;
         for run in fds.chunk_by(|a, b| a.is_some() == b.is_some()) {
@@ -117,5 +122,5 @@ impl Client {
     }
 }
 
-/// Interrupts in one call: as many as MSI-X has vectors, and what a message surely has room for.
+/// Most interrupts in one call: as many as MSI-X has vectors, which always fit into a message.
 const MAX_COUNT: usize = 2048;

@@ -1,11 +1,13 @@
 //! The client side: blocking calls, each with a deadline, from any number of threads.
 //!
-//! What goes in: the path of a server's socket, and calls. What comes out: the device's regions, interrupts and
-//! answers; and, while somebody waits, the server's own requests reach the [`GuestMemory`] given at connect.
+//! The input is the path of a server's socket, and calls. The output is the device's regions,
+//! interrupts and answers. While a call waits, requests of the server reach the [`GuestMemory`]
+//! passed at connect.
 //!
-//! One thread at a time reads the socket for all that wait; an uncontended call is one `sendmsg` and, when the
-//! answer is there, one `recvmsg`. Nothing is assumed of the server: the limits that it names are kept, and
-//! what it does not name has the specification's default; its replies are checked before they are believed.
+//! One thread at a time reads the socket for all waiting threads. An uncontended call is one
+//! `sendmsg` and, when the answer is there, one `recvmsg`. The client keeps the limits that the
+//! server names, and assumes the specification's default for the others. Replies are checked before
+//! they are used.
 
 mod exchange;
 mod incoming;
@@ -32,58 +34,61 @@ use twin::Twin;
 
 /// Memory that the server may reach by messages.
 ///
-/// It is called from whichever thread reads the socket, or from a thread of the client's own where the server has a
-/// second socket for its requests. It must not call the client.
+/// It is called from the thread that reads the socket. Where the server has a second socket for its
+/// requests, it is called from a thread of the client's own. It must not call the client.
 pub trait GuestMemory: Send + Sync {
     /// Fills `data` from DMA address `address` on.
     ///
     /// # Errors
-    /// The number that the server gets, `EFAULT` for what is not mapped.
+    /// The error number for the server, `EFAULT` for an address that is not mapped.
     fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Errno>;
 
     /// Stores `data` from DMA address `address` on.
     ///
     /// # Errors
-    /// The number that the server gets, `EFAULT` for what is not mapped.
+    /// The error number for the server, `EFAULT` for an address that is not mapped.
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Errno>;
 }
 
-/// Somebody who may know that the server is gone although its socket is still open.
+/// Knowledge from elsewhere that the server is gone although its socket is still open.
 ///
-/// The kernel keeps the sockets of a killed process open for seconds when an io_uring of it refers to them. That the process is
-/// dead proves nothing alone, because a server may hand its socket to another one; see [`Client::server_process`].
+/// The kernel keeps the sockets of a killed process open for seconds when one of its io_urings
+/// refers to them. A dead process alone proves nothing, because a server may hand its socket to
+/// another one; see [`Client::server_process`].
 pub trait ServerWatch: Send + Sync {
-    /// Whether the server is gone for good. Asked at least every 100 ms while a call waits.
+    /// Whether the server is gone for good. A waiting call asks at least every 100 ms.
     fn is_lost(&self) -> bool;
 }
 
-/// A process, whoever has taken its number since.
+/// A process, identified by a descriptor, so that a reused process id does not matter.
 #[derive(Debug)]
 pub struct ServerProcess(OwnedFd);
 
 impl ServerProcess {
-    /// Whether it has exited, without waiting: one `poll`.
+    /// Whether it has exited; costs one `poll` and does not wait.
     pub fn has_exited(&self) -> bool {
         has_exited(self.0.as_fd())
     }
 }
 
-/// How a client behaves.
+/// Settings of a client.
 #[derive(Clone)]
 pub struct ClientConfig {
-    /// How long a call may take.
+    /// Time that a call may take.
     pub timeout: Duration,
-    /// How long the socket is polled before the thread sleeps; zero sleeps at once.
+    /// Time that the socket is polled before the thread sleeps; zero sleeps at once.
     pub spin: Duration,
     /// Most descriptors that the server may send in one message.
     pub max_msg_fds: u32,
     /// Most bytes of data that a message to us may carry, at least 1.
     pub max_data_xfer_size: u32,
-    /// What the server may reach by messages; without it such requests fail with `EFAULT`.
+    /// Memory that the server may reach by messages; without it such requests fail with `EFAULT`.
     pub memory: Option<Arc<dyn GuestMemory>>,
-    /// Who ends waits for a server that died without its socket ending; without it calls wait for the socket or their time.
+    /// Ends the waits for a server that died while its socket stays open. Without it calls wait for
+    /// the socket or for their deadline.
     pub watch: Option<Arc<dyn ServerWatch>>,
-    /// Propose a second socket for the server's requests. It needs `max_msg_fds` of at least 1.
+    /// Whether to propose a second socket for the server's requests. It needs `max_msg_fds` of at
+    /// least 1.
     pub twin_socket: bool,
 }
 
@@ -118,42 +123,42 @@ impl std::fmt::Debug for ClientConfig {
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// There is no server behind the path.
+    /// No server listens at the path.
     #[error("cannot connect to {path}: {errno}; is the server running?")]
     Connect {
         /// The path.
         path: PathBuf,
-        /// What `connect` gave.
+        /// Error of `connect`.
         errno: Errno,
     },
     /// The server answered with an error.
     #[error("{command:?} failed at the server: {errno}")]
     Refused {
-        /// What was asked.
+        /// Command of the request.
         command: Command,
-        /// The server's number.
+        /// Error number that the server sent.
         errno: Errno,
     },
     /// No answer came in time.
     #[error("{command:?} was not answered within {timeout:?}")]
     Timeout {
-        /// What was asked.
+        /// Command of the request.
         command: Command,
-        /// How long the answer was waited for.
+        /// Time that the call waited.
         timeout: Duration,
     },
-    /// The server has gone, or its stream made no sense; the client cannot be used any more.
+    /// The server is gone, or its stream was malformed; the client cannot be used any more.
     #[error("the connection to the server is lost: {reason}")]
     Disconnected {
-        /// What happened.
+        /// Why the connection ended.
         reason: Arc<FrameError>,
     },
-    /// The answer is not what the specification says.
+    /// The answer does not follow the specification.
     #[error("the server's reply to {command:?} makes no sense: {what}")]
     Malformed {
-        /// What was asked.
+        /// Command of the request.
         command: Command,
-        /// What is wrong.
+        /// Description of the mistake.
         what: String,
     },
     /// The request cannot be put into a message.
@@ -164,13 +169,13 @@ pub enum ClientError {
     System {
         /// The call.
         call: &'static str,
-        /// What it gave.
+        /// Its error number.
         errno: Errno,
     },
 }
 
 impl ClientError {
-    /// The closest error number: the server's own where it named one.
+    /// Returns the closest error number: the server's own where it sent one.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Connect { errno, .. } | Self::Refused { errno, .. } | Self::System { errno, .. } => *errno,
@@ -182,7 +187,7 @@ impl ClientError {
     }
 }
 
-/// What the server can do, with the specification's defaults for what it did not name.
+/// Limits of the server, with the specification's defaults for those that it did not name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
     /// Minor protocol version agreed on.
@@ -195,9 +200,9 @@ pub struct ServerLimits {
     pub pgsizes: u64,
     /// Most DMA maps at a time.
     pub max_dma_maps: u64,
-    /// It takes `REGION_WRITE_MULTI`.
+    /// Whether it takes `REGION_WRITE_MULTI`.
     pub write_multiple: bool,
-    /// It sends its requests on a second socket.
+    /// Whether it sends its requests on a second socket.
     pub twin_socket: bool,
 }
 
@@ -231,7 +236,7 @@ impl ServerLimits {
 /// A connection to a vfio-user server.
 #[derive(Debug)]
 pub struct Client {
-    /// Its thread ends before the first socket is closed.
+    /// The second socket; its thread ends before the first socket is closed.
     _twin: Option<Twin>,
     exchange: Arc<Exchange>,
     config: ClientConfig,
@@ -259,6 +264,7 @@ impl Client {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)
             .map_err(|errno| ClientError::System { call: "socket", errno: errno.into() })?;
+
         loop {
             match connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &address) {
                 Ok(()) => break,
@@ -271,7 +277,8 @@ impl Client {
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
-        // Only connecting must not wait; a call that must not says so each time.
+        // Only `connect` needed a non-blocking socket; a call that must not block passes a flag
+        // each time.
         fcntl(&fd, FcntlArg::F_SETFL(OFlag::empty()))
             .map_err(|errno| ClientError::System { call: "fcntl", errno: errno.into() })?;
         Self::negotiate(fd, config, deadline)
@@ -290,7 +297,8 @@ impl Client {
         if config.max_data_xfer_size == 0 {
             return Err(ClientError::Argument("max_data_xfer_size is zero"));
         }
-        // A reply carries as much as is asked for, a server's request as much as we said; both are bounded.
+        // A reply carries as much data as was requested, a server's request as much as this side
+        // named; both are bounded.
         let data = config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE) as usize;
         let longest = data.saturating_add(requests::MAX_INFO_REPLY);
         let exchange =
@@ -304,6 +312,7 @@ impl Client {
             let fds = reply.fds.into_iter().map(OwnedFd::from).collect();
             Ok((answer, fds))
         })?;
+
         let said = answer.capabilities.clone().unwrap_or_default();
         let mut limits = ServerLimits::of(&answer, &said)?;
 
@@ -316,24 +325,25 @@ impl Client {
         Ok(Self { _twin: twin, exchange, config, limits })
     }
 
-    /// What the server said of itself.
+    /// Returns the limits that the server named.
     pub fn limits(&self) -> ServerLimits {
         self.limits
     }
 
-    /// The socket, to be polled for the server's requests or its end; do not read from it. A server that has a
-    /// second socket sends no requests here.
+    /// Returns the socket, to be polled for the server's requests or its end; callers must not read
+    /// from it. A server that has a second socket sends no requests here.
     pub fn socket_fd(&self) -> BorrowedFd<'_> {
         self.exchange.socket()
     }
 
-    /// Whether the server is still there, without waiting: one `poll`. It also says `false` once the stream has
-    /// made no sense, or [`ClientConfig::watch`] says so.
+    /// Whether the server is still there; costs one `poll` and does not wait. It is also false
+    /// after a malformed stream, and when [`ClientConfig::watch`] reports the server lost.
     pub fn is_alive(&self) -> bool {
         if self.exchange.is_dead() || self.exchange.is_lost() {
             return false;
         }
-        // Hang-up and errors are reported whether asked for or not.
+
+        // Hang-up and errors are always reported.
         let mut fds = [PollFd::new(self.exchange.socket(), PollFlags::empty())];
         match poll(&mut fds, PollTimeout::ZERO) {
             Ok(_) => fds[0].revents().is_some_and(|events| events.is_empty()),
@@ -341,7 +351,7 @@ impl Client {
         }
     }
 
-    /// Process id of the server, as it was when it listened.
+    /// Returns the process id of the server, as it was when it listened.
     ///
     /// # Errors
     /// [`ClientError::System`]
@@ -351,16 +361,18 @@ impl Client {
             .map_err(|errno| ClientError::System { call: "getsockopt", errno: errno.into() })
     }
 
-    /// The server's process, as it was when it listened. `None` when the kernel does not tell, when it is in a process
-    /// namespace that this process does not see, or when it had exited before this call: then another one serves.
+    /// Returns the server's process, as it was when it listened. The result is `None` when the
+    /// kernel does not tell, or when the process is in a namespace that this process does not see.
+    /// It is also `None` when that process had exited before this call: then another one serves.
     pub fn server_process(&self) -> Option<ServerProcess> {
         process(self.exchange.socket()).map(ServerProcess)
     }
 
-    /// Serves requests of the server that arrive within `timeout`, and returns once one has been served, or the
-    /// time is over, with their number. Calls that wait do this too, so it is only for quiet times.
+    /// Serves requests of the server until one was served or `timeout` is over, and returns their
+    /// number. Calls that wait do this too, so it is only needed when no call waits.
     ///
-    /// Requests on a second socket are served without this call. Those served since the last call are counted too.
+    /// Requests on a second socket are served without this call. Its result includes those served
+    /// since the last call.
     ///
     /// # Errors
     /// [`ClientError::Disconnected`]
@@ -379,7 +391,7 @@ impl AsFd for Client {
     }
 }
 
-/// What a client proposes in its `VERSION`.
+/// Returns the `VERSION` that a client proposes.
 fn proposal(config: &ClientConfig, wants_twin: bool) -> VersionMessage {
     VersionMessage {
         major: VERSION_MAJOR,
@@ -400,11 +412,11 @@ fn malformed(command: Command, what: impl ToString) -> ClientError {
     ClientError::Malformed { command, what: what.to_string() }
 }
 
-/// When a call gives up.
+/// The point in time at which a call gives up.
 #[derive(Clone, Copy, Debug)]
 struct Deadline {
     timeout: Duration,
-    /// `None` when the time does not fit into the clock: never.
+    /// `None` when the time does not fit into the clock, so that the call never gives up.
     at: Option<Instant>,
 }
 

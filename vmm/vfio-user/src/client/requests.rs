@@ -1,4 +1,4 @@
-//! The calls of a [`Client`], each one request or the few that its size is cut into.
+//! The calls of a [`Client`]. Each one is a single request, or the few that its size requires.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -10,7 +10,8 @@ use super::{Client, ClientError, Deadline, malformed};
 use crate::types::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo};
 use crate::wire::*;
 
-/// Room for a region info with about 250 areas; a server that needs more is asked again, up to the next one.
+/// Room for a region info with about 250 areas. A server that needs more is asked again, with a
+/// size up to `MAX_INFO_REPLY`.
 const FIRST_ARGSZ: u32 = 4096;
 
 /// Longest region info that is read, in bytes.
@@ -20,7 +21,7 @@ pub(super) const MAX_INFO_REPLY: usize = 64 * 1024;
 const MAX_REGIONS: u32 = 1024;
 
 impl Client {
-    /// `DEVICE_GET_INFO`.
+    /// Sends `DEVICE_GET_INFO` and returns the reply.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -38,7 +39,7 @@ impl Client {
         })
     }
 
-    /// `DEVICE_GET_REGION_INFO` with its capabilities and descriptor.
+    /// Sends `DEVICE_GET_REGION_INFO` and returns the region with its capabilities and descriptor.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -75,7 +76,7 @@ impl Client {
         })
     }
 
-    /// All regions of the device, by index.
+    /// Returns all regions of the device, by index.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -87,7 +88,7 @@ impl Client {
         (0..count).map(|index| self.region_info(index)).collect()
     }
 
-    /// `DEVICE_GET_IRQ_INFO`.
+    /// Sends `DEVICE_GET_IRQ_INFO` and returns the reply.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -101,8 +102,8 @@ impl Client {
         })
     }
 
-    /// Reads `data.len()` bytes of a region, in as many accesses as the server's `max_data_xfer_size` makes of
-    /// them; up to that size it is one.
+    /// Reads `data.len()` bytes of a region, in as many accesses as the server's
+    /// `max_data_xfer_size` requires; up to that size it is one.
     ///
     /// # Errors
     /// [`ClientError`]; `data` may be filled in part.
@@ -126,8 +127,8 @@ impl Client {
         Ok(())
     }
 
-    /// Writes to a region, cut as [`Self::region_read`]. With `posted` no reply is asked for: the call returns
-    /// when the socket has taken the message, and a refusal is never seen.
+    /// Writes to a region, cut as [`Self::region_read`]. With `posted` the server sends no reply:
+    /// the call returns when the socket has taken the message, and a refusal is not reported.
     ///
     /// # Errors
     /// [`ClientError`]; part of `data` may have been written.
@@ -155,8 +156,9 @@ impl Client {
         Ok(())
     }
 
-    /// `DMA_MAP`. With a descriptor the server maps its file from `map.offset` on; without one it reaches the
-    /// memory by messages, which the [`GuestMemory`](super::GuestMemory) given at connect answers.
+    /// Sends `DMA_MAP`. With a descriptor the server maps its file from `map.offset` on. Without
+    /// one it reaches the memory by messages, which the [`GuestMemory`](super::GuestMemory) passed
+    /// at connect answers.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -174,7 +176,7 @@ impl Client {
         self.call_empty(Command::DmaMap, request.as_bytes(), &[], fd.as_slice(), self.deadline())
     }
 
-    /// `DMA_UNMAP`; when it returns the server has let go of the range.
+    /// Sends `DMA_UNMAP`; when it returns the server has released the range.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -192,7 +194,7 @@ impl Client {
         self.call_empty(Command::DmaUnmap, request.as_bytes(), &[], &[], self.deadline())
     }
 
-    /// `DEVICE_RESET`. It may be called while another thread waits in another call.
+    /// Sends `DEVICE_RESET`. It may be called while another thread waits in another call.
     ///
     /// # Errors
     /// [`ClientError`]
@@ -200,7 +202,7 @@ impl Client {
         self.call_empty(Command::DeviceReset, &[], &[], &[], self.deadline())
     }
 
-    /// A call whose reply says nothing but that it is done.
+    /// Makes a call whose reply has no payload.
     pub(super) fn call_empty(
         &self,
         command: Command,
@@ -212,7 +214,8 @@ impl Client {
         self.exchange.call(command, fixed, data, fds, deadline, |_| Ok(()))
     }
 
-    /// Most bytes in one access: what the server takes, and what fits into our buffer.
+    /// Returns the most bytes in one access: the smaller of the server's limit and this side's
+    /// buffer.
     fn transfer(&self) -> usize {
         let ours = self.config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE);
         self.limits.max_data_xfer_size.min(ours) as usize
@@ -234,7 +237,7 @@ fn parse_reply<T: zerocopy::FromBytes>(command: Command, payload: &[u8]) -> Resu
     parse_prefix(payload).map_err(|error| malformed(command, error))
 }
 
-/// Checks the start of a reply to an access of `count` bytes, and gives what is behind it.
+/// Checks the start of a reply to an access of `count` bytes, and returns the bytes behind it.
 fn region_reply<'a>(command: Command, reply: &Reply<'a>, count: usize) -> Result<&'a [u8], ClientError> {
     let (access, data) = parse_reply::<RegionAccess>(command, reply.payload)?;
     if access.count.get() as usize != count {

@@ -1,11 +1,12 @@
 //! The second socket, on which a server sends its requests once both sides have agreed on it.
 //!
-//! A thread of its own serves it, so that a request is answered although no call waits. The kernel orders nothing
-//! between two sockets, so a call returns only after the requests that the server sent before its reply have been
-//! served ([`Exchange::settle`]): a device's data are in memory before the register that announces them.
+//! A thread of its own serves it, so a request is answered even when no call waits. The kernel does
+//! not order messages between two sockets. So a call returns only after the requests that the
+//! server sent before its reply were served ([`Exchange::settle`]). A device's data are then in
+//! memory before the register that announces them.
 //!
-//! A server that closes this socket sends no more requests, and the connection goes on. A stream that makes no sense
-//! ends the connection, as on the first socket.
+//! A server that closes this socket sends no more requests, and the connection continues. A
+//! malformed stream ends the connection, as on the first socket.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -18,10 +19,11 @@ use super::{ClientError, malformed};
 use crate::socket::{Fill, FrameError, Framed, Receiver, Sender};
 use crate::wire::{Command, MessageType, TwinSocket};
 
-/// Stack of the thread, in bytes. It copies between buffers, and calls the memory that the client was given.
+/// Stack of the thread, in bytes. The thread copies between buffers, and calls the client's
+/// [`GuestMemory`](super::GuestMemory).
 const STACK: usize = 512 * 1024;
 
-/// The thread that serves the second socket. It ends when this is dropped.
+/// The thread that serves the second socket. Dropping this value ends it.
 #[derive(Debug)]
 pub(super) struct Twin {
     exchange: Arc<Exchange>,
@@ -29,8 +31,8 @@ pub(super) struct Twin {
 }
 
 impl Twin {
-    /// Takes the socket that the reply to `VERSION` offers among its descriptors, and starts to serve it. Messages
-    /// on it have at most `limit` bytes.
+    /// Takes the socket that the reply to `VERSION` offers among its descriptors, and starts to
+    /// serve it. Messages on it have at most `limit` bytes.
     pub(super) fn start(
         exchange: &Arc<Exchange>,
         offer: &TwinSocket,
@@ -59,10 +61,11 @@ impl Twin {
 impl Drop for Twin {
     fn drop(&mut self) {
         self.exchange.shut_twin();
-        // The memory is not called after the client is gone, unless the memory itself drops the client.
+        // The join ensures that the memory is not called after the client is gone, unless the
+        // memory itself drops the client.
         if let Some(thread) = self.thread.take().filter(|it| it.thread().id() != std::thread::current().id())
         {
-            // A panic in there has been reported by the panic hook already.
+            // The panic hook has already reported a panic in the thread.
             let _ = thread.join();
         }
     }
@@ -75,7 +78,7 @@ fn is_stream(fd: BorrowedFd<'_>) -> bool {
     is_unix && !listens && getsockopt(&fd, sockopt::SockType) == Ok(SockType::Stream)
 }
 
-/// Ends the second socket for callers that wait for it, also when the memory panics.
+/// Marks the second socket as ended for callers that wait for it, also when the memory panics.
 struct End<'a>(&'a Exchange);
 
 impl Drop for End<'_> {
@@ -105,17 +108,21 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
                 Fill::WouldBlock | Fill::Full => break,
                 Fill::End => return Ok(()),
             }
+
             while let Some(message) = rx.next_message()? {
-                // The server's requests only: nothing was asked on this socket.
+                // Only requests are served: this side asked nothing on this socket.
                 if message.header.message_type() != MessageType::Command {
                     continue;
                 }
+
                 let answer = exchange.answer(&message);
                 exchange.count_twin();
                 if !message.header.no_reply() {
                     tx.send(socket, &answer, &[], &[])?;
                 }
-                // No further request is taken before the server has room for the answer to this one.
+
+                // No further request is taken before the server has room for the answer to this
+                // one.
                 while tx.queued() > 0 {
                     exchange.wait_twin_writable(socket);
                     tx.flush(socket)?;

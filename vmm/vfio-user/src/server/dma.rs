@@ -1,8 +1,9 @@
-//! Requests in the other direction: `DMA_READ` and `DMA_WRITE` to a client that shares no memory. They go out on the second
-//! socket where the client proposed one, and else between the replies.
+//! Requests in the other direction: `DMA_READ` and `DMA_WRITE` to a client that shares no memory.
+//! They go out on the second socket where the client proposed one, and otherwise between the
+//! replies.
 //!
-//! An operation is cut to the client's `max_data_xfer_size` and has one message under way at a time, so a
-//! client that names a tiny size makes it slow and nothing else.
+//! An operation is cut to the client's `max_data_xfer_size` and has one message in flight at a
+//! time. So a tiny size makes that client's operations slow and has no other effect.
 
 use zerocopy::IntoBytes;
 
@@ -15,7 +16,7 @@ use crate::wire::{Command, DmaAccess, HEADER_SIZE, Header, parse_prefix};
 /// Why an operation was not started.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
-    /// All slots are taken, or too much waits for the socket; try again after a completion.
+    /// All slots are taken, or too many bytes wait for the socket; try again after a completion.
     #[error("{outstanding} operations are outstanding and {queued} bytes wait for the socket: try later")]
     Busy {
         /// Operations that have not ended.
@@ -44,9 +45,9 @@ pub(super) const MAX_LENGTH: usize = 16 << 20;
 
 #[derive(Debug)]
 enum Direction {
-    /// Collects the data, unless one message brings all of them.
+    /// Collects the data, unless one message brings all of it.
     Read(Vec<u8>),
-    /// Holds what has not been sent.
+    /// Holds the data that was not sent yet.
     Write(Vec<u8>),
 }
 
@@ -58,14 +59,14 @@ struct Operation {
     len: usize,
     /// Bytes answered.
     done: usize,
-    /// Bytes of the message under way.
+    /// Bytes of the message in flight.
     chunk: usize,
-    /// Its memory was unmapped: the reply to the message under way ends it.
+    /// Whether its memory was unmapped: the reply to the message in flight ends it.
     is_cut: bool,
     direction: Direction,
 }
 
-/// The operations under way.
+/// The operations in flight.
 #[derive(Debug)]
 pub(super) struct DmaTable {
     operations: Vec<Operation>,
@@ -93,7 +94,7 @@ impl DmaTable {
     }
 
     fn fresh_id(&mut self) -> u16 {
-        // Fewer operations than ids: a free one is found.
+        // There are fewer operations than ids, so the loop finds a free one.
         loop {
             self.next_id = self.next_id.wrapping_add(1);
             if self.operations.iter().all(|operation| operation.id != self.next_id) {
@@ -115,6 +116,7 @@ impl DmaTable {
         let chunk = len.min(limits.transfer);
         send_read(out, id, address, chunk)?;
         let direction = Direction::Read(Vec::new());
+
         self.operations.push(Operation { id, token, address, len, done: 0, chunk, is_cut: false, direction });
         Ok(())
     }
@@ -132,13 +134,14 @@ impl DmaTable {
         let id = self.fresh_id();
         let (now, later) = data.split_at(len.min(limits.transfer));
         send_write(out, id, address, now)?;
+
         let direction = Direction::Write(later.to_vec());
         let chunk = now.len();
         self.operations.push(Operation { id, token, address, len, done: 0, chunk, is_cut: false, direction });
         Ok(())
     }
 
-    /// Which operation waits for this reply.
+    /// Returns the index of the operation that waits for this reply.
     fn find(&self, header: &Header) -> Option<usize> {
         self.operations.iter().position(|operation| {
             let command = match operation.direction {
@@ -154,7 +157,7 @@ impl DmaTable {
         self.find(header).is_some()
     }
 
-    /// Takes a reply; `Ok(false)` when nothing is waiting for it.
+    /// Takes a reply; returns `Ok(false)` when no operation waits for it.
     pub(super) fn on_reply(
         &mut self,
         out: &mut Outlet<'_>,
@@ -168,11 +171,13 @@ impl DmaTable {
         let operation = &mut self.operations[index];
         let result = match header.reply_error() {
             Some(errno) => Err(errno),
-            // It answers requests that it has not even read: going on would only fill the queue.
+            // The client answers requests that it has not read yet: going on would only fill the
+            // queue.
             None if out.queued() > most_queued => Err(Errno::EPROTO),
             None if operation.is_cut => Err(Errno::EFAULT),
             None => operation.take(payload),
         };
+
         if result.is_ok() && operation.done < operation.len {
             operation.chunk = (operation.len - operation.done).min(limits.transfer);
             let (id, chunk) = (operation.id, operation.chunk);
@@ -186,6 +191,7 @@ impl DmaTable {
             }
             return Ok(true);
         }
+
         let operation = self.operations.swap_remove(index);
         match (operation.direction, result) {
             (Direction::Read(_), Err(errno)) => handler.dma_read_done(operation.token, Err(errno)),
@@ -198,22 +204,23 @@ impl DmaTable {
         Ok(true)
     }
 
-    /// Forgets an operation; false when there is none.
+    /// Forgets an operation; returns false when there is none with this token.
     pub(super) fn forget(&mut self, token: Token) -> bool {
         let found = self.operations.iter().position(|operation| operation.token == token);
         found.map(|index| self.operations.swap_remove(index)).is_some()
     }
 
-    /// Ends with an error what would send further messages about memory that the client has unmapped. An operation of
-    /// which the last message is under way goes on: that message went out before the answer to the unmap does.
+    /// Ends, with an error, the operations that would send further messages about memory that the
+    /// client has unmapped. An operation whose last message is in flight continues: that message
+    /// went out before the answer to the unmap does.
     pub(super) fn unmapped(&mut self, unmap: &DmaUnmap, handler: &mut dyn Handler) {
         for operation in self.operations.extract_if(.., |operation| operation.has_more_in(unmap)) {
             operation.end(Errno::EFAULT, handler);
         }
     }
 
-    /// As [`Self::unmapped`] for messages on the second socket: each operation lasts until the reply to its message
-    /// under way. True while there is one that touches the memory.
+    /// As [`Self::unmapped`], for messages on the second socket: each operation lasts until the
+    /// reply to its message in flight. Returns true while an operation touches the memory.
     pub(super) fn unmapped_on_twin(&mut self, unmap: &DmaUnmap) -> bool {
         for operation in &mut self.operations {
             operation.is_cut |= operation.has_more_in(unmap);
@@ -226,7 +233,7 @@ impl DmaTable {
         self.operations.iter().any(|operation| unmap.touches(operation.address, operation.len))
     }
 
-    /// Ends everything with an error.
+    /// Ends all operations with an error.
     pub(super) fn fail_all(&mut self, errno: Errno, handler: &mut dyn Handler) {
         for operation in std::mem::take(&mut self.operations) {
             operation.end(errno, handler);
@@ -235,12 +242,13 @@ impl DmaTable {
 }
 
 impl Operation {
-    /// Whether further messages would follow the one under way, about memory that the client has unmapped.
+    /// Whether further messages would follow the one in flight, about memory that the client has
+    /// unmapped.
     fn has_more_in(&self, unmap: &DmaUnmap) -> bool {
         self.done + self.chunk < self.len && unmap.touches(self.address, self.len)
     }
 
-    /// Tells the handler of an error.
+    /// Reports an error to the handler.
     fn end(self, errno: Errno, handler: &mut dyn Handler) {
         match self.direction {
             Direction::Read(_) => handler.dma_read_done(self.token, Err(errno)),
@@ -248,7 +256,7 @@ impl Operation {
         }
     }
 
-    /// Checks the reply to the message under way, and collects its data.
+    /// Checks the reply to the message in flight, and collects its data.
     fn take(&mut self, payload: &[u8]) -> Result<(), Errno> {
         if let Direction::Read(data) = &mut self.direction {
             let (access, bytes) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EPROTO)?;
@@ -265,7 +273,7 @@ impl Operation {
     }
 }
 
-/// What bounds the requests to this client.
+/// Limits of the requests to this client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// The client's `max_data_xfer_size`.

@@ -1,4 +1,4 @@
-//! `DEVICE_SET_IRQS`: from untrusted bytes and descriptors to a [`SetIrqs`] that a device can act on.
+//! `DEVICE_SET_IRQS`: converts untrusted bytes and descriptors to a [`SetIrqs`] for the device.
 
 use vfio_bindings::bindings::vfio;
 
@@ -8,22 +8,27 @@ use crate::socket::{Message, PeerFd};
 use crate::types::{IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE, IrqAction, IrqData, SetIrqs};
 use crate::wire::{SetIrqsPayload, parse_prefix};
 
-/// Checks a request against what the handler says of the interrupt type. Descriptors of a refused request are
-/// closed. `argsz` is not looked at: clients disagree about it, and the payload's own size says it all.
+/// Checks a request against the handler's description of the interrupt type. Descriptors of a
+/// refused request are closed. `argsz` is not checked: clients disagree about it, and the size of
+/// the payload is sufficient.
 pub(super) fn check(message: Message<'_>, handler: &mut dyn Handler) -> Result<SetIrqs, Errno> {
     let (raw, data) = parse_prefix::<SetIrqsPayload>(message.payload).map_err(|_| Errno::EINVAL)?;
     let (index, start, count) = (raw.index.get(), raw.start.get(), raw.count.get());
+
     if message.fds_lost {
         return Err(Errno::EMFILE);
     }
+
     let info = handler.irq_info(index)?;
     let end = start.checked_add(count).ok_or(Errno::EINVAL)?;
     if start >= info.count || end > info.count {
         return Err(Errno::EINVAL);
     }
+
     let flags = raw.flags.get();
     let action = action(flags & !vfio::VFIO_IRQ_SET_DATA_TYPE_MASK)?;
     let data_kind = flags & vfio::VFIO_IRQ_SET_DATA_TYPE_MASK;
+
     if count == 0 {
         let disable = action == IrqAction::Trigger && data_kind == vfio::VFIO_IRQ_SET_DATA_NONE && start == 0;
         if !disable || !message.fds.is_empty() {
@@ -31,9 +36,11 @@ pub(super) fn check(message: Message<'_>, handler: &mut dyn Handler) -> Result<S
         }
         return Ok(SetIrqs { index, start, count, action: IrqAction::Disable, data: IrqData::None });
     }
+
     if action != IrqAction::Trigger && info.flags & IRQ_FLAG_MASKABLE == 0 {
         return Err(Errno::EINVAL);
     }
+
     let data = match data_kind {
         vfio::VFIO_IRQ_SET_DATA_NONE if message.fds.is_empty() => IrqData::None,
         vfio::VFIO_IRQ_SET_DATA_BOOL if message.fds.is_empty() => {
@@ -45,6 +52,7 @@ pub(super) fn check(message: Message<'_>, handler: &mut dyn Handler) -> Result<S
         }
         _ => return Err(Errno::EINVAL),
     };
+
     Ok(SetIrqs { index, start, count, action, data })
 }
 
@@ -57,8 +65,9 @@ fn action(flags: u32) -> Result<IrqAction, Errno> {
     }
 }
 
-/// Either one descriptor an interrupt, or none at all, which takes the range's eventfds away. `count` has been
-/// checked against the device's own number of interrupts.
+/// Returns one entry for each interrupt: its descriptor, or `None` for all when the message brings
+/// no descriptors, which unbinds the range's eventfds. `count` was checked against the device's
+/// number of interrupts.
 fn eventfds(fds: Vec<PeerFd>, count: u32) -> Result<Vec<Option<PeerFd>>, Errno> {
     if fds.is_empty() {
         Ok((0..count).map(|_| None).collect())

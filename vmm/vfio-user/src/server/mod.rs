@@ -1,28 +1,37 @@
-//! The server side: one client's connection as a state machine that an event loop of any kind drives.
+//! The server side: one client's connection as a state machine that an event loop of any kind
+//! drives.
 //!
-//! What goes in: a connected socket, and calls when it can be read or written. What comes out: calls of a
-//! [`Handler`], and replies. It has no thread, never waits, and trusts nothing of the client.
+//! The input is a connected socket, and calls when it can be read or written. The output is calls
+//! of a [`Handler`], and replies. The connection has no thread, never waits, and trusts no data of
+//! the client.
 //!
-//! **Order.** Requests are served in the order of arrival. While one is deferred ([`Outcome::Deferred`]) those
-//! behind it wait in the receive buffer, and reading goes on until that is full: so the end of the client is
-//! noticed, and a `DEVICE_RESET` behind the deferred request is. The handler is then asked
-//! ([`Handler::reset_pending`]) whether it gives the request up; everything in front of the reset is still
-//! served first, and each request that defers again is asked about in turn. Replies to our own DMA requests do
-//! not wait either. What stands behind more than a buffer of requests is not seen before those in front of it.
+//! **Order.** Requests are served in the order of arrival. While one is deferred
+//! ([`Outcome::Deferred`]), the requests behind it wait in the receive buffer. The connection reads
+//! on until that buffer is full, so it notices the end of the client and a `DEVICE_RESET` behind
+//! the deferred request. On such a reset [`Handler::reset_pending`] is called, and the handler may
+//! give the deferred request up. The requests in front of the reset are still served first; for
+//! each one that defers again the handler is called again. Replies to DMA requests of this side do
+//! not wait either. Messages that lie more than a full buffer behind are not seen before those in
+//! front of them.
 //!
-//! **Bounds.** One call of [`ServerConnection::on_readable`] ends after [`ServerConfig::budget`] steps or
-//! [`ServerConfig::turn`], whichever comes first; looking behind a deferred request counts too. One step may
-//! overrun the time: a system call for a client takes as long as the client makes it take.
-//! [`ServerConnection::take_longest_call`] tells how long that was.
+//! **Bounds.** One call of [`ServerConnection::on_readable`] ends after [`ServerConfig::budget`]
+//! steps or [`ServerConfig::turn`], whichever comes first. Looking behind a deferred request counts
+//! too. One step may overrun the time, since a client can slow down a system call on its socket.
+//! [`ServerConnection::take_longest_call`] returns how long the slowest one was.
 //!
-//! **Back pressure.** Replies that the socket does not take are queued. At [`ServerConfig::max_queued`] bytes or 32
-//! descriptors no more requests are taken until the client reads.
+//! **Back-pressure.** Replies that the socket does not take are queued. At
+//! [`ServerConfig::max_queued`] bytes or 32 descriptors no more requests are taken until the client
+//! reads.
 //!
-//! **The second socket.** A client that proposes a twin socket gets one: see [`ServerConnection::twin`].
+//! **The second socket.** A client that proposes a twin socket gets one: see
+//! [`ServerConnection::twin`].
 //!
-//! **Endings.** The requests of a client that has gone are served to the end, and replies to them are dropped. An
-//! error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`], end the connection: drop it. Malformed *requests* are answered with an errno and end nothing; malformed
-//! *framing* does, since where the next message starts is then unknown.
+//! **Endings.** When the client has closed its end, the requests in front of the end are served,
+//! and replies to them are dropped. If one of them is deferred, the connection ends at once. An
+//! error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`], end the
+//! connection: the caller drops it. Malformed *requests* are answered with an errno and end
+//! nothing. Malformed *framing* ends the connection, since the start of the next message is then
+//! unknown.
 
 mod dma;
 mod handler;
@@ -51,31 +60,31 @@ use crate::wire::{
 use session::{Kind, Session, State};
 use twin::{Twin, dma_outlet};
 
-/// Room for a message's fixed structure and the interrupts of a `DATA_BOOL`, beside its data.
+/// Room for a message's fixed structure and for the interrupts of a `DATA_BOOL`, beside its data.
 const MESSAGE_OVERHEAD: usize = HEADER_SIZE + 4096;
 
-/// Descriptors of replies that may wait for the socket before requests are left alone.
+/// Descriptors of replies that may wait for the socket before no more requests are taken.
 const MAX_QUEUED_FDS: usize = 32;
 
 /// Limits of a connection.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Most descriptors in one message; QEMU refuses a server that says more than 16.
+    /// Most descriptors in one message; QEMU refuses a server that names more than 16.
     pub max_msg_fds: u32,
     /// Most bytes of data in one message, at least 1; QEMU refuses more than 64 MiB.
     pub max_data_xfer_size: u32,
     /// Page sizes for DMA maps, or'ed together.
     pub pgsizes: u64,
-    /// Most DMA maps at a time; said to the client, kept by the handler.
+    /// Most DMA maps at a time. The client is told this limit, and the handler enforces it.
     pub max_dma_maps: u32,
-    /// Take `REGION_WRITE_MULTI`.
+    /// Whether `REGION_WRITE_MULTI` is served.
     pub write_multiple: bool,
-    /// Steps in one call of [`ServerConnection::on_readable`], at least 1: messages, reads from the socket, or 64
-    /// writes of a `REGION_WRITE_MULTI`.
+    /// Steps in one call of [`ServerConnection::on_readable`], at least 1. A step is a message, a
+    /// read from the socket, or 64 writes of a `REGION_WRITE_MULTI`.
     pub budget: u32,
     /// Time after which such a call starts no further step.
     pub turn: Duration,
-    /// Bytes of replies that may wait for the socket before requests are left alone.
+    /// Bytes of replies that may wait for the socket before no more requests are taken.
     pub max_queued: usize,
     /// Most operations of [`ServerConnection::dma_read`] and `dma_write` at a time, below 65536.
     pub max_dma_outstanding: usize,
@@ -103,15 +112,15 @@ impl ServerConfig {
     }
 }
 
-/// Where a call of [`ServerConnection::on_readable`] stopped.
+/// State of the connection at the end of a call of [`ServerConnection::on_readable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// All that was there is served: call again when the socket is readable (level-triggered).
+    /// All received requests are served: call again when the socket is readable (level-triggered).
     Idle,
     /// The budget is used up: call again soon.
     More,
-    /// A deferred request or the client's reading is waited for: see [`ServerConnection::wants_read`],
-    /// `wants_write` and `ready`.
+    /// The connection waits for a deferred request or for the client to read: see
+    /// [`ServerConnection::wants_read`], `wants_write` and `ready`.
     Blocked,
     /// The client has closed the connection between two messages.
     Closed,
@@ -126,19 +135,19 @@ pub enum ConnectionError {
     /// The client died in the middle of a message.
     #[error("the client closed the connection {buffered} bytes into a message")]
     Truncated {
-        /// Bytes of it that had come.
+        /// Bytes of the message that had come.
         buffered: usize,
     },
     /// The first message must be a version.
     #[error("the client sent {command:?} before VFIO_USER_VERSION")]
     NotNegotiated {
-        /// What it was instead.
+        /// The command of that message.
         command: Command,
     },
     /// The version could not be read.
     #[error("the client's VFIO_USER_VERSION cannot be read: {0}")]
     Version(#[from] VersionError),
-    /// A major version that is not spoken here.
+    /// The major version is not supported.
     #[error("the client speaks major version {major}, and only 0 is known")]
     Major {
         /// The version it proposed.
@@ -161,7 +170,7 @@ pub enum CompleteError {
         /// The token given.
         token: Token,
     },
-    /// A read ends with exactly the bytes asked for, anything else with none.
+    /// A read ends with exactly the requested bytes, any other request with none.
     #[error("the request takes {expected} bytes of data and {got} were given")]
     Length {
         /// Bytes that the request takes.
@@ -171,18 +180,18 @@ pub enum CompleteError {
     },
 }
 
-/// What a connection has seen.
+/// Counters of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Messages taken off the stream.
     pub messages: u64,
     /// Requests answered with an error, or that would have been, had they wanted a reply.
     pub failed: u64,
-    /// Replies to nothing, dropped.
+    /// Replies that no request waited for, which were dropped.
     pub unmatched_replies: u64,
 }
 
-/// How far one call of [`ServerConnection::on_readable`] has come. The first step is always taken.
+/// Steps and time of one call of [`ServerConnection::on_readable`]. The first step is always taken.
 struct Turn {
     steps: u32,
     budget: u32,
@@ -213,30 +222,31 @@ pub struct ServerConnection {
 impl ServerConnection {
     /// Takes a socket that a client has connected to.
     pub fn new(socket: OwnedFd, config: ServerConfig) -> Self {
-        // Before the negotiation nothing but a version is expected.
+        // Before the negotiation only a version is expected.
         let limit = HEADER_SIZE + 4 + MAX_VERSION_JSON;
         let mut framed = Framed::new(socket, limit, config.max_msg_fds as usize);
         framed.rx.set_pending_limit(PendingFds::NONE);
         Self { framed, session: Session::new(config) }
     }
 
-    /// Names the place where descriptors that the client passes are closed. Without one they are closed where they
-    /// are dropped, which may block for as long as the client likes.
+    /// Sets the place where descriptors that the client passes are closed. Without one they are
+    /// closed where they are dropped, which may block for as long as the client likes.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.session.closer = Some(closer.clone());
         self.framed.set_closer(closer);
     }
 
-    /// Returns the longest time that one system call for this client has taken since the last call of this function.
+    /// Returns the longest time that one system call for this client has taken since the last call
+    /// of this function.
     pub fn take_longest_call(&mut self) -> Duration {
         let twin = self.session.twin.as_mut().map(Twin::take_longest_call).unwrap_or_default();
         self.framed.take_longest_call().max(twin)
     }
 
-    /// Ends the connection and returns its socket, which can block when it is closed: descriptors that the client has
-    /// passed and that were never received are closed with it.
+    /// Ends the connection and returns its socket. Closing that can block: descriptors that the
+    /// client has passed and that were never received are closed with it.
     ///
-    /// A second socket can block too, and goes to the closer.
+    /// The second socket can block too, and goes to the closer.
     pub fn into_socket(mut self) -> OwnedFd {
         if let (Some(twin), Some(closer)) = (self.session.twin.take(), &self.session.closer) {
             closer.close(twin.into_socket());
@@ -244,8 +254,8 @@ impl ServerConnection {
         self.framed.fd
     }
 
-    /// Reads from the socket and serves what has come, within the budget. It may be called at any time, and
-    /// must be when [`Self::ready`] says so.
+    /// Reads from the socket and serves the received requests, within the budget. It may be called
+    /// at any time, and must be called when [`Self::ready`] returns true.
     ///
     /// # Errors
     /// [`ConnectionError`] when the connection has ended.
@@ -260,7 +270,8 @@ impl ServerConnection {
         result
     }
 
-    /// Sends what is queued, as far as the socket takes it. Look at [`Self::ready`] afterwards.
+    /// Sends the queue, as far as the socket takes it. The caller should check [`Self::ready`]
+    /// afterwards.
     ///
     /// # Errors
     /// [`ConnectionError`] when the connection has ended.
@@ -276,8 +287,8 @@ impl ServerConnection {
         })
     }
 
-    /// The event loop should call [`Self::on_readable`] when the socket is readable. On a hang-up, which polling
-    /// reports unasked, it should call it in any case.
+    /// Whether the event loop should call [`Self::on_readable`] when the socket is readable. After
+    /// a hang-up, which is reported in any case, it should always call it.
     pub fn wants_read(&self) -> bool {
         match (&self.session.deferred, self.session.state) {
             (_, State::Ended) => false,
@@ -286,25 +297,27 @@ impl ServerConnection {
         }
     }
 
-    /// The event loop should call [`Self::on_writable`] when the socket is writable.
+    /// Whether the event loop should call [`Self::on_writable`] when the socket is writable.
     pub fn wants_write(&self) -> bool {
         self.session.state != State::Ended && self.framed.queued() > 0
     }
 
-    /// The second socket, on which DMA requests go out and their replies come in; `None` when the client proposed none.
+    /// Returns the second socket, on which DMA requests go out and their replies come in; `None`
+    /// when the client proposed none.
     ///
-    /// The event loop should call [`Self::on_readable`] when it is readable or hangs up, until
-    /// [`Self::twin_has_ended`]. It is closed with this connection.
+    /// The event loop should call [`Self::note_twin_readable`] and [`Self::on_readable`] when it is
+    /// readable or hangs up, until [`Self::twin_has_ended`]. It is closed with this connection.
     pub fn twin(&self) -> Option<BorrowedFd<'_>> {
         self.session.twin.as_ref().map(Twin::socket)
     }
 
-    /// The client has closed the second socket: DMA operations fail from then on, and it need not be watched.
+    /// Whether the client has closed the second socket. DMA operations fail from then on, and the
+    /// event loop need not watch it.
     pub fn twin_has_ended(&self) -> bool {
         self.session.twin.as_ref().is_some_and(|twin| !twin.is_usable())
     }
 
-    /// Tells the connection that the second socket is readable, or that its peer has closed it. The next call of
+    /// Reports that the second socket is readable, or that its peer has closed it. The next call of
     /// [`Self::on_readable`] reads it. While DMA operations are outstanding it is read in any case.
     pub fn note_twin_readable(&mut self) {
         if let Some(twin) = &mut self.session.twin {
@@ -312,7 +325,7 @@ impl ServerConnection {
         }
     }
 
-    /// The event loop should call [`Self::on_writable`] when the second socket is writable.
+    /// Whether the event loop should call [`Self::on_writable`] when the second socket is writable.
     pub fn twin_wants_write(&self) -> bool {
         self.session.state != State::Ended && self.twin_queued() > 0
     }
@@ -321,8 +334,9 @@ impl ServerConnection {
         self.session.twin.as_ref().map_or(0, Twin::queued)
     }
 
-    /// [`Self::on_readable`] has something to do even if the socket is not readable: after a completion, after
-    /// [`Progress::More`], and when the client has read what clogged the connection.
+    /// Whether [`Self::on_readable`] has work even if the socket is not readable: after a
+    /// completion, after [`Progress::More`], and when the client has read enough of a full queue of
+    /// replies.
     pub fn ready(&self) -> bool {
         match (&self.session.deferred, self.session.state) {
             (_, State::Ended) => false,
@@ -332,25 +346,26 @@ impl ServerConnection {
         }
     }
 
-    /// The token of the deferred request, while there is one that has not been completed.
+    /// Returns the token of the deferred request, if there is one that was not completed.
     pub fn deferred(&self) -> Option<Token> {
         let deferred = self.session.deferred.as_ref()?;
         deferred.is_the_handlers().then_some(deferred.token)
     }
 
-    /// Ends the deferred request that has this token, unless it is a successful read. The reply goes out in the
-    /// next call of [`Self::on_readable`].
+    /// Ends the deferred request that has this token, except for a successful read. The next call
+    /// of [`Self::on_readable`] sends the reply.
     ///
     /// # Errors
-    /// [`CompleteError`]; nothing has changed then.
+    /// [`CompleteError`]; the request is unchanged then.
     pub fn complete(&mut self, token: Token, result: Result<(), Errno>) -> Result<(), CompleteError> {
         self.complete_with(token, result.map(|()| &[][..]))
     }
 
-    /// Ends the deferred read that has this token, with all of its bytes or an error; as [`Self::complete`].
+    /// Ends the deferred read that has this token, with all of its bytes or an error; otherwise as
+    /// [`Self::complete`].
     ///
     /// # Errors
-    /// [`CompleteError`]; nothing has changed then.
+    /// [`CompleteError`]; the request is unchanged then.
     pub fn complete_read(&mut self, token: Token, result: Result<&[u8], Errno>) -> Result<(), CompleteError> {
         self.complete_with(token, result)
     }
@@ -374,7 +389,8 @@ impl ServerConnection {
         Ok(())
     }
 
-    /// Asks the client for `len` bytes of its memory, 1 to 16 MiB; [`Handler::dma_read_done`] brings them.
+    /// Requests `len` bytes of the client's memory, 1 to 16 MiB. [`Handler::dma_read_done`]
+    /// receives them.
     ///
     /// # Errors
     /// [`DmaError`]; the operation has not started then.
@@ -384,7 +400,8 @@ impl ServerConnection {
         self.session.dma.read(&mut out, self.session.limits, address, len, token)
     }
 
-    /// Asks the client to write up to 16 MiB to its memory; [`Handler::dma_write_done`] follows.
+    /// Requests a write of 1 byte to 16 MiB to the client's memory; [`Handler::dma_write_done`]
+    /// follows.
     ///
     /// # Errors
     /// [`DmaError`]; the operation has not started then.
@@ -394,37 +411,39 @@ impl ServerConnection {
         self.session.dma.write(&mut out, self.session.limits, address, data, token)
     }
 
-    /// Operations of [`Self::dma_read`] and [`Self::dma_write`] that have not ended.
+    /// Returns the number of operations of [`Self::dma_read`] and [`Self::dma_write`] that have not
+    /// ended.
     pub fn dma_outstanding(&self) -> usize {
         self.session.dma.outstanding()
     }
 
-    /// Ends the operation of [`Self::dma_read`] or [`Self::dma_write`] that has this token without a word to the handler, which has
-    /// given it up: it takes no slot any more, and a reply that still comes is dropped. False when there is none.
+    /// Ends the operation of [`Self::dma_read`] or [`Self::dma_write`] that has this token, without
+    /// a call of the handler, which has given it up. Its slot becomes free, and a late reply is
+    /// dropped. Returns false when there is no such operation.
     pub fn forget_dma(&mut self, token: Token) -> bool {
         self.session.dma.forget(token)
     }
 
-    /// Ends all operations of [`Self::dma_read`] and [`Self::dma_write`] with an error, when the connection has
-    /// ended or the device is reset; replies that still come are dropped.
+    /// Ends all operations of [`Self::dma_read`] and [`Self::dma_write`] with an error, when the
+    /// connection has ended or the device is reset. Late replies are dropped.
     pub fn fail_dma(&mut self, errno: Errno, handler: &mut dyn Handler) {
         self.session.dma.fail_all(errno, handler);
     }
 
-    /// What the client has said of itself, once it has.
+    /// Returns the capabilities that the client named, once it has sent its version.
     pub fn peer(&self) -> Option<&Capabilities> {
         (self.session.state != State::AwaitVersion).then_some(&self.session.peer)
     }
 
-    /// Process, user and group of the client, as they were when it connected.
+    /// Returns process, user and group of the client, as they were when it connected.
     ///
     /// # Errors
-    /// What `SO_PEERCRED` gives.
+    /// The error of `SO_PEERCRED`.
     pub fn peer_credentials(&self) -> Result<UnixCredentials, Errno> {
         Ok(getsockopt(&self.framed, sockopt::PeerCredentials)?)
     }
 
-    /// What has been seen so far.
+    /// Returns the counters so far.
     pub fn counters(&self) -> Counters {
         self.session.counters
     }
@@ -436,7 +455,7 @@ impl ServerConnection {
     }
 
     fn is_clogged(&self) -> bool {
-        // No reply may overtake a DMA request that waits for the second socket.
+        // A reply must not overtake a DMA request that waits for the second socket.
         if self.twin_queued() > 0 {
             return true;
         }
@@ -488,7 +507,7 @@ impl ServerConnection {
         Ok(Progress::More)
     }
 
-    /// Gives the stream the limits that a VERSION has brought, once no message is borrowed from it.
+    /// Sets the stream's limits after a VERSION, once no message is borrowed from it.
     fn apply_negotiation(&mut self) {
         if let Some(limit) = self.session.new_limit.take() {
             self.framed.set_limit(limit);
@@ -497,7 +516,7 @@ impl ServerConnection {
         }
     }
 
-    /// A step while a request is deferred; `None` goes on.
+    /// Takes a step while a request is deferred; `None` means that the caller goes on.
     fn wait_deferred(
         &mut self,
         handler: &mut dyn Handler,
@@ -524,7 +543,7 @@ impl ServerConnection {
         }
 
         if !self.framed.rx.has_room() {
-            // Nothing can be read, so only the socket's state tells that the client has gone.
+            // No byte can be read now, so only a poll tells whether the client has gone.
             let gone = self.has_hung_up();
             return Ok(Some(if gone { Progress::Closed } else { Progress::Blocked }));
         }
@@ -535,8 +554,9 @@ impl ServerConnection {
         }
     }
 
-    /// Looks at the messages behind the deferred request, within the turn. Resets are counted; replies to operations
-    /// of this side are taken out and served, since the deferred request may depend on them.
+    /// Looks at the messages behind the deferred request, within the turn. Resets are counted.
+    /// Replies to operations of this side are taken out and served, since the deferred request may
+    /// depend on them.
     fn look_ahead(&mut self, handler: &mut dyn Handler, turn: &mut Turn) -> Result<(), ConnectionError> {
         let session = &mut self.session;
         let (rx, mut out) = self.framed.split();
@@ -563,7 +583,7 @@ impl ServerConnection {
             }
         }
 
-        // What is behind moves up once a pass: the buffer may hold a mebibyte.
+        // The bytes behind move up once in each pass: the buffer may hold a mebibyte.
         rx.remove(&served);
         session.scanned -= served.iter().map(|(from, behind)| behind - from).sum::<u64>();
         result.map_err(ConnectionError::from)

@@ -1,4 +1,4 @@
-//! `REGION_WRITE_MULTI`: thousands of writes in a message, carried out a part at a time.
+//! `REGION_WRITE_MULTI`: thousands of writes in one message, carried out in pieces.
 
 use std::borrow::Cow;
 
@@ -24,9 +24,10 @@ impl Session {
         if !self.config.write_multiple {
             return Err(Errno::ENOTSUP.into());
         }
+
         let (head, records) = parse_prefix::<WriteMultiPayload>(payload)?;
         let (writes, rest) = records.as_chunks::<{ size_of::<MultiWrite>() }>();
-        // All are checked before the first has an effect.
+        // All writes are checked before the first has an effect.
         let valid = rest.is_empty() && writes.len() as u64 == head.wr_cnt.get();
         if !valid || !writes.iter().all(|record| write_is_valid(record)) {
             return Err(Errno::EINVAL.into());
@@ -34,7 +35,8 @@ impl Session {
         self.run_multi(out, request, records.into(), 0, handler)
     }
 
-    /// Carries out a part of the writes; the rest is a request that goes on in the next step.
+    /// Carries out one piece of the writes. The rest becomes a deferred request that continues in
+    /// the next step.
     pub(super) fn run_multi(
         &mut self,
         out: &mut Outlet<'_>,
@@ -45,6 +47,7 @@ impl Session {
     ) -> Result<(), Refusal> {
         let (writes, _) = records.as_chunks::<{ size_of::<MultiWrite>() }>();
         let total = writes.len();
+
         for (index, record) in writes.iter().enumerate().skip(from).take(MULTI_PIECE) {
             let (write, _) = parse_prefix::<MultiWrite>(record)?;
             let data = &write.data[..(write.count.get() as usize).min(write.data.len())];
@@ -57,6 +60,7 @@ impl Session {
                 }
             }
         }
+
         let next = from.saturating_add(MULTI_PIECE);
         if next < total {
             let kind = Kind::Multi { records: records.into_owned(), next };
@@ -64,6 +68,7 @@ impl Session {
             self.deferred = Some(Deferred { token: 0, request, kind, result, data, asked: false });
             return Ok(());
         }
+
         let done = WriteMultiPayload { wr_cnt: (total as u64).into() };
         Ok(reply(out, request, done.as_bytes(), &[], &[])?)
     }

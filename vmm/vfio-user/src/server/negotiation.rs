@@ -1,4 +1,4 @@
-//! `VERSION`: what both sides can do, and how large a message may be from then on.
+//! `VERSION`: the capabilities of both sides, and the largest message from then on.
 
 use super::ConnectionError;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +10,7 @@ use crate::socket::Outlet;
 use crate::wire::*;
 
 impl Session {
-    /// Serves the first message, which must be a version; anything else ends the connection.
+    /// Serves the first message, which must be a version. Any other message ends the connection.
     pub(super) fn version(
         &mut self,
         out: &mut Outlet<'_>,
@@ -21,6 +21,7 @@ impl Session {
             self.fail(out, request, Errno::EINVAL)?;
             return Err(ConnectionError::NotNegotiated { command: request.command });
         }
+
         let proposed = match parse_version(payload) {
             Ok(proposed) => proposed,
             Err(error) => {
@@ -28,18 +29,20 @@ impl Session {
                 return Err(error.into());
             }
         };
+
         if proposed.major != VERSION_MAJOR {
             self.fail(out, request, Errno::ENOTSUP)?;
             return Err(ConnectionError::Major { major: proposed.major });
         }
+
         let asked = proposed.capabilities.clone().unwrap_or_default();
-        // Zero bytes a message would make every transfer endless.
+        // With zero bytes in a message every transfer would be endless.
         let transfer = asked.max_data_xfer_size.unwrap_or(DEFAULT_MAX_DATA_XFER_SIZE.into());
         if transfer == 0 {
             self.fail(out, request, Errno::EINVAL)?;
             return Err(ConnectionError::NoTransfers);
         }
-        // What the client did not name it takes to have its default.
+        // The client assumes the default for a limit that it did not name.
         if asked.max_data_xfer_size.is_none() {
             self.transfer = DEFAULT_MAX_DATA_XFER_SIZE as usize;
         }
@@ -50,33 +53,37 @@ impl Session {
         let theirs = self.make_twin(&asked, request);
         let answer = VersionMessage {
             major: VERSION_MAJOR,
-            // Ours is the lowest there is, so it is never above what was proposed.
+            // The version here is the lowest there is, so it never exceeds the proposed one.
             minor: VERSION_MINOR,
             has_json: proposed.has_json,
             capabilities: proposed.capabilities.as_ref().map(|asked| self.answer(asked)),
         };
         self.peer = asked;
         self.state = State::Running;
+
         let fd = theirs.as_ref().map(AsFd::as_fd);
         Ok(reply(out, request, &build_version(&answer), &[], fd.as_slice())?)
     }
 
-    /// Makes a second socket for a client that proposed it and takes descriptors, and returns the client's end. A server
-    /// without a descriptor to spare does not agree, and sends its requests on the first socket.
+    /// Makes a second socket for a client that proposed it and takes descriptors, and returns the
+    /// client's end. A server without a free descriptor does not agree, and sends its requests on
+    /// the first socket.
     fn make_twin(&mut self, asked: &Capabilities, request: Request) -> Option<OwnedFd> {
         let wanted = asked.twin_socket.as_ref().is_some_and(|twin| twin.supported);
         let takes_fds = asked.max_msg_fds.is_none_or(|fds| fds > 0);
         if !wanted || !takes_fds || request.no_reply {
             return None;
         }
+
         let (twin, theirs) =
             Twin::pair(self.config.message_limit(self.limits.transfer), self.closer.clone()).ok()?;
         self.twin = Some(twin);
         Some(theirs)
     }
 
-    /// A subset of what the client named, as the specification wants it. This also keeps the reply no longer than the
-    /// request, but for a digit or two, and for the index of the second socket's descriptor.
+    /// Builds the answer: a subset of the capabilities that the client named, as the specification
+    /// wants it. So the reply is no longer than the request, but for a digit or two and for the
+    /// index of the second socket's descriptor.
     fn answer(&self, asked: &Capabilities) -> Capabilities {
         let config = &self.config;
         Capabilities {

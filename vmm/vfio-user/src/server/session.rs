@@ -1,4 +1,4 @@
-//! What a connection does with each message: the request is checked, the handler is asked, the reply goes out.
+//! Serving of one message: check the request, call the handler, send the reply.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -23,20 +23,21 @@ pub(super) struct Request {
     pub(super) no_reply: bool,
 }
 
-/// What a deferred request needs when it ends.
+/// State that a deferred request needs when it ends.
 #[derive(Debug)]
 pub(super) enum Kind {
     /// The reply is empty: map, reset.
     Empty,
     /// The reply repeats the request's entry.
     Unmap(DmaUnmapPayload),
-    /// As [`Self::Unmap`]; the handler is done, and DMA requests on the second socket are waited for.
+    /// As [`Self::Unmap`]; the handler is done, and the reply waits for DMA requests on the second
+    /// socket.
     Drain { entry: DmaUnmapPayload, unmap: DmaUnmap },
     /// The reply repeats the request's start, and brings data.
     Read(RegionAccess),
     /// The reply repeats the request's start.
     Write(RegionAccess),
-    /// Writes from number `next` on are still to be done.
+    /// The writes from number `next` on are still to be done.
     Multi { records: Vec<u8>, next: usize },
 }
 
@@ -44,11 +45,11 @@ pub(super) enum Kind {
 pub(super) struct Deferred {
     pub(super) token: Token,
     pub(super) kind: Kind,
-    /// Set when the handler's side has completed it.
+    /// Result, once the handler's side has completed it.
     pub(super) result: Option<Result<(), Errno>>,
     /// Data of a completed read.
     pub(super) data: Vec<u8>,
-    /// The handler has been told of a reset behind this.
+    /// Whether the handler was asked to give it up for a reset behind it.
     pub(super) asked: bool,
     pub(super) request: Request,
 }
@@ -80,11 +81,11 @@ pub(super) struct Session {
     pub(super) dma: DmaTable,
     pub(super) limits: Limits,
     pub(super) counters: Counters,
-    /// A new largest message, to be given to the stream once no message is borrowed from it.
+    /// Size of a new largest message, set on the stream once no message is borrowed from it.
     pub(super) new_limit: Option<usize>,
-    /// Stream position up to which messages have been looked through for resets.
+    /// Stream position up to which messages were searched for resets.
     pub(super) scanned: u64,
-    /// Resets seen there that have not been served.
+    /// Resets found there that were not served yet.
     pub(super) resets_ahead: u32,
     /// Most bytes of data in one access.
     pub(super) transfer: usize,
@@ -120,20 +121,23 @@ impl Session {
         self.counters.messages += 1;
         let header = message.header;
         if header.message_type() == MessageType::Reply {
-            // Nothing can be answered to a reply; one that no operation waits for is dropped, as QEMU does.
+            // A reply gets no answer. One that no operation waits for is dropped, as QEMU does.
             let is_expected = self.expects(&header);
             if !is_expected || !self.dma.on_reply(out, self.limits, &header, message.payload, handler)? {
                 self.counters.unmatched_replies += 1;
             }
             return Ok(());
         }
+
         let request = Request { id: header.id, command: header.command, no_reply: header.no_reply() };
         if header.command == Command::DeviceReset && message.end <= self.scanned {
             self.resets_ahead = self.resets_ahead.saturating_sub(1);
         }
+
         if self.state == State::AwaitVersion {
             return self.version(out, request, message.payload);
         }
+
         let result = match header.command {
             Command::DmaMap => self.dma_map(out, request, message, handler),
             Command::DmaUnmap => self.dma_unmap(out, request, message.payload, handler),
@@ -151,17 +155,18 @@ impl Session {
             Command::RegionWrite => self.region_write(out, request, message.payload, handler),
             Command::RegionWriteMulti => self.write_multi(out, request, message.payload, handler),
             Command::DeviceReset => self.outcome(out, request, handler.reset(), Kind::Empty),
-            // Once is enough; requests of the other direction make no sense in this one.
+            // A version comes once; requests of the other direction make no sense in this one.
             Command::Version | Command::DmaRead | Command::DmaWrite => Err(Errno::EINVAL.into()),
-            // Every feature that the specification knows belongs to migration, which is not offered here. A probe
-            // of such a feature fails, and EINVAL is what the reference answers then.
+            // Every feature in the specification belongs to migration, which is not offered here. A
+            // probe of such a feature fails, and the reference answers EINVAL then.
             Command::DeviceFeature | Command::MigDataRead | Command::MigDataWrite => {
                 Err(Errno::EINVAL.into())
             }
-            // The dirty page command of older drafts had ENOTSUP for a device without migration.
+            // For the dirty page command of older drafts, ENOTSUP means a device without migration.
             Command::DirtyPages | Command::DeviceGetRegionIoFds => Err(Errno::ENOTSUP.into()),
             Command::Unknown(_) => Err(Errno::ENOSYS.into()),
         };
+
         match result {
             Ok(()) => Ok(()),
             Err(Refusal::Errno(errno)) => Ok(self.fail(out, request, errno)?),
@@ -174,7 +179,7 @@ impl Session {
         self.twin.is_none() && self.dma.expects(header)
     }
 
-    /// Ends the deferred request if it has been completed; false when it has not.
+    /// Ends the deferred request if it was completed; returns false otherwise.
     pub(super) fn finish_deferred(
         &mut self,
         out: &mut Outlet<'_>,
@@ -183,6 +188,7 @@ impl Session {
         let Some(deferred) = self.deferred.take_if(|deferred| deferred.result.is_some()) else {
             return Ok(false);
         };
+
         let request = deferred.request;
         let result = match (deferred.result.unwrap_or(Ok(())), deferred.kind) {
             (Err(errno), _) => Err(errno.into()),
@@ -198,6 +204,7 @@ impl Session {
             },
             (Ok(()), kind) => acknowledge(out, request, &kind).map_err(Refusal::from),
         };
+
         match result {
             Ok(()) => Ok(true),
             Err(Refusal::Errno(errno)) => {
@@ -250,13 +257,16 @@ impl Session {
         if message.fds_lost {
             return Err(Errno::EMFILE.into());
         }
+
         let map = DmaMap {
             flags: raw.flags.get(),
             offset: raw.offset.get(),
             address: raw.address.get(),
             size: raw.size.get(),
         };
-        // As VFIO's type 1 IOMMU: whole pages, of the smallest size. Ranges of a few bytes would make one DMA operation look at thousands.
+
+        // As VFIO's type 1 IOMMU: whole pages of the smallest size. With ranges of a few bytes one
+        // DMA operation would have to look at thousands.
         let page = 1 << self.config.pgsizes.trailing_zeros().min(63);
         let valid = map.flags & !(DMA_FLAG_READ | DMA_FLAG_WRITE) == 0
             && range_is_valid(map.address, map.size)
@@ -267,6 +277,7 @@ impl Session {
         if !valid {
             return Err(Errno::EINVAL.into());
         }
+
         let outcome = handler.dma_map(map, message.fds.into_iter().next());
         self.outcome(out, request, outcome, Kind::Empty)
     }
@@ -281,14 +292,16 @@ impl Session {
         let (raw, _) = parse_prefix::<DmaUnmapPayload>(payload)?;
         self.check_unmap_argsz(raw.argsz.get())?;
         let unmap = what_is_unmapped(&raw)?;
+
         match handler.dma_unmap(unmap) {
             Outcome::Done => self.finish_unmap(out, request, raw, unmap, handler),
             outcome => self.outcome(out, request, outcome, Kind::Unmap(raw)),
         }
     }
 
-    /// Answers an unmap that the handler is done with. On the second socket a DMA request could overtake the answer, so
-    /// there the answer waits for the replies to those that touch the range.
+    /// Answers an unmap that the handler has done. A DMA request on the second socket could
+    /// overtake the answer, so the answer waits there for the replies to the requests that touch
+    /// the range.
     fn finish_unmap(
         &mut self,
         out: &mut Outlet<'_>,
@@ -308,13 +321,13 @@ impl Session {
         }
 
         let (kind, data) = (Kind::Drain { entry, unmap }, Vec::new());
-        // The handler is not asked to give it up: it is done.
+        // The handler is done, so it is not asked to give the request up.
         self.deferred = Some(Deferred { token: 0, request, kind, result: None, data, asked: true });
         Ok(())
     }
 
-    /// Checks the room that the client has for the reply to its `DMA_UNMAP`: the entry must fit, and, as for the
-    /// reference, no more than a data transfer may be offered.
+    /// Checks the room that the client has for the reply to its `DMA_UNMAP`. The entry must fit,
+    /// and, as in the reference, the room must not exceed a data transfer.
     fn check_unmap_argsz(&self, argsz: u32) -> Result<(), Errno> {
         let most = self.transfer.max(DEFAULT_MAX_DATA_XFER_SIZE as usize);
         let sizes = size_of::<DmaUnmapPayload>()..=most;
@@ -333,22 +346,24 @@ impl Session {
         if (argsz as usize) < size_of::<RegionInfoPayload>() {
             return Err(Errno::EINVAL.into());
         }
+
         let mut info = handler.region_info(raw.index.get())?;
         let takes_fds = self.peer.max_msg_fds.is_none_or(|fds| fds > 0);
         if info.fd.is_none() || info.flags & REGION_FLAG_MMAP == 0 || !takes_fds {
-            // A region without its descriptor cannot be mapped, whatever was meant.
+            // A region without its descriptor cannot be mapped.
             info.flags &= !REGION_FLAG_MMAP;
             info.areas.clear();
             info.fd = None;
         } else if info.areas.is_empty() {
-            // One area that covers the region: the reference's client takes a descriptor only with capabilities.
+            // One area that covers the region: the reference's client takes a descriptor only
+            // together with capabilities.
             info.areas = info.mappable();
         }
 
         let body = build_region_info(raw.index.get(), &info, argsz);
 
-        // The descriptor goes out with the complete answer only. The reference's client has no room for one in the
-        // first answer, and takes it for an error.
+        // The descriptor goes out with the complete answer only. The reference's client has no room
+        // for one in the first answer, and takes it for an error.
         let is_complete = region_info_size(&info) <= argsz as usize;
         let fd = info.fd.as_ref().filter(|_| is_complete).map(AsFd::as_fd);
         Ok(reply(out, request, &body, &[], fd.as_slice())?)
@@ -363,13 +378,16 @@ impl Session {
     ) -> Result<(), Refusal> {
         let (access, _) = parse_prefix::<RegionAccess>(payload)?;
         let count = self.check_access(&access)?;
+
         self.scratch.clear();
         self.scratch.resize(count, 0);
+
         let outcome = if count == 0 {
             Outcome::Done
         } else {
             handler.region_read(access.region.get(), access.offset.get(), &mut self.scratch)
         };
+
         match outcome {
             Outcome::Done => Ok(reply(out, request, access.as_bytes(), &self.scratch, &[])?),
             other => self.outcome(out, request, other, Kind::Read(access)),
@@ -405,7 +423,7 @@ impl Session {
     }
 }
 
-/// Why a request has no good reply: the handler or a check says so, or the stream is gone.
+/// Why a request failed: a check or the handler refused it, or the stream is lost.
 pub(super) enum Refusal {
     Errno(Errno),
     Frame(FrameError),
@@ -469,7 +487,7 @@ fn irq_info(
     Ok(reply(out, request, body.as_bytes(), &[], &[])?)
 }
 
-/// The reply to a request that is done and brings no data.
+/// Sends the reply to a request that is done and returns no data.
 fn acknowledge(out: &mut Outlet<'_>, request: Request, kind: &Kind) -> Result<(), FrameError> {
     match kind {
         Kind::Empty => reply(out, request, &[], &[], &[]),
@@ -497,7 +515,7 @@ pub(super) fn reply(
     if data.is_empty() {
         return out.send(&header, fixed, fds);
     }
-    // Data only ever stand behind a region access.
+    // Data always follow a region access.
     let mut head = [0; HEADER_SIZE + size_of::<RegionAccess>()];
     let length = (HEADER_SIZE + fixed.len()).min(head.len());
     head[..HEADER_SIZE].copy_from_slice(&header);
@@ -505,7 +523,7 @@ pub(super) fn reply(
     out.send(&head[..length], data, fds)
 }
 
-/// What a `DMA_UNMAP` says.
+/// Returns the range that a `DMA_UNMAP` names.
 fn what_is_unmapped(entry: &DmaUnmapPayload) -> Result<DmaUnmap, Errno> {
     let (address, size) = (entry.address.get(), entry.size.get());
     match entry.flags.get() {
@@ -515,7 +533,7 @@ fn what_is_unmapped(entry: &DmaUnmapPayload) -> Result<DmaUnmap, Errno> {
     }
 }
 
-/// Not empty, and its last byte has an address.
+/// Whether the range is not empty and its last byte has an address.
 fn range_is_valid(address: u64, size: u64) -> bool {
     size != 0 && address.checked_add(size - 1).is_some()
 }

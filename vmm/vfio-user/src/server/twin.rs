@@ -1,11 +1,12 @@
 //! The second socket, on which DMA requests go out and their replies come in.
 //!
-//! It exists when the client proposed it. The kernel orders nothing between two sockets, so the server does where it
-//! must: no request is taken while DMA requests wait in the queue of the second socket, and the answer to a
-//! `DMA_UNMAP` waits for the replies to the DMA requests that touch its range.
+//! It exists when the client proposed it. The kernel does not order messages between two sockets,
+//! so the server does it where it must. No request is taken while DMA requests wait in the queue of
+//! the second socket. The answer to a `DMA_UNMAP` waits for the replies to the DMA requests that
+//! touch its range.
 //!
-//! A client that closes it has no DMA by messages any more: what is under way fails, and so does each new operation.
-//! The connection goes on. A stream that makes no sense ends the connection, as on the first socket.
+//! When the client closes this socket, the operations in flight fail, and so does each new one. The
+//! connection continues. A malformed stream ends the connection, as on the first socket.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -25,13 +26,13 @@ use crate::wire::{Header, MessageType};
 pub(super) struct Twin {
     framed: Framed,
     ended: bool,
-    /// The event loop has said that there is something to read, and it was not read to its end yet.
+    /// Whether the event loop has reported input that was not read to its end yet.
     is_readable: bool,
 }
 
 impl Twin {
-    /// Makes the pair of sockets; the second value is the client's end. Messages have at most `limit` bytes.
-    /// Descriptors that come there are closed by `closer`.
+    /// Makes the pair of sockets; the second value is the client's end. Messages have at most
+    /// `limit` bytes. `closer` closes descriptors that come on it.
     pub(super) fn pair(limit: usize, closer: Option<Arc<dyn Closer>>) -> nix::Result<(Self, OwnedFd)> {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
         // A reply to a DMA request brings no descriptors.
@@ -43,12 +44,13 @@ impl Twin {
         Ok((Self { framed, ended: false, is_readable: false }, theirs))
     }
 
-    /// The longest time that one system call on this socket has taken since the last call of this function.
+    /// Returns the longest time that one system call on this socket has taken since the last call
+    /// of this function.
     pub(super) fn take_longest_call(&mut self) -> Duration {
         self.framed.take_longest_call()
     }
 
-    /// The socket, whose close can block.
+    /// Returns the socket, whose close can block.
     pub(super) fn into_socket(self) -> OwnedFd {
         self.framed.fd
     }
@@ -62,7 +64,7 @@ impl Twin {
         !self.ended && !self.framed.tx.has_ended()
     }
 
-    /// Bytes that wait for the socket.
+    /// Returns the number of bytes that wait for the socket.
     pub(super) fn queued(&self) -> usize {
         if self.is_usable() { self.framed.queued() } else { 0 }
     }
@@ -81,7 +83,7 @@ impl Twin {
     }
 }
 
-/// Where DMA requests go out: the second socket if there is one.
+/// Returns the outlet for DMA requests: the second socket if there is one.
 pub(super) fn dma_outlet<'a>(main: &'a mut Framed, twin: &'a mut Option<Twin>) -> Outlet<'a> {
     match twin {
         Some(twin) => twin.framed.split().1,
@@ -90,8 +92,8 @@ pub(super) fn dma_outlet<'a>(main: &'a mut Framed, twin: &'a mut Option<Twin>) -
 }
 
 impl Session {
-    /// Serves what came on the second socket, within the turn. It is read while replies are outstanding, and when the
-    /// event loop has said that there is something. Returns whether there may be more.
+    /// Serves the messages on the second socket, within the turn. It is read while replies are
+    /// outstanding, and when the event loop has reported input. Returns whether there may be more.
     pub(super) fn drive_twin(
         &mut self,
         handler: &mut dyn Handler,
@@ -141,7 +143,8 @@ impl Session {
         self.dma.fail_all(Errno::ENOTCONN, handler);
     }
 
-    /// Whether a deferred `DMA_UNMAP` has waited for DMA requests, and none is left that touches its range.
+    /// Whether a deferred `DMA_UNMAP` has waited for DMA requests, and none of those left touches
+    /// its range.
     pub(super) fn is_drained(&self) -> bool {
         self.deferred.as_ref().is_some_and(|deferred| match &deferred.kind {
             Kind::Drain { unmap, .. } => deferred.result.is_none() && !self.dma.touches(unmap),
@@ -159,7 +162,8 @@ impl Session {
     }
 }
 
-/// Refuses a command on the second socket, where the client has none to send. A client that reads no answers gets none.
+/// Refuses a command on the second socket, where the client has none to send. A client that does
+/// not read the answers gets no more.
 fn refuse(out: &mut Outlet<'_>, header: &Header, max_queued: usize) -> Result<(), FrameError> {
     if header.no_reply() || out.queued() >= max_queued {
         return Ok(());

@@ -1,10 +1,12 @@
-//! Descriptors that a peer passed, and where they are closed.
+//! Descriptors that a peer passed, and the place where they are closed.
 //!
-//! The last close of a file may block for as long as its owner likes: a FUSE file waits for its daemon, a TCP socket
-//! with `SO_LINGER` for its own peer, and a memory file for the kernel to free its pages. A server that must not wait
-//! names a [`Closer`]; every descriptor of its clients then ends there, whichever code drops it.
+//! The last close of a file may block for as long as its owner likes. A FUSE file waits for its
+//! daemon, and a TCP socket with `SO_LINGER` waits for its own peer. The kernel may have to free
+//! the pages of a memory file. A server that must not wait sets a [`Closer`]. Every descriptor of
+//! its clients then goes there, whichever code drops it.
 //!
-//! UNSAFETY: `ManuallyDrop::take` moves the descriptor out of a value that is being dropped or consumed.
+//! UNSAFETY: `ManuallyDrop::take` moves the descriptor out of a value that is being dropped or
+//! consumed.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -12,21 +14,22 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Closes descriptors of a peer at a place where blocking does no harm.
+/// Closes descriptors of a peer on a thread where blocking does no harm.
 pub trait Closer: fmt::Debug + Send + Sync {
-    /// Takes over a descriptor that is not needed any more. This call must not block.
+    /// Takes over a descriptor that is no longer needed. This call must not block.
     fn close(&self, fd: OwnedFd);
 }
 
-/// A descriptor that a peer passed. Dropping it hands it to the connection's [`Closer`], or closes it when the
-/// connection has none.
+/// A descriptor that a peer passed. Dropping it hands it to the connection's [`Closer`], or closes
+/// it when the connection has none.
 pub struct PeerFd {
     fd: ManuallyDrop<OwnedFd>,
     closer: Option<Arc<dyn Closer>>,
 }
 
 impl PeerFd {
-    /// Names the place where it is closed: for a descriptor that holds others of a peer, as a listening socket does.
+    /// Sets the place where the descriptor is closed. A listening socket needs one, since closing
+    /// it also closes the descriptors that wait in it.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.closer = Some(closer);
     }
@@ -36,7 +39,7 @@ impl PeerFd {
     }
 
     fn take(&mut self) -> OwnedFd {
-        // SAFETY: both callers give the value up right after this call, so that the field is taken once.
+        // SAFETY: both callers give the value up right after this call, so the field is taken once.
         unsafe { ManuallyDrop::take(&mut self.fd) }
     }
 }
@@ -58,7 +61,7 @@ impl From<OwnedFd> for PeerFd {
 }
 
 impl From<PeerFd> for OwnedFd {
-    /// Takes the descriptor out; from then on the close happens where the result is dropped.
+    /// Takes the descriptor out. From then on it is closed where the result is dropped.
     fn from(peer: PeerFd) -> Self {
         let mut peer = ManuallyDrop::new(peer);
         // The value is not dropped, but its reference to the closer must be.

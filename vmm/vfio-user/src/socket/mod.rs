@@ -1,14 +1,17 @@
 //! A framed stream over a UNIX `SOCK_STREAM` socket.
 //!
-//! What goes in: bytes and descriptors as the kernel hands them over, cut anywhere. What comes out: whole
-//! messages with the descriptors that came with them. It never blocks, holds at most one message of the
-//! negotiated size, and owns every descriptor from the moment it is in this process, so that none is leaked.
+//! The input is bytes and descriptors as the kernel delivers them, cut anywhere. The output is
+//! whole messages with the descriptors that came with them. The stream never blocks and holds at
+//! most one message of the negotiated size. It owns every descriptor as soon as the descriptor is
+//! in this process, so none leaks.
 //!
-//! Which message a descriptor belongs to: the kernel ends a `recvmsg` behind the part that carried
-//! descriptors, and says no more than that. Peers send one message a `sendmsg`, so descriptors belong to the
-//! last message that starts in, or else was in progress at, the bytes they came with.
+//! The kernel ends a `recvmsg` behind the part that carried descriptors, and tells no more about
+//! which message they belong to. Peers send one message in each `sendmsg`. So descriptors belong to
+//! the last message that starts within the bytes they came with; if none starts there, they belong
+//! to the message in progress.
 //!
-//! System calls are in `sys` and `peer`, which with `descriptor` are the only places of this crate with `unsafe`.
+//! System calls are in `sys` and `peer`, which with `descriptor` are the only places of this crate
+//! with `unsafe`.
 
 mod descriptor;
 mod peer;
@@ -27,8 +30,8 @@ pub use receive::{Fill, Message};
 pub(crate) use receive::{PendingFds, Receiver};
 pub(crate) use send::{Outlet, Sender};
 
-/// Most descriptors that a stream keeps for messages not handed out yet, unless its owner sets a lower limit.
-/// Descriptors above the limit are closed on arrival.
+/// Most descriptors that a stream keeps for messages that were not taken yet, unless its owner sets
+/// a lower limit. Descriptors above the limit are closed on arrival.
 pub const MAX_PENDING_FDS: usize = 256;
 
 /// Most descriptors that the kernel passes in one message (`SCM_MAX_FD` of Linux).
@@ -37,7 +40,7 @@ pub const MAX_MESSAGE_FDS: usize = sys::SCM_MAX_FD;
 /// Why a stream cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// A header claims a message shorter than itself: where the next one starts is unknown.
+    /// A header claims a message shorter than the header, so the start of the next one is unknown.
     #[error("a message claims {size} bytes, less than its 16-byte header")]
     TooShort {
         /// The size it claims.
@@ -51,7 +54,7 @@ pub enum FrameError {
         /// The limit.
         limit: usize,
     },
-    /// A message is neither request nor reply.
+    /// A message is neither a request nor a reply.
     #[error("a message has type {kind}, neither request nor reply")]
     Type {
         /// The *Type* bits.
@@ -60,10 +63,10 @@ pub enum FrameError {
     /// The peer has closed its end.
     #[error("the peer has closed the connection")]
     Closed,
-    /// The peer's process has died, and the kernel has not taken its end down yet.
+    /// The peer's process has died, but the kernel has not closed its end yet.
     #[error("the peer's process has died")]
     Died,
-    /// The operating system says no.
+    /// A system call failed.
     #[error("the socket failed: {0}")]
     Io(#[from] std::io::Error),
 }
@@ -77,23 +80,25 @@ pub struct Framed {
 }
 
 impl Framed {
-    /// Takes a connected stream socket, blocking or not. Messages larger than `limit` bytes end the stream; at
-    /// least 16 are allowed. A message keeps at most `max_fds` descriptors.
+    /// Takes a connected stream socket, blocking or not. Messages larger than `limit` bytes end the
+    /// stream; the limit is at least 16. A message keeps at most `max_fds` descriptors.
     pub fn new(fd: OwnedFd, limit: usize, max_fds: usize) -> Self {
         Self { fd, rx: Receiver::new(limit, max_fds), tx: Sender::default() }
     }
 
-    /// Names the place where descriptors of the peer are closed. Without one they are closed where they are dropped.
+    /// Sets the place where descriptors of the peer are closed. Without one they are closed where
+    /// they are dropped.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.rx.set_closer(closer);
     }
 
-    /// Returns the longest time that one system call for this stream has taken since the last call of this function.
+    /// Returns the longest time that one system call for this stream has taken since the last call
+    /// of this function.
     pub fn take_longest_call(&mut self) -> Duration {
         self.rx.times.take_longest().max(self.tx.times.take_longest())
     }
 
-    /// Sets the largest message from now on, in bytes.
+    /// Sets the size of the largest message from now on, in bytes.
     pub fn set_limit(&mut self, limit: usize) {
         self.rx.set_limit(limit);
     }
@@ -101,12 +106,12 @@ impl Framed {
     /// Reads once from the socket, without waiting.
     ///
     /// # Errors
-    /// [`FrameError::Io`] as the system call gives it.
+    /// [`FrameError::Io`] with the error of the system call.
     pub fn fill(&mut self) -> Result<Fill, FrameError> {
         self.rx.fill(self.fd.as_fd())
     }
 
-    /// Takes the next whole message out of what has been read, if there is one.
+    /// Takes the next whole message out of the received bytes, if there is one.
     ///
     /// # Errors
     /// A [`FrameError`] when the header makes no sense; the stream is then lost.
@@ -114,17 +119,17 @@ impl Framed {
         self.rx.next_message()
     }
 
-    /// Sends a message, made of `head` and `body`, with descriptors. What the socket does not take now is
-    /// copied to a queue, descriptors duplicated; [`Self::flush`] continues. Look at [`Self::queued`] before
-    /// producing more.
+    /// Sends a message, made of `head` and `body`, with descriptors. Bytes that the socket does not
+    /// take now are copied to a queue, with the descriptors duplicated; [`Self::flush`] sends them
+    /// later. The caller should check [`Self::queued`] before it produces more.
     ///
     /// # Errors
-    /// [`FrameError::Closed`], or what the system call gives.
+    /// [`FrameError::Closed`], or the error of the system call.
     pub fn send(&mut self, head: &[u8], body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
         self.tx.send(self.fd.as_fd(), head, body, fds)
     }
 
-    /// Sends what is queued, as far as the socket takes it.
+    /// Sends the queue, as far as the socket takes it.
     ///
     /// # Errors
     /// As [`Self::send`].
@@ -132,17 +137,17 @@ impl Framed {
         self.tx.flush(self.fd.as_fd())
     }
 
-    /// Both halves, to answer a message that is still borrowed.
+    /// Returns both halves, to answer a message that is still borrowed.
     pub(crate) fn split(&mut self) -> (&mut Receiver, Outlet<'_>) {
         (&mut self.rx, Outlet { socket: self.fd.as_fd(), tx: &mut self.tx })
     }
 
-    /// Bytes that wait for the socket to take them.
+    /// Returns the number of bytes that wait for the socket.
     pub fn queued(&self) -> usize {
         self.tx.queued()
     }
 
-    /// Descriptors that wait for the socket to take them.
+    /// Returns the number of descriptors that wait for the socket.
     pub fn queued_fds(&self) -> usize {
         self.tx.queued_fds()
     }

@@ -9,14 +9,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{getsockopt, sockopt};
 
-/// `SO_PEERPIDFD` (Linux 6.5, `include/uapi/asm-generic/socket.h`; the number of x86-64, aarch64 and RISC-V).
+/// `SO_PEERPIDFD` (Linux 6.5, `include/uapi/asm-generic/socket.h`; the number of x86-64, aarch64
+/// and RISC-V).
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// The process that listened where `socket` was connected, or made the pair; `None` when the kernel does not say, when it is in
-/// a process namespace that this process does not see, or when it has exited already: then somebody else has its socket.
+/// Returns the process that listened where `socket` was connected, or that made the pair. The
+/// result is `None` when the kernel does not tell, or when the process is in a namespace that this
+/// process does not see. It is also `None` when that process has already exited: then another
+/// process has its socket.
 pub(crate) fn process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let process = peer_pidfd(socket).or_else(|_| {
-        // An older kernel. The number may be another process's by now, which is harmless: its death alone proves nothing.
+        // An older kernel. By now the number may belong to another process, which is harmless: its
+        // death alone proves nothing.
         let pid = getsockopt(&socket, sockopt::PeerCredentials)?.pid();
         if pid > 0 { pidfd_open(pid) } else { Err(io::ErrorKind::NotFound.into()) }
     });
@@ -50,10 +54,11 @@ fn pidfd_open(pid: libc::pid_t) -> io::Result<OwnedFd> {
     own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
 }
 
-/// A descriptor that the kernel has just made, or what it said instead.
+/// Takes a descriptor that the kernel has just made, or the error that it returned instead.
 fn own(result: libc::c_long) -> io::Result<OwnedFd> {
     match RawFd::try_from(result) {
-        // SAFETY: the kernel has just installed this descriptor for us, close-on-exec, and nobody else knows it.
+        // SAFETY: the kernel has just installed this descriptor for us, close-on-exec, and nothing
+        // else refers to it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }

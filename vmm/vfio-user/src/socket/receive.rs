@@ -30,41 +30,41 @@ impl PendingFds {
     /// A receiver that keeps no descriptor at all.
     pub(crate) const NONE: Self = Self { read_ahead: 0, most: 0 };
 
-    /// Enough for pipelined messages of `max_fds` descriptors each: reading ahead ends before a whole message's
-    /// worth would be lost.
+    /// Enough for pipelined messages of `max_fds` descriptors each: reading ahead ends before a
+    /// whole message's worth would be lost.
     pub(crate) fn for_messages_of(max_fds: usize) -> Self {
         Self { read_ahead: max_fds.max(1), most: 2 * max_fds }
     }
 }
 
-/// A message, taken off the stream.
+/// A message that was taken off the stream.
 #[derive(Debug)]
 pub struct Message<'a> {
     /// Its header.
     pub header: Header,
-    /// Everything behind the header.
+    /// The bytes behind the header.
     pub payload: &'a [u8],
-    /// The descriptors that came with it; dropping them closes them.
+    /// The descriptors that came with the message; dropping them closes them.
     pub fds: Vec<PeerFd>,
-    /// More descriptors came than could be kept: those in `fds` are not all.
+    /// Whether descriptors are missing from `fds` because more came than could be kept.
     pub fds_lost: bool,
-    /// Stream position behind it.
+    /// Stream position behind the message.
     pub(crate) end: u64,
 }
 
-/// What one read from the socket gave.
+/// Result of one read from the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// Bytes came. `drained` says that the socket had no more of them at that time.
+    /// Bytes came.
     Data {
-        /// Nothing is left in the socket.
+        /// Whether the socket had no more bytes at that time.
         drained: bool,
     },
-    /// Nothing is there now.
+    /// The socket has no bytes now.
     WouldBlock,
-    /// The peer has closed its end; nothing will come any more.
+    /// The peer has closed its end; no more bytes will come.
     End,
-    /// The buffer is full of messages that have not been taken.
+    /// The buffer is full of messages that were not taken.
     Full,
 }
 
@@ -123,33 +123,33 @@ impl Receiver {
         self.limit = limit.max(HEADER_SIZE);
     }
 
-    /// Bytes that have been read and not taken.
+    /// Returns the number of bytes that were received and not taken.
     pub(crate) fn buffered(&self) -> usize {
         self.end - self.start
     }
 
-    /// Stream position of the next message.
+    /// Returns the stream position of the next message.
     pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
-    /// Whether another [`Self::fill`] can put something somewhere.
+    /// Whether another [`Self::fill`] has room for bytes and descriptors.
     pub(crate) fn has_room(&self) -> bool {
         self.buffered() < self.capacity() && self.pending_fds < self.pending_limit.read_ahead.max(1)
     }
 
-    /// A small limit still gets a buffer worth a system call.
+    /// Returns the largest buffer, in bytes. A small limit still gets a buffer worth a system call.
     fn capacity(&self) -> usize {
         self.limit.max(INITIAL_BUFFER)
     }
 
-    /// Reads what is there.
+    /// Reads the bytes in the socket, without waiting.
     pub(crate) fn fill(&mut self, socket: BorrowedFd<'_>) -> Result<Fill, FrameError> {
         self.fill_by(socket, false)
     }
 
-    /// As [`Self::fill`], but waits for something to come for as long as the socket's own time-out says, and no longer. A
-    /// socket that never blocks is not waited for.
+    /// As [`Self::fill`], but blocks until bytes come or the socket's own receive time-out ends. On
+    /// a non-blocking socket it does not wait.
     pub(crate) fn wait_and_fill(&mut self, socket: BorrowedFd<'_>) -> Result<Fill, FrameError> {
         self.fill_by(socket, true)
     }
@@ -158,9 +158,11 @@ impl Receiver {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
+
         if self.end == self.buffer.len() && !self.make_room() {
             return Ok(Fill::Full);
         }
+
         let mut fds = Vec::new();
         let room = &mut self.buffer[self.end..];
         let asked = room.len();
@@ -177,15 +179,18 @@ impl Receiver {
         if received.len == 0 {
             return Ok(Fill::End);
         }
+
         self.end += received.len;
-        // The kernel ends a read behind descriptors, so a short one says nothing then.
+        // The kernel ends a read behind descriptors, so a short read does not prove an empty socket
+        // then.
         let drained = received.len < asked && fds.is_empty() && !received.fds_lost;
         let fds = fds.into_iter().map(|fd| PeerFd::new(fd, self.closer.clone())).collect();
         self.keep(fds, received.fds_lost);
         Ok(Fill::Data { drained })
     }
 
-    /// Makes room behind `end`, by moving what is there or by doubling the buffer.
+    /// Makes room behind `end`, by moving the bytes to the front or by doubling the buffer. Returns
+    /// false when the buffer is full at its largest size.
     fn make_room(&mut self) -> bool {
         let length = self.buffer.len();
         let worthwhile = self.start >= length / 2 || length >= self.capacity();
@@ -195,6 +200,7 @@ impl Receiver {
             self.start = 0;
             return true;
         }
+
         let grown = (length * 2).clamp(INITIAL_BUFFER, self.capacity());
         if grown <= length {
             return false;
@@ -207,16 +213,19 @@ impl Receiver {
         if fds.is_empty() && !lost {
             return;
         }
+
         let room = self.pending_limit.most.saturating_sub(self.pending_fds);
         if fds.len() > room {
             fds.truncate(room);
             lost = true;
         }
+
         self.pending_fds += fds.len();
         let end = self.position + self.buffered() as u64;
         let full = self.batches.len() >= MAX_BATCHES;
         match self.batches.back_mut() {
-            // A peer that drips bytes with descriptors into one message makes the list no longer.
+            // A peer that sends bytes with descriptors piecemeal into one message makes the list no
+            // longer.
             Some(last) if full => {
                 last.end = end;
                 last.lost |= lost;
@@ -232,6 +241,7 @@ impl Receiver {
         if size > self.buffered() {
             return Ok(None);
         }
+
         let from = self.start;
         self.start += size;
         self.position += size as u64;
@@ -240,7 +250,7 @@ impl Receiver {
         Ok(Some(Message { header, payload, fds, fds_lost, end: self.position }))
     }
 
-    /// Whether [`Self::next_message`] has something to say: a whole message, or that there is none to come.
+    /// Whether [`Self::next_message`] would return a whole message or an error.
     pub(crate) fn has_message(&self) -> bool {
         match self.checked_header(self.start) {
             Ok(Some(header)) => header.size as usize <= self.buffered(),
@@ -249,28 +259,30 @@ impl Receiver {
         }
     }
 
-    /// The header at stream position `from`, if that message is whole and makes sense.
+    /// Returns the header at stream position `from`, if that message is whole and well-formed.
     pub(crate) fn header_at(&self, from: u64) -> Option<Header> {
         let at = self.start + usize::try_from(from.checked_sub(self.position)?).ok()?;
         let header = self.checked_header(at).ok()??;
         (header.size as usize <= self.end - at).then_some(header)
     }
 
-    /// The payload of the whole message that starts at stream position `from` and has this header.
+    /// Returns the payload of the whole message that starts at stream position `from` and has this
+    /// header.
     pub(crate) fn payload_at(&self, from: u64, header: &Header) -> Option<&[u8]> {
         let at = self.start + usize::try_from(from.checked_sub(self.position)?).ok()?;
         let bytes = self.buffer.get(at..self.end)?.get(..header.size as usize)?;
         bytes.get(HEADER_SIZE..)
     }
 
-    /// Takes whole messages out of the stream, as if they had never come: `removed` are their stream positions, each
-    /// as {first byte, byte behind the last}, in ascending order. The rest moves up once, and the descriptors of the
-    /// removed messages are dropped.
+    /// Removes whole messages from the stream, as if they had never come. `removed` holds their
+    /// stream positions in ascending order, each as first byte and byte behind the last. The
+    /// remaining bytes move up once, and the descriptors of the removed messages are dropped.
     pub(crate) fn remove(&mut self, removed: &[(u64, u64)]) {
         let place = |position: u64| {
             let offset = usize::try_from(position.saturating_sub(self.position)).unwrap_or(usize::MAX);
             self.start.saturating_add(offset).min(self.end)
         };
+
         let mut kept_to = None;
         for (index, &(_, behind)) in removed.iter().enumerate() {
             let next = removed.get(index + 1).map_or(self.end, |&(from, _)| place(from));
@@ -296,6 +308,7 @@ impl Receiver {
     fn checked_header(&self, at: usize) -> Result<Option<Header>, FrameError> {
         let bytes = self.buffer.get(at..self.end).unwrap_or_default();
         let Some(header) = Header::parse(bytes) else { return Ok(None) };
+
         if (header.size as usize) < HEADER_SIZE {
             return Err(FrameError::TooShort { size: header.size });
         }
@@ -308,7 +321,7 @@ impl Receiver {
         }
     }
 
-    /// The descriptors of the message that ends at `position`.
+    /// Returns the descriptors of the message that ends at `position`, and whether some were lost.
     fn take_fds(&mut self) -> (Vec<PeerFd>, bool) {
         let mut fds = Vec::new();
         let mut lost = false;
@@ -318,6 +331,7 @@ impl Receiver {
             lost |= batch.lost;
             fds.extend(batch.fds);
         }
+
         if fds.len() > self.max_fds {
             fds.truncate(self.max_fds);
             lost = true;

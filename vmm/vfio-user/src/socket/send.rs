@@ -11,18 +11,18 @@ use super::{FrameError, sys};
 struct Outgoing {
     bytes: Vec<u8>,
     sent: usize,
-    /// Go with the first byte.
+    /// Descriptors that go with the first byte.
     fds: Vec<OwnedFd>,
 }
 
-/// Messages stay apart in the queue, one system call each: QEMU takes a header that is cut in two for an
-/// error, and a message that starts a `sendmsg` is never cut within its first bytes.
+/// The send queue. Messages stay apart in it, one system call each. QEMU takes a header that is cut
+/// in two for an error, and a message that starts a `sendmsg` is never cut within its first bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
     queue: VecDeque<Outgoing>,
     queued: usize,
     queued_fds: usize,
-    /// The peer has closed its end.
+    /// Whether the peer has closed its end.
     ended: bool,
     pub(super) times: CallTimes,
 }
@@ -36,7 +36,7 @@ impl Sender {
         self.queued_fds
     }
 
-    /// The peer does not read any more, which [`Outlet`] has found.
+    /// Whether [`Outlet`] has found that the peer does not read any more.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }
@@ -54,15 +54,18 @@ impl Sender {
         if sent == total {
             return Ok(());
         }
+
         let mut owned = Vec::new();
         if sent == 0 {
             for fd in fds {
                 owned.push(fd.try_clone_to_owned()?);
             }
         }
+
         let mut bytes = Vec::with_capacity(total - sent);
         bytes.extend_from_slice(head.get(sent..).unwrap_or_default());
         bytes.extend_from_slice(&body[sent.saturating_sub(head.len())..]);
+
         self.queued += bytes.len();
         self.queued_fds += owned.len();
         self.queue.push_back(Outgoing { bytes, sent: 0, fds: owned });
@@ -76,10 +79,12 @@ impl Sender {
             if sent == 0 {
                 return Ok(());
             }
+
             self.queued_fds -= first.fds.len();
             first.fds.clear();
             first.sent += sent;
             self.queued -= sent;
+
             if first.sent == first.bytes.len() {
                 self.queue.pop_front();
             }
@@ -88,7 +93,7 @@ impl Sender {
     }
 }
 
-/// Sends what the socket takes; zero when it takes nothing now.
+/// Sends as much as the socket takes now, and returns the number of bytes; zero when it takes none.
 fn attempt(
     socket: BorrowedFd<'_>,
     head: &[u8],
@@ -107,9 +112,9 @@ fn attempt(
     }
 }
 
-/// The sending half of a stream, apart from the receiving one: a reply goes out while the request that it
-/// answers is still borrowed. A peer that has closed its end is no error here: what it sent before is still to be
-/// read, and replies to that go nowhere.
+/// The sending half of a stream, apart from the receiving one: a reply goes out while its request
+/// is still borrowed. A peer that has closed its end causes no error here: the bytes that it sent
+/// before are still to be read, and replies to them are dropped.
 pub(crate) struct Outlet<'a> {
     pub(super) socket: BorrowedFd<'a>,
     pub(super) tx: &'a mut Sender,

@@ -1,6 +1,7 @@
-//! UNSAFETY: `recvmsg` and `sendmsg` with descriptors. `nix` drops the descriptors of a truncated control
-//! message without closing them, and allocates for each message that carries some; a hostile peer must not
-//! be able to make either matter, so the two calls are made here, and everything around them is safe code.
+//! UNSAFETY: `recvmsg` and `sendmsg` with descriptors. `nix` drops the descriptors of a truncated
+//! control message without closing them, and allocates for each message that carries some. A
+//! hostile peer could exploit both. So the two calls are made here, and everything around them is
+//! safe code.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -19,15 +20,16 @@ pub(crate) type Control = [u64; CONTROL_WORDS];
 
 pub(crate) const EMPTY_CONTROL: Control = [0; CONTROL_WORDS];
 
-/// What one `recvmsg` gave.
+/// Result of one `recvmsg`.
 pub(crate) struct Received {
     /// Bytes put into the buffer; zero at the end of the stream.
     pub(crate) len: usize,
-    /// Descriptors were lost: this process may have no more of them.
+    /// Descriptors were lost, for example because this process may have no more of them.
     pub(crate) fds_lost: bool,
 }
 
-/// Reads what is there, without waiting unless it is told to; descriptors are appended to `fds`, close-on-exec.
+/// Reads the available bytes; with `wait` it blocks for the first. Descriptors are appended to
+/// `fds`, close-on-exec.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -42,14 +44,17 @@ pub(crate) fn receive(
     header.msg_iovlen = 1;
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = size_of::<Control>() as _;
+
     let flags = libc::MSG_CMSG_CLOEXEC | if wait { 0 } else { libc::MSG_DONTWAIT };
-    // SAFETY: `header` points at one iovec over `buffer` and at `control`, with their true lengths; all of
-    // them outlive the call, and nothing else refers to them meanwhile.
+    // SAFETY: `header` points at one iovec over `buffer` and at `control`, with their true lengths;
+    // all of them outlive the call, and nothing else refers to them meanwhile.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
+
     let len = usize::try_from(result).map_err(|_| io::Error::last_os_error())?;
     let used = (header.msg_controllen as usize).min(size_of::<Control>());
     let bytes = zerocopy::IntoBytes::as_bytes(control.as_slice());
     take_descriptors(&bytes[..used], fds);
+
     Ok(Received { len, fds_lost: header.msg_flags & libc::MSG_CTRUNC != 0 })
 }
 
@@ -63,7 +68,8 @@ fn take_descriptors(mut control: &[u8], fds: &mut Vec<OwnedFd>) {
         let Some(data) = control.get(CMSG_HEADER..length) else { return };
         if level == libc::SOL_SOCKET && kind == libc::SCM_RIGHTS {
             for raw in data.chunks_exact(FD_SIZE).map(|chunk| read_int(chunk, 0)) {
-                // SAFETY: the kernel has just installed this descriptor for us, and each one is listed once.
+                // SAFETY: the kernel has just installed this descriptor for us, and each one is
+                // listed once.
                 fds.push(unsafe { OwnedFd::from_raw_fd(raw) });
             }
         }
@@ -83,8 +89,8 @@ fn read_int(bytes: &[u8], at: usize) -> i32 {
     i32::from_ne_bytes(int)
 }
 
-/// Sends `head` and `body` as one piece, without waiting and without `SIGPIPE`; says how many bytes went. If
-/// any went, so did the descriptors.
+/// Sends `head` and `body` as one piece, without waiting and without `SIGPIPE`, and returns the
+/// number of bytes sent. If any byte went out, the descriptors went with it.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     head: &[u8],
@@ -98,10 +104,12 @@ pub(crate) fn send(
         libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
         libc::iovec { iov_base: body.as_ptr().cast_mut().cast(), iov_len: body.len() },
     ];
+
     // SAFETY: `msghdr` is plain old data, for which zero is a value.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = iov.as_mut_ptr();
     header.msg_iovlen = if body.is_empty() { 1 } else { 2 };
+
     let mut control = EMPTY_CONTROL;
     if !fds.is_empty() {
         let length = CMSG_HEADER + fds.len() * FD_SIZE;
@@ -115,9 +123,10 @@ pub(crate) fn send(
         header.msg_control = control.as_mut_ptr().cast();
         header.msg_controllen = length.next_multiple_of(8) as _;
     }
+
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `header` points at iovecs over `head` and `body` and at `control`, with their true lengths; the
-    // kernel only reads them, and all of them outlive the call.
+    // SAFETY: `header` points at iovecs over `head` and `body` and at `control`, with their true
+    // lengths; the kernel only reads them, and all of them outlive the call.
     let result = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, flags) };
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

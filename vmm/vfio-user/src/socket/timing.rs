@@ -1,6 +1,7 @@
 //! The time that system calls for a peer take.
 //!
-//! A peer can make them slow: each read and write of a socket walks all watches that the peer has hung on its own end.
+//! A peer can make them slow: each read and write of a socket walks all watches that the peer has
+//! registered on its own end.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ pub(crate) struct CallTimes {
 }
 
 impl CallTimes {
-    /// Makes a call and remembers its time when it is the longest so far.
+    /// Makes a call and records its time if it is the longest so far.
     pub(crate) fn measure<R>(&mut self, call: impl FnOnce() -> R) -> R {
         let start = Instant::now();
         let result = call();
@@ -20,7 +21,7 @@ impl CallTimes {
         result
     }
 
-    /// Returns the time of the longest call and starts anew.
+    /// Returns the time of the longest call and resets it.
     pub(crate) fn take_longest(&mut self) -> Duration {
         std::mem::take(&mut self.longest)
     }

@@ -1,5 +1,5 @@
-//! The fixed structures of the payloads, byte for byte. Each type's name is its command's; fields keep the
-//! names of the specification. No type has padding, and any bytes are a valid value.
+//! The fixed structures of the payloads, byte for byte. Each type's name is its command's; fields
+//! keep the names of the specification. No type has padding, and any bytes are a valid value.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -74,7 +74,7 @@ wire_struct! {
 wire_struct! {
     /// Request and reply of `VFIO_USER_DEVICE_GET_INFO`, 16 bytes.
     DeviceInfoPayload {
-        /// Size of the reply payload: room for it, then what it takes.
+        /// Request: room for the reply payload. Reply: its size.
         argsz: U32,
         /// `VFIO_DEVICE_FLAGS_*`.
         flags: U32,
@@ -86,9 +86,10 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Request and start of the reply of `VFIO_USER_DEVICE_GET_REGION_INFO`, 32 bytes; capabilities follow.
+    /// Request and start of the reply of `VFIO_USER_DEVICE_GET_REGION_INFO`, 32 bytes; capabilities
+    /// follow.
     RegionInfoPayload {
-        /// Size of the reply payload: room for it, then what it takes with all capabilities.
+        /// Request: room for the reply payload. Reply: its size with all capabilities.
         argsz: U32,
         /// `VFIO_REGION_INFO_FLAG_*`.
         flags: U32,
@@ -98,7 +99,7 @@ wire_struct! {
         cap_offset: U32,
         /// Size of the region, in bytes.
         size: U64,
-        /// Offset to give to `mmap` of the descriptor that comes along.
+        /// Offset for `mmap` of the message's descriptor.
         offset: U64,
     }
 }
@@ -148,7 +149,7 @@ wire_struct! {
 wire_struct! {
     /// Request and start of the reply of `VFIO_USER_DEVICE_GET_REGION_IO_FDS`, 16 bytes.
     RegionIoFdsPayload {
-        /// Size of the reply payload: room for it, then what it takes.
+        /// Request: room for the reply payload. Reply: its size.
         argsz: U32,
         /// Zero.
         flags: U32,
@@ -174,7 +175,7 @@ wire_struct! {
         flags: U32,
         /// Zero.
         padding: U32,
-        /// Value to match (ioeventfd), or opaque value handed back (ioregionfd).
+        /// Value to match (ioeventfd), or opaque value that is returned (ioregionfd).
         data: U64,
     }
 }
@@ -182,7 +183,7 @@ wire_struct! {
 wire_struct! {
     /// Request and reply of `VFIO_USER_DEVICE_GET_IRQ_INFO`, 16 bytes.
     IrqInfoPayload {
-        /// Size of the reply payload: room for it, then what it takes.
+        /// Request: room for the reply payload. Reply: its size.
         argsz: U32,
         /// `VFIO_IRQ_INFO_*`.
         flags: U32,
@@ -194,7 +195,8 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Start of `VFIO_USER_DEVICE_SET_IRQS`, 20 bytes; one byte an interrupt follows with `DATA_BOOL`.
+    /// Start of `VFIO_USER_DEVICE_SET_IRQS`, 20 bytes; with `DATA_BOOL` one byte follows for each
+    /// interrupt.
     SetIrqsPayload {
         /// Size of the request payload.
         argsz: U32,

@@ -1,10 +1,11 @@
 //! The wire format: headers, commands, and the structures behind them.
 //!
-//! What goes in: byte slices of any content and length. What comes out: owned, checked values or a typed
-//! error; nothing here does I/O, allocates by a length that the peer claims, or can panic.
+//! The input is byte slices of any content and length. The output is owned, checked values or a
+//! typed error. Nothing here does I/O, allocates by a length that the peer claims, or can panic.
 //!
-//! All numbers are little-endian: the specification says "host endianness", and this crate's hosts are.
-//! Source: `docs/interop/vfio-user.rst` of QEMU; the VFIO numbers are those of `<linux/vfio.h>`.
+//! All numbers are little-endian: the specification says "host endianness", and this crate runs on
+//! little-endian hosts. The source is `docs/interop/vfio-user.rst` of QEMU; the VFIO numbers are
+//! those of `<linux/vfio.h>`.
 
 #![forbid(unsafe_code)]
 
@@ -42,7 +43,7 @@ pub const DEFAULT_MAX_DMA_MAPS: u32 = 65535;
 /// `pgsizes` of a peer that names none: 4 KiB pages only (specification, *Version*).
 pub const DEFAULT_PGSIZES: u64 = 4096;
 
-/// What a message asks for, or replies to (specification, *Commands*).
+/// Command that a message requests or replies to (specification, *Commands*).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
     /// `VFIO_USER_VERSION`
@@ -81,12 +82,12 @@ pub enum Command {
     MigDataRead,
     /// `VFIO_USER_MIG_DATA_WRITE`; known, not supported here
     MigDataWrite,
-    /// A number that the specification does not give.
+    /// A number that the specification does not assign.
     Unknown(u16),
 }
 
 impl Command {
-    /// The command behind a number; every number has one.
+    /// Returns the command with this number; every number has one.
     pub const fn from_number(number: u16) -> Self {
         match number {
             1 => Self::Version,
@@ -111,7 +112,7 @@ impl Command {
         }
     }
 
-    /// The number on the wire.
+    /// Returns the number on the wire.
     pub const fn number(self) -> u16 {
         match self {
             Self::Version => 1,
@@ -142,9 +143,9 @@ impl Command {
 pub enum MessageType {
     /// A request.
     Command,
-    /// The answer to one.
+    /// The answer to a request.
     Reply,
-    /// A number that the specification does not give.
+    /// A number that the specification does not assign.
     Unknown(u8),
 }
 
@@ -156,11 +157,11 @@ const FLAG_ERROR: u32 = 0x20;
 /// The header in front of every message, as an owned value (specification, *Header*).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Chosen by whoever sent the request, echoed in the reply.
+    /// Message ID: the sender of a request chooses it, and the reply repeats it.
     pub id: u16,
-    /// What is asked for or answered.
+    /// Command that is requested or answered.
     pub command: Command,
-    /// Size of the whole message with this header, in bytes.
+    /// Size of the whole message, this header included, in bytes.
     pub size: u32,
     /// Type, *No_reply* and *Error* bits.
     pub flags: u32,
@@ -169,7 +170,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads a header from the first 16 bytes, `None` when there are fewer. Any 16 bytes are a header.
+    /// Reads a header from the first 16 bytes. Any 16 bytes are a header; with fewer it returns
+    /// `None`.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (raw, _) = RawHeader::read_from_prefix(bytes).ok()?;
         Some(Self {
@@ -181,18 +183,18 @@ impl Header {
         })
     }
 
-    /// A request with a payload of `payload` bytes.
+    /// Makes the header of a request with a payload of `payload` bytes.
     pub fn request(id: u16, command: Command, payload: usize, no_reply: bool) -> Self {
         let flags = if no_reply { FLAG_NO_REPLY } else { 0 };
         Self { id, command, size: size_of_message(payload), flags, error: 0 }
     }
 
-    /// The reply to message `id` with a payload of `payload` bytes.
+    /// Makes the header of the reply to message `id` with a payload of `payload` bytes.
     pub fn reply(id: u16, command: Command, payload: usize) -> Self {
         Self { id, command, size: size_of_message(payload), flags: FLAG_TYPE_REPLY, error: 0 }
     }
 
-    /// The reply that says that message `id` failed; it has no payload.
+    /// Makes the header of a reply that reports the failure of message `id`; it has no payload.
     pub fn error_reply(id: u16, command: Command, errno: crate::Errno) -> Self {
         Self {
             id,
@@ -203,7 +205,7 @@ impl Header {
         }
     }
 
-    /// The 16 bytes on the wire.
+    /// Returns the 16 bytes on the wire.
     pub fn to_bytes(self) -> [u8; HEADER_SIZE] {
         let raw = RawHeader {
             id: self.id.into(),
@@ -212,12 +214,13 @@ impl Header {
             flags: self.flags.into(),
             error: self.error.into(),
         };
+
         let mut bytes = [0; HEADER_SIZE];
         bytes.copy_from_slice(raw.as_bytes());
         bytes
     }
 
-    /// Request or reply.
+    /// Returns the *Type* bits of the flags as a type.
     pub fn message_type(&self) -> MessageType {
         match self.flags & FLAG_TYPE_MASK {
             0 => MessageType::Command,
@@ -226,23 +229,24 @@ impl Header {
         }
     }
 
-    /// The sender of this request wants no reply, not even when it fails.
+    /// Whether the sender of this request wants no reply, not even when the request fails.
     pub fn no_reply(&self) -> bool {
         self.flags & FLAG_NO_REPLY != 0
     }
 
-    /// The error that this reply reports, if it does.
+    /// Returns the error that this reply reports, if it reports one.
     pub fn reply_error(&self) -> Option<crate::Errno> {
         (self.flags & FLAG_ERROR != 0).then(|| crate::Errno::from_wire(self.error))
     }
 }
 
-/// Sizes are bounded far below 4 GiB by the negotiated limits; saturating keeps a mistake detectable.
+/// Returns the size of a message with this payload. The negotiated limits keep sizes far below 4
+/// GiB; saturating keeps a mistake detectable.
 fn size_of_message(payload: usize) -> u32 {
     u32::try_from(payload.saturating_add(HEADER_SIZE)).unwrap_or(u32::MAX)
 }
 
-/// Reads a fixed structure from the start of a payload, with the bytes behind it.
+/// Reads a fixed structure from the start of a payload, and returns it with the bytes behind it.
 ///
 /// # Errors
 /// [`ShortPayload`] when the payload is shorter than the structure.
@@ -251,7 +255,7 @@ pub fn parse_prefix<T: FromBytes>(payload: &[u8]) -> Result<(T, &[u8]), ShortPay
         .map_err(|_| ShortPayload { need: std::mem::size_of::<T>(), got: payload.len() })
 }
 
-/// A payload that ends before the structure its command needs.
+/// A payload that ends before the end of the structure that its command needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the payload has {got} bytes and its command needs {need}: send the whole structure")]
 pub struct ShortPayload {

@@ -19,21 +19,21 @@ pub enum RegionInfoError {
     /// A structure is cut off.
     #[error(transparent)]
     Short(#[from] ShortPayload),
-    /// The chain of capabilities leaves the reply, or does not run forwards.
+    /// The chain of capabilities leaves the reply, or does not run forward.
     #[error("a region capability is said to be at {next:#x} of a reply of {len:#x} bytes")]
     Chain {
-        /// Where it should be.
+        /// Position that the chain names.
         next: u32,
-        /// How long the reply is.
+        /// Size of the reply, in bytes.
         len: usize,
     },
     /// There are more areas than the reply has room for.
     #[error("a sparse mmap capability names {areas} areas, and the reply ends before them")]
     Areas {
-        /// How many it names.
+        /// Number of areas that the capability names.
         areas: u32,
     },
-    /// An area is outside of its region.
+    /// An area lies outside its region.
     #[error("mappable area {offset:#x}+{size:#x} is outside of a region of {region:#x} bytes")]
     AreaOutside {
         /// Start of the area.
@@ -45,7 +45,7 @@ pub enum RegionInfoError {
     },
 }
 
-/// Size of the complete reply for a region with all its capabilities, in bytes.
+/// Returns the size of the complete reply for a region with all its capabilities, in bytes.
 pub(crate) fn region_info_size(info: &RegionInfo) -> usize {
     BASE + sparse_cap_size(info) + type_cap_size(info)
 }
@@ -61,10 +61,12 @@ fn type_cap_size(info: &RegionInfo) -> usize {
     if info.region_type.is_some() { CAP_HEADER + size_of::<TypeCap>() } else { 0 }
 }
 
-/// Builds the reply for region `index`, which is never longer than `argsz`; that must be at least 32.
+/// Builds the reply for region `index`. The reply is never longer than `argsz`, which must be at
+/// least 32.
 ///
-/// Capabilities that do not fit are left out together with `VFIO_REGION_INFO_FLAG_CAPS` and `cap_offset`.
-/// The reply's `argsz` then exceeds the one given, and says how many bytes to ask again with.
+/// Capabilities that do not fit are left out together with `VFIO_REGION_INFO_FLAG_CAPS` and
+/// `cap_offset`. The reply's `argsz` then exceeds the given one and names the size to ask again
+/// with.
 pub fn build_region_info(index: u32, info: &RegionInfo, argsz: u32) -> Vec<u8> {
     let needed = region_info_size(info);
     let has_caps = needed > BASE && needed <= argsz as usize;
@@ -78,6 +80,7 @@ pub fn build_region_info(index: u32, info: &RegionInfo, argsz: u32) -> Vec<u8> {
         size: info.size.into(),
         offset: info.offset.into(),
     };
+
     let mut reply = base.as_bytes().to_vec();
     if has_caps {
         push_sparse_cap(&mut reply, info);
@@ -90,10 +93,12 @@ fn push_sparse_cap(reply: &mut Vec<u8>, info: &RegionInfo) {
     if info.areas.is_empty() {
         return;
     }
+
     let behind = (BASE + sparse_cap_size(info)) as u32;
     let next = if info.region_type.is_some() { behind } else { 0 };
     let header = CapHeader { id: CAP_SPARSE.into(), version: 1.into(), next: next.into() };
     let cap = SparseMmapCap { nr_areas: (info.areas.len() as u32).into(), reserved: 0.into() };
+
     reply.extend_from_slice(header.as_bytes());
     reply.extend_from_slice(cap.as_bytes());
     for area in &info.areas {
@@ -106,16 +111,17 @@ fn push_type_cap(reply: &mut Vec<u8>, info: &RegionInfo) {
     let Some(region_type) = info.region_type else { return };
     let header = CapHeader { id: CAP_TYPE.into(), version: 1.into(), next: 0.into() };
     let cap = TypeCap { kind: region_type.kind.into(), subtype: region_type.subtype.into() };
+
     reply.extend_from_slice(header.as_bytes());
     reply.extend_from_slice(cap.as_bytes());
 }
 
-/// Reads a reply of which `payload` are the bytes that came. The second value is the server's `argsz`: when
-/// it exceeds `payload.len()`, capabilities are missing and the request must be repeated with that size.
-/// The descriptor of the result is not filled in.
+/// Reads a reply from `payload`, the bytes that arrived, and returns it with the server's `argsz`.
+/// If that exceeds `payload.len()`, capabilities are missing, and the caller must repeat the
+/// request with that size. The descriptor of the result is not filled in.
 ///
 /// # Errors
-/// [`RegionInfoError`]; whatever the bytes, the work is bounded by their number.
+/// [`RegionInfoError`]; the work is bounded by the number of bytes, whatever they contain.
 pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfoError> {
     let (base, _) = parse_prefix::<RegionInfoPayload>(payload)?;
     let argsz = base.argsz.get();
@@ -125,18 +131,21 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
         offset: base.offset.get(),
         ..Default::default()
     };
+
     let incomplete = argsz as usize > payload.len();
     if info.flags & REGION_FLAG_CAPS == 0 || incomplete {
         return Ok((info, argsz));
     }
+
     let mut next = base.cap_offset.get();
     let mut after = BASE;
     while next != 0 {
         let at = next as usize;
-        // Each capability lies behind the one before it, so the loop ends.
+        // Each capability lies behind the previous one, so the loop ends.
         if at < after || at > payload.len() {
             return Err(RegionInfoError::Chain { next, len: payload.len() });
         }
+
         let (header, body) = parse_prefix::<CapHeader>(&payload[at..])?;
         match header.id.get() {
             CAP_SPARSE => info.areas = parse_areas(body, info.size)?,
@@ -146,6 +155,7 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
             }
             _ => {}
         }
+
         after = at + CAP_HEADER;
         next = header.next.get();
     }
@@ -158,6 +168,7 @@ fn parse_areas(body: &[u8], region: u64) -> Result<Vec<SparseArea>, RegionInfoEr
     if count as usize > rest.len() / size_of::<SparseAreaPayload>() {
         return Err(RegionInfoError::Areas { areas: count });
     }
+
     let mut areas = Vec::with_capacity(count as usize);
     for _ in 0..count {
         let (area, behind) = parse_prefix::<SparseAreaPayload>(rest)?;
@@ -216,7 +227,8 @@ mod tests {
     #[test]
     fn capability_chain_that_loops_is_an_error() {
         let mut reply = build_region_info(2, &sample(), 4096);
-        // The type capability is the last 16 bytes; its `next` is made to point at the first capability.
+        // The type capability is the last 16 bytes; its `next` is made to point at the first
+        // capability.
         let at = reply.len() - 12;
         reply[at..at + 4].copy_from_slice(&32u32.to_le_bytes());
 

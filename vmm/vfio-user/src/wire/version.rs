@@ -5,11 +5,11 @@ use zerocopy::IntoBytes;
 
 use super::{ShortPayload, VersionPayload, parse_prefix};
 
-/// Longest JSON text that is looked at, in bytes with its NUL. Known peers send about 200.
+/// Longest JSON text that is parsed, in bytes with its NUL. Known peers send about 200.
 pub const MAX_VERSION_JSON: usize = 4096;
 
-/// What a side says that it can do. `None` is "not said": the other side then assumes the default that the
-/// specification gives.
+/// Capabilities that one side announces. `None` stands for a capability that the side did not name:
+/// the other side then assumes the specification's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
     /// Most descriptors that the sender takes in one message.
@@ -24,7 +24,7 @@ pub struct Capabilities {
     /// Most DMA maps that are valid at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_dma_maps: Option<u64>,
-    /// `VFIO_USER_REGION_WRITE_MULTI` is understood.
+    /// Whether the sender understands `VFIO_USER_REGION_WRITE_MULTI`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write_multiple: Option<bool>,
     /// A second socket for server-to-client commands.
@@ -35,10 +35,10 @@ pub struct Capabilities {
 /// The `twin_socket` capability.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TwinSocket {
-    /// The sender supports it, or, in a reply, has set it up.
+    /// Whether the sender supports it; in a reply, whether the server has set it up.
     #[serde(default)]
     pub supported: bool,
-    /// Which descriptor of the reply is the second socket.
+    /// Index of the second socket among the descriptors of the reply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fd_index: Option<u64>,
 }
@@ -56,7 +56,7 @@ pub struct VersionMessage {
     pub major: u16,
     /// Minor version.
     pub minor: u16,
-    /// There was JSON, even if it named nothing.
+    /// Whether there was JSON, even if it named nothing.
     pub has_json: bool,
     /// The capabilities object, if there was one.
     pub capabilities: Option<Capabilities>,
@@ -71,24 +71,26 @@ pub enum VersionError {
     /// The JSON is longer than [`MAX_VERSION_JSON`].
     #[error("the version data have {0} bytes, at most {MAX_VERSION_JSON} are read: name fewer capabilities")]
     TooLong(usize),
-    /// The JSON is none, or its values have the wrong types.
+    /// The data are not JSON, or their values have the wrong types.
     #[error("the version data are not the JSON of the specification: {0}")]
     Json(#[from] serde_json::Error),
 }
 
-/// Reads a `VFIO_USER_VERSION` payload. The NUL behind the JSON may be missing, and what follows it is ignored;
-/// unknown members are skipped.
+/// Reads a `VFIO_USER_VERSION` payload. The NUL behind the JSON may be missing. Bytes behind the
+/// NUL and unknown members are ignored.
 ///
 /// # Errors
-/// [`VersionError`], when there is no version or its JSON is malformed.
+/// [`VersionError`], when the version numbers are missing or the JSON is malformed.
 pub fn parse_version(payload: &[u8]) -> Result<VersionMessage, VersionError> {
     let (version, json) = parse_prefix::<VersionPayload>(payload)?;
     if json.len() > MAX_VERSION_JSON {
         return Err(VersionError::TooLong(json.len()));
     }
+
     let text = json.split(|byte| *byte == 0).next().unwrap_or_default();
     let data: VersionData =
         if text.is_empty() { VersionData::default() } else { serde_json::from_slice(text)? };
+
     Ok(VersionMessage {
         major: version.major.get(),
         minor: version.minor.get(),
@@ -97,7 +99,8 @@ pub fn parse_version(payload: &[u8]) -> Result<VersionMessage, VersionError> {
     })
 }
 
-/// The payload of a `VFIO_USER_VERSION`. Without `has_json` it is the four bytes of the version alone.
+/// Builds the payload of a `VFIO_USER_VERSION`. Without `has_json` it is only the four bytes of the
+/// version.
 pub fn build_version(message: &VersionMessage) -> Vec<u8> {
     let version = VersionPayload { major: message.major.into(), minor: message.minor.into() };
     let mut payload = version.as_bytes().to_vec();

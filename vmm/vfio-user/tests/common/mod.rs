@@ -18,14 +18,14 @@ use nicforge_vfio_user::wire::{Command, HEADER_SIZE, Header};
 use nicforge_vfio_user::*;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// How long anything in a test may take.
+/// Longest time of anything in a test.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Size of region 0, trapped.
+/// Size of region 0, which is trapped.
 pub const BAR0: usize = 3 << 20;
 /// Number of MSI-X vectors.
 pub const VECTORS: u32 = 40;
-/// A write of this offset of region 0 is deferred, with token 77.
+/// A write to this offset of region 0 is deferred, with token 77.
 pub const STALL: u64 = 0x100;
 /// A read of this offset of region 0 is deferred, with token 78.
 pub const STALL_READ: u64 = 0x200;
@@ -36,8 +36,9 @@ pub fn memfd(size: u64) -> OwnedFd {
     fd
 }
 
-/// Region 0 is plain trapped memory, region 1 a memfd of which the second page is mapped, region 7 the
-/// configuration space, the others are empty; MSI-X has `VECTORS` vectors, INTx one that can be masked.
+/// Region 0 is plain trapped memory, region 1 a memfd of which the second page is mapped, region 7
+/// the configuration space; the others are empty. MSI-X has `VECTORS` vectors, INTx one that can be
+/// masked.
 pub struct Device {
     pub bar0: Vec<u8>,
     pub bar1: OwnedFd,
@@ -48,7 +49,7 @@ pub struct Device {
     pub writes: Vec<(u32, u64, Vec<u8>)>,
     pub resets: u32,
     pub aborts: Vec<Token>,
-    /// What `reset_pending` answers.
+    /// Answer of `reset_pending`.
     pub abort_with: Option<Errno>,
     pub dma_reads: Vec<(Token, Result<Vec<u8>, Errno>)>,
     pub dma_writes: Vec<(Token, Result<(), Errno>)>,
@@ -209,7 +210,7 @@ pub struct Pair {
     pub device: Device,
 }
 
-/// A message that the peer got.
+/// A message that the peer received.
 #[derive(Debug)]
 pub struct Got {
     pub header: Header,
@@ -220,13 +221,13 @@ pub struct Got {
 impl Pair {
     pub fn new(config: ServerConfig) -> Self {
         let (peer, server) = UnixStream::pair().unwrap();
-        // A test that fills the socket fails instead of hanging.
+        // With a time-out, a test that fills the socket fails instead of hanging.
         peer.set_write_timeout(Some(PATIENCE)).unwrap();
         let reader = Framed::new(peer.try_clone().unwrap().into(), 4 << 20, 16);
         Self { peer, reader, server: ServerConnection::new(server.into(), config), device: Device::default() }
     }
 
-    /// Past the negotiation, with the default limits.
+    /// Makes a connection after the negotiation, with the default limits.
     pub fn negotiated() -> Self {
         Self::negotiated_with(ServerConfig::default(), br#"{"capabilities":{"max_msg_fds":8}}"#)
     }
@@ -249,14 +250,15 @@ impl Pair {
         assert_eq!(self.reader.queued(), 0);
     }
 
-    /// Serves until nothing more happens, and says how it stopped.
+    /// Serves until no progress is made, and returns the last progress.
     pub fn try_serve(&mut self) -> Result<Progress, ConnectionError> {
         let deadline = Instant::now() + PATIENCE;
         let mut last = Progress::More;
         loop {
             self.server.note_twin_readable();
             let progress = self.server.on_readable(&mut self.device)?;
-            // Idle may leave an end of the stream behind, which a level-triggered loop comes back for.
+            // After `Idle` the end of the stream may be unread; a level-triggered loop calls again
+            // for it.
             let again = progress == Progress::Idle && last != Progress::Idle;
             if progress != Progress::More && !again && !self.server.ready() {
                 return Ok(progress);
@@ -271,7 +273,7 @@ impl Pair {
         assert!(matches!(progress, Progress::Idle | Progress::Blocked), "{progress:?}");
     }
 
-    /// The next message to the peer, which must be there.
+    /// Returns the next message to the peer, which must be there.
     pub fn reply(&mut self) -> Got {
         self.try_reply().expect("a message to the peer")
     }
@@ -280,14 +282,14 @@ impl Pair {
         receive(&mut self.reader)
     }
 
-    /// Sends a request, serves, and gives the reply.
+    /// Sends a request, serves, and returns the reply.
     pub fn ask(&mut self, command: Command, payload: &[u8]) -> Got {
         self.send(&request(command, payload));
         self.serve();
         self.reply()
     }
 
-    /// As `ask`, for a request that is expected to fail with the number.
+    /// As `ask`, for a request that must fail with this number.
     #[track_caller]
     pub fn refuses(&mut self, command: Command, payload: &[u8], errno: Errno) {
         let got = self.ask(command, payload);
@@ -295,7 +297,7 @@ impl Pair {
         assert_eq!(got.header.size as usize, HEADER_SIZE);
     }
 
-    /// The connection still works.
+    /// Asserts that the connection still works.
     #[track_caller]
     pub fn assert_alive(&mut self) {
         let got = self.ask(Command::DeviceGetInfo, &[16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -355,7 +357,7 @@ pub fn eventfd() -> OwnedFd {
     nix::sys::eventfd::EventFd::from_flags(nix::sys::eventfd::EfdFlags::EFD_CLOEXEC).unwrap().into()
 }
 
-/// Whether the other end of this pipe end has been closed.
+/// Whether the other end of this pipe end was closed.
 pub fn other_end_is_closed(pipe: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pipe.as_fd(), PollFlags::empty())];
     poll(&mut fds, PollTimeout::ZERO).unwrap();
@@ -366,7 +368,7 @@ pub fn other_end_is_closed(pipe: &OwnedFd) -> bool {
 pub struct Served {
     pub path: PathBuf,
     pub device: Arc<Mutex<Device>>,
-    /// How the loop ended.
+    /// Result of the loop.
     pub result: Option<JoinHandle<Result<(), ConnectionError>>>,
     stop: Arc<AtomicBool>,
     _dir: tempfile::TempDir,
