@@ -1,7 +1,7 @@
 //! The project's own build tasks. `cargo xtask --help` lists them.
 //!
 //! - `test`: all tests, after setting up what they need
-//! - `lint`: formatting, clippy, and whether generated files are up to date
+//! - `lint`: formatting, clippy, layout, and whether generated files are up to date
 //! - `doc`: the API documentation and the book; it checks the former's links, and the links of all
 //!   Markdown files to files and headings
 //! - `headers`: writes the generated C headers
@@ -13,6 +13,7 @@
 mod attack;
 mod fuzz;
 mod headers;
+mod layout;
 mod steps;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -32,7 +33,7 @@ struct Arguments {
 enum Task {
     /// Run all tests.
     Test,
-    /// Check formatting, lints and generated files.
+    /// Check formatting, lints, the layout of comments and functions, and generated files.
     Lint,
     /// Build the API documentation and the book and check their links.
     Doc,
@@ -127,6 +128,8 @@ fn guests(steps: &Steps) -> Result<(), Failed> {
 fn lint(steps: &Steps) -> Result<(), Failed> {
     steps.cargo("formatting", &["fmt", "--all", "--", "--check"])?;
     steps.cargo("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    steps.say("comments of 100 columns, functions with paragraphs");
+    layout::check(steps.root())?;
     steps.say("generated C headers");
     headers::check(steps.root())
 }

@@ -23,8 +23,9 @@ use crate::{
 /// Default time without work after which a function goes cold, in nanoseconds.
 /// [`Machine::set_cool_after`] changes it.
 pub(super) const COOL_AFTER: u64 = 50_000;
-/// Bytes of client memory that DMA may touch in a step, beyond which the remaining functions wait for
-/// the next step. The kernel may have to allocate each page first, which takes far longer than the copy.
+/// Bytes of client memory that DMA may touch in a step. Beyond them the remaining functions wait
+/// for the next step. The kernel may have to allocate each page first, which takes far longer than
+/// the copy.
 const MOST_TOUCHED: usize = 512 << 10;
 /// Interval of the heartbeat in every client's mirror, in nanoseconds.
 const HEARTBEAT: u64 = 50_000_000;
@@ -250,8 +251,8 @@ impl Machine {
         None
     }
 
-    /// Delivers finished DMA reads to the device, at most `most` and within the bytes that a step may
-    /// touch. Returns their number.
+    /// Delivers finished DMA reads to the device, at most `most` and within the bytes that a step
+    /// may touch. Returns their number.
     #[inline]
     fn deliver_results(&mut self, function: FunctionId, most: u32) -> u32 {
         let any = self.slots.get(function.0 as usize).is_some_and(|slot| !slot.state.completions.is_empty());

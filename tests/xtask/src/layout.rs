@@ -1,0 +1,121 @@
+//! What rustfmt does not check of the layout: comments end at column 100, and a long function has paragraphs.
+
+use std::{fs, path::Path, process::Command};
+
+use crate::steps::Failed;
+
+/// The last column of a comment.
+const COMMENT_WIDTH: usize = 100;
+/// Lines of a function's body from which on it needs a blank line.
+const LONG_FUNCTION: usize = 25;
+/// Places that are named of all that were found.
+const MOST_NAMED: usize = 20;
+
+/// Checks all Rust files that git knows below `root`.
+pub(crate) fn check(root: &Path) -> Result<(), Failed> {
+    let listed = Command::new("git").args(["ls-files", "*.rs"]).current_dir(root).output();
+    let listed = listed.map_err(|error| Failed::new(format!("git ls-files: {error}")))?;
+
+    let mut found = Vec::new();
+    for name in String::from_utf8_lossy(&listed.stdout).lines() {
+        let text = fs::read_to_string(root.join(name));
+        let text = text.map_err(|error| Failed::new(format!("{name}: {error}")))?;
+        let places = check_file(&text, is_test(name));
+        found.extend(places.into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
+    }
+    if found.is_empty() {
+        return Ok(());
+    }
+
+    let named = found.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join("\n");
+    Err(Failed::new(format!("{} places of the layout need a hand:\n{named}", found.len())))
+}
+
+/// Returns whether a file is of tests, whose functions may be lists of cases.
+fn is_test(name: &str) -> bool {
+    name.starts_with("tests/") || name.contains("/tests/") || name.ends_with("tests.rs")
+}
+
+/// Returns the places of a file, each with its line and what is wrong there.
+fn check_file(text: &str, is_test: bool) -> Vec<(usize, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        let width = line.chars().count();
+        if line.trim_start().starts_with("//") && width > COMMENT_WIDTH {
+            found.push((index + 1, format!("a comment of {width} columns; {COMMENT_WIDTH} are allowed")));
+        }
+
+        let Some(name) = function_name(line).filter(|_| !is_test) else { continue };
+        let body = body(&lines[index..]);
+        if body.len() >= LONG_FUNCTION && body.iter().all(|line| !line.trim().is_empty()) {
+            let what = format!("{name} has {} lines and no blank line between its steps", body.len());
+            found.push((index + 1, what));
+        }
+    }
+    found
+}
+
+/// Returns the name of the function that begins in a line.
+fn function_name(line: &str) -> Option<&str> {
+    let mut rest = line.trim_start();
+    for qualifier in ["pub(crate) ", "pub(super) ", "pub ", "const ", "async ", "unsafe ", "extern \"C\" "] {
+        rest = rest.strip_prefix(qualifier).unwrap_or(rest);
+    }
+    rest.strip_prefix("fn ")?.split(['(', '<']).next()
+}
+
+/// Returns the lines between a function's first line and its closing brace, which stands as far in as the first line.
+/// There are none when the function ends in its first line, or has no body.
+fn body<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
+    let Some((first, rest)) = lines.split_first() else { return &[] };
+    if first.ends_with(['}', ';']) {
+        return &[];
+    }
+    let indent = first.len() - first.trim_start().len();
+    let closes = |line: &&str| line.len() - line.trim_start().len() == indent && line.trim() == "}";
+    let has_ended = |line: &&str| line.len() - line.trim_start().len() == indent && line.ends_with(';');
+
+    match rest.iter().position(|line| closes(&line) || has_ended(&line)) {
+        Some(end) => &rest[..end],
+        None => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn function(body_lines: usize, blank_after: Option<usize>) -> String {
+        let mut text = "    pub(crate) fn long(\n        &self,\n    ) -> u32 {\n".to_owned();
+        for line in 0..body_lines {
+            text.push_str("        step();\n");
+            if blank_after == Some(line) {
+                text.push('\n');
+            }
+        }
+        text + "    }\n"
+    }
+
+    #[test]
+    fn wide_comment_is_found_and_wide_code_is_not() {
+        let text = format!("    // {}\nlet x = \"{}\";\n", "x".repeat(100), "x".repeat(100));
+
+        assert_eq!(check_file(&text, true).iter().map(|place| place.0).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn long_function_without_a_blank_line_is_found() {
+        assert_eq!(check_file(&function(30, None), false).len(), 1);
+        assert_eq!(check_file(&function(30, Some(12)), false), []);
+        assert_eq!(check_file(&function(10, None), false), []);
+        assert_eq!(check_file(&function(30, None), true), []);
+    }
+
+    #[test]
+    fn declaration_without_a_body_is_no_function() {
+        let text = format!("    fn declared(&self) -> u32;\n{}", "    // x\n".repeat(30));
+
+        assert_eq!(check_file(&text, false), []);
+    }
+}
