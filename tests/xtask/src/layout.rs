@@ -1,4 +1,5 @@
-//! What rustfmt does not check of the layout: comments end at column 100, and a long function has paragraphs.
+//! The part of the layout that rustfmt does not check: comments end at column 100, and a long
+//! function has paragraphs.
 
 use std::{fs, path::Path, process::Command};
 
@@ -65,8 +66,8 @@ fn function_name(line: &str) -> Option<&str> {
     rest.strip_prefix("fn ")?.split(['(', '<']).next()
 }
 
-/// Returns the lines between a function's first line and its closing brace, which stands as far in as the first line.
-/// There are none when the function ends in its first line, or has no body.
+/// Returns the lines between a function's first line and its closing brace, which has the same
+/// indentation. There are none when the function ends in its first line, or has no body.
 fn body<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
     let Some((first, rest)) = lines.split_first() else { return &[] };
     if first.ends_with(['}', ';']) {
