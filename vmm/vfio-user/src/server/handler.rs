@@ -57,8 +57,9 @@ pub trait Handler {
     /// deferred read.
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Outcome;
 
-    /// `REGION_WRITE`, or one write of a `REGION_WRITE_MULTI`; at least one byte, and `offset +
-    /// data.len()` does not overflow. A handler that defers keeps what it needs of `data`.
+    /// Serves a `REGION_WRITE`, or one write of a `REGION_WRITE_MULTI`, of at least one byte.
+    /// `offset + data.len()` does not overflow. A handler that defers must copy the bytes it needs
+    /// from `data`.
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Outcome;
 
     /// Serves `DMA_MAP`. Without a descriptor the device reaches the memory through

@@ -270,8 +270,8 @@ impl ServerConnection {
         result
     }
 
-    /// Sends the queue, as far as the socket takes it. The caller should check [`Self::ready`]
-    /// afterwards.
+    /// Sends the queues of both sockets, as far as the sockets take them. The caller should check
+    /// [`Self::ready`] afterwards.
     ///
     /// # Errors
     /// [`ConnectionError`] when the connection has ended.
