@@ -63,7 +63,7 @@ pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     io.send(irq_to(3), &payload(0));
     node.receive_numbers(0, 1);
 
-    // The interrupt fired, and there is no packet.
+    // The interrupt fired, and no packet is left.
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert!(node.try_receive().is_none());
 

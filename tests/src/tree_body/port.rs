@@ -325,8 +325,8 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
     check(20);
 }
 
-/// The status leaves out quads that the port has popped of a packet, even if it is not read to its
-/// end, for every reader.
+/// For every reader, the status leaves out quads that the port has popped, also those of a partly
+/// read packet.
 pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
