@@ -58,7 +58,7 @@ pub trait Rig: Send + Sync {
     fn settle(&self) {
         let rests = ask(self, |machine| {
             machine.rescan();
-            // Only time advances the machine further.
+            // A time before the machine's own counts as the machine's own.
             (0..MANY_STEPS).any(|_| machine.step(Nanos::ZERO, 64) != Next::Now)
         });
         assert!(rests, "the machine does not come to rest");

@@ -98,7 +98,6 @@ pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
 
     device.backing().unmask(IRQ_INTX, 0, 1).unwrap();
-
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
 }
 
@@ -190,7 +189,6 @@ pub fn the_next_client_finds_nothing_of_the_last(rig: &dyn Rig) {
     drop((device, ports));
 
     let (_device, ports) = open(rig);
-
     assert_eq!(levels(&ports), [0; 6]);
 }
 

@@ -83,7 +83,6 @@ fn every_row_of_the_conformance_tables_names_tests_that_exist() {
     }
 
     let page = fs::read_to_string(root.join("docs/src/vfio-user.md")).unwrap();
-
     let wrong = complaints(&page, &known);
 
     assert!(wrong.is_empty(), "docs/src/vfio-user.md:\n{}", wrong.join("\n"));
@@ -95,7 +94,6 @@ fn a_row_without_a_test_and_a_test_that_does_not_exist_are_found() {
     let table = "| what | test |\n| --- | --- |\n| good | `a_b` |\n| none | |\n| gone | `a_c` |\n\n`one_of_so_many_words`\n";
 
     let wrong = complaints(table, &known);
-
     let expected =
         ["4: the row names no test", "5: there is no test a_c", "7: there is no test one_of_so_many_words"];
 

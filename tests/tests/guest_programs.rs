@@ -245,7 +245,6 @@ fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
     });
 
     let blocked = round_trip(&served, short);
-
     served.reset("cn1");
 
     println!("beside it {} round trips and {} that failed; behind it {blocked:?}", rounds[0], rounds[1]);

@@ -190,7 +190,6 @@ mod virtual_time {
         let (io, node) = (machine.core(0), machine.core(1));
 
         let time = machine.run(&[(&node, 0, 500), (&io, 1, 500)], &[(&io, 500), (&node, 500)]);
-
         assert_eq!(time, transmission(500));
     }
 
@@ -200,7 +199,6 @@ mod virtual_time {
         let (io, first, second) = (machine.core(0), machine.core(1), machine.core(2));
 
         let time = machine.run(&[(&first, 0, 200), (&second, 0, 200)], &[(&io, 400)]);
-
         assert_eq!(time, transmission(200));
     }
 }

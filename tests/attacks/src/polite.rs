@@ -168,7 +168,6 @@ impl Work {
         }
 
         seen.p99_ms = milliseconds(durations.percentile(99));
-
         let late = naps.stop();
         let longest = late.iter().map(|(_, late)| *late).max().unwrap_or_default();
         seen.host_ms = milliseconds(longest);
@@ -185,7 +184,6 @@ impl Work {
         registers.write64(REG_LIST, list)?;
 
         let kept = registers.read64(REG_LIST)? == list;
-
         let pattern: Vec<_> = number.to_le_bytes().repeat(BYTES / 8);
         self.source.write(0, &pattern)?;
         let piece = piece(self.source.iova(), self.target.iova(), BYTES as u32);
@@ -293,7 +291,6 @@ mod tests {
         }
 
         durations.add(Duration::from_secs(1));
-
         let (most, all) = (durations.percentile(99), durations.percentile(100));
 
         assert!(most >= Duration::from_micros(100) && most < Duration::from_micros(120), "{most:?}");

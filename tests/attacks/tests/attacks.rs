@@ -90,7 +90,6 @@ fn hold_against(name: &str, event_loop: &'static str) {
     contest.newcomer();
 
     let outcome = contest.finish().unwrap();
-
     assert_eq!((outcome.tenant.lost, outcome.tenant.wrong), (None, 0));
     assert_eq!((outcome.newcomers.served, outcome.newcomers.failed), (1, 0));
     assert!(outcome.end.sockets.is_some(), "sockets are left");
@@ -115,7 +114,6 @@ fn serve_after(name: &str, event_loop: &'static str) {
     });
 
     let (_, after) = contest.without_attacker();
-
     for socket in ["target.user0", "target.user1", "send.user0"] {
         assert!(contest::is_served(&after.server.socket(socket), LIMIT), "{socket} is not served");
     }

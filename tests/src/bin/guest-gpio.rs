@@ -67,7 +67,6 @@ fn lines(address: &str) -> Outcome {
     }
 
     println!("ok: both edges of every line interrupt");
-
     no_interrupt_is_lost(&outputs, &watched(&path, OUTPUTS)?)?;
     println!("ok: {EDGES} edges are {EDGES} events");
 

@@ -54,7 +54,6 @@ pub fn every_client_reaches_every_client(rig: &dyn Rig) {
             let (tag, data) = (source * 16 + target, [source as u8, target as u8]);
 
             clients[usize::from(source)].send(target, tag, &data).unwrap();
-
             expect(&clients[usize::from(target)].receive(soon(), None).unwrap(), source, tag, &data);
         }
     }
@@ -102,7 +101,6 @@ pub fn a_send_to_nobody_is_refused(rig: &dyn Rig) {
     assert!(client.is_present(0).unwrap() && !client.is_present(2).unwrap());
 
     client.send(2, 0, &[1]).unwrap();
-
     assert_eq!(client.stalls_and_refusals().unwrap(), (0, 1));
 }
 
@@ -160,7 +158,6 @@ pub fn a_bad_read_pointer_returns_no_credits(rig: &dyn Rig) {
     let head = target_device.bar(1).unwrap().window(WIN_HEAD, 8).unwrap();
 
     stall(rig, &device, &mut sender, 1);
-
     head.store_u64_release(0, 1 << 40).unwrap();
     target_device.doorbell().after_store().unwrap();
 

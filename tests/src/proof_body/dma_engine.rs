@@ -152,7 +152,6 @@ pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
         .collect();
 
     let outcome = engine.copy(&list, soon()).unwrap();
-
     assert_eq!(outcome, Outcome { done: MAX_DESCRIPTORS, errors: 0 });
     assert_eq!(read(&memory, u64::from(MAX_DESCRIPTORS) * 64, 64), pattern(64, 7));
 }
@@ -185,7 +184,6 @@ fn expect_failure(rig: &dyn Rig, errors: u32, bad: impl FnOnce(&Device, u64) -> 
     memory.write(0, &[5; 4096]).unwrap();
 
     let at = memory.iova();
-
     let list = [piece(at, at + 4096, 4096), bad(&device, at), piece(at, at + 8192, 4096)];
     let outcome = engine.copy(&list, soon()).unwrap();
 
@@ -241,13 +239,11 @@ pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
     let memory = DmaMemory::Shared { memory: last.clone(), offset: 0, len: PIECE as u64 };
 
     device.backing().dma_map(at, memory, DmaPermission::READ_WRITE).unwrap();
-
     let wraps = engine.copy(&[piece(source.iova(), at, 2 * PIECE as u32)], soon()).unwrap();
     let mut begun = vec![0; PIECE];
     last.read(0, &mut begun).unwrap();
 
     let fits = engine.copy(&[piece(source.iova(), at, PIECE as u32)], soon()).unwrap();
-
     assert_eq!(wraps, Outcome { done: 0, errors: STATUS_DMA_ERROR });
     assert_eq!(fits, GOOD);
     assert!(begun.iter().all(|byte| *byte == 0));
@@ -272,7 +268,6 @@ pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
         registers.write64(REG_LIST, list).unwrap();
 
         let outcome = engine.copy(&[piece(0, 0, 1), piece(0, 0, 1)], soon()).unwrap();
-
         assert_eq!(outcome, Outcome { done: 0, errors: STATUS_DMA_ERROR }, "list at {list:#x}");
     }
 }
@@ -304,7 +299,6 @@ pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     ));
 
     device.reset().unwrap();
-
     let mut engine = DmaEngine::open(&device).unwrap();
     assert_eq!(engine.copy(&[piece(memory.iova(), memory.iova(), 1)], soon()).unwrap(), GOOD);
 }
@@ -339,12 +333,10 @@ pub fn a_function_without_bus_mastering_reaches_nothing(rig: &dyn Rig) {
     let mut command = [0; 2];
 
     backing.read(REGION_CONFIG, COMMAND, &mut command).unwrap();
-
     backing.write(REGION_CONFIG, COMMAND, &MEMORY_ONLY.to_le_bytes(), WriteMode::Confirmed).unwrap();
     assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
 
     backing.write(REGION_CONFIG, COMMAND, &command, WriteMode::Confirmed).unwrap();
-
     assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
 }
 
@@ -390,7 +382,6 @@ pub fn dropped_memory_is_out_of_reach(rig: &dyn Rig) {
     assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
 
     let kept = memory.window().clone();
-
     drop(memory);
     kept.write(0, &[1; 100]).unwrap();
     assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
@@ -415,7 +406,6 @@ pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
     }
 
     memory.write(0, &pattern(1000, 1)).unwrap();
-
     let outcome = engine.copy(&[piece(memory.iova(), memory.iova() + half, 1000)], soon()).unwrap();
 
     assert_eq!(outcome, GOOD);
@@ -460,7 +450,6 @@ pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
         }
 
         let outcome = engine.borrow_mut().copy(&descriptors, soon()).unwrap();
-
         prop_assert_eq!(outcome, Outcome { done: descriptors.len() as u32, errors: 0 });
         for (buffer, bytes) in buffers.iter().zip(&model) {
             prop_assert!(read(buffer, 0, ARENA) == *bytes);

@@ -79,7 +79,6 @@ pub fn a_held_device_fills_up_and_goes_on_when_released(rig: &dyn Rig) {
     assert_eq!(fifo.try_receive().unwrap(), None);
 
     fifo.hold(false).unwrap();
-
     for number in 0..sent {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
@@ -175,7 +174,6 @@ pub fn register_access_of_another_width_reads_ones_and_writes_nothing(rig: &dyn 
     let registers = device.bar(0).unwrap();
 
     registers.write16(REG_HOLD, 1).unwrap();
-
     assert_eq!(registers.read32(REG_HOLD).unwrap(), 0);
     assert_eq!(registers.read16(REG_HOLD).unwrap(), u16::MAX);
     assert_eq!(registers.read32(REG_TAKEN).unwrap(), u32::MAX);
@@ -196,7 +194,6 @@ pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
     assert_eq!(fifo.errors().unwrap(), ERROR_POINTER);
 
     let sent = fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
-
     for number in 0..sent {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
@@ -227,7 +224,6 @@ pub fn the_receive_interrupt_says_that_the_slots_are_not_empty_any_more(rig: &dy
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
 
     fifo.send(&message(2), soon(), None).unwrap();
-
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
@@ -289,7 +285,6 @@ pub fn a_masked_intx_fires_when_it_is_unmasked(rig: &dyn Rig) {
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
 
     device.backing().unmask(IRQ_INTX, 0, 1).unwrap();
-
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
 }
 
@@ -303,7 +298,6 @@ pub fn two_clients_have_nothing_in_common(rig: &dyn Rig) {
     first.push_word(0).unwrap();
 
     second.send(&message(500), soon(), None).unwrap();
-
     assert_eq!(second.receive(soon(), None).unwrap(), message(500));
     assert_eq!((second.fill().unwrap(), second.errors().unwrap()), (0, 0));
 

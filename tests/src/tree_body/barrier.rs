@@ -132,7 +132,6 @@ pub fn an_io_node_takes_part_when_it_says_so(rig: &dyn Rig) {
     assert!(!nodes.iter().any(|node| done(node, 0)));
 
     fire(&nodes[0], 0);
-
     nodes.iter().for_each(|node| node.until(|| done(node, 0)));
 }
 
@@ -161,7 +160,6 @@ pub fn a_notification_reaches_who_is_armed(rig: &dyn Rig) {
     nodes[1..4].iter().for_each(|node| arm(node, 1, false));
 
     fire(&nodes[2], 1);
-
     nodes[1..4].iter().for_each(|node| node.until(|| done(node, 1)));
     settle(rig);
 
@@ -185,7 +183,6 @@ pub fn a_direct_channel_shows_the_or_of_all_levels(rig: &dyn Rig) {
     assert!(shows(&nodes[4], gi::SEND_STATE, 0) && !shows(&nodes[1], gi::SEND_STATE, 0));
 
     drive(&nodes[4], 0);
-
     all(false);
 }
 

@@ -147,7 +147,6 @@ pub fn a_class_set_up_by_the_admins_reduces_over_its_nodes(rig: &dyn Rig) {
     }
 
     drop(admins);
-
     reductions_equal_the_arithmetic_of_big_numbers(rig, CLASS_OWN, &[1, 3, 4]);
 }
 
@@ -159,7 +158,6 @@ pub fn a_broadcast_from_anywhere_reaches_every_node_once(rig: &dyn Rig) {
         let header = Header::collective(CLASS_ALL as u32, opcode::NONE, 1, number, true);
 
         sender.send(header, &payload(number));
-
         nodes.iter().for_each(|node| assert_eq!(node.receive(), (header, payload(number))));
     }
 
@@ -205,7 +203,6 @@ pub fn a_reduction_waits_for_its_last_contribution(rig: &dyn Rig) {
     }
 
     nodes[4].send(header, &[1; PAYLOAD]);
-
     nodes.iter().for_each(|node| assert_eq!(node.receive(), (header, [5; PAYLOAD])));
 }
 
@@ -278,7 +275,6 @@ pub fn contributions_of_different_classes_wait_for_their_own(rig: &dyn Rig) {
     }
 
     settle(rig);
-
     assert!(nodes.iter().all(|node| node.waiting() == 0));
     assert_eq!(counter(rig, "cn0", "vc1_combined"), 0);
 }

@@ -123,7 +123,6 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
         }
 
         settle(rig);
-
         transfer(&admins[0], &admins[1], &numbered(3, 0, 20));
         transfer(&admins[1], &admins[0], &numbered(0, 20, 20));
         transfer(&admins[2], &admins[1], &numbered(3, 40, 20));

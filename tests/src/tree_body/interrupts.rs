@@ -63,7 +63,7 @@ pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     io.send(irq_to(3), &payload(0));
     node.receive_numbers(0, 1);
 
-    // The interrupt fired, and there is no packet.
+    // The interrupt fired, and no packet is left.
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert!(node.try_receive().is_none());
 
@@ -137,7 +137,6 @@ pub fn each_core_enables_for_itself(rig: &dyn Rig) {
     third.enable(&[vector::RECV_IRQ, vector::ERROR]);
 
     io.send(irq_to(1), &payload(0));
-
     assert_eq!(one.wait(soon(), None).unwrap(), 1);
     assert_eq!(three.wait(soon(), None).unwrap(), 1);
 
@@ -213,7 +212,6 @@ pub fn an_error_interrupts_once_until_it_was_read(rig: &dyn Rig) {
     assert_eq!(node.errors(), (prx::HFU1, 0));
 
     node.read(port::HR);
-
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
@@ -233,7 +231,6 @@ pub fn a_disabled_exception_raises_nothing(rig: &dyn Rig) {
     assert_eq!(node.errors(), (prx::HFU1, 0));
 
     node.read_bytes::<16>(port::DR);
-
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
@@ -389,7 +386,6 @@ pub fn a_global_interrupt_interrupts(rig: &dyn Rig) {
     }
 
     node.enable(&[vector::GLOBAL_INT]);
-
     other.write(gi::BASE + gi::STICKY, 1);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 

@@ -50,7 +50,6 @@ pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
     io.until(|| io.presence(2, 0) == 2);
 
     let _cn1 = Core::of(rig, ["cn1"]);
-
     let [late] = Core::of(rig, ["cn3"]);
 
     late.until(|| late.presence(4, 0) == 1);
@@ -133,7 +132,6 @@ pub fn packets_wait_for_the_first_core_of_a_node(rig: &dyn Rig) {
     assert_eq!(sent, 8 + 2 * 4);
 
     let [node] = Core::of(rig, ["cn2"]);
-
     node.receive_numbers(0, sent);
 }
 

@@ -63,7 +63,6 @@ pub fn two_halves_make_a_quad(rig: &dyn Rig) {
     }
 
     until_waiting(&target, 1);
-
     let header = Header(target.read(port::HR));
     let halves: Vec<u8> =
         (0..2 * QUADS as u64).flat_map(|index| target.read_bytes::<8>(port::DR + 8 * (index % 2))).collect();
@@ -176,7 +175,6 @@ pub fn a_partial_packet_waits_for_its_last_quad(rig: &dyn Rig) {
     assert_eq!(from.word(mirror::STATUS), from.read(port::SX));
 
     push_quad(&from, &payload(5)[240..]);
-
     assert_eq!(target.receive(), (to(0), payload(5)));
     assert_eq!(from.read(port::SX), 0);
 }
@@ -244,7 +242,6 @@ pub fn writing_a_full_fifo_loses_what_was_written(rig: &dyn Rig) {
     node.enable(&[vector::ERROR]);
 
     let sent = node.send_until_full(rig, to(0), 0);
-
     push_quad(&node, &[0xee; 16]);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(node.errors(), (0, pix::PFO1));
@@ -325,8 +322,8 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
     check(20);
 }
 
-/// The status leaves out quads that the port has popped of a packet, even if it is not read to its
-/// end, for every reader.
+/// For every reader, the status leaves out quads that the port has popped, also those of a partly
+/// read packet.
 pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -412,7 +409,6 @@ pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
     assert!(io.try_receive().is_none());
 
     admin.write(dcr(ARB_RCFG), 0);
-
     io.receive_numbers(0, 8);
 }
 

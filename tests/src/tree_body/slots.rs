@@ -65,7 +65,6 @@ pub fn the_irq_bit_is_counted_while_its_packet_waits(rig: &dyn Rig) {
     }
 
     node.until(|| node.word(mirror::RECV_TAIL) == 6);
-
     for left in [3, 3, 2, 2, 1, 1] {
         assert_eq!(node.word(mirror::RECV_IRQ), left);
         assert_eq!(node.word(mirror::STATUS) & status::IRQ, status::IRQ);
@@ -84,7 +83,6 @@ pub fn a_receiver_that_does_not_read_fills_everything_and_loses_nothing(rig: &dy
     let depth = io.word(mirror::RECV_DEPTH);
 
     let sent = node.send_until_full(rig, to(0), 0);
-
     assert_eq!(sent, depth + CREDITS + depth);
     assert_eq!((io.word(mirror::RECV_TAIL), io.waiting()), (depth, depth));
     assert_eq!(node.word(mirror::SEND_HEAD), depth + CREDITS);
@@ -160,7 +158,6 @@ pub fn packets_on_their_way_leave_the_nodes_between_alone(rig: &dyn Rig) {
     let before = counter(rig, "cn0", "vc1_forwarded");
 
     transfer(&cn1, &cn3, &numbered(4, 0, 50));
-
     assert_eq!(counter(rig, "cn0", "vc1_forwarded") - before, 50);
     assert_eq!((counter(rig, "cn0", "vc1_received"), counter(rig, "cn0", "vc1_sent")), (0, 0));
     assert_eq!((between.word(mirror::RECV_TAIL), between.word(mirror::SEND_HEAD)), (0, 0));
@@ -178,7 +175,6 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
     assert!(node.has_room());
 
     let before = io.word(mirror::RECV_TAIL);
-
     for bad in [2, before + 1, 1000, 1 << 31, u32::MAX] {
         io.store(window::RECV_HEAD, bad);
         settle(rig);

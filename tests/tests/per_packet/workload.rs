@@ -57,7 +57,7 @@ pub(crate) enum Mark {
 /// together.
 pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
     let machine: Machine = machine(1, 8);
-    // The engine never sleeps, so that work is counted and not sleeping.
+    // The engine sleeps only after `LIMIT` without work, so that sleeping is not counted.
     let rig: Box<dyn Rig> = match door {
         Door::Served(event_loop) => Box::new(Served::with_config(
             machine,

@@ -37,7 +37,6 @@ pub(super) fn transfers(arena: &Arena) -> Round {
         let grow = client::access(REGION, 0, LONGEST, &vec![0; LONGEST]);
 
         client.send(&client::posted(Command::RegionWrite, &grow))?;
-
         let last = client.id();
         let replies = arena.size().pick(8_192, 65_536);
         let mut flood = client::posted(Command::RegionRead, &client::access(REGION, 0, LONG_READ, &[]));

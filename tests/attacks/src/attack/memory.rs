@@ -84,7 +84,6 @@ pub(super) fn huge(arena: &Arena) -> Round {
         }
 
         files::punch(&file, 0, GIGABYTE)?;
-
         let mut copier = Copier::open(&arena.socket("target.user0"))?;
         copier.client.map_file(BASE, GIGABYTE, &file)?;
         let byte = Descriptor { source: BASE + 64, destination: BASE, length: 1, reserved: 0 };

@@ -68,7 +68,6 @@ fn the_device_copies_within_memory_that_the_crate_mapped() {
         let data: Vec<u8> = (0..1000_u32).map(|at| (at * 31) as u8).collect();
 
         engine.memory.write(SOURCE.1, &data).unwrap();
-
         engine.start(1000);
 
         assert_eq!(signals(&engine.done), 1);
@@ -114,7 +113,6 @@ fn a_refused_map_looks_well_to_the_crate_and_changes_nothing() {
         assert!(engine.client.dma_map(0, SOURCE.0, PAGE, other.fd().unwrap().as_raw_fd()).is_ok());
 
         engine.start(64);
-
         assert_eq!(signals(&engine.done), 1);
         assert_eq!(engine.bytes(DESTINATION.1, 64), [7; 64]);
         assert_eq!(attachment(&served, "dma0", "user0").client.unwrap().ranges, 2);

@@ -15,7 +15,6 @@ fn a_reset_by_the_crate_clears_the_attachment_and_keeps_the_connection() {
         write32(&mut client, 0, REG_HOLD, 1);
 
         client.reset().unwrap();
-
         assert_eq!(read32(&mut client, 0, REG_HOLD), 0);
         assert_eq!(read::<2>(&mut client, PCI_CONFIG_REGION, 0), [0xfc, 0x1e]);
     });

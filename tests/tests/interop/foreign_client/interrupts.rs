@@ -76,7 +76,6 @@ fn msix_vectors_of_the_crate_fire_one_by_one() {
         let [receive, error] = bind(&mut client, PCI_MSIX_IRQ);
 
         underrun(&mut client);
-
         assert_eq!(signals(&error), 1);
         assert!(is_quiet(&receive));
     });
@@ -150,7 +149,6 @@ fn intx_that_the_crate_masked_fires_when_it_is_unmasked() {
         assert!(is_quiet(&line));
 
         client.set_irqs(PCI_INTX_IRQ, UNMASK, 0, 1, &[]).unwrap();
-
         assert_eq!(signals(&line), 1);
     });
 }
@@ -165,7 +163,6 @@ fn intx_is_unmasked_by_an_eventfd_of_the_crate() {
         let flags = VFIO_IRQ_SET_ACTION_UNMASK | VFIO_IRQ_SET_DATA_EVENTFD;
 
         client.set_irqs(PCI_INTX_IRQ, flags, 0, 1, &[unmask.as_raw_fd()]).unwrap();
-
         underrun(&mut client);
         for _ in 0..3 {
             assert_eq!(signals(&line), 1);
@@ -184,7 +181,6 @@ fn the_crate_triggers_interrupts_itself() {
         let fds: [EventFd; 2] = bind(&mut client, PCI_MSIX_IRQ);
 
         client.set_irqs(PCI_MSIX_IRQ, TRIGGER, 0, 2, &[]).unwrap();
-
         assert_eq!(fds.each_ref().map(signals), [1, 1]);
     });
 }
@@ -232,7 +228,6 @@ fn an_evicted_client_of_the_crate_is_told_by_the_request_interrupt() {
         let ([error], [request]) = (bind(&mut client, PCI_ERR_IRQ), bind(&mut client, PCI_REQ_IRQ));
 
         served.evict("fifo0", "user0");
-
         assert_eq!(signals(&request), 1);
         assert!(is_quiet(&error));
         assert!(client.region_read(PCI_CONFIG_REGION, 0, &mut [0; 2]).is_err());

@@ -68,7 +68,6 @@ fn a_second_client_of_the_crate_ends_when_the_server_hangs_up() {
         let mut first = connect(&served, "fifo0", "user0");
 
         let second = Client::new(&served.socket("fifo0", "user0"));
-
         assert!(matches!(second, Err(Error::StreamRead(error)) if error.kind() == ErrorKind::UnexpectedEof));
         until("the refusal is counted", || attachment(&served, "fifo0", "user0").server.refused == 1);
         assert_eq!(read(&mut first, 7, 0), [0xfc, 0x1e, 0x01, 0x00]);

@@ -131,7 +131,6 @@ fn the_crates_device_copies_within_the_drivers_buffers() {
         let (source, target) = (buffer(), buffer());
 
         source.write(0, &[0x5a; 5000]).unwrap();
-
         registers.write64(reg::SOURCE, source.iova()).unwrap();
         registers.write64(reg::TARGET, target.iova() + 8).unwrap();
         registers.write32(reg::COPY, 5000).unwrap();
@@ -163,7 +162,6 @@ fn private_buffers_are_refused_by_the_crates_device() {
         let device = open(&rig);
 
         let refused = device.private_dma_buffer(4096);
-
         assert!(matches!(refused, Err(Error::Refused { .. })));
         assert!(!device.is_gone());
     });
@@ -178,7 +176,6 @@ fn the_driver_resets_a_device_of_the_crates_server_if_it_can_be_reset() {
         let vector = device.interrupt(1).unwrap();
 
         registers.write32(reg::SCRATCH, 9).unwrap();
-
         device.reset().unwrap();
         assert_eq!(registers.read32(reg::SCRATCH).unwrap(), 0);
 

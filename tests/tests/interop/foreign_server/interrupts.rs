@@ -93,7 +93,6 @@ fn interrupts_are_triggered_at_the_crates_server() {
         let fds: [EventFd; 3] = bind(&client, PCI_MSIX_IRQ);
 
         client.set_irqs(PCI_MSIX_IRQ, 1, IrqAction::Trigger, IrqPayload::None(2)).unwrap();
-
         assert_eq!([signals(&fds[1]), signals(&fds[2])], [1, 1]);
         assert!(is_quiet(&fds[0]));
     });

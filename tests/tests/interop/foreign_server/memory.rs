@@ -49,7 +49,6 @@ fn the_crates_device_copies_within_memory_that_we_mapped() {
         let memory = SharedMemory::create("ours", 4 * PAGE as usize).unwrap();
 
         memory.write(PAGE, &[3; 64]).unwrap();
-
         client.dma_map(range(DMA_FLAG_READ, SOURCE, PAGE), memory.fd()).unwrap();
         client.dma_map(range(BOTH_WAYS, TARGET, 3 * PAGE), memory.fd()).unwrap();
 
@@ -73,7 +72,6 @@ fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
         client.dma_map(range(BOTH_WAYS, TARGET, PAGE), memory.fd()).unwrap();
 
         client.dma_unmap(DmaUnmap::Range { address: TARGET, size: PAGE }).unwrap();
-
         assert!(!copy(&client, 64));
         assert_eq!(bytes(&memory, PAGE), [0; 64]);
 
@@ -92,7 +90,6 @@ fn unmap_all_reaches_the_crates_device_as_vfios_bit() {
         let memory = SharedMemory::create("ours", PAGE as usize).unwrap();
 
         client.dma_map(range(BOTH_WAYS, SOURCE, 0), memory.fd()).unwrap();
-
         client.dma_unmap(DmaUnmap::All).unwrap();
         assert!(!copy(&client, 0));
 
@@ -110,7 +107,6 @@ fn memory_without_a_descriptor_is_nothing_that_the_crates_device_can_reach() {
         let client = rig.client();
 
         let refused = client.dma_map(range(BOTH_WAYS, SOURCE, 0), None);
-
         assert_eq!(refused.unwrap_err().errno(), Errno::EIO);
         assert_eq!(*rig.seen.maps.lock().unwrap(), [(BOTH_WAYS, SOURCE, PAGE, false)]);
     });

@@ -83,7 +83,6 @@ fn a_second_client_at_the_crates_server_gives_up_by_its_deadline() {
         let first = rig.client();
 
         let second = Client::connect(&rig.path, Duration::from_millis(100));
-
         assert!(matches!(second, Err(ClientError::Timeout { command: Command::Version, .. })));
         assert!(first.device_info().is_ok());
         drop(first);
@@ -99,7 +98,6 @@ fn the_end_of_the_crates_server_is_noticed() {
         assert!(client.is_alive());
 
         let left = client.region_write(0, reg::LEAVE, &[1; 4], false);
-
         assert_eq!(left.unwrap_err().errno(), Errno::ENOTCONN);
         assert!(!client.is_alive());
     });
@@ -113,7 +111,6 @@ fn a_reset_of_ours_reaches_the_crates_device() {
         client.region_write(0, reg::SCRATCH, &[9; 4], false).unwrap();
 
         client.reset().unwrap();
-
         let mut scratch = [1; 4];
         client.region_read(0, reg::SCRATCH, &mut scratch).unwrap();
         assert_eq!((scratch, *rig.seen.resets.lock().unwrap()), ([0; 4], 1));

@@ -33,7 +33,6 @@ fn answers(command: Command, payload: &[u8]) -> [Errno; 2] {
     let header = Header::request(77, command, payload.len() + data.len(), false).to_bytes();
 
     stream.write_all(&[&header, payload, &data].concat()).unwrap();
-
     let mut reply = || {
         let mut header = [0; HEADER_SIZE];
         stream.read_exact(&mut header).unwrap();

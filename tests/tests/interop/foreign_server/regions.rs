@@ -118,7 +118,6 @@ fn an_access_of_megabytes_is_cut_to_what_the_crate_takes() {
         let data: Vec<u8> = (0..(3 << 20) + 5_u32).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();
 
         client.region_write(3, 3, &data, false).unwrap();
-
         let mut back = vec![0; data.len()];
         client.region_read(3, 3, &mut back).unwrap();
         assert!(back == data);
@@ -191,7 +190,6 @@ fn a_posted_write_that_the_crate_refuses_is_answered_and_the_answer_dropped() {
         let client = rig.client();
 
         client.region_write(0, REGISTERS, &[0; 4], true).unwrap();
-
         wait_readable(client.socket_fd());
         assert_eq!(read(&client, PCI_CONFIG_REGION, 0), IDENTITY);
     });
