@@ -210,6 +210,20 @@ impl Closers {
     }
 }
 
+impl Closers {
+    /// Starts a thread when a queue waits that none is coming for, because one could not be started
+    /// before. The engine calls this every now and then.
+    pub(crate) fn start_missing(&self) {
+        let state = self.0.lock();
+        let is_thread_missing = state.waiting.len() > state.idle;
+        drop(state);
+
+        if is_thread_missing {
+            self.0.start_thread();
+        }
+    }
+}
+
 impl Drop for Closers {
     fn drop(&mut self) {
         self.0.lock().has_ended = true;
@@ -230,16 +244,19 @@ impl Pool {
         let is_thread_missing = state.waiting.len() > state.idle;
         drop(state);
 
-        if !is_thread_missing {
+        if is_thread_missing {
+            self.start_thread();
+        } else {
             self.work.notify_one();
-            return;
         }
+    }
+
+    fn start_thread(self: &Arc<Self>) {
         let pool = Arc::clone(self);
         let started =
             std::thread::Builder::new().name("nicforge-close".to_owned()).spawn(move || pool.work());
         if let Err(error) = started {
-            // The queue waits until a thread of the pool is free, or until the next one is started;
-            // the backlog bounds the items that follow.
+            // The queue waits until a thread is free or can be started; the backlog bounds it.
             tracing::warn!(%error, "a thread that closes clients' descriptors could not be started");
         }
     }

@@ -62,8 +62,6 @@ pub struct Engine {
     pub(crate) held: Vec<usize>,
     /// Clients with an access that waits for the device.
     pub(crate) stalled: VecDeque<usize>,
-    /// Clients with DMA messages to be sent.
-    pub(crate) senders: Vec<usize>,
     /// Time of the next event that is due by the clock.
     pub(crate) deadline: Option<Instant>,
     /// Whether a socket has more connections to accept.
@@ -125,7 +123,6 @@ impl Engine {
             slow: VecDeque::new(),
             held: Vec::new(),
             stalled: VecDeque::new(),
-            senders: Vec::new(),
             deadline: None,
             accept_soon: false,
             reserve: File::open("/dev/null").ok(),

@@ -129,7 +129,8 @@ impl Glue<'_> {
             function = self.machine.name(function).unwrap_or_default(),
             attachment = name.map(|attachment| attachment.name.as_str()).unwrap_or_default(),
             clients = self.counters.unmappable,
-            "a client's DMA file is on neither tmpfs nor hugetlbfs: its memory is reached by messages, which is slow",
+            "a client's DMA file is not mapped (on neither tmpfs nor hugetlbfs, or of pages of 1 GiB): \
+             its memory is reached by messages, which is slow",
         );
     }
 

@@ -29,6 +29,8 @@ pub(crate) struct ThreadTime {
     processor: Duration,
     /// Times that the thread waited in the kernel.
     waits: i64,
+    /// Times that the thread lost its processor while it was ready to run.
+    preemptions: i64,
 }
 
 impl ThreadTime {
@@ -36,15 +38,17 @@ impl ThreadTime {
     pub(crate) fn now() -> Option<Self> {
         let usage = getrusage(UsageWho::RUSAGE_THREAD).ok()?;
         let processor = duration(usage.user_time()) + duration(usage.system_time());
-        Some(Self { processor, waits: usage.voluntary_context_switches() })
+        let waits = usage.voluntary_context_switches();
+        Some(Self { processor, waits, preemptions: usage.involuntary_context_switches() })
     }
 
-    /// Returns whether the thread has run for at least `limit` since `self`, or has waited in the
-    /// kernel since then. The length of a wait is not known; callers compare the wall clock with
-    /// the limit too.
+    /// Returns whether a call that took at least `limit` since `self` by the clock took it by itself.
+    /// The thread ran for that long, or waited in the kernel and never lost its processor.
     pub(crate) fn proves(self, limit: Duration) -> bool {
         Self::now().is_some_and(|now| {
-            now.processor.saturating_sub(self.processor) >= limit || now.waits > self.waits
+            let has_run = now.processor.saturating_sub(self.processor) >= limit;
+            let has_only_waited = now.waits > self.waits && now.preemptions == self.preemptions;
+            has_run || has_only_waited
         })
     }
 }

@@ -265,10 +265,11 @@ impl Engine {
         }
 
         let turn = client.pace.start(Instant::now());
-        let mut written = Ok(());
-        if client.connection.wants_write() {
+        let mut written = Ok(false);
+        if client.connection.wants_write() || client.connection.twin_wants_write() {
             written = client.connection.on_writable();
         }
+        let has_more_to_write = matches!(written, Ok(true));
 
         let mut glue = Glue {
             machine: &mut self.machine,
@@ -282,7 +283,7 @@ impl Engine {
             stall_limit: self.config.stall_limit,
         };
 
-        let progress = written.and_then(|()| client.connection.on_readable(&mut glue));
+        let progress = written.and_then(|_| client.connection.on_readable(&mut glue));
         if glue.session.was_cancelled {
             client.connection.fail_dma(Errno::ECANCELED, &mut glue);
             client.session.was_cancelled = false;
@@ -292,7 +293,8 @@ impl Engine {
             Ok(Progress::Closed) => self.end(index, End::Closed),
             Ok(Progress::Idle | Progress::Blocked) if client.hung_up => self.end(index, End::Closed),
             Ok(progress) => {
-                self.after_drive(index, progress == Progress::More);
+                let until = Instant::now() + self.config.client_turn;
+                self.after_drive(index, progress == Progress::More || has_more_to_write, until);
                 self.finish_turn(index, turn);
             }
             Err(error) => self.end(index, End::Broken(error)),
@@ -313,7 +315,8 @@ impl Engine {
         }
     }
 
-    fn after_drive(&mut self, index: usize, more: bool) {
+    /// Sends the client's DMA messages until the time is over, and watches for what it waits for.
+    fn after_drive(&mut self, index: usize, more: bool, until: Instant) {
         let port = &mut self.ports[index];
         let Some(client) = &mut port.client else { return };
 
@@ -321,8 +324,10 @@ impl Engine {
             self.stalled.push_back(index);
         }
 
-        let due = client.session.send(&mut self.machine, &mut client.connection, &mut port.counters);
-        let has_more = more || client.connection.ready();
+        let has_more_to_send =
+            client.session.send(&mut self.machine, &mut client.connection, &mut port.counters, until);
+        let due = client.session.due();
+        let has_more = more || has_more_to_send || client.connection.ready();
 
         let wanted =
             Interest { read: client.connection.wants_read(), write: client.connection.wants_write() };
@@ -408,7 +413,8 @@ impl Engine {
         self.queue(index);
     }
 
-    /// Sends the DMA messages that the machine has for clients.
+    /// Hands the DMA messages of the machine to the clients that they are for. They are sent in the
+    /// clients' turns.
     pub(crate) fn route(&mut self, now: Instant) {
         while let Some(message) = self.machine.pop_outgoing() {
             let (Outgoing::DmaRead { function, attachment, .. }
@@ -416,35 +422,7 @@ impl Engine {
             let Some(&index) = self.served.get(&(*function, *attachment)) else { continue };
             let Some(client) = &mut self.ports[index].client else { continue };
             client.session.queue(&mut self.machine, message, now);
-            if !self.senders.contains(&index) {
-                self.senders.push(index);
-            }
-        }
-        while let Some(index) = self.senders.pop() {
-            let port = &mut self.ports[index];
-            let Some(client) = &mut port.client else { continue };
-
-            let due = client.session.send(&mut self.machine, &mut client.connection, &mut port.counters);
-            let generation = port.generation;
-
-            let token = Watched::Twin(index, generation).token();
-            let mut watched = client.watch_twin(&mut *self.events, token);
-
-            let wanted =
-                Interest { read: client.connection.wants_read(), write: client.connection.wants_write() };
-            if wanted != client.interest {
-                client.interest = wanted;
-                let token = Watched::Client(index, generation).token();
-                watched = watched.and(self.events.rewatch(client.connection.as_fd(), token, wanted));
-            }
-            if watched.is_err() {
-                self.end(index, End::Evicted("it could not be watched"));
-                continue;
-            }
-
-            if let Some(due) = due {
-                self.note_deadline(due);
-            }
+            self.queue(index);
         }
     }
 
@@ -463,12 +441,9 @@ impl Engine {
 
                 if let Some(due) = due {
                     self.note_deadline(due);
-                    // The messages that ended may have made room for others.
-                    if !self.senders.contains(&index) {
-                        self.senders.push(index);
-                    }
                 }
-                if goes_on {
+                // The messages that ended may have made room for others.
+                if goes_on || due.is_some() {
                     self.queue(index);
                 }
             }
@@ -487,6 +462,7 @@ impl Engine {
                 client.closing.drop_memory(client.session.memory.sweep());
             }
         }
+        self.closers.start_missing();
         let released = self.orphans.extract_if(.., |(_, memory)| !memory.has_other_handles());
         for (queue, memory) in released {
             queue.drop_memory(vec![memory]);

@@ -182,16 +182,20 @@ impl Session {
         }
     }
 
-    /// Sends the waiting messages, as far as the connection takes them. Returns when the first
-    /// answer is due, if a message waits for one.
+    /// Sends the waiting messages, as far as the connection takes them and until the time is over.
+    /// Returns whether it stopped for the time.
     pub(crate) fn send(
         &mut self,
         machine: &mut Machine,
         connection: &mut ServerConnection,
         counters: &mut ServerCounters,
-    ) -> Option<Instant> {
+        turn_end: Instant,
+    ) -> bool {
         use nicforge_vfio_user::DmaError;
         while let Some(&Unsent { ref message, until }) = self.unsent.front() {
+            if Instant::now() >= turn_end {
+                return true;
+            }
             let sent = match message {
                 Outgoing::DmaRead { id, iova, length, .. } => connection.dma_read(*iova, *length, *id),
                 Outgoing::DmaWrite { id, iova, data, .. } => connection.dma_write(*iova, data, *id),
@@ -212,12 +216,12 @@ impl Session {
 
             self.unsent.pop_front();
         }
-        self.due()
+        false
     }
 
     /// Returns when the first DMA message is due. Messages are sent in the order of arrival, so
     /// those that were sent are due first.
-    fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         let sent = self.outstanding.front().map(|first| first.until);
         sent.or_else(|| self.unsent.front().map(|first| first.until))
     }

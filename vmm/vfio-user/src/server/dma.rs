@@ -76,6 +76,8 @@ pub(super) struct DmaTable {
 
 impl DmaTable {
     pub(super) fn new(capacity: usize) -> Self {
+        // Fewer operations than message ids, so that a free one is always found.
+        let capacity = capacity.min(usize::from(u16::MAX));
         Self { operations: Vec::new(), capacity, next_id: 0 }
     }
 

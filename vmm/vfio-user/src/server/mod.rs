@@ -270,18 +270,28 @@ impl ServerConnection {
         result
     }
 
-    /// Sends the queues of both sockets, as far as the sockets take them. The caller should check
+    /// Sends the queues of both sockets, as far as the sockets take them and within
+    /// [`ServerConfig::budget`] messages and [`ServerConfig::turn`]. Returns whether the call must
+    /// be repeated soon, because it stopped for that limit. The caller should check
     /// [`Self::ready`] afterwards.
     ///
     /// # Errors
     /// [`ConnectionError`] when the connection has ended.
-    pub fn on_writable(&mut self) -> Result<(), ConnectionError> {
+    pub fn on_writable(&mut self) -> Result<bool, ConnectionError> {
         if self.session.state == State::Ended {
             return Err(ConnectionError::Ended);
         }
-        let twin = self.session.twin.as_mut().map_or(Ok(()), Twin::flush);
+
+        let mut turn = Turn::new(&self.session.config);
+        let mut may_go_on = || {
+            let has_time = turn.has_time();
+            turn.count_step();
+            has_time
+        };
+        let twin = self.session.twin.as_mut().map_or(Ok(false), |twin| twin.flush_while(&mut may_go_on));
         let (_, mut out) = self.framed.split();
-        twin.and_then(|()| out.flush()).map_err(|error| {
+        let stopped = twin.and_then(|twin| Ok(out.flush_while(&mut may_go_on)? || twin));
+        stopped.map_err(|error| {
             self.session.state = State::Ended;
             error.into()
         })

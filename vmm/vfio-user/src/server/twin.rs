@@ -78,8 +78,9 @@ impl Twin {
         self.is_readable = true;
     }
 
-    pub(super) fn flush(&mut self) -> Result<(), FrameError> {
-        self.framed.split().1.flush()
+    /// Sends the queue while `may_go_on` says so. Returns whether it stopped for that.
+    pub(super) fn flush_while(&mut self, may_go_on: impl FnMut() -> bool) -> Result<bool, FrameError> {
+        self.framed.split().1.flush_while(may_go_on)
     }
 }
 

@@ -72,12 +72,27 @@ impl Sender {
         Ok(())
     }
 
+    /// Sends the queue, as far as the socket takes it.
     pub(crate) fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<(), FrameError> {
+        self.flush_while(socket, || true).map(drop)
+    }
+
+    /// As [`Self::flush`], one system call for each message, while `may_go_on` says so. Returns
+    /// whether it stopped for that.
+    pub(crate) fn flush_while(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        mut may_go_on: impl FnMut() -> bool,
+    ) -> Result<bool, FrameError> {
         while let Some(first) = self.queue.front_mut() {
+            if !may_go_on() {
+                return Ok(true);
+            }
+
             let fds: Vec<_> = first.fds.iter().map(AsFd::as_fd).collect();
             let sent = self.times.measure(|| attempt(socket, &first.bytes[first.sent..], &[], &fds))?;
             if sent == 0 {
-                return Ok(());
+                return Ok(false);
             }
 
             self.queued_fds -= first.fds.len();
@@ -89,7 +104,7 @@ impl Sender {
                 self.queue.pop_front();
             }
         }
-        Ok(())
+        Ok(false)
     }
 }
 
@@ -134,9 +149,12 @@ impl Outlet<'_> {
         self.unless_ended(sent)
     }
 
-    pub(crate) fn flush(&mut self) -> Result<(), FrameError> {
-        let sent = self.tx.flush(self.socket);
-        self.unless_ended(sent)
+    /// Sends the queue as [`Sender::flush_while`] does.
+    pub(crate) fn flush_while(&mut self, may_go_on: impl FnMut() -> bool) -> Result<bool, FrameError> {
+        let mut stopped = false;
+        let sent = self.tx.flush_while(self.socket, may_go_on).map(|by_caller| stopped = by_caller);
+        self.unless_ended(sent)?;
+        Ok(stopped)
     }
 
     pub(crate) fn queued(&self) -> usize {
