@@ -262,7 +262,7 @@ impl Client {
     /// As [`Client::ask`].
     pub fn reply_to(&mut self, id: u16) -> io::Result<(Header, Vec<u8>)> {
         loop {
-            let (header, payload) = self.next()?;
+            let (header, payload) = self.next_message()?;
             if header.message_type() == MessageType::Reply && header.id == id {
                 return Ok((header, payload));
             }
@@ -273,7 +273,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::ask`].
-    pub fn next(&mut self) -> io::Result<(Header, Vec<u8>)> {
+    pub fn next_message(&mut self) -> io::Result<(Header, Vec<u8>)> {
         let mut bytes = [0; HEADER_SIZE];
         self.stream.read_exact(&mut bytes)?;
         let header = Header::parse(&bytes).ok_or(ErrorKind::InvalidData)?;

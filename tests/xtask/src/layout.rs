@@ -77,7 +77,7 @@ fn body<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
     let closes = |line: &&str| line.len() - line.trim_start().len() == indent && line.trim() == "}";
     let has_ended = |line: &&str| line.len() - line.trim_start().len() == indent && line.ends_with(';');
 
-    match rest.iter().position(|line| closes(&line) || has_ended(&line)) {
+    match rest.iter().position(|line| closes(line) || has_ended(line)) {
         Some(end) => &rest[..end],
         None => &[],
     }

@@ -1,6 +1,6 @@
 //! The server and the second socket that a client proposed. The client's ends are raw bytes, and
 //! the server is driven step by step in the same thread.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 

@@ -64,7 +64,7 @@ fn start(client: Client) -> io::Result<(Client, u16)> {
     }])?;
 
     loop {
-        let (header, _) = copier.client.next()?;
+        let (header, _) = copier.client.next_message()?;
         if header.command == Command::DmaWrite {
             return Ok((copier.client, header.id));
         }

@@ -77,7 +77,7 @@ fn watch(file: BorrowedFd<'_>, count: usize) -> Result<Watches, Failed> {
     }
 
     let copies = (0..copies).map(|_| file.try_clone_to_owned()).collect::<Result<Vec<_>, _>>()?;
-    let mut watches = Watches { copies: copies, instances: Vec::new() };
+    let mut watches = Watches { copies, instances: Vec::new() };
 
     for _ in 0..instances {
         let instance = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
