@@ -265,6 +265,11 @@ impl Engine {
         }
 
         let turn = client.pace.start(Instant::now());
+        // What the device has written goes out before the answer to a read that may announce it.
+        let until = Instant::now() + self.config.client_turn;
+        let (session, connection) = (&mut client.session, &mut client.connection);
+        let has_unsent = session.send(&mut self.machine, connection, &mut port.counters, until);
+
         let mut written = Ok(false);
         if client.connection.wants_write() || client.connection.twin_wants_write() {
             written = client.connection.on_writable();
@@ -283,7 +288,11 @@ impl Engine {
             stall_limit: self.config.stall_limit,
         };
 
-        let progress = written.and_then(|_| client.connection.on_readable(&mut glue));
+        let progress = match written {
+            Ok(_) if has_unsent => Ok(Progress::More),
+            Ok(_) => client.connection.on_readable(&mut glue),
+            Err(error) => Err(error),
+        };
         if glue.session.was_cancelled {
             client.connection.fail_dma(Errno::ECANCELED, &mut glue);
             client.session.was_cancelled = false;
@@ -293,7 +302,6 @@ impl Engine {
             Ok(Progress::Closed) => self.end(index, End::Closed),
             Ok(Progress::Idle | Progress::Blocked) if client.hung_up => self.end(index, End::Closed),
             Ok(progress) => {
-                let until = Instant::now() + self.config.client_turn;
                 self.after_drive(index, progress == Progress::More || has_more_to_write, until);
                 self.finish_turn(index, turn);
             }
