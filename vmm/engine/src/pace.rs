@@ -42,8 +42,8 @@ impl ThreadTime {
         Some(Self { processor, waits, preemptions: usage.involuntary_context_switches() })
     }
 
-    /// Returns whether a call that took at least `limit` since `self` by the clock took it by itself.
-    /// The thread ran for that long, or waited in the kernel and never lost its processor.
+    /// Returns whether a call that took at least `limit` since `self` by the clock took it by
+    /// itself. The thread ran for that long, or waited in the kernel and never lost its processor.
     pub(crate) fn proves(self, limit: Duration) -> bool {
         Self::now().is_some_and(|now| {
             let has_run = now.processor.saturating_sub(self.processor) >= limit;

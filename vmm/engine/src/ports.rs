@@ -265,7 +265,7 @@ impl Engine {
         }
 
         let turn = client.pace.start(Instant::now());
-        // What the device has written goes out before the answer to a read that may announce it.
+        // DMA writes of the device go out before the answer to a read that may announce them.
         let until = Instant::now() + self.config.client_turn;
         let (session, connection) = (&mut client.session, &mut client.connection);
         let has_unsent = session.send(&mut self.machine, connection, &mut port.counters, until);

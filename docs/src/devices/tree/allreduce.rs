@@ -1,5 +1,5 @@
-//! The example of the chapter "The Blue Gene tree NIC": a sum over the compute nodes of a pset, made
-//! in the network.
+//! The example of the chapter "The Blue Gene tree NIC": a sum over the compute nodes of a pset,
+//! made in the network.
 
 // ANCHOR: body
 use std::time::Duration;
