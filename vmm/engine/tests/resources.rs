@@ -188,12 +188,15 @@ fn patient_client(served: &Served) -> Client {
     }
 }
 
-/// Asserts that this many descriptors are open soon: other threads close those of clients.
+/// Asserts that soon at most this many descriptors are open.
+///
+/// Other threads close the descriptors of clients, also those of the test before: a count may fall by
+/// itself.
 #[track_caller]
-fn assert_descriptors(wanted: usize) {
+fn assert_descriptors(most: usize) {
     let deadline = Instant::now() + LONG;
-    while descriptors() != wanted {
-        assert!(Instant::now() < deadline, "{} descriptors are open, {wanted} should be", descriptors());
+    while descriptors() > most {
+        assert!(Instant::now() < deadline, "{} descriptors are open, at most {most} should be", descriptors());
         std::thread::yield_now();
     }
 }
