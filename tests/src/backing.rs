@@ -8,7 +8,7 @@ use std::{
 };
 
 use nicforge_core::{
-    device::{AttachmentId, FunctionId},
+    ids::{AttachmentId, FunctionId},
     machine::{Machine, Next},
     time::Nanos,
 };

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_core::device::FunctionId;
+use nicforge_core::ids::FunctionId;
 use nicforge_guest::{Driver, Guest, GuestConfig, Job, Output, Provision, Stream, Toolkit, Watch};
 
 use nicforge_hwi::{

@@ -8,7 +8,7 @@ pub mod slot_fifo;
 
 use std::time::{Duration, Instant};
 
-use nicforge_core::{device::FunctionId, machine::Machine};
+use nicforge_core::{ids::FunctionId, machine::Machine};
 use nicforge_driver::Device;
 use nicforge_proof::{AddressedSend, DmaEngine, SlotFifo};
 

@@ -23,8 +23,8 @@ use std::{
 };
 
 use nicforge_core::{
-    device::FunctionId,
     fabric::{Direction, Fault, LinkId},
+    ids::FunctionId,
     machine::Machine,
 };
 use nicforge_driver::{Cancel, Deadline, Relax, SharedPoster};

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use nicforge_core::{
-    device::{AttachmentId, FunctionId},
+    ids::{AttachmentId, FunctionId},
     machine::{Machine, Next},
     time::Nanos,
 };

@@ -10,8 +10,8 @@ use nicforge_hwi::{attachment::mirror, posted};
 use nicforge_shm::{Consumer, MemoryError, SharedCells, SharedMemory, SharedU32, SharedU64};
 
 use crate::{
-    device::DmaToken,
     dma::{DmaError, DmaMap},
+    ids::DmaToken,
     interrupt::Interrupts,
     machine::{DMA_QUOTA, MachineError, RegisterRange},
     pci::{ConfigSpace, MsixTable},

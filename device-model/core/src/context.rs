@@ -6,9 +6,9 @@ use nicforge_shm::SharedMemory;
 
 use crate::{
     attachment::{Attachment, RemoteRead},
-    device::{AttachmentId, DmaToken, FunctionId},
     dma::{DmaError, DmaLease, DmaPiece, MAX_DMA, Term},
     fabric::{Fabric, Ports},
+    ids::{AttachmentId, DmaToken, FunctionId},
     interrupt::Raised,
     spec::FunctionSpec,
     time::Nanos,

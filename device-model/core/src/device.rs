@@ -10,25 +10,13 @@
 //! and then [`Device::step`]. Trapped accesses ([`Device::read`], [`Device::write`]) come between
 //! turns.
 
-use crate::{context::Context, dma::DmaError, posted::Posted, spec::FunctionSpec};
-
-/// Number of an attachment within its function. PCI calls it a PASID; the papers call it a VPID, a
-/// core, or a mailbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AttachmentId(pub u16);
-
-/// Number of a function within its machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FunctionId(pub u32);
-
-/// Location of an access in a function's BARs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address {
-    /// Number of the BAR, 0 to 5.
-    pub bar: u8,
-    /// Offset in the BAR in bytes.
-    pub offset: u64,
-}
+use crate::{
+    context::Context,
+    dma::DmaError,
+    ids::{Address, AttachmentId, DmaToken},
+    posted::Posted,
+    spec::FunctionSpec,
+};
 
 /// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,10 +68,6 @@ pub enum Ended {
     /// blocked the engine, or the server ends.
     Evicted,
 }
-
-/// Number that the device chooses for a DMA read. [`Device::dma_done`] returns it with the data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DmaToken(pub u64);
 
 /// One statistic of a device: an event count, or a level such as the fill of a FIFO.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,6 +17,7 @@ pub mod context;
 pub mod device;
 pub mod dma;
 pub mod fabric;
+pub mod ids;
 pub mod interrupt;
 pub mod machine;
 pub mod pci;

@@ -8,7 +8,7 @@ use nicforge_shm::Peek;
 use crate::{
     attachment::Ring,
     context::Context,
-    device::{Address, AttachmentId},
+    ids::{Address, AttachmentId},
     trace::Event,
 };
 

@@ -168,7 +168,7 @@ pub struct FunctionSpec {
     pub identity: Identity,
     /// The six BARs. The one after a 64-bit BAR is `None`.
     pub bars: [Option<BarSpec>; 6],
-    /// The attachments. The index is the [`crate::device::AttachmentId`].
+    /// The attachments. The index is the [`crate::ids::AttachmentId`].
     pub attachments: Vec<AttachmentSpec>,
     /// MSI-X, if any.
     pub msix: Option<MsixSpec>,

@@ -1,7 +1,7 @@
 //! Trace hooks: events at the boundary of a function.
 
 use crate::{
-    device::{Address, AttachmentId, FunctionId},
+    ids::{Address, AttachmentId, FunctionId},
     time::Nanos,
 };
 

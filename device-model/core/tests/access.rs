@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use nicforge_core::{
-    device::Address,
+    ids::Address,
     machine::{Access, AccessError, Machine, region},
     spec::BarSpec,
 };

@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 
 use common::*;
 use nicforge_core::{
-    device::{AttachmentId, Ended, FunctionId, Reset},
+    device::{Ended, Reset},
     dma::{DmaError, DmaMapError},
+    ids::{AttachmentId, FunctionId},
     machine::{Machine, MachineError, Next, region},
     time::Nanos,
 };

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use common::*;
 use nicforge_core::{
     context::{Busy, Context, MAX_REMOTE},
-    device::{AttachmentId, DmaToken, Ended},
+    device::Ended,
     dma::{DmaBacking, DmaError, DmaPermission, MAX_DMA},
+    ids::{AttachmentId, DmaToken},
     machine::{Machine, Next, Outgoing, region},
     time::Nanos,
 };

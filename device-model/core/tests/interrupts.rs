@@ -8,8 +8,8 @@ use std::sync::Arc;
 use common::*;
 use nicforge_core::{
     context::Context,
-    device::AttachmentId,
     dma::DmaError,
+    ids::AttachmentId,
     interrupt::{INTX, MSIX},
     machine::{Machine, region},
     time::Nanos,

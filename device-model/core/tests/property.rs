@@ -8,8 +8,9 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use common::*;
 use nicforge_core::{
     context::MAX_REMOTE,
-    device::{AttachmentId, DmaToken, Ended, FunctionId},
+    device::Ended,
     dma::{DmaBacking, DmaError, DmaPermission},
+    ids::{AttachmentId, DmaToken, FunctionId},
     machine::{Machine, Next, Outgoing, region},
     time::Nanos,
 };

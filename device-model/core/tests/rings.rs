@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use nicforge_core::{
-    device::{Address, AttachmentId},
+    ids::{Address, AttachmentId},
     machine::{Access, Machine, Next},
     time::Nanos,
 };

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use common::*;
 use nicforge_core::{
-    device::{Address, AttachmentId, DmaToken, Ended, FunctionId},
+    device::Ended,
+    ids::{Address, AttachmentId, DmaToken, FunctionId},
     machine::{Machine, Next},
     time::Nanos,
     trace::{Event, TraceSink},

@@ -32,7 +32,8 @@ pub mod device {
 
     use nicforge_core::{
         context::Context,
-        device::{Address, AttachmentId, Counter, Device, Ended, Reset, Write},
+        device::{Counter, Device, Ended, Reset, Write},
+        ids::{Address, AttachmentId},
         spec::{AttachmentSpec, FunctionSpec, Identity},
     };
     use nicforge_hwi::pci::VENDOR_ID;

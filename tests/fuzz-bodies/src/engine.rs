@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_core::device::{AttachmentId, FunctionId};
+use nicforge_core::ids::{AttachmentId, FunctionId};
 use nicforge_engine::{Engine, EngineConfig, Quotas, Stop};
 use nicforge_hwi::proof::slot_fifo;
 use nicforge_machine::build::build;

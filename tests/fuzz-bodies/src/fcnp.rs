@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_core::device::{AttachmentId, FunctionId};
+use nicforge_core::ids::{AttachmentId, FunctionId};
 use nicforge_driver::{Deadline, Device};
 use nicforge_fcnp::{
     ComputeCore, Config, IoNode,

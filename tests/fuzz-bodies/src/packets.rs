@@ -2,7 +2,10 @@
 //! pointers, on one channel or both. Actions on the user channel do not disturb the system channel.
 //! The operator's reset ends the effects of changed routes.
 
-use nicforge_core::device::{AttachmentId, Ended, FunctionId};
+use nicforge_core::{
+    device::Ended,
+    ids::{AttachmentId, FunctionId},
+};
 use nicforge_hwi::{
     tree::{ATTACHMENT_ADMIN, CORES, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, opcode, window},
     tree_dcr::{self, REGISTERS, gi},

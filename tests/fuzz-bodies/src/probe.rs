@@ -16,7 +16,7 @@ use std::{
 };
 
 use nicforge_core::{
-    device::AttachmentId,
+    ids::AttachmentId,
     machine::{Machine, region},
 };
 use nicforge_driver::{Device, HugePages, OpenOptions};

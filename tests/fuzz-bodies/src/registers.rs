@@ -5,8 +5,9 @@
 use std::sync::Arc;
 
 use nicforge_core::{
-    device::{AttachmentId, Ended, FunctionId},
+    device::Ended,
     dma::{DmaBacking, DmaPermission},
+    ids::{AttachmentId, FunctionId},
     interrupt::Sink,
     machine::region,
 };

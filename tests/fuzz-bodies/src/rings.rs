@@ -3,7 +3,10 @@
 
 use std::sync::atomic::Ordering;
 
-use nicforge_core::device::{AttachmentId, Ended, FunctionId};
+use nicforge_core::{
+    device::Ended,
+    ids::{AttachmentId, FunctionId},
+};
 use nicforge_hwi::{
     attachment::{control, mirror::RING_HEAD},
     posted,

@@ -10,8 +10,9 @@ use std::{
 
 use nicforge_core::{
     context::{MAX_REMOTE, Outgoing},
-    device::{AttachmentId, Ended, FunctionId},
+    device::Ended,
     dma::{DmaBacking, DmaError, DmaPermission},
+    ids::{AttachmentId, FunctionId},
     interrupt::{InterruptSink, MSIX},
     machine::{Access, AccessError, Machine, Next, region},
     time::Nanos,

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::VecDeque, time::Duration};
 
-use nicforge_core::device::AttachmentId;
+use nicforge_core::ids::AttachmentId;
 use nicforge_driver::{Device, Error};
 use nicforge_hwi::{attachment::control, posted, proof::addressed_send::*};
 use nicforge_proof_driver::addressed_send::{AddressedSend, Message, address};

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_core::device::{AttachmentId, FunctionId};
+use nicforge_core::ids::{AttachmentId, FunctionId};
 use nicforge_vfio_user::{Closer, Errno, PeerFd, ServerConnection};
 
 use crate::{

@@ -8,8 +8,9 @@ use std::{
 };
 
 use nicforge_core::{
-    device::{AttachmentId, Ended, FunctionId},
+    device::Ended,
     dma::DmaBacking,
+    ids::{AttachmentId, FunctionId},
     interrupt::INTX,
     machine::{MachineError, Outgoing},
 };

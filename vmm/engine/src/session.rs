@@ -8,7 +8,7 @@ use std::{
 
 use nicforge_core::{
     context::MAX_REMOTE,
-    device::{AttachmentId, FunctionId},
+    ids::{AttachmentId, FunctionId},
     machine::{Access, Machine, Outgoing},
 };
 use nicforge_vfio_user::{DmaMap, DmaUnmap, Errno, PeerFd, ServerConnection, Token};

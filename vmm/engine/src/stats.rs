@@ -4,7 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use nicforge_core::{
     attachment::AttachmentCounters,
-    device::{AttachmentId, Counter, FunctionId},
+    device::Counter,
+    ids::{AttachmentId, FunctionId},
 };
 
 /// Counters of each socket, over all its clients.

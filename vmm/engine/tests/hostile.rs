@@ -19,7 +19,7 @@ use common::{
     raw::{Raw, access, posted, request},
     *,
 };
-use nicforge_core::{device::FunctionId, machine::Machine};
+use nicforge_core::{ids::FunctionId, machine::Machine};
 use nicforge_engine::{Engine, EngineConfig, EngineError, EventLoopKind, Quotas};
 use nicforge_hwi::attachment::mirror;
 use nicforge_shm::Access;

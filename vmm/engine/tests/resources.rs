@@ -15,7 +15,7 @@ use std::{
 };
 
 use common::{neighbour::Neighbour, *};
-use nicforge_core::device::FunctionId;
+use nicforge_core::ids::FunctionId;
 use nicforge_vfio_user::{Client, Errno, IrqAction, IrqPayload, PCI_MSIX_IRQ};
 use nix::{
     sys::{
@@ -196,7 +196,11 @@ fn patient_client(served: &Served) -> Client {
 fn assert_descriptors(most: usize) {
     let deadline = Instant::now() + LONG;
     while descriptors() > most {
-        assert!(Instant::now() < deadline, "{} descriptors are open, at most {most} should be", descriptors());
+        assert!(
+            Instant::now() < deadline,
+            "{} descriptors are open, at most {most} should be",
+            descriptors()
+        );
         std::thread::yield_now();
     }
 }

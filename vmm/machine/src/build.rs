@@ -1,8 +1,9 @@
 //! Builds a machine from a description.
 
 use nicforge_core::{
-    device::{AttachmentId, Device, FunctionId},
+    device::Device,
     fabric::LinkSpec,
+    ids::{AttachmentId, FunctionId},
     machine::Machine,
 };
 use nicforge_extoll::{Card, wire};

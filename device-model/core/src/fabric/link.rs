@@ -7,7 +7,7 @@ use super::{
     queue::Queue,
     schedule::{Event, Schedule},
 };
-use crate::{device::FunctionId, time::Nanos};
+use crate::{ids::FunctionId, time::Nanos};
 
 /// Largest number of virtual channels of a link.
 pub const MAX_CHANNELS: usize = 16;

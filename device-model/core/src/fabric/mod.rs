@@ -48,7 +48,7 @@ use self::{
     schedule::{Event, Schedule},
     wires::Wire,
 };
-use crate::{device::FunctionId, time::Nanos};
+use crate::{ids::FunctionId, time::Nanos};
 
 /// Limit of function numbers: a fabric takes numbers below this.
 pub const MAX_FUNCTIONS: u32 = 1 << 16;

@@ -9,7 +9,7 @@ use super::{
     schedule::Schedule,
     wires::{Combine, GI_WIRES, WireState},
 };
-use crate::{device::FunctionId, time::Nanos};
+use crate::{ids::FunctionId, time::Nanos};
 
 /// The ports and wires of a function, for one call of its device.
 ///

@@ -8,7 +8,8 @@ use super::{
     region,
 };
 use crate::{
-    device::{Address, AttachmentId, FunctionId, Write},
+    device::Write,
+    ids::{Address, AttachmentId, FunctionId},
     pci::MAX_TABLE_WRITE,
     trace::Event,
 };

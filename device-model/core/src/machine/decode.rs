@@ -3,7 +3,7 @@
 use nicforge_hwi::attachment::control;
 
 use crate::{
-    device::Address,
+    ids::Address,
     spec::{AreaKind, FunctionSpec},
 };
 

@@ -3,8 +3,8 @@
 use super::{Machine, MachineError};
 use crate::{
     context::{Completion, FilledBuffer, Outgoing},
-    device::{AttachmentId, FunctionId},
     dma::{DmaBacking, DmaError, DmaPermission},
+    ids::{AttachmentId, FunctionId},
 };
 
 impl Machine {

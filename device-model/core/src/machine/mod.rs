@@ -44,9 +44,10 @@ pub use crate::context::Outgoing;
 use crate::{
     attachment::{Attachment, create_memory},
     context::{Context, FunctionState, Shared},
-    device::{AttachmentId, Device, Ended, FunctionId, Reset},
+    device::{Device, Ended, Reset},
     dma::DmaMapError,
     fabric::Fabric,
+    ids::{AttachmentId, FunctionId},
     interrupt::{IrqError, MSIX, Raised, Sink},
     pci::ConfigSpace,
     spec::{MAX_NAME, Scope, SpecError},

@@ -5,7 +5,8 @@ use nicforge_shm::SharedMemory;
 use super::{Machine, MachineError, PollState};
 use crate::{
     attachment::AttachmentCounters,
-    device::{AttachmentId, Counter, FunctionId},
+    device::Counter,
+    ids::{AttachmentId, FunctionId},
     interrupt::IrqInfo,
     spec::{Area, BarSpec, FunctionSpec},
 };

@@ -6,7 +6,8 @@ use nicforge_shm::{Cells, Peek};
 use super::Machine;
 use crate::{
     context::Context,
-    device::{AttachmentId, FunctionId, Write},
+    device::Write,
+    ids::{AttachmentId, FunctionId},
     posted::Posted,
 };
 

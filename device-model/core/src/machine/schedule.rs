@@ -16,7 +16,8 @@ use std::{cmp::Reverse, collections::VecDeque, sync::atomic::Ordering};
 use super::{FunctionSlot, Machine, PollState};
 use crate::{
     context::Context,
-    device::{AttachmentId, FunctionId, Progress},
+    device::Progress,
+    ids::{AttachmentId, FunctionId},
     time::Nanos,
 };
 

@@ -12,8 +12,9 @@ use std::{
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, FunctionId, Progress, Reset, Write},
+    device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::{DmaBacking, DmaError, DmaPermission},
+    ids::{Address, AttachmentId, DmaToken, FunctionId},
     interrupt::InterruptSink,
     machine::{Access, AccessError, Machine, Next, Outgoing, region},
     spec::{Area, AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, Scope},

@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 use nicforge_core::{
     context::Context,
-    device::AttachmentId,
     dma::{DmaLease, DmaPermission, Term},
+    ids::AttachmentId,
 };
 use nicforge_hwi::extoll_atu::{ALL_MAPPINGS, MAX_MAPPINGS, command, nla, page};
 

@@ -1,6 +1,6 @@
 //! The state of a card, and the changes that concern all its units.
 
-use nicforge_core::{context::Context, device::AttachmentId};
+use nicforge_core::{context::Context, ids::AttachmentId};
 use nicforge_hwi::extoll::{error, mirror, vector};
 
 use crate::{

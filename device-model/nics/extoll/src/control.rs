@@ -1,6 +1,6 @@
 //! Control packets between cards: credit returns, ring announcements, and requests for them.
 
-use nicforge_core::{context::Context, device::AttachmentId};
+use nicforge_core::{context::Context, ids::AttachmentId};
 use nicforge_hwi::extoll::error;
 
 use crate::{

@@ -2,8 +2,9 @@
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, Progress, Reset, Write},
+    device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
+    ids::{Address, AttachmentId, DmaToken},
     posted::Posted,
     spec::{AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, Scope},
     time::Nanos,

@@ -1,6 +1,6 @@
 //! The register file.
 
-use nicforge_core::{context::Context, device::AttachmentId, dma::DmaPermission};
+use nicforge_core::{context::Context, dma::DmaPermission, ids::AttachmentId};
 use nicforge_hwi::{
     extoll::{LINKS, error, reg},
     extoll_atu::command,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use nicforge_core::{context::Context, device::AttachmentId, time::Nanos};
+use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll::{mirror, window};
 use nicforge_shm::{SharedU64, Window};
 

@@ -17,7 +17,7 @@
 
 use std::collections::VecDeque;
 
-use nicforge_core::{context::Context, device::AttachmentId, dma::MAX_LEASE};
+use nicforge_core::{context::Context, dma::MAX_LEASE, ids::AttachmentId};
 use nicforge_hwi::{extoll::reg, extoll_atu::command};
 
 /// Visits of a card in a turn. The command that uses up the budget is carried out completely, so

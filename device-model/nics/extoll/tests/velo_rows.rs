@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use common::{Message, Rig, plain_link, posting::Posting};
 use nicforge_core::{
-    device::{AttachmentId, FunctionId},
     fabric::LinkSpec,
+    ids::{AttachmentId, FunctionId},
     time::Nanos,
     trace::{Event, TraceSink},
 };

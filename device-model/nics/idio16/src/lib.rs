@@ -9,7 +9,8 @@
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId, Counter, Device, Progress, Reset, Write},
+    device::{Counter, Device, Progress, Reset, Write},
+    ids::{Address, AttachmentId},
     spec::{AttachmentSpec, BarSpec, FunctionSpec, Identity},
     time::Nanos,
 };

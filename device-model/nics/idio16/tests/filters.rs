@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use nicforge_core::{
-    device::{AttachmentId, FunctionId},
+    ids::{AttachmentId, FunctionId},
     machine::{Access, Machine},
     time::Nanos,
 };

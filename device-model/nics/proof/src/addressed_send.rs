@@ -18,7 +18,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId, Counter, Device, Ended, Reset, Write},
+    device::{Counter, Device, Ended, Reset, Write},
+    ids::{Address, AttachmentId},
     spec::{BarSpec, FunctionSpec},
 };
 use nicforge_hwi::{pci, proof::addressed_send::*};

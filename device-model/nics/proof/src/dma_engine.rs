@@ -19,8 +19,9 @@ use std::sync::atomic::Ordering;
 
 use nicforge_core::{
     context::{Busy, Context},
-    device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, Progress, Reset, Write},
+    device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::{DmaError, MAX_DMA},
+    ids::{Address, AttachmentId, DmaToken},
     spec::FunctionSpec,
     time::Nanos,
 };

@@ -24,7 +24,8 @@ use std::{
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId, Counter, Device, Ended, Progress, Reset, Write},
+    device::{Counter, Device, Ended, Progress, Reset, Write},
+    ids::{Address, AttachmentId},
     spec::FunctionSpec,
 };
 use nicforge_hwi::{pci, proof::slot_fifo::*};

@@ -3,8 +3,8 @@
 
 use nicforge_core::{
     context::MAX_REMOTE,
-    device::{AttachmentId, FunctionId},
     dma::{DmaBacking, DmaPermission},
+    ids::{AttachmentId, FunctionId},
     machine::{Access, Machine, Next, Outgoing, region},
     time::Nanos,
 };

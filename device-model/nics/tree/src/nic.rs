@@ -2,7 +2,8 @@
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId, Counter, Device, Ended, Progress, Reset, Write},
+    device::{Counter, Device, Ended, Progress, Reset, Write},
+    ids::{Address, AttachmentId},
     spec::{AreaKind, AttachmentSpec, BarSpec, FunctionSpec, Identity, Scope},
 };
 use nicforge_hwi::{

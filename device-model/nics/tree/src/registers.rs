@@ -2,7 +2,7 @@
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId},
+    ids::{Address, AttachmentId},
 };
 use nicforge_hwi::{
     tree::{ATTACHMENT_ADMIN, PORTS, VC_SYSTEM, VC_USER, VCS},

@@ -7,7 +7,7 @@ mod common;
 
 use common::{Client, Payload, Rig, payload, to};
 use nicforge_core::{
-    device::AttachmentId,
+    ids::AttachmentId,
     machine::{Access, region},
 };
 use nicforge_hwi::{

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Client, Rig, payload, to};
-use nicforge_core::{device::AttachmentId, machine::region};
+use nicforge_core::{ids::AttachmentId, machine::region};
 use nicforge_hwi::{
     tree::{ATTACHMENT_ADMIN, SLOT, mirror, window},
     tree_dcr::REGISTERS,

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Client, Rig, irq_to, payload, to};
-use nicforge_core::device::AttachmentId;
+use nicforge_core::ids::AttachmentId;
 use nicforge_hwi::{
     tree::{Header, mirror, vector, window},
     tree_dcr::REG_INT_ENABLE,

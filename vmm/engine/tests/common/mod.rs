@@ -18,8 +18,9 @@ use std::{
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, FunctionId, Progress, Reset, Write},
+    device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::{DmaError, DmaLease},
+    ids::{Address, AttachmentId, DmaToken, FunctionId},
     machine::Machine,
     spec::{AttachmentSpec, FunctionSpec, Identity},
 };

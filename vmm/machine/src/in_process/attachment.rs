@@ -9,8 +9,9 @@ use std::{
 };
 
 use nicforge_core::{
-    device::{AttachmentId, Ended, FunctionId},
+    device::Ended,
     dma::{self, DmaBacking, DmaMapError},
+    ids::{AttachmentId, FunctionId},
     interrupt::{Interrupts, IrqError},
     machine::{Access, AccessError, MachineError},
 };

@@ -30,7 +30,8 @@ use std::{
 };
 
 use nicforge_core::{
-    device::{AttachmentId, Ended, FunctionId},
+    device::Ended,
+    ids::{AttachmentId, FunctionId},
     machine::{Machine, MachineError, Next},
     time::Nanos,
 };

@@ -6,7 +6,7 @@ use std::{
 };
 
 use nicforge_core::{
-    device::{AttachmentId, FunctionId},
+    ids::{AttachmentId, FunctionId},
     machine::Machine,
 };
 use nicforge_driver::{Cancel, Deadline, Device, Error, HugePages};

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, thread::JoinHandle, time::Duration};
 
-use nicforge_core::device::AttachmentId;
+use nicforge_core::ids::AttachmentId;
 use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
 use nicforge_machine::{build::build, description::Description};
 

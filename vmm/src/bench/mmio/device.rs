@@ -4,8 +4,9 @@
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, Progress, Reset, Write},
+    device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
+    ids::{Address, AttachmentId, DmaToken},
     spec::FunctionSpec,
 };
 use nicforge_proof::DmaEngine;

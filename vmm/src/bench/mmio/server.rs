@@ -13,7 +13,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use nicforge_core::{device::AttachmentId, machine::Machine};
+use nicforge_core::{ids::AttachmentId, machine::Machine};
 use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
 
 use super::{PATIENCE, device::DeepRing, peers};

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use nicforge_core::{device::FunctionId, fabric::LinkId, machine::Machine};
+use nicforge_core::{fabric::LinkId, ids::FunctionId, machine::Machine};
 use nicforge_machine::{
     build::{Built, Role, build},
     description::Description,

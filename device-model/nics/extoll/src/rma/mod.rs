@@ -44,7 +44,7 @@ pub(crate) mod watchdog;
 
 use std::{collections::HashMap, sync::Arc};
 
-use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
+use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
 
 use self::{
     budget::Budget,

@@ -1,6 +1,6 @@
 //! A VPID's notification queue, in its own memory, which the card fills and its owner empties.
 
-use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
+use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::{
     extoll::{error, reg, vector},
     extoll_rma::{MAX_ENTRIES, MIN_ENTRIES, Notification},

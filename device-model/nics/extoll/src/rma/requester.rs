@@ -6,11 +6,7 @@
 
 use std::sync::Arc;
 
-use nicforge_core::{
-    context::Context,
-    device::{AttachmentId, Write},
-    dma::DmaLease,
-};
+use nicforge_core::{context::Context, device::Write, dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::{
     extoll::{error, reg},
     extoll_rma::{COMMAND_BYTES, Command, command, status},

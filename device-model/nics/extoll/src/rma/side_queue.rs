@@ -16,8 +16,8 @@ use std::{collections::VecDeque, sync::Arc};
 
 use nicforge_core::{
     context::Context,
-    device::AttachmentId,
     dma::{DmaLease, Term},
+    ids::AttachmentId,
     time::Nanos,
 };
 use nicforge_shm::SharedMemory;

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
+use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{

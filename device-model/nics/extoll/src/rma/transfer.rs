@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use nicforge_core::{
     context::Context,
-    device::{AttachmentId, DmaToken},
     dma::{DmaError, DmaLease, LeaseError, MAX_DMA, Term},
+    ids::{AttachmentId, DmaToken},
     time::Nanos,
 };
 use nicforge_hwi::extoll_rma::status;

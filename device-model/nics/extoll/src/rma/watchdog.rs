@@ -11,7 +11,7 @@
 //! Time counts by looks, at most a sixteenth of the limit for each. While this card was not driven,
 //! its neighbours had no time to answer either.
 
-use nicforge_core::{context::Context, device::AttachmentId, time::Nanos};
+use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll_rma::status;
 
 use crate::{card::Card, set::Set};

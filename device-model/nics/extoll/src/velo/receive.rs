@@ -2,8 +2,8 @@
 
 use nicforge_core::{
     context::Context,
-    device::AttachmentId,
     fabric::{Arrivals, Packet},
+    ids::AttachmentId,
 };
 use nicforge_hwi::{
     extoll::{error, vector},

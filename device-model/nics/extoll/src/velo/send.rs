@@ -1,10 +1,6 @@
 //! Packets from stores, and writers that wait.
 
-use nicforge_core::{
-    context::Context,
-    device::{AttachmentId, Write},
-    posted::Posted,
-};
+use nicforge_core::{context::Context, device::Write, ids::AttachmentId, posted::Posted};
 use nicforge_hwi::{
     extoll::{BAR_VELO, error},
     extoll_velo::address,

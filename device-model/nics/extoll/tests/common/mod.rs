@@ -13,9 +13,10 @@ use std::sync::{
 };
 
 use nicforge_core::{
-    device::{AttachmentId, Ended, FunctionId},
+    device::Ended,
     dma::{DmaBacking, DmaPermission},
     fabric::{LinkId, LinkSpec},
+    ids::{AttachmentId, FunctionId},
     interrupt::{self, InterruptSink},
     machine::{Access, Machine, Next},
     time::Nanos,

@@ -9,8 +9,9 @@ use std::sync::{
 };
 
 use nicforge_core::{
-    device::{AttachmentId, Ended, FunctionId},
+    device::Ended,
     fabric::{LinkId, LinkSpec},
+    ids::{AttachmentId, FunctionId},
     interrupt::{self, InterruptSink},
     machine::{Access, Machine, Next},
     time::Nanos,
