@@ -10,13 +10,17 @@ use nicforge_hwi::{attachment::mirror, posted};
 use nicforge_shm::{Consumer, MemoryError, SharedCells, SharedMemory, SharedU32, SharedU64};
 
 use crate::{
+    decode::RegisterRange,
     dma::{DmaError, DmaMap},
+    error::MachineError,
     ids::DmaToken,
     interrupt::Interrupts,
-    machine::{DMA_QUOTA, MachineError, RegisterRange},
     pci::{ConfigSpace, MsixTable},
     spec::{AreaKind, BarSpec, FunctionSpec, Scope},
 };
+
+/// Largest number of DMA mappings of an attachment.
+pub const DMA_QUOTA: usize = 65_536;
 
 /// Statistics that the core keeps for each attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,8 +14,10 @@
 
 pub mod attachment;
 pub mod context;
+mod decode;
 pub mod device;
 pub mod dma;
+mod error;
 pub mod fabric;
 pub mod ids;
 pub mod interrupt;

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 
 use common::*;
 use nicforge_core::{
-    context::{Busy, Context, MAX_REMOTE},
+    context::{Context, MAX_REMOTE},
     device::Ended,
     dma::{DmaBacking, DmaError, DmaPermission, MAX_DMA},
     ids::{AttachmentId, DmaToken},
-    machine::{Machine, Next, Outgoing, region},
+    machine::{Access, Machine, Next, Outgoing, region},
     time::Nanos,
 };
 use nicforge_shm::SharedMemory;
@@ -281,7 +281,7 @@ fn reads_of_one_attachment_are_bounded_and_the_bound_gives_way_again() {
     let started = |who| {
         move |context: &mut Context<'_>| {
             (0..1000)
-                .take_while(|&token| context.dma_read(who, 0x1000, 4, DmaToken(token)) != Err(Busy))
+                .take_while(|&token| context.dma_read(who, 0x1000, 4, DmaToken(token)) != Err(DmaError::Busy))
                 .count()
         }
     };
@@ -472,4 +472,20 @@ fn messages_that_wait_when_bus_mastering_ends_fail() {
     });
 
     assert_eq!(started, MAX_REMOTE);
+}
+
+#[test]
+fn the_end_of_bus_mastering_is_reported_once() {
+    let (mut machine, _) = attached();
+    let config = |machine: &mut Machine, offset: u64, data: &[u8]| {
+        machine.write(F, A, region::CONFIG, offset, data).unwrap()
+    };
+
+    assert_eq!(config(&mut machine, 0x04, &[2, 0]), Access::BusMasteringLost);
+    assert_eq!(config(&mut machine, 0x04, &[2, 0]), Access::Done);
+    assert_eq!(config(&mut machine, 0x04, &[6, 0]), Access::Done);
+
+    // Initiate Function-Level Reset, bit 15 of Device Control.
+    assert_eq!(config(&mut machine, 0x48 + 8, &0x8000u16.to_le_bytes()), Access::BusMasteringLost);
+    assert_eq!(config(&mut machine, 0x48 + 8, &0x8000u16.to_le_bytes()), Access::Done);
 }

@@ -129,7 +129,9 @@ fn judge(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limit
     };
 
     miss(row.landed + row.cut == 0, "no round");
-    miss(result.tenant.lost.is_some(), "tenant lost");
+    if let Some(reason) = &result.tenant.lost {
+        miss(true, &format!("tenant lost: {reason}"));
+    }
     miss(result.tenant.wrong > 0, "wrong data");
     miss(row.newcomers_failed > 0, "newcomers");
     miss(limits.times && row.worst_of_server_ms > PAUSE_LIMIT.as_secs_f64() * 1e3, "pause");

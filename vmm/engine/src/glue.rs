@@ -26,11 +26,6 @@ use crate::{
     stats::ServerCounters,
 };
 
-/// Offset of the command register in configuration space.
-const PCI_COMMAND: u64 = 4;
-/// Its bit that lets the function start DMA.
-const PCI_COMMAND_MASTER: u16 = 1 << 2;
-
 /// The machine as one client sees it, during one call of its connection.
 pub(crate) struct Glue<'a> {
     pub(crate) machine: &'a mut Machine,
@@ -54,7 +49,7 @@ impl Glue<'_> {
         kind: impl FnOnce() -> StalledKind,
     ) -> Outcome {
         match outcome {
-            Ok(Access::Done) => Outcome::Done,
+            Ok(Access::Done | Access::BusMasteringLost) => Outcome::Done,
             Ok(Access::Stalled) => {
                 self.counters.stalled += 1;
                 self.wait(region, offset, kind(), true)
@@ -84,20 +79,6 @@ impl Glue<'_> {
             Ok(_) => Outcome::Failed(Errno::EINVAL),
             Err(error) => Outcome::Failed(errno::of_machine(&error)),
         }
-    }
-
-    /// Whether the function may start DMA. It may not after a reset through configuration space,
-    /// for example.
-    fn is_bus_master(&mut self) -> bool {
-        let mut command = [0; 2];
-        let read = self.machine.read(
-            self.session.function,
-            self.session.who,
-            region::CONFIG,
-            PCI_COMMAND,
-            &mut command,
-        );
-        matches!(read, Ok(Access::Done)) && u16::from_le_bytes(command) & PCI_COMMAND_MASTER != 0
     }
 
     fn bind(&mut self, index: u32, start: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
@@ -198,7 +179,7 @@ impl Handler for Glue<'_> {
 
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Outcome {
         let outcome = self.machine.write(self.session.function, self.session.who, index, offset, data);
-        if index == region::CONFIG && !self.is_bus_master() {
+        if matches!(outcome, Ok(Access::BusMasteringLost)) {
             self.session.cancel_dma(self.machine);
         }
         self.access(outcome, index, offset, || StalledKind::Write(data.to_vec()))

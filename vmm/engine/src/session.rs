@@ -140,7 +140,7 @@ impl Session {
         };
 
         let result = match outcome {
-            Ok(Access::Done) => Ok(()),
+            Ok(Access::Done | Access::BusMasteringLost) => Ok(()),
             Ok(Access::Stalled) if now < stalled.until => {
                 counters.stalled += u64::from(!stalled.refused);
                 stalled.refused = true;

@@ -4,138 +4,10 @@ use std::{cell::Cell, ops::Range};
 
 use nicforge_shm::Window;
 
-use super::{DmaError, DmaLease, DmaMapError, MAX_DMA, MAX_LEASE, Term, lease::LeaseTerms};
-
-/// Memory behind a range of IOVAs.
-#[derive(Clone, Debug)]
-pub enum DmaBacking {
-    /// Memory mapped into this process. It has exactly the length of the range; offset 0 is the
-    /// first IOVA.
-    Memory(Window),
-    /// Memory that only messages to the client reach.
-    Remote,
-}
-
-/// Access that a device has to a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DmaPermission {
-    /// The device may read it.
-    pub read: bool,
-    /// The device may write it.
-    pub write: bool,
-}
-
-impl DmaPermission {
-    /// Permission to read and write.
-    pub const READ_WRITE: Self = Self { read: true, write: true };
-    /// Permission to read.
-    pub const READ: Self = Self { read: true, write: false };
-    /// Permission to write.
-    pub const WRITE: Self = Self { read: false, write: true };
-
-    const fn allows(self, write: bool) -> bool {
-        if write { self.write } else { self.read }
-    }
-}
-
-/// One mapping. Dropping it ends its leases.
-struct Mapping {
-    iova: u64,
-    /// The last IOVA. The first one behind the mapping may not exist, at the end of the address
-    /// space.
-    last: u64,
-    permission: DmaPermission,
-    backing: DmaBacking,
-    /// The terms that end with this mapping.
-    lease_terms: LeaseTerms,
-}
-
-impl Mapping {
-    fn length(&self) -> u64 {
-        self.last - self.iova + 1
-    }
-
-    /// Returns the memory of its part of the addresses from `first` to `last`, if it is memory of
-    /// this process.
-    fn part(&self, first: u64, last: u64) -> Option<Window> {
-        let DmaBacking::Memory(window) = &self.backing else { return None };
-        let (first, last) = (first.max(self.iova), last.min(self.last));
-        window.window(first - self.iova, last.checked_sub(first)?.checked_add(1)?).ok()
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        self.lease_terms.end();
-    }
-}
-
-/// A mapping, as [`DmaMap::ranges`] returns it.
-#[derive(Clone, Copy, Debug)]
-pub struct DmaRange<'a> {
-    /// First IOVA.
-    pub iova: u64,
-    /// Length in bytes.
-    pub length: u64,
-    /// Access that a device has to it.
-    pub permission: DmaPermission,
-    /// Memory behind it.
-    pub backing: &'a DmaBacking,
-}
-
-/// The longest prefix of a range that is of one kind: see [`DmaMap::piece`].
-#[derive(Clone, Debug)]
-pub struct DmaPiece {
-    /// Length in bytes, at least 1.
-    pub length: u64,
-    /// Access that a device has to it. The lease permits no more, even if its memory would.
-    pub permission: DmaPermission,
-    /// Number of mappings that it lies in, 1 to [`MAX_LEASE`].
-    pub mappings: usize,
-    /// Its memory, or `None` if only messages reach it.
-    pub lease: Option<DmaLease>,
-}
-
-/// The part of an access that lies in one mapping.
-#[derive(Clone, Copy, Debug)]
-pub struct Segment<'a> {
-    /// First IOVA of the part.
-    pub iova: u64,
-    /// Length in bytes, at least 1.
-    pub length: usize,
-    /// Memory behind the mapping.
-    pub backing: &'a DmaBacking,
-    /// Offset of the part in the mapping in bytes.
-    pub offset: u64,
-}
-
-/// The parts of an access in ascending order. Together they are the whole access.
-#[derive(Clone)]
-pub struct Segments<'a> {
-    mappings: std::slice::Iter<'a, Mapping>,
-    iova: u64,
-    remaining: usize,
-}
-
-impl<'a> Iterator for Segments<'a> {
-    type Item = Segment<'a>;
-
-    #[inline]
-    fn next(&mut self) -> Option<Segment<'a>> {
-        if self.remaining == 0 {
-            return None;
-        }
-
-        let mapping = self.mappings.next()?;
-        let iova = self.iova;
-        let left = usize::try_from(mapping.last - iova).unwrap_or(usize::MAX).saturating_add(1);
-        let length = self.remaining.min(left);
-        self.remaining -= length;
-        self.iova = iova.wrapping_add(length as u64);
-
-        Some(Segment { iova, length, backing: &mapping.backing, offset: iova - mapping.iova })
-    }
-}
+use super::{
+    DmaBacking, DmaError, DmaLease, DmaMapError, DmaPermission, DmaPiece, DmaRange, MAX_DMA, MAX_LEASE,
+    Segment, Segments, Term, lease::LeaseTerms, mapping::Mapping,
+};
 
 /// The mappings of one attachment: disjoint, sorted, and limited by a quota.
 pub struct DmaMap {
@@ -459,35 +331,6 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Copies `length` bytes of client memory without a buffer. If the ranges overlap, the result
-    /// there is unspecified.
-    ///
-    /// # Errors
-    /// Those of [`DmaMap::read_local`] for the source and of [`DmaMap::write_local`] for the
-    /// destination.
-    pub fn copy_local(&self, from: u64, to: u64, length: usize) -> Result<(), DmaError> {
-        let mut sources = self.local(from, length, false)?;
-        let mut destinations = self.local(to, length, true)?;
-        let (mut source, mut destination) = (sources.next(), destinations.next());
-
-        while let (Some(read), Some(write)) = (&mut source, &mut destination) {
-            let piece = read.length.min(write.length);
-            let (input, output) = (memory(read)?, memory(write)?);
-            input.copy_to(read.offset, output, write.offset, piece as u64).map_err(|_| unmapped(read))?;
-            check_not_truncated(input, read)?;
-            check_not_truncated(output, write)?;
-            if !advance(read, piece) {
-                source = sources.next();
-            }
-
-            if !advance(write, piece) {
-                destination = destinations.next();
-            }
-        }
-
-        Ok(())
-    }
-
     /// Returns the parts of an access, all of which must be memory of this process.
     fn local(&self, iova: u64, length: usize, write: bool) -> Result<Segments<'_>, DmaError> {
         let segments = self.segments(iova, length, write)?;
@@ -536,12 +379,4 @@ fn unmapped(segment: &Segment<'_>) -> DmaError {
 /// Checks that the client has not truncated the file behind `window`.
 fn check_not_truncated(window: &Window, segment: &Segment<'_>) -> Result<(), DmaError> {
     if window.faulted() { Err(DmaError::Faulted { iova: segment.iova }) } else { Ok(()) }
-}
-
-/// Advances a segment by `piece` bytes. Returns whether any of it is left.
-fn advance(segment: &mut Segment<'_>, piece: usize) -> bool {
-    segment.iova = segment.iova.wrapping_add(piece as u64);
-    segment.offset += piece as u64;
-    segment.length -= piece;
-    segment.length > 0
 }

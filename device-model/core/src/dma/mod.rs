@@ -17,12 +17,14 @@ mod lease;
 #[cfg(test)]
 mod lease_tests;
 mod map;
+mod mapping;
 #[cfg(test)]
 mod tests;
 
 pub use error::{DmaError, DmaMapError};
 pub use lease::{DmaLease, LeaseError, MAX_LEASE, Term};
-pub use map::{DmaBacking, DmaMap, DmaPermission, DmaPiece, DmaRange, Segment, Segments};
+pub use map::DmaMap;
+pub use mapping::{DmaBacking, DmaPermission, DmaPiece, DmaRange, Segment, Segments};
 
 /// Largest number of bytes that one DMA read or write moves.
 pub const MAX_DMA: usize = 65536;

@@ -215,7 +215,6 @@ fn access_that_is_too_long_is_refused() {
     assert!(map.segments(0, MAX_DMA, true).is_ok());
     let refused = map.segments(0, MAX_DMA + 1, true).err();
     assert_eq!(refused, Some(DmaError::TooLong { length: MAX_DMA + 1 }));
-    assert_eq!(map.copy_local(0, 1 << 20, usize::MAX), Err(DmaError::TooLong { length: usize::MAX }));
 }
 
 #[test]
@@ -246,21 +245,19 @@ fn write_that_is_partly_remote_or_unmapped_writes_nothing() {
 }
 
 #[test]
-fn copy_between_pieces_that_do_not_line_up_moves_every_byte() {
+fn a_transfer_over_several_mappings_moves_every_byte() {
     let (map, memory) = mapped();
     let pattern: Vec<u8> = (0..0x900_u32).map(|byte| (byte % 251) as u8).collect();
-    map.write_local(0x1000, &pattern).unwrap();
 
-    map.copy_local(0x1000, 0x2a00, pattern.len()).unwrap();
+    map.write_local(0x2a00, &pattern).unwrap();
 
     let mut out = vec![0; pattern.len()];
     map.read_local(0x2a00, &mut out).unwrap();
-
     assert_eq!(out, pattern);
 
     let mut behind = vec![0; 0x300];
     memory.read(0, &mut behind).unwrap();
-    assert_eq!(behind, pattern[0x600..], "the second piece is at the front of the file");
+    assert_eq!(behind, pattern[0x600..], "the second mapping is at the front of the file");
 }
 
 #[test]
@@ -278,7 +275,6 @@ fn dma_to_a_truncated_file_faults_and_gives_zeros() {
     assert_eq!(map.read_local(0x2000, &mut out), Err(DmaError::Faulted { iova: 0x2000 }));
     assert_eq!(out, [0; 8]);
     assert_eq!(map.write_local(0x1000, &[7; 8]), Err(DmaError::Faulted { iova: 0x1000 }));
-    assert_eq!(map.copy_local(0x1000, 0x2000, 8), Err(DmaError::Faulted { iova: 0x1000 }));
 }
 
 /// Returns a file of two pages that its owner can truncate.
@@ -337,7 +333,6 @@ enum Step {
     Unmap { iova: u64, length: u64 },
     Write { iova: u64, data: Vec<u8> },
     Read { iova: u64, length: usize },
-    Copy { from: u64, to: u64, length: usize },
 }
 
 fn permission() -> impl Strategy<Value = DmaPermission> {
@@ -346,7 +341,6 @@ fn permission() -> impl Strategy<Value = DmaPermission> {
 
 fn step() -> impl Strategy<Value = Step> {
     let iova = 0..ADDRESSES;
-    let half = ADDRESSES / 2;
     prop_oneof![
         4 => (iova.clone(), 0..SHARE, permission())
             .prop_map(|(iova, length, permission)| Step::Map { iova, length, permission }),
@@ -354,9 +348,6 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (iova.clone(), prop::collection::vec(any::<u8>(), 0..64))
             .prop_map(|(iova, data)| Step::Write { iova, data }),
         3 => (iova, 0_usize..64).prop_map(|(iova, length)| Step::Read { iova, length }),
-        2 => (0..half, half..ADDRESSES, 0_usize..48).prop_map(move |(from, to, length)| {
-            Step::Copy { from, to, length: length.min((to - from) as usize) }
-        }),
     ]
 }
 
@@ -398,13 +389,6 @@ proptest! {
                     prop_assert_eq!(map.read_local(iova, &mut out).is_ok(), places.is_some());
                     for (place, byte) in places.into_iter().flatten().zip(out) {
                         prop_assert_eq!(model.file[place], byte);
-                    }
-                }
-                Step::Copy { from, to, length } => {
-                    let places = model.places(from, length, false).zip(model.places(to, length, true));
-                    prop_assert_eq!(map.copy_local(from, to, length).is_ok(), places.is_some());
-                    for (source, target) in places.into_iter().flat_map(|(from, to)| from.into_iter().zip(to)) {
-                        model.file[target] = model.file[source];
                     }
                 }
             }

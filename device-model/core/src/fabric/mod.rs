@@ -21,11 +21,14 @@
 //! - The cost of [`Fabric::advance`] grows with the events that are due, not with the size of the
 //!   fabric.
 
+mod error;
 mod fault;
 mod link;
+mod node;
 mod packet;
 mod ports;
 mod queue;
+mod rows;
 mod schedule;
 #[cfg(test)]
 mod tests;
@@ -33,17 +36,18 @@ mod wires;
 
 use std::collections::VecDeque;
 
-use thiserror::Error;
-
 pub use self::{
+    error::FabricError,
     fault::{Fault, FaultHook, MAX_RETRIES},
     link::{Direction, LaneStats, LinkId, LinkSpec, MAX_CHANNELS, MAX_CREDITS},
     packet::{Contents, Packet},
-    ports::{Arrivals, Ports, Run},
+    ports::Ports,
+    rows::{Arrivals, Run},
     wires::{Combine, GI_WIRES, WireState},
 };
 use self::{
     link::{Lane, Path},
+    node::{Node, PortLink},
     packet::Pool,
     schedule::{Event, Schedule},
     wires::Wire,
@@ -59,106 +63,6 @@ pub const DEFAULT_MAX_PACKET: usize = 2048;
 /// Default bound of a fabric's packet pool, beyond the credits of its links.
 /// [`Fabric::set_pool_bound`] changes it.
 pub const DEFAULT_POOL_BOUND: usize = 1 << 16;
-
-/// Reason why a fabric can't be built as requested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum FabricError {
-    /// The port has a link. A port holds one.
-    #[error("port {port} of function {} has a link already", function.0)]
-    PortTaken {
-        /// Number of the function.
-        function: FunctionId,
-        /// Number of the port.
-        port: u8,
-    },
-    /// The port number is not below [`MAX_PORTS`].
-    #[error("port {port} of function {} is not below {MAX_PORTS}", function.0)]
-    PortOutOfRange {
-        /// Number of the function.
-        function: FunctionId,
-        /// Number of the port.
-        port: u8,
-    },
-    /// The function's number is not below [`MAX_FUNCTIONS`].
-    #[error("function {} is not below {MAX_FUNCTIONS}", function.0)]
-    FunctionOutOfRange {
-        /// Number of the function.
-        function: FunctionId,
-    },
-    /// The number of virtual channels is not 1 to [`MAX_CHANNELS`].
-    #[error("{count} virtual channels: a link has 1 to {MAX_CHANNELS}")]
-    Channels {
-        /// Number of channels requested.
-        count: usize,
-    },
-    /// The number of credits of a virtual channel is not 1 to [`MAX_CREDITS`].
-    #[error("{credits} credits: a virtual channel has 1 to {MAX_CREDITS}")]
-    Credits {
-        /// Number of credits requested.
-        credits: u32,
-    },
-    /// The link does not exist.
-    #[error("there is no link {}", link.0)]
-    NoLink {
-        /// Number of the link.
-        link: LinkId,
-    },
-    /// The virtual channel does not exist.
-    #[error("link {} has no virtual channel {channel}", link.0)]
-    NoChannel {
-        /// Number of the link.
-        link: LinkId,
-        /// Number of the virtual channel.
-        channel: usize,
-    },
-}
-
-/// The link of a port, seen from that port.
-#[derive(Clone, Copy, Debug)]
-struct PortLink {
-    /// First lane out.
-    out: u32,
-    /// First lane in.
-    inward: u32,
-    /// Number of virtual channels.
-    channels: u8,
-    /// Whether the link takes packets.
-    up: bool,
-}
-
-/// State of one function in the fabric.
-#[derive(Debug)]
-struct Node {
-    function: FunctionId,
-    /// Links by port number.
-    ends: Vec<Option<PortLink>>,
-    /// Bit mask of the ports with a link.
-    plugged: u64,
-    /// Bit mask of the ports with a packet to take, for each virtual channel.
-    arrived: [u64; MAX_CHANNELS],
-    /// The node needs no further wake-up: it is in [`Fabric::woken`], or the machine polls its
-    /// function ([`Fabric::take_woken`]).
-    woken: bool,
-    /// Bit mask of the wires that the node is a member of.
-    member: u8,
-    /// Bit mask of the wires that it drives high.
-    high: u8,
-    /// Bit mask of the wires on which it fired and waits for the AND.
-    fired_and: u8,
-    /// Bit mask of the wires on which it fired and waits for the OR.
-    fired_or: u8,
-}
-
-impl Node {
-    /// Queues the node, whose index is `index`, for a wake-up of its function.
-    #[inline]
-    fn wake(&mut self, index: u32, woken: &mut VecDeque<u32>) {
-        if !self.woken {
-            self.woken = true;
-            woken.push_back(index);
-        }
-    }
-}
 
 /// The links of a machine, and the packets on them. The module documentation states the rules.
 pub struct Fabric {
@@ -240,23 +144,12 @@ impl Fabric {
         let (forward, out) = self.add_path((from, a.1), (to, b), &spec);
         let (_, back) = self.add_path((to, b.1), (from, a), &spec);
         let channels = spec.credits.len() as u8;
-        self.record_link(from, a.1, PortLink { out, inward: back, channels, up: true });
-        self.record_link(to, b.1, PortLink { out: back, inward: out, channels, up: true });
+        self.nodes[from as usize].record_link(a.1, PortLink { out, inward: back, channels, up: true });
+        self.nodes[to as usize].record_link(b.1, PortLink { out: back, inward: out, channels, up: true });
         self.wake(from);
         self.wake(to);
 
         Ok(LinkId(forward / 2))
-    }
-
-    /// Records a link at a port of a node.
-    fn record_link(&mut self, node: u32, port: u8, end: PortLink) {
-        let node = &mut self.nodes[node as usize];
-        node.plugged |= 1 << (port % MAX_PORTS);
-        let ends = &mut node.ends;
-        if ends.len() <= usize::from(port) {
-            ends.resize(usize::from(port) + 1, None);
-        }
-        ends[usize::from(port)] = Some(end);
     }
 
     /// Adds a path and its lanes. Returns the indices of the path and of its first lane.
@@ -293,17 +186,7 @@ impl Fabric {
         }
 
         let node = self.nodes.len() as u32;
-        self.nodes.push(Node {
-            function,
-            ends: Vec::new(),
-            plugged: 0,
-            arrived: [0; MAX_CHANNELS],
-            woken: false,
-            member: 0,
-            high: 0,
-            fired_and: 0,
-            fired_or: 0,
-        });
+        self.nodes.push(Node::new(function));
 
         self.woken.reserve(self.nodes.len());
         self.index[slot] = Some(node);
@@ -487,101 +370,5 @@ impl Fabric {
 
     fn wake(&mut self, node: u32) {
         self.nodes[node as usize].wake(node, &mut self.woken);
-    }
-
-    /// Sets the level that a node drives on a wire. `fire` says on which result the level falls by
-    /// itself.
-    fn drive(&mut self, node: u32, wire: u8, level: bool, fire: Option<Combine>, now: Nanos) {
-        let bit = 1u8 << wire;
-        let entry = &mut self.nodes[node as usize];
-        if entry.member & bit == 0 {
-            return;
-        }
-
-        let line = &mut self.wires[usize::from(wire)];
-        line.high -= u32::from(entry.high & bit != 0);
-        line.high += u32::from(level);
-        set_bit(&mut entry.high, bit, level);
-        set_bit(&mut entry.fired_and, bit, level && fire == Some(Combine::And));
-        set_bit(&mut entry.fired_or, bit, level && fire == Some(Combine::Or));
-        self.schedule_wire_change(wire, now);
-    }
-
-    /// Makes a node a member of a wire, which drives it low at first, or ends its membership.
-    fn set_member(&mut self, node: u32, wire: u8, member: bool, now: Nanos) {
-        self.drive(node, wire, false, None, now);
-        let bit = 1u8 << wire;
-        let entry = &mut self.nodes[node as usize];
-        let line = &mut self.wires[usize::from(wire)];
-        if (entry.member & bit != 0) != member {
-            set_bit(&mut entry.member, bit, member);
-            if member {
-                line.members.push(node);
-            } else {
-                line.members.retain(|&other| other != node);
-            }
-            self.schedule_wire_change(wire, now);
-        }
-    }
-
-    /// Schedules a change of a wire's levels for its members.
-    fn schedule_wire_change(&mut self, wire: u8, now: Nanos) {
-        self.wire_changes += 1;
-        let line = &mut self.wires[usize::from(wire)];
-        let driven = line.driven();
-        let seen_at = now.after(self.wire_delay);
-        if line.coming.is_some() {
-            line.later = Some((seen_at, driven));
-        } else if driven != (line.shown.and, line.shown.or) {
-            line.coming = Some(driven);
-            self.carry_out_at(now, seen_at, Event::Wire { wire });
-        }
-    }
-
-    /// Shows its members the levels that are due, and lets fall the levels of those that fired.
-    fn show_wire(&mut self, wire: u8, due: Nanos) {
-        let bit = 1u8 << wire;
-        let line = &mut self.wires[usize::from(wire)];
-        let Some((and, or)) = line.coming.take() else { return };
-        self.wire_changes += 1;
-        let rises = (and && !line.shown.and, or && !line.shown.or);
-        line.shown.and_rises += u64::from(rises.0);
-        line.shown.or_rises += u64::from(rises.1);
-
-        let mut fell = false;
-        for &member in &line.members {
-            let entry = &mut self.nodes[member as usize];
-            let falls = (rises.0 && entry.fired_and & bit != 0) || (rises.1 && entry.fired_or & bit != 0);
-            if falls {
-                fell = true;
-                line.high -= u32::from(entry.high & bit != 0);
-                set_bit(&mut entry.high, bit, false);
-                set_bit(&mut entry.fired_and, bit, false);
-                set_bit(&mut entry.fired_or, bit, false);
-            }
-            entry.wake(member, &mut self.woken);
-        }
-
-        (line.shown.and, line.shown.or) = (and, or);
-        if fell {
-            // The levels that fell did so at this time: no member may see them high afterwards.
-            (line.shown.and, line.shown.or) = line.driven();
-            line.later = line.later.map(|(at, _)| (at, line.driven()));
-        }
-
-        if let Some((at, levels)) = line.later.take()
-            && levels != (line.shown.and, line.shown.or)
-        {
-            line.coming = Some(levels);
-            self.carry_out_at(due, at, Event::Wire { wire });
-        }
-    }
-}
-
-fn set_bit(word: &mut u8, bit: u8, on: bool) {
-    if on {
-        *word |= bit;
-    } else {
-        *word &= !bit;
     }
 }

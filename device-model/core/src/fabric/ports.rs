@@ -1,12 +1,7 @@
 //! A device's view of the fabric.
 
-use std::collections::VecDeque;
-
 use super::{
-    Contents, Event, Fabric, Fault, MAX_CHANNELS, MAX_RETRIES, Node, Packet,
-    link::Lane,
-    packet::Pool,
-    schedule::Schedule,
+    Arrivals, Event, Fabric, Fault, MAX_CHANNELS, MAX_RETRIES, Node, Packet, Run,
     wires::{Combine, GI_WIRES, WireState},
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -382,129 +377,6 @@ impl<'a> Ports<'a> {
     /// Returns the visible state of a wire. A wire that does not exist is low.
     pub fn wire(&self, wire: u8) -> WireState {
         self.fabric.wires.get(usize::from(wire)).map_or(WireState::default(), |wire| wire.shown)
-    }
-}
-
-/// The packets that arrived on a lane, to be taken in order: see [`Ports::take_run`]. The credits
-/// return to the sender together, on drop.
-pub struct Arrivals<'a> {
-    lane: &'a mut Lane,
-    index: u32,
-    nodes: &'a mut [Node],
-    woken: &'a mut VecDeque<u32>,
-    pool: &'a mut Pool,
-    schedule: &'a mut Schedule,
-    now: Nanos,
-    /// Number of packets that may still be taken.
-    left: u32,
-    taken: u32,
-}
-
-impl Arrivals<'_> {
-    /// Returns the packet in front.
-    #[inline(always)]
-    pub fn front(&self) -> Option<&Packet> {
-        if self.left == 0 { None } else { self.lane.queue.get(self.taken as usize) }
-    }
-
-    /// Takes the packet in front and returns its buffer to the pool.
-    #[inline(always)]
-    pub fn pass(&mut self) {
-        if self.left > 0
-            && let Some(packet) = self.lane.queue.take(self.taken as usize)
-        {
-            self.pool.put_back(packet);
-            self.left -= 1;
-            self.taken += 1;
-        }
-    }
-
-    /// Returns the number of packets taken so far.
-    pub fn taken(&self) -> u32 {
-        self.taken
-    }
-}
-
-impl Drop for Arrivals<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if self.taken == 0 {
-            return;
-        }
-
-        let Self { lane, index, now, taken, .. } = self;
-        lane.release(*taken, *index, *now, self.nodes, self.woken, self.schedule);
-    }
-}
-
-/// The way out of a port for several packets: see [`Ports::run`]. They arrive together, on drop.
-pub struct Run<'a> {
-    lane: &'a mut Lane,
-    nodes: &'a mut [Node],
-    woken: &'a mut VecDeque<u32>,
-    pool: &'a mut Pool,
-    now: Nanos,
-    /// Number of packets that may still be sent.
-    room: u32,
-    /// Value of `room` at the start.
-    initial_room: u32,
-    /// Bytes of the packets sent, on the wire.
-    bytes: u64,
-}
-
-impl Run<'_> {
-    /// Limits the run to `packets` packets, even if there are more credits.
-    #[inline]
-    pub fn at_most(mut self, packets: u32) -> Self {
-        self.room = self.room.min(packets);
-        self.initial_room = self.room;
-        self
-    }
-
-    /// Sends a packet with these bytes. `prepare` sets its header and framing. Returns false,
-    /// without calling it, if there is no credit or no free buffer.
-    #[inline(always)]
-    pub fn send(&mut self, bytes: &[u8], prepare: impl FnOnce(&mut Contents)) -> bool {
-        self.send_with(bytes.len(), |packet| {
-            packet.fill(bytes);
-            prepare(packet);
-        })
-    }
-
-    /// Sends a packet of `length` bytes, which `fill` must overwrite. Otherwise the same as
-    /// [`Run::send`].
-    #[inline(always)]
-    pub fn send_with(&mut self, length: usize, fill: impl FnOnce(&mut Contents)) -> bool {
-        if self.room == 0 {
-            self.lane.count_stall();
-            return false;
-        }
-
-        let Some(mut packet) = self.pool.take(length) else { return false };
-        fill(&mut packet);
-        self.bytes += packet.wire_bytes();
-        self.lane.queue.push(packet);
-        self.room -= 1;
-
-        true
-    }
-
-    /// Returns the number of credits left. After a failed send, 0 means that credits were missing;
-    /// otherwise the pool was empty.
-    #[inline]
-    pub fn room(&self) -> u32 {
-        self.room
-    }
-}
-
-impl Drop for Run<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        let sent = self.initial_room - self.room;
-        if sent > 0 {
-            self.lane.count_sent(sent, self.bytes, self.now);
-            self.lane.deliver(sent, self.nodes, self.woken);
-        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! the levels of all members that fired fall at the same time. One barrier can thus follow another
 //! without a race: a member that fires again belongs to the next one.
 
+use super::{Fabric, schedule::Event};
 use crate::time::Nanos;
 
 /// Number of wires. Blue Gene/L has four.
@@ -56,5 +57,103 @@ impl Wire {
     /// Returns the AND and the OR of the levels driven now.
     pub(super) fn driven(&self) -> (bool, bool) {
         (!self.members.is_empty() && self.high as usize == self.members.len(), self.high > 0)
+    }
+}
+
+impl Fabric {
+    /// Sets the level that a node drives on a wire. `fire` says on which result the level falls by
+    /// itself.
+    pub(super) fn drive(&mut self, node: u32, wire: u8, level: bool, fire: Option<Combine>, now: Nanos) {
+        let bit = 1u8 << wire;
+        let entry = &mut self.nodes[node as usize];
+        if entry.member & bit == 0 {
+            return;
+        }
+
+        let line = &mut self.wires[usize::from(wire)];
+        line.high -= u32::from(entry.high & bit != 0);
+        line.high += u32::from(level);
+        set_bit(&mut entry.high, bit, level);
+        set_bit(&mut entry.fired_and, bit, level && fire == Some(Combine::And));
+        set_bit(&mut entry.fired_or, bit, level && fire == Some(Combine::Or));
+        self.schedule_wire_change(wire, now);
+    }
+
+    /// Makes a node a member of a wire, which drives it low at first, or ends its membership.
+    pub(super) fn set_member(&mut self, node: u32, wire: u8, member: bool, now: Nanos) {
+        self.drive(node, wire, false, None, now);
+        let bit = 1u8 << wire;
+        let entry = &mut self.nodes[node as usize];
+        let line = &mut self.wires[usize::from(wire)];
+        if (entry.member & bit != 0) != member {
+            set_bit(&mut entry.member, bit, member);
+            if member {
+                line.members.push(node);
+            } else {
+                line.members.retain(|&other| other != node);
+            }
+            self.schedule_wire_change(wire, now);
+        }
+    }
+
+    /// Schedules a change of a wire's levels for its members.
+    fn schedule_wire_change(&mut self, wire: u8, now: Nanos) {
+        self.wire_changes += 1;
+        let line = &mut self.wires[usize::from(wire)];
+        let driven = line.driven();
+        let seen_at = now.after(self.wire_delay);
+        if line.coming.is_some() {
+            line.later = Some((seen_at, driven));
+        } else if driven != (line.shown.and, line.shown.or) {
+            line.coming = Some(driven);
+            self.carry_out_at(now, seen_at, Event::Wire { wire });
+        }
+    }
+
+    /// Shows its members the levels that are due, and lets fall the levels of those that fired.
+    pub(super) fn show_wire(&mut self, wire: u8, due: Nanos) {
+        let bit = 1u8 << wire;
+        let line = &mut self.wires[usize::from(wire)];
+        let Some((and, or)) = line.coming.take() else { return };
+        self.wire_changes += 1;
+        let rises = (and && !line.shown.and, or && !line.shown.or);
+        line.shown.and_rises += u64::from(rises.0);
+        line.shown.or_rises += u64::from(rises.1);
+
+        let mut fell = false;
+        for &member in &line.members {
+            let entry = &mut self.nodes[member as usize];
+            let falls = (rises.0 && entry.fired_and & bit != 0) || (rises.1 && entry.fired_or & bit != 0);
+            if falls {
+                fell = true;
+                line.high -= u32::from(entry.high & bit != 0);
+                set_bit(&mut entry.high, bit, false);
+                set_bit(&mut entry.fired_and, bit, false);
+                set_bit(&mut entry.fired_or, bit, false);
+            }
+            entry.wake(member, &mut self.woken);
+        }
+
+        (line.shown.and, line.shown.or) = (and, or);
+        if fell {
+            // The levels that fell did so at this time: no member may see them high afterwards.
+            (line.shown.and, line.shown.or) = line.driven();
+            line.later = line.later.map(|(at, _)| (at, line.driven()));
+        }
+
+        if let Some((at, levels)) = line.later.take()
+            && levels != (line.shown.and, line.shown.or)
+        {
+            line.coming = Some(levels);
+            self.carry_out_at(due, at, Event::Wire { wire });
+        }
+    }
+}
+
+fn set_bit(word: &mut u8, bit: u8, on: bool) {
+    if on {
+        *word |= bit;
+    } else {
+        *word &= !bit;
     }
 }

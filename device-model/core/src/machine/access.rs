@@ -2,12 +2,10 @@
 
 use thiserror::Error;
 
-use super::{
-    Machine, MachineError,
-    decode::{self, BarSpace},
-    region,
-};
+use super::{Machine, MachineError, active::ActiveFunction, region};
 use crate::{
+    attachment::Attachment,
+    decode::{self, BarSpace},
     device::Write,
     ids::{Address, AttachmentId, FunctionId},
     pci::MAX_TABLE_WRITE,
@@ -25,6 +23,10 @@ const MAX_READ: usize = 64;
 pub enum Access {
     /// The access was carried out.
     Done,
+    /// The write was carried out, and took bus mastering away from the function: by the command
+    /// register or by a function-level reset. The caller should cancel the DMA messages that it has
+    /// sent to this client. The machine has failed those that the caller has not taken.
+    BusMasteringLost,
     /// The access waits behind a write that the device can't take yet, or is that write. The caller
     /// should retry it after a step.
     Stalled,
@@ -85,50 +87,80 @@ impl Machine {
         offset: u64,
         data: &mut [u8],
     ) -> Result<Access, AccessError> {
-        self.tenant(function, who)?;
-        self.check_range(function, region_index, offset, data.len())?;
+        self.active_for_client(function, who)?.read(who, region_index, offset, data)
+    }
+
+    /// Carries out a trapped write to a region. It is ordered behind the attachment's posted writes
+    /// as [`Machine::read`] is, and the caller retries it in the same way.
+    ///
+    /// The write must lie in one kind of space as a whole: the device's registers, mapped memory,
+    /// the control page, or the MSI-X table. The control page takes aligned 32-bit words and
+    /// ignores others.
+    pub fn write(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+        region_index: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Access, AccessError> {
+        self.active_for_client(function, who)?.write(who, region_index, offset, data)
+    }
+
+    /// Ends the wait of a stalled access that the caller does not retry. The attachment's next
+    /// access waits for all the records in front of it.
+    pub fn give_up_access(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
+        for ring in &mut self.active_for(function, who)?.tenant(who)?.rings {
+            ring.waited_from = None;
+        }
+        Ok(())
+    }
+}
+
+impl ActiveFunction<'_> {
+    fn read(
+        &mut self,
+        who: AttachmentId,
+        region_index: u32,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<Access, AccessError> {
+        self.check_range(region_index, offset, data.len())?;
         if data.is_empty() {
             return Ok(Access::Done);
         }
 
         data.fill(0xff);
         if region_index == region::CONFIG {
-            self.attachment_mut(function, who)?.config.read(offset, data);
+            self.attachment(who)?.config.read(offset, data);
             return Ok(Access::Done);
         }
 
         let length = data.len();
         let at = Address { bar: region_index as u8, offset };
-        self.wake(function);
-        let passes = decode::passes_rings(&self.slot(function, who)?.0.state.spec, at, length, false);
-        if !passes && !self.drain_before_access(function, who) {
+        self.wake();
+        let passes = decode::passes_rings(&self.slot.state.spec, at, length, false);
+        if !passes && !self.drain_before_access(who) {
             return Ok(Access::Stalled);
         }
 
-        self.attachment_mut(function, who)?.counters.trapped_reads += 1;
-        self.shared.trace(function, who, Event::Read { at, length });
+        self.attachment(who)?.counters.trapped_reads += 1;
+        self.trace(who, Event::Read { at, length });
 
         let mut done = 0;
         while done < length {
             let at = Address { bar: at.bar, offset: offset + done as u64 };
-            done += self.read_piece(function, who, at, &mut data[done..])?;
+            done += self.read_piece(who, at, &mut data[done..])?;
         }
 
         Ok(Access::Done)
     }
 
     /// Reads the part of a range that one kind of space holds. Returns its length, at least 1 byte.
-    fn read_piece(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        at: Address,
-        data: &mut [u8],
-    ) -> Result<usize, AccessError> {
-        let (slot, index) = self.slot(function, who)?;
-        let (space, left) = decode::decode(&slot.state.spec, at);
+    fn read_piece(&mut self, who: AttachmentId, at: Address, data: &mut [u8]) -> Result<usize, AccessError> {
+        let (space, left) = decode::decode(&self.slot.state.spec, at);
         let length = data.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        let attachment = &mut slot.state.attachments[index];
+        let attachment = self.attachment(who)?;
 
         match space {
             BarSpace::Memory | BarSpace::Mirror => {
@@ -152,77 +184,138 @@ impl Machine {
             BarSpace::Control(offset) => {
                 let (word, within) = (offset & !3, (offset & 3) as usize);
                 let take = length.min(4 - within);
-                let value = self.read_control(function, who, word).to_le_bytes();
+                let value = attachment.read_control(who, word).to_le_bytes();
                 data[..take].copy_from_slice(&value[within..within + take]);
                 Ok(take)
             }
             BarSpace::Device => {
                 let take = if length <= MAX_READ { length } else { natural_width(at.offset).min(length) };
-                self.call(function, |device, context| device.read(context, who, at, &mut data[..take]));
+                self.call(|device, context| device.read(context, who, at, &mut data[..take]));
                 Ok(take)
             }
         }
     }
 
-    /// Carries out a trapped write to a region. It is ordered behind the attachment's posted writes
-    /// as [`Machine::read`] is, and the caller retries it in the same way.
-    ///
-    /// The write must lie in one kind of space as a whole: the device's registers, mapped memory,
-    /// the control page, or the MSI-X table. The control page takes aligned 32-bit words and
-    /// ignores others.
-    pub fn write(
+    fn write(
         &mut self,
-        function: FunctionId,
         who: AttachmentId,
         region_index: u32,
         offset: u64,
         data: &[u8],
     ) -> Result<Access, AccessError> {
-        self.tenant(function, who)?;
-        self.check_range(function, region_index, offset, data.len())?;
+        self.check_range(region_index, offset, data.len())?;
         if data.is_empty() {
             return Ok(Access::Done);
         }
 
         if region_index == region::CONFIG {
-            self.write_config(function, who, offset, data)?;
-            return Ok(Access::Done);
+            return Ok(self.write_config(who, offset, data)?);
         }
 
         let length = data.len();
-
         let at = Address { bar: region_index as u8, offset };
-        let spec = &self.slot(function, who)?.0.state.spec;
-        let (space, left) = decode::decode(spec, at);
-        match space {
-            BarSpace::Mirror => return Err(AccessError::ReadOnly { region: region_index }),
-            BarSpace::Device if length > MAX_WRITE => {
-                return Err(AccessError::TooWide { region: region_index, length });
-            }
-            BarSpace::Device if decode::is_device(spec, at, length) => {}
-            BarSpace::Device => return Err(AccessError::OutOfRange { region: region_index, offset, length }),
-            _ if length as u64 > left => {
-                return Err(AccessError::OutOfRange { region: region_index, offset, length });
-            }
-            _ => {}
-        }
+        let space = self.check_write(at, length)?;
 
-        let passes = decode::passes_rings(spec, at, length, true);
-        self.wake(function);
-        if !passes && !self.drain_before_access(function, who) {
+        let passes = decode::passes_rings(&self.slot.state.spec, at, length, true);
+        self.wake();
+        if !passes && !self.drain_before_access(who) {
             return Ok(Access::Stalled);
         }
 
         match space {
-            // A write to a mirror was refused above. Software does not write pending bits.
-            BarSpace::Mirror | BarSpace::PendingBits(_) => {}
+            BarSpace::Device => {
+                if self.write_device(who, at, data)? == Write::Stalled {
+                    return Ok(Access::Stalled);
+                }
+            }
+            _ => self.attachment(who)?.write_space(&space, at, data)?,
+        }
+
+        self.attachment(who)?.counters.trapped_writes += 1;
+        self.trace(who, Event::Write { at, length });
+
+        Ok(Access::Done)
+    }
+
+    /// Checks that a write to a BAR lies in one kind of space that software writes, and returns the
+    /// kind.
+    fn check_write(&self, at: Address, length: usize) -> Result<BarSpace, AccessError> {
+        let (region, offset) = (u32::from(at.bar), at.offset);
+        let spec = &self.slot.state.spec;
+        let (space, left) = decode::decode(spec, at);
+
+        match space {
+            BarSpace::Mirror => Err(AccessError::ReadOnly { region }),
+            BarSpace::Device if length > MAX_WRITE => Err(AccessError::TooWide { region, length }),
+            BarSpace::Device if decode::is_device(spec, at, length) => Ok(space),
+            BarSpace::Device => Err(AccessError::OutOfRange { region, offset, length }),
+            _ if length as u64 > left => Err(AccessError::OutOfRange { region, offset, length }),
+            _ => Ok(space),
+        }
+    }
+
+    /// Passes a trapped write to the device.
+    fn write_device(&mut self, who: AttachmentId, at: Address, data: &[u8]) -> Result<Write, MachineError> {
+        let result = self.call(|device, context| device.write(context, who, at, data));
+
+        let stalled = result == Write::Stalled;
+        let attachment = self.attachment(who)?;
+        let newly = stalled && !attachment.write_stalled;
+        attachment.write_stalled = stalled;
+        attachment.counters.stalls += u64::from(newly);
+        if newly {
+            self.trace(who, Event::Stalled { at });
+        }
+
+        Ok(result)
+    }
+
+    /// Writes configuration space, and carries out the effects: a function-level reset, a change of
+    /// INTx, or the end of bus mastering.
+    fn write_config(&mut self, who: AttachmentId, offset: u64, data: &[u8]) -> Result<Access, MachineError> {
+        let attachment = self.attachment(who)?;
+        let was_master = attachment.config.bus_master();
+        let effect = attachment.config.write(offset, data);
+
+        if effect.function_level_reset {
+            self.reset_attachment(who)?;
+        } else if effect.interrupts_changed {
+            attachment.drive_intx();
+        }
+
+        if !was_master || self.attachment(who)?.config.bus_master() {
+            return Ok(Access::Done);
+        }
+
+        self.attachment(who)?.dma.revoke_leases();
+        self.stop_messages(who)?;
+
+        Ok(Access::BusMasteringLost)
+    }
+
+    /// Checks that a range lies in a region.
+    fn check_range(&self, index: u32, offset: u64, length: usize) -> Result<(), AccessError> {
+        let size = region::size(&self.slot.state.spec, index);
+        if size == 0 || offset.checked_add(length as u64).is_none_or(|end| end > size) {
+            return Err(AccessError::OutOfRange { region: index, offset, length });
+        }
+        Ok(())
+    }
+}
+
+impl Attachment {
+    /// Carries out a write to a part of a BAR that is not the device's registers.
+    fn write_space(&mut self, space: &BarSpace, at: Address, data: &[u8]) -> Result<(), MachineError> {
+        match *space {
+            // The machine has refused a write to a mirror. Software does not write pending bits.
+            BarSpace::Mirror | BarSpace::PendingBits(_) | BarSpace::Device => {}
             BarSpace::Memory => {
-                if let Some(memory) = &self.attachment_mut(function, who)?.memories[usize::from(at.bar)] {
-                    memory.write(offset, data).map_err(MachineError::from)?;
+                if let Some(memory) = &self.memories[usize::from(at.bar)] {
+                    memory.write(at.offset, data)?;
                 }
             }
             BarSpace::MsixTable(table) => {
-                if let Some(msix) = &mut self.attachment_mut(function, who)?.msix {
+                if let Some(msix) = &mut self.msix {
                     for (index, piece) in data.chunks(MAX_TABLE_WRITE).enumerate() {
                         // The result is of no use: a vector whose interrupt is pending is not
                         // bound.
@@ -234,83 +327,12 @@ impl Machine {
                 for (index, word) in data.chunks(4).enumerate() {
                     let offset = control_offset + 4 * index as u64;
                     if let (Ok(word), true) = (<[u8; 4]>::try_from(word), offset.is_multiple_of(4)) {
-                        self.write_control(function, who, offset, u32::from_le_bytes(word));
+                        self.write_control(offset, u32::from_le_bytes(word));
                     }
                 }
             }
-            BarSpace::Device => {
-                let outcome = self.call(function, |device, context| device.write(context, who, at, data));
-                let stalled = outcome == Some(Write::Stalled);
-                let attachment = self.attachment_mut(function, who)?;
-                let newly = stalled && !attachment.write_stalled;
-
-                attachment.write_stalled = stalled;
-                attachment.counters.stalls += u64::from(newly);
-                if newly {
-                    self.shared.trace(function, who, Event::Stalled { at });
-                }
-
-                if stalled {
-                    return Ok(Access::Stalled);
-                }
-            }
         }
 
-        self.attachment_mut(function, who)?.counters.trapped_writes += 1;
-        self.shared.trace(function, who, Event::Write { at, length });
-
-        Ok(Access::Done)
-    }
-
-    /// Ends the wait of a stalled access that the caller does not retry. The attachment's next
-    /// access waits for all the records in front of it.
-    pub fn give_up_access(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        for ring in &mut self.tenant(function, who)?.rings {
-            ring.waited_from = None;
-        }
-        Ok(())
-    }
-
-    /// Writes configuration space, and carries out the effects: a function-level reset, a change of
-    /// INTx, or the end of bus mastering.
-    fn write_config(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), MachineError> {
-        let attachment = self.attachment_mut(function, who)?;
-        let effect = attachment.config.write(offset, data);
-        let stopped = !attachment.config.bus_master();
-        if stopped {
-            attachment.dma.revoke_leases();
-        }
-
-        if effect.function_level_reset {
-            return self.reset_attachment(function, who);
-        }
-
-        if effect.interrupts_changed {
-            attachment.drive_intx();
-        }
-
-        if stopped { self.stop_messages(function, who) } else { Ok(()) }
-    }
-
-    /// Checks that a range lies in a region.
-    fn check_range(
-        &mut self,
-        function: FunctionId,
-        index: u32,
-        offset: u64,
-        length: usize,
-    ) -> Result<(), AccessError> {
-        let (slot, _) = self.slot(function, AttachmentId(0))?;
-        let size = region::size(&slot.state.spec, index);
-        if size == 0 || offset.checked_add(length as u64).is_none_or(|end| end > size) {
-            return Err(AccessError::OutOfRange { region: index, offset, length });
-        }
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Client memory: mappings, and the replies to DMA messages.
 
-use super::{Machine, MachineError};
+use super::{Machine, MachineError, active::ActiveFunction};
 use crate::{
     context::{Completion, FilledBuffer, Outgoing},
     dma::{DmaBacking, DmaError, DmaPermission},
@@ -18,8 +18,8 @@ impl Machine {
         permission: DmaPermission,
         backing: DmaBacking,
     ) -> Result<(), MachineError> {
-        self.tenant(function, who)?;
-        Ok(self.attachment_mut(function, who)?.dma.map(iova, length, permission, backing)?)
+        let mut active = self.active_for_client(function, who)?;
+        Ok(active.attachment(who)?.dma.map(iova, length, permission, backing)?)
     }
 
     /// Unmaps memory. When this returns, no DMA of this process reaches it.
@@ -33,40 +33,18 @@ impl Machine {
         iova: u64,
         length: u64,
     ) -> Result<(), MachineError> {
-        self.tenant(function, who)?;
-        Ok(self.attachment_mut(function, who)?.dma.unmap(iova, length)?)
+        Ok(self.active_for_client(function, who)?.attachment(who)?.dma.unmap(iova, length)?)
     }
 
     /// Unmaps all memory.
     pub fn dma_unmap_all(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        self.tenant(function, who)?;
-        self.attachment_mut(function, who)?.dma.unmap_all();
+        self.active_for_client(function, who)?.attachment(who)?.dma.unmap_all();
         Ok(())
     }
 
     /// Removes and returns the next DMA message for a client.
     pub fn pop_outgoing(&mut self) -> Option<Outgoing> {
         self.shared.outgoing.pop_front()
-    }
-
-    /// Fails the messages that the caller has not taken, after the function lost bus mastering.
-    pub(super) fn stop_messages(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-    ) -> Result<(), MachineError> {
-        for message in self.shared.take_outgoing(function, who) {
-            match message {
-                Outgoing::DmaRead { id, .. } => {
-                    self.dma_read_done(function, who, id, Err(DmaError::NotBusMaster))?
-                }
-                Outgoing::DmaWrite { id, .. } => {
-                    self.dma_write_done(function, who, id, Err(DmaError::NotBusMaster))?
-                }
-            }
-        }
-
-        Ok(())
     }
 
     /// Removes and returns the DMA messages of one client, past those of others.
@@ -83,29 +61,7 @@ impl Machine {
         id: u64,
         result: Result<&[u8], DmaError>,
     ) -> Result<(), MachineError> {
-        let tenant = self.tenant(function, who)?;
-        let Some(position) = tenant.remote_reads.iter().position(|read| read.id == id) else { return Ok(()) };
-        let read = tenant.remote_reads.swap_remove(position);
-
-        let result = match result {
-            Ok(data) if data.len() == read.length => {
-                Ok(FilledBuffer { buffer: self.shared.buffer_from(data), length: data.len() })
-            }
-            Ok(data) => Err(DmaError::ShortAnswer { length: data.len(), wanted: read.length }),
-            Err(error) => Err(error),
-        };
-
-        let attachment = self.attachment_mut(function, who)?;
-        match &result {
-            Ok(filled) => attachment.counters.dma_read_bytes += filled.length as u64,
-            Err(error) => attachment.count_dma_error(error),
-        }
-
-        let (slot, _) = self.slot(function, who)?;
-        slot.state.queue_result(Completion { who, token: read.token, result });
-        self.wake(function);
-
-        Ok(())
+        self.active_for_client(function, who)?.end_read(who, id, result)
     }
 
     /// Takes a client's answer to a DMA write. The last answer releases the interrupts held behind
@@ -117,14 +73,69 @@ impl Machine {
         id: u64,
         result: Result<(), DmaError>,
     ) -> Result<(), MachineError> {
-        let tenant = self.tenant(function, who)?;
+        self.active_for_client(function, who)?.end_write(who, id, result)
+    }
+}
+
+impl ActiveFunction<'_> {
+    /// Fails the messages that the caller has not taken, after the function lost bus mastering.
+    pub(super) fn stop_messages(&mut self, who: AttachmentId) -> Result<(), MachineError> {
+        for message in self.shared.take_outgoing(self.id(), who) {
+            match message {
+                Outgoing::DmaRead { id, .. } => self.end_read(who, id, Err(DmaError::NotBusMaster))?,
+                Outgoing::DmaWrite { id, .. } => self.end_write(who, id, Err(DmaError::NotBusMaster))?,
+            }
+        }
+
+        Ok(())
+    }
+
+    /// Queues the result of a read in flight for the device.
+    fn end_read(
+        &mut self,
+        who: AttachmentId,
+        id: u64,
+        result: Result<&[u8], DmaError>,
+    ) -> Result<(), MachineError> {
+        let tenant = self.tenant(who)?;
+        let Some(position) = tenant.remote_reads.iter().position(|read| read.id == id) else { return Ok(()) };
+        let read = tenant.remote_reads.swap_remove(position);
+
+        let result = match result {
+            Ok(data) if data.len() == read.length => {
+                Ok(FilledBuffer { buffer: self.shared.buffer_from(data), length: data.len() })
+            }
+            Ok(data) => Err(DmaError::ShortAnswer { length: data.len(), wanted: read.length }),
+            Err(error) => Err(error),
+        };
+
+        let attachment = self.attachment(who)?;
+        match &result {
+            Ok(filled) => attachment.counters.dma_read_bytes += filled.length as u64,
+            Err(error) => attachment.count_dma_error(error),
+        }
+
+        self.slot.state.queue_result(Completion { who, token: read.token, result });
+        self.wake();
+
+        Ok(())
+    }
+
+    /// Ends a write in flight.
+    fn end_write(
+        &mut self,
+        who: AttachmentId,
+        id: u64,
+        result: Result<(), DmaError>,
+    ) -> Result<(), MachineError> {
+        let tenant = self.tenant(who)?;
         let Some(position) = tenant.remote_writes.iter().position(|&write| write == id) else {
             return Ok(());
         };
 
         tenant.remote_writes.swap_remove(position);
         let last = tenant.remote_writes.is_empty();
-        let attachment = self.attachment_mut(function, who)?;
+        let attachment = self.attachment(who)?;
         if let Err(error) = &result {
             attachment.count_dma_error(error);
         }
@@ -137,7 +148,7 @@ impl Machine {
             }
         }
 
-        self.wake(function);
+        self.wake();
 
         Ok(())
     }

@@ -7,56 +7,44 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | construction, attach and detach, resets |
+//! | `active.rs` | a function during an operation |
 //! | `access.rs` | accesses to regions |
-//! | `decode.rs` | decoding of BAR offsets |
 //! | `rings.rs` | posted writes and the control page |
 //! | `dma.rs` | client memory, and replies to DMA messages |
 //! | `schedule.rs` | stepping, sleeping and waking |
 //! | `query.rs` | queries, which change nothing |
 
 mod access;
-mod decode;
+mod active;
 mod dma;
 mod query;
 mod rings;
 mod schedule;
 
-use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
-    sync::atomic::Ordering,
-};
+use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use nicforge_hwi::attachment::mirror;
-use nicforge_shm::{
-    MemoryError, RingError,
-    wake::{Membarrier, Sleeper},
-};
-use thiserror::Error;
+use nicforge_shm::wake::{Membarrier, Sleeper};
 
-pub(crate) use self::decode::RegisterRange;
 pub use self::{
     access::{Access, AccessError},
     query::{RegionView, region},
     schedule::Next,
 };
-pub use crate::context::Outgoing;
+use self::{active::ActiveFunction, schedule::Schedule};
+pub use crate::{attachment::DMA_QUOTA, context::Outgoing, error::MachineError};
 use crate::{
     attachment::{Attachment, create_memory},
-    context::{Context, FunctionState, Shared},
+    context::{FunctionState, Shared},
     device::{Device, Ended, Reset},
-    dma::DmaMapError,
     fabric::Fabric,
     ids::{AttachmentId, FunctionId},
-    interrupt::{IrqError, MSIX, Raised, Sink},
+    interrupt::{Interrupts, MSIX, Raised, Sink},
     pci::ConfigSpace,
     spec::{MAX_NAME, Scope, SpecError},
     time::Nanos,
     trace::{Event, TraceSink},
 };
-
-/// Largest number of DMA mappings of an attachment.
-pub const DMA_QUOTA: usize = 65_536;
 
 /// Whether the machine polls a function's mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +61,10 @@ struct FunctionSlot {
     state: FunctionState,
     device: Box<dyn Device>,
     poll_state: PollState,
-    /// The function is in [`Machine::hot`], or being put there.
+    /// The function is among the hot ones of [`Schedule`], or being put there.
     queued: bool,
-    /// Time of the device's next step, or [`Nanos::NEVER`] if it requested none. An entry of
-    /// [`Machine::timers`] with another time is stale.
+    /// Time of the device's next step, or [`Nanos::NEVER`] if it requested none. A timer of
+    /// [`Schedule`] with another time is stale.
     timer: Nanos,
 }
 
@@ -85,60 +73,10 @@ pub struct Machine {
     slots: Vec<FunctionSlot>,
     fabric: Fabric,
     shared: Shared,
-    /// Functions to run in the next turns.
-    hot: VecDeque<FunctionId>,
-    /// Timers of the functions, earliest first. Some entries are stale: see
-    /// [`FunctionSlot::timer`].
-    timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
-    /// Time without work after which a function goes cold, in nanoseconds.
-    cool_after: u64,
+    schedule: Schedule,
     heartbeat_due: Nanos,
     heartbeat: u64,
-    /// Functions that go cold at the end of this step.
-    cooling: Vec<FunctionId>,
     sleeper: Sleeper<Membarrier>,
-}
-
-/// Reason why an operation on an attachment failed.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum MachineError {
-    /// The function or the attachment does not exist.
-    #[error("there is no attachment {attachment} of function {function}")]
-    NoSuchAttachment {
-        /// Number of the function.
-        function: u32,
-        /// Number of the attachment.
-        attachment: u16,
-    },
-    /// Another client has the attachment.
-    #[error("attachment {attachment} of function {function} has a client already; wait until it is gone")]
-    Taken {
-        /// Number of the function.
-        function: u32,
-        /// Number of the attachment.
-        attachment: u16,
-    },
-    /// The attachment has no client.
-    #[error("attachment {attachment} of function {function} has no client")]
-    NotAttached {
-        /// Number of the function.
-        function: u32,
-        /// Number of the attachment.
-        attachment: u16,
-    },
-    /// The attachment's memory could not be created.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// A ring could not be created: the device's description is wrong.
-    #[error(transparent)]
-    Ring(#[from] RingError),
-    /// The DMA map refused the operation.
-    #[error(transparent)]
-    DmaMap(#[from] DmaMapError),
-    /// The interrupts refused the operation.
-    #[error(transparent)]
-    Irq(#[from] IrqError),
 }
 
 impl Default for Machine {
@@ -154,12 +92,9 @@ impl Machine {
             slots: Vec::new(),
             fabric: Fabric::new(),
             shared: Shared::new(),
-            hot: VecDeque::new(),
-            timers: BinaryHeap::new(),
-            cool_after: schedule::COOL_AFTER,
+            schedule: Schedule::new(),
             heartbeat_due: Nanos::ZERO,
             heartbeat: 0,
-            cooling: Vec::new(),
             sleeper: Sleeper::open(),
         }
     }
@@ -214,12 +149,87 @@ impl Machine {
     /// [`MachineError::Taken`] if the attachment has a client, and the errors of creating its
     /// memory. The attachment is free after an error of the second kind.
     pub fn attach(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        let (slot, _) = self.slot(function, who)?;
-        let state = &mut slot.state;
+        self.active_for(function, who)?.attach(who)
+    }
+
+    /// Takes an attachment from its client. The records in its rings are carried out as far as the
+    /// device takes them at once. Then the attachment is reset and its memory dropped.
+    pub fn detach(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+        why: Ended,
+    ) -> Result<(), MachineError> {
+        self.active_for_client(function, who)?.detach(who, why)
+    }
+
+    /// Resets an attachment whose client stays.
+    pub fn reset_attachment(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
+        self.active_for_client(function, who)?.reset_attachment(who)
+    }
+
+    /// Resets a whole function, with or without clients, on the operator's request. No state that
+    /// clients can set makes it fail.
+    ///
+    /// The device clears memory of [`Scope::Group`]. Configuration space and the MSI-X table keep
+    /// the clients' settings. A guest's kernel does not take part in this reset, and would go on
+    /// without bus mastering and interrupts.
+    pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
+        self.active_for(function, AttachmentId(0))?.reset()
+    }
+
+    /// Reports to the client, through its mirror, that it lost the attachment.
+    pub fn mark_dead(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
+        self.active_for_client(function, who)?.mark_dead(who)
+    }
+
+    /// Connects the vectors from `start` on of VFIO interrupt index `index` to sinks, or
+    /// disconnects them. An MSI-X vector that is pending is raised when it is connected.
+    pub fn bind_interrupts(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+        index: u32,
+        start: u32,
+        sinks: Vec<Sink>,
+    ) -> Result<(), MachineError> {
+        let mut active = self.active_for_client(function, who)?;
+        let attachment = active.attachment(who)?;
+        let count = sinks.len() as u32;
+
+        attachment.interrupts.bind(index, start, sinks)?;
+        if index == MSIX
+            && let Some(msix) = &mut attachment.msix
+        {
+            // `bind` has checked the range, so that every vector is below 2048.
+            for vector in (start..start + count).map(|vector| vector as u16) {
+                if msix.clear_pending(vector) && attachment.interrupts.raise_msix(vector) == Raised::Pending {
+                    msix.set_pending(vector);
+                }
+            }
+        }
+
+        Ok(())
+    }
+
+    /// Returns the interrupts of an attachment, for masking, triggering and unbinding.
+    pub fn interrupts(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+    ) -> Result<&mut Interrupts, MachineError> {
+        let attachment = self.active_for_client(function, who)?.into_attachment(who)?;
+        Ok(&mut attachment.interrupts)
+    }
+}
+
+impl ActiveFunction<'_> {
+    fn attach(&mut self, who: AttachmentId) -> Result<(), MachineError> {
+        let state = &mut self.slot.state;
         let index = usize::from(who.0);
 
         if state.attachments[index].tenant.is_some() {
-            return Err(MachineError::Taken { function: function.0, attachment: who.0 });
+            return Err(MachineError::Taken { function: state.id.0, attachment: who.0 });
         }
 
         let group = state.spec.attachments[index].group;
@@ -250,198 +260,84 @@ impl Machine {
         }
 
         state.refresh_clients();
-        self.shared.trace(function, who, Event::Attached);
-        self.call(function, |device, context| device.attached(context, who));
-        self.wake(function);
+        self.trace(who, Event::Attached);
+        self.call(|device, context| device.attached(context, who));
+        self.wake();
 
         Ok(())
     }
 
-    /// Takes an attachment from its client. The records in its rings are carried out as far as the
-    /// device takes them at once. Then the attachment is reset and its memory dropped.
-    pub fn detach(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        why: Ended,
-    ) -> Result<(), MachineError> {
-        self.tenant(function, who)?;
+    fn detach(&mut self, who: AttachmentId, why: Ended) -> Result<(), MachineError> {
         if why == Ended::Evicted {
-            self.mark_dead(function, who)?;
+            self.mark_dead(who)?;
         }
 
-        self.drain_rings(function, who);
-        self.call(function, |device, context| {
+        self.drain_rings(who);
+        self.call(|device, context| {
             device.detached(context, who, why);
             device.reset(context, Reset::Attachment(who));
         });
 
-        self.drop_pending_dma(function, Some(who));
-        let (slot, index) = self.slot(function, who)?;
-        slot.state.attachments[index].drop_tenant(&slot.state.spec);
-        slot.state.refresh_clients();
-        self.shared.trace(function, who, Event::Detached);
-        self.wake(function);
+        self.drop_pending_dma(Some(who));
+        let state = &mut self.slot.state;
+        state.attachments[usize::from(who.0)].drop_tenant(&state.spec);
+        state.refresh_clients();
+        self.trace(who, Event::Detached);
+        self.wake();
 
         Ok(())
     }
 
-    /// Resets an attachment whose client stays.
-    pub fn reset_attachment(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        self.tenant(function, who)?;
-        self.drop_pending_dma(function, Some(who));
-        let (slot, index) = self.slot(function, who)?;
-        let zeroed = slot.state.attachments[index].reset(&slot.state.spec);
-        self.shared.trace(function, who, Event::Reset);
-        self.call(function, |device, context| device.reset(context, Reset::Attachment(who)));
-        self.attachment_mut(function, who)?.next_generation();
-        self.wake(function);
+    fn reset_attachment(&mut self, who: AttachmentId) -> Result<(), MachineError> {
+        self.drop_pending_dma(Some(who));
+        let state = &mut self.slot.state;
+        let zeroed = state.attachments[usize::from(who.0)].reset(&state.spec);
+
+        self.trace(who, Event::Reset);
+        self.call(|device, context| device.reset(context, Reset::Attachment(who)));
+        self.attachment(who)?.next_generation();
+        self.wake();
 
         Ok(zeroed?)
     }
 
-    /// Resets a whole function, with or without clients, on the operator's request. No state that
-    /// clients can set makes it fail.
-    ///
-    /// The device clears memory of [`Scope::Group`]. Configuration space and the MSI-X table keep
-    /// the clients' settings. A guest's kernel does not take part in this reset, and would go on
-    /// without bus mastering and interrupts.
-    pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
-        self.slot(function, AttachmentId(0))?;
-        self.drop_pending_dma(function, None);
-        let (slot, _) = self.slot(function, AttachmentId(0))?;
+    fn reset(&mut self) -> Result<(), MachineError> {
+        self.drop_pending_dma(None);
+
         let mut zeroed = Ok(());
-        let mut clients = Vec::new();
-        for (index, attachment) in slot.state.attachments.iter_mut().enumerate() {
+        let state = &mut self.slot.state;
+        for attachment in &mut state.attachments {
             if attachment.tenant.is_some() {
-                zeroed = zeroed.and(attachment.clear(&slot.state.spec));
-                clients.push(AttachmentId(index as u16));
+                zeroed = zeroed.and(attachment.clear(&state.spec));
             }
         }
 
+        let clients = state.clients.clone();
         for &who in &clients {
-            self.shared.trace(function, who, Event::Reset);
+            self.trace(who, Event::Reset);
         }
 
-        self.call(function, |device, context| device.reset(context, Reset::Function));
+        self.call(|device, context| device.reset(context, Reset::Function));
         for who in clients {
-            self.attachment_mut(function, who)?.next_generation();
+            self.attachment(who)?.next_generation();
         }
 
-        self.wake(function);
+        self.wake();
 
         Ok(zeroed?)
     }
 
-    /// Reports to the client, through its mirror, that it lost the attachment.
-    pub fn mark_dead(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        if let Some(words) = &self.tenant(function, who)?.mirror {
+    fn mark_dead(&mut self, who: AttachmentId) -> Result<(), MachineError> {
+        if let Some(words) = &self.tenant(who)?.mirror {
             words.flags.store(mirror::FLAG_DEAD, Ordering::Release);
         }
 
         // A client that does not read the mirror, such as QEMU, gets a request to release the
         // device. VFIO's error interrupt would be wrong: it reports an untrustworthy device, and
         // QEMU then halts the guest.
-        self.attachment_mut(function, who)?.interrupts.raise_request();
+        self.attachment(who)?.interrupts.raise_request();
 
         Ok(())
-    }
-
-    /// Connects the vectors from `start` on of VFIO interrupt index `index` to sinks, or
-    /// disconnects them. An MSI-X vector that is pending is raised when it is connected.
-    pub fn bind_interrupts(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        index: u32,
-        start: u32,
-        sinks: Vec<Sink>,
-    ) -> Result<(), MachineError> {
-        self.tenant(function, who)?;
-
-        let count = sinks.len() as u32;
-        let attachment = self.attachment_mut(function, who)?;
-
-        attachment.interrupts.bind(index, start, sinks)?;
-        if index == MSIX
-            && let Some(msix) = &mut attachment.msix
-        {
-            // `bind` has checked the range, so that every vector is below 2048.
-            for vector in (start..start + count).map(|vector| vector as u16) {
-                if msix.clear_pending(vector) && attachment.interrupts.raise_msix(vector) == Raised::Pending {
-                    msix.set_pending(vector);
-                }
-            }
-        }
-
-        Ok(())
-    }
-
-    /// Returns the interrupts of an attachment, for masking, triggering and unbinding.
-    pub fn interrupts(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-    ) -> Result<&mut crate::interrupt::Interrupts, MachineError> {
-        self.tenant(function, who)?;
-        Ok(&mut self.attachment_mut(function, who)?.interrupts)
-    }
-
-    /// Calls a device with its context, and takes over its timer request.
-    fn call<R>(
-        &mut self,
-        function: FunctionId,
-        f: impl FnOnce(&mut dyn Device, &mut Context<'_>) -> R,
-    ) -> Option<R> {
-        let slot = self.slots.get_mut(function.0 as usize)?;
-        let mut context =
-            Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
-
-        let result = f(slot.device.as_mut(), &mut context);
-        self.update_timer(function);
-        Some(result)
-    }
-
-    /// Drops unsent DMA messages and undelivered results of `who`, or of the whole function.
-    fn drop_pending_dma(&mut self, function: FunctionId, who: Option<AttachmentId>) {
-        if let Some(slot) = self.slots.get_mut(function.0 as usize) {
-            self.shared.drop_pending(&mut slot.state, who);
-        }
-    }
-
-    /// Returns a function and the index of an attachment that exists in it.
-    fn slot(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-    ) -> Result<(&mut FunctionSlot, usize), MachineError> {
-        let missing = MachineError::NoSuchAttachment { function: function.0, attachment: who.0 };
-        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return Err(missing) };
-        let index = usize::from(who.0);
-        if index < slot.state.attachments.len() { Ok((slot, index)) } else { Err(missing) }
-    }
-
-    /// Returns an attachment, with or without a client.
-    fn attachment_mut(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-    ) -> Result<&mut Attachment, MachineError> {
-        let (slot, index) = self.slot(function, who)?;
-        Ok(&mut slot.state.attachments[index])
-    }
-
-    /// Returns the state of an attachment's client, or [`MachineError::NotAttached`].
-    fn tenant(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-    ) -> Result<&mut crate::attachment::Tenant, MachineError> {
-        let (function_number, attachment_number) = (function.0, who.0);
-        self.attachment_mut(function, who)?
-            .tenant
-            .as_mut()
-            .ok_or(MachineError::NotAttached { function: function_number, attachment: attachment_number })
     }
 }
 

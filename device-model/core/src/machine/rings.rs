@@ -3,13 +3,8 @@
 use nicforge_hwi::attachment::control;
 use nicforge_shm::{Cells, Peek};
 
-use super::Machine;
-use crate::{
-    context::Context,
-    device::Write,
-    ids::{AttachmentId, FunctionId},
-    posted::Posted,
-};
+use super::active::ActiveFunction;
+use crate::{attachment::Attachment, context::Context, device::Write, ids::AttachmentId, posted::Posted};
 
 /// Result of draining a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,15 +15,16 @@ pub(super) struct Drained {
     pub(super) stalled: bool,
 }
 
-impl Machine {
+impl ActiveFunction<'_> {
     /// Carries out the records in an attachment's rings. Returns false if a ring is stalled.
     ///
     /// Each ring yields at most as many records as it has cells. A client that keeps posting thus
     /// can't hold the caller.
-    pub(super) fn drain_rings(&mut self, function: FunctionId, who: AttachmentId) -> bool {
+    pub(super) fn drain_rings(&mut self, who: AttachmentId) -> bool {
+        let rings = self.tenant(who).map_or(0, |tenant| tenant.rings.len());
         let mut all_drained = true;
-        for ring in 0..self.rings(function, who) {
-            all_drained &= !self.drain_ring(function, who, ring, u32::MAX).stalled;
+        for ring in 0..rings {
+            all_drained &= !self.drain_ring(who, ring, u32::MAX).stalled;
         }
 
         all_drained
@@ -38,13 +34,13 @@ impl Machine {
     /// now. It may when the records that the rings held at its first attempt have been carried out.
     ///
     /// While clients compete for a resource, only turns drain the rings, and this call does not.
-    pub(super) fn drain_before_access(&mut self, function: FunctionId, who: AttachmentId) -> bool {
-        let contended = self.slots.get(function.0 as usize).is_some_and(|slot| slot.state.contended);
-        if !contended && !self.drain_rings(function, who) {
+    pub(super) fn drain_before_access(&mut self, who: AttachmentId) -> bool {
+        let contended = self.slot.state.contended;
+        if !contended && !self.drain_rings(who) {
             return false;
         }
 
-        let Ok(tenant) = self.tenant(function, who) else { return true };
+        let Ok(tenant) = self.tenant(who) else { return true };
         let mut ready = true;
         if contended {
             for ring in &mut tenant.rings {
@@ -64,26 +60,11 @@ impl Machine {
         ready
     }
 
-    /// Returns the number of an attachment's rings, 0 without a client.
-    pub(super) fn rings(&self, function: FunctionId, who: AttachmentId) -> usize {
-        self.slots
-            .get(function.0 as usize)
-            .and_then(|slot| slot.state.attachments.get(usize::from(who.0)))
-            .and_then(|attachment| attachment.tenant.as_ref())
-            .map_or(0, |tenant| tenant.rings.len())
-    }
-
     /// Carries out at most `limit` records of a ring, and at most as many as it has cells.
-    pub(super) fn drain_ring(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        ring_index: usize,
-        limit: u32,
-    ) -> Drained {
-        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return Drained::default() };
+    pub(super) fn drain_ring(&mut self, who: AttachmentId, ring_index: usize, limit: u32) -> Drained {
+        let state = &mut self.slot.state;
         let index = usize::from(who.0);
-        let tenant = slot.state.attachments.get_mut(index).and_then(|attachment| attachment.tenant.as_mut());
+        let tenant = state.attachments.get_mut(index).and_then(|attachment| attachment.tenant.as_mut());
         let Some(tenant) = tenant else { return Drained::default() };
         let Some(ring) = tenant.rings.get_mut(ring_index) else { return Drained::default() };
         if matches!(ring.consumer.peek(), Peek::Empty) {
@@ -96,14 +77,13 @@ impl Machine {
         let left = limit.min(ring.consumer.cells().count() as u32);
         let mut posted = Posted::new(ring, who, left, self.shared.trace.is_some());
 
-        let mut context =
-            Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
-        let stalled = slot.device.drain(&mut context, who, &mut posted) == Write::Stalled;
+        let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
+        let stalled = self.slot.device.drain(&mut context, who, &mut posted) == Write::Stalled;
         let newly_stalled = stalled && posted.mark_stalled(&mut context);
         let (carried_out, malformed) = posted.counts();
 
         ring.publish();
-        if let Some(attachment) = slot.state.attachments.get_mut(index) {
+        if let Some(attachment) = self.slot.state.attachments.get_mut(index) {
             attachment.counters.posted_writes += carried_out;
             attachment.counters.malformed_records += malformed;
             attachment.counters.stalls += u64::from(newly_stalled);
@@ -112,39 +92,39 @@ impl Machine {
             }
         }
 
-        self.update_timer(function);
+        self.update_timer();
 
         Drained { moved: carried_out + malformed > 0, stalled }
     }
+}
 
+impl Attachment {
     /// Reads a word of the control page. An unknown offset reads as ones.
-    pub(super) fn read_control(&mut self, function: FunctionId, who: AttachmentId, offset: u64) -> u32 {
-        let Ok(attachment) = self.attachment_mut(function, who) else { return u32::MAX };
+    pub(super) fn read_control(&self, who: AttachmentId, offset: u64) -> u32 {
         match offset {
-            control::RING_SELECT => attachment.ring_selected,
-            control::RING_STATE => attachment
+            control::RING_SELECT => self.ring_selected,
+            control::RING_STATE => self
                 .tenant
                 .as_ref()
-                .and_then(|tenant| tenant.rings.get(attachment.ring_selected as usize))
+                .and_then(|tenant| tenant.rings.get(self.ring_selected as usize))
                 .map_or(u32::MAX, |ring| {
                     let (cell, phase) = ring.consumer.state();
                     cell | (u32::from(phase) << 31)
                 }),
-            control::GENERATION => attachment.generation,
+            control::GENERATION => self.generation,
             control::ATTACHMENT => who.0.into(),
             _ => u32::MAX,
         }
     }
 
     /// Writes a word of the control page. An unknown offset is ignored.
-    pub(super) fn write_control(&mut self, function: FunctionId, who: AttachmentId, offset: u64, value: u32) {
-        let Ok(attachment) = self.attachment_mut(function, who) else { return };
+    pub(super) fn write_control(&mut self, offset: u64, value: u32) {
         match offset {
             // Every trapped access wakes the function.
-            control::WAKE => attachment.counters.wakes += 1,
-            control::RING_SELECT => attachment.ring_selected = value,
+            control::WAKE => self.counters.wakes += 1,
+            control::RING_SELECT => self.ring_selected = value,
             control::RING_RESET => {
-                let rings = attachment.tenant.as_mut().map(|tenant| &mut tenant.rings);
+                let rings = self.tenant.as_mut().map(|tenant| &mut tenant.rings);
                 if let Some(ring) = rings.and_then(|rings| rings.get_mut(value as usize)) {
                     ring.reset();
                 }

@@ -11,9 +11,13 @@
 //! From then on, a client that stores to the memory finds the word set, and wakes the function by a
 //! trapped write. The client needs no fence for this.
 
-use std::{cmp::Reverse, collections::VecDeque, sync::atomic::Ordering};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    sync::atomic::Ordering,
+};
 
-use super::{FunctionSlot, Machine, PollState};
+use super::{FunctionSlot, Machine, PollState, active::ActiveFunction};
 use crate::{
     context::Context,
     device::Progress,
@@ -23,7 +27,7 @@ use crate::{
 
 /// Default time without work after which a function goes cold, in nanoseconds.
 /// [`Machine::set_cool_after`] changes it.
-pub(super) const COOL_AFTER: u64 = 50_000;
+const COOL_AFTER: u64 = 50_000;
 /// Bytes of client memory that DMA may touch in a step. Beyond them the remaining functions wait
 /// for the next step. The kernel may have to allocate each page first, which takes far longer than
 /// the copy.
@@ -43,6 +47,89 @@ pub enum Next {
     At(Nanos),
 }
 
+/// Which functions run in the next turns, and the timers of the others.
+pub(super) struct Schedule {
+    /// Functions to run in the next turns.
+    hot: VecDeque<FunctionId>,
+    /// Timers of the functions, earliest first. Some entries are stale: see
+    /// [`FunctionSlot::timer`].
+    timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
+    /// Time without work after which a function goes cold, in nanoseconds.
+    cool_after: u64,
+    /// Functions that go cold at the end of this step.
+    cooling: Vec<FunctionId>,
+}
+
+impl Schedule {
+    pub(super) fn new() -> Self {
+        Self { hot: VecDeque::new(), timers: BinaryHeap::new(), cool_after: COOL_AFTER, cooling: Vec::new() }
+    }
+
+    /// Makes a function hot: see [`Machine::wake`].
+    #[inline]
+    pub(super) fn wake(&mut self, slot: &mut FunctionSlot) {
+        if slot.poll_state == PollState::Cold {
+            slot.set_sleeping(false);
+        }
+
+        slot.poll_state = PollState::Hot { idle_since: None };
+        if !slot.queued {
+            slot.queued = true;
+            self.hot.push_back(slot.state.id);
+        }
+    }
+
+    /// Takes over a device's timer request.
+    #[inline]
+    pub(super) fn update_timer(&mut self, slot: &mut FunctionSlot) {
+        let request = std::mem::replace(&mut slot.state.wake_at, Nanos::NEVER);
+        if request < slot.timer {
+            slot.timer = request;
+            self.add_timer(request, slot.state.id);
+        }
+    }
+
+    /// Adds a timer. It is apart from [`Schedule::update_timer`], which every step calls and which
+    /// rarely needs it.
+    #[inline(never)]
+    fn add_timer(&mut self, request: Nanos, function: FunctionId) {
+        self.timers.push(Reverse((request, function)));
+    }
+
+    /// Returns the first timer that is not stale. It stays in the heap.
+    fn next_timer(&mut self, slots: &[FunctionSlot]) -> Option<(Nanos, FunctionId)> {
+        while let Some(&Reverse((time, function))) = self.timers.peek() {
+            if slots.get(function.0 as usize).is_some_and(|slot| slot.timer == time) {
+                return Some((time, function));
+            }
+            self.timers.pop();
+        }
+        None
+    }
+
+    /// Removes the stale timers when there are many of them. The others leave when their time
+    /// comes.
+    fn remove_stale_timers(&mut self, slots: &[FunctionSlot]) {
+        if self.timers.len() <= 2 * slots.len() + 64 {
+            return;
+        }
+
+        self.timers.clear();
+        let set = slots.iter().filter(|slot| slot.timer < Nanos::NEVER);
+        self.timers.extend(set.map(|slot| Reverse((slot.timer, slot.state.id))));
+    }
+}
+
+impl FunctionSlot {
+    /// Sets or clears the sleeping words of the function's clients.
+    #[cold]
+    fn set_sleeping(&self, sleeping: bool) {
+        for attachment in &self.state.attachments {
+            attachment.set_sleeping(sleeping);
+        }
+    }
+}
+
 impl Machine {
     /// Runs one turn of each function that is awake, and returns the time of the next step.
     /// `budget` is the approximate number of packets for each function, at least 1.
@@ -56,10 +143,11 @@ impl Machine {
         let budget = budget.max(1);
         self.update_heartbeats(now);
 
-        while let Some((time, function)) = self.next_timer()
+        self.schedule.remove_stale_timers(&self.slots);
+        while let Some((time, function)) = self.schedule.next_timer(&self.slots)
             && time <= now
         {
-            self.timers.pop();
+            self.schedule.timers.pop();
             self.slots[function.0 as usize].timer = Nanos::NEVER;
             self.wake(function);
         }
@@ -68,36 +156,36 @@ impl Machine {
 
         let mut busy = false;
         self.shared.touched = 0;
-        for _ in 0..self.hot.len() {
+        for _ in 0..self.schedule.hot.len() {
             if self.shared.touched >= MOST_TOUCHED {
                 busy = true;
                 break;
             }
-            let Some(function) = self.hot.pop_front() else { break };
-            busy |= self.turn(function, budget);
+            let Some(function) = self.schedule.hot.pop_front() else { break };
+            busy |= self.active(function).is_some_and(|mut active| active.turn(budget));
             // A function that got packets from this turn runs in this step if its turn is still to
             // come, and in the next step otherwise.
             self.collect_woken();
         }
 
-        if !self.cooling.is_empty() {
+        if !self.schedule.cooling.is_empty() {
             busy |= self.cool_down(budget);
             self.collect_woken();
         }
 
         if busy || !self.shared.outgoing.is_empty() {
             Next::Now
-        } else if !self.hot.is_empty() {
+        } else if !self.schedule.hot.is_empty() {
             Next::Poll
         } else {
-            let timer = self.next_timer().map_or(Nanos::NEVER, |(time, _)| time);
+            let timer = self.schedule.next_timer(&self.slots).map_or(Nanos::NEVER, |(time, _)| time);
             Next::At(timer.min(self.fabric.next_event()))
         }
     }
 
     /// Sets the time without work after which a function goes cold, in nanoseconds.
     pub fn set_cool_after(&mut self, nanoseconds: u64) {
-        self.cool_after = nanoseconds;
+        self.schedule.cool_after = nanoseconds;
     }
 
     /// Polls the mapped memory of every function that has a client, in the next step.
@@ -105,9 +193,9 @@ impl Machine {
     /// A caller that lets the machine sleep should call this every 10 ms or so. It finds the stores
     /// of clients that the barrier does not reach, such as a guest's processors.
     pub fn rescan(&mut self) {
-        for index in 0..self.slots.len() {
-            if self.slots[index].state.attachments.iter().any(|attachment| attachment.tenant.is_some()) {
-                self.wake(FunctionId(index as u32));
+        for slot in &mut self.slots {
+            if !slot.state.clients.is_empty() {
+                self.schedule.wake(slot);
             }
         }
     }
@@ -115,206 +203,42 @@ impl Machine {
     /// Makes a function hot: the next step runs it, and polling goes on for a while afterwards.
     #[inline]
     pub fn wake(&mut self, function: FunctionId) {
-        wake(&mut self.slots, &mut self.hot, function);
-    }
-
-    /// Takes over the device's timer request.
-    #[inline]
-    pub(super) fn update_timer(&mut self, function: FunctionId) {
-        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return };
-        let request = std::mem::replace(&mut slot.state.wake_at, Nanos::NEVER);
-        if request < slot.timer {
-            slot.timer = request;
-            self.add_timer(request, function);
+        if let Some(slot) = self.slots.get_mut(function.0 as usize) {
+            self.schedule.wake(slot);
         }
-    }
-
-    /// Adds a timer. It is apart from [`Machine::update_timer`], which every step calls and which
-    /// rarely needs it.
-    #[inline(never)]
-    fn add_timer(&mut self, request: Nanos, function: FunctionId) {
-        self.timers.push(Reverse((request, function)));
-
-        // Stale entries leave when their time comes, or here when there are many of them.
-        if self.timers.len() > 2 * self.slots.len() + 64 {
-            self.timers.clear();
-            for (index, slot) in self.slots.iter().enumerate() {
-                if slot.timer < Nanos::NEVER {
-                    self.timers.push(Reverse((slot.timer, FunctionId(index as u32))));
-                }
-            }
-        }
-    }
-
-    /// Returns the first timer that is not stale. It stays in the heap.
-    fn next_timer(&mut self) -> Option<(Nanos, FunctionId)> {
-        while let Some(&Reverse((time, function))) = self.timers.peek() {
-            if self.slots.get(function.0 as usize).is_some_and(|slot| slot.timer == time) {
-                return Some((time, function));
-            }
-            self.timers.pop();
-        }
-        None
     }
 
     /// Delivers the fabric's due packets, and wakes the functions that have received some.
     #[inline]
     fn collect_woken(&mut self) {
         self.fabric.advance(self.shared.now);
-        let (slots, hot) = (&mut self.slots, &mut self.hot);
-        self.fabric.take_woken(|function| wake(slots, hot, function));
-    }
-
-    /// Runs a function for one turn, and queues it for the next unless it may go cold. Returns
-    /// whether it did work.
-    fn turn(&mut self, function: FunctionId, budget: u32) -> bool {
-        let busy = self.run(function, budget);
-        let now = self.shared.now;
-        let cool_after = self.cool_after;
-        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return false };
-
-        let PollState::Hot { idle_since } = &mut slot.poll_state else {
-            slot.queued = false;
-            self.fabric.end_polling(function);
-            return busy;
-        };
-
-        if busy {
-            *idle_since = Some(now);
-        } else if now >= idle_since.get_or_insert(now).after(cool_after) {
-            slot.queued = false;
-            // Events of this turn need no wake-up: the machine looks once more before the function
-            // is cold.
-            self.fabric.end_polling(function);
-            self.cooling.push(function);
-            return false;
-        }
-
-        self.hot.push_back(function);
-
-        busy
-    }
-
-    /// Runs one turn: drains the rings, delivers DMA results and steps the device. Returns whether
-    /// there was work.
-    #[inline(always)]
-    fn run(&mut self, function: FunctionId, budget: u32) -> bool {
-        let handed_over = self.deliver_results(function, budget);
-        let mut busy = handed_over > 0;
-        let mut from = (0, 0);
-        let mut stalled = false;
-
-        while let Some((who, ring)) = self.next_posted(function, &mut from) {
-            let drained = self.drain_ring(function, who, ring, budget);
-            busy |= drained.moved;
-            stalled |= drained.stalled;
-        }
-
-        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return busy };
-        slot.state.contended = stalled && slot.state.clients.len() > 1;
-        if slot.state.contended {
-            slot.state.reorder_clients(budget);
-        }
-
-        let mut context =
-            Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
-        busy |= slot.device.step(&mut context, budget) == Progress::Busy;
-
-        // Most steps set no timer and finish no DMA.
-        let (requested, ended) = (slot.state.wake_at < Nanos::NEVER, !slot.state.completions.is_empty());
-        if requested {
-            self.update_timer(function);
-        }
-
-        busy | (ended && self.deliver_queued_results(function, budget - handed_over) > 0)
-    }
-
-    /// Returns the next ring that has records, and advances `from` past it. `from` is an index into
-    /// the function's clients, and a ring of that client.
-    ///
-    /// The search is on the packet path: most functions there have no client, and most clients no
-    /// records.
-    #[inline]
-    fn next_posted(&self, function: FunctionId, from: &mut (usize, usize)) -> Option<(AttachmentId, usize)> {
-        let state = &self.slots.get(function.0 as usize)?.state;
-        while let Some(&who) = state.clients.get(from.0) {
-            let attachment = state.attachments.get(usize::from(who.0));
-            let tenant = attachment.and_then(|attachment| attachment.tenant.as_ref());
-            while let Some(ring) = tenant.and_then(|tenant| tenant.rings.get(from.1)) {
-                from.1 += 1;
-                if !ring.consumer.is_empty() {
-                    return Some((who, from.1 - 1));
-                }
+        let (slots, schedule) = (&mut self.slots, &mut self.schedule);
+        self.fabric.take_woken(|function| {
+            if let Some(slot) = slots.get_mut(function.0 as usize) {
+                schedule.wake(slot);
             }
-            *from = (from.0 + 1, 0);
-        }
-
-        None
+        });
     }
 
-    /// Delivers finished DMA reads to the device, at most `most` and within the bytes that a step
-    /// may touch. Returns their number.
-    #[inline]
-    fn deliver_results(&mut self, function: FunctionId, most: u32) -> u32 {
-        let any = self.slots.get(function.0 as usize).is_some_and(|slot| !slot.state.completions.is_empty());
-        if any { self.deliver_queued_results(function, most) } else { 0 }
-    }
-
-    /// Slow path of [`Machine::deliver_results`]: there are results to deliver.
-    fn deliver_queued_results(&mut self, function: FunctionId, most: u32) -> u32 {
-        for done in 0..most {
-            if self.shared.touched >= MOST_TOUCHED {
-                return done;
-            }
-            let Some(completion) =
-                self.slots.get_mut(function.0 as usize).and_then(|slot| slot.state.completions.pop_front())
-            else {
-                return done;
-            };
-
-            if let Ok(attachment) = self.attachment_mut(function, completion.who) {
-                attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
-            }
-
-            match completion.result {
-                Ok(filled) => {
-                    let data = &filled.buffer[..filled.length];
-                    self.call(function, |device, context| {
-                        device.dma_done(context, completion.who, completion.token, Ok(data));
-                    });
-                    self.shared.return_buffer(filled.buffer);
-                }
-                Err(error) => {
-                    self.call(function, |device, context| {
-                        device.dma_done(context, completion.who, completion.token, Err(error));
-                    });
-                }
-            }
-        }
-
-        most
-    }
-
-    /// Makes the functions in `cooling` cold, unless a client has written in the meantime. Returns
-    /// whether any of them found work.
+    /// Makes the functions that are cooling cold, unless a client has written in the meantime.
+    /// Returns whether any of them found work.
     fn cool_down(&mut self, budget: u32) -> bool {
         // A function that an event woke after its turn stays hot and runs again.
         let slots = &mut self.slots;
-        self.cooling.retain(|function| !slots[function.0 as usize].queued);
-        for function in &self.cooling {
+        self.schedule.cooling.retain(|function| !slots[function.0 as usize].queued);
+        for function in &self.schedule.cooling {
             let slot = &mut slots[function.0 as usize];
             slot.poll_state = PollState::Cold;
-            for attachment in &slot.state.attachments {
-                attachment.set_sleeping(true);
-            }
+            slot.set_sleeping(true);
         }
 
         self.sleeper.barrier();
 
         let mut busy = false;
-        while let Some(function) = self.cooling.pop() {
-            if self.run(function, budget) {
-                self.wake(function);
+        while let Some(function) = self.schedule.cooling.pop() {
+            let Some(mut active) = self.active(function) else { continue };
+            if active.run(budget) {
+                active.wake();
                 busy = true;
             }
         }
@@ -340,26 +264,125 @@ impl Machine {
     }
 }
 
-/// Makes a function hot: see [`Machine::wake`]. The arguments are parts of the machine, so that the
-/// fabric can stay borrowed.
-#[inline]
-fn wake(slots: &mut [FunctionSlot], hot: &mut VecDeque<FunctionId>, function: FunctionId) {
-    let Some(slot) = slots.get_mut(function.0 as usize) else { return };
-    if slot.poll_state == PollState::Cold {
-        wake_up(slot);
+impl ActiveFunction<'_> {
+    /// Runs the function for one turn, and queues it for the next unless it may go cold. Returns
+    /// whether it did work.
+    fn turn(&mut self, budget: u32) -> bool {
+        let busy = self.run(budget);
+        let now = self.shared.now;
+        let function = self.id();
+
+        let PollState::Hot { idle_since } = &mut self.slot.poll_state else {
+            self.slot.queued = false;
+            self.fabric.end_polling(function);
+            return busy;
+        };
+
+        if busy {
+            *idle_since = Some(now);
+        } else if now >= idle_since.get_or_insert(now).after(self.schedule.cool_after) {
+            self.slot.queued = false;
+            // Events of this turn need no wake-up: the machine looks once more before the function
+            // is cold.
+            self.fabric.end_polling(function);
+            self.schedule.cooling.push(function);
+            return false;
+        }
+
+        self.schedule.hot.push_back(function);
+
+        busy
     }
 
-    slot.poll_state = PollState::Hot { idle_since: None };
-    if !slot.queued {
-        slot.queued = true;
-        hot.push_back(function);
-    }
-}
+    /// Runs one turn: drains the rings, delivers DMA results and steps the device. Returns whether
+    /// there was work.
+    #[inline(always)]
+    fn run(&mut self, budget: u32) -> bool {
+        let handed_over = self.deliver_results(budget);
+        let mut busy = handed_over > 0;
+        let mut from = (0, 0);
+        let mut stalled = false;
 
-/// Clears the sleeping words of a function's clients.
-#[cold]
-fn wake_up(slot: &FunctionSlot) {
-    for attachment in &slot.state.attachments {
-        attachment.set_sleeping(false);
+        while let Some((who, ring)) = self.next_posted(&mut from) {
+            let drained = self.drain_ring(who, ring, budget);
+            busy |= drained.moved;
+            stalled |= drained.stalled;
+        }
+
+        let state = &mut self.slot.state;
+        state.contended = stalled && state.clients.len() > 1;
+        if state.contended {
+            state.reorder_clients(budget);
+        }
+
+        let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
+        busy |= self.slot.device.step(&mut context, budget) == Progress::Busy;
+
+        // Most steps set no timer and finish no DMA.
+        let state = &self.slot.state;
+        let (requested, ended) = (state.wake_at < Nanos::NEVER, !state.completions.is_empty());
+        if requested {
+            self.update_timer();
+        }
+
+        busy | (ended && self.deliver_queued_results(budget - handed_over) > 0)
+    }
+
+    /// Returns the next ring that has records, and advances `from` past it. `from` is an index into
+    /// the function's clients, and a ring of that client.
+    ///
+    /// The search is on the packet path: most functions there have no client, and most clients no
+    /// records.
+    #[inline]
+    fn next_posted(&self, from: &mut (usize, usize)) -> Option<(AttachmentId, usize)> {
+        let state = &self.slot.state;
+        while let Some(&who) = state.clients.get(from.0) {
+            let attachment = state.attachments.get(usize::from(who.0));
+            let tenant = attachment.and_then(|attachment| attachment.tenant.as_ref());
+            while let Some(ring) = tenant.and_then(|tenant| tenant.rings.get(from.1)) {
+                from.1 += 1;
+                if !ring.consumer.is_empty() {
+                    return Some((who, from.1 - 1));
+                }
+            }
+            *from = (from.0 + 1, 0);
+        }
+
+        None
+    }
+
+    /// Delivers finished DMA reads to the device, at most `most` and within the bytes that a step
+    /// may touch. Returns their number.
+    #[inline]
+    fn deliver_results(&mut self, most: u32) -> u32 {
+        if self.slot.state.completions.is_empty() { 0 } else { self.deliver_queued_results(most) }
+    }
+
+    /// Slow path of [`ActiveFunction::deliver_results`]: there are results to deliver.
+    fn deliver_queued_results(&mut self, most: u32) -> u32 {
+        for done in 0..most {
+            if self.shared.touched >= MOST_TOUCHED {
+                return done;
+            }
+            let Some(completion) = self.slot.state.completions.pop_front() else { return done };
+            let (who, token) = (completion.who, completion.token);
+
+            if let Ok(attachment) = self.attachment(who) {
+                attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
+            }
+
+            match completion.result {
+                Ok(filled) => {
+                    let data = &filled.buffer[..filled.length];
+                    self.call(|device, context| device.dma_done(context, who, token, Ok(data)));
+                    self.shared.return_buffer(filled.buffer);
+                }
+                Err(error) => {
+                    self.call(|device, context| device.dma_done(context, who, token, Err(error)));
+                }
+            }
+        }
+
+        most
     }
 }

@@ -18,7 +18,7 @@
 use std::sync::atomic::Ordering;
 
 use nicforge_core::{
-    context::{Busy, Context},
+    context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::{DmaError, MAX_DMA},
     ids::{Address, AttachmentId, DmaToken},
@@ -102,7 +102,8 @@ impl DmaEngine {
             Next::Nothing => {}
             Next::Read { iova, length } => match context.dma_read(who, iova, length, TOKEN) {
                 Ok(()) => channel.set_under_way(true),
-                Err(Busy) => channel.retry_later(context),
+                // The other errors come to `dma_done`.
+                Err(_) => channel.retry_later(context),
             },
             Next::Finish => self.end(context, who, 0),
             Next::Fail(status) => self.end(context, who, status),

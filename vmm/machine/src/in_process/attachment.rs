@@ -91,7 +91,7 @@ impl LocalAttachment {
 
                 f(inner)
             })?;
-            if outcome == Access::Done {
+            if outcome != Access::Stalled {
                 return Ok(());
             }
 

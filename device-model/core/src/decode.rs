@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Kind of space at an offset of a BAR. The number is the offset in the table or page.
-pub(super) enum BarSpace {
+pub(crate) enum BarSpace {
     Memory,
     Mirror,
     Control(u64),
@@ -19,7 +19,7 @@ pub(super) enum BarSpace {
 
 /// Returns the kind of space at `at`, and the number of bytes up to the next offset that may be of
 /// another kind.
-pub(super) fn decode(spec: &FunctionSpec, at: Address) -> (BarSpace, u64) {
+pub(crate) fn decode(spec: &FunctionSpec, at: Address) -> (BarSpace, u64) {
     // Everything but the device's registers starts at a multiple of 4096.
     let page_end = 4096 - at.offset % 4096;
     if let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) {
@@ -63,7 +63,7 @@ pub(super) fn decode(spec: &FunctionSpec, at: Address) -> (BarSpace, u64) {
 }
 
 /// Returns whether `length` bytes at `at` lie in a BAR, and all of them are the device's registers.
-pub(super) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool {
+pub(crate) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool {
     let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) else { return false };
     let Some(end) = at.offset.checked_add(length as u64).filter(|&end| end <= bar.size) else { return false };
     if is_all_device(spec, at.bar) {
@@ -128,7 +128,7 @@ impl RegisterRange {
 
 /// Returns whether an access need not wait for the rings: it lies in the control page as a whole,
 /// and does not read the generation. A read of the generation is a flush, and waits.
-pub(super) fn passes_rings(spec: &FunctionSpec, at: Address, length: usize, write: bool) -> bool {
+pub(crate) fn passes_rings(spec: &FunctionSpec, at: Address, length: usize, write: bool) -> bool {
     let (BarSpace::Control(offset), left) = decode(spec, at) else { return false };
     let flushes = offset < control::GENERATION + 4 && control::GENERATION < offset + length as u64;
     length as u64 <= left && (write || !flushes)

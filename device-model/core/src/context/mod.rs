@@ -1,254 +1,29 @@
 //! The operations that a device can use during a call.
 
-use std::collections::VecDeque;
+mod function;
+mod shared;
 
 use nicforge_shm::SharedMemory;
 
+pub use self::shared::Outgoing;
+pub(crate) use self::{
+    function::FunctionState,
+    shared::{Completion, FilledBuffer, Shared},
+};
 use crate::{
     attachment::{Attachment, RemoteRead},
     dma::{DmaError, DmaLease, DmaPiece, MAX_DMA, Term},
     fabric::{Fabric, Ports},
     ids::{AttachmentId, DmaToken, FunctionId},
     interrupt::Raised,
-    spec::FunctionSpec,
     time::Nanos,
-    trace::{Event, TraceSink},
+    trace::Event,
 };
 
 /// Limit for each attachment on DMA reads in flight: those sent as messages, plus those whose
 /// result the device has not received. The same limit applies to DMA writes sent as messages and
 /// not answered.
 pub const MAX_REMOTE: usize = 32;
-/// Limit for a machine on DMA reads whose data waits in a buffer for the device.
-const MAX_BUFFERS: usize = 64;
-
-/// A DMA operation on memory that only messages reach. The owner of the machine sends it to the
-/// client and returns the answer through [`crate::machine::Machine::dma_read_done`] or
-/// `dma_write_done`.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Outgoing {
-    /// A read of client memory.
-    DmaRead {
-        /// Number that the answer must carry.
-        id: u64,
-        /// Function whose device started the operation.
-        function: FunctionId,
-        /// Attachment whose memory it reads.
-        attachment: AttachmentId,
-        /// Start address.
-        iova: u64,
-        /// Length in bytes, at most [`MAX_DMA`].
-        length: usize,
-    },
-    /// A write to client memory.
-    DmaWrite {
-        /// Number that the answer must carry.
-        id: u64,
-        /// Function whose device started the operation.
-        function: FunctionId,
-        /// Attachment whose memory it writes.
-        attachment: AttachmentId,
-        /// Start address.
-        iova: u64,
-        /// Data to write, at most [`MAX_DMA`] bytes.
-        data: Vec<u8>,
-    },
-}
-
-impl Outgoing {
-    fn owner(&self) -> (FunctionId, AttachmentId) {
-        match self {
-            Self::DmaRead { function, attachment, .. } | Self::DmaWrite { function, attachment, .. } => {
-                (*function, *attachment)
-            }
-        }
-    }
-}
-
-/// A finished DMA read whose result the device has not received.
-pub(crate) struct Completion {
-    pub(crate) who: AttachmentId,
-    pub(crate) token: DmaToken,
-    pub(crate) result: Result<FilledBuffer, DmaError>,
-}
-
-/// Data in a buffer of the pool.
-pub(crate) struct FilledBuffer {
-    pub(crate) buffer: Box<[u8]>,
-    pub(crate) length: usize,
-}
-
-/// State that the functions of a machine share, apart from the fabric.
-pub(crate) struct Shared {
-    pub(crate) now: Nanos,
-    pub(crate) outgoing: VecDeque<Outgoing>,
-    pub(crate) next_id: u64,
-    pub(crate) trace: Option<Box<dyn TraceSink>>,
-    /// Bytes of client memory that DMA has touched in the current step of the machine.
-    pub(crate) touched: usize,
-    buffers: Vec<Box<[u8]>>,
-    buffers_allocated: usize,
-}
-
-impl Shared {
-    pub(crate) fn new() -> Self {
-        Self {
-            now: Nanos::ZERO,
-            outgoing: VecDeque::new(),
-            next_id: 1,
-            trace: None,
-            touched: 0,
-            buffers: Vec::new(),
-            buffers_allocated: 0,
-        }
-    }
-
-    pub(crate) fn trace(&mut self, function: FunctionId, attachment: AttachmentId, event: Event) {
-        if let Some(sink) = &mut self.trace {
-            sink.event(self.now, function, attachment, event);
-        }
-    }
-
-    /// Takes a buffer from the pool, or `None` when all [`MAX_BUFFERS`] are in use.
-    pub(crate) fn take_buffer(&mut self) -> Option<Box<[u8]>> {
-        self.buffers.pop().or_else(|| {
-            (self.buffers_allocated < MAX_BUFFERS).then(|| {
-                self.buffers_allocated += 1;
-                vec![0; MAX_DMA].into_boxed_slice()
-            })
-        })
-    }
-
-    /// Returns a buffer with a copy of `data`. It comes from the pool while the pool lasts, and
-    /// from the heap otherwise, because an answer that has arrived must not be refused.
-    pub(crate) fn buffer_from(&mut self, data: &[u8]) -> Box<[u8]> {
-        if data.len() <= MAX_DMA
-            && let Some(mut buffer) = self.take_buffer()
-        {
-            buffer[..data.len()].copy_from_slice(data);
-            return buffer;
-        }
-
-        data.into()
-    }
-
-    /// Returns a buffer to the pool. Buffers of another size are freed.
-    pub(crate) fn return_buffer(&mut self, buffer: Box<[u8]>) {
-        if buffer.len() == MAX_DMA && self.buffers.len() < MAX_BUFFERS {
-            self.buffers.push(buffer);
-        }
-    }
-
-    /// Removes and returns the messages of an attachment that the owner has not taken.
-    pub(crate) fn take_outgoing(&mut self, function: FunctionId, who: AttachmentId) -> Vec<Outgoing> {
-        let (taken, left): (VecDeque<_>, _) = std::mem::take(&mut self.outgoing)
-            .into_iter()
-            .partition(|message| message.owner() == (function, who));
-
-        self.outgoing = left;
-        Vec::from(taken)
-    }
-
-    /// Drops the unsent messages and undelivered results of `who`, or of every attachment of the
-    /// function.
-    pub(crate) fn drop_pending(&mut self, function: &mut FunctionState, who: Option<AttachmentId>) {
-        let id = function.id;
-        self.outgoing.retain(|message| {
-            let (owner, attachment) = message.owner();
-            owner != id || who.is_some_and(|who| attachment != who)
-        });
-
-        for index in (0..function.completions.len()).rev() {
-            if who.is_none_or(|who| function.completions[index].who == who)
-                && let Some(completion) = function.completions.remove(index)
-                && let Ok(filled) = completion.result
-            {
-                self.return_buffer(filled.buffer);
-            }
-        }
-
-        for (index, attachment) in function.attachments.iter_mut().enumerate() {
-            if who.is_none_or(|who| usize::from(who.0) == index) {
-                attachment.waiting_reads = 0;
-            }
-        }
-    }
-}
-
-/// State of one function, apart from its device.
-pub(crate) struct FunctionState {
-    pub(crate) id: FunctionId,
-    pub(crate) name: String,
-    pub(crate) spec: FunctionSpec,
-    pub(crate) attachments: Vec<Attachment>,
-    /// Attachments that have a client, in the order in which a turn drains their rings.
-    pub(crate) clients: Vec<AttachmentId>,
-    /// True when a record stalled in the last turn and several clients exist. Only turns drain the
-    /// rings then, so that the scheduler shares out what the device has.
-    pub(crate) contended: bool,
-    pub(crate) completions: VecDeque<Completion>,
-    pub(crate) wake_at: Nanos,
-}
-
-impl FunctionState {
-    /// Rebuilds the list of attachments that have a client.
-    pub(crate) fn refresh_clients(&mut self) {
-        self.clients.clear();
-        let attachments = self.attachments.iter().zip(0..);
-        self.clients.extend(
-            attachments
-                .filter(|(attachment, _)| attachment.tenant.is_some())
-                .map(|(_, number)| AttachmentId(number)),
-        );
-    }
-
-    /// Sorts the clients by the number of records carried out recently, fewest first, after a turn
-    /// that carried out at most `most` records of each.
-    ///
-    /// Clients that compete for the same resource of a device thus share it, whatever the resource
-    /// and however often some of it becomes free. A client that received none moves towards the
-    /// front with each turn. A client that received more than another moves behind it. What one
-    /// client does not use, the next one gets.
-    #[cold]
-    pub(crate) fn reorder_clients(&mut self, most: u32) {
-        let Self { attachments, clients, .. } = self;
-        for who in &*clients {
-            let Some(attachment) = attachments.get_mut(usize::from(who.0)) else { continue };
-            let posted = attachment.counters.posted_writes;
-            // Records carried out while no client had to wait count as one turn's at most.
-            let given = posted.saturating_sub(attachment.posted_at_update).min(most.into());
-            attachment.recent_records =
-                attachment.recent_records - attachment.recent_records.div_ceil(8) + given;
-            attachment.posted_at_update = posted;
-        }
-
-        let recent = |who: AttachmentId| {
-            attachments.get(usize::from(who.0)).map_or(0, |attachment| attachment.recent_records)
-        };
-
-        // The order of equal clients stays. Insertion sort: the list is nearly sorted already.
-        for next in 1..clients.len() {
-            let mut at = next;
-            while at > 0 && recent(clients[at - 1]) > recent(clients[at]) {
-                clients.swap(at - 1, at);
-                at -= 1;
-            }
-        }
-    }
-
-    /// Queues the result of a DMA read for the device.
-    pub(crate) fn queue_result(&mut self, completion: Completion) {
-        if let Some(attachment) = self.attachments.get_mut(usize::from(completion.who.0)) {
-            attachment.waiting_reads += 1;
-        }
-        self.completions.push_back(completion);
-    }
-}
-
-/// Error of a DMA operation that can't start now, because the limit of operations in flight is
-/// reached. The device should retry in a later step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Busy;
 
 /// Access of a device to the rest of the machine, for the duration of one call.
 pub struct Context<'a> {
@@ -343,17 +118,18 @@ impl Context<'_> {
     /// device has returned from this call.
     ///
     /// # Errors
-    /// [`Busy`] when [`MAX_REMOTE`] reads of the attachment are in flight, or no buffer is free.
+    /// [`DmaError::Busy`] when [`MAX_REMOTE`] reads of the attachment are in flight, or no buffer is
+    /// free. The device should retry in a later step. All other errors come to `dma_done`.
     pub fn dma_read(
         &mut self,
         who: AttachmentId,
         iova: u64,
         length: usize,
         token: DmaToken,
-    ) -> Result<(), Busy> {
+    ) -> Result<(), DmaError> {
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else {
             if self.function.completions.len() >= MAX_REMOTE {
-                return Err(Busy);
+                return Err(DmaError::Busy);
             }
             self.function.queue_result(Completion { who, token, result: Err(DmaError::Gone) });
             return Ok(());
@@ -361,12 +137,12 @@ impl Context<'_> {
 
         let remote = attachment.tenant.as_ref().map_or(0, |tenant| tenant.remote_reads.len());
         if remote + attachment.waiting_reads >= MAX_REMOTE {
-            return Err(Busy);
+            return Err(DmaError::Busy);
         }
 
         let result = match check_dma(attachment, iova, length, false) {
             Ok(DmaPath::Local) => {
-                let mut buffer = self.shared.take_buffer().ok_or(Busy)?;
+                let mut buffer = self.shared.take_buffer().ok_or(DmaError::Busy)?;
                 self.shared.touched += length;
                 match attachment.dma.read_local(iova, &mut buffer[..length]) {
                     Ok(()) => {
@@ -380,7 +156,7 @@ impl Context<'_> {
                 }
             }
             Ok(DmaPath::Remote) => {
-                let Some(tenant) = attachment.tenant.as_mut() else { return Err(Busy) };
+                let Some(tenant) = attachment.tenant.as_mut() else { return Err(DmaError::Busy) };
                 let id = self.shared.next_id;
                 self.shared.next_id += 1;
                 tenant.remote_reads.push(RemoteRead { id, token, length });

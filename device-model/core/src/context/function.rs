@@ -1,0 +1,81 @@
+//! State of one function.
+
+use std::collections::VecDeque;
+
+use super::Completion;
+use crate::{
+    attachment::Attachment,
+    ids::{AttachmentId, FunctionId},
+    spec::FunctionSpec,
+    time::Nanos,
+};
+
+/// State of one function, apart from its device.
+pub(crate) struct FunctionState {
+    pub(crate) id: FunctionId,
+    pub(crate) name: String,
+    pub(crate) spec: FunctionSpec,
+    pub(crate) attachments: Vec<Attachment>,
+    /// Attachments that have a client, in the order in which a turn drains their rings.
+    pub(crate) clients: Vec<AttachmentId>,
+    /// True when a record stalled in the last turn and several clients exist. Only turns drain the
+    /// rings then, so that the scheduler shares out what the device has.
+    pub(crate) contended: bool,
+    pub(crate) completions: VecDeque<Completion>,
+    pub(crate) wake_at: Nanos,
+}
+
+impl FunctionState {
+    /// Rebuilds the list of attachments that have a client.
+    pub(crate) fn refresh_clients(&mut self) {
+        self.clients.clear();
+        let attachments = self.attachments.iter().zip(0..);
+        self.clients.extend(
+            attachments
+                .filter(|(attachment, _)| attachment.tenant.is_some())
+                .map(|(_, number)| AttachmentId(number)),
+        );
+    }
+
+    /// Sorts the clients by the number of records carried out recently, fewest first, after a turn
+    /// that carried out at most `most` records of each.
+    ///
+    /// Clients that compete for the same resource of a device thus share it, whatever the resource
+    /// and however often some of it becomes free. A client that received none moves towards the
+    /// front with each turn. A client that received more than another moves behind it. What one
+    /// client does not use, the next one gets.
+    #[cold]
+    pub(crate) fn reorder_clients(&mut self, most: u32) {
+        let Self { attachments, clients, .. } = self;
+        for who in &*clients {
+            let Some(attachment) = attachments.get_mut(usize::from(who.0)) else { continue };
+            let posted = attachment.counters.posted_writes;
+            // Records carried out while no client had to wait count as one turn's at most.
+            let given = posted.saturating_sub(attachment.posted_at_update).min(most.into());
+            attachment.recent_records =
+                attachment.recent_records - attachment.recent_records.div_ceil(8) + given;
+            attachment.posted_at_update = posted;
+        }
+
+        let recent = |who: AttachmentId| {
+            attachments.get(usize::from(who.0)).map_or(0, |attachment| attachment.recent_records)
+        };
+
+        // The order of equal clients stays. Insertion sort: the list is nearly sorted already.
+        for next in 1..clients.len() {
+            let mut at = next;
+            while at > 0 && recent(clients[at - 1]) > recent(clients[at]) {
+                clients.swap(at - 1, at);
+                at -= 1;
+            }
+        }
+    }
+
+    /// Queues the result of a DMA read for the device.
+    pub(crate) fn queue_result(&mut self, completion: Completion) {
+        if let Some(attachment) = self.attachments.get_mut(usize::from(completion.who.0)) {
+            attachment.waiting_reads += 1;
+        }
+        self.completions.push_back(completion);
+    }
+}

@@ -1,0 +1,167 @@
+//! State that the functions of a machine share: DMA messages, buffers, the trace.
+
+use std::collections::VecDeque;
+
+use super::FunctionState;
+use crate::{
+    dma::{DmaError, MAX_DMA},
+    ids::{AttachmentId, DmaToken, FunctionId},
+    time::Nanos,
+    trace::{Event, TraceSink},
+};
+
+/// Limit for a machine on DMA reads whose data waits in a buffer for the device.
+const MAX_BUFFERS: usize = 64;
+
+/// A DMA operation on memory that only messages reach. The owner of the machine sends it to the
+/// client and returns the answer through [`crate::machine::Machine::dma_read_done`] or
+/// `dma_write_done`.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outgoing {
+    /// A read of client memory.
+    DmaRead {
+        /// Number that the answer must carry.
+        id: u64,
+        /// Function whose device started the operation.
+        function: FunctionId,
+        /// Attachment whose memory it reads.
+        attachment: AttachmentId,
+        /// Start address.
+        iova: u64,
+        /// Length in bytes, at most [`MAX_DMA`].
+        length: usize,
+    },
+    /// A write to client memory.
+    DmaWrite {
+        /// Number that the answer must carry.
+        id: u64,
+        /// Function whose device started the operation.
+        function: FunctionId,
+        /// Attachment whose memory it writes.
+        attachment: AttachmentId,
+        /// Start address.
+        iova: u64,
+        /// Data to write, at most [`MAX_DMA`] bytes.
+        data: Vec<u8>,
+    },
+}
+
+impl Outgoing {
+    fn owner(&self) -> (FunctionId, AttachmentId) {
+        match self {
+            Self::DmaRead { function, attachment, .. } | Self::DmaWrite { function, attachment, .. } => {
+                (*function, *attachment)
+            }
+        }
+    }
+}
+
+/// A finished DMA read whose result the device has not received.
+pub(crate) struct Completion {
+    pub(crate) who: AttachmentId,
+    pub(crate) token: DmaToken,
+    pub(crate) result: Result<FilledBuffer, DmaError>,
+}
+
+/// Data in a buffer of the pool.
+pub(crate) struct FilledBuffer {
+    pub(crate) buffer: Box<[u8]>,
+    pub(crate) length: usize,
+}
+
+/// State that the functions of a machine share, apart from the fabric.
+pub(crate) struct Shared {
+    pub(crate) now: Nanos,
+    pub(crate) outgoing: VecDeque<Outgoing>,
+    pub(crate) next_id: u64,
+    pub(crate) trace: Option<Box<dyn TraceSink>>,
+    /// Bytes of client memory that DMA has touched in the current step of the machine.
+    pub(crate) touched: usize,
+    buffers: Vec<Box<[u8]>>,
+    buffers_allocated: usize,
+}
+
+impl Shared {
+    pub(crate) fn new() -> Self {
+        Self {
+            now: Nanos::ZERO,
+            outgoing: VecDeque::new(),
+            next_id: 1,
+            trace: None,
+            touched: 0,
+            buffers: Vec::new(),
+            buffers_allocated: 0,
+        }
+    }
+
+    pub(crate) fn trace(&mut self, function: FunctionId, attachment: AttachmentId, event: Event) {
+        if let Some(sink) = &mut self.trace {
+            sink.event(self.now, function, attachment, event);
+        }
+    }
+
+    /// Takes a buffer from the pool, or `None` when all [`MAX_BUFFERS`] are in use.
+    pub(crate) fn take_buffer(&mut self) -> Option<Box<[u8]>> {
+        self.buffers.pop().or_else(|| {
+            (self.buffers_allocated < MAX_BUFFERS).then(|| {
+                self.buffers_allocated += 1;
+                vec![0; MAX_DMA].into_boxed_slice()
+            })
+        })
+    }
+
+    /// Returns a buffer with a copy of `data`. It comes from the pool while the pool lasts, and
+    /// from the heap otherwise, because an answer that has arrived must not be refused.
+    pub(crate) fn buffer_from(&mut self, data: &[u8]) -> Box<[u8]> {
+        if data.len() <= MAX_DMA
+            && let Some(mut buffer) = self.take_buffer()
+        {
+            buffer[..data.len()].copy_from_slice(data);
+            return buffer;
+        }
+
+        data.into()
+    }
+
+    /// Returns a buffer to the pool. Buffers of another size are freed.
+    pub(crate) fn return_buffer(&mut self, buffer: Box<[u8]>) {
+        if buffer.len() == MAX_DMA && self.buffers.len() < MAX_BUFFERS {
+            self.buffers.push(buffer);
+        }
+    }
+
+    /// Removes and returns the messages of an attachment that the owner has not taken.
+    pub(crate) fn take_outgoing(&mut self, function: FunctionId, who: AttachmentId) -> Vec<Outgoing> {
+        let (taken, left): (VecDeque<_>, _) = std::mem::take(&mut self.outgoing)
+            .into_iter()
+            .partition(|message| message.owner() == (function, who));
+
+        self.outgoing = left;
+        Vec::from(taken)
+    }
+
+    /// Drops the unsent messages and undelivered results of `who`, or of every attachment of the
+    /// function.
+    pub(crate) fn drop_pending(&mut self, function: &mut FunctionState, who: Option<AttachmentId>) {
+        let id = function.id;
+        self.outgoing.retain(|message| {
+            let (owner, attachment) = message.owner();
+            owner != id || who.is_some_and(|who| attachment != who)
+        });
+
+        for index in (0..function.completions.len()).rev() {
+            if who.is_none_or(|who| function.completions[index].who == who)
+                && let Some(completion) = function.completions.remove(index)
+                && let Ok(filled) = completion.result
+            {
+                self.return_buffer(filled.buffer);
+            }
+        }
+
+        for (index, attachment) in function.attachments.iter_mut().enumerate() {
+            if who.is_none_or(|who| usize::from(who.0) == index) {
+                attachment.waiting_reads = 0;
+            }
+        }
+    }
+}

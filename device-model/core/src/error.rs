@@ -1,0 +1,48 @@
+//! The error of operations on an attachment.
+
+use nicforge_shm::{MemoryError, RingError};
+use thiserror::Error;
+
+use crate::{dma::DmaMapError, interrupt::IrqError};
+
+/// Reason why an operation on an attachment failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MachineError {
+    /// The function or the attachment does not exist.
+    #[error("there is no attachment {attachment} of function {function}")]
+    NoSuchAttachment {
+        /// Number of the function.
+        function: u32,
+        /// Number of the attachment.
+        attachment: u16,
+    },
+    /// Another client has the attachment.
+    #[error("attachment {attachment} of function {function} has a client already; wait until it is gone")]
+    Taken {
+        /// Number of the function.
+        function: u32,
+        /// Number of the attachment.
+        attachment: u16,
+    },
+    /// The attachment has no client.
+    #[error("attachment {attachment} of function {function} has no client")]
+    NotAttached {
+        /// Number of the function.
+        function: u32,
+        /// Number of the attachment.
+        attachment: u16,
+    },
+    /// The attachment's memory could not be created.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A ring could not be created: the device's description is wrong.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// The DMA map refused the operation.
+    #[error(transparent)]
+    DmaMap(#[from] DmaMapError),
+    /// The interrupts refused the operation.
+    #[error(transparent)]
+    Irq(#[from] IrqError),
+}

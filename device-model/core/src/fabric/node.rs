@@ -1,0 +1,78 @@
+//! The nodes of the fabric: the functions that have a port or a wire.
+
+use std::collections::VecDeque;
+
+use super::{MAX_CHANNELS, MAX_PORTS};
+use crate::ids::FunctionId;
+
+/// The link of a port, seen from that port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PortLink {
+    /// First lane out.
+    pub(super) out: u32,
+    /// First lane in.
+    pub(super) inward: u32,
+    /// Number of virtual channels.
+    pub(super) channels: u8,
+    /// Whether the link takes packets.
+    pub(super) up: bool,
+}
+
+/// State of one function in the fabric.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) function: FunctionId,
+    /// Links by port number.
+    pub(super) ends: Vec<Option<PortLink>>,
+    /// Bit mask of the ports with a link.
+    pub(super) plugged: u64,
+    /// Bit mask of the ports with a packet to take, for each virtual channel.
+    pub(super) arrived: [u64; MAX_CHANNELS],
+    /// The node needs no further wake-up: it is in the fabric's queue, or the machine polls its
+    /// function ([`super::Fabric::take_woken`]).
+    pub(super) woken: bool,
+    /// Bit mask of the wires that the node is a member of.
+    pub(super) member: u8,
+    /// Bit mask of the wires that it drives high.
+    pub(super) high: u8,
+    /// Bit mask of the wires on which it fired and waits for the AND.
+    pub(super) fired_and: u8,
+    /// Bit mask of the wires on which it fired and waits for the OR.
+    pub(super) fired_or: u8,
+}
+
+impl Node {
+    /// Returns a node without links.
+    pub(super) fn new(function: FunctionId) -> Self {
+        Self {
+            function,
+            ends: Vec::new(),
+            plugged: 0,
+            arrived: [0; MAX_CHANNELS],
+            woken: false,
+            member: 0,
+            high: 0,
+            fired_and: 0,
+            fired_or: 0,
+        }
+    }
+
+    /// Records a link at a port.
+    pub(super) fn record_link(&mut self, port: u8, end: PortLink) {
+        self.plugged |= 1 << (port % MAX_PORTS);
+        let ends = &mut self.ends;
+        if ends.len() <= usize::from(port) {
+            ends.resize(usize::from(port) + 1, None);
+        }
+        ends[usize::from(port)] = Some(end);
+    }
+
+    /// Queues the node, whose index is `index`, for a wake-up of its function.
+    #[inline]
+    pub(super) fn wake(&mut self, index: u32, woken: &mut VecDeque<u32>) {
+        if !self.woken {
+            self.woken = true;
+            woken.push_back(index);
+        }
+    }
+}

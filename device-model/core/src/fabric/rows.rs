@@ -1,0 +1,129 @@
+//! Several packets of one lane in a row, which share the fixed costs.
+
+use std::collections::VecDeque;
+
+use super::{Contents, Node, Packet, link::Lane, packet::Pool, schedule::Schedule};
+use crate::time::Nanos;
+
+/// The packets that arrived on a lane, to be taken in order: see [`super::Ports::take_run`]. The credits
+/// return to the sender together, on drop.
+pub struct Arrivals<'a> {
+    pub(super) lane: &'a mut Lane,
+    pub(super) index: u32,
+    pub(super) nodes: &'a mut [Node],
+    pub(super) woken: &'a mut VecDeque<u32>,
+    pub(super) pool: &'a mut Pool,
+    pub(super) schedule: &'a mut Schedule,
+    pub(super) now: Nanos,
+    /// Number of packets that may still be taken.
+    pub(super) left: u32,
+    pub(super) taken: u32,
+}
+
+impl Arrivals<'_> {
+    /// Returns the packet in front.
+    #[inline(always)]
+    pub fn front(&self) -> Option<&Packet> {
+        if self.left == 0 { None } else { self.lane.queue.get(self.taken as usize) }
+    }
+
+    /// Takes the packet in front and returns its buffer to the pool.
+    #[inline(always)]
+    pub fn pass(&mut self) {
+        if self.left > 0
+            && let Some(packet) = self.lane.queue.take(self.taken as usize)
+        {
+            self.pool.put_back(packet);
+            self.left -= 1;
+            self.taken += 1;
+        }
+    }
+
+    /// Returns the number of packets taken so far.
+    pub fn taken(&self) -> u32 {
+        self.taken
+    }
+}
+
+impl Drop for Arrivals<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.taken == 0 {
+            return;
+        }
+
+        let Self { lane, index, now, taken, .. } = self;
+        lane.release(*taken, *index, *now, self.nodes, self.woken, self.schedule);
+    }
+}
+
+/// The way out of a port for several packets: see [`super::Ports::run`]. They arrive together, on drop.
+pub struct Run<'a> {
+    pub(super) lane: &'a mut Lane,
+    pub(super) nodes: &'a mut [Node],
+    pub(super) woken: &'a mut VecDeque<u32>,
+    pub(super) pool: &'a mut Pool,
+    pub(super) now: Nanos,
+    /// Number of packets that may still be sent.
+    pub(super) room: u32,
+    /// Value of `room` at the start.
+    pub(super) initial_room: u32,
+    /// Bytes of the packets sent, on the wire.
+    pub(super) bytes: u64,
+}
+
+impl Run<'_> {
+    /// Limits the run to `packets` packets, even if there are more credits.
+    #[inline]
+    pub fn at_most(mut self, packets: u32) -> Self {
+        self.room = self.room.min(packets);
+        self.initial_room = self.room;
+        self
+    }
+
+    /// Sends a packet with these bytes. `prepare` sets its header and framing. Returns false,
+    /// without calling it, if there is no credit or no free buffer.
+    #[inline(always)]
+    pub fn send(&mut self, bytes: &[u8], prepare: impl FnOnce(&mut Contents)) -> bool {
+        self.send_with(bytes.len(), |packet| {
+            packet.fill(bytes);
+            prepare(packet);
+        })
+    }
+
+    /// Sends a packet of `length` bytes, which `fill` must overwrite. Otherwise the same as
+    /// [`Run::send`].
+    #[inline(always)]
+    pub fn send_with(&mut self, length: usize, fill: impl FnOnce(&mut Contents)) -> bool {
+        if self.room == 0 {
+            self.lane.count_stall();
+            return false;
+        }
+
+        let Some(mut packet) = self.pool.take(length) else { return false };
+        fill(&mut packet);
+        self.bytes += packet.wire_bytes();
+        self.lane.queue.push(packet);
+        self.room -= 1;
+
+        true
+    }
+
+    /// Returns the number of credits left. After a failed send, 0 means that credits were missing;
+    /// otherwise the pool was empty.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        self.room
+    }
+}
+
+impl Drop for Run<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let sent = self.initial_room - self.room;
+        if sent > 0 {
+            self.lane.count_sent(sent, self.bytes, self.now);
+            self.lane.deliver(sent, self.nodes, self.woken);
+        }
+    }
+}
