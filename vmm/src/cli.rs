@@ -54,23 +54,37 @@ pub struct ServeOptions {
     /// How the engine waits for sockets.
     #[arg(long, value_enum, value_name = "KIND", default_value_t = EventLoop::Auto)]
     pub event_loop: EventLoop,
-    /// GiB of files that each client may have mapped for DMA: a guest's memory is one such file.
-    #[arg(long, value_name = "GIB", default_value_t = MAPPED_GIB, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    /// Bytes of files that each client may have mapped for DMA, such as 512M or 8G. Further memory
+    /// is reached by messages, which is slow. A guest's memory is one such file.
+    #[arg(long, value_name = "SIZE", default_value = "128M", value_parser = parse_size)]
     pub mapped_limit: u64,
 }
 
-/// The usual limit of a client's mapped files, in GiB.
-const MAPPED_GIB: u64 = 8;
+/// Parses a number of bytes with an optional unit: K, M, G or T.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|unit: char| unit.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        "T" | "t" => 40,
+        unit => return Err(format!("{unit:?} is no unit: write K, M, G or T")),
+    };
+
+    let number: u64 = digits.parse().map_err(|error| format!("{error}: write a number such as 512M"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| "larger than any memory".to_owned())
+}
 
 impl ServeOptions {
-    /// Returns options with the usual limits, with sockets in `dir` or in the default place.
+    /// Returns options for clients of one's own, with sockets in `dir` or in the default place.
     pub fn new(dir: Option<PathBuf>, event_loop: EventLoop) -> Self {
-        Self { dir, event_loop, mapped_limit: MAPPED_GIB }
+        Self { dir, event_loop, mapped_limit: Quotas::default().mapped_bytes }
     }
 
     /// Returns the engine's configuration.
     pub(crate) fn engine(&self) -> EngineConfig {
-        let quotas = Quotas { mapped_bytes: self.mapped_limit << 30, ..Quotas::default() };
+        let quotas = Quotas { mapped_bytes: self.mapped_limit, ..Quotas::default() };
         EngineConfig { event_loop: self.event_loop.into(), quotas, ..EngineConfig::default() }
     }
 }

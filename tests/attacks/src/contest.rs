@@ -297,7 +297,10 @@ impl Setting {
             Some(File::options().append(true).create(true).open(path)?)
         };
 
-        Server::start(&self.server, self.event_loop, attack.environment, log)
+        // A guest's memory must be mapped too.
+        let maps_large_files = attack.maps_large_files || self.guest.is_some();
+        let limit: &[&str] = if maps_large_files { &["--mapped-limit", "8G"] } else { &[] };
+        Server::start(&self.server, self.event_loop, (limit, attack.environment), log)
     }
 }
 

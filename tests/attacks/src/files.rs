@@ -10,7 +10,7 @@ use std::{
 };
 
 use nix::{
-    fcntl::{FallocateFlags, fallocate},
+    fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl},
     sys::{
         memfd::{MFdFlags, memfd_create},
         socket::{setsockopt, sockopt},
@@ -19,13 +19,15 @@ use nix::{
 
 const NAME: &CStr = c"attack";
 
-/// Returns a memory file of `size` bytes without allocated pages.
+/// Returns a memory file of `size` bytes without allocated pages, which cannot grow: a server maps
+/// no others that are not large.
 ///
 /// # Errors
 /// The system's error.
 pub fn sparse(size: u64) -> io::Result<File> {
-    let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?);
+    let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
     file.set_len(size)?;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_GROW))?;
     Ok(file)
 }
 

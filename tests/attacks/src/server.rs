@@ -48,7 +48,7 @@ impl Server {
     pub fn start(
         program: &Path,
         event_loop: &str,
-        environment: &[(&str, &str)],
+        (arguments, environment): (&[&str], &[(&str, &str)]),
         log: Option<File>,
     ) -> io::Result<Self> {
         let folder = tempfile::Builder::new().prefix("nicforge-attack-").tempdir()?;
@@ -66,6 +66,7 @@ impl Server {
             .arg("--dir")
             .arg(folder.path().join("m"))
             .args(["--event-loop", &event_loop.replace('_', "-")])
+            .args(arguments)
             .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -20,8 +20,12 @@ pub enum EventLoopKind {
 /// Quotas of one client of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Bytes of client files mapped at a time. Pages of a client's file that the server touches
-    /// first are charged to the server's memory cgroup.
+    /// Bytes of client files mapped at a time. Further memory is reached by messages.
+    ///
+    /// Pages of a client's file that the server touches first are charged to the server's memory
+    /// cgroup. A client that punches a hole into its files holds the engine until the kernel has
+    /// freed the pages, about 0.25 ms for each MiB of pages in these files. For clients that are
+    /// not trusted, 128 MiB keep that below the time of a turn that others notice.
     pub mapped_bytes: u64,
     /// Client files (and parts of files) mapped at a time.
     pub files: usize,

@@ -110,8 +110,8 @@ impl Glue<'_> {
             function = self.machine.name(function).unwrap_or_default(),
             attachment = name.map(|attachment| attachment.name.as_str()).unwrap_or_default(),
             clients = self.counters.unmappable,
-            "a client's DMA file is not mapped (on neither tmpfs nor hugetlbfs, or of pages of 1 GiB): \
-             its memory is reached by messages, which is slow",
+            "a client's DMA file is not mapped (on neither tmpfs nor hugetlbfs, of pages of 1 GiB, or beyond \
+             the limit of mapped bytes): its memory is reached by messages, which is slow",
         );
     }
 
@@ -206,7 +206,6 @@ impl Handler for Glue<'_> {
                     port: self.port,
                     generation: self.generation,
                     fd: wanted.fd,
-                    offset: wanted.offset,
                     length: wanted.length,
                     access: wanted.access,
                 };

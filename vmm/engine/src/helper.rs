@@ -16,7 +16,6 @@ pub(crate) struct MapRequest {
     pub(crate) port: usize,
     pub(crate) generation: u32,
     pub(crate) fd: PeerFd,
-    pub(crate) offset: u64,
     pub(crate) length: usize,
     pub(crate) access: Access,
 }
@@ -46,7 +45,7 @@ impl Helper {
         Ok(Self { requests: Some(requests), done, thread: Some(thread) })
     }
 
-    /// Asks for a part of a client's file to be mapped, guarded against truncation;
+    /// Asks for a client's file to be mapped, guarded against truncation;
     /// [`Helper::take_done`] returns the result. Returns false when the thread has ended.
     pub(crate) fn map(&self, request: MapRequest) -> bool {
         self.requests.as_ref().is_some_and(|requests| requests.send(request).is_ok())
@@ -68,8 +67,8 @@ impl Drop for Helper {
 }
 
 fn work(inbox: &mpsc::Receiver<MapRequest>, outbox: &mpsc::Sender<Mapped>, waker: &Waker) {
-    while let Ok(MapRequest { port, generation, fd, offset, length, access }) = inbox.recv() {
-        let result = SharedMemory::map_guarded(fd.as_fd(), offset, length, access);
+    while let Ok(MapRequest { port, generation, fd, length, access }) = inbox.recv() {
+        let result = SharedMemory::map_guarded(fd.as_fd(), 0, length, access);
         drop(fd);
         if outbox.send(Mapped { port, generation, result }).is_err() {
             return;

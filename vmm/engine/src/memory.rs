@@ -1,8 +1,12 @@
 //! The memory that one client has mapped for DMA.
 //!
-//! Several ranges may come from one file. The file is mapped once, as a whole where the quota
-//! allows, and unmapped with the last range. If a device still holds it then, it is unmapped when
-//! the device releases it, and counts until then.
+//! Several ranges may come from one file. The file is mapped once, as a whole, and unmapped with
+//! the last range. If a device still holds it then, it is unmapped when the device releases it, and
+//! counts until then.
+//!
+//! The quota of bytes counts whole files: while a client punches a hole into a file, an access to
+//! any page of the hole waits in the kernel. A file that can grow counts as at least
+//! [`GROWABLE`] bytes. Memory beyond the quota is reached by messages.
 //!
 //! The client's file is checked here, by calls that no file can block. Seals are queried first, and
 //! only files of tmpfs and hugetlbfs have any. Any other file could stop the engine in a page
@@ -14,7 +18,7 @@ use std::{collections::BTreeMap, os::fd::AsFd};
 use nicforge_shm::{Access, SharedMemory, Window};
 use nicforge_vfio_user::{DMA_FLAG_WRITE, DmaMap, DmaUnmap, Errno, PeerFd};
 use nix::{
-    fcntl::{FcntlArg, OFlag, fcntl},
+    fcntl::{FcntlArg, OFlag, SealFlag, fcntl},
     libc,
     sys::{stat::fstat, statfs::fstatfs},
 };
@@ -24,6 +28,9 @@ use crate::config::Quotas;
 /// Largest pages of a file that is mapped, in bytes. Clearing a page of 2 MiB takes a tenth of a
 /// millisecond, one of 1 GiB a tenth of a second.
 const MAX_PAGE: i64 = 2 << 20;
+
+/// Bytes that a file counts at least if no seal keeps it from growing.
+const GROWABLE: u64 = 1 << 30;
 
 /// Identity of a file: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +42,9 @@ struct FileKey {
 struct ClientFile {
     id: u64,
     key: FileKey,
-    offset: u64,
     memory: SharedMemory,
+    /// Bytes that count against the quota.
+    charge: u64,
     ranges: usize,
 }
 
@@ -46,21 +54,20 @@ struct Range {
     file: Option<u64>,
 }
 
-/// A part of a file that must be mapped before a range in it can be used.
+/// A file that must be mapped before a range in it can be used.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) fd: PeerFd,
-    pub(crate) offset: u64,
     pub(crate) length: usize,
     pub(crate) access: Access,
     key: Place,
 }
 
-/// The file and offset of a requested mapping.
+/// The file of a requested mapping.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     key: FileKey,
-    offset: u64,
+    charge: u64,
 }
 
 impl Wanted {
@@ -74,7 +81,8 @@ impl Wanted {
 pub(crate) enum Backing {
     /// Messages: the range has no file.
     Remote,
-    /// Messages: its file is on neither tmpfs nor hugetlbfs, or has pages of 1 GiB.
+    /// Messages: its file is on neither tmpfs nor hugetlbfs, has pages of 1 GiB, or is beyond the
+    /// quota of bytes.
     Unmappable {
         /// Whether it is the first such range of this client.
         first: bool,
@@ -127,15 +135,11 @@ impl ClientMemory {
         }
 
         let Some(fd) = fd else { return Ok(Backing::Remote) };
-        if fcntl(&fd, FcntlArg::F_GET_SEALS).is_err() {
-            let first = !std::mem::replace(&mut self.had_unmappable, true);
-            return Ok(Backing::Unmappable { first });
-        }
+        let Ok(seals) = fcntl(&fd, FcntlArg::F_GET_SEALS) else { return Ok(self.unmappable()) };
 
         // The engine's thread would clear a whole page when it touches a hole.
         if fstatfs(fd.as_fd())?.block_size() > MAX_PAGE {
-            let first = !std::mem::replace(&mut self.had_unmappable, true);
-            return Ok(Backing::Unmappable { first });
+            return Ok(self.unmappable());
         }
 
         let write = map.flags & DMA_FLAG_WRITE != 0;
@@ -162,21 +166,25 @@ impl ClientMemory {
             return Err(Errno::ENOSPC);
         }
 
-        let left = self.quotas.mapped_bytes.saturating_sub(self.bytes);
-        let (offset, length) = if size <= left { (0, size) } else { (map.offset, map.size) };
-        if length > left {
-            return Err(Errno::ENOSPC);
+        let grows = !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_GROW);
+        let charge = if grows { size.max(GROWABLE) } else { size };
+        if charge > self.quotas.mapped_bytes.saturating_sub(self.bytes) {
+            return Ok(self.unmappable());
         }
 
-        let length = usize::try_from(length).map_err(|_| Errno::ENOSPC)?;
+        let length = usize::try_from(size).map_err(|_| Errno::ENOSPC)?;
         let access = if write { Access::ReadWrite } else { Access::ReadOnly };
-        Ok(Backing::Wanted(Wanted { fd, offset, length, access, key: Place { key, offset } }))
+        Ok(Backing::Wanted(Wanted { fd, length, access, key: Place { key, charge } }))
+    }
+
+    /// Returns the backing of a file that is not mapped.
+    fn unmappable(&mut self) -> Backing {
+        Backing::Unmappable { first: !std::mem::replace(&mut self.had_unmappable, true) }
     }
 
     fn find(&self, key: FileKey, offset: u64, length: u64, write: bool) -> Option<(u64, Window)> {
         self.files.iter().filter(|file| file.key == key).find_map(|file| {
-            let start = offset.checked_sub(file.offset)?;
-            let window = file.memory.window(start, length).ok()?;
+            let window = file.memory.window(offset, length).ok()?;
             (!write || window.is_writable()).then_some((file.id, window))
         })
     }
@@ -188,14 +196,13 @@ impl ClientMemory {
         memory: SharedMemory,
         map: &DmaMap,
     ) -> Result<(u64, Window), Errno> {
-        let start = map.offset.checked_sub(place.offset).ok_or(Errno::EINVAL)?;
-        let window = memory.window(start, map.size).map_err(|_| Errno::EINVAL)?;
+        let window = memory.window(map.offset, map.size).map_err(|_| Errno::EINVAL)?;
 
         let id = self.next;
         self.next += 1;
-        self.bytes += memory.len() as u64;
+        self.bytes += place.charge;
 
-        self.files.push(ClientFile { id, key: place.key, offset: place.offset, memory, ranges: 0 });
+        self.files.push(ClientFile { id, key: place.key, memory, charge: place.charge, ranges: 0 });
         Ok((id, window))
     }
 
@@ -234,12 +241,12 @@ impl ClientMemory {
     /// holds without a range (for memory that is still registered) keeps counting against the
     /// quotas, and a later call returns it.
     pub(crate) fn sweep(&mut self) -> Vec<SharedMemory> {
-        let unused = self
-            .files
-            .extract_if(.., |file| file.ranges == 0 && !file.memory.has_other_handles())
-            .map(|file| file.memory)
-            .collect::<Vec<_>>();
-        self.bytes -= unused.iter().map(|memory| memory.len() as u64).sum::<u64>();
+        let mut unused = Vec::new();
+        for file in self.files.extract_if(.., |file| file.ranges == 0 && !file.memory.has_other_handles()) {
+            self.bytes -= file.charge;
+            unused.push(file.memory);
+        }
+
         self.leftover = self.files.iter().any(|file| file.ranges == 0);
         unused
     }
@@ -262,7 +269,7 @@ impl ClientMemory {
     }
 
     pub(crate) fn mapped_bytes(&self) -> u64 {
-        self.bytes
+        self.files.iter().map(|file| file.memory.len() as u64).sum()
     }
 
     pub(crate) fn ranges(&self) -> usize {
@@ -293,8 +300,7 @@ mod tests {
         let (id, window) = match memory.prepare(map, Some(fd.try_clone().unwrap().into())).unwrap() {
             Backing::Wanted(wanted) => {
                 let mapped =
-                    SharedMemory::map_guarded(wanted.fd.as_fd(), wanted.offset, wanted.length, wanted.access)
-                        .unwrap();
+                    SharedMemory::map_guarded(wanted.fd.as_fd(), 0, wanted.length, wanted.access).unwrap();
                 memory.adopt(wanted.place(), mapped, map).unwrap()
             }
             Backing::Ready(id, window) => (id, window),
@@ -389,6 +395,24 @@ mod tests {
         let backing = memory.prepare(&map(0, 0, 1 << 30), Some(fd.into())).unwrap();
 
         assert!(matches!(backing, Backing::Unmappable { first: true }), "{backing:?}");
+    }
+
+    #[test]
+    fn a_file_beyond_the_quota_or_one_that_can_grow_beyond_it_is_reached_by_messages() {
+        let mut memory = ClientMemory::new(Quotas { mapped_bytes: 0x3000, ..Quotas::default() });
+        let (_sealed, small) = file(0x2000);
+        let (_other, second) = file(0x2000);
+        let growable =
+            nix::sys::memfd::memfd_create(c"growable", nix::sys::memfd::MFdFlags::empty()).unwrap();
+        nix::unistd::ftruncate(&growable, 0x1000).unwrap();
+        place(&mut memory, &map(0, 0x1000, 0x1000), &small);
+
+        let beyond = memory.prepare(&map(0x8000, 0, 0x1000), Some(second.into())).unwrap();
+        let growing = memory.prepare(&map(0x9000, 0, 0x1000), Some(growable.into())).unwrap();
+
+        assert!(matches!(beyond, Backing::Unmappable { first: true }), "{beyond:?}");
+        assert!(matches!(growing, Backing::Unmappable { first: false }), "{growing:?}");
+        assert_eq!(memory.mapped_bytes(), 0x2000, "the file counts as a whole");
     }
 
     #[test]

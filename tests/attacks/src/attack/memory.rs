@@ -21,6 +21,8 @@ use crate::{
 
 /// DMA address of the attackers' memory.
 const BASE: u64 = 0x1_0000_0000;
+/// The largest file that a client of `nicforge serve` has mapped, beside a list of descriptors.
+const MAPPED: u64 = 120 << 20;
 /// A huge page.
 const GIGABYTE: u64 = 1 << 30;
 
@@ -42,7 +44,7 @@ pub(super) fn sparse(arena: &Arena) -> Round {
 ///
 /// A correct server copies in pieces within its time budget.
 pub(super) fn punched(arena: &Arena) -> Round {
-    let size = arena.size().pick(64 << 20, 256 << 20);
+    let size = arena.size().pick(64 << 20, MAPPED);
     let file = files::populated(size)?;
     let is_over = AtomicBool::new(false);
 

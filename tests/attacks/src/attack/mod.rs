@@ -23,6 +23,8 @@ pub struct Attack {
     pub after: &'static str,
     /// The environment of the attacked server.
     pub environment: &'static [(&'static str, &'static str)],
+    /// Whether the server's operator lets clients map files of gigabytes.
+    pub maps_large_files: bool,
     /// Whether the server's log is a pipe without a reader.
     pub log_is_unread: bool,
     /// The kernel keeps the server's process while it closes a descriptor of the attacker. Only the
@@ -33,14 +35,25 @@ pub struct Attack {
 }
 
 const fn attack(name: &'static str, after: &'static str, run: fn(&Arena) -> Round) -> Attack {
-    Attack { name, after, environment: &[], log_is_unread: false, kernel_keeps_process: false, run }
+    Attack {
+        name,
+        after,
+        environment: &[],
+        maps_large_files: false,
+        log_is_unread: false,
+        kernel_keeps_process: false,
+        run,
+    }
 }
 
 /// All attacks.
 pub const ATTACKS: &[Attack] = &[
     attack("close-socket", "the thread that closes descriptors", closing::sockets),
     attack("close-memory", "the thread that closes descriptors", closing::memory),
-    attack("unmap-memory", "the thread that unmaps memory", closing::mapped),
+    Attack {
+        maps_large_files: true,
+        ..attack("unmap-memory", "the thread that unmaps memory", closing::mapped)
+    },
     Attack {
         kernel_keeps_process: true,
         ..attack("close-fuse", "the thread that closes descriptors", fuse::files)
@@ -55,10 +68,13 @@ pub const ATTACKS: &[Attack] = &[
     attack("map-mixed", "the table of DMA ranges", maps::mixed),
     attack("pending-descriptors", "the server's table of descriptors", connects::pending),
     attack("connect", "accepting connections", connects::many),
-    attack("touch-sparse", "memory that the server is charged for", memory::sparse),
+    Attack {
+        maps_large_files: true,
+        ..attack("touch-sparse", "memory that the server is charged for", memory::sparse)
+    },
     attack("punch-holes", "page faults of the engine", memory::punched),
     attack("touch-huge", "page faults of the engine", memory::huge),
-    attack("remap", "the lock of the address space", memory::remapped),
+    Attack { maps_large_files: true, ..attack("remap", "the lock of the address space", memory::remapped) },
     Attack {
         environment: &[("NICFORGE_LOG", "debug")],
         log_is_unread: true,
