@@ -182,8 +182,8 @@ impl Attachments {
         attachment.map_or(0, |attachment| attachment.errors.count)
     }
 
-    /// Begins a tenancy with the state of power-on, and shows it in the client's mirror, if there is
-    /// a client.
+    /// Begins a tenancy with the state of power-on, and shows it in the client's mirror, if there
+    /// is a client.
     pub(crate) fn power_on(&mut self, config: &CardConfig, who: AttachmentId, mirror: Option<Window>) {
         let Some(attachment) = self.get(who) else { return };
 

@@ -6,6 +6,7 @@
 
 use nicforge_core::{
     context::Context,
+    dma::DmaLease,
     fabric::{Contents, Packet},
     ids::AttachmentId,
 };
@@ -17,7 +18,7 @@ use crate::{
     directory::Directory,
     switch::{Refused, Switch},
     wire::{FRAMING, Wire},
-    work::Work,
+    work::{self, Work},
 };
 
 /// Delay before a retry when the fabric's packets were all in use, in nanoseconds.
@@ -72,6 +73,16 @@ impl UnitContext<'_, '_> {
     #[cold]
     pub(crate) fn fail(&mut self, who: AttachmentId, code: u8, about: u64) {
         self.attachments.fail(self.context, who, code, about);
+    }
+
+    /// Takes a lease of client memory for a ring or a queue, and charges its cost. Returns `None` if
+    /// the memory can't be used.
+    ///
+    /// A slot or an entry may lie in two mappings, but a word of it may not: each is written in one
+    /// access.
+    pub(crate) fn lease_ring(&mut self, who: AttachmentId, base: u64, bytes: u64) -> Option<DmaLease> {
+        self.work.spend(work::of_lease(self.context, who, base, bytes));
+        self.context.dma_lease(who, base, bytes, true).ok().filter(|memory| memory.keeps_whole(8))
     }
 
     /// Raises an interrupt if it is enabled, and disables it.

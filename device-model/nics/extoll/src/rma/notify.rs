@@ -10,7 +10,7 @@ use nicforge_hwi::{
 use nicforge_shm::SharedU64;
 
 use super::Rma;
-use crate::{unit::UnitContext, work};
+use crate::unit::UnitContext;
 
 /// Bytes of an entry.
 const ENTRY: u64 = size_of::<Notification>() as u64;
@@ -156,17 +156,10 @@ impl Rma {
         }
 
         let registers = notifications.registers;
-        let memory = if !unit.is_admin(who) && registers.is_sound() {
-            let bytes = registers.entries * ENTRY;
-            unit.work.spend(work::of_lease(unit.context, who, registers.base, bytes));
-            let memory = unit.context.dma_lease(who, registers.base, bytes, true).ok();
-            // An entry may lie in two mappings, but each half is written in one access.
-            memory.filter(|memory| memory.keeps_whole(8))
-        } else {
-            None
-        };
+        let sound = !unit.is_admin(who) && registers.is_sound();
+        let memory = sound.then(|| unit.lease_ring(who, registers.base, registers.entries * ENTRY));
 
-        match memory {
+        match memory.flatten() {
             Some(memory) => notifications.enable(memory),
             None => unit.fail(who, error::RING, reg::RMA_QUEUE_ENABLE),
         }

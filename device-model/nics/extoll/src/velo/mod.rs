@@ -32,6 +32,8 @@ mod ring;
 mod send;
 mod stall;
 
+use std::sync::atomic::Ordering;
+
 use nicforge_core::ids::AttachmentId;
 use nicforge_hwi::{
     extoll::{error, reg},
@@ -46,7 +48,7 @@ use self::{
     ring::{Ring, RingRegisters},
     stall::Stall,
 };
-use crate::{set::Set, unit::UnitContext, work};
+use crate::{set::Set, unit::UnitContext};
 
 /// VELO counters of an attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -205,19 +207,10 @@ impl Velo {
         }
 
         let registers = client.registers;
-        let memory = if !unit.is_admin(who) && registers.is_sound(nodes) {
-            let bytes = registers.slots * SLOT;
-            unit.work.spend(work::of_lease(unit.context, who, registers.base, bytes));
-            // A slot may lie in two mappings, but its header is written in one access.
-            unit.context
-                .dma_lease(who, registers.base, bytes, true)
-                .ok()
-                .filter(|memory| memory.keeps_whole(8))
-        } else {
-            None
-        };
+        let sound = !unit.is_admin(who) && registers.is_sound(nodes);
+        let memory = sound.then(|| unit.lease_ring(who, registers.base, registers.slots * SLOT));
 
-        match memory {
+        match memory.flatten() {
             Some(memory) => {
                 client.ring = Some(Ring::new(memory, registers, nodes));
                 client.begin_generation();
@@ -237,8 +230,8 @@ impl Velo {
         }
     }
 
-    /// Polls the read pointers of VPIDs with unread messages. Returns the number of VPIDs to which
-    /// senders' credit is due.
+    /// Polls the read pointers of VPIDs with unread messages. Returns the number of VPIDs that owe
+    /// credit.
     #[inline]
     pub(crate) fn poll_read_pointers(&mut self, unit: &mut UnitContext<'_, '_>) -> u32 {
         let mut due = 0;
@@ -250,8 +243,7 @@ impl Velo {
         due
     }
 
-    /// Reads a VPID's read pointer of its receive ring. Returns whether a credit return is due for
-    /// it.
+    /// Reads a VPID's read pointer of its receive ring. Returns whether the VPID owes credit.
     fn poll_read_pointer(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> bool {
         let Some(Client { ring: Some(ring), read_pointer: Some(pointer), .. }) =
             self.clients.get_mut(usize::from(who.0))
@@ -259,7 +251,7 @@ impl Velo {
             return false;
         };
 
-        let pointer = pointer.load(std::sync::atomic::Ordering::Acquire);
+        let pointer = pointer.load(Ordering::Acquire);
         let good = ring.taken(pointer);
         if !ring.has_unread() {
             self.unread.remove(who.0);
