@@ -1,63 +1,40 @@
 //! The state of a card, and the changes that concern all its units.
+//!
+//! Each unit owns its state: [`Velo`] messages and rings, [`Rma`] commands and notifications,
+//! [`Atu`] registrations, [`Switch`] queues of packets, [`Attachments`] error words and interrupts.
+//! The card owns the units, builds their context for a call, and hands register accesses on to
+//! them.
 
 use nicforge_core::{context::Context, ids::AttachmentId};
-use nicforge_hwi::extoll::{error, mirror, vector};
+use nicforge_hwi::extoll::{error, reg, vector};
 
 use crate::{
-    atu::Atu,
+    attachment::{Attachments, Windows},
+    atu::{self, Atu},
     config::{CardConfig, ConfigError},
     directory::Directory,
-    rma::{Counts, Rma},
-    set::Set,
+    registers::{AdminRegister, InterruptRegister, NotWritable, Register},
+    rma::Rma,
     switch::Switch,
-    velo::ring::Ring,
-    vpid::{Announcement, Vpid, Windows},
-    work::{self, Work},
+    unit::UnitContext,
+    velo::Velo,
+    work::Work,
 };
-
-/// Delay before a retry when the fabric's packets were all in use, in nanoseconds.
-pub(crate) const STARVED_RETRY: u64 = 10_000;
 
 /// An EXTOLL card; the crate's documentation describes it.
 pub struct Card {
     pub(crate) config: CardConfig,
     pub(crate) switch: Switch,
     pub(crate) directory: Directory,
-    /// State by attachment: the VPIDs, then the admin.
-    pub(crate) vpids: Vec<Vpid>,
+    pub(crate) attachments: Attachments,
     pub(crate) atu: Atu,
     pub(crate) work: Work,
+    pub(crate) velo: Velo,
     pub(crate) rma: Rma,
-    /// Limit of the send watchdog, in nanoseconds; 0 disables it.
-    pub(crate) watchdog: u64,
     /// The VPID whose errors the admin reads.
-    pub(crate) selected: u64,
-    /// VPIDs with unread messages, whose read pointers are polled.
-    pub(crate) unread: Set,
-    /// Attachments whose counters must be shown at the end of the step.
-    pub(crate) with_changed_counters: Set,
-    /// VPIDs with an incomplete split message.
-    pub(crate) splits: Set,
-    /// VPIDs that owe credit or have an announcement to send.
-    pub(crate) with_pending_control: Set,
+    selected: u64,
     /// Number of clients.
     pub(crate) clients: u32,
-    /// The next node that is asked for its enabled rings, after a reset.
-    pub(crate) next_request: Option<u32>,
-    /// Messages put into this card's rings.
-    pub(crate) delivered: u64,
-    /// Messages that no ring took.
-    pub(crate) undelivered: u64,
-    /// Messages that earlier tenants have sent.
-    pub(crate) sent_before: u64,
-    /// Times that a send began to wait for credit.
-    pub(crate) stalls: u64,
-    /// Errors of all attachments.
-    pub(crate) errors: u64,
-    /// Sends that the watchdog has ended.
-    pub(crate) watchdogs: u64,
-    /// Split messages that were not completed.
-    pub(crate) torn: u64,
 }
 
 impl Card {
@@ -68,169 +45,193 @@ impl Card {
     pub fn new(config: CardConfig) -> Result<Self, ConfigError> {
         config.validate()?;
 
+        let attachments = usize::from(config.vpids) + 1;
         Ok(Self {
             switch: Switch::new(config.node, config.routes.clone()),
             directory: Directory::new(config.nodes, config.vpids),
-            vpids: (0..=config.vpids).map(|_| Vpid::default()).collect(),
+            attachments: Attachments::new(config.vpids),
             atu: Atu::new(config.vpids),
             work: Work::default(),
-            rma: Rma::new(usize::from(config.vpids) + 1, config.rma_watchdog),
-            watchdog: config.watchdog,
+            velo: Velo::new(attachments, config.watchdog),
+            rma: Rma::new(attachments, config.rma_watchdog),
             selected: 0,
-            unread: Set::default(),
-            with_changed_counters: Set::default(),
-            splits: Set::default(),
-            with_pending_control: Set::default(),
-
             clients: 0,
-            next_request: None,
-            delivered: 0,
-            undelivered: 0,
-            sent_before: 0,
-            stalls: 0,
-            errors: 0,
-            watchdogs: 0,
-            torn: 0,
             config,
         })
     }
 
     /// Returns the admin's attachment.
     pub fn admin(&self) -> AttachmentId {
-        AttachmentId(self.config.vpids)
+        self.config.admin()
     }
 
-    /// Returns an attachment's state, if the attachment exists.
-    #[inline]
-    pub(crate) fn vpid(&mut self, who: AttachmentId) -> Option<&mut Vpid> {
-        self.vpids.get_mut(usize::from(who.0))
+    /// Returns VELO and RMA, and their context for a call.
+    #[inline(always)]
+    pub(crate) fn units<'a, 'b>(
+        &'a mut self,
+        context: &'a mut Context<'b>,
+    ) -> (&'a mut Velo, &'a mut Rma, UnitContext<'a, 'b>) {
+        let Self { config, switch, directory, attachments, atu, work, velo, rma, .. } = self;
+        (velo, rma, UnitContext { context, config, attachments, switch, directory, atu, work })
     }
 
-    /// Counts an error of an attachment and raises its error interrupt.
-    #[cold]
-    pub(crate) fn fail(&mut self, context: &mut Context<'_>, who: AttachmentId, code: u8, about: u64) {
-        self.errors += 1;
-        let Some(vpid) = self.vpid(who) else { return };
+    /// Returns an attachment to the state of power-on, and opens the windows of its client, if
+    /// there is one.
+    pub(crate) fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
+        let (mirror, velo_read_pointer, rma_read_pointer) = match Windows::open(context, who) {
+            Some(Windows { mirror, velo_read_pointer, rma_read_pointer }) => {
+                (Some(mirror), Some(velo_read_pointer), Some(rma_read_pointer))
+            }
+            None => (None, None, None),
+        };
 
-        vpid.counts.errors += 1;
-        vpid.counts.last_error = u64::from(code) | (about & 0xffff_ffff) << 8;
-        self.with_changed_counters.add(who.0);
-        self.raise(context, who, vector::ERROR);
+        self.work.forget(who.0);
+        self.velo.power_on(who, velo_read_pointer);
+        self.atu.power_on(who);
+        self.rma.power_on(who, rma_read_pointer);
+        self.attachments.power_on(&self.config, who, mirror);
     }
 
-    /// Marks an attachment's counters to be shown at the end of the step.
-    #[inline]
-    pub(crate) fn show(&mut self, who: AttachmentId) {
-        self.with_changed_counters.add(who.0);
+    /// Ends the access to a client that has left.
+    pub(crate) fn leave(&mut self, who: AttachmentId) {
+        self.work.forget(who.0);
+        self.velo.leave(who);
+        self.atu.power_on(who);
+        self.rma.power_on(who, None);
+        self.attachments.leave(who);
     }
 
-    /// Raises an interrupt if it is enabled, and disables it.
-    pub(crate) fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vector: u16) {
-        let Some(vpid) = self.vpid(who) else { return };
-        if vpid.interrupts_enabled & (1 << vector) != 0 {
-            vpid.interrupts_enabled &= !(1 << vector);
-            context.interrupt(who, vector);
+    /// Clears the card's knowledge of the network, and asks all nodes for their enabled rings.
+    pub(crate) fn forget_network(&mut self, context: &mut Context<'_>) {
+        self.directory.forget();
+        self.selected = 0;
+
+        let (watchdog, rma_watchdog) = (self.config.watchdog, self.config.rma_watchdog);
+        let (velo, rma, mut unit) = self.units(context);
+        velo.forget_network(watchdog);
+        rma.forget_network(&mut unit, rma_watchdog);
+    }
+
+    /// Handles a read of BAR 0. A refused read counts as an error and leaves `data` unchanged.
+    pub(crate) fn read_register(
+        &mut self,
+        context: &mut Context<'_>,
+        from: AttachmentId,
+        offset: u64,
+        data: &mut [u8],
+    ) {
+        let code = match Register::decode(&self.config, from, offset, data.len()) {
+            Ok(register) => match self.register(context, from, register) {
+                Some(value) => return data.copy_from_slice(&value.to_le_bytes()),
+                None => error::REGISTER_ACCESS,
+            },
+            Err(code) => code,
+        };
+
+        self.attachments.fail(context, from, code, offset);
+    }
+
+    /// Returns the value of a register; `None` if it can't be read.
+    fn register(&mut self, context: &mut Context<'_>, from: AttachmentId, register: Register) -> Option<u64> {
+        let selected = self.selected;
+        let (velo, rma, mut unit) = self.units(context);
+
+        match register {
+            Register::Identity => Some(reg::IDENTITY_VALUE),
+            Register::Velo(register) => velo.read_register(&mut unit, from, register),
+            Register::Rma(register) => rma.read_register(from, register),
+            Register::Atu(register) => atu::read_register(&unit, from, register),
+            Register::Interrupt(InterruptRegister::Enable) => Some(unit.attachments.interrupts_enabled(from)),
+            Register::Admin(AdminRegister::SelectVpid) => Some(selected),
+            Register::Admin(AdminRegister::SelectedErrors) => Some(unit.attachments.errors_of(selected)),
+            Register::Network(register) => Some(register.read(&mut unit)),
+            Register::Interrupt(_) | Register::Admin(_) => None,
         }
     }
 
-    /// Handles a write of the interrupt enable register. An interrupt whose condition holds already
+    /// Handles a write of BAR 0. A refused write counts as an error and has no other effect.
+    pub(crate) fn write_register(
+        &mut self,
+        context: &mut Context<'_>,
+        from: AttachmentId,
+        offset: u64,
+        data: &[u8],
+    ) {
+        let code = match (Register::decode(&self.config, from, offset, data.len()), data.first_chunk()) {
+            (Ok(register), Some(value)) => {
+                match self.set_register(context, from, register, u64::from_le_bytes(*value)) {
+                    Ok(()) => return,
+                    Err(NotWritable) => error::REGISTER_ACCESS,
+                }
+            }
+            (Err(code), _) => code,
+            (Ok(_), None) => error::REGISTER_ACCESS,
+        };
+
+        self.attachments.fail(context, from, code, offset);
+    }
+
+    /// Writes a register.
+    ///
+    /// # Errors
+    /// The register can't be written.
+    fn set_register(
+        &mut self,
+        context: &mut Context<'_>,
+        from: AttachmentId,
+        register: Register,
+        value: u64,
+    ) -> Result<(), NotWritable> {
+        let (velo, rma, mut unit) = self.units(context);
+
+        match register {
+            Register::Velo(register) => velo.write_register(&mut unit, from, register, value)?,
+            Register::Rma(register) => rma.write_register(&mut unit, from, register, value)?,
+            Register::Atu(register) => atu::write_register(&mut unit, from, register, value)?,
+            Register::Interrupt(register) => self.set_interrupts(context, from, register, value),
+            Register::Admin(AdminRegister::SelectVpid) => self.selected = value,
+            Register::Admin(AdminRegister::ResetVpid) => self.reset_vpid(context, value)?,
+            Register::Admin(AdminRegister::SelectedErrors) | Register::Identity | Register::Network(_) => {
+                return Err(NotWritable);
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles a write of an interrupt register. An enabled interrupt whose condition holds already
     /// is raised at once.
-    pub(crate) fn enable_interrupts(&mut self, context: &mut Context<'_>, who: AttachmentId, value: u64) {
-        self.look_at_read_pointer(context, who.0);
-        let Some(vpid) = self.vpid(who) else { return };
-        vpid.interrupts_enabled = value & ((1 << vector::COUNT) - 1);
-
-        if vpid.ring.as_ref().is_some_and(Ring::has_unread) {
-            self.raise(context, who, vector::VELO_RECEIVE);
-        }
-        if self.poll_notifications(context, who) {
-            self.raise(context, who, vector::RMA_NOTIFICATION);
-        }
-    }
-
-    /// Handles a write of the receive ring's enable register. A ring that can't be used counts as
-    /// an error.
-    pub(crate) fn enable_ring(&mut self, context: &mut Context<'_>, who: AttachmentId, on: bool) {
-        let nodes = self.config.nodes;
-        let admin = self.admin();
-
-        let Some(vpid) = self.vpid(who) else { return };
-        if on == vpid.ring.is_some() {
-            return;
-        }
-        if !on {
-            self.disable_ring(who);
-            return;
-        }
-
-        let registers = vpid.ring_registers;
-        let memory = if who != admin && registers.is_sound(nodes) {
-            let bytes = registers.slots * nicforge_hwi::extoll_velo::SLOT;
-            self.work.spend(work::of_lease(context, who, registers.base, bytes));
-            // A slot may lie in two mappings, but its header is written in one access.
-            context.dma_lease(who, registers.base, bytes, true).ok().filter(|memory| memory.keeps_whole(8))
-        } else {
-            None
+    fn set_interrupts(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        register: InterruptRegister,
+        value: u64,
+    ) {
+        let (velo, rma, mut unit) = self.units(context);
+        let enabled = unit.attachments.interrupts_enabled(who);
+        let enabled = match register {
+            InterruptRegister::Enable => value,
+            InterruptRegister::Set => enabled | value,
+            InterruptRegister::Clear => return unit.attachments.enable_interrupts(who, enabled & !value),
         };
 
-        let Some(memory) = memory else {
-            self.fail(context, who, error::RING, nicforge_hwi::extoll::reg::VELO_RING_ENABLE);
-            return;
-        };
-
-        let Some(vpid) = self.vpid(who) else { return };
-        vpid.ring = Some(Ring::new(memory, registers, nodes));
-        vpid.generation = vpid.generation.wrapping_add(1);
-        vpid.announcement = Some(Announcement { next: 0 });
-        self.with_pending_control.add(who.0);
-    }
-
-    /// Disables the VPID's receive ring, so that no card can send to the VPID any more.
-    pub(crate) fn disable_ring(&mut self, who: AttachmentId) {
-        let Some(vpid) = self.vpid(who) else { return };
-        if vpid.ring.take().is_some() {
-            vpid.generation = vpid.generation.wrapping_add(1);
-            vpid.announcement = Some(Announcement { next: 0 });
-            self.with_pending_control.add(who.0);
-            self.unread.remove(who.0);
+        let has_messages = velo.poll_unread(&mut unit, who);
+        unit.attachments.enable_interrupts(who, enabled);
+        if has_messages {
+            unit.raise(who, vector::VELO_RECEIVE);
+        }
+        if rma.poll_notifications(&mut unit, who) {
+            unit.raise(who, vector::RMA_NOTIFICATION);
         }
     }
 
     /// Resets a VPID on the admin's behalf, with the same effect as the client's own reset.
-    pub(crate) fn restart(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+    fn reset_vpid(&mut self, context: &mut Context<'_>, vpid: u64) -> Result<(), NotWritable> {
+        let vpid = u16::try_from(vpid).ok().filter(|&vpid| vpid < self.config.vpids).ok_or(NotWritable)?;
+        let who = AttachmentId(vpid);
+
         self.work.spend(self.atu.cost_of_all(who));
         self.power_on(context, who);
-    }
-
-    /// Returns an attachment to the state of power-on. Generation, announcement and counters that
-    /// outlive tenants are kept.
-    pub(crate) fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
-        self.work.forget(who.0);
-        self.disable_ring(who);
-        self.rma_power_on(who);
-
-        let (node, nodes, vpids) = (self.config.node, self.config.nodes, self.config.vpids);
-        let Some(vpid) = self.vpid(who) else { return };
-        let (generation, announcement, sent) = (vpid.generation, vpid.announcement, vpid.counts.sent);
-        let (starts, windows) = (vpid.starts + 1, Windows::open(context, who));
-        *vpid = Vpid { generation, announcement, starts, windows, ..Vpid::default() };
-
-        if let Some(windows) = &vpid.windows {
-            windows.show(mirror::NODE, u64::from(node) | u64::from(who.0) << 32);
-            windows.show(mirror::NODES, u64::from(nodes) | u64::from(vpids) << 32);
-            windows.show(mirror::STARTS, starts);
-        }
-
-        vpid.show_counts(Counts::default());
-        self.sent_before += sent;
-    }
-
-    /// Clears the card's knowledge of the network, and asks all nodes for their enabled rings.
-    pub(crate) fn forget(&mut self, context: &mut Context<'_>) {
-        self.directory.forget();
-        self.watchdog = self.config.watchdog;
-        self.rma.watchdog.set_limit(context, self.config.rma_watchdog);
-        self.selected = 0;
-        self.next_request = Some(0);
+        Ok(())
     }
 }

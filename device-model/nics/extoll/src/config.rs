@@ -1,5 +1,6 @@
 //! The configuration of one card.
 
+use nicforge_core::ids::AttachmentId;
 use nicforge_hwi::extoll::{DEFAULT_VPIDS, LINKS, MAX_NODES, MAX_VPIDS, reg};
 use thiserror::Error;
 
@@ -34,6 +35,12 @@ impl CardConfig {
             watchdog: reg::WATCHDOG_DEFAULT,
             rma_watchdog: reg::RMA_WATCHDOG_DEFAULT,
         }
+    }
+
+    /// Returns the admin's attachment, which comes behind the VPIDs.
+    #[inline]
+    pub(crate) fn admin(&self) -> AttachmentId {
+        AttachmentId(self.vpids)
     }
 
     /// Checks node id, number of VPIDs and routing table.

@@ -18,7 +18,9 @@ use nicforge_hwi::{
 use crate::{
     card::Card,
     directory::Directory,
-    velo::send::{Reason, Sent},
+    rma::Rma,
+    unit::UnitContext,
+    velo::Velo,
     wire::{Class, Kind},
     work,
 };
@@ -26,37 +28,41 @@ use crate::{
 /// Messages taken from one source before other sources are served.
 const RUN: u32 = 32;
 
-impl Card {
-    /// Takes about `budget` packets of a class that are for this card. Returns the number taken.
-    fn take_arrivals(&mut self, context: &mut Context<'_>, class: Class, budget: u32) -> u32 {
-        let mut taken = 0;
-        // Inputs whose first packet must stay, one bit for each input.
-        let mut waiting = 0;
+/// Takes about `budget` packets of a class that are for this card. Returns the number taken.
+fn take_arrivals(
+    velo: &mut Velo,
+    rma: &mut Rma,
+    unit: &mut UnitContext<'_, '_>,
+    class: Class,
+    budget: u32,
+) -> u32 {
+    let mut taken = 0;
+    // Inputs whose first packet must stay, one bit for each input.
+    let mut waiting = 0;
 
-        while taken < budget
-            && let Some(arrival) = self.switch.arrived(&context.ports(), class, waiting)
-        {
-            if arrival.wire.kind.is_rma() {
-                match self.rma_arrived(context, arrival) {
-                    Some(cost) => taken += cost,
-                    None => waiting |= 1 << arrival.source(),
-                }
-            } else if arrival.wire.kind == Kind::Velo {
-                let run = self.receive(context, arrival, RUN.min(budget - taken));
-                if run == 0 {
-                    break;
-                }
-                taken += run;
-            } else {
-                let Some(packet) = self.switch.take(&mut context.ports(), arrival) else { break };
-                self.handle_control(arrival.wire, packet.bytes());
-                context.ports().recycle(packet);
-                taken += 1;
+    while taken < budget
+        && let Some(arrival) = unit.switch.arrived(&unit.context.ports(), class, waiting)
+    {
+        if arrival.wire.kind.is_rma() {
+            match rma.take_arrival(unit, arrival) {
+                Some(cost) => taken += cost,
+                None => waiting |= 1 << arrival.source(),
             }
+        } else if arrival.wire.kind == Kind::Velo {
+            let run = velo.receive(unit, arrival, RUN.min(budget - taken));
+            if run == 0 {
+                break;
+            }
+            taken += run;
+        } else {
+            let Some(packet) = unit.switch.take(&mut unit.context.ports(), arrival) else { break };
+            velo.handle_control(unit, arrival.wire, packet.bytes());
+            unit.context.ports().recycle(packet);
+            taken += 1;
         }
-
-        taken
     }
+
+    taken
 }
 
 impl Device for Card {
@@ -104,12 +110,7 @@ impl Device for Card {
     }
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
-        self.work.forget(who.0);
-        self.disable_ring(who);
-        self.rma_power_on(who);
-        if let Some(vpid) = self.vpid(who) {
-            vpid.windows = None;
-        }
+        self.leave(who);
         self.clients = self.clients.saturating_sub(1);
         if self.clients == 0 {
             self.directory.show_in(None);
@@ -120,14 +121,12 @@ impl Device for Card {
         match reach {
             Reset::Attachment(who) => self.power_on(context, who),
             Reset::Function => {
-                for number in 0..self.vpids.len() {
-                    self.power_on(context, AttachmentId(number as u16));
+                for who in self.attachments.ids() {
+                    self.power_on(context, who);
                 }
-                self.forget(context);
-                self.directory.show_in(
-                    (0..self.vpids.len())
-                        .find_map(|number| context.memory(AttachmentId(number as u16), BAR_DIRECTORY)),
-                );
+                self.forget_network(context);
+                let shown = self.attachments.ids().find_map(|who| context.memory(who, BAR_DIRECTORY));
+                self.directory.show_in(shown);
             }
         }
         context.wake_at(Nanos::ZERO);
@@ -141,8 +140,14 @@ impl Device for Card {
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
         match at.bar {
-            BAR_VELO => self.send(context, from, at.offset, data),
-            0 if at.offset == reg::RMA_COMMAND => self.rma_command(context, from, data),
+            BAR_VELO => {
+                let (velo, _, mut unit) = self.units(context);
+                velo.send(&mut unit, from, at.offset, data)
+            }
+            0 if at.offset == reg::RMA_COMMAND => {
+                let (_, rma, mut unit) = self.units(context);
+                rma.command(&mut unit, from, data)
+            }
             0 if work::is_expensive(at.offset) && !self.work.admit(from.0) => Write::Stalled,
             0 => {
                 self.write_register(context, from, at.offset, data);
@@ -153,25 +158,15 @@ impl Device for Card {
     }
 
     fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
-        while let Some((at, _)) = posted.next(context) {
+        while let Some((at, data)) = posted.next(context) {
             if at.bar == BAR_VELO {
-                let offset = at.offset;
-                match self.send_run(context, from, offset, posted) {
-                    Sent::Some => continue,
-                    Sent::Nothing => {}
-                    Sent::Blocked => match self.stall(context, from, offset, Reason::Way) {
-                        Write::Stalled => return Write::Stalled,
-                        // The watchdog has ended the send.
-                        Write::Accepted => {
-                            posted.done(context);
-                            continue;
-                        }
-                    },
+                let (velo, _, mut unit) = self.units(context);
+                if velo.drain(&mut unit, from, posted) == Write::Stalled {
+                    return Write::Stalled;
                 }
+                continue;
             }
 
-            // The first record again, as a single write.
-            let Some((at, data)) = posted.next(context) else { break };
             if self.write(context, from, at, data) == Write::Stalled {
                 return Write::Stalled;
             }
@@ -187,75 +182,56 @@ impl Device for Card {
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        self.stage_arrived(who, token, result);
+        self.rma.read_answered(who, token, result);
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         // The posted-write rings were drained before this step, so the turn of commands ends here.
         let waited_for = self.work.turn();
 
-        if self.next_request.is_some() {
-            self.request_announcements(context);
-        }
+        let (velo, rma, mut unit) = self.units(context);
+        let unit = &mut unit;
+        velo.request_announcements(unit);
 
-        let mut moved = self.serve_side_queues(context, budget);
-        if !self.switch.is_quiet(&context.ports()) {
-            moved += self.switch.step(&mut context.ports(), budget);
+        let mut moved = rma.serve_side_queues(unit, budget);
+        if !unit.switch.is_quiet(&unit.context.ports()) {
+            moved += unit.switch.step(&mut unit.context.ports(), budget);
             for class in Class::ALL {
-                moved += self.take_arrivals(context, class, budget);
+                moved += take_arrivals(velo, rma, unit, class, budget);
             }
         }
 
-        moved += self.rma_send(context, budget);
-        let mut next = self.unread.from(0);
-        while let Some(who) = next {
-            moved += u32::from(self.look_at_read_pointer(context, who));
-            next = self.unread.from(who + 1);
-        }
+        moved += rma.send(unit, budget);
+        moved += velo.poll_read_pointers(unit);
+        moved += velo.send_pending_control(unit);
 
-        next = self.with_pending_control.from(0);
-        while let Some(who) = next {
-            self.send_pending_control(context, who);
-            moved += 1;
-            next = self.with_pending_control.from(who + 1);
-        }
+        unit.attachments.show_changes(|who| (velo.counts(who), rma.counts(who)));
+        velo.give_up_splits(unit);
 
-        next = self.with_changed_counters.from(0);
-        while let Some(who) = next {
-            let rma = self.rma.counts(AttachmentId(who));
-            self.vpids[usize::from(who)].show_changes(rma);
-            self.with_changed_counters.remove(who);
-            next = self.with_changed_counters.from(who + 1);
-        }
-
-        if !self.splits.is_empty() {
-            self.give_up_splits(context);
-        }
         if moved > 0 || waited_for { Progress::Busy } else { Progress::Idle }
     }
 
     fn counters(&self) -> Vec<Counter> {
-        let rma = self.rma.totals();
-        let sent = self.sent_before + self.vpids.iter().map(|vpid| vpid.counts.sent).sum::<u64>();
+        let (velo, rma) = (self.velo.totals(), self.rma.totals());
         vec![
-            Counter { name: "velo_sent", value: sent },
-            Counter { name: "velo_received", value: self.delivered },
-            Counter { name: "velo_undelivered", value: self.undelivered },
-            Counter { name: "velo_stalls", value: self.stalls },
-            Counter { name: "velo_torn", value: self.torn },
-            Counter { name: "rma_commands", value: rma.commands },
-            Counter { name: "rma_completed", value: rma.completed },
-            Counter { name: "rma_overflows", value: rma.overflows },
-            Counter { name: "rma_refused", value: self.rma.refused },
-            Counter { name: "rma_timed_out", value: self.rma.watchdog.ended },
-            Counter { name: "rma_hurried", value: self.rma.hurried },
-            Counter { name: "rma_bytes_written", value: self.rma.bytes },
+            Counter { name: "velo_sent", value: velo.sent },
+            Counter { name: "velo_received", value: velo.delivered },
+            Counter { name: "velo_undelivered", value: velo.undelivered },
+            Counter { name: "velo_stalls", value: velo.stalls },
+            Counter { name: "velo_torn", value: velo.torn },
+            Counter { name: "rma_commands", value: rma.clients.commands },
+            Counter { name: "rma_completed", value: rma.clients.completed },
+            Counter { name: "rma_overflows", value: rma.clients.overflows },
+            Counter { name: "rma_refused", value: rma.refused },
+            Counter { name: "rma_timed_out", value: rma.timed_out },
+            Counter { name: "rma_hurried", value: rma.hurried },
+            Counter { name: "rma_bytes_written", value: rma.bytes },
             Counter { name: "atu_entries", value: self.atu.entries() },
             Counter { name: "atu_refused", value: self.atu.refused() },
             Counter { name: "command_visits", value: self.work.visits() },
-            Counter { name: "watchdogs", value: self.watchdogs },
+            Counter { name: "watchdogs", value: velo.given_up },
             Counter { name: "forwarded", value: self.switch.forwarded() },
-            Counter { name: "errors", value: self.errors },
+            Counter { name: "errors", value: self.attachments.errors() },
         ]
     }
 }

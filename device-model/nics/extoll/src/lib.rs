@@ -1,10 +1,10 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod attachment;
 mod atu;
 pub mod card;
 pub mod config;
-mod control;
 mod device;
 mod directory;
 mod registers;
@@ -13,8 +13,8 @@ mod set;
 mod sharing;
 pub mod switch;
 pub mod topology;
+mod unit;
 mod velo;
-mod vpid;
 pub mod wire;
 mod work;
 

@@ -122,7 +122,7 @@ impl Switch {
     #[inline]
     pub fn send(&mut self, ports: &mut Ports<'_>, packet: Packet) -> Result<(), Refused> {
         let wire = Wire::decode(packet.header);
-        self.send_to(ports, wire.target, wire.kind.class(), packet)
+        self.send_to(ports, wire.target.node, wire.kind.class(), packet)
     }
 
     /// As [`Switch::send`], for a caller that knows the target and class.

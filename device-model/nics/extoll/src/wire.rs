@@ -92,6 +92,15 @@ impl Kind {
     }
 }
 
+/// One end of a packet's way: a VPID of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    /// The node's id.
+    pub node: u32,
+    /// The VPID at that node.
+    pub vpid: u16,
+}
+
 /// A packet's header.
 ///
 /// | bits | field |
@@ -106,14 +115,10 @@ impl Kind {
 /// | 55..48 | generation of a receive ring |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wire {
-    /// Target node.
-    pub target: u32,
-    /// Source node.
-    pub source: u32,
-    /// The VPID at the target node.
-    pub target_vpid: u16,
-    /// The VPID at the source node.
-    pub source_vpid: u16,
+    /// The receiver.
+    pub target: Endpoint,
+    /// The sender.
+    pub source: Endpoint,
     /// A VELO message's tag.
     pub tag: u8,
     /// A VELO message's length in quadwords, 1 to 8.
@@ -129,10 +134,10 @@ impl Wire {
     /// Returns the header as 64 bits.
     #[inline]
     pub const fn encode(self) -> u64 {
-        (self.target as u64 & 0x7ff)
-            | ((self.source as u64 & 0x7ff) << 11)
-            | ((self.target_vpid as u64 & 0xff) << 22)
-            | ((self.source_vpid as u64 & 0xff) << 30)
+        (self.target.node as u64 & 0x7ff)
+            | ((self.source.node as u64 & 0x7ff) << 11)
+            | ((self.target.vpid as u64 & 0xff) << 22)
+            | ((self.source.vpid as u64 & 0xff) << 30)
             | ((self.tag as u64 & (TAGS as u64 - 1)) << 38)
             | (((self.quadwords as u64).wrapping_sub(1) & (MAX_QUADWORDS as u64 - 1)) << 42)
             | ((self.kind as u64) << 45)
@@ -143,10 +148,8 @@ impl Wire {
     #[inline]
     pub const fn decode(bits: u64) -> Self {
         Self {
-            target: (bits & 0x7ff) as u32,
-            source: ((bits >> 11) & 0x7ff) as u32,
-            target_vpid: ((bits >> 22) & 0xff) as u16,
-            source_vpid: ((bits >> 30) & 0xff) as u16,
+            target: Endpoint { node: (bits & 0x7ff) as u32, vpid: ((bits >> 22) & 0xff) as u16 },
+            source: Endpoint { node: ((bits >> 11) & 0x7ff) as u32, vpid: ((bits >> 30) & 0xff) as u16 },
             tag: ((bits >> 38) & 0xf) as u8,
             quadwords: ((bits >> 42) & 7) as usize + 1,
             kind: Kind::from_bits(bits >> 45),
@@ -175,16 +178,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_comes_back(target in 0u32..2048, source in 0u32..2048, target_vpid in 0u16..256, source_vpid in 0u16..256,
+        fn a_header_comes_back(nodes in (0u32..2048, 0u32..2048), vpids in (0u16..256, 0u16..256),
             tag in 0u8..16, quadwords in 1usize..=8, kind in 0u64..8, generation: u8) {
             let kind = Kind::from_bits(kind);
-            let wire = Wire { target, source, target_vpid, source_vpid, tag, quadwords, kind, generation };
+            let target = Endpoint { node: nodes.0, vpid: vpids.0 };
+            let source = Endpoint { node: nodes.1, vpid: vpids.1 };
+            let wire = Wire { target, source, tag, quadwords, kind, generation };
 
             prop_assert_eq!(Wire::decode(wire.encode()), wire);
-            prop_assert_eq!(Wire::target_of(wire.encode()), target);
-            prop_assert!(Wire::is_for(wire.encode(), target, kind));
-            prop_assert!(!Wire::is_for(wire.encode(), target ^ 1, kind));
-            prop_assert!(!Wire::is_for(wire.encode(), target, Kind::from_bits(kind as u64 ^ 1)));
+            prop_assert_eq!(Wire::target_of(wire.encode()), target.node);
+            prop_assert!(Wire::is_for(wire.encode(), target.node, kind));
+            prop_assert!(!Wire::is_for(wire.encode(), target.node ^ 1, kind));
+            prop_assert!(!Wire::is_for(wire.encode(), target.node, Kind::from_bits(kind as u64 ^ 1)));
         }
     }
 

@@ -261,6 +261,25 @@ fn the_card_counts_the_sends_that_it_has_finished() {
 }
 
 #[test]
+fn an_access_between_registers_is_refused_as_such_even_among_those_of_the_admin() {
+    let mut rig = Rig::pair();
+    let client = rig.attach(0, 0);
+
+    for (offset, code) in [(reg::WATCHDOG, error::NOT_PERMITTED), (reg::WATCHDOG + 4, error::REGISTER_ACCESS)]
+    {
+        let before = client.shown(mirror::ERRORS);
+
+        let _ = rig.read64(&client, offset);
+        rig.run();
+        assert_eq!((client.shown(mirror::ERRORS), client.last_error().0), (before + 1, code));
+
+        rig.write64(&client, offset, 1);
+        rig.run();
+        assert_eq!((client.shown(mirror::ERRORS), client.last_error().0), (before + 2, code));
+    }
+}
+
+#[test]
 fn a_send_without_a_receiver_is_an_error_and_no_stall() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);

@@ -2,34 +2,40 @@
 
 use std::sync::Arc;
 
-use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
+use nicforge_core::{dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
-    commands::State,
+    Rma,
+    commands::{InFlightCommand, Owner, State, Watch},
     part::Part,
     requester::Turn,
     side_queue::Handled,
     transfer::{Data, Waiting},
 };
 use crate::{
-    card::Card,
-    wire::{Class, Kind, Wire},
+    unit::UnitContext,
+    wire::{Class, Endpoint, Kind, Wire},
 };
 
-impl Card {
+impl Rma {
     /// Notes that a get has requested all that it will request. It ends when all of that is
     /// answered.
-    pub(crate) fn get_sent(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Turn {
-        let Some(client) = self.rma.client(who) else { return Turn::Blocked };
+    pub(super) fn get_sent(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        index: usize,
+    ) -> Turn {
+        let Some(client) = self.client(who) else { return Turn::Blocked };
         let id = client.commands.id(index);
         let Some(in_flight) = client.commands.list.get_mut(index) else { return Turn::Blocked };
 
         in_flight.state = State::Sent;
-        let (answered, status) = (in_flight.answered == in_flight.sent, in_flight.status);
+        let status = in_flight.status;
 
-        if answered {
-            self.end_command(context, who, id, status);
+        if in_flight.outstanding() == 0 {
+            self.end_command(unit, who, id, status);
         } else {
             client.commands.tidy();
         }
@@ -37,56 +43,39 @@ impl Card {
     }
 
     /// Handles an answer for a command of this card.
-    pub(crate) fn answer_arrived(
+    pub(super) fn answer_arrived(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         wire: Wire,
         part: Part,
         memory: Option<Arc<DmaLease>>,
         waiting: &mut Waiting,
     ) -> Handled {
-        let who = AttachmentId(wire.target_vpid);
-        let Some(client) = self.rma.client(who) else { return Handled::Done };
-        let Some(in_flight) =
-            client.commands.in_flight(part.id).filter(|in_flight| in_flight.command == part.command)
-        else {
+        let who = AttachmentId(wire.target.vpid);
+        let Some(client) = self.client(who) else { return Handled::Done };
+        let in_flight = client.commands.in_flight(part.id);
+        let Some(in_flight) = in_flight.filter(|in_flight| in_flight.request.command == part.command) else {
             return Handled::Done;
         };
 
         if part.command != command::GET {
-            let status = part.status;
-            self.end_command(context, who, part.id, status);
+            self.end_command(unit, who, part.id, part.status);
             return Handled::Done;
         }
 
-        let rest = in_flight.length - in_flight.answered.min(in_flight.length);
-        let over = part.length >= in_flight.sent - in_flight.answered
-            && (in_flight.state == State::Sent || part.status != status::DONE);
-        let notify_responder = in_flight.notify & notify::RESPONDER != 0 && !in_flight.orphan;
-        if over && notify_responder && !self.switch.request_room(wire.source, Class::Completion) {
+        let notify_responder = notifies_responder(in_flight);
+        if notify_responder
+            && ends_get(in_flight, part.length, part.status)
+            && !unit.switch.request_room(wire.source.node, Class::Completion)
+        {
             return Handled::NoRoom;
         }
 
-        let mut status = if in_flight.status == status::DONE { part.status } else { in_flight.status };
-        if status == status::DONE && *in_flight.read.get_or_insert(part.address) != part.address {
-            status = status::WITHDRAWN;
-        }
-
-        let (at, region, orphan) = (part.at(), in_flight.region, in_flight.orphan);
-        let address = in_flight.destination.wrapping_add(at.into());
-        if orphan {
-            status = status::WITHDRAWN;
-        } else if status == status::DONE {
-            let there =
-                self.atu.find(address, part.rest.into()).is_some_and(|(found, _)| found.serial == region);
-            let data = memory.as_ref().map_or(Data::Missing, |memory| Data::Memory(memory, part.data));
-            let moved = if there {
-                let range = (address, part.rest.into());
-                self.rma.move_in(context, &self.atu, range, &data, part.length, waiting)
-            } else {
-                Some(status::WITHDRAWN)
-            };
-            match moved {
+        let mut status = in_flight.status_with(&part);
+        if status == status::DONE {
+            let region = in_flight.progress.region;
+            let address = in_flight.request.destination.wrapping_add(part.at().into());
+            match self.take_data(unit, (region, address), &part, memory.as_deref(), waiting) {
                 Some(became) => status = became,
                 None => return Handled::Slow,
             }
@@ -94,84 +83,121 @@ impl Card {
 
         // The lease returns to its owner before the command ends.
         drop(memory);
-        let Some(client) = self.rma.client(who) else { return Handled::Done };
-        let length = part.length.min(rest);
-        client.commands.asked = client.commands.asked.saturating_sub(length);
+        let Some((source, total)) = self.count_answer(who, &part, status) else { return Handled::Done };
 
-        let Some(in_flight) = client.commands.in_flight(part.id) else { return Handled::Done };
-        in_flight.answered += length;
-        in_flight.moved = true;
-        in_flight.status = status;
-
-        let ended = in_flight.answered == in_flight.sent
-            && (in_flight.state == State::Sent || status != status::DONE);
-        let (source, total) = (in_flight.source, in_flight.length);
-        if ended {
-            if notify_responder {
-                let about = Part {
-                    id: part.id,
-                    command: command::GET,
-                    status,
-                    total,
-                    address: source,
-
-                    ..Part::default()
-                };
-                // A failure is ignored: there is room, as seen above, and the packet only informs
-                // the other side.
-                let _ =
-                    self.send_rma(context, Kind::Ended, (wire.source, wire.source_vpid), who.0, &about, None);
-            }
-            self.end_command(context, who, part.id, status);
+        if notify_responder {
+            let about = Part {
+                id: part.id,
+                command: command::GET,
+                status,
+                total,
+                address: source,
+                ..Part::default()
+            };
+            // A failure is ignored: there is room, as seen above, and the packet only informs the
+            // other side.
+            let _ = about.send(unit, Kind::Ended, wire.source, who.0, None);
         }
+        self.end_command(unit, who, part.id, status);
         Handled::Done
     }
 
+    /// Moves the data of a get's answer to an address of a region of this card. Returns the status
+    /// of the get, or `None` if the data have to wait.
+    fn take_data(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        (region, address): (Option<u64>, u64),
+        part: &Part,
+        memory: Option<&DmaLease>,
+        waiting: &mut Waiting,
+    ) -> Option<u8> {
+        let range = (address, part.rest.into());
+        let there = unit.atu.find(address, part.rest.into());
+        if there.is_none_or(|(there, _)| Some(there.serial) != region) {
+            return Some(status::WITHDRAWN);
+        }
+
+        let data = memory.map_or(Data::Missing, |memory| Data::Memory(memory, part.data));
+        self.move_in(unit, range, &data, part.length, waiting)
+    }
+
+    /// Notes that a part of a get was answered. Returns the get's source and length if this was its
+    /// last part.
+    fn count_answer(&mut self, who: AttachmentId, part: &Part, status: u8) -> Option<(u64, u32)> {
+        let commands = &mut self.client(who)?.commands;
+        let in_flight = commands.in_flight(part.id)?;
+
+        let total = in_flight.request.length;
+        let length = part.length.min(total.saturating_sub(in_flight.progress.answered));
+        let ended =
+            in_flight.outstanding() == length && (in_flight.state == State::Sent || status != status::DONE);
+
+        in_flight.progress.answered += length;
+        in_flight.watch = Watch::Moved;
+        in_flight.status = status;
+
+        let source = in_flight.request.source;
+        commands.asked = commands.asked.saturating_sub(length);
+        ended.then_some((source, total))
+    }
+
     /// Ends a command and notifies its VPID.
-    pub(crate) fn end_command(&mut self, context: &mut Context<'_>, who: AttachmentId, id: u32, status: u8) {
-        let node = self.config.node;
-        let Some(client) = self.rma.client(who) else { return };
+    pub(super) fn end_command(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        id: u32,
+        status: u8,
+    ) {
+        let requester = Endpoint { node: unit.config.node, vpid: who.0 };
+        let Some(client) = self.client(who) else { return };
         let Some(in_flight) = client.commands.in_flight(id) else { return };
 
         in_flight.state = State::Ended;
-        let get = in_flight.command == command::GET;
-        let notifies = !in_flight.orphan && in_flight.tenancy == client.tenancy;
-        let in_flight = in_flight.clone();
+        let (request, owner, outstanding) = (in_flight.request, in_flight.owner, in_flight.outstanding());
+        let get = request.is_get();
 
         client.commands.gets -= u32::from(get);
         if get {
             // A get that is given up has no more data to expect.
-            let coming = in_flight.sent.saturating_sub(in_flight.answered);
-            client.commands.asked = client.commands.asked.saturating_sub(coming);
+            client.commands.asked = client.commands.asked.saturating_sub(outstanding);
         }
 
         client.commands.tidy();
         if status != status::DONE {
-            client.asking.give_up((node, who.0), id);
+            client.asking.give_up(requester, id);
         }
 
-        if in_flight.orphan {
-            return;
-        }
-
+        let Owner::Tenant(tenancy) = owner else { return };
         client.counts.completed += 1;
-        self.show(who);
+        unit.attachments.mark_changed(who);
 
-        if !notifies {
+        if tenancy != client.notifications.tenancy() {
             return;
         }
 
         let notification = |role, address| {
-            let (node, vpid) = in_flight.target;
-            Notification::new(role, status, in_flight.command, node, vpid, in_flight.length, address)
+            let Endpoint { node, vpid } = request.target;
+            Notification::new(role, status, request.command, node, vpid, request.length, address)
         };
 
-        if status != status::DONE || in_flight.notify & notify::REQUESTER != 0 {
-            let own = if get { in_flight.destination } else { in_flight.source };
-            self.notify(context, who, notification(notify::REQUESTER, own));
+        if status != status::DONE || request.notify & notify::REQUESTER != 0 {
+            let own = if get { request.destination } else { request.source };
+            self.notify(unit, who, notification(notify::REQUESTER, own));
         }
-        if get && status == status::DONE && in_flight.notify & notify::COMPLETER != 0 {
-            self.notify(context, who, notification(notify::COMPLETER, in_flight.destination));
+        if get && status == status::DONE && request.notify & notify::COMPLETER != 0 {
+            self.notify(unit, who, notification(notify::COMPLETER, request.destination));
         }
     }
+}
+
+/// Returns whether the VPID that answers a get is notified of its end.
+fn notifies_responder(in_flight: &InFlightCommand) -> bool {
+    in_flight.request.notify & notify::RESPONDER != 0 && in_flight.owner != Owner::Orphaned
+}
+
+/// Returns whether an answer of `length` bytes with this status can be a get's last one.
+fn ends_get(in_flight: &InFlightCommand, length: u32, status: u8) -> bool {
+    length >= in_flight.outstanding() && (in_flight.state == State::Sent || status != status::DONE)
 }

@@ -7,9 +7,9 @@
 use nicforge_core::time::Nanos;
 
 /// Nanoseconds that one client may hold shared queues at once.
-pub(crate) const OF_CLIENT: u64 = 50_000_000;
+pub(super) const OF_CLIENT: u64 = 50_000_000;
 /// Nanoseconds that all clients of a card may hold shared queues at once, together.
-pub(crate) const OF_CARD: u64 = 100_000_000;
+pub(super) const OF_CARD: u64 = 100_000_000;
 /// Nanoseconds that must pass for a refill of one nanosecond.
 const REFILL: u64 = 100;
 /// Most nanoseconds charged between two looks. A card that was not driven for longer could not see
@@ -18,7 +18,7 @@ const SLICE: u64 = 5_000_000;
 
 /// A token bucket of nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
+pub(super) struct Budget {
     capacity: i64,
     /// Nanoseconds left. The value is negative after a hold that took longer than was left; that
     /// debt is paid back before the next hold.
@@ -31,13 +31,13 @@ pub(crate) struct Budget {
 
 impl Budget {
     /// Returns a full budget of `capacity` nanoseconds.
-    pub(crate) fn new(capacity: u64) -> Self {
+    pub(super) fn new(capacity: u64) -> Self {
         let capacity = capacity as i64;
         Self { capacity, left: capacity, refilled: Nanos::ZERO, held: None }
     }
 
     /// Begins or continues a hold, and charges it up to now. Returns false if the budget is spent.
-    pub(crate) fn hold(&mut self, now: Nanos) -> bool {
+    pub(super) fn hold(&mut self, now: Nanos) -> bool {
         self.charge(now);
         self.held = Some(now);
 
@@ -45,7 +45,7 @@ impl Budget {
     }
 
     /// Ends a hold, and charges the rest of it.
-    pub(crate) fn release(&mut self, now: Nanos) {
+    pub(super) fn release(&mut self, now: Nanos) {
         self.charge(now);
         self.held = None;
     }

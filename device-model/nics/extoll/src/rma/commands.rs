@@ -4,12 +4,45 @@ use std::collections::VecDeque;
 
 use nicforge_hwi::extoll_rma::{Command, MAX_COMMANDS, MAX_IMMEDIATE, MAX_LENGTH, command, status};
 
-/// Targets that are considered in the search for a command that can proceed.
-pub(crate) const LOOK_AHEAD: usize = 8;
+use super::part::{MTU, Part};
+use crate::wire::Endpoint;
 
-/// Progress of a command.
+/// Targets that are considered in the search for a command that can proceed.
+pub(super) const LOOK_AHEAD: usize = 8;
+
+/// The request of a command. It does not change after the command was written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) target: Endpoint,
+    pub(super) command: u8,
+    pub(super) notify: u8,
+    /// Bytes of the command; 0 if it makes no sense.
+    pub(super) length: u32,
+    pub(super) source: u64,
+    pub(super) destination: u64,
+}
+
+impl Request {
+    /// Returns whether the command is a get.
+    #[inline]
+    pub(super) fn is_get(&self) -> bool {
+        self.command == command::GET
+    }
+}
+
+/// The tenancy in which a command was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(super) enum Owner {
+    /// The VPID was not reset since. The number is that of the notification queue that the command
+    /// was written for: see [`super::notify::Notifications::tenancy`].
+    Tenant(u32),
+    /// The VPID was reset. The command gets no notifications, and no more parts of it are sent.
+    Orphaned,
+}
+
+/// The stages of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
     /// No part was sent.
     New,
     /// Some parts were sent.
@@ -20,36 +53,42 @@ pub(crate) enum State {
     Ended,
 }
 
+/// The bytes of a command that have gone, and the memory they belong to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Progress {
+    /// Bytes that were sent, or requested by a get.
+    pub(super) sent: u32,
+    /// Bytes of a get that were answered.
+    pub(super) answered: u32,
+    /// The region at this card: a put's source or a get's destination. `None` before the lookup,
+    /// and for an immediate put.
+    pub(super) region: Option<u64>,
+    /// The region that a get reads, from the first answer.
+    pub(super) read: Option<u64>,
+}
+
+/// The watchdog's view of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Watch {
+    /// A part was sent or answered since the last look.
+    Moved,
+    /// Nothing has moved for this number of nanoseconds. They are counted while the command is the
+    /// first one for its target.
+    Waiting(u64),
+    /// The watchdog ends the command.
+    Expired,
+}
+
 /// A command in flight.
 #[derive(Clone, Debug)]
-pub(crate) struct InFlightCommand {
-    pub(crate) target: (u32, u16),
-    pub(crate) command: u8,
-    pub(crate) notify: u8,
-    pub(crate) status: u8,
-    pub(crate) state: State,
-    /// Whether its VPID was reset: it gets no notifications, and no more parts are sent.
-    pub(crate) orphan: bool,
-    pub(crate) length: u32,
-    /// Bytes that were sent, or requested by a get.
-    pub(crate) sent: u32,
-    /// Bytes of a get that were answered.
-    pub(crate) answered: u32,
-    pub(crate) source: u64,
-    pub(crate) destination: u64,
-    /// The queue for its notifications, as in [`super::Client::tenancy`].
-    pub(crate) tenancy: u32,
-    /// The region at this card: a put's source or a get's destination. 0 before the lookup.
-    pub(crate) region: u64,
-    /// The region that a get reads, from the first answer.
-    pub(crate) read: Option<u64>,
-    /// Whether a part was sent or answered since the watchdog's last look.
-    pub(crate) moved: bool,
-    /// Nanoseconds without progress that the watchdog has counted while this was the first command
-    /// for its target.
-    waited: u64,
-    /// Whether the watchdog ends the command.
-    expired: bool,
+pub(super) struct InFlightCommand {
+    pub(super) request: Request,
+    pub(super) owner: Owner,
+    pub(super) state: State,
+    /// The status so far.
+    pub(super) status: u8,
+    pub(super) progress: Progress,
+    pub(super) watch: Watch,
 }
 
 impl InFlightCommand {
@@ -57,123 +96,172 @@ impl InFlightCommand {
     fn new(written: &Command, tenancy: u32) -> Self {
         let sound = is_sound(written);
         Self {
-            target: (written.node(), written.vpid()),
-            command: written.command(),
-            notify: written.notify(),
-            status: if sound { status::DONE } else { status::COMMAND },
+            request: Request {
+                target: Endpoint { node: written.node(), vpid: written.vpid() },
+                command: written.command(),
+                notify: written.notify(),
+                length: if sound { written.length() } else { 0 },
+                source: written.source,
+                destination: written.destination,
+            },
+            owner: Owner::Tenant(tenancy),
             state: State::New,
-            orphan: false,
-            length: if sound { written.length() } else { 0 },
-            sent: 0,
-            answered: 0,
-            source: written.source,
-            destination: written.destination,
-            tenancy,
-            region: 0,
-            read: None,
-            moved: false,
-            waited: 0,
-            expired: false,
+            status: if sound { status::DONE } else { status::COMMAND },
+            progress: Progress::default(),
+            watch: Watch::Waiting(0),
         }
+    }
+
+    /// Returns whether no more data of the command are sent or requested.
+    #[inline]
+    pub(super) fn is_stopped(&self) -> bool {
+        self.owner == Owner::Orphaned || self.status != status::DONE
+    }
+
+    /// Returns the number of bytes that were not sent or requested.
+    #[inline]
+    pub(super) fn rest(&self) -> u32 {
+        self.request.length - self.progress.sent
+    }
+
+    /// Returns the number of bytes of a get that were requested and not answered.
+    #[inline]
+    pub(super) fn outstanding(&self) -> u32 {
+        self.progress.sent.saturating_sub(self.progress.answered)
+    }
+
+    /// Returns the status of a get with this answer. The first answer decides which region the get
+    /// reads.
+    pub(super) fn status_with(&mut self, answer: &Part) -> u8 {
+        let status = if self.status == status::DONE { answer.status } else { self.status };
+        let read_elsewhere =
+            status == status::DONE && *self.progress.read.get_or_insert(answer.address) != answer.address;
+
+        if read_elsewhere || self.owner == Owner::Orphaned { status::WITHDRAWN } else { status }
+    }
+
+    /// Returns the next part of the command, as large as a packet allows.
+    #[inline]
+    pub(super) fn next_part(&self, id: u32) -> Part {
+        let Request { command, notify, length: total, source, destination, .. } = self.request;
+        let rest = self.rest();
+        Part {
+            id,
+            command,
+            notify,
+            status: self.status,
+            last: false,
+            staged: false,
+            length: rest.min(MTU),
+            rest,
+            total,
+            address: if command == command::GET { source } else { destination },
+            data: 0,
+        }
+    }
+
+    /// Returns whether the command has expired.
+    fn is_expired(&self) -> bool {
+        self.watch == Watch::Expired
     }
 }
 
 /// The targets seen in one search. Only the first unsent command for each target is considered.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ahead {
-    targets: [(u32, u16); LOOK_AHEAD],
+pub(super) struct Ahead {
+    targets: [Endpoint; LOOK_AHEAD],
     count: usize,
 }
 
 impl Ahead {
-    fn contains(&self, target: (u32, u16)) -> bool {
+    fn contains(&self, target: Endpoint) -> bool {
         self.targets[..self.count].contains(&target)
     }
 }
 
 /// A VPID's commands, in the order in which they were written.
 #[derive(Default)]
-pub(crate) struct Commands {
-    pub(crate) list: VecDeque<InFlightCommand>,
+pub(super) struct Commands {
+    pub(super) list: VecDeque<InFlightCommand>,
     /// Number of the first command in the list.
-    pub(crate) first: u32,
+    pub(super) first: u32,
     /// Number of commands at the front that were sent completely.
-    pub(crate) sent: usize,
+    pub(super) sent: usize,
     /// Number of gets that have not ended.
-    pub(crate) gets: u32,
+    pub(super) gets: u32,
     /// Bytes that these gets have requested and not received.
-    pub(crate) asked: u32,
+    pub(super) asked: u32,
 }
 
 impl Commands {
     /// Returns whether the list is empty.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
     /// Returns whether the list can take no more commands.
-    pub(crate) fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.list.len() >= MAX_COMMANDS
     }
 
     /// Appends a written command, with notifications for the queue of `tenancy`. Returns false if
     /// the command makes no sense; it then ends with an error.
-    pub(crate) fn push(&mut self, written: &Command, tenancy: u32) -> bool {
+    pub(super) fn push(&mut self, written: &Command, tenancy: u32) -> bool {
         if self.list.capacity() == 0 {
             self.list.reserve_exact(MAX_COMMANDS);
         }
 
         let in_flight = InFlightCommand::new(written, tenancy);
         let sound = in_flight.status == status::DONE;
-        self.gets += u32::from(in_flight.command == command::GET);
+        self.gets += u32::from(in_flight.request.is_get());
         self.list.push_back(in_flight);
 
         sound
     }
 
     /// Returns whether there are commands that were not sent completely.
-    pub(crate) fn is_sending(&self) -> bool {
+    pub(super) fn is_sending(&self) -> bool {
         self.sent < self.list.len()
     }
 
     /// Marks all commands as those of a VPID that was reset.
-    pub(crate) fn orphan(&mut self) {
+    pub(super) fn orphan(&mut self) {
         for in_flight in &mut self.list {
-            in_flight.orphan = true;
+            in_flight.owner = Owner::Orphaned;
         }
     }
 
     /// Returns the command with a number, if it has not ended.
-    pub(crate) fn in_flight(&mut self, id: u32) -> Option<&mut InFlightCommand> {
+    pub(super) fn in_flight(&mut self, id: u32) -> Option<&mut InFlightCommand> {
         self.list
             .get_mut(id.wrapping_sub(self.first) as usize)
             .filter(|in_flight| in_flight.state != State::Ended)
     }
 
     /// Returns the number of the command at an index.
-    pub(crate) fn id(&self, index: usize) -> u32 {
+    pub(super) fn id(&self, index: usize) -> u32 {
         // The index is below MAX_COMMANDS, so it fits.
         self.first.wrapping_add(index as u32)
     }
 
     /// Returns whether an earlier command for the same target keeps this one from starting. A
     /// command that has failed waits for all of them, a put only for gets.
-    pub(crate) fn has_to_wait(&self, index: usize, failed: bool) -> bool {
+    pub(super) fn has_to_wait(&self, index: usize, failed: bool) -> bool {
         let Some(this) = self.list.get(index) else { return true };
 
-        if !failed && (this.command == command::GET || self.gets == 0) {
+        if !failed && (this.request.is_get() || self.gets == 0) {
             return false;
         }
 
         self.list.iter().take(index).any(|before| {
             before.state != State::Ended
-                && before.target == this.target
-                && (failed || before.command == command::GET)
+                && before.request.target == this.request.target
+                && (failed || before.request.is_get())
         })
     }
 
     /// Skips the commands that were sent completely, and drops those at the front that have ended.
-    pub(crate) fn tidy(&mut self) {
+    pub(super) fn tidy(&mut self) {
         while self
             .list
             .get(self.sent)
@@ -192,16 +280,17 @@ impl Commands {
     /// Returns the next command from `from` on that may proceed, for a target that is not in
     /// `ahead` yet, and adds the target. Commands for one target keep their order.
     #[inline]
-    pub(crate) fn next_ahead(&self, ahead: &mut Ahead, from: usize) -> Option<usize> {
+    pub(super) fn next_ahead(&self, ahead: &mut Ahead, from: usize) -> Option<usize> {
         if ahead.count == LOOK_AHEAD || from > self.list.len() {
             return None;
         }
 
         let open = |in_flight: &InFlightCommand| matches!(in_flight.state, State::New | State::Sending);
         let mut rest = self.list.range(from..);
-        let index = from + rest.position(|in_flight| open(in_flight) && !ahead.contains(in_flight.target))?;
+        let index =
+            from + rest.position(|in_flight| open(in_flight) && !ahead.contains(in_flight.request.target))?;
 
-        ahead.targets[ahead.count] = self.list[index].target;
+        ahead.targets[ahead.count] = self.list[index].request.target;
         ahead.count += 1;
         Some(index)
     }
@@ -212,15 +301,15 @@ impl Commands {
     /// Time counts for the first command of each target, since those behind it can't pass it. No
     /// time counts for commands that can't be sent because [`LOOK_AHEAD`] other targets are before
     /// them.
-    pub(crate) fn check_progress(&mut self, elapsed: u64, limit: u64) {
+    pub(super) fn check_progress(&mut self, elapsed: u64, limit: u64) {
         let (mut ahead, mut from) = (Ahead::default(), self.sent);
         while let Some(index) = self.next_ahead(&mut ahead, from) {
             from = index + 1;
         }
 
         for index in 0..self.list.len() {
-            let InFlightCommand { target, state, .. } = self.list[index];
-            let same = |in_flight: &&InFlightCommand| in_flight.target == target;
+            let InFlightCommand { request: Request { target, .. }, state, .. } = self.list[index];
+            let same = |in_flight: &&InFlightCommand| in_flight.request.target == target;
             if state == State::Ended
                 || self.list.iter().take(index).filter(same).any(|before| before.state != State::Ended)
             {
@@ -231,25 +320,35 @@ impl Commands {
                 continue;
             }
 
-            let moved = self.list.iter().filter(same).any(|in_flight| in_flight.moved);
-            let this = &mut self.list[index];
-            this.waited = if moved { 0 } else { this.waited.saturating_add(elapsed) };
+            let moved = self.list.iter().filter(same).any(|in_flight| in_flight.watch == Watch::Moved);
+            let waited = match self.list[index].watch {
+                _ if moved => 0,
+                Watch::Moved => 0,
+                Watch::Waiting(waited) => waited.saturating_add(elapsed),
+                Watch::Expired => limit,
+            };
 
-            if this.waited >= limit {
+            if waited < limit {
+                self.list[index].watch = Watch::Waiting(waited);
+            } else {
                 self.list
                     .iter_mut()
-                    .filter(|in_flight| in_flight.target == target)
-                    .for_each(|in_flight| in_flight.expired = true);
+                    .filter(|in_flight| in_flight.request.target == target)
+                    .for_each(|in_flight| in_flight.watch = Watch::Expired);
             }
         }
 
-        self.list.iter_mut().for_each(|in_flight| in_flight.moved = false);
+        for in_flight in self.list.iter_mut().filter(|in_flight| in_flight.watch == Watch::Moved) {
+            in_flight.watch = Watch::Waiting(0);
+        }
     }
 
     /// Returns the number of the first command that has expired and not ended.
-    pub(crate) fn expired(&self) -> Option<u32> {
-        let index =
-            self.list.iter().position(|in_flight| in_flight.expired && in_flight.state != State::Ended)?;
+    pub(super) fn expired(&self) -> Option<u32> {
+        let index = self
+            .list
+            .iter()
+            .position(|in_flight| in_flight.is_expired() && in_flight.state != State::Ended)?;
         Some(self.id(index))
     }
 }
@@ -279,7 +378,7 @@ mod tests {
     }
 
     fn expired(commands: &Commands) -> Vec<usize> {
-        (0..commands.list.len()).filter(|&index| commands.list[index].expired).collect()
+        (0..commands.list.len()).filter(|&index| commands.list[index].is_expired()).collect()
     }
 
     #[test]
@@ -287,7 +386,7 @@ mod tests {
         let mut commands = list(&[1, 2, 1]);
 
         for _ in 0..3 {
-            commands.list[2].moved = true;
+            commands.list[2].watch = Watch::Moved;
             commands.check_progress(LIMIT / 2, LIMIT);
         }
 
@@ -314,7 +413,7 @@ mod tests {
         commands.list[3 * LOOK_AHEAD + 4].state = State::Ended;
 
         commands.check_progress(LIMIT, LIMIT);
-        assert!(commands.list.back().unwrap().expired && !commands.list[3 * LOOK_AHEAD].expired);
+        assert!(commands.list.back().unwrap().is_expired() && !commands.list[3 * LOOK_AHEAD].is_expired());
     }
 
     #[test]
@@ -349,7 +448,7 @@ mod tests {
             commands
                 .list
                 .iter()
-                .all(|in_flight| in_flight.status == status::COMMAND && in_flight.length == 0)
+                .all(|in_flight| in_flight.status == status::COMMAND && in_flight.request.length == 0)
         );
     }
 }

@@ -12,6 +12,19 @@
 //! | `side_queue` | side queues, for packets that wait for one client |
 //! | `budget` | the time for which clients with slow memory may hold shared queues |
 //! | `notify` | notification queues |
+//! | `registers` | the registers of the unit |
+//!
+//! **Owns**: for each attachment, the commands in flight, the notification queue, and the stages
+//! and side queues of its memory. For the card, the puts that have begun, the progress of packets
+//! that wait at the front of queues, and the watchdog.
+//!
+//! **In**: descriptors, RMA packets, answers to reads of client memory. **Out**: packets, data in
+//! registered memory, notifications, errors and interrupts by the
+//! [`UnitContext`](crate::unit::UnitContext).
+//!
+//! **Invariants.** A byte is moved only to or from a region that the ATU has at that time. Each
+//! command ends exactly once. An attachment is in the set of sending ones while a command of its
+//! list was not sent completely, and in the set of occupied ones while a side queue has packets.
 //!
 //! **Order.** All parts of a VPID's commands for one node travel one way and are handled in the
 //! order in which they were sent. Answers come back the same way. A put waits until the VPID's gets
@@ -33,32 +46,36 @@
 
 mod answers;
 mod budget;
-pub(crate) mod commands;
-pub(crate) mod notify;
-pub(crate) mod part;
-pub(crate) mod requester;
+mod commands;
+mod notify;
+mod part;
+mod registers;
+mod requester;
 mod side_queue;
-pub(crate) mod target;
-pub(crate) mod transfer;
-pub(crate) mod watchdog;
+mod target;
+mod transfer;
+mod watchdog;
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
-use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
+use nicforge_core::{dma::DmaLease, ids::AttachmentId};
+use nicforge_shm::SharedU64;
 
+pub(crate) use self::registers::Register;
 use self::{
     budget::Budget,
     commands::Commands,
-    notify::{Queue, QueueRegisters},
-    side_queue::{Handled, SideQueue},
-    target::{Stream, Streams},
+    notify::Notifications,
+    part::Part,
+    side_queue::{Handled, SideQueue, SideQueues},
+    target::Streams,
     transfer::{Stage, Waiting},
     watchdog::Watchdog,
 };
 use crate::{
-    card::Card,
     set::Set,
     switch::{Arrival, QUEUES},
+    unit::UnitContext,
     wire::{Kind, Wire},
 };
 
@@ -67,7 +84,7 @@ const BYTES_A_UNIT: u32 = 4096;
 
 /// Returns the cost of a part of `bytes` bytes, in units of a step's budget.
 #[inline]
-pub(crate) const fn cost(bytes: u32) -> u32 {
+const fn cost(bytes: u32) -> u32 {
     1 + bytes / BYTES_A_UNIT
 }
 
@@ -92,38 +109,44 @@ impl Counts {
     }
 }
 
+/// RMA counters of a card, of all attachments and tenants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    /// The sums of the attachments' counters. Commands that a reset ended are not counted as
+    /// completed.
+    pub(crate) clients: Counts,
+    /// Number of accesses to this card's memory that were refused.
+    pub(crate) refused: u64,
+    /// Number of commands that the watchdog has ended.
+    pub(crate) timed_out: u64,
+    /// Packets that ended early because a budget was spent.
+    pub(crate) hurried: u64,
+    /// Number of bytes moved to this card's memory.
+    pub(crate) bytes: u64,
+}
+
 /// RMA state of an attachment.
-pub(crate) struct Client {
-    /// The notification queue's registers.
-    pub(crate) registers: QueueRegisters,
-    pub(crate) queue: Option<Queue>,
-    /// Number of queues enabled and disabled so far. A command's notifications go only to the queue
-    /// that was enabled when the command was written.
-    pub(crate) tenancy: u32,
-    /// The last invalid read pointer; it is reported once.
-    pub(crate) bad_pointer: Option<u64>,
-    pub(crate) counts: Counts,
-    pub(crate) commands: Commands,
+struct Client {
+    notifications: Notifications,
+    counts: Counts,
+    commands: Commands,
     /// Stage for puts from this client's memory, where it is reached by messages.
-    pub(crate) asking: Stage,
+    asking: Stage,
     /// Stage for gets from this client's memory, where it is reached by messages.
-    pub(crate) answering: Stage,
+    answering: Stage,
     /// Whether the client has let a message wait too long. The card does not wait for its next
     /// ones.
-    pub(crate) unresponsive: bool,
+    unresponsive: bool,
     /// Packets that wait for this client's memory, by class.
-    pub(crate) side_queues: [SideQueue; side_queue::CLASSES.len()],
+    side_queues: [SideQueue; side_queue::CLASSES.len()],
     /// The time for which these packets may hold shared queues.
-    pub(crate) budget: Budget,
+    budget: Budget,
 }
 
 impl Default for Client {
     fn default() -> Self {
         Self {
-            registers: QueueRegisters::default(),
-            queue: None,
-            tenancy: 0,
-            bad_pointer: None,
+            notifications: Notifications::default(),
             counts: Counts::default(),
             commands: Commands::default(),
             asking: Stage::default(),
@@ -140,44 +163,35 @@ pub(crate) struct Rma {
     /// State by attachment.
     clients: Vec<Client>,
     /// Attachments with commands that are not sent completely.
-    pub(crate) sending: Set,
+    sending: Set,
     /// The attachment that sends next.
-    pub(crate) turn: u16,
+    turn: u16,
     /// Puts for this card that have begun and not ended.
-    pub(crate) streams: Streams,
+    streams: Streams,
     /// Progress of the first packet of each queue of the network.
-    pub(crate) waiting: [Waiting; QUEUES],
-    /// Clients with packets in side queues.
-    pub(crate) with_side_packets: Set,
-    /// The client whose side queues are served next.
-    pub(crate) side_queue_turn: u16,
-    /// The time for which packets of all clients may hold shared queues.
-    pub(crate) budget: Budget,
-    /// Packets that ended early because a budget was spent.
-    pub(crate) hurried: u64,
+    waiting: [Waiting; QUEUES],
+    side_queues: SideQueues,
     /// Buffer for writes to memory that is reached by messages.
-    pub(crate) scratch: Box<[u8]>,
+    scratch: Box<[u8]>,
     /// Counters of earlier tenants.
     before: Counts,
     /// Number of accesses to this card's memory that were refused.
-    pub(crate) refused: u64,
+    refused: u64,
     /// Number of bytes moved to this card's memory.
-    pub(crate) bytes: u64,
-    pub(crate) watchdog: Watchdog,
+    bytes: u64,
+    watchdog: Watchdog,
 }
 
 impl Rma {
+    /// Returns the unit of a card with this number of attachments.
     pub(crate) fn new(attachments: usize, watchdog: u64) -> Self {
         Self {
             clients: (0..attachments).map(|_| Client::default()).collect(),
             sending: Set::default(),
             turn: 0,
-            streams: HashMap::<Stream, _>::new(),
+            streams: Streams::new(),
             waiting: [Waiting::default(); QUEUES],
-            with_side_packets: Set::default(),
-            side_queue_turn: 0,
-            budget: Budget::new(budget::OF_CARD),
-            hurried: 0,
+            side_queues: SideQueues::default(),
             scratch: Box::default(),
             before: Counts::default(),
             refused: 0,
@@ -188,12 +202,12 @@ impl Rma {
 
     /// Returns an attachment's state, if the attachment exists.
     #[inline]
-    pub(crate) fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
+    fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
         self.clients.get_mut(usize::from(who.0))
     }
 
     /// Returns whether packets wait in a side queue of a client.
-    pub(crate) fn has_side_packets(&self, who: AttachmentId, class: usize) -> bool {
+    fn has_side_packets(&self, who: AttachmentId, class: usize) -> bool {
         let client = self.clients.get(usize::from(who.0));
         client.is_some_and(|client| client.side_queues.get(class).is_some_and(|queue| !queue.is_empty()))
     }
@@ -203,68 +217,70 @@ impl Rma {
         self.clients.get(usize::from(who.0)).map_or_else(Counts::default, |client| client.counts)
     }
 
-    /// Returns the counters of all attachments, all tenants included. Commands that a reset ended
-    /// are not counted as completed.
-    pub(crate) fn totals(&self) -> Counts {
-        self.clients.iter().fold(self.before, |sum, client| sum.and(client.counts))
+    /// Returns the counters of the card.
+    pub(crate) fn totals(&self) -> Totals {
+        Totals {
+            clients: self.clients.iter().fold(self.before, |sum, client| sum.and(client.counts)),
+            refused: self.refused,
+            timed_out: self.watchdog.ended,
+            hurried: self.side_queues.hurried,
+            bytes: self.bytes,
+        }
     }
-}
 
-impl Card {
-    /// Resets an attachment's RMA state when it is reset or its client has left. Its memory is no
-    /// longer accessed, and its commands end without notifications.
-    pub(crate) fn rma_power_on(&mut self, who: AttachmentId) {
-        self.atu.deregister_all(who);
-        let Some(client) = self.rma.client(who) else { return };
+    /// Begins a tenancy with the state of power-on, or ends one. The client's memory is no longer
+    /// accessed, and its commands end without notifications. The caller must have deregistered the
+    /// client's regions.
+    pub(crate) fn power_on(&mut self, who: AttachmentId, read_pointer: Option<SharedU64>) {
+        let Some(client) = self.client(who) else { return };
 
-        client.registers = QueueRegisters::default();
-        client.queue = None;
-        client.tenancy = client.tenancy.wrapping_add(1);
-        client.bad_pointer = None;
-
-        let counted = std::mem::take(&mut client.counts);
-
+        client.notifications.power_on(read_pointer);
         client.asking.abandon();
         client.answering.abandon();
         client.unresponsive = false;
         client.commands.orphan();
 
-        if client.commands.is_sending() {
-            self.rma.sending.add(who.0);
+        let (counted, is_sending) = (std::mem::take(&mut client.counts), client.commands.is_sending());
+        self.before = self.before.and(counted);
+        if is_sending {
+            self.sending.add(who.0);
         } else {
-            self.rma.sending.remove(who.0);
+            self.sending.remove(who.0);
         }
+    }
 
-        self.rma.before = self.rma.before.and(counted);
+    /// Returns the unit's own state to that of power-on, with this limit of the watchdog.
+    pub(crate) fn forget_network(&mut self, unit: &mut UnitContext<'_, '_>, watchdog: u64) {
+        self.watchdog.set_limit(unit.context, watchdog);
     }
 
     /// Handles the RMA packet at the front of a queue. Returns its cost, or `None` if it has to
     /// stay there for now.
     #[inline]
-    pub(crate) fn rma_arrived(&mut self, context: &mut Context<'_>, arrival: Arrival) -> Option<u32> {
+    pub(crate) fn take_arrival(&mut self, unit: &mut UnitContext<'_, '_>, arrival: Arrival) -> Option<u32> {
         let wire = arrival.wire;
         let queue = arrival.queue();
         let (part, memory) = {
-            let ports = context.ports();
-            let packet = self.switch.peek(&ports, arrival)?;
-            (part::Part::decode(packet.bytes()), packet.memory.clone())
+            let ports = unit.context.ports();
+            let packet = unit.switch.peek(&ports, arrival)?;
+            (Part::decode(packet.bytes()), packet.memory.clone())
         };
 
         if let Some(part) = part {
-            let mut waiting = self.rma.waiting.get(queue).copied().unwrap_or_default();
+            let mut waiting = self.waiting.get(queue).copied().unwrap_or_default();
             let handled = if self.follows_side_packets(wire) {
                 Handled::Slow
             } else {
-                self.rma_handle(context, wire, part, memory, &mut waiting)
+                self.handle(unit, wire, part, memory, &mut waiting)
             };
 
             let stays = match handled {
                 Handled::Done => None,
                 Handled::NoRoom => Some(None),
-                Handled::Slow => Some(self.move_to_side_queue(context, arrival, part, waiting)),
+                Handled::Slow => Some(self.move_to_side_queue(unit, arrival, part, waiting)),
             };
             let stayed = stays == Some(None);
-            if let Some(progress) = self.rma.waiting.get_mut(queue) {
+            if let Some(progress) = self.waiting.get_mut(queue) {
                 *progress = if stayed { waiting } else { Waiting::default() };
             }
             if let Some(cost) = stays {
@@ -272,8 +288,8 @@ impl Card {
             }
         }
 
-        let mut ports = context.ports();
-        if let Some(packet) = self.switch.take(&mut ports, arrival) {
+        let mut ports = unit.context.ports();
+        if let Some(packet) = unit.switch.take(&mut ports, arrival) {
             ports.recycle(packet);
         }
         Some(cost(part.map_or(0, |part| part.length)))
@@ -281,20 +297,20 @@ impl Card {
 
     /// Handles an RMA packet from a queue of the network or a side queue.
     #[inline]
-    pub(crate) fn rma_handle(
+    fn handle(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         wire: Wire,
-        part: part::Part,
+        part: Part,
         memory: Option<Arc<DmaLease>>,
         waiting: &mut Waiting,
     ) -> Handled {
         match wire.kind {
-            Kind::Put => self.put_arrived(context, wire, part, memory, waiting),
-            Kind::Get => self.get_arrived(context, wire, part, waiting),
-            Kind::Answer => self.answer_arrived(context, wire, part, memory, waiting),
+            Kind::Put => self.put_arrived(unit, wire, part, memory, waiting),
+            Kind::Get => self.get_arrived(unit, wire, part, waiting),
+            Kind::Answer => self.answer_arrived(unit, wire, part, memory, waiting),
             _ => {
-                self.get_ended(context, wire, part);
+                self.get_ended(unit, wire, part);
                 Handled::Done
             }
         }

@@ -1,21 +1,25 @@
 //! A VPID's notification queue, in its own memory, which the card fills and its owner empties.
 
-use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
+use std::sync::atomic::Ordering;
+
+use nicforge_core::{dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::{
     extoll::{error, reg, vector},
     extoll_rma::{MAX_ENTRIES, MIN_ENTRIES, Notification},
 };
+use nicforge_shm::SharedU64;
 
-use crate::{card::Card, work};
+use super::Rma;
+use crate::unit::UnitContext;
 
 /// Bytes of an entry.
 const ENTRY: u64 = size_of::<Notification>() as u64;
 
 /// The registers that describe a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct QueueRegisters {
-    pub(crate) base: u64,
-    pub(crate) entries: u64,
+pub(super) struct QueueRegisters {
+    pub(super) base: u64,
+    pub(super) entries: u64,
 }
 
 impl QueueRegisters {
@@ -37,7 +41,7 @@ enum Put {
 }
 
 /// An enabled queue.
-pub(crate) struct Queue {
+struct Queue {
     memory: DmaLease,
     entries: u64,
     /// Number of notifications written so far.
@@ -69,102 +73,135 @@ impl Queue {
     }
 }
 
-impl Card {
-    /// Handles a write of the notification queue's enable register. A queue that can't be used
-    /// counts as an error.
-    pub(crate) fn enable_queue(&mut self, context: &mut Context<'_>, who: AttachmentId, on: bool) {
-        let admin = self.admin();
-        let Some(client) = self.rma.client(who) else { return };
-        if on == client.queue.is_some() {
-            return;
-        }
+/// The notification queue of an attachment, enabled or not.
+#[derive(Default)]
+pub(super) struct Notifications {
+    pub(super) registers: QueueRegisters,
+    queue: Option<Queue>,
+    /// Number of queues enabled and disabled so far. A command's notifications go only to the queue
+    /// that was enabled when the command was written.
+    tenancy: u32,
+    /// The last invalid read pointer; it is reported once.
+    bad_pointer: Option<u64>,
+    /// The client's read pointer of the queue, while a client is attached.
+    read_pointer: Option<SharedU64>,
+}
 
-        client.tenancy = client.tenancy.wrapping_add(1);
-        if !on {
-            client.queue = None;
-            return;
-        }
-
-        let registers = client.registers;
-        let memory = if who != admin && registers.is_sound() {
-            let bytes = registers.entries * ENTRY;
-            self.work.spend(work::of_lease(context, who, registers.base, bytes));
-            let memory = context.dma_lease(who, registers.base, bytes, true).ok();
-            // An entry may lie in two mappings, but each half is written in one access.
-            memory.filter(|memory| memory.keeps_whole(8))
-        } else {
-            None
-        };
-
-        match memory {
-            Some(memory) => {
-                // The read pointer counts from the enabling of this queue. A value that an earlier
-                // queue left is ignored.
-                client.queue = Some(Queue { memory, entries: registers.entries, written: 0, taken: 0 });
-                client.bad_pointer =
-                    self.vpids.get(usize::from(who.0)).and_then(crate::vpid::Vpid::rma_read_pointer);
-            }
-            None => self.fail(context, who, error::RING, reg::RMA_QUEUE_ENABLE),
-        }
+impl Notifications {
+    /// Begins a tenancy without a queue.
+    pub(super) fn power_on(&mut self, read_pointer: Option<SharedU64>) {
+        let tenancy = self.tenancy.wrapping_add(1);
+        *self = Self { tenancy, read_pointer, ..Self::default() };
     }
 
-    /// Reads the owner's read pointer. A value that makes no sense counts as one error until it
-    /// changes.
-    fn look_at_queue(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        let Some(pointer) = self.vpids.get(usize::from(who.0)).and_then(crate::vpid::Vpid::rma_read_pointer)
-        else {
-            return;
-        };
+    /// Returns whether the queue is enabled.
+    pub(super) fn is_enabled(&self) -> bool {
+        self.queue.is_some()
+    }
 
-        let Some(client) = self.rma.client(who) else { return };
-        let Some(queue) = &mut client.queue else { return };
+    /// Returns the number of queues enabled and disabled so far.
+    pub(super) fn tenancy(&self) -> u32 {
+        self.tenancy
+    }
+
+    /// Enables a queue in this memory.
+    fn enable(&mut self, memory: DmaLease) {
+        self.queue = Some(Queue { memory, entries: self.registers.entries, written: 0, taken: 0 });
+        // The read pointer counts from the enabling of this queue. A value that an earlier queue
+        // left is ignored.
+        self.bad_pointer = self.load_read_pointer();
+    }
+
+    /// Disables the queue.
+    fn disable(&mut self) {
+        self.queue = None;
+        self.tenancy = self.tenancy.wrapping_add(1);
+    }
+
+    fn load_read_pointer(&self) -> Option<u64> {
+        Some(self.read_pointer.as_ref()?.load(Ordering::Acquire))
+    }
+
+    /// Reads the owner's read pointer. Returns it if it makes no sense and was not returned before.
+    fn poll(&mut self) -> Option<u64> {
+        let pointer = self.load_read_pointer()?;
+        let queue = self.queue.as_mut()?;
 
         if (queue.taken..=queue.written).contains(&pointer) {
             queue.taken = pointer;
-            client.bad_pointer = None;
-        } else if client.bad_pointer != Some(pointer) {
-            client.bad_pointer = Some(pointer);
-            self.fail(context, who, error::READ_POINTER, pointer);
+            self.bad_pointer = None;
+            return None;
+        }
+        (self.bad_pointer.replace(pointer) != Some(pointer)).then_some(pointer)
+    }
+
+    /// Returns whether the owner has notifications to take.
+    fn has_unread(&self) -> bool {
+        self.queue.as_ref().is_some_and(|queue| queue.written != queue.taken)
+    }
+}
+
+impl Rma {
+    /// Enables or disables a notification queue. A queue that can't be used counts as an error.
+    pub(super) fn enable_queue(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, on: bool) {
+        let Some(client) = self.client(who) else { return };
+        let notifications = &mut client.notifications;
+        if on == notifications.is_enabled() {
+            return;
+        }
+
+        notifications.disable();
+        if !on {
+            return;
+        }
+
+        let registers = notifications.registers;
+        let sound = !unit.is_admin(who) && registers.is_sound();
+        let memory = sound.then(|| unit.lease_ring(who, registers.base, registers.entries * ENTRY));
+
+        match memory.flatten() {
+            Some(memory) => notifications.enable(memory),
+            None => unit.fail(who, error::RING, reg::RMA_QUEUE_ENABLE),
         }
     }
 
-    /// Reads the owner's read pointer, and returns whether it has notifications to take.
-    pub(crate) fn poll_notifications(&mut self, context: &mut Context<'_>, who: AttachmentId) -> bool {
-        self.look_at_queue(context, who);
-        let queue = self.rma.client(who).and_then(|client| client.queue.as_ref());
-        queue.is_some_and(|queue| queue.written != queue.taken)
+    /// Reads the owner's read pointer, and returns whether it has notifications to take. A pointer
+    /// that makes no sense counts as one error until it changes.
+    pub(crate) fn poll_notifications(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> bool {
+        let Some(client) = self.client(who) else { return false };
+        if let Some(pointer) = client.notifications.poll() {
+            unit.fail(who, error::READ_POINTER, pointer);
+        }
+        client.notifications.has_unread()
     }
 
     /// Writes a notification for a VPID, if it has a queue, and raises its interrupt if the queue
     /// was empty.
-    pub(crate) fn notify(
+    pub(super) fn notify(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         who: AttachmentId,
         notification: Notification,
     ) {
-        self.look_at_queue(context, who);
-
-        let Some(client) = self.rma.client(who) else { return };
-        let Some(queue) = &mut client.queue else { return };
-        let first = queue.written == queue.taken;
+        let first = !self.poll_notifications(unit, who);
+        let Some(client) = self.client(who) else { return };
+        let Some(queue) = &mut client.notifications.queue else { return };
 
         match queue.put(notification) {
             Put::Done => {
                 client.counts.notifications += 1;
-                self.show(who);
+                unit.attachments.mark_changed(who);
                 if first {
-                    self.raise(context, who, vector::RMA_NOTIFICATION);
+                    unit.raise(who, vector::RMA_NOTIFICATION);
                 }
             }
             Put::Full => {
                 client.counts.overflows += 1;
-                self.fail(context, who, error::OVERFLOW, 0);
+                unit.fail(who, error::OVERFLOW, 0);
             }
             Put::MemoryGone => {
-                client.queue = None;
-                client.tenancy = client.tenancy.wrapping_add(1);
-                self.fail(context, who, error::RING_MEMORY, 0);
+                client.notifications.disable();
+                unit.fail(who, error::RING_MEMORY, 0);
             }
         }
     }

@@ -1,50 +1,83 @@
 //! The content of an RMA packet, which follows the header that all packets have.
 
+use std::sync::Arc;
+
+use nicforge_core::dma::DmaLease;
+
+use crate::{
+    unit::{Origin, UnitContext, Unsent, send_packet},
+    wire::{Endpoint, Kind, Wire},
+};
+
 /// Bytes of a packet's content. The data are not in it: the packet refers to them, or they are one
 /// of its words.
-pub(crate) const BYTES: usize = 40;
+pub(super) const BYTES: usize = 40;
 /// Bytes that a packet refers to at most.
-pub(crate) const MTU: u32 = 64 << 10;
+pub(super) const MTU: u32 = 64 << 10;
 
 /// A part of a command, or the answer to one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(super) struct Part {
     /// The requester's number for the command.
-    pub(crate) id: u32,
+    pub(super) id: u32,
     /// The command, the recipients of notifications, and the outcome, as the hardware interface
     /// numbers them.
-    pub(crate) command: u8,
-    pub(crate) notify: u8,
-    pub(crate) status: u8,
+    pub(super) command: u8,
+    pub(super) notify: u8,
+    pub(super) status: u8,
     /// In a put: this is the last part. In an answer: the get is finished as far as the answering
     /// card is concerned.
-    pub(crate) last: bool,
+    pub(super) last: bool,
     /// Whether the packet refers to a stage of its sender, which is occupied until the packet is
     /// gone.
-    pub(crate) staged: bool,
+    pub(super) staged: bool,
     /// Bytes in this part; 0 in a part that only ends its command.
-    pub(crate) length: u32,
+    pub(super) length: u32,
     /// Bytes of the command from the first byte of this part on.
-    pub(crate) rest: u32,
+    pub(super) rest: u32,
     /// Bytes of the command.
-    pub(crate) total: u32,
+    pub(super) total: u32,
     /// The address of the command at its target. In an answer: the number of the region that was
     /// read.
-    pub(crate) address: u64,
+    pub(super) address: u64,
     /// Offset of the data in the memory that the packet refers to, or an immediate put's data.
-    pub(crate) data: u64,
+    pub(super) data: u64,
 }
 
 impl Part {
     /// Returns the offset of this part in the command.
     #[inline]
-    pub(crate) const fn at(&self) -> u32 {
+    pub(super) const fn at(&self) -> u32 {
         self.total.wrapping_sub(self.rest)
+    }
+
+    /// Sends the part as a packet of a VPID of this card. A packet that refers to memory takes the
+    /// link's time for its data.
+    ///
+    /// # Errors
+    /// [`Unsent`].
+    pub(super) fn send(
+        &self,
+        unit: &mut UnitContext<'_, '_>,
+        kind: Kind,
+        target: Endpoint,
+        source: u16,
+        memory: Option<Arc<DmaLease>>,
+    ) -> Result<(), Unsent> {
+        let source = Endpoint { node: unit.config.node, vpid: source };
+        let wire = Wire { target, source, tag: 0, quadwords: 1, kind, generation: 0 };
+
+        send_packet(unit.context, unit.switch, Origin::Card, wire, BYTES, |packet| {
+            // The link carries the data, although this machine does not move them with the packet.
+            packet.framing += if memory.is_some() { self.length } else { 0 };
+            packet.memory = memory;
+            self.encode(packet.bytes_mut());
+        })
     }
 
     /// Writes the part to `out`, which has [`BYTES`] bytes.
     #[inline]
-    pub(crate) fn encode(&self, out: &mut [u8]) {
+    pub(super) fn encode(&self, out: &mut [u8]) {
         let words = [
             u64::from(self.id)
                 | u64::from(self.command) << 32
@@ -64,7 +97,7 @@ impl Part {
 
     /// Returns the part that these bytes encode; `None` if they are not a part.
     #[inline]
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
         let (words, _) = bytes.as_chunks::<8>();
         let [head, lengths, total, address, data] =

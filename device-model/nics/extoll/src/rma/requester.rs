@@ -6,98 +6,103 @@
 
 use std::sync::Arc;
 
-use nicforge_core::{context::Context, device::Write, dma::DmaLease, ids::AttachmentId};
+use nicforge_core::{device::Write, dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::{
     extoll::{error, reg},
     extoll_rma::{COMMAND_BYTES, Command, command, status},
 };
 
 use super::{
-    commands::{Ahead, InFlightCommand, State},
-    part::{self, MTU, Part},
+    Rma,
+    commands::{Ahead, InFlightCommand, Owner, State, Watch},
+    part::{MTU, Part},
     transfer::{Lent, RETRY, Role, Unreadable, Wanted},
 };
 use crate::{
-    card::{Card, STARVED_RETRY},
-    switch::Refused,
     topology::Route,
-    wire::{Class, FRAMING, Kind, Wire},
+    unit::{UnitContext, Unsent},
+    wire::{Class, Endpoint, Kind},
 };
 
 /// Bytes that a VPID's gets may have requested and not received.
 const GET_WINDOW: u32 = 8 * MTU;
 
 /// The outcome of a VPID's turn.
-pub(crate) enum Turn {
+pub(super) enum Turn {
     /// A part was sent, or a command ended, at this cost.
     Went(u32),
     /// Nothing can be sent now.
     Blocked,
 }
 
-impl Card {
-    /// Handles a write of the command register. It stalls while the VPID's list is full.
-    pub(crate) fn rma_command(&mut self, context: &mut Context<'_>, who: AttachmentId, data: &[u8]) -> Write {
-        let admin = self.admin();
-        let Ok(bytes) = <[u8; COMMAND_BYTES]>::try_from(data) else {
-            self.fail(context, who, error::REGISTER_ACCESS, reg::RMA_COMMAND);
-            return Write::Accepted;
-        };
+/// The data of a put's part.
+enum PartData {
+    /// The memory that the packet refers to; none for a part without data of its own.
+    Ready(Option<Arc<DmaLease>>),
+    /// A message for the data is not answered.
+    Pending,
+}
 
-        if who == admin {
-            self.fail(context, who, error::NOT_PERMITTED, reg::RMA_COMMAND);
-            return Write::Accepted;
+impl Rma {
+    /// Handles a write of the command register. It stalls while the VPID's list is full.
+    pub(crate) fn command(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        data: &[u8],
+    ) -> Write {
+        let Ok(bytes) = <[u8; COMMAND_BYTES]>::try_from(data) else {
+            return refuse(unit, who, error::REGISTER_ACCESS);
+        };
+        if unit.is_admin(who) {
+            return refuse(unit, who, error::NOT_PERMITTED);
         }
 
-        let Some(client) = self.rma.client(who) else { return Write::Accepted };
-        if client.queue.is_none() {
-            self.fail(context, who, error::COMMAND, reg::RMA_COMMAND);
-            return Write::Accepted;
+        let Some(client) = self.client(who) else { return Write::Accepted };
+        if !client.notifications.is_enabled() {
+            return refuse(unit, who, error::COMMAND);
         }
         if client.commands.is_full() {
             return Write::Stalled;
         }
 
         let written: Command = zerocopy::transmute!(bytes);
-        let sound = client.commands.push(&written, client.tenancy);
+        let sound = client.commands.push(&written, client.notifications.tenancy());
         client.counts.commands += 1;
-        self.rma.sending.add(who.0);
-        self.rma.watchdog.add(context, who);
-        self.show(who);
+        self.sending.add(who.0);
+        self.watchdog.add(unit.context, who);
+        unit.attachments.mark_changed(who);
 
-        if !sound {
-            self.fail(context, who, error::COMMAND, reg::RMA_COMMAND);
-        }
-        Write::Accepted
+        if sound { Write::Accepted } else { refuse(unit, who, error::COMMAND) }
     }
 
     /// Sends parts of commands, one for each VPID in turn, for about `budget` units of work.
     /// Returns the work done.
-    pub(crate) fn rma_send(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
-        self.run_rma_watchdog(context);
-        if self.rma.sending.is_empty() {
+    pub(crate) fn send(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
+        self.run_watchdog(unit);
+        if self.sending.is_empty() {
             return 0;
         }
 
-        let mut waiting = self.rma.sending;
-        let mut next = self.rma.turn;
+        let mut waiting = self.sending;
+        let mut next = self.turn;
         let mut spent = 0;
         while spent < budget {
             let Some(who) = waiting.next(next) else { break };
             next = who + 1;
 
-            match self.send_part(context, AttachmentId(who)) {
+            match self.send_part(unit, AttachmentId(who)) {
                 Turn::Went(cost) => {
                     spent += cost;
                     // A VPID that was blocked keeps its turn.
-                    self.rma.turn = next;
+                    self.turn = next;
                 }
                 Turn::Blocked => waiting.remove(who),
             }
 
-            let Some(client) = self.rma.client(AttachmentId(who)) else { break };
+            let Some(client) = self.client(AttachmentId(who)) else { break };
             if !client.commands.is_sending() {
-                self.rma.sending.remove(who);
+                self.sending.remove(who);
                 waiting.remove(who);
             }
         }
@@ -105,13 +110,13 @@ impl Card {
     }
 
     /// Sends a part of a VPID's first command that can proceed.
-    fn send_part(&mut self, context: &mut Context<'_>, who: AttachmentId) -> Turn {
-        let Some(client) = self.rma.client(who) else { return Turn::Blocked };
+    fn send_part(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> Turn {
+        let Some(client) = self.client(who) else { return Turn::Blocked };
         let (mut ahead, mut from) = (Ahead::default(), client.commands.sent);
         loop {
-            let Some(client) = self.rma.client(who) else { return Turn::Blocked };
+            let Some(client) = self.client(who) else { return Turn::Blocked };
             let Some(index) = client.commands.next_ahead(&mut ahead, from) else { return Turn::Blocked };
-            if let Turn::Went(cost) = self.send_part_of(context, who, index) {
+            if let Turn::Went(cost) = self.send_part_of(unit, who, index) {
                 return Turn::Went(cost);
             }
             from = index + 1;
@@ -119,90 +124,135 @@ impl Card {
     }
 
     /// Sends a part of one command.
-    fn send_part_of(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Turn {
-        if let Some(turn) = self.start(context, who, index) {
+    fn send_part_of(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, index: usize) -> Turn {
+        if let Some(turn) = self.start(unit, who, index) {
             return turn;
         }
 
-        let Some(commands) = self.rma.client(who).map(|client| &client.commands) else {
-            return Turn::Blocked;
-        };
+        let Some(client) = self.client(who) else { return Turn::Blocked };
+        let commands = &client.commands;
         let Some(in_flight) = commands.list.get(index).cloned() else { return Turn::Blocked };
-        let (id, asked) = (commands.id(index), commands.asked);
-        if !self.switch.request_idle_way(in_flight.target.0, Class::Request) {
+        let (part, asked) = (in_flight.next_part(commands.id(index)), commands.asked);
+        if !unit.switch.request_idle_way(in_flight.request.target.node, Class::Request) {
             return Turn::Blocked;
         }
 
-        let rest = in_flight.length - in_flight.sent;
-        let mut part = Part {
-            id,
-            command: in_flight.command,
-            notify: in_flight.notify,
-            status: in_flight.status,
-            last: false,
-            staged: false,
-            length: rest.min(MTU),
-            rest,
-            total: in_flight.length,
-            address: in_flight.destination,
-            data: 0,
-        };
+        if in_flight.request.is_get() {
+            self.request_part(unit, who, index, &in_flight, part, asked)
+        } else {
+            self.put_part(unit, who, index, &in_flight, part)
+        }
+    }
 
-        let mut memory = None;
-        let stopped = in_flight.orphan || in_flight.status != status::DONE;
-        if in_flight.command == command::GET {
-            if stopped || rest == 0 {
-                return self.get_sent(context, who, index);
-            }
-            part.address = in_flight.source;
-            if asked > 0 && asked + part.length > GET_WINDOW {
+    /// Requests the next part of a get. `asked` bytes of the VPID's gets are outstanding.
+    fn request_part(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        index: usize,
+        in_flight: &InFlightCommand,
+        part: Part,
+        asked: u32,
+    ) -> Turn {
+        if in_flight.is_stopped() || part.rest == 0 {
+            return self.get_sent(unit, who, index);
+        }
+        if asked > 0 && asked + part.length > GET_WINDOW {
+            return Turn::Blocked;
+        }
+
+        self.send_next(unit, who, index, (Kind::Get, in_flight.request.target), &part, None)
+    }
+
+    /// Sends the next part of a put. A put that can't continue sends its end.
+    fn put_part(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        index: usize,
+        in_flight: &InFlightCommand,
+        mut part: Part,
+    ) -> Turn {
+        let memory = match self.fill_part(unit, who, in_flight, &mut part) {
+            PartData::Ready(memory) => memory,
+            PartData::Pending => {
+                unit.context.wake_at(unit.context.now().after(RETRY));
                 return Turn::Blocked;
             }
-        } else if stopped {
+        };
+
+        part.last = part.length == part.rest || part.status != status::DONE;
+        self.send_next(unit, who, index, (Kind::Put, in_flight.request.target), &part, memory)
+    }
+
+    /// Sets the data of a put's part, or the status with which the put ends.
+    #[inline]
+    fn fill_part(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        in_flight: &InFlightCommand,
+        part: &mut Part,
+    ) -> PartData {
+        if in_flight.is_stopped() {
             part.length = 0;
-            part.status = if in_flight.orphan { status::WITHDRAWN } else { in_flight.status };
-        } else if in_flight.command == command::IMMEDIATE_PUT {
-            part.data = in_flight.source;
-        } else {
-            match self.source(context, who, &in_flight, id, rest) {
-                Ok(Some(Lent { lease, offset, length, staged })) => {
-                    memory = Some(lease);
-                    (part.data, part.length, part.staged) = (offset, length, staged);
-                }
-                Ok(None) => {
-                    context.wake_at(context.now().after(RETRY));
-                    return Turn::Blocked;
-                }
-                Err(Unreadable) => {
-                    part.length = 0;
-                    part.status = status::WITHDRAWN;
-                }
+            if in_flight.owner == Owner::Orphaned {
+                part.status = status::WITHDRAWN;
             }
+            return PartData::Ready(None);
         }
 
-        part.last = in_flight.command != command::GET && (part.length == rest || part.status != status::DONE);
-        let kind = if in_flight.command == command::GET { Kind::Get } else { Kind::Put };
-        match self.send_rma(context, kind, in_flight.target, who.0, &part, memory) {
+        if in_flight.request.command == command::IMMEDIATE_PUT {
+            part.data = in_flight.request.source;
+            return PartData::Ready(None);
+        }
+
+        match self.source(unit, who, in_flight, part.id) {
+            Ok(Some(Lent { lease, offset, length, staged })) => {
+                (part.data, part.length, part.staged) = (offset, length, staged);
+                PartData::Ready(Some(lease))
+            }
+            Ok(None) => PartData::Pending,
+            Err(Unreadable) => {
+                part.length = 0;
+                part.status = status::WITHDRAWN;
+                PartData::Ready(None)
+            }
+        }
+    }
+
+    /// Sends a part and notes the progress of its command.
+    #[inline]
+    fn send_next(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        index: usize,
+        (kind, target): (Kind, Endpoint),
+        part: &Part,
+        memory: Option<Arc<DmaLease>>,
+    ) -> Turn {
+        match part.send(unit, kind, target, who.0, memory) {
             Ok(()) => {}
-            Err(Unsent::Later) => return Turn::Blocked,
-            Err(Unsent::Never) => {
+            Err(Unsent::Starved | Unsent::Full) => return Turn::Blocked,
+            Err(Unsent::Unreachable) => {
                 // Not reached: the route existed when the command started.
-                self.end_command(context, who, id, status::NO_RECEIVER);
+                self.end_command(unit, who, part.id, status::NO_RECEIVER);
                 return Turn::Went(1);
             }
         }
 
-        let Some(client) = self.rma.client(who) else { return Turn::Blocked };
+        let Some(client) = self.client(who) else { return Turn::Blocked };
         let commands = &mut client.commands;
         if let Some(in_flight) = commands.list.get_mut(index) {
-            in_flight.sent += part.length;
-            in_flight.moved = true;
-            if in_flight.command == command::GET {
+            in_flight.progress.sent += part.length;
+            in_flight.watch = Watch::Moved;
+            if kind == Kind::Get {
                 commands.asked += part.length;
             }
-            in_flight.state =
-                if part.last || in_flight.sent == in_flight.length { State::Sent } else { State::Sending };
+            in_flight.state = if part.last || in_flight.rest() == 0 { State::Sent } else { State::Sending };
         }
+
         commands.tidy();
         // The bytes count for the budget of the card that moves them.
         Turn::Went(1)
@@ -210,73 +260,51 @@ impl Card {
 
     /// Starts a command of which no part was sent. Returns the outcome of the turn if the command
     /// ends here or has to wait, and `None` if a part can be sent.
-    fn start(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Option<Turn> {
-        let commands = &self.rma.client(who)?.commands;
+    fn start(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, index: usize) -> Option<Turn> {
+        let commands = &mut self.client(who)?.commands;
         let in_flight = commands.list.get(index).filter(|in_flight| in_flight.state == State::New)?;
         let id = commands.id(index);
 
-        if in_flight.orphan {
-            self.end_command(context, who, id, status::WITHDRAWN);
+        if in_flight.owner == Owner::Orphaned {
+            self.end_command(unit, who, id, status::WITHDRAWN);
             return Some(Turn::Went(1));
         }
 
-        let (status, region) = match in_flight.status {
-            status::DONE => {
-                let in_flight = in_flight.clone();
-                self.judge(who, &in_flight)
-            }
-            bad => (bad, 0),
+        let judged = match in_flight.status {
+            status::DONE => judge(unit, who, in_flight),
+            bad => Err(bad),
         };
 
-        let commands = &mut self.rma.client(who)?.commands;
-        if commands.has_to_wait(index, status != status::DONE) {
+        if commands.has_to_wait(index, judged.is_err()) {
             return Some(Turn::Blocked);
         }
-        if status != status::DONE {
-            self.end_command(context, who, id, status);
-            return Some(Turn::Went(1));
-        }
 
-        if let Some(in_flight) = commands.list.get_mut(index) {
-            in_flight.region = region;
-            in_flight.state = State::Sending;
-        }
-        None
-    }
-
-    /// Checks a command as far as this card can. Returns its status, and the number of the region
-    /// of this card that it needs.
-    fn judge(&self, who: AttachmentId, in_flight: &InFlightCommand) -> (u8, u64) {
-        let (node, vpid) = in_flight.target;
-        if node >= self.config.nodes || vpid >= self.config.vpids || self.switch.route(node) == Route::None {
-            return (status::NO_RECEIVER, 0);
-        }
-
-        let (address, write) = match in_flight.command {
-            command::IMMEDIATE_PUT => return (status::DONE, 0),
-            command::GET => (in_flight.destination, true),
-            _ => (in_flight.source, false),
-        };
-        match self.atu.find(address, in_flight.length.into()) {
-            Some((region, _)) if region.owner == who.0 && region.allows(true, write) => {
-                (status::DONE, region.serial)
+        match judged {
+            Ok(region) => {
+                let in_flight = commands.list.get_mut(index)?;
+                in_flight.progress.region = region;
+                in_flight.state = State::Sending;
+                None
             }
-            _ => (status::LOCAL_ADDRESS, 0),
+            Err(status) => {
+                self.end_command(unit, who, id, status);
+                Some(Turn::Went(1))
+            }
         }
     }
 
     /// Returns the data of a put's next part, or `Ok(None)` while a message for it is not answered.
     fn source(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         who: AttachmentId,
         in_flight: &InFlightCommand,
         id: u32,
-        rest: u32,
     ) -> Result<Option<Lent>, Unreadable> {
-        let (region, offset) =
-            self.atu.find(in_flight.source + u64::from(in_flight.sent), rest.into()).ok_or(Unreadable)?;
-        if region.serial != in_flight.region {
+        let (at, rest) = (in_flight.progress.sent, in_flight.rest());
+        let address = in_flight.request.source + u64::from(at);
+        let (region, offset) = unit.atu.find(address, rest.into()).ok_or(Unreadable)?;
+        if Some(region.serial) != in_flight.progress.region {
             return Err(Unreadable);
         }
 
@@ -288,65 +316,41 @@ impl Card {
             return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));
         }
 
-        let wanted =
-            Wanted { requester: (self.config.node, who.0), id, at: in_flight.sent, iova: piece.iova, length };
-        let client = self.rma.client(who).ok_or(Unreadable)?;
-        let lease = client.asking.fetch(context, who, Role::Asking, wanted)?;
+        let requester = Endpoint { node: unit.config.node, vpid: who.0 };
+        let wanted = Wanted { requester, id, at, iova: piece.iova, length };
+        let client = self.client(who).ok_or(Unreadable)?;
+        let lease = client.asking.fetch(unit.context, who, Role::Asking, wanted)?;
         Ok(lease.map(|lease| Lent { lease, offset: 0, length, staged: true }))
-    }
-
-    /// Sends an RMA packet. A packet that refers to memory takes the link's time for its data.
-    pub(crate) fn send_rma(
-        &mut self,
-        context: &mut Context<'_>,
-        kind: Kind,
-        target: (u32, u16),
-        source_vpid: u16,
-        part: &Part,
-        memory: Option<Arc<DmaLease>>,
-    ) -> Result<(), Unsent> {
-        let wire = Wire {
-            target: target.0,
-            source: self.config.node,
-            target_vpid: target.1,
-            source_vpid,
-            tag: 0,
-            quadwords: 1,
-            kind,
-            generation: 0,
-        };
-
-        let mut ports = context.ports();
-        let Some(mut packet) = ports.new_packet(part::BYTES) else {
-            context.wake_at(context.now().after(STARVED_RETRY));
-            return Err(Unsent::Later);
-        };
-
-        packet.header = wire.encode();
-        // The link carries the data, although this machine does not move them with the packet.
-        let data = if memory.is_some() { part.length } else { 0 };
-        packet.framing = FRAMING + data;
-        packet.memory = memory;
-        part.encode(packet.bytes_mut());
-
-        match self.switch.send(&mut ports, packet) {
-            Ok(()) => Ok(()),
-            Err(Refused::Full(packet)) => {
-                ports.recycle(packet);
-                Err(Unsent::Later)
-            }
-            Err(Refused::NoRoute(packet)) => {
-                ports.recycle(packet);
-                Err(Unsent::Never)
-            }
-        }
     }
 }
 
-/// Reasons why a packet was not sent.
-pub(crate) enum Unsent {
-    /// The network has no room, or the pool has no packet, at this time.
-    Later,
-    /// No route leads to the target.
-    Never,
+/// Counts an error of a command's write.
+#[cold]
+fn refuse(unit: &mut UnitContext<'_, '_>, who: AttachmentId, code: u8) -> Write {
+    unit.fail(who, code, reg::RMA_COMMAND);
+    Write::Accepted
+}
+
+/// Checks a command as far as this card can. Returns the number of the region of this card that it
+/// needs, or the status with which it ends.
+fn judge(
+    unit: &UnitContext<'_, '_>,
+    who: AttachmentId,
+    in_flight: &InFlightCommand,
+) -> Result<Option<u64>, u8> {
+    let request = &in_flight.request;
+    let Endpoint { node, vpid } = request.target;
+    if node >= unit.config.nodes || vpid >= unit.config.vpids || unit.switch.route(node) == Route::None {
+        return Err(status::NO_RECEIVER);
+    }
+
+    let (address, write) = match request.command {
+        command::IMMEDIATE_PUT => return Ok(None),
+        command::GET => (request.destination, true),
+        _ => (request.source, false),
+    };
+    match unit.atu.find(address, request.length.into()) {
+        Some((region, _)) if region.owner == who.0 && region.allows(true, write) => Ok(Some(region.serial)),
+        _ => Err(status::LOCAL_ADDRESS),
+    }
 }

@@ -15,7 +15,6 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use nicforge_core::{
-    context::Context,
     dma::{DmaLease, Term},
     ids::AttachmentId,
     time::Nanos,
@@ -23,13 +22,16 @@ use nicforge_core::{
 use nicforge_shm::SharedMemory;
 
 use super::{
+    Client, Rma,
+    budget::{self, Budget},
     cost,
     part::{MTU, Part},
     transfer::{RETRY, Waiting},
 };
 use crate::{
-    card::Card,
+    set::Set,
     switch::Arrival,
+    unit::UnitContext,
     wire::{Class, Wire},
 };
 
@@ -40,11 +42,11 @@ const COPIES: usize = 4;
 /// Longest time between two looks at a side queue, in nanoseconds.
 const LONGEST_RETRY: u64 = 1_000_000;
 /// Classes that have side queues, in the order in which they are served.
-pub(crate) const CLASSES: [Class; 2] = [Class::Response, Class::Request];
+pub(super) const CLASSES: [Class; 2] = [Class::Response, Class::Request];
 
 /// The outcome of an attempt to handle a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Handled {
+pub(super) enum Handled {
     /// The packet is finished.
     Done,
     /// The network has no room for its answer.
@@ -66,7 +68,7 @@ struct Entry {
 
 /// Packets of a class that wait for a client.
 #[derive(Default)]
-pub(crate) struct SideQueue {
+pub(super) struct SideQueue {
     entries: VecDeque<Entry>,
     /// Time of the next look at the first packet.
     next_look: Nanos,
@@ -79,7 +81,7 @@ pub(crate) struct SideQueue {
 }
 
 impl SideQueue {
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
@@ -132,7 +134,7 @@ impl SideQueue {
     }
 
     /// Lets the first packet be looked at in the next step, because a message was answered.
-    pub(crate) fn retry_now(&mut self) {
+    pub(super) fn retry_now(&mut self) {
         self.next_look = Nanos::ZERO;
     }
 }
@@ -143,53 +145,71 @@ fn index(class: Class) -> usize {
     usize::from(class == Class::Request)
 }
 
-impl Card {
+/// The side queues of a card, as far as they concern all clients.
+pub(super) struct SideQueues {
+    /// Clients with packets in side queues.
+    occupied: Set,
+    /// The client whose side queues are served next.
+    turn: u16,
+    /// The time for which packets of all clients may hold shared queues.
+    budget: Budget,
+    /// Packets that ended early because a budget was spent.
+    pub(super) hurried: u64,
+}
+
+impl Default for SideQueues {
+    fn default() -> Self {
+        Self { occupied: Set::default(), turn: 0, budget: Budget::new(budget::OF_CARD), hurried: 0 }
+    }
+}
+
+impl Rma {
     /// Returns a client's side queue for a class.
     fn side_queue(&mut self, owner: AttachmentId, class: Class) -> Option<&mut SideQueue> {
-        Some(&mut self.rma.client(owner)?.side_queues[index(class)])
+        Some(&mut self.client(owner)?.side_queues[index(class)])
     }
 
     /// Returns whether a packet has to follow others to a side queue.
     #[inline]
-    pub(crate) fn follows_side_packets(&self, wire: Wire) -> bool {
+    pub(super) fn follows_side_packets(&self, wire: Wire) -> bool {
         let class = wire.kind.class();
-        !self.rma.with_side_packets.is_empty()
+        !self.side_queues.occupied.is_empty()
             && class != Class::Completion
-            && self.rma.has_side_packets(AttachmentId(wire.target_vpid), index(class))
+            && self.has_side_packets(AttachmentId(wire.target.vpid), index(class))
     }
 
     /// Moves the packet at the front of a shared queue to a side queue. Returns the cost, or `None`
     /// if the packet has to stay where it is for now.
     #[cold]
-    pub(crate) fn move_to_side_queue(
+    pub(super) fn move_to_side_queue(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         arrival: Arrival,
         part: Part,
         waiting: Waiting,
     ) -> Option<u32> {
-        let (owner, class) = (AttachmentId(arrival.wire.target_vpid), arrival.wire.kind.class());
-        if !self.make_room(context, owner, class, &part) {
+        let (owner, class) = (AttachmentId(arrival.wire.target.vpid), arrival.wire.kind.class());
+        if !self.make_room(unit, owner, class, &part) {
             return None;
         }
 
         let memory = {
-            let mut ports = context.ports();
-            let mut packet = self.switch.take(&mut ports, arrival)?;
+            let mut ports = unit.context.ports();
+            let mut packet = unit.switch.take(&mut ports, arrival)?;
             let memory = packet.memory.take();
             ports.recycle(packet);
             memory
         };
 
-        let look = waiting.retry(context.now());
+        let look = waiting.retry(unit.context.now());
         let side_queue = self.side_queue(owner, class)?;
         if side_queue.is_empty() {
             (side_queue.next_look, side_queue.slow) = (look, true);
         }
 
         side_queue.push(arrival.wire, part, memory, waiting);
-        self.rma.with_side_packets.add(owner.0);
-        context.wake_at(look);
+        self.side_queues.occupied.add(owner.0);
+        unit.context.wake_at(look);
 
         // The look at this packet, or at the packet that made room, may have copied as much as
         // this.
@@ -200,13 +220,13 @@ impl Card {
     /// oldest packet.
     fn make_room(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         owner: AttachmentId,
         class: Class,
         part: &Part,
     ) -> bool {
-        let now = context.now();
-        let Some(client) = self.rma.client(owner) else { return false };
+        let now = unit.context.now();
+        let Some(client) = self.client(owner) else { return false };
 
         let side_queue = &client.side_queues[index(class)];
         if side_queue.has_room(part) {
@@ -219,50 +239,46 @@ impl Card {
         }
 
         let of_client = client.budget.hold(now);
-        let of_card = self.rma.budget.hold(now);
+        let of_card = self.side_queues.budget.hold(now);
         if of_client && of_card {
-            context.wake_at(now.after(RETRY));
+            unit.context.wake_at(now.after(RETRY));
             return false;
         }
 
-        self.rma.hurried += 1;
-        self.handle_first_side_packet(context, owner, class, true);
+        self.side_queues.hurried += 1;
+        self.handle_first_side_packet(unit, owner, class, true);
         self.side_queue(owner, class).is_some_and(|side_queue| side_queue.has_room(part))
     }
 
     /// Handles packets of side queues, one client after the other, for about `budget` units of
     /// work. Returns the work done.
     #[inline]
-    pub(crate) fn serve_side_queues(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
-        if self.rma.with_side_packets.is_empty() {
-            0
-        } else {
-            self.serve_waiting_side_queues(context, budget)
-        }
+    pub(crate) fn serve_side_queues(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
+        if self.side_queues.occupied.is_empty() { 0 } else { self.serve_waiting_side_queues(unit, budget) }
     }
 
-    /// As [`Card::serve_side_queues`], where packets wait.
+    /// As [`Rma::serve_side_queues`], where packets wait.
     #[cold]
-    fn serve_waiting_side_queues(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
-        let mut left = self.rma.with_side_packets;
+    fn serve_waiting_side_queues(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
+        let mut left = self.side_queues.occupied;
         let mut spent = 0;
         while spent < budget {
-            let Some(number) = left.next(self.rma.side_queue_turn) else { break };
+            let Some(number) = left.next(self.side_queues.turn) else { break };
             left.remove(number);
-            self.rma.side_queue_turn = number + 1;
+            self.side_queues.turn = number + 1;
 
             let owner = AttachmentId(number);
             for class in CLASSES {
                 while spent < budget
-                    && let Some(cost) = self.handle_first_side_packet(context, owner, class, false)
+                    && let Some(cost) = self.handle_first_side_packet(unit, owner, class, false)
                 {
                     spent += cost;
                 }
             }
 
-            let over = |client: &mut super::Client| client.side_queues.iter().all(SideQueue::is_empty);
-            if self.rma.client(owner).is_none_or(over) {
-                self.rma.with_side_packets.remove(number);
+            let over = |client: &mut Client| client.side_queues.iter().all(SideQueue::is_empty);
+            if self.client(owner).is_none_or(over) {
+                self.side_queues.occupied.remove(number);
             }
         }
         spent
@@ -272,23 +288,23 @@ impl Card {
     /// it waits. A hurried look ends a packet that would wait.
     fn handle_first_side_packet(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         owner: AttachmentId,
         class: Class,
         hurried: bool,
     ) -> Option<u32> {
-        let now = context.now();
+        let now = unit.context.now();
         let side_queue = self.side_queue(owner, class)?;
         let first = side_queue.entries.front()?;
         if now < side_queue.next_look && !hurried {
-            context.wake_at(side_queue.next_look);
+            unit.context.wake_at(side_queue.next_look);
             return None;
         }
 
         let (wire, part, memory) = (first.wire, first.part, first.memory.clone());
         let mut waiting = first.waiting;
         waiting.hurried = hurried;
-        let handled = self.rma_handle(context, wire, part, memory, &mut waiting);
+        let handled = self.handle(unit, wire, part, memory, &mut waiting);
         waiting.hurried = false;
         let look = if handled == Handled::Slow { waiting.retry(now) } else { Nanos::ZERO };
 
@@ -296,13 +312,13 @@ impl Card {
         if handled != Handled::Done {
             (side_queue.next_look, side_queue.slow) = (look, handled == Handled::Slow);
             side_queue.entries.front_mut()?.waiting = waiting;
-            context.wake_at(if look > now { look } else { now.after(LONGEST_RETRY) });
+            unit.context.wake_at(if look > now { look } else { now.after(LONGEST_RETRY) });
             return None;
         }
 
         side_queue.pop();
-        self.rma.client(owner)?.budget.release(now);
-        self.rma.budget.release(now);
+        self.client(owner)?.budget.release(now);
+        self.side_queues.budget.release(now);
         Some(cost(part.length))
     }
 }

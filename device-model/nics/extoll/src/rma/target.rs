@@ -2,78 +2,91 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
+use nicforge_core::{dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
+    Rma,
     part::{MTU, Part},
-    requester::Unsent,
     side_queue::Handled,
     transfer::{Data, Lent, Role, Unreadable, Waiting, Wanted},
 };
 use crate::{
-    card::Card,
-    wire::{Class, Kind, Wire},
+    unit::{UnitContext, Unsent},
+    wire::{Class, Endpoint, Kind, Wire},
 };
 
-/// The puts of one requester for one target: the requester's node and VPID, and the target's VPID.
-/// Parts of one command come before those of the next.
-pub(crate) type Stream = (u32, u16, u16);
+/// The puts of one requester for one VPID of this card. Parts of one command come before those of
+/// the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stream {
+    requester: Endpoint,
+    target: u16,
+}
+
 /// Puts of several parts that have begun.
-pub(crate) type Streams = HashMap<Stream, PartialPut>;
+pub(super) type Streams = HashMap<Stream, PartialPut>;
 
 /// A put of several parts, of which some have arrived.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PartialPut {
-    /// The region of its first part.
-    region: u64,
+pub(super) struct PartialPut {
+    /// The region of its first part; `None` if that part was refused.
+    region: Option<u64>,
     /// The status so far.
     status: u8,
 }
 
-impl Card {
-    /// Checks that a requester may read or write `rest` bytes of a VPID's memory. Returns the
-    /// region's number, or the status of the refusal.
-    fn allowed(&mut self, wire: Wire, address: u64, rest: u32, write: bool) -> Result<u64, u8> {
-        let there = self.vpids.get(usize::from(wire.target_vpid)).is_some_and(|vpid| vpid.windows.is_some());
-        if !there || wire.target_vpid >= self.config.vpids {
-            return Err(status::NO_RECEIVER);
-        }
+/// Returns the status with which a requester's access is refused, or the number of the region that
+/// it may read or write: `rest` bytes of a VPID's memory.
+fn allowed(unit: &UnitContext<'_, '_>, wire: Wire, address: u64, rest: u32, write: bool) -> Result<u64, u8> {
+    let owner = wire.target.vpid;
+    if owner >= unit.config.vpids || !unit.attachments.is_present(AttachmentId(owner)) {
+        return Err(status::NO_RECEIVER);
+    }
 
-        let itself = (wire.source, wire.source_vpid) == (self.config.node, wire.target_vpid);
+    let itself = wire.source == Endpoint { node: unit.config.node, vpid: owner };
+    match unit.atu.find(address, rest.into()) {
+        Some((region, _)) if region.owner == owner && region.allows(itself, write) => Ok(region.serial),
+        _ => Err(status::REMOTE_ADDRESS),
+    }
+}
 
-        match self.atu.find(address, rest.into()) {
-            Some((region, _)) if region.owner == wire.target_vpid && region.allows(itself, write) => {
-                Ok(region.serial)
-            }
-            _ => {
-                self.rma.refused += 1;
-                Err(status::REMOTE_ADDRESS)
-            }
-        }
+impl Rma {
+    /// Checks an access as [`allowed`] does, and counts its refusal.
+    fn check_access(
+        &mut self,
+        unit: &UnitContext<'_, '_>,
+        wire: Wire,
+        address: u64,
+        rest: u32,
+        write: bool,
+    ) -> Result<u64, u8> {
+        let allowed = allowed(unit, wire, address, rest, write);
+        self.refused += u64::from(allowed == Err(status::REMOTE_ADDRESS));
+        allowed
     }
 
     /// Handles a part of a put.
-    pub(crate) fn put_arrived(
+    pub(super) fn put_arrived(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         wire: Wire,
         part: Part,
         memory: Option<Arc<DmaLease>>,
         waiting: &mut Waiting,
     ) -> Handled {
-        if part.last && !self.switch.request_room(wire.source, Class::Response) {
+        if part.last && !unit.switch.request_room(wire.source.node, Class::Response) {
             return Handled::NoRoom;
         }
 
-        let stream = (wire.source, wire.source_vpid, wire.target_vpid);
+        let stream = Stream { requester: wire.source, target: wire.target.vpid };
         let whole = part.last && part.rest == part.total;
 
         // The first part of a put supersedes a put that its requester gave up half way.
-        let partial = if part.at() == 0 { None } else { self.rma.streams.get(&stream).copied() };
+        let partial = if part.at() == 0 { None } else { self.streams.get(&stream).copied() };
 
         let address = part.address.wrapping_add(part.at().into());
-        let mut region = partial.map_or(0, |partial| partial.region);
+        let mut region = partial.and_then(|partial| partial.region);
 
         let mut became = match partial {
             Some(partial) if partial.status != status::DONE => partial.status,
@@ -81,18 +94,20 @@ impl Card {
         };
 
         if became == status::DONE {
-            became = match self.allowed(wire, address, part.rest, true) {
+            became = match self.check_access(unit, wire, address, part.rest, true) {
                 // The memory was registered anew since the first part.
-                Ok(found) if partial.is_some_and(|partial| partial.region != found) => status::WITHDRAWN,
+                Ok(found) if partial.is_some_and(|partial| partial.region != Some(found)) => {
+                    status::WITHDRAWN
+                }
                 Ok(found) => {
-                    region = found;
+                    region = Some(found);
                     let data = match &memory {
                         Some(memory) => Data::Memory(memory, part.data),
                         None if part.command == command::IMMEDIATE_PUT => Data::Word(part.data.to_le_bytes()),
                         None => Data::Missing,
                     };
                     let range = (address, part.rest.into());
-                    match self.rma.move_in(context, &self.atu, range, &data, part.length, waiting) {
+                    match self.move_in(unit, range, &data, part.length, waiting) {
                         Some(became) => became,
                         None => return Handled::Slow,
                     }
@@ -108,44 +123,29 @@ impl Card {
         drop(memory);
 
         if !part.last {
-            self.rma.streams.insert(stream, PartialPut { region, status: became });
+            self.streams.insert(stream, PartialPut { region, status: became });
             return Handled::Done;
         }
 
         if !whole {
-            self.rma.streams.remove(&stream);
+            self.streams.remove(&stream);
         }
 
         let answer = Part { status: became, last: true, length: 0, ..part };
-        if let Err(Unsent::Later) = self.send_rma(
-            context,
-            Kind::Answer,
-            (wire.source, wire.source_vpid),
-            wire.target_vpid,
-            &answer,
-            None,
-        ) {
+        let sent = answer.send(unit, Kind::Answer, wire.source, wire.target.vpid, None);
+        if let Err(Unsent::Starved | Unsent::Full) = sent {
             // There was room, so the pool is empty. The queue remembers that the data were written,
             // and they are not written again.
             if !whole {
-                self.rma.streams.insert(stream, PartialPut { region, status: became });
+                self.streams.insert(stream, PartialPut { region, status: became });
             }
             return Handled::NoRoom;
         }
 
-        let touched = region != 0 && matches!(became, status::DONE | status::WITHDRAWN);
+        let touched = region.is_some() && matches!(became, status::DONE | status::WITHDRAWN);
         if touched && part.notify & notify::COMPLETER != 0 {
-            let (node, vpid) = (wire.source, wire.source_vpid);
-            let notification = Notification::new(
-                notify::COMPLETER,
-                became,
-                part.command,
-                node,
-                vpid,
-                part.total,
-                part.address,
-            );
-            self.notify(context, AttachmentId(wire.target_vpid), notification);
+            let notification = notification(notify::COMPLETER, became, part.command, wire, &part);
+            self.notify(unit, AttachmentId(wire.target.vpid), notification);
         }
         Handled::Done
     }
@@ -153,15 +153,15 @@ impl Card {
     /// Handles a request for a part of a get. A part may lie in several pieces of memory, and an
     /// answer refers to one. A get that finds no room continues later, behind the pieces that were
     /// answered.
-    pub(crate) fn get_arrived(
+    pub(super) fn get_arrived(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         wire: Wire,
         part: Part,
         waiting: &mut Waiting,
     ) -> Handled {
         loop {
-            if !self.switch.request_room(wire.source, Class::Response) {
+            if !unit.switch.request_room(wire.source.node, Class::Response) {
                 return Handled::NoRoom;
             }
 
@@ -171,10 +171,10 @@ impl Card {
             let address = part.address.wrapping_add(u64::from(part.total - rest.min(part.total)));
             let mut answer = Part { length: left, rest, last: true, ..part };
             let mut memory = None;
-            match self.allowed(wire, address, rest, false) {
+            match self.check_access(unit, wire, address, rest, false) {
                 Ok(region) => {
                     answer.address = region;
-                    match self.lend(context, wire, &part, (address, rest, left), waiting) {
+                    match self.lend(unit, wire, &part, (address, rest, left), waiting) {
                         Ok(Some(Lent { lease, offset, length, staged })) => {
                             memory = Some(lease);
                             (answer.data, answer.length, answer.last) = (offset, length, length == left);
@@ -187,11 +187,10 @@ impl Card {
                 Err(refused) => answer.status = refused,
             }
 
-            let back = (wire.source, wire.source_vpid);
-            match self.send_rma(context, Kind::Answer, back, wire.target_vpid, &answer, memory) {
-                Err(Unsent::Later) => return Handled::NoRoom,
+            match answer.send(unit, Kind::Answer, wire.source, wire.target.vpid, memory) {
+                Err(Unsent::Starved | Unsent::Full) => return Handled::NoRoom,
                 Ok(()) if !answer.last => waiting.done += answer.length,
-                Ok(()) | Err(Unsent::Never) => return Handled::Done,
+                Ok(()) | Err(Unsent::Unreachable) => return Handled::Done,
             }
         }
     }
@@ -199,13 +198,13 @@ impl Card {
     /// Returns memory for a get's answer, or `Ok(None)` while a message for it is not answered.
     fn lend(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         wire: Wire,
         part: &Part,
         (address, rest, left): (u64, u32, u32),
         waiting: &mut Waiting,
     ) -> Result<Option<Lent>, Unreadable> {
-        let (region, offset) = self.atu.find(address, rest.into()).ok_or(Unreadable)?;
+        let (region, offset) = unit.atu.find(address, rest.into()).ok_or(Unreadable)?;
         let piece = region.piece(offset, left.min(MTU).into()).ok_or(Unreadable)?;
 
         // The length fits: it is at most MTU.
@@ -214,16 +213,16 @@ impl Card {
             return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));
         }
 
-        let owner = AttachmentId(wire.target_vpid);
-        let requester = (wire.source, wire.source_vpid);
+        let owner = AttachmentId(wire.target.vpid);
+        let requester = wire.source;
         let at = part.total - rest.min(part.total);
         let wanted = Wanted { requester, id: part.id, at, iova: piece.iova, length };
-        let client = self.rma.client(owner).ok_or(Unreadable)?;
-        if let Some(lease) = client.answering.fetch(context, owner, Role::Answering, wanted)? {
+        let client = self.client(owner).ok_or(Unreadable)?;
+        if let Some(lease) = client.answering.fetch(unit.context, owner, Role::Answering, wanted)? {
             return Ok(Some(Lent { lease, offset: 0, length, staged: true }));
         }
 
-        if waiting.wait(context.now()) && !client.unresponsive {
+        if waiting.wait(unit.context.now()) && !client.unresponsive {
             return Ok(None);
         }
         client.unresponsive |= !waiting.hurried;
@@ -232,22 +231,18 @@ impl Card {
     }
 
     /// Notifies the VPID that answered a get: the requester has all the data, or will not get them.
-    pub(crate) fn get_ended(&mut self, context: &mut Context<'_>, wire: Wire, part: Part) {
+    pub(super) fn get_ended(&mut self, unit: &mut UnitContext<'_, '_>, wire: Wire, part: Part) {
         if !matches!(part.status, status::DONE | status::WITHDRAWN) {
             return;
         }
 
-        let (node, vpid) = (wire.source, wire.source_vpid);
-
-        let notification = Notification::new(
-            notify::RESPONDER,
-            part.status,
-            command::GET,
-            node,
-            vpid,
-            part.total,
-            part.address,
-        );
-        self.notify(context, AttachmentId(wire.target_vpid), notification);
+        let notification = notification(notify::RESPONDER, part.status, command::GET, wire, &part);
+        self.notify(unit, AttachmentId(wire.target.vpid), notification);
     }
+}
+
+/// Returns the notification of a VPID about an access of another one, which has ended.
+fn notification(role: u8, status: u8, command: u8, wire: Wire, part: &Part) -> Notification {
+    let Endpoint { node, vpid } = wire.source;
+    Notification::new(role, status, command, node, vpid, part.total, part.address)
 }

@@ -18,47 +18,44 @@ use nicforge_hwi::extoll_rma::status;
 use nicforge_shm::{SharedMemory, Window};
 
 use super::{Rma, part::MTU, side_queue::SideQueue};
-use crate::{
-    atu::{Atu, Region},
-    card::Card,
-};
+use crate::{atu::Region, unit::UnitContext, wire::Endpoint};
 
 /// Time after which the memory of a client that has not answered a message counts as withdrawn, in
 /// nanoseconds.
-pub(crate) const PATIENCE: u64 = 100_000_000;
+pub(super) const PATIENCE: u64 = 100_000_000;
 /// Delay before the next look while messages are not answered, in nanoseconds.
-pub(crate) const RETRY: u64 = 20_000;
+pub(super) const RETRY: u64 = 20_000;
 
 const _: () = assert!(MTU as usize <= MAX_DMA);
 
 /// Progress of a packet, and the time since which it waits for a client.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Waiting {
+pub(super) struct Waiting {
     /// Number of bytes that are done.
-    pub(crate) done: u32,
+    pub(super) done: u32,
     /// The region in which these bytes were done.
     region: u64,
     /// The time since which the packet waits.
     since: Option<Nanos>,
     /// Whether the packet may not wait any longer.
-    pub(crate) hurried: bool,
+    pub(super) hurried: bool,
 }
 
 impl Waiting {
     /// Begins or continues to wait. Returns whether there is time left.
-    pub(crate) fn wait(&mut self, now: Nanos) -> bool {
+    pub(super) fn wait(&mut self, now: Nanos) -> bool {
         let since = *self.since.get_or_insert(now);
         !self.hurried && now < since.after(PATIENCE)
     }
 
     /// Returns the number of nanoseconds for which the packet has waited.
-    pub(crate) fn waited(&self, now: Nanos) -> u64 {
+    pub(super) fn waited(&self, now: Nanos) -> u64 {
         self.since.map_or(0, |since| now.0.saturating_sub(since.0))
     }
 }
 
 /// The data of a part.
-pub(crate) enum Data<'a> {
+pub(super) enum Data<'a> {
     /// The data are in memory, from this offset on.
     Memory(&'a DmaLease, u64),
     /// The data of an immediate put.
@@ -69,7 +66,7 @@ pub(crate) enum Data<'a> {
 
 /// The outcome of an attempt to move data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moved {
+pub(super) enum Moved {
     /// All bytes have moved.
     Done,
     /// A message has to be answered first.
@@ -91,7 +88,7 @@ impl From<LeaseError> for Failed {
 }
 
 /// Moves `length` bytes to an offset of a region, from byte `done` on, and advances `done`.
-pub(crate) fn deposit(
+pub(super) fn deposit(
     context: &mut Context<'_>,
     scratch: &mut Box<[u8]>,
     (region, offset): (&Region, u64),
@@ -176,20 +173,20 @@ enum Content {
 
 /// The identity of data that are read by messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// The requester's node and VPID.
-    pub(crate) requester: (u32, u16),
-    pub(crate) id: u32,
+pub(super) struct Wanted {
+    pub(super) requester: Endpoint,
+    /// The requester's number for the command.
+    pub(super) id: u32,
     /// Offset in the command.
-    pub(crate) at: u32,
-    pub(crate) iova: u64,
-    pub(crate) length: u32,
+    pub(super) at: u32,
+    pub(super) iova: u64,
+    pub(super) length: u32,
 }
 
 /// A buffer of the card for data that are read by messages, as large as the data of one packet. Its
 /// memory is created when it is first needed.
 #[derive(Default)]
-pub(crate) struct Stage {
+pub(super) struct Stage {
     memory: Option<Window>,
     /// Term of the lease.
     term: Term,
@@ -203,7 +200,7 @@ pub(crate) struct Stage {
 impl Stage {
     /// Empties the stage. An expected answer is dropped, and packets that refer to the stage lose
     /// their data.
-    pub(crate) fn abandon(&mut self) {
+    pub(super) fn abandon(&mut self) {
         self.term.end();
         self.term = Term::default();
         self.lease = None;
@@ -212,7 +209,7 @@ impl Stage {
     }
 
     /// Drops the data of a command that no longer needs them.
-    pub(crate) fn give_up(&mut self, requester: (u32, u16), id: u32) {
+    pub(super) fn give_up(&mut self, requester: Endpoint, id: u32) {
         let (Content::Coming(wanted) | Content::Ready(wanted) | Content::Failed(wanted)) = self.content
         else {
             return;
@@ -229,7 +226,7 @@ impl Stage {
     ///
     /// # Errors
     /// The data can't be read.
-    pub(crate) fn fetch(
+    pub(super) fn fetch(
         &mut self,
         context: &mut Context<'_>,
         owner: AttachmentId,
@@ -291,39 +288,39 @@ impl Stage {
 }
 
 /// Memory that a packet refers to.
-pub(crate) struct Lent {
-    pub(crate) lease: Arc<DmaLease>,
+pub(super) struct Lent {
+    pub(super) lease: Arc<DmaLease>,
     /// Offset of the data in the lease.
-    pub(crate) offset: u64,
+    pub(super) offset: u64,
     /// Length of the data in bytes.
-    pub(crate) length: u32,
+    pub(super) length: u32,
     /// Whether the memory is its owner's stage.
-    pub(crate) staged: bool,
+    pub(super) staged: bool,
 }
 
 /// The memory can't be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Unreadable;
+pub(super) struct Unreadable;
 
 /// The use of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
+pub(super) enum Role {
     /// For a put of its owner.
     Asking = 0,
     /// For a get from its owner.
     Answering = 1,
 }
 
-impl Card {
+impl Rma {
     /// Handles the answer to a read by messages. An answer without an error ends the client's state
     /// as unresponsive.
-    pub(crate) fn stage_arrived(
+    pub(crate) fn read_answered(
         &mut self,
         who: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        let Some(client) = self.rma.client(who) else { return };
+        let Some(client) = self.client(who) else { return };
         client.unresponsive &= result.is_err();
         client.side_queues.iter_mut().for_each(SideQueue::retry_now);
 
@@ -331,21 +328,18 @@ impl Card {
             if token.0 & 1 == Role::Asking as u64 { &mut client.asking } else { &mut client.answering };
         stage.arrived((token.0 >> 1) as u32, result);
     }
-}
 
-impl Rma {
     /// Moves a part to memory of this card. Returns the status with which it ended, or `None` if it
     /// has to wait.
-    pub(crate) fn move_in(
+    pub(super) fn move_in(
         &mut self,
-        context: &mut Context<'_>,
-        atu: &Atu,
+        unit: &mut UnitContext<'_, '_>,
         (address, rest): (u64, u64),
         data: &Data<'_>,
         length: u32,
         waiting: &mut Waiting,
     ) -> Option<u8> {
-        let Some((region, offset)) = atu.find(address, rest) else { return Some(status::WITHDRAWN) };
+        let Some((region, offset)) = unit.atu.find(address, rest) else { return Some(status::WITHDRAWN) };
 
         let before = waiting.done;
         if before > 0 && waiting.region != region.serial {
@@ -353,7 +347,8 @@ impl Rma {
         }
 
         waiting.region = region.serial;
-        let moved = deposit(context, &mut self.scratch, (region, offset), data, length, &mut waiting.done);
+        let to = (region, offset);
+        let moved = deposit(unit.context, &mut self.scratch, to, data, length, &mut waiting.done);
         self.bytes += u64::from(waiting.done - before);
 
         let client = self.clients.get_mut(usize::from(region.owner))?;
@@ -363,7 +358,7 @@ impl Rma {
                 Some(status::DONE)
             }
             Moved::Withdrawn => Some(status::WITHDRAWN),
-            Moved::Wait if !client.unresponsive && waiting.wait(context.now()) => None,
+            Moved::Wait if !client.unresponsive && waiting.wait(unit.context.now()) => None,
             Moved::Wait => {
                 client.unresponsive |= !waiting.hurried;
                 Some(status::WITHDRAWN)

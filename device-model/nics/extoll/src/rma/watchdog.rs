@@ -14,14 +14,15 @@
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll_rma::status;
 
-use crate::{card::Card, set::Set};
+use super::Rma;
+use crate::{set::Set, unit::UnitContext};
 
 /// Looks without progress after which a command ends, at least.
 const LOOKS: u64 = 16;
 
 /// The watchdog's limit, its next look, and the VPIDs that it looks at.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watchdog {
+pub(super) struct Watchdog {
     /// Nanoseconds without progress that are allowed; 0 disables the watchdog.
     limit: u64,
     /// Time of the last look.
@@ -31,20 +32,20 @@ pub(crate) struct Watchdog {
     /// VPIDs with commands.
     busy: Set,
     /// Number of commands that the watchdog has ended.
-    pub(crate) ended: u64,
+    pub(super) ended: u64,
 }
 
 impl Watchdog {
-    pub(crate) fn new(limit: u64) -> Self {
+    pub(super) fn new(limit: u64) -> Self {
         Self { limit, last: Nanos::ZERO, next: Nanos::NEVER, busy: Set::default(), ended: 0 }
     }
 
-    pub(crate) fn limit(&self) -> u64 {
+    pub(super) fn limit(&self) -> u64 {
         self.limit
     }
 
     /// Sets the limit, which counts from now.
-    pub(crate) fn set_limit(&mut self, context: &mut Context<'_>, limit: u64) {
+    pub(super) fn set_limit(&mut self, context: &mut Context<'_>, limit: u64) {
         self.limit = limit;
         self.begin(context);
     }
@@ -56,7 +57,7 @@ impl Watchdog {
 
     /// Notes that a VPID has a command.
     #[inline]
-    pub(crate) fn add(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+    pub(super) fn add(&mut self, context: &mut Context<'_>, who: AttachmentId) {
         self.busy.add(who.0);
         if self.next == Nanos::NEVER {
             self.begin(context);
@@ -75,43 +76,44 @@ impl Watchdog {
     }
 }
 
-impl Card {
+impl Rma {
     /// Ends commands without progress if a look is due, and schedules the next look.
     #[inline]
-    pub(crate) fn run_rma_watchdog(&mut self, context: &mut Context<'_>) {
-        let next = self.rma.watchdog.next;
+    pub(super) fn run_watchdog(&mut self, unit: &mut UnitContext<'_, '_>) {
+        let next = self.watchdog.next;
         if next == Nanos::NEVER {
             return;
         }
-        if context.now() >= next {
-            self.check_rma_progress(context);
+
+        if unit.context.now() >= next {
+            self.check_progress(unit);
         }
         // A wake-up request holds for one step of the card, so it is repeated.
-        context.wake_at(self.rma.watchdog.next);
+        unit.context.wake_at(self.watchdog.next);
     }
 
     /// Looks at the commands of all VPIDs.
     #[cold]
-    fn check_rma_progress(&mut self, context: &mut Context<'_>) {
-        let watchdog = &self.rma.watchdog;
-        let elapsed = context.now().0.saturating_sub(watchdog.last.0).min(watchdog.slice());
+    fn check_progress(&mut self, unit: &mut UnitContext<'_, '_>) {
+        let watchdog = &self.watchdog;
+        let elapsed = unit.context.now().0.saturating_sub(watchdog.last.0).min(watchdog.slice());
         let (busy, limit) = (watchdog.busy, watchdog.limit);
 
         for number in busy.iter() {
             let who = AttachmentId(number);
-            let Some(client) = self.rma.client(who) else { continue };
+            let Some(client) = self.client(who) else { continue };
             client.commands.check_progress(elapsed, limit);
 
-            while let Some(id) = self.rma.client(who).and_then(|client| client.commands.expired()) {
-                self.end_command(context, who, id, status::TIMED_OUT);
-                self.rma.watchdog.ended += 1;
+            while let Some(id) = self.client(who).and_then(|client| client.commands.expired()) {
+                self.end_command(unit, who, id, status::TIMED_OUT);
+                self.watchdog.ended += 1;
             }
 
-            if self.rma.client(who).is_none_or(|client| client.commands.is_empty()) {
-                self.rma.watchdog.busy.remove(number);
+            if self.client(who).is_none_or(|client| client.commands.is_empty()) {
+                self.watchdog.busy.remove(number);
             }
         }
 
-        self.rma.watchdog.begin(context);
+        self.watchdog.begin(unit.context);
     }
 }

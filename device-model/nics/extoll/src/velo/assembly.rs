@@ -1,7 +1,9 @@
 //! Assembly of messages that a processor has split.
 
 use nicforge_core::time::Nanos;
-use nicforge_hwi::extoll_velo::{MAX_MESSAGE, address};
+use nicforge_hwi::extoll_velo::MAX_MESSAGE;
+
+use super::address::SendAddress;
 
 /// The bits of an offset that are the same for all stores of a message.
 const MESSAGE_MASK: u64 = !(MAX_MESSAGE as u64 - 1);
@@ -51,14 +53,14 @@ impl Assembly {
     /// a write that stalls is retried.
     #[inline]
     pub(crate) fn add(&mut self, offset: u64, data: &[u8], now: Nanos) -> (Burst, bool) {
-        let (_, _, _, quadwords) = address::decode(offset);
+        let whole = SendAddress::decode(offset).bytes();
         let position = (offset & !MESSAGE_MASK) as usize;
 
-        if position == 0 && data.len() == quadwords * 8 {
+        if position == 0 && data.len() == whole {
             return (Burst::Whole, std::mem::take(&mut self.length) > 0);
         }
 
-        self.add_piece(offset, position, quadwords * 8, data, now)
+        self.add_piece(offset, position, whole, data, now)
     }
 
     /// As [`Assembly::add`], for a write that is not a complete message.
@@ -103,10 +105,10 @@ impl Assembly {
         (Burst::Kept, torn)
     }
 
-    /// Returns the message whose last piece has arrived.
-    pub(crate) fn message(&self, quadwords: usize) -> [u8; MAX_MESSAGE] {
+    /// Returns the message of `length` bytes whose last piece has arrived.
+    pub(crate) fn message(&self, length: usize) -> [u8; MAX_MESSAGE] {
         let mut message = [0; MAX_MESSAGE];
-        let length = (quadwords * 8).min(MAX_MESSAGE);
+        let length = length.min(MAX_MESSAGE);
         message[..length].copy_from_slice(&self.bytes[..length]);
         message
     }
@@ -130,6 +132,8 @@ impl Assembly {
 
 #[cfg(test)]
 mod tests {
+    use nicforge_hwi::extoll_velo::address;
+
     use super::*;
 
     fn offset_of(quadwords: usize, position: u64) -> u64 {
@@ -154,7 +158,7 @@ mod tests {
 
         for _ in 0..3 {
             assert_eq!(assembly.add(offset_of(3, 16), &[3; 8], Nanos::ZERO), (Burst::Last, false));
-            assert_eq!(assembly.message(3)[..24], [[1; 8], [2; 8], [3; 8]].concat());
+            assert_eq!(assembly.message(24)[..24], [[1; 8], [2; 8], [3; 8]].concat());
         }
 
         assembly.clear();

@@ -2,12 +2,273 @@
 //!
 //! | module | contents |
 //! | --- | --- |
+//! | `address` | the address of a send |
 //! | `assembly` | assembly of split bursts |
-//! | `send` | packets from stores; stalls and their watchdog |
+//! | `send` | packets from stores |
+//! | `stall` | sends that wait, and the watchdog that ends them |
 //! | `ring` | a VPID's receive ring in its own memory, and the credit returned for its slots |
 //! | `receive` | delivery of packets to receive rings |
+//! | `control` | credit returns and ring announcements between cards |
+//! | `registers` | the registers of the unit |
+//!
+//! **Owns**: for each attachment, the receive ring with its generation, the send in progress, and
+//! the counters of both. For the card, the watchdog's limit and the announcements to request.
+//!
+//! **In**: stores of clients, message and control packets, the clients' read pointers. **Out**:
+//! packets, messages in the clients' rings, credit for the directory, errors and interrupts by the
+//! [`UnitContext`](crate::unit::UnitContext).
+//!
+//! **Invariants.** A ring's generation is odd exactly while the ring is enabled, and every change
+//! of it is announced to all nodes. A message leaves only with a credit of that generation, so that
+//! every message finds a slot. A VPID is in the set of unread ones while its ring may have unread
+//! messages, and in the set of pending control while it owes credit or an announcement.
 
-pub(crate) mod assembly;
+mod address;
+mod assembly;
+mod control;
 mod receive;
-pub(crate) mod ring;
-pub(crate) mod send;
+mod registers;
+mod ring;
+mod send;
+mod stall;
+
+use std::sync::atomic::Ordering;
+
+use nicforge_core::ids::AttachmentId;
+use nicforge_hwi::{
+    extoll::{error, reg},
+    extoll_velo::SLOT,
+};
+use nicforge_shm::SharedU64;
+
+pub(crate) use self::registers::Register;
+use self::{
+    assembly::Assembly,
+    control::Announcement,
+    ring::{Ring, RingRegisters},
+    stall::Stall,
+};
+use crate::{set::Set, unit::UnitContext};
+
+/// VELO counters of an attachment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) sent: u64,
+    /// Number of sends that had to wait for credit.
+    pub(crate) stalls: u64,
+    pub(crate) received: u64,
+    pub(crate) undelivered: u64,
+    /// Number of sends that the watchdog has ended.
+    given_up: u64,
+}
+
+impl Counts {
+    /// Returns the number of sends that the card has finished with.
+    fn finished(&self) -> u64 {
+        self.sent + self.undelivered + self.given_up
+    }
+}
+
+/// VELO counters of a card, of all attachments and tenants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Totals {
+    pub(crate) sent: u64,
+    /// Messages put into this card's rings.
+    pub(crate) delivered: u64,
+    /// Messages that no ring took.
+    pub(crate) undelivered: u64,
+    /// Times that a send began to wait for credit.
+    pub(crate) stalls: u64,
+    /// Sends that the watchdog has ended.
+    pub(crate) given_up: u64,
+    /// Split messages that were not completed.
+    pub(crate) torn: u64,
+}
+
+/// VELO state of an attachment.
+#[derive(Default)]
+struct Client {
+    /// The receive ring's registers.
+    registers: RingRegisters,
+    ring: Option<Ring>,
+    /// Generation of the receive ring, odd while the ring is enabled. It outlives tenants and
+    /// resets.
+    generation: u8,
+    /// The change of the ring that is being announced, if any.
+    announcement: Option<Announcement>,
+    /// The client's read pointer of the ring, while a client is attached.
+    read_pointer: Option<SharedU64>,
+    /// The split message that is being sent.
+    assembly: Assembly,
+    /// The send that has to wait, if any.
+    stall: Option<Stall>,
+    counts: Counts,
+}
+
+impl Client {
+    /// Notes that the ring was enabled or disabled.
+    fn begin_generation(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+        self.announcement = Some(Announcement::default());
+    }
+}
+
+/// A card's VELO unit.
+pub(crate) struct Velo {
+    /// State by attachment.
+    clients: Vec<Client>,
+    /// Limit of the send watchdog, in nanoseconds; 0 disables it.
+    watchdog: u64,
+    /// VPIDs with unread messages, whose read pointers are polled.
+    unread: Set,
+    /// VPIDs with an incomplete split message.
+    splits: Set,
+    /// VPIDs that owe credit or have an announcement to send.
+    with_pending_control: Set,
+    /// The next node that is asked for its enabled rings, after a reset.
+    next_request: Option<u32>,
+    /// Counters, without those that the clients' present tenants have sent.
+    totals: Totals,
+}
+
+impl Velo {
+    /// Returns the unit of a card with this number of attachments.
+    pub(crate) fn new(attachments: usize, watchdog: u64) -> Self {
+        Self {
+            clients: (0..attachments).map(|_| Client::default()).collect(),
+            watchdog,
+            unread: Set::default(),
+            splits: Set::default(),
+            with_pending_control: Set::default(),
+            next_request: None,
+            totals: Totals::default(),
+        }
+    }
+
+    /// Returns an attachment's state, if the attachment exists.
+    #[inline]
+    fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
+        self.clients.get_mut(usize::from(who.0))
+    }
+
+    /// Returns an attachment's counters.
+    pub(crate) fn counts(&self, who: AttachmentId) -> Counts {
+        self.clients.get(usize::from(who.0)).map_or_else(Counts::default, |client| client.counts)
+    }
+
+    /// Returns the counters of the card.
+    pub(crate) fn totals(&self) -> Totals {
+        let sent = self.clients.iter().map(|client| client.counts.sent).sum::<u64>();
+        Totals { sent: self.totals.sent + sent, ..self.totals }
+    }
+
+    /// Begins a tenancy with the state of power-on. Generation and announcement outlive tenants.
+    pub(crate) fn power_on(&mut self, who: AttachmentId, read_pointer: Option<SharedU64>) {
+        self.disable_ring(who);
+        let Some(client) = self.client(who) else { return };
+
+        let (generation, announcement) = (client.generation, client.announcement);
+        let sent = client.counts.sent;
+        *client = Client { generation, announcement, read_pointer, ..Client::default() };
+        self.totals.sent += sent;
+    }
+
+    /// Ends the access to a client that has left.
+    pub(crate) fn leave(&mut self, who: AttachmentId) {
+        self.disable_ring(who);
+        if let Some(client) = self.client(who) {
+            client.read_pointer = None;
+        }
+    }
+
+    /// Returns the unit's own state to that of power-on, and asks all nodes for their enabled
+    /// rings.
+    pub(crate) fn forget_network(&mut self, watchdog: u64) {
+        self.watchdog = watchdog;
+        self.next_request = Some(0);
+    }
+
+    /// Reads a VPID's read pointer, and returns whether its ring has unread messages.
+    pub(crate) fn poll_unread(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> bool {
+        self.poll_read_pointer(unit, who);
+        self.client(who).is_some_and(|client| client.ring.as_ref().is_some_and(Ring::has_unread))
+    }
+
+    /// Enables or disables a receive ring. A ring that can't be used counts as an error.
+    fn enable_ring(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, on: bool) {
+        let nodes = unit.config.nodes;
+        let Some(client) = self.client(who) else { return };
+        if on == client.ring.is_some() {
+            return;
+        }
+        if !on {
+            self.disable_ring(who);
+            return;
+        }
+
+        let registers = client.registers;
+        let sound = !unit.is_admin(who) && registers.is_sound(nodes);
+        let memory = sound.then(|| unit.lease_ring(who, registers.base, registers.slots * SLOT));
+
+        match memory.flatten() {
+            Some(memory) => {
+                client.ring = Some(Ring::new(memory, registers, nodes));
+                client.begin_generation();
+                self.with_pending_control.add(who.0);
+            }
+            None => unit.fail(who, error::RING, reg::VELO_RING_ENABLE),
+        }
+    }
+
+    /// Disables a receive ring, so that no card can send to the VPID any more.
+    fn disable_ring(&mut self, who: AttachmentId) {
+        let Some(client) = self.client(who) else { return };
+        if client.ring.take().is_some() {
+            client.begin_generation();
+            self.with_pending_control.add(who.0);
+            self.unread.remove(who.0);
+        }
+    }
+
+    /// Polls the read pointers of VPIDs with unread messages. Returns the number of VPIDs that owe
+    /// credit.
+    #[inline]
+    pub(crate) fn poll_read_pointers(&mut self, unit: &mut UnitContext<'_, '_>) -> u32 {
+        let mut due = 0;
+        let mut next = self.unread.from(0);
+        while let Some(who) = next {
+            due += u32::from(self.poll_read_pointer(unit, AttachmentId(who)));
+            next = self.unread.from(who + 1);
+        }
+        due
+    }
+
+    /// Reads a VPID's read pointer of its receive ring. Returns whether the VPID owes credit.
+    fn poll_read_pointer(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> bool {
+        let Some(Client { ring: Some(ring), read_pointer: Some(pointer), .. }) =
+            self.clients.get_mut(usize::from(who.0))
+        else {
+            return false;
+        };
+
+        let pointer = pointer.load(Ordering::Acquire);
+        let good = ring.taken(pointer);
+        if !ring.has_unread() {
+            self.unread.remove(who.0);
+        }
+
+        let due = ring.credit_due().is_some();
+        if due {
+            self.with_pending_control.add(who.0);
+        }
+
+        if !good {
+            unit.fail(who, error::READ_POINTER, pointer);
+            // The pointer is read again when the next message arrives, so a wrong value counts
+            // once.
+            self.unread.remove(who.0);
+        }
+
+        due
+    }
+}

@@ -1,7 +1,8 @@
 //! Delivery of arrived packets to receive rings.
+//!
+//! Messages are delivered in rows. A packet of this card itself is a row of one.
 
 use nicforge_core::{
-    context::Context,
     fabric::{Arrivals, Packet},
     ids::AttachmentId,
 };
@@ -10,18 +11,20 @@ use nicforge_hwi::{
     extoll_velo::header,
 };
 
-use super::ring::Put;
+use super::{Client, Velo, ring::Delivered};
 use crate::{
-    card::Card,
-    set::Set,
+    attachment::Attachments,
     switch::Arrival,
-    vpid::Vpid,
+    unit::UnitContext,
     wire::{Kind, Wire},
 };
 
 /// Packets in a row, of which the first can be read and passed.
-trait Row {
+pub(super) trait Row {
+    /// Returns the first packet.
     fn front(&self) -> Option<&Packet>;
+
+    /// Removes the first packet.
     fn pass(&mut self);
 }
 
@@ -50,124 +53,107 @@ impl Row for Single<'_> {
     }
 }
 
-/// The outcome of the delivery of messages to a VPID.
+/// The outcome of the delivery of a row.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outcome {
     delivered: u32,
     undelivered: u32,
-    /// Whether the ring was empty before and its interrupt is enabled.
+    /// The header of the last packets.
+    last: u64,
+    /// Whether their VPID's interrupt is due: its ring was empty, and the interrupt is enabled.
     interrupt: bool,
-    /// Whether the ring's memory is gone.
+    /// Whether the memory of their VPID's ring is gone.
     gone: bool,
 }
 
-/// The parts of the card that a delivery changes while packets are taken.
-struct Delivery<'a> {
-    vpids: &'a mut [Vpid],
-    unread: &'a mut Set,
-    with_changed_counters: &'a mut Set,
-}
-
-impl Delivery<'_> {
-    /// Puts the first packets of a row, as long as they have the header `alike`, into the ring of
-    /// their VPID. The function is not inlined, because its loop needs all registers.
-    #[inline(never)]
-    fn deliver(&mut self, alike: u64, row: &mut impl Row) -> Outcome {
-        let wire = Wire::decode(alike);
-        let who = wire.target_vpid;
-        let mut outcome = Outcome::default();
-
-        let vpid = self.vpids.get_mut(usize::from(who)).filter(|vpid| vpid.generation == wire.generation);
-        let Some(Vpid { ring: Some(ring), counts, interrupts_enabled, .. }) = vpid else {
-            // The message was sent before its sender knew that the ring was disabled.
-            row.pass();
-            return Outcome { undelivered: 1, ..outcome };
-        };
-
-        let first = !ring.has_unread();
-        let header = header::encode(wire.source, wire.source_vpid, wire.tag, wire.quadwords);
-
-        if let Some(mut filling) = ring.fill(wire.source) {
-            while let Some(packet) = row.front()
-                && packet.header == alike
-            {
-                let put = filling.put(header, packet.bytes());
-                row.pass();
-                if put == Put::Done {
-                    continue;
-                }
-                outcome.undelivered += 1;
-                if put == Put::MemoryGone {
-                    outcome.gone = true;
-                    break;
-                }
-            }
-            outcome.delivered = filling.put_in();
-        } else if let Some(packet) = row.front() {
-            let put = ring.put_one(wire.source, header, packet.bytes());
-            row.pass();
-            outcome.delivered = u32::from(put == Put::Done);
-            outcome.undelivered = u32::from(put != Put::Done);
-            outcome.gone = put == Put::MemoryGone;
-        }
-
-        if outcome.delivered > 0 {
-            counts.received += u64::from(outcome.delivered);
-            outcome.interrupt = first && *interrupts_enabled & (1 << vector::VELO_RECEIVE) != 0;
-            self.unread.add(who);
-            self.with_changed_counters.add(who);
-        }
-
-        outcome
-    }
-}
-
-impl Card {
+impl Velo {
     /// Takes an arrival that is a message and the messages behind it in a row, at most `limit`.
     /// Returns the number taken.
-    pub(crate) fn receive(&mut self, context: &mut Context<'_>, arrival: Arrival, limit: u32) -> u32 {
-        let node = self.config.node;
-        let Self { switch, vpids, unread, with_changed_counters, .. } = self;
-        let mut delivery = Delivery { vpids, unread, with_changed_counters };
+    pub(crate) fn receive(&mut self, unit: &mut UnitContext<'_, '_>, arrival: Arrival, limit: u32) -> u32 {
+        let node = unit.config.node;
+        let mut ports = unit.context.ports();
 
-        let mut ports = context.ports();
-        let mut taken = 0;
-        let (mut last, mut outcome) = (0, Outcome::default());
-        let (mut delivered, mut undelivered) = (0, 0);
-
-        if let Some(mut row) = switch.take_run(&mut ports, arrival, limit) {
-            // An interrupt, or the end of a ring, is handled before later packets.
-            while !outcome.interrupt
-                && !outcome.gone
-                && let Some(packet) = row.front()
-                && Wire::is_for(packet.header, node, Kind::Velo)
-            {
-                last = packet.header;
-                outcome = delivery.deliver(last, &mut row);
-                delivered += outcome.delivered;
-                undelivered += outcome.undelivered;
-            }
-            taken = row.taken();
-        } else if let Some(packet) = switch.take(&mut ports, arrival) {
+        let (outcome, taken) = if let Some(mut row) = unit.switch.take_run(&mut ports, arrival, limit) {
+            let outcome = self.deliver_row(unit.attachments, node, &mut row);
+            (outcome, row.taken())
+        } else if let Some(packet) = unit.switch.take(&mut ports, arrival) {
             // The packet is one of this card itself.
-            last = packet.header;
-            outcome = delivery.deliver(last, &mut Single(Some(&packet)));
-            (delivered, undelivered, taken) = (outcome.delivered, outcome.undelivered, 1);
+            let outcome = self.deliver_row(unit.attachments, node, &mut Single(Some(&packet)));
             ports.recycle(packet);
-        }
+            (outcome, 1)
+        } else {
+            return 0;
+        };
 
-        self.delivered += u64::from(delivered);
-        self.undelivered += u64::from(undelivered);
+        self.totals.delivered += u64::from(outcome.delivered);
+        self.totals.undelivered += u64::from(outcome.undelivered);
 
-        let who = AttachmentId(Wire::decode(last).target_vpid);
+        let who = AttachmentId(Wire::decode(outcome.last).target.vpid);
         if outcome.interrupt {
-            self.raise(context, who, vector::VELO_RECEIVE);
+            unit.raise(who, vector::VELO_RECEIVE);
         }
 
         if outcome.gone {
             self.disable_ring(who);
-            self.fail(context, who, error::RING_MEMORY, 0);
+            unit.fail(who, error::RING_MEMORY, 0);
         }
         taken
+    }
+
+    /// Delivers the messages of a row, up to one that causes an interrupt or ends a ring. These
+    /// events are handled before later packets.
+    #[inline(always)]
+    fn deliver_row(&mut self, attachments: &mut Attachments, node: u32, row: &mut impl Row) -> Outcome {
+        let mut outcome = Outcome::default();
+
+        while !outcome.interrupt
+            && !outcome.gone
+            && let Some(packet) = row.front()
+            && Wire::is_for(packet.header, node, Kind::Velo)
+        {
+            outcome.last = packet.header;
+            let (delivered, interrupt) = self.deliver(attachments, outcome.last, row);
+            outcome.delivered += delivered.delivered;
+            outcome.undelivered += delivered.undelivered;
+            (outcome.interrupt, outcome.gone) = (interrupt, delivered.gone);
+        }
+
+        outcome
+    }
+
+    /// Puts the first packets of a row, as long as they have the header `alike`, into the ring of
+    /// their VPID. Returns what became of them, and whether an interrupt is due. The function is
+    /// not inlined, because its loop needs all registers.
+    #[inline(never)]
+    fn deliver(
+        &mut self,
+        attachments: &mut Attachments,
+        alike: u64,
+        row: &mut impl Row,
+    ) -> (Delivered, bool) {
+        let wire = Wire::decode(alike);
+        let who = AttachmentId(wire.target.vpid);
+
+        let client =
+            self.clients.get_mut(usize::from(who.0)).filter(|client| client.generation == wire.generation);
+        let Some(Client { ring: Some(ring), counts, .. }) = client else {
+            // The message was sent before its sender knew that the ring was disabled.
+            row.pass();
+            return (Delivered { undelivered: 1, ..Delivered::default() }, false);
+        };
+
+        let first = !ring.has_unread();
+        let header = header::encode(wire.source.node, wire.source.vpid, wire.tag, wire.quadwords);
+        let delivered = ring.put_row(wire.source.node, header, alike, row);
+        if delivered.delivered == 0 {
+            return (delivered, false);
+        }
+
+        counts.received += u64::from(delivered.delivered);
+        self.unread.add(who.0);
+        attachments.mark_changed(who);
+
+        let interrupt = first && attachments.interrupts_enabled(who) & (1 << vector::VELO_RECEIVE) != 0;
+        (delivered, interrupt)
     }
 }

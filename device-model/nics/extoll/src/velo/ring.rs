@@ -10,6 +10,8 @@ use nicforge_core::dma::DmaLease;
 use nicforge_hwi::extoll_velo::{MAX_MESSAGE, MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER};
 use nicforge_shm::Window;
 
+use super::receive::Row;
+
 /// The registers that describe a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RingRegisters {
@@ -34,9 +36,18 @@ impl RingRegisters {
     }
 }
 
+/// The outcome of putting messages of a row into the ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Delivered {
+    pub(super) delivered: u32,
+    pub(super) undelivered: u32,
+    /// Whether the ring's memory is gone.
+    pub(super) gone: bool,
+}
+
 /// The outcome of putting a message into the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Put {
+enum Put {
     /// The message is in the ring.
     Done,
     /// The sender had no credit for it, which happens only around the reset of a card.
@@ -100,18 +111,15 @@ impl Ring {
         self.delivered != self.taken
     }
 
-    /// Begins a row of messages from one node. Returns `None` if the ring's memory lies in several
-    /// mappings or is gone; then [`Ring::put_one`] must be used.
-    #[inline]
-    pub(crate) fn fill(&mut self, node: u32) -> Option<Filling<'_>> {
-        let memory = self.memory.whole()?;
-
+    /// Puts in the first messages of a row, as long as their packets have the header `alike`.
+    /// `header` is that of their slots; all are from `node`.
+    #[inline(always)]
+    pub(super) fn put_row(&mut self, node: u32, header: u64, alike: u64, row: &mut impl Row) -> Delivered {
         let used = self.used.get_mut(node as usize);
         let room = used.as_ref().map_or(0, |used| self.share.saturating_sub(**used));
         let next = self.delivered;
 
-        Some(Filling {
-            memory,
+        let filling = Filling {
             mask: self.slots - 1,
             next,
             end: next.wrapping_add(room.into()),
@@ -119,31 +127,11 @@ impl Ring {
             from: &mut self.from,
             node: node as u16,
             used,
-        })
-    }
-
-    /// Puts in one message of a node, whatever mappings its slot lies in. [`Ring::fill`] supports
-    /// only a single mapping and is faster for it.
-    #[inline(never)]
-    pub(crate) fn put_one(&mut self, node: u32, header: u64, message: &[u8]) -> Put {
-        let used = self.used.get_mut(node as usize).filter(|used| **used < self.share);
-        let Some(used) = used.filter(|_| message.len() <= MAX_MESSAGE) else { return Put::NoCredit };
-
-        let index = self.delivered & (self.slots - 1);
-        let at = index * SLOT;
-
-        let written = self
-            .memory
-            .write(at + SLOT_DATA, message)
-            .and_then(|()| self.memory.store_u64_release(at + SLOT_HEADER, header));
-        let (Ok(()), Some(from)) = (written, self.from.get_mut(index as usize)) else {
-            return Put::MemoryGone;
         };
-
-        *from = node as u16;
-        *used += 1;
-        self.delivered += 1;
-        Put::Done
+        match self.memory.whole() {
+            Some(window) => filling.put_row(window, header, alike, row),
+            None => filling.put_scattered_row(&self.memory, header, alike, row),
+        }
     }
 
     /// Handles the owner's read pointer, the number of messages taken so far. Returns false if the
@@ -190,10 +178,47 @@ impl Ring {
     }
 }
 
-/// A ring into which messages of one node are put in a row. The ring counts them when this value is
-/// dropped.
-pub(crate) struct Filling<'a> {
-    memory: &'a Window,
+/// The memory of a ring's slots: one window, or a lease in several mappings.
+trait SlotMemory {
+    /// Writes a slot's message, and then its header.
+    fn put(&self, at: u64, header: u64, message: &[u8]) -> Put;
+}
+
+impl SlotMemory for Window {
+    #[inline(always)]
+    fn put(&self, at: u64, header: u64, message: &[u8]) -> Put {
+        // Only the needed part of the slot is written: a short message takes one cache line, which
+        // its reader fetches.
+        let written = match *message {
+            [a, b, c, d, e, f, g, h] => {
+                let quadword = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+                self.store_record(at + SLOT_HEADER, header, quadword)
+            }
+            _ if message.len() <= MAX_MESSAGE => self
+                .write(at + SLOT_DATA, message)
+                .and_then(|()| self.store_u64_release(at + SLOT_HEADER, header)),
+            _ => return Put::NoCredit,
+        };
+        if written.is_ok() { Put::Done } else { Put::MemoryGone }
+    }
+}
+
+impl SlotMemory for DmaLease {
+    fn put(&self, at: u64, header: u64, message: &[u8]) -> Put {
+        if message.len() > MAX_MESSAGE {
+            return Put::NoCredit;
+        }
+
+        let written = self
+            .write(at + SLOT_DATA, message)
+            .and_then(|()| self.store_u64_release(at + SLOT_HEADER, header));
+        if written.is_ok() { Put::Done } else { Put::MemoryGone }
+    }
+}
+
+/// The slots into which messages of one node are put in a row. The ring counts them when this value
+/// is dropped.
+struct Filling<'a> {
     mask: u64,
     /// Number of the next message.
     next: u64,
@@ -206,34 +231,51 @@ pub(crate) struct Filling<'a> {
 }
 
 impl Filling<'_> {
+    /// Puts in the messages of a row: see [`Ring::put_row`].
+    #[inline(always)]
+    fn put_row(mut self, memory: &impl SlotMemory, header: u64, alike: u64, row: &mut impl Row) -> Delivered {
+        let (mut undelivered, mut gone) = (0, false);
+
+        while let Some(packet) = row.front()
+            && packet.header == alike
+        {
+            let put = self.put(memory, header, packet.bytes());
+            row.pass();
+            if put == Put::Done {
+                continue;
+            }
+
+            undelivered += 1;
+            if put == Put::MemoryGone {
+                gone = true;
+                break;
+            }
+        }
+
+        Delivered { delivered: self.put_in(), undelivered, gone }
+    }
+
+    /// As [`Filling::put_row`], apart from the code for memory in one mapping, whose loop needs all
+    /// registers.
+    #[inline(never)]
+    fn put_scattered_row(self, memory: &DmaLease, header: u64, alike: u64, row: &mut impl Row) -> Delivered {
+        self.put_row(memory, header, alike, row)
+    }
+
     /// Puts in a message.
     #[inline(always)]
-    pub(crate) fn put(&mut self, header: u64, message: &[u8]) -> Put {
+    fn put(&mut self, memory: &impl SlotMemory, header: u64, message: &[u8]) -> Put {
         if self.next == self.end {
             return Put::NoCredit;
         }
 
         let index = self.next & self.mask;
-        let at = index * SLOT;
+        let put = memory.put(index * SLOT, header, message);
+        if put != Put::Done {
+            return put;
+        }
 
-        // Only the needed part of the slot is written: a short message takes one cache line, which
-        // its reader fetches.
-        let written = match *message {
-            [a, b, c, d, e, f, g, h] => {
-                let quadword = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-                self.memory.store_record(at + SLOT_HEADER, header, quadword)
-            }
-            _ if message.len() <= MAX_MESSAGE => self
-                .memory
-                .write(at + SLOT_DATA, message)
-                .and_then(|()| self.memory.store_u64_release(at + SLOT_HEADER, header)),
-            _ => return Put::NoCredit,
-        };
-
-        let (Ok(()), Some(from)) = (written, self.from.get_mut(index as usize)) else {
-            return Put::MemoryGone;
-        };
-
+        let Some(from) = self.from.get_mut(index as usize) else { return Put::MemoryGone };
         *from = self.node;
         self.next = self.next.wrapping_add(1);
         Put::Done
@@ -241,7 +283,7 @@ impl Filling<'_> {
 
     /// Returns the number of messages that were put in so far.
     #[inline]
-    pub(crate) fn put_in(&self) -> u32 {
+    fn put_in(&self) -> u32 {
         // The value fits: it is at most the node's share.
         self.next.wrapping_sub(*self.delivered) as u32
     }

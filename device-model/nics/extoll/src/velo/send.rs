@@ -1,27 +1,25 @@
-//! Packets from stores, and writers that wait.
+//! Packets from stores.
 
-use nicforge_core::{context::Context, device::Write, ids::AttachmentId, posted::Posted};
-use nicforge_hwi::{
-    extoll::{BAR_VELO, error},
-    extoll_velo::address,
+use nicforge_core::{device::Write, ids::AttachmentId, posted::Posted};
+use nicforge_hwi::extoll::{BAR_VELO, error};
+
+use super::{
+    Velo,
+    address::SendAddress,
+    assembly::{Burst, is_start},
+    stall::Reason,
 };
-
-use super::assembly::{Burst, is_start};
 use crate::{
-    card::{Card, STARVED_RETRY},
-    switch::Refused,
-    vpid::Stall,
-    wire::{Class, FRAMING, Kind, Wire},
+    unit::{Origin, UnitContext, Unsent, frame, send_packet},
+    wire::{Class, Endpoint},
 };
 
 /// Time after which an incomplete split message is torn, in nanoseconds.
 const SPLIT_TIMEOUT: u64 = 100_000_000;
-/// Looks at a waiting send before the watchdog ends it, at least.
-const WATCHDOG_LOOKS: u64 = 16;
 
 /// The outcome of an attempt to send the first messages of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
+enum Sent {
     /// At least one message was sent.
     Some,
     /// The first record can't be sent in a row and must be handled singly.
@@ -30,78 +28,81 @@ pub(crate) enum Sent {
     Blocked,
 }
 
-/// Reasons why a send has to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reason {
-    /// The receiver's ring is full, as far as this node's share is concerned.
-    Credit,
-    /// The pool has no packet left. The wait ends by itself.
-    Packets,
-    /// The way has no room. The wait ends by itself, unless the network stands still.
-    Way,
-}
+impl Velo {
+    /// Sends the messages in front of a posted-write ring. Returns `Stalled` if one of them has to
+    /// wait, and `Accepted` if there is none in front any more.
+    pub(crate) fn drain(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        posted: &mut Posted<'_>,
+    ) -> Write {
+        while let Some((at, _)) = posted.next(unit.context)
+            && at.bar == BAR_VELO
+        {
+            let written = match self.send_run(unit, who, at.offset, posted) {
+                Sent::Some => continue,
+                Sent::Blocked => self.stall(unit, who, at.offset, Reason::Way),
+                Sent::Nothing => {
+                    let Some((at, data)) = posted.next(unit.context) else { break };
+                    self.send(unit, who, at.offset, data)
+                }
+            };
 
-impl Card {
+            if written == Write::Stalled {
+                return Write::Stalled;
+            }
+            posted.done(unit.context);
+        }
+        Write::Accepted
+    }
+
     /// Sends the first messages of a ring that go to the same node as the first one. The row ends
     /// at the first message that can't be sent at once; the caller must send that one singly.
-    pub(crate) fn send_run(
+    fn send_run(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         who: AttachmentId,
         first: u64,
         posted: &mut Posted<'_>,
     ) -> Sent {
-        let (node, addressee, ..) = address::decode(first);
-        let (source, admin) = (self.config.node, self.admin());
-        let Some(way) = self.switch.way_out(node, Class::Request).filter(|_| who != admin) else {
-            return Sent::Nothing;
-        };
+        let Endpoint { node, vpid } = SendAddress::decode(first).receiver;
+        let source = Endpoint { node: unit.config.node, vpid: who.0 };
+        let way = unit.switch.way_out(node, Class::Request).filter(|_| !unit.is_admin(who));
+        let Some(way) = way else { return Sent::Nothing };
 
-        let Self { vpids, directory, with_changed_counters, switch, .. } = self;
-        let vpid = vpids.get_mut(usize::from(who.0)).filter(|vpid| vpid.assembly.is_empty());
-        let (Some(vpid), mut ports) = (vpid, context.ports()) else { return Sent::Nothing };
+        let client = self.client(who).filter(|client| client.assembly.is_empty());
+        let Some(client) = client else { return Sent::Nothing };
 
+        let (switch, directory) = (&mut *unit.switch, &mut *unit.directory);
+        let mut ports = unit.context.ports();
         let most = switch.allowance(&ports, way);
         if most == 0 || ports.is_up(way.0) && !ports.ready(way.0, way.1) {
             // A message without credit waits for the receiver and not for the way.
-            let goes =
-                directory.entry(node, addressee).is_some_and(|entry| entry.is_up() && entry.credit > 0);
+            let goes = directory.entry(node, vpid).is_some_and(|entry| entry.is_up() && entry.credit > 0);
             return if goes { Sent::Blocked } else { Sent::Nothing };
         }
 
         let Some(run) = ports.run(way.0, way.1) else { return Sent::Nothing };
         let mut run = run.at_most(most);
-        // The header and the directory entry of the last record, reused for records alike.
 
+        // The header and the directory entry of the last record, reused for records alike.
         let (mut header, mut index) = (0, usize::MAX);
         let sent = posted.take_while(|at, data, alike| {
             if !alike {
-                let (target, target_vpid, tag, quadwords) = address::decode(at.offset);
-                let whole = is_start(at.offset) && data.len() == quadwords * 8;
-                let sound = at.bar == BAR_VELO && target == node && whole;
-                let found = directory.index(node, target_vpid).filter(|_| sound);
+                let address = SendAddress::decode(at.offset);
+                let whole = is_start(at.offset) && data.len() == address.bytes();
+                let sound = at.bar == BAR_VELO && address.receiver.node == node && whole;
+                let found = directory.index(node, address.receiver.vpid).filter(|_| sound);
                 let entry = found.and_then(|found| directory.at(found)).filter(|entry| entry.is_up());
                 let (Some(found), Some(entry)) = (found, entry) else {
                     return false;
                 };
-                let wire = Wire {
-                    target: node,
-                    source,
-                    target_vpid,
-                    source_vpid: who.0,
-                    tag,
-                    quadwords,
-                    kind: Kind::Velo,
-                    generation: entry.generation,
-                };
-                (header, index) = (wire.encode(), found);
+                (header, index) = (address.message(source, entry.generation).encode(), found);
             }
+
             let Some(entry) = directory.at(index) else { return false };
-            let sends = entry.credit > 0
-                && run.send(data, |packet| {
-                    packet.header = header;
-                    packet.framing = FRAMING;
-                });
+            let sends = entry.credit > 0 && run.send(data, |packet| frame(packet, header));
             entry.credit -= u32::from(sends);
             sends
         });
@@ -110,9 +111,9 @@ impl Card {
             return Sent::Nothing;
         }
 
-        vpid.counts.sent += u64::from(sent);
-        vpid.end_stall();
-        with_changed_counters.add(who.0);
+        client.counts.sent += u64::from(sent);
+        client.stall = None;
+        unit.attachments.mark_changed(who);
         switch.spend(way, sent);
         Sent::Some
     }
@@ -120,205 +121,150 @@ impl Card {
     /// Handles a write to the send aperture.
     pub(crate) fn send(
         &mut self,
-        context: &mut Context<'_>,
+        unit: &mut UnitContext<'_, '_>,
         who: AttachmentId,
         offset: u64,
         data: &[u8],
     ) -> Write {
-        let now = context.now();
-        let admin = self.admin();
-        let Some(vpid) = self.vpid(who).filter(|_| who != admin) else {
-            self.fail(context, who, error::NOT_PERMITTED, offset);
+        let now = unit.context.now();
+        let Some(client) = self.client(who).filter(|_| !unit.is_admin(who)) else {
+            unit.fail(who, error::NOT_PERMITTED, offset);
             return Write::Accepted;
         };
 
-        let (burst, torn) = vpid.assembly.add(offset, data, now);
+        let (burst, torn) = client.assembly.add(offset, data, now);
         if torn {
-            self.torn += 1;
-            self.fail(context, who, error::SEND_TORN, offset);
+            self.count_torn(unit, who, offset);
         }
 
         match burst {
-            Burst::Whole => self.inject(context, who, offset, data),
-            Burst::Last => {
-                let (_, _, _, quadwords) = address::decode(offset);
-                let message = self.vpids[usize::from(who.0)].assembly.message(quadwords);
-                let written = self.inject(context, who, offset, &message[..quadwords * 8]);
-                if written == Write::Accepted
-                    && let Some(vpid) = self.vpid(who)
-                {
-                    vpid.assembly.clear();
-                }
-                written
-            }
+            Burst::Whole => self.inject(unit, who, offset, data),
+            Burst::Last => self.inject_assembled(unit, who, offset),
             Burst::Kept => {
                 self.splits.add(who.0);
-                context.wake_at(now.after(SPLIT_TIMEOUT));
+                unit.context.wake_at(now.after(SPLIT_TIMEOUT));
                 Write::Accepted
             }
             Burst::Bad => {
-                self.fail(context, who, error::SEND_ADDRESS, offset);
+                unit.fail(who, error::SEND_ADDRESS, offset);
                 Write::Accepted
             }
         }
     }
 
+    /// Sends the split message whose last piece has arrived, as [`Velo::inject`] does.
+    fn inject_assembled(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, offset: u64) -> Write {
+        let Some(client) = self.client(who) else { return Write::Accepted };
+        let bytes = SendAddress::decode(offset).bytes();
+        let message = client.assembly.message(bytes);
+
+        let written = self.inject(unit, who, offset, &message[..bytes]);
+        if written == Write::Accepted
+            && let Some(client) = self.client(who)
+        {
+            client.assembly.clear();
+        }
+        written
+    }
+
     /// Sends a message if there is credit for its receiver. Otherwise the writer stalls.
     #[inline]
-    fn inject(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64, message: &[u8]) -> Write {
-        let (node, target, tag, quadwords) = address::decode(offset);
-        let Some(entry) = self.directory.entry(node, target).filter(|entry| entry.is_up()) else {
-            self.undeliverable(context, who, offset);
-            return Write::Accepted;
+    fn inject(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        offset: u64,
+        message: &[u8],
+    ) -> Write {
+        let address = SendAddress::decode(offset);
+        let Endpoint { node, vpid } = address.receiver;
+        let Some(entry) = unit.directory.entry(node, vpid).filter(|entry| entry.is_up()) else {
+            return self.undeliverable(unit, who, offset);
         };
 
         if entry.credit == 0 {
-            return self.stall(context, who, offset, Reason::Credit);
+            return self.stall(unit, who, offset, Reason::Credit);
         }
 
-        let wire = Wire {
-            target: node,
-            source: self.config.node,
-            target_vpid: target,
-            source_vpid: who.0,
-            tag,
-            quadwords,
-            kind: Kind::Velo,
-            generation: entry.generation,
-        };
+        let source = Endpoint { node: unit.config.node, vpid: who.0 };
+        let wire = address.message(source, entry.generation);
+        let sent = send_packet(unit.context, unit.switch, Origin::Client, wire, message.len(), |packet| {
+            packet.bytes_mut().copy_from_slice(message);
+        });
 
-        let mut ports = context.ports();
-        let Some(mut packet) = ports.new_packet(message.len()) else {
-            context.wake_at(context.now().after(STARVED_RETRY));
-            return self.stall(context, who, offset, Reason::Packets);
-        };
-
-        packet.header = wire.encode();
-        packet.framing = FRAMING;
-        packet.bytes_mut().copy_from_slice(message);
-
-        match self.switch.send_for_client(&mut ports, node, Class::Request, packet) {
+        match sent {
             Ok(()) => {
                 entry.credit -= 1;
-                let vpid = &mut self.vpids[usize::from(who.0)];
-                vpid.counts.sent += 1;
-                vpid.end_stall();
-                self.with_changed_counters.add(who.0);
+                if let Some(client) = self.client(who) {
+                    client.counts.sent += 1;
+                    client.stall = None;
+                }
+                unit.attachments.mark_changed(who);
                 Write::Accepted
             }
-            Err(Refused::Full(packet)) => {
-                ports.recycle(packet);
-                self.stall(context, who, offset, Reason::Way)
-            }
-            Err(Refused::NoRoute(packet)) => {
-                ports.recycle(packet);
-                self.undeliverable(context, who, offset);
-                Write::Accepted
-            }
+            Err(Unsent::Starved) => self.stall(unit, who, offset, Reason::Packets),
+            Err(Unsent::Full) => self.stall(unit, who, offset, Reason::Way),
+            Err(Unsent::Unreachable) => self.undeliverable(unit, who, offset),
         }
     }
 
     /// Drops a message without a receiver and counts an error.
     #[cold]
-    fn undeliverable(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64) {
-        if let Some(vpid) = self.vpid(who) {
-            vpid.end_stall();
-            vpid.counts.undelivered += 1;
-        }
-        self.undelivered += 1;
-        self.fail(context, who, error::NO_RECEIVER, offset);
-    }
-
-    /// Lets the first send wait. When it has waited long enough, the watchdog ends it with an
-    /// error.
-    #[cold]
-    pub(crate) fn stall(
-        &mut self,
-        context: &mut Context<'_>,
-        who: AttachmentId,
-        offset: u64,
-        reason: Reason,
-    ) -> Write {
-        let (now, watchdog) = (context.now(), self.watchdog);
-        let Self { vpids, switch, .. } = self;
-        let Some(vpid) = vpids.get_mut(usize::from(who.0)) else { return Write::Accepted };
-
-        let before = vpid.stalled;
-        let departed = if reason == Reason::Way {
-            let (node, ..) = address::decode(offset);
-            switch.want(node, Class::Request);
-            switch.departed(&context.ports(), node, Class::Request)
-        } else {
-            before.map_or(0, |before| before.departed)
-        };
-
-        // Time counts by looks: while this card was not driven, its neighbours had no time to make
-        // room either. Time does not count while packets leave on the same way, because then the
-        // network moves and this send will get its turn.
-        let slice = (watchdog / WATCHDOG_LOOKS).max(1);
-        let waited = match before {
-            Some(before) if before.departed == departed => {
-                before.waited + now.0.saturating_sub(before.last.0).min(slice)
-            }
-            _ => 0,
-        };
-
-        vpid.stalled = Some(Stall { waited, last: now, departed });
-
-        if reason == Reason::Credit && !vpid.stalled_for_credit {
-            vpid.stalled_for_credit = true;
-            vpid.counts.stalls += 1;
-            self.stalls += 1;
-            self.with_changed_counters.add(who.0);
+    fn undeliverable(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, offset: u64) -> Write {
+        if let Some(client) = self.client(who) {
+            client.stall = None;
+            client.counts.undelivered += 1;
         }
 
-        if watchdog == 0 {
-            return Write::Stalled;
-        }
-        if waited < watchdog {
-            context.wake_at(now.after(slice.min(watchdog - waited)));
-            return Write::Stalled;
-        }
-
-        if let Some(vpid) = self.vpid(who) {
-            vpid.end_stall();
-            vpid.counts.given_up += 1;
-        }
-
-        self.watchdogs += 1;
-        self.fail(context, who, error::WATCHDOG, offset);
+        self.totals.undelivered += 1;
+        unit.fail(who, error::NO_RECEIVER, offset);
         Write::Accepted
     }
 
     /// Ends split messages that were not completed in time, as torn.
-    pub(crate) fn give_up_splits(&mut self, context: &mut Context<'_>) {
-        let now = context.now();
+    #[inline]
+    pub(crate) fn give_up_splits(&mut self, unit: &mut UnitContext<'_, '_>) {
+        if !self.splits.is_empty() {
+            self.look_at_splits(unit);
+        }
+    }
+
+    /// As [`Velo::give_up_splits`], where there are split messages.
+    #[cold]
+    fn look_at_splits(&mut self, unit: &mut UnitContext<'_, '_>) {
+        let now = unit.context.now();
         for who in self.splits.iter() {
-            let vpid = &self.vpids[usize::from(who)];
-            let Some(since) = vpid.assembly.waiting_since() else {
+            let client = self.clients.get(usize::from(who));
+            let since = client.and_then(|client| client.assembly.waiting_since());
+            let (Some(client), Some(since)) = (client, since) else {
                 self.splits.remove(who);
                 continue;
             };
 
             // A message whose last piece waits for credit is complete; the watchdog limits its
             // wait.
-            let end = vpid.stalled.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
+            let end = client.stall.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
             if now < end {
-                context.wake_at(end);
+                unit.context.wake_at(end);
                 continue;
             }
-            self.give_up_split(context, AttachmentId(who));
+            self.give_up_split(unit, AttachmentId(who));
         }
     }
 
     /// Ends a VPID's incomplete split message, if there is one, as torn.
-    pub(crate) fn give_up_split(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        let Some(vpid) = self.vpid(who).filter(|vpid| vpid.assembly.waiting_since().is_some()) else {
-            return;
-        };
+    pub(super) fn give_up_split(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) {
+        let client = self.client(who).filter(|client| client.assembly.waiting_since().is_some());
+        let Some(client) = client else { return };
 
-        vpid.assembly.clear();
-        self.torn += 1;
-        self.fail(context, who, error::SEND_TORN, 0);
+        client.assembly.clear();
+        self.count_torn(unit, who, 0);
+    }
+
+    /// Counts a split message that was not completed.
+    #[cold]
+    fn count_torn(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, offset: u64) {
+        self.totals.torn += 1;
+        unit.fail(who, error::SEND_TORN, offset);
     }
 }

@@ -6,7 +6,7 @@
 //! and with the owner. No byte is accessed after the end of the term.
 //!
 //! A quota bounds what one VPID may register: half of the table is reserved for VPIDs that have not
-//! used their part of it (`Shares`).
+//! used their part of it (`quota`).
 //!
 //! The number of mappings of a registration is determined before any of them is visited. A
 //! registration of too many mappings thus costs next to nothing. The cost of the others is bounded
@@ -17,6 +17,9 @@
 //! Regions of a page size are sorted by their first entry. A lookup is a binary search; a
 //! registration scans the gaps between regions, beginning at the first.
 
+mod quota;
+mod registers;
+
 use std::sync::Arc;
 
 use nicforge_core::{
@@ -24,26 +27,17 @@ use nicforge_core::{
     dma::{DmaLease, DmaPermission, Term},
     ids::AttachmentId,
 };
-use nicforge_hwi::extoll_atu::{ALL_MAPPINGS, MAX_MAPPINGS, command, nla, page};
+use nicforge_hwi::extoll_atu::{MAX_MAPPINGS, command, nla, page};
 
+pub(crate) use self::registers::{Register, read_register, write_register};
+use self::{
+    quota::{MAPPINGS, Shares},
+    registers::Registers,
+};
 use crate::work::Work;
 
-/// Number of resources that are shared out: entries of each of four page sizes, and mappings.
-const RESOURCES: usize = 5;
-/// Index of the mappings among the resources.
-const MAPPINGS: usize = 4;
 /// Spans that are scanned or moved in about the time of one visit to a mapping.
 const ROW: usize = 32;
-
-/// An attachment's ATU registers: the operands of a command, and the outcome of the last one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct AtuRegisters {
-    pub(crate) address: u64,
-    pub(crate) pages: u64,
-    pub(crate) owner: u64,
-    pub(crate) status: u64,
-    pub(crate) result: u64,
-}
 
 /// A part of a region that is reached in one way.
 struct Extent {
@@ -118,58 +112,6 @@ struct Span {
     region: u32,
 }
 
-/// Quotas of the VPIDs. Half of each resource is shared out among the VPIDs and reserved for them.
-/// The other half goes to the first registration that needs it. So each VPID gets its part at any
-/// time.
-struct Shares {
-    /// The resources that each VPID's regions use.
-    used: Vec<[u32; RESOURCES]>,
-    /// The part of each resource that is reserved for one VPID.
-    kept: [u32; RESOURCES],
-    /// The reserved parts that the VPIDs have not used, added up.
-    unclaimed: [u32; RESOURCES],
-    /// The resources that all regions use.
-    total: [u32; RESOURCES],
-}
-
-impl Shares {
-    fn new(vpids: u16) -> Self {
-        let vpids = u32::from(vpids.max(1));
-        let kept = std::array::from_fn(|resource| Self::all(resource) / 2 / vpids);
-        Self {
-            used: vec![[0; RESOURCES]; vpids as usize],
-            kept,
-            unclaimed: kept.map(|kept| kept * vpids),
-            total: [0; RESOURCES],
-        }
-    }
-
-    /// Returns the amount of a resource that the card has.
-    fn all(resource: usize) -> u32 {
-        if resource == MAPPINGS { ALL_MAPPINGS } else { page::entries(resource as u8) }
-    }
-
-    /// Returns the amount of a resource that a VPID may still use.
-    fn left_for(&self, who: u16, resource: usize) -> u32 {
-        let Some(used) = self.used.get(usize::from(who)) else { return 0 };
-        let own = self.kept[resource].saturating_sub(used[resource]);
-        let others = self.unclaimed[resource] - own;
-        Self::all(resource) - self.total[resource] - others
-    }
-
-    /// Changes the amount of a resource that a VPID's regions use, by applying `change` to it.
-    fn change(&mut self, who: u16, resource: usize, change: impl Fn(u32) -> u32) {
-        let Some(used) = self.used.get_mut(usize::from(who)) else { return };
-
-        let (kept, used) = (self.kept[resource], &mut used[resource]);
-
-        self.unclaimed[resource] -= kept.saturating_sub(*used);
-        *used = change(*used);
-        self.unclaimed[resource] += kept.saturating_sub(*used);
-        self.total[resource] = change(self.total[resource]);
-    }
-}
-
 /// A card's table of regions.
 pub(crate) struct Atu {
     /// Regions by page size, sorted by first entry.
@@ -181,6 +123,8 @@ pub(crate) struct Atu {
     regions: Vec<Option<Region>>,
     free: Vec<u32>,
     shares: Shares,
+    /// By attachment, the operands of its next command and the outcome of its last one.
+    registers: Vec<Registers>,
     /// Number of registrations that were refused because the card or the VPID's quota had nothing
     /// left.
     refused: u64,
@@ -195,6 +139,7 @@ impl Atu {
             regions: Vec::new(),
             free: Vec::new(),
             shares: Shares::new(vpids),
+            registers: vec![Registers::default(); usize::from(vpids) + 1],
             refused: 0,
             last_serial: 0,
         }
@@ -202,7 +147,7 @@ impl Atu {
 
     /// Returns the number of entries in use.
     pub(crate) fn entries(&self) -> u64 {
-        self.shares.total[..MAPPINGS].iter().map(|&entries| u64::from(entries)).sum()
+        self.shares.entries()
     }
 
     /// Returns the number of registrations that were refused because nothing was left.
@@ -229,7 +174,7 @@ impl Atu {
     ///
     /// # Errors
     /// A status of [`command`].
-    pub(crate) fn register(
+    fn register(
         &mut self,
         context: &mut Context<'_>,
         work: &mut Work,
@@ -248,7 +193,7 @@ impl Atu {
     fn admit(&self, owner: AttachmentId, resource: usize, count: u32) -> Result<(), u64> {
         if count <= self.shares.left_for(owner.0, resource) {
             Ok(())
-        } else if count <= Shares::all(resource) - self.shares.total[resource] {
+        } else if count <= self.shares.left(resource) {
             Err(command::QUOTA)
         } else {
             Err(command::NO_ENTRIES)
@@ -338,12 +283,7 @@ impl Atu {
     ///
     /// # Errors
     /// A status of [`command`].
-    pub(crate) fn deregister(
-        &mut self,
-        work: &mut Work,
-        owner: Option<AttachmentId>,
-        address: u64,
-    ) -> Result<(), u64> {
+    fn deregister(&mut self, work: &mut Work, owner: Option<AttachmentId>, address: u64) -> Result<(), u64> {
         work.spend(1);
 
         let (class, entry, offset) = nla::decode(address).ok_or(command::NOT_YOURS)?;
@@ -365,12 +305,19 @@ impl Atu {
 
     /// Returns the cost of [`Atu::deregister_all`], in visits.
     pub(crate) fn cost_of_all(&self, owner: AttachmentId) -> u32 {
-        let mappings = self.shares.used.get(usize::from(owner.0)).map_or(0, |used| used[MAPPINGS]);
-        self.spans.iter().map(|spans| rows(spans)).sum::<u32>() + mappings
+        self.spans.iter().map(|spans| rows(spans)).sum::<u32>() + self.shares.mappings_of(owner.0)
+    }
+
+    /// Returns an attachment's registrations and registers to the state of power-on.
+    pub(crate) fn power_on(&mut self, who: AttachmentId) {
+        self.deregister_all(who);
+        if let Some(registers) = self.registers.get_mut(usize::from(who.0)) {
+            *registers = Registers::default();
+        }
     }
 
     /// Deregisters all regions of an attachment.
-    pub(crate) fn deregister_all(&mut self, owner: AttachmentId) {
+    fn deregister_all(&mut self, owner: AttachmentId) {
         for class in 0..self.spans.len() {
             let mut spans = std::mem::take(&mut self.spans[class]);
             spans.retain(|span| {
@@ -455,30 +402,5 @@ mod tests {
         assert_eq!(gap(&spans, 1, 16, 16), Some((0, 0)));
         assert_eq!(gap(&spans, 5, 16, 12), None);
         assert_eq!(gap(&[], 64, 64, 1), Some((0, 0)));
-    }
-
-    #[test]
-    fn half_of_a_resource_is_reserved_for_vpids_that_have_not_used_their_part() {
-        let mut shares = Shares::new(4);
-        let class = usize::from(page::SIZE_1G);
-
-        // Of 64 entries half is reserved: 8 for each of four VPIDs.
-        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [40; 4]);
-
-        shares.change(0, class, |used| used + 40);
-        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [0, 8, 8, 8]);
-
-        shares.change(2, class, |used| used + 8);
-        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [0, 8, 0, 8]);
-
-        shares.change(0, class, |used| used - 36);
-        // 12 entries are in use and 20 are reserved. A VPID below its part may use the rest of it
-        // and all entries that are not reserved.
-        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [36, 40, 32, 40]);
-        assert_eq!(shares.left_for(4, class), 0, "there is no such VPID");
-
-        shares.change(2, class, |used| used - 8);
-        shares.change(0, class, |used| used - 4);
-        assert_eq!((shares.total[class], shares.unclaimed[class]), (0, 32));
     }
 }

@@ -1,0 +1,255 @@
+//! The attachments of a card: the VPIDs, then the admin.
+//!
+//! An attachment owns its mirror page, its error words and its interrupt enables. Its messages and
+//! rings are VELO's (`velo`), its commands and notifications RMA's (`rma`), its registrations the
+//! ATU's (`atu`).
+//!
+//! In: errors, conditions of interrupts, and counters of the units. Out: interrupts, the mirror.
+//!
+//! *Invariant:* [`Attachments::fail`] is the only place that counts an error, and
+//! [`Attachments::raise`] the only place that raises an interrupt. The mirror lags behind the
+//! counters until the end of the step, and only for attachments in the set of changed ones.
+
+use nicforge_core::{context::Context, ids::AttachmentId};
+use nicforge_hwi::extoll::{mirror, vector, window};
+use nicforge_shm::{SharedU64, Window};
+
+use crate::{config::CardConfig, rma, set::Set, velo};
+
+/// The mapped windows of a client, all present while it is attached.
+pub(crate) struct Windows {
+    /// The card's page of the mirror.
+    pub(crate) mirror: Window,
+    /// Number of messages that the client has taken from its receive ring.
+    pub(crate) velo_read_pointer: SharedU64,
+    /// Number of notifications that the client has taken from its queue.
+    pub(crate) rma_read_pointer: SharedU64,
+}
+
+impl Windows {
+    /// Opens a client's windows; returns `None` if there is no client.
+    pub(crate) fn open(context: &Context<'_>, who: AttachmentId) -> Option<Self> {
+        let (windows, mirrors) = (context.memory(who, 1)?, context.memory(who, 2)?);
+
+        // The offsets are constants inside the BARs that the card's description asks for.
+        Some(Self {
+            mirror: mirrors.window(mirror::NODE, mirror::SIZE).ok()?,
+            velo_read_pointer: windows.u64(window::VELO_READ_POINTER).ok()?,
+            rma_read_pointer: windows.u64(window::RMA_READ_POINTER).ok()?,
+        })
+    }
+}
+
+/// The error words of an attachment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ErrorWords {
+    /// Number of errors so far.
+    count: u64,
+    /// The last error, as in [`mirror::LAST_ERROR`].
+    last: u64,
+}
+
+/// The counters that a mirror shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Shown {
+    velo: velo::Counts,
+    rma: rma::Counts,
+    errors: ErrorWords,
+}
+
+/// One attachment.
+#[derive(Default)]
+struct Attachment {
+    /// The card's page of the client's mirror, while a client is attached.
+    mirror: Option<Window>,
+    /// Number of starts, as in [`mirror::STARTS`].
+    starts: u64,
+    /// Enabled interrupts, one bit for each vector.
+    interrupts_enabled: u64,
+    errors: ErrorWords,
+    /// The counters as the mirror shows them.
+    shown: Shown,
+}
+
+/// Stores a value in a mirror page.
+fn store(mirror: &Window, offset: u64, value: u64) {
+    // The hardware interface's offsets all lie inside the page.
+    let _ = mirror.store_u64_release(offset - mirror::NODE, value);
+}
+
+impl Attachment {
+    /// Shows a client's identity, and all counters as 0. The page may hold values of an earlier
+    /// client before.
+    fn show_identity(&self, config: &CardConfig, who: AttachmentId) {
+        let Some(page) = &self.mirror else { return };
+
+        store(page, mirror::NODE, u64::from(config.node) | u64::from(who.0) << 32);
+        store(page, mirror::NODES, u64::from(config.nodes) | u64::from(config.vpids) << 32);
+        store(page, mirror::STARTS, self.starts);
+
+        let counters = [
+            mirror::VELO_SENT,
+            mirror::VELO_STALLS,
+            mirror::VELO_RECEIVED,
+            mirror::VELO_UNDELIVERED,
+            mirror::RMA_COMMANDS,
+            mirror::RMA_COMPLETED,
+            mirror::RMA_NOTIFICATIONS,
+            mirror::RMA_OVERFLOWS,
+            mirror::LAST_ERROR,
+            mirror::ERRORS,
+        ];
+        for offset in counters {
+            store(page, offset, 0);
+        }
+    }
+
+    /// Shows the counters that have changed. A counter that has not changed is not written, because
+    /// a write makes the reader fetch its cache line again.
+    fn show_changes(&mut self, velo: velo::Counts, rma: rma::Counts) {
+        let Some(page) = &self.mirror else { return };
+        let now = Shown { velo, rma, errors: self.errors };
+        let shown = std::mem::replace(&mut self.shown, now);
+
+        let numbers = [
+            (mirror::VELO_SENT, velo.sent, shown.velo.sent),
+            (mirror::VELO_RECEIVED, velo.received, shown.velo.received),
+            (mirror::VELO_STALLS, velo.stalls, shown.velo.stalls),
+            (mirror::RMA_COMMANDS, rma.commands, shown.rma.commands),
+            (mirror::RMA_COMPLETED, rma.completed, shown.rma.completed),
+            (mirror::RMA_NOTIFICATIONS, rma.notifications, shown.rma.notifications),
+            (mirror::RMA_OVERFLOWS, rma.overflows, shown.rma.overflows),
+        ];
+        for (offset, number, before) in numbers {
+            if number != before {
+                store(page, offset, number);
+            }
+        }
+
+        if now.errors.count != shown.errors.count || velo.undelivered != shown.velo.undelivered {
+            store(page, mirror::LAST_ERROR, now.errors.last);
+            store(page, mirror::VELO_UNDELIVERED, velo.undelivered);
+            // The error count comes last: a reader that sees it grow sees the matching other
+            // values.
+            store(page, mirror::ERRORS, now.errors.count);
+        }
+    }
+}
+
+/// All attachments of a card.
+pub(crate) struct Attachments {
+    list: Vec<Attachment>,
+    /// Attachments whose counters must be shown at the end of the step.
+    with_changed_counters: Set,
+    /// Number of errors of all attachments and tenants.
+    errors: u64,
+}
+
+impl Attachments {
+    /// Returns the attachments of a card with this number of VPIDs, none of them with a client.
+    pub(crate) fn new(vpids: u16) -> Self {
+        Self {
+            list: (0..=vpids).map(|_| Attachment::default()).collect(),
+            with_changed_counters: Set::default(),
+            errors: 0,
+        }
+    }
+
+    /// Returns the ids of all attachments.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = AttachmentId> + use<> {
+        // The number of attachments fits: there are at most MAX_VPIDS and the admin.
+        (0..self.list.len() as u16).map(AttachmentId)
+    }
+
+    fn get(&mut self, who: AttachmentId) -> Option<&mut Attachment> {
+        self.list.get_mut(usize::from(who.0))
+    }
+
+    /// Returns whether an attachment has a client.
+    #[inline]
+    pub(crate) fn is_present(&self, who: AttachmentId) -> bool {
+        self.list.get(usize::from(who.0)).is_some_and(|attachment| attachment.mirror.is_some())
+    }
+
+    /// Returns the number of errors of all attachments and tenants.
+    pub(crate) fn errors(&self) -> u64 {
+        self.errors
+    }
+
+    /// Returns the number of errors of an attachment; 0 if it does not exist.
+    pub(crate) fn errors_of(&self, who: u64) -> u64 {
+        let attachment = usize::try_from(who).ok().and_then(|index| self.list.get(index));
+        attachment.map_or(0, |attachment| attachment.errors.count)
+    }
+
+    /// Begins a tenancy with the state of power-on, and shows it in the client's mirror, if there
+    /// is a client.
+    pub(crate) fn power_on(&mut self, config: &CardConfig, who: AttachmentId, mirror: Option<Window>) {
+        let Some(attachment) = self.get(who) else { return };
+
+        let starts = attachment.starts + 1;
+        *attachment = Attachment { mirror, starts, ..Attachment::default() };
+        attachment.show_identity(config, who);
+    }
+
+    /// Drops the windows of a client that has left.
+    pub(crate) fn leave(&mut self, who: AttachmentId) {
+        if let Some(attachment) = self.get(who) {
+            attachment.mirror = None;
+        }
+    }
+
+    /// Counts an error of an attachment and raises its error interrupt.
+    #[cold]
+    pub(crate) fn fail(&mut self, context: &mut Context<'_>, who: AttachmentId, code: u8, about: u64) {
+        self.errors += 1;
+        let Some(attachment) = self.get(who) else { return };
+
+        attachment.errors.count += 1;
+        attachment.errors.last = u64::from(code) | (about & 0xffff_ffff) << 8;
+        self.mark_changed(who);
+        self.raise(context, who, vector::ERROR);
+    }
+
+    /// Raises an interrupt if it is enabled, and disables it.
+    pub(crate) fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vector: u16) {
+        let Some(attachment) = self.get(who) else { return };
+        if attachment.interrupts_enabled & (1 << vector) != 0 {
+            attachment.interrupts_enabled &= !(1 << vector);
+            context.interrupt(who, vector);
+        }
+    }
+
+    /// Returns the enabled interrupts of an attachment, one bit for each vector.
+    #[inline]
+    pub(crate) fn interrupts_enabled(&self, who: AttachmentId) -> u64 {
+        self.list.get(usize::from(who.0)).map_or(0, |attachment| attachment.interrupts_enabled)
+    }
+
+    /// Sets the enabled interrupts of an attachment.
+    pub(crate) fn enable_interrupts(&mut self, who: AttachmentId, enabled: u64) {
+        if let Some(attachment) = self.get(who) {
+            attachment.interrupts_enabled = enabled & ((1 << vector::COUNT) - 1);
+        }
+    }
+
+    /// Marks an attachment's counters to be shown at the end of the step.
+    #[inline]
+    pub(crate) fn mark_changed(&mut self, who: AttachmentId) {
+        self.with_changed_counters.add(who.0);
+    }
+
+    /// Shows the changed counters of all attachments. `counts` returns those of the units.
+    #[inline]
+    pub(crate) fn show_changes(&mut self, counts: impl Fn(AttachmentId) -> (velo::Counts, rma::Counts)) {
+        let mut next = self.with_changed_counters.from(0);
+        while let Some(who) = next {
+            let (velo, rma) = counts(AttachmentId(who));
+            if let Some(attachment) = self.list.get_mut(usize::from(who)) {
+                attachment.show_changes(velo, rma);
+            }
+            self.with_changed_counters.remove(who);
+            next = self.with_changed_counters.from(who + 1);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The registers of the ATU, and its commands.
+
+use nicforge_core::{dma::DmaPermission, ids::AttachmentId};
+use nicforge_hwi::{extoll::error, extoll_atu::command};
+
+use crate::{registers::NotWritable, unit::UnitContext};
+
+/// A register of the ATU, as [`command`] names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Register {
+    Address,
+    Pages,
+    Owner,
+    Command,
+    Status,
+    Result,
+}
+
+/// An attachment's registers: the operands of a command, and the outcome of the last one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Registers {
+    address: u64,
+    pages: u64,
+    owner: u64,
+    status: u64,
+    result: u64,
+}
+
+/// Returns the value of an attachment's register; `None` if it can't be read.
+pub(crate) fn read_register(
+    unit: &UnitContext<'_, '_>,
+    who: AttachmentId,
+    register: Register,
+) -> Option<u64> {
+    let registers = unit.atu.registers.get(usize::from(who.0))?;
+
+    match register {
+        Register::Address => Some(registers.address),
+        Register::Pages => Some(registers.pages),
+        Register::Owner => Some(registers.owner),
+        Register::Command => None,
+        Register::Status => Some(registers.status),
+        Register::Result => Some(registers.result),
+    }
+}
+
+/// Writes an attachment's register. A write of the command register carries out a command; one that
+/// fails counts as an error.
+///
+/// # Errors
+/// The register can't be written.
+pub(crate) fn write_register(
+    unit: &mut UnitContext<'_, '_>,
+    who: AttachmentId,
+    register: Register,
+    value: u64,
+) -> Result<(), NotWritable> {
+    let registers = unit.atu.registers.get_mut(usize::from(who.0)).ok_or(NotWritable)?;
+
+    match register {
+        Register::Address => registers.address = value,
+        Register::Pages => registers.pages = value,
+        Register::Owner => registers.owner = value,
+        Register::Command => {
+            let operands = *registers;
+            let outcome = carry_out(unit, who, operands, value);
+            note_outcome(unit, who, outcome);
+        }
+        Register::Status | Register::Result => return Err(NotWritable),
+    }
+    Ok(())
+}
+
+/// Carries out a command. Returns the NLA of a registration's first page.
+///
+/// # Errors
+/// A status of [`command`].
+fn carry_out(
+    unit: &mut UnitContext<'_, '_>,
+    who: AttachmentId,
+    operands: Registers,
+    value: u64,
+) -> Result<Option<u64>, u64> {
+    if value & command::RESERVED != 0 {
+        return Err(command::MALFORMED);
+    }
+
+    let Registers { address, pages, .. } = operands;
+    match value & command::WHAT {
+        command::REGISTER => {
+            let owner = owner_of(unit, who, operands).ok_or(command::NO_OWNER)?;
+            let class = (value >> command::CLASS_SHIFT & 3) as u8;
+            let others =
+                DmaPermission { read: value & command::READ != 0, write: value & command::WRITE != 0 };
+            unit.atu.register(unit.context, unit.work, owner, class, others, (address, pages)).map(Some)
+        }
+        command::DEREGISTER => {
+            let owner = (!unit.is_admin(who)).then_some(who);
+            unit.atu.deregister(unit.work, owner, address).map(|()| None)
+        }
+        _ => Err(command::MALFORMED),
+    }
+}
+
+/// Returns the VPID for which an attachment registers memory: itself, or the one that the admin
+/// names.
+fn owner_of(unit: &UnitContext<'_, '_>, who: AttachmentId, operands: Registers) -> Option<AttachmentId> {
+    if unit.is_admin(who) {
+        u16::try_from(operands.owner).ok().filter(|&owner| owner < unit.config.vpids).map(AttachmentId)
+    } else {
+        Some(who)
+    }
+}
+
+/// Shows the outcome of a command in the registers. A failure counts as an error.
+fn note_outcome(unit: &mut UnitContext<'_, '_>, who: AttachmentId, outcome: Result<Option<u64>, u64>) {
+    let Some(registers) = unit.atu.registers.get_mut(usize::from(who.0)) else { return };
+
+    match outcome {
+        Ok(first) => {
+            registers.status = command::DONE;
+            registers.result = first.unwrap_or(registers.result);
+        }
+        Err(status) => {
+            registers.status = status;
+            unit.fail(who, error::ATU, command::COMMAND);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The registers of RMA.
+
+use nicforge_core::ids::AttachmentId;
+
+use super::Rma;
+use crate::{registers::NotWritable, unit::UnitContext};
+
+/// A register of RMA, as [`nicforge_hwi::extoll::reg`] names them. The command register is not one
+/// of them: its write is as long as a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Register {
+    QueueBase,
+    QueueEntries,
+    QueueEnable,
+    Watchdog,
+}
+
+impl Rma {
+    /// Returns the value of an attachment's register; `None` if the attachment does not exist.
+    pub(crate) fn read_register(&mut self, who: AttachmentId, register: Register) -> Option<u64> {
+        let notifications = &self.client(who)?.notifications;
+        Some(match register {
+            Register::QueueBase => notifications.registers.base,
+            Register::QueueEntries => notifications.registers.entries,
+            Register::QueueEnable => notifications.is_enabled().into(),
+            Register::Watchdog => self.watchdog.limit(),
+        })
+    }
+
+    /// Writes an attachment's register.
+    ///
+    /// # Errors
+    /// The register can't be written while the queue is enabled.
+    pub(crate) fn write_register(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        register: Register,
+        value: u64,
+    ) -> Result<(), NotWritable> {
+        let notifications = &mut self.client(who).ok_or(NotWritable)?.notifications;
+
+        match register {
+            Register::QueueBase | Register::QueueEntries if notifications.is_enabled() => {
+                return Err(NotWritable);
+            }
+            Register::QueueBase => notifications.registers.base = value,
+            Register::QueueEntries => notifications.registers.entries = value,
+            Register::QueueEnable => self.enable_queue(unit, who, value & 1 != 0),
+            Register::Watchdog => self.watchdog.set_limit(unit.context, value),
+        }
+        Ok(())
+    }
+}

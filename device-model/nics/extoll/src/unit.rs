@@ -1,0 +1,131 @@
+//! The parts of a card that its units (VELO and RMA) share.
+//!
+//! A unit owns its state and is called with a [`UnitContext`], which the card builds for the call.
+//! A unit reaches everything else only through it: the machine, the switch, the ATU, the directory,
+//! and the attachments with their errors and interrupts. No unit reaches the other one.
+
+use nicforge_core::{
+    context::Context,
+    dma::DmaLease,
+    fabric::{Contents, Packet},
+    ids::AttachmentId,
+};
+
+use crate::{
+    attachment::Attachments,
+    atu::Atu,
+    config::CardConfig,
+    directory::Directory,
+    switch::{Refused, Switch},
+    wire::{FRAMING, Wire},
+    work::{self, Work},
+};
+
+/// Delay before a retry when the fabric's packets were all in use, in nanoseconds.
+const STARVED_RETRY: u64 = 10_000;
+
+/// The parts of the card that a unit works on during a call.
+pub(crate) struct UnitContext<'a, 'b> {
+    pub(crate) context: &'a mut Context<'b>,
+    pub(crate) config: &'a CardConfig,
+    pub(crate) attachments: &'a mut Attachments,
+    pub(crate) switch: &'a mut Switch,
+    pub(crate) directory: &'a mut Directory,
+    pub(crate) atu: &'a mut Atu,
+    pub(crate) work: &'a mut Work,
+}
+
+/// The originators of a card's packets, which have different shares of a crowded way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A client's message, sent before transit packets move.
+    Client,
+    /// A packet of the card itself.
+    Card,
+}
+
+/// Reasons why a packet was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unsent {
+    /// The pool has no packet left. The card is woken soon to retry.
+    Starved,
+    /// The way has no room now.
+    Full,
+    /// No route leads to the target.
+    Unreachable,
+}
+
+/// Writes the header and the framing of a packet.
+#[inline(always)]
+pub(crate) fn frame(packet: &mut Contents, header: u64) {
+    packet.header = header;
+    packet.framing = FRAMING;
+}
+
+impl UnitContext<'_, '_> {
+    /// Returns whether this is the admin's attachment.
+    #[inline]
+    pub(crate) fn is_admin(&self, who: AttachmentId) -> bool {
+        who == self.config.admin()
+    }
+
+    /// Counts an error of an attachment and raises its error interrupt.
+    #[cold]
+    pub(crate) fn fail(&mut self, who: AttachmentId, code: u8, about: u64) {
+        self.attachments.fail(self.context, who, code, about);
+    }
+
+    /// Takes a lease of client memory for a ring or a queue, and charges its cost. Returns `None` if
+    /// the memory can't be used.
+    ///
+    /// A slot or an entry may lie in two mappings, but a word of it may not: each is written in one
+    /// access.
+    pub(crate) fn lease_ring(&mut self, who: AttachmentId, base: u64, bytes: u64) -> Option<DmaLease> {
+        self.work.spend(work::of_lease(self.context, who, base, bytes));
+        self.context.dma_lease(who, base, bytes, true).ok().filter(|memory| memory.keeps_whole(8))
+    }
+
+    /// Raises an interrupt if it is enabled, and disables it.
+    pub(crate) fn raise(&mut self, who: AttachmentId, vector: u16) {
+        self.attachments.raise(self.context, who, vector);
+    }
+}
+
+/// Sends a packet with `length` bytes of content, which `fill` must write.
+///
+/// This is not a method of [`UnitContext`], so that a caller can hold other parts of it.
+///
+/// # Errors
+/// [`Unsent`]. Then the packet's buffer is back in the pool.
+#[inline(always)]
+pub(crate) fn send_packet(
+    context: &mut Context<'_>,
+    switch: &mut Switch,
+    origin: Origin,
+    wire: Wire,
+    length: usize,
+    fill: impl FnOnce(&mut Packet),
+) -> Result<(), Unsent> {
+    let mut ports = context.ports();
+    let Some(mut packet) = ports.new_packet(length) else {
+        context.wake_at(context.now().after(STARVED_RETRY));
+        return Err(Unsent::Starved);
+    };
+
+    frame(&mut packet, wire.encode());
+    fill(&mut packet);
+
+    let (target, class) = (wire.target.node, wire.kind.class());
+    let sent = match origin {
+        Origin::Client => switch.send_for_client(&mut ports, target, class, packet),
+        Origin::Card => switch.send_to(&mut ports, target, class, packet),
+    };
+
+    let (packet, reason) = match sent {
+        Ok(()) => return Ok(()),
+        Err(Refused::Full(packet)) => (packet, Unsent::Full),
+        Err(Refused::NoRoute(packet)) => (packet, Unsent::Unreachable),
+    };
+    ports.recycle(packet);
+    Err(reason)
+}

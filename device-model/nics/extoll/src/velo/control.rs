@@ -1,0 +1,135 @@
+//! Control packets between cards: credit returns, ring announcements, and requests for them.
+
+use nicforge_core::ids::AttachmentId;
+
+use super::{Client, Velo, ring::Ring};
+use crate::{
+    directory::Entry,
+    unit::{Origin, UnitContext, send_packet},
+    wire::{Endpoint, Kind, Wire},
+};
+
+/// Announcements that a VPID sends in one step at most.
+const ANNOUNCEMENTS: u32 = 16;
+
+/// A change of the receive ring that has yet to be announced to some nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Announcement {
+    /// Number of nodes that have the announcement already.
+    next: u32,
+}
+
+/// Sends a control packet about a VPID, which carries a number. Returns false if it could not be
+/// sent now.
+fn send_control(
+    unit: &mut UnitContext<'_, '_>,
+    kind: Kind,
+    target: u32,
+    (who, generation): (AttachmentId, u8),
+    number: u32,
+) -> bool {
+    let wire = Wire {
+        target: Endpoint { node: target, vpid: 0 },
+        source: Endpoint { node: unit.config.node, vpid: who.0 },
+        tag: 0,
+        quadwords: 1,
+        kind,
+        generation,
+    };
+
+    let number = number.to_le_bytes();
+    let sent = send_packet(unit.context, unit.switch, Origin::Card, wire, number.len(), |packet| {
+        packet.bytes_mut().copy_from_slice(&number);
+    });
+    sent.is_ok()
+}
+
+impl Velo {
+    /// Handles a control packet of another card, or of this one.
+    pub(crate) fn handle_control(&mut self, unit: &mut UnitContext<'_, '_>, wire: Wire, content: &[u8]) {
+        let number = content.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        let Wire { source: Endpoint { node, vpid }, generation, .. } = wire;
+
+        match wire.kind {
+            Kind::Credit => unit.directory.add_credit(node, vpid, generation, number),
+            Kind::Directory => unit.directory.update(node, vpid, Entry { generation, credit: number }),
+            Kind::Hello => {
+                // The sender was reset. Announce each enabled ring again, with the credit that the
+                // sender has left.
+                for (client, number) in self.clients.iter_mut().zip(0..) {
+                    if client.ring.is_some() {
+                        client.announcement = Some(Announcement::default());
+                        self.with_pending_control.add(number);
+                    }
+                }
+            }
+            Kind::Velo | Kind::Put | Kind::Get | Kind::Answer | Kind::Ended => {}
+        }
+    }
+
+    /// Sends credit returns and announcements of all VPIDs. Returns the number of VPIDs that had
+    /// some to send.
+    #[inline]
+    pub(crate) fn send_pending_control(&mut self, unit: &mut UnitContext<'_, '_>) -> u32 {
+        let mut served = 0;
+        let mut next = self.with_pending_control.from(0);
+        while let Some(who) = next {
+            self.send_control_of(unit, AttachmentId(who));
+            served += 1;
+            next = self.with_pending_control.from(who + 1);
+        }
+        served
+    }
+
+    /// Sends a VPID's credit returns, then its announcements, as far as there is room.
+    fn send_control_of(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) {
+        let (node, nodes) = (unit.config.node, unit.config.nodes);
+        let Some(client) = self.clients.get_mut(usize::from(who.0)) else { return };
+        let Client { ring, generation, announcement, .. } = client;
+        let about = (who, *generation);
+
+        while let Some((target, credit)) = ring.as_ref().and_then(Ring::credit_due) {
+            if !send_control(unit, Kind::Credit, target, about, credit) {
+                return;
+            }
+            if let Some(ring) = ring {
+                ring.mark_returned();
+            }
+        }
+
+        for _ in 0..ANNOUNCEMENTS {
+            let Some(Announcement { next }) = *announcement else { break };
+            if next == nodes {
+                *announcement = None;
+                break;
+            }
+
+            // This node comes last: a local client that sends because of the announcement then
+            // sends behind it.
+            let target = (node + 1 + next) % nodes;
+            let credit = ring.as_ref().map_or(0, |ring| ring.credit_of(target));
+            if !send_control(unit, Kind::Directory, target, about, credit) {
+                return;
+            }
+            *announcement = Some(Announcement { next: next + 1 });
+        }
+
+        if announcement.is_none() {
+            self.with_pending_control.remove(who.0);
+        }
+    }
+
+    /// Asks the nodes that were not asked yet, after a reset, for their enabled rings.
+    #[inline]
+    pub(crate) fn request_announcements(&mut self, unit: &mut UnitContext<'_, '_>) {
+        while let Some(next) = self.next_request {
+            if next == unit.config.nodes {
+                self.next_request = None;
+            } else if send_control(unit, Kind::Hello, next, (AttachmentId(0), 0), 0) {
+                self.next_request = Some(next + 1);
+            } else {
+                break;
+            }
+        }
+    }
+}

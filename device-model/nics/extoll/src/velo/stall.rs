@@ -1,0 +1,97 @@
+//! Sends that have to wait, and the watchdog that ends them.
+
+use nicforge_core::{device::Write, ids::AttachmentId, time::Nanos};
+use nicforge_hwi::extoll::error;
+
+use super::{Client, Velo, address::SendAddress};
+use crate::{unit::UnitContext, wire::Class};
+
+/// Looks at a waiting send before the watchdog ends it, at least.
+const WATCHDOG_LOOKS: u64 = 16;
+
+/// Reasons why a send has to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// The receiver's ring is full, as far as this node's share is concerned.
+    Credit,
+    /// The pool has no packet left. The wait ends by itself.
+    Packets,
+    /// The way has no room. The wait ends by itself, unless the network stands still.
+    Way,
+}
+
+/// A send that has to wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stall {
+    /// Nanoseconds that count for the watchdog.
+    waited: u64,
+    /// Time of the last attempt.
+    pub(super) last: Nanos,
+    /// Packets that had left on the send's way by then.
+    departed: u64,
+    /// Whether the send was counted as one that waits for credit.
+    for_credit: bool,
+}
+
+impl Velo {
+    /// Lets the first send wait. When it has waited long enough, the watchdog ends it with an
+    /// error.
+    #[cold]
+    pub(super) fn stall(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        who: AttachmentId,
+        offset: u64,
+        reason: Reason,
+    ) -> Write {
+        let (now, watchdog) = (unit.context.now(), self.watchdog);
+        let Self { clients, totals, .. } = self;
+        let Some(Client { stall, counts, .. }) = clients.get_mut(usize::from(who.0)) else {
+            return Write::Accepted;
+        };
+
+        let before = *stall;
+        let departed = if reason == Reason::Way {
+            let node = SendAddress::decode(offset).receiver.node;
+            unit.switch.want(node, Class::Request);
+            unit.switch.departed(&unit.context.ports(), node, Class::Request)
+        } else {
+            before.map_or(0, |before| before.departed)
+        };
+
+        // Time counts by looks: while this card was not driven, its neighbours had no time to make
+        // room either. Time does not count while packets leave on the same way, because then the
+        // network moves and this send will get its turn.
+        let slice = (watchdog / WATCHDOG_LOOKS).max(1);
+        let waited = match before {
+            Some(before) if before.departed == departed => {
+                before.waited + now.0.saturating_sub(before.last.0).min(slice)
+            }
+            _ => 0,
+        };
+
+        let counted = before.is_some_and(|before| before.for_credit);
+        let for_credit = counted || reason == Reason::Credit;
+        *stall = Some(Stall { waited, last: now, departed, for_credit });
+
+        if for_credit && !counted {
+            counts.stalls += 1;
+            totals.stalls += 1;
+            unit.attachments.mark_changed(who);
+        }
+
+        if watchdog == 0 {
+            return Write::Stalled;
+        }
+        if waited < watchdog {
+            unit.context.wake_at(now.after(slice.min(watchdog - waited)));
+            return Write::Stalled;
+        }
+
+        *stall = None;
+        counts.given_up += 1;
+        totals.given_up += 1;
+        unit.fail(who, error::WATCHDOG, offset);
+        Write::Accepted
+    }
+}
