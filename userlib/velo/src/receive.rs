@@ -4,7 +4,28 @@ use std::sync::atomic::{Ordering, fence};
 
 use nicforge_driver::{Cancel, Deadline};
 
-use crate::{Address, CONTROL_TAG, Error, Filter, Message, Port, tenant::Tenant, wait::Waiter};
+use crate::{
+    Address, CONTROL_TAG, Error, Filter, Message, Port, ring::ReceiveRing, tenant::Tenant, wait::Waiter,
+};
+
+/// Number of messages that one call may still take out of the ring.
+///
+/// It starts at the number of slots, so a call takes all messages that were in the ring when it
+/// began. Senders whose messages are dropped, and senders of control messages, can't hold it.
+struct TakeBudget(u64);
+
+impl TakeBudget {
+    fn of(ring: &ReceiveRing) -> Self {
+        Self(ring.slots())
+    }
+
+    /// Counts a message. Returns whether it may be taken.
+    fn spend(&mut self) -> bool {
+        let left = self.0.checked_sub(1);
+        self.0 = left.unwrap_or(0);
+        left.is_some()
+    }
+}
 
 impl Port {
     /// Returns the next message, if one has arrived; kept messages come first.
@@ -83,9 +104,8 @@ impl Port {
 
     /// Takes the next message for this port out of the ring.
     fn next_counted(&mut self) -> Result<Option<Message>, Error> {
-        // The bound keeps a peer whose messages are dropped from holding the call.
-        for _ in 0..self.ring.slots() {
-            let Some(message) = self.next()? else { break };
+        let mut budget = TakeBudget::of(&self.ring);
+        while let Some(message) = self.next(&mut budget)? {
             if self.account_received(message.from)? {
                 return Ok(Some(message));
             }
@@ -100,7 +120,8 @@ impl Port {
     }
 
     /// Returns the next message that `filter` selects, if one has arrived. Other messages are kept,
-    /// in order.
+    /// in order. A call takes at most as many messages as the ring has slots, so that it also ends
+    /// while messages keep arriving.
     ///
     /// # Errors
     /// [`Error::KeptFull`], and errors of the driver.
@@ -109,11 +130,12 @@ impl Port {
             return self.take_kept(at);
         }
 
+        let mut budget = TakeBudget::of(&self.ring);
         loop {
             if self.kept.is_full() {
                 return Err(self.kept.full());
             }
-            let Some(message) = self.next()? else { return Ok(None) };
+            let Some(message) = self.next(&mut budget)? else { return Ok(None) };
 
             if !filter.admits(&message) {
                 self.keep(message);
@@ -210,10 +232,12 @@ impl Port {
         self.kept.len()
     }
 
-    /// Keeps all messages that have arrived, and sends pending control messages.
+    /// Keeps the messages that have arrived, at most a ring of them, and sends pending control
+    /// messages.
     pub(crate) fn pump(&mut self) -> Result<(), Error> {
+        let mut budget = TakeBudget::of(&self.ring);
         while !self.kept.is_full()
-            && let Some(message) = self.next()?
+            && let Some(message) = self.next(&mut budget)?
         {
             self.keep(message);
         }
@@ -244,10 +268,9 @@ impl Port {
     }
 
     /// Takes the next message of the application out of the ring. Handles the control messages in
-    /// front of it.
-    fn next(&mut self) -> Result<Option<Message>, Error> {
-        // The bound keeps a peer that only sends control messages from holding the call.
-        for _ in 0..self.ring.slots() {
+    /// front of it. Returns `None` when the ring is empty or the budget is used up.
+    fn next(&mut self, budget: &mut TakeBudget) -> Result<Option<Message>, Error> {
+        while budget.spend() {
             let Some(message) = self.ring.take()? else { break };
             if !self.is_control(&message) {
                 return Ok(Some(message));
