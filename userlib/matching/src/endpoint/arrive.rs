@@ -144,6 +144,10 @@ impl Core {
             return Err(("a request within a message", header.request.get()));
         }
 
+        if header.reserved.get() != 0 {
+            return Err(("a request with a reserved field that is not 0", header.reserved.get().into()));
+        }
+
         let size = header.size.get();
         if size > isize::MAX as u64 {
             return Err(("a message larger than memory", size));
@@ -179,6 +183,10 @@ impl Core {
     fn receive_finish(&mut self, from: Rank, bytes: &[u8]) -> Result<(), Violation> {
         let finish = Finish::read_from_bytes(bytes)
             .map_err(|_| ("an answer of the wrong length", bytes.len() as u64))?;
+        if finish.reserved.get() != 0 {
+            return Err(("an answer with a reserved field that is not 0", finish.reserved.get().into()));
+        }
+
         let handle = Handle::from_bits(finish.request.get());
         let Some(op) = self.requests.pool.find(handle) else {
             return Err(("an answer to no request", finish.request.get()));
