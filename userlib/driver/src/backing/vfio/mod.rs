@@ -42,16 +42,10 @@ use self::{
 use super::{
     Backing, DmaAddresses, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG, RegionInfo,
     WriteMode,
-    function::{Function, Lost, RegionDescription, eventfd},
+    event_source::{EventSource, eventfd},
+    function::{Function, Lost, RegionDescription},
 };
-use crate::{
-    Cancel, Deadline, Error, PciAddress, Relax, Turn,
-    device::lock,
-    interrupt::{block, wait_source},
-};
-
-/// Yielding turns between two checks that the device is there.
-const CHECK_EVERY: u32 = 64;
+use crate::{Error, PciAddress, device::lock};
 
 struct VfioFunction {
     function: Function,
@@ -160,26 +154,6 @@ fn describe(device: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Er
     })
 }
 
-/// The source of one vector: an eventfd.
-struct EventSource {
-    event: Arc<EventFd>,
-    backing: Vfio,
-}
-
-impl InterruptSource for EventSource {
-    fn take(&self) -> u64 {
-        self.event.read().unwrap_or(0)
-    }
-
-    fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.backing, self, deadline, cancel)
-    }
-
-    fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.event.as_fd())
-    }
-}
-
 impl Backing for Vfio {
     fn region_info(&self, region: u32) -> Result<RegionInfo, Error> {
         self.0.function.info(region)
@@ -268,21 +242,6 @@ impl Backing for Vfio {
             return Err(Error::Unsupported { what: "resetting this device" });
         }
         self.0.function.done("resetting the device", sys::reset(self.0.function.fd()))
-    }
-
-    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        let turn = relax.turn();
-        match turn {
-            Turn::Spin => turn.take(),
-            Turn::Yield => {
-                turn.take();
-                if relax.turns().is_multiple_of(CHECK_EVERY) {
-                    self.check_alive()?;
-                }
-            }
-            Turn::Sleep(time) => block(self, &[], Some(time), None)?,
-        }
-        Ok(())
     }
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {
