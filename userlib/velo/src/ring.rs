@@ -160,7 +160,8 @@ impl ReceiveRing {
         Ok(Some(message))
     }
 
-    /// Frees the slot of the next message, whose data have been loaded. Informs the card in batches.
+    /// Frees the slot of the next message, whose data have been loaded. Informs the card in
+    /// batches.
     #[inline]
     pub(crate) fn free(&mut self, slot: u64) -> Result<(), Error> {
         if let Err(error) = self.window.store_u64_release(slot + SLOT_HEADER, 0) {

@@ -35,6 +35,13 @@ impl PortPoster {
             Self::Shared(poster) => poster.with(call),
         }
     }
+
+    fn look<R>(&self, look: impl FnOnce(&Poster) -> R) -> R {
+        match self {
+            Self::Own(poster) => look(poster),
+            Self::Shared(poster) => poster.with(|poster| look(poster)),
+        }
+    }
 }
 
 /// State of sending by stores.
@@ -84,13 +91,13 @@ impl SendPath {
     }
 
     /// Returns the mark behind the last posted write.
-    pub(crate) fn mark(&mut self) -> Option<Mark> {
-        self.poster.with(|poster| poster.mark())
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        self.poster.look(Poster::mark)
     }
 
     /// Returns whether the card has taken all writes before a mark.
-    pub(crate) fn has_passed(&mut self, mark: Mark) -> bool {
-        self.poster.with(|poster| poster.has_passed(mark))
+    pub(crate) fn has_passed(&self, mark: Mark) -> bool {
+        self.poster.look(|poster| poster.has_passed(mark))
     }
 
     /// Returns whether messages are sent by stores.

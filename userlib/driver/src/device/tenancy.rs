@@ -8,8 +8,8 @@ use crate::{Error, GoneCause};
 
 /// The generation that this process expects, and the loss of the device.
 ///
-/// Invariant: `gone` is 0, or the code of the cause recorded last. A completed reset by this process
-/// clears it.
+/// Invariant: `gone` is 0, or the code of the cause recorded last. A completed reset by this
+/// process clears it.
 #[derive(Default)]
 pub(super) struct Tenancy {
     generation: AtomicU32,
@@ -63,9 +63,9 @@ impl Tenancy {
         self.gone.store(0, Ordering::Release);
     }
 
-    /// Returns the error of a generation that differs from the mirror's `present` one. If the change
-    /// comes from this process's own reset, which has just completed, the device is not recorded as
-    /// lost.
+    /// Returns the error of a generation that differs from the mirror's `present` one. If the
+    /// change comes from this process's own reset, which has just completed, the device is not
+    /// recorded as lost.
     #[cold]
     pub(super) fn handle_reset(&self, present: &SharedU32) -> Error {
         let cause = GoneCause::Reset;

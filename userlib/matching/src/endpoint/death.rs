@@ -71,9 +71,9 @@ impl<T: Transport> Endpoint<T> {
         }
 
         // The receiver knows the memory of a rendezvous send.
-        let told = kind == Kind::Send && state == State::Offered;
+        let is_known = kind == Kind::Send && state == State::Offered;
         if let Some(region) = core.requests[op].region.take() {
-            match told {
+            match is_known {
                 true => self.transport.abandon(region, peer),
                 false => self.transport.deregister(region),
             }

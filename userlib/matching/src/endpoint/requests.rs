@@ -34,8 +34,8 @@ pub(super) enum State {
     Done,
 }
 
-/// A request. The pool reuses its place without a reset. [`Requests::take`] clears `buffer`, `moved`,
-/// `gets`, `region`, `ack_handle` and `error`; a new request sets the other fields.
+/// A request. The pool reuses its place without a reset. [`Requests::take`] clears `buffer`,
+/// `moved`, `gets`, `region`, `ack_handle` and `error`; a new request sets the other fields.
 #[derive(Debug, Default)]
 pub(super) struct Op {
     pub(super) kind: Kind,
@@ -148,7 +148,7 @@ impl Requests {
         self.links.pop(&mut self.settling)
     }
 
-    /// Adds a request, which is in no list and has the state [`State::Done`], to the completed ones.
+    /// Adds a request to the completed ones. It is in no list and has the state [`State::Done`].
     #[inline]
     pub(super) fn add_done(&mut self, op: u32) {
         self.links.push(&mut self.done, op);

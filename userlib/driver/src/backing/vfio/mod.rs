@@ -80,7 +80,7 @@ impl Vfio {
 
         let info = sys::device_info(device.as_fd()).map_err(failed("asking about the device"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.num_regions <= REGION_CONFIG {
-            return Err(Error::Protocol { what: "VFIO gives no PCI function", value: info.flags.into() });
+            return Err(Error::Protocol { what: "VFIO describes no PCI function", value: info.flags.into() });
         }
 
         let device = Arc::new(device);
