@@ -236,14 +236,11 @@ impl<'a> Call<'a> {
                 self.inner.receive.set_read(true);
             }
 
-            match self.inner.try_send(answer, link) {
-                Ok(true) => return Ok(()),
-                sent => {
-                    if reads {
-                        self.inner.receive.set_read(false);
-                    }
-                    sent?;
-                }
+            if self.inner.try_send(answer, link) {
+                return Ok(());
+            }
+            if reads {
+                self.inner.receive.set_read(false);
             }
 
             self.inner.service()?;
@@ -287,7 +284,7 @@ impl<'a> Call<'a> {
 
         while at < data.len() {
             let held = send_lock.get_or_insert_with(|| inner.send.lock());
-            let sent = inner.channel.send_batch(&*held)?.send_data(header, &data[at..], BATCH)?;
+            let sent = inner.channel.send_batch(&*held).send_data(header, &data[at..], BATCH);
             at = data.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
@@ -346,19 +343,13 @@ impl<'a> Call<'a> {
                 break Err(error);
             }
 
-            let taken = match receiver.take_data(part(body, at)) {
-                Ok(taken) => taken,
-                Err(error) => break Err(error),
-            };
+            let taken = receiver.take_data(part(body, at));
             at = body.len().min(at + taken.packets * PAYLOAD);
             packets.add(taken.packets);
 
             if taken.control {
                 let mut payload = [0; PAYLOAD];
-                if let Err(error) = receiver.payload(&mut payload) {
-                    break Err(error);
-                }
-
+                receiver.payload(&mut payload);
                 receiver.advance();
                 self.inner.counters.packets_received.add(1);
                 self.inner.control(&payload, receiver.held());
@@ -375,9 +366,7 @@ impl<'a> Call<'a> {
                 self.waiter.progress();
                 // No other thread services the FIFO during this call, so replies to other cores
                 // leave here.
-                if let Err(error) = self.inner.flush() {
-                    break Err(error);
-                }
+                self.inner.flush();
             } else if taken.packets != 0 {
                 if at < body.len()
                     && let Err(error) = self.waiter.moved(taken.packets, "data of the core")
@@ -388,8 +377,8 @@ impl<'a> Call<'a> {
                 break Err(self.lost(link));
             } else {
                 receiver.publish();
-                let turned = self.inner.flush().and_then(|_| self.waiter.turn("data of the core"));
-                if let Err(error) = turned {
+                self.inner.flush();
+                if let Err(error) = self.waiter.turn("data of the core") {
                     break Err(error);
                 }
             }

@@ -16,7 +16,7 @@ const DAEMON_PAUSE: Duration = Duration::from_millis(1);
 /// a reader raise no interrupt.
 const DAEMON_SLEEP: Duration = Duration::from_millis(100);
 
-/// What the daemon and the calls know of each other.
+/// State by which the calls stop, wake and end the daemon.
 ///
 /// Invariant: while a call polls the FIFO it is counted in `callers`, and the daemon sleeps on
 /// `wakeup`.

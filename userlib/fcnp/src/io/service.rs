@@ -117,14 +117,14 @@ impl Inner {
             let mut empty = false;
 
             for _ in 0..SERVICE {
-                let Some(header) = receiver.peek()? else {
+                let Some(header) = receiver.peek() else {
                     empty = true;
                     break;
                 };
 
                 if header.irq() {
                     let mut payload = [0; PAYLOAD];
-                    receiver.payload(&mut payload)?;
+                    receiver.payload(&mut payload);
                     receiver.advance();
                     self.control(&payload, receiver.held());
                 } else {
@@ -148,7 +148,7 @@ impl Inner {
             }
         }
 
-        Ok(self.flush()? || worked)
+        Ok(self.flush() || worked)
     }
 
     /// Returns whether no process is linked to `core`, or the linked process is gone.
@@ -299,12 +299,12 @@ impl Inner {
     }
 
     /// Sends the packets that are due, as far as there is room. Returns whether it sent any.
-    pub(super) fn flush(&self) -> Result<bool, Error> {
+    pub(super) fn flush(&self) -> bool {
         if !self.replies.is_pending() {
-            return Ok(false);
+            return false;
         }
 
-        let Some(mut replies) = self.replies.try_lock() else { return Ok(false) };
+        let Some(mut replies) = self.replies.try_lock() else { return false };
 
         let mut sent = false;
         for _ in 0..replies.len() {
@@ -314,7 +314,7 @@ impl Inner {
             // queue is unlocked.
             queued.store(false, Ordering::Release);
 
-            if self.send_replies(core)? {
+            if self.send_replies(core) {
                 sent = true;
             } else if !queued.swap(true, Ordering::AcqRel) {
                 replies.push_back(core);
@@ -322,21 +322,21 @@ impl Inner {
         }
 
         self.replies.finish(&replies);
-        Ok(sent)
+        sent
     }
 
     /// Sends the packets that are due to `core`. Returns `false` if some must wait.
-    fn send_replies(&self, core: u32) -> Result<bool, Error> {
+    fn send_replies(&self, core: u32) -> bool {
         let mut state = spin_lock(&self.cores[core as usize].state);
         let link = state.link.filter(|link| !self.is_gone(*link));
 
         if state.abort {
             let sent = match link {
-                Some(link) => self.try_send(&Control::new(Kind::Read, link.name, ABORT), link)?,
+                Some(link) => self.try_send(&Control::new(Kind::Read, link.name, ABORT), link),
                 None => true,
             };
             if !sent {
-                return Ok(false);
+                return false;
             }
 
             // These are the steps of `end`, which would queue the core again.
@@ -348,12 +348,12 @@ impl Inner {
 
         let (Some(answer), Some(link)) = (state.answer, link) else {
             state.answer = None;
-            return Ok(true);
+            return true;
         };
 
         let waits = Direction::BOTH.iter().any(|way| way.is_in(answer.scope) && state.running[*way as usize]);
         if waits {
-            return Ok(false);
+            return false;
         }
 
         let head = ResetHead {
@@ -365,22 +365,22 @@ impl Inner {
         let reply = Control::new(Kind::Reset, link.name, answer.scope as u32)
             .with_head(zerocopy::IntoBytes::as_bytes(&head));
 
-        let sent = self.try_send(&reply, link)?;
+        let sent = self.try_send(&reply, link);
         if sent {
             state.answer = None;
         }
-        Ok(sent)
+        sent
     }
 
     /// Sends a control packet if there is room.
-    pub(super) fn try_send(&self, control: &Control, link: CoreLink) -> Result<bool, Error> {
+    pub(super) fn try_send(&self, control: &Control, link: CoreLink) -> bool {
         let header = Header::to_core(CLASS, link.name.node, link.name.core, true);
-        let sent = self.channel.send_batch(self.send.lock())?.try_send(header, &control.encode())?;
+        let sent = self.channel.send_batch(self.send.lock()).try_send(header, &control.encode());
         if sent {
             self.counters.packets_sent.add(1);
         } else {
             self.counters.stalls.add(1);
         }
-        Ok(sent)
+        sent
     }
 }
