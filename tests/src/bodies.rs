@@ -263,6 +263,7 @@ macro_rules! bodies_of {
             a_hostile_process_deceives_nobody
             who_connects_all_the_time_and_never_reads_stops_nobody
             who_ends_and_connects_all_the_time_is_answered_no_more
+            a_flood_without_a_connection_holds_no_call
             nobody_writes_the_mirror_or_the_directory
         }
     };

@@ -513,7 +513,7 @@ pub fn wild_packets_are_discarded(rig: &dyn Rig) {
 
                 let header = Header::point_to_point(0, io_address, true);
                 if let Some(held) = wild.send_lock().try_lock(wild.owner()) {
-                    wild.send_batch(held).unwrap().try_send(header, &payload).unwrap();
+                    wild.send_batch(held).try_send(header, &payload);
                 }
 
                 wild.relax(&mut relax).unwrap();
@@ -539,7 +539,7 @@ pub fn data_for_nobody_are_discarded(rig: &dyn Rig) {
     for (number, target) in targets.into_iter().cycle().take(6).enumerate() {
         let held = wild.send_lock().try_lock(wild.owner()).unwrap();
         let header = Header::point_to_point(0, target, false);
-        assert!(wild.send_batch(held).unwrap().try_send(header, &[number as u8; PAYLOAD]).unwrap());
+        assert!(wild.send_batch(held).try_send(header, &[number as u8; PAYLOAD]));
     }
 
     eventually("the I/O node discards them", || {
@@ -562,8 +562,8 @@ pub fn packets_arrive_in_order(rig: &dyn Rig) {
             let (mut relax, mut number) = (from.device().new_relax(), 0);
             while number < PACKETS {
                 let held = from.send_lock().try_lock(from.owner()).unwrap();
-                let mut batch = from.send_batch(held).unwrap();
-                while number < PACKETS && batch.try_send(header(number), &[number as u8; PAYLOAD]).unwrap() {
+                let mut batch = from.send_batch(held);
+                while number < PACKETS && batch.try_send(header(number), &[number as u8; PAYLOAD]) {
                     number += 1;
                 }
                 drop(batch);
@@ -576,14 +576,14 @@ pub fn packets_arrive_in_order(rig: &dyn Rig) {
 
         for number in 0..PACKETS {
             let found = loop {
-                if let Some(found) = receiver.peek().unwrap() {
+                if let Some(found) = receiver.peek() {
                     break found;
                 }
                 receiver.publish();
                 to.relax(&mut relax).unwrap();
             };
 
-            receiver.payload(&mut payload).unwrap();
+            receiver.payload(&mut payload);
             receiver.advance();
 
             assert_eq!((found, payload), (header(number), [number as u8; PAYLOAD]));

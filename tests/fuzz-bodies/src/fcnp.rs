@@ -243,7 +243,7 @@ impl Hostile {
     fn send(&self, header: Header, payload: &[u8; PAYLOAD]) {
         let Some(held) = self.channel.send_lock().try_lock(self.channel.owner()) else { return };
         // A packet lost in a full FIFO is an acceptable case.
-        let _ = self.channel.send_batch(held).unwrap().try_send(header, payload).unwrap();
+        let _ = self.channel.send_batch(held).try_send(header, payload);
     }
 
     fn send_control(&self, control: &Control) {
@@ -253,10 +253,10 @@ impl Hostile {
     fn receive(&self) -> Option<(Header, [u8; PAYLOAD])> {
         let held = self.channel.receive_lock().try_lock(self.channel.owner())?;
         let mut receiver = self.channel.receiver(held);
-        let header = receiver.peek().unwrap()?;
+        let header = receiver.peek()?;
         let mut payload = [0; PAYLOAD];
 
-        receiver.payload(&mut payload).unwrap();
+        receiver.payload(&mut payload);
         receiver.advance();
         Some((header, payload))
     }

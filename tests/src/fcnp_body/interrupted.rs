@@ -207,7 +207,7 @@ impl Raw {
         let header = Header::point_to_point(0, self.0.info().io_node, true);
         eventually("room to send", || {
             let Some(held) = self.0.send_lock().try_lock(self.0.owner()) else { return false };
-            self.0.send_batch(held).unwrap().try_send(header, &control.encode()).unwrap()
+            self.0.send_batch(held).try_send(header, &control.encode())
         });
     }
 }

@@ -234,6 +234,50 @@ pub fn who_ends_and_connects_all_the_time_is_answered_no_more(rig: &dyn Rig) {
     assert_eq!(stalls[2], stalls[4], "{stalls:?}");
 }
 
+/// Processes that have not connected flood a port. Each of the port's calls takes at most as many
+/// messages as its ring has slots, and a wait ends at its deadline.
+pub fn a_flood_without_a_connection_holds_no_call(rig: &dyn Rig) {
+    const SLOTS: u32 = 64;
+    const DROPPED: u64 = 20_000;
+
+    let mut victim = port_with(rig, at(1, 0), Config { slots: Some(SLOTS), ..Config::default() });
+    let uncounted = Config { flow_control: false, slots: Some(SLOTS), ..Config::default() };
+    let flood = [at(0, 0), at(0, 1), at(1, 1)].map(|address| port_with(rig, address, uncounted));
+    let stop = AtomicBool::new(false);
+
+    thread::scope(|scope| {
+        for mut sender in flood {
+            let (stop, to) = (&stop, victim.address());
+            scope.spawn(move || {
+                let to = sender.connect(to, soon(), None).unwrap();
+                let (mut relax, deadline) = (Relax::new(), soon());
+                while !stop.load(Ordering::Relaxed) && !deadline.has_passed() {
+                    if sender.send_nb(to, 0, &[1; 8]).is_err() {
+                        sender.device().relax(&mut relax).unwrap();
+                    }
+                }
+            });
+        }
+
+        let (deadline, mut most, mut relax) = (soon(), 0, Relax::new());
+        while victim.statistics().dropped < DROPPED && !deadline.has_passed() {
+            for call in [|port: &mut Port| port.poll_for(Filter::ANY).map(drop), Port::progress] {
+                let before = victim.statistics().dropped;
+                call(&mut victim).unwrap();
+                most = most.max(victim.statistics().dropped - before);
+            }
+            victim.device().relax(&mut relax).unwrap();
+        }
+
+        let waited = victim.recv(Filter::ANY, Deadline::after(Duration::from_millis(20)), None);
+        stop.store(true, Ordering::Relaxed);
+
+        assert!(victim.statistics().dropped >= DROPPED, "{:?}", victim.statistics());
+        assert!(most <= SLOTS.into(), "one call took {most} messages");
+        assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+    });
+}
+
 /// Clients can't write the pages that the card writes.
 pub fn nobody_writes_the_mirror_or_the_directory(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");

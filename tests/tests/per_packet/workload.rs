@@ -111,7 +111,7 @@ fn send(channel: &TreeChannel, packets: usize) {
 
     while left > 0 {
         let held = channel.send_lock().try_lock(channel.owner()).unwrap();
-        let sent = channel.send_batch(held).unwrap().send_data(header, &data, BATCH.min(left)).unwrap();
+        let sent = channel.send_batch(held).send_data(header, &data, BATCH.min(left));
         left -= sent;
         turn(channel, sent, deadline, &mut relax);
     }
@@ -125,7 +125,7 @@ fn receive(channel: &TreeChannel, packets: usize) {
     while left > 0 {
         let held = channel.receive_lock().try_lock(channel.owner()).unwrap();
         let room = &mut data[..BATCH.min(left) * PAYLOAD];
-        let taken = channel.receiver(held).take_data(room).unwrap().packets;
+        let taken = channel.receiver(held).take_data(room).packets;
         left -= taken;
         turn(channel, taken, deadline, &mut relax);
     }

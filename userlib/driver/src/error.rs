@@ -22,7 +22,7 @@ pub enum GoneCause {
     Stopped,
     /// The kernel asked for the function back (it is being unplugged or unbound), or reported an
     /// error that it could not correct.
-    #[error("the kernel takes it back; close it, and open it again when it is bound again")]
+    #[error("the kernel has requested its release; close it, and open it again when it is bound again")]
     Withdrawn,
 }
 
@@ -73,7 +73,7 @@ pub enum OpenProblem {
         advice: &'static str,
     },
     /// The kernel's interface has another version.
-    #[error("the kernel speaks version {found} of the interface and this library version {wanted}")]
+    #[error("the kernel has version {found} of the interface, and this library needs version {wanted}")]
     Version {
         /// The kernel's version.
         found: u32,

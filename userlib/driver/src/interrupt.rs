@@ -66,8 +66,8 @@ impl Drop for Bound {
 pub struct Interrupt(Arc<Bound>);
 
 impl Interrupt {
-    pub(crate) fn bind(shared: &Arc<Shared>, index: u32, vector: u32) -> Result<Self, Error> {
-        let info = shared.note_loss(shared.backing.irq_info(index))?;
+    /// Binds a vector of the kind that `info` describes.
+    pub(crate) fn bind(shared: &Arc<Shared>, index: u32, info: IrqInfo, vector: u32) -> Result<Self, Error> {
         if vector >= info.count {
             return Err(Error::NoSuch { what: "interrupt vector", index: vector, count: info.count });
         }
@@ -239,8 +239,8 @@ const FEW: usize = 4;
 
 /// Blocks until one of `fds` may be readable, the backing has work (which it then does), or
 /// `timeout` has passed.
-pub(crate) fn block(
-    backing: &dyn Backing,
+pub(crate) fn block<B: Backing + ?Sized>(
+    backing: &B,
     fds: &[BorrowedFd<'_>],
     timeout: Option<Duration>,
     cancel: Option<&Cancel>,

@@ -46,7 +46,7 @@ impl Ring {
         let cells = SharedCells::new(window)
             .map_err(|_| Error::Protocol { what: "the ring's memory cannot be a ring", value: bytes })?;
 
-        let epoch = shared.epoch.load(Ordering::Acquire);
+        let epoch = shared.epoch(Ordering::Acquire);
         let (cell, phase) = shared.ring_state(index)?;
         let producer = Producer::resume(cells, cell, phase);
         Ok(Self { index, producer, consumed, epoch, max_data: capability::max_data(&capability) })
@@ -54,7 +54,7 @@ impl Ring {
 
     #[inline(always)]
     fn try_post(&mut self, shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<(), Error> {
-        if self.epoch != shared.epoch.load(Ordering::Relaxed) {
+        if self.epoch != shared.epoch(Ordering::Relaxed) {
             *self = Self::open(shared, self.index)?;
         }
 
@@ -93,7 +93,7 @@ impl RingSlot {
 /// Checks that a posted write lies in its BAR and that its offset fits into a record.
 #[inline]
 fn check(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<u32, Error> {
-    let size = shared.bars.get(usize::from(bar)).map_or(0, |info| info.size);
+    let size = shared.bar_size(bar);
     let len = data.len() as u64;
 
     match u32::try_from(offset) {

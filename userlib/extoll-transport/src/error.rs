@@ -21,7 +21,7 @@ pub enum Error {
         rule: &'static str,
     },
     /// An address of the job does not exist in this network.
-    #[error("rank {rank} is to be {address}; the network has {nodes} nodes of {vpids} VPIDs")]
+    #[error("rank {rank} has the address {address}, but the network has {nodes} nodes of {vpids} VPIDs")]
     NoSuchAddress {
         /// The rank with this address.
         rank: u32,

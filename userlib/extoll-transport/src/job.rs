@@ -82,9 +82,8 @@ impl Job {
         nodes.chunk_by(|one, other| one == other).map(|same| same.len() as u32).max().unwrap_or(0)
     }
 
-    /// Returns the rank at each address of a network, by node, then VPID. The entry is [`NO_RANK`]
-    /// for an address without a rank.
-    pub(crate) fn table(&self, position: &NetworkPosition) -> Result<Vec<Rank>, Error> {
+    /// Returns the rank at each address of a network.
+    pub(crate) fn table(&self, position: &NetworkPosition) -> Result<RankTable, Error> {
         let (nodes, vpids) = (position.nodes, position.vpids);
         let mut table = vec![NO_RANK; nodes as usize * vpids as usize];
 
@@ -101,12 +100,29 @@ impl Job {
                 Some(entry) => *entry = rank,
             }
         }
-        Ok(table)
+        Ok(RankTable { vpids, ranks: table })
     }
 }
 
 /// In place of a rank: no rank.
-pub(crate) const NO_RANK: Rank = Rank::MAX;
+const NO_RANK: Rank = Rank::MAX;
+
+/// The ranks of a job by their addresses.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RankTable {
+    vpids: u32,
+    /// By node, then VPID; [`NO_RANK`] for an address without a rank.
+    ranks: Vec<Rank>,
+}
+
+impl RankTable {
+    /// Returns the rank at an address of the network.
+    #[inline]
+    pub(crate) fn at(&self, address: Address) -> Option<Rank> {
+        let index = address.node as usize * self.vpids as usize + usize::from(address.vpid);
+        self.ranks.get(index).copied().filter(|rank| *rank != NO_RANK)
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -127,7 +143,7 @@ mod tests {
         assert_eq!((job.address(6), job.rank(at(0, 2))), (None, None));
 
         let table = job.table(&NetworkPosition { address: at(0, 0), nodes: 3, vpids: 4 }).unwrap();
-        assert_eq!(table, [0, 1, NO_RANK, NO_RANK, 2, 3, NO_RANK, NO_RANK, 4, 5, NO_RANK, NO_RANK]);
+        assert_eq!(table.ranks, [0, 1, NO_RANK, NO_RANK, 2, 3, NO_RANK, NO_RANK, 4, 5, NO_RANK, NO_RANK]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use nicforge_matching::{Gone, Loss, Rank, TransportError};
 use nicforge_rma::Target;
 use nicforge_velo::{Address, DeviceError, Error as VeloError, Message, PeerLink};
 
-use crate::{Error, ExtollTransport, job::NO_RANK};
+use crate::{Error, ExtollTransport, losses::ReadMark};
 
 /// BAR of the register file.
 const BAR_REGISTERS: u8 = 0;
@@ -40,15 +40,6 @@ pub(crate) enum Health {
 /// `now`, odd while there is a tenant.
 fn loss_of(before: u8, now: u8) -> Loss {
     if now & 1 == 0 { Loss::Ended } else { Loss::Replaced { before: before.into(), tenant: now.into() } }
-}
-
-/// Progress of reading the receive ring.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ReadMark {
-    /// VELO messages taken.
-    pub(crate) polled: u64,
-    /// Number of times that the ring was empty.
-    pub(crate) empty_polls: u64,
 }
 
 /// State of a rank.
@@ -75,8 +66,7 @@ impl ExtollTransport {
     /// Returns the rank that has sent a message, unless its messages must be dropped.
     #[inline]
     pub(crate) fn identify_source(&mut self, message: &Message) -> Option<Rank> {
-        let index = message.from.node as usize * self.vpids as usize + usize::from(message.from.vpid);
-        let rank = self.ranks.get(index).copied().filter(|rank| *rank != NO_RANK)?;
+        let rank = self.ranks.at(message.from)?;
 
         let sender = self.velo.sender_of(message.from);
         let peer = &mut self.peers[rank as usize];
@@ -108,9 +98,8 @@ impl ExtollTransport {
         }
 
         for _ in 0..RANKS_PER_CHECK.min(self.peers.len()) {
-            self.last_checked =
-                if self.last_checked + 1 < self.peers.len() { self.last_checked + 1 } else { 0 };
-            self.check_rank(self.last_checked as Rank)?;
+            let rank = self.losses.next_checked(self.peers.len());
+            self.check_rank(rank)?;
         }
         Ok(())
     }
@@ -200,37 +189,23 @@ impl ExtollTransport {
 
         let peer = &mut self.peers[rank as usize];
         if peer.health == Health::Alive {
-            peer.health = Health::Lost(self.mark, why);
-            self.unreported_losses.push(rank);
+            peer.health = Health::Lost(self.losses.mark, why);
+            self.losses.add(rank);
         }
     }
 
     /// Returns a lost rank whose messages have all been offered.
     pub(crate) fn next_gone(&mut self) -> Option<Gone> {
-        let (mark, drain_limit) = (self.mark, self.drain_limit);
-
         let peers = &mut self.peers;
-        let over = |health| match health {
-            Health::Lost(then, why)
-                if mark.empty_polls > then.empty_polls || mark.polled - then.polled > drain_limit =>
-            {
-                Some(why)
-            }
-            _ => None,
-        };
+        let (rank, why) = self.losses.take_drained(|rank| peers[rank as usize].health)?;
 
-        let lost = self.unreported_losses.iter().enumerate();
-        let (index, why) =
-            lost.filter_map(|(index, rank)| Some((index, over(peers[*rank as usize].health)?))).next()?;
-
-        let rank = self.unreported_losses.swap_remove(index);
         let peer = &mut peers[rank as usize];
         peer.health = Health::Gone;
 
         peer.link = None;
         // The matching layer has refused these messages.
         peer.held = VecDeque::new();
-        self.holding.retain(|other| *other != rank);
+        self.holding.ranks.retain(|other| *other != rank);
 
         Some(Gone { rank, why })
     }
@@ -241,7 +216,7 @@ impl ExtollTransport {
     pub(crate) fn handle_velo_error(&mut self, error: VeloError) -> Result<(), TransportError> {
         match &error {
             VeloError::PeerGone { address } => {
-                if let Some(rank) = self.rank_at(*address) {
+                if let Some(rank) = self.ranks.at(*address) {
                     // `check_rank` may connect to the rank. No message has gone over that new link,
                     // so only a previous link matters.
                     let had_link = self.peers[rank as usize].link.is_some();
@@ -255,14 +230,14 @@ impl ExtollTransport {
             }
 
             VeloError::NoCredit { address } => {
-                if let Some(rank) = self.rank_at(*address) {
+                if let Some(rank) = self.ranks.at(*address) {
                     self.mark_lost(rank, Loss::Refused);
                 }
             }
 
             // A message for it was lost, and the order with it.
             VeloError::Device { error: DeviceError::Watchdog { to }, .. } => {
-                if let Some(rank) = self.rank_at(*to) {
+                if let Some(rank) = self.ranks.at(*to) {
                     self.mark_lost(rank, Loss::TimedOut);
                 }
             }
@@ -276,12 +251,6 @@ impl ExtollTransport {
             _ => return Err(self.fail(error.into())),
         }
         Ok(())
-    }
-
-    /// Returns the rank at an address.
-    fn rank_at(&self, address: Address) -> Option<Rank> {
-        let index = address.node as usize * self.vpids as usize + usize::from(address.vpid);
-        self.ranks.get(index).copied().filter(|rank| *rank != NO_RANK)
     }
 
     /// Records the first error of the transport as a whole.

@@ -14,10 +14,11 @@ use nicforge_velo::{Error as VeloError, MAX_MESSAGE, Message, Port, Statistics a
 use crate::{
     Config, Error, Job, Statistics,
     gets::Gets,
-    job::NetworkPosition,
+    job::{NetworkPosition, RankTable},
+    losses::LossWatch,
     memory::Registered,
     messages::{is_whole, pad, unframe},
-    peers::{Health, Peer, ReadMark},
+    peers::{Health, Peer},
 };
 
 /// Slots for VELO's control messages of each VPID, beside its messages.
@@ -38,25 +39,29 @@ pub struct ExtollTransport {
     pub(crate) registered: Registered,
     pub(crate) rma: nicforge_rma::Port,
     pub(crate) velo: Port,
+    /// This rank.
     pub(crate) rank: Rank,
+    pub(crate) ranks: RankTable,
     pub(crate) peers: Vec<Peer>,
-    /// Ranks by node, then VPID.
-    pub(crate) ranks: Vec<Rank>,
-    pub(crate) vpids: u32,
-    pub(crate) mark: ReadMark,
-    /// Number of messages after which everything that was in the receive ring, or kept by VELO, has
-    /// been taken.
-    pub(crate) drain_limit: u64,
-    /// Lost ranks that were not reported yet.
-    pub(crate) unreported_losses: Vec<Rank>,
-    /// Ranks with held messages.
-    pub(crate) holding: Vec<Rank>,
-    /// Number of held messages of a rank from which on no further messages are taken.
-    max_held: usize,
-    /// The rank checked last.
-    pub(crate) last_checked: usize,
+    pub(crate) losses: LossWatch,
+    pub(crate) holding: Holding,
     pub(crate) failure: Option<Error>,
     pub(crate) statistics: Statistics,
+}
+
+/// The ranks with messages that the matching layer has refused.
+///
+/// Invariant: a rank is in `ranks` once while its peer holds messages.
+pub(crate) struct Holding {
+    pub(crate) ranks: Vec<Rank>,
+    /// Number of held messages of a rank from which on no further messages are taken.
+    limit: usize,
+}
+
+impl Holding {
+    fn new(size: usize, limit: usize) -> Self {
+        Self { ranks: Vec::with_capacity(size), limit }
+    }
 }
 
 /// Returns the number of slots of a receive ring, and the credits of each rank. The ring grants
@@ -114,15 +119,10 @@ impl ExtollTransport {
             rma,
             velo,
             rank,
-            unreported_losses: Vec::with_capacity(peers.len()),
-            holding: Vec::with_capacity(peers.len()),
-            peers,
             ranks,
-            vpids: position.vpids,
-            mark: ReadMark::default(),
-            drain_limit: 2 * u64::from(slots),
-            max_held: 2 * window as usize,
-            last_checked: 0,
+            losses: LossWatch::new(peers.len(), 2 * u64::from(slots)),
+            holding: Holding::new(peers.len(), 2 * window as usize),
+            peers,
             failure: None,
             statistics: Statistics::default(),
         })
@@ -205,7 +205,7 @@ impl ExtollTransport {
         let mut taken = 0;
 
         let peers = &mut self.peers;
-        self.holding.retain(|&rank| {
+        self.holding.ranks.retain(|&rank| {
             let held = &mut peers[rank as usize].held;
             while taken < budget
                 && let Some(message) = held.front()
@@ -227,9 +227,9 @@ impl ExtollTransport {
 
     /// Returns whether so many messages of a rank are held that no further ones may be taken.
     fn is_overfull(&self) -> bool {
-        self.holding.iter().map(|rank| &self.peers[*rank as usize]).any(|peer| {
+        self.holding.ranks.iter().map(|rank| &self.peers[*rank as usize]).any(|peer| {
             // Everything that a lost rank has sent is in the ring already.
-            peer.health == Health::Alive && peer.held.len() >= self.max_held
+            peer.health == Health::Alive && peer.held.len() >= self.holding.limit
         })
     }
 
@@ -238,7 +238,7 @@ impl ExtollTransport {
     fn hold(&mut self, rank: Rank, message: Message) {
         let held = &mut self.peers[rank as usize].held;
         if held.is_empty() {
-            self.holding.push(rank);
+            self.holding.ranks.push(rank);
         }
         held.push_back(message);
         self.statistics.held += 1;
@@ -323,7 +323,7 @@ unsafe impl Transport for ExtollTransport {
         }
 
         let mut taken = 0;
-        if !self.holding.is_empty() {
+        if !self.holding.ranks.is_empty() {
             taken = self.offer_held(budget, sink);
             if self.is_overfull() {
                 return Ok(taken);
@@ -336,7 +336,7 @@ unsafe impl Transport for ExtollTransport {
             match self.velo.poll_into(&mut message) {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.mark.empty_polls += 1;
+                    self.losses.mark.empty_polls += 1;
                     break;
                 }
                 Err(error) => {
@@ -345,7 +345,7 @@ unsafe impl Transport for ExtollTransport {
                 }
             };
 
-            self.mark.polled += 1;
+            self.losses.mark.polled += 1;
             let (source, content) = (self.identify_source(&message), unframe(message.tag, message.bytes()));
             let (Some(rank), Some((tag, bytes))) = (source, content) else {
                 self.statistics.strays += 1;
@@ -413,7 +413,7 @@ unsafe impl Transport for ExtollTransport {
     fn poll_gone(&mut self) -> Option<Gone> {
         // The next poll reports a failure of the transport as a whole.
         let _ = self.check_ranks();
-        if self.unreported_losses.is_empty() { None } else { self.next_gone() }
+        if self.losses.has_unreported() { self.next_gone() } else { None }
     }
 
     fn relax(&mut self, relax: &mut Relax) -> Result<(), TransportError> {

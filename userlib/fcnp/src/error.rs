@@ -38,14 +38,14 @@ impl fmt::Display for Peer {
 pub enum Error {
     /// The peer's process died or closed its device. This happened during the call, or since the
     /// last call of this direction.
-    #[error("{peer} went down; call again when its process is back")]
+    #[error("{peer} is gone; call again when its process is back")]
     PeerGone {
         /// The other side of the transfer.
         peer: Peer,
     },
     /// The peer ended the running transfer, because its call timed out or was cancelled. The
     /// transferred data are void.
-    #[error("{peer} gave the transfer up; agree with it on what to send again")]
+    #[error("{peer} aborted the transfer; agree with it on the data to send again")]
     Aborted {
         /// The other side of the transfer.
         peer: Peer,
@@ -96,7 +96,7 @@ pub enum Error {
         found: String,
     },
     /// Another process serves FCNP on this I/O node.
-    #[error("attachment {owner} of this I/O node serves FCNP already; one process a pset does")]
+    #[error("attachment {owner} of this I/O node serves FCNP already; only one process of a pset can")]
     Served {
         /// Number of the attachment that serves it.
         owner: u32,

@@ -28,7 +28,7 @@ pub enum Error {
         why: Loss,
     },
     /// The peer has violated the protocol. It is treated as dead.
-    #[error("rank {peer} breaks the protocol: {what} ({value:#x}); it is not listened to any more")]
+    #[error("rank {peer} breaks the protocol: {what} ({value:#x}); its messages are ignored from now on")]
     BadPeer {
         /// The peer.
         peer: Rank,

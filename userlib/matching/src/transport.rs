@@ -41,7 +41,7 @@ pub enum Loss {
         tenant: u64,
     },
     /// It has no room for messages from this rank.
-    #[error("it promises no room for messages from here; it needs a longer receive ring")]
+    #[error("it grants this rank no credits; it needs a longer receive ring")]
     Refused,
     /// A message for it waited in the network longer than the network allows, and was dropped.
     #[error("a message for it was dropped by the network's watchdog")]

@@ -190,6 +190,8 @@ fn a_rank_that_breaks_the_protocol_is_treated_as_dead() {
     };
 
     let long = [first(4), vec![0; 5]].concat();
+    let mut with_reserved_field = request(0);
+    with_reserved_field[std::mem::offset_of!(Rendezvous, reserved)] = 1;
 
     let violations: Vec<Vec<(u8, Vec<u8>)>> = vec![
         vec![(0, vec![])],
@@ -205,6 +207,7 @@ fn a_rank_that_breaks_the_protocol_is_treated_as_dead() {
         vec![(wire::MORE, vec![0])],
         vec![(wire::REQUEST, vec![0; 47])],
         vec![(wire::REQUEST, request(1 << 63))],
+        vec![(wire::REQUEST, with_reserved_field)],
         vec![(wire::FINISH, finish(0))],
         vec![(wire::FINISH, finish(u64::MAX))],
         // The number of the honest rank's posted receive.
@@ -278,6 +281,22 @@ fn a_sender_whose_message_could_not_be_fetched_sees_an_error() {
     rogue.try_send(0, wire::FINISH, answer.as_bytes()).unwrap();
     endpoint.progress().unwrap();
     assert_eq!(endpoint.test(send).unwrap().unwrap().result, Err(Error::NotFetched { peer: 1 }));
+}
+
+#[test]
+fn an_acknowledgement_with_a_reserved_field_fails_its_send() {
+    let (mut endpoint, mut rogue) = with_rogue_peer();
+    let send = endpoint.isend(Envelope::new(1, 0, 0), Mode::Synchronous, vec![0; 10], 0).unwrap();
+
+    let status = wire::FETCHED.into();
+    let answer = Finish { request: send.to_bits().into(), status, reserved: 1.into() };
+    rogue.try_send(0, wire::FINISH, answer.as_bytes()).unwrap();
+
+    for _ in 0..5 {
+        endpoint.progress().unwrap();
+    }
+    let result = endpoint.test(send).unwrap().unwrap().result;
+    assert!(matches!(result, Err(Error::BadPeer { peer: 1, value: 1, .. })), "{result:?}");
 }
 
 /// A peer never takes an acknowledgement, and requests without end. After a window of

@@ -11,7 +11,7 @@ use crate::{Address, MAX_MESSAGE};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DeviceError {
     /// No tenant had the VPID that a message was for. The card dropped the message.
-    #[error("nobody has {to}, a message for it was dropped")]
+    #[error("{to} has no tenant; a message for it was dropped")]
     NoReceiver {
         /// Address of the receiver.
         to: Address,
@@ -26,14 +26,14 @@ pub enum DeviceError {
     /// A message reached the card in pieces that did not follow each other, in every attempt.
     /// Nothing of it was delivered.
     #[error(
-        "a message was torn on its way to the card each time; does somebody else use this VPID's device?"
+        "a message was torn on its way to the card in every attempt; does other software use this VPID's device?"
     )]
     Torn,
     /// The memory of the receive ring is gone.
-    #[error("the card can't write the receive ring any more; open the port again")]
+    #[error("the card can no longer write the receive ring; open the port again")]
     RingMemory,
     /// An error that this library does not cause: other software writes to this VPID's pages.
-    #[error("the card counted error {code} about {about:#x}; does somebody else use this VPID's device?")]
+    #[error("the card counted error {code} about {about:#x}; does other software use this VPID's device?")]
     Other {
         /// One of [`nicforge_hwi::extoll::error`].
         code: u8,
@@ -92,7 +92,7 @@ pub enum Error {
     },
     /// The peer's process died, or closed its port. The caller may connect again when the VPID has
     /// a new tenant.
-    #[error("{address} went down; connect again when its successor is there")]
+    #[error("{address} is gone; connect again when the address has a new tenant")]
     PeerGone {
         /// Address of the peer.
         address: Address,
@@ -113,7 +113,7 @@ pub enum Error {
     },
     /// As many messages are kept as [`crate::Config::kept`] allows. None is lost; the caller must
     /// receive some of them.
-    #[error("{kept} messages of other tags or senders are kept and no more will be: take some of them")]
+    #[error("{kept} messages of other tags or senders are kept, which is the limit: receive some of them")]
     KeptFull {
         /// Number of kept messages.
         kept: usize,
@@ -142,7 +142,7 @@ pub enum Error {
     },
     /// The network does not allow a receive ring of this size.
     #[error(
-        "a receive ring of {slots} slots: a power of two, {least} to 65,536, is possible in this network"
+        "a receive ring of {slots} slots is not possible in this network: use a power of two, {least} to 65,536"
     )]
     BadRing {
         /// The requested number of slots.

@@ -1,19 +1,14 @@
-//! Credits of connections, and the control messages that grant and return them.
+//! Flow control: the grant and the return of credits.
 //!
-//! A control message is one quadword with the tag [`CONTROL_TAG`]:
+//! Each direction of a connection has one granting end, the receiver, and one spending end, the
+//! sender. The granting end keeps [`crate::peer::Incoming`], the spending end
+//! [`crate::peer::Outgoing`]. These invariants hold:
 //!
-//! | bits | field |
-//! | --- | --- |
-//! | 7..0 | kind |
-//! | 15..8 | generation |
-//! | 23..16 | connect: generation of the intended receiver, since its successor may receive it |
-//! | 63..32 | number |
-//!
-//! | kind | generation | number |
-//! | --- | --- | --- |
-//! | 1 connect | the sender's own | credits that the sender would like to be granted |
-//! | 2 credit | the addressee's, as the sender knows it | additional credits; 0 refuses a connect |
-//! | 3 close | the sender's own | 0: the sender sends no more, so its grant is free |
+//! - A sender spends one credit for each message, and sends nothing without a credit.
+//! - The receiver grants credits once for each connection. Later credits only return those that the
+//!   sender has spent.
+//! - The outstanding grants to all VPIDs of one node never exceed the limit of [`NodeBudgets`].
+//! - A control message names the generation that it is meant for, so a stale one changes nothing.
 //!
 //! At most two credit messages for each peer are in flight in the posted-write ring. Credits return
 //! in halves of a grant, so a peer that reads its ring never needs more. The card's watchdog drops
@@ -23,109 +18,246 @@
 //! receive ring. The receiving card returns slot credits to a sending card in batches of half a
 //! share. So a sender that keeps to its grant never waits for slots in its card.
 
-use nicforge_driver::Mark;
+use std::collections::VecDeque;
 
-/// Tag of control messages. Applications can't use it on ports with flow control.
-pub const CONTROL_TAG: u8 = 15;
-
-const CONNECT: u8 = 1;
-const CREDIT: u8 = 2;
-const CLOSE: u8 = 3;
+use crate::{Config, directory::Directory, kept::KeptMessages, peer::Peer, tenant::Tenant};
 
 /// Slots reserved for the control messages of each VPID of a node: a connect, a close, and two
 /// credit returns.
 const CONTROL_SLOTS: u32 = 4;
 
-/// Number of refusals that a tenant receives in a row. A later connect is answered only when
-/// credits are free. Otherwise a peer that connects repeatedly and reads nothing would fill its
-/// ring with answers, and block everything that this port has posted behind them.
-pub(crate) const MAX_REFUSALS: u8 = 4;
-
-/// Number of unresponsive tenants of an address, after which the port answers no tenant of it. A
-/// tenant is unresponsive when the watchdog has dropped a credit message for it.
-pub(crate) const MAX_UNRESPONSIVE: u8 = 3;
-
-/// A control message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Control {
-    /// The sender asks for credits.
-    Connect { own: u8, target: u8, window: u32 },
-    /// The sender grants or returns credits.
-    Credit { addressee: u8, messages: u32 },
-    /// The sender closes its direction of the connection.
-    Close { own: u8 },
+/// Credits of the nodes of a network.
+///
+/// Invariant: `reserved` is the sum of the credits granted to a node's VPIDs, and of their kept
+/// messages whose grant has ended. A grant never lifts it above `limit`.
+struct NodeBudgets {
+    reserved: Vec<u32>,
+    limit: u32,
 }
 
-impl Control {
-    /// Returns the message's quadword.
-    pub(crate) fn encode(self) -> [u8; 8] {
-        let (what, generation, target, number) = match self {
-            Self::Connect { own, target, window } => (CONNECT, own, target, window),
-            Self::Credit { addressee, messages } => (CREDIT, addressee, 0, messages),
-            Self::Close { own } => (CLOSE, own, 0, 0),
-        };
-
-        let word = u64::from(what) | u64::from(generation) << 8 | u64::from(target) << 16;
-        (word | u64::from(number) << 32).to_le_bytes()
+impl NodeBudgets {
+    /// Returns the credits that may still be granted to VPIDs of a node.
+    fn free(&self, node: usize) -> u32 {
+        self.limit.saturating_sub(self.reserved[node])
     }
 
-    /// Decodes a quadword; returns `None` for a kind that no port sends.
-    pub(crate) fn decode(word: u64) -> Option<Self> {
-        let (what, generation, number) = (word as u8, (word >> 8) as u8, (word >> 32) as u32);
+    fn reserve(&mut self, node: usize, credits: u32) {
+        self.reserved[node] += credits;
+    }
 
-        match what {
-            CONNECT => Some(Self::Connect { own: generation, target: (word >> 16) as u8, window: number }),
-            CREDIT => Some(Self::Credit { addressee: generation, messages: number }),
-            CLOSE => Some(Self::Close { own: generation }),
-            _ => None,
+    fn release(&mut self, node: usize, credits: u32) {
+        self.reserved[node] = self.reserved[node].saturating_sub(credits);
+    }
+}
+
+/// The connections of a port, and the control messages that they wait for.
+///
+/// Invariant: a peer is in `pending` at most once, and exactly while its `queued` is set.
+pub(crate) struct FlowControl {
+    /// Whether connections have credits.
+    pub(crate) enabled: bool,
+    /// Credits that a connection asks for, and that it is granted at most.
+    pub(crate) window: u32,
+    /// Peers by their number in the directory.
+    pub(crate) peers: Vec<Peer>,
+    budgets: NodeBudgets,
+    /// Peers with a pending control message.
+    pending: VecDeque<u32>,
+}
+
+impl FlowControl {
+    pub(crate) fn new(config: &Config, directory: &Directory, slots: u32) -> Self {
+        let (nodes, vpids) = (directory.nodes(), directory.vpids());
+
+        Self {
+            enabled: config.flow_control,
+            window: config.window,
+            peers: vec![Peer::default(); nodes as usize * vpids as usize],
+            budgets: NodeBudgets { reserved: vec![0; nodes as usize], limit: budget(slots, nodes, vpids) },
+            pending: VecDeque::new(),
         }
     }
-}
 
-/// State of the connections with one address, one in each direction.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Peer {
-    /// Generation of the tenant that this port sends to; 0 for none.
-    pub(crate) receiver: u8,
-    /// Messages that this port may send to it.
-    pub(crate) credits: u32,
-    /// Whether its last credit message was a refusal.
-    pub(crate) refused: bool,
-    /// Generation of the tenant that sends to this port; 0 for none.
-    pub(crate) sender: u8,
-    /// Credits that this port has granted to it.
-    pub(crate) granted: u32,
-    /// Spent credits that are due to return to it.
-    pub(crate) unreturned: u32,
-    /// Whether the peer is in the queue of pending control messages.
-    pub(crate) queued: bool,
-    /// Generation of the tenant that a pending close is for; 0 for none.
-    pub(crate) closing: u8,
-    /// Kept messages of tenants whose grant has ended. They use up part of the node's budget.
-    pub(crate) kept_without_grant: u32,
-    /// Credits that its connect asked for.
-    pub(crate) requested: u32,
-    /// Whether a refusal is pending.
-    pub(crate) refusal_pending: bool,
-    /// Number of refusals of this tenant in a row.
-    pub(crate) refusals: u8,
-    /// Generation of the tenant that `refusals` counts.
-    pub(crate) refused_tenant: u8,
-    /// Whether it has asked again after its last refusal, and waits for free credits.
-    pub(crate) awaits_grant: bool,
-    /// Marks behind the last two credit messages for it, the older one first.
-    pub(crate) credit_marks: [Option<Mark>; 2],
-    /// Generation of the tenant that does not read its credit messages, and receives no more of
-    /// them; 0 for none.
-    pub(crate) unresponsive: u8,
-    /// Number of such tenants that this address has had.
-    pub(crate) unresponsive_tenants: u8,
-    /// Whether [`crate::Port::admit`] excludes it, so that it is granted nothing.
-    pub(crate) excluded: bool,
+    /// Handles the connect of a present tenant, which asks for `window` credits. A tenant that has
+    /// a grant receives no second one.
+    pub(crate) fn handle_connect(
+        &mut self,
+        index: usize,
+        sender: Tenant,
+        window: u32,
+        directory: &Directory,
+        kept: &KeptMessages,
+    ) {
+        let known = &self.peers[index];
+        let is_connected = sender.is(known.incoming.sender);
+        if is_connected && known.incoming.has_grant() || !known.unresponsive.allows(sender) {
+            return;
+        }
+
+        if !is_connected {
+            self.end_grant(index, directory, kept);
+        }
+
+        let peer = &mut self.peers[index];
+        (peer.incoming.sender, peer.incoming.requested) = (Some(sender), window);
+        peer.refusals.count_for(sender);
+        self.grant(index, directory);
+    }
+
+    /// Handles the close of a tenant, and grants its credits to others.
+    pub(crate) fn handle_close(
+        &mut self,
+        index: usize,
+        sender: Tenant,
+        directory: &Directory,
+        kept: &KeptMessages,
+    ) {
+        if sender.is(self.peers[index].incoming.sender) {
+            self.end_grant(index, directory, kept);
+            self.peers[index].incoming.sender = None;
+            self.grant_waiting(directory.node_of(index), directory);
+        }
+    }
+
+    /// Grants a connecting peer as many credits as are free, and queues the grant. The grant is 0,
+    /// a refusal, when none are free.
+    fn grant(&mut self, index: usize, directory: &Directory) {
+        let node = directory.node_of(index);
+        if self.budgets.free(node) == 0 {
+            self.release_grants_of_gone_tenants(node, directory);
+        }
+
+        let free = self.budgets.free(node);
+        let peer = &mut self.peers[index];
+        let admitted = if peer.excluded { 0 } else { free };
+        let granted = admitted.min(peer.incoming.requested).min(self.window.max(1));
+
+        if !peer.refusals.count_answer(granted == 0) {
+            return;
+        }
+
+        peer.due.refusal = granted == 0;
+        (peer.incoming.granted, peer.incoming.unreturned) = (granted, granted);
+        self.budgets.reserve(node, granted);
+        self.queue(index);
+    }
+
+    /// Grants credits that have become free to those peers of a node that wait for them.
+    fn grant_waiting(&mut self, node: usize, directory: &Directory) {
+        for index in directory.indices_of(node) {
+            let peer = &self.peers[index];
+            let is_present = || {
+                let sender = peer.incoming.sender;
+                sender.is_some() && sender == directory.tenant(directory.address_of(index))
+            };
+
+            if self.budgets.free(node) > 0 && peer.refusals.awaits_grant && is_present() {
+                self.grant(index, directory);
+            }
+        }
+    }
+
+    /// Ends the grants of a tenant that does not read its credit messages. A peer that this port
+    /// has itself connected to is left as it is.
+    pub(crate) fn mark_unresponsive(&mut self, index: usize, directory: &Directory) {
+        let peer = &mut self.peers[index];
+        if peer.outgoing.receiver.is_some() {
+            return;
+        }
+
+        peer.unresponsive.record(peer.incoming.sender);
+        // Messages that still arrive from it were covered by the earlier grant.
+        self.release_grant(index, directory);
+    }
+
+    /// Ends the grant to a tenant. Its close is behind its messages, so all of them have left the
+    /// ring. Kept messages that the application has not taken continue to use up the node's budget.
+    fn end_grant(&mut self, index: usize, directory: &Directory, kept: &KeptMessages) {
+        self.release_grant(index, directory);
+
+        let kept = kept.of_sender(directory.address_of(index));
+        let peer = &mut self.peers[index];
+        let more = kept.saturating_sub(peer.kept_without_grant);
+        peer.kept_without_grant += more;
+        self.budgets.reserve(directory.node_of(index), more);
+    }
+
+    /// Releases the credits granted to a peer.
+    fn release_grant(&mut self, index: usize, directory: &Directory) {
+        let peer = &mut self.peers[index];
+        self.budgets.release(directory.node_of(index), peer.incoming.granted);
+
+        (peer.incoming.granted, peer.incoming.unreturned) = (0, 0);
+        peer.due.refusal = false;
+    }
+
+    /// Releases the credits granted to tenants of a node that have gone.
+    fn release_grants_of_gone_tenants(&mut self, node: usize, directory: &Directory) {
+        for index in directory.indices_of(node) {
+            let sender = self.peers[index].incoming.sender;
+            if sender.is_some() && sender != directory.tenant(directory.address_of(index)) {
+                // Messages of it may still be in the ring, so `sender` continues to name them.
+                self.release_grant(index, directory);
+            }
+        }
+    }
+
+    /// Releases the budget of a kept message that the application has taken, if its sender's grant
+    /// has ended. Returns whether that was so.
+    pub(crate) fn release_kept(&mut self, index: usize, directory: &Directory) -> bool {
+        let peer = &mut self.peers[index];
+        if peer.kept_without_grant == 0 {
+            return false;
+        }
+
+        peer.kept_without_grant -= 1;
+        let node = directory.node_of(index);
+        self.budgets.release(node, 1);
+        self.grant_waiting(node, directory);
+        true
+    }
+
+    /// Returns whether control messages are pending.
+    #[inline]
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Returns the number of peers with a pending control message.
+    pub(crate) fn pending_peers(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Returns the peer whose pending control message is next.
+    pub(crate) fn next_pending(&self) -> Option<usize> {
+        self.pending.front().map(|&index| index as usize)
+    }
+
+    /// Queues a peer for a control message.
+    pub(crate) fn queue(&mut self, index: usize) {
+        let due = &mut self.peers[index].due;
+        if !due.queued {
+            due.queued = true;
+            self.pending.push_back(index as u32);
+        }
+    }
+
+    /// Moves the next peer behind all others.
+    pub(crate) fn postpone_next(&mut self) {
+        self.pending.rotate_left(1);
+    }
+
+    /// Removes the next peer, whose control messages are posted or no longer needed.
+    pub(crate) fn finish_next(&mut self) {
+        let Some(index) = self.pending.pop_front() else { return };
+        let peer = &mut self.peers[index as usize];
+        peer.incoming.unreturned = 0;
+        (peer.due.refusal, peer.due.queued) = (false, false);
+    }
 }
 
 /// Returns the credits that may be outstanding to all VPIDs of one node together.
-pub(crate) fn budget(slots: u32, nodes: u32, vpids: u32) -> u32 {
+fn budget(slots: u32, nodes: u32, vpids: u32) -> u32 {
     let share = slots / nodes.max(1);
     let half = share / 2;
     half.saturating_sub((CONTROL_SLOTS * vpids).min(half / 2)).max(1)
@@ -140,20 +272,6 @@ pub(crate) fn suitable_slots(nodes: u32, vpids: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn control_messages_survive_encoding() {
-        let messages = [
-            Control::Connect { own: 3, target: 9, window: 64 },
-            Control::Credit { addressee: 255, messages: u32::MAX },
-            Control::Close { own: 1 },
-        ];
-        for message in messages {
-            assert_eq!(Control::decode(u64::from_le_bytes(message.encode())), Some(message));
-        }
-        assert_eq!(Control::decode(0), None);
-        assert_eq!(Control::decode(u64::MAX), None);
-    }
 
     #[test]
     fn grants_are_less_than_half_of_a_share() {

@@ -10,11 +10,15 @@
 //!
 //! | module | content |
 //! | --- | --- |
-//! | `port.rs` | opening a port, and its state |
-//! | `connect.rs` | connections; grant and return of credits |
-//! | `flow.rs` | credits and control messages |
-//! | `send.rs`, `receive.rs` | messages |
-//! | `stores.rs` | sending without a posted-write ring |
+//! | `port.rs` | opening a port, and the parts of its state |
+//! | `card.rs`, `card_errors.rs` | BARs of the card, and the errors that it counts |
+//! | `directory.rs`, `tenant.rs` | addresses of the network, and their tenants |
+//! | `ring.rs`, `kept.rs` | the receive ring, and messages taken out of it for later calls |
+//! | `send_path.rs` | the posted-write ring, or stores in its place |
+//! | `flow.rs`, `peer.rs` | grant and return of credits, and the state of each peer |
+//! | `control.rs` | control messages |
+//! | `connect.rs`, `send.rs`, `receive.rs` | calls of the application |
+//! | `interrupt.rs`, `wait.rs` | calls that wait |
 //! | `message.rs`, `config.rs`, `error.rs` | types of the interface |
 //!
 //! # Flow control
@@ -51,18 +55,28 @@
 //! peers in the same way. Calls that wait return [`Error::Reset`]; the port can't be used any more.
 #![forbid(unsafe_code)]
 
+mod card;
+mod card_errors;
 mod config;
 mod connect;
+mod control;
+mod directory;
 mod error;
 mod flow;
+mod interrupt;
+mod kept;
 mod message;
+mod peer;
 mod port;
 mod receive;
+mod ring;
 mod send;
-mod stores;
+mod send_path;
+mod tenant;
+mod wait;
 
 pub use config::{Config, Waiting};
+pub use control::CONTROL_TAG;
 pub use error::{DeviceError, Error};
-pub use flow::CONTROL_TAG;
 pub use message::{Address, Filter, MAX_MESSAGE, Message};
 pub use port::{PeerLink, Port, Statistics};

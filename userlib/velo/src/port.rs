@@ -1,42 +1,31 @@
 //! A port: the endpoint of a process on a card.
 
-use std::{collections::VecDeque, sync::atomic::Ordering};
+use std::sync::atomic::Ordering;
 
-use nicforge_driver::{
-    Bar, Deadline, Device, DmaBuffer, Doorbell, Error as DriverError, HugePages, Interrupt, Mark, Poster,
-    SharedPoster,
-};
-use nicforge_hwi::{
-    extoll::{BAR_DIRECTORY, directory, error, mirror, reg, vector, window},
-    extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT, address},
-    pci,
-};
-use nicforge_shm::{SharedU64, Window};
+use nicforge_driver::{Device, Poster, SharedPoster};
+use nicforge_hwi::extoll::error;
 
 use crate::{
-    Address, CONTROL_TAG, Config, DeviceError, Error, Message, Waiting,
-    flow::{self, Peer},
-    stores::Stores,
+    Address, Config, DeviceError, Error, Waiting,
+    card::{MirrorPage, check_identity},
+    card_errors::CardErrors,
+    directory::Directory,
+    flow::FlowControl,
+    interrupt::ReceiveInterrupt,
+    kept::KeptMessages,
+    ring::ReceiveRing,
+    send_path::SendPath,
+    tenant::{Endpoint, Tenant},
 };
-
-/// BAR of the register file.
-const BAR_REGISTERS: u8 = 0;
-/// BAR of the windows.
-const BAR_WINDOWS: u8 = 1;
-/// BAR of the mirror.
-const BAR_MIRROR: u8 = 2;
-/// Time that the card may take to enable a ring.
-const OPENING: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// A connection to another port, made by [`Port::connect`]. It is valid for the port that made it,
 /// and names one tenant of the peer's VPID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerLink {
     pub(crate) address: Address,
-    /// Index of the peer in [`Port::peers`].
+    /// Number of the peer's address in the directory.
     pub(crate) index: u32,
-    /// Generation of the peer's tenant.
-    pub(crate) generation: u8,
+    pub(crate) tenant: Tenant,
 }
 
 impl PeerLink {
@@ -47,7 +36,7 @@ impl PeerLink {
 
     /// Returns the generation of the peer's tenant, as [`Port::tenant_of`] shows it.
     pub fn tenant(&self) -> u8 {
-        self.generation
+        self.tenant.generation()
     }
 }
 
@@ -72,76 +61,22 @@ pub struct Statistics {
     pub stalls: u64,
 }
 
-/// The posted-write ring of a port.
-pub(crate) enum PortPoster {
-    /// The port's own ring.
-    Own(Poster),
-    /// A ring shared with other libraries of the same VPID.
-    Shared(SharedPoster),
-}
-
-impl PortPoster {
-    #[inline(always)]
-    pub(crate) fn with<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
-        match self {
-            Self::Own(poster) => call(poster),
-            Self::Shared(poster) => poster.with(call),
-        }
-    }
-}
-
 /// A process's VELO endpoint. One thread at a time uses it.
 pub struct Port {
     pub(crate) device: Device,
     /// Value of [`Device::resets`] when the port was opened.
     pub(crate) resets: u32,
-    pub(crate) config: Config,
-    pub(crate) address: Address,
-    pub(crate) nodes: u32,
-    pub(crate) vpids: u32,
-    /// The generation under which peers know this port.
-    pub(crate) generation: u8,
-    pub(crate) registers: Bar,
-    pub(crate) poster: PortPoster,
-    /// State of sending by stores, on a device without a posted-write ring.
-    pub(crate) stores: Option<Stores>,
-    doorbell: Doorbell,
-    pub(crate) directory: Window,
-    errors: SharedU64,
-    last_error: SharedU64,
-    stalls: SharedU64,
-    errors_reported: u64,
-    /// Errors that [`Port::handle_dropped_control`] has looked at. [`Port::check`] has also
-    /// reported those of `errors_reported`.
-    errors_checked: u64,
-    pub(crate) interrupt: Option<Interrupt>,
-    /// Mark behind the last write that enables the interrupt, while the interrupt has not been
-    /// raised.
-    pub(crate) armed: Option<Mark>,
-    pub(crate) ring: Window,
-    pub(crate) slots: u64,
-    /// Messages taken out of the ring so far.
-    pub(crate) taken: u64,
-    /// Taken messages that the card does not know of yet.
-    pub(crate) unreported: u32,
-    /// Number of taken messages after which the card is informed.
-    pub(crate) batch: u32,
-    read_pointer: SharedU64,
-    /// Messages that arrived while a call waited for another one, in order.
-    pub(crate) kept: VecDeque<Message>,
-    /// Capacity of `kept`.
-    pub(crate) kept_capacity: usize,
-    /// Peers by node, then VPID.
-    pub(crate) peers: Vec<Peer>,
-    /// By node: credits granted to its VPIDs, and kept messages whose grant has ended.
-    pub(crate) reserved: Vec<u32>,
-    /// Credits that may be granted to the VPIDs of one node together.
-    pub(crate) budget: u32,
-    /// Peers with a pending control message. Each is in the queue at most once.
-    pub(crate) pending: VecDeque<u32>,
+    pub(crate) own: Endpoint,
+    pub(crate) directory: Directory,
+    pub(crate) path: SendPath,
+    pub(crate) ring: ReceiveRing,
+    pub(crate) kept: KeptMessages,
+    pub(crate) flow: FlowControl,
+    pub(crate) errors: CardErrors,
+    /// The interrupt of a port that sleeps; `None` when it only polls.
+    pub(crate) interrupt: Option<ReceiveInterrupt>,
+    /// Counters of this library. [`Port::statistics`] adds those of other places.
     pub(crate) statistics: Statistics,
-    /// The ring's memory. The card loses access to it when this is dropped.
-    _memory: DmaBuffer,
 }
 
 impl Port {
@@ -165,121 +100,43 @@ impl Port {
     }
 
     fn open_with(device: Device, shared: Option<SharedPoster>, config: Config) -> Result<Self, Error> {
-        let identity = device.identity();
-        let wrong = |found: String| Error::WrongDevice { found };
-        if (identity.vendor, identity.device) != (pci::VENDOR_EXTOLL, pci::DEVICE_EXTOLL) {
-            return Err(wrong(format!("PCI {:04x}:{:04x}", identity.vendor, identity.device)));
-        }
+        check_identity(&device)?;
+        let (directory, address) = Directory::open(&device)?;
+        let page = MirrorPage::open(&device)?;
 
-        let shown = device.bar(BAR_MIRROR)?;
-        let (node, vpid) = (shown.read32(mirror::NODE)?, shown.read32(mirror::VPID)?);
-        let (nodes, vpids) = (shown.read32(mirror::NODES)?, shown.read32(mirror::VPIDS)?);
-        if vpid >= vpids || node >= nodes {
-            return Err(wrong(format!("attachment {vpid} of node {node} is the admin's")));
-        }
+        let ring = ReceiveRing::allocate(&device, &config, &directory)?;
+        let slots = ring.slots() as u32;
+        let kept = KeptMessages::with_capacity(config.kept.unwrap_or(slots) as usize);
+        let flow = FlowControl::new(&config, &directory, slots);
+        let mut errors = CardErrors::open(&page)?;
+        let path = SendPath::open(&device, shared, &page)?;
 
-        let slots = slots(&config, nodes, vpids)?;
-
-        let registers = device.bar(BAR_REGISTERS)?;
-        let windows = device.bar(BAR_WINDOWS)?.window(window::VELO_READ_POINTER, window::SIZE)?;
-        let directory = device.bar(BAR_DIRECTORY)?.window(0, u64::from(nodes) * directory::STRIDE)?;
-
-        let mirror_page = shown.window(mirror::NODE, mirror::SIZE)?;
-        let word = |offset: u64| mirror_page.u64(offset - mirror::NODE);
-        let memory = device.dma_buffer((u64::from(slots) * SLOT) as usize, HugePages::Try)?;
         let interrupt = match config.waiting {
             Waiting::Polling => None,
-            Waiting::Interrupt => Some(device.interrupt(vector::VELO_RECEIVE.into())?),
+            Waiting::Interrupt => Some(ReceiveInterrupt::bind(&device, &config)?),
         };
 
-        let mut port = Self {
-            address: Address { node, vpid: vpid as u16 },
-            nodes,
-            vpids,
-            generation: 0,
-            registers,
-            poster: shared.map_or_else(
-                || device.poster(0).map(PortPoster::Own),
-                |poster| Ok(PortPoster::Shared(poster)),
-            )?,
-            stores: (device.ring_count() == 0).then(Stores::default),
-            doorbell: device.doorbell(),
-            directory,
-            errors: word(mirror::ERRORS)?,
-            last_error: word(mirror::LAST_ERROR)?,
-            stalls: word(mirror::VELO_STALLS)?,
-            errors_reported: 0,
-            errors_checked: 0,
-            interrupt,
-            armed: None,
-            ring: memory.window().clone(),
-            slots: slots.into(),
-            taken: 0,
-            unreported: 0,
-            batch: (slots / nodes / 8).clamp(1, 64),
-            read_pointer: windows.u64(0)?,
-            kept: VecDeque::new(),
-            kept_capacity: config.kept.unwrap_or(slots) as usize,
-            peers: vec![Peer::default(); nodes as usize * vpids as usize],
-            reserved: vec![0; nodes as usize],
-            budget: flow::budget(slots, nodes, vpids),
-            pending: VecDeque::new(),
-            statistics: Statistics::default(),
-            resets: device.resets(),
-            device,
-            config,
-            _memory: memory,
-        };
+        let resets = device.resets();
+        let tenant = ring.enable(&device, &directory, address).inspect_err(|_| ring.disable())?;
+        errors.skip();
 
-        port.enable(slots)?;
-        Ok(port)
-    }
-
-    /// Hands the ring to the card, and waits until the directory shows the port to its peers.
-    fn enable(&mut self, slots: u32) -> Result<(), Error> {
-        let deadline = Deadline::after(OPENING);
-        let own = self.entry(self.address);
-        let registers = &self.registers;
-        let shows = |on: bool| -> Result<(), Error> {
-            self.device.wait_for(deadline, None, "the card to know of the receive ring", || {
-                let generation = self.directory.load_u8_relaxed(own)?;
-                Ok((generation & 1 == u8::from(on)).then_some(()))
-            })
-        };
-
-        // An earlier port of this process may have left the ring enabled.
-        registers.write64(reg::VELO_RING_ENABLE, 0)?;
-        shows(false)?;
-
-        self.read_pointer.store(0, Ordering::Release);
-        registers.write64(reg::VELO_RING_BASE, self._memory.iova())?;
-        registers.write64(reg::VELO_RING_SLOTS, slots.into())?;
-        registers.write64(reg::VELO_RING_ENABLE, 1)?;
-
-        if registers.read64(reg::VELO_RING_ENABLE)? != 1 {
-            return Err(Error::BadRing { slots, least: least_slots(self.nodes) });
-        }
-
-        shows(true)?;
-        self.generation = self.directory.load_u8_relaxed(own)?;
-        self.errors_reported = self.errors.load(Ordering::Acquire);
-        self.errors_checked = self.errors_reported;
-        Ok(())
+        let (own, statistics) = (Endpoint { address, tenant }, Statistics::default());
+        Ok(Self { device, resets, own, directory, path, ring, kept, flow, errors, interrupt, statistics })
     }
 
     /// Returns this port's own address.
     pub fn address(&self) -> Address {
-        self.address
+        self.own.address
     }
 
     /// Returns the number of nodes of the network.
     pub fn nodes(&self) -> u32 {
-        self.nodes
+        self.directory.nodes()
     }
 
     /// Returns the number of VPIDs of each node.
     pub fn vpids(&self) -> u32 {
-        self.vpids
+        self.directory.vpids()
     }
 
     /// Returns the device of the port.
@@ -289,12 +146,16 @@ impl Port {
 
     /// Returns the counters.
     pub fn statistics(&self) -> Statistics {
-        Statistics { stalls: self.stalls.load(Ordering::Relaxed), ..self.statistics }
+        Statistics {
+            replayed: self.path.replayed(),
+            stalls: self.path.stalls.load(Ordering::Relaxed),
+            ..self.statistics
+        }
     }
 
     /// Returns whether an address has a tenant, as far as this card knows.
     pub fn is_up(&self, address: Address) -> bool {
-        self.index(address).is_some() && self.tenant(address) & 1 != 0
+        self.directory.index(address).is_some() && self.directory.tenant(address).is_some()
     }
 
     /// Returns the generation of an address, as far as this card knows: odd while the address has a
@@ -302,7 +163,7 @@ impl Port {
     /// has sent is in the receive ring.
     #[inline]
     pub fn tenant_of(&self, address: Address) -> u8 {
-        if self.index(address).is_some() { self.tenant(address) } else { 0 }
+        self.directory.index(address).map_or(0, |_| self.directory.generation(address))
     }
 
     /// Returns the generation of the tenant that sent the message last received from an address. A
@@ -310,14 +171,15 @@ impl Port {
     /// control. For a kept message it may be a later tenant.
     #[inline]
     pub fn sender_of(&self, address: Address) -> u8 {
-        self.index(address).map_or(0, |index| self.peers[index].sender)
+        let index = self.directory.index(address);
+        index.map_or(0, |index| Tenant::generation_of(self.flow.peers[index].incoming.sender))
     }
 
     /// Calls `call` with the posted-write ring, for another library of the same VPID. The card
     /// carries out what is posted there in order with this port's messages.
     #[inline]
     pub fn with_poster<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
-        self.poster.with(call)
+        self.path.with(call)
     }
 
     /// Reports errors that the card has found since the last report. Calls that send, and calls
@@ -327,51 +189,30 @@ impl Port {
     /// [`Error::Device`]; [`Error::PeerGone`] when the error is that a peer is gone.
     #[inline]
     pub fn check(&mut self) -> Result<(), Error> {
-        if self.errors.load(Ordering::Acquire) == self.errors_reported { Ok(()) } else { self.report() }
-    }
-
-    /// Looks for a control message that the card has dropped, before more of them are sent.
-    /// [`Port::check`] still reports the error.
-    #[inline]
-    pub(crate) fn handle_dropped_control(&mut self) {
-        let errors = self.errors.load(Ordering::Acquire);
-        if errors != self.errors_checked {
-            self.errors_checked = errors;
-            let word = self.last_error.load(Ordering::Acquire);
-            if let DeviceError::Watchdog { to } = DeviceError::of_word(word)
-                && self.config.flow_control
-                && tag_of(word) == CONTROL_TAG
-            {
-                self.mark_unresponsive(to);
-            }
-        }
+        if self.errors.has_unreported() { self.report() } else { Ok(()) }
     }
 
     /// Reports new errors of the card, except for those that are no fault of this port.
     #[cold]
     fn report(&mut self) -> Result<(), Error> {
         self.handle_dropped_control();
-        let errors = self.errors.load(Ordering::Acquire);
-        let word = self.last_error.load(Ordering::Acquire);
-        let found = DeviceError::of_word(word);
-        let count = errors.wrapping_sub(self.errors_reported);
-        self.errors_reported = errors;
+        let (count, word) = self.errors.take_unreported();
 
-        match found {
-            DeviceError::NoReceiver { to } => match self.index(to).map(|index| self.peers[index]) {
-                Some(peer) if peer.receiver != 0 => Err(Error::PeerGone { address: to }),
-                // The message answered a peer that went away meanwhile.
-                _ => Ok(()),
-            },
-            DeviceError::Watchdog { to } if self.config.flow_control && tag_of(word) == CONTROL_TAG => {
-                // A peer that only sends to this port, and reads no credits, is no error of this
-                // port.
-                let connected = self.index(to).is_some_and(|index| self.peers[index].receiver != 0);
-                if connected { Err(Error::Device { error: found, count }) } else { Ok(()) }
+        match word.error() {
+            // Otherwise the message answered a peer that went away meanwhile.
+            DeviceError::NoReceiver { to } if self.is_connected_to(to) => {
+                Err(Error::PeerGone { address: to })
+            }
+            DeviceError::NoReceiver { .. } => Ok(()),
+            // A peer that only sends to this port, and reads no credits, is no error of this port.
+            DeviceError::Watchdog { to }
+                if self.flow.enabled && word.dropped_control().is_some() && !self.is_connected_to(to) =>
+            {
+                Ok(())
             }
             // Pieces of a torn message that was sent again.
             DeviceError::Torn | DeviceError::Other { code: error::SEND_ADDRESS, .. }
-                if self.stores.is_some() =>
+                if self.path.uses_stores() =>
             {
                 Ok(())
             }
@@ -381,116 +222,44 @@ impl Port {
         }
     }
 
+    /// Returns whether this port sends to an address.
+    fn is_connected_to(&self, address: Address) -> bool {
+        let index = self.directory.index(address);
+        index.is_some_and(|index| self.flow.peers[index].outgoing.receiver.is_some())
+    }
+
     /// Returns whether this port is still the tenant of its VPID, as far as the card has announced.
     #[inline]
     pub(crate) fn is_tenant(&self) -> bool {
-        self.tenant(self.address) == self.generation
+        self.own.tenant.is(self.directory.tenant(self.own.address))
     }
 
     /// Returns the reason why the port receives nothing any more.
     #[cold]
     pub(crate) fn end_reason(&self) -> Error {
-        let count = self.errors.load(Ordering::Acquire).wrapping_sub(self.errors_reported);
-        let found = DeviceError::of_word(self.last_error.load(Ordering::Acquire));
+        let (count, word) = self.errors.unreported();
+        let error = word.error();
 
-        match self.registers.read64(reg::VELO_RING_ENABLE) {
-            Err(error) => error.into(),
-            Ok(_) if count > 0 && found == DeviceError::RingMemory => Error::Device { error: found, count },
+        match self.ring.is_enabled() {
+            Err(error) => error,
+            Ok(_) if count > 0 && error == DeviceError::RingMemory => Error::Device { error, count },
             // Reset by this process, or by the administrator.
             Ok(_) => Error::Reset,
         }
-    }
-
-    /// Enables the receive interrupt, and leaves the VPID's other interrupts as they are.
-    ///
-    /// The write is posted. A trapped write would wait behind the first message of the ring,
-    /// however long that takes. One such write in flight is enough. When the ring is full, the
-    /// caller sleeps without the interrupt.
-    pub(crate) fn arm(&mut self) -> Result<(), Error> {
-        let Self { poster, armed, .. } = self;
-        poster.with(|poster| {
-            if armed.is_some_and(|armed| !poster.has_passed(armed)) {
-                return Ok(());
-            }
-
-            let enable = 1_u64 << vector::VELO_RECEIVE;
-            match poster.try_post(BAR_REGISTERS, reg::INTERRUPT_SET, &enable.to_le_bytes()) {
-                Ok(()) => *armed = poster.mark(),
-                Err(DriverError::RingFull { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-            Ok(())
-        })
-    }
-
-    /// Stores the read pointer for the card, which frees the slots of all taken messages.
-    #[inline(never)]
-    pub(crate) fn report_taken(&mut self) -> Result<(), Error> {
-        self.read_pointer.store(self.taken, Ordering::Release);
-        self.unreported = 0;
-        Ok(self.doorbell.after_store()?)
-    }
-
-    /// Returns the index of an address in [`Port::peers`]; `None` when the network has no such
-    /// address.
-    #[inline]
-    pub(crate) fn index(&self, address: Address) -> Option<usize> {
-        (address.node < self.nodes && u32::from(address.vpid) < self.vpids)
-            .then(|| address.node as usize * self.vpids as usize + usize::from(address.vpid))
-    }
-
-    /// Returns the address of a peer.
-    pub(crate) fn address_of(&self, index: u32) -> Address {
-        Address { node: index / self.vpids, vpid: (index % self.vpids) as u16 }
-    }
-
-    /// Returns the offset of an address in the directory.
-    #[inline]
-    pub(crate) fn entry(&self, address: Address) -> u64 {
-        u64::from(address.node) * directory::STRIDE + u64::from(address.vpid)
-    }
-
-    /// Returns the generation that the directory shows for an address.
-    #[inline]
-    pub(crate) fn tenant(&self, address: Address) -> u8 {
-        self.directory.load_u8_relaxed(self.entry(address)).unwrap_or(0)
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // A device that is gone or was reset has disabled the ring already, and a ring enabled
-        // since may be another port's.
-        if self.generation == 0 || self.is_tenant() {
-            let _ = self.registers.write64(reg::VELO_RING_ENABLE, 0);
+        // A ring enabled since a reset may be another port's.
+        if self.is_tenant() {
+            self.ring.disable();
         }
     }
 }
 
 impl std::fmt::Debug for Port {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Port").field("address", &self.address).field("slots", &self.slots).finish()
-    }
-}
-
-/// Returns the tag of the message that an error word names.
-fn tag_of(word: u64) -> u8 {
-    address::decode(word >> 8 & 0xffff_ffff).2
-}
-
-/// Returns the smallest number of slots that a network allows.
-fn least_slots(nodes: u32) -> u32 {
-    nodes.next_power_of_two().max(MIN_SLOTS as u32)
-}
-
-/// Returns the number of slots for a configuration, if the network allows it.
-fn slots(config: &Config, nodes: u32, vpids: u32) -> Result<u32, Error> {
-    let least = least_slots(nodes);
-    let slots = config.slots.unwrap_or_else(|| flow::suitable_slots(nodes, vpids).max(least));
-
-    if slots.is_power_of_two() && (least..=MAX_SLOTS as u32).contains(&slots) {
-        Ok(slots)
-    } else {
-        Err(Error::BadRing { slots, least })
+        f.debug_struct("Port").field("address", &self.own.address).field("slots", &self.ring.slots()).finish()
     }
 }

@@ -1,15 +1,31 @@
 //! Receiving, and waiting.
 
-use std::{
-    sync::atomic::{Ordering, fence},
-    time::{Duration, Instant},
+use std::sync::atomic::{Ordering, fence};
+
+use nicforge_driver::{Cancel, Deadline};
+
+use crate::{
+    Address, CONTROL_TAG, Error, Filter, Message, Port, ring::ReceiveRing, tenant::Tenant, wait::Waiter,
 };
 
-use nicforge_driver::{Cancel, Deadline, Error as DriverError, Relax};
-use nicforge_hwi::extoll_velo::{SLOT, SLOT_DATA, SLOT_HEADER};
-use nicforge_shm::Window;
+/// Number of messages that one call may still take out of the ring.
+///
+/// It starts at the number of slots, so a call takes all messages that were in the ring when it
+/// began. Senders whose messages are dropped, and senders of control messages, can't hold it.
+struct TakeBudget(u64);
 
-use crate::{Address, CONTROL_TAG, Error, Filter, Message, Port};
+impl TakeBudget {
+    fn of(ring: &ReceiveRing) -> Self {
+        Self(ring.slots())
+    }
+
+    /// Counts a message. Returns whether it may be taken.
+    fn spend(&mut self) -> bool {
+        let left = self.0.checked_sub(1);
+        self.0 = left.unwrap_or(0);
+        left.is_some()
+    }
+}
 
 impl Port {
     /// Returns the next message, if one has arrived; kept messages come first.
@@ -18,8 +34,8 @@ impl Port {
     /// Errors of the driver.
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Message>, Error> {
-        let slot = (self.taken & (self.slots - 1)) * SLOT;
-        let header = match self.ring.load_u64_acquire(slot + SLOT_HEADER) {
+        let slot = self.ring.front();
+        let header = match self.ring.load_header(slot) {
             Ok(header) if self.kept.is_empty() => header,
             _ => return self.poll_later(),
         };
@@ -27,9 +43,7 @@ impl Port {
         // The shortest message is the most frequent one. This function handles all of it, and
         // copies no byte twice.
         let quadword = match Message::of_header(header) {
-            Some(found) if found.len() == 8 && !self.is_control(&found) => {
-                self.ring.load_u64_relaxed(slot + SLOT_DATA)
-            }
+            Some(found) if found.len() == 8 && !self.is_control(&found) => self.ring.load_quadword(slot),
             _ => return self.poll_later(),
         };
 
@@ -38,7 +52,7 @@ impl Port {
         };
 
         message.data[..8].copy_from_slice(&quadword.to_ne_bytes());
-        self.free_slot(slot)?;
+        self.ring.free(slot)?;
         if self.account_received(message.from)? { Ok(Some(message)) } else { self.poll_later() }
     }
 
@@ -49,22 +63,22 @@ impl Port {
     /// Errors of the driver.
     #[inline]
     pub fn poll_into(&mut self, message: &mut Message) -> Result<bool, Error> {
-        let slot = (self.taken & (self.slots - 1)) * SLOT;
-        let header = self.ring.load_u64_acquire(slot + SLOT_HEADER)?;
+        let slot = self.ring.front();
+        let header = self.ring.load_header(slot)?;
 
         if !self.kept.is_empty() {
             return self.poll_into_later(message);
         }
 
         match message.head(header) {
-            Some(data) => Self::read(&self.ring, slot, data)?,
+            Some(data) => self.ring.load_data(slot, data)?,
             None => return self.poll_into_later(message),
         }
         if self.is_control(message) {
             return self.poll_into_later(message);
         }
 
-        self.free_slot(slot)?;
+        self.ring.free(slot)?;
         if self.account_received(message.from)? { Ok(true) } else { self.poll_into_later(message) }
     }
 
@@ -76,15 +90,6 @@ impl Port {
             *message = next;
         }
         Ok(next.is_some())
-    }
-
-    /// Reads the data of the message in a slot, and no more of the slot.
-    #[inline]
-    fn read(ring: &Window, slot: u64, data: &mut [[u8; 8]]) -> Result<(), Error> {
-        for (place, offset) in data.iter_mut().zip((slot + SLOT_DATA..).step_by(8)) {
-            *place = ring.load_u64_relaxed(offset)?.to_ne_bytes();
-        }
-        Ok(())
     }
 
     /// Handles the cases that [`Port::poll`] leaves out: kept messages, control messages and all
@@ -99,9 +104,8 @@ impl Port {
 
     /// Takes the next message for this port out of the ring.
     fn next_counted(&mut self) -> Result<Option<Message>, Error> {
-        // The bound keeps a peer whose messages are dropped from holding the call.
-        for _ in 0..self.slots {
-            let Some(message) = self.next()? else { break };
+        let mut budget = TakeBudget::of(&self.ring);
+        while let Some(message) = self.next(&mut budget)? {
             if self.account_received(message.from)? {
                 return Ok(Some(message));
             }
@@ -112,24 +116,26 @@ impl Port {
     /// Returns whether a message is a control message.
     #[inline]
     fn is_control(&self, message: &Message) -> bool {
-        message.tag == CONTROL_TAG && self.config.flow_control
+        message.tag == CONTROL_TAG && self.flow.enabled
     }
 
     /// Returns the next message that `filter` selects, if one has arrived. Other messages are kept,
-    /// in order.
+    /// in order. A call takes at most as many messages as the ring has slots, so that it also ends
+    /// while messages keep arriving.
     ///
     /// # Errors
     /// [`Error::KeptFull`], and errors of the driver.
     pub fn poll_for(&mut self, filter: Filter) -> Result<Option<Message>, Error> {
-        if let Some(at) = self.kept.iter().position(|message| filter.admits(message)) {
+        if let Some(at) = self.kept.position(filter) {
             return self.take_kept(at);
         }
 
+        let mut budget = TakeBudget::of(&self.ring);
         loop {
-            if self.kept.len() >= self.kept_capacity {
-                return Err(Error::KeptFull { kept: self.kept.len() });
+            if self.kept.is_full() {
+                return Err(self.kept.full());
             }
-            let Some(message) = self.next()? else { return Ok(None) };
+            let Some(message) = self.next(&mut budget)? else { return Ok(None) };
 
             if !filter.admits(&message) {
                 self.keep(message);
@@ -142,7 +148,7 @@ impl Port {
     /// Keeps a message from the ring, if it is for this port.
     fn keep(&mut self, message: Message) {
         if self.accept_sender(message.from) {
-            self.kept.push_back(message);
+            self.kept.push(message);
         }
     }
 
@@ -182,12 +188,12 @@ impl Port {
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<Message, Error> {
-        let tenant = filter.from.map(|from| (from, self.awaited_tenant(from)));
+        let awaited = filter.from.and_then(|from| Some((from, self.awaited_tenant(from)?)));
         let mut waiter = Waiter::new(self, deadline, cancel);
 
         loop {
             let turn = waiter.turn(self, "a message");
-            let gone = tenant.filter(|(from, tenant)| self.tenant(*from) != *tenant && *tenant & 1 != 0);
+            let gone = awaited.filter(|(from, tenant)| !tenant.is(self.directory.tenant(*from)));
 
             // The directory changes behind everything that a peer has sent. The ring is therefore
             // polled once more before an error is returned, also when the device has gone away.
@@ -204,15 +210,12 @@ impl Port {
         }
     }
 
-    /// Returns the generation of the tenant that a call waits for: the tenant of an existing
-    /// connection, else the current one.
-    fn awaited_tenant(&self, from: Address) -> u8 {
-        let Some(peer) = self.index(from).map(|index| self.peers[index]) else { return 0 };
-        match (peer.receiver, peer.sender) {
-            (0, 0) => self.tenant(from),
-            (0, of) => of,
-            (to, _) => to,
-        }
+    /// Returns the tenant that a call waits for: that of an existing connection, else the present
+    /// one.
+    fn awaited_tenant(&self, from: Address) -> Option<Tenant> {
+        let peer = &self.flow.peers[self.directory.index(from)?];
+        let connected = peer.outgoing.receiver.or(peer.incoming.sender);
+        connected.or_else(|| self.directory.tenant(from))
     }
 
     /// Handles control messages, and keeps the messages that have arrived. A process that makes no
@@ -229,10 +232,12 @@ impl Port {
         self.kept.len()
     }
 
-    /// Keeps all messages that have arrived, and sends pending control messages.
+    /// Keeps the messages that have arrived, at most a ring of them, and sends pending control
+    /// messages.
     pub(crate) fn pump(&mut self) -> Result<(), Error> {
-        while self.kept.len() < self.kept_capacity
-            && let Some(message) = self.next()?
+        let mut budget = TakeBudget::of(&self.ring);
+        while !self.kept.is_full()
+            && let Some(message) = self.next(&mut budget)?
         {
             self.keep(message);
         }
@@ -244,19 +249,18 @@ impl Port {
     /// Handles the control messages at the front of the ring when no more messages can be kept.
     /// Returns whether a message that can't be kept is next.
     pub(crate) fn drain_control_when_full(&mut self) -> Result<bool, Error> {
-        if self.kept.len() < self.kept_capacity {
+        if !self.kept.is_full() {
             return Ok(false);
         }
 
-        for _ in 0..self.slots {
-            let slot = (self.taken & (self.slots - 1)) * SLOT;
-            match Message::of_header(self.ring.load_u64_acquire(slot + SLOT_HEADER)?) {
+        for _ in 0..self.ring.slots() {
+            match self.ring.peek()? {
                 Some(message) if !self.is_control(&message) => return Ok(true),
                 Some(_) => {}
                 None => break,
             }
 
-            if let Some(message) = self.take()? {
+            if let Some(message) = self.ring.take()? {
                 self.handle_control(&message)?;
             }
         }
@@ -264,11 +268,10 @@ impl Port {
     }
 
     /// Takes the next message of the application out of the ring. Handles the control messages in
-    /// front of it.
-    fn next(&mut self) -> Result<Option<Message>, Error> {
-        // The bound keeps a peer that only sends control messages from holding the call.
-        for _ in 0..self.slots {
-            let Some(message) = self.take()? else { break };
+    /// front of it. Returns `None` when the ring is empty or the budget is used up.
+    fn next(&mut self, budget: &mut TakeBudget) -> Result<Option<Message>, Error> {
+        while budget.spend() {
+            let Some(message) = self.ring.take()? else { break };
             if !self.is_control(&message) {
                 return Ok(Some(message));
             }
@@ -277,91 +280,5 @@ impl Port {
 
         self.send_pending()?;
         Ok(None)
-    }
-
-    /// Takes the next message out of the ring. When the ring is empty, informs the card of all
-    /// taken messages.
-    fn take(&mut self) -> Result<Option<Message>, Error> {
-        let slot = (self.taken & (self.slots - 1)) * SLOT;
-        let Some(mut message) = Message::of_header(self.ring.load_u64_acquire(slot + SLOT_HEADER)?) else {
-            if self.unreported > 0 {
-                self.report_taken()?;
-            }
-            return Ok(None);
-        };
-
-        let length = message.len();
-        Self::read(&self.ring, slot, message.data[..length].as_chunks_mut().0)?;
-        self.free_slot(slot)?;
-        Ok(Some(message))
-    }
-
-    /// Frees the slot of a taken message, and informs the card in batches.
-    #[inline]
-    fn free_slot(&mut self, slot: u64) -> Result<(), Error> {
-        if let Err(error) = self.ring.store_u64_release(slot + SLOT_HEADER, 0) {
-            return Err(error.into());
-        }
-
-        self.taken += 1;
-        self.unreported += 1;
-        if self.unreported >= self.batch { self.report_taken() } else { Ok(()) }
-    }
-}
-
-/// Longest sleep while a control message waits for room in the posted-write ring.
-const PENDING_SLEEP: Duration = Duration::from_millis(1);
-
-/// State of one call that waits.
-pub(crate) struct Waiter<'a> {
-    deadline: Deadline,
-    cancel: Option<&'a Cancel>,
-    relax: Relax,
-    /// Time from which the call may sleep. `None` when it only polls.
-    sleeps: Option<Instant>,
-}
-
-impl<'a> Waiter<'a> {
-    /// Starts to wait.
-    pub(crate) fn new(port: &Port, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
-        let sleeps = port.interrupt.as_ref().map(|_| Instant::now() + port.config.poll_phase);
-        Self { deadline, cancel, relax: port.device.new_relax(), sleeps }
-    }
-
-    /// Pauses once in a loop that waits for `what`. Returns an error when the loop must end.
-    pub(crate) fn turn(&mut self, port: &mut Port, what: &'static str) -> Result<(), Error> {
-        if self.cancel.is_some_and(Cancel::is_cancelled) {
-            return Err(Error::Cancelled { what });
-        }
-        if self.deadline.has_passed() {
-            return Err(Error::Timeout { what });
-        }
-
-        // The caller takes messages that arrived before it evaluates this error.
-        if port.device.resets() != port.resets || !port.is_tenant() {
-            return Err(port.end_reason());
-        }
-
-        if self.sleeps.is_none_or(|from| Instant::now() < from) {
-            return Ok(port.device.relax(&mut self.relax)?);
-        }
-
-        // A message that has arrived since the last poll raises the interrupt at once.
-        port.arm()?;
-
-        // No interrupt announces room for a pending control message.
-        let sleep =
-            if port.pending.is_empty() { port.config.sleep } else { port.config.sleep.min(PENDING_SLEEP) };
-        let deadline = self.deadline.at_most(sleep);
-        match port.interrupt.as_ref().map(|interrupt| interrupt.wait(deadline, self.cancel)) {
-            // A raised interrupt is disabled again, even if the engine has not reported the
-            // enabling write as done.
-            Some(Ok(_)) => port.armed = None,
-            Some(Err(error)) if !matches!(error, DriverError::Timeout { .. } | DriverError::Cancelled) => {
-                return Err(error.into());
-            }
-            _ => {}
-        }
-        Ok(())
     }
 }

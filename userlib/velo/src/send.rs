@@ -1,9 +1,9 @@
 //! Sending.
 
-use nicforge_driver::{Cancel, Deadline, Error as DriverError};
-use nicforge_hwi::{extoll::BAR_VELO, extoll_velo::TAGS, extoll_velo::address};
+use nicforge_driver::{Cancel, Deadline};
+use nicforge_hwi::extoll_velo::{TAGS, address};
 
-use crate::{CONTROL_TAG, Error, MAX_MESSAGE, PeerLink, Port, receive::Waiter};
+use crate::{CONTROL_TAG, Error, MAX_MESSAGE, PeerLink, Port, wait::Waiter};
 
 impl Port {
     /// Sends a message of 8 to 64 bytes, a multiple of 8, without waiting.
@@ -24,7 +24,7 @@ impl Port {
             return Err(Error::BadLength { length });
         }
 
-        let most = if self.config.flow_control { CONTROL_TAG - 1 } else { TAGS - 1 };
+        let most = if self.flow.enabled { CONTROL_TAG - 1 } else { TAGS - 1 };
         if tag > most {
             return Err(Error::BadTag { tag, most });
         }
@@ -32,21 +32,22 @@ impl Port {
         self.check()?;
 
         let index = link.index as usize;
-        let known = self.peers.get(index).is_some_and(|peer| peer.receiver == link.generation);
-        if !known || self.tenant(link.address) != link.generation {
+        let known = self.flow.peers.get(index).is_some_and(|peer| link.tenant.is(peer.outgoing.receiver));
+        if !known || self.directory.generation(link.address) != link.tenant.generation() {
             return Err(Error::PeerGone { address: link.address });
         }
 
-        if self.config.flow_control && self.peers[index].credits == 0 {
+        if self.flow.enabled && self.flow.peers[index].outgoing.credits == 0 {
             return self.without_credit(link);
         }
 
         let offset = address::encode(link.address.node, link.address.vpid, tag, length / 8);
-        if !self.post(offset, data)? {
+        if !self.path.post(offset, data)? {
             return Err(Error::WouldBlock);
         }
 
-        self.peers[index].credits = self.peers[index].credits.wrapping_sub(1);
+        let outgoing = &mut self.flow.peers[index].outgoing;
+        outgoing.credits = outgoing.credits.wrapping_sub(1);
         self.statistics.sent += 1;
         Ok(())
     }
@@ -56,7 +57,7 @@ impl Port {
     fn without_credit(&mut self, link: PeerLink) -> Result<(), Error> {
         self.statistics.without_credit += 1;
 
-        if self.peers[link.index as usize].refused {
+        if self.flow.peers[link.index as usize].outgoing.refused {
             return Err(Error::NoCredit { address: link.address });
         }
         Err(Error::WouldBlock)
@@ -102,26 +103,12 @@ impl Port {
             match self.send_nb(link, tag, data) {
                 Err(Error::WouldBlock) => {
                     if self.credits(link) == Some(0) && self.drain_control_when_full()? {
-                        return Err(Error::KeptFull { kept: self.kept.len() });
+                        return Err(self.kept.full());
                     }
                     waiter.turn(self, "credit to send a message")?;
                 }
                 result => return result,
             }
-        }
-    }
-
-    /// Posts a message. Returns false when the posted-write ring is full.
-    #[inline]
-    pub(crate) fn post(&mut self, offset: u64, data: &[u8]) -> Result<bool, Error> {
-        if self.stores.is_some() {
-            return self.store(offset, data).map(|()| true);
-        }
-
-        match self.poster.with(|poster| poster.try_post(BAR_VELO, offset, data)) {
-            Ok(()) => Ok(true),
-            Err(DriverError::RingFull { .. }) => Ok(false),
-            Err(error) => Err(error.into()),
         }
     }
 }

@@ -17,10 +17,7 @@ use std::{
 };
 
 use nicforge_shm::{Access, SharedMemory, SharedU64, Window};
-use nix::{
-    errno::Errno,
-    sys::eventfd::{EfdFlags, EventFd},
-};
+use nix::errno::Errno;
 
 use super::{MappableArea, REGION_CONFIG, RegionInfo};
 use crate::{
@@ -78,12 +75,6 @@ pub(super) struct Function {
     last_check: Mutex<Instant>,
     /// The heartbeat of the engine behind the function, if it has one.
     heartbeat: OnceLock<Heartbeat>,
-}
-
-/// Creates an eventfd that counts interrupts, starting at 0.
-pub(super) fn eventfd() -> Result<EventFd, Error> {
-    EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-        .map_err(|errno| Error::system("creating an eventfd", errno))
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {

@@ -7,6 +7,7 @@
 //! A backing may use locks and system calls. No per-packet path of a library goes through it,
 //! except [`Backing::relax`].
 
+mod event_source;
 mod function;
 mod server_monitor;
 mod shim;
@@ -21,7 +22,7 @@ pub use shim::Shim;
 pub use vfio::Vfio;
 pub use vfio_user::VfioUser;
 
-use crate::{Cancel, Deadline, Error, Relax};
+use crate::{Cancel, Deadline, Error, Relax, Turn, interrupt::block};
 
 /// VFIO index of the expansion ROM's region.
 pub const REGION_ROM: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_ROM_REGION_INDEX;
@@ -33,6 +34,9 @@ pub const IRQ_INTX: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_INTX_IRQ_INDEX
 pub const IRQ_MSI: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSI_IRQ_INDEX;
 /// VFIO index of the MSI-X interrupts.
 pub const IRQ_MSIX: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSIX_IRQ_INDEX;
+
+/// Yielding turns of a waiting loop between two checks that the device is there.
+const ATTEND_EVERY: u32 = 64;
 
 /// A range of a region that is memory and can be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -365,13 +369,28 @@ pub trait Backing: Send + Sync + 'static {
     /// Returns [`Error::Refused`] or [`Error::DeviceGone`].
     fn reset(&self) -> Result<(), Error>;
 
-    /// Makes one turn of a waiting loop. In process, it steps the machine. On a host, it spins,
-    /// then yields, then sleeps for a short time. A turn answers DMA messages. A yielding or
-    /// sleeping turn also checks whether the server is gone.
+    /// Makes one turn of a waiting loop. In process, it steps the machine.
+    ///
+    /// The provided method is for a device that runs elsewhere. It spins, then yields, then blocks
+    /// for a short time on [`Backing::event_fd`]. It calls [`Backing::attend`] now and then when it
+    /// yields, and each time if [`Backing::expects_events`].
     ///
     /// # Errors
     /// Returns [`Error::DeviceGone`].
-    fn relax(&self, relax: &mut Relax) -> Result<(), Error>;
+    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
+        let turn = relax.turn();
+        match turn {
+            Turn::Spin => turn.take(),
+            Turn::Yield => {
+                turn.take();
+                if relax.turns().is_multiple_of(ATTEND_EVERY) || self.expects_events() {
+                    self.attend()?;
+                }
+            }
+            Turn::Sleep(time) => block(self, &[], Some(time), None)?,
+        }
+        Ok(())
+    }
 
     /// Returns whether the engine behind the device runs on the same kernel as this process. If so,
     /// it can make this processor execute a memory barrier (`membarrier`) before it sleeps. If not,
@@ -389,6 +408,11 @@ pub trait Backing: Send + Sync + 'static {
     /// block in the kernel. Returns `None` when time passes only in [`Backing::relax`].
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Returns whether events may arrive at any time that the device waits for, as DMA messages do.
+    fn expects_events(&self) -> bool {
+        false
     }
 
     /// Handles all events that made [`Backing::event_fd`] readable, without waiting. It is also

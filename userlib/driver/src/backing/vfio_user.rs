@@ -21,21 +21,17 @@ use nicforge_vfio_user as wire;
 use nicforge_vfio_user::{
     Client, ClientConfig, ClientError, DmaUnmap, Errno, GuestMemory, IrqAction, IrqPayload,
 };
-use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{
     Backing, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG,
-    RegionInfo, WriteMode, server_monitor::ServerMonitor,
+    RegionInfo, WriteMode,
+    event_source::{EventSource, eventfd},
+    server_monitor::ServerMonitor,
 };
-use crate::{
-    Cancel, Deadline, Error, GoneCause, OpenOptions, Relax, Turn,
-    interrupt::{block, wait_source},
-};
+use crate::{Error, GoneCause, OpenOptions};
 
 /// The number of regions of a PCI function.
 const REGIONS: usize = 9;
-/// Yielding turns between two reads of the socket, when only the server's end is expected there.
-const CHECK_EVERY: u32 = 64;
 /// The most messages that are served before the caller's own wait goes on.
 const MESSAGES_AT_ONCE: u32 = 4096;
 
@@ -314,27 +310,6 @@ impl VfioUser {
     }
 }
 
-/// The source of one vector: an eventfd that the server signals.
-struct EventSource {
-    event: EventFd,
-    backing: VfioUser,
-}
-
-impl InterruptSource for EventSource {
-    fn take(&self) -> u64 {
-        // The read does not block. An error means that there is no interrupt to take.
-        self.event.read().unwrap_or(0)
-    }
-
-    fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.backing, self, deadline, cancel)
-    }
-
-    fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.event.as_fd())
-    }
-}
-
 impl Backing for VfioUser {
     fn region_info(&self, region: u32) -> Result<RegionInfo, Error> {
         Ok(self.region(region)?.info.clone())
@@ -374,9 +349,7 @@ impl Backing for VfioUser {
     }
 
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
-        let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-            .map_err(|errno| Error::system("creating an eventfd", errno))?;
-
+        let event = Arc::new(eventfd()?);
         let payload = [Some(event.as_fd())];
         self.set_irqs(
             "binding an interrupt",
@@ -451,27 +424,16 @@ impl Backing for VfioUser {
         self.done("resetting the device", self.0.client.reset())
     }
 
-    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        let turn = relax.turn();
-        match turn {
-            Turn::Spin => turn.take(),
-            Turn::Yield => {
-                turn.take();
-                if relax.turns().is_multiple_of(CHECK_EVERY) || self.0.memory.has_private() {
-                    self.serve()?;
-                }
-            }
-            Turn::Sleep(time) => block(self, &[], Some(time), None)?,
-        }
-        Ok(())
-    }
-
     fn set_heartbeat(&self, heartbeat: SharedU64) {
         self.0.monitor.set_heartbeat(heartbeat);
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.client.socket_fd())
+    }
+
+    fn expects_events(&self) -> bool {
+        self.0.memory.has_private()
     }
 
     fn attend(&self) -> Result<(), Error> {

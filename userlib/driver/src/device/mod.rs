@@ -4,6 +4,7 @@
 //! mirror page and rings.
 pub(crate) mod capability;
 mod shared;
+mod tenancy;
 
 use std::{ffi::OsStr, fmt, path::Path, sync::Arc, time::Duration};
 
@@ -209,8 +210,11 @@ impl Device {
     /// # Errors
     /// Returns [`Error::NoSuch`], [`Error::DeviceGone`] or [`Error::Refused`].
     pub fn interrupt(&self, vector: u32) -> Result<Interrupt, Error> {
-        let has_msix = self.0.note_loss(self.0.backing.irq_info(IRQ_MSIX))?.count != 0;
-        Interrupt::bind(&self.0, if has_msix { IRQ_MSIX } else { IRQ_MSI }, vector)
+        let msix = self.0.irq_info(IRQ_MSIX)?;
+        match msix.count {
+            0 => Interrupt::bind(&self.0, IRQ_MSI, self.0.irq_info(IRQ_MSI)?, vector),
+            _ => Interrupt::bind(&self.0, IRQ_MSIX, msix, vector),
+        }
     }
 
     /// Binds the INTx line. It masks itself when it fires: see [`Interrupt::unmask`].
@@ -218,7 +222,7 @@ impl Device {
     /// # Errors
     /// Returns the errors of [`Device::interrupt`].
     pub fn intx(&self) -> Result<Interrupt, Error> {
-        Interrupt::bind(&self.0, IRQ_INTX, 0)
+        Interrupt::bind(&self.0, IRQ_INTX, self.0.irq_info(IRQ_INTX)?, 0)
     }
 
     /// Waits for any of `interrupts`, which must belong to this device. Returns the position of the

@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicU8, AtomicU32, Ordering},
+        atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -19,9 +19,9 @@ use nicforge_shm::{
     wake::{FullFence, NoFence, must_kick, register_membarrier},
 };
 
-use super::{Identity, OpenOptions, capability};
+use super::{Identity, OpenOptions, capability, tenancy::Tenancy};
 use crate::{
-    Backing, Cancel, Deadline, DmaAddresses, Error, GoneCause, RegionInfo, Relax, WriteMode,
+    Backing, Cancel, Deadline, DmaAddresses, Error, GoneCause, IrqInfo, RegionInfo, Relax, WriteMode,
     bar::Region,
     dma::IovaAllocator,
     heartbeat::{BEAT_TIMEOUT, Heartbeat},
@@ -36,7 +36,7 @@ const CHECK_EVERY: u32 = 64;
 const READ_EVERY: u32 = 16;
 
 /// The words of the attachment mirror.
-pub(crate) struct Mirror {
+struct Mirror {
     page: Window,
     generation: SharedU32,
     heartbeat: Heartbeat,
@@ -44,26 +44,46 @@ pub(crate) struct Mirror {
     flags: SharedU32,
 }
 
+/// The attachment of a device with the pages of nicforge's core.
+struct Attachment {
+    number: u32,
+    mirror: Mirror,
+    /// Whether writers must fence before they load the engine's sleeping flag. They must if there
+    /// is no `membarrier`, or if it does not reach this process.
+    fence: bool,
+}
+
+/// The BARs of a device.
+///
+/// Invariant: a region is mapped at most once, when it is first used.
+struct Bars {
+    infos: [RegionInfo; 6],
+    regions: [OnceLock<Arc<Region>>; 6],
+}
+
+/// The resets by this process.
+///
+/// Invariant: `begun` counts a reset before the device is reset, `completed` after the new
+/// generation was taken over.
+#[derive(Default)]
+struct Resets {
+    begun: AtomicU32,
+    completed: AtomicU32,
+}
+
+/// The state that all handles of one device share.
 pub(crate) struct Shared {
     pub(crate) backing: Arc<dyn Backing>,
     pub(crate) options: OpenOptions,
     pub(crate) identity: Identity,
     pub(crate) capability: Option<AttachmentCapability>,
-    pub(crate) bars: [RegionInfo; 6],
-    regions: [OnceLock<Arc<Region>>; 6],
-    mirror: OnceLock<Mirror>,
-    attachment: OnceLock<u32>,
+    bars: Bars,
+    attachment: OnceLock<Attachment>,
     pub(crate) rings: Vec<RingSlot>,
-    /// Whether writers must fence before they load the engine's sleeping flag. They must if there
-    /// is no `membarrier`, or if it does not reach this process.
-    fence: bool,
-    control: Mutex<()>,
-    /// Counts completed resets by this process. A ring with another epoch is opened again.
-    pub(crate) epoch: AtomicU32,
-    generation: AtomicU32,
-    /// Counts the resets that this process has begun.
-    resets: AtomicU32,
-    gone: AtomicU8,
+    /// Held from the selection of a ring to the read of its state.
+    ring_select: Mutex<()>,
+    tenancy: Tenancy,
+    resets: Resets,
     /// `None` where the backing chooses addresses.
     pub(crate) iova: Option<Mutex<IovaAllocator>>,
     pub(crate) interrupts: Mutex<HashMap<(u32, u32), Weak<Bound>>>,
@@ -75,44 +95,21 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn encode(cause: GoneCause) -> u8 {
-    match cause {
-        GoneCause::HungUp => 1,
-        GoneCause::Evicted => 2,
-        GoneCause::Reset => 3,
-        GoneCause::Stopped => 4,
-        GoneCause::Withdrawn => 5,
-    }
-}
-
-fn decode(code: u8) -> Option<GoneCause> {
-    Some(match code {
-        0 => return None,
-        1 => GoneCause::HungUp,
-        2 => GoneCause::Evicted,
-        3 => GoneCause::Reset,
-        4 => GoneCause::Stopped,
-        _ => GoneCause::Withdrawn,
-    })
-}
-
 impl Shared {
     pub(crate) fn open(backing: Arc<dyn Backing>, options: OpenOptions) -> Result<Arc<Self>, Error> {
         let identity = capability::identity(&*backing)?;
 
-        let mut bars: [RegionInfo; 6] = Default::default();
-        for (index, info) in bars.iter_mut().enumerate() {
+        let mut infos: [RegionInfo; 6] = Default::default();
+        for (index, info) in infos.iter_mut().enumerate() {
             *info = backing.region_info(index as u32)?;
         }
 
-        let capability = capability::find(&*backing, &bars)?;
-        for (index, info) in bars.iter_mut().enumerate() {
+        let capability = capability::find(&*backing, &infos)?;
+        for (index, info) in infos.iter_mut().enumerate() {
             info.writable &= !capability.is_some_and(|found| capability::is_mirrored(&found, index));
         }
 
         capability::enable(&*backing)?;
-        // A fence in the writer is always correct, whichever of the two conditions fails.
-        let fence = !backing.engine_is_near() || !register_membarrier().unwrap_or(false);
 
         let iova = match backing.dma_addresses() {
             DmaAddresses::Free(ranges) => Some(Mutex::new(IovaAllocator::new(&ranges))),
@@ -125,22 +122,17 @@ impl Shared {
             options,
             identity,
             capability,
-            bars,
-            regions: Default::default(),
-            mirror: OnceLock::new(),
+            bars: Bars { infos, regions: Default::default() },
             attachment: OnceLock::new(),
             rings: (0..ring_count).map(|_| RingSlot::default()).collect(),
-            fence,
-            control: Mutex::new(()),
-            epoch: AtomicU32::new(0),
-            generation: AtomicU32::new(0),
-            resets: AtomicU32::new(0),
-            gone: AtomicU8::new(0),
+            ring_select: Mutex::new(()),
+            tenancy: Tenancy::default(),
+            resets: Resets::default(),
             iova,
             interrupts: Mutex::new(HashMap::new()),
         });
 
-        shared.open_mirror()?;
+        shared.open_attachment()?;
         for index in 0..ring_count {
             let ring = Ring::open(&shared, index)?;
             shared.rings[usize::from(index)].put(ring);
@@ -148,7 +140,7 @@ impl Shared {
         Ok(shared)
     }
 
-    fn open_mirror(&self) -> Result<(), Error> {
+    fn open_attachment(&self) -> Result<(), Error> {
         let Some(capability) = self.capability else { return Ok(()) };
 
         let page =
@@ -164,7 +156,7 @@ impl Shared {
         let heartbeat = page.u64(mirror::HEARTBEAT)?;
         self.backing.set_heartbeat(heartbeat.clone());
 
-        let opened = Mirror {
+        let mirror = Mirror {
             generation: page.u32(mirror::GENERATION)?,
             heartbeat: Heartbeat::new(heartbeat),
             sleeping: page.u32(mirror::SLEEPING)?,
@@ -172,15 +164,18 @@ impl Shared {
             page,
         };
 
-        // `open` calls this function once, so both cells are empty.
-        let _ = self.mirror.set(opened);
-        let _ = self.attachment.set(self.control_read(control::ATTACHMENT)?);
+        // A fence in the writer is always correct, whichever of the two conditions fails.
+        let fence = !self.backing.engine_is_near() || !register_membarrier().unwrap_or(false);
+        let number = self.control_read(control::ATTACHMENT)?;
+
+        // `open` calls this function once, so the cell is empty.
+        let _ = self.attachment.set(Attachment { number, mirror, fence });
         self.adopt_generation()
     }
 
     /// Reads the attachment's generation and expects it from now on.
     fn adopt_generation(&self) -> Result<(), Error> {
-        let Some(mirror) = self.mirror.get() else { return Ok(()) };
+        let Some(Attachment { mirror, .. }) = self.attachment.get() else { return Ok(()) };
 
         let mut generation = self.control_read(control::GENERATION)?;
         // The engine may update the mirror later than it replies to the read.
@@ -206,7 +201,7 @@ impl Shared {
             }
         }
 
-        self.generation.store(generation, Ordering::Release);
+        self.tenancy.set_generation(generation);
         mirror.heartbeat.restart();
         Ok(())
     }
@@ -214,12 +209,12 @@ impl Shared {
     /// Returns BAR `bar`, mapped as far as it can be.
     pub(crate) fn region(&self, bar: u8) -> Result<&Arc<Region>, Error> {
         let none = Error::NoSuch { what: "BAR", index: bar.into(), count: 6 };
-        let Some(slot) = self.regions.get(usize::from(bar)) else { return Err(none) };
+        let Some(slot) = self.bars.regions.get(usize::from(bar)) else { return Err(none) };
         if let Some(region) = slot.get() {
             return Ok(region);
         }
 
-        let info = self.bars[usize::from(bar)].clone();
+        let info = self.bars.infos[usize::from(bar)].clone();
         if info.size == 0 {
             return Err(none);
         }
@@ -231,6 +226,17 @@ impl Shared {
         };
 
         Ok(slot.get_or_init(|| Arc::new(Region::new(bar.into(), info, memory.map(|memory| memory.whole())))))
+    }
+
+    /// Returns the size of BAR `bar`; 0 for a BAR that the device does not have.
+    #[inline]
+    pub(crate) fn bar_size(&self, bar: u8) -> u64 {
+        self.bars.infos.get(usize::from(bar)).map_or(0, |info| info.size)
+    }
+
+    /// Describes the interrupts of VFIO index `index`.
+    pub(crate) fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
+        self.note_loss(self.backing.irq_info(index))
     }
 
     fn control_register(&self, register: u64) -> Result<(u32, u64), Error> {
@@ -249,7 +255,7 @@ impl Shared {
     /// Returns {cell, phase} of the record that the engine reads next in ring `ring`.
     pub(crate) fn ring_state(&self, ring: u8) -> Result<(u32, bool), Error> {
         // No other thread may select a ring between this selection and the read of its state.
-        let _held = lock(&self.control);
+        let _held = lock(&self.ring_select);
 
         let (region, offset) = self.control_register(control::RING_SELECT)?;
         self.write(region, offset, &u32::from(ring).to_le_bytes(), WriteMode::Confirmed)?;
@@ -269,21 +275,21 @@ impl Shared {
     /// Records the loss of the device if `result` reports it, and returns `result`.
     pub(crate) fn note_loss<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(Error::DeviceGone { cause }) = &result {
-            self.gone.store(encode(*cause), Ordering::Release);
+            self.tenancy.record_loss(*cause);
         }
         result
     }
 
     pub(crate) fn gone(&self) -> Option<GoneCause> {
-        decode(self.gone.load(Ordering::Acquire))
+        self.tenancy.gone()
     }
 
     /// Wakes the engine if it sleeps. It is called after a store to mapped memory or to a ring.
     #[inline]
     pub(crate) fn after_store(&self) -> Result<(), Error> {
-        let Some(mirror) = self.mirror.get() else { return Ok(()) };
+        let Some(Attachment { mirror, fence, .. }) = self.attachment.get() else { return Ok(()) };
 
-        let kick = if self.fence {
+        let kick = if *fence {
             must_kick(&mirror.sleeping, &FullFence)
         } else {
             must_kick(&mirror.sleeping, &NoFence)
@@ -316,14 +322,14 @@ impl Shared {
             return Err(Error::DeviceGone { cause });
         }
 
-        let Some(mirror) = self.mirror.get() else { return Ok(()) };
+        let Some(Attachment { mirror, .. }) = self.attachment.get() else { return Ok(()) };
 
         let cause = if mirror.page.faulted() {
             GoneCause::HungUp
         } else if mirror.flags.load(Ordering::Acquire) & mirror::FLAG_DEAD != 0 {
             GoneCause::Evicted
-        } else if mirror.generation.load(Ordering::Acquire) != self.generation.load(Ordering::Acquire) {
-            return self.note_reset(mirror);
+        } else if mirror.generation.load(Ordering::Acquire) != self.tenancy.generation() {
+            return Err(self.tenancy.handle_reset(&mirror.generation));
         } else {
             let stopped_for = mirror.heartbeat.time_since_beat();
             if stopped_for > BEAT_TIMEOUT {
@@ -340,31 +346,24 @@ impl Shared {
         self.note_loss(Err(Error::DeviceGone { cause }))
     }
 
-    /// Handles a change of the generation. If it comes from this process's own reset, which has
-    /// just completed, the device is not recorded as lost.
-    #[cold]
-    fn note_reset(&self, mirror: &Mirror) -> Result<(), Error> {
-        let cause = GoneCause::Reset;
-        self.gone.swap(encode(cause), Ordering::AcqRel);
-
-        if mirror.generation.load(Ordering::Acquire) == self.generation.load(Ordering::Acquire) {
-            let _ = self.gone.compare_exchange(encode(cause), 0, Ordering::AcqRel, Ordering::Relaxed);
-        }
-
-        Err(Error::DeviceGone { cause })
-    }
-
     pub(crate) fn attachment(&self) -> u32 {
-        self.attachment.get().copied().unwrap_or(0)
+        self.attachment.get().map_or(0, |attachment| attachment.number)
     }
 
+    /// Returns how many resets this process has begun.
     #[inline]
     pub(crate) fn resets(&self) -> u32 {
-        self.resets.load(Ordering::Acquire)
+        self.resets.begun.load(Ordering::Acquire)
+    }
+
+    /// Returns how many resets this process has completed. A ring of another epoch is opened again.
+    #[inline]
+    pub(crate) fn epoch(&self, order: Ordering) -> u32 {
+        self.resets.completed.load(order)
     }
 
     pub(crate) fn generation(&self) -> Option<u32> {
-        self.mirror.get().map(|_| self.generation.load(Ordering::Acquire))
+        self.attachment.get().map(|_| self.tenancy.generation())
     }
 
     /// Calls `look` until it returns a value, with a turn of waiting after each call. All waits of
@@ -400,14 +399,14 @@ impl Shared {
 
     /// Resets the device, and takes over the new generation.
     pub(crate) fn reset(&self) -> Result<(), Error> {
-        self.resets.fetch_add(1, Ordering::SeqCst);
+        self.resets.begun.fetch_add(1, Ordering::SeqCst);
 
         self.note_loss(self.backing.reset())?;
         self.note_loss(capability::enable(&*self.backing))?;
         self.adopt_generation()?;
 
-        self.gone.store(0, Ordering::Release);
-        self.epoch.fetch_add(1, Ordering::AcqRel);
+        self.tenancy.clear_loss();
+        self.resets.completed.fetch_add(1, Ordering::AcqRel);
 
         let bound: Vec<_> = lock(&self.interrupts).values().filter_map(Weak::upgrade).collect();
         bound.iter().try_for_each(|bound| bound.rebind())

@@ -27,7 +27,7 @@ use nix::{
 
 use super::Fake;
 
-/// What a test asks the server's thread to do.
+/// A request of a test to the server's thread.
 pub enum Order {
     /// Read client memory by a message; the bytes land in [`Shared::read`].
     DmaRead { address: u64, len: usize },
@@ -61,20 +61,20 @@ impl Handler for Door {
     }
 
     fn region_info(&mut self, index: u32) -> Result<RegionInfo, Errno> {
-        let told = self.fake.region_info(index).unwrap();
+        let described = self.fake.region_info(index).unwrap();
         let memory = match index {
             1 => Some(&self.fake.bar1),
             2 => Some(&self.fake.bar2),
             _ => None,
         };
         let mut flags = REGION_FLAG_READ;
-        flags |= if told.writable { REGION_FLAG_WRITE } else { 0 };
+        flags |= if described.writable { REGION_FLAG_WRITE } else { 0 };
         flags |= if memory.is_some() { REGION_FLAG_MMAP } else { 0 };
         Ok(RegionInfo {
             flags,
-            size: told.size,
+            size: described.size,
             offset: 0,
-            areas: told
+            areas: described
                 .mappable
                 .iter()
                 .map(|area| SparseArea { offset: area.offset, size: area.len })

@@ -1,18 +1,20 @@
 //! FCNP on a compute core.
 //!
 //! - [`ComputeCore`] (here): the calls, and the link to the process on the I/O node;
+//! - `handshake.rs`: the RESET handshake;
 //! - `transfer.rs`: the steps of a read and of a write;
 //! - `node.rs`: the cores of the node share the receive FIFO;
 //! - `mailbox.rs`: their shared state;
 //! - `link.rs`: the process at the other end.
 
+mod handshake;
 mod link;
 mod mailbox;
 mod node;
 mod transfer;
 
 use std::sync::{
-    Mutex, MutexGuard, PoisonError, TryLockError,
+    Mutex,
     atomic::{AtomicBool, AtomicU32, Ordering, fence},
 };
 
@@ -20,10 +22,10 @@ use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, GoneCause}
 use nicforge_hwi::tree::{CORES, Header};
 
 pub(crate) use self::transfer::BATCH;
-use self::{link::IoNodeLink, node::Node};
+use self::{handshake::first_token, link::IoNodeLink, node::Node};
 use crate::{
     Config, Error, Peer, Statistics,
-    protocol::{Control, CoreName, Kind, ResetHead, Scope},
+    protocol::{CoreName, Scope},
     tree::{Generation, PresenceWatch, TreeChannel},
     wait::Waiter,
 };
@@ -344,146 +346,6 @@ impl ComputeCore {
         self.node.generation(self.node.name.core)
     }
 
-    /// Returns a link on which a call may start. It first repeats the withdrawal of a request that
-    /// could not be withdrawn. The I/O node would otherwise take that request for one of a later
-    /// call.
-    fn ensure_linked(&self, waiter: &mut Waiter<'_>) -> Result<IoNodeLink, Error> {
-        loop {
-            let (link, dirty) = (self.link(), self.dirty());
-            if let (Some(link), None) = (link, dirty) {
-                return Ok(link);
-            }
-
-            let mut token = self.lock_handshake(waiter)?;
-            match (self.link(), self.dirty()) {
-                // Another thread has completed the handshake meanwhile.
-                (Some(_), None) => {}
-                (Some(_), Some(dirty)) => self.reset(dirty.scope(), &mut token, waiter)?,
-                (None, _) => {
-                    // A RESET of everything must not overtake data that the other thread still
-                    // sends to the process that is gone.
-                    fence(Ordering::SeqCst);
-                    while self.directions.iter().any(|state| state.running.load(Ordering::Acquire)) {
-                        waiter.turn("the other call of this core to notice that the I/O node is gone")?;
-                    }
-                    self.reset(Scope::All, &mut token, waiter)?;
-                }
-            }
-        }
-    }
-
-    /// Returns a direction whose request could not be withdrawn.
-    #[inline]
-    fn dirty(&self) -> Option<Direction> {
-        Direction::BOTH.into_iter().find(|direction| self.state(*direction).dirty.load(Ordering::Acquire))
-    }
-
-    fn lock_handshake(&self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'_, u32>, Error> {
-        loop {
-            match self.handshake.try_lock() {
-                Ok(token) => return Ok(token),
-                Err(TryLockError::Poisoned(poisoned)) => return Ok(PoisonError::into_inner(poisoned)),
-                Err(TryLockError::WouldBlock) => waiter.turn("another thread's RESET")?,
-            }
-        }
-    }
-
-    /// Withdraws the request of a failed call. If that does not succeed in time, the next call
-    /// repeats it.
-    fn withdraw(&self, direction: Direction) {
-        let mut waiter = Waiter::new(&self.node.channel, Deadline::after(self.config.recovery), None);
-        let done = self
-            .lock_handshake(&mut waiter)
-            .and_then(|mut token| self.reset(direction.scope(), &mut token, &mut waiter));
-
-        if done.is_err() {
-            self.state(direction).dirty.store(true, Ordering::Release);
-        }
-    }
-
-    /// Performs the RESET handshake.
-    fn reset(&self, scope: Scope, token: &mut u32, waiter: &mut Waiter<'_>) -> Result<(), Error> {
-        let io_node = self.node.channel.info().io_node;
-        let linked = self.link();
-        if scope != Scope::All && linked.is_none() {
-            return Err(Error::PeerGone { peer: self.peer() });
-        }
-
-        loop {
-            let generations = self.node.channel.node_presence(io_node);
-            if !generations.iter().any(|generation| generation.is_up()) {
-                waiter.turn("a process on the I/O node")?;
-                continue;
-            }
-
-            *token = token.wrapping_add(1);
-            match self.reset_once(scope, *token, generations, waiter) {
-                Ok(link) if !self.is_gone(link) => {
-                    self.finish_reset(scope, link);
-                    return Ok(());
-                }
-                Ok(_) | Err(Error::PeerGone { .. }) if scope == Scope::All => waiter.progress(),
-                Ok(_) => return Err(Error::PeerGone { peer: self.peer() }),
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Sends one RESET and waits for its acknowledgement. It ends early when a process on the I/O
-    /// node comes or goes, or when this core's own generation changes.
-    fn reset_once(
-        &self,
-        scope: Scope,
-        token: u32,
-        generations: [Generation; CORES as usize],
-        waiter: &mut Waiter<'_>,
-    ) -> Result<IoNodeLink, Error> {
-        let io_node = self.node.channel.info().io_node;
-        let (resets, own) = (self.resets(), self.own_generation());
-        let renewed = || self.own_generation() != own || self.resets() != resets;
-        let changed = || self.node.channel.node_presence(io_node) != generations || renewed();
-
-        let head = ResetHead {
-            token: token.into(),
-            core: self.node.name.core as u8,
-            generation: own.0,
-            reserved: 0.into(),
-        };
-        let request = Control::new(Kind::Reset, self.node.name, scope as u32)
-            .with_head(zerocopy::IntoBytes::as_bytes(&head));
-        self.send_control(&request, changed, waiter)?;
-
-        loop {
-            let (answer, _receiver) =
-                self.await_acknowledgement(Kind::Reset, changed, waiter, "the acknowledgement of a RESET")?;
-            let head = ResetHead::of(&answer);
-            if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
-                let generation = Generation(head.generation);
-                return Ok(IoNodeLink { core: head.core.into(), generation, own, resets });
-            }
-            self.node.counters.strays.add(1);
-        }
-    }
-
-    /// Updates the state after an acknowledged RESET. No packet of a withdrawn transfer can arrive
-    /// any more.
-    fn finish_reset(&self, scope: Scope, link: IoNodeLink) {
-        if scope.has_read() {
-            self.node.forget(Kind::Read);
-            self.state(Direction::Read).dirty.store(false, Ordering::Release);
-        }
-        if scope.has_write() {
-            self.node.forget(Kind::Write);
-            self.state(Direction::Write).dirty.store(false, Ordering::Release);
-        }
-
-        if scope == Scope::All {
-            self.link.store(link.to_word(), Ordering::Release);
-        }
-
-        self.node.counters.resets.add(1);
-    }
-
     /// Returns the header of packets to the I/O node.
     fn header(&self, irq: bool) -> Header {
         Header::point_to_point(CLASS, self.node.channel.info().io_node, irq)
@@ -502,11 +364,4 @@ enum Sent {
     Nothing,
     /// The request has left.
     Request,
-}
-
-/// Returns the first token. Tokens of successive processes on a core should differ.
-fn first_token() -> u32 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |now| now.subsec_nanos() ^ (now.as_secs() as u32).rotate_left(16))
 }

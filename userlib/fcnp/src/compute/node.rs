@@ -185,7 +185,7 @@ impl Node {
 
     /// Handles the first packet in the FIFO.
     pub(super) fn poll(&self, receiver: &mut LockedReceiver<'_>, want: Kind) -> Result<Polled, Error> {
-        let Some(header) = receiver.peek()? else {
+        let Some(header) = receiver.peek() else {
             self.counters.polls.add(1);
             return Ok(Polled::Empty);
         };
@@ -197,7 +197,7 @@ impl Node {
             return Ok(Polled::Other);
         }
 
-        let Some((control, payload)) = self.control(receiver)? else { return Ok(Polled::Other) };
+        let Some((control, payload)) = self.control(receiver) else { return Ok(Polled::Other) };
 
         let number = receiver.position();
         let mine = control.core == self.name && control.kind == want;
@@ -237,7 +237,7 @@ impl Node {
 
     /// Handles the control packet that interrupts this core's stream.
     pub(super) fn interruption(&self, receiver: &mut LockedReceiver<'_>) -> Result<Interruption, Error> {
-        let Some((control, payload)) = self.control(receiver)? else {
+        let Some((control, payload)) = self.control(receiver) else {
             self.counters.packets_received.add(1);
             return Ok(Interruption::None);
         };
@@ -265,9 +265,9 @@ impl Node {
 
     /// Returns the control packet at the head of the FIFO, read once. Skips it and returns `None`
     /// if it is not for this node, or if a dead core had delivered it already.
-    fn control(&self, receiver: &mut LockedReceiver<'_>) -> Result<Option<(Control, [u8; PAYLOAD])>, Error> {
+    fn control(&self, receiver: &mut LockedReceiver<'_>) -> Option<(Control, [u8; PAYLOAD])> {
         let mut payload = [0; PAYLOAD];
-        receiver.payload(&mut payload)?;
+        receiver.payload(&mut payload);
 
         let control = Control::decode(&payload).ok().filter(|control| {
             let name = control.core;
@@ -276,12 +276,12 @@ impl Node {
 
         match control {
             Some(control) if !self.mailbox(control.core.core, control.kind).has(receiver.position()) => {
-                Ok(Some((control, payload)))
+                Some((control, payload))
             }
             found => {
                 receiver.advance();
                 self.counters.strays.add(u64::from(found.is_none()));
-                Ok(None)
+                None
             }
         }
     }

@@ -58,7 +58,7 @@ impl ComputeCore {
 
         while at < body.len() {
             let held = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
-            let sent = self.node.channel.send_batch(held)?.send_data(header, &body[at..], BATCH)?;
+            let sent = self.node.channel.send_batch(held).send_data(header, &body[at..], BATCH);
             at = body.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
@@ -159,7 +159,7 @@ impl ComputeCore {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
 
-            let taken = receiver.take_data(part(body, at))?;
+            let taken = receiver.take_data(part(body, at));
             at = body.len().min(at + taken.packets * PAYLOAD);
             packets.add(taken.packets);
 
@@ -188,7 +188,7 @@ impl ComputeCore {
         if answer.size > requested {
             return Err(Error::BadPeer {
                 peer: self.peer(),
-                what: "it agreed to more than was asked for",
+                what: "it agreed to more bytes than were requested",
                 value: answer.size.into(),
             });
         }
@@ -206,7 +206,7 @@ impl ComputeCore {
 
         loop {
             let held = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
-            if self.node.channel.send_batch(held)?.try_send(self.header(true), &payload)? {
+            if self.node.channel.send_batch(held).try_send(self.header(true), &payload) {
                 self.node.counters.packets_sent.add(1);
                 return Ok(());
             }

@@ -11,7 +11,8 @@ use nicforge_hwi::tree::{Header, PAYLOAD};
 
 use super::{
     cores::{CoreLink, Direction, Request, spin_lock},
-    service::{Drain, Inner, NOT_EMPTY},
+    fifos::Drain,
+    service::Inner,
 };
 use crate::{
     Error, Mode, Peer,
@@ -42,7 +43,7 @@ pub(super) struct Call<'a> {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         self.leave();
-        self.inner.callers.fetch_sub(1, Ordering::AcqRel);
+        self.inner.daemon.remove_caller();
         self.inner.cores[self.core as usize].busy[self.direction as usize].store(false, Ordering::Release);
     }
 }
@@ -68,7 +69,7 @@ impl<'a> Call<'a> {
             return Err(Error::Busy { what });
         }
 
-        inner.callers.fetch_add(1, Ordering::AcqRel);
+        inner.daemon.add_caller();
         let waiter = Waiter::new(&inner.channel, deadline, cancel);
 
         Ok(Self { inner, core, direction, waiter, link: None, queued: false, idle_since: None })
@@ -232,17 +233,14 @@ impl<'a> Call<'a> {
             if reads {
                 // The flag is set before the core can send data, so that no other thread takes
                 // them.
-                self.inner.reading.store(true, Ordering::Release);
+                self.inner.receive.set_read(true);
             }
 
-            match self.inner.try_send(answer, link) {
-                Ok(true) => return Ok(()),
-                sent => {
-                    if reads {
-                        self.inner.reading.store(false, Ordering::Release);
-                    }
-                    sent?;
-                }
+            if self.inner.try_send(answer, link) {
+                return Ok(());
+            }
+            if reads {
+                self.inner.receive.set_read(false);
             }
 
             self.inner.service()?;
@@ -286,7 +284,7 @@ impl<'a> Call<'a> {
 
         while at < data.len() {
             let held = send_lock.get_or_insert_with(|| inner.send.lock());
-            let sent = inner.channel.send_batch(&*held)?.send_data(header, &data[at..], BATCH)?;
+            let sent = inner.channel.send_batch(&*held).send_data(header, &data[at..], BATCH);
             at = data.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
@@ -319,7 +317,7 @@ impl<'a> Call<'a> {
     /// Returns whether this process or that of `link` is gone or was replaced.
     #[inline]
     fn check_either_gone(&self, watch: &mut PresenceWatch, link: CoreLink) -> bool {
-        self.inner.channel.device().resets() != self.inner.resets
+        self.inner.is_reset()
             || watch.check_gone(&self.inner.channel, || !self.inner.has_boxes() || self.inner.is_gone(link))
     }
 
@@ -327,7 +325,7 @@ impl<'a> Call<'a> {
     /// interrupted, the rest is discarded as it arrives, and the slot is freed after that.
     fn receive_data(&mut self, body: &mut [u8], link: CoreLink) -> Result<(), Error> {
         // The lock's holder sees the flag `reading`, and frees the lock.
-        let mut receiver = self.inner.channel.receiver(spin_lock(&self.inner.incoming));
+        let mut receiver = self.inner.channel.receiver(spin_lock(&self.inner.receive.incoming));
         let (mut watch, mut packets) =
             (PresenceWatch::default(), Tally::of(&self.inner.counters.packets_received));
         let mut at = 0;
@@ -345,19 +343,13 @@ impl<'a> Call<'a> {
                 break Err(error);
             }
 
-            let taken = match receiver.take_data(part(body, at)) {
-                Ok(taken) => taken,
-                Err(error) => break Err(error),
-            };
+            let taken = receiver.take_data(part(body, at));
             at = body.len().min(at + taken.packets * PAYLOAD);
             packets.add(taken.packets);
 
             if taken.control {
                 let mut payload = [0; PAYLOAD];
-                if let Err(error) = receiver.payload(&mut payload) {
-                    break Err(error);
-                }
-
+                receiver.payload(&mut payload);
                 receiver.advance();
                 self.inner.counters.packets_received.add(1);
                 self.inner.control(&payload, receiver.held());
@@ -374,9 +366,7 @@ impl<'a> Call<'a> {
                 self.waiter.progress();
                 // No other thread services the FIFO during this call, so replies to other cores
                 // leave here.
-                if let Err(error) = self.inner.flush() {
-                    break Err(error);
-                }
+                self.inner.flush();
             } else if taken.packets != 0 {
                 if at < body.len()
                     && let Err(error) = self.waiter.moved(taken.packets, "data of the core")
@@ -387,8 +377,8 @@ impl<'a> Call<'a> {
                 break Err(self.lost(link));
             } else {
                 receiver.publish();
-                let turned = self.inner.flush().and_then(|_| self.waiter.turn("data of the core"));
-                if let Err(error) = turned {
+                self.inner.flush();
+                if let Err(error) = self.waiter.turn("data of the core") {
                     break Err(error);
                 }
             }
@@ -396,13 +386,13 @@ impl<'a> Call<'a> {
 
         if result.as_ref().is_err_and(Error::is_interrupted) {
             let left = (body.len() - at).div_ceil(PAYLOAD);
-            self.inner.empty_at.store(NOT_EMPTY, Ordering::Release);
-            receiver.held().drain = Some(Drain { core: self.core, packets: left });
+            let drain = Drain { core: self.core, packets: left };
+            self.inner.receive.begin_drain(receiver.held(), drain);
         }
 
         // The flag is cleared last. Until then no other thread takes the FIFO's lock.
         drop(receiver);
-        self.inner.reading.store(false, Ordering::Release);
+        self.inner.receive.set_read(false);
         result
     }
 
@@ -420,11 +410,11 @@ impl<'a> Call<'a> {
             if since.elapsed() > self.inner.config.poll_phase {
                 self.waiter.check(what)?;
                 // The daemon polls the FIFO from here on.
-                if self.inner.callers.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    self.inner.daemon_wakeup.notify();
+                if self.inner.daemon.remove_caller() {
+                    self.inner.daemon.wake();
                 }
                 self.inner.event.sleep(count, SLICE);
-                self.inner.callers.fetch_add(1, Ordering::AcqRel);
+                self.inner.daemon.add_caller();
                 // Nothing else on this path notices that the device is lost, and the daemon does
                 // not report it.
                 return match self.inner.channel.device().gone_cause() {

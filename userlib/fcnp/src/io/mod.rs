@@ -5,20 +5,20 @@
 //! - `service.rs`: processing of the receive FIFO, and the control packets that are due;
 //! - `daemon.rs`: the thread that does this while no call does;
 //! - `cores.rs`: the state of each compute core, and the pset's read and write slots;
+//! - `fifos.rs`: the locks of the two FIFOs;
+//! - `replies.rs`: the cores to which control packets are due;
 //! - `event.rs`: the condition on which threads sleep.
 
 mod call;
 mod cores;
 mod daemon;
 mod event;
+mod fifos;
+mod replies;
 mod service;
 
 use std::{
-    collections::VecDeque,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize},
-    },
+    sync::Arc,
     thread::{Builder, JoinHandle},
     time::Duration,
 };
@@ -29,8 +29,11 @@ use nicforge_hwi::tree::CORES;
 use self::{
     call::Call,
     cores::{Core, Direction, Slot},
+    daemon::DaemonControl,
     event::Event,
-    service::{Incoming, Inner, NOT_EMPTY, SendLock},
+    fifos::{ReceiveFifo, SendLock},
+    replies::ReplyQueue,
+    service::{Inner, Ownership},
 };
 use crate::{
     Config, Error, Mode, Statistics,
@@ -91,19 +94,13 @@ impl IoNode {
         let inner = Arc::new(Inner {
             config,
             cores: (0..cores).map(|_| Core::default()).collect(),
-            resets: channel.device().resets(),
-            owner: channel.owner(),
+            ownership: Ownership::of(&channel),
             slots: [Slot::new(cores), Slot::new(cores)],
             send: SendLock::new(send),
-            incoming: Mutex::new(Incoming { held, drain: None }),
-            reading: AtomicBool::new(false),
-            empty_at: AtomicU64::new(NOT_EMPTY),
-            reply_queue: Mutex::new(VecDeque::with_capacity(cores)),
-            pending_replies: AtomicUsize::new(0),
-            callers: AtomicU32::new(0),
+            receive: ReceiveFifo::new(held),
+            replies: ReplyQueue::new(cores),
             event: Event::default(),
-            daemon_wakeup: Event::default(),
-            stop: Cancel::new()?,
+            daemon: DaemonControl::new()?,
             counters: Counters::default(),
             channel,
         });
@@ -193,8 +190,7 @@ impl IoNode {
 
 impl Drop for IoNode {
     fn drop(&mut self) {
-        self.inner.stop.cancel();
-        self.inner.daemon_wakeup.notify();
+        self.inner.daemon.stop();
         if let Some(daemon) = self.daemon.take() {
             // The daemon does not panic. A panic would have ended it as well.
             let _ = daemon.join();

@@ -3,119 +3,61 @@
 //! Every waiting thread does this work: the daemon, and the threads in calls. One of them at a time
 //! holds the receive FIFO.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
-    },
-};
+use std::sync::atomic::Ordering;
 
-use nicforge_driver::{Cancel, Error as DriverError, GoneCause};
+use nicforge_driver::{Error as DriverError, GoneCause};
 use nicforge_hwi::tree::{CORES, Header, PAYLOAD};
 
 use super::{
     cores::{Answer, Core, CoreLink, CoreState, Direction, Request, Slot, spin_lock, try_lock},
+    daemon::DaemonControl,
     event::Event,
+    fifos::{Incoming, ReceiveFifo, SendLock},
+    replies::ReplyQueue,
 };
 use crate::{
     Config, Error,
     compute::CLASS,
     protocol::{ABORT, Control, Kind, ResetHead, Scope},
     statistics::Counters,
-    tree::{Generation, Held, HoldsLock, LockBox, TreeChannel},
+    tree::{Generation, TreeChannel},
 };
 
 /// Number of packets that are taken in a row before other work.
 const SERVICE: usize = 16;
-
-/// A value that no packet count has.
-pub(super) const NOT_EMPTY: u64 = u64::MAX;
-
-/// A core's write that no call receives any more. Its data are discarded as they arrive.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Drain {
-    pub(super) core: u32,
-    pub(super) packets: usize,
-}
-
-/// The receive FIFO, guarded by the node's lock box.
-#[derive(Debug)]
-pub(super) struct Incoming {
-    /// The node's lock box. It is held as long as this process serves.
-    pub(super) held: Held<LockBox>,
-    pub(super) drain: Option<Drain>,
-}
-
-impl HoldsLock for Incoming {
-    fn number(&self) -> u64 {
-        self.held.number()
-    }
-}
-
-/// The send FIFO's lock. This process holds the node's lock box as long as it serves.
-#[derive(Debug)]
-pub(super) struct SendLock {
-    held: Mutex<Held<LockBox>>,
-    /// Number of threads that wait for the lock.
-    wanted: AtomicU32,
-}
-
-impl SendLock {
-    pub(super) fn new(held: Held<LockBox>) -> Self {
-        Self { held: Mutex::new(held), wanted: AtomicU32::new(0) }
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, Held<LockBox>> {
-        if let Some(guard) = try_lock(&self.held) {
-            return guard;
-        }
-
-        self.wanted.fetch_add(1, Ordering::Relaxed);
-        let guard = spin_lock(&self.held);
-        self.wanted.fetch_sub(1, Ordering::Relaxed);
-        guard
-    }
-
-    /// Returns whether a thread waits for the lock. A holder with more than a batch of packets then
-    /// frees it.
-    #[inline]
-    pub(super) fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed) != 0
-    }
-}
 
 /// The state that the threads of an I/O node share.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) channel: TreeChannel,
     pub(super) config: Config,
+    pub(super) ownership: Ownership,
     pub(super) cores: Box<[Core]>,
-    /// [`nicforge_driver::Device::resets`] when the node was opened.
-    pub(super) resets: u32,
-    /// The value by which this process owns the node's lock boxes.
-    pub(super) owner: u32,
     /// One slot for each [`Direction`].
     pub(super) slots: [Slot; 2],
     pub(super) send: SendLock,
-    pub(super) incoming: Mutex<Incoming>,
-    /// A thread receives data or is about to. No other thread touches the receive FIFO meanwhile.
-    pub(super) reading: AtomicBool,
-    /// [`TreeChannel::received`] when the receive FIFO was last found empty without a drain. It is
-    /// [`NOT_EMPTY`] from the beginning of a drain on. It is written under the lock of `incoming`.
-    pub(super) empty_at: AtomicU64,
-    pub(super) reply_queue: Mutex<VecDeque<u32>>,
-    /// Number of cores in the reply queue, including those that are being handled. It is written
-    /// under the queue's lock.
-    pub(super) pending_replies: AtomicUsize,
-    /// Number of calls that poll the FIFO themselves, so that the daemon need not.
-    pub(super) callers: AtomicU32,
+    pub(super) receive: ReceiveFifo,
+    pub(super) replies: ReplyQueue,
     /// The condition on which calls sleep in interrupt mode.
     pub(super) event: Event,
-    /// The condition on which the daemon sleeps while a call polls.
-    pub(super) daemon_wakeup: Event,
-    pub(super) stop: Cancel,
+    pub(super) daemon: DaemonControl,
     pub(super) counters: Counters,
+}
+
+/// Marks by which this process recognizes that it still owns the node.
+#[derive(Debug)]
+pub(super) struct Ownership {
+    /// [`nicforge_driver::Device::resets`] when the node was opened.
+    resets: u32,
+    /// The value by which this process owns the node's lock boxes.
+    owner: u32,
+}
+
+impl Ownership {
+    /// Returns the marks of a process that has just opened the node.
+    pub(super) fn of(channel: &TreeChannel) -> Self {
+        Self { resets: channel.device().resets(), owner: channel.owner() }
+    }
 }
 
 impl Inner {
@@ -129,7 +71,13 @@ impl Inner {
     /// operator has reset the node.
     #[inline]
     pub(super) fn has_boxes(&self) -> bool {
-        self.channel.receive_lock().is_owned_by(self.owner)
+        self.channel.receive_lock().is_owned_by(self.ownership.owner)
+    }
+
+    /// Returns whether this process has reset its device since it opened the node.
+    #[inline]
+    pub(super) fn is_reset(&self) -> bool {
+        self.channel.device().resets() != self.ownership.resets
     }
 
     #[inline]
@@ -141,7 +89,7 @@ impl Inner {
     /// frees the node's lock boxes and makes this process a new one to the compute cores.
     #[inline]
     pub(super) fn check_own(&self) -> Result<(), Error> {
-        if self.channel.device().resets() == self.resets && self.has_boxes() {
+        if !self.is_reset() && self.has_boxes() {
             Ok(())
         } else {
             Err(DriverError::DeviceGone { cause: GoneCause::Reset }.into())
@@ -157,9 +105,9 @@ impl Inner {
         // The count is loaded first, because the NIC counts a packet after it has put it into the
         // FIFO.
         let received = u64::from(self.channel.received());
-        if received != self.empty_at.load(Ordering::Acquire)
-            && !self.reading.load(Ordering::Acquire)
-            && let Some(incoming) = try_lock(&self.incoming)
+        if !self.receive.is_empty_at(received)
+            && !self.receive.is_read()
+            && let Some(incoming) = try_lock(&self.receive.incoming)
         {
             let mut receiver = self.channel.receiver(incoming);
             let drain = receiver.held().drain;
@@ -169,18 +117,18 @@ impl Inner {
             let mut empty = false;
 
             for _ in 0..SERVICE {
-                let Some(header) = receiver.peek()? else {
+                let Some(header) = receiver.peek() else {
                     empty = true;
                     break;
                 };
 
                 if header.irq() {
                     let mut payload = [0; PAYLOAD];
-                    receiver.payload(&mut payload)?;
+                    receiver.payload(&mut payload);
                     receiver.advance();
                     self.control(&payload, receiver.held());
                 } else {
-                    if self.reading.load(Ordering::Acquire) {
+                    if self.receive.is_read() {
                         break;
                     }
                     receiver.advance();
@@ -196,11 +144,11 @@ impl Inner {
             }
 
             if empty && receiver.held().drain.is_none() {
-                self.empty_at.store(received, Ordering::Release);
+                self.receive.set_empty_at(receiver.held(), received);
             }
         }
 
-        Ok(self.flush()? || worked)
+        Ok(self.flush() || worked)
     }
 
     /// Returns whether no process is linked to `core`, or the linked process is gone.
@@ -346,56 +294,49 @@ impl Inner {
     /// Puts `core` into the reply queue, because control packets to it are due.
     pub(super) fn queue_reply(&self, core: u32) {
         if !self.cores[core as usize].queued.swap(true, Ordering::AcqRel) {
-            let mut reply_queue = spin_lock(&self.reply_queue);
-            reply_queue.push_back(core);
-            self.pending_replies.store(reply_queue.len(), Ordering::Release);
+            self.replies.push(core);
         }
-    }
-
-    /// Returns whether control packets to any core are due.
-    pub(super) fn has_pending_replies(&self) -> bool {
-        self.pending_replies.load(Ordering::Acquire) != 0
     }
 
     /// Sends the packets that are due, as far as there is room. Returns whether it sent any.
-    pub(super) fn flush(&self) -> Result<bool, Error> {
-        if !self.has_pending_replies() {
-            return Ok(false);
+    pub(super) fn flush(&self) -> bool {
+        if !self.replies.is_pending() {
+            return false;
         }
 
-        let Some(mut reply_queue) = try_lock(&self.reply_queue) else { return Ok(false) };
+        let Some(mut replies) = self.replies.try_lock() else { return false };
 
         let mut sent = false;
-        for _ in 0..reply_queue.len() {
-            let Some(core) = reply_queue.pop_front() else { break };
+        for _ in 0..replies.len() {
+            let Some(core) = replies.pop_front() else { break };
             let queued = &self.cores[core as usize].queued;
             // A packet that becomes due from here on queues the core again, at the latest when the
             // queue is unlocked.
             queued.store(false, Ordering::Release);
 
-            if self.send_replies(core)? {
+            if self.send_replies(core) {
                 sent = true;
             } else if !queued.swap(true, Ordering::AcqRel) {
-                reply_queue.push_back(core);
+                replies.push_back(core);
             }
         }
 
-        self.pending_replies.store(reply_queue.len(), Ordering::Release);
-        Ok(sent)
+        self.replies.finish(&replies);
+        sent
     }
 
     /// Sends the packets that are due to `core`. Returns `false` if some must wait.
-    fn send_replies(&self, core: u32) -> Result<bool, Error> {
+    fn send_replies(&self, core: u32) -> bool {
         let mut state = spin_lock(&self.cores[core as usize].state);
         let link = state.link.filter(|link| !self.is_gone(*link));
 
         if state.abort {
             let sent = match link {
-                Some(link) => self.try_send(&Control::new(Kind::Read, link.name, ABORT), link)?,
+                Some(link) => self.try_send(&Control::new(Kind::Read, link.name, ABORT), link),
                 None => true,
             };
             if !sent {
-                return Ok(false);
+                return false;
             }
 
             // These are the steps of `end`, which would queue the core again.
@@ -407,12 +348,12 @@ impl Inner {
 
         let (Some(answer), Some(link)) = (state.answer, link) else {
             state.answer = None;
-            return Ok(true);
+            return true;
         };
 
         let waits = Direction::BOTH.iter().any(|way| way.is_in(answer.scope) && state.running[*way as usize]);
         if waits {
-            return Ok(false);
+            return false;
         }
 
         let head = ResetHead {
@@ -424,22 +365,22 @@ impl Inner {
         let reply = Control::new(Kind::Reset, link.name, answer.scope as u32)
             .with_head(zerocopy::IntoBytes::as_bytes(&head));
 
-        let sent = self.try_send(&reply, link)?;
+        let sent = self.try_send(&reply, link);
         if sent {
             state.answer = None;
         }
-        Ok(sent)
+        sent
     }
 
     /// Sends a control packet if there is room.
-    pub(super) fn try_send(&self, control: &Control, link: CoreLink) -> Result<bool, Error> {
+    pub(super) fn try_send(&self, control: &Control, link: CoreLink) -> bool {
         let header = Header::to_core(CLASS, link.name.node, link.name.core, true);
-        let sent = self.channel.send_batch(self.send.lock())?.try_send(header, &control.encode())?;
+        let sent = self.channel.send_batch(self.send.lock()).try_send(header, &control.encode());
         if sent {
             self.counters.packets_sent.add(1);
         } else {
             self.counters.stalls.add(1);
         }
-        Ok(sent)
+        sent
     }
 }

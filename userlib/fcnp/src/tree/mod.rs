@@ -145,13 +145,10 @@ impl TreeChannel {
 
     /// Starts to send. `held` is the lock of [`TreeChannel::send_lock`], which the batch keeps
     /// until it is dropped.
-    ///
-    /// # Errors
-    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
-    pub fn send_batch<G: HoldsLock>(&self, held: G) -> Result<SendBatch<'_, G>, Error> {
+    pub fn send_batch<G: HoldsLock>(&self, held: G) -> SendBatch<'_, G> {
         debug_assert_eq!(held.number(), window::LOCK_SEND);
-        Ok(SendBatch::begin(&self.send, &self.doorbell, held))
+        SendBatch::begin(&self.send, &self.doorbell, held)
     }
 
     /// Starts to receive. `held` is the lock of [`TreeChannel::receive_lock`], which the receiver

@@ -92,22 +92,15 @@ impl<'a, G> Receiver<'a, G> {
     }
 
     /// Returns the header of the first packet, if there is one.
-    ///
-    /// # Errors
-    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
-    pub fn peek(&self) -> Result<Option<Header>, Error> {
-        Ok(self.port.slots.holds(self.head).map(|control| Header((control >> 32) as u32)))
+    pub fn peek(&self) -> Option<Header> {
+        self.port.slots.holds(self.head).map(|control| Header((control >> 32) as u32))
     }
 
     /// Copies the payload of the first packet, which [`Receiver::peek`] has returned.
-    ///
-    /// # Errors
-    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
-    pub fn payload(&self, out: &mut [u8; PAYLOAD]) -> Result<(), Error> {
+    pub fn payload(&self, out: &mut [u8; PAYLOAD]) {
         self.port.slots.payload(self.head, out);
-        Ok(())
     }
 
     /// Skips to the next packet.
@@ -131,11 +124,8 @@ impl<'a, G> Receiver<'a, G> {
     /// Takes packets without the irq bit, and copies their payloads one after the other into `out`.
     /// It stops when `out` is full or no such packet is first. The last packet may fill its part of
     /// `out` only partly.
-    ///
-    /// # Errors
-    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
-    pub fn take_data(&mut self, out: &mut [u8]) -> Result<Taken, Error> {
+    pub fn take_data(&mut self, out: &mut [u8]) -> Taken {
         let (full, rest) = out.as_chunks_mut::<PAYLOAD>();
         let (port, mut packets) = (self.port, 0);
         let (mut head, mut published) = (self.head, self.published);
@@ -157,19 +147,19 @@ impl<'a, G> Receiver<'a, G> {
             }
 
             if taken == 0 {
-                return Ok(Taken { packets, control: self.peek()?.is_some_and(Header::irq) });
+                return Taken { packets, control: self.peek().is_some_and(Header::irq) };
             }
         }
 
         if !rest.is_empty() {
-            match self.peek()? {
+            match self.peek() {
                 Some(header) if !header.irq() => self.port.slots.payload_start(self.head, rest),
-                found => return Ok(Taken { packets, control: found.is_some() }),
+                found => return Taken { packets, control: found.is_some() },
             }
             self.advance();
             packets += 1;
         }
-        Ok(Taken { packets, control: false })
+        Taken { packets, control: false }
     }
 }
 

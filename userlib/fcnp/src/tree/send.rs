@@ -74,16 +74,8 @@ impl<'a, G> SendBatch<'a, G> {
     }
 
     /// Puts one packet into the FIFO if there is room. Returns whether it did.
-    ///
-    /// # Errors
-    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
-    pub fn try_send(&mut self, header: Header, payload: &[u8; PAYLOAD]) -> Result<bool, Error> {
-        Ok(self.put(header, payload))
-    }
-
-    #[inline]
-    fn put(&mut self, header: Header, payload: &[u8; PAYLOAD]) -> bool {
+    pub fn try_send(&mut self, header: Header, payload: &[u8; PAYLOAD]) -> bool {
         if !self.find_room() {
             return false;
         }
@@ -96,11 +88,8 @@ impl<'a, G> SendBatch<'a, G> {
 
     /// Sends `data` in packets of 256 bytes: at most `most`, and as many as there is room for. The
     /// last one is padded with zeros. Returns the number of packets sent.
-    ///
-    /// # Errors
-    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
-    pub fn send_data(&mut self, header: Header, data: &[u8], most: usize) -> Result<usize, Error> {
+    pub fn send_data(&mut self, header: Header, data: &[u8], most: usize) -> usize {
         let (packets, rest) = data.as_chunks::<PAYLOAD>();
         let full = packets.len().min(most);
         let mut sent = 0;
@@ -115,16 +104,16 @@ impl<'a, G> SendBatch<'a, G> {
         }
 
         if sent == full && sent < most && !rest.is_empty() {
-            return Ok(sent + usize::from(self.send_padded(header, rest)));
+            return sent + usize::from(self.send_padded(header, rest));
         }
-        Ok(sent)
+        sent
     }
 
     /// Sends the last part of a message.
     fn send_padded(&mut self, header: Header, rest: &[u8]) -> bool {
         let mut padded = [0; PAYLOAD];
         padded.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
-        self.put(header, &padded)
+        self.try_send(header, &padded)
     }
 }
 

@@ -3,7 +3,12 @@
 
 use zerocopy::FromBytes;
 
-use super::core::{Acknowledgement, Content, Core, Health, Incoming, State, Target, UnexpectedMessage};
+use super::{
+    core::Core,
+    peers::{Acknowledgement, Health, Incoming, Target},
+    requests::State,
+    unexpected::{Content, UnexpectedMessage},
+};
 use crate::{
     Envelope, Rank, RemoteRegion, Taken,
     pool::Handle,
@@ -17,8 +22,7 @@ type Violation = (&'static str, u64);
 impl Core {
     /// Handles a message of `from`.
     pub(super) fn arrive(&mut self, from: Rank, kind: u8, bytes: &[u8]) -> Taken {
-        let known = self.peers.get(from as usize).is_some_and(|peer| matches!(peer.health, Health::Alive));
-        if !known || from == self.rank {
+        if !self.peers.is_source(from) {
             self.statistics.strays += 1;
             return Taken::Yes;
         }
@@ -47,7 +51,7 @@ impl Core {
         let envelope = Envelope::new(from, header.context.get(), header.tag.get());
         let cost = wire::cost(size);
 
-        if self.peers[from as usize].incoming.is_some() {
+        if self.peers[from].incoming.is_some() {
             return Err(("a message within a message", size));
         }
         if data.len() as u64 > size {
@@ -57,7 +61,7 @@ impl Core {
         let target = if let Some(op) = self.queues.arrive(&envelope) {
             self.statistics.expected += 1;
             self.consume(from, cost);
-            let request = &mut self.ops[op];
+            let request = &mut self.requests[op];
             (request.envelope, request.length) = (envelope, size);
 
             if data.len() as u64 == size {
@@ -71,7 +75,7 @@ impl Core {
             request.state = State::Filling;
             Target::Op(op)
         } else {
-            if cost > self.window {
+            if cost > self.limits.window {
                 // Without this, the message would be refused for ever.
                 return Err(("an eager message that is larger than the window", size));
             }
@@ -96,13 +100,13 @@ impl Core {
 
     /// Handles further data of an eager message.
     fn receive_more(&mut self, from: Rank, bytes: &[u8]) -> Result<(), Violation> {
-        let Some(incoming) = self.peers[from as usize].incoming.take() else {
+        let Some(incoming) = self.peers[from].incoming.take() else {
             return Err(("data without a message", bytes.len() as u64));
         };
 
         let left = incoming.size - incoming.received;
         if bytes.is_empty() || bytes.len() as u64 > left {
-            self.peers[from as usize].incoming = Some(incoming);
+            self.peers[from].incoming = Some(incoming);
             return Err(("data that the message does not have", bytes.len() as u64));
         }
 
@@ -118,29 +122,30 @@ impl Core {
 
         match incoming.target {
             Target::Op(op) => {
-                self.ops[op].buffer.write(offset, data);
+                self.requests[op].buffer.write(offset, data);
                 if complete {
                     self.finish_receive(op);
                 }
             }
             Target::Message(message) => {
-                if let Content::Stored(chain, all) = &mut self.messages[message].content {
-                    self.store.append(chain, data);
-                    *all = complete;
-                }
+                self.unexpected.append(message, data, complete);
             }
             Target::Discard => {}
         }
 
-        self.peers[from as usize].incoming = (!complete).then_some(incoming);
+        self.peers[from].incoming = (!complete).then_some(incoming);
     }
 
     /// Handles a rendezvous request.
     fn receive_request(&mut self, from: Rank, bytes: &[u8]) -> Result<Taken, Violation> {
         let header = Rendezvous::read_from_bytes(bytes)
             .map_err(|_| ("a request of the wrong length", bytes.len() as u64))?;
-        if self.peers[from as usize].incoming.is_some() {
+        if self.peers[from].incoming.is_some() {
             return Err(("a request within a message", header.request.get()));
+        }
+
+        if header.reserved.get() != 0 {
+            return Err(("a request with a reserved field that is not 0", header.reserved.get().into()));
         }
 
         let size = header.size.get();
@@ -152,7 +157,7 @@ impl Core {
         let remote = RemoteRegion { key: header.key.get(), offset: header.offset.get() };
         let cost = wire::cost(0);
 
-        if self.peers[from as usize].unsent_acks >= self.window {
+        if self.peers[from].unsent_acks >= self.limits.window {
             // The peer does not take acknowledgements, so it may not cause more of them.
             self.statistics.refused += 1;
             return Ok(Taken::NotNow);
@@ -178,12 +183,16 @@ impl Core {
     fn receive_finish(&mut self, from: Rank, bytes: &[u8]) -> Result<(), Violation> {
         let finish = Finish::read_from_bytes(bytes)
             .map_err(|_| ("an answer of the wrong length", bytes.len() as u64))?;
+        if finish.reserved.get() != 0 {
+            return Err(("an answer with a reserved field that is not 0", finish.reserved.get().into()));
+        }
+
         let handle = Handle::from_bits(finish.request.get());
-        let Some(op) = self.ops.find(handle) else {
+        let Some(op) = self.requests.pool.find(handle) else {
             return Err(("an answer to no request", finish.request.get()));
         };
 
-        let request = &mut self.ops[op];
+        let request = &mut self.requests[op];
         if request.state != State::Offered || request.envelope.peer != from {
             return Err(("an answer to another's request", finish.request.get()));
         }
@@ -191,7 +200,7 @@ impl Core {
         if finish.status.get() != wire::FETCHED {
             request.error = Some(crate::Error::NotFetched { peer: from });
         }
-        self.settle(op);
+        self.requests.settle(op);
         Ok(())
     }
 
@@ -200,11 +209,11 @@ impl Core {
         let grant =
             Grant::read_from_bytes(bytes).map_err(|_| ("a grant of the wrong length", bytes.len() as u64))?;
 
-        let peer = &mut self.peers[from as usize];
+        let peer = &mut self.peers[from];
         peer.limit = peer.limit.max(grant.limit.get());
 
         if !peer.sends.is_empty() {
-            self.activate(from);
+            self.peers.activate(from);
         }
         Ok(())
     }
@@ -212,7 +221,7 @@ impl Core {
     /// Stores an unexpected message. Returns `None` when it exceeds its sender's window.
     fn store_within_window(&mut self, unexpected: UnexpectedMessage) -> Option<u32> {
         let (from, cost) = (unexpected.envelope.peer, unexpected.cost);
-        let room = self.peers[from as usize].window_used + cost <= self.window;
+        let room = self.peers[from].window_used + cost <= self.limits.window;
 
         let message = if room { self.store_unexpected(unexpected) } else { None };
         match message {
@@ -225,26 +234,20 @@ impl Core {
     /// Stores an unexpected message without a check of the window.
     pub(super) fn store_unexpected(&mut self, unexpected: UnexpectedMessage) -> Option<u32> {
         let (envelope, cost) = (unexpected.envelope, unexpected.cost);
-        let message = self.messages.insert(unexpected).ok()?.index;
+        let peer = &mut self.peers[envelope.peer];
+        let message = self.unexpected.add(&mut peer.unexpected, unexpected)?;
 
-        let peer = &mut self.peers[envelope.peer as usize];
         peer.window_used += cost;
-        self.message_links.push(&mut peer.unexpected, message);
         self.queues.store(message, envelope);
         Some(message)
     }
 
     /// Queues an acknowledgement for `to`.
     pub(super) fn queue_ack(&mut self, to: Rank, request: u64, status: u32) {
-        if self.peers[to as usize].health != Health::Alive {
-            return;
-        }
-
-        // The limit of the pool is far above the windows of all peers.
-        if let Ok(ack) = self.acks.insert(Acknowledgement { request, status }) {
-            self.peers[to as usize].unsent_acks += 1;
-            self.ack_links.push(&mut self.peers[to as usize].acks, ack.index);
-            self.activate(to);
+        let is_queued = self.peers.is_alive(to)
+            && self.acks.add(&mut self.peers[to], Acknowledgement { request, status });
+        if is_queued {
+            self.peers.activate(to);
         }
     }
 }

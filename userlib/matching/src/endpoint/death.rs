@@ -5,10 +5,7 @@
 //! number in each. No list of them exists, because death is rare and messages are not. Instead all
 //! places of requests are checked once. Later requests that need a lost peer fail at once.
 
-use super::{
-    Endpoint, Kind,
-    core::{Content, Core, Health, State},
-};
+use super::{Endpoint, Kind, core::Core, peers::Health, requests::State, unexpected::Content};
 use crate::{Error, Gone, Rank, Transport};
 
 /// Number of places checked in one call.
@@ -23,32 +20,32 @@ impl<T: Transport> Endpoint<T> {
         while steps < budget {
             let Some(Gone { rank: peer, why }) = self.transport.poll_gone() else { break };
             steps += 1;
-            if peer != self.core.rank && (peer as usize) < self.core.peers.len() {
+            if peer != self.core.peers.own() && peer < self.core.peers.size() {
                 self.core.mark_lost(peer, Health::Gone(why));
             }
         }
 
-        if self.core.lost.is_empty() {
+        if self.core.peers.lost.is_empty() {
             return steps;
         }
         // Settling requests complete before any request fails.
         steps += self.settle_all();
 
         for _ in 0..CHECKED_PLACES {
-            let Some(&(peer, op)) = self.core.lost.front().filter(|_| steps < budget) else { break };
+            let Some(&(peer, op)) = self.core.peers.lost.front().filter(|_| steps < budget) else { break };
 
-            match self.core.peer_error(peer).filter(|_| op < self.core.ops.places()) {
+            match self.core.peers.error(peer).filter(|_| op < self.core.requests.pool.places()) {
                 Some(error) => {
-                    if self.core.ops.is_taken(op) && self.core.waits_for(op, peer) {
+                    if self.core.requests.pool.is_taken(op) && self.core.waits_for(op, peer) {
                         self.fail(op, error);
                         steps += 1;
                     }
-                    if let Some((_, next)) = self.core.lost.front_mut() {
+                    if let Some((_, next)) = self.core.peers.lost.front_mut() {
                         *next = op + 1;
                     }
                 }
                 None => {
-                    self.core.lost.pop_front();
+                    self.core.peers.lost.pop_front();
                 }
             }
         }
@@ -58,25 +55,25 @@ impl<T: Transport> Endpoint<T> {
     /// Fails a request that is neither done nor settling.
     pub(super) fn fail(&mut self, op: u32, error: Error) {
         let core = &mut self.core;
-        let request = &mut core.ops[op];
+        let request = &mut core.requests[op];
         let (peer, kind, state) = (request.envelope.peer, request.kind, request.state);
 
         match state {
             State::Queued | State::Sending => {
-                core.request_links.remove(&mut core.peers[peer as usize].sends, op);
+                core.requests.links.remove(&mut core.peers[peer].sends, op);
                 // The send behind it may need less of the window.
-                core.activate(peer);
+                core.peers.activate(peer);
             }
             State::Posted => core.queues.unpost(op),
-            State::Fetching => core.request_links.remove(&mut core.transfers, op),
+            State::Fetching => core.requests.remove_transfer(op),
             State::Offered | State::Filling | State::Draining => {}
             State::Settling | State::Done => return,
         }
 
         // The receiver knows the memory of a rendezvous send.
-        let told = kind == Kind::Send && state == State::Offered;
-        if let Some(region) = core.ops[op].region.take() {
-            match told {
+        let is_known = kind == Kind::Send && state == State::Offered;
+        if let Some(region) = core.requests[op].region.take() {
+            match is_known {
                 true => self.transport.abandon(region, peer),
                 false => self.transport.deregister(region),
             }
@@ -89,36 +86,33 @@ impl<T: Transport> Endpoint<T> {
 impl Core {
     /// Marks `peer` as lost, and discards its incomplete messages.
     pub(super) fn mark_lost(&mut self, peer: Rank, health: Health) {
-        let state = &mut self.peers[peer as usize];
+        let state = &mut self.peers[peer];
         if state.health != Health::Alive {
             return;
         }
 
         state.health = health;
         state.incoming = None;
-        while let Some(ack) = self.ack_links.pop(&mut self.peers[peer as usize].acks) {
-            self.acks.remove(ack);
-        }
+        self.acks.clear(&mut self.peers[peer]);
 
         // The peer's window bounds the number of messages.
-        let mut next = self.peers[peer as usize].unexpected.first();
+        let mut next = self.peers[peer].unexpected.first();
         while let Some(message) = next {
-            next = self.message_links.next(message);
-            let unexpected = &mut self.messages[message];
+            next = self.unexpected.links.next(message);
 
-            match unexpected.content {
+            match self.unexpected[message].content {
                 Content::Stored(_, true) | Content::ToSelf(_) | Content::Lost => continue,
-                Content::Stored(chain, false) => self.store.release(chain),
+                Content::Stored(chain, false) => self.unexpected.store.release(chain),
                 Content::Remote(..) => {}
             }
 
-            unexpected.content = Content::Lost;
-            if !unexpected.claimed {
+            self.unexpected[message].content = Content::Lost;
+            if !self.unexpected[message].claimed {
                 self.queues.unstore(message);
                 self.free_message(message);
             }
         }
 
-        self.lost.push_back((peer, 0));
+        self.peers.lost.push_back((peer, 0));
     }
 }

@@ -5,7 +5,10 @@
 //! | module | content |
 //! | --- | --- |
 //! | `mod.rs` | the interface for the application |
-//! | `core.rs` | requests, peers, lists, and the end of a request |
+//! | `core.rs` | the parts of the state, and the end of a request |
+//! | `requests.rs` | requests, and the lists of them |
+//! | `peers.rs` | peers, and the acknowledgements for them |
+//! | `unexpected.rs` | unexpected messages |
 //! | `send.rs` | messages to other ranks |
 //! | `arrive.rs` | messages from other ranks |
 //! | `receive.rs` | the match of a receive with a message |
@@ -19,15 +22,18 @@
 mod arrive;
 mod core;
 mod death;
+mod peers;
 mod receive;
+mod requests;
 mod send;
 mod transfer;
+mod unexpected;
 
 use std::fmt;
 
 use nicforge_driver::{Cancel, Deadline, Relax};
 
-use self::core::{Core, State};
+use self::{core::Core, requests::State};
 use crate::{
     Buffer, Config, Envelope, Error, Rank, Selector, Statistics, Transport, TransportError, pool::Handle,
     wire::LEAST_MESSAGE,
@@ -129,7 +135,7 @@ pub struct Endpoint<T: Transport> {
 impl<T: Transport> fmt::Debug for Endpoint<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("rank", &self.core.rank)
+            .field("rank", &self.core.peers.own())
             .field("outstanding", &self.outstanding())
             .finish_non_exhaustive()
     }
@@ -161,12 +167,12 @@ impl<T: Transport> Endpoint<T> {
 
     /// Returns this rank.
     pub fn rank(&self) -> Rank {
-        self.core.rank
+        self.core.peers.own()
     }
 
     /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
-        self.core.peers.len() as u32
+        self.core.peers.size()
     }
 
     /// Returns the transport.
@@ -186,13 +192,13 @@ impl<T: Transport> Endpoint<T> {
 
     /// Returns the number of requests whose completions have not been taken.
     pub fn outstanding(&self) -> usize {
-        self.core.ops.len()
+        self.core.requests.pool.len()
     }
 
     /// Returns the bytes allocated for the data of unexpected messages: the most that were needed
     /// at a time.
     pub fn store_bytes(&self) -> usize {
-        self.core.store.len() * crate::wire::UNIT
+        self.core.unexpected.store.len() * crate::wire::UNIT
     }
 
     /// Starts a send of `buffer` to `to.peer`, which may be this rank. The completion returns
@@ -209,10 +215,10 @@ impl<T: Transport> Endpoint<T> {
         buffer: impl Into<Buffer>,
         cookie: u64,
     ) -> Result<Request, Error> {
-        self.core.check_peer(to.peer)?;
-        let handle = self.core.allocate()?;
+        self.core.peers.check(to.peer)?;
+        let handle = self.core.requests.allocate()?;
 
-        let op = &mut self.core.ops[handle.index];
+        let op = &mut self.core.requests[handle.index];
         op.buffer = buffer.into();
         op.length = op.buffer.len() as u64;
         (op.kind, op.mode, op.state, op.cookie, op.envelope) = (Kind::Send, mode, State::Queued, cookie, to);
@@ -232,7 +238,7 @@ impl<T: Transport> Endpoint<T> {
         buffer: impl Into<Buffer>,
         cookie: u64,
     ) -> Result<Request, Error> {
-        self.core.check_peer(selector.source.unwrap_or(0))?;
+        self.core.peers.check(selector.source.unwrap_or(0))?;
         let envelope = Envelope::new(selector.source.unwrap_or(0), selector.context, selector.tag);
         let handle = self.core.new_receive(buffer.into(), cookie, envelope)?;
         self.core.receive(handle.index, selector);
@@ -241,7 +247,7 @@ impl<T: Transport> Endpoint<T> {
 
     /// Returns the message that a receive with `selector` would take, if it has arrived.
     pub fn probe(&mut self, selector: &Selector) -> Option<Arrived> {
-        self.core.queues.find(selector).map(|message| self.core.arrived(message))
+        self.core.queues.find(selector).map(|message| self.core.unexpected.arrived(message))
     }
 
     /// As [`Endpoint::probe`], but removes the message from matching (`MPI_Improbe`, libfabric's
@@ -249,7 +255,7 @@ impl<T: Transport> Endpoint<T> {
     /// sender's window.
     pub fn claim(&mut self, selector: &Selector) -> Option<(Message, Arrived)> {
         let message = self.core.claim(selector)?;
-        Some((Message(message), self.core.arrived(message.index)))
+        Some((Message(message), self.core.unexpected.arrived(message.index)))
     }
 
     /// Starts the receive of a claimed message.
@@ -288,7 +294,7 @@ impl<T: Transport> Endpoint<T> {
     /// [`Error::NoSuchRequest`].
     pub fn cancel(&mut self, request: Request) -> Result<bool, Error> {
         let op = self.find(request)?;
-        match self.core.ops[op].state {
+        match self.core.requests[op].state {
             State::Posted | State::Queued => {
                 self.fail(op, Error::Cancelled);
                 Ok(true)
@@ -304,14 +310,14 @@ impl<T: Transport> Endpoint<T> {
     /// [`Error::NoSuchRequest`].
     pub fn test(&mut self, request: Request) -> Result<Option<Completion>, Error> {
         let op = self.find(request)?;
-        Ok((self.core.ops[op].state == State::Done).then(|| self.core.take(op)))
+        Ok((self.core.requests[op].state == State::Done).then(|| self.core.requests.take(op)))
     }
 
     /// Returns the oldest completion in the completion queue. [`Endpoint::test`] and
     /// [`Endpoint::wait`] remove the completions that they return.
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {
-        self.core.done.first().map(|op| self.core.take(op))
+        self.core.requests.first_done().map(|op| self.core.requests.take(op))
     }
 
     /// Makes progress until `request` is complete.
@@ -379,7 +385,7 @@ impl<T: Transport> Endpoint<T> {
     /// # Errors
     /// [`Error::Transport`]: the transport as a whole has failed.
     pub fn progress(&mut self) -> Result<usize, Error> {
-        let budget = self.core.config.budget;
+        let budget = self.core.limits.config.budget;
         let mut steps = self.handle_lost_peers(budget);
 
         steps += self.poll(budget)?;
@@ -400,13 +406,13 @@ impl<T: Transport> Endpoint<T> {
     }
 
     fn find(&self, request: Request) -> Result<u32, Error> {
-        self.core.ops.find(request.0).ok_or(Error::NoSuchRequest { request: request.to_bits() })
+        self.core.requests.pool.find(request.0).ok_or(Error::NoSuchRequest { request: request.to_bits() })
     }
 }
 
 impl<T: Transport> Drop for Endpoint<T> {
     fn drop(&mut self) {
-        for op in self.core.ops.iter_mut() {
+        for op in self.core.requests.pool.iter_mut() {
             if let Some(region) = op.region.take() {
                 self.transport.deregister(region);
             }

@@ -5,8 +5,11 @@ use zerocopy::IntoBytes;
 
 use super::{
     Endpoint, Mode,
-    core::{Content, Core, Health, SHORT, State, UnexpectedMessage},
+    core::{Core, SHORT},
+    peers::Health,
+    requests::State,
     transfer::register,
+    unexpected::{Content, UnexpectedMessage},
 };
 use crate::{
     Access, Envelope, Error, Rank, Transport, TransportError,
@@ -38,31 +41,31 @@ enum Step {
 impl<T: Transport> Endpoint<T> {
     /// Starts a new send. It leaves at once if nothing else waits for the peer.
     pub(super) fn start_send(&mut self, op: u32) {
-        let peer = self.core.ops[op].envelope.peer;
-        if peer == self.core.rank {
+        let peer = self.core.requests[op].envelope.peer;
+        if peer == self.core.peers.own() {
             return self.core.send_to_self(op);
         }
 
-        if !self.core.is_alive(peer) {
-            let error = self.core.peer_error(peer);
+        if !self.core.peers.is_alive(peer) {
+            let error = self.core.peers.error(peer);
             return self.core.finish(op, error);
         }
 
-        let first = self.core.peers[peer as usize].sends.is_empty();
+        let first = self.core.peers[peer].sends.is_empty();
         let at_once = if first { self.send_at_once(peer, op) } else { None };
         if at_once == Some(Step::Done) {
             return;
         }
 
-        self.core.request_links.push(&mut self.core.peers[peer as usize].sends, op);
+        self.core.requests.links.push(&mut self.core.peers[peer].sends, op);
 
         if at_once == Some(Step::NoRoom) {
-            self.core.activate(peer);
+            self.core.peers.activate(peer);
         } else if first {
-            let mut budget = self.core.config.budget;
+            let mut budget = self.core.limits.config.budget;
             // The next call of `progress` reports a failure of the transport.
             if self.flush(peer, &mut budget) != Ok(Next::Rest) {
-                self.core.activate(peer);
+                self.core.peers.activate(peer);
             }
         }
     }
@@ -72,15 +75,15 @@ impl<T: Transport> Endpoint<T> {
     #[inline]
     fn send_at_once(&mut self, rank: Rank, op: u32) -> Option<Step> {
         let core = &mut self.core;
-        let (peer, request) = (&mut core.peers[rank as usize], &core.ops[op]);
+        let (peer, request) = (&mut core.peers[rank], &core.requests[op]);
 
         let data = request.buffer.as_slice();
         let cost = wire::cost(data.len() as u64);
 
-        let fits = data.len() <= core.short
+        let fits = data.len() <= core.limits.short
             && request.mode == Mode::Standard
             && peer.acks.is_empty()
-            && !peer.grant_due(core.window)
+            && !peer.grant_due(core.limits.window)
             && peer.sent + cost <= peer.limit;
 
         if !fits {
@@ -112,16 +115,15 @@ impl<T: Transport> Endpoint<T> {
     /// Sends to each queued peer once, until `budget` steps are done. Returns the number of steps.
     pub(super) fn flush_active(&mut self, mut budget: usize) -> Result<usize, TransportError> {
         let before = budget;
-        for _ in 0..self.core.active.len() {
+        for _ in 0..self.core.peers.count_active() {
             if budget == 0 {
                 break;
             }
-            let Some(peer) = self.core.active.pop_front() else { break };
-            self.core.peers[peer as usize].active = false;
+            let Some(peer) = self.core.peers.take_active() else { break };
 
             let next = self.flush(peer, &mut budget);
             if next != Ok(Next::Rest) {
-                self.core.activate(peer);
+                self.core.peers.activate(peer);
             }
             next?;
         }
@@ -132,12 +134,12 @@ impl<T: Transport> Endpoint<T> {
     /// step that sends nothing costs no budget.
     fn flush(&mut self, rank: Rank, budget: &mut usize) -> Result<Next, TransportError> {
         while *budget > 0 {
-            let peer = &self.core.peers[rank as usize];
+            let peer = &self.core.peers[rank];
             if peer.health != Health::Alive {
                 return Ok(Next::Rest);
             }
 
-            let step = if peer.grant_due(self.core.window) {
+            let step = if peer.grant_due(self.core.limits.window) {
                 self.send_grant(rank)?
             } else if let Some(ack) = peer.acks.first() {
                 self.send_ack(rank, ack)?
@@ -161,8 +163,8 @@ impl<T: Transport> Endpoint<T> {
 
     /// Grants the peer the whole window beyond what it has consumed.
     fn send_grant(&mut self, rank: Rank) -> Result<Step, TransportError> {
-        let peer = &mut self.core.peers[rank as usize];
-        let limit = peer.consumed + self.core.window;
+        let peer = &mut self.core.peers[rank];
+        let limit = peer.consumed + self.core.limits.window;
 
         if !self.transport.try_send(rank, wire::GRANT, Grant { limit: limit.into() }.as_bytes())? {
             return Ok(Step::NoRoom);
@@ -175,7 +177,7 @@ impl<T: Transport> Endpoint<T> {
 
     /// Sends an acknowledgement.
     fn send_ack(&mut self, rank: Rank, ack: u32) -> Result<Step, TransportError> {
-        let content = self.core.acks[ack];
+        let content = self.core.acks.get(ack);
         let message =
             Finish { request: content.request.into(), status: content.status.into(), reserved: 0.into() };
 
@@ -183,19 +185,16 @@ impl<T: Transport> Endpoint<T> {
             return Ok(Step::NoRoom);
         }
 
-        let peer = &mut self.core.peers[rank as usize];
-        peer.unsent_acks -= 1;
-        self.core.ack_links.remove(&mut peer.acks, ack);
-        self.core.acks.remove(ack);
+        self.core.acks.remove(&mut self.core.peers[rank], ack);
         Ok(Step::Done)
     }
 
     /// Sends the next message of the first send in a peer's queue.
     fn send_part(&mut self, rank: Rank, op: u32) -> Result<Step, TransportError> {
-        let request = &self.core.ops[op];
+        let request = &self.core.requests[op];
         let length = request.buffer.len();
         if request.state == State::Sending {
-            let part = length.min(request.moved + self.core.max_message);
+            let part = length.min(request.moved + self.core.limits.max_message);
             let data = &request.buffer.as_slice()[request.moved..part];
             if !self.transport.try_send(rank, wire::MORE, data)? {
                 return Ok(Step::NoRoom);
@@ -205,10 +204,10 @@ impl<T: Transport> Endpoint<T> {
             return Ok(Step::Done);
         }
 
-        let eager = request.mode == Mode::Standard && length <= self.core.config.eager_threshold;
+        let eager = request.mode == Mode::Standard && length <= self.core.limits.config.eager_threshold;
         let cost = wire::cost(if eager { length as u64 } else { 0 });
 
-        let peer = &self.core.peers[rank as usize];
+        let peer = &self.core.peers[rank];
         if peer.sent + cost > peer.limit {
             return Ok(Step::NoWindow);
         }
@@ -219,9 +218,9 @@ impl<T: Transport> Endpoint<T> {
     /// Sends the beginning of an eager message.
     fn send_first(&mut self, rank: Rank, op: u32, cost: u64) -> Result<Step, TransportError> {
         let core = &mut self.core;
-        let request = &core.ops[op];
+        let request = &core.requests[op];
         let header = first_header(&request.envelope, request.buffer.len());
-        let part = request.buffer.len().min(core.max_message - size_of::<First>());
+        let part = request.buffer.len().min(core.limits.max_message - size_of::<First>());
 
         core.scratch.clear();
         core.scratch.extend_from_slice(header.as_bytes());
@@ -231,8 +230,8 @@ impl<T: Transport> Endpoint<T> {
             return Ok(Step::NoRoom);
         }
 
-        core.peers[rank as usize].sent += cost;
-        core.ops[op].state = State::Sending;
+        core.peers[rank].sent += cost;
+        core.requests[op].state = State::Sending;
         core.record_sent(rank, op, part);
         Ok(Step::Done)
     }
@@ -241,17 +240,17 @@ impl<T: Transport> Endpoint<T> {
     /// leaves.
     fn send_request(&mut self, rank: Rank, op: u32, cost: u64) -> Result<Step, TransportError> {
         let core = &mut self.core;
-        let region = match register(&mut self.transport, &mut core.ops[op], Access::Source) {
+        let region = match register(&mut self.transport, &mut core.requests[op], Access::Source) {
             Ok(Some(region)) => region,
             Ok(None) => return Ok(Step::NoRoom),
             Err(error) => {
-                core.request_links.remove(&mut core.peers[rank as usize].sends, op);
+                core.requests.links.remove(&mut core.peers[rank].sends, op);
                 core.finish(op, Some(Error::Transport(error)));
                 return Ok(Step::Done);
             }
         };
 
-        let request = &core.ops[op];
+        let request = &core.requests[op];
         let message = Rendezvous {
             context: request.envelope.context.into(),
             reserved: 0.into(),
@@ -259,16 +258,16 @@ impl<T: Transport> Endpoint<T> {
             size: request.length.into(),
             key: region.remote.key.into(),
             offset: region.remote.offset.into(),
-            request: core.ops.handle(op).to_bits().into(),
+            request: core.requests.pool.handle(op).to_bits().into(),
         };
 
         if !self.transport.try_send(rank, wire::REQUEST, message.as_bytes())? {
             return Ok(Step::NoRoom);
         }
 
-        core.peers[rank as usize].sent += cost;
-        core.ops[op].state = State::Offered;
-        core.request_links.remove(&mut core.peers[rank as usize].sends, op);
+        core.peers[rank].sent += cost;
+        core.requests[op].state = State::Offered;
+        core.requests.links.remove(&mut core.peers[rank].sends, op);
         Ok(Step::Done)
     }
 }
@@ -282,11 +281,11 @@ fn first_header(envelope: &Envelope, length: usize) -> First {
 impl Core {
     /// Records that an eager send has reached byte `part`, and completes it at the end.
     fn record_sent(&mut self, rank: Rank, op: u32, part: usize) {
-        let request = &mut self.ops[op];
+        let request = &mut self.requests[op];
         request.moved = part;
 
         if part == request.buffer.len() {
-            self.request_links.remove(&mut self.peers[rank as usize].sends, op);
+            self.requests.links.remove(&mut self.peers[rank].sends, op);
             self.complete(op);
         }
     }
@@ -294,7 +293,7 @@ impl Core {
     /// Sends to this rank. The data goes to a posted receive, or into the store. A long message
     /// stays in its buffer until its receive.
     fn send_to_self(&mut self, op: u32) {
-        let request = &self.ops[op];
+        let request = &self.requests[op];
         let (envelope, size) = (request.envelope, request.length);
 
         if let Some(receive) = self.queues.arrive(&envelope) {
@@ -304,14 +303,14 @@ impl Core {
 
         self.statistics.unexpected += 1;
         let cost = wire::cost(size);
-        let peer = &self.peers[envelope.peer as usize];
+        let peer = &self.peers[envelope.peer];
         let store = request.mode == Mode::Standard
-            && request.buffer.len() <= self.config.eager_threshold
-            && peer.window_used + cost <= self.window;
+            && request.buffer.len() <= self.limits.config.eager_threshold
+            && peer.window_used + cost <= self.limits.window;
 
         if !store {
             // It uses none of the window, since the application holds the memory.
-            self.ops[op].state = State::Offered;
+            self.requests[op].state = State::Offered;
             let unexpected =
                 UnexpectedMessage { envelope, size, cost: 0, claimed: false, content: Content::ToSelf(op) };
             if self.store_unexpected(unexpected).is_none() {
@@ -331,10 +330,7 @@ impl Core {
             return self.finish(op, Some(Error::TooManyRequests { limit: Pool::<UnexpectedMessage>::LIMIT }));
         };
 
-        if let Content::Stored(chain, _) = &mut self.messages[message].content {
-            self.store.append(chain, self.ops[op].buffer.as_slice());
-        }
-
+        self.unexpected.append(message, self.requests[op].buffer.as_slice(), true);
         self.finish(op, None);
     }
 }

@@ -4,7 +4,8 @@
 
 use super::{
     Endpoint, Kind,
-    core::{Core, Op, State},
+    core::Core,
+    requests::{Op, State},
 };
 use crate::{Access, Error, Get, Region, Transport, TransportError, pool::Handle, wire};
 
@@ -34,7 +35,7 @@ impl<T: Transport> Endpoint<T> {
         let mut started = 0;
         let mut first = None;
         for _ in 0..budget {
-            let Some(op) = self.core.transfers.first() else { break };
+            let Some(op) = self.core.requests.first_transfer() else { break };
             if first == Some(op) {
                 break;
             }
@@ -50,13 +51,13 @@ impl<T: Transport> Endpoint<T> {
     /// of the list. Returns `None` when the transport has no room for gets.
     fn start_gets(&mut self, op: u32) -> Option<usize> {
         let Self { transport, core } = self;
-        let cookie = core.ops.handle(op).to_bits();
-        let request = &mut core.ops[op];
+        let cookie = core.requests.pool.handle(op).to_bits();
+        let request = &mut core.requests[op];
         let fitting = request.fitting_bytes();
 
         let mut started = 0;
         let result = loop {
-            if request.moved == fitting || request.gets >= core.config.gets_in_flight {
+            if request.moved == fitting || request.gets >= core.limits.config.gets_in_flight {
                 break Ok(());
             }
             let local = match register(transport, request, Access::Destination) {
@@ -67,7 +68,7 @@ impl<T: Transport> Endpoint<T> {
             };
 
             let mut remote = request.remote;
-            let length = core.max_get.min(fitting - request.moved);
+            let length = core.limits.max_get.min(fitting - request.moved);
             remote.offset = remote.offset.wrapping_add(request.moved as u64);
             let local_offset = request.moved;
             let get = Get { peer: request.envelope.peer, remote, local, local_offset, length, cookie };
@@ -84,9 +85,9 @@ impl<T: Transport> Endpoint<T> {
         };
 
         let over = request.moved == fitting || result.is_err();
-        core.request_links.remove(&mut core.transfers, op);
+        core.requests.remove_transfer(op);
         if !over {
-            core.request_links.push(&mut core.transfers, op);
+            core.requests.add_transfer(op);
         } else {
             start_draining(core, op, result.err());
         }
@@ -97,10 +98,10 @@ impl<T: Transport> Endpoint<T> {
     /// requests.
     pub(super) fn settle_all(&mut self) -> usize {
         let mut settled = 0;
-        while let Some(op) = self.core.request_links.pop(&mut self.core.settling) {
+        while let Some(op) = self.core.requests.take_settling() {
             settled += 1;
 
-            let request = &mut self.core.ops[op];
+            let request = &mut self.core.requests[op];
             if let Some(region) = request.region.take() {
                 self.transport.deregister(region);
             }
@@ -122,7 +123,7 @@ impl<T: Transport> Endpoint<T> {
 
 /// Records that no further get of a transfer will be started. The transfer must not be in the list.
 fn start_draining(core: &mut Core, op: u32, error: Option<TransportError>) {
-    let request = &mut core.ops[op];
+    let request = &mut core.requests[op];
     request.state = State::Draining;
 
     if let Some(error) = error {
@@ -130,25 +131,25 @@ fn start_draining(core: &mut Core, op: u32, error: Option<TransportError>) {
     }
 
     if request.gets == 0 {
-        core.settle(op);
+        core.requests.settle(op);
     }
 }
 
 impl Core {
     /// Handles the completion of a get.
     pub(super) fn get_ended(&mut self, cookie: u64, result: Result<(), TransportError>) {
-        let Some(op) = self.ops.find(Handle::from_bits(cookie)) else { return };
+        let Some(op) = self.requests.pool.find(Handle::from_bits(cookie)) else { return };
 
-        let state = self.ops[op].state;
-        if !matches!(state, State::Fetching | State::Draining) || self.ops[op].gets == 0 {
+        let state = self.requests[op].state;
+        if !matches!(state, State::Fetching | State::Draining) || self.requests[op].gets == 0 {
             return;
         }
 
-        self.ops[op].gets -= 1;
+        self.requests[op].gets -= 1;
         match (state, result) {
             (State::Fetching, Ok(())) => {}
             (State::Fetching, Err(error)) => {
-                self.request_links.remove(&mut self.transfers, op);
+                self.requests.remove_transfer(op);
                 start_draining(self, op, Some(error));
             }
             (_, result) => start_draining(self, op, result.err()),

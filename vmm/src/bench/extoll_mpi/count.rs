@@ -55,6 +55,7 @@ const PARTS: [(&str, &[&str]); 8] = [
         &[
             "userlib/matching/src/endpoint/mod.rs",
             "userlib/matching/src/endpoint/core.rs",
+            "userlib/matching/src/endpoint/requests.rs",
             "userlib/matching/src/pool.rs",
             "userlib/matching/src/lists.rs",
             "userlib/matching/src/buffer.rs",

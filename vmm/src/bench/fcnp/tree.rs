@@ -201,12 +201,11 @@ impl Sender for RawSender<'_> {
     fn send(&mut self, _: u32, message: &[u8]) -> Result<(), Failure> {
         let mut at = 0;
         while at < message.len() {
-            let sent = self
-                .raw
-                .channel
-                .send_batch(Lent(&self.held))
-                .and_then(|mut batch| batch.send_data(self.header, &message[at..], RAW_BATCH))
-                .doing(|| "sending packets".into())?;
+            let sent = self.raw.channel.send_batch(Lent(&self.held)).send_data(
+                self.header,
+                &message[at..],
+                RAW_BATCH,
+            );
 
             at += sent * nicforge_hwi::tree::PAYLOAD;
             if sent == 0 {
@@ -230,7 +229,7 @@ impl Receiver for RawReceiver<'_> {
     fn receive(&mut self, _: u32, message: &mut [u8]) -> Result<(), Failure> {
         let mut at = 0;
         while at < message.len() {
-            let taken = self.packets.take_data(&mut message[at..]).doing(|| "receiving packets".into())?;
+            let taken = self.packets.take_data(&mut message[at..]);
             at += taken.packets * nicforge_hwi::tree::PAYLOAD;
 
             if taken.packets != 0 {

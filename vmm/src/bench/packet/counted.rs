@@ -18,22 +18,17 @@ const BUDGET: u32 = 64;
 /// Sends a batch. Returns the number of packets sent, which is smaller than the batch when the lock
 /// is taken or the FIFO is full.
 #[inline(never)]
-pub(super) fn send_batch(
-    channel: &TreeChannel,
-    owner: u32,
-    header: Header,
-    data: &Batch,
-) -> Result<usize, Error> {
-    let Some(held) = channel.send_lock().try_lock(owner) else { return Ok(0) };
-    channel.send_batch(held)?.send_data(header, &data.0, BATCH)
+pub(super) fn send_batch(channel: &TreeChannel, owner: u32, header: Header, data: &Batch) -> usize {
+    let Some(held) = channel.send_lock().try_lock(owner) else { return 0 };
+    channel.send_batch(held).send_data(header, &data.0, BATCH)
 }
 
 /// Receives a batch. Returns the number of packets received, which is smaller than the batch when
 /// no more have come.
 #[inline(never)]
-pub(super) fn receive_batch(channel: &TreeChannel, owner: u32, out: &mut Batch) -> Result<usize, Error> {
-    let Some(held) = channel.receive_lock().try_lock(owner) else { return Ok(0) };
-    Ok(channel.receiver(held).take_data(&mut out.0)?.packets)
+pub(super) fn receive_batch(channel: &TreeChannel, owner: u32, out: &mut Batch) -> usize {
+    let Some(held) = channel.receive_lock().try_lock(owner) else { return 0 };
+    channel.receiver(held).take_data(&mut out.0).packets
 }
 
 /// Copies a batch into shared memory, two packets at a time. This is the least cost of a checked

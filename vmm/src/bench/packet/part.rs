@@ -176,15 +176,13 @@ fn stream(part: Part, packets: u64) -> Result<(), Failure> {
     let (mut taken, mut sent, mut idle) = (0, 0, 0);
     while taken < packets {
         while (sent - taken) + BATCH as u64 <= u64::from(DEPTH) && sent < packets {
-            sent += counted::send_batch(&sender, sender.owner(), header, &data).doing(|| "sending".into())?
-                as u64;
+            sent += counted::send_batch(&sender, sender.owner(), header, &data) as u64;
         }
 
         stepped.step();
         idle += 1;
         while received(&receiver, WARM_UP + taken) >= BATCH as u64 {
-            let got = counted::receive_batch(&receiver, receiver.owner(), &mut out);
-            taken += got.doing(|| "receiving".into())? as u64;
+            taken += counted::receive_batch(&receiver, receiver.owner(), &mut out) as u64;
             idle = 0;
         }
 
@@ -204,16 +202,13 @@ fn warm_up(
 ) -> Result<(), Failure> {
     let held = sender.send_lock().try_lock(sender.owner());
     if let Some(held) = held {
-        let mut batch = sender.send_batch(held).doing(|| "sending".into())?;
-        batch.send_data(header, &data.0, BATCH).doing(|| "sending".into())?;
+        sender.send_batch(held).send_data(header, &data.0, BATCH);
     }
 
     // In so few steps no node becomes cold.
     stepped.rest(STEPS_TO_ARRIVE);
     let held = receiver.receive_lock().try_lock(receiver.owner());
-    let taken = held.map(|held| receiver.receiver(held).take_data(&mut out.0).map(|taken| taken.packets));
-
-    match taken.transpose().doing(|| "receiving".into())? {
+    match held.map(|held| receiver.receiver(held).take_data(&mut out.0).packets) {
         Some(BATCH) => Ok(()),
         _ => Err(Failure::result("the first packets did not arrive")),
     }

@@ -23,22 +23,16 @@ use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::{eventfd::EventFd, stat::Mode},
+    sys::stat::Mode,
 };
 
 use super::{
     Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG,
     RegionInfo, WriteMode,
-    function::{Function, Lost, RegionDescription, eventfd},
+    event_source::{EventSource, eventfd},
+    function::{Function, Lost, RegionDescription},
 };
-use crate::{
-    Cancel, Deadline, Error, OpenProblem, PciAddress, Relax, Turn,
-    device::lock,
-    interrupt::{block, wait_source},
-};
-
-/// Yielding turns between two checks that the device is there.
-const CHECK_EVERY: u32 = 64;
+use crate::{Error, OpenProblem, PciAddress, device::lock};
 
 /// A range of memory that the device can reach.
 struct Reachable {
@@ -141,26 +135,6 @@ fn describe(file: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errn
     })
 }
 
-/// The source of one vector: an eventfd.
-struct EventSource {
-    event: EventFd,
-    backing: Shim,
-}
-
-impl InterruptSource for EventSource {
-    fn take(&self) -> u64 {
-        self.event.read().unwrap_or(0)
-    }
-
-    fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.backing, self, deadline, cancel)
-    }
-
-    fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.event.as_fd())
-    }
-}
-
 impl Backing for Shim {
     fn region_info(&self, region: u32) -> Result<RegionInfo, Error> {
         self.0.function.info(region)
@@ -198,7 +172,7 @@ impl Backing for Shim {
     }
 
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
-        let event = eventfd()?;
+        let event = Arc::new(eventfd()?);
         let bind = shim::IrqBind { kind: index, start: vector, count: 1, eventfd: event.as_fd().as_raw_fd() };
 
         match sys::bind(self.fd(), bind) {
@@ -305,21 +279,6 @@ impl Backing for Shim {
             return Err(Error::Unsupported { what: "resetting this device" });
         }
         self.done("resetting the device", sys::reset(self.fd()))
-    }
-
-    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        let turn = relax.turn();
-        match turn {
-            Turn::Spin => turn.take(),
-            Turn::Yield => {
-                turn.take();
-                if relax.turns().is_multiple_of(CHECK_EVERY) {
-                    self.check_alive()?;
-                }
-            }
-            Turn::Sleep(time) => block(self, &[], Some(time), None)?,
-        }
-        Ok(())
     }
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {

@@ -19,7 +19,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK,
 };
 
-use super::{super::function::eventfd, sys};
+use super::{super::event_source::eventfd, sys};
 use crate::{Error, IRQ_INTX, IRQ_MSIX, IrqInfo, device::lock};
 
 /// The bound vectors of the kind in use.

@@ -42,16 +42,10 @@ use self::{
 use super::{
     Backing, DmaAddresses, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG, RegionInfo,
     WriteMode,
-    function::{Function, Lost, RegionDescription, eventfd},
+    event_source::{EventSource, eventfd},
+    function::{Function, Lost, RegionDescription},
 };
-use crate::{
-    Cancel, Deadline, Error, PciAddress, Relax, Turn,
-    device::lock,
-    interrupt::{block, wait_source},
-};
-
-/// Yielding turns between two checks that the device is there.
-const CHECK_EVERY: u32 = 64;
+use crate::{Error, PciAddress, device::lock};
 
 struct VfioFunction {
     function: Function,
@@ -86,7 +80,7 @@ impl Vfio {
 
         let info = sys::device_info(device.as_fd()).map_err(failed("asking about the device"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.num_regions <= REGION_CONFIG {
-            return Err(Error::Protocol { what: "VFIO gives no PCI function", value: info.flags.into() });
+            return Err(Error::Protocol { what: "VFIO describes no PCI function", value: info.flags.into() });
         }
 
         let device = Arc::new(device);
@@ -158,26 +152,6 @@ fn describe(device: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Er
         file_offset: found.offset,
         areas: if has(VFIO_REGION_INFO_FLAG_MMAP) { areas.unwrap_or_else(whole) } else { vec![] },
     })
-}
-
-/// The source of one vector: an eventfd.
-struct EventSource {
-    event: Arc<EventFd>,
-    backing: Vfio,
-}
-
-impl InterruptSource for EventSource {
-    fn take(&self) -> u64 {
-        self.event.read().unwrap_or(0)
-    }
-
-    fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.backing, self, deadline, cancel)
-    }
-
-    fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.event.as_fd())
-    }
 }
 
 impl Backing for Vfio {
@@ -268,21 +242,6 @@ impl Backing for Vfio {
             return Err(Error::Unsupported { what: "resetting this device" });
         }
         self.0.function.done("resetting the device", sys::reset(self.0.function.fd()))
-    }
-
-    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        let turn = relax.turn();
-        match turn {
-            Turn::Spin => turn.take(),
-            Turn::Yield => {
-                turn.take();
-                if relax.turns().is_multiple_of(CHECK_EVERY) {
-                    self.check_alive()?;
-                }
-            }
-            Turn::Sleep(time) => block(self, &[], Some(time), None)?,
-        }
-        Ok(())
     }
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {

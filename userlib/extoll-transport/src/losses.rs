@@ -1,0 +1,66 @@
+//! Lost ranks that are not reported yet.
+
+use nicforge_matching::{Loss, Rank};
+
+use crate::peers::Health;
+
+/// Progress of reading the receive ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ReadMark {
+    /// VELO messages taken.
+    pub(crate) polled: u64,
+    /// Number of times that the ring was empty.
+    pub(crate) empty_polls: u64,
+}
+
+/// The ranks that are checked for a loss, and the losses that are not reported yet.
+///
+/// Invariant: a rank is in `unreported` once, from its loss until all messages that it had sent by
+/// then have been offered.
+pub(crate) struct LossWatch {
+    pub(crate) mark: ReadMark,
+    /// Number of messages after which everything that was in the receive ring, or kept by VELO, has
+    /// been taken.
+    drain_limit: u64,
+    unreported: Vec<Rank>,
+    last_checked: usize,
+}
+
+impl LossWatch {
+    pub(crate) fn new(size: usize, drain_limit: u64) -> Self {
+        Self { mark: ReadMark::default(), drain_limit, unreported: Vec::with_capacity(size), last_checked: 0 }
+    }
+
+    /// Returns the rank, of `size` ranks, that is checked next.
+    pub(crate) fn next_checked(&mut self, size: usize) -> Rank {
+        self.last_checked = if self.last_checked + 1 < size { self.last_checked + 1 } else { 0 };
+        self.last_checked as Rank
+    }
+
+    /// Adds a rank that was lost at the present mark.
+    pub(crate) fn add(&mut self, rank: Rank) {
+        self.unreported.push(rank);
+    }
+
+    #[inline]
+    pub(crate) fn has_unreported(&self) -> bool {
+        !self.unreported.is_empty()
+    }
+
+    /// Takes a lost rank whose messages have all been offered.
+    pub(crate) fn take_drained(&mut self, health: impl Fn(Rank) -> Health) -> Option<(Rank, Loss)> {
+        let (mark, drain_limit) = (self.mark, self.drain_limit);
+        let drained = |rank: Rank| match health(rank) {
+            Health::Lost(then, why)
+                if mark.empty_polls > then.empty_polls || mark.polled - then.polled > drain_limit =>
+            {
+                Some(why)
+            }
+            _ => None,
+        };
+
+        let mut lost = self.unreported.iter().enumerate();
+        let (index, why) = lost.find_map(|(index, rank)| Some((index, drained(*rank)?)))?;
+        Some((self.unreported.swap_remove(index), why))
+    }
+}

@@ -1,0 +1,237 @@
+//! The peers of an endpoint, and what waits to be sent to them.
+
+use std::{
+    collections::VecDeque,
+    ops::{Index, IndexMut},
+};
+
+use crate::{
+    Error, Loss, Rank,
+    lists::{List, Lists},
+    pool::Pool,
+};
+
+/// Whether a peer takes part in the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Health {
+    Alive,
+    Gone(Loss),
+    Bad(&'static str, u64),
+}
+
+/// Destination of the remaining data of an eager message.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target {
+    Op(u32),
+    Message(u32),
+    Discard,
+}
+
+/// An eager message that has arrived in part.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Incoming {
+    pub(super) target: Target,
+    pub(super) received: u64,
+    pub(super) size: u64,
+}
+
+/// State of another rank, or of this one.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) health: Health,
+    /// Sends in their order.
+    pub(super) sends: List,
+    /// Acknowledgements not yet sent.
+    pub(super) acks: List,
+    /// Number of acknowledgements not yet sent.
+    pub(super) unsent_acks: u64,
+    /// Its unexpected messages.
+    pub(super) unexpected: List,
+    pub(super) incoming: Option<Incoming>,
+    /// Total number of window units sent to it.
+    pub(super) sent: u64,
+    /// Total number of window units that it has granted.
+    pub(super) limit: u64,
+    /// Window units that its unexpected messages use.
+    pub(super) window_used: u64,
+    /// Total number of window units of its messages that have left the window.
+    pub(super) consumed: u64,
+    /// The limit of the last grant sent to it.
+    pub(super) granted_limit: u64,
+    /// Whether it is in the list of peers with something to send.
+    pub(super) active: bool,
+}
+
+impl Peer {
+    /// Returns whether half of the window or more was consumed since the last grant.
+    #[inline]
+    pub(super) fn grant_due(&self, window: u64) -> bool {
+        self.consumed + window - self.granted_limit >= window.div_ceil(2)
+    }
+}
+
+/// The acknowledgement of a rendezvous, not yet sent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Acknowledgement {
+    pub(super) request: u64,
+    pub(super) status: u32,
+}
+
+/// The acknowledgements that are not yet sent.
+///
+/// Invariant: each is in `acks` of the peer that it is for, and counted in its `unsent_acks`.
+pub(super) struct Acknowledgements {
+    pool: Pool<Acknowledgement>,
+    links: Lists,
+}
+
+impl Acknowledgements {
+    pub(super) fn new() -> Self {
+        Self { pool: Pool::new(), links: Lists::default() }
+    }
+
+    /// Adds an acknowledgement to those of `peer`. Returns whether there was room. The limit of the
+    /// pool is far above the windows of all peers.
+    pub(super) fn add(&mut self, peer: &mut Peer, ack: Acknowledgement) -> bool {
+        let Ok(ack) = self.pool.insert(ack) else { return false };
+        peer.unsent_acks += 1;
+        self.links.push(&mut peer.acks, ack.index);
+        true
+    }
+
+    pub(super) fn get(&self, ack: u32) -> Acknowledgement {
+        self.pool[ack]
+    }
+
+    /// Removes an acknowledgement, which is sent, from those of `peer`.
+    pub(super) fn remove(&mut self, peer: &mut Peer, ack: u32) {
+        peer.unsent_acks -= 1;
+        self.links.remove(&mut peer.acks, ack);
+        self.pool.remove(ack);
+    }
+
+    /// Removes all acknowledgements of a lost peer.
+    pub(super) fn clear(&mut self, peer: &mut Peer) {
+        while let Some(ack) = self.links.pop(&mut peer.acks) {
+            self.pool.remove(ack);
+        }
+        peer.unsent_acks = 0;
+    }
+}
+
+/// The ranks of the transport.
+///
+/// Invariant: a rank is in `active` at most once, and exactly while its peer's `active` is set.
+/// This rank itself is never active.
+pub(super) struct Peers {
+    /// This rank.
+    own: Rank,
+    states: Vec<Peer>,
+    /// Peers with something to send.
+    active: VecDeque<Rank>,
+    /// Lost peers that may still have requests, each with the first place of requests not yet
+    /// checked.
+    pub(super) lost: VecDeque<(Rank, u32)>,
+}
+
+impl Index<Rank> for Peers {
+    type Output = Peer;
+
+    #[inline]
+    fn index(&self, rank: Rank) -> &Peer {
+        &self.states[rank as usize]
+    }
+}
+
+impl IndexMut<Rank> for Peers {
+    #[inline]
+    fn index_mut(&mut self, rank: Rank) -> &mut Peer {
+        &mut self.states[rank as usize]
+    }
+}
+
+impl Peers {
+    /// Creates the state of `size` ranks, each of which may use `window` units at first.
+    pub(super) fn new(own: Rank, size: u32, window: u64) -> Self {
+        let peer = || Peer {
+            health: Health::Alive,
+            sends: List::EMPTY,
+            acks: List::EMPTY,
+            unsent_acks: 0,
+            unexpected: List::EMPTY,
+            incoming: None,
+            sent: 0,
+            limit: window,
+            window_used: 0,
+            consumed: 0,
+            granted_limit: window,
+            active: false,
+        };
+
+        Self {
+            own,
+            states: (0..size).map(|_| peer()).collect(),
+            active: VecDeque::with_capacity(size as usize),
+            lost: VecDeque::with_capacity(size as usize),
+        }
+    }
+
+    /// Returns this rank.
+    #[inline]
+    pub(super) fn own(&self) -> Rank {
+        self.own
+    }
+
+    /// Returns the number of ranks.
+    pub(super) fn size(&self) -> u32 {
+        self.states.len() as u32
+    }
+
+    /// Checks that a rank exists.
+    pub(super) fn check(&self, peer: Rank) -> Result<(), Error> {
+        let size = self.size();
+        if peer < size { Ok(()) } else { Err(Error::NoSuchPeer { peer, size }) }
+    }
+
+    /// Returns whether messages of `peer` are handled: it is another rank, and takes part.
+    pub(super) fn is_source(&self, peer: Rank) -> bool {
+        let known = self.states.get(peer as usize).is_some_and(|peer| matches!(peer.health, Health::Alive));
+        known && peer != self.own
+    }
+
+    /// Returns whether a peer takes part in the protocol.
+    #[inline]
+    pub(super) fn is_alive(&self, peer: Rank) -> bool {
+        matches!(self[peer].health, Health::Alive)
+    }
+
+    /// Returns the reason why a peer does not take part, if so.
+    pub(super) fn error(&self, peer: Rank) -> Option<Error> {
+        match self[peer].health {
+            Health::Alive => None,
+            Health::Gone(why) => Some(Error::PeerGone { peer, why }),
+            Health::Bad(what, value) => Some(Error::BadPeer { peer, what, value }),
+        }
+    }
+
+    /// Queues `peer` for sending, if it is alive.
+    pub(super) fn activate(&mut self, peer: Rank) {
+        let state = &mut self.states[peer as usize];
+        if !state.active && peer != self.own && state.health == Health::Alive {
+            state.active = true;
+            self.active.push_back(peer);
+        }
+    }
+
+    /// Returns the number of peers queued for sending.
+    pub(super) fn count_active(&self) -> usize {
+        self.active.len()
+    }
+
+    /// Takes the next peer queued for sending.
+    pub(super) fn take_active(&mut self) -> Option<Rank> {
+        let peer = self.active.pop_front()?;
+        self[peer].active = false;
+        Some(peer)
+    }
+}

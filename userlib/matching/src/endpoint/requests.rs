@@ -1,0 +1,180 @@
+//! The requests of an endpoint.
+
+use std::ops::{Index, IndexMut};
+
+use super::{Completion, Kind, Mode, Request};
+use crate::{
+    Buffer, Envelope, Error, Region, RemoteRegion,
+    lists::{List, Lists},
+    pool::{Handle, Pool},
+};
+
+/// State of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum State {
+    /// Send: in its peer's queue; nothing has left.
+    #[default]
+    Queued,
+    /// Send: at the head of its peer's queue; a part has left.
+    Sending,
+    /// Send: the receiver has the rendezvous request. Or a message to this rank itself waits for
+    /// its receive.
+    Offered,
+    /// Receive: posted.
+    Posted,
+    /// Receive: matched; the data of the eager message is arriving.
+    Filling,
+    /// Receive: in the list of transfers; further gets must be started.
+    Fetching,
+    /// Receive: no further get will be started; some are in flight.
+    Draining,
+    /// In the list of requests whose memory must be deregistered.
+    Settling,
+    /// In the completion queue.
+    Done,
+}
+
+/// A request. The pool reuses its place without a reset. [`Requests::take`] clears `buffer`,
+/// `moved`, `gets`, `region`, `ack_handle` and `error`; a new request sets the other fields.
+#[derive(Debug, Default)]
+pub(super) struct Op {
+    pub(super) kind: Kind,
+    pub(super) mode: Mode,
+    pub(super) state: State,
+    pub(super) cookie: u64,
+    pub(super) envelope: Envelope,
+    pub(super) buffer: Buffer,
+    /// Length of the message in bytes.
+    pub(super) length: u64,
+    /// Bytes that have left, or for which gets were started.
+    pub(super) moved: usize,
+    /// Gets in flight.
+    pub(super) gets: u32,
+    /// The region of its registered memory.
+    pub(super) region: Option<Region>,
+    /// Receive: the sender's memory.
+    pub(super) remote: RemoteRegion,
+    /// Receive: the sender's handle of its request, while an acknowledgement is due.
+    pub(super) ack_handle: Option<u64>,
+    /// The reason for its failure.
+    pub(super) error: Option<Error>,
+}
+
+impl Op {
+    /// Returns the number of bytes of the message that fit in the buffer.
+    #[inline]
+    pub(super) fn fitting_bytes(&self) -> usize {
+        self.buffer.len().min(usize::try_from(self.length).unwrap_or(usize::MAX))
+    }
+
+    /// Returns length and result for the completion of a failed request. `fitting` is the number of
+    /// bytes that fit in the buffer.
+    #[cold]
+    fn failure(&mut self, fitting: usize) -> (usize, Result<(), Error>) {
+        let error = self.error.take();
+        let length = if matches!(error, Some(Error::Truncated { .. })) { fitting } else { 0 };
+        (length, error.map_or(Ok(()), Err))
+    }
+}
+
+/// The requests of an endpoint.
+///
+/// Invariant: a request is in one list at most, and its state says in which: its peer's sends, the
+/// transfers, the settling or the completed requests.
+pub(super) struct Requests {
+    pub(super) pool: Pool<Op>,
+    pub(super) links: Lists,
+    transfers: List,
+    settling: List,
+    done: List,
+}
+
+impl Index<u32> for Requests {
+    type Output = Op;
+
+    #[inline]
+    fn index(&self, op: u32) -> &Op {
+        &self.pool[op]
+    }
+}
+
+impl IndexMut<u32> for Requests {
+    #[inline]
+    fn index_mut(&mut self, op: u32) -> &mut Op {
+        &mut self.pool[op]
+    }
+}
+
+impl Requests {
+    pub(super) fn new() -> Self {
+        Self {
+            pool: Pool::new(),
+            links: Lists::default(),
+            transfers: List::EMPTY,
+            settling: List::EMPTY,
+            done: List::EMPTY,
+        }
+    }
+
+    /// Takes a place for a request.
+    #[inline]
+    pub(super) fn allocate(&mut self) -> Result<Handle, Error> {
+        self.pool.allocate().ok_or(Error::TooManyRequests { limit: Pool::<Op>::LIMIT })
+    }
+
+    /// Returns the transfer whose gets are started next.
+    pub(super) fn first_transfer(&self) -> Option<u32> {
+        self.transfers.first()
+    }
+
+    /// Adds a receive to the end of the transfers.
+    pub(super) fn add_transfer(&mut self, op: u32) {
+        self.links.push(&mut self.transfers, op);
+    }
+
+    /// Removes a receive from the transfers.
+    pub(super) fn remove_transfer(&mut self, op: u32) {
+        self.links.remove(&mut self.transfers, op);
+    }
+
+    /// Queues a request for deregistration of its memory, after which it completes.
+    pub(super) fn settle(&mut self, op: u32) {
+        self.pool[op].state = State::Settling;
+        self.links.push(&mut self.settling, op);
+    }
+
+    /// Takes the next request whose memory must be deregistered.
+    pub(super) fn take_settling(&mut self) -> Option<u32> {
+        self.links.pop(&mut self.settling)
+    }
+
+    /// Adds a request to the completed ones. It is in no list and has the state [`State::Done`].
+    #[inline]
+    pub(super) fn add_done(&mut self, op: u32) {
+        self.links.push(&mut self.done, op);
+    }
+
+    /// Returns the oldest completed request.
+    #[inline]
+    pub(super) fn first_done(&self) -> Option<u32> {
+        self.done.first()
+    }
+
+    /// Takes the completion of a request that is done.
+    #[inline]
+    pub(super) fn take(&mut self, op: u32) -> Completion {
+        let request = Request(self.pool.handle(op));
+        self.links.remove(&mut self.done, op);
+
+        let place = &mut self.pool[op];
+        let fitting = place.fitting_bytes();
+        let (length, result) = if place.error.is_none() { (fitting, Ok(())) } else { place.failure(fitting) };
+
+        let buffer = std::mem::take(&mut place.buffer);
+        (place.moved, place.gets, place.region, place.ack_handle) = (0, 0, None, None);
+
+        let Op { kind, cookie, envelope, .. } = *place;
+        self.pool.release(op);
+        Completion { request, kind, cookie, envelope, length, result, buffer }
+    }
+}

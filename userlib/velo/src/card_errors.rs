@@ -1,0 +1,90 @@
+//! Errors that the card counts in its mirror.
+
+use std::sync::atomic::Ordering;
+
+use nicforge_hwi::{extoll::mirror, extoll_velo::address};
+use nicforge_shm::SharedU64;
+
+use crate::{Address, CONTROL_TAG, DeviceError, Error, card::MirrorPage};
+
+/// The card's count of errors, and how many of them this port has handled.
+///
+/// Invariant: `reported` and `checked` are values that `count` had. Errors behind `reported` are
+/// still to be returned to the caller. Errors behind `checked` may still name a dropped control
+/// message.
+pub(crate) struct CardErrors {
+    count: SharedU64,
+    last: SharedU64,
+    reported: u64,
+    checked: u64,
+}
+
+/// The card's description of its last error.
+#[derive(Clone, Copy)]
+pub(crate) struct ErrorWord(u64);
+
+impl ErrorWord {
+    /// Returns the error.
+    pub(crate) fn error(self) -> DeviceError {
+        DeviceError::of_word(self.0)
+    }
+
+    /// Returns the receiver of a control message that the card's watchdog has dropped. On a port
+    /// without flow control the message is the application's.
+    pub(crate) fn dropped_control(self) -> Option<Address> {
+        let (_, _, tag, _) = address::decode(self.0 >> 8 & 0xffff_ffff);
+
+        match self.error() {
+            DeviceError::Watchdog { to } if tag == CONTROL_TAG => Some(to),
+            _ => None,
+        }
+    }
+}
+
+impl CardErrors {
+    pub(crate) fn open(page: &MirrorPage) -> Result<Self, Error> {
+        Ok(Self {
+            count: page.word(mirror::ERRORS)?,
+            last: page.word(mirror::LAST_ERROR)?,
+            reported: 0,
+            checked: 0,
+        })
+    }
+
+    /// Counts all errors until now as handled.
+    pub(crate) fn skip(&mut self) {
+        self.reported = self.count.load(Ordering::Acquire);
+        self.checked = self.reported;
+    }
+
+    /// Returns whether the card has found errors since the last report.
+    #[inline]
+    pub(crate) fn has_unreported(&self) -> bool {
+        self.count.load(Ordering::Acquire) != self.reported
+    }
+
+    /// Returns the number of unreported errors, and the last one.
+    pub(crate) fn unreported(&self) -> (u64, ErrorWord) {
+        let count = self.count.load(Ordering::Acquire).wrapping_sub(self.reported);
+        (count, ErrorWord(self.last.load(Ordering::Acquire)))
+    }
+
+    /// As [`CardErrors::unreported`], and counts these errors as reported.
+    pub(crate) fn take_unreported(&mut self) -> (u64, ErrorWord) {
+        let (count, word) = self.unreported();
+        self.reported = self.reported.wrapping_add(count);
+        (count, word)
+    }
+
+    /// Returns the last error if it is not checked yet, and counts it as checked.
+    #[inline]
+    pub(crate) fn take_unchecked(&mut self) -> Option<ErrorWord> {
+        let count = self.count.load(Ordering::Acquire);
+        if count == self.checked {
+            return None;
+        }
+
+        self.checked = count;
+        Some(ErrorWord(self.last.load(Ordering::Acquire)))
+    }
+}

@@ -1,0 +1,81 @@
+//! The receive interrupt of a port that sleeps.
+
+use std::time::{Duration, Instant};
+
+use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, Interrupt, Mark};
+use nicforge_hwi::extoll::{reg, vector};
+
+use crate::{Config, Error, card::BAR_REGISTERS, send_path::SendPath};
+
+/// The interrupt that the card raises for a message, and the write that enables it.
+///
+/// Invariant: at most one enabling write is in flight. A raised interrupt is disabled, so the next
+/// sleep needs another write.
+pub(crate) struct ReceiveInterrupt {
+    interrupt: Interrupt,
+    /// Mark behind the last write that enables the interrupt, while the interrupt has not been
+    /// raised.
+    armed: Option<Mark>,
+    /// Time that a call polls before it sleeps.
+    poll_phase: Duration,
+    /// Time that a call sleeps before it polls again without an interrupt.
+    longest_sleep: Duration,
+}
+
+/// Longest sleep while a control message waits for room in the posted-write ring.
+const PENDING_SLEEP: Duration = Duration::from_millis(1);
+
+impl ReceiveInterrupt {
+    pub(crate) fn bind(device: &Device, config: &Config) -> Result<Self, Error> {
+        let interrupt = device.interrupt(vector::VELO_RECEIVE.into())?;
+        Ok(Self { interrupt, armed: None, poll_phase: config.poll_phase, longest_sleep: config.sleep })
+    }
+
+    /// Returns the time from which a call that starts now may sleep.
+    pub(crate) fn end_of_polling(&self) -> Instant {
+        Instant::now() + self.poll_phase
+    }
+
+    /// Enables the interrupt, and leaves the VPID's other interrupts as they are.
+    ///
+    /// The write is posted. A trapped write would wait behind the first message of the ring,
+    /// however long that takes. One such write in flight is enough. When the ring is full, the
+    /// caller sleeps without the interrupt.
+    pub(crate) fn arm(&mut self, path: &mut SendPath) -> Result<(), Error> {
+        let armed = &mut self.armed;
+        path.with(|poster| {
+            if armed.is_some_and(|armed| !poster.has_passed(armed)) {
+                return Ok(());
+            }
+
+            let enable = 1_u64 << vector::VELO_RECEIVE;
+            match poster.try_post(BAR_REGISTERS, reg::INTERRUPT_SET, &enable.to_le_bytes()) {
+                Ok(()) => *armed = poster.mark(),
+                Err(DriverError::RingFull { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            Ok(())
+        })
+    }
+
+    /// Sleeps until the interrupt, the deadline, a cancellation, or the time to poll again. It is
+    /// soon while control messages are pending, since no interrupt announces room for them.
+    pub(crate) fn sleep(
+        &mut self,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+        has_pending_control: bool,
+    ) -> Result<(), Error> {
+        let longest =
+            if has_pending_control { self.longest_sleep.min(PENDING_SLEEP) } else { self.longest_sleep };
+
+        match self.interrupt.wait(deadline.at_most(longest), cancel) {
+            // A raised interrupt is disabled again, even if the engine has not reported the
+            // enabling write as done.
+            Ok(_) => self.armed = None,
+            Err(DriverError::Timeout { .. } | DriverError::Cancelled) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+//! The receive ring of a port.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use nicforge_driver::{Bar, Deadline, Device, DmaBuffer, Doorbell, HugePages};
+use nicforge_hwi::{
+    extoll::{reg, window},
+    extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER},
+};
+use nicforge_shm::{MemoryError, SharedU64, Window};
+
+use crate::{
+    Address, Config, Error, Message,
+    card::{BAR_REGISTERS, BAR_WINDOWS},
+    directory::Directory,
+    flow,
+    tenant::Tenant,
+};
+
+/// Time that the card may take to enable a ring.
+const OPENING: Duration = Duration::from_secs(5);
+
+/// The ring into which the card writes messages, and how far this port has read it.
+///
+/// Invariants: `slots` is a power of two, and `taken` messages have left the ring. A taken
+/// message's slot has a zero header. The card reuses the slot when the read pointer is behind it,
+/// and the read pointer is `taken - unreported`.
+pub(crate) struct ReceiveRing {
+    registers: Bar,
+    window: Window,
+    slots: u64,
+    /// Messages taken out of the ring so far.
+    taken: u64,
+    /// Taken messages that the card does not know of yet.
+    unreported: u32,
+    /// Number of taken messages after which the card is informed.
+    batch: u32,
+    read_pointer: SharedU64,
+    doorbell: Doorbell,
+    /// The ring's memory. The card loses access to it when this is dropped.
+    memory: DmaBuffer,
+}
+
+impl ReceiveRing {
+    /// Allocates a ring of as many slots as `config` and the network ask for. It is not enabled.
+    pub(crate) fn allocate(device: &Device, config: &Config, directory: &Directory) -> Result<Self, Error> {
+        let slots = slots(config, directory)?;
+        let memory = device.dma_buffer((u64::from(slots) * SLOT) as usize, HugePages::Try)?;
+        let pointers = device.bar(BAR_WINDOWS)?.window(window::VELO_READ_POINTER, window::SIZE)?;
+
+        Ok(Self {
+            registers: device.bar(BAR_REGISTERS)?,
+            window: memory.window().clone(),
+            slots: slots.into(),
+            taken: 0,
+            unreported: 0,
+            batch: (slots / directory.nodes() / 8).clamp(1, 64),
+            read_pointer: pointers.u64(0)?,
+            doorbell: device.doorbell(),
+            memory,
+        })
+    }
+
+    /// Hands the ring to the card, and waits until the directory shows `own` to its peers. Returns
+    /// the tenant that this port is.
+    pub(crate) fn enable(
+        &self,
+        device: &Device,
+        directory: &Directory,
+        own: Address,
+    ) -> Result<Tenant, Error> {
+        let deadline = Deadline::after(OPENING);
+        let what = "the card to know of the receive ring";
+
+        // An earlier port of this process may have left the ring enabled.
+        self.registers.write64(reg::VELO_RING_ENABLE, 0)?;
+        device.wait_for(deadline, None, what, || {
+            Ok::<_, Error>(directory.tenant(own).is_none().then_some(()))
+        })?;
+
+        self.read_pointer.store(0, Ordering::Release);
+        self.registers.write64(reg::VELO_RING_BASE, self.memory.iova())?;
+        self.registers.write64(reg::VELO_RING_SLOTS, self.slots)?;
+        self.registers.write64(reg::VELO_RING_ENABLE, 1)?;
+
+        if !self.is_enabled()? {
+            return Err(Error::BadRing { slots: self.slots as u32, least: least_slots(directory.nodes()) });
+        }
+
+        device.wait_for(deadline, None, what, || Ok(directory.tenant(own)))
+    }
+
+    /// Takes the ring away from the card, if the card can still be reached.
+    pub(crate) fn disable(&self) {
+        // A device that is gone or was reset has disabled the ring already.
+        let _ = self.registers.write64(reg::VELO_RING_ENABLE, 0);
+    }
+
+    /// Returns whether the card uses the ring.
+    pub(crate) fn is_enabled(&self) -> Result<bool, Error> {
+        Ok(self.registers.read64(reg::VELO_RING_ENABLE)? == 1)
+    }
+
+    /// Returns the number of slots.
+    pub(crate) fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// Returns whether the card does not know of all taken messages.
+    pub(crate) fn has_unreported(&self) -> bool {
+        self.unreported > 0
+    }
+
+    /// Returns the offset of the slot of the next message.
+    #[inline]
+    pub(crate) fn front(&self) -> u64 {
+        (self.taken & (self.slots - 1)) * SLOT
+    }
+
+    /// Loads the header of a slot. The data of its message are loaded afterwards.
+    #[inline]
+    pub(crate) fn load_header(&self, slot: u64) -> Result<u64, MemoryError> {
+        self.window.load_u64_acquire(slot + SLOT_HEADER)
+    }
+
+    /// Loads the first quadword of the message in a slot.
+    #[inline]
+    pub(crate) fn load_quadword(&self, slot: u64) -> Result<u64, MemoryError> {
+        self.window.load_u64_relaxed(slot + SLOT_DATA)
+    }
+
+    /// Loads the data of the message in a slot, and no more of the slot.
+    #[inline]
+    pub(crate) fn load_data(&self, slot: u64, data: &mut [[u8; 8]]) -> Result<(), Error> {
+        for (place, offset) in data.iter_mut().zip((slot + SLOT_DATA..).step_by(8)) {
+            *place = self.window.load_u64_relaxed(offset)?.to_ne_bytes();
+        }
+        Ok(())
+    }
+
+    /// Returns the next message without its data, and leaves it in the ring.
+    pub(crate) fn peek(&self) -> Result<Option<Message>, Error> {
+        Ok(Message::of_header(self.load_header(self.front())?))
+    }
+
+    /// Takes the next message out of the ring. When the ring is empty, informs the card of all
+    /// taken messages.
+    pub(crate) fn take(&mut self) -> Result<Option<Message>, Error> {
+        let slot = self.front();
+        let Some(mut message) = Message::of_header(self.load_header(slot)?) else {
+            if self.has_unreported() {
+                self.report_taken()?;
+            }
+            return Ok(None);
+        };
+
+        let length = message.len();
+        self.load_data(slot, message.data[..length].as_chunks_mut().0)?;
+        self.free(slot)?;
+        Ok(Some(message))
+    }
+
+    /// Frees the slot of the next message, whose data have been loaded. Informs the card in
+    /// batches.
+    #[inline]
+    pub(crate) fn free(&mut self, slot: u64) -> Result<(), Error> {
+        if let Err(error) = self.window.store_u64_release(slot + SLOT_HEADER, 0) {
+            return Err(error.into());
+        }
+
+        self.taken += 1;
+        self.unreported += 1;
+        if self.unreported >= self.batch { self.report_taken() } else { Ok(()) }
+    }
+
+    /// Stores the read pointer for the card, which frees the slots of all taken messages.
+    #[inline(never)]
+    pub(crate) fn report_taken(&mut self) -> Result<(), Error> {
+        self.read_pointer.store(self.taken, Ordering::Release);
+        self.unreported = 0;
+        Ok(self.doorbell.after_store()?)
+    }
+}
+
+/// Returns the smallest number of slots that a network allows.
+fn least_slots(nodes: u32) -> u32 {
+    nodes.next_power_of_two().max(MIN_SLOTS as u32)
+}
+
+/// Returns the number of slots for a configuration, if the network allows it.
+fn slots(config: &Config, directory: &Directory) -> Result<u32, Error> {
+    let (nodes, vpids) = (directory.nodes(), directory.vpids());
+    let least = least_slots(nodes);
+    let slots = config.slots.unwrap_or_else(|| flow::suitable_slots(nodes, vpids).max(least));
+
+    if slots.is_power_of_two() && (least..=MAX_SLOTS as u32).contains(&slots) {
+        Ok(slots)
+    } else {
+        Err(Error::BadRing { slots, least })
+    }
+}

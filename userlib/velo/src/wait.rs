@@ -1,0 +1,48 @@
+//! The turns of calls that wait.
+
+use std::time::Instant;
+
+use nicforge_driver::{Cancel, Deadline, Relax};
+
+use crate::{Error, Port, interrupt::ReceiveInterrupt};
+
+/// State of one call that waits.
+pub(crate) struct Waiter<'a> {
+    deadline: Deadline,
+    cancel: Option<&'a Cancel>,
+    relax: Relax,
+    /// Time from which the call may sleep. `None` when it only polls.
+    sleeps: Option<Instant>,
+}
+
+impl<'a> Waiter<'a> {
+    /// Starts to wait.
+    pub(crate) fn new(port: &Port, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
+        let sleeps = port.interrupt.as_ref().map(ReceiveInterrupt::end_of_polling);
+        Self { deadline, cancel, relax: port.device.new_relax(), sleeps }
+    }
+
+    /// Pauses once in a loop that waits for `what`. Returns an error when the loop must end.
+    pub(crate) fn turn(&mut self, port: &mut Port, what: &'static str) -> Result<(), Error> {
+        if self.cancel.is_some_and(Cancel::is_cancelled) {
+            return Err(Error::Cancelled { what });
+        }
+        if self.deadline.has_passed() {
+            return Err(Error::Timeout { what });
+        }
+
+        // The caller takes messages that arrived before it evaluates this error.
+        if port.device.resets() != port.resets || !port.is_tenant() {
+            return Err(port.end_reason());
+        }
+
+        match &mut port.interrupt {
+            Some(interrupt) if self.sleeps.is_some_and(|from| Instant::now() >= from) => {
+                // A message that has arrived since the last poll raises the interrupt at once.
+                interrupt.arm(&mut port.path)?;
+                interrupt.sleep(self.deadline, self.cancel, port.flow.has_pending())
+            }
+            _ => Ok(port.device.relax(&mut self.relax)?),
+        }
+    }
+}
