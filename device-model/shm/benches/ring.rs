@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use nicforge_hwi::posted::CELL;
 use nicforge_shm::{Consumer, Peek, Producer, SharedCells, SharedMemory};
+use vm_memory::{MmapRegion, VolatileMemory};
 
 /// Records in one timed batch. They fit the ring, and reduce the share of the clock's own cost.
 const BATCH: u32 = 1000;
@@ -57,7 +58,8 @@ fn copies(criterion: &mut Criterion) {
     let window = memory.whole();
     let mut group = criterion.benchmark_group("copy");
     let mut buffer = vec![0u8; 1 << 19];
-    for len in [64usize, 256, 1024, 2048, 4096, 65536] {
+    let region = MmapRegion::<()>::new(1 << 20).expect("memory");
+    for len in [8usize, 64, 256, 1024, 2048, 4096, 65536] {
         group.throughput(Throughput::Bytes(len as u64));
         group.bench_function(BenchmarkId::new("read", len), |bench| {
             bench.iter(|| window.read(black_box(0), black_box(&mut buffer[..len])));
@@ -70,6 +72,14 @@ fn copies(criterion: &mut Criterion) {
         });
         group.bench_function(BenchmarkId::new("between skewed", len), |bench| {
             bench.iter(|| window.copy_to(black_box(4), &window, black_box(1 << 19), len as u64));
+        });
+        // vm-memory copies more than 8 bytes as ordinary memory.
+        let peer = region.as_volatile_slice().subslice(0, len).expect("within the region");
+        group.bench_function(BenchmarkId::new("vm-memory read", len), |bench| {
+            bench.iter(|| black_box(peer).copy_to(black_box(&mut buffer[..len])));
+        });
+        group.bench_function(BenchmarkId::new("vm-memory write", len), |bench| {
+            bench.iter(|| black_box(peer).copy_from(black_box(&buffer[..len])));
         });
         // The same bytes in plain memory, for comparison.
         let source = vec![1u8; len];

@@ -25,6 +25,20 @@
 //! | [`posted`] | the ring of posted writes |
 //! | [`wake`] | sleeping without a fence in the writer |
 //! | `sigbus` | surviving files that their owner truncates |
+//!
+//! # Why this is not built on vm-memory
+//!
+//! vm-memory (0.18) holds the memory of guests. Four guarantees that devices and drivers need are
+//! missing there:
+//! - **One read.** `VolatileSlice` copies more than 8 bytes by an ordinary memory copy
+//!   (`copy_slice`), which the compiler may repeat or split. Checked bytes need not be the bytes
+//!   used. A copy of up to 4 KiB costs about the same here and there (`cargo bench -p nicforge-shm`).
+//! - **Truncation.** An access to a file that its owner has truncated ends the process. Here it
+//!   finds zeros, and the mapping reports it.
+//! - **Descriptors.** `MmapRegion` keeps the file open (`FileOffset` holds an `Arc<File>`). A client
+//!   may have thousands of mappings, and the server keeps none of their descriptors.
+//! - **Bounded unmapping.** `MmapRegion` unmaps in one call, which locks the address space for
+//!   hundreds of milliseconds a gibibyte. Here the pages leave in pieces.
 
 mod copy;
 mod error;
