@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use crate::c_program::{CApi, run, sanitizers, workspace};
+use crate::{
+    built::workspace,
+    c_program::{CApi, run, sanitizers},
+};
 
 const EXTOLL: CApi = CApi { room: "userlib/extoll-c", package: "nicforge-extoll-c" };
 

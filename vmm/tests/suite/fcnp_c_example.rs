@@ -5,7 +5,10 @@
 
 use std::process::Command;
 
-use crate::c_program::{CApi, run, sanitizers, workspace};
+use crate::{
+    built::workspace,
+    c_program::{CApi, run, sanitizers},
+};
 
 const FCNP: CApi = CApi { room: "userlib/fcnp/c-api", package: "nicforge-fcnp-c" };
 

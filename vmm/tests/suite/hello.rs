@@ -2,28 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{path::PathBuf, process::Command};
 
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
+use crate::built::{built, workspace};
 
-/// Builds the example beside the program under test, and returns its path. cargo builds only a
-/// test's own package.
+/// Builds the example beside the program under test, and returns its path.
 fn hello() -> PathBuf {
-    let folder = Path::new(env!("CARGO_BIN_EXE_nicforge")).parent().unwrap();
-    let status = Command::new(std::env::var("CARGO").unwrap())
-        .args(["build", "--quiet", "--package", "nicforge-fcnp", "--example", "hello", "--target-dir"])
-        .arg(folder.parent().unwrap())
-        .current_dir(workspace())
-        .status()
-        .unwrap();
-
-    assert!(status.success(), "the example was not built");
-    folder.join("examples/hello")
+    built(&["--package", "nicforge-fcnp", "--example", "hello"]).join("examples/hello")
 }
 
 fn everybody_greets(machine: &str, compute_nodes: usize) {

@@ -3,6 +3,8 @@
 //!
 //! The test program is also the process on a node, when it runs only a function `part`.
 
+#[path = "../common/built.rs"]
+mod built;
 #[path = "../common/c_program.rs"]
 mod c_program;
 #[path = "../common/report.rs"]

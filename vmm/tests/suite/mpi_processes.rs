@@ -7,7 +7,7 @@
 
 use std::{
     io::{BufRead, BufReader},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -19,7 +19,10 @@ use nicforge_extoll_transport::{Config, ExtollTransport, Job};
 use nicforge_matching::{Completion, Endpoint, Envelope, Error, Loss, Mode, Request, Selector, Transport};
 use nicforge_velo::Address;
 
-use crate::server::Server;
+use crate::{
+    built::{built, workspace},
+    server::Server,
+};
 
 /// The served machine: two cards.
 const MACHINE: &str = "name = \"mpi\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
@@ -288,23 +291,9 @@ fn the_same_with_epoll() {
     killed_in_the_middle("epoll");
 }
 
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
 /// Runs an example on each node of a machine, and returns its output.
 fn run(example: &str, arguments: &[&str]) -> String {
-    let folder = Path::new(env!("CARGO_BIN_EXE_nicforge")).parent().unwrap();
-    // cargo builds only a test's own package, so the example is built here.
-    let status = Command::new(std::env::var("CARGO").unwrap())
-        .args(["build", "--quiet", "--package", "nicforge-extoll-transport", "--example", example])
-        .arg("--target-dir")
-        .arg(folder.parent().unwrap())
-        .current_dir(workspace())
-        .status()
-        .unwrap();
-
-    assert!(status.success(), "{example} was not built");
+    let folder = built(&["--package", "nicforge-extoll-transport", "--example", example]);
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
         .arg("run")
