@@ -4,5 +4,4 @@
 mod bodies;
 mod idio16;
 mod ports;
-mod programs;
 mod shim;

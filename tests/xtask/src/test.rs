@@ -14,10 +14,8 @@ use crate::steps::{Failed, Steps};
 const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "nicforge-book"];
 /// Tells tests that all that they start is built.
 const BUILT: (&str, &str) = ("NICFORGE_BUILT", "1");
-/// Test programs that boot guests. Every other one runs in the fast selection.
-const GUESTS: &str = "guests";
-/// Tests with long random runs, as parts of their names.
-const LONG: [&str; 0] = [];
+/// Test programs that the fast selection leaves out: they boot guests, or make long random runs.
+const SLOW: [&str; 3] = ["guests", "guest_programs", "seeded"];
 
 /// Allocated and freed memory is filled with a pattern, so that uses of uninitialised or freed
 /// memory show.
@@ -58,32 +56,38 @@ fn fast(steps: &Steps) -> Result<(), Failed> {
         steps.cargo_output("test programs", &["metadata", "--no-deps", "--format-version", "1"])?;
     let programs = programs(&metadata)?;
 
-    let mut arguments = [&["test"], &PACKAGES[..], &["--lib", "--bins"]].concat();
-    for program in programs.iter().filter(|name| *name != GUESTS) {
-        arguments.extend(["--test", program]);
-    }
-
-    arguments.push("--");
-    for name in LONG {
-        arguments.extend(["--skip", name]);
+    let mut arguments = [&["test"], &PACKAGES[..], &["--lib"]].concat();
+    for (option, name) in programs.iter().filter(|(_, name)| !SLOW.contains(&name.as_str())) {
+        arguments.extend([option, name.as_str()]);
     }
 
     steps.cargo_with("tests without guests and long random runs", &arguments, &[FILL, BUILT])
 }
 
-/// Returns the names of all test programs in the workspace's metadata, each once.
-fn programs(metadata: &str) -> Result<Vec<String>, Failed> {
+/// Returns all programs with tests but those of libraries, by the workspace's metadata. Each is the
+/// option of cargo that selects it and its name, and no pair occurs twice.
+fn programs(metadata: &str) -> Result<Vec<(&'static str, String)>, Failed> {
     let metadata: Value = serde_json::from_str(metadata)
         .map_err(|error| Failed::new(format!("cargo's metadata are no JSON: {error}")))?;
     let list = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
 
     let targets = list(&metadata, "packages").into_iter().flat_map(|package| list(&package, "targets"));
-    let tests = targets.filter(|target| list(target, "kind").iter().any(|kind| kind == "test"));
-    let mut names: Vec<_> = tests.filter_map(|test| Some(test["name"].as_str()?.to_owned())).collect();
+    let tested = targets.filter(|target| target["test"] == true);
+    let mut programs: Vec<_> = tested.filter_map(|target| program(&target)).collect();
 
-    names.sort();
-    names.dedup();
-    Ok(names)
+    programs.sort();
+    programs.dedup();
+    Ok(programs)
+}
+
+/// Returns cargo's option for a target and its name, unless it is a library.
+fn program(target: &Value) -> Option<(&'static str, String)> {
+    let option = match target["kind"][0].as_str()? {
+        "test" => "--test",
+        "bin" => "--bin",
+        _ => return None,
+    };
+    Some((option, target["name"].as_str()?.to_owned()))
 }
 
 /// Tests shared memory as compiled for this processor, optimised and with all checks.
@@ -133,13 +137,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_programs_are_named_once_and_libraries_are_not() {
+    fn programs_with_tests_are_named_once_and_libraries_are_not() {
         let metadata = r#"{"packages": [
-            {"targets": [{"kind": ["lib"], "name": "a"}, {"kind": ["test"], "name": "suite"}]},
-            {"targets": [{"kind": ["test"], "name": "suite"}, {"kind": ["test"], "name": "guests"}]}
+            {"targets": [
+                {"kind": ["lib"], "name": "a", "test": true},
+                {"kind": ["test"], "name": "suite", "test": true}
+            ]},
+            {"targets": [
+                {"kind": ["bin"], "name": "tool", "test": true},
+                {"kind": ["bin"], "name": "server", "test": false},
+                {"kind": ["test"], "name": "suite", "test": true},
+                {"kind": ["test"], "name": "guests", "test": true}
+            ]}
         ]}"#;
+        let expected = [("--bin", "tool"), ("--test", "guests"), ("--test", "suite")];
 
-        assert_eq!(programs(metadata).unwrap(), ["guests", "suite"]);
+        assert_eq!(programs(metadata).unwrap(), expected.map(|(option, name)| (option, name.to_owned())));
         assert!(programs("no metadata").is_err());
     }
 }
