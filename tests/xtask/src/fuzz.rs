@@ -1,7 +1,8 @@
 //! `cargo xtask fuzz`: runs every fuzz body under libFuzzer for a given time.
 //!
 //! The target of `tests/fuzz` is built as cargo-fuzz builds it: with AddressSanitizer and the
-//! compiler's coverage, which are unstable options. Each process runs one body. The results are below `target/fuzz`:
+//! compiler's coverage, which are unstable options. Each process runs one body. The results are
+//! below `target/fuzz`:
 //! - `corpus`: the inputs that the next run starts from
 //! - `artifacts`: the inputs that found a defect
 //! - `logs`

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: all tests, or those that take seconds.
 //!
 //! cargo chooses the features of a crate by the packages of a command. So all tests, and all that
-//! they start (programs, C libraries, examples), are compiled in one selection of packages, and each
-//! crate once. The two steps with other compiler flags need the crate `shm` alone. They name a
+//! they start (programs, C libraries, examples), are compiled in one selection of packages, and
+//! each crate once. The two steps with other compiler flags need the crate `shm` alone. They name a
 //! target triple, so that the flags do not reach build scripts and procedural macros.
 
 use clap::Args;

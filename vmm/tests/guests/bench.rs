@@ -1,5 +1,5 @@
-//! A quick run of the benchmark with guests. It checks that the benchmark works, and the contents of
-//! its report. No result depends on time.
+//! A quick run of the benchmark with guests. It checks that the benchmark works, and the contents
+//! of its report. No result depends on time.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
