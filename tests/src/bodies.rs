@@ -336,7 +336,7 @@ macro_rules! bodies_of {
 
 /// Makes a test of each body behind each door: `device(machine): body body ...;`, or
 /// `device(machine);` for all bodies that [`bodies_of`] lists. `device` is a module of bodies in
-/// scope. `machine` is an expression that makes a machine, with paths from the crate's root.
+/// scope. `machine` is an expression that makes a machine.
 #[macro_export]
 macro_rules! through_every_door {
     ($($devices:tt)+) => {
@@ -366,35 +366,37 @@ macro_rules! devices {
 
 #[doc(hidden)]
 #[macro_export]
-#[allow(
-    clippy::crate_in_macro_def,
-    reason = "the modules of bodies are named at the root of the crate that uses this"
-)]
 macro_rules! tests_of_devices {
     ($($device:ident($machine:expr): $($body:ident)+;)+) => {
         mod in_process {
             $(mod $device {
+                use super::super::*;
+
                 $(#[test]
                 fn $body() {
-                    crate::$device::$body(&$crate::backing::InProcess::new($machine));
+                    $device::$body(&$crate::backing::InProcess::new($machine));
                 })+
             })+
         }
 
         mod served {
             $(mod $device {
+                use super::super::*;
+
                 $(#[test]
                 fn $body() {
-                    crate::$device::$body(&$crate::backing::Served::new($machine, $crate::backing::EventLoopKind::Auto));
+                    $device::$body(&$crate::backing::Served::new($machine, $crate::backing::EventLoopKind::Auto));
                 })+
             })+
         }
 
         mod served_by_epoll {
             $(mod $device {
+                use super::super::*;
+
                 $(#[test]
                 fn $body() {
-                    crate::$device::$body(&$crate::backing::Served::new($machine, $crate::backing::EventLoopKind::Epoll));
+                    $device::$body(&$crate::backing::Served::new($machine, $crate::backing::EventLoopKind::Epoll));
                 })+
             })+
         }

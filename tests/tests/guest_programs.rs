@@ -1,6 +1,8 @@
 //! Programs in guests, beside each other and beside programs of the host: FCNP over one machine,
 //! memory that is mapped and unmapped, interrupts, a second program, a killed one, and a guest with
 //! a hostile program.
+//!
+//! One test watches the memory of its process, which serves, so this is a program of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::{

@@ -26,12 +26,17 @@ const ATTACKS: u64 = 3;
 /// Rounds of the polite tenant during and after an attack.
 const ROUNDS: u64 = 20;
 
-/// Returns the program `nicforge`, built once for each test process.
+/// Returns the program `nicforge`, built once for each test process. With `NICFORGE_BUILT` in the
+/// environment it is there, built together with the tests by `cargo xtask test`.
 fn nicforge() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
     PROGRAM.get_or_init(|| {
         let folder = Path::new(env!("CARGO_BIN_EXE_nicforge-attack")).parent().unwrap();
+        if std::env::var_os("NICFORGE_BUILT").is_some() {
+            return folder.join("nicforge");
+        }
+
         let mut build = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
 
         // Built together with this package, so that both share its choice of features.

@@ -1,4 +1,4 @@
-//! The bodies of the fuzz targets, which accept any bytes and must return.
+//! The bodies of the fuzz target, which accept any bytes and must return.
 //!
 //! A body turns its bytes into actions of an untrusted party and applies them to the real code.
 //! Such actions are messages, register accesses, records in a ring, packets, or a machine file. The
@@ -9,8 +9,8 @@
 //! - after the operator's reset everything works again.
 //!
 //! `tests/seeded.rs` runs each body with some thousands of inputs from a fixed seed, and with every
-//! input that once found a defect (`regressions/BODY/`). The cargo-fuzz crate `tests/fuzz` has a
-//! target for each body.
+//! input that once found a defect (`regressions/BODY/`). The target of the cargo-fuzz crate
+//! `tests/fuzz` runs any of them.
 //!
 //! This crate may depend on every other one, through public interfaces only.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]
@@ -35,7 +35,7 @@ pub mod world;
 /// A body and the parameters of its test.
 #[derive(Clone, Copy)]
 pub struct Body {
-    /// Its name, which is also the name of its fuzz target and of its folder in `regressions`.
+    /// Its name, which is also the name of its folder in `regressions`.
     pub name: &'static str,
     /// The body.
     pub run: fn(&[u8]),

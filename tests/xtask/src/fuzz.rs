@@ -1,7 +1,8 @@
 //! `cargo xtask fuzz`: runs every fuzz body under libFuzzer for a given time.
 //!
-//! The targets of `tests/fuzz` are built as cargo-fuzz builds them: with AddressSanitizer and the
-//! compiler's coverage, which are unstable options. The results are below `target/fuzz`:
+//! The target of `tests/fuzz` is built as cargo-fuzz builds it: with AddressSanitizer and the
+//! compiler's coverage, which are unstable options. Each process runs one body. The results are
+//! below `target/fuzz`:
 //! - `corpus`: the inputs that the next run starts from
 //! - `artifacts`: the inputs that found a defect
 //! - `logs`
@@ -26,6 +27,10 @@ const FLAGS: &str = "-Zsanitizer=address -Cpasses=sancov-module -Cllvm-args=-san
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks -Ccodegen-units=1 \
     --cfg fuzzing";
+/// The name of the target.
+const PROGRAM: &str = "body";
+/// The environment variable that names the body of a process.
+const BODY: &str = "NICFORGE_FUZZ_BODY";
 /// Number of inputs of the bodies' own tests in the first corpus of each.
 const SEEDS: &str = "100";
 /// Prefixes of the artifacts that are findings; a slow input is none.
@@ -67,17 +72,17 @@ struct Running {
     before: BTreeSet<PathBuf>,
 }
 
-/// Builds the targets, runs them, and prints a table.
+/// Builds the target, runs the bodies, and prints a table.
 pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
-    let bodies = chosen(steps, &fuzz.bodies)?;
     let folder = steps.root().join("target/fuzz");
-    build(steps)?;
-
     let corpus = folder.join("corpus");
-    steps.cargo(
+    let names = steps.cargo_output(
         "inputs to begin with",
         &["run", "--quiet", "-p", "nicforge-fuzz-bodies", "--bin", "seeds", "--", text(&corpus)?, SEEDS],
     )?;
+
+    let bodies = chosen(&names, &fuzz.bodies)?;
+    build(steps)?;
 
     steps.say(&format!("{} bodies, {} s each, {} at a time", bodies.len(), fuzz.seconds, fuzz.jobs));
     let done = run_all(steps, &folder, bodies, fuzz)?;
@@ -92,11 +97,9 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
     }
 }
 
-/// Returns the selected bodies that have a target, sorted by name.
-fn chosen(steps: &Steps, wanted: &[String]) -> Result<Vec<String>, Failed> {
-    let folder = steps.root().join("tests/fuzz/fuzz_targets");
-    let all: Vec<_> =
-        files(&folder)?.iter().filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
+/// Returns the selected bodies out of `names`, which has one a line.
+fn chosen(names: &str, wanted: &[String]) -> Result<Vec<String>, Failed> {
+    let all: Vec<_> = names.lines().map(str::to_owned).collect();
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
         return Err(Failed::new(format!("there is no body {unknown}; there are {}", all.join(", "))));
     }
@@ -106,7 +109,7 @@ fn chosen(steps: &Steps, wanted: &[String]) -> Result<Vec<String>, Failed> {
 
 fn build(steps: &Steps) -> Result<(), Failed> {
     let built = steps.cargo_with(
-        "build the fuzz targets",
+        "build the fuzz target",
         &[
             "build",
             "--release",
@@ -176,9 +179,9 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
     let log = logs.join(format!("{body}.log"));
     let log = File::create(&log).map_err(|error| failed(&log, &error))?;
 
-    let program = folder.join(TARGET).join("release").join(&body);
+    let program = folder.join(TARGET).join("release").join(PROGRAM);
     let mut command = Command::new(&program);
-    command.arg(&corpus);
+    command.env(BODY, &body).arg(&corpus);
 
     // Inputs that once found a defect are tried first.
     let known = steps.root().join("tests/fuzz-bodies/regressions").join(&body);
@@ -284,6 +287,15 @@ mod tests {
 
         assert_eq!(executed(log), Some(4711));
         assert_eq!(executed("Done 3 runs\n"), None);
+    }
+
+    #[test]
+    fn wanted_bodies_are_chosen_and_unknown_ones_are_refused() {
+        let wanted = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+
+        assert_eq!(chosen("stream\nvelo\n", &[]).unwrap(), ["stream", "velo"]);
+        assert_eq!(chosen("stream\nvelo\n", &wanted(&["velo"])).unwrap(), ["velo"]);
+        assert!(chosen("stream\nvelo\n", &wanted(&["rings"])).is_err());
     }
 
     #[test]

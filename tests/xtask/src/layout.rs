@@ -1,5 +1,5 @@
-//! The part of the layout that rustfmt does not check: comments end at column 100, and a long
-//! function has paragraphs.
+//! The part of the layout that rustfmt and the compiler do not check: comments end at column 100, a
+//! long function has paragraphs, and each file of a test program is a module of it.
 
 use std::{fs, path::Path, process::Command};
 
@@ -17,12 +17,24 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     let listed = Command::new("git").args(["ls-files", "*.rs"]).current_dir(root).output();
     let listed = listed.map_err(|error| Failed::new(format!("git ls-files: {error}")))?;
 
-    let mut found = Vec::new();
-    for name in String::from_utf8_lossy(&listed.stdout).lines() {
+    let names = String::from_utf8_lossy(&listed.stdout);
+    let names: Vec<&str> = names.lines().collect();
+    let read = |name: &str| {
         let text = fs::read_to_string(root.join(name));
-        let text = text.map_err(|error| Failed::new(format!("{name}: {error}")))?;
+        text.map_err(|error| Failed::new(format!("{name}: {error}")))
+    };
+
+    let mut found = Vec::new();
+    for name in &names {
+        let text = read(name)?;
         let places = check_file(&text, is_test(name));
         found.extend(places.into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
+
+        if let Some((main, module)) = program_of(name).filter(|(main, _)| names.contains(&main.as_str()))
+            && !declares(&read(&main)?, module)
+        {
+            found.push(format!("{name}: {main} does not declare it, so that its tests never run"));
+        }
     }
     if found.is_empty() {
         return Ok(());
@@ -35,6 +47,21 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
 /// Returns whether a file is of tests, whose functions may be lists of cases.
 fn is_test(name: &str) -> bool {
     name.starts_with("tests/") || name.contains("/tests/") || name.ends_with("tests.rs")
+}
+
+/// Returns the main file of the test program that a file would be a module of, if it had one, and
+/// the module's name: `tests/PROGRAM/NAME.rs` belongs to `tests/PROGRAM/main.rs`.
+fn program_of(name: &str) -> Option<(String, &str)> {
+    let (folder, file) = name.rsplit_once('/')?;
+    let (_, above) =
+        folder.rsplit_once('/').map(|(above, _)| above.rsplit_once('/').unwrap_or(("", above)))?;
+    let module = file.strip_suffix(".rs").filter(|module| above == "tests" && *module != "main")?;
+    Some((format!("{folder}/main.rs"), module))
+}
+
+/// Returns whether a main file declares a module.
+fn declares(main: &str, module: &str) -> bool {
+    main.lines().any(|line| line.trim() == format!("mod {module};"))
 }
 
 /// Returns the places of a file, each with its line and what is wrong there.
@@ -111,6 +138,18 @@ mod tests {
         assert_eq!(check_file(&function(30, Some(12)), false), []);
         assert_eq!(check_file(&function(10, None), false), []);
         assert_eq!(check_file(&function(30, None), true), []);
+    }
+
+    #[test]
+    fn file_of_a_test_program_belongs_to_its_main_file() {
+        let main = "a/tests/suite/main.rs";
+
+        assert_eq!(program_of("a/tests/suite/rings.rs"), Some((main.to_owned(), "rings")));
+        assert_eq!(program_of(main), None);
+        assert_eq!(program_of("a/tests/suite/program/ends.rs"), None);
+        assert_eq!(program_of("a/src/suite/rings.rs"), None);
+        assert!(declares("mod rings;\n", "rings"));
+        assert!(!declares("mod ring;\n", "rings"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The project's own build tasks. `cargo xtask --help` lists them.
 //!
-//! - `test`: all tests, after setting up what they need
+//! - `test`: all tests, after setting up what they need; `--fast` for those that take seconds
 //! - `lint`: formatting, clippy, layout, and whether generated files are up to date
 //! - `doc`: the API documentation and the book; it checks the former's links, and the links of all
 //!   Markdown files to files and headings
@@ -15,6 +15,7 @@ mod fuzz;
 mod headers;
 mod layout;
 mod steps;
+mod test;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -31,8 +32,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Run all tests.
-    Test,
+    /// Run the tests.
+    Test(test::Test),
     /// Check formatting, lints, the layout of comments and functions, and generated files.
     Lint,
     /// Build the API documentation and the book and check their links.
@@ -61,68 +62,14 @@ fn main() -> ExitCode {
 fn run(task: &Task) -> Result<(), Failed> {
     let steps = Steps::new(root()?);
     match task {
-        Task::Test => test(&steps),
+        Task::Test(arguments) => test::run(&steps, arguments),
         Task::Lint => lint(&steps),
         Task::Doc => doc(&steps),
         Task::Headers => headers::write(steps.root()),
         Task::Attack(arguments) => attack::run(&steps, arguments),
         Task::Fuzz(arguments) => fuzz::run(&steps, arguments),
-        Task::Ci => test(&steps).and_then(|()| lint(&steps)).and_then(|()| doc(&steps)),
+        Task::Ci => test::all(&steps).and_then(|()| lint(&steps)).and_then(|()| doc(&steps)),
     }
-}
-
-fn test(steps: &Steps) -> Result<(), Failed> {
-    guests(steps)?;
-    // The program and the C libraries come first, as whole-system tests start them.
-    steps.cargo(
-        "build what the whole-system tests start",
-        &["build", "-p", "nicforge", "-p", "nicforge-fcnp-c"],
-    )?;
-    steps.cargo("build the attackers", &["build", "-p", "nicforge", "-p", "nicforge-attacks"])?;
-
-    // Allocated and freed memory is filled with a pattern, so that uses of uninitialised or freed
-    // memory show.
-    steps.cargo_with("tests", &["test", "--workspace"], &[("MALLOC_PERTURB_", "165")])?;
-    steps.cargo_with(
-        "shared memory, optimised for this processor and with all checks",
-        &["test", "--release", "-p", "nicforge-shm", "--lib", "--tests"],
-        &[
-            ("RUSTFLAGS", "-C target-cpu=native"),
-            ("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"),
-            ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true"),
-            ("CARGO_TARGET_DIR", "target/checked"),
-        ],
-    )?;
-
-    steps.cargo_with(
-        "model checking of the posted-write ring (loom)",
-        &["test", "--release", "-p", "nicforge-shm", "--test", "loom"],
-        &[("RUSTFLAGS", "--cfg loom"), ("LOOM_MAX_PREEMPTIONS", "3"), ("CARGO_TARGET_DIR", "target/loom")],
-    )
-}
-
-/// Prepares guests for the tests: QEMU, a kernel and the kernel module once for each user, and the
-/// KVM trial once for each boot of the host.
-fn guests(steps: &Steps) -> Result<(), Failed> {
-    steps.say("what guests are made of");
-    let watch = nicforge_guest::Watch::on_stderr();
-    let made = nicforge_guest::Provision::from_environment().provide(&watch).and_then(|toolkit| {
-        if toolkit.has_shim() {
-            toolkit.shim(&watch)?;
-        }
-        toolkit.accelerator(&watch).map(|choice| (toolkit, choice))
-    });
-
-    let (toolkit, choice) = made.map_err(|error| Failed::new(error.to_string()))?;
-    steps.say(&format!(
-        "guests: QEMU {}, Linux {}, {}: {}",
-        toolkit.qemu.version(),
-        toolkit.kernel.version,
-        choice.accelerator.name(),
-        choice.reason
-    ));
-
-    Ok(())
 }
 
 fn lint(steps: &Steps) -> Result<(), Failed> {

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
     time::Instant,
 };
 
@@ -53,13 +53,9 @@ impl Steps {
     ) -> Result<(), Failed> {
         self.say(what);
         let start = Instant::now();
-        let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-        let status = Command::new(&cargo)
-            .args(arguments)
-            .envs(environment.iter().copied())
-            .current_dir(&self.root)
-            .status()
-            .map_err(|error| Failed::new(format!("{what}: can't start {cargo}: {error}")))?;
+        let mut command = self.command(arguments);
+        let status = command.envs(environment.iter().copied()).status();
+        let status = status.map_err(|error| Failed::new(format!("{what}: can't start cargo: {error}")))?;
 
         if !status.success() {
             return Err(Failed::new(format!("{what} failed (cargo {}): {status}", arguments.join(" "))));
@@ -67,5 +63,31 @@ impl Steps {
 
         eprintln!("=== {what}: done in {:.0} s", start.elapsed().as_secs_f64());
         Ok(())
+    }
+
+    /// Runs cargo, and returns its standard output.
+    pub(crate) fn cargo_output(&self, what: &str, arguments: &[&str]) -> Result<String, Failed> {
+        let output = self.command(arguments).stderr(Stdio::inherit()).output();
+        let output = output.map_err(|error| Failed::new(format!("{what}: can't start cargo: {error}")))?;
+        let status = output.status;
+
+        if !status.success() {
+            return Err(Failed::new(format!("{what} failed (cargo {}): {status}", arguments.join(" "))));
+        }
+
+        String::from_utf8(output.stdout).map_err(|error| Failed::new(format!("{what}: {error}")))
+    }
+
+    /// Returns the target triple of this host.
+    pub(crate) fn host(&self) -> Result<String, Failed> {
+        let version = self.cargo_output("cargo's version", &["-vV"])?;
+        let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+        host.map(str::to_owned).ok_or_else(|| Failed::new("cargo does not name its host"))
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
+        command.args(arguments).current_dir(&self.root);
+        command
     }
 }

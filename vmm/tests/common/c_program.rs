@@ -8,6 +8,8 @@ use std::{
     process::{Command, Output},
 };
 
+use crate::built::{built, workspace};
+
 /// The C API of a library.
 pub(crate) struct CApi {
     /// Its folder in the workspace.
@@ -17,19 +19,9 @@ pub(crate) struct CApi {
 }
 
 impl CApi {
-    /// Builds the library, and returns its folder. cargo builds only a test's own package, so the
-    /// library is built here.
+    /// Builds the library, and returns its folder.
     fn libraries(&self) -> PathBuf {
-        let folder = Path::new(env!("CARGO_BIN_EXE_nicforge")).parent().unwrap().to_owned();
-        let status = Command::new(std::env::var("CARGO").unwrap())
-            .args(["build", "--quiet", "--package", self.package, "--target-dir"])
-            .arg(folder.parent().unwrap())
-            .current_dir(workspace())
-            .status()
-            .unwrap();
-
-        assert!(status.success(), "{} was not built", self.package);
-        folder
+        built(&["--package", self.package])
     }
 
     fn library(&self) -> String {
@@ -70,10 +62,6 @@ impl CApi {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         program.display().to_string()
     }
-}
-
-pub(crate) fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// Runs programs on one of the project's machines with `nicforge run`, with the sockets below

@@ -1,0 +1,178 @@
+//! Tests of descriptions that are refused.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use crate::common::spec;
+use nicforge_core::spec::{Area, AreaKind, BarKind, BarSpec, FunctionSpec, Scope, SpecError};
+
+fn changed(change: impl FnOnce(&mut FunctionSpec)) -> Result<(), SpecError> {
+    let mut spec = spec();
+    change(&mut spec);
+    spec.validate()
+}
+
+fn bar(spec: &mut FunctionSpec, index: usize) -> &mut BarSpec {
+    spec.bars[index].as_mut().unwrap()
+}
+
+#[test]
+fn usual_shape_is_accepted_in_all_its_sizes() {
+    assert_eq!(changed(|_| ()), Ok(()));
+
+    for (vectors, cells, windows, mirror) in
+        [(1, 64, 0, 0), (256, 65536, 0x1000, 0x1000), (8, 2048, 0x10_0000, 0)]
+    {
+        let usual = spec();
+        let made =
+            FunctionSpec::nic(usual.identity, usual.attachments, 0x2000, vectors, cells, windows, mirror);
+        assert_eq!(made.validate(), Ok(()));
+    }
+}
+
+#[test]
+fn windows_lie_behind_a_ring_that_is_longer_than_usual() {
+    let usual = spec();
+    let made = FunctionSpec::nic(usual.identity, usual.attachments, 0x1000, 1, 65536, 0x1000, 0);
+
+    assert!(made.bars[1].as_ref().unwrap().size >= 65536 * 64 + 0x1000);
+}
+
+#[test]
+fn attachments_are_1_to_65535() {
+    let of = |count: usize| {
+        changed(|spec| {
+            let one = spec.attachments[0].clone();
+            spec.attachments = vec![one; count];
+        })
+    };
+
+    assert_eq!(of(0), Err(SpecError::Attachments { count: 0 }));
+    assert_eq!(of(65536), Err(SpecError::Attachments { count: 65536 }));
+}
+
+#[test]
+fn attachment_names_are_letters_digits_and_dashes() {
+    for name in ["", "a/b", "..", "a b", "ä", "a\0", &"x".repeat(65)] {
+        let outcome = changed(|spec| spec.attachments[1].name = name.to_owned());
+        assert_eq!(outcome, Err(SpecError::Name { attachment: 1 }), "{name:?}");
+    }
+}
+
+#[test]
+fn bar_sizes_are_powers_of_two_in_range() {
+    for size in [0, 8, 24, 1 << 32, u64::MAX] {
+        let outcome = changed(|spec| spec.bars[5] = Some(BarSpec::trapped(size)));
+        assert_eq!(outcome, Err(SpecError::BarSize { bar: 5, size }));
+    }
+    assert_eq!(changed(|spec| spec.bars[5] = Some(BarSpec::io(4))), Ok(()));
+}
+
+#[test]
+fn wide_bar_takes_the_next_one() {
+    let wide = BarKind::Memory64 { prefetchable: true };
+
+    assert_eq!(changed(|spec| bar(spec, 3).kind = wide), Err(SpecError::Bar64 { bar: 3 }));
+    assert_eq!(changed(|spec| bar(spec, 4).kind = wide), Ok(()));
+
+    let last = changed(|spec| {
+        spec.bars[5] = Some(BarSpec { kind: wide, ..BarSpec::trapped(4096) });
+    });
+
+    assert_eq!(last, Err(SpecError::Bar64 { bar: 5 }));
+}
+
+#[test]
+fn areas_are_aligned_ascending_inside_and_of_one_kind() {
+    let area = |offset, length| Area { offset, length, kind: AreaKind::Mapped };
+    let wrong = [
+        vec![area(0x800, 0x1000)],
+        vec![area(0, 0x800)],
+        vec![area(0, 0)],
+        vec![area(0x1000, 0x1000), area(0x1000, 0x1000)],
+        vec![area(0x2000, 0x1000), area(0, 0x1000)],
+        vec![area(0x3000, 0x2000)],
+        vec![area(u64::MAX - 0xfff, 0x1000)],
+        vec![area(0, 0x1000), Area { offset: 0x1000, length: 0x1000, kind: AreaKind::Mirrored }],
+    ];
+    for areas in wrong {
+        let outcome = changed(|spec| bar(spec, 4).areas = areas.clone());
+        assert!(matches!(outcome, Err(SpecError::Area { bar: 4, .. })), "{areas:?}");
+    }
+
+    let ports = changed(|spec| bar(spec, 4).kind = BarKind::Io);
+
+    assert!(matches!(ports, Err(SpecError::Area { bar: 4, .. })));
+}
+
+#[test]
+fn msix_has_vectors_in_trapped_memory() {
+    let msix =
+        |change: fn(&mut nicforge_core::spec::MsixSpec)| changed(|spec| change(spec.msix.as_mut().unwrap()));
+
+    assert_eq!(msix(|msix| msix.vectors = 0), Err(SpecError::Vectors { vectors: 0 }));
+    assert_eq!(msix(|msix| msix.vectors = 2049), Err(SpecError::Vectors { vectors: 2049 }));
+
+    for wrong in [
+        msix(|msix| msix.table = 0x800),
+        msix(|msix| msix.table = 0x4000),
+        msix(|msix| msix.pba = u32::MAX - 0xfff),
+        msix(|msix| msix.bar = 1),
+        msix(|msix| msix.bar = 5),
+        msix(|msix| msix.bar = 200),
+    ] {
+        assert!(matches!(wrong, Err(SpecError::Place { .. })), "{wrong:?}");
+    }
+}
+
+#[test]
+fn pages_of_the_core_lie_apart() {
+    let table_on_control = changed(|spec| spec.msix.as_mut().unwrap().table = 0x1000);
+    let bits_on_table = changed(|spec| spec.msix.as_mut().unwrap().pba = 0x2000);
+    let long_table = changed(|spec| spec.msix.as_mut().unwrap().vectors = 257);
+
+    for wrong in [table_on_control, bits_on_table, long_table] {
+        assert!(matches!(wrong, Err(SpecError::Place { bar: 0, .. })), "{wrong:?}");
+    }
+}
+
+#[test]
+fn rings_lie_in_mapped_memory_of_the_attachment() {
+    let rings =
+        |change: fn(&mut nicforge_core::spec::RingSpec)| changed(|spec| change(spec.rings.as_mut().unwrap()));
+
+    for wrong in
+        [rings(|rings| rings.count = 9), rings(|rings| rings.cells = 32), rings(|rings| rings.cells = 100)]
+    {
+        assert!(matches!(wrong, Err(SpecError::Rings { .. })), "{wrong:?}");
+    }
+
+    for wrong in [
+        rings(|rings| rings.bar = 2),
+        rings(|rings| rings.bar = 9),
+        rings(|rings| rings.offset = 64),
+        rings(|rings| rings.offset = 0x2_0000),
+        rings(|rings| rings.mirror_bar = 1),
+        rings(|rings| rings.mirror_bar = 6),
+        rings(|rings| rings.control_bar = 1),
+        rings(|rings| rings.control_offset = 0x4000),
+    ] {
+        assert!(matches!(wrong, Err(SpecError::Place { .. })), "{wrong:?}");
+    }
+
+    let of_the_group = changed(|spec| bar(spec, 1).scope = Scope::Group);
+
+    assert!(matches!(of_the_group, Err(SpecError::Place { bar: 1, .. })));
+}
+
+#[test]
+fn without_rings_their_place_means_nothing() {
+    let mut machine = nicforge_core::machine::Machine::new();
+    let mut none = spec();
+    let rings = none.rings.as_mut().unwrap();
+    (rings.count, rings.bar) = (0, 9);
+
+    let (function, _) = crate::common::add(&mut machine, "node0", none);
+
+    machine.attach(function, crate::common::A).unwrap();
+
+    assert_eq!(crate::common::read_control(&mut machine, crate::common::A, crate::common::GENERATION), 1);
+}

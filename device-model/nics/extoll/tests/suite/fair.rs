@@ -1,0 +1,298 @@
+//! Arbitration of links: between VPIDs of a card, between them and transit packets, and the sends
+//! that the watchdog ends.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use crate::common::{Client, Rig, plain_link, posting::Posting};
+use nicforge_core::{
+    fabric::LinkSpec,
+    machine::{Access, region},
+    time::Nanos,
+};
+use nicforge_extoll::{Topology, TopologyLink, wire::CHANNELS};
+use nicforge_hwi::{
+    extoll::{BAR_VELO, error, mirror},
+    extoll_velo::address,
+};
+
+/// Packets for each function in one turn.
+const BUDGET: u32 = 64;
+/// The length of a turn of an engine that rarely gets the processor, in nanoseconds. The watchdog
+/// is 12 to 16 such turns.
+const RARE: u64 = 40_000_000;
+/// The watchdog, unless a test sets another.
+const WATCHDOG: u64 = 500_000_000;
+/// More slots than a turn fills in each ring, with two or three cards.
+const SLOTS: u64 = 1024;
+
+fn link(credits: u32) -> LinkSpec {
+    LinkSpec { credits: vec![credits; CHANNELS], ..plain_link() }
+}
+
+/// Returns a row of cards. The cards at the ends reach each other through those between.
+fn chain(cards: u32) -> Topology {
+    let links = (1..cards).map(|right| TopologyLink { a: (right - 1, 1), b: (right, 0) }).collect();
+    Topology::from_links(cards, links).unwrap()
+}
+
+/// Messages from one VPID to another.
+struct Flow {
+    sender: Client,
+    ring: Posting,
+    receiver: Client,
+    /// Messages that may be in flight.
+    window: u64,
+    sent: u64,
+    received: u64,
+}
+
+impl Flow {
+    fn new(rig: &mut Rig, from: (u32, u16), to: (u32, u16)) -> Self {
+        let receiver = rig.receiver(to.0, to.1, SLOTS);
+        let sender = rig.attach(from.0, from.1);
+        let ring = Posting::of(&sender);
+        Self { sender, ring, receiver, window: u64::MAX, sent: 0, received: 0 }
+    }
+
+    /// Restricts the flow to one message in flight.
+    fn one_by_one(self) -> Self {
+        Self { window: 1, ..self }
+    }
+
+    /// Takes the messages that have arrived, and posts as many as possible.
+    fn turn(&mut self) {
+        let came = self.receiver.take_all();
+        for message in &came {
+            assert_eq!(message.bytes, self.received.to_le_bytes(), "in order, each once");
+            self.received += 1;
+        }
+
+        let offset = address::encode(self.receiver.node, self.receiver.vpid, 0, 1);
+        while self.sent - self.received < self.window
+            && self.ring.offer(BAR_VELO, offset, &self.sent.to_le_bytes())
+        {
+            self.sent += 1;
+        }
+    }
+
+    fn errors(&self) -> u64 {
+        self.sender.shown(mirror::ERRORS)
+    }
+}
+
+/// Steps a machine that looks at what its clients have stored, even without a wake-up.
+fn step(rig: &mut Rig) {
+    rig.machine.rescan();
+    rig.machine.step(rig.now, BUDGET);
+}
+
+/// Runs `turns` turns of `tick` nanoseconds. Returns the number of messages that each flow has
+/// received in them.
+fn go(rig: &mut Rig, flows: &mut [Flow], turns: u32, tick: u64) -> Vec<u64> {
+    let before: Vec<_> = flows.iter().map(|flow| flow.received).collect();
+
+    for _ in 0..turns {
+        flows.iter_mut().for_each(Flow::turn);
+        rig.now = Nanos(rig.now.0 + tick);
+        step(rig);
+    }
+
+    flows.iter().zip(before).map(|(flow, before)| flow.received - before).collect()
+}
+
+/// A card sends on a link that packets from its neighbour fill. Returns the number of its messages
+/// received, and of those that passed through.
+fn beside_transit(spec: &LinkSpec, senders: [u16; 2], watchdog: u64, tick: u64) -> (u64, u64) {
+    let mut rig = Rig::with(&chain(3), 8, spec, |config| config.watchdog = watchdog);
+    let [through, own] = senders;
+    let ways = (0..through).map(|vpid| (0, vpid, vpid)).chain((0..own).map(|vpid| (1, vpid, through + vpid)));
+
+    let mut flows: Vec<_> =
+        ways.map(|(node, vpid, target)| Flow::new(&mut rig, (node, vpid), (2, target))).collect();
+
+    go(&mut rig, &mut flows, 50, tick);
+    let received = go(&mut rig, &mut flows, 1000, tick);
+
+    assert!(flows.iter().all(|flow| flow.errors() == 0), "nobody is dropped: {received:?}");
+    assert!(received.iter().all(|&messages| messages > 0), "nobody starves: {received:?}");
+
+    let (passed, own) = received.split_at(through.into());
+    (own.iter().sum(), passed.iter().sum())
+}
+
+#[test]
+fn a_card_and_transit_packets_share_a_link() {
+    for credits in [1, 2, 4, 5, 16, 32, 64] {
+        for senders in [[1, 1], [2, 1], [1, 3]] {
+            let (own, passed) = beside_transit(&link(credits), senders, WATCHDOG, RARE);
+            let all = own + passed;
+            // A link carries one turn's worth of credits in each turn.
+            let full = u64::from(credits) * 1000;
+            assert!(all * 10 >= full * 9, "{credits} credits, {senders:?}: {own} and {passed} of {full}");
+            assert!(
+                own * 3 >= all && passed * 3 >= all,
+                "{credits} credits, {senders:?}: {own} and {passed}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_card_and_transit_packets_share_a_link_with_a_rate() {
+    for (credits, delay, bits_per_second) in [(16, 2_000, 0), (16, 0, 1_000_000_000), (4, 700, 1_000_000_000)]
+    {
+        let spec = LinkSpec { delay, bits_per_second, ..link(credits) };
+        for tick in [300, 1_000, 2_000] {
+            let (own, passed) = beside_transit(&spec, [1, 1], 100_000, tick);
+            let all = own + passed;
+            assert!(own * 4 >= all && passed * 4 >= all, "{spec:?}, {tick} ns: {own} and {passed}");
+        }
+    }
+}
+
+#[test]
+fn vpids_that_fill_a_link_get_equal_parts() {
+    // The numbers of credits are fewer than one VPID could use, exactly as many, and so many that
+    // the second one gets a part. With a delay the credits return every second and every third
+    // turn.
+    for (credits, delay) in
+        [(1, 0), (16, 0), (64, 0), (80, 0), (150, 0), (16, RARE), (16, 2 * RARE), (80, RARE)]
+    {
+        for senders in [vec![0, 1], vec![0, 5], vec![1, 2, 3], vec![0, 1, 3, 4, 6]] {
+            let mut rig = Rig::with(&chain(2), 8, &LinkSpec { delay, ..link(credits) }, |_| {});
+
+            // Clients without messages have no effect.
+            let idle: Vec<_> =
+                (0..8).filter(|vpid| !senders.contains(vpid)).map(|vpid| rig.attach(0, vpid)).collect();
+            let mut flows: Vec<_> =
+                senders.iter().map(|&vpid| Flow::new(&mut rig, (0, vpid), (1, vpid))).collect();
+
+            go(&mut rig, &mut flows, 50, RARE);
+            let received = go(&mut rig, &mut flows, 1000, RARE);
+
+            let (least, most) = (received.iter().min().unwrap(), received.iter().max().unwrap());
+            assert!(least * 10 >= most * 9, "{credits} credits, {delay} ns, {senders:?}: {received:?}");
+            assert!(flows.iter().all(|flow| flow.errors() == 0));
+            drop(idle);
+        }
+    }
+}
+
+#[test]
+fn vpids_that_fill_another_link_do_not_change_equal_parts() {
+    for credits in [16, 80] {
+        let mut rig = Rig::with(&chain(3), 4, &link(credits), |_| {});
+        let ways = [(0, 0), (1, 2), (2, 2), (3, 2)];
+        let mut flows: Vec<_> =
+            ways.iter().map(|&(vpid, node)| Flow::new(&mut rig, (1, vpid), (node, vpid))).collect();
+
+        go(&mut rig, &mut flows, 50, RARE);
+        let received = go(&mut rig, &mut flows, 1000, RARE);
+
+        let (least, most) = (received[1..].iter().min().unwrap(), received[1..].iter().max().unwrap());
+        assert!(
+            least * 10 >= most * 9 && received[0] >= u64::from(credits.min(BUDGET)) * 1000,
+            "{received:?}"
+        );
+    }
+}
+
+#[test]
+fn a_sender_that_waits_for_a_receiver_takes_nothing_from_a_stream_and_ends_in_time() {
+    // The VPID of the blocked sender is before that of the stream in the card's order, and behind
+    // it.
+    for (unresponsive, streams) in [(0, 1), (1, 0)] {
+        let tick = WATCHDOG / 100;
+        let mut alone = Rig::with(&chain(2), 4, &link(64), |_| {});
+        let mut flows = [Flow::new(&mut alone, (0, streams), (1, streams))];
+        let rate = go(&mut alone, &mut flows, 80, tick)[0];
+
+        let mut rig = Rig::with(&chain(2), 4, &link(64), |_| {});
+        let mut flows = [Flow::new(&mut rig, (0, streams), (1, streams))];
+        let to_unresponsive = rig.attach(0, unresponsive);
+        let _unresponsive = rig.receiver(1, unresponsive, 64);
+        let mut ring = Posting::of(&to_unresponsive);
+        for number in 0..33u64 {
+            ring.post(BAR_VELO, address::encode(1, unresponsive, 0, 1), &number.to_le_bytes());
+        }
+
+        let beside = go(&mut rig, &mut flows, 80, tick)[0];
+        assert!(beside * 100 >= rate * 97, "{beside} instead of {rate}");
+
+        // 32 messages have left, and one has waited since the first or second turn.
+        assert_eq!(to_unresponsive.shown(mirror::VELO_SENT), 32);
+        assert_eq!(to_unresponsive.shown(mirror::ERRORS), 0);
+
+        let mut turns = 80;
+        while to_unresponsive.shown(mirror::ERRORS) == 0 {
+            go(&mut rig, &mut flows, 1, tick);
+            turns += 1;
+            assert!(turns <= 103, "the watchdog has not ended it");
+        }
+        assert!(turns >= 100, "ended after {turns} turns");
+
+        assert_eq!(to_unresponsive.last_error().0, error::WATCHDOG);
+        assert_eq!(flows[0].errors(), 0);
+    }
+}
+
+#[test]
+fn a_ping_pong_costs_a_stream_no_more_than_its_own_messages() {
+    for (stream, ping_pong) in [(0, 1), (1, 0)] {
+        for credits in [16, 64] {
+            let mut alone = Rig::with(&chain(2), 4, &link(credits), |_| {});
+            let mut flows = [Flow::new(&mut alone, (0, stream), (1, stream))];
+            let rate = go(&mut alone, &mut flows, 1000, 1_000)[0];
+
+            let mut rig = Rig::with(&chain(2), 4, &link(credits), |_| {});
+            let mut flows = [
+                Flow::new(&mut rig, (0, stream), (1, stream)),
+                Flow::new(&mut rig, (0, ping_pong), (1, ping_pong)).one_by_one(),
+            ];
+            let received = go(&mut rig, &mut flows, 1000, 1_000);
+            assert!(received.iter().sum::<u64>() * 100 >= rate * 95, "{received:?} instead of {rate}");
+            assert!(received[1] >= 300, "{received:?}");
+        }
+    }
+}
+
+/// Two VPIDs fill one ring, of which 8 messages are taken in each turn. Returns the number of
+/// messages from each. Before each turn, `reader` reads a register, if there is one.
+fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
+    let mut rig = Rig::with(&chain(2), 4, &link(64), |_| {});
+    let mut receiver = rig.receiver(1, 0, 64);
+    let senders = [rig.attach(0, 0), rig.attach(0, 1)];
+    let mut rings = senders.each_ref().map(Posting::of);
+    let mut came = [0u64; 2];
+
+    for _ in 0..1000 {
+        for ring in &mut rings {
+            while ring.offer(BAR_VELO, address::encode(1, 0, 0, 1), &[7; 8]) {}
+        }
+
+        for message in std::iter::from_fn(|| receiver.take()).take(8) {
+            came[usize::from(message.from.1)] += 1;
+        }
+        receiver.give_back();
+
+        rig.now = Nanos(rig.now.0 + 1_000_000);
+        if let Some(reader) = reader {
+            // The read waits behind the posted messages of the same client.
+            let Client { function, who, .. } = senders[reader];
+            let outcome = rig.machine.read(function, who, region::BAR0, 0, &mut [0; 8]).unwrap();
+            assert_eq!(outcome, Access::Stalled);
+        }
+        step(&mut rig);
+    }
+
+    let errors = senders.each_ref().map(|sender| (sender.shown(mirror::ERRORS), sender.last_error()));
+    assert_eq!(errors.map(|(errors, _)| errors), [0; 2], "{errors:?}, {came:?}");
+    came
+}
+
+#[test]
+fn vpids_that_wait_for_the_same_receiver_take_turns() {
+    for reader in [None, Some(0), Some(1)] {
+        let came = to_one_receiver(reader);
+        assert!(came[0] * 10 >= came[1] * 9 && came[1] * 10 >= came[0] * 9, "{reader:?}: {came:?}");
+    }
+}

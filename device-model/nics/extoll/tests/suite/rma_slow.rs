@@ -1,0 +1,412 @@
+//! Clients that answer messages for their memory slowly: the effect on themselves and on others.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::VecDeque;
+
+use crate::common::{
+    Rig, plain_link,
+    rma::{OPEN, Peer},
+};
+use nicforge_core::{
+    context::Outgoing,
+    dma::{DmaBacking, DmaPermission},
+    fabric::LinkSpec,
+    machine::Next,
+    time::Nanos,
+};
+use nicforge_extoll::{Topology, wire::CHANNELS};
+use nicforge_hwi::{
+    extoll_atu::page,
+    extoll_rma::{Command, command, notify, status},
+};
+
+const MILLISECOND: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MILLISECOND;
+/// Time between two turns of the machine.
+const TICK: u64 = MILLISECOND / 2;
+/// Time between two turns of a test that observes stages.
+const FINE: u64 = TICK / 25;
+/// Time that one slow client may take from another client's commands in [`WINDOW`].
+const HELD: u64 = 100 * MILLISECOND;
+const WINDOW: u64 = 5 * SECOND;
+/// Time that all slow clients of a card together may take in [`WINDOW`].
+const HELD_BY_ALL: u64 = 150 * MILLISECOND;
+/// IOVA and size of memory that is reached by messages.
+const REMOTE_BASE: u64 = 0x10_0000_0000;
+const BYTES: u64 = 1 << 20;
+const DONE: (u8, u8) = (notify::REQUESTER, status::DONE);
+const WITHDRAWN: (u8, u8) = (notify::REQUESTER, status::WITHDRAWN);
+
+/// A client whose memory is reached by messages. It answers one message at a time, each `delay`
+/// nanoseconds after the last one.
+struct Slow {
+    peer: Peer,
+    nla: u64,
+    bytes: Vec<u8>,
+    delay: u64,
+    last: Nanos,
+    waiting: VecDeque<Outgoing>,
+}
+
+impl Slow {
+    fn new(rig: &mut Rig, node: u32, vpid: u16, delay: u64) -> Self {
+        let peer = rig.unregistered_peer(node, vpid, 4096, 4096);
+        let nla = Self::register(rig, &peer);
+        let (bytes, waiting) = (vec![0; BYTES as usize], VecDeque::new());
+        Self { peer, nla, bytes, delay, last: Nanos::ZERO, waiting }
+    }
+
+    fn register(rig: &mut Rig, peer: &Peer) -> u64 {
+        let (function, who) = (peer.client.function, peer.client.who);
+        let permission = DmaPermission::READ_WRITE;
+        rig.machine.dma_map(function, who, REMOTE_BASE, BYTES, permission, DmaBacking::Remote).unwrap();
+        rig.register(&peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN).unwrap()
+    }
+
+    /// Answers the first messages that are due.
+    fn turn(&mut self, rig: &mut Rig) {
+        while rig.now >= self.last.after(self.delay)
+            && let Some(message) = self.waiting.pop_front()
+        {
+            self.answer(rig, message);
+            self.last = rig.now;
+        }
+    }
+
+    /// Carries out the access of a message and answers it.
+    fn answer(&mut self, rig: &mut Rig, message: Outgoing) {
+        match message {
+            Outgoing::DmaRead { id, function, attachment, iova, length } => {
+                let at = (iova - REMOTE_BASE) as usize;
+                let bytes = &self.bytes[at..at + length];
+                rig.machine.dma_read_done(function, attachment, id, Ok(bytes)).unwrap();
+            }
+            Outgoing::DmaWrite { id, function, attachment, iova, data } => {
+                let at = (iova - REMOTE_BASE) as usize;
+                self.bytes[at..at + data.len()].copy_from_slice(&data);
+                rig.machine.dma_write_done(function, attachment, id, Ok(())).unwrap();
+            }
+        }
+    }
+
+    /// Returns whether a message is for this client.
+    fn is_for(&self, message: &Outgoing) -> bool {
+        let (Outgoing::DmaRead { function, attachment, .. }
+        | Outgoing::DmaWrite { function, attachment, .. }) = message;
+        (*function, *attachment) == (self.peer.client.function, self.peer.client.who)
+    }
+}
+
+/// Returns two cards, joined by a link with as many credits as a machine file's default.
+fn rig() -> Rig {
+    let link = LinkSpec { credits: vec![32; CHANNELS], ..plain_link() };
+    Rig::with(&Topology::full_mesh(2).unwrap(), 16, &link, |_| {})
+}
+
+/// Passes one tick, in which clients get their messages and answer those that are due.
+fn tick(rig: &mut Rig, slow: &mut [Slow]) {
+    pass(rig, slow, TICK);
+}
+
+/// As [`tick`], of `nanoseconds` nanoseconds.
+fn pass(rig: &mut Rig, slow: &mut [Slow], nanoseconds: u64) {
+    for _ in 0..1000 {
+        let busy = rig.machine.step(rig.now, 64) == Next::Now;
+        let mut came = false;
+        while let Some(message) = rig.machine.pop_outgoing() {
+            let owner = slow.iter_mut().find(|owner| owner.is_for(&message));
+            owner.unwrap().waiting.push_back(message);
+            came = true;
+        }
+        slow.iter_mut().for_each(|owner| owner.turn(rig));
+        if !busy && !came {
+            break;
+        }
+    }
+
+    rig.now = rig.now.after(nanoseconds);
+}
+
+/// A client that posts commands one after the other, each when the last one has ended.
+struct Innocent {
+    peer: Peer,
+    command: Command,
+    since: Option<Nanos>,
+    ended: u64,
+    /// Nanoseconds that commands took beyond the tick of an idle card.
+    held: u64,
+    failed: Vec<(u8, u8)>,
+}
+
+impl Innocent {
+    fn new(peer: Peer, command: Command) -> Self {
+        Self { peer, command, since: None, ended: 0, held: 0, failed: Vec::new() }
+    }
+
+    fn turn(&mut self, rig: &mut Rig) {
+        let Some(since) = self.since else {
+            assert!(rig.post(&self.peer, self.command));
+            self.since = Some(rig.now);
+            return;
+        };
+        for notified in self.peer.outcomes() {
+            self.failed.extend((notified != DONE).then_some(notified));
+            self.held += (rig.now.0 - since.0).saturating_sub(TICK);
+            self.ended += 1;
+            self.since = None;
+        }
+    }
+
+    /// Returns the time for which commands were held, the present one included.
+    fn held_until(&self, now: Nanos) -> u64 {
+        self.held + self.since.map_or(0, |since| (now.0 - since.0).saturating_sub(TICK))
+    }
+}
+
+/// Posts a command up to twice, as far as the card takes it. That is more than a slow client
+/// answers.
+fn flood(rig: &mut Rig, from: &mut Peer, command: Command) {
+    from.take_all();
+    let _ = (0..2).all(|_| rig.post(from, command));
+}
+
+/// The commands by which clients of node 0 reach the memory of slow clients of node 1.
+#[derive(Clone, Copy, Debug)]
+enum Attack {
+    Gets,
+    Puts,
+    /// Puts from memory that is reached by messages, which are answered at once.
+    StagedPuts,
+}
+
+impl Attack {
+    fn command(self, (vpid, nla): (u16, u64), own: u64) -> Command {
+        match self {
+            Self::Gets => Command::new(1, vpid, command::GET, 0, 8, nla, own),
+            _ => Command::new(1, vpid, command::PUT, 0, 8, own, nla),
+        }
+    }
+}
+
+/// Floods the memory of `owners` slow clients for a window. Returns how long an innocent client's
+/// commands were held, and how many have ended.
+fn beside(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
+    let mut rig = rig();
+    let (target, source) = (rig.peer(1, 0, 4096), rig.peer(0, 0, 4096));
+    let put = Command::new(1, 0, command::PUT, notify::REQUESTER, 8, source.nla, target.nla);
+    let mut innocent = Innocent::new(source, put);
+
+    let mut slow: Vec<_> = (1..=owners).map(|vpid| Slow::new(&mut rig, 1, vpid, delay)).collect();
+    let targets: Vec<_> = slow.iter().map(|owner| (owner.peer.client.vpid, owner.nla)).collect();
+    let mut helpers = Vec::new();
+    match attack {
+        Attack::StagedPuts => slow.extend((1..16).map(|vpid| Slow::new(&mut rig, 0, vpid, 0))),
+        _ => helpers.extend((1..16).map(|vpid| rig.peer(0, vpid, 4096))),
+    }
+
+    let start = rig.now;
+    while rig.now < start.after(WINDOW) {
+        let mut victims = targets.iter().cycle();
+        for helper in &mut helpers {
+            let command = attack.command(*victims.next().unwrap(), helper.nla);
+            flood(&mut rig, helper, command);
+        }
+        for helper in slow.iter_mut().skip(owners.into()) {
+            let command = attack.command(*victims.next().unwrap(), helper.nla);
+            flood(&mut rig, &mut helper.peer, command);
+        }
+        innocent.turn(&mut rig);
+        tick(&mut rig, &mut slow);
+    }
+
+    assert_eq!(innocent.failed, [], "{attack:?}");
+    assert!(rig.counter(1, "rma_hurried") > 0, "{attack:?}: the side queues were full");
+    (innocent.held_until(rig.now), innocent.ended)
+}
+
+#[test]
+fn a_slow_owner_of_memory_holds_no_innocent_command_for_long() {
+    let attacks = [Attack::Gets, Attack::Puts, Attack::StagedPuts];
+    for (attack, delay) in attacks.map(|attack| (attack, 90)).into_iter().chain([(Attack::Gets, 60)]) {
+        let (held, ended) = beside(attack, 1, delay * MILLISECOND);
+        assert!(held <= HELD, "{attack:?}, {delay} ms an answer: held for {held} ns, {ended} ended");
+        assert!(ended >= 4000, "{attack:?}, {delay} ms an answer: {ended} ended");
+    }
+}
+
+#[test]
+fn slow_owners_of_one_card_together_hold_no_innocent_command_for_long() {
+    for attack in [Attack::Gets, Attack::Puts] {
+        let (held, ended) = beside(attack, 3, 90 * MILLISECOND);
+        assert!(held <= HELD_BY_ALL, "{attack:?}: held for {held} ns, {ended} ended");
+    }
+}
+
+#[test]
+fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage() {
+    let mut rig = rig();
+    let owner = Slow::new(&mut rig, 0, 1, 0);
+    let (there, here) = (rig.peer(0, 0, 4096), rig.peer(1, 0, 4096));
+    let near = rig.peer(1, 1, 4096);
+    // One innocent client reads memory of the owner, the other one mapped memory.
+    let get = |(vpid, from), to| Command::new(0, vpid, command::GET, notify::REQUESTER, 8, from, to);
+    let staged = get((1, owner.nla), here.nla);
+    let mapped = get((0, there.nla), near.nla);
+    let mut innocents = [Innocent::new(here, staged), Innocent::new(near, mapped)];
+    let mut slow: Vec<_> = (2..5).map(|vpid| Slow::new(&mut rig, 1, vpid, 90 * MILLISECOND)).collect();
+    let address = owner.nla;
+    slow.push(owner);
+
+    let start = rig.now;
+    while rig.now < start.after(WINDOW) {
+        for attacker in &mut slow[..3] {
+            let command = get((1, address), attacker.nla);
+            flood(&mut rig, &mut attacker.peer, command);
+        }
+        // A stage is looked at again after 20 microseconds.
+        for _ in 0..TICK / FINE {
+            innocents.iter_mut().for_each(|innocent| innocent.turn(&mut rig));
+            pass(&mut rig, &mut slow, FINE);
+        }
+    }
+
+    for innocent in &innocents {
+        let held = innocent.held_until(rig.now);
+        assert_eq!(innocent.failed, []);
+        assert!(held <= HELD_BY_ALL, "held for {held} ns, {} ended", innocent.ended);
+    }
+}
+
+/// Runs until a client has notifications of `commands` commands, and returns their ends.
+fn wait(rig: &mut Rig, slow: &mut [Slow], peer: &mut Peer, commands: usize) -> Vec<(u8, u8)> {
+    let limit = rig.now.after(60 * SECOND);
+    let mut notified = peer.outcomes();
+
+    while notified.len() < commands {
+        assert!(rig.now < limit, "{} of {commands} have ended", notified.len());
+        tick(rig, slow);
+        notified.extend(peer.outcomes());
+    }
+    notified
+}
+
+#[test]
+fn a_client_that_answers_at_once_is_served_as_if_nothing_were_bounded() {
+    let mut rig = rig();
+    let mut slow = [Slow::new(&mut rig, 1, 1, 0)];
+    let nla = slow[0].nla;
+    let mut peers: Vec<_> = (0..16).map(|vpid| rig.peer(0, vpid, BYTES)).collect();
+    let length = (BYTES / 16) as u32;
+    for (place, peer) in (0..).zip(&peers) {
+        peer.write(0, &vec![place as u8 + 1; BYTES as usize]);
+    }
+
+    // Each client has its own part of the memory. Much more is in flight than a side queue holds.
+    for round in 0..8 {
+        for (place, peer) in (0..).zip(&peers) {
+            let there = nla + place * u64::from(length);
+            let put = Command::new(1, 1, command::PUT, notify::REQUESTER, length, peer.nla, there);
+            let back = peer.nla + u64::from(length);
+            let get = Command::new(1, 1, command::GET, notify::REQUESTER, length, there, back);
+            for _ in 0..8 {
+                assert!(rig.post(peer, put) && rig.post(peer, get), "round {round}");
+            }
+        }
+        for (place, peer) in (0..).zip(&mut peers) {
+            assert_eq!(wait(&mut rig, &mut slow, peer, 16), [DONE; 16], "round {round}");
+            assert!(peer.read(length.into(), length as usize).iter().all(|&byte| byte == place + 1));
+        }
+    }
+    assert_eq!(rig.counter(1, "rma_hurried"), 0);
+    assert_eq!(rig.counter(1, "rma_completed") + rig.counter(0, "rma_completed"), 8 * 16 * 16);
+}
+
+#[test]
+fn a_slow_client_alone_gets_every_transfer_at_its_own_pace() {
+    let mut rig = rig();
+    let mut slow = [Slow::new(&mut rig, 1, 1, 90 * MILLISECOND)];
+    let mut here = rig.peer(0, 0, BYTES);
+    here.write(0, &vec![7; BYTES as usize]);
+
+    for command in [command::PUT, command::GET] {
+        // A piece takes 90 ms, so that these 16 take longer than a budget.
+        let (source, destination) =
+            if command == command::PUT { (here.nla, slow[0].nla) } else { (slow[0].nla, here.nla) };
+        let command = Command::new(1, 1, command, notify::REQUESTER, BYTES as u32, source, destination);
+        for _ in 0..3 {
+            assert!(rig.post(&here, command));
+            assert_eq!(wait(&mut rig, &mut slow, &mut here, 1), [DONE]);
+        }
+        // Puts are posted, so the client has yet to answer the last ones.
+        while !slow[0].waiting.is_empty() {
+            tick(&mut rig, &mut slow);
+        }
+    }
+    assert!(slow[0].bytes.iter().all(|&byte| byte == 7));
+    assert_eq!(rig.counter(1, "rma_hurried"), 0);
+}
+
+#[test]
+fn an_unresponsive_client_is_served_again_when_it_answers_and_after_a_reset() {
+    let mut rig = rig();
+    let mut slow = [Slow::new(&mut rig, 1, 1, u64::MAX / 2)];
+    let mut here = rig.peer(0, 0, BYTES);
+    let get = |nla, to| Command::new(1, 1, command::GET, notify::REQUESTER, 8, nla, to);
+    for round in 0..4 {
+        // The client answers nothing, and all waiting commands end together.
+        (slow[0].last, slow[0].delay) = (rig.now, 3600 * SECOND);
+        let command = get(slow[0].nla, here.nla);
+        assert!((0..8).all(|_| rig.post(&here, command)));
+        let start = rig.now;
+        assert_eq!(wait(&mut rig, &mut slow, &mut here, 8), [WITHDRAWN; 8], "round {round}");
+        assert!(rig.now.0 - start.0 <= 110 * MILLISECOND, "round {round}");
+
+        if round % 2 == 0 {
+            slow[0].delay = 0;
+            tick(&mut rig, &mut slow);
+        } else {
+            slow[0].waiting.clear();
+            reset(&mut rig, &mut slow[0]);
+            slow[0].delay = 0;
+        }
+        let command = get(slow[0].nla, here.nla);
+        assert!((0..8).all(|_| rig.post(&here, command)));
+        assert_eq!(wait(&mut rig, &mut slow, &mut here, 8), [DONE; 8], "round {round}");
+    }
+}
+
+/// Resets a client, which then registers its memory again.
+fn reset(rig: &mut Rig, owner: &mut Slow) {
+    let (function, who) = (owner.peer.client.function, owner.peer.client.who);
+    rig.machine.reset_attachment(function, who).unwrap();
+    rig.run();
+    rig.enable_bus_master(function, who);
+    let others = rig.register(&owner.peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN);
+    owner.nla = others.unwrap();
+}
+
+#[test]
+fn packets_in_a_side_queue_end_when_their_owner_does() {
+    for deregistered in [true, false] {
+        let mut rig = rig();
+        let mut slow = [Slow::new(&mut rig, 1, 1, 3600 * SECOND)];
+        slow[0].last = rig.now;
+        let mut here = rig.peer(0, 0, BYTES);
+        let command = Command::new(1, 1, command::GET, notify::REQUESTER, 8, slow[0].nla, here.nla);
+        assert!((0..8).all(|_| rig.post(&here, command)));
+        (0..20).for_each(|_| tick(&mut rig, &mut slow));
+        assert_eq!(here.outcomes(), []);
+
+        let client = &slow[0].peer.client;
+        if deregistered {
+            rig.deregister(client, slow[0].nla);
+        } else {
+            rig.kill(client);
+        }
+        (0..4).for_each(|_| tick(&mut rig, &mut slow));
+        let notified = here.outcomes();
+        assert_eq!(notified.len(), 8);
+        assert!(notified.iter().all(|notified| *notified != DONE), "{notified:?}");
+        assert_eq!(rig.machine.fabric().packets_in_use(), 0);
+    }
+}

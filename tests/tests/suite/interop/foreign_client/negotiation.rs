@@ -1,0 +1,75 @@
+//! `VERSION` and `DEVICE_GET_INFO`.
+
+use std::io::ErrorKind;
+
+use nicforge_tests::backing::LIMIT;
+use nicforge_vfio_user::{
+    DEVICE_FLAGS_PCI, DEVICE_FLAGS_RESET, PCI_NUM_IRQS, PCI_NUM_REGIONS, wire::Capabilities,
+};
+use tempfile::TempDir;
+use vfio_user::{Client, Error};
+
+use super::{attachment, connect, proof, read};
+use crate::interop::common::{in_time, until, version_exchange};
+
+/// The crate proposes version 0.1 with a capability of an older draft. The reply has 0.0, and those
+/// of the named capabilities that the server knows.
+#[test]
+fn the_crates_version_is_answered_with_what_it_named() {
+    in_time(|| {
+        let (served, directory) = (proof(), TempDir::new().unwrap());
+        let [request, reply] =
+            version_exchange(&served.socket("fifo0", "user0"), directory.path(), |between| {
+                // The tap disconnects after the negotiation.
+                assert!(matches!(Client::new(between), Err(Error::StreamRead(_) | Error::StreamWrite(_))));
+            });
+
+        let named = |max_msg_fds| Capabilities {
+            max_msg_fds: Some(max_msg_fds),
+            max_data_xfer_size: Some(1 << 20),
+            ..Capabilities::default()
+        };
+
+        assert_eq!((request.message.major, request.message.minor), (0, 1));
+        assert_eq!(request.message.capabilities, Some(named(1)));
+        assert!(request.json.contains(r#""migration":{"pgsize":"#), "{}", request.json);
+        assert_eq!((reply.message.major, reply.message.minor), (0, 0));
+        assert_eq!(reply.message.capabilities, Some(named(16)));
+        assert!(!reply.json.contains("migration"), "{}", reply.json);
+    });
+}
+
+/// When it connects, the crate requests the information of the device and of all its regions. It
+/// misreads the reset flag as its opposite.
+#[test]
+fn the_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_without_reset() {
+    in_time(|| {
+        let served = proof();
+        let client = connect(&served, "fifo0", "user0");
+
+        let indices: Vec<_> = (0..100).filter(|&index| client.region(index).is_some()).collect();
+        assert_eq!(indices, (0..PCI_NUM_REGIONS).collect::<Vec<_>>());
+        assert!(!client.resettable());
+
+        let ours = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
+        let info = ours.device_info().unwrap();
+
+        assert_eq!(info.flags, DEVICE_FLAGS_PCI | DEVICE_FLAGS_RESET);
+        assert_eq!((info.num_regions, info.num_irqs), (PCI_NUM_REGIONS, PCI_NUM_IRQS));
+    });
+}
+
+/// The refusal is an error reply to `VERSION`, which the crate reads as the start of a longer one.
+/// Only the server's disconnect ends its wait.
+#[test]
+fn a_second_client_of_the_crate_ends_when_the_server_hangs_up() {
+    in_time(|| {
+        let served = proof();
+        let mut first = connect(&served, "fifo0", "user0");
+
+        let second = Client::new(&served.socket("fifo0", "user0"));
+        assert!(matches!(second, Err(Error::StreamRead(error)) if error.kind() == ErrorKind::UnexpectedEof));
+        until("the refusal is counted", || attachment(&served, "fifo0", "user0").server.refused == 1);
+        assert_eq!(read(&mut first, 7, 0), [0xfc, 0x1e, 0x01, 0x00]);
+    });
+}

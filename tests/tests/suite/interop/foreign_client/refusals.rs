@@ -1,0 +1,58 @@
+//! The crate's client after a refused request.
+//!
+//! An error reply is only a header. The crate reads the whole expected reply without examining the
+//! header first, so it waits for bytes that never arrive. The server's reply is correct, and the
+//! server is not affected.
+
+use std::{io::ErrorKind, thread};
+
+use nicforge_hwi::proof::slot_fifo::REG_FILL;
+use nicforge_tests::backing::Rig;
+use nicforge_vfio_user::PCI_NUM_IRQS;
+use vfio_user::{Client, Error};
+
+use super::{attachment, connect, proof};
+use crate::interop::common::{in_time, until};
+
+/// Checks that `request` is refused, that its caller waits until the connection ends, and that
+/// others are served.
+fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<(), Error> + Send + 'static) {
+    in_time(|| {
+        let served = proof();
+        let mut client = connect(&served, "fifo0", "user0");
+        let messages = || attachment(&served, "fifo0", "user0").client.unwrap().messages;
+        let before = messages();
+
+        let caller = thread::spawn(move || request(&mut client));
+        until("the request is answered", || messages() == before + 1);
+
+        let other = served.open("fifo0", "user1");
+        assert_eq!(other.bar(0).unwrap().read32(REG_FILL).unwrap(), 0);
+        assert!(!caller.is_finished());
+
+        served.evict("fifo0", "user0");
+        let ended = caller.join().unwrap();
+
+        assert!(matches!(ended, Err(Error::StreamRead(error)) if error.kind() == ErrorKind::UnexpectedEof));
+    });
+}
+
+#[test]
+fn a_read_out_of_range_keeps_the_crate_waiting_and_nobody_else() {
+    is_refused_and_waits_for_the_end(|client| client.region_read(7, 1 << 20, &mut [0; 4]));
+}
+
+#[test]
+fn a_write_out_of_range_keeps_the_crate_waiting_and_nobody_else() {
+    is_refused_and_waits_for_the_end(|client| client.region_write(1, 1 << 40, &[0; 4]));
+}
+
+#[test]
+fn an_interrupt_type_that_does_not_exist_keeps_the_crate_waiting_and_nobody_else() {
+    is_refused_and_waits_for_the_end(|client| client.get_irq_info(PCI_NUM_IRQS).map(drop));
+}
+
+#[test]
+fn an_unmap_of_what_is_not_mapped_keeps_the_crate_waiting_and_nobody_else() {
+    is_refused_and_waits_for_the_end(|client| client.dma_unmap(0x1000, 0x1000));
+}

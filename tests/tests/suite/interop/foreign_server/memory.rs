@@ -1,0 +1,113 @@
+//! `DMA_MAP` and `DMA_UNMAP`.
+
+use std::os::fd::AsFd;
+
+use nicforge_shm::SharedMemory;
+use nicforge_vfio_user::{
+    Client, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, DmaUnmap, Errno, IrqAction, IrqPayload, PCI_MSIX_IRQ,
+};
+
+use super::{card::reg, rig::Rig};
+use crate::interop::common::{eventfd, in_time, signals};
+
+const PAGE: u64 = 0x1000;
+const SOURCE: u64 = 0x10_0000;
+const TARGET: u64 = 0x50_0000;
+const BOTH_WAYS: u32 = DMA_FLAG_READ | DMA_FLAG_WRITE;
+
+fn range(flags: u32, address: u64, offset: u64) -> DmaMap {
+    DmaMap { flags, offset, address, size: PAGE }
+}
+
+/// Copies `len` bytes from [`SOURCE`] to [`TARGET`] and returns whether that succeeded.
+fn copy(client: &Client, len: u32) -> bool {
+    let done = eventfd();
+    let payload = [Some(done.as_fd())];
+    client.set_irqs(PCI_MSIX_IRQ, 0, IrqAction::Trigger, IrqPayload::EventFd(&payload)).unwrap();
+    client.region_write(0, reg::SOURCE, &SOURCE.to_le_bytes(), false).unwrap();
+    client.region_write(0, reg::TARGET, &TARGET.to_le_bytes(), false).unwrap();
+    client.region_write(0, reg::COPY, &len.to_le_bytes(), false).unwrap();
+
+    assert_eq!(signals(&done), 1);
+
+    let mut copied = [0; 4];
+    client.region_read(0, reg::COPIED, &mut copied).unwrap();
+    u32::from_le_bytes(copied) == 1
+}
+
+fn bytes(memory: &SharedMemory, at: u64) -> [u8; 64] {
+    let mut data = [0; 64];
+    memory.read(at, &mut data).unwrap();
+    data
+}
+
+#[test]
+fn the_crates_device_copies_within_memory_that_we_mapped() {
+    in_time(|| {
+        let rig = Rig::start();
+        let client = rig.client();
+        let memory = SharedMemory::create("ours", 4 * PAGE as usize).unwrap();
+
+        memory.write(PAGE, &[3; 64]).unwrap();
+        client.dma_map(range(DMA_FLAG_READ, SOURCE, PAGE), memory.fd()).unwrap();
+        client.dma_map(range(BOTH_WAYS, TARGET, 3 * PAGE), memory.fd()).unwrap();
+
+        assert!(copy(&client, 64));
+        assert_eq!(bytes(&memory, 3 * PAGE), [3; 64]);
+
+        let maps = [(DMA_FLAG_READ, SOURCE, PAGE, true), (BOTH_WAYS, TARGET, PAGE, true)];
+        assert_eq!(*rig.seen.maps.lock().unwrap(), maps);
+    });
+}
+
+#[test]
+fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
+    in_time(|| {
+        let rig = Rig::start();
+        let client = rig.client();
+        let memory = SharedMemory::create("ours", 2 * PAGE as usize).unwrap();
+
+        memory.write(0, &[3; 64]).unwrap();
+        client.dma_map(range(BOTH_WAYS, SOURCE, 0), memory.fd()).unwrap();
+        client.dma_map(range(BOTH_WAYS, TARGET, PAGE), memory.fd()).unwrap();
+
+        client.dma_unmap(DmaUnmap::Range { address: TARGET, size: PAGE }).unwrap();
+        assert!(!copy(&client, 64));
+        assert_eq!(bytes(&memory, PAGE), [0; 64]);
+
+        let again = client.dma_unmap(DmaUnmap::Range { address: TARGET, size: PAGE });
+        assert_eq!(again.unwrap_err().errno(), Errno::EIO);
+        assert_eq!(*rig.seen.unmaps.lock().unwrap(), [(0, TARGET, PAGE); 2]);
+    });
+}
+
+/// "All" is VFIO's flag, bit 1. The crate passes it on, although it has another name for that bit.
+#[test]
+fn unmap_all_reaches_the_crates_device_as_vfios_bit() {
+    in_time(|| {
+        let rig = Rig::start();
+        let client = rig.client();
+        let memory = SharedMemory::create("ours", PAGE as usize).unwrap();
+
+        client.dma_map(range(BOTH_WAYS, SOURCE, 0), memory.fd()).unwrap();
+        client.dma_unmap(DmaUnmap::All).unwrap();
+        assert!(!copy(&client, 0));
+
+        let [(flags, 0, 0)] = rig.seen.unmaps.lock().unwrap()[..] else { panic!("one unmap") };
+        assert_eq!(flags, vfio_user::DmaUnmapFlags::GET_DIRTY_PAGE_INFO.bits());
+    });
+}
+
+/// The crate passes the range to the device without a descriptor, and has no messages by which the
+/// device could reach it.
+#[test]
+fn memory_without_a_descriptor_is_nothing_that_the_crates_device_can_reach() {
+    in_time(|| {
+        let rig = Rig::start();
+        let client = rig.client();
+
+        let refused = client.dma_map(range(BOTH_WAYS, SOURCE, 0), None);
+        assert_eq!(refused.unwrap_err().errno(), Errno::EIO);
+        assert_eq!(*rig.seen.maps.lock().unwrap(), [(BOTH_WAYS, SOURCE, PAGE, false)]);
+    });
+}

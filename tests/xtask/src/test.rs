@@ -1,0 +1,158 @@
+//! `cargo xtask test`: all tests, or those that take seconds.
+//!
+//! cargo chooses the features of a crate by the packages of a command. So all tests, and all that
+//! they start (programs, C libraries, examples), are compiled in one selection of packages, and
+//! each crate once. The two steps with other compiler flags need the crate `shm` alone. They name a
+//! target triple, so that the flags do not reach build scripts and procedural macros.
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::steps::{Failed, Steps};
+
+/// The packages of all tests. The book's program has none.
+const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "nicforge-book"];
+/// Tells tests that all that they start is built.
+const BUILT: (&str, &str) = ("NICFORGE_BUILT", "1");
+/// Test programs that the fast selection leaves out: they boot guests, or make long random runs.
+const SLOW: [&str; 3] = ["guests", "guest_programs", "seeded"];
+
+/// Allocated and freed memory is filled with a pattern, so that uses of uninitialised or freed
+/// memory show.
+const FILL: (&str, &str) = ("MALLOC_PERTURB_", "165");
+
+#[derive(Args)]
+pub(crate) struct Test {
+    /// Leave out guests, long random runs, model checking, and the examples in documentation.
+    #[arg(long)]
+    fast: bool,
+}
+
+/// Runs the tests.
+pub(crate) fn run(steps: &Steps, test: &Test) -> Result<(), Failed> {
+    if test.fast { fast(steps) } else { all(steps) }
+}
+
+/// Runs all tests, after preparing what guests are made of.
+pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
+    guests(steps)?;
+    build(steps)?;
+    steps.cargo_with("tests", &[&["test"], &PACKAGES[..]].concat(), &[FILL, BUILT])?;
+    checked(steps)?;
+    loom(steps)
+}
+
+/// Builds what tests start. Examples have a package's features for tests, so that this selection is
+/// the tests' own.
+fn build(steps: &Steps) -> Result<(), Failed> {
+    let targets = ["--lib", "--bins", "--examples"];
+    steps.cargo("what tests start", &[&["build"], &PACKAGES[..], &targets].concat())
+}
+
+/// Runs the tests that take seconds.
+fn fast(steps: &Steps) -> Result<(), Failed> {
+    build(steps)?;
+    let metadata =
+        steps.cargo_output("test programs", &["metadata", "--no-deps", "--format-version", "1"])?;
+    let programs = programs(&metadata)?;
+
+    let mut arguments = [&["test"], &PACKAGES[..], &["--lib"]].concat();
+    for (option, name) in programs.iter().filter(|(_, name)| !SLOW.contains(&name.as_str())) {
+        arguments.extend([option, name.as_str()]);
+    }
+
+    steps.cargo_with("tests without guests and long random runs", &arguments, &[FILL, BUILT])
+}
+
+/// Returns all programs with tests but those of libraries, by the workspace's metadata. Each is the
+/// option of cargo that selects it and its name, and no pair occurs twice.
+fn programs(metadata: &str) -> Result<Vec<(&'static str, String)>, Failed> {
+    let metadata: Value = serde_json::from_str(metadata)
+        .map_err(|error| Failed::new(format!("cargo's metadata are no JSON: {error}")))?;
+    let list = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
+
+    let targets = list(&metadata, "packages").into_iter().flat_map(|package| list(&package, "targets"));
+    let tested = targets.filter(|target| target["test"] == true);
+    let mut programs: Vec<_> = tested.filter_map(|target| program(&target)).collect();
+
+    programs.sort();
+    programs.dedup();
+    Ok(programs)
+}
+
+/// Returns cargo's option for a target and its name, unless it is a library.
+fn program(target: &Value) -> Option<(&'static str, String)> {
+    let option = match target["kind"][0].as_str()? {
+        "test" => "--test",
+        "bin" => "--bin",
+        _ => return None,
+    };
+    Some((option, target["name"].as_str()?.to_owned()))
+}
+
+/// Tests shared memory as compiled for this processor, optimised and with all checks.
+fn checked(steps: &Steps) -> Result<(), Failed> {
+    steps.cargo_with(
+        "shared memory, optimised for this processor and with all checks",
+        &["test", "-p", "nicforge-shm", "--lib", "--tests", "--target", &steps.host()?],
+        &[FILL, ("RUSTFLAGS", "-C target-cpu=native -C opt-level=3")],
+    )
+}
+
+/// Checks the posted-write ring under every interleaving that the memory model allows.
+fn loom(steps: &Steps) -> Result<(), Failed> {
+    steps.cargo_with(
+        "model checking of the posted-write ring (loom)",
+        &["test", "-p", "nicforge-shm", "--test", "loom", "--target", &steps.host()?],
+        &[("RUSTFLAGS", "--cfg loom -C opt-level=3"), ("LOOM_MAX_PREEMPTIONS", "3")],
+    )
+}
+
+/// Prepares guests for the tests: QEMU, a kernel and the kernel module once for each user, and the
+/// KVM trial once for each boot of the host.
+fn guests(steps: &Steps) -> Result<(), Failed> {
+    steps.say("what guests are made of");
+    let watch = nicforge_guest::Watch::on_stderr();
+    let made = nicforge_guest::Provision::from_environment().provide(&watch).and_then(|toolkit| {
+        if toolkit.has_shim() {
+            toolkit.shim(&watch)?;
+        }
+        toolkit.accelerator(&watch).map(|choice| (toolkit, choice))
+    });
+
+    let (toolkit, choice) = made.map_err(|error| Failed::new(error.to_string()))?;
+    steps.say(&format!(
+        "guests: QEMU {}, Linux {}, {}: {}",
+        toolkit.qemu.version(),
+        toolkit.kernel.version,
+        choice.accelerator.name(),
+        choice.reason
+    ));
+
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_with_tests_are_named_once_and_libraries_are_not() {
+        let metadata = r#"{"packages": [
+            {"targets": [
+                {"kind": ["lib"], "name": "a", "test": true},
+                {"kind": ["test"], "name": "suite", "test": true}
+            ]},
+            {"targets": [
+                {"kind": ["bin"], "name": "tool", "test": true},
+                {"kind": ["bin"], "name": "server", "test": false},
+                {"kind": ["test"], "name": "suite", "test": true},
+                {"kind": ["test"], "name": "guests", "test": true}
+            ]}
+        ]}"#;
+        let expected = [("--bin", "tool"), ("--test", "guests"), ("--test", "suite")];
+
+        assert_eq!(programs(metadata).unwrap(), expected.map(|(option, name)| (option, name.to_owned())));
+        assert!(programs("no metadata").is_err());
+    }
+}

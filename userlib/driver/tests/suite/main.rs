@@ -1,0 +1,9 @@
+//! Tests of the driver library on a device in memory, in one program. Each file has its own topic.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod device;
+mod interrupt;
+mod posted;
+mod vfio_user;

@@ -1,0 +1,8 @@
+//! Tests of matching between ranks of one thread, in one program. Each file has its own topic.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod death;
+mod model;
+mod window;

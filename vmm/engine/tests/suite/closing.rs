@@ -1,0 +1,125 @@
+//! Clients whose descriptors, sockets and memory take long to close.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+
+use std::{
+    io::{ErrorKind, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    os::fd::AsFd,
+    time::Duration,
+};
+
+use crate::common::{
+    neighbour::Neighbour,
+    raw::{Raw, access, request, version, words},
+    *,
+};
+use nicforge_vfio_user::{Errno, wire::Command};
+use nix::{
+    libc,
+    sys::socket::{setsockopt, sockopt},
+};
+
+/// How long the close of a [`Lingering`] connection blocks: longer than any wait of a test.
+const LINGER: Duration = Duration::from_secs(120);
+
+/// A TCP connection with unsent data. Its last close blocks until its peer reads or the time is
+/// over.
+struct Lingering {
+    stream: TcpStream,
+    peer: Peer,
+}
+
+/// Accepts no connection, so that the data stay unread. Dropping it ends the close.
+struct Peer(#[allow(dead_code, reason = "it is there to be dropped")] TcpListener);
+
+impl Lingering {
+    fn new() -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let full = loop {
+            if let Err(error) = stream.write(&[0; 65536]) {
+                break error.kind();
+            }
+        };
+        assert_eq!(full, ErrorKind::WouldBlock);
+        stream.set_nonblocking(false).unwrap();
+        let seconds = LINGER.as_secs() as libc::c_int;
+        setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: seconds }).unwrap();
+        Self { stream, peer: Peer(listener) }
+    }
+}
+
+/// Returns a client whose write waits for credits, with messages behind it. These carry a
+/// descriptor of which the server has the only copy, so the server's close is the last one.
+fn with_lingering_behind_a_stalled_write(served: &Served, messages: usize) -> (Raw, Peer) {
+    let mut raw = Raw::negotiated(&served.path(A));
+
+    raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
+    served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
+    let Lingering { stream, peer } = Lingering::new();
+    for _ in 0..messages {
+        raw.send_fds(&device_info(), &[stream.as_fd()]);
+    }
+    (raw, peer)
+}
+
+both_loops! {
+    fn descriptors_that_no_message_takes_hold_nothing_up(config) {
+        config.stall_limit = LINGER;
+        let neighbour = Neighbour::start(config);
+        let served = &neighbour.served;
+        let (mut raw, _peer) = with_lingering_behind_a_stalled_write(served, 1);
+
+        // Only the neighbour could write the credit register, so the operator writes it.
+        served.handle.call(LONG, |control| {
+            control.machine().write(FUNCTION, B, 0, reg::CREDITS, &1_u64.to_le_bytes()).map(drop)
+        }).unwrap().unwrap();
+
+        assert_eq!(raw.reply().0.command, Command::RegionWrite);
+        assert_eq!(raw.reply().0.command, Command::DeviceGetInfo);
+        raw.assert_served();
+        neighbour.assert_served();
+        drop(raw);
+        neighbour.assert_all_is_well();
+    }
+
+    fn descriptors_left_unread_in_a_socket_hold_nothing_up(config) {
+        config.stall_limit = LINGER;
+        let neighbour = Neighbour::start(config);
+        // More than the server reads ahead: the rest is closed with the socket.
+        let (raw, _peer) = with_lingering_behind_a_stalled_write(&neighbour.served, 48);
+        drop(raw);
+        neighbour.assert_all_is_well();
+    }
+
+    fn descriptors_before_the_version_are_not_kept(config) {
+        let served = Served::start(config);
+        let mut raw = Raw::connect(&served.path(A));
+        let (mut near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        near.set_read_timeout(Some(LONG)).unwrap();
+        raw.send_fds(&version(0, 0, b"{}\0")[..4], &[far.as_fd()]);
+        drop(far);
+        // The passed end of the pair is closed although the message is incomplete.
+        assert_eq!(std::io::Read::read(&mut near, &mut [0]).unwrap(), 0);
+        raw.send(&version(0, 0, b"{}\0")[4..]);
+
+        assert_eq!(raw.reply().0.reply_error(), None);
+    }
+
+    fn a_refused_connection_that_says_nothing_holds_no_other_one_up(config) {
+        let served = Served::start(config);
+        let first = served.client(A);
+        let _silent: Vec<_> = (0..4).map(|_| Raw::connect(&served.path(A))).collect();
+        let mut third = Raw::connect(&served.path(A));
+
+        third.send(&version(0, 0, b"{}\0"));
+
+        assert_eq!(third.reply().0.reply_error(), Some(Errno::EBUSY));
+        assert_eq!(read32(&first, reg::SCRATCH), 0);
+    }
+}
+
+fn device_info() -> Vec<u8> {
+    request(Command::DeviceGetInfo, &words(&[16, 0, 0, 0]))
+}

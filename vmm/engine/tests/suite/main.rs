@@ -1,0 +1,16 @@
+//! Tests of the engine with clients on its sockets, in one program. Each file has its own topic.
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+
+mod closing;
+mod eventfds;
+mod files;
+mod hostile;
+mod messages;
+mod serve;
+mod survive;
+mod tenants;
+mod turns;
+mod twin;

@@ -1,0 +1,137 @@
+//! DMA messages: they end without an answer, and none is sent too late. The client is bytes on a
+//! stream.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+
+use std::time::Duration;
+
+use crate::common::{
+    raw::{Raw, access, posted, request, words},
+    *,
+};
+use nicforge_core::context::MAX_REMOTE;
+use nicforge_engine::Snapshot;
+use nicforge_vfio_user::{DMA_FLAG_READ, DMA_FLAG_WRITE, wire::Command};
+
+/// Long enough for a fault to show first, short enough for a test.
+const SHORT: Duration = Duration::from_millis(30);
+/// A page of client memory without a descriptor.
+const PAGE: u64 = 0x1000;
+/// Bits of the command register: memory decode, bus master.
+const MEMORY: u16 = 2;
+const MASTER: u16 = 4;
+
+both_loops! {
+    fn messages_that_are_never_answered_end_however_many_there_are(config) {
+        config.dma_limit = SHORT;
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+
+        for round in 1..=3 {
+            raw.send(&doorbell(64).repeat(MAX_REMOTE));
+            let all = round * MAX_REMOTE as u64;
+            served.until("all have ended", |snapshot| server_of(snapshot, A).dma_timeouts == all);
+        }
+
+        assert_eq!(errors(&served.snapshot()), 3 * MAX_REMOTE as u64);
+    }
+
+    fn a_message_that_could_not_be_sent_ends_too(config) {
+        config.dma_limit = SHORT;
+        config.max_queued = 1 << 16;
+        config.messages = 256;
+        config.client_turn = LONG;
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+
+        fill_the_socket(&mut raw);
+        let snapshot = served.until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
+
+        assert_eq!((errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
+    }
+
+    fn no_message_follows_the_answer_to_an_unmap(config) {
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+
+        for round in 1..=2 {
+            let unmap = request(Command::DmaUnmap, &unmap());
+            raw.send(&[doorbell(64), unmap].concat());
+            assert_eq!(raw.reply().0.command, Command::DmaUnmap);
+            raw.assert_served();
+            let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == round);
+            assert_eq!(server_of(&snapshot, A).dma_messages, 0);
+            assert_eq!(raw.ask(Command::DmaMap, &map()), None);
+        }
+    }
+
+    fn no_message_follows_the_answer_to_an_unmap_when_the_socket_is_full(config) {
+        config.max_queued = 1 << 16;
+        config.messages = 256;
+        config.client_turn = LONG;
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+
+        fill_the_socket(&mut raw);
+        served.until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
+        raw.send(&request(Command::DmaUnmap, &unmap()));
+        let mut seen = Vec::new();
+        while seen.last() != Some(&Command::DmaUnmap) {
+            seen.push(raw.reply().0.command);
+        }
+        let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+
+        assert_eq!(server_of(&snapshot, A).dma_messages, 0, "{seen:?}");
+    }
+
+    fn no_message_follows_the_end_of_bus_mastering(config) {
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+        let off = request(Command::RegionWrite, &access(4, 7, 2, &MEMORY.to_le_bytes()));
+
+        raw.send(&[doorbell(64), off].concat());
+        assert_eq!(raw.reply().0.command, Command::RegionWrite);
+        raw.assert_served();
+        let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+
+        assert_eq!(server_of(&snapshot, A).dma_messages, 0);
+    }
+}
+
+/// Returns a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
+/// there.
+fn ready(served: &Served) -> Raw {
+    let mut raw = Raw::negotiated(&served.path(A));
+
+    assert_eq!(raw.ask(Command::DmaMap, &map()), None);
+    let command = (MEMORY | MASTER).to_le_bytes();
+    assert_eq!(raw.ask(Command::RegionWrite, &access(4, 7, 2, &command)), None);
+    for offset in [reg::SOURCE, reg::TARGET] {
+        assert_eq!(raw.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes())), None);
+    }
+    raw
+}
+
+fn map() -> Vec<u8> {
+    let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
+    [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
+}
+
+fn unmap() -> Vec<u8> {
+    [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
+}
+
+/// Fills the socket with unread replies in the turn in which the device asks for a message, so that
+/// the message cannot be sent.
+fn fill_the_socket(raw: &mut Raw) {
+    let read = request(Command::RegionRead, &access(0, 1, 1 << 12, &[]));
+    raw.send(&[doorbell(64), read.repeat(200)].concat());
+}
+
+/// Returns a posted write that starts a copy of this many bytes.
+fn doorbell(length: u32) -> Vec<u8> {
+    posted(Command::RegionWrite, &access(reg::COPY, 0, 4, &length.to_le_bytes()))
+}
+
+fn errors(snapshot: &Snapshot) -> u64 {
+    snapshot.functions[0].attachments[0].counters.dma_errors
+}

@@ -1,0 +1,251 @@
+//! An old tenant keeps its windows, rings, files and eventfds mapped and open after it loses its
+//! attachment, and continues to write to them. The next tenant and the device must see none of
+//! that.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+#![allow(unsafe_code, reason = "a process is forked that keeps what its killed parent had")]
+
+use std::{
+    io::{BufRead, BufReader},
+    os::fd::AsRawFd,
+    path::Path,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use crate::common::{neighbour::Neighbour, *};
+use nicforge_engine::EngineConfig;
+use nicforge_shm::{Access, Cells, Producer, SharedCells, SharedMemory};
+use nicforge_vfio_user::{Client, PCI_MSIX_IRQ};
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, OFlag, fcntl},
+    sys::eventfd::EventFd,
+    unistd::{ForkResult, close, fork, read},
+};
+
+/// BAR of the attachment's windows: the posted-write ring of 64 cells, and the device's own part
+/// behind it.
+const WINDOW_BAR: u32 = 1;
+const WINDOW: u64 = 0x1_0000;
+const RING_BYTES: u64 = 64 * 64;
+/// DMA address of the tenants' memory.
+const ADDRESS: u64 = 0x10_0000;
+/// Value that an old tenant posts to a register that keeps it.
+const POISON: u32 = 0xdead_dead;
+/// Rounds of the next tenant's work.
+const ROUNDS: u32 = 200;
+
+/// Environment variables that pass to [`holds_everything_and_forks`] its socket, and whether the
+/// fork keeps the connection.
+const SOCKET: &str = "NICFORGE_TEST_TENANT_SOCKET";
+const KEEPS: &str = "NICFORGE_TEST_TENANT_KEEPS_CONNECTION";
+
+/// Everything that a tenant keeps besides its connection.
+struct Kept {
+    windows: SharedMemory,
+    memory: SharedMemory,
+    interrupt: EventFd,
+}
+
+impl Kept {
+    /// Makes a tenant, and returns it with everything that it keeps.
+    fn of(path: &Path) -> (Client, Self) {
+        let client = Client::connect(path, LONG).unwrap();
+        let windows = map_bar(&client, WINDOW_BAR, Access::ReadWrite);
+        let memory = memory(0x1000);
+
+        client.dma_map(range(ADDRESS, 0, 0x1000), memory.fd()).unwrap();
+        enable(&client);
+        let interrupt = bind(&client, PCI_MSIX_IRQ, 0);
+        (client, Self { windows, memory, interrupt })
+    }
+
+    /// Writes valid records of this phase to every cell of the ring, and other bytes everywhere
+    /// else.
+    fn scribble(&self, phase: bool) {
+        let cells = || SharedCells::new(self.windows.window(0, RING_BYTES).unwrap()).unwrap();
+        let mut producer = Producer::resume(cells(), 0, phase);
+        let consumed = if phase { 0 } else { cells().count() as u32 };
+
+        while producer.try_push(|| consumed, 0, reg::SCRATCH as u32, &POISON.to_le_bytes()).is_ok() {}
+        for offset in (WINDOW..WINDOW + 0x1000).step_by(64) {
+            self.windows.write(offset, &[0xee; 64]).unwrap();
+        }
+        for offset in (0..0x1000).step_by(64) {
+            self.memory.write(offset, &[0xdd; 64]).unwrap();
+        }
+    }
+}
+
+/// Asserts that the next tenant's windows are fresh, and that its registers, rings, DMA and
+/// interrupts do only what it requests.
+fn assert_next_tenant_is_alone(neighbour: &Neighbour) {
+    let served = &neighbour.served;
+    let before = served.snapshot().functions[0].attachments[0].counters;
+    let (client, own) = Kept::of(&served.path(A));
+
+    assert_eq!(read32(&client, reg::SCRATCH), 0);
+    let cells = SharedCells::new(own.windows.window(0, RING_BYTES).unwrap()).unwrap();
+    let mut producer = Producer::new(cells);
+    let consumed = || {
+        let page = map_bar(&client, 2, Access::ReadOnly);
+        page.u32(nicforge_hwi::attachment::mirror::RING_HEAD).unwrap().load(Ordering::Acquire)
+    };
+    for round in 1..=ROUNDS {
+        let mut device_part = [1; 0x1000];
+        own.windows.read(WINDOW, &mut device_part).unwrap();
+        assert!(device_part == [0; 0x1000], "another tenant's store is in the windows");
+        while producer.try_push(consumed, 0, reg::SCRATCH as u32, &round.to_le_bytes()).is_err() {}
+        assert_eq!(read32(&client, reg::SCRATCH), round);
+        own.memory.write(0, &round.to_le_bytes()).unwrap();
+        copy(&client, ADDRESS, ADDRESS + 0x800, 4).unwrap();
+        assert_eq!(wait_for(&own.interrupt), 1);
+        let mut copied = [0; 4];
+        own.memory.read(0x800, &mut copied).unwrap();
+        assert_eq!(copied, round.to_le_bytes());
+    }
+    let after = served.snapshot().functions[0].attachments[0].counters;
+
+    assert_eq!(after.posted_writes - before.posted_writes, u64::from(ROUNDS));
+    assert_eq!(after.malformed_records, before.malformed_records);
+    drop(client);
+    neighbour.assert_all_is_well();
+}
+
+/// Ends an attachment by `end`, while the tenant continues to write, and checks the next tenant.
+fn keeps_writing(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
+    let neighbour = Neighbour::start(config);
+    let (client, kept) = Kept::of(&neighbour.served.path(A));
+
+    kept.scribble(true);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _over = Set(&over);
+        scope.spawn(|| {
+            for phase in (0_u32..).map(|round| round % 2 == 0) {
+                kept.scribble(phase);
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        });
+        end(&neighbour.served, client);
+        neighbour.served.until_free(A);
+        // The records that were left in the ring when it ended were its own.
+        while kept.interrupt.read().is_ok() {}
+        assert_next_tenant_is_alone(&neighbour);
+    });
+
+    assert!(is_quiet(&kept.interrupt), "an old tenant was told of the next one's interrupts");
+}
+
+/// Sets a flag when it is dropped, also in a test that fails.
+struct Set<'a>(&'a AtomicBool);
+
+impl Drop for Set<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The fork of a killed process that had the attachment. It keeps all mappings and descriptors, and
+/// ends when this is dropped.
+struct Fork {
+    _input: ChildStdin,
+    parent: Child,
+}
+
+impl Fork {
+    fn start(path: &Path, keeps_connection: bool) -> Self {
+        let mut parent = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "tenants::holds_everything_and_forks"])
+            .env(SOCKET, path)
+            .env(KEEPS, if keeps_connection { "1" } else { "0" })
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = parent.stdin.take().unwrap();
+        let lines = BufReader::new(parent.stdout.take().unwrap()).lines();
+
+        assert!(lines.map_while(Result::ok).any(|line| line.contains("forked")));
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        Self { _input: input, parent }
+    }
+}
+
+both_loops! {
+    fn a_tenant_that_left_keeps_writing(config) {
+        keeps_writing(config, |_, client| drop(client));
+    }
+
+    fn a_tenant_that_was_evicted_keeps_writing(config) {
+        keeps_writing(config, |served, client| {
+            assert!(served.handle.evict(FUNCTION, A, LONG).unwrap());
+            drop(client);
+        });
+    }
+
+    fn a_tenant_whose_connection_broke_keeps_writing(config) {
+        keeps_writing(config, |_, client| {
+            let fd = client.socket_fd().as_raw_fd();
+            nix::sys::socket::send(fd, &[0xff; 64], nix::sys::socket::MsgFlags::MSG_NOSIGNAL).unwrap();
+        });
+    }
+
+    fn a_killed_tenants_fork_keeps_writing(config) {
+        let neighbour = Neighbour::start(config);
+        let fork = Fork::start(&neighbour.served.path(A), false);
+        neighbour.served.until_free(A);
+        assert_next_tenant_is_alone(&neighbour);
+        drop(fork);
+    }
+
+    // A connection belongs to its client until no process has it open. Until then only the operator
+    // can end it.
+    fn a_killed_tenants_fork_that_keeps_the_connection_is_evicted(config) {
+        let neighbour = Neighbour::start(config);
+        let fork = Fork::start(&neighbour.served.path(A), true);
+        let holder = client_of(&neighbour.served.snapshot(), A).unwrap();
+
+        assert_eq!(holder.pid, fork.parent.id() as i32);
+        neighbour.assert_served();
+        assert!(neighbour.served.handle.evict(FUNCTION, A, LONG).unwrap());
+        assert_next_tenant_is_alone(&neighbour);
+        drop(fork);
+    }
+}
+
+/// Does nothing unless it runs as a process of its own, started by [`Fork::start`].
+#[test]
+fn holds_everything_and_forks() {
+    let Some(path) = std::env::var_os(SOCKET) else { return };
+    let keeps_connection = std::env::var(KEEPS).unwrap() == "1";
+    let (client, kept) = Kept::of(Path::new(&path));
+    let connection = client.socket_fd().as_raw_fd();
+    let input = std::io::stdin();
+
+    fcntl(&input, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    // SAFETY: the child stores to existing memory and makes system calls, until it ends without
+    // returning.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            if !keeps_connection {
+                let _ = close(connection);
+            }
+            for phase in (0_u32..).map(|round| round % 2 == 0) {
+                kept.scribble(phase);
+                if read(&input, &mut [0]) != Err(Errno::EAGAIN) {
+                    break;
+                }
+            }
+            // SAFETY: this ends the process.
+            unsafe { nix::libc::_exit(0) }
+        }
+        ForkResult::Parent { .. } => {
+            println!("forked");
+            client.poll_incoming(LONG).unwrap();
+        }
+    }
+}

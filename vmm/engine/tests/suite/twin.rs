@@ -1,0 +1,210 @@
+//! DMA messages on the second socket of a client that proposed one, and clients that misuse it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+
+use std::{
+    os::unix::net::UnixStream,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use crate::common::{
+    raw::{access, posted, request, words},
+    *,
+};
+use nicforge_vfio_user::{
+    DMA_FLAG_READ, DMA_FLAG_WRITE, Errno, PCI_MSIX_IRQ, PeerFd,
+    socket::{Fill, Framed},
+    wire::{Command, Header, parse_version},
+};
+
+/// A page of client memory without a descriptor.
+const PAGE: u64 = 0x1000;
+/// Long enough for a fault to show first, short enough for a test.
+const SHORT: Duration = Duration::from_millis(50);
+
+both_loops! {
+    fn a_client_that_makes_no_call_is_served_its_dma_messages(config) {
+        let served = Served::start(config);
+        let plain = Arc::new(Plain(Mutex::new([vec![3; 0x800], vec![0; 0x800]].concat())));
+        let client = served.client_with_memory(A, plain.clone());
+        assert!(client.limits().twin_socket);
+        client.dma_map(range(0, 0, 0x1000), None).unwrap();
+        enable(&client);
+        let done = bind(&client, PCI_MSIX_IRQ, 0);
+
+        copy(&client, 0, 0x800, 0x800).unwrap();
+        // Only the eventfd ends this wait: the thread makes no call of the client.
+        wait_for(&done);
+
+        assert_eq!(plain.0.lock().unwrap()[0x800..], [3; 0x800]);
+        assert_eq!(server_of(&served.snapshot(), A).dma_messages, 2);
+    }
+
+    fn data_of_the_device_are_in_memory_before_the_register_that_announces_them(config) {
+        let served = Served::start(config);
+        let plain = Arc::new(Plain(Mutex::new(vec![0; 0x1000])));
+        let client = served.client_with_memory(A, plain.clone());
+
+        client.dma_map(range(0, 0, 0x1000), None).unwrap();
+        enable(&client);
+        let deadline = Instant::now() + LONG;
+        for round in 1..=50_u8 {
+            plain.0.lock().unwrap()[..0x400].fill(round);
+            copy(&client, 0, 0x800, 0x400).unwrap();
+            while read64(&client, reg::COPIED) != u64::from(round) {
+                assert!(Instant::now() < deadline, "the copy did not end");
+            }
+            assert_eq!(plain.0.lock().unwrap()[0x800..0xc00], [round; 0x400]);
+        }
+    }
+
+    fn an_unmap_waits_for_the_answer_on_the_second_socket_or_for_its_time(config) {
+        config.dma_limit = SHORT;
+        let served = Served::start(config);
+        let mut twins = Twins::ready(&served);
+        for _ in 0..2 {
+            twins.send(&doorbell(64));
+            let asked = twins.message();
+            assert_eq!(asked.command, Command::DmaRead);
+
+            // Without an answer the unmap continues when the engine has given the message up.
+            twins.send(&request(Command::DmaUnmap, &unmap()));
+            assert_eq!(twins.reply(), (Command::DmaUnmap, None));
+            twins.ask(Command::DmaMap, &map());
+        }
+        assert_eq!(server_of(&served.snapshot(), A).dma_timeouts, 2);
+    }
+
+    fn a_client_that_closes_its_second_socket_gets_errors_and_costs_no_turns(config) {
+        let served = Served::start(config);
+        let mut twins = Twins::ready(&served);
+        twins.send(&doorbell(64));
+        twins.message();
+
+        let Twins { main, twin } = twins;
+        drop(twin);
+
+        let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+        assert!(client_of(&snapshot, A).is_some());
+        let other = served.client(B);
+        let before = served.snapshot().turns;
+        // No request comes for a while.
+        assert_eq!(other.poll_incoming(SHORT).unwrap(), 0);
+        let turns = served.snapshot().turns - before;
+        assert!(turns < 100, "{turns} turns in {SHORT:?}");
+        drop(main);
+        served.until_free(A);
+    }
+
+    fn a_client_with_bad_framing_on_its_second_socket_loses_the_attachment(config) {
+        let served = Served::start(config);
+        let mut twins = Twins::ready(&served);
+
+        twins.twin.send(&[0xff; 64], &[], &[]).unwrap();
+
+        assert_eq!(server_of(&served.until_free(A), A).broken, 1);
+        served.client(A).device_info().unwrap();
+    }
+
+    fn a_client_that_floods_its_second_socket_does_not_hold_up_another(config) {
+        let served = Served::start(config);
+        let twins = Twins::ready(&served);
+        let Twins { main, mut twin } = twins;
+        let flood = std::thread::spawn(move || {
+            let stray = Header::reply(1, Command::DmaRead, 0).to_bytes().repeat(256);
+            while twin.send(&stray, &[], &[]).and_then(|()| twin.flush()).is_ok() {
+                while twin.queued() > 0 && twin.flush().is_ok() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let other = served.client(B);
+
+        for value in 0..200 {
+            write32(&other, reg::SCRATCH, value);
+            assert_eq!(read32(&other, reg::SCRATCH), value);
+        }
+        drop(main);
+        served.until_free(A);
+        flood.join().unwrap();
+    }
+}
+
+/// The client's ends of both sockets.
+struct Twins {
+    main: Framed,
+    twin: Framed,
+}
+
+impl Twins {
+    /// Makes a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
+    /// there.
+    fn ready(served: &Served) -> Self {
+        let stream = UnixStream::connect(served.path(A)).unwrap();
+        let mut main = Framed::new(stream.into(), 1 << 21, 8);
+        let json = br#"{"capabilities":{"max_msg_fds":8,"twin_socket":{"supported":true}}}"#;
+        let version = [&[0; 4], &json[..], &[0]].concat();
+        main.send(&request(Command::Version, &version), &[], &[]).unwrap();
+        let mut fds = wait(&mut main, |_, payload, fds| {
+            assert!(parse_version(payload).unwrap().capabilities.unwrap().twin_socket.is_some());
+            fds
+        });
+        let mut twins = Self { main, twin: Framed::new(fds.remove(0).into(), 1 << 21, 0) };
+
+        twins.ask(Command::DmaMap, &map());
+        twins.ask(Command::RegionWrite, &access(4, 7, 2, &6_u16.to_le_bytes()));
+        for offset in [reg::SOURCE, reg::TARGET] {
+            twins.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes()));
+        }
+        twins
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.main.send(bytes, &[], &[]).unwrap();
+    }
+
+    fn reply(&mut self) -> (Command, Option<Errno>) {
+        wait(&mut self.main, |header, _, _| (header.command, header.reply_error()))
+    }
+
+    fn ask(&mut self, command: Command, payload: &[u8]) {
+        self.send(&request(command, payload));
+        assert_eq!(self.reply(), (command, None));
+    }
+
+    /// Returns the next message on the second socket.
+    fn message(&mut self) -> Header {
+        wait(&mut self.twin, |header, _, _| header)
+    }
+}
+
+fn wait<T>(socket: &mut Framed, take: impl FnOnce(Header, &[u8], Vec<PeerFd>) -> T) -> T {
+    let deadline = Instant::now() + LONG;
+
+    loop {
+        if let Some(message) = socket.next_message().unwrap() {
+            return take(message.header, message.payload, message.fds);
+        }
+        assert_ne!(socket.fill().unwrap(), Fill::End);
+        assert!(Instant::now() < deadline, "no message came");
+        std::thread::yield_now();
+    }
+}
+
+fn map() -> Vec<u8> {
+    let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
+    [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
+}
+
+fn unmap() -> Vec<u8> {
+    [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
+}
+
+/// Returns a posted write that starts a copy of this many bytes.
+fn doorbell(length: u32) -> Vec<u8> {
+    posted(Command::RegionWrite, &access(reg::COPY, 0, 4, &length.to_le_bytes()))
+}
+
+fn errors(snapshot: &nicforge_engine::Snapshot) -> u64 {
+    snapshot.functions[0].attachments[0].counters.dma_errors
+}

@@ -1,0 +1,276 @@
+//! Tests of `nicforge boot` through its command line.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::fd::AsFd,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use crate::guest_support::{LIMIT, logs, toolkit};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// `nicforge boot` of a pset, with sockets and temporary files in a folder of its own.
+struct Boot {
+    folder: tempfile::TempDir,
+}
+
+impl Boot {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
+        let temporary = self.folder.path().join("tmp");
+        std::fs::create_dir_all(&temporary).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge"));
+        command
+            .arg("boot")
+            .arg(machine)
+            .arg("--dir")
+            .arg(self.folder.path().join("m"))
+            .args(arguments)
+            .env("TMPDIR", temporary)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Waits until no QEMU process of this folder exists.
+    fn wait_for_no_guest(&self) {
+        let start = Instant::now();
+        let folder = self.folder.path().to_str().unwrap();
+        let runs = || {
+            std::fs::read_dir("/proc").unwrap().flatten().any(|entry| {
+                let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                let line = String::from_utf8_lossy(&line).into_owned();
+                line.contains("qemu-system") && line.contains(folder)
+            })
+        };
+
+        while runs() {
+            assert!(start.elapsed() < LIMIT, "a guest is left");
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn wait(child: &mut Child) -> Option<i32> {
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::yield_now();
+    }
+
+    panic!("the program did not end");
+}
+
+/// Starts a guest whose command reports that it runs, and waits for the report.
+fn started(boot: &Boot) -> Child {
+    let mut child =
+        boot.command(&["--node", "cn0", "--", "sh", "-c", "echo runs; sleep 1000"]).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "cn0 | runs\n");
+    child
+}
+
+#[test]
+fn commands_run_in_two_guests_and_the_exit_code_is_that_of_the_first_that_failed() {
+    toolkit();
+    let boot = Boot::new();
+    let share = boot.folder.path().join("share");
+    std::fs::create_dir(&share).unwrap();
+    std::fs::write(share.join("in"), "from the host\n").unwrap();
+    let script = "cat /share/in; echo $NICFORGE_DEVICES; echo well >&2; echo yes >/share/$NICFORGE_NODE
+        until [ -e /share/io0 ] && [ -e /share/cn1 ]; do usleep 20000; done
+        [ $NICFORGE_ROLE = io ] || exit 5
+        sleep 1000";
+    let logs = logs("boot");
+    let output = boot.run(&[
+        "--node",
+        "io0",
+        "--node",
+        "cn1",
+        "--share",
+        share.to_str().unwrap(),
+        "--logs",
+        logs.to_str().unwrap(),
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]);
+
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(5), "{said}{errors}");
+    assert!(said.contains("io0 | from the host\n") && said.contains("cn1 | from the host\n"), "{said}");
+
+    let devices =
+        "cn1 | cn1.core0=0000:00:03.0,cn1.core1=0000:00:04.0,cn1.core2=0000:00:05.0,cn1.core3=0000:00:06.0\n";
+    assert!(said.contains(devices), "{said}");
+    assert!(errors.contains("cn1 | well\n"), "{errors}");
+    assert!(errors.contains("the command in cn1 ended with 5; ending the other guests"), "{errors}");
+    assert!(errors.contains("KVM") || errors.contains("TCG"), "{errors}");
+    assert_eq!(std::fs::read_to_string(share.join("io0")).unwrap(), "yes\n");
+    assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
+    assert!(logs.join("cn1.console.log").exists() && logs.join("io0.qemu.log").exists());
+
+    boot.wait_for_no_guest();
+}
+
+#[test]
+fn ctrl_c_ends_guests_and_removes_sockets_and_a_killed_program_leaves_no_guest() {
+    toolkit();
+    let boot = Boot::new();
+    let mut child = started(&boot);
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+
+    assert_eq!(wait(&mut child), Some(130));
+    assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
+    boot.wait_for_no_guest();
+
+    let left = std::fs::read_dir(boot.folder.path().join("tmp")).unwrap().count();
+    assert_eq!(left, 0, "temporary files are left");
+
+    let mut child = started(&boot);
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    boot.wait_for_no_guest();
+}
+
+#[test]
+fn a_shell_takes_commands_and_its_exit_code_is_that_of_the_program() {
+    toolkit();
+    let boot = Boot::new();
+    let options = ["--shell", "--node", "cn2", "--root-ports", "--cpus", "2"];
+    let mut child = boot.command(&options).stdin(Stdio::piped()).spawn().unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(
+            b"lspci -n -d 1efc: | wc -l\necho at $NICFORGE_NODE with $(nproc): $NICFORGE_DEVICES\nexit 4",
+        )
+        .unwrap();
+
+    let output = child.wait_with_output().unwrap();
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+
+    assert_eq!(output.status.code(), Some(4), "{said}{errors}");
+    assert!(said.contains("at cn2 with 2: cn2.core0=0000:01:00.0,cn2.core1=0000:02:00.0,"), "{said}{errors}");
+    assert!(said.lines().any(|line| line.trim_end().ends_with('4')), "{said}");
+}
+
+#[test]
+fn a_command_that_takes_too_long_is_ended() {
+    toolkit();
+    let boot = Boot::new();
+    let output = boot.run(&["--node", "cn0", "--timeout", "1", "--", "sleep", "1000"]);
+
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("the command (--timeout) took longer than 1s"),
+        "{}",
+        text(&output.stderr)
+    );
+
+    boot.wait_for_no_guest();
+}
+
+#[test]
+fn ctrl_c_and_the_time_limit_end_guests_whose_output_nobody_reads() {
+    toolkit();
+    for (limit, signal, code) in [("1000", Some(Signal::SIGINT), 130), ("10", None, 3)] {
+        let boot = Boot::new();
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let arguments = ["--node", "cn0", "--timeout", limit, "--", "yes", "that nobody reads"];
+        let mut child = boot.command(&arguments).stdout(writer.try_clone().unwrap()).spawn().unwrap();
+
+        if let Some(signal) = signal {
+            let start = Instant::now();
+            let mut fds = [PollFd::new(writer.as_fd(), PollFlags::POLLOUT)];
+            while poll(&mut fds, PollTimeout::ZERO).unwrap() > 0 {
+                assert!(start.elapsed() < LIMIT, "the pipe does not get full");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+        }
+
+        assert_eq!(wait(&mut child), Some(code));
+        assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
+        boot.wait_for_no_guest();
+    }
+}
+
+#[test]
+fn what_can_not_be_is_said_before_anything_is_downloaded() {
+    let boot = Boot::new();
+    let cache = boot.folder.path().join("cache");
+    let fails = |command: &mut Command, code: i32, words: &[&str]| {
+        let output = command.env("NICFORGE_CACHE", &cache).output().unwrap();
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{errors}");
+        for word in words {
+            assert!(errors.contains(word), "{word:?} is not in {errors}");
+        }
+    };
+
+    fails(&mut boot.command(&[]), 2, &["--shell", "--lspci"]);
+    fails(&mut boot.command(&["--node", "cn9", "--", "true"]), 2, &["there is no node cn9", "cn3"]);
+    fails(&mut boot.command(&["--shell", "--node", "cn0", "--node", "cn1"]), 2, &["--shell is for one node"]);
+    fails(&mut boot.command(&["--qemu", "/bin/false", "--", "true"]), 3, &["/bin/false", "failed"]);
+    fails(
+        &mut boot.command(&["--qemu", "/bin/true", "--", "true"]),
+        2,
+        &["has no device vfio-user-pci", "10.1"],
+    );
+    fails(&mut boot.command(&["--kernel", "/no/kernel", "--", "true"]), 2, &["/no/kernel: is not a file"]);
+    // The host has no apt and no QEMU in this `PATH`.
+    let nothing = boot.folder.path().join("bin");
+    let words = ["there is no QEMU here", "no relative of Debian", "--qemu", "--kernel"];
+    fails(boot.command(&["--", "true"]).env("PATH", nothing), 3, &words);
+
+    // The mirror does not exist.
+    let mirror = format!("file:{}/mirror", boot.folder.path().display());
+    let words = ["no mirror of Debian gave its lists", "NICFORGE_DEBIAN_MIRROR"];
+    let mut command = boot.command(&["--", "true"]);
+    fails(command.env("NICFORGE_DEBIAN_MIRROR", mirror).env("PATH", path_without_qemu(&boot)), 3, &words);
+}
+
+/// Returns a `PATH` without QEMU, because the host's QEMU may be new enough.
+fn path_without_qemu(boot: &Boot) -> std::ffi::OsString {
+    let folder = boot.folder.path().join("programs");
+    std::fs::create_dir(&folder).unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+
+    for program in ["apt-get", "sh"] {
+        let found =
+            std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.exists());
+        if let Some(found) = found {
+            std::os::unix::fs::symlink(found, folder.join(program)).unwrap();
+        }
+    }
+
+    folder.into_os_string()
+}

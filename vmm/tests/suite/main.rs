@@ -1,0 +1,28 @@
+//! Tests of the program in processes and of the programs that it serves, in one test program. Each
+//! file has its own topic.
+//!
+//! The test program is also the process on a node, when it runs only a function `part`.
+
+#[path = "../common/built.rs"]
+mod built;
+#[path = "../common/c_program.rs"]
+mod c_program;
+#[path = "../common/report.rs"]
+mod report;
+#[path = "../common/server.rs"]
+mod server;
+
+mod at_rest;
+mod bench;
+mod extoll_c_example;
+mod fcnp_c_example;
+mod fcnp_processes;
+mod hello;
+mod matching_c_example;
+mod mpi_processes;
+mod mpi_stopped;
+mod program;
+mod rma_c_example;
+mod server_killed;
+mod velo_c_example;
+mod velo_processes;

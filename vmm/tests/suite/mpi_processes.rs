@@ -1,0 +1,346 @@
+//! Matching over the EXTOLL card between processes. One is killed during a rendezvous, and its
+//! neighbours must continue. Other tests run the transport's programs with `nicforge run`.
+//!
+//! The test binary itself is the process that is killed, when it runs only [`part`].
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Deadline, Device, OpenOptions, Relax};
+use nicforge_extoll_transport::{Config, ExtollTransport, Job};
+use nicforge_matching::{Completion, Endpoint, Envelope, Error, Loss, Mode, Request, Selector, Transport};
+use nicforge_velo::Address;
+
+use crate::{
+    built::{built, workspace},
+    server::Server,
+};
+
+/// The served machine: two cards.
+const MACHINE: &str = "name = \"mpi\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
+/// The longest wait.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Number of times that the process is killed in each role.
+const ROUNDS: u64 = 3;
+/// Bytes of the messages during which it is killed.
+const LONG: usize = 8 << 20;
+/// Number of messages that it exchanges before.
+const BEFORE: u64 = 3;
+/// The addresses of the ranks. The victim has rank 1.
+const RANKS: [Address; 3] =
+    [Address { node: 0, vpid: 0 }, Address { node: 1, vpid: 0 }, Address { node: 1, vpid: 1 }];
+
+type Rank = Endpoint<ExtollTransport>;
+
+/// Opens a rank. It retries, because the server notices the end of the rank's last process only
+/// after some time.
+fn open(folder: &Path, rank: usize) -> Rank {
+    let Address { node, vpid } = RANKS[rank];
+    let socket = folder.join(format!("ex{node}.vpid{vpid}"));
+    let started = Instant::now();
+
+    loop {
+        match Device::open_vfio_user(&socket, OpenOptions::default()) {
+            Ok(device) => {
+                let job = Job::new(RANKS.to_vec());
+                let transport = ExtollTransport::open(device, &job, Config::default()).unwrap();
+                return Endpoint::new(transport, Default::default()).unwrap();
+            }
+            Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.display()),
+        }
+        thread::yield_now();
+    }
+}
+
+fn send(rank: &mut Rank, to: u32, tag: u64, data: Vec<u8>) -> Request {
+    rank.isend(Envelope::new(to, 0, tag), Mode::Standard, data, 0).unwrap()
+}
+
+fn receive(rank: &mut Rank, from: u32, tag: u64, length: usize) -> Request {
+    rank.irecv(Selector::exact(from, 0, tag), vec![0; length], 0).unwrap()
+}
+
+/// This is no test. It is the process that is killed, when the environment selects a role. It sends
+/// or receives long messages until then.
+#[test]
+fn part() {
+    let (Some(folder), Ok(role)) = (std::env::var_os("MPI_FOLDER"), std::env::var("MPI_ROLE")) else {
+        return;
+    };
+    let mut rank = open(Path::new(&folder), 1);
+    let mut data = vec![0x5a; LONG];
+
+    for number in 0.. {
+        let request = if role == "source" {
+            send(&mut rank, 0, 0, data)
+        } else {
+            rank.irecv(Selector::exact(0, 0, 0), data, 0).unwrap()
+        };
+
+        let done = rank.wait(request, Deadline::after(LIMIT), None).unwrap();
+        done.result.unwrap();
+        data = done.buffer.into_vec().unwrap();
+        if number == BEFORE {
+            eprintln!("> moving");
+        }
+    }
+}
+
+/// The process that is killed.
+struct Victim {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Victim {
+    fn start(folder: &Path, role: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "mpi_processes::part", "--nocapture", "--test-threads=1"])
+            .env("MPI_FOLDER", folder)
+            .env("MPI_ROLE", role)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                match line.strip_prefix("> ") {
+                    Some(line) => drop(sender.send(line.to_owned())),
+                    None => eprintln!("{line}"),
+                }
+            }
+        });
+
+        Self { child, lines }
+    }
+
+    fn kill(&mut self) {
+        // This is SIGKILL.
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A pair of ranks that continuously exchange short and long messages.
+struct Neighbours {
+    ranks: [Rank; 2],
+    /// The pending requests: the send of the first rank, and the receive of the second.
+    pending: [Option<Request>; 2],
+    exchanged: u64,
+}
+
+impl Neighbours {
+    fn length(&self) -> usize {
+        [8, 2048, 100_000][self.exchanged as usize % 3]
+    }
+
+    /// Makes a turn of both ranks, and checks the exchanged messages.
+    fn turn(&mut self) {
+        for rank in &mut self.ranks {
+            rank.progress().unwrap();
+        }
+
+        let tag = 1 + self.exchanged;
+        let [zero, two] = &mut self.ranks;
+
+        for (rank, pending) in [zero, two].into_iter().zip(&mut self.pending) {
+            let Some(request) = *pending else { continue };
+            if let Some(done) = rank.test(request).unwrap() {
+                assert_eq!(done.result, Ok(()));
+                assert!(done.buffer.as_slice().iter().all(|byte| *byte == tag as u8));
+                *pending = None;
+            }
+        }
+
+        if self.pending == [None, None] {
+            self.exchanged += 1;
+            self.start();
+        }
+    }
+
+    /// Starts the next message.
+    fn start(&mut self) {
+        let (tag, length) = (1 + self.exchanged, self.length());
+        let [zero, two] = &mut self.ranks;
+        let sent = send(zero, 2, tag, vec![tag as u8; length]);
+        self.pending = [Some(sent), Some(receive(two, 0, tag, length))];
+    }
+
+    fn until<R>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<R>) -> R {
+        let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
+        loop {
+            if let Some(found) = look(self) {
+                return found;
+            }
+            assert!(!deadline.has_passed(), "no {what}");
+            self.turn();
+            relax.reset();
+            self.ranks[0].transport_mut().relax(&mut relax).unwrap();
+        }
+    }
+
+    fn exchange(&mut self, more: u64) {
+        let goal = self.exchanged + more;
+        self.until("messages", |pair| (pair.exchanged >= goal).then_some(()));
+    }
+}
+
+/// Exchanges long messages with the victim until one fails. The victim is killed during a message,
+/// once it has reported its progress.
+fn until_killed(pair: &mut Neighbours, victim: &mut Victim, source: bool) -> Completion {
+    let mut killed = false;
+    let mut data = vec![0x5a; LONG];
+
+    for number in 0.. {
+        let before = pair.ranks[0].transport().statistics();
+        let request = if source {
+            pair.ranks[0].irecv(Selector::exact(1, 0, 0), data, 0).unwrap()
+        } else {
+            send(&mut pair.ranks[0], 1, 0, data)
+        };
+
+        let done = pair.until("end of a long message", |pair| {
+            let under_way = !source || pair.ranks[0].transport().statistics().gets > before.gets;
+            if !killed && under_way && number > BEFORE && victim.lines.try_recv().is_ok() {
+                victim.kill();
+                killed = true;
+            }
+            pair.ranks[0].test(request).unwrap()
+        });
+
+        if done.result.is_err() {
+            assert!(killed, "{:?}", done.result);
+            return done;
+        }
+
+        if source {
+            assert!(done.buffer.as_slice().iter().all(|byte| *byte == 0x5a), "message {number}");
+        }
+
+        data = done.buffer.into_vec().unwrap();
+    }
+
+    unreachable!("numbers do not end")
+}
+
+fn killed_in_the_middle(event_loop: &str) {
+    let server = Server::of_text(MACHINE, event_loop);
+    let folder = server.directory();
+
+    for round in 0..2 * ROUNDS {
+        let source = round % 2 == 0;
+        let ranks = [open(&folder, 0), open(&folder, 2)];
+        let mut pair = Neighbours { ranks, pending: [None, None], exchanged: 0 };
+        pair.start();
+        let mut victim = Victim::start(&folder, if source { "source" } else { "target" });
+        pair.exchange(10);
+        let done = until_killed(&mut pair, &mut victim, source);
+        let error = done.result.unwrap_err();
+
+        // A get in flight may be the first operation that fails.
+        assert!(error.is_peer() || matches!(error, Error::Transport(_)), "{error}");
+        let gone = Err(Error::PeerGone { peer: 1, why: Loss::Ended });
+        // An eager send before the report of the end is complete. After the report every operation
+        // fails.
+        let attempts: [fn(&mut Rank) -> Request; 3] = [
+            |rank| receive(rank, 1, 9, 8),
+            |rank| send(rank, 1, 9, vec![0; 8]),
+            |rank| send(rank, 1, 9, vec![0; LONG]),
+        ];
+
+        for attempt in attempts {
+            let request = attempt(&mut pair.ranks[0]);
+            let done = pair.until("news of its end", |pair| pair.ranks[0].test(request).unwrap());
+            assert_eq!(done.result, gone);
+        }
+
+        let named = receive(&mut pair.ranks[1], 1, 9, 8);
+        let done = pair.until("news of its end", |pair| pair.ranks[1].test(named).unwrap());
+
+        assert_eq!(done.result, gone);
+        pair.exchange(30);
+    }
+}
+
+#[test]
+fn a_process_killed_in_the_middle_of_a_rendezvous_is_an_error_to_its_partner_and_nothing_to_the_others() {
+    killed_in_the_middle("auto");
+}
+
+#[test]
+fn the_same_with_epoll() {
+    killed_in_the_middle("epoll");
+}
+
+/// Runs an example on each node of a machine, and returns its output.
+fn run(example: &str, arguments: &[&str]) -> String {
+    let folder = built(&["--package", "nicforge-extoll-transport", "--example", example]);
+    let directory = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+        .arg("run")
+        .arg(workspace().join("machines/extoll.toml"))
+        .arg("--dir")
+        .arg(directory.path().join("m"))
+        .arg("--")
+        .arg(folder.join("examples").join(example))
+        .args(arguments)
+        .output()
+        .unwrap();
+
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+
+    out.into_owned()
+}
+
+/// Returns the columns of the lines that begin with numbers.
+fn table(text: &str) -> Vec<Vec<f64>> {
+    let columns = |line: &str| -> Option<Vec<f64>> {
+        line.split_once('|')?.1.split_whitespace().map(|word| word.parse().ok()).collect()
+    };
+    text.lines().filter_map(columns).filter(|row: &Vec<f64>| !row.is_empty()).collect()
+}
+
+#[test]
+fn the_message_rate_program_has_a_row_for_each_number_of_pairs_and_size() {
+    let rows = table(&run("message_rate", &["2"]));
+    let expected: Vec<_> = [1.0, 2.0, 4.0]
+        .iter()
+        .flat_map(|pairs| (0..=12).map(|power| [*pairs, f64::from(1 << power)]))
+        .collect();
+    assert_eq!(rows.iter().map(|row| [row[0], row[1]]).collect::<Vec<_>>(), expected);
+    assert!(rows.iter().all(|row| row[3] > 0.0), "{rows:?}");
+}
+
+#[test]
+fn the_ping_pong_program_has_a_time_for_each_size() {
+    let rows = table(&run("ping_pong", &["20"]));
+    assert_eq!(rows.len(), 21);
+    assert!(rows.iter().all(|row| row[1] > 0.0 && row[2] >= row[1]), "{rows:?}");
+}
+
+#[test]
+fn random_access_ends_with_a_table_without_errors() {
+    let text = run("random_access", &["10"]);
+    assert!(text.contains("8 ranks, 8192 words, 32768 updates"), "{text}");
+    assert!(text.contains("0 words are wrong (0.0000 %)"), "{text}");
+}

@@ -1,0 +1,265 @@
+//! A stopped rank is not a lost rank: its process is stopped for longer than the card's watchdog,
+//! and then continues. A rank that is killed while it is stopped is lost.
+//!
+//! The test binary itself is the process that is stopped, when it runs only [`part`].
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Deadline, Device, OpenOptions, Relax};
+use nicforge_extoll_transport::{Config, ExtollTransport, Job};
+use nicforge_matching::{Endpoint, Envelope, Error, Loss, Mode, Request, Selector, Transport};
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::Pid,
+};
+
+use crate::server::Server;
+
+/// Two cards with the default watchdog of 500 ms.
+const MACHINE: &str = "name = \"stopped\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
+/// How long the process is stopped: four times the watchdog.
+const STILL: Duration = Duration::from_secs(2);
+/// The longest wait.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The greatest number of messages in flight. It exceeds the credits that a rank is granted.
+const AHEAD: u64 = 200;
+/// Number of messages before the process is stopped, and in total.
+const BEFORE: u64 = 300;
+const ALL: u64 = 3_000;
+/// The tag of the answers.
+const ANSWER: u64 = 1 << 40;
+
+type Rank = Endpoint<ExtollTransport>;
+
+/// Returns the bytes of a message. Most are short, some are sent in pieces, and some are fetched.
+fn length(number: u64) -> usize {
+    match number % 50 {
+        49 => 100_000,
+        48 => 2_000,
+        _ => 8,
+    }
+}
+
+fn data(number: u64) -> Vec<u8> {
+    let mut data = vec![number as u8; length(number)];
+    data[..8].copy_from_slice(&number.to_le_bytes());
+    data
+}
+
+fn open(folder: &Path, rank: u32) -> Rank {
+    let socket = folder.join(format!("ex{rank}.vpid0"));
+    let started = Instant::now();
+    let device = loop {
+        match Device::open_vfio_user(&socket, OpenOptions::default()) {
+            Ok(device) => break device,
+            Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.display()),
+        }
+        std::thread::yield_now();
+    };
+
+    let mut transport = ExtollTransport::open(device, &Job::of_nodes(2, 1), Config::default()).unwrap();
+    transport.wait_for_all(Deadline::after(LIMIT), None).unwrap();
+
+    Endpoint::new(transport, Default::default()).unwrap()
+}
+
+/// This is no test. It is the process that is stopped, when the environment names a folder. It
+/// receives messages in order and answers each.
+#[test]
+fn part() {
+    let Some(folder) = std::env::var_os("STOPPED_FOLDER") else { return };
+    let mut rank = open(Path::new(&folder), 1);
+
+    for number in 0..ALL {
+        let receive = rank.irecv(Selector::exact(0, 0, 0), vec![0; 100_000], 0).unwrap();
+        let done = rank.wait(receive, Deadline::after(LIMIT), None).unwrap();
+        done.result.unwrap();
+        assert!(done.buffer.as_slice()[..done.length] == data(number), "message {number}");
+        let answer = rank.isend(Envelope::new(0, 0, ANSWER), Mode::Standard, data(number)[..8].to_vec(), 0);
+        let done = rank.wait(answer.unwrap(), Deadline::after(LIMIT), None).unwrap();
+        done.result.unwrap();
+    }
+
+    // The process waits for a last message, so that the other end has all answers when this one
+    // ends.
+    let last = rank.irecv(Selector::exact(0, 0, 1), vec![0; 8], 0).unwrap();
+    let _ = rank.wait(last, Deadline::after(LIMIT), None);
+}
+
+/// The process that is stopped.
+struct Other(Child);
+
+impl Other {
+    fn start(folder: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "mpi_stopped::part", "--nocapture", "--test-threads=1"])
+            .env("STOPPED_FOLDER", folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+
+        let output = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || output.lines().map_while(Result::ok).for_each(|line| eprintln!("{line}")));
+
+        Self(child)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.0.id() as i32)
+    }
+
+    /// Stops the process, and returns when it has stopped.
+    fn stop(&self) {
+        kill(self.pid(), Signal::SIGSTOP).unwrap();
+        let stopped = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(stopped, WaitStatus::Stopped(self.pid(), Signal::SIGSTOP));
+    }
+
+    fn go_on(&self) {
+        kill(self.pid(), Signal::SIGCONT).unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // This is SIGKILL. The process may already have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The sending side. It sends up to [`AHEAD`] messages ahead, and takes the answers.
+struct Source {
+    rank: Rank,
+    sends: Vec<Request>,
+    answer: Request,
+    sent: u64,
+    answered: u64,
+}
+
+impl Source {
+    fn open(folder: &Path) -> Self {
+        let mut rank = open(folder, 0);
+        let answer = Self::expect(&mut rank);
+        Self { rank, sends: Vec::new(), answer, sent: 0, answered: 0 }
+    }
+
+    fn expect(rank: &mut Rank) -> Request {
+        rank.irecv(Selector::exact(1, 0, ANSWER), vec![0; 8], 0).unwrap()
+    }
+
+    /// Makes a turn. Returns the error of the first request that fails.
+    fn turn(&mut self, relax: &mut Relax) -> Result<(), Error> {
+        while self.sent < ALL && self.sent < self.answered + AHEAD {
+            let send = self.rank.isend(Envelope::new(1, 0, 0), Mode::Standard, data(self.sent), 0).unwrap();
+            self.sends.push(send);
+            self.sent += 1;
+        }
+
+        self.rank.progress().unwrap();
+        let rank = &mut self.rank;
+        let mut failed = Ok(());
+        self.sends.retain(|send| match rank.test(*send).unwrap() {
+            Some(done) => {
+                failed = failed.clone().and(done.result);
+                false
+            }
+            None => true,
+        });
+
+        failed?;
+        while let Some(done) = self.rank.test(self.answer).unwrap() {
+            done.result?;
+            assert_eq!(done.buffer.as_slice(), self.answered.to_le_bytes());
+            self.answered += 1;
+            self.answer = Self::expect(&mut self.rank);
+        }
+
+        self.rank.transport_mut().relax(relax).unwrap();
+        Ok(())
+    }
+
+    /// Makes turns until `answered` messages were answered.
+    fn until(&mut self, answered: u64) {
+        let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
+        while self.answered < answered {
+            assert!(!deadline.has_passed(), "{} of {answered} answers", self.answered);
+            self.turn(&mut relax).unwrap();
+            relax.reset();
+        }
+    }
+}
+
+fn stopped_and_going_on(event_loop: &str) {
+    let server = Server::of_text(MACHINE, event_loop);
+    let folder = server.directory();
+    let other = Other::start(&folder);
+    let mut source = Source::open(&folder);
+
+    for stop in 1..=2 {
+        source.until(stop * BEFORE);
+        other.stop();
+        let (still, mut relax) = (Instant::now(), Relax::new());
+
+        while still.elapsed() < STILL {
+            source.turn(&mut relax).unwrap();
+        }
+
+        // All answers of the stopped process have come. Messages within its granted credits wait
+        // for it.
+        let answered = source.answered;
+        assert!(source.sent > answered);
+        other.go_on();
+        source.until(answered + 1);
+    }
+
+    source.until(ALL);
+    assert_eq!(
+        source.rank.transport().velo_statistics().stalls,
+        0,
+        "flow control keeps the card from waiting"
+    );
+}
+
+#[test]
+fn a_rank_that_stands_still_for_longer_than_the_watchdog_loses_nothing() {
+    stopped_and_going_on("auto");
+}
+
+#[test]
+fn the_same_with_epoll() {
+    stopped_and_going_on("epoll");
+}
+
+#[test]
+fn a_rank_that_is_killed_while_it_stands_still_is_gone() {
+    let server = Server::of_text(MACHINE, "auto");
+    let folder = server.directory();
+    let other = Other::start(&folder);
+    let mut source = Source::open(&folder);
+    source.until(BEFORE);
+    other.stop();
+    kill(other.pid(), Signal::SIGKILL).unwrap();
+    let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
+
+    let error = loop {
+        assert!(!deadline.has_passed(), "a killed rank is not given up");
+        if let Err(error) = source.turn(&mut relax) {
+            break error;
+        }
+    };
+
+    assert_eq!(error, Error::PeerGone { peer: 1, why: Loss::Ended });
+}

@@ -1,0 +1,348 @@
+//! Tests the program through its command line: its commands, exit codes, output, and the files that
+//! it leaves behind.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+mod ends;
+mod held;
+mod owners;
+mod places;
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::server::{self, Server};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn nicforge(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn output(command: &mut Command) -> Output {
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn machine(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines").join(name).display().to_string()
+}
+
+fn stat(server: &Server) -> serde_json::Value {
+    let directory = server.directory();
+    let output = output(&mut nicforge(&["stat", directory.to_str().unwrap(), "--json"]));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn wait(child: &mut Child) -> Option<i32> {
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
+        }
+        std::thread::yield_now();
+    }
+
+    panic!("the program did not end");
+}
+
+#[test]
+fn serve_makes_private_sockets_and_removes_them_on_sigterm() {
+    let mut server = Server::of_machine("pset.toml", &[]);
+    let directory = server.directory();
+    for socket in ["io0.core0", "cn3.core3", "admin/io0.admin", "admin/control"] {
+        let mode = std::fs::metadata(directory.join(socket)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{socket}");
+    }
+
+    server.signal(Signal::SIGTERM);
+    assert_eq!(wait(&mut server.child), Some(0));
+    assert!(!directory.exists(), "the directory is left behind");
+}
+
+#[test]
+fn serve_ends_on_ctrl_c_with_either_event_loop() {
+    for event_loop in ["epoll", "auto"] {
+        let mut server = Server::of_machine("proof.toml", &["--event-loop", event_loop]);
+        server.signal(Signal::SIGINT);
+        assert_eq!(wait(&mut server.child), Some(0));
+        assert!(!server.directory().exists());
+    }
+}
+
+#[test]
+fn serve_refuses_a_directory_that_is_served_already() {
+    let server = Server::of_machine("proof.toml", &[]);
+    let directory = server.directory();
+    let second =
+        output(&mut nicforge(&["serve", &machine("proof.toml"), "--dir", directory.to_str().unwrap()]));
+    assert_eq!(second.status.code(), Some(3));
+    assert!(text(&second.stderr).contains("served already"), "{}", text(&second.stderr));
+    assert!(stat(&server)["nodes"].is_array());
+}
+
+#[test]
+fn serve_takes_over_what_a_killed_server_left() {
+    let mut server = Server::of_machine("proof.toml", &[]);
+    server.signal(Signal::SIGKILL);
+    server.child.wait().unwrap();
+
+    for socket in ["fifo0.user0", "admin/control"] {
+        assert!(server.directory().join(socket).exists(), "{socket}");
+    }
+
+    let folder = std::mem::replace(&mut server.folder, tempfile::tempdir().unwrap());
+    let again = Server::start_in(folder, Path::new(&machine("proof.toml")), &[]);
+
+    assert_eq!(stat(&again)["machine"], "proof");
+}
+
+#[test]
+fn a_bad_machine_file_is_a_usage_error_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bad.toml");
+    std::fs::write(&file, "name = \"x\"\n[[pset]]\ncompute_nodes = 1000\n").unwrap();
+    let output = output(&mut nicforge(&["serve", file.to_str().unwrap()]));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("line 3: compute_nodes is 1000; expected 1 to 256"));
+}
+
+#[test]
+fn stat_shows_all_nodes_as_a_table_and_as_json() {
+    let server = Server::of_machine("pset.toml", &[]);
+    let directory = server.directory();
+    let table = output(&mut nicforge(&["stat", directory.to_str().unwrap(), "--attachments"]));
+
+    assert!(table.status.success());
+    let table = text(&table.stdout);
+    for word in ["io0", "cn3", "core2", "admin", "recv fill", "stalls", "interrupts", "errors"] {
+        assert!(table.contains(word), "{word} is not in\n{table}");
+    }
+
+    assert_eq!(stat(&server)["nodes"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn stat_whose_reader_is_gone_ends_without_a_word() {
+    let server = Server::of_machine("proof.toml", &[]);
+    let directory = server.directory();
+    let mut child = nicforge(&["stat", directory.to_str().unwrap(), "--json", "--every", "0.05"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+
+    drop(child.stdout.take());
+    assert_eq!(wait(&mut child), Some(141));
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+
+    assert_eq!(said, "");
+}
+
+#[test]
+fn stat_of_nothing_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = output(&mut nicforge(&["stat", folder.path().to_str().unwrap()]));
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("no machine answers"));
+}
+
+#[test]
+fn reset_takes_a_node_and_names_the_nodes_when_there_is_none() {
+    let server = Server::of_machine("pset.toml", &[]);
+    let directory = server.directory();
+    let directory = directory.to_str().unwrap();
+    assert!(output(&mut nicforge(&["reset", directory, "cn1"])).status.success());
+    let wrong = output(&mut nicforge(&["reset", directory, "cn9"]));
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(text(&wrong.stderr).contains("there are io0, cn0"));
+}
+
+fn run(programs: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("m").display().to_string();
+    let file = machine("pset.toml");
+    let mut arguments = vec!["run", &file, "--dir", &directory];
+    arguments.extend(programs);
+    let output = output(&mut nicforge(&arguments));
+
+    assert!(!folder.path().join("m").exists(), "the directory is left behind");
+    output
+}
+
+#[test]
+fn run_starts_a_program_on_each_node_and_prefixes_its_output() {
+    let output = run(&[
+        "--",
+        "sh",
+        "-c",
+        "echo $NICFORGE_ROLE $NICFORGE_RANK of $NICFORGE_SIZE; test -S ${NICFORGE_SOCKET%%:*}",
+    ]);
+
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let mut lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    let expected = [
+        "cn0 | compute 0 of 4",
+        "cn1 | compute 1 of 4",
+        "cn2 | compute 2 of 4",
+        "cn3 | compute 3 of 4",
+        "io0 | io 0 of 1",
+    ];
+
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn run_gives_roles_and_nodes_their_own_programs() {
+    let output = run(&[
+        "--io",
+        "sh",
+        "-c",
+        "echo io",
+        ":",
+        "--cn2",
+        "sh",
+        "-c",
+        "echo two",
+        ":",
+        "sh",
+        "-c",
+        "echo rest",
+    ]);
+
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let mut lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+
+    assert_eq!(lines, ["cn0 | rest", "cn1 | rest", "cn2 | two", "cn3 | rest", "io0 | io"]);
+}
+
+#[test]
+fn run_per_core_starts_a_program_for_each_core() {
+    let output = run(&["--per-core", "--", "sh", "-c", "echo $NICFORGE_CORE; test -S $NICFORGE_SOCKET"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout).lines().count(), 20);
+}
+
+#[test]
+fn run_ends_with_the_code_of_the_program_that_failed_and_ends_the_others() {
+    let output = run(&["--cn1", "sh", "-c", "exit 7", ":", "sleep", "1000"]);
+    assert_eq!(output.status.code(), Some(7));
+    assert!(text(&output.stderr).contains("cn1 ended with exit status: 7"));
+}
+
+#[test]
+fn run_reports_a_program_that_was_killed_as_a_shell_does() {
+    let output = run(&["--cn1", "sh", "-c", "kill -9 $$", ":", "sleep", "1000"]);
+    assert_eq!(output.status.code(), Some(137));
+}
+
+#[test]
+fn run_refuses_a_role_that_is_not_there_and_a_program_that_is_not_there() {
+    let role = run(&["--gpu", "true"]);
+    assert_eq!(role.status.code(), Some(2));
+    assert!(text(&role.stderr).contains("its nodes are io0, cn0"));
+    let program = run(&["--", "/nonexistent/program"]);
+    assert_eq!(program.status.code(), Some(3));
+    assert!(text(&program.stderr).contains("can't start /nonexistent/program"));
+}
+
+#[test]
+fn run_ends_its_programs_and_removes_its_sockets_on_ctrl_c() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("m").display().to_string();
+    let mut child = nicforge(&["run", &machine("pset.toml"), "--dir", &directory])
+        .args(["--", "sh", "-c", "echo $$; exec sleep 1000"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let pids: Vec<i32> = (0..5)
+        .map(|_| lines.next().unwrap().unwrap().split(" | ").nth(1).unwrap().parse().unwrap())
+        .collect();
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+
+    assert_eq!(wait(&mut child), Some(130));
+    assert!(!Path::new(&directory).exists());
+    for pid in pids {
+        assert!(kill(Pid::from_raw(pid), None).is_err(), "process {pid} is still there");
+    }
+}
+
+fn data(bytes: usize) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("data");
+    let mut content = vec![0; bytes];
+    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut content).unwrap();
+    std::fs::write(&file, content).unwrap();
+    (folder, file.display().to_string())
+}
+
+fn demo(file: &str, more: &[&str]) -> serde_json::Value {
+    let mut arguments = vec!["demo", "--json", file];
+    arguments.extend(more);
+    let output = output(&mut nicforge(&arguments));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn demo_brings_a_file_out_and_back_unchanged() {
+    let (_folder, file) = data(3_000_001);
+    let report = demo(&file, &["--message", "100000"]);
+    assert_eq!(report["demo"]["digests_agree"], true);
+    assert_eq!(report["demo"]["bytes"], 3_000_001);
+    assert_eq!(report["nodes"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn demo_works_with_interrupts_a_deep_fifo_and_epoll() {
+    let (_folder, file) = data(1_000_000);
+    let report =
+        demo(&file, &["--interrupts", "--fifo-depth", "64", "--event-loop", "epoll", "--message", "65536"]);
+    assert_eq!(report["demo"]["digests_agree"], true);
+}
+
+#[test]
+fn demo_of_an_empty_file_and_of_one_byte_ends_well() {
+    for bytes in [0, 1] {
+        let (_folder, file) = data(bytes);
+        assert_eq!(demo(&file, &[])["demo"]["bytes"], bytes);
+    }
+}
+
+#[test]
+fn serve_that_fails_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = folder.path().join("x".repeat(100));
+    let output = output(&mut nicforge(&["serve", &machine("proof.toml"), "--dir", long.to_str().unwrap()]));
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("choose a shorter --dir"), "{}", text(&output.stderr));
+    assert!(!long.exists());
+}
+
+#[test]
+fn demo_of_a_file_that_is_not_there_says_so() {
+    let output = output(&mut nicforge(&["demo", "/nonexistent/file"]));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("/nonexistent/file"));
+}

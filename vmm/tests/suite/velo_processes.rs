@@ -1,0 +1,230 @@
+//! VELO between processes of a served machine. One is killed while its neighbours send to it, and
+//! its VPID gets a new owner.
+//!
+//! The test binary itself is the program on the node, when it runs only [`part`].
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Deadline, Device, OpenOptions, Relax};
+use nicforge_velo::{Address, Config, Error, Filter, Port};
+
+use crate::server::Server;
+
+/// The longest wait.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Number of times that the process is killed.
+const ROUNDS: u64 = 8;
+/// The address of the process that is killed.
+const VICTIM: Address = Address { node: 1, vpid: 0 };
+
+fn soon() -> Deadline {
+    Deadline::after(LIMIT)
+}
+
+/// Opens a VPID. It retries, because the server notices the end of the last client only after some
+/// time.
+fn open(socket: &Path) -> Port {
+    let started = Instant::now();
+    loop {
+        match Device::open_vfio_user(socket, OpenOptions::default()) {
+            Ok(device) => return Port::open(device, Config::default()).unwrap(),
+            Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.display()),
+        }
+        thread::yield_now();
+    }
+}
+
+/// This is no test. It is the process on the node, when the environment selects it. It receives
+/// messages of its own round until it is killed.
+#[test]
+fn part() {
+    let (Some(socket), Ok(round)) = (std::env::var_os("VELO_SOCKET"), std::env::var("VELO_ROUND")) else {
+        return;
+    };
+    let round: u64 = round.parse().unwrap();
+    let mut port = open(Path::new(&socket));
+    eprintln!("> ready");
+    let mut counts = BTreeMap::<Address, u32>::new();
+    let mut moving = false;
+
+    loop {
+        let message = port.recv(Filter::ANY, soon(), None).unwrap();
+        if message.quadword(0) != round {
+            eprintln!("> old: {}", message.quadword(0));
+            return;
+        }
+
+        *counts.entry(message.from).or_default() += 1;
+        // Both neighbours are in the middle of sending.
+        if !moving && counts.len() == 2 && counts.values().all(|count| *count >= 300) {
+            moving = true;
+            eprintln!("> moving");
+        }
+    }
+}
+
+/// The process on the node.
+struct Victim {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Victim {
+    fn start(socket: &Path, round: u64) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "velo_processes::part", "--nocapture", "--test-threads=1"])
+            .env("VELO_SOCKET", socket)
+            .env("VELO_ROUND", round.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                match line.strip_prefix("> ") {
+                    Some(line) => drop(sender.send(line.to_owned())),
+                    None => eprintln!("{line}"),
+                }
+            }
+        });
+
+        Self { child, lines }
+    }
+
+    fn expect(&self, wanted: &str) {
+        assert_eq!(self.lines.recv_timeout(LIMIT).as_deref(), Ok(wanted));
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        // This is SIGKILL. The process may already have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A machine with two cards.
+const MACHINE: &str = "name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
+
+fn socket(server: &Server, at: Address) -> PathBuf {
+    server.socket(&format!("ex{}.vpid{}", at.node, at.vpid))
+}
+
+/// Sends messages of a round until the victim is gone.
+fn send_until_gone(port: &mut Port, round: u64) {
+    let deadline = soon();
+    // The first calls may still report the end of the previous victim.
+    let link = loop {
+        if let Some(link) = unless_of_victim(port.connect(VICTIM, soon(), None)) {
+            break link;
+        }
+        assert!(!deadline.has_passed(), "told of the victim before again and again");
+    };
+
+    while unless_of_victim(port.send(link, 1, &round.to_le_bytes(), soon(), None)).is_some()
+        || port.is_up(VICTIM)
+    {
+        assert!(!deadline.has_passed(), "it is not gone");
+    }
+    // The card may have dropped some messages. It reports that with the same error, or not at all.
+    let deadline = soon();
+    let mut relax = Relax::new();
+
+    while port.is_up(VICTIM) {
+        assert!(!deadline.has_passed(), "the directory does not tell");
+        unless_of_victim(port.progress());
+        port.device().relax(&mut relax).unwrap();
+    }
+
+    match port.check() {
+        Ok(()) => {}
+        Err(error) => assert_eq!(error, Error::PeerGone { address: VICTIM }),
+    }
+}
+
+/// Returns the value of a call, or `None` when the call reports the victim's end.
+fn unless_of_victim<T>(result: Result<T, Error>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(error) => {
+            assert_eq!(error, Error::PeerGone { address: VICTIM });
+            None
+        }
+    }
+}
+
+fn killed_while_neighbours_send(event_loop: &str) {
+    let server = Server::of_text(MACHINE, event_loop);
+    let neighbours = [Address { node: 0, vpid: 0 }, Address { node: 1, vpid: 1 }];
+    let mut ports = neighbours.map(|at| open(&socket(&server, at)));
+
+    for round in 1..=ROUNDS {
+        let victim = Victim::start(&socket(&server, VICTIM), round);
+        victim.expect("ready");
+        thread::scope(|scope| {
+            let senders: Vec<_> =
+                ports.iter_mut().map(|port| scope.spawn(move || send_until_gone(port, round))).collect();
+            victim.expect("moving");
+            drop(victim);
+            for sender in senders {
+                sender.join().unwrap();
+            }
+        });
+
+        // The neighbours still reach each other. Any of these calls may report messages to the
+        // victim that the card dropped.
+        let (one, two) = ports.split_at_mut(1);
+        let deadline = soon();
+        let link = loop {
+            if let Some(link) = unless_of_victim(one[0].connect(neighbours[1], soon(), None)) {
+                break link;
+            }
+            assert!(!deadline.has_passed(), "told of the victim again and again");
+        };
+
+        loop {
+            match one[0].send_nb(link, 2, &round.to_le_bytes()) {
+                Ok(()) => break,
+                Err(Error::WouldBlock) => {}
+                Err(error) => assert_eq!(error, Error::PeerGone { address: VICTIM }),
+            }
+            assert!(!deadline.has_passed(), "there is never room");
+            unless_of_victim(one[0].progress());
+            unless_of_victim(two[0].progress());
+        }
+
+        let message = loop {
+            if let Some(message) = unless_of_victim(two[0].recv(Filter::from(neighbours[0]), soon(), None)) {
+                break message;
+            }
+            assert!(!deadline.has_passed(), "told of the victim again and again");
+        };
+
+        assert_eq!(message.quadword(0), round);
+    }
+}
+
+#[test]
+fn killed_process_is_an_error_to_its_neighbours_and_its_successor_sees_nothing_old() {
+    killed_while_neighbours_send("auto");
+}
+
+#[test]
+fn the_same_with_epoll() {
+    killed_while_neighbours_send("epoll");
+}

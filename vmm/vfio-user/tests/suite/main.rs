@@ -1,0 +1,12 @@
+//! Tests of the protocol's client and server, in one program. Each file has its own topic.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod client_server;
+mod deferred;
+mod hostile_server;
+mod survive_requests;
+mod survive_stream;
+mod twin_client;
+mod twin_server;
