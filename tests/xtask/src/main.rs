@@ -1,10 +1,11 @@
 //! The project's own build tasks. `cargo xtask --help` lists them.
 //!
 //! - `test`: all tests, after setting up what they need; `--fast` for those that take seconds
-//! - `lint`: formatting, clippy, layout, and whether generated files are up to date
+//! - `lint`: formatting, clippy, layout, rooms, and whether generated files are up to date
 //! - `doc`: the API documentation and the book; it checks the former's links, and the links of all
 //!   Markdown files to files and headings
 //! - `headers`: writes the generated C headers
+//! - `pictures`: draws the book's pictures from their text
 //! - `attack`: all attacks on a served machine, with a polite tenant beside them
 //! - `fuzz`: all fuzz bodies for a given time
 //!
@@ -14,7 +15,10 @@ mod attack;
 mod fuzz;
 mod headers;
 mod layout;
+mod pictures;
+mod rooms;
 mod steps;
+mod svg;
 mod test;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -34,12 +38,15 @@ struct Arguments {
 enum Task {
     /// Run the tests.
     Test(test::Test),
-    /// Check formatting, lints, the layout of comments and functions, and generated files.
+    /// Check formatting, lints, the layout of comments and functions, which crate uses which, and
+    /// generated files.
     Lint,
     /// Build the API documentation and the book and check their links.
     Doc,
     /// Write the generated C headers anew.
     Headers,
+    /// Draw the book's pictures anew.
+    Pictures,
     /// Attack the release build, and see what others notice of it.
     Attack(attack::Attack),
     /// Run the fuzz bodies, each for a given time.
@@ -66,6 +73,7 @@ fn run(task: &Task) -> Result<(), Failed> {
         Task::Lint => lint(&steps),
         Task::Doc => doc(&steps),
         Task::Headers => headers::write(steps.root()),
+        Task::Pictures => pictures::write(steps.root()),
         Task::Attack(arguments) => attack::run(&steps, arguments),
         Task::Fuzz(arguments) => fuzz::run(&steps, arguments),
         Task::Ci => test::all(&steps).and_then(|()| lint(&steps)).and_then(|()| doc(&steps)),
@@ -77,6 +85,10 @@ fn lint(steps: &Steps) -> Result<(), Failed> {
     steps.cargo("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
     steps.say("comments of 100 columns, functions with paragraphs");
     layout::check(steps.root())?;
+    steps.say("which crate uses which");
+    rooms::check(steps.root())?;
+    steps.say("pictures of the book");
+    pictures::check(steps.root())?;
     steps.say("generated C headers");
     headers::check(steps.root())
 }

@@ -1,0 +1,236 @@
+//! The pictures of the book, drawn from text (`docs/pictures/*.toml` and `docs/rooms.toml`).
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use crate::{
+    rooms,
+    steps::Failed,
+    svg::{LINE, Svg},
+};
+
+const SOURCES: &str = "docs/pictures";
+const PICTURES: &str = "docs/src/pictures";
+
+/// A picture's source. Each kind has its own key.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Source {
+    title: String,
+    #[serde(default)]
+    bar: Vec<Bar>,
+    #[serde(rename = "box", default)]
+    boxes: Vec<Nested>,
+    #[serde(default)]
+    actors: Vec<String>,
+    #[serde(default)]
+    steps: Vec<(usize, usize, String)>,
+}
+
+/// A BAR and its areas: offset, contents, and how a client reaches it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Bar {
+    name: String,
+    areas: Vec<(String, String, Reach)>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Reach {
+    Trapped,
+    Mapped,
+    Mirrored,
+}
+
+impl Reach {
+    fn colour(self) -> &'static str {
+        match self {
+            Self::Trapped => "#f8e6d8",
+            Self::Mapped => "#dcefdc",
+            Self::Mirrored => "#dde8f8",
+        }
+    }
+}
+
+/// A box with boxes in it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nested {
+    name: String,
+    holds: Vec<String>,
+    #[serde(rename = "box", default)]
+    boxes: Vec<Nested>,
+}
+
+/// Draws all pictures.
+pub(crate) fn write(root: &Path) -> Result<(), Failed> {
+    for (path, text) in draw_all(root)? {
+        fs::write(&path, text).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
+        eprintln!("    wrote {}", path.display());
+    }
+    Ok(())
+}
+
+/// Compares all pictures with their sources.
+pub(crate) fn check(root: &Path) -> Result<(), Failed> {
+    for (path, text) in draw_all(root)? {
+        if fs::read_to_string(&path).ok().as_deref() != Some(&text) {
+            let path = path.display();
+            return Err(Failed::new(format!(
+                "{path} is out of date; run `cargo xtask pictures` and commit it"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn draw_all(root: &Path) -> Result<Vec<(PathBuf, String)>, Failed> {
+    let folder = root.join(SOURCES);
+    let failed = |error: &dyn std::fmt::Display| Failed::new(format!("{}: {error}", folder.display()));
+    let mut pictures = vec![(root.join(PICTURES).join("rooms.svg"), rooms::draw(root)?)];
+
+    for entry in fs::read_dir(&folder).map_err(|error| failed(&error))? {
+        let path = entry.map_err(|error| failed(&error))?.path();
+        let text = fs::read_to_string(&path).map_err(|error| failed(&error))?;
+        let source: Source =
+            toml::from_str(&text).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
+        let name = Path::new(path.file_name().unwrap_or_default()).with_extension("svg");
+        pictures.push((root.join(PICTURES).join(name), draw(&source)));
+    }
+
+    Ok(pictures)
+}
+
+fn draw(source: &Source) -> String {
+    if !source.bar.is_empty() {
+        draw_bars(&source.title, &source.bar)
+    } else if !source.boxes.is_empty() {
+        draw_boxes(&source.title, &source.boxes)
+    } else {
+        draw_sequence(&source.title, &source.actors, &source.steps)
+    }
+}
+
+/// Draws BARs beside each other, each as a column of its areas, and a key to the colours.
+fn draw_bars(title: &str, bars: &[Bar]) -> String {
+    const WIDTH: usize = 190;
+    const AREA: usize = 46;
+    let mut svg = Svg::new();
+
+    for (column, bar) in bars.iter().enumerate() {
+        let x = 10 + column * (WIDTH + 12);
+        svg.bold((x, 20), &bar.name);
+        for (row, (offset, holds, reach)) in bar.areas.iter().enumerate() {
+            let y = 30 + row * AREA;
+            svg.rect((x, y), (WIDTH, AREA), reach.colour());
+            svg.text((x + 6, y + LINE), offset);
+            for (line, text) in wrapped(holds, 32).iter().enumerate() {
+                svg.text((x + 6, y + LINE * 2 - 2 + line * 13), text);
+            }
+        }
+    }
+
+    let most = bars.iter().map(|bar| bar.areas.len()).max().unwrap_or(0);
+    let y = 42 + most * AREA;
+    for (column, (reach, name)) in
+        [(Reach::Trapped, "trapped"), (Reach::Mapped, "mapped"), (Reach::Mirrored, "mirror: read only")]
+            .into_iter()
+            .enumerate()
+    {
+        let x = 10 + column * 130;
+        svg.rect((x, y), (14, 14), reach.colour());
+        svg.text((x + 20, y + 11), name);
+    }
+
+    svg.finish(title, (8 + bars.len() * (WIDTH + 12), y + 24))
+}
+
+/// Draws actors as columns, and what passes between them from top to bottom.
+fn draw_sequence(title: &str, actors: &[String], steps: &[(usize, usize, String)]) -> String {
+    const COLUMN: usize = 180;
+    const STEP: usize = 34;
+    let mut svg = Svg::new();
+    let middle = |actor: usize| 80 + actor * COLUMN;
+    let bottom = 50 + steps.len() * STEP;
+
+    for (index, actor) in actors.iter().enumerate() {
+        svg.rect((middle(index) - 65, 8), (130, 24), "#eef3f8");
+        svg.centred((middle(index), 24), actor);
+        svg.line((middle(index), 32), (middle(index), bottom), "stroke-dasharray=\"3 3\"");
+    }
+
+    for (index, (from, to, text)) in steps.iter().enumerate() {
+        let y = 62 + index * STEP;
+        svg.arrow((middle(*from), y), (middle(*to), y));
+        svg.centred((middle(*from).midpoint(middle(*to)), y - 5), text);
+    }
+
+    svg.finish(title, (160 + actors.len().saturating_sub(1) * COLUMN, bottom + 10))
+}
+
+/// Space around a box within another.
+const MARGIN: usize = 10;
+/// Width of a box without boxes in it.
+const LEAF: usize = 250;
+
+/// Draws boxes within boxes.
+fn draw_boxes(title: &str, boxes: &[Nested]) -> String {
+    let mut svg = Svg::new();
+    let mut x = MARGIN;
+    let mut height = 0;
+    for nested in boxes {
+        draw_box(&mut svg, nested, (x, MARGIN), 0);
+        let (own_width, own_height) = size(nested);
+        x += own_width + MARGIN;
+        height = height.max(own_height);
+    }
+    svg.finish(title, (x, height + 2 * MARGIN))
+}
+
+/// Returns the width and height of a box.
+fn size(nested: &Nested) -> (usize, usize) {
+    let sizes: Vec<_> = nested.boxes.iter().map(size).collect();
+    let inner = sizes.iter().map(|(width, _)| width + MARGIN).sum::<usize>() + MARGIN;
+    let tallest = sizes.iter().map(|(_, height)| height + MARGIN).max().unwrap_or(0);
+    (inner.max(LEAF), head(nested) + tallest)
+}
+
+/// Returns the height of a box's own text.
+fn head(nested: &Nested) -> usize {
+    LINE * (nested.holds.len() + 1) + MARGIN
+}
+
+fn draw_box(svg: &mut Svg, nested: &Nested, (x, y): (usize, usize), depth: usize) {
+    const FILLS: [&str; 3] = ["#f4f4f4", "#e8eef6", "#dcefdc"];
+    svg.rect((x, y), size(nested), FILLS[depth.min(FILLS.len() - 1)]);
+    svg.bold((x + 8, y + LINE), &nested.name);
+    for (line, text) in nested.holds.iter().enumerate() {
+        svg.text((x + 8, y + LINE * (line + 2)), text);
+    }
+
+    let mut inner = x + MARGIN;
+    for child in &nested.boxes {
+        draw_box(svg, child, (inner, y + head(nested)), depth + 1);
+        inner += size(child).0 + MARGIN;
+    }
+}
+
+/// Returns a text in lines of at most `most` characters, except for longer words.
+pub(crate) fn wrapped(text: &str, most: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + word.len() <= most => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}

@@ -1,0 +1,308 @@
+//! The rooms of the workspace (`docs/rooms.toml`): which crate may use which, and the picture of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use crate::{
+    pictures::wrapped,
+    steps::Failed,
+    svg::{LINE, Svg},
+};
+
+const SOURCE: &str = "docs/rooms.toml";
+/// Folders whose crates are rooms. Tests may use everything.
+const FOLDERS: [&str; 3] = ["device-model", "userlib", "vmm"];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rooms {
+    room: Vec<Room>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Room {
+    #[serde(rename = "crate")]
+    name: String,
+    /// Row in the picture, the lowest first.
+    level: Option<usize>,
+    holds: String,
+    uses: Vec<String>,
+    /// Modules in order: each may name only those before it.
+    #[serde(default)]
+    modules: Vec<String>,
+}
+
+/// Checks the code against the rooms.
+pub(crate) fn check(root: &Path) -> Result<(), Failed> {
+    let rooms = read(root)?;
+    let mut wrong = Vec::new();
+    let mut crates = BTreeMap::new();
+
+    for folder in manifests(root)? {
+        let (name, uses) = dependencies(&folder)?;
+        let Some(room) = rooms.room.iter().find(|room| room.name == name) else {
+            wrong.push(format!("{name} has no room: add it with the crates that it may use"));
+            continue;
+        };
+
+        for used in uses.iter().filter(|used| !room.uses.contains(used)) {
+            wrong.push(format!("{name} uses {used}, which its room does not allow"));
+        }
+        for unused in room.uses.iter().filter(|used| !uses.contains(*used)) {
+            wrong.push(format!("{name} does not use {unused}: remove it from the room"));
+        }
+        if !room.modules.is_empty() {
+            wrong.extend(check_modules(room, &folder.join("src"))?);
+        }
+        crates.insert(name, folder);
+    }
+
+    wrong.extend(
+        rooms
+            .room
+            .iter()
+            .filter(|room| !crates.contains_key(&room.name))
+            .map(|room| format!("{} does not exist", room.name)),
+    );
+    if wrong.is_empty() { Ok(()) } else { Err(Failed::new(format!("{SOURCE}:\n{}", wrong.join("\n")))) }
+}
+
+fn read(root: &Path) -> Result<Rooms, Failed> {
+    let path = root.join(SOURCE);
+    let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
+    toml::from_str(&text).map_err(|error| at(&path, &error))
+}
+
+fn at(path: &Path, error: &dyn std::fmt::Display) -> Failed {
+    Failed::new(format!("{}: {error}", path.display()))
+}
+
+/// Returns the folders of all crates that are rooms.
+fn manifests(root: &Path) -> Result<Vec<PathBuf>, Failed> {
+    let mut found = Vec::new();
+    let mut folders: Vec<PathBuf> = FOLDERS.iter().map(|folder| root.join(folder)).collect();
+
+    while let Some(folder) = folders.pop() {
+        if folder.join("Cargo.toml").exists() {
+            found.push(folder.clone());
+        }
+        let entries = fs::read_dir(&folder).map_err(|error| at(&folder, &error))?;
+        folders.extend(
+            entries
+                .filter_map(Result::ok)
+                .map(|entry| entry.path())
+                .filter(|path| path.is_dir() && !path.ends_with("src") && !path.ends_with("target")),
+        );
+    }
+
+    found.sort();
+    Ok(found)
+}
+
+/// Returns the name of a crate and the workspace's crates that it uses outside its tests.
+fn dependencies(folder: &Path) -> Result<(String, BTreeSet<String>), Failed> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        package: Package,
+        #[serde(default)]
+        dependencies: toml::Table,
+    }
+    #[derive(Deserialize)]
+    struct Package {
+        name: String,
+    }
+
+    let path = folder.join("Cargo.toml");
+    let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
+    let manifest: Manifest = toml::from_str(&text).map_err(|error| at(&path, &error))?;
+    let uses = manifest.dependencies.keys().filter(|name| name.starts_with("nicforge")).cloned().collect();
+
+    Ok((manifest.package.name, uses))
+}
+
+/// Returns which modules of a crate name one that comes after them.
+fn check_modules(room: &Room, source: &Path) -> Result<Vec<String>, Failed> {
+    let mut wrong = Vec::new();
+    let entries = fs::read_dir(source).map_err(|error| at(source, &error))?;
+    let mut files: Vec<_> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
+    files.sort();
+
+    while let Some(path) = files.pop() {
+        if path.is_dir() {
+            let entries = fs::read_dir(&path).map_err(|error| at(&path, &error))?;
+            files.extend(entries.filter_map(Result::ok).map(|entry| entry.path()));
+            continue;
+        }
+
+        let Some(module) = module_of(source, &path) else { continue };
+        let Some(place) = room.modules.iter().position(|name| *name == module) else {
+            wrong.push(format!("{} has a module {module}, which is not in the list", room.name));
+            continue;
+        };
+
+        let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
+        let before = &room.modules[..=place];
+        let above = names(&text).into_iter().filter(|name| room.modules.contains(name));
+        wrong.extend(
+            above
+                .filter(|name| !before.contains(name))
+                .map(|name| format!("{}: {module} names {name}, which comes after it", room.name)),
+        );
+    }
+
+    Ok(wrong)
+}
+
+/// Returns the top module that a file belongs to; `None` for the crate's root and for tests.
+fn module_of(source: &Path, path: &Path) -> Option<String> {
+    let within = path.strip_prefix(source).ok()?;
+    let is_test = path.file_stem()?.to_str()?.ends_with("tests");
+    let first = Path::new(within.components().next()?.as_os_str());
+    let module = first.file_stem()?.to_str()?;
+    (!is_test && module != "lib").then(|| module.to_owned())
+}
+
+/// Returns the modules that a file names by `crate::`, outside its comments and tests.
+fn names(text: &str) -> BTreeSet<String> {
+    let code: String = text
+        .lines()
+        .take_while(|line| *line != "#[cfg(test)]")
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+
+    let mut found = BTreeSet::new();
+    for (start, path) in code.match_indices("crate::") {
+        let rest = &code[start + path.len()..];
+        match rest.strip_prefix('{') {
+            Some(list) => found.extend(names_in_list(list)),
+            None => found.extend(identifier(rest)),
+        }
+    }
+    found
+}
+
+/// Returns the first names of the paths in a list, up to the brace that closes it.
+fn names_in_list(list: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let (mut depth, mut is_start) = (0, true);
+    for (index, character) in list.char_indices() {
+        match character {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => is_start = true,
+            _ if is_start && depth == 0 && !character.is_whitespace() => {
+                is_start = false;
+                found.extend(identifier(&list[index..]));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Returns the identifier at the start of a text.
+fn identifier(text: &str) -> Option<String> {
+    let end = text.find(|character: char| !character.is_alphanumeric() && character != '_');
+    let name = &text[..end.unwrap_or(text.len())];
+    (!name.is_empty()).then(|| name.to_owned())
+}
+
+/// Width and height of a box in the picture.
+const BOX: (usize, usize) = (172, 58);
+/// Space between boxes, across and down.
+const GAP: (usize, usize) = (16, 44);
+
+/// Returns the picture: a box for each room, and a line to each room that it uses unless another
+/// one that it uses does so.
+pub(crate) fn draw(root: &Path) -> Result<String, Failed> {
+    let rooms = read(root)?;
+    let drawn: Vec<_> = rooms.room.iter().filter(|room| room.level.is_some()).collect();
+    let levels = drawn.iter().filter_map(|room| room.level).max().map_or(0, |top| top + 1);
+    let rows: Vec<Vec<&Room>> = (0..levels)
+        .rev()
+        .map(|level| drawn.iter().copied().filter(|room| room.level == Some(level)).collect())
+        .collect();
+
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = columns * (BOX.0 + GAP.0) + GAP.0;
+    let mut places = BTreeMap::new();
+    for (row, rooms) in rows.iter().enumerate() {
+        let left = (width + GAP.0 - rooms.len() * (BOX.0 + GAP.0)) / 2;
+        for (column, room) in rooms.iter().enumerate() {
+            let at = (left + column * (BOX.0 + GAP.0), GAP.1 / 2 + row * (BOX.1 + GAP.1));
+            places.insert(room.name.as_str(), at);
+        }
+    }
+
+    let mut svg = Svg::new();
+    for room in &drawn {
+        for used in direct_uses(room, &rooms) {
+            if let (Some(from), Some(to)) = (places.get(room.name.as_str()), places.get(used)) {
+                let (from, to) = ((from.0 + BOX.0 / 2, from.1 + BOX.1), (to.0 + BOX.0 / 2, to.1));
+                svg.line(from, to, "stroke-opacity=\"0.5\"");
+            }
+        }
+    }
+    for room in &drawn {
+        let Some(&(x, y)) = places.get(room.name.as_str()) else { continue };
+        svg.rect((x, y), BOX, "#eef3f8");
+        svg.bold((x + 8, y + 18), room.name.strip_prefix("nicforge-").unwrap_or(&room.name));
+        for (index, line) in wrapped(&room.holds, 29).iter().enumerate() {
+            svg.text((x + 8, y + 35 + LINE * index), line);
+        }
+    }
+
+    let title = "The rooms of nicforge: a line goes from a room to one below that it uses";
+    Ok(svg.finish(title, (width, rows.len() * (BOX.1 + GAP.1))))
+}
+
+/// Returns the rooms that a room uses, without those that one of these uses in turn.
+fn direct_uses<'a>(room: &'a Room, rooms: &Rooms) -> Vec<&'a str> {
+    let uses_it = |by: &String, used: &String| {
+        rooms.room.iter().any(|other| other.name == *by && reaches(other, used, rooms))
+    };
+    room.uses
+        .iter()
+        .filter(|used| !room.uses.iter().any(|by| by != *used && uses_it(by, used)))
+        .map(String::as_str)
+        .collect()
+}
+
+fn reaches(room: &Room, target: &String, rooms: &Rooms) -> bool {
+    room.uses.contains(target)
+        || rooms.room.iter().any(|other| room.uses.contains(&other.name) && reaches(other, target, rooms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_in_lists_and_paths_and_not_in_comments() {
+        let text = "use crate::{\n    a::{B, C},\n    d,\n};\n// crate::e\nfn f() { crate::g::h(); }\n\
+                    #[cfg(test)]\nmod tests { use crate::i; }\n";
+        assert_eq!(names(text).into_iter().collect::<Vec<_>>(), ["a", "d", "g"]);
+    }
+
+    #[test]
+    fn a_use_through_another_room_is_not_drawn() {
+        let room = |name: &str, uses: &[&str]| Room {
+            name: name.to_owned(),
+            level: Some(0),
+            holds: String::new(),
+            uses: uses.iter().map(|&used| used.to_owned()).collect(),
+            modules: Vec::new(),
+        };
+        let rooms = Rooms { room: vec![room("a", &[]), room("b", &["a"]), room("c", &["a", "b"])] };
+
+        assert_eq!(direct_uses(&rooms.room[2], &rooms), ["b"]);
+    }
+}
