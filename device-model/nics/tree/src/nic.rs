@@ -17,7 +17,7 @@ use nicforge_hwi::{
 use crate::{
     barrier::{self, GlobalInterrupts},
     config::{ConfigError, TreeConfig},
-    fifo::{Channel, ChannelConfig, Discarded, Exceptions, QuadHalves, SideItem},
+    fifo::{Channel, ChannelConfig, Exceptions, QuadHalves, SideItem},
     interrupts::{ATTACHMENTS, Interrupts},
     presence::Presence,
     registers::channel_of,
@@ -338,14 +338,9 @@ impl Device for TreeNic {
             // behind.
             if self.attached != 0 {
                 for channel in &mut self.channels {
-                    channel.look_at_recv_head();
-                    busy |= channel.discard_for_dead_reader();
-                    match channel.discard_for_absent() {
-                        Discarded::Nothing => {}
-                        Discarded::Some => busy = true,
-                        Discarded::Later => locked = true,
-                    }
-                    channel.form_packets(&mut ports);
+                    let discarded = channel.begin_step(&mut ports);
+                    busy |= discarded.any;
+                    locked |= discarded.locked;
                 }
             }
 

@@ -13,7 +13,8 @@ pub(super) type Ring = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLO
 /// Whether a channel has tenants, and their memory.
 ///
 /// A channel opens for its first tenant and closes when the last one leaves. It never returns to
-/// [`Tenancy::NotYet`].
+/// [`Tenancy::NotYet`]. The tag has a byte of its own, so that one comparison tells an open channel.
+#[repr(u8)]
 pub(super) enum Tenancy {
     /// The channel has had no tenant. Packets for it wait in the network.
     NotYet,

@@ -46,7 +46,7 @@ use self::{
     memory::{Memory, Tenancy},
     mirror::Shown,
     port::TrappedPort,
-    receive::{Arrivals, ReceiveFifo},
+    receive::{PortRow, ReceiveFifo},
     receivers::Receivers,
     send::SendFifo,
 };
@@ -75,14 +75,14 @@ pub(crate) enum Room {
     Sink,
 }
 
-/// The outcome of an attempt to discard packets for cores that have no client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Discarded {
-    Nothing,
-    Some,
-    /// A live core has the lock. It takes the packets itself if it goes on reading. If it frees the
-    /// lock instead, no event tells the NIC, so the NIC must retry.
-    Later,
+/// The outcome of an attempt to discard packets whose receiver is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Discarded {
+    /// Whether any packet was discarded.
+    pub(crate) any: bool,
+    /// Whether a live core has the lock. It takes the packets itself if it goes on reading. If it
+    /// frees the lock instead, no event tells the NIC, so the NIC must retry.
+    pub(crate) locked: bool,
 }
 
 /// The reason why a row of packets ended.
@@ -295,8 +295,8 @@ impl Channel {
         goes: impl Fn(u64) -> bool,
     ) -> (u32, RowEnd) {
         let Some(memory) = self.tenancy.memory() else { return (0, RowEnd::Blocked) };
-        let arrivals = Arrivals { ports, port, channel: self.number, limit };
-        self.receive.put_row(&memory.receive, arrivals, first, goes, &mut self.events)
+        let row = PortRow { ports, port, channel: self.number, limit };
+        self.receive.put_row(&memory.receive, row, first, goes, &mut self.events)
     }
 
     /// Frees the receive slots that software has released.
@@ -307,19 +307,21 @@ impl Channel {
         }
     }
 
-    /// Discards packets for cores without a client from the front of the receive FIFO.
+    /// Does the work of a step that comes before the router's: frees the receive slots that
+    /// software has released, discards packets whose receiver is gone from the front of the receive
+    /// FIFO, and puts the port's complete packets into the send FIFO.
     #[inline]
-    pub(crate) fn discard_for_absent(&mut self) -> Discarded {
-        let Some(memory) = self.tenancy.memory() else { return Discarded::Nothing };
-        self.receive.discard_for_absent(&memory.receive, &mut self.events)
-    }
+    pub(crate) fn begin_step(&mut self, ports: &mut Ports<'_>) -> Discarded {
+        let Some(memory) = self.tenancy.memory() else { return Discarded::default() };
+        let (receive, events) = (&mut self.receive, &mut self.events);
 
-    /// Discards packets for a reader that has died from the front of the receive FIFO. Returns
-    /// whether any packet was discarded.
-    #[inline]
-    pub(crate) fn discard_for_dead_reader(&mut self) -> bool {
-        let Some(memory) = self.tenancy.memory() else { return false };
-        self.receive.discard_for_dead_reader(&memory.receive, &mut self.events)
+        receive.look_at_head(&memory.receive, events);
+        let any = receive.discard_for_dead_reader(&memory.receive, events);
+        let mut discarded = receive.discard_for_absent(&memory.receive, events);
+        discarded.any |= any;
+
+        self.form_packets(ports);
+        discarded
     }
 
     /// Notes that a core has a client.
@@ -424,7 +426,8 @@ impl Channel {
 
     /// As [`Channel::publish`], for an open channel.
     fn publish_open(&mut self, enabled: Exceptions) {
-        let send = self.send_count();
+        let Some(memory) = self.tenancy.memory() else { return };
+        let send = self.send.look(Some(&memory.send));
         let exceptions = self.exceptions_with(send);
         let now = Shown {
             send_head: self.send.taken(),
@@ -435,9 +438,7 @@ impl Channel {
         };
 
         self.events.compare_watermarks(exceptions, enabled);
-        if let Some(memory) = self.tenancy.memory() {
-            self.shown.show(&memory.words, &now);
-        }
+        self.shown.show(&memory.words, &now);
     }
 
     /// Writes all words of the mirror that do not change with each packet.

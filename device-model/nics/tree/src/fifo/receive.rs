@@ -126,33 +126,34 @@ impl ReceiveFifo {
     pub(super) fn put_row(
         &mut self,
         memory: &ReceiveMemory,
-        arrivals: Arrivals<'_, '_>,
+        row: PortRow<'_, '_>,
         first: Header,
         goes: impl Fn(u64) -> bool,
         events: &mut Events,
     ) -> (u32, RowEnd) {
-        let Arrivals { ports, port, channel, limit } = arrivals;
+        let PortRow { ports, port, channel, limit } = row;
         let (mut received, mut alike) = (0, u64::from(first.0));
 
         loop {
+            let Some(mut arrivals) = ports.take_run(port, channel, limit - received) else {
+                return (received, RowEnd::Empty);
+            };
             let (mut tail, full) = (self.tail, self.head.wrapping_add(self.depth));
-            let mut end = RowEnd::Empty;
 
-            let taken = ports.take_while(port, channel, limit - received, |packet| {
+            let end = loop {
+                let Some(packet) = arrivals.front() else { break RowEnd::Empty };
                 let header = Header(packet.header as u32);
 
                 // The packets of a stream have equal headers, so one comparison decides.
                 if packet.header != alike {
                     if !goes(packet.header) || self.receivers.may_lack(header) {
-                        end = RowEnd::Other;
-                        return false;
+                        break RowEnd::Other;
                     }
                     alike = packet.header;
                 }
 
                 if tail == full {
-                    end = RowEnd::Blocked;
-                    return false;
+                    break RowEnd::Blocked;
                 }
 
                 if let Some(payload) = packet.bytes().first_chunk::<PAYLOAD>() {
@@ -160,11 +161,12 @@ impl ReceiveFifo {
                     self.marks.note_put(tail, header, events);
                     tail = tail.wrapping_add(1);
                 }
-                true
-            });
+                arrivals.pass();
+            };
 
             self.tail = tail;
-            received += taken;
+            received += arrivals.taken();
+            drop(arrivals);
             if end != RowEnd::Blocked {
                 return (received, end);
             }
@@ -228,8 +230,8 @@ impl ReceiveFifo {
     }
 }
 
-/// The packets that [`ReceiveFifo::put_row`] takes.
-pub(super) struct Arrivals<'a, 'b> {
+/// The packets that [`ReceiveFifo::put_row`] may take.
+pub(super) struct PortRow<'a, 'b> {
     pub(super) ports: &'a mut Ports<'b>,
     pub(super) port: u8,
     pub(super) channel: usize,
@@ -265,11 +267,17 @@ impl IrqMarks {
     #[inline]
     fn note_put(&mut self, number: u32, header: Header, events: &mut Events) {
         if header.irq() {
-            let (word, bit) = self.position(number);
-            self.slots[word] |= bit;
-            self.count += 1;
+            self.mark(number);
             events.note(vector::RECV_IRQ);
         }
+    }
+
+    /// Marks packet `number`. Most packets have no irq bit, so this stays out of their loop.
+    #[inline(never)]
+    fn mark(&mut self, number: u32) {
+        let (word, bit) = self.position(number);
+        self.slots[word] |= bit;
+        self.count += 1;
     }
 
     /// Removes the mark of packet `number`, if there is one.

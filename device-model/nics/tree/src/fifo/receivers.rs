@@ -78,7 +78,7 @@ impl Receivers {
     }
 
     /// Returns whether a packet may have no receiver. [`Receivers::look_for_receiver`] decides.
-    #[inline]
+    #[inline(never)]
     pub(super) fn may_lack(&self, header: Header) -> bool {
         self.is_for_absent(header) || (self.reader == Reader::Dead && is_for_reader(header))
     }
@@ -140,7 +140,7 @@ impl ReceiveFifo {
     #[inline]
     pub(super) fn discard_for_absent(&mut self, memory: &ReceiveMemory, events: &mut Events) -> Discarded {
         match self.receivers.orphans_until {
-            None => Discarded::Nothing,
+            None => Discarded::default(),
             Some(until) => self.discard_front_for_absent(memory, until, events),
         }
     }
@@ -157,18 +157,18 @@ impl ReceiveFifo {
         let left = until.wrapping_sub(self.head());
         if left == 0 || left > self.count() {
             self.receivers.orphans_until = None;
-            return Discarded::Nothing;
+            return Discarded::default();
         }
 
         if !self.front_is_for_absent(memory) {
-            return Discarded::Nothing;
+            return Discarded::default();
         }
 
         let owner = memory.lock.load(Ordering::Acquire);
         // The owner may be a core that had left before it was handed the lock.
         let free = owner == 0 || self.receivers.is_absent_owner(owner);
         if !free || !take_lock(&memory.lock, owner) {
-            return Discarded::Later;
+            return Discarded { any: false, locked: true };
         }
 
         self.look_at_head(memory, events);
@@ -181,7 +181,7 @@ impl ReceiveFifo {
         self.store_head(memory);
         memory.lock.store(0, Ordering::Release);
 
-        if self.discarded == before { Discarded::Nothing } else { Discarded::Some }
+        Discarded { any: self.discarded != before, locked: false }
     }
 
     /// Returns whether the packet at the front is for a core without a client.

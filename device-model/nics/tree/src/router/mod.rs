@@ -219,8 +219,13 @@ impl Router {
         let source = Source::first_of(sources);
         let (moved, end) = self.move_row(context, channel, source, limit);
 
-        if end == RowEnd::Empty && moved < limit {
-            // The source is empty and nothing waits, so `continue_source` has no work.
+        // No other source has packets, so none waits if this one does not.
+        if moved >= limit {
+            self.blocked[channel] = 0;
+            self.again = true;
+            return moved;
+        }
+        if end == RowEnd::Empty {
             self.blocked[channel] = 0;
             return moved;
         }

@@ -85,7 +85,7 @@ impl Router {
         allowance: Allowance,
     ) -> (u32, RowEnd) {
         let Allowance { channel, source, limit, open } = allowance;
-        if self.is_source_disabled(channel, port) {
+        if self.rcfg != 0 && self.is_source_disabled(channel, port) {
             return (0, RowEnd::Other);
         }
 
@@ -147,7 +147,7 @@ impl Router {
             }
             Room::Yes => {
                 let routes = &self.routes;
-                let goes = |header| routes.route(source, header) == Way::Local;
+                let goes = |header| routes.is_local(source, header);
                 let (received, end) = fifo.put_row(context.ports, port, limit, first, goes);
                 self.counters[channel].received += u64::from(received);
                 (received, end)
