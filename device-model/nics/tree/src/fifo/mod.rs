@@ -99,6 +99,19 @@ pub(crate) enum RowEnd {
     Other,
 }
 
+impl RowEnd {
+    /// Returns why a row of packets with the header `alike` ended, from the packet that is first
+    /// now.
+    #[inline(never)]
+    pub(crate) fn before(front: Option<&Packet>, alike: u64) -> Self {
+        match front {
+            None => Self::Empty,
+            Some(packet) if packet.header == alike => Self::Blocked,
+            Some(_) => Self::Other,
+        }
+    }
+}
+
 /// One virtual channel's FIFOs.
 ///
 /// The parts keep their own invariants. The channel keeps them together: the slots of both FIFOs,
@@ -282,21 +295,20 @@ impl Channel {
         }
     }
 
-    /// Puts packets that have arrived at a port into the receive FIFO, at most `limit`. The caller
-    /// must have seen [`Room::Yes`] for the first one, whose header is `first`. Stops at the first
-    /// header that `goes` refuses. Returns the number put into the FIFO and why the row ended.
+    /// Puts packets that have arrived at a port into the receive FIFO while their header is
+    /// `header`, at most `limit`. The caller must have seen [`Room::Yes`] for it. Returns the number
+    /// put into the FIFO and why the row ended.
     #[inline]
     pub(crate) fn put_row(
         &mut self,
         ports: &mut Ports<'_>,
         port: u8,
         limit: u32,
-        first: Header,
-        goes: impl Fn(u64) -> bool,
+        header: Header,
     ) -> (u32, RowEnd) {
         let Some(memory) = self.tenancy.memory() else { return (0, RowEnd::Blocked) };
         let row = PortRow { ports, port, channel: self.number, limit };
-        self.receive.put_row(&memory.receive, row, first, goes, &mut self.events)
+        self.receive.put_row(&memory.receive, row, header, &mut self.events)
     }
 
     /// Frees the receive slots that software has released.

@@ -113,66 +113,55 @@ impl ReceiveFifo {
     ) {
         let Some(payload) = payload.first_chunk::<PAYLOAD>() else { return };
         memory.slots.put(self.tail, header.0, payload);
-        self.marks.note_put(self.tail, header, events);
-        self.tail = self.tail.wrapping_add(1);
+
+        let end = self.tail.wrapping_add(1);
+        if header.irq() {
+            self.marks.note_put(self.tail, end, events);
+        }
+        self.tail = end;
     }
 
-    /// Puts packets that have arrived at a port into the FIFO. The caller must have seen
-    /// [`Room::Yes`] for the first one, whose header is `first`.
-    ///
-    /// Stops at the first header that `goes` refuses or that may have no receiver, and after
-    /// `limit` packets. Returns the number put into the FIFO and why the row ended.
+    /// Puts packets that have arrived at a port into the FIFO while their header is `header`. The
+    /// caller must have seen [`Room::Yes`] for it. Returns the number put into the FIFO and why the
+    /// row ended.
     #[inline]
     pub(super) fn put_row(
         &mut self,
         memory: &ReceiveMemory,
         row: PortRow<'_, '_>,
-        first: Header,
-        goes: impl Fn(u64) -> bool,
+        header: Header,
         events: &mut Events,
     ) -> (u32, RowEnd) {
         let PortRow { ports, port, channel, limit } = row;
-        let (mut received, mut alike) = (0, u64::from(first.0));
+        let (mut received, alike) = (0, u64::from(header.0));
 
         loop {
-            let Some(mut arrivals) = ports.take_run(port, channel, limit - received) else {
-                return (received, RowEnd::Empty);
-            };
             let (mut tail, full) = (self.tail, self.head.wrapping_add(self.depth));
-
-            let end = loop {
-                let Some(packet) = arrivals.front() else { break RowEnd::Empty };
-                let header = Header(packet.header as u32);
-
-                // The packets of a stream have equal headers, so one comparison decides.
-                if packet.header != alike {
-                    if !goes(packet.header) || self.receivers.may_lack(header) {
-                        break RowEnd::Other;
-                    }
-                    alike = packet.header;
-                }
-
-                if tail == full {
-                    break RowEnd::Blocked;
+            received += ports.take_while(port, channel, limit - received, |packet| {
+                if packet.header != alike || tail == full {
+                    return false;
                 }
 
                 if let Some(payload) = packet.bytes().first_chunk::<PAYLOAD>() {
                     memory.slots.put(tail, header.0, payload);
-                    self.marks.note_put(tail, header, events);
                     tail = tail.wrapping_add(1);
                 }
-                arrivals.pass();
-            };
+                true
+            });
 
+            if header.irq() {
+                self.marks.note_put(self.tail, tail, events);
+            }
             self.tail = tail;
-            received += arrivals.taken();
-            drop(arrivals);
-            if end != RowEnd::Blocked {
-                return (received, end);
+            if received >= limit {
+                return (received, RowEnd::Other);
             }
 
-            self.look_at_head(memory, events);
-            if self.is_full() {
+            let end = RowEnd::before(ports.peek(port, channel), alike);
+            if end == RowEnd::Blocked {
+                self.look_at_head(memory, events);
+            }
+            if end != RowEnd::Blocked || self.is_full() {
                 return (received, end);
             }
         }
@@ -263,21 +252,17 @@ impl IrqMarks {
         ((slot / 64) as usize, 1 << (slot % 64))
     }
 
-    /// Marks packet `number` if its header has the irq bit, which is an event.
-    #[inline]
-    fn note_put(&mut self, number: u32, header: Header, events: &mut Events) {
-        if header.irq() {
-            self.mark(number);
+    /// Marks the packets from number `first` to the one before `end`, which is an event if there are
+    /// any.
+    fn note_put(&mut self, first: u32, end: u32, events: &mut Events) {
+        let mut number = first;
+        while number != end {
+            let (word, bit) = self.position(number);
+            self.slots[word] |= bit;
+            self.count += 1;
             events.note(vector::RECV_IRQ);
+            number = number.wrapping_add(1);
         }
-    }
-
-    /// Marks packet `number`. Most packets have no irq bit, so this stays out of their loop.
-    #[inline(never)]
-    fn mark(&mut self, number: u32) {
-        let (word, bit) = self.position(number);
-        self.slots[word] |= bit;
-        self.count += 1;
     }
 
     /// Removes the mark of packet `number`, if there is one.

@@ -77,12 +77,6 @@ impl Receivers {
         }
     }
 
-    /// Returns whether a packet may have no receiver. [`Receivers::look_for_receiver`] decides.
-    #[inline(never)]
-    pub(super) fn may_lack(&self, header: Header) -> bool {
-        self.is_for_absent(header) || (self.reader == Reader::Dead && is_for_reader(header))
-    }
-
     /// Returns whether a packet that arrives has a receiver, or may get one. `irq_count` is the number of packets
     /// with the irq bit in the FIFO.
     #[inline]

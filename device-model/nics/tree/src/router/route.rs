@@ -141,13 +141,6 @@ impl RouteTable {
         }
     }
 
-    /// Returns whether the way of a packet leads into the receive FIFO. This is the check where the
-    /// header changes within a row, which is rare.
-    #[inline(never)]
-    pub(super) fn is_local(&self, source: Source, header: u64) -> bool {
-        self.route(source, header) == Way::Local
-    }
-
     /// Returns the way of any other packet.
     ///
     /// A class's packet goes up to the root of the class, turns round there, possibly through its

@@ -34,16 +34,6 @@ struct Allowance {
     open: u8,
 }
 
-/// Returns why a row of packets with the header `alike` ended, from the packet that is first now.
-#[inline(never)]
-fn end_of(front: Option<&Packet>, alike: u64) -> RowEnd {
-    match front {
-        None => RowEnd::Empty,
-        Some(packet) if packet.header == alike => RowEnd::Blocked,
-        Some(_) => RowEnd::Other,
-    }
-}
-
 impl Router {
     /// Moves packets that go the same way as the first packet of a source, at most `limit`. Returns
     /// the number moved and why the row ended.
@@ -85,7 +75,7 @@ impl Router {
         allowance: Allowance,
     ) -> (u32, RowEnd) {
         let Allowance { channel, source, limit, open } = allowance;
-        if self.rcfg != 0 && self.is_source_disabled(channel, port) {
+        if self.is_source_disabled(channel, port) {
             return (0, RowEnd::Other);
         }
 
@@ -105,7 +95,8 @@ impl Router {
 
         if let Some((moved, more)) = forwarded {
             self.counters[channel].forwarded += u64::from(moved);
-            let end = if more { end_of(context.ports.peek(port, channel), first) } else { RowEnd::Empty };
+            let end =
+                if more { RowEnd::before(context.ports.peek(port, channel), first) } else { RowEnd::Empty };
             return (moved, end);
         }
 
@@ -134,7 +125,7 @@ impl Router {
         allowance: Allowance,
         first: Header,
     ) -> (u32, RowEnd) {
-        let Allowance { channel, source, limit, .. } = allowance;
+        let Allowance { channel, limit, .. } = allowance;
         let fifo = &mut context.channels[channel];
 
         match fifo.look_for_room(first) {
@@ -146,9 +137,7 @@ impl Router {
                 (sunk, RowEnd::Other)
             }
             Room::Yes => {
-                let routes = &self.routes;
-                let goes = |header| routes.is_local(source, header);
-                let (received, end) = fifo.put_row(context.ports, port, limit, first, goes);
+                let (received, end) = fifo.put_row(context.ports, port, limit, first);
                 self.counters[channel].received += u64::from(received);
                 (received, end)
             }
