@@ -10,7 +10,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`nic`] | the device: attachments, resets, one step |
-//! | `fifo` | a virtual channel's send and receive FIFO, as slots in mapped memory and as trapped port |
+//! | `fifo` | a virtual channel's send and receive FIFO: slots in mapped memory, and a port |
 //! | `router` | point-to-point, class and broadcast routing |
 //! | [`alu`] | combining operands |
 //! | `presence` | which cores of the machine have a client |

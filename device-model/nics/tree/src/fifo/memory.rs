@@ -13,8 +13,10 @@ pub(super) type Ring = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLO
 /// Whether a channel has tenants, and their memory.
 ///
 /// A channel opens for its first tenant and closes when the last one leaves. It never returns to
-/// [`Tenancy::NotYet`]. The tag has a byte of its own, so that one comparison tells an open channel.
+/// [`Tenancy::NotYet`]. The tag has a byte of its own, so that one comparison tells an open
+/// channel.
 #[repr(u8)]
+#[allow(clippy::large_enum_variant, reason = "a channel has one, and a box would cost each packet a load")]
 pub(super) enum Tenancy {
     /// The channel has had no tenant. Packets for it wait in the network.
     NotYet,

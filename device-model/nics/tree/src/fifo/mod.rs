@@ -296,8 +296,8 @@ impl Channel {
     }
 
     /// Puts packets that have arrived at a port into the receive FIFO while their header is
-    /// `header`, at most `limit`. The caller must have seen [`Room::Yes`] for it. Returns the number
-    /// put into the FIFO and why the row ended.
+    /// `header`, at most `limit`. The caller must have seen [`Room::Yes`] for it. Returns the
+    /// number put into the FIFO and why the row ended.
     #[inline]
     pub(crate) fn put_row(
         &mut self,

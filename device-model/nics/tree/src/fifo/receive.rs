@@ -252,8 +252,8 @@ impl IrqMarks {
         ((slot / 64) as usize, 1 << (slot % 64))
     }
 
-    /// Marks the packets from number `first` to the one before `end`, which is an event if there are
-    /// any.
+    /// Marks the packets from number `first` to the one before `end`, which is an event if there
+    /// are any.
     fn note_put(&mut self, first: u32, end: u32, events: &mut Events) {
         let mut number = first;
         while number != end {

@@ -77,8 +77,8 @@ impl Receivers {
         }
     }
 
-    /// Returns whether a packet that arrives has a receiver, or may get one. `irq_count` is the number of packets
-    /// with the irq bit in the FIFO.
+    /// Returns whether a packet that arrives has a receiver, or may get one. `irq_count` is the
+    /// number of packets with the irq bit in the FIFO.
     #[inline]
     pub(super) fn look_for_receiver(
         &mut self,

@@ -172,6 +172,11 @@ impl Router {
     }
 
     /// Moves packets from the send FIFO to a port.
+    ///
+    /// Rows go straight from the slots into the link's packets. [`Router::send_one`] does the rest,
+    /// and could do all: it costs 372 instructions for each packet, and a row 114 (rows of 8
+    /// packets on a link without delay, counted by callgrind). The test of a stream of many kinds
+    /// in `tests/routing.rs` runs both on the same packets.
     #[inline]
     fn send_row(
         &mut self,
