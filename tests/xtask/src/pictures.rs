@@ -119,7 +119,7 @@ fn draw(source: &Source) -> String {
 /// Draws BARs beside each other, each as a column of its areas, and a key to the colours.
 fn draw_bars(title: &str, bars: &[Bar]) -> String {
     const WIDTH: usize = 190;
-    const AREA: usize = 46;
+    const AREA: usize = 50;
     let mut svg = Svg::new();
 
     for (column, bar) in bars.iter().enumerate() {
@@ -129,7 +129,7 @@ fn draw_bars(title: &str, bars: &[Bar]) -> String {
             let y = 30 + row * AREA;
             svg.rect((x, y), (WIDTH, AREA), reach.colour());
             svg.text((x + 6, y + LINE), offset);
-            for (line, text) in wrapped(holds, 32).iter().enumerate() {
+            for (line, text) in wrapped(holds, 30).iter().enumerate() {
                 svg.text((x + 6, y + LINE * 2 - 2 + line * 13), text);
             }
         }
@@ -152,7 +152,7 @@ fn draw_bars(title: &str, bars: &[Bar]) -> String {
 
 /// Draws actors as columns, and what passes between them from top to bottom.
 fn draw_sequence(title: &str, actors: &[String], steps: &[(usize, usize, String)]) -> String {
-    const COLUMN: usize = 180;
+    const COLUMN: usize = 210;
     const STEP: usize = 34;
     let mut svg = Svg::new();
     let middle = |actor: usize| 80 + actor * COLUMN;
@@ -176,7 +176,7 @@ fn draw_sequence(title: &str, actors: &[String], steps: &[(usize, usize, String)
 /// Space around a box within another.
 const MARGIN: usize = 10;
 /// Width of a box without boxes in it.
-const LEAF: usize = 250;
+const LEAF: usize = 280;
 
 /// Draws boxes within boxes.
 fn draw_boxes(title: &str, boxes: &[Nested]) -> String {

@@ -255,7 +255,7 @@ pub(crate) fn draw(root: &Path) -> Result<String, Failed> {
         let Some(&(x, y)) = places.get(room.name.as_str()) else { continue };
         svg.rect((x, y), BOX, "#eef3f8");
         svg.bold((x + 8, y + 18), room.name.strip_prefix("nicforge-").unwrap_or(&room.name));
-        for (index, line) in wrapped(&room.holds, 29).iter().enumerate() {
+        for (index, line) in wrapped(&room.holds, 26).iter().enumerate() {
             svg.text((x + 8, y + 35 + LINE * index), line);
         }
     }

@@ -1,10 +1,106 @@
 //! The global interrupt unit of a node ([`nicforge_hwi::tree_dcr::gi`]).
 
 use nicforge_core::fabric::{Combine, Ports};
-use nicforge_hwi::tree_dcr::gi;
+use nicforge_hwi::{tree::VC_USER, tree_dcr::gi};
+
+/// Returns the global interrupt channels that interrupt the clients of a virtual channel, one bit
+/// for each global interrupt channel.
+pub(crate) fn channels_of_clients(channel: usize) -> u8 {
+    let user = (1u8 << gi::PRIVILEGED) - 1;
+    if channel == VC_USER { user } else { 0xf }
+}
+
+/// The global interrupts of a node: its unit, and what the clients have seen of it.
+///
+/// Wires and status word have not changed since the last update, unless
+/// [`GlobalInterrupts::needs_update`] says so.
+pub(crate) struct GlobalInterrupts {
+    barrier: Barrier,
+    /// Channels that the node takes part in at power-on, one bit for each channel.
+    members_at_power_on: u8,
+    /// The fabric's count of wire changes when the wires were last read. `None` before the node has
+    /// joined its wires, which it does in the first update.
+    wires_read_at: Option<u64>,
+    /// Whether a register was written since the last update.
+    written: bool,
+    /// The status word in the mirrors.
+    shown: u32,
+}
+
+/// The result of [`GlobalInterrupts::update`].
+pub(crate) struct Update {
+    /// Channels whose interrupt was set just now, one bit for each channel.
+    pub(crate) fired: u8,
+    /// The status word, if it has to be shown.
+    pub(crate) status: Option<u32>,
+}
+
+impl GlobalInterrupts {
+    pub(crate) fn new(members_at_power_on: u8) -> Self {
+        Self {
+            barrier: Barrier::default(),
+            members_at_power_on,
+            wires_read_at: None,
+            written: true,
+            shown: 0,
+        }
+    }
+
+    /// Returns to the state of power-on.
+    pub(crate) fn reset(&mut self, ports: &mut Ports<'_>) {
+        self.barrier.reset(self.members_at_power_on, ports);
+        self.written = true;
+    }
+
+    /// Writes `value` to the unit's register at `offset`. Returns false if there is no such
+    /// register.
+    pub(crate) fn write(&mut self, offset: u64, value: u32, ports: &mut Ports<'_>) -> bool {
+        self.written = true;
+        self.barrier.write(offset, value, ports)
+    }
+
+    /// Returns whether wires or status word may have changed since the last update. `changes` is
+    /// the fabric's count of wire changes.
+    #[inline(always)]
+    pub(crate) fn needs_update(&self, changes: u64) -> bool {
+        self.wires_read_at != Some(changes) || self.written
+    }
+
+    /// Reads the wires.
+    pub(crate) fn update(&mut self, ports: &mut Ports<'_>) -> Update {
+        if self.wires_read_at.is_none() {
+            self.barrier.reset(self.members_at_power_on, ports);
+        }
+
+        self.written = false;
+        self.wires_read_at = Some(ports.wire_changes());
+        let fired = self.barrier.update(ports);
+
+        let status = self.barrier.status(ports);
+        let changed = status != self.shown;
+        self.shown = status;
+        Update { fired, status: changed.then_some(status) }
+    }
+
+    /// Returns the channels whose interrupt is set.
+    pub(crate) fn interrupts(&self) -> u8 {
+        self.barrier.interrupt
+    }
+
+    /// Returns the status word.
+    pub(crate) fn status(&self, ports: &Ports<'_>) -> u32 {
+        self.barrier.status(ports)
+    }
+
+    /// Returns the status word in the mirrors.
+    pub(crate) fn shown(&self) -> u32 {
+        self.shown
+    }
+}
 
 /// A node's global interrupt channels; each mask has one bit for each channel.
-pub(crate) struct Barrier {
+#[derive(Default)]
+struct Barrier {
     /// Channels that the node takes part in.
     participates: u8,
     /// Channels in sticky mode.
@@ -17,26 +113,12 @@ pub(crate) struct Barrier {
     interrupt: u8,
     /// Number of rises of each channel's wire that have been accounted for.
     seen: [u64; gi::CHANNELS as usize],
-    /// Whether a register was written since the wires were last checked.
-    pub(crate) written: bool,
 }
 
 impl Barrier {
-    pub(crate) fn new() -> Self {
-        Self {
-            participates: 0,
-            sticky: 0,
-            and: 0,
-            active: 0,
-            interrupt: 0,
-            seen: [0; gi::CHANNELS as usize],
-            written: true,
-        }
-    }
-
     /// Returns to the state of power-on, taking part in the channels of `participates`.
-    pub(crate) fn reset(&mut self, participates: u8, ports: &mut Ports<'_>) {
-        *self = Self { participates: participates & 0xf, ..Self::new() };
+    fn reset(&mut self, participates: u8, ports: &mut Ports<'_>) {
+        *self = Self { participates: participates & 0xf, ..Self::default() };
 
         for channel in 0..gi::CHANNELS as u8 {
             ports.join_wire(channel, participates & (1 << channel) != 0);
@@ -58,12 +140,11 @@ impl Barrier {
 
     /// Writes `value` to the unit's register at `offset`. Returns false if there is no such
     /// register.
-    pub(crate) fn write(&mut self, offset: u64, value: u32, ports: &mut Ports<'_>) -> bool {
+    fn write(&mut self, offset: u64, value: u32, ports: &mut Ports<'_>) -> bool {
         let channel = ((offset >> 4) & 3) as u8;
         let bit = 1u8 << channel;
         let on = value & 1 != 0;
 
-        self.written = true;
         if offset >= gi::SIZE || offset & 0xf != 0 {
             return false;
         }
@@ -111,7 +192,7 @@ impl Barrier {
     /// Compares the wires with what was seen before. Returns the channels whose interrupt was set
     /// just now.
     #[inline]
-    pub(crate) fn update(&mut self, ports: &Ports<'_>) -> u8 {
+    fn update(&mut self, ports: &Ports<'_>) -> u8 {
         // A barrier interrupts a node that has entered it; a notification interrupts each node that
         // is armed.
         let watched = self.sticky & self.participates & (self.active | !self.and);
@@ -133,13 +214,8 @@ impl Barrier {
         fired
     }
 
-    /// Returns the channels whose interrupt is set.
-    pub(crate) fn interrupts(&self) -> u8 {
-        self.interrupt
-    }
-
     /// Returns the status word.
-    pub(crate) fn status(&self, ports: &Ports<'_>) -> u32 {
+    fn status(&self, ports: &Ports<'_>) -> u32 {
         let mut word = 0;
         for channel in 0..gi::CHANNELS as u8 {
             let bit = 1u8 << channel;

@@ -10,12 +10,12 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`nic`] | the device: attachments, resets, one step |
-//! | `fifo` | a virtual channel's send and receive FIFO, as slots in mapped memory |
-//! | `port` | the trapped port on the same FIFOs |
+//! | `fifo` | a virtual channel's send and receive FIFO: slots in mapped memory, and a port |
 //! | `router` | point-to-point, class and broadcast routing |
 //! | [`alu`] | combining operands |
 //! | `presence` | which cores of the machine have a client |
 //! | `barrier` | global interrupts |
+//! | `interrupts` | the interrupts of the attachments |
 //! | `registers` | device control and interrupt registers |
 //! | [`topology`] | machines: the links between nodes, and the routes over them |
 //! | [`config`] | the configuration of one NIC |
@@ -25,8 +25,8 @@ pub mod alu;
 mod barrier;
 pub mod config;
 mod fifo;
+mod interrupts;
 pub mod nic;
-mod port;
 mod presence;
 mod registers;
 mod router;

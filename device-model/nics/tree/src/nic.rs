@@ -11,56 +11,43 @@ use nicforge_hwi::{
     tree::{
         ATTACHMENT_ADMIN, BAR_MIRROR, BAR_WINDOW, CORES, VC_SYSTEM, VC_USER, VCS, mirror, vector, window,
     },
-    tree_dcr::{REGISTERS, gi, pix, prx},
+    tree_dcr::{REGISTERS, pix},
 };
 
 use crate::{
-    barrier::Barrier,
+    barrier::{self, GlobalInterrupts},
     config::{ConfigError, TreeConfig},
-    fifo::{Channel, Discarded, SideItem},
-    port::{QuadHalves, TrappedPort},
+    fifo::{Channel, ChannelConfig, Exceptions, QuadHalves, SideItem},
+    interrupts::{ATTACHMENTS, Interrupts},
     presence::Presence,
     registers::channel_of,
     router::{Router, RouterContext},
 };
 
-/// Attachments: four cores and the admin.
-const ATTACHMENTS: usize = CORES as usize + 1;
 /// Cells of each attachment's posted-write ring.
 const RING_CELLS: u32 = 64;
 /// Delay before a retry when the fabric's packets were all in use, in nanoseconds.
 const STARVED_RETRY: u64 = 10_000;
 /// Delay before the receive FIFO's lock is tried again, in nanoseconds.
 const LOCKED_RETRY: u64 = 1_000_000;
-/// The bits of all vectors.
-const VECTORS: u32 = (1 << vector::COUNT) - 1;
 
 /// A node's NIC; the crate's documentation describes it.
+///
+/// A channel is open while one of its attachments has a client. Each entry point that may change
+/// state ends with [`TreeNic::settle`], which brings mirrors and interrupts up to date.
 pub struct TreeNic {
     pub(crate) config: TreeConfig,
     pub(crate) channels: [Channel; VCS],
-    pub(crate) port: [TrappedPort; VCS],
+    /// The half-way state of each attachment at its channel's trapped port.
     pub(crate) halves: [QuadHalves; ATTACHMENTS],
     pub(crate) router: Router,
     presence: Presence,
-    pub(crate) barrier: Barrier,
-    /// Whether the node has joined its global interrupt wires; it does so in the first step.
-    barriers_joined: bool,
-    /// The fabric's count of wire changes when the wires were last read.
-    wire_changes: u64,
-    /// The global interrupt status word in the mirrors.
-    global_interrupts_shown: u32,
-    /// Receive and injection exception enables.
-    pub(crate) prxen: u32,
-    pub(crate) pixen: u32,
+    pub(crate) global_interrupts: GlobalInterrupts,
+    /// Exceptions that can raise interrupts.
+    pub(crate) enabled_exceptions: Exceptions,
     /// Attachments that have a client, one bit for each attachment.
     attached: u32,
-    /// Vectors enabled, by attachment.
-    pub(crate) enabled: [u32; ATTACHMENTS],
-    /// Attachments with an unreported presence change.
-    presence_unreported: [bool; ATTACHMENTS],
-    /// Interrupts raised.
-    interrupts: u64,
+    pub(crate) interrupts: Interrupts,
     /// Error events counted.
     errors: u64,
 }
@@ -72,20 +59,13 @@ impl TreeNic {
 
         Ok(Self {
             channels: std::array::from_fn(|number| Channel::new(number, &config)),
-            port: Default::default(),
             halves: Default::default(),
             router: Router::new(config.node_address, &config.routes),
             presence: Presence::new(config.nodes),
-            barrier: Barrier::new(),
-            barriers_joined: false,
-            wire_changes: 0,
-            global_interrupts_shown: 0,
-            prxen: prx::ALL,
-            pixen: power_on_pixen(),
+            global_interrupts: GlobalInterrupts::new(config.barriers),
+            enabled_exceptions: Exceptions::enabled_at_power_on(),
             attached: 0,
-            enabled: [0; ATTACHMENTS],
-            presence_unreported: [false; ATTACHMENTS],
-            interrupts: 0,
+            interrupts: Interrupts::default(),
             errors: 0,
             config,
         })
@@ -104,9 +84,7 @@ impl TreeNic {
     /// Advances a core's generation by `by` and queues a presence symbol behind the packets the
     /// core has sent.
     fn announce(&mut self, core: AttachmentId, by: u8) {
-        if let Some(generation) = self.presence.own.get_mut(usize::from(core.0)) {
-            *generation = generation.wrapping_add(by);
-            let generation = *generation;
+        if let Some(generation) = self.presence.advance_own(core.0, by) {
             for channel in &mut self.channels {
                 channel.append(SideItem::Presence { core: core.0 as u8, generation });
             }
@@ -116,14 +94,14 @@ impl TreeNic {
     /// Returns the vectors of an attachment whose condition holds.
     pub(crate) fn conditions(&mut self, who: AttachmentId) -> u32 {
         let channel = channel_of(who);
-        self.channels[channel].poll_recv_head();
-        let mut conditions = self.channels[channel].conditions((self.prxen, self.pixen));
+        self.channels[channel].look_at_recv_head();
+        let mut conditions = self.channels[channel].conditions(self.enabled_exceptions);
 
-        if self.barrier.interrupts() & global_interrupt_channels(channel) != 0 {
+        if self.global_interrupts.interrupts() & barrier::channels_of_clients(channel) != 0 {
             conditions |= 1 << vector::GLOBAL_INT;
         }
 
-        if self.presence_unreported[usize::from(who.0)] {
+        if self.interrupts.is_presence_unreported(who) {
             conditions |= 1 << vector::PRESENCE;
         }
 
@@ -133,72 +111,44 @@ impl TreeNic {
     /// Handles a write of the interrupt enable register: an interrupt whose condition holds already
     /// is raised at once.
     pub(crate) fn enable_interrupts(&mut self, context: &mut Context<'_>, who: AttachmentId, value: u32) {
-        self.enabled[usize::from(who.0)] = value & VECTORS;
+        self.interrupts.enable(who, value);
 
         let due = self.conditions(who) & value;
         // Raising a presence interrupt also marks the change as reported.
-        self.raise(context, who, due);
-    }
-
-    /// Raises an attachment's interrupts, and marks a presence change as reported.
-    fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vectors: u32) {
-        if vectors & (1 << vector::PRESENCE) != 0 {
-            self.presence_unreported[usize::from(who.0)] = false;
-        }
-
-        for number in 0..vector::COUNT {
-            if vectors & (1 << number) != 0 {
-                self.interrupts += 1;
-                context.interrupt(who, number);
-            }
-        }
+        self.interrupts.raise(context, who, due);
     }
 
     /// Raises the interrupts for the events of the step.
     fn raise_events(&mut self, context: &mut Context<'_>) {
         for channel in 0..VCS {
-            let mut events = std::mem::take(&mut self.channels[channel].events);
+            let mut events = self.channels[channel].events.take_noted();
             if events == 0 {
                 continue;
             }
 
             if events & (1 << vector::ERROR) != 0 {
                 self.errors += 1;
-                let conditions = self.channels[channel].conditions((self.prxen, self.pixen));
+                let conditions = self.channels[channel].conditions(self.enabled_exceptions);
                 events &= !(1 << vector::ERROR) | conditions;
             }
 
             let clients = self.clients(channel);
             for who in (0..ATTACHMENTS as u16).filter(|who| clients & (1 << who) != 0) {
-                let index = usize::from(who);
-                self.presence_unreported[index] |= events & (1 << vector::PRESENCE) != 0;
-                self.raise(context, AttachmentId(who), events & self.enabled[index]);
+                self.interrupts.report(context, AttachmentId(who), events);
             }
         }
     }
 
     /// Reads the global interrupt wires, and publishes the status word if it changed.
-    fn update_barriers(&mut self, context: &mut Context<'_>) {
-        self.barrier.written = false;
-        let mut ports = context.ports();
-        if !self.barriers_joined {
-            self.barriers_joined = true;
-            self.barrier.reset(self.config.barriers, &mut ports);
-        }
+    fn update_global_interrupts(&mut self, context: &mut Context<'_>) {
+        let update = self.global_interrupts.update(&mut context.ports());
 
-        self.wire_changes = ports.wire_changes();
-        let fired = self.barrier.update(&ports);
-        for channel in 0..VCS {
-            if fired & global_interrupt_channels(channel) != 0 {
-                self.channels[channel].events |= 1 << vector::GLOBAL_INT;
+        for (number, channel) in self.channels.iter_mut().enumerate() {
+            if update.fired & barrier::channels_of_clients(number) != 0 {
+                channel.events.note(vector::GLOBAL_INT);
             }
-        }
-
-        let word = self.barrier.status(&ports);
-        if word != self.global_interrupts_shown {
-            self.global_interrupts_shown = word;
-            for channel in &self.channels {
-                channel.show_global_interrupts(word);
+            if let Some(status) = update.status {
+                channel.show_global_interrupts(status);
             }
         }
     }
@@ -213,10 +163,10 @@ impl TreeNic {
     /// As [`TreeNic::settle`], with the fabric's count of wire changes as `changes`.
     #[inline(always)]
     fn settle_after(&mut self, context: &mut Context<'_>, changes: u64) {
-        let wires = changes != self.wire_changes || self.barrier.written || !self.barriers_joined;
-        let [system, user] = &self.channels;
+        let wires = self.global_interrupts.needs_update(changes);
+        let events = self.channels.iter().any(|channel| channel.events.is_any_noted());
 
-        if wires || self.attached != 0 || system.events | user.events != 0 {
+        if wires || self.attached != 0 || events {
             self.settle_changes(context, wires);
         }
     }
@@ -224,15 +174,14 @@ impl TreeNic {
     #[inline(always)]
     fn settle_changes(&mut self, context: &mut Context<'_>, wires: bool) {
         if wires {
-            self.update_barriers(context);
+            self.update_global_interrupts(context);
         }
 
-        let enables = (self.prxen, self.pixen);
         for channel in &mut self.channels {
-            channel.publish(enables);
+            channel.publish(self.enabled_exceptions);
         }
 
-        if self.channels.iter().any(|channel| channel.events != 0) {
+        if self.channels.iter().any(|channel| channel.events.is_any_noted()) {
             self.raise_events(context);
         }
     }
@@ -247,10 +196,9 @@ impl TreeNic {
             injecting: false,
         });
 
-        for (channel, port) in self.channels.iter_mut().zip(&mut self.port) {
+        for channel in &mut self.channels {
             channel.clear(&self.config, &self.presence, &mut ports);
-            channel.show_global_interrupts(self.global_interrupts_shown);
-            port.clear();
+            channel.show_global_interrupts(self.global_interrupts.shown());
         }
         self.halves = Default::default();
 
@@ -263,12 +211,8 @@ impl TreeNic {
 
     /// Resets an attachment whose client asked for it. The client may have left already.
     fn reset_attachment(&mut self, who: AttachmentId) {
-        let index = usize::from(who.0);
-        if let (Some(enabled), Some(unreported), Some(halves)) =
-            (self.enabled.get_mut(index), self.presence_unreported.get_mut(index), self.halves.get_mut(index))
-        {
-            *enabled = 0;
-            *unreported = false;
+        self.interrupts.reset_attachment(who);
+        if let Some(halves) = self.halves.get_mut(usize::from(who.0)) {
             *halves = QuadHalves::default();
         }
 
@@ -278,18 +222,6 @@ impl TreeNic {
             self.announce(who, 2);
         }
     }
-}
-
-/// Returns the injection exceptions enabled at power-on.
-fn power_on_pixen() -> u32 {
-    (pix::ALL | pix::ENABLE) & !(pix::WM0 | pix::WM1)
-}
-
-/// Returns the global interrupt channels that interrupt the clients of a virtual channel, one bit
-/// for each channel.
-fn global_interrupt_channels(channel: usize) -> u8 {
-    let user = (1u8 << gi::PRIVILEGED) - 1;
-    if channel == VC_USER { user } else { 0xf }
 }
 
 impl Device for TreeNic {
@@ -337,11 +269,10 @@ impl Device for TreeNic {
             && let (Some(window), Some(mirror)) =
                 (context.memory(who, BAR_WINDOW), context.memory(who, BAR_MIRROR))
         {
-            self.port[number].clear();
             // The memory has the size that `spec` asks for, so this does not fail. If it did, the
             // channel would stay closed.
             let _ = self.channels[number].open(&self.config, &self.presence, &window, &mirror);
-            self.channels[number].show_global_interrupts(self.global_interrupts_shown);
+            self.channels[number].show_global_interrupts(self.global_interrupts.shown());
         }
 
         self.attached |= 1 << who.0;
@@ -367,9 +298,8 @@ impl Device for TreeNic {
 
         if self.clients(number) == 0 {
             self.channels[number].close(&mut context.ports());
-            self.port[number].clear();
             if number == VC_USER {
-                self.barrier.reset(self.config.barriers, &mut context.ports());
+                self.global_interrupts.reset(&mut context.ports());
             }
         }
 
@@ -384,18 +314,15 @@ impl Device for TreeNic {
         match reach {
             Reset::Attachment(who) => self.reset_attachment(who),
             Reset::Function => {
-                self.router.rcfg = 0;
-                self.router.classes = self.config.routes.classes;
-                self.prxen = prx::ALL;
-                self.pixen = power_on_pixen();
+                self.router.power_on(&self.config.routes);
+                self.enabled_exceptions = Exceptions::enabled_at_power_on();
                 for channel in &mut self.channels {
-                    channel.vcfg = 0;
+                    channel.config = ChannelConfig::default();
                 }
 
-                self.enabled = [0; ATTACHMENTS];
-                self.presence_unreported = [false; ATTACHMENTS];
+                self.interrupts.reset();
                 self.soft_reset(context);
-                self.barrier.reset(self.config.barriers, &mut context.ports());
+                self.global_interrupts.reset(&mut context.ports());
             }
         }
 
@@ -410,15 +337,10 @@ impl Device for TreeNic {
             // In a node without clients only the router has work: packets that the last client left
             // behind.
             if self.attached != 0 {
-                for (channel, port) in self.channels.iter_mut().zip(&mut self.port) {
-                    channel.poll_recv_head();
-                    busy |= channel.discard_orphans();
-                    match channel.discard_for_absent() {
-                        Discarded::Nothing => {}
-                        Discarded::Some => busy = true,
-                        Discarded::Later => locked = true,
-                    }
-                    port.form(channel, &mut ports);
+                for channel in &mut self.channels {
+                    let discarded = channel.begin_step(&mut ports);
+                    busy |= discarded.any;
+                    locked |= discarded.locked;
                 }
             }
 
@@ -426,7 +348,7 @@ impl Device for TreeNic {
                 channels: &mut self.channels,
                 presence: &mut self.presence,
                 ports: &mut ports,
-                injecting: self.pixen & pix::ENABLE != 0,
+                injecting: self.enabled_exceptions.inject & pix::ENABLE != 0,
             };
             busy |= self.router.run(&mut router_context, budget);
 
@@ -437,7 +359,7 @@ impl Device for TreeNic {
             let soon = context.now().after(LOCKED_RETRY);
             context.wake_at(soon);
         }
-        if std::mem::take(&mut self.router.starved) {
+        if self.router.take_starved() {
             let soon = context.now().after(STARVED_RETRY);
             context.wake_at(soon);
         }
@@ -448,7 +370,7 @@ impl Device for TreeNic {
 
     fn counters(&self) -> Vec<Counter> {
         let [system, user] = &self.router.counters;
-        let discarded = self.channels.each_ref().map(|channel| channel.discarded);
+        let discarded = self.channels.each_ref().map(Channel::discarded);
         let [system_fill, user_fill] = self.channels.each_ref().map(Channel::fill);
 
         let list = [
@@ -475,7 +397,7 @@ impl Device for TreeNic {
             ("vc1_no_target", user.no_target),
             ("vc1_presence", user.presence),
             ("errors", self.errors),
-            ("interrupts", self.interrupts),
+            ("interrupts", self.interrupts.raised()),
         ];
 
         list.into_iter().map(|(name, value)| Counter { name, value }).collect()

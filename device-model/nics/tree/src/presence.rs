@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use nicforge_hwi::tree::{PORTS, VCS};
+use nicforge_hwi::tree::{CORES, PORTS, VCS};
 
 /// Marks a presence symbol in [`nicforge_core::fabric::Contents::header`]; tree headers have 32
 /// bits.
@@ -61,6 +61,8 @@ impl Waiting {
 }
 
 /// The presence words that a NIC knows, for each virtual channel separately.
+///
+/// `ports_waiting` has the bits of the ports whose queue is not empty, and no others.
 pub(crate) struct Presence {
     /// The word of each node, one byte for each core.
     tables: [Vec<u32>; VCS],
@@ -69,9 +71,9 @@ pub(crate) struct Presence {
     /// The words queued at each port.
     waiting: [[Waiting; PORTS]; VCS],
     /// Ports with a queued word, one bit for each port.
-    pub(crate) ports_waiting: [u8; VCS],
+    ports_waiting: [u8; VCS],
     /// Generations of this node's own cores.
-    pub(crate) own: [u8; 4],
+    own: [u8; CORES as usize],
 }
 
 impl Presence {
@@ -81,7 +83,7 @@ impl Presence {
             changes: [0; VCS],
             waiting: Default::default(),
             ports_waiting: [0; VCS],
-            own: [0; 4],
+            own: [0; CORES as usize],
         }
     }
 
@@ -93,6 +95,26 @@ impl Presence {
     /// Returns the number of changes so far.
     pub(crate) fn changes(&self, channel: usize) -> u32 {
         self.changes[channel]
+    }
+
+    /// Returns the ports with a queued word, one bit for each port.
+    #[inline]
+    pub(crate) fn ports_waiting(&self, channel: usize) -> u8 {
+        self.ports_waiting[channel]
+    }
+
+    /// Returns whether a word is queued for any port.
+    #[inline]
+    pub(crate) fn is_any_waiting(&self) -> bool {
+        self.ports_waiting != [0; VCS]
+    }
+
+    /// Advances the generation of a core of this node by `by`. Returns the new generation; `None`
+    /// if there is no such core.
+    pub(crate) fn advance_own(&mut self, core: u16, by: u8) -> Option<u8> {
+        let generation = self.own.get_mut(usize::from(core))?;
+        *generation = generation.wrapping_add(by);
+        Some(*generation)
     }
 
     /// Notes a node's word and queues it for the ports in `onward`. Returns false if the word was

@@ -10,11 +10,16 @@ use nicforge_hwi::{
         ARB_HD_COUNT, ARB_HD00, ARB_RCFG, ARB_RSTAT, ARB_XSTAT, CLASS_RDR_COUNT, CLASS_RDR0, DCR_BASE,
         DCR_COUNT, ERR_S0_RETRY, GLOB_FPTR, GLOB_NADDR, GLOB_VCFG0, GLOB_VCFG1, INJ_CSHD0, INJ_CSHD1,
         INJ_CSPY0, INJ_CSPY1, INJ_PIXEN, INJ_PIXF, REC_PRXEN, REC_PRXF, REG_INT_ENABLE, REG_INT_STATUS, gi,
-        pix, prx, rcfg, rdr, vcfg,
+        pix, port, prx, rcfg, rdr,
     },
 };
 
-use crate::{config::ClassRoute, fifo::Head, nic::TreeNic, port::Refused, presence};
+use crate::{
+    config::ClassRoute,
+    fifo::{Channel, ChannelConfig, Head, Refused},
+    nic::TreeNic,
+    presence,
+};
 
 /// End of the device control registers in BAR 0.
 const DCR_END: u64 = DCR_BASE + 4 * DCR_COUNT;
@@ -43,8 +48,11 @@ impl TreeNic {
         let result = match at.offset {
             offset if at.bar != 0 || offset >= nicforge_hwi::tree_dcr::REGISTERS => Err(Refused::Address),
             offset if offset < DCR_BASE => {
+                // The other channel's status is its status register.
+                let (channel, offset) =
+                    if offset == port::SO { (1 - channel, port::SX) } else { (channel, offset) };
                 let halves = &mut self.halves[usize::from(from.0)];
-                self.port[channel].read(channel, &mut self.channels, halves, offset, data)
+                self.channels[channel].read_port(halves, offset, data)
             }
             offset => self.read_word(context, from, offset, data),
         };
@@ -57,7 +65,7 @@ impl TreeNic {
             Err(Refused::Address) => prx::ADDR0,
         };
 
-        self.channels[channel].receive_error(error);
+        self.channels[channel].events.receive_error(error);
     }
 
     /// Reads a device control, global interrupt or interrupt register.
@@ -74,11 +82,11 @@ impl TreeNic {
                 .and_then(|()| self.read_dcr(context, from, (base - DCR_BASE) / 4).ok_or(Refused::Address))?,
             gi::BASE => {
                 self.check(offset, data.len())?;
-                self.barrier.status(&context.ports())
+                self.global_interrupts.status(&context.ports())
             }
             REG_INT_ENABLE => {
                 self.check(offset, data.len())?;
-                self.enabled[usize::from(from.0)]
+                self.interrupts.enabled(from)
             }
             REG_INT_STATUS => {
                 self.check(offset, data.len())?;
@@ -110,8 +118,7 @@ impl TreeNic {
             offset if at.bar != 0 || offset >= nicforge_hwi::tree_dcr::REGISTERS => Err(Refused::Address),
             offset if offset < DCR_BASE => {
                 let halves = &mut self.halves[usize::from(from.0)];
-                let fifo = &mut self.channels[channel];
-                self.port[channel].write(channel, fifo, &mut context.ports(), halves, offset, data)
+                self.channels[channel].write_port(&mut context.ports(), halves, offset, data)
             }
             offset => self.write_word(context, from, offset, data),
         };
@@ -124,7 +131,7 @@ impl TreeNic {
             Err(Refused::Address) => pix::ADDR0,
         };
 
-        self.channels[channel].inject_error(error);
+        self.channels[channel].events.inject_error(error);
     }
 
     /// Writes a device control, global interrupt or interrupt enable register.
@@ -144,7 +151,8 @@ impl TreeNic {
             offset if offset < DCR_END => admin && self.write_dcr(context, (offset - DCR_BASE) / 4, value),
             offset if (gi::BASE..gi::BASE + gi::SIZE).contains(&offset) => {
                 let privileged = (offset >> 4) & 3 >= gi::PRIVILEGED;
-                (admin || !privileged) && self.barrier.write(offset - gi::BASE, value, &mut context.ports())
+                (admin || !privileged)
+                    && self.global_interrupts.write(offset - gi::BASE, value, &mut context.ports())
             }
             REG_INT_ENABLE => {
                 self.enable_interrupts(context, from, value);
@@ -165,9 +173,9 @@ impl TreeNic {
             _ if (CLASS_RDR0..CLASS_RDR0 + CLASS_RDR_COUNT).contains(&number) => {
                 let class = 2 * (number - CLASS_RDR0) as usize;
 
-                u32::from(self.router.classes[class].0) << 16 | u32::from(self.router.classes[class + 1].0)
+                u32::from(self.router.class(class).0) << 16 | u32::from(self.router.class(class + 1).0)
             }
-            ARB_RCFG => self.router.rcfg,
+            ARB_RCFG => self.router.configuration(),
             ARB_RSTAT => self.router_status(context),
             ARB_XSTAT => {
                 // The router orders its bits port 0, 1, 2, send FIFO from bit 0. The register has
@@ -184,26 +192,16 @@ impl TreeNic {
             }
             GLOB_FPTR => self.fifo_pointers(),
             GLOB_NADDR => self.config.node_address,
-            GLOB_VCFG0 => self.channels[0].vcfg,
-            GLOB_VCFG1 => self.channels[1].vcfg,
-            REC_PRXEN => self.prxen,
-            INJ_PIXEN => self.pixen,
-            REC_PRXF => self.fold(from, admin, |channel| {
-                let flags = channel.exceptions().0;
-                channel.prx = 0;
-
-                flags
-            }),
-            INJ_PIXF => self.fold(from, admin, |channel| {
-                let flags = channel.exceptions().1;
-                channel.pix = 0;
-
-                flags
-            }),
-            INJ_CSPY0 => self.channels[0].payload_checksum,
-            INJ_CSHD0 => self.channels[0].header_checksum,
-            INJ_CSPY1 => self.channels[1].payload_checksum,
-            INJ_CSHD1 => self.channels[1].header_checksum,
+            GLOB_VCFG0 => self.channels[0].config.value(),
+            GLOB_VCFG1 => self.channels[1].config.value(),
+            REC_PRXEN => self.enabled_exceptions.receive,
+            INJ_PIXEN => self.enabled_exceptions.inject,
+            REC_PRXF => self.fold(from, admin, Channel::take_receive_exceptions),
+            INJ_PIXF => self.fold(from, admin, Channel::take_inject_exceptions),
+            INJ_CSPY0 => self.channels[0].checksums.payload,
+            INJ_CSHD0 => self.channels[0].checksums.header,
+            INJ_CSPY1 => self.channels[1].checksums.payload,
+            INJ_CSHD1 => self.channels[1].checksums.header,
             _ => {
                 let port = number.checked_sub(ERR_S0_RETRY).filter(|offset| offset % 4 == 0)? / 4;
                 if port >= PORTS as u64 {
@@ -220,12 +218,7 @@ impl TreeNic {
     }
 
     /// Returns the OR of `f` over the channel of `from`, or over both channels.
-    fn fold(
-        &mut self,
-        from: AttachmentId,
-        both: bool,
-        mut f: impl FnMut(&mut crate::fifo::Channel) -> u32,
-    ) -> u32 {
+    fn fold(&mut self, from: AttachmentId, both: bool, f: impl Fn(&mut Channel) -> u32) -> u32 {
         let own = channel_of(from);
 
         let channels = self.channels.iter_mut().enumerate();
@@ -237,23 +230,23 @@ impl TreeNic {
         match number {
             _ if (CLASS_RDR0..CLASS_RDR0 + CLASS_RDR_COUNT).contains(&number) => {
                 let class = 2 * (number - CLASS_RDR0) as usize;
-                self.router.classes[class] = ClassRoute((value >> 16) as u16 & rdr::ACCEPT);
-                self.router.classes[class + 1] = ClassRoute(value as u16 & rdr::ACCEPT);
+                self.router.set_class(class, ClassRoute((value >> 16) as u16 & rdr::ACCEPT));
+                self.router.set_class(class + 1, ClassRoute(value as u16 & rdr::ACCEPT));
             }
             ARB_RCFG => {
-                self.router.rcfg = value & rcfg::WRITABLE & !rcfg::RST;
+                self.router.configure(value);
                 if value & rcfg::RST != 0 {
                     self.soft_reset(context);
                 }
             }
-            GLOB_VCFG0 => self.channels[0].vcfg = value & vcfg::WRITABLE,
-            GLOB_VCFG1 => self.channels[1].vcfg = value & vcfg::WRITABLE,
-            REC_PRXEN => self.prxen = value & prx::ALL,
-            INJ_PIXEN => self.pixen = value & (pix::ALL | pix::ENABLE),
-            INJ_CSPY0 => self.channels[0].payload_checksum = value,
-            INJ_CSHD0 => self.channels[0].header_checksum = value,
-            INJ_CSPY1 => self.channels[1].payload_checksum = value,
-            INJ_CSHD1 => self.channels[1].header_checksum = value,
+            GLOB_VCFG0 => self.channels[0].config = ChannelConfig::written(value),
+            GLOB_VCFG1 => self.channels[1].config = ChannelConfig::written(value),
+            REC_PRXEN => self.enabled_exceptions.receive = value & prx::ALL,
+            INJ_PIXEN => self.enabled_exceptions.inject = value & (pix::ALL | pix::ENABLE),
+            INJ_CSPY0 => self.channels[0].checksums.payload = value,
+            INJ_CSHD0 => self.channels[0].checksums.header = value,
+            INJ_CSPY1 => self.channels[1].checksums.payload = value,
+            INJ_CSHD1 => self.channels[1].checksums.header = value,
             _ => return false,
         }
 
@@ -266,8 +259,8 @@ impl TreeNic {
         let mut word = 0;
 
         for (channel, fifo) in self.channels.iter_mut().enumerate() {
-            let mut waits = u32::from(fifo.head() != Head::Empty);
-            let mut full = u32::from(fifo.is_full());
+            let mut waits = u32::from(fifo.look_at_send_head() != Head::Empty);
+            let mut full = u32::from(fifo.is_recv_full());
 
             for port in 0..PORTS {
                 waits |= u32::from(ports.peek(port as u8, channel).is_some()) << (port + 1);
@@ -290,7 +283,7 @@ impl TreeNic {
         }
 
         let channel = (index as usize) - 2 * PORTS;
-        match self.channels.get_mut(channel).map(|fifo| fifo.head()) {
+        match self.channels.get_mut(channel).map(Channel::look_at_send_head) {
             Some(Head::Packet(header)) => header.0,
             _ => 0,
         }
@@ -300,7 +293,7 @@ impl TreeNic {
     fn fifo_pointers(&mut self) -> u32 {
         let mut word = 0;
         for (number, channel) in self.channels.iter_mut().enumerate() {
-            let write = channel.send_pointer().wrapping_add(channel.send_count()) & 7;
+            let write = channel.send_head().wrapping_add(channel.send_count()) & 7;
             let read = channel.recv_head() & 7;
 
             let shift = 8 * number as u32;

@@ -8,37 +8,54 @@
 //!
 //! A slot is read once, into a packet that the NIC owns. The receive slots are in memory that
 //! clients can't write.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | `send`, `side` | the send FIFO and its side queue |
+//! | `receive`, `receivers` | the receive FIFO, and the packets in it whose receiver is gone |
+//! | `port` | the trapped port on both FIFOs |
+//! | `events` | exceptions, watermarks, interrupts |
+//! | `checksums` | the injection checksums, and the configuration register |
+//! | `memory`, `mirror` | the mapped memory, and the words shown in it |
 
+mod checksums;
+mod events;
+mod memory;
+mod mirror;
+mod port;
 mod receive;
+mod receivers;
 mod send;
-mod state;
+mod side;
 
-use std::{collections::VecDeque, sync::atomic::Ordering};
+use nicforge_core::fabric::{Packet, Ports, Run};
+use nicforge_hwi::{
+    tree::{Header, PAYLOAD, VC_USER, mirror as mirror_map, vector},
+    tree_dcr::{checksum, status},
+};
+use nicforge_shm::{MemoryError, SharedMemory};
 
-use nicforge_core::fabric::{Packet, Ports};
-use nicforge_hwi::tree::{CORES, Header, PAYLOAD, SLOT, SLOT_PAYLOAD, VC_USER, mirror, vector, window};
-use nicforge_shm::{MemoryError, SharedMemory, SharedU32, Slots, Window};
-
+pub(crate) use self::{
+    checksums::{ChannelConfig, Checksums},
+    events::{Events, Exceptions},
+    port::{QuadHalves, Refused},
+    side::SideItem,
+};
+use self::{
+    events::Fill,
+    memory::{Memory, Tenancy},
+    mirror::Shown,
+    port::TrappedPort,
+    receive::{PortRow, ReceiveFifo},
+    receivers::Receivers,
+    send::SendFifo,
+};
 use crate::{config::TreeConfig, presence::Presence};
 
 /// Quads in a payload.
-pub(crate) const QUADS: u32 = (PAYLOAD / 16) as u32;
+const QUADS: u32 = (PAYLOAD / 16) as u32;
 /// Bytes of a packet on the wire in addition to the payload.
-pub(crate) const FRAMING: u32 = 4;
-
-/// An item of the side queue of a send FIFO.
-pub(crate) struct Side {
-    /// Number of the slot that the item goes in front of.
-    after: u32,
-    item: SideItem,
-}
-
-/// An item that the NIC put into the send FIFO: a packet, or the new generation of one of the
-/// node's cores.
-pub(crate) enum SideItem {
-    Packet(Packet),
-    Presence { core: u8, generation: u8 },
-}
+const FRAMING: u32 = 4;
 
 /// The first item of the send FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,198 +75,74 @@ pub(crate) enum Room {
     Sink,
 }
 
-/// The outcome of an attempt to discard packets for cores that have no client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Discarded {
-    Nothing,
-    Some,
-    /// A live core has the lock. It takes the packets itself if it goes on reading. If it frees the
-    /// lock instead, no event tells the NIC, so the NIC must retry.
-    Later,
+/// The outcome of an attempt to discard packets whose receiver is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Discarded {
+    /// Whether any packet was discarded.
+    pub(crate) any: bool,
+    /// Whether a live core has the lock. It takes the packets itself if it goes on reading. If it
+    /// frees the lock instead, no event tells the NIC, so the NIC must retry.
+    pub(crate) locked: bool,
 }
 
-/// The reason why a row of packets that go the same way ended.
+/// The reason why a row of packets ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowEnd {
     /// There are no more packets.
     Empty,
-    /// The next packet would go the same way and has to wait.
+    /// The next packet has to wait.
     Blocked,
-    /// The next packet would go the same way, and the pool has no packet left to carry it.
+    /// The next packet could move, and the pool has no packet left to carry it.
     Starved,
-    /// The next packet differs from these, or the limit was reached.
+    /// The next packet goes another way, or the limit was reached. Where no packet has moved, the
+    /// source is disabled.
     Other,
 }
 
-/// The slots of a FIFO.
-type Ring = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLOAD>;
-
-/// The mapped memory of one tenancy: from the first client of a channel to the last.
-struct Windows {
-    window: Window,
-    mirror: Window,
-    send: Ring,
-    recv: Ring,
-    recv_head: SharedU32,
-    lock_recv: SharedU32,
-    /// The words of the mirror that change with the packets.
-    shown: ShownAt,
-}
-
-/// The mirror's words for the fields of [`Shown`].
-struct ShownAt {
-    send_head: SharedU32,
-    recv_tail: SharedU32,
-    irq: SharedU32,
-    status: SharedU32,
-    error: SharedU32,
-}
-
-impl Windows {
-    fn new(
-        config: &TreeConfig,
-        window: &SharedMemory,
-        mirror_memory: &SharedMemory,
-    ) -> Result<Self, MemoryError> {
-        let lock_recv = window.u32(window::LOCK + window::LOCK_RECV * window::LOCK_STRIDE)?;
-        let recv_head = window.u32(window::RECV_HEAD)?;
-        let window = window.window(0, window::SIZE)?;
-        let mirror = mirror_memory.window(0, mirror::SIZE)?;
-
-        Ok(Self {
-            send: Ring::new(&window, window::SEND, config.send_depth)?,
-            recv: Ring::new(&mirror, mirror::RECV, config.recv_depth)?,
-            window,
-            mirror,
-            recv_head,
-            lock_recv,
-            shown: ShownAt {
-                send_head: mirror_memory.u32(mirror::SEND_HEAD)?,
-                recv_tail: mirror_memory.u32(mirror::RECV_TAIL)?,
-                irq: mirror_memory.u32(mirror::RECV_IRQ)?,
-                status: mirror_memory.u32(mirror::STATUS)?,
-                error: mirror_memory.u32(mirror::ERROR)?,
-            },
-        })
+impl RowEnd {
+    /// Returns why a row of packets with the header `alike` ended, from the packet that is first
+    /// now.
+    #[inline(never)]
+    pub(crate) fn before(front: Option<&Packet>, alike: u64) -> Self {
+        match front {
+            None => Self::Empty,
+            Some(packet) if packet.header == alike => Self::Blocked,
+            Some(_) => Self::Other,
+        }
     }
-
-    /// Stores a word of the mirror.
-    fn show(&self, offset: u64, value: u32) {
-        // The windows have their full size and are writable here, so this can't fail.
-        let _ = self.mirror.store_u32_release(offset, value);
-    }
-}
-
-/// The port's position in the receive FIFO.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Popped {
-    /// Number of the packet whose header is popped next.
-    pub(crate) header: u32,
-    /// Number of the packet whose payload is popped next.
-    pub(crate) payload: u32,
-    /// Index of the quad that is popped next in that payload.
-    pub(crate) quad: u32,
-}
-
-/// The values in the mirror; a word is stored only when its value changes.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Shown {
-    send_head: u32,
-    recv_tail: u32,
-    irq: u32,
-    status: u32,
-    error: u32,
 }
 
 /// One virtual channel's FIFOs.
+///
+/// The parts keep their own invariants. The channel keeps them together: the slots of both FIFOs,
+/// the port's position and the words in the mirror start again at 0 with each tenancy.
 pub(crate) struct Channel {
-    number: u32,
-    windows: Option<Windows>,
-    /// Whether the channel has ever had a tenant.
-    was_up: bool,
-    send_depth: u32,
-    recv_depth: u32,
-    /// Number of packets taken out of the send slots.
-    send_head: u32,
-    /// Number of send slots known to be filled, from the head on.
-    send_seen: u32,
-    /// Control word of the slot at the head, once it was read; it is not read again.
-    current: Option<u64>,
-    /// Items between the slots, in order.
-    side: VecDeque<Side>,
-    /// Number of packets in the side queue.
-    side_packets: u32,
-    /// Number of packets put into the receive slots.
-    recv_tail: u32,
-    /// Number of packets that software has freed.
-    recv_head: u32,
-    /// Receive slots that hold a packet with the irq bit, one bit for each slot.
-    irq: [u64; 4],
-    /// Number of packets with the irq bit.
-    irq_count: u32,
-    /// The last invalid head that software wrote; it is reported once.
-    bad_head: Option<u32>,
-    /// Whether the owner of the receive lock died and no core has taken the lock since.
-    guard: bool,
-    /// Cores that have no client, one bit for each core. 0 in the system channel, where packets for
-    /// cores are like all others.
-    absent: u32,
-    /// Receive slots up to this number may hold packets for a core that has left since they
-    /// arrived.
-    orphans_until: Option<u32>,
+    number: usize,
+    tenancy: Tenancy,
+    send: SendFifo,
+    receive: ReceiveFifo,
+    port: TrappedPort,
     shown: Shown,
-    /// Receive exceptions that are set and not read yet.
-    pub(crate) prx: u32,
-    /// Injection exceptions that are set and not read yet.
-    pub(crate) pix: u32,
-    /// The channel's configuration register: watermarks, and bytes excluded from checksums.
-    pub(crate) vcfg: u32,
-    pub(crate) payload_checksum: u32,
-    pub(crate) header_checksum: u32,
-    /// Whether an enabled receive or send watermark exception was set when last published.
-    watermarks: (bool, bool),
-    /// Vectors to raise at the end of the step.
-    pub(crate) events: u32,
-    /// Number of packets that were discarded in this FIFO.
-    pub(crate) discarded: u64,
-    /// Quads and headers that the port has pushed and that do not make a packet yet.
-    pub(crate) staged: (u32, u32),
-    popped: Popped,
+    pub(crate) events: Events,
+    pub(crate) config: ChannelConfig,
+    pub(crate) checksums: Checksums,
 }
 
 impl Channel {
     pub(crate) fn new(number: usize, config: &TreeConfig) -> Self {
-        Self {
-            number: number as u32,
-            windows: None,
-            was_up: false,
-            send_depth: config.send_depth,
-            recv_depth: config.recv_depth,
-            send_head: 0,
-            send_seen: 0,
-            current: None,
-            side: VecDeque::new(),
-            side_packets: 0,
-            recv_tail: 0,
-            recv_head: 0,
-            irq: [0; 4],
-            irq_count: 0,
-            bad_head: None,
-            guard: false,
-            absent: if number == VC_USER { (1 << CORES) - 1 } else { 0 },
-            orphans_until: None,
+        let receivers =
+            if number == VC_USER { Receivers::of_user_channel() } else { Receivers::of_system_channel() };
 
+        Self {
+            number,
+            tenancy: Tenancy::NotYet,
+            send: SendFifo::new(config.send_depth),
+            receive: ReceiveFifo::new(config.recv_depth, receivers),
+            port: TrappedPort::default(),
             shown: Shown::default(),
-            prx: 0,
-            pix: 0,
-            vcfg: 0,
-            payload_checksum: 0,
-            header_checksum: 0,
-            watermarks: (false, false),
-            events: 0,
-            discarded: 0,
-            staged: (0, 0),
-            popped: Popped::default(),
+            events: Events::new(number),
+            config: ChannelConfig::default(),
+            checksums: Checksums::default(),
         }
     }
 
@@ -261,142 +154,339 @@ impl Channel {
         window: &SharedMemory,
         mirror: &SharedMemory,
     ) -> Result<(), MemoryError> {
-        let windows = Windows::new(config, window, mirror)?;
+        let memory = Memory::new(config, window, mirror)?;
 
-        self.empty();
-        self.windows = Some(windows);
-        self.was_up = true;
+        self.restart();
+        self.tenancy = Tenancy::Open(memory);
         self.show_constants(config, presence);
         Ok(())
-    }
-
-    /// Writes all words of the mirror that do not change with each packet.
-    fn show_constants(&mut self, config: &TreeConfig, presence: &Presence) {
-        let Some(windows) = &self.windows else { return };
-
-        windows.show(mirror::NODE_ADDRESS, config.node_address);
-        windows.show(mirror::CHANNEL, self.number);
-        windows.show(mirror::SEND_DEPTH, config.send_depth);
-        windows.show(mirror::RECV_DEPTH, config.recv_depth);
-        windows.show(mirror::NODES, config.nodes);
-        windows.show(mirror::IO_NODE, config.io_node);
-        windows.show(mirror::PSET_RANK, config.pset_rank.unwrap_or(u32::MAX));
-        windows.show(mirror::PSET_SIZE, config.pset_size);
-
-        for (node, word) in presence.table(self.number as usize).iter().enumerate() {
-            windows.show(mirror::PRESENCE + 4 * node as u64, *word);
-        }
-        windows.show(mirror::PRESENCE_CHANGES, presence.changes(self.number as usize));
-        self.shown = Shown::default();
-    }
-
-    /// Resets FIFOs and slot numbers. The side queue keeps its items.
-    fn empty(&mut self) {
-        for side in &mut self.side {
-            side.after = 0;
-        }
-
-        self.send_head = 0;
-        self.send_seen = 0;
-        self.current = None;
-
-        self.recv_tail = 0;
-        self.recv_head = 0;
-        self.irq = [0; 4];
-        self.irq_count = 0;
-        self.bad_head = None;
-        self.guard = false;
-        self.orphans_until = None;
-
-        self.shown = Shown::default();
-        self.watermarks = (false, false);
-        self.prx = 0;
-        self.pix = 0;
-        self.staged = (0, 0);
-        self.popped = Popped::default();
     }
 
     /// Closes the channel when its last tenant leaves. Packets that the tenant had sent move to the
     /// side queue; received packets are dropped.
     pub(crate) fn close(&mut self, ports: &mut Ports<'_>) {
-        self.keep_sent(ports);
-        self.windows = None;
-        self.empty();
-    }
-
-    /// Moves the packets in the send slots to the side queue, up to a bound.
-    fn keep_sent(&mut self, ports: &mut Ports<'_>) {
-        let filled = self.send_filled();
-        let mut kept = VecDeque::with_capacity(self.side.len() + filled as usize);
-        let mut left = std::mem::take(&mut self.side);
-
-        for _ in 0..filled {
-            while left.front().is_some_and(|side| side.after == self.send_head) {
-                kept.extend(left.pop_front());
-            }
-
-            // The bound holds however many tenants come and go while the tree is blocked.
-            let packet = if self.side_packets < 2 * self.send_depth { self.read_slot(ports) } else { None };
-
-            match packet {
-                Some(packet) => {
-                    kept.push_back(Side { after: 0, item: SideItem::Packet(packet) });
-                    self.side_packets += 1;
-                }
-                None => self.discarded += 1,
-            }
-
-            self.next_slot();
+        if let Some(slots) = self.tenancy.send_slots() {
+            self.send.keep_sent(slots, ports);
+            self.tenancy = Tenancy::Over;
         }
-
-        kept.extend(left);
-        self.side = kept;
+        self.restart();
     }
 
     /// Empties slots and side queue for a reset of the whole function; tenants stay.
     pub(crate) fn clear(&mut self, config: &TreeConfig, presence: &Presence, ports: &mut Ports<'_>) {
-        for side in self.side.drain(..) {
-            if let SideItem::Packet(packet) = side.item {
-                ports.recycle(packet);
-            }
-        }
+        self.send.clear(ports);
+        self.restart();
+        self.checksums = Checksums::default();
 
-        self.side_packets = 0;
-        self.empty();
-        self.payload_checksum = 0;
-        self.header_checksum = 0;
-
-        if let Some(windows) = &self.windows {
-            let _ = windows.window.zero(0, window::SIZE);
-            let _ = windows.mirror.zero(0, mirror::SIZE);
+        if let Some(memory) = self.tenancy.memory() {
+            memory.clear();
         }
 
         self.show_constants(config, presence);
     }
 
+    /// Starts again with empty slots and port, and without errors. The side queue keeps its items.
+    fn restart(&mut self) {
+        self.send.restart();
+        self.receive.restart();
+        self.port.restart();
+        self.events.restart();
+        self.shown = Shown::default();
+    }
+
+    /// Returns whether the channel has a tenant.
+    #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.windows.is_some()
+        self.tenancy.memory().is_some()
+    }
+}
+
+/// The send FIFO.
+impl Channel {
+    /// Returns whether the channel has a tenant, or items that a former tenant left behind.
+    #[inline]
+    pub(crate) fn may_send(&self) -> bool {
+        self.is_open() || self.send.has_side_items()
+    }
+
+    /// Looks at the first item of the send FIFO.
+    #[inline]
+    pub(crate) fn look_at_send_head(&mut self) -> Head {
+        self.send.look_at_head(self.tenancy.send_slots())
+    }
+
+    /// Sends packets out of the slots while `goes` accepts their headers, at most `most`. Returns
+    /// the number sent and why the row ended. A packet that must be taken with [`Channel::take`]
+    /// ends the row.
+    #[inline]
+    pub(crate) fn send_row(
+        &mut self,
+        run: &mut Run<'_>,
+        most: u32,
+        goes: impl Fn(Header) -> bool,
+    ) -> (u32, RowEnd) {
+        let Some(slots) = self.tenancy.send_slots() else { return (0, RowEnd::Other) };
+        self.send.send_row(slots, run, most, goes)
+    }
+
+    /// Takes the first packet out of the send FIFO, and adds it to the checksums. Returns `None` if
+    /// there is none, or if the pool has no packet to hold it.
+    #[inline]
+    pub(crate) fn take(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
+        let packet = self.send.take(self.tenancy.send_slots(), ports)?;
+
+        let header = Header(packet.header as u32);
+        if header.checksum_mode() != checksum::NONE {
+            self.checksums.add(self.config, header, packet.bytes());
+        }
+        Some(packet)
+    }
+
+    /// Removes the presence symbol that is first.
+    pub(crate) fn take_presence(&mut self) {
+        self.send.take_presence();
+    }
+
+    /// Puts an item behind the current contents of the send FIFO.
+    pub(crate) fn append(&mut self, item: SideItem) {
+        self.send.append(self.tenancy.send_slots(), item);
+    }
+
+    /// Looks for filled send slots. Returns the number of packets in the send FIFO.
+    #[inline]
+    pub(crate) fn send_count(&mut self) -> u32 {
+        self.send.look(self.tenancy.send_slots())
+    }
+
+    /// Returns the number of packets taken out of the send slots.
+    pub(crate) fn send_head(&self) -> u32 {
+        self.send.taken()
+    }
+}
+
+/// The receive FIFO.
+impl Channel {
+    /// Returns the number of packets that software has freed.
+    pub(crate) fn recv_head(&self) -> u32 {
+        self.receive.head()
+    }
+
+    /// Returns whether the receive FIFO is full, as far as is known.
+    pub(crate) fn is_recv_full(&self) -> bool {
+        self.receive.is_full()
+    }
+
+    /// Returns whether the receive FIFO takes a packet, after a look at the memory where that is
+    /// needed.
+    #[inline]
+    pub(crate) fn look_for_room(&mut self, header: Header) -> Room {
+        match &self.tenancy {
+            Tenancy::Open(memory) => self.receive.look_for_room(&memory.receive, header, &mut self.events),
+            Tenancy::NotYet => Room::No,
+            Tenancy::Over => Room::Sink,
+        }
+    }
+
+    /// Puts a packet into the receive FIFO. The caller must have seen [`Room::Yes`] for it.
+    #[inline]
+    pub(crate) fn put(&mut self, header: Header, payload: &[u8]) {
+        if let Some(memory) = self.tenancy.memory() {
+            self.receive.put(&memory.receive, header, payload, &mut self.events);
+        }
+    }
+
+    /// Puts packets that have arrived at a port into the receive FIFO while their header is
+    /// `header`, at most `limit`. The caller must have seen [`Room::Yes`] for it. Returns the
+    /// number put into the FIFO and why the row ended.
+    #[inline]
+    pub(crate) fn put_row(
+        &mut self,
+        ports: &mut Ports<'_>,
+        port: u8,
+        limit: u32,
+        header: Header,
+    ) -> (u32, RowEnd) {
+        let Some(memory) = self.tenancy.memory() else { return (0, RowEnd::Blocked) };
+        let row = PortRow { ports, port, channel: self.number, limit };
+        self.receive.put_row(&memory.receive, row, header, &mut self.events)
+    }
+
+    /// Frees the receive slots that software has released.
+    #[inline]
+    pub(crate) fn look_at_recv_head(&mut self) {
+        if let Some(memory) = self.tenancy.memory() {
+            self.receive.look_at_head(&memory.receive, &mut self.events);
+        }
+    }
+
+    /// Does the work of a step that comes before the router's: frees the receive slots that
+    /// software has released, discards packets whose receiver is gone from the front of the receive
+    /// FIFO, and puts the port's complete packets into the send FIFO.
+    #[inline]
+    pub(crate) fn begin_step(&mut self, ports: &mut Ports<'_>) -> Discarded {
+        let Some(memory) = self.tenancy.memory() else { return Discarded::default() };
+        let (receive, events) = (&mut self.receive, &mut self.events);
+
+        receive.look_at_head(&memory.receive, events);
+        let any = receive.discard_for_dead_reader(&memory.receive, events);
+        let mut discarded = receive.discard_for_absent(&memory.receive, events);
+        discarded.any |= any;
+
+        self.form_packets(ports);
+        discarded
+    }
+
+    /// Notes that a core has a client.
+    pub(crate) fn core_attached(&mut self, core: u16) {
+        self.receive.receivers.attach(core);
+    }
+
+    /// Notes that a core has lost its client. Packets for it in the FIFO no longer have a receiver.
+    pub(crate) fn core_detached(&mut self, core: u16) {
+        let tail = if self.is_open() { Some(self.receive.tail()) } else { None };
+        self.receive.receivers.detach(core, tail);
+    }
+
+    /// Frees the lock boxes of an attachment that ends.
+    pub(crate) fn free_locks(&mut self, attachment: u16) {
+        // The dead core may have moved the head before it died. Later moves are a live reader's.
+        self.look_at_recv_head();
+
+        if let Some(memory) = self.tenancy.memory()
+            && memory.free_locks(attachment)
+        {
+            self.receive.receivers.reader_died();
+        }
+    }
+}
+
+/// The visible state.
+impl Channel {
+    /// Returns the number of packets in the send and in the receive FIFO, as last seen.
+    pub(crate) fn fill(&self) -> (u32, u32) {
+        (self.send.count_seen(), self.receive.count())
+    }
+
+    /// Returns the number of packets that were discarded in the FIFOs.
+    pub(crate) fn discarded(&self) -> u64 {
+        self.send.discarded() + self.receive.discarded
+    }
+
+    /// Returns the errors, and the watermarks as of now.
+    fn exceptions(&mut self) -> Exceptions {
+        let send = self.send_count();
+        self.exceptions_with(send)
+    }
+
+    /// Returns the exceptions with `send` packets in the send FIFO.
+    fn exceptions_with(&self, send: u32) -> Exceptions {
+        self.events.exceptions(Fill {
+            above_receive_mark: self.receive.count() > self.config.receive_mark(self.receive.depth()),
+            at_send_mark: send <= self.config.send_mark(self.send.depth()),
+        })
+    }
+
+    /// Returns the receive exceptions, and clears the errors among them.
+    pub(crate) fn take_receive_exceptions(&mut self) -> u32 {
+        let exceptions = self.exceptions();
+        self.events.clear_receive_errors();
+        exceptions.receive
+    }
+
+    /// Returns the injection exceptions, and clears the errors among them.
+    pub(crate) fn take_inject_exceptions(&mut self) -> u32 {
+        let exceptions = self.exceptions();
+        self.events.clear_inject_errors();
+        exceptions.inject
+    }
+
+    /// Returns the vectors whose condition holds, one bit for each vector.
+    pub(crate) fn conditions(&mut self, enabled: Exceptions) -> u32 {
+        let exceptions = self.exceptions();
+        events::conditions(exceptions, enabled, self.receive.irq_count() > 0)
+    }
+
+    /// Returns the port's status word. It does not count quads and headers that the port has
+    /// popped.
+    pub(crate) fn status(&mut self) -> u32 {
+        let send = self.send_count();
+        self.status_with(send)
+    }
+
+    /// Returns the status word with `send` packets in the send FIFO.
+    fn status_with(&self, send: u32) -> u32 {
+        let (staged_quads, staged_headers) = self.port.staged();
+        let unpopped = self.port.unpopped(&self.receive);
+
+        status::word(
+            QUADS * send + staged_quads,
+            send + staged_headers,
+            unpopped.quads,
+            self.receive.irq_count() > 0,
+            unpopped.headers,
+        )
+    }
+
+    /// Brings the mirror up to date. `enabled` has the exceptions whose watermarks raise an
+    /// interrupt.
+    #[inline]
+    pub(crate) fn publish(&mut self, enabled: Exceptions) {
+        if self.is_open() {
+            self.publish_open(enabled);
+        }
+    }
+
+    /// As [`Channel::publish`], for an open channel.
+    fn publish_open(&mut self, enabled: Exceptions) {
+        let Some(memory) = self.tenancy.memory() else { return };
+        let send = self.send.look(Some(&memory.send));
+        let exceptions = self.exceptions_with(send);
+        let now = Shown {
+            send_head: self.send.taken(),
+            recv_tail: self.receive.tail(),
+            irq: self.receive.irq_count(),
+            status: self.status_with(send),
+            error: exceptions.error_word(),
+        };
+
+        self.events.compare_watermarks(exceptions, enabled);
+        self.shown.show(&memory.words, &now);
+    }
+
+    /// Writes all words of the mirror that do not change with each packet.
+    fn show_constants(&mut self, config: &TreeConfig, presence: &Presence) {
+        let Some(memory) = self.tenancy.memory() else { return };
+
+        memory.show(mirror_map::NODE_ADDRESS, config.node_address);
+        memory.show(mirror_map::CHANNEL, self.number as u32);
+        memory.show(mirror_map::SEND_DEPTH, config.send_depth);
+        memory.show(mirror_map::RECV_DEPTH, config.recv_depth);
+        memory.show(mirror_map::NODES, config.nodes);
+        memory.show(mirror_map::IO_NODE, config.io_node);
+        memory.show(mirror_map::PSET_RANK, config.pset_rank.unwrap_or(u32::MAX));
+        memory.show(mirror_map::PSET_SIZE, config.pset_size);
+
+        for (node, word) in presence.table(self.number).iter().enumerate() {
+            memory.show(mirror_map::PRESENCE + 4 * node as u64, *word);
+        }
+        memory.show(mirror_map::PRESENCE_CHANGES, presence.changes(self.number));
     }
 
     /// Shows a node's new presence word in the mirror. The receive tail is published first, so that
     /// a client that sees the change also sees the packets in front of it.
     pub(crate) fn show_presence(&mut self, node: u32, word: u32, changes: u32) {
-        if let Some(windows) = &self.windows {
-            if self.shown.recv_tail != self.recv_tail {
-                self.shown.recv_tail = self.recv_tail;
-                windows.shown.recv_tail.store(self.recv_tail, Ordering::Release);
-            }
+        let Some(memory) = self.tenancy.memory() else { return };
+        self.shown.show_recv_tail(&memory.words, self.receive.tail());
 
-            windows.show(mirror::PRESENCE + 4 * u64::from(node), word);
-            windows.show(mirror::PRESENCE_CHANGES, changes);
-            self.events |= 1 << vector::PRESENCE;
-        }
+        memory.show(mirror_map::PRESENCE + 4 * u64::from(node), word);
+        memory.show(mirror_map::PRESENCE_CHANGES, changes);
+        self.events.note(vector::PRESENCE);
     }
 
     /// Shows the global interrupt status word in the mirror.
     pub(crate) fn show_global_interrupts(&self, word: u32) {
-        if let Some(windows) = &self.windows {
-            windows.show(mirror::GLOBAL_INT, word);
+        if let Some(memory) = self.tenancy.memory() {
+            memory.show(mirror_map::GLOBAL_INT, word);
         }
     }
 }

@@ -3,29 +3,101 @@
 use nicforge_core::fabric::{Packet, Ports, Run};
 use nicforge_hwi::{
     tree::{Header, PAYLOAD},
-    tree_dcr::{checksum, vcfg},
+    tree_dcr::checksum,
 };
 
-use super::{Channel, FRAMING, Head, RowEnd, Side, SideItem};
+use super::{
+    FRAMING, Head, RowEnd,
+    memory::Ring,
+    side::{SideItem, SideQueue},
+};
 
-impl Channel {
-    /// Returns whether the channel has a tenant, or items that a former tenant left behind.
-    #[inline]
-    pub(crate) fn may_send(&self) -> bool {
-        self.windows.is_some() || !self.side.is_empty()
+/// The send FIFO of a channel.
+///
+/// The slots belong to the tenants; without tenants only the side queue has items. `head` counts
+/// the packets taken out of the slots. The `seen` slots from the head on are filled. `current`, if
+/// present, is the control word of the slot at the head, so that slot is filled, too. A slot's
+/// control word and payload are each read once.
+pub(super) struct SendFifo {
+    depth: u32,
+    head: u32,
+    seen: u32,
+    current: Option<u64>,
+    side: SideQueue,
+    /// Number of packets that a former tenant left and that had no room in the side queue.
+    discarded: u64,
+}
+
+impl SendFifo {
+    pub(super) fn new(depth: u32) -> Self {
+        Self { depth, head: 0, seen: 0, current: None, side: SideQueue::default(), discarded: 0 }
     }
 
-    /// Returns the first item of the send FIFO.
-    #[inline]
-    pub(crate) fn head(&mut self) -> Head {
-        if !self.may_send() {
-            return Head::Empty;
-        }
+    /// Starts again with empty slots. The side queue keeps its items.
+    pub(super) fn restart(&mut self) {
+        self.side.restart();
+        self.head = 0;
+        self.seen = 0;
+        self.current = None;
+    }
 
-        if let Some(side) = self.side.front()
-            && side.after == self.send_head
-        {
-            return match &side.item {
+    /// Drops the items of the side queue, and starts again with empty slots.
+    pub(super) fn clear(&mut self, ports: &mut Ports<'_>) {
+        self.side.clear(ports);
+        self.restart();
+    }
+
+    /// Returns the number of packets that the FIFO holds.
+    pub(super) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// Returns the number of packets taken out of the slots.
+    pub(super) fn taken(&self) -> u32 {
+        self.head
+    }
+
+    /// Returns the number of packets that were discarded.
+    pub(super) fn discarded(&self) -> u64 {
+        self.discarded
+    }
+
+    /// Returns the number of packets in the FIFO, as last seen.
+    pub(super) fn count_seen(&self) -> u32 {
+        self.seen + self.side.packets()
+    }
+
+    /// Returns whether the side queue has items.
+    #[inline]
+    pub(super) fn has_side_items(&self) -> bool {
+        !self.side.is_empty()
+    }
+
+    /// Looks for filled slots. Returns the number of packets in the FIFO.
+    pub(super) fn look(&mut self, slots: Option<&Ring>) -> u32 {
+        self.look_at_slots(slots) + self.side.packets()
+    }
+
+    /// Looks for filled slots. Returns their number.
+    fn look_at_slots(&mut self, slots: Option<&Ring>) -> u32 {
+        self.seen = self.seen.max(self.current.is_some().into());
+        while self.seen < self.depth && self.control(slots, self.seen).is_some() {
+            self.seen += 1;
+        }
+        self.seen
+    }
+
+    /// Returns the control word of the slot `ahead` of the head, if the slot holds that packet.
+    #[inline]
+    fn control(&self, slots: Option<&Ring>, ahead: u32) -> Option<u64> {
+        slots?.holds(self.head.wrapping_add(ahead))
+    }
+
+    /// Looks at the first item.
+    #[inline]
+    pub(super) fn look_at_head(&mut self, slots: Option<&Ring>) -> Head {
+        if let Some(item) = self.side.before(self.head) {
+            return match item {
                 SideItem::Packet(packet) => Head::Packet(Header(packet.header as u32)),
                 SideItem::Presence { core, generation } => {
                     Head::Presence { core: *core, generation: *generation }
@@ -34,56 +106,32 @@ impl Channel {
         }
 
         if self.current.is_none() {
-            self.current = self.control(0);
+            self.current = self.control(slots, 0);
         }
 
         match self.current {
             Some(control) => Head::Packet(Header((control >> 32) as u32)),
             None => {
-                self.send_seen = 0;
+                self.seen = 0;
                 Head::Empty
             }
         }
     }
 
-    /// Returns the control word of the send slot `ahead` of the head, if the slot holds that
-    /// packet.
-    #[inline]
-    fn control(&self, ahead: u32) -> Option<u64> {
-        self.windows.as_ref()?.send.holds(self.send_head.wrapping_add(ahead))
-    }
-
-    /// Returns the header of the packet in the slot at the head, unless an item of the side queue
-    /// is first.
-    #[inline]
-    pub(crate) fn slot_header(&mut self) -> Option<Header> {
-        if self.side.front().is_some_and(|side| side.after == self.send_head) {
-            return None;
-        }
-
-        if self.current.is_none() {
-            self.current = self.control(0);
-        }
-
-        self.current.map(|control| Header((control >> 32) as u32))
-    }
-
     /// Sends packets out of the slots while `goes` accepts their headers, at most `most`. Returns
     /// the number sent and why the row ended.
     ///
-    /// A packet with a checksum ends the row.
+    /// An item of the side queue ends the row, and so does a packet with a checksum.
     #[inline]
-    pub(crate) fn send_row(
+    pub(super) fn send_row(
         &mut self,
+        slots: &Ring,
         run: &mut Run<'_>,
         most: u32,
         goes: impl Fn(Header) -> bool,
     ) -> (u32, RowEnd) {
-        let Some(windows) = &self.windows else { return (0, RowEnd::Other) };
-
-        // An item of the side queue ends the row at its place.
-        let first = self.send_head;
-        let most = self.side.front().map_or(most, |side| most.min(side.after.wrapping_sub(first)));
+        let first = self.head;
+        let most = self.side.slots_before(first, most);
 
         let (mut sent, mut alike, mut current) = (0, None, self.current);
 
@@ -94,7 +142,7 @@ impl Channel {
 
             let number = first.wrapping_add(sent);
             // The control word is read once, even if the packet does not leave in this step.
-            current = current.or_else(|| windows.send.holds(number));
+            current = current.or_else(|| slots.holds(number));
             let Some(control) = current else { break RowEnd::Empty };
 
             let header = Header((control >> 32) as u32);
@@ -107,7 +155,7 @@ impl Channel {
 
             let gone = run.send_with(PAYLOAD, |packet| {
                 if let Some(payload) = packet.bytes_mut().first_chunk_mut::<PAYLOAD>() {
-                    windows.send.payload(number, payload);
+                    slots.payload(number, payload);
                 }
                 packet.header = header.0.into();
                 packet.framing = FRAMING;
@@ -121,8 +169,8 @@ impl Channel {
         };
 
         self.current = current;
-        self.send_head = first.wrapping_add(sent);
-        self.send_seen = if end == RowEnd::Empty { 0 } else { self.send_seen.saturating_sub(sent) };
+        self.head = first.wrapping_add(sent);
+        self.seen = if end == RowEnd::Empty { 0 } else { self.seen.saturating_sub(sent) };
 
         (sent, end)
     }
@@ -130,110 +178,90 @@ impl Channel {
     /// Takes the first packet out of the FIFO. Returns `None` if there is none, or if the pool has
     /// no packet to hold it.
     #[inline]
-    pub(crate) fn take(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
-        let packet = if self.side.front().is_some_and(|side| side.after == self.send_head) {
-            match self.side.pop_front()?.item {
-                SideItem::Packet(packet) => {
-                    self.side_packets -= 1;
-                    packet
-                }
-                SideItem::Presence { .. } => return None,
-            }
-        } else {
-            let packet = self.read_slot(ports)?;
-            self.next_slot();
-            packet
-        };
-
-        let header = Header(packet.header as u32);
-        if header.checksum_mode() != checksum::NONE {
-            self.sum(header, packet.bytes());
+    pub(super) fn take(&mut self, slots: Option<&Ring>, ports: &mut Ports<'_>) -> Option<Packet> {
+        match self.side.before(self.head) {
+            Some(SideItem::Packet(_)) => match self.side.pop()? {
+                SideItem::Packet(packet) => Some(packet),
+                SideItem::Presence { .. } => None,
+            },
+            Some(SideItem::Presence { .. }) => None,
+            None => self.take_slot(slots, ports),
         }
-
-        Some(packet)
     }
 
     /// Removes the presence symbol that is first.
-    pub(crate) fn take_presence(&mut self) {
-        if self.side.front().is_some_and(|side| matches!(side.item, SideItem::Presence { .. })) {
-            self.side.pop_front();
+    pub(super) fn take_presence(&mut self) {
+        if matches!(self.side.before(self.head), Some(SideItem::Presence { .. })) {
+            self.side.pop();
         }
     }
 
-    /// Returns the packet in the slot at the head; the slot is read once.
+    /// Takes the packet out of the slot at the head.
     #[inline]
-    pub(super) fn read_slot(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
-        let control = self.current.or_else(|| self.control(0))?;
+    fn take_slot(&mut self, slots: Option<&Ring>, ports: &mut Ports<'_>) -> Option<Packet> {
+        let slots = slots?;
+        let control = self.current.or_else(|| slots.holds(self.head))?;
         let mut packet = ports.new_packet(PAYLOAD)?;
-        let windows = self.windows.as_ref()?;
 
         if let Some(payload) = packet.bytes_mut().first_chunk_mut::<PAYLOAD>() {
-            windows.send.payload(self.send_head, payload);
+            slots.payload(self.head, payload);
         }
 
         packet.header = control >> 32;
         packet.framing = FRAMING;
+
+        self.pass_slot();
         Some(packet)
     }
 
     /// Moves the head past the slot.
     #[inline]
-    pub(super) fn next_slot(&mut self) {
+    fn pass_slot(&mut self) {
         self.current = None;
-        self.send_head = self.send_head.wrapping_add(1);
-        self.send_seen = self.send_seen.saturating_sub(1);
+        self.head = self.head.wrapping_add(1);
+        self.seen = self.seen.saturating_sub(1);
     }
 
-    /// Returns the number of filled send slots.
-    pub(super) fn send_filled(&mut self) -> u32 {
-        self.send_seen = self.send_seen.max(self.current.is_some().into());
-        while self.send_seen < self.send_depth && self.control(self.send_seen).is_some() {
-            self.send_seen += 1;
-        }
-        self.send_seen
+    /// Puts an item behind the current contents of the FIFO.
+    pub(super) fn append(&mut self, slots: Option<&Ring>, item: SideItem) {
+        let behind = self.head.wrapping_add(self.look_at_slots(slots));
+        self.side.push(behind, item);
     }
 
-    /// Returns the number of packets in the send FIFO.
-    pub(crate) fn send_count(&mut self) -> u32 {
-        self.send_filled() + self.side_packets
-    }
+    /// Moves the packets in the slots to the side queue when the last tenant leaves.
+    ///
+    /// The side queue takes packets up to twice the depth, however many tenants come and go while
+    /// the tree is blocked. The rest is discarded.
+    pub(super) fn keep_sent(&mut self, slots: &Ring, ports: &mut Ports<'_>) {
+        let filled = self.look_at_slots(Some(slots));
+        let mut left = std::mem::take(&mut self.side);
 
-    /// Returns the number of packets that the send FIFO holds.
-    pub(crate) fn send_depth(&self) -> u32 {
-        self.send_depth
-    }
+        for _ in 0..filled {
+            while left.before(self.head).is_some() {
+                self.keep_first(&mut left);
+            }
 
-    /// Returns the number of packets taken out of the send slots.
-    pub(crate) fn send_pointer(&self) -> u32 {
-        self.send_head
-    }
-
-    /// Puts an item behind the current contents of the send FIFO.
-    pub(crate) fn append(&mut self, item: SideItem) {
-        match &item {
-            SideItem::Packet(_) => self.side_packets += 1,
-            // An older symbol for the same core is superseded.
-            SideItem::Presence { core, .. } => self.side.retain(
-                |side| !matches!(&side.item, SideItem::Presence { core: other, .. } if other == core),
-            ),
+            let has_room = self.side.packets() + left.packets() < 2 * self.depth;
+            match if has_room { self.take_slot(Some(slots), ports) } else { None } {
+                Some(packet) => self.side.push(0, SideItem::Packet(packet)),
+                None => {
+                    self.discarded += 1;
+                    self.pass_slot();
+                }
+            }
         }
 
-        let after = self.send_head.wrapping_add(self.send_filled());
-        self.side.push_back(Side { after, item });
+        while !left.is_empty() {
+            self.keep_first(&mut left);
+        }
+
+        self.restart();
     }
 
-    /// Adds a packet to the channel's checksums.
-    fn sum(&mut self, header: Header, payload: &[u8]) {
-        let left_out = match header.checksum_mode() {
-            checksum::NONE => return,
-            checksum::SOME => 8,
-            checksum::CFG => ((self.vcfg >> vcfg::CSUMX_SHIFT) & 0xff) as usize,
-            _ => 0,
-        };
-
-        self.header_checksum = self.header_checksum.wrapping_add(header.0);
-        for word in payload.as_chunks::<2>().0.iter().skip(left_out) {
-            self.payload_checksum = self.payload_checksum.wrapping_add(u16::from_be_bytes(*word).into());
+    /// Moves the first item of `left` to the side queue.
+    fn keep_first(&mut self, left: &mut SideQueue) {
+        if let Some(item) = left.pop() {
+            self.side.push(0, item);
         }
     }
 }

@@ -6,49 +6,50 @@ use nicforge_hwi::{
     tree_dcr::rcfg,
 };
 
-use super::{ALU, Held, LOCAL, Move, Router, RouterContext, TO_LOCAL, up_targets};
+use super::{
+    Router, RouterContext,
+    held::Held,
+    route::{Source, TO_LOCAL, Way},
+};
 use crate::{
     alu,
-    config::ClassRoute,
-    fifo::{Head, Room},
-    presence,
+    fifo::{Head, Room, RowEnd},
 };
 
-impl Router {
-    /// Keeps a packet of a source until all its targets have it.
-    pub(super) fn hold(&mut self, channel: usize, source: usize, held: Held) {
-        self.held[channel][source] = Some(held);
-        self.held_mask[channel] |= 1 << source;
-    }
+/// The irq bit of a header.
+const IRQ: u32 = Header::point_to_point(0, 0, true).0 & !Header::point_to_point(0, 0, false).0;
 
-    /// Copies a held packet to the targets that have room.
-    pub(super) fn advance_held(
+impl Router {
+    /// Copies a source's held packet to the targets that have room. Returns 1 if any has taken it,
+    /// and why no more packets of the source were moved.
+    pub(super) fn copy_held(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
-        source: usize,
-    ) -> Move {
-        self.held_mask[channel] &= !(1 << source);
-        let Some(mut held) = self.held[channel][source].take() else { return Move::Empty };
+        source: Source,
+    ) -> (u32, RowEnd) {
+        let Some(mut held) = self.held.take(channel, source) else { return (0, RowEnd::Empty) };
         let before = held.targets;
 
         if held.targets & TO_LOCAL != 0 {
-            let room = context.channels[channel].room(Header(held.packet.header as u32));
+            let room = context.channels[channel].look_for_room(Header(held.packet.header as u32));
             if room != Room::No {
                 self.deliver(context, channel, &held.packet, room);
                 held.targets &= !TO_LOCAL;
             }
         }
 
-        for port in 0..PORTS {
-            let bit = 1u8 << port;
-            if held.targets & bit == 0 || !self.port_ready(context, channel, port) {
+        for port in 0..PORTS as u8 {
+            let bit = 1 << port;
+            let open = held.targets & bit & self.open_ports(context, channel) != 0;
+            if !open || !context.ports.ready(port, channel) {
                 continue;
             }
 
+            // The last target gets the packet itself.
             if held.targets == bit {
                 self.transmit(context, channel, port, held.packet);
-                return Move::Moved;
+                return self.moved_one(channel, source);
             }
 
             let Some(mut copy) = context.ports.new_packet(PAYLOAD) else {
@@ -65,57 +66,56 @@ impl Router {
 
         if held.targets == 0 {
             context.ports.recycle(held.packet);
-            return Move::Moved;
+            return self.moved_one(channel, source);
         }
 
-        let moved = if held.targets == before { Move::Blocked } else { Move::Moved };
-        self.hold(channel, source, held);
-        moved
+        let any_moved = held.targets != before;
+        self.held.put(channel, source, held);
+        if any_moved { self.moved_one(channel, source) } else { (0, RowEnd::Blocked) }
     }
 
-    /// Combines the packets of a class once every source of the class has one.
+    /// Combines the packets of a class once every source of the class has one. `source` is a source
+    /// that has one.
     pub(super) fn combine(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
-        route: ClassRoute,
-        header: Header,
-    ) -> Move {
-        if self.held[channel][ALU].is_some() {
-            return Move::Blocked;
+        source: Source,
+        class: u32,
+    ) -> (u32, RowEnd) {
+        if self.held.has(channel, Source::ALU) {
+            return (0, RowEnd::Blocked);
         }
 
-        let sources = route.children() & self.connected | if route.sends() { TO_LOCAL } else { 0 };
-        for source in 0..=LOCAL {
-            if sources & (1 << source) != 0 && !self.has_operand(context, channel, source, header.class()) {
-                return Move::Blocked;
+        let operands = self.routes.operands(class);
+        for operand in Source::all().filter(|operand| operands & operand.bit() != 0) {
+            if !self.has_operand(context, channel, operand, class) {
+                return (0, RowEnd::Blocked);
             }
         }
 
         // The send FIFO comes first: only taking from it can fail, when the pool has no packet
         // left.
         let mut result: Option<Packet> = None;
-        for source in [LOCAL, 0, 1, 2] {
-            if sources & (1 << source) == 0 {
-                continue;
-            }
-            let Some(operand) = self.take(context, channel, source) else { return Move::Blocked };
+        let in_order = std::iter::once(Source::LOCAL).chain(Source::all().take(PORTS));
+        for operand in in_order.filter(|operand| operands & operand.bit() != 0) {
+            let Some(packet) = self.take(context, channel, operand) else { return (0, RowEnd::Starved) };
             result = Some(match result {
-                None => operand,
-                Some(result) => self.reduce(context, channel, result, operand),
+                None => packet,
+                Some(result) => self.reduce(context, channel, result, packet),
             });
         }
 
-        let Some(packet) = result else { return Move::Blocked };
+        let Some(packet) = result else { return (0, RowEnd::Blocked) };
 
-        let targets = up_targets(route) & (self.connected | TO_LOCAL);
+        let targets = self.routes.targets_up(class);
         if targets == 0 {
             self.counters[channel].no_target += 1;
         }
 
-        self.hold(channel, ALU, Held { packet, targets });
-        let _ = self.advance_held(context, channel, ALU);
-        Move::Moved
+        self.held.put(channel, Source::ALU, Held { packet, targets });
+        let _ = self.copy_held(context, channel, Source::ALU);
+        self.moved_one(channel, source)
     }
 
     /// Returns whether an operand of the class is first at a source.
@@ -123,27 +123,24 @@ impl Router {
         &self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
-        source: usize,
+        source: Source,
         class: u32,
     ) -> bool {
-        let disabled = source < PORTS && self.rcfg & (rcfg::SRC00 >> (4 * source + channel)) != 0;
-        if disabled || self.held[channel][source].is_some() {
+        if self.held.has(channel, source) {
             return false;
         }
 
-        let header = if source == LOCAL {
-            match context.channels[channel].head() {
-                Head::Packet(header) if context.injecting => header,
-                _ => return false,
-            }
-        } else {
-            match context.ports.peek(source as u8, channel) {
-                Some(packet) if presence::parse(packet.header).is_none() => Header(packet.header as u32),
-                _ => return false,
-            }
+        let header = match source.port() {
+            Some(port) if self.is_source_disabled(channel, port) => None,
+            Some(port) => context.ports.peek(port, channel).map(|packet| packet.header),
+            None if !context.injecting => None,
+            None => match context.channels[channel].look_at_send_head() {
+                Head::Packet(header) => Some(header.0.into()),
+                Head::Empty | Head::Presence { .. } => None,
+            },
         };
 
-        !header.is_point_to_point() && header.class() == class && alu::combines(header.opcode())
+        header.is_some_and(|header| self.routes.route(source, header) == Way::Combine { class })
     }
 
     /// Combines an operand into a result and recycles its packet. The result keeps its own
@@ -170,11 +167,25 @@ impl Router {
         }
 
         if other.irq() {
-            result.header |=
-                u64::from(Header::point_to_point(0, 0, true).0 & !Header::point_to_point(0, 0, false).0);
+            result.header |= u64::from(IRQ);
         }
 
         context.ports.recycle(operand);
         result
+    }
+
+    /// Returns whether the configuration register disables a port as a source.
+    #[inline]
+    pub(super) fn is_source_disabled(&self, channel: usize, port: u8) -> bool {
+        self.rcfg & (rcfg::SRC00 >> (4 * usize::from(port) + channel)) != 0
+    }
+
+    /// Returns the ports that the configuration register disables as targets, one bit for each
+    /// port.
+    #[cold]
+    pub(super) fn disabled_targets(&self, channel: usize) -> u8 {
+        (0..PORTS)
+            .filter(|port| self.rcfg & (rcfg::TGT00 >> (4 * port + channel)) != 0)
+            .fold(0, |mask, port| mask | 1 << port)
     }
 }

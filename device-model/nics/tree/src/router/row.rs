@@ -1,39 +1,37 @@
-//! Rows of packets: the common case.
+//! Rows of packets. A single packet is a row of one.
 //!
-//! A row is a sequence of point-to-point packets from one source that go the same way. They share
-//! the lookup of the route, the check of link and FIFO, the credits, and the wake-up of the next
-//! node.
+//! A row is a sequence of packets from one source that go the same way. They share the lookup of
+//! the route, the check of link and FIFO, the credits, and the wake-up of the next node.
 //!
-//! Everything less common ends a row: classes, several targets, presence symbols, checksums, absent
-//! receivers, and the node's own packets onto links that take time. [`Router::advance`] then moves
-//! the first packet, whatever it is.
+//! Packets with several targets, presence symbols, and packets that the ALU combines are moved one
+//! by one.
 
 use nicforge_core::fabric::Packet;
-use nicforge_hwi::tree::{Header, PORTS};
+use nicforge_hwi::{tree::Header, tree_dcr::pix};
 
-use super::{LOCAL, Router, RouterContext};
-use crate::{config::Route, fifo::RowEnd};
+use super::{
+    Router, RouterContext,
+    held::Held,
+    route::{Source, Way},
+};
+use crate::fifo::{Head, Room, RowEnd};
 
-/// The result where no row begins.
-const NONE: (u32, RowEnd) = (0, RowEnd::Other);
+/// The result where a source has no packets.
+const EMPTY: (u32, RowEnd) = (0, RowEnd::Empty);
+/// The result where the first packet of a source has to wait.
+const BLOCKED: (u32, RowEnd) = (0, RowEnd::Blocked);
+/// The result where the pool has no packet left to carry the first packet of the send FIFO.
+const STARVED: (u32, RowEnd) = (0, RowEnd::Starved);
 
-/// Returns the route of a point-to-point packet; `None` for any other.
-#[inline(always)]
-fn route_of(targets: &[Route], header: u64) -> Option<Route> {
-    // A presence symbol has bits above the header's 32; a class's packet lacks the point-to-point
-    // bit.
-    let plain = header >> 32 == 0 && Header(header as u32).is_point_to_point();
-    if plain { targets.get(Header(header as u32).node() as usize).copied() } else { None }
-}
-
-/// Returns why a row of packets with the header `alike` ended, from the packet that is first now.
-#[inline(never)]
-fn end_of(front: Option<&Packet>, alike: u64) -> RowEnd {
-    match front {
-        None => RowEnd::Empty,
-        Some(packet) if packet.header == alike => RowEnd::Blocked,
-        Some(_) => RowEnd::Other,
-    }
+/// The packets that may be moved in a row.
+#[derive(Clone, Copy)]
+struct Allowance {
+    channel: usize,
+    source: Source,
+    /// The most packets to move, at least 1.
+    limit: u32,
+    /// Ports that packets may leave through, one bit for each port.
+    open: u8,
 }
 
 impl Router {
@@ -44,97 +42,281 @@ impl Router {
         &mut self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
-        source: usize,
+        source: Source,
         limit: u32,
     ) -> (u32, RowEnd) {
-        let held = self.held_mask[channel] & (1 << source) != 0;
-        if self.rcfg != 0 || held || context.presence.ports_waiting[channel] != 0 {
-            return NONE;
+        if self.held.has(channel, source) {
+            return self.copy_held(context, channel, source);
         }
 
-        if source < PORTS {
-            self.port_row(context, channel, source, limit)
-        } else if source == LOCAL {
-            self.send_row(context, channel, limit)
-        } else {
-            NONE
+        let open = self.open_ports(context, channel);
+        let allowance = Allowance { channel, source, limit, open };
+        match source.port() {
+            Some(port) => self.port_row(context, port, allowance),
+            None if source == Source::LOCAL => self.own_row(context, allowance),
+            None => EMPTY,
         }
     }
 
-    /// Moves packets from a port into the receive FIFO, or on through another port.
+    /// Returns the ports that only credits can keep a packet from leaving through, one bit for each
+    /// port. A port where a presence symbol waits is not among them, because the symbol goes first.
+    #[inline]
+    pub(super) fn open_ports(&self, context: &RouterContext<'_, '_>, channel: usize) -> u8 {
+        let open = self.routes.connected() & !context.presence.ports_waiting(channel);
+        if self.rcfg == 0 { open } else { open & !self.disabled_targets(channel) }
+    }
+
+    /// Moves packets that have arrived at a port.
     #[inline(never)]
     fn port_row(
         &mut self,
         context: &mut RouterContext<'_, '_>,
-        channel: usize,
-        source: usize,
-        limit: u32,
+        port: u8,
+        allowance: Allowance,
     ) -> (u32, RowEnd) {
-        let targets = self.targets.as_slice();
-        let through = self.connected & !(1 << source);
-        let (mut route, mut alike) = (None, 0);
+        let Allowance { channel, source, limit, open } = allowance;
+        if self.is_source_disabled(channel, port) {
+            return (0, RowEnd::Other);
+        }
 
-        let forwarded = context.ports.forward_row(source as u8, channel, limit, |first| {
-            alike = first.header;
-            route = route_of(targets, alike);
-            let Some(Route::Port(port)) = route else { return None };
+        let routes = &self.routes;
+        let (mut way, mut first) = (None, 0);
 
+        let forwarded = context.ports.forward_row(port, channel, limit, |packet| {
+            first = packet.header;
+            let found = routes.route(source, first);
+            way = Some(found);
+
+            let Way::Port(exit) = found else { return None };
             // The packets of a stream have equal headers, so one comparison decides.
-            let alike = alike;
-            (through & (1 << port) != 0).then_some((port, move |packet: &Packet| packet.header == alike))
+            let alike = first;
+            (open & (1 << exit) != 0).then_some((exit, move |packet: &Packet| packet.header == alike))
         });
 
-        match (forwarded, route) {
-            (Some((moved, more)), _) => {
-                self.counters[channel].forwarded += u64::from(moved);
-                let end = if more {
-                    end_of(context.ports.peek(source as u8, channel), alike)
-                } else {
-                    RowEnd::Empty
-                };
-                (moved, end)
+        if let Some((moved, more)) = forwarded {
+            self.counters[channel].forwarded += u64::from(moved);
+            let end =
+                if more { RowEnd::before(context.ports.peek(port, channel), first) } else { RowEnd::Empty };
+            return (moved, end);
+        }
+
+        match way {
+            None => EMPTY,
+            Some(Way::Port(_)) => BLOCKED,
+            Some(Way::Local) => self.receive_row(context, port, allowance, Header(first as u32)),
+            Some(Way::Symbol { node, word }) => {
+                if let Some(packet) = context.ports.take(port, channel) {
+                    context.ports.recycle(packet);
+                }
+                self.learn(context, channel, node, word, Some(port));
+                self.moved_one(channel, source)
             }
-            (None, Some(Route::Local)) => self.receive_row(context, channel, source, limit),
-            (None, _) => NONE,
+            Some(way) => self.move_one(context, channel, source, way),
         }
     }
 
-    /// Moves packets from a port into the receive FIFO.
+    /// Moves packets from a port into the receive FIFO, or discards them if their receiver is gone.
+    /// `first` is the header of the first one.
     #[inline(never)]
     fn receive_row(
         &mut self,
         context: &mut RouterContext<'_, '_>,
-        channel: usize,
-        source: usize,
-        limit: u32,
+        port: u8,
+        allowance: Allowance,
+        first: Header,
     ) -> (u32, RowEnd) {
-        let targets = self.targets.as_slice();
-        let goes = |header| route_of(targets, header) == Some(Route::Local);
-
+        let Allowance { channel, limit, .. } = allowance;
         let fifo = &mut context.channels[channel];
-        let (received, end) = fifo.receive_row(context.ports, source as u8, limit, goes);
-        self.counters[channel].received += u64::from(received);
-        (received, end)
+
+        match fifo.look_for_room(first) {
+            Room::No => BLOCKED,
+            Room::Sink => {
+                let alike = u64::from(first.0);
+                let sunk = context.ports.take_while(port, channel, limit, |packet| packet.header == alike);
+                self.counters[channel].sunk += u64::from(sunk);
+                (sunk, RowEnd::Other)
+            }
+            Room::Yes => {
+                let (received, end) = fifo.put_row(context.ports, port, limit, first);
+                self.counters[channel].received += u64::from(received);
+                (received, end)
+            }
+        }
+    }
+
+    /// Moves packets of the send FIFO.
+    #[inline(never)]
+    fn own_row(&mut self, context: &mut RouterContext<'_, '_>, allowance: Allowance) -> (u32, RowEnd) {
+        let Allowance { channel, source, open, .. } = allowance;
+        if !context.injecting {
+            return EMPTY;
+        }
+
+        let header = match context.channels[channel].look_at_send_head() {
+            Head::Empty => return EMPTY,
+            Head::Packet(header) => header,
+            Head::Presence { core, generation } => {
+                context.channels[channel].take_presence();
+                let word = context.presence.with_core(channel, self.address, core, generation);
+                self.learn(context, channel, self.address, word, None);
+                return self.moved_one(channel, source);
+            }
+        };
+
+        match self.routes.route(source, header.0.into()) {
+            Way::Port(port) if open & (1 << port) != 0 => self.send_row(context, port, allowance),
+            Way::Port(_) => BLOCKED,
+            Way::Local => self.loop_back(context, channel, header),
+            way => self.move_one(context, channel, source, way),
+        }
     }
 
     /// Moves packets from the send FIFO to a port.
-    #[inline(never)]
-    fn send_row(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, limit: u32) -> (u32, RowEnd) {
-        let targets = self.targets.as_slice();
-        let fifo = &mut context.channels[channel];
-        let Some(first) = fifo.slot_header().filter(|_| context.injecting) else { return NONE };
-        let Some(Route::Port(port)) = route_of(targets, first.0.into()) else { return NONE };
-        if self.connected & (1 << port) == 0 {
-            return NONE;
+    ///
+    /// Rows go straight from the slots into the link's packets. [`Router::send_one`] does the rest,
+    /// and could do all: it costs 372 instructions for each packet, and a row 114 (rows of 8
+    /// packets on a link without delay, counted by callgrind). The test of a stream of many kinds
+    /// in `tests/routing.rs` runs both on the same packets.
+    #[inline]
+    fn send_row(
+        &mut self,
+        context: &mut RouterContext<'_, '_>,
+        port: u8,
+        allowance: Allowance,
+    ) -> (u32, RowEnd) {
+        let Allowance { channel, source, limit, .. } = allowance;
+
+        if let Some(mut run) = context.ports.run(port, channel) {
+            let routes = &self.routes;
+            let goes = |header: Header| routes.route(source, header.0.into()) == Way::Port(port);
+            let (sent, end) = context.channels[channel].send_row(&mut run, limit, goes);
+            if sent > 0 || end != RowEnd::Other {
+                let counters = &mut self.counters[channel];
+                counters.sent += u64::from(sent);
+                counters.forwarded += u64::from(sent);
+                return (sent, end);
+            }
         }
 
-        let Some(mut run) = context.ports.run(port, channel) else { return NONE };
-        let goes = |header: Header| route_of(targets, header.0.into()) == Some(Route::Port(port));
-        let (sent, end) = fifo.send_row(&mut run, limit, goes);
+        self.send_one(context, port, channel)
+    }
 
-        let counters = &mut self.counters[channel];
-        counters.sent += u64::from(sent);
-        counters.forwarded += u64::from(sent);
-        (sent, end)
+    /// Moves the first packet of the send FIFO to a port: one of the side queue, one with a
+    /// checksum, or one for a link that takes time.
+    #[inline(never)]
+    fn send_one(&mut self, context: &mut RouterContext<'_, '_>, port: u8, channel: usize) -> (u32, RowEnd) {
+        if !context.ports.ready(port, channel) {
+            return BLOCKED;
+        }
+
+        let Some(packet) = self.take(context, channel, Source::LOCAL) else { return STARVED };
+        self.transmit(context, channel, port, packet);
+        self.moved_one(channel, Source::LOCAL)
+    }
+
+    /// Moves the first packet of the send FIFO, whose header is `header`, into the receive FIFO.
+    fn loop_back(
+        &mut self,
+        context: &mut RouterContext<'_, '_>,
+        channel: usize,
+        header: Header,
+    ) -> (u32, RowEnd) {
+        let room = context.channels[channel].look_for_room(header);
+        if room == Room::No {
+            return BLOCKED;
+        }
+
+        let Some(packet) = self.take(context, channel, Source::LOCAL) else { return STARVED };
+        self.deliver(context, channel, &packet, room);
+        context.ports.recycle(packet);
+        self.moved_one(channel, Source::LOCAL)
+    }
+
+    /// Moves the first packet of a source, which goes no way that rows go.
+    #[inline(never)]
+    fn move_one(
+        &mut self,
+        context: &mut RouterContext<'_, '_>,
+        channel: usize,
+        source: Source,
+        way: Way,
+    ) -> (u32, RowEnd) {
+        if let Way::Combine { class } = way {
+            return self.combine(context, channel, source, class);
+        }
+
+        let Some(packet) = self.take(context, channel, source) else { return STARVED };
+        if let Way::Several(targets) = way {
+            self.held.put(channel, source, Held { packet, targets });
+            let _ = self.copy_held(context, channel, source);
+            return self.moved_one(channel, source);
+        }
+
+        // The packet has no target.
+        context.ports.recycle(packet);
+        self.counters[channel].no_target += 1;
+        if source == Source::LOCAL {
+            context.channels[channel].events.inject_error(pix::ADDR0);
+        }
+        self.moved_one(channel, source)
+    }
+
+    /// Returns the result where one packet was moved that is no part of a longer row. Such a packet
+    /// may let another source continue, if the ALU or a held packet has to do with it.
+    pub(super) fn moved_one(&mut self, channel: usize, source: Source) -> (u32, RowEnd) {
+        self.again |= source == Source::ALU || self.held.mask(channel) != 0;
+        (1, RowEnd::Other)
+    }
+
+    /// Takes the first packet out of a port or the send FIFO. Returns `None` if the source has
+    /// none, or if the pool has no packet to hold the send FIFO's.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        context: &mut RouterContext<'_, '_>,
+        channel: usize,
+        source: Source,
+    ) -> Option<Packet> {
+        match source.port() {
+            Some(port) => context.ports.take(port, channel),
+            None => {
+                let packet = context.channels[channel].take(context.ports);
+                self.counters[channel].sent += u64::from(packet.is_some());
+                packet
+            }
+        }
+    }
+
+    /// Puts a packet into the receive FIFO, or drops it where `room` says that its receiver is
+    /// gone.
+    #[inline]
+    pub(super) fn deliver(
+        &mut self,
+        context: &mut RouterContext<'_, '_>,
+        channel: usize,
+        packet: &Packet,
+        room: Room,
+    ) {
+        if room == Room::Yes {
+            context.channels[channel].put(Header(packet.header as u32), packet.bytes());
+            self.counters[channel].received += 1;
+        } else {
+            self.counters[channel].sunk += 1;
+        }
+    }
+
+    /// Sends a packet through a port. The packet is dropped if the port does not accept it.
+    #[inline]
+    pub(super) fn transmit(
+        &mut self,
+        context: &mut RouterContext<'_, '_>,
+        channel: usize,
+        port: u8,
+        packet: Packet,
+    ) {
+        match context.ports.send(port, channel, packet) {
+            Ok(()) => self.counters[channel].forwarded += 1,
+            Err(packet) => context.ports.recycle(packet),
+        }
     }
 }

@@ -14,14 +14,14 @@ impl Router {
         channel: usize,
         node: u32,
         word: u32,
-        from: Option<usize>,
+        from: Option<u8>,
     ) {
-        let onward = self.connected & !from.map_or(0, |port| 1 << port);
+        let onward = self.routes.connected() & !from.map_or(0, |port| 1 << port);
 
         if context.presence.learn(channel, node, word, onward) {
             self.counters[channel].presence += 1;
             context.channels[channel].show_presence(node, word, context.presence.changes(channel));
-            for port in 0..PORTS {
+            for port in 0..PORTS as u8 {
                 self.flush_presence(context, channel, port);
             }
         }
@@ -31,39 +31,33 @@ impl Router {
     #[cold]
     pub(super) fn flush_all_presence(&mut self, context: &mut RouterContext<'_, '_>) {
         for channel in 0..VCS {
-            for port in 0..PORTS {
+            for port in 0..PORTS as u8 {
                 self.flush_presence(context, channel, port);
             }
         }
     }
 
-    /// Sends the presence symbols that wait at a port. Returns false if some still wait.
-    pub(super) fn flush_presence(
-        &mut self,
-        context: &mut RouterContext<'_, '_>,
-        channel: usize,
-        port: usize,
-    ) -> bool {
-        while let Some(symbol) = context.presence.first(channel, port) {
-            if !context.ports.ready(port as u8, channel) {
-                return false;
+    /// Sends the presence symbols that wait at a port, as far as credits and packets are there.
+    fn flush_presence(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, port: u8) {
+        while let Some(symbol) = context.presence.first(channel, port.into()) {
+            if !context.ports.ready(port, channel) {
+                return;
             }
 
             let Some(mut packet) = context.ports.new_packet(0) else {
                 self.starved = true;
-                return false;
+                return;
             };
 
             packet.header = symbol;
             packet.framing = SYMBOL_BYTES;
 
-            if let Err(packet) = context.ports.send(port as u8, channel, packet) {
+            if let Err(packet) = context.ports.send(port, channel, packet) {
                 context.ports.recycle(packet);
-                return false;
+                return;
             }
 
-            context.presence.sent(channel, port);
+            context.presence.sent(channel, port.into());
         }
-        true
     }
 }

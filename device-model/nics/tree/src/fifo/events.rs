@@ -1,0 +1,216 @@
+//! A channel's events: exceptions, watermarks, and the interrupts for them.
+
+use nicforge_hwi::{
+    tree::{VC_SYSTEM, vector},
+    tree_dcr::{error_word, pix, prx},
+};
+
+/// The watermark bits of both channels.
+const WATERMARKS: Exceptions = Exceptions { receive: prx::WM0 | prx::WM1, inject: pix::WM0 | pix::WM1 };
+
+/// Receive exceptions ([`prx`]) and injection exceptions ([`pix`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Exceptions {
+    pub(crate) receive: u32,
+    pub(crate) inject: u32,
+}
+
+impl Exceptions {
+    /// Returns the enabled exceptions at power-on.
+    pub(crate) fn enabled_at_power_on() -> Self {
+        Self { receive: prx::ALL, inject: (pix::ALL | pix::ENABLE) & !WATERMARKS.inject }
+    }
+
+    /// Returns the exceptions that `enabled` has, too.
+    fn masked(self, enabled: Self) -> Self {
+        Self { receive: self.receive & enabled.receive, inject: self.inject & enabled.inject }
+    }
+
+    /// Returns whether the receive watermark and the send watermark are among the exceptions.
+    fn watermarks(self) -> Watermarks {
+        let marks = self.masked(WATERMARKS);
+        Watermarks { receive: marks.receive != 0, send: marks.inject != 0 }
+    }
+
+    /// Returns whether an error is among the exceptions.
+    fn has_error(self) -> bool {
+        self.receive & !WATERMARKS.receive != 0 || self.inject & !(WATERMARKS.inject | pix::ENABLE) != 0
+    }
+
+    /// Returns the error word of the mirror.
+    pub(super) fn error_word(self) -> u32 {
+        error_word(self.receive, self.inject)
+    }
+}
+
+/// The exception bits of one channel.
+#[derive(Clone, Copy)]
+struct ChannelBits {
+    payload_underflow: u32,
+    header_underflow: u32,
+    receive_watermark: u32,
+    payload_overflow: u32,
+    header_overflow: u32,
+    send_watermark: u32,
+}
+
+/// The exception bits of the system channel.
+const SYSTEM_BITS: ChannelBits = ChannelBits {
+    payload_underflow: prx::PFU0,
+    header_underflow: prx::HFU0,
+    receive_watermark: prx::WM0,
+    payload_overflow: pix::PFO0,
+    header_overflow: pix::HFO0,
+    send_watermark: pix::WM0,
+};
+
+/// The exception bits of the user channel.
+const USER_BITS: ChannelBits = ChannelBits {
+    payload_underflow: prx::PFU1,
+    header_underflow: prx::HFU1,
+    receive_watermark: prx::WM1,
+    payload_overflow: pix::PFO1,
+    header_overflow: pix::HFO1,
+    send_watermark: pix::WM1,
+};
+
+/// Which enabled watermark exceptions hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Watermarks {
+    receive: bool,
+    send: bool,
+}
+
+/// The exceptions of a channel, and the vectors to raise.
+///
+/// An exception that becomes set notes the error vector, and a watermark that is passed notes the
+/// watermark vector. A condition that lasts is thus an event only once.
+pub(crate) struct Events {
+    bits: ChannelBits,
+    /// Errors that are set and not read yet.
+    errors: Exceptions,
+    /// The watermarks when last compared.
+    watermarks: Watermarks,
+    /// Vectors to raise at the end of the step, one bit for each vector.
+    noted: u32,
+}
+
+impl Events {
+    pub(super) fn new(channel: usize) -> Self {
+        Self {
+            bits: if channel == VC_SYSTEM { SYSTEM_BITS } else { USER_BITS },
+            errors: Exceptions::default(),
+            watermarks: Watermarks::default(),
+            noted: 0,
+        }
+    }
+
+    /// Clears errors and watermarks. Vectors that are noted are still raised.
+    pub(super) fn restart(&mut self) {
+        self.errors = Exceptions::default();
+        self.watermarks = Watermarks::default();
+    }
+
+    /// Notes an event of a vector.
+    #[inline]
+    pub(crate) fn note(&mut self, vector: u16) {
+        self.noted |= 1 << vector;
+    }
+
+    /// Returns whether vectors are noted.
+    #[inline]
+    pub(crate) fn is_any_noted(&self) -> bool {
+        self.noted != 0
+    }
+
+    /// Takes the vectors that are noted, one bit for each vector.
+    #[inline]
+    pub(crate) fn take_noted(&mut self) -> u32 {
+        std::mem::take(&mut self.noted)
+    }
+
+    /// Sets receive exceptions.
+    pub(crate) fn receive_error(&mut self, bits: u32) {
+        if bits & !self.errors.receive != 0 {
+            self.errors.receive |= bits;
+            self.note(vector::ERROR);
+        }
+    }
+
+    /// Sets injection exceptions.
+    pub(crate) fn inject_error(&mut self, bits: u32) {
+        if bits & !self.errors.inject != 0 {
+            self.errors.inject |= bits;
+            self.note(vector::ERROR);
+        }
+    }
+
+    /// Sets the exception of a read of payload that is not there, or of an invalid head.
+    pub(super) fn payload_underflow(&mut self) {
+        self.receive_error(self.bits.payload_underflow);
+    }
+
+    /// Sets the exception of a read of a header that is not there.
+    pub(super) fn header_underflow(&mut self) {
+        self.receive_error(self.bits.header_underflow);
+    }
+
+    /// Sets the exception of payload without room.
+    pub(super) fn payload_overflow(&mut self) {
+        self.inject_error(self.bits.payload_overflow);
+    }
+
+    /// Sets the exception of a header without room.
+    pub(super) fn header_overflow(&mut self) {
+        self.inject_error(self.bits.header_overflow);
+    }
+
+    /// Clears the receive errors.
+    pub(super) fn clear_receive_errors(&mut self) {
+        self.errors.receive = 0;
+    }
+
+    /// Clears the injection errors.
+    pub(super) fn clear_inject_errors(&mut self) {
+        self.errors.inject = 0;
+    }
+
+    /// Returns the errors, and the watermarks of which the fill is given.
+    #[inline]
+    pub(super) fn exceptions(&self, fill: Fill) -> Exceptions {
+        let receive = if fill.above_receive_mark { self.bits.receive_watermark } else { 0 };
+        let inject = if fill.at_send_mark { self.bits.send_watermark } else { 0 };
+
+        Exceptions { receive: self.errors.receive | receive, inject: self.errors.inject | inject }
+    }
+
+    /// Compares the watermarks among `exceptions` with those of the last call, and notes the event
+    /// if one has been passed.
+    #[inline]
+    pub(super) fn compare_watermarks(&mut self, exceptions: Exceptions, enabled: Exceptions) {
+        let (before, now) = (self.watermarks, exceptions.masked(enabled).watermarks());
+        if (now.receive && !before.receive) || (now.send && !before.send) {
+            self.note(vector::WATERMARK);
+        }
+        self.watermarks = now;
+    }
+}
+
+/// The fill of the FIFOs, compared with their watermarks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fill {
+    /// The receive FIFO has more packets than its watermark.
+    pub(super) above_receive_mark: bool,
+    /// The send FIFO has as many packets as its watermark or fewer.
+    pub(super) at_send_mark: bool,
+}
+
+/// Returns the vectors whose condition holds, one bit for each vector.
+pub(super) fn conditions(exceptions: Exceptions, enabled: Exceptions, has_irq_packets: bool) -> u32 {
+    let exceptions = exceptions.masked(enabled);
+    let watermarks = exceptions.watermarks();
+
+    (u32::from(has_irq_packets) << vector::RECV_IRQ)
+        | (u32::from(watermarks.receive || watermarks.send) << vector::WATERMARK)
+        | (u32::from(exceptions.has_error()) << vector::ERROR)
+}

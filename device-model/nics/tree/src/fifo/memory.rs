@@ -1,0 +1,144 @@
+//! The mapped memory of a channel.
+
+use nicforge_hwi::tree::{PAYLOAD, SLOT, SLOT_PAYLOAD, mirror, window};
+use nicforge_shm::{MemoryError, SharedMemory, SharedU32, Slots, Window};
+
+use std::sync::atomic::Ordering;
+
+use crate::config::TreeConfig;
+
+/// The slots of a FIFO.
+pub(super) type Ring = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLOAD>;
+
+/// Whether a channel has tenants, and their memory.
+///
+/// A channel opens for its first tenant and closes when the last one leaves. It never returns to
+/// [`Tenancy::NotYet`]. The tag has a byte of its own, so that one comparison tells an open
+/// channel.
+#[repr(u8)]
+#[allow(clippy::large_enum_variant, reason = "a channel has one, and a box would cost each packet a load")]
+pub(super) enum Tenancy {
+    /// The channel has had no tenant. Packets for it wait in the network.
+    NotYet,
+    /// The channel has tenants. Their memory is theirs alone.
+    Open(Memory),
+    /// The last tenant has left. Packets for the channel are discarded.
+    Over,
+}
+
+impl Tenancy {
+    /// Returns the memory of the present tenants.
+    #[inline]
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        if let Self::Open(memory) = self { Some(memory) } else { None }
+    }
+
+    /// Returns the send slots of the present tenants.
+    #[inline]
+    pub(super) fn send_slots(&self) -> Option<&Ring> {
+        self.memory().map(|memory| &memory.send)
+    }
+}
+
+/// The mapped memory of one tenancy: from the first tenant of a channel to the last.
+///
+/// All parts are checked when it is made, so accesses to it do not fail.
+pub(super) struct Memory {
+    window: Window,
+    mirror: Window,
+    pub(super) send: Ring,
+    pub(super) receive: ReceiveMemory,
+    /// The words of the mirror that change with the packets.
+    pub(super) words: MirrorWords,
+}
+
+/// The memory of the receive FIFO.
+pub(super) struct ReceiveMemory {
+    pub(super) slots: Ring,
+    /// The number of packets that software has freed, as software writes it.
+    pub(super) head: SharedU32,
+    /// The lock box that guards the FIFO.
+    pub(super) lock: SharedU32,
+}
+
+/// The words of the mirror that change with the packets.
+pub(super) struct MirrorWords {
+    pub(super) send_head: SharedU32,
+    pub(super) recv_tail: SharedU32,
+    pub(super) irq: SharedU32,
+    pub(super) status: SharedU32,
+    pub(super) error: SharedU32,
+}
+
+impl Memory {
+    pub(super) fn new(
+        config: &TreeConfig,
+        window_memory: &SharedMemory,
+        mirror_memory: &SharedMemory,
+    ) -> Result<Self, MemoryError> {
+        let window = window_memory.window(0, window::SIZE)?;
+        let mirror = mirror_memory.window(0, mirror::SIZE)?;
+
+        Ok(Self {
+            send: Ring::new(&window, window::SEND, config.send_depth)?,
+            receive: ReceiveMemory {
+                slots: Ring::new(&mirror, mirror::RECV, config.recv_depth)?,
+                head: window_memory.u32(window::RECV_HEAD)?,
+                lock: window_memory.u32(lock_box(window::LOCK_RECV))?,
+            },
+            words: MirrorWords {
+                send_head: mirror_memory.u32(mirror::SEND_HEAD)?,
+                recv_tail: mirror_memory.u32(mirror::RECV_TAIL)?,
+                irq: mirror_memory.u32(mirror::RECV_IRQ)?,
+                status: mirror_memory.u32(mirror::STATUS)?,
+                error: mirror_memory.u32(mirror::ERROR)?,
+            },
+            window,
+            mirror,
+        })
+    }
+
+    /// Stores a word of the mirror.
+    pub(super) fn show(&self, offset: u64, value: u32) {
+        // The mirror has its full size and is writable here, so this can't fail.
+        let _ = self.mirror.store_u32_release(offset, value);
+    }
+
+    /// Fills window and mirror with zeros.
+    pub(super) fn clear(&self) {
+        let _ = self.window.zero(0, window::SIZE);
+        let _ = self.mirror.zero(0, mirror::SIZE);
+    }
+
+    /// Returns a quad of packet `number` in the receive slots.
+    pub(super) fn received_quad(&self, number: u32, quad: u32) -> Option<[u8; 16]> {
+        let slot = u64::from(number & (self.receive.slots.count() - 1)) * SLOT;
+        let offset = mirror::RECV + slot + SLOT_PAYLOAD + 16 * u64::from(quad);
+        let mut bytes = [0; 16];
+        self.mirror.read_array(offset, &mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    /// Frees the lock boxes of an attachment. Returns whether the receive FIFO's was among them.
+    pub(super) fn free_locks(&self, attachment: u16) -> bool {
+        let mut receive_lock_freed = false;
+
+        for number in 0..window::LOCK_BOXES {
+            let Ok(lock) = self.window.u32(lock_box(number)) else { continue };
+            let owner = lock.load(Ordering::Acquire);
+
+            if owner & 0xffff == u32::from(attachment) + 1
+                && lock.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                receive_lock_freed |= number == window::LOCK_RECV;
+            }
+        }
+
+        receive_lock_freed
+    }
+}
+
+/// Returns the offset of a lock box in the window.
+const fn lock_box(number: u64) -> u64 {
+    window::LOCK + number * window::LOCK_STRIDE
+}

@@ -1,0 +1,282 @@
+//! The trapped port: quads and headers that are pushed into and popped from the FIFOs one by one
+//! ([`nicforge_hwi::tree_dcr::port`]).
+
+use std::collections::VecDeque;
+
+use nicforge_core::fabric::{Packet, Ports};
+use nicforge_hwi::{tree::PAYLOAD, tree_dcr::port};
+
+use super::{Channel, FRAMING, QUADS, receive::ReceiveFifo, side::SideItem};
+
+/// The state of a channel's trapped port.
+#[derive(Default)]
+pub(super) struct TrappedPort {
+    staged: Staged,
+    popped: Popped,
+}
+
+/// Quads and headers that were pushed and do not make a packet yet.
+#[derive(Default)]
+struct Staged {
+    quads: VecDeque<[u8; 16]>,
+    headers: VecDeque<u32>,
+}
+
+/// The port's position in the receive FIFO. Headers and payloads are popped on their own.
+///
+/// The position can be behind the head of the FIFO, because software may have freed packets.
+/// [`Popped::in_fifo`] corrects it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Popped {
+    /// Number of the packet whose header is popped next.
+    header: u32,
+    /// Number of the packet whose payload is popped next.
+    payload: u32,
+    /// Index of the quad that is popped next in that payload.
+    quad: u32,
+}
+
+/// The halves of quads between the two 8-byte accesses of an attachment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct QuadHalves {
+    /// A lower half that was written; its upper half is missing.
+    written: Option<[u8; 8]>,
+    /// The upper half of a quad whose lower half was read.
+    unread: Option<[u8; 8]>,
+}
+
+/// Reasons why an access is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The width or alignment is wrong.
+    Align,
+    /// No register is there, or it does not allow this direction.
+    Address,
+    /// The exception bit is set already.
+    Noted,
+}
+
+/// The number of quads and headers that the port can pop.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unpopped {
+    pub(super) quads: u32,
+    pub(super) headers: u32,
+}
+
+impl TrappedPort {
+    /// Drops the staged quads and headers, and starts again with empty FIFOs.
+    pub(super) fn restart(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Returns the number of staged quads and headers.
+    #[inline]
+    pub(super) fn staged(&self) -> (u32, u32) {
+        (self.staged.quads.len() as u32, self.staged.headers.len() as u32)
+    }
+
+    /// Returns the number of quads and headers that can be popped.
+    #[inline]
+    pub(super) fn unpopped(&self, fifo: &ReceiveFifo) -> Unpopped {
+        let popped = self.popped.in_fifo(fifo);
+        Unpopped {
+            quads: QUADS * fifo.tail().wrapping_sub(popped.payload) - popped.quad,
+            headers: fifo.tail().wrapping_sub(popped.header),
+        }
+    }
+}
+
+impl Popped {
+    /// Returns the position with packets that software has freed counted as popped.
+    #[inline]
+    fn in_fifo(self, fifo: &ReceiveFifo) -> Self {
+        let (mut popped, head, count) = (self, fifo.head(), fifo.count());
+
+        if popped.header.wrapping_sub(head) > count {
+            popped.header = head;
+        }
+        if popped.payload.wrapping_sub(head) > count {
+            (popped.payload, popped.quad) = (head, 0);
+        }
+        popped
+    }
+
+    /// Returns the number of packets from `head` on that are popped completely.
+    fn packets_since(self, head: u32) -> u32 {
+        self.header.wrapping_sub(head).min(self.payload.wrapping_sub(head))
+    }
+}
+
+impl Channel {
+    /// Handles a write to the port.
+    pub(crate) fn write_port(
+        &mut self,
+        ports: &mut Ports<'_>,
+        halves: &mut QuadHalves,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), Refused> {
+        match (offset, data.len()) {
+            (port::DI, 16) => {
+                if let Some(quad) = data.first_chunk::<16>() {
+                    self.push_quad(*quad);
+                }
+            }
+            (port::DI, 8) => {
+                // A second lower half in a row: the first one can no longer become complete.
+                let lost = halves.written.take().is_some();
+                halves.written = data.first_chunk::<8>().copied();
+                if lost {
+                    return Err(Refused::Align);
+                }
+            }
+            (offset, 8) if offset == port::DI + 8 => {
+                let low = halves.written.take().ok_or(Refused::Align)?;
+                let mut quad = [0; 16];
+                quad[..8].copy_from_slice(&low);
+                quad[8..].copy_from_slice(data);
+                self.push_quad(quad);
+            }
+            (port::HI, 4) => {
+                if let Some(header) = data.first_chunk::<4>() {
+                    self.push_header(u32::from_le_bytes(*header));
+                }
+            }
+            (0..port::DR, _) => return Err(Refused::Align),
+            _ => return Err(Refused::Address),
+        }
+
+        self.form_packets(ports);
+        Ok(())
+    }
+
+    /// Stages a quad, or sets an overflow exception if the send FIFO has no room.
+    fn push_quad(&mut self, quad: [u8; 16]) {
+        let held = QUADS * self.send_count() + self.port.staged.quads.len() as u32;
+        if held >= QUADS * self.send.depth() {
+            self.events.payload_overflow();
+        } else {
+            self.port.staged.quads.push_back(quad);
+        }
+    }
+
+    /// Stages a header, or sets an overflow exception if the send FIFO has no room.
+    fn push_header(&mut self, header: u32) {
+        if self.send_count() + self.port.staged.headers.len() as u32 >= self.send.depth() {
+            self.events.header_overflow();
+        } else {
+            self.port.staged.headers.push_back(header);
+        }
+    }
+
+    /// Appends to the send FIFO each packet whose header and quads are staged.
+    #[inline]
+    pub(crate) fn form_packets(&mut self, ports: &mut Ports<'_>) {
+        while self.port.staged.quads.len() >= QUADS as usize && !self.port.staged.headers.is_empty() {
+            // The rest stays staged until the pool has a packet again.
+            let Some(packet) = ports.new_packet(PAYLOAD) else { return };
+            self.form_packet(packet);
+        }
+    }
+
+    /// Appends to the send FIFO the first staged packet, in the buffer `packet`.
+    fn form_packet(&mut self, mut packet: Packet) {
+        let Staged { quads, headers } = &mut self.port.staged;
+        for (bytes, quad) in packet.bytes_mut().chunks_exact_mut(16).zip(quads.drain(..QUADS as usize)) {
+            bytes.copy_from_slice(&quad);
+        }
+
+        packet.header = headers.pop_front().unwrap_or_default().into();
+        packet.framing = FRAMING;
+        self.append(SideItem::Packet(packet));
+    }
+
+    /// Handles a read from the port, except from [`port::SO`].
+    pub(crate) fn read_port(
+        &mut self,
+        halves: &mut QuadHalves,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<(), Refused> {
+        match (offset, data.len()) {
+            (port::DR, 16) => data.copy_from_slice(&self.pop_quad()?),
+            (port::DR, 8) => {
+                let lost = halves.unread.take().is_some();
+                let quad = self.pop_quad()?;
+                data.copy_from_slice(&quad[..8]);
+                halves.unread = quad.last_chunk::<8>().copied();
+                // As for writes: an upper half that was not read is lost.
+                if lost {
+                    return Err(Refused::Align);
+                }
+            }
+            (offset, 8) if offset == port::DR + 8 => {
+                data.copy_from_slice(&halves.unread.take().ok_or(Refused::Align)?);
+            }
+            (port::HR, 4) => data.copy_from_slice(&self.pop_header()?.to_le_bytes()),
+            (port::SX, 4) => {
+                self.look_at_recv_head();
+                data.copy_from_slice(&self.status().to_le_bytes());
+            }
+            (port::DR..port::SIZE, _) => return Err(Refused::Align),
+            _ => return Err(Refused::Address),
+        }
+
+        Ok(())
+    }
+
+    /// Takes the next quad out of the receive FIFO, or sets an underflow exception.
+    fn pop_quad(&mut self) -> Result<[u8; 16], Refused> {
+        self.look_at_recv_head();
+        let mut popped = self.port.popped.in_fifo(&self.receive);
+
+        let quad = match self.tenancy.memory() {
+            Some(memory) if self.receive.contains(popped.payload) => {
+                memory.received_quad(popped.payload, popped.quad)
+            }
+            _ => None,
+        };
+        let Some(quad) = quad else {
+            self.events.payload_underflow();
+            return Err(Refused::Noted);
+        };
+
+        popped.quad += 1;
+        if popped.quad == QUADS {
+            popped.quad = 0;
+            popped.payload = popped.payload.wrapping_add(1);
+        }
+
+        self.set_popped(popped);
+        Ok(quad)
+    }
+
+    /// Takes the next header out of the receive FIFO, or sets an underflow exception.
+    fn pop_header(&mut self) -> Result<u32, Refused> {
+        self.look_at_recv_head();
+        let mut popped = self.port.popped.in_fifo(&self.receive);
+
+        let memory = self.tenancy.memory();
+        let header = memory.and_then(|memory| self.receive.header(&memory.receive, popped.header));
+        let Some(header) = header else {
+            self.events.header_underflow();
+            return Err(Refused::Noted);
+        };
+
+        popped.header = popped.header.wrapping_add(1);
+        self.set_popped(popped);
+        Ok(header.0)
+    }
+
+    /// Sets the port's position, and frees the packets that were popped completely.
+    fn set_popped(&mut self, popped: Popped) {
+        self.port.popped = popped;
+
+        let read = popped.packets_since(self.receive.head());
+        if let Some(memory) = self.tenancy.memory()
+            && read > 0
+        {
+            self.receive.free(&memory.receive, read, &mut self.events);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The interrupts of a NIC's attachments.
+
+use nicforge_core::{context::Context, ids::AttachmentId};
+use nicforge_hwi::tree::{CORES, vector};
+
+/// Attachments: four cores and the admin.
+pub(crate) const ATTACHMENTS: usize = CORES as usize + 1;
+/// The bits of all vectors.
+const VECTORS: u32 = (1 << vector::COUNT) - 1;
+
+/// The interrupt state of each attachment, and counters.
+///
+/// A presence change stays unreported until its interrupt is raised. Every raised interrupt is
+/// counted.
+#[derive(Default)]
+pub(crate) struct Interrupts {
+    states: [InterruptState; ATTACHMENTS],
+    /// Interrupts raised.
+    raised: u64,
+}
+
+/// The interrupt state of one attachment. The default is the state of power-on.
+#[derive(Clone, Copy, Default)]
+struct InterruptState {
+    /// Vectors enabled, one bit for each vector.
+    enabled: u32,
+    /// Whether the attachment has a presence change that no interrupt has reported.
+    presence_unreported: bool,
+}
+
+impl Interrupts {
+    /// Returns the number of interrupts raised.
+    pub(crate) fn raised(&self) -> u64 {
+        self.raised
+    }
+
+    /// Sets all attachments to the state of power-on.
+    pub(crate) fn reset(&mut self) {
+        self.states = Default::default();
+    }
+
+    /// Sets an attachment to the state of power-on.
+    pub(crate) fn reset_attachment(&mut self, who: AttachmentId) {
+        if let Some(state) = self.states.get_mut(usize::from(who.0)) {
+            *state = InterruptState::default();
+        }
+    }
+
+    /// Returns the enabled vectors of an attachment, one bit for each vector.
+    pub(crate) fn enabled(&self, who: AttachmentId) -> u32 {
+        self.states[usize::from(who.0)].enabled
+    }
+
+    /// Enables these vectors of an attachment, and disables all others.
+    pub(crate) fn enable(&mut self, who: AttachmentId, vectors: u32) {
+        self.states[usize::from(who.0)].enabled = vectors & VECTORS;
+    }
+
+    /// Returns whether an attachment has an unreported presence change.
+    pub(crate) fn is_presence_unreported(&self, who: AttachmentId) -> bool {
+        self.states[usize::from(who.0)].presence_unreported
+    }
+
+    /// Raises those of an attachment's `events` that are enabled, and keeps a presence change that
+    /// is not.
+    pub(crate) fn report(&mut self, context: &mut Context<'_>, who: AttachmentId, events: u32) {
+        let state = &mut self.states[usize::from(who.0)];
+        state.presence_unreported |= events & (1 << vector::PRESENCE) != 0;
+        let due = events & state.enabled;
+        self.raise(context, who, due);
+    }
+
+    /// Raises an attachment's interrupts, and marks a presence change as reported.
+    pub(crate) fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vectors: u32) {
+        if vectors & (1 << vector::PRESENCE) != 0 {
+            self.states[usize::from(who.0)].presence_unreported = false;
+        }
+
+        for number in 0..vector::COUNT {
+            if vectors & (1 << number) != 0 {
+                self.raised += 1;
+                context.interrupt(who, number);
+            }
+        }
+    }
+}

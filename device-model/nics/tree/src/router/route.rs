@@ -1,0 +1,210 @@
+//! The routes of a node. Here alone is decided where a packet goes.
+
+use nicforge_hwi::tree::{Header, PORTS};
+
+use super::ALL_PORTS;
+use crate::{
+    alu,
+    config::{CLASSES, ClassRoute, Route, Routes},
+    presence,
+};
+
+/// A source of packets at a node: a port, the send FIFO, or the ALU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Source(u8);
+
+impl Source {
+    /// The send FIFO. As a target, the same bit stands for the receive FIFO.
+    pub(super) const LOCAL: Self = Self(PORTS as u8);
+    pub(super) const ALU: Self = Self(PORTS as u8 + 1);
+    /// Number of sources.
+    pub(super) const COUNT: usize = PORTS + 2;
+
+    /// Returns all sources.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        (0..Self::COUNT as u8).map(Self)
+    }
+
+    /// Returns the first source of a mask that is not empty.
+    #[inline]
+    pub(super) fn first_of(mask: u8) -> Self {
+        Self(mask.trailing_zeros() as u8)
+    }
+
+    /// Returns the source that follows, in a circle.
+    pub(super) fn next(self) -> Self {
+        if self.index() + 1 == Self::COUNT { Self(0) } else { Self(self.0 + 1) }
+    }
+
+    #[inline]
+    pub(super) fn index(self) -> usize {
+        usize::from(self.0)
+    }
+
+    /// Returns the source's bit in a mask.
+    #[inline]
+    pub(super) fn bit(self) -> u8 {
+        1 << self.0
+    }
+
+    /// Returns the number of the port, if the source is one.
+    #[inline]
+    pub(super) fn port(self) -> Option<u8> {
+        (self.index() < PORTS).then_some(self.0)
+    }
+}
+
+/// Targets of a packet at a node, one bit for each port, and [`TO_LOCAL`] for the receive FIFO.
+pub(super) type Targets = u8;
+
+/// The receive FIFO as a target.
+pub(super) const TO_LOCAL: Targets = 1 << PORTS;
+
+/// The way of a packet at a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Out through this port.
+    Port(u8),
+    /// Into the receive FIFO.
+    Local,
+    /// To each of these targets, two or more.
+    Several(Targets),
+    /// Into the ALU, which combines it with the other packets of this class.
+    Combine { class: u32 },
+    /// The packet has no target.
+    Nowhere,
+    /// The packet is a presence symbol, which the NIC takes out.
+    Symbol { node: u32, word: u32 },
+}
+
+/// The routes of a node, and the ports that they can use.
+pub(super) struct RouteTable {
+    /// Point-to-point routes, by target address.
+    targets: Vec<Route>,
+    classes: [ClassRoute; CLASSES],
+    /// Ports with a link, one bit for each port.
+    connected: u8,
+}
+
+impl RouteTable {
+    pub(super) fn new(routes: &Routes) -> Self {
+        Self { targets: routes.targets.clone(), classes: routes.classes, connected: 0 }
+    }
+
+    /// Returns the ports with a link, one bit for each port.
+    #[inline]
+    pub(super) fn connected(&self) -> u8 {
+        self.connected
+    }
+
+    /// Notes the ports that have a link.
+    #[inline]
+    pub(super) fn set_connected(&mut self, ports: u64) {
+        self.connected = ports as u8 & ALL_PORTS;
+    }
+
+    /// Returns a class's route.
+    pub(super) fn class(&self, class: usize) -> ClassRoute {
+        self.classes[class]
+    }
+
+    /// Sets the routes of all classes.
+    pub(super) fn set_classes(&mut self, classes: [ClassRoute; CLASSES]) {
+        self.classes = classes;
+    }
+
+    /// Sets a class's route.
+    pub(super) fn set_class(&mut self, class: usize, route: ClassRoute) {
+        self.classes[class] = route;
+    }
+
+    /// Returns the way of a packet of `source`. A way out leads through a port with a link.
+    #[inline(always)]
+    pub(super) fn route(&self, source: Source, header: u64) -> Way {
+        // A presence symbol has bits above the header's 32.
+        if header >> 32 == 0 && Header(header as u32).is_point_to_point() {
+            self.route_to_node(source, Header(header as u32).node())
+        } else {
+            self.route_by_class(source, header)
+        }
+    }
+
+    /// Returns the way of a point-to-point packet. It never returns through its own port.
+    #[inline(always)]
+    fn route_to_node(&self, source: Source, node: u32) -> Way {
+        let exits = self.connected & !source.bit();
+
+        match self.targets.get(node as usize) {
+            Some(Route::Local) => Way::Local,
+            Some(Route::Port(port)) if exits & (1 << port) != 0 => Way::Port(*port),
+            _ => Way::Nowhere,
+        }
+    }
+
+    /// Returns the way of any other packet.
+    ///
+    /// A class's packet goes up to the root of the class, turns round there, possibly through its
+    /// own port, and goes down.
+    #[inline(never)]
+    fn route_by_class(&self, source: Source, header: u64) -> Way {
+        if let Some((node, word)) = presence::parse(header) {
+            return Way::Symbol { node, word };
+        }
+
+        let header = Header(header as u32);
+        let route = self.classes[header.class() as usize];
+
+        let rises = match source.port() {
+            Some(_) => route.children() & source.bit() != 0,
+            None => route.sends(),
+        };
+        if rises && alu::combines(header.opcode()) {
+            return Way::Combine { class: header.class() };
+        }
+
+        let targets = if rises {
+            self.targets_up(header.class())
+        } else if source.port().is_some() && route.up() & source.bit() != 0 {
+            self.existing(route.targets_down())
+        } else {
+            0
+        };
+
+        Self::way_to(targets)
+    }
+
+    /// Returns the targets of a class's packet on its way up: the port up, or those down at the
+    /// root.
+    pub(super) fn targets_up(&self, class: u32) -> Targets {
+        let route = self.classes[class as usize];
+        self.existing(if route.up() != 0 { route.up() } else { route.targets_down() })
+    }
+
+    /// Returns the sources whose packets the ALU combines in a class.
+    pub(super) fn operands(&self, class: u32) -> u8 {
+        let route = self.classes[class as usize];
+        route.children() & self.connected | if route.sends() { Source::LOCAL.bit() } else { 0 }
+    }
+
+    /// Returns those of `targets` that exist at this node.
+    fn existing(&self, targets: Targets) -> Targets {
+        targets & (self.connected | TO_LOCAL)
+    }
+
+    /// Returns the way to targets that exist.
+    fn way_to(targets: Targets) -> Way {
+        match targets {
+            0 => Way::Nowhere,
+            TO_LOCAL => Way::Local,
+            one if one.is_power_of_two() => Way::Port(one.trailing_zeros() as u8),
+            several => Way::Several(several),
+        }
+    }
+}
+
+impl ClassRoute {
+    /// Returns the targets of a packet that goes down.
+    fn targets_down(self) -> Targets {
+        self.children() | if self.receives() { TO_LOCAL } else { 0 }
+    }
+}

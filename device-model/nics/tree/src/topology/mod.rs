@@ -1,0 +1,297 @@
+//! Machines: nodes, the links between them, and the routes over the links.
+//!
+//! The network is a tree: connected, without cycles, three ports for each node. Point-to-point
+//! routes follow from the links.
+//!
+//! A class route is a tree inside the network, with its own root. Packets go up to the root, turn
+//! round and come down again. Turning round at different roots can make packets wait for each other
+//! in a circle, so [`Topology::validate`] refuses sets of classes that can.
+
+mod check;
+mod links;
+#[cfg(test)]
+mod tests;
+
+use nicforge_hwi::tree::{DEFAULT_FIFO_DEPTH, MAX_NODES};
+use thiserror::Error;
+
+use self::links::ports_towards;
+use crate::config::{CLASSES, ClassRoute, Route, Routes, TreeConfig};
+
+/// Class of all nodes of the machine, root node 0.
+pub const CLASS_ALL: usize = 0;
+/// Class of all compute nodes of the machine; I/O nodes only pass packets on.
+pub const CLASS_COMPUTE: usize = 1;
+/// Class of the nodes of each pset, root its I/O node.
+pub const CLASS_PSET: usize = 2;
+/// Class of the compute nodes of each pset.
+pub const CLASS_PSET_COMPUTE: usize = 3;
+
+/// A node of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopologyNode {
+    /// Number of the pset that the node belongs to.
+    pub pset: u32,
+    /// Address of the pset's I/O node.
+    pub io_node: u32,
+    /// Rank among the pset's compute nodes; `None` on the I/O node.
+    pub pset_rank: Option<u32>,
+    /// Compute nodes in the pset.
+    pub pset_size: u32,
+    /// Routes of the packets that arrive at this node.
+    pub routes: Routes,
+}
+
+/// A link between two nodes' ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TopologyLink {
+    /// Node address and port of one end.
+    pub a: (u32, u8),
+    /// Node address and port of the other end.
+    pub b: (u32, u8),
+}
+
+/// A machine. The address of a node is its index in [`Topology::nodes`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// The nodes.
+    pub nodes: Vec<TopologyNode>,
+    /// The links.
+    pub links: Vec<TopologyLink>,
+}
+
+/// Reasons why a topology is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum TopologyError {
+    /// Too few or too many nodes.
+    #[error("{nodes} nodes: a machine has 1 to {MAX_NODES}")]
+    Nodes {
+        /// Number of nodes.
+        nodes: usize,
+    },
+    /// A link ends at a node that does not exist.
+    #[error("a link ends at node {node}, which does not exist")]
+    NoNode {
+        /// The node.
+        node: u32,
+    },
+    /// A link ends at a port that does not exist.
+    #[error("a link ends at port {port} of node {node}; there are 0 to 2")]
+    NoPort {
+        /// The node.
+        node: u32,
+        /// The port.
+        port: u8,
+    },
+    /// Two links share a port.
+    #[error("two links end at port {port} of node {node}")]
+    PortTaken {
+        /// The node.
+        node: u32,
+        /// The port.
+        port: u8,
+    },
+    /// The links make a cycle.
+    #[error("the links make a cycle through node {node}; the network must be a tree")]
+    Cycle {
+        /// A node on it.
+        node: u32,
+    },
+    /// No path leads to a node.
+    #[error("node {node} can't be reached from node 0")]
+    Unreachable {
+        /// The node.
+        node: u32,
+    },
+    /// A point-to-point route is not the way through the tree.
+    #[error("node {node} routes packets for node {target} the wrong way")]
+    WrongRoute {
+        /// The node.
+        node: u32,
+        /// The target.
+        target: u32,
+    },
+    /// A class goes up through a port whose other end does not expect it, through two ports, or
+    /// through a port without a link.
+    #[error("class {class} at node {node} does not fit the node at the other end of port {port}")]
+    ClassMismatch {
+        /// The class.
+        class: usize,
+        /// The node.
+        node: u32,
+        /// The port.
+        port: u8,
+    },
+    /// Packets of the classes in use could wait for each other in a circle.
+    #[error(
+        "the class routes can deadlock: packets leaving node {node} through port {port} can wait for themselves"
+    )]
+    Deadlock {
+        /// The node.
+        node: u32,
+        /// The port.
+        port: u8,
+    },
+}
+
+impl Topology {
+    /// Returns a machine of psets: each has one I/O node and as many compute nodes as its entry of
+    /// `compute_nodes` says. Addresses count through the psets: the I/O node first, then its
+    /// compute nodes by rank.
+    ///
+    /// The compute nodes hang below their I/O node as a binary tree, port 0 upwards. The I/O node
+    /// of a single pset has two branches (ports 1 and 2). With several psets, each I/O node has one
+    /// branch (port 1). The I/O nodes form a chain (port 2 to port 0 of the next).
+    ///
+    /// The classes are [`CLASS_ALL`], [`CLASS_COMPUTE`], [`CLASS_PSET`] and [`CLASS_PSET_COMPUTE`].
+    pub fn psets(compute_nodes: &[u32]) -> Result<Self, TopologyError> {
+        let total = compute_nodes.iter().fold(0u64, |sum, &count| sum + u64::from(count) + 1);
+        if total == 0 || total > u64::from(MAX_NODES) {
+            return Err(TopologyError::Nodes { nodes: usize::try_from(total).unwrap_or(usize::MAX) });
+        }
+
+        let (mut nodes, mut links) = (Vec::new(), Vec::new());
+        let alone = compute_nodes.len() == 1;
+        let mut previous = None;
+
+        for (pset, &size) in compute_nodes.iter().enumerate() {
+            let io_node = nodes.len() as u32;
+            for index in 0..=size {
+                nodes.push(TopologyNode {
+                    pset: pset as u32,
+                    io_node,
+                    pset_rank: index.checked_sub(1),
+                    pset_size: size,
+                    routes: Routes::default(),
+                });
+            }
+
+            links.extend(
+                (0..size).map(|rank| TopologyLink {
+                    a: parent_of(io_node, rank, alone),
+                    b: (io_node + 1 + rank, 0),
+                }),
+            );
+
+            if let Some(previous) = previous.replace(io_node) {
+                links.push(TopologyLink { a: (previous, 2), b: (io_node, 0) });
+            }
+        }
+
+        let mut topology = Self { nodes, links };
+        topology.set_targets()?;
+        topology.set_class(CLASS_ALL, 0, |_| true)?;
+        topology.set_class(CLASS_COMPUTE, 0, |node| node.pset_rank.is_some())?;
+
+        for address in 0..topology.nodes.len() as u32 {
+            let node = &topology.nodes[address as usize];
+            if node.pset_rank.is_none() {
+                let pset = node.pset;
+                topology.set_class_within(CLASS_PSET, address, pset, |_| true)?;
+                topology
+                    .set_class_within(CLASS_PSET_COMPUTE, address, pset, |node| node.pset_rank.is_some())?;
+            }
+        }
+
+        topology.validate()?;
+        Ok(topology)
+    }
+
+    /// Returns the configuration of a node's NIC; `None` if there is no such node.
+    pub fn config(&self, address: u32) -> Option<TreeConfig> {
+        let node = self.nodes.get(address as usize)?;
+        Some(TreeConfig {
+            node_address: address,
+            nodes: self.nodes.len() as u32,
+            io_node: node.io_node,
+            pset_rank: node.pset_rank,
+            pset_size: node.pset_size,
+            send_depth: DEFAULT_FIFO_DEPTH,
+            recv_depth: DEFAULT_FIFO_DEPTH,
+            routes: node.routes.clone(),
+            barriers: if node.pset_rank.is_some() { 0xf } else { 0 },
+        })
+    }
+
+    /// Derives every node's point-to-point routes from the links.
+    pub fn set_targets(&mut self) -> Result<(), TopologyError> {
+        let peers = self.peers()?;
+
+        for target in 0..self.nodes.len() as u32 {
+            let towards = ports_towards(&peers, target)?;
+            for (node, port) in self.nodes.iter_mut().zip(towards) {
+                node.routes.targets.resize(peers.len(), Route::None);
+                node.routes.targets[target as usize] = port.map_or(Route::Local, Route::Port);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets a class to the whole tree with `root`. The nodes for which `member` holds send and
+    /// receive.
+    pub fn set_class(
+        &mut self,
+        class: usize,
+        root: u32,
+        member: impl Fn(&TopologyNode) -> bool,
+    ) -> Result<(), TopologyError> {
+        self.span(class, root, |_| true, member)
+    }
+
+    /// Sets a class to the nodes of one pset.
+    fn set_class_within(
+        &mut self,
+        class: usize,
+        root: u32,
+        pset: u32,
+        member: impl Fn(&TopologyNode) -> bool,
+    ) -> Result<(), TopologyError> {
+        self.span(class, root, |node| node.pset == pset, member)
+    }
+
+    /// Sets a class to the nodes for which `inside` holds.
+    fn span(
+        &mut self,
+        class: usize,
+        root: u32,
+        inside: impl Fn(&TopologyNode) -> bool,
+        member: impl Fn(&TopologyNode) -> bool,
+    ) -> Result<(), TopologyError> {
+        let peers = self.peers()?;
+        if root as usize >= peers.len() || class >= CLASSES {
+            return Err(TopologyError::NoNode { node: root });
+        }
+
+        let towards = ports_towards(&peers, root)?;
+        for address in 0..peers.len() {
+            if !inside(&self.nodes[address]) {
+                continue;
+            }
+
+            let up = if address == root as usize { None } else { towards[address] };
+            let mut children = 0;
+            for (port, peer) in peers[address].iter().enumerate() {
+                if let Some((peer, _)) = *peer
+                    && Some(port as u8) != up
+                    && inside(&self.nodes[peer as usize])
+                {
+                    children |= 1 << port;
+                }
+            }
+
+            let takes_part = member(&self.nodes[address]);
+            self.nodes[address].routes.classes[class] = ClassRoute::new(children, up, takes_part, takes_part);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the address and port of the node above the compute node of `rank`. `alone` says that the
+/// machine has no other pset, so that the I/O node has two branches.
+fn parent_of(io_node: u32, rank: u32, alone: bool) -> (u32, u8) {
+    match rank.checked_sub(1) {
+        _ if alone => (io_node + rank / 2, 1 + (rank % 2) as u8),
+        None => (io_node, 1),
+        Some(before) => (io_node + 1 + before / 2, 1 + (before % 2) as u8),
+    }
+}
