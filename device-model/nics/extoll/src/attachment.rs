@@ -106,10 +106,8 @@ impl Attachment {
 
     /// Shows the counters that have changed. A counter that has not changed is not written, because
     /// a write makes the reader fetch its cache line again.
-    fn show_changes(&mut self, velo: velo::Counts, rma: rma::Counts) {
-        let Some(page) = &self.mirror else { return };
-        let now = Shown { velo, rma, errors: self.errors };
-        let shown = std::mem::replace(&mut self.shown, now);
+    fn show_changes(&mut self, velo: &velo::Counts, rma: &rma::Counts) {
+        let Self { mirror: Some(page), shown, errors, .. } = self else { return };
 
         let numbers = [
             (mirror::VELO_SENT, velo.sent, shown.velo.sent),
@@ -126,13 +124,15 @@ impl Attachment {
             }
         }
 
-        if now.errors.count != shown.errors.count || velo.undelivered != shown.velo.undelivered {
-            store(page, mirror::LAST_ERROR, now.errors.last);
+        if errors.count != shown.errors.count || velo.undelivered != shown.velo.undelivered {
+            store(page, mirror::LAST_ERROR, errors.last);
             store(page, mirror::VELO_UNDELIVERED, velo.undelivered);
             // The error count comes last: a reader that sees it grow sees the matching other
             // values.
-            store(page, mirror::ERRORS, now.errors.count);
+            store(page, mirror::ERRORS, errors.count);
         }
+
+        *shown = Shown { velo: *velo, rma: *rma, errors: *errors };
     }
 }
 
@@ -241,11 +241,14 @@ impl Attachments {
 
     /// Shows the changed counters of all attachments. `counts` returns those of the units.
     #[inline]
-    pub(crate) fn show_changes(&mut self, counts: impl Fn(AttachmentId) -> (velo::Counts, rma::Counts)) {
+    pub(crate) fn show_changes<'a>(
+        &mut self,
+        counts: impl Fn(AttachmentId) -> Option<(&'a velo::Counts, &'a rma::Counts)>,
+    ) {
         let mut next = self.with_changed_counters.from(0);
         while let Some(who) = next {
-            let (velo, rma) = counts(AttachmentId(who));
-            if let Some(attachment) = self.list.get_mut(usize::from(who)) {
+            let attachment = self.list.get_mut(usize::from(who));
+            if let (Some(attachment), Some((velo, rma))) = (attachment, counts(AttachmentId(who))) {
                 attachment.show_changes(velo, rma);
             }
             self.with_changed_counters.remove(who);

@@ -29,6 +29,7 @@ use crate::{
 const RUN: u32 = 32;
 
 /// Takes about `budget` packets of a class that are for this card. Returns the number taken.
+#[inline(always)]
 fn take_arrivals(
     velo: &mut Velo,
     rma: &mut Rma,
@@ -205,7 +206,7 @@ impl Device for Card {
         moved += velo.poll_read_pointers(unit);
         moved += velo.send_pending_control(unit);
 
-        unit.attachments.show_changes(|who| (velo.counts(who), rma.counts(who)));
+        unit.attachments.show_changes(|who| Some((velo.counts(who)?, rma.counts(who)?)));
         velo.give_up_splits(unit);
 
         if moved > 0 || waited_for { Progress::Busy } else { Progress::Idle }

@@ -78,12 +78,14 @@ impl Rma {
 
     /// Sends parts of commands, one for each VPID in turn, for about `budget` units of work.
     /// Returns the work done.
+    #[inline]
     pub(crate) fn send(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
         self.run_watchdog(unit);
-        if self.sending.is_empty() {
-            return 0;
-        }
+        if self.sending.is_empty() { 0 } else { self.send_in_turn(unit, budget) }
+    }
 
+    /// As [`Rma::send`], where VPIDs have parts to send.
+    fn send_in_turn(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
         let mut waiting = self.sending;
         let mut next = self.turn;
         let mut spent = 0;

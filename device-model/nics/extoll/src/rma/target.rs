@@ -83,47 +83,16 @@ impl Rma {
         let whole = part.last && part.rest == part.total;
 
         // The first part of a put supersedes a put that its requester gave up half way.
-        let partial = if part.at() == 0 { None } else { self.streams.get(&stream).copied() };
-
-        let address = part.address.wrapping_add(part.at().into());
-        let mut region = partial.and_then(|partial| partial.region);
-
-        let mut became = match partial {
-            Some(partial) if partial.status != status::DONE => partial.status,
-            _ => part.status,
-        };
-
-        if became == status::DONE {
-            became = match self.check_access(unit, wire, address, part.rest, true) {
-                // The memory was registered anew since the first part.
-                Ok(found) if partial.is_some_and(|partial| partial.region != Some(found)) => {
-                    status::WITHDRAWN
-                }
-                Ok(found) => {
-                    region = Some(found);
-                    let data = match &memory {
-                        Some(memory) => Data::Memory(memory, part.data),
-                        None if part.command == command::IMMEDIATE_PUT => Data::Word(part.data.to_le_bytes()),
-                        None => Data::Missing,
-                    };
-                    let range = (address, part.rest.into());
-                    match self.move_in(unit, range, &data, part.length, waiting) {
-                        Some(became) => became,
-                        None => return Handled::Slow,
-                    }
-                }
-                // Earlier parts were written, so the memory was there.
-                Err(status::REMOTE_ADDRESS | status::NO_RECEIVER) if partial.is_some() => status::WITHDRAWN,
-                Err(refused) => refused,
-            };
-        }
+        let before = if part.at() == 0 { None } else { self.streams.get(&stream).copied() };
+        let written = self.write_part(unit, wire, &part, before, memory.as_deref(), waiting);
+        let Some(after) = written else { return Handled::Slow };
 
         // The source's lease is returned before the answer tells its owner that the command has
         // ended.
         drop(memory);
 
         if !part.last {
-            self.streams.insert(stream, PartialPut { region, status: became });
+            self.streams.insert(stream, after);
             return Handled::Done;
         }
 
@@ -131,23 +100,68 @@ impl Rma {
             self.streams.remove(&stream);
         }
 
-        let answer = Part { status: became, last: true, length: 0, ..part };
+        let answer = Part { status: after.status, last: true, length: 0, ..part };
         let sent = answer.send(unit, Kind::Answer, wire.source, wire.target.vpid, None);
         if let Err(Unsent::Starved | Unsent::Full) = sent {
             // There was room, so the pool is empty. The queue remembers that the data were written,
             // and they are not written again.
             if !whole {
-                self.streams.insert(stream, PartialPut { region, status: became });
+                self.streams.insert(stream, after);
             }
             return Handled::NoRoom;
         }
 
-        let touched = region.is_some() && matches!(became, status::DONE | status::WITHDRAWN);
+        let touched = after.region.is_some() && matches!(after.status, status::DONE | status::WITHDRAWN);
         if touched && part.notify & notify::COMPLETER != 0 {
-            let notification = notification(notify::COMPLETER, became, part.command, wire, &part);
+            let notification = notification(notify::COMPLETER, after.status, part.command, wire, &part);
             self.notify(unit, AttachmentId(wire.target.vpid), notification);
         }
         Handled::Done
+    }
+
+    /// Writes the data of a put's part, if the requester may. `before` is the state after the put's
+    /// earlier parts. Returns the state after this one, or `None` if the data have to wait.
+    #[inline]
+    fn write_part(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        wire: Wire,
+        part: &Part,
+        before: Option<PartialPut>,
+        memory: Option<&DmaLease>,
+        waiting: &mut Waiting,
+    ) -> Option<PartialPut> {
+        let region = before.and_then(|before| before.region);
+        let status = match before {
+            Some(before) if before.status != status::DONE => before.status,
+            _ => part.status,
+        };
+        if status != status::DONE {
+            return Some(PartialPut { region, status });
+        }
+
+        let address = part.address.wrapping_add(part.at().into());
+        let found = match self.check_access(unit, wire, address, part.rest, true) {
+            Ok(found) => found,
+            Err(refused) => {
+                // Earlier parts were written, so the memory was there.
+                let status = if before.is_some() { status::WITHDRAWN } else { refused };
+                return Some(PartialPut { region, status });
+            }
+        };
+
+        if before.is_some_and(|before| before.region != Some(found)) {
+            // The memory was registered anew since the first part.
+            return Some(PartialPut { region, status: status::WITHDRAWN });
+        }
+
+        let data = match memory {
+            Some(memory) => Data::Memory(memory, part.data),
+            None if part.command == command::IMMEDIATE_PUT => Data::Word(part.data.to_le_bytes()),
+            None => Data::Missing,
+        };
+        let status = self.move_in(unit, (address, part.rest.into()), &data, part.length, waiting)?;
+        Some(PartialPut { region: Some(found), status })
     }
 
     /// Handles a request for a part of a get. A part may lie in several pieces of memory, and an

@@ -122,6 +122,14 @@ impl Velo {
     /// Asks the nodes that were not asked yet, after a reset, for their enabled rings.
     #[inline]
     pub(crate) fn request_announcements(&mut self, unit: &mut UnitContext<'_, '_>) {
+        if self.next_request.is_some() {
+            self.request_all_announcements(unit);
+        }
+    }
+
+    /// As [`Velo::request_announcements`], where nodes are left.
+    #[cold]
+    fn request_all_announcements(&mut self, unit: &mut UnitContext<'_, '_>) {
         while let Some(next) = self.next_request {
             if next == unit.config.nodes {
                 self.next_request = None;

@@ -151,9 +151,10 @@ impl Velo {
         self.clients.get_mut(usize::from(who.0))
     }
 
-    /// Returns an attachment's counters.
-    pub(crate) fn counts(&self, who: AttachmentId) -> Counts {
-        self.clients.get(usize::from(who.0)).map_or_else(Counts::default, |client| client.counts)
+    /// Returns an attachment's counters, if the attachment exists.
+    #[inline]
+    pub(crate) fn counts(&self, who: AttachmentId) -> Option<&Counts> {
+        self.clients.get(usize::from(who.0)).map(|client| &client.counts)
     }
 
     /// Returns the counters of the card.
