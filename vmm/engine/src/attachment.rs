@@ -103,7 +103,7 @@ impl ServedAttachments {
         self.clients > 0
     }
 
-    /// Gives the next generation of an attachment a client, which had none.
+    /// Sets the client of an attachment that has none.
     pub(crate) fn set_client(&mut self, index: usize, client: Client) {
         let earlier = self.all[index].client.replace(client);
         self.clients += usize::from(earlier.is_none());

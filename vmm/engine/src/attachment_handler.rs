@@ -87,9 +87,9 @@ impl AttachmentHandler<'_> {
         }
     }
 
-    /// Whether the function may start DMA. It may not after a reset through configuration space,
-    /// for example.
-    fn is_bus_master(&mut self) -> bool {
+    /// Reads from the command register whether the function may start DMA. It may not after a reset
+    /// through configuration space, for example.
+    fn read_bus_master(&mut self) -> bool {
         let mut command = [0; 2];
         let read = self.machine.read(
             self.client.function,
@@ -203,7 +203,7 @@ impl Handler for AttachmentHandler<'_> {
 
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Outcome {
         let outcome = self.machine.write(self.client.function, self.client.attachment, index, offset, data);
-        if index == region::CONFIG && !self.is_bus_master() {
+        if index == region::CONFIG && !self.read_bus_master() {
             self.client.cancel_dma(self.machine);
         }
         self.finish_access(outcome, index, offset, || AccessKind::Write(data.to_vec()))

@@ -1,4 +1,4 @@
-//! What ended clients leave behind, until it is closed.
+//! Closing of sockets and memory that ended clients leave behind.
 
 use std::sync::Arc;
 

@@ -42,7 +42,7 @@ pub(crate) struct StalledAccess {
     pub(crate) until: Instant,
 }
 
-/// What a stalled access does.
+/// The direction of a stalled access, and its data.
 pub(crate) enum AccessKind {
     /// A read of this many bytes.
     Read(usize),

@@ -121,7 +121,7 @@ impl Engine {
     }
 
     /// Ends the client of an attachment, if it has one: detaches it from the machine, and leaves
-    /// what belongs to it to other threads.
+    /// the close of its descriptors and memory to other threads.
     pub(crate) fn end(&mut self, index: usize, reason: EndReason) {
         let Some(client) = self.attachments.take_client(index) else { return };
         let ended = self.report_end(index, client.pid, &reason);

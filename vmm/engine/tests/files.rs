@@ -215,7 +215,7 @@ both_loops! {
 
         map(&client, 0, 0, size, &sparse).unwrap();
         neighbour.assert_served();
-        assert_eq!(nix::sys::stat::fstat(&sparse).unwrap().st_blocks, 0, "nobody touches what is not used");
+        assert_eq!(nix::sys::stat::fstat(&sparse).unwrap().st_blocks, 0, "memory that is not used is not touched");
 
         let one_more = file(PAGE);
         assert_eq!(map(&client, size, 0, PAGE, &one_more), Err(Errno::ENOSPC));
@@ -300,7 +300,7 @@ both_loops! {
         neighbour.assert_all_is_well();
     }
 
-    fn a_client_that_fills_its_quota_of_ranges_gets_no_more_and_costs_nobody_else(config) {
+    fn a_client_that_fills_its_quota_of_ranges_gets_no_more_and_costs_no_other_client(config) {
         config.quotas = Quotas { ranges: 4096, ..config.quotas };
         let ranges = config.quotas.ranges as u64;
         let neighbour = Neighbour::start(config);

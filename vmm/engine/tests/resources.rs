@@ -34,7 +34,7 @@ fn alone() -> MutexGuard<'static, ()> {
 both_loops! {
     holding alone;
 
-    fn ten_thousand_connections_leak_nothing_and_disturb_nobody(config) {
+    fn ten_thousand_connections_leak_nothing_and_disturb_no_client(config) {
         let neighbour = Neighbour::start(config);
         let served = &neighbour.served;
         let connect = |count| {

@@ -90,7 +90,7 @@ both_loops! {
         let Twins { main, twin } = twins;
         drop(twin);
 
-        let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == 1);
         assert!(client_of(&snapshot, A).is_some());
         let other = served.client(B);
         let before = served.snapshot().turns;

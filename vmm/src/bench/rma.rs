@@ -15,7 +15,7 @@ use nix::time::ClockId;
 
 use super::{
     Run,
-    placement::{Placement, processors},
+    placement::Placement,
     row::{Backing, Goal, Outcome, Row},
     samples::{in_turns, median},
 };
@@ -146,13 +146,10 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let mut notes =
         vec![format!("{WINDOW} transfers under way; buffers of {} MiB at each side", BUFFER >> 20)];
 
-    let placement = match processors()?.as_slice() {
-        [engine, application, ..] => Placement::pinned(&[("engine", *engine), ("application", *application)]),
-        _ => {
-            notes.push("one processor: engine and application share it".into());
-            Placement::free()
-        }
-    };
+    let placement = Placement::engine_alone()?;
+    if placement.is_free() {
+        notes.push("one processor: engine and application share it".into());
+    }
 
     let text = format!("name = \"bench-rma-{}\"\n[[extoll]]\nmesh = 2\n", std::process::id());
     let description = Description::parse(&text, "the bench's machine")

@@ -84,7 +84,7 @@ pub(crate) struct Hardware {
     pub(crate) terminal: bool,
 }
 
-/// What runs in a guest, and what it finds there.
+/// The software of a guest, and the files of the host that it finds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Software {
     /// Text that is appended to the kernel's command line.
@@ -101,7 +101,7 @@ pub(crate) struct Software {
     pub(crate) environment: Vec<(String, String)>,
 }
 
-/// What is kept of a guest's messages.
+/// The logs of a guest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Logging {
     /// The folder of the logs; they are deleted with the guest without one.

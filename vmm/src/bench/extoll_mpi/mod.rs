@@ -23,7 +23,7 @@ use nicforge_machine::description::Description;
 use self::{ranks::Ranks, velo::Bare};
 use super::{
     Run,
-    placement::{Placement, processors},
+    placement::Placement,
     row::{Backing, Goal, Outcome, Row},
     samples::{Samples, in_turns, median},
 };
@@ -89,7 +89,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
     let contestants = contestants();
     run.steps((contestants.len() * turns_each + count::PAIRS.len()) as u64);
-    let placement = placement()?;
+    let placement = Placement::engine_alone()?;
 
     let turns = placement.within("application", || {
         let served = placement.within("engine", || serve(run))?;
@@ -140,14 +140,6 @@ fn description() -> Result<Description, Failure> {
     let text =
         format!("name = \"bench-extoll-mpi-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
     Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
-}
-
-/// Returns a placement with a processor for the engine alone, if there are at least two.
-fn placement() -> Result<Placement, Failure> {
-    Ok(match processors()?.as_slice() {
-        [first, second, ..] => Placement::pinned(&[("engine", *first), ("application", *second)]),
-        _ => Placement::free(),
-    })
 }
 
 /// Serves the machine.

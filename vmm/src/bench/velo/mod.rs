@@ -22,7 +22,7 @@ use nicforge_machine::description::Description;
 use self::pairs::Pairs;
 use super::{
     Run,
-    placement::{Placement, processors},
+    placement::Placement,
     row::{Backing, Goal, Outcome, Row},
     samples::{Samples, in_turns, median},
 };
@@ -89,7 +89,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
     let rounds = if run.quick { 1 } else { 7 };
     run.steps((CONTESTANTS.len() * rounds + count::PAIRS.len()) as u64);
-    let placement = placement()?;
+    let placement = Placement::engine_alone()?;
     let libfabric = libfabric::find();
 
     let turns = placement.within("application", || {
@@ -153,14 +153,6 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 /// Runs the child process under callgrind.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     count::part(part)
-}
-
-/// Returns a placement with a processor for the engine alone, if there are at least two.
-fn placement() -> Result<Placement, Failure> {
-    Ok(match processors()?.as_slice() {
-        [first, second, ..] => Placement::pinned(&[("engine", *first), ("application", *second)]),
-        _ => Placement::free(),
-    })
 }
 
 /// Describes two cards with a link without delay.

@@ -16,7 +16,7 @@ pub struct ServerConfig {
     pub max_data_xfer_size: u32,
     /// Page sizes for DMA maps, or'ed together.
     pub pgsizes: u64,
-    /// Most DMA maps at a time. The client is told this limit, and the handler enforces it.
+    /// Most DMA maps at a time. The client learns this limit, and the handler enforces it.
     pub max_dma_maps: u32,
     /// Whether `REGION_WRITE_MULTI` is served.
     pub write_multiple: bool,

@@ -9,7 +9,7 @@ pub(super) const MAX_OUTPUT: usize = 16 << 20;
 /// Number of problems of a guest's start that are kept.
 const MAX_NOTES: usize = 64;
 
-/// What the guest has reported of itself and of its jobs.
+/// The reports of the guest on itself and on its jobs.
 #[derive(Default)]
 pub(super) struct State {
     /// Number of times the guest has reported that it is ready.

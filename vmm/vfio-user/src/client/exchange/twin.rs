@@ -20,7 +20,7 @@ pub(super) enum TwinPhase {
     Ended,
 }
 
-/// What the threads of a client know of the second socket.
+/// State of the second socket that the threads share.
 #[derive(Debug, Default)]
 pub(super) struct TwinState {
     pub(super) phase: TwinPhase,
