@@ -190,8 +190,8 @@ fn patient_client(served: &Served) -> Client {
 
 /// Asserts that soon at most this many descriptors are open.
 ///
-/// Other threads close the descriptors of clients, also those of the test before: a count may fall by
-/// itself.
+/// Other threads close the descriptors of clients, also those of the test before: a count may fall
+/// by itself.
 #[track_caller]
 fn assert_descriptors(most: usize) {
     let deadline = Instant::now() + LONG;

@@ -8,7 +8,7 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
-    process::Stdio,
+    process::{Command, Stdio},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -53,15 +53,14 @@ impl Guest {
             Driver::Shim => Some(toolkit.shim(watch)?),
             Driver::None | Driver::Vfio => None,
         };
+
         let folder = tempfile::Builder::new()
             .prefix("nicforge-guest-")
             .tempdir()
             .doing(|| "a directory for a guest's sockets".into())?;
         let logs_folder = config.logging.folder.as_deref().unwrap_or(folder.path());
-
         std::fs::create_dir_all(logs_folder).doing(|| logs_folder.display().to_string())?;
         let logs = Logs::in_folder(logs_folder, &config.node);
-        let in_folder = |name: &str| folder.path().join(name);
 
         // A file without a name disappears with QEMU, however this process ends.
         let initrd = tempfile::tempfile_in(folder.path()).doing(|| "a guest's initramfs".into())?;
@@ -72,63 +71,17 @@ impl Guest {
             environment: environment(config),
             shim: shim.as_deref(),
         };
-
         initramfs::write(toolkit, &contents, &initrd, watch)?;
-        let listen = |name: &str| {
-            let path = in_folder(name);
-            UnixListener::bind(&path).doing(|| format!("listen on {}", path.display()))
-        };
-        let [console, agent, monitor] = command_line::LINES.map(listen);
-        let terminal = config.hardware.terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
 
-        // A misbehaving guest can fill a trace without end, so the default trace is limited.
-        // Requested events are written completely and at once.
-        let limited = config.logging.folder.is_some() && config.logging.trace.is_empty();
-        let trace = if limited { Path::new(STANDARD_OUTPUT) } else { &logs.trace };
-        let files = command_line::Files {
-            initrd: STANDARD_INPUT,
-            trace: config.logging.folder.as_ref().map(|_| trace),
-            sockets: folder.path(),
-        };
-
-        let mut command = command_line::command(toolkit, config, &functions, &files);
-        let mut log = File::create(&logs.qemu).doing(|| logs.qemu.display().to_string())?;
-        writeln!(log, "{command:?}").doing(|| logs.qemu.display().to_string())?;
-        command.stdin(initrd).stdout(Stdio::null()).stderr(log);
-
-        if limited {
-            let (line, trace) = std::io::pipe().doing(|| "a pipe for QEMU's trace".into())?;
-            command.stdout(trace);
-            let file = File::create(&logs.trace).doing(|| logs.trace.display().to_string())?;
-            // The thread ends with QEMU.
-            console::keep(line, file).doing(|| format!("{}: QEMU's trace", config.node))?;
-        }
-
+        let listeners = Listeners::bind(folder.path(), config.hardware.terminal)?;
+        let command = qemu_command(toolkit, config, &functions, &logs, folder.path(), initrd)?;
         let process = Process::start(command, || ()).doing(|| format!("{}: start QEMU", config.node))?;
-        let starting = Starting {
-            config,
-            logs: &logs,
-            process: &process,
-            until: Instant::now() + config.boot_deadline,
-            watch,
-        };
 
-        let file = File::create(&logs.console).doing(|| logs.console.display().to_string())?;
-        // The thread ends with QEMU.
-        console::keep(starting.accept(&console?)?, file).doing(|| format!("{}: its console", config.node))?;
-
-        let agent = Agent::new(starting.accept(&agent?)?).doing(|| format!("{}: its agent", config.node))?;
-        let monitor = starting.accept(&monitor?)?;
-        let terminal = terminal.map(|listener| starting.accept(&listener)).transpose()?;
-
-        for name in command_line::LINES.into_iter().chain([command_line::TERMINAL]) {
-            // The sockets are connected. A name that can't be removed now is removed with the
-            // folder.
-            let _ = std::fs::remove_file(in_folder(name));
-        }
-
-        let monitor = Monitor::new(monitor, starting.until).map_err(|trouble| starting.monitor(trouble))?;
+        let until = Instant::now() + config.boot_deadline;
+        let starting = Starting { config, logs: &logs, process: &process, until, watch };
+        let Channels { agent, monitor, terminal } = starting.connect(listeners, folder.path())?;
         starting.wait(&agent)?;
+
         let guest = Self {
             node: config.node.clone(),
             functions,
@@ -150,6 +103,70 @@ impl Guest {
     }
 }
 
+/// Returns the command that runs QEMU, with its input and outputs.
+fn qemu_command(
+    toolkit: &Toolkit,
+    config: &GuestConfig,
+    functions: &[PluggedFunction],
+    logs: &Logs,
+    sockets: &Path,
+    initrd: File,
+) -> Result<Command, GuestError> {
+    // A misbehaving guest can fill a trace without end, so the default trace is limited. Requested
+    // events are written completely and at once.
+    let limited = config.logging.folder.is_some() && config.logging.trace.is_empty();
+    let trace = if limited { Path::new(STANDARD_OUTPUT) } else { &logs.trace };
+    let files = command_line::Files {
+        initrd: STANDARD_INPUT,
+        trace: config.logging.folder.as_ref().map(|_| trace),
+        sockets,
+    };
+
+    let mut command = command_line::command(toolkit, config, functions, &files);
+    let mut log = File::create(&logs.qemu).doing(|| logs.qemu.display().to_string())?;
+    writeln!(log, "{command:?}").doing(|| logs.qemu.display().to_string())?;
+    command.stdin(initrd).stdout(Stdio::null()).stderr(log);
+
+    if limited {
+        let (line, trace) = std::io::pipe().doing(|| "a pipe for QEMU's trace".into())?;
+        command.stdout(trace);
+        let file = File::create(&logs.trace).doing(|| logs.trace.display().to_string())?;
+        // The thread ends with QEMU.
+        console::keep(line, file).doing(|| format!("{}: QEMU's trace", config.node))?;
+    }
+
+    Ok(command)
+}
+
+/// The sockets that QEMU connects to.
+struct Listeners {
+    console: UnixListener,
+    agent: UnixListener,
+    monitor: UnixListener,
+    terminal: Option<UnixListener>,
+}
+
+impl Listeners {
+    /// Listens in `folder`, for a terminal too if there is one.
+    fn bind(folder: &Path, has_terminal: bool) -> Result<Self, GuestError> {
+        let listen = |name: &str| {
+            let path = folder.join(name);
+            UnixListener::bind(&path).doing(|| format!("listen on {}", path.display()))
+        };
+        let [console, agent, monitor] = command_line::LINES.map(listen);
+        let terminal = has_terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
+
+        Ok(Self { console: console?, agent: agent?, monitor: monitor?, terminal })
+    }
+}
+
+/// The connections to a guest.
+struct Channels {
+    agent: Agent,
+    monitor: Monitor,
+    terminal: Option<UnixStream>,
+}
+
 /// A guest between the start of QEMU and the agent's first message.
 struct Starting<'a> {
     config: &'a GuestConfig,
@@ -160,6 +177,27 @@ struct Starting<'a> {
 }
 
 impl Starting<'_> {
+    /// Accepts QEMU's connections, keeps the console's output, and removes the sockets' names.
+    fn connect(&self, listeners: Listeners, folder: &Path) -> Result<Channels, GuestError> {
+        let node = &self.config.node;
+        let file = File::create(&self.logs.console).doing(|| self.logs.console.display().to_string())?;
+        // The thread ends with QEMU.
+        console::keep(self.accept(&listeners.console)?, file).doing(|| format!("{node}: its console"))?;
+
+        let agent = Agent::new(self.accept(&listeners.agent)?).doing(|| format!("{node}: its agent"))?;
+        let monitor = self.accept(&listeners.monitor)?;
+        let terminal = listeners.terminal.map(|listener| self.accept(&listener)).transpose()?;
+
+        for name in command_line::LINES.into_iter().chain([command_line::TERMINAL]) {
+            // The sockets are connected. A name that can't be removed now is removed with the
+            // folder.
+            let _ = std::fs::remove_file(folder.join(name));
+        }
+
+        let monitor = Monitor::new(monitor, self.until).map_err(|trouble| self.monitor(trouble))?;
+        Ok(Channels { agent, monitor, terminal })
+    }
+
     /// Accepts QEMU's connection.
     fn accept(&self, listener: &UnixListener) -> Result<UnixStream, GuestError> {
         loop {

@@ -355,7 +355,7 @@ mod tests {
             user: false,
         });
 
-        let places: Vec<_> =
+        let slots: Vec<_> =
             config.plugged_functions().unwrap().iter().map(PluggedFunction::slot_setting).collect();
         assert_eq!(slots, ["03.0", "04.0/"]);
     }
