@@ -10,11 +10,12 @@
 //! - `host.rs`: the host; `placement.rs`: the processors of threads; `samples.rs`: percentiles and
 //!   turns;
 //! - `counting.rs`, `callgrind.rs`: running programs that count;
-//! - `bare_ring.rs`: a posted-write ring without an engine;
+//! - `bare_ring.rs`: a posted-write ring without an engine; `cards.rs`: two EXTOLL cards;
 //! - one folder or file for each benchmark.
 
 pub mod bare_ring;
 pub mod callgrind;
+pub mod cards;
 pub mod counting;
 pub mod host;
 pub mod placement;
@@ -129,7 +130,7 @@ const ALONE: &str = "guest";
 const BENCHES: &[Bench] = &[
     Bench {
         name: "rest",
-        about: "what a served machine of 65 nodes costs without clients that use it",
+        about: "what a served machine of 65 nodes costs while no program uses it",
         run: rest::run,
         part: None,
     },

@@ -22,9 +22,10 @@ use super::{
     super::{
         Run,
         callgrind::{Callgrind, Count},
+        cards::two_cards,
         row::{Backing, Outcome, Row},
     },
-    WINDOW, description,
+    WINDOW,
     ranks::Ranks,
     velo::BYTES,
 };
@@ -195,7 +196,7 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let (pairs, windows) = part.split_once(':').ok_or_else(usage)?;
     let pairs: u16 = pairs.parse().map_err(|_| usage())?;
     let windows: u32 = windows.parse().map_err(|_| usage())?;
-    let (machine, _) = build(&description()?).map_err(|error| Failure::usage(error.to_string()))?;
+    let (machine, _) = build(&two_cards("extoll-mpi")?).map_err(|error| Failure::usage(error.to_string()))?;
     let machine = LocalMachine::new(machine);
     let device = |address: Address| {
         let backing = machine.open_named(&format!("ex{}", address.node), &format!("vpid{}", address.vpid));

@@ -18,16 +18,15 @@ mod count;
 mod ranks;
 mod velo;
 
-use nicforge_machine::description::Description;
-
 use self::{ranks::Ranks, velo::Bare};
 use super::{
     Run,
+    cards::serve_two_cards,
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
     samples::{Samples, in_turns, median},
 };
-use crate::{cli::ServeOptions, failure::Failure, serve::Served};
+use crate::failure::Failure;
 
 /// Numbers of pairs that exchange messages.
 const PAIRS: [u16; 4] = [1, 2, 4, 8];
@@ -92,7 +91,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let placement = Placement::engine_alone()?;
 
     let turns = placement.within("application", || {
-        let served = placement.within("engine", || serve(run))?;
+        let served = serve_two_cards(run, "extoll-mpi", &placement)?;
         let mut ranks = Ranks::open(|address| ranks::device(&served, address), PAIRS[PAIRS.len() - 1])?;
         let mut bare = Bare::open(&served, BARE_PAIRS)?;
 
@@ -133,18 +132,6 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 /// The body of a child process.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     count::part(part)
-}
-
-/// Describes two cards with a link without delay.
-fn description() -> Result<Description, Failure> {
-    let text =
-        format!("name = \"bench-extoll-mpi-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
-    Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
-}
-
-/// Serves the machine.
-fn serve(run: &Run<'_>) -> Result<Served, Failure> {
-    Served::start_description(&description()?, &ServeOptions::new(None, run.event_loop))
 }
 
 fn rate(turns: &[Turn]) -> f64 {

@@ -13,9 +13,10 @@ use super::{
     super::{
         Run,
         callgrind::{Callgrind, Count, total},
+        cards::two_cards,
         row::{Backing, Goal, Outcome, Row},
     },
-    BYTES, description,
+    BYTES,
     pairs::{Pair, config},
 };
 use crate::failure::{Doing, Failure};
@@ -87,7 +88,7 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let (pairs, messages) = part.split_once(':').ok_or_else(usage)?;
     let count: u16 = pairs.parse().map_err(|_| usage())?;
     let messages: u32 = messages.parse().map_err(|_| usage())?;
-    let (machine, _) = build(&description()?).map_err(|error| Failure::usage(error.to_string()))?;
+    let (machine, _) = build(&two_cards("velo")?).map_err(|error| Failure::usage(error.to_string()))?;
     let machine = LocalMachine::new(machine);
     let port = |function: &str, vpid: u16| -> Result<Port, Failure> {
         let backing = machine.open_named(function, &format!("vpid{vpid}")).doing(|| function.to_owned())?;

@@ -46,6 +46,7 @@ impl ServerConnection {
         }
     }
 
+    /// Serves the first socket within the turn.
     fn drive(&mut self, handler: &mut dyn Handler, turn: &mut Turn) -> Result<Progress, ConnectionError> {
         let mut drained = false;
         while turn.has_time() {
@@ -162,6 +163,7 @@ impl ServerConnection {
         result.map_err(ConnectionError::from)
     }
 
+    /// Whether the client has closed its end.
     fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(self.framed.as_fd(), PollFlags::empty())];
         let _ = poll(&mut fds, PollTimeout::ZERO);
