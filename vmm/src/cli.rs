@@ -150,6 +150,25 @@ struct BootArguments {
     /// Boot a guest for this node; may be given several times [default: all nodes].
     #[arg(long = "node", value_name = "NODE")]
     nodes: Vec<String>,
+    #[command(flatten)]
+    provision: ProvisionArguments,
+    #[command(flatten)]
+    contents: boot::HostFiles,
+    #[command(flatten)]
+    guest: boot::GuestOptions,
+    /// Give up after this number of seconds [default: 3600; with --shell a day].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// Keep the guests' consoles and QEMU's messages here.
+    #[arg(long, value_name = "DIR")]
+    logs: Option<PathBuf>,
+    #[command(flatten)]
+    task: TaskArguments,
+}
+
+/// The files that guests are made of.
+#[derive(Debug, Args)]
+struct ProvisionArguments {
     /// A QEMU that has vfio-user-pci (10.1 or newer) [default: the system's, or one from Debian's
     /// packages].
     #[arg(long, value_name = "PROGRAM", env = "NICFORGE_QEMU")]
@@ -163,41 +182,11 @@ struct BootArguments {
     /// An initramfs to start from; what nicforge needs is added below /nicforge.
     #[arg(long, value_name = "FILE", env = "NICFORGE_INITRD")]
     initrd: Option<PathBuf>,
-    /// A directory of this host that the guests have as /share.
-    #[arg(long, value_name = "DIR")]
-    share: Option<PathBuf>,
-    /// A program of this host that the guests have in /root, with its libraries; may be given
-    /// several times.
-    #[arg(long = "program", value_name = "FILE")]
-    programs: Vec<PathBuf>,
-    /// Give the guests a virtual IOMMU.
-    #[arg(long)]
-    iommu: bool,
-    /// The driver of the functions in the guests; vfio implies --iommu.
-    #[arg(long, value_enum, value_name = "DRIVER", default_value_t = boot::DriverChoice::Auto)]
-    driver: boot::DriverChoice,
-    /// Plug in the admin attachments too.
-    #[arg(long)]
-    admin: bool,
-    /// Put each function behind a PCIe root port of its own, like a card in a slot, and not onto
-    /// the root bus.
-    #[arg(long)]
-    root_ports: bool,
-    /// How the guests' processors run.
-    #[arg(long, value_enum, value_name = "ACCEL", default_value_t = boot::AcceleratorChoice::Auto)]
-    accel: boot::AcceleratorChoice,
-    /// MiB of memory for each guest.
-    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(128..=1 << 20))]
-    memory: u32,
-    /// Processors of each guest.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    cpus: u32,
-    /// Give up after this number of seconds [default: 3600; with --shell a day].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    timeout: Option<Duration>,
-    /// Keep the guests' consoles and QEMU's messages here.
-    #[arg(long, value_name = "DIR")]
-    logs: Option<PathBuf>,
+}
+
+/// The work in the guests.
+#[derive(Debug, Args)]
+struct TaskArguments {
     /// A shell in one guest, on this terminal.
     #[arg(long)]
     shell: bool,
@@ -209,39 +198,31 @@ struct BootArguments {
     command: Vec<String>,
 }
 
+impl From<TaskArguments> for boot::Task {
+    fn from(arguments: TaskArguments) -> Self {
+        if arguments.shell {
+            Self::Shell
+        } else if arguments.lspci {
+            Self::Lspci
+        } else {
+            Self::Command(arguments.command)
+        }
+    }
+}
+
 impl From<BootArguments> for boot::Options {
     fn from(arguments: BootArguments) -> Self {
-        let task = if arguments.shell {
-            boot::Task::Shell
-        } else if arguments.lspci {
-            boot::Task::Lspci
-        } else {
-            boot::Task::Command(arguments.command)
-        };
-
+        let ProvisionArguments { qemu, kernel, modules, initrd } = arguments.provision;
         Self {
             machine: arguments.machine,
             serve: arguments.options,
             nodes: arguments.nodes,
-            provision: nicforge_guest::Provision {
-                qemu: arguments.qemu,
-                kernel: arguments.kernel,
-                modules: arguments.modules,
-                initrd: arguments.initrd,
-                cache: None,
-            },
-            share: arguments.share,
-            programs: arguments.programs,
-            iommu: arguments.iommu,
-            driver: arguments.driver,
-            admin: arguments.admin,
-            root_ports: arguments.root_ports,
-            accelerator: arguments.accel,
-            memory: arguments.memory,
-            processors: arguments.cpus,
+            provision: nicforge_guest::Provision { qemu, kernel, modules, initrd, cache: None },
+            contents: arguments.contents,
+            guest: arguments.guest,
             timeout: arguments.timeout,
             logs: arguments.logs,
-            task,
+            task: arguments.task.into(),
         }
     }
 }

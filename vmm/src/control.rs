@@ -315,7 +315,7 @@ impl Conversations<'_> {
         };
 
         // The connection of another user's client is closed without an answer.
-        if self.listener.welcome(&fd).is_none() {
+        if self.listener.authorize(&fd).is_none() {
             return;
         }
 

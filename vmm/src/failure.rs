@@ -62,7 +62,7 @@ pub fn report(result: Result<u8, Failure>) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             if failure.code != EXIT_UNREAD {
-                tell(format_args!("nicforge: {failure}"));
+                print_error(format_args!("nicforge: {failure}"));
             }
             ExitCode::from(failure.code)
         }
@@ -71,11 +71,11 @@ pub fn report(result: Result<u8, Failure>) -> ExitCode {
 
 /// Writes a line to standard output. A reader that has closed it, as in `nicforge stat ... | head`,
 /// ends the command without a message.
-pub fn say(line: impl std::fmt::Display) -> Result<(), Failure> {
+pub fn print_line(line: impl std::fmt::Display) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| match error.kind() {
         std::io::ErrorKind::BrokenPipe => {
-            Failure { message: "nobody reads the output".into(), code: EXIT_UNREAD }
+            Failure { message: "the reader of standard output has closed it".into(), code: EXIT_UNREAD }
         }
         _ => Failure::environment(format!("standard output: {error}")),
     })
@@ -83,7 +83,7 @@ pub fn say(line: impl std::fmt::Display) -> Result<(), Failure> {
 
 /// Writes a line to standard error, if that is possible. An error here never changes how a command
 /// ends.
-pub fn tell(line: impl std::fmt::Display) {
+pub fn print_error(line: impl std::fmt::Display) {
     if is_writable(Stream::Error, PATIENCE) {
         // Standard error may be closed, or on a full disk.
         let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_a_pipe_is_passed_on_also_when_somebody_keeps_it_open() {
+    fn bytes_in_a_pipe_are_passed_on_although_it_stays_open() {
         for close in [true, false] {
             assert_eq!(passed_on(b"one\ntwo\r\n\nthree", close), ["one", "two", "", "three"]);
             assert!(passed_on(b"", close).is_empty());

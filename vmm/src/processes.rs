@@ -31,7 +31,7 @@ use nix::{
 
 use crate::{
     descriptors,
-    failure::{Doing, EXIT_INTERRUPTED, Failure, tell},
+    failure::{Doing, EXIT_INTERRUPTED, Failure, print_error},
     lines::{LineSink, Printer, Stream, pass_on},
     signals::Signals,
 };
@@ -173,7 +173,7 @@ impl Processes {
                         code = this;
                         self.signal_all(Signal::SIGTERM);
                         kill_at = Some(Instant::now() + GRACE);
-                        tell(format_args!(
+                        print_error(format_args!(
                             "nicforge: {} ended with {ended}; ending the others",
                             self.programs[index].name
                         ));

@@ -78,8 +78,8 @@ fn parse(arguments: &[String]) -> Result<Vec<Section>, Failure> {
         };
 
         if command.is_empty() {
-            let place = target.map_or_else(|| "a section".to_owned(), |target| format!("--{target}"));
-            return Err(Failure::usage(format!("{place} has no program; see `nicforge run --help`")));
+            let section = target.map_or_else(|| "a section".to_owned(), |target| format!("--{target}"));
+            return Err(Failure::usage(format!("{section} has no program; see `nicforge run --help`")));
         }
 
         if sections.iter().any(|section: &Section| section.target == target) {

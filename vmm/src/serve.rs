@@ -25,7 +25,7 @@ use crate::{
     control::{ControlServer, Request, Response},
     descriptors,
     directory::{Directory, SocketFile},
-    failure::{Doing, EXIT_HELD, Failure, say},
+    failure::{Doing, EXIT_HELD, Failure, print_line},
     signals::Signals,
     stat::{AttachmentSnapshot, LongestTurn, NodeSnapshot, Snapshot},
 };
@@ -235,7 +235,7 @@ fn read(machine: &Path) -> Result<Description, Failure> {
 pub fn main(machine: &Path, options: &ServeOptions, owners: &[Word], groups: &[Word]) -> Result<u8, Failure> {
     let signals = Signals::block().doing(|| "signals".into())?;
     let served = Served::start_for(&read(machine)?, options, owners, groups)?;
-    say(welcome(&served))?;
+    print_line(welcome(&served))?;
 
     loop {
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     control::{Request, Response, ask},
     directory::Directory,
-    failure::{Doing, Failure, say},
+    failure::{Doing, Failure, print_line},
     signals::Signals,
 };
 
@@ -130,11 +130,11 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
 
         let now = Instant::now();
         if json {
-            say(serde_json::to_string(&snapshot).doing(|| "the answer".into())?)?;
+            print_line(serde_json::to_string(&snapshot).doing(|| "the answer".into())?)?;
         } else {
             let clear = if every.is_some() && std::io::stdout().is_terminal() { "\x1b[2J\x1b[H" } else { "" };
             let since = last.as_ref().map(|(time, old)| (now.duration_since(*time), old));
-            say(format_args!("{clear}{}", render(&snapshot, since, attachments)))?;
+            print_line(format_args!("{clear}{}", render(&snapshot, since, attachments)))?;
         }
 
         let Some(every) = every else { return Ok(0) };

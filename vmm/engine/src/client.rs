@@ -1,40 +1,25 @@
-//! A client, and the attachment that it has.
+//! A client that has an attachment: its connection, and the descriptors it is watched by.
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, os::fd::AsFd, sync::Arc, time::Instant};
 
-use nicforge_core::ids::{AttachmentId, FunctionId};
-use nicforge_vfio_user::{Closer, Errno, PeerFd, ServerConnection};
+use nicforge_vfio_user::{PeerFd, ServerConnection};
 
 use crate::{
-    closer::{Backlog, CloseQueue, Closers, DescriptorCloser},
+    client_state::ClientState,
+    closer::CloseQueue,
     pace::Pace,
-    refusal::Refusal,
-    session::Session,
-    socket::Listener,
-    stats::ServerCounters,
-    stop::Waker,
     wait::{EventLoop, Interest},
+    watched::{ClientKey, Watched},
 };
 
 /// The client of an attachment.
 pub(crate) struct Client {
     pub(crate) connection: ServerConnection,
-    pub(crate) session: Session,
-    pub(crate) interest: Interest,
-    /// Events that its second socket is watched for; `None` while it is not watched.
-    pub(crate) twin_interest: Option<Interest>,
+    pub(crate) state: ClientState,
+    pub(crate) watches: ClientWatches,
     pub(crate) pace: Pace,
-    /// Whether it is in one of the engine's lists of clients to be served.
-    pub(crate) queued: bool,
     /// Whether the client is gone; the requests that it sent before are still served.
     pub(crate) hung_up: bool,
-    /// The eventfd by which the client unmasks INTx.
-    pub(crate) unmask: Option<PeerFd>,
     /// The queue in which everything of this client is closed.
     pub(crate) closing: Arc<CloseQueue>,
     pub(crate) pid: i32,
@@ -42,182 +27,99 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Watches the second socket once both sides have agreed on one, for the events wanted now. A
-    /// socket that has ended is not watched.
-    pub(crate) fn watch_twin(&mut self, events: &mut dyn EventLoop, token: u64) -> io::Result<()> {
-        let Some(fd) = self.connection.twin() else { return Ok(()) };
-        if self.connection.twin_has_ended() {
-            if self.twin_interest.take().is_some() {
+    /// Watches none of the client's descriptors any more.
+    pub(crate) fn stop_watching(&self, events: &mut dyn EventLoop) {
+        self.watches.stop(events, &self.connection);
+    }
+}
+
+/// The events for which the descriptors of a client are watched.
+pub(crate) struct ClientWatches {
+    key: ClientKey,
+    /// Events of its first socket.
+    socket: Interest,
+    /// Events of its second socket; `None` while it is not watched.
+    twin: Option<Interest>,
+    /// The eventfd by which the client unmasks INTx.
+    unmask: Option<PeerFd>,
+}
+
+impl ClientWatches {
+    /// Watches the first socket for requests.
+    pub(crate) fn start(
+        events: &mut dyn EventLoop,
+        socket: &impl AsFd,
+        key: ClientKey,
+    ) -> (Self, io::Result<()>) {
+        let watched = events.watch(socket.as_fd(), Watched::Client(key).token(), Interest::READ);
+        (Self { key, socket: Interest::READ, twin: None, unmask: None }, watched)
+    }
+
+    /// Whether the client unmasks INTx by an eventfd.
+    pub(crate) fn has_unmask(&self) -> bool {
+        self.unmask.is_some()
+    }
+
+    /// Watches both sockets for the events that the connection waits for now.
+    pub(crate) fn update(
+        &mut self,
+        events: &mut dyn EventLoop,
+        connection: &ServerConnection,
+    ) -> io::Result<()> {
+        let wanted = Interest { read: connection.wants_read(), write: connection.wants_write() };
+        let mut watched = Ok(());
+        if wanted != self.socket {
+            self.socket = wanted;
+            watched = events.rewatch(connection.as_fd(), Watched::Client(self.key).token(), wanted);
+        }
+
+        watched.and(self.update_twin(events, connection))
+    }
+
+    /// Watches the second socket once both sides have agreed on one. A socket that has ended is not
+    /// watched.
+    fn update_twin(&mut self, events: &mut dyn EventLoop, connection: &ServerConnection) -> io::Result<()> {
+        let Some(fd) = connection.twin() else { return Ok(()) };
+        let token = Watched::Twin(self.key).token();
+        if connection.twin_has_ended() {
+            if self.twin.take().is_some() {
                 events.unwatch(fd, token);
             }
             return Ok(());
         }
 
-        let wanted = Interest { read: true, write: self.connection.twin_wants_write() };
-        match self.twin_interest.replace(wanted) {
+        let wanted = Interest { read: true, write: connection.twin_wants_write() };
+        match self.twin.replace(wanted) {
             Some(old) if old == wanted => Ok(()),
             Some(_) => events.rewatch(fd, token, wanted),
             None => events.watch(fd, token, wanted),
         }
     }
-}
 
-/// Time in which an attachment takes no client, after it was taken from one that held the engine.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BackOff {
-    until: Option<Instant>,
-    next: Duration,
-}
-
-/// The first back-off. Each one that follows soon is twice as long.
-const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
-const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
-
-impl Default for BackOff {
-    fn default() -> Self {
-        Self { until: None, next: FIRST_BACK_OFF }
-    }
-}
-
-impl BackOff {
-    /// Starts a back-off after a client held the engine.
-    pub(crate) fn begin(&mut self, now: Instant) {
-        // After a long time without a back-off the first one applies again.
-        if self.until.is_some_and(|until| now > until + LONGEST_BACK_OFF) {
-            self.next = FIRST_BACK_OFF;
+    /// Watches another eventfd that unmasks INTx, or none.
+    pub(crate) fn replace_unmask(
+        &mut self,
+        events: &mut dyn EventLoop,
+        new: Option<PeerFd>,
+    ) -> io::Result<()> {
+        let token = Watched::Unmask(self.key).token();
+        if let Some(old) = self.unmask.take() {
+            events.unwatch(old.as_fd(), token);
         }
-        self.until = Some(now + self.next);
-        self.next = (self.next * 2).min(LONGEST_BACK_OFF);
+
+        let Some(new) = new else { return Ok(()) };
+        let watched = events.watch(new.as_fd(), token, Interest::READ);
+        self.unmask = Some(new);
+        watched
     }
 
-    pub(crate) fn is_over(&self, now: Instant) -> bool {
-        self.until.is_none_or(|until| until <= now)
-    }
-}
-
-/// The items that an attachment's clients have left to be closed. See [`Backlog`].
-pub(crate) struct Closing {
-    /// Items of the clients that had the attachment.
-    clients: Arc<Backlog>,
-    /// Items of refused connections.
-    refused: Arc<Backlog>,
-    /// Connections that are closed without an answer.
-    turned_away: Arc<CloseQueue>,
-}
-
-impl Closing {
-    /// Items at which a client is no longer served.
-    const MOST_OF_CLIENT: usize = 64;
-    /// Items of earlier clients at which no new client is accepted.
-    const MOST_OF_PREDECESSORS: usize = 16;
-    /// Most refused connections that are answered at a time.
-    const MOST_ANSWERED: usize = 8;
-    /// Refused connections at which no more are accepted.
-    const MOST_REFUSED: usize = 64;
-
-    pub(crate) fn new(waker: &Waker, closers: &Closers) -> Self {
-        let (clients, refused) = (Backlog::new(waker.clone()), Backlog::new(waker.clone()));
-        let turned_away = closers.queue(&refused);
-        Self { clients, refused, turned_away }
-    }
-
-    /// Returns whether a connection may be accepted to become the client.
-    pub(crate) fn admits_client(&self) -> bool {
-        self.clients.admits(Self::MOST_OF_PREDECESSORS)
-    }
-
-    /// Returns whether a connection may be accepted to be refused.
-    pub(crate) fn admits_refusal(&self) -> bool {
-        self.refused.admits(Self::MOST_REFUSED)
-    }
-
-    /// Returns whether the client may be served.
-    pub(crate) fn admits_service(&self) -> bool {
-        self.clients.admits(Self::MOST_OF_CLIENT)
-    }
-
-    /// Makes the queue of a client.
-    pub(crate) fn queue(&self, closers: &Closers) -> Arc<CloseQueue> {
-        closers.queue(&self.clients)
-    }
-
-    /// Answers a connection's first message with an error and closes it. When too many are being
-    /// answered, it is closed without an answer.
-    pub(crate) fn refuse(&self, closers: &Closers, fd: OwnedFd, errno: Errno) {
-        if self.refused.len() < Self::MOST_ANSWERED {
-            closers.queue(&self.refused).refuse(Refusal::new(fd, errno));
-        } else {
-            self.turn_away(fd);
+    fn stop(&self, events: &mut dyn EventLoop, connection: &ServerConnection) {
+        events.unwatch(connection.as_fd(), Watched::Client(self.key).token());
+        if let Some(twin) = connection.twin().filter(|_| self.twin.is_some()) {
+            events.unwatch(twin, Watched::Twin(self.key).token());
         }
-    }
-
-    /// Returns the closer of the listening socket.
-    pub(crate) fn closer(&self) -> Arc<dyn Closer> {
-        Arc::new(DescriptorCloser(Arc::clone(&self.turned_away)))
-    }
-
-    /// Closes a connection without an answer.
-    pub(crate) fn turn_away(&self, fd: OwnedFd) {
-        self.turned_away.close_socket(fd);
-    }
-}
-
-/// An attachment that is served.
-pub(crate) struct Port {
-    pub(crate) function: FunctionId,
-    pub(crate) who: AttachmentId,
-    pub(crate) listener: Listener,
-    pub(crate) client: Option<Client>,
-    /// Counts up with each client, so that results for an earlier client are recognized.
-    pub(crate) generation: u32,
-    /// Whether more connections may wait to be accepted.
-    pub(crate) accepting: bool,
-    pub(crate) back_off: BackOff,
-    pub(crate) closing: Closing,
-    pub(crate) counters: ServerCounters,
-}
-
-/// The owner of a watched descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Watched {
-    Stop,
-    Waker,
-    Listener(usize),
-    Client(usize, u32),
-    Unmask(usize, u32),
-    /// A client's second socket.
-    Twin(usize, u32),
-}
-
-const INDEX_BITS: u32 = 24;
-/// The most attachments that an engine serves.
-pub(crate) const MAX_PORTS: usize = 1 << INDEX_BITS;
-
-impl Watched {
-    /// Returns the token: kind, generation, index.
-    pub(crate) fn token(self) -> u64 {
-        let (kind, index, generation) = match self {
-            Self::Stop => (0, 0, 0),
-            Self::Waker => (1, 0, 0),
-            Self::Listener(index) => (2, index, 0),
-            Self::Client(index, generation) => (3, index, generation),
-            Self::Unmask(index, generation) => (4, index, generation),
-            Self::Twin(index, generation) => (5, index, generation),
-        };
-        kind << (INDEX_BITS + 32) | u64::from(generation) << INDEX_BITS | index as u64
-    }
-
-    pub(crate) fn from_token(token: u64) -> Option<Self> {
-        let index = (token & ((1 << INDEX_BITS) - 1)) as usize;
-        let generation = (token >> INDEX_BITS) as u32;
-        Some(match token >> (INDEX_BITS + 32) {
-            0 => Self::Stop,
-            1 => Self::Waker,
-            2 => Self::Listener(index),
-            3 => Self::Client(index, generation),
-            4 => Self::Unmask(index, generation),
-            5 => Self::Twin(index, generation),
-            _ => return None,
-        })
+        if let Some(unmask) = &self.unmask {
+            events.unwatch(unmask.as_fd(), Watched::Unmask(self.key).token());
+        }
     }
 }

@@ -59,7 +59,8 @@ impl Job {
     }
 }
 
-/// Counts the items in the queues of one attachment, over all its clients.
+/// Counts the items in the queues of one attachment, over all its clients, and the mappings of
+/// client memory in progress.
 ///
 /// The engine neither serves nor accepts clients of an attachment whose backlog is too long. So a
 /// client whose closes block takes a bounded number of descriptors and threads.
@@ -105,6 +106,16 @@ impl Backlog {
     }
 }
 
+/// An item in progress outside a [`CloseQueue`], which counts in a backlog until it is dropped.
+#[derive(Debug)]
+pub(crate) struct BacklogItem(Arc<Backlog>);
+
+impl Drop for BacklogItem {
+    fn drop(&mut self) {
+        self.0.remove();
+    }
+}
+
 /// The items to be closed for one client, in order.
 #[derive(Debug)]
 pub(crate) struct CloseQueue {
@@ -131,6 +142,13 @@ impl CloseQueue {
         for memory in memory {
             self.push(Job::Memory(memory));
         }
+    }
+
+    /// Counts work for the client on another thread, until the result is dropped. The work can go
+    /// on after the client has gone, so it bounds its successors as an item to be closed does.
+    pub(crate) fn count_item(&self) -> BacklogItem {
+        self.backlog.add();
+        BacklogItem(Arc::clone(&self.backlog))
     }
 
     /// Answers a connection that is refused, and closes it.
@@ -208,9 +226,7 @@ impl Closers {
         let (backlog, pool) = (Arc::clone(backlog), Arc::clone(&self.0));
         Arc::new(CloseQueue { state: Mutex::default(), backlog, pool })
     }
-}
 
-impl Closers {
     /// Starts a thread when a queue waits that none is coming for, because one could not be started
     /// before. The engine calls this every now and then.
     pub(crate) fn start_missing(&self) {

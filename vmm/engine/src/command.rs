@@ -1,7 +1,7 @@
 //! Commands to a running engine from another thread.
 
 use std::{
-    sync::mpsc::{self, RecvTimeoutError, SyncSender, TrySendError},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError},
     time::Duration,
 };
 
@@ -10,12 +10,60 @@ use nicforge_core::{
     machine::{Machine, MachineError},
 };
 
-use crate::{engine::Engine, error::HandleError, stats::Snapshot, stop::Waker};
+use crate::{
+    engine::Engine,
+    error::{EngineError, HandleError},
+    stats::Snapshot,
+    stop::Waker,
+};
 
 /// Most commands that wait at a time.
-pub(crate) const MAX_COMMANDS: usize = 64;
+const MAX_COMMANDS: usize = 64;
 
-pub(crate) type Command = Box<dyn FnOnce(&mut Control<'_>) + Send>;
+type Command = Box<dyn FnOnce(&mut Control<'_>) + Send>;
+
+/// The engine's end of the queue of commands, and the eventfd that other threads wake it by.
+pub(crate) struct CommandQueue {
+    waker: Waker,
+    receiver: Receiver<Command>,
+    sender: SyncSender<Command>,
+}
+
+impl CommandQueue {
+    pub(crate) fn new() -> Result<Self, EngineError> {
+        let (sender, receiver) = mpsc::sync_channel(MAX_COMMANDS);
+        Ok(Self { waker: Waker::new()?, receiver, sender })
+    }
+
+    /// Returns the eventfd that wakes the engine.
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// Returns a handle that sends commands to the engine.
+    pub(crate) fn handle(&self) -> EngineHandle {
+        EngineHandle { commands: self.sender.clone(), waker: self.waker.clone() }
+    }
+}
+
+impl Engine {
+    /// Handles the work of other threads: mappings that were made, items that were closed, and
+    /// commands.
+    pub(crate) fn on_wake(&mut self) {
+        self.commands.waker.clear();
+        while let Some(mapped) = self.mapper.take_done() {
+            self.on_mapped(mapped);
+        }
+        self.release_held();
+
+        for _ in 0..MAX_COMMANDS {
+            let Ok(command) = self.commands.receiver.try_recv() else { return };
+            command(&mut Control { engine: self });
+        }
+        // There may be more commands than the queue holds at a time.
+        self.commands.waker.wake();
+    }
+}
 
 /// Access to the engine for a command. The command runs on the engine's thread, between two steps,
 /// and must not wait.
@@ -36,8 +84,8 @@ impl Control<'_> {
 
     /// Takes an attachment from its client and closes the connection. Returns false when it has no
     /// client.
-    pub fn evict(&mut self, function: FunctionId, who: AttachmentId) -> bool {
-        self.engine.evict(function, who)
+    pub fn evict(&mut self, function: FunctionId, attachment: AttachmentId) -> bool {
+        self.engine.evict(function, attachment)
     }
 
     /// Resets a function, with or without clients.
@@ -57,10 +105,6 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    pub(crate) fn new(commands: SyncSender<Command>, waker: Waker) -> Self {
-        Self { commands, waker }
-    }
-
     /// Runs a command on the engine's thread and waits for its result, for at most `timeout`.
     ///
     /// # Errors
@@ -109,10 +153,10 @@ impl EngineHandle {
     pub fn evict(
         &self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment: AttachmentId,
         timeout: Duration,
     ) -> Result<bool, HandleError> {
-        self.call(timeout, move |control| control.evict(function, who))
+        self.call(timeout, move |control| control.evict(function, attachment))
     }
 
     /// Resets a function, with or without clients.

@@ -10,27 +10,35 @@
 //! and a watchdog ends writes to eventfds that block. `README.md` describes how the engine waits
 //! and how it treats bad clients.
 
+mod accept;
+mod attachment;
+mod attachment_handler;
+mod cleanup;
 mod client;
+mod client_state;
+mod clock;
 mod closer;
 mod command;
 mod config;
+mod end;
 mod engine;
 mod errno;
 mod error;
-mod glue;
-mod helper;
 mod interrupt;
+mod mapper;
 mod memory;
 mod pace;
-mod ports;
 mod refusal;
-mod session;
+mod rounds;
+mod serve;
+mod service_queues;
 mod sink;
 mod socket;
 mod stats;
 mod stop;
 mod wait;
 mod watchdog;
+mod watched;
 
 pub use command::{Control, EngineHandle};
 pub use config::{EngineConfig, EventLoopKind, Quotas};

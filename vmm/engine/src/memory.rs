@@ -39,6 +39,7 @@ struct FileKey {
     inode: u64,
 }
 
+/// A mapping of a client's file, whole or in part.
 struct ClientFile {
     id: u64,
     key: FileKey,
@@ -48,32 +49,26 @@ struct ClientFile {
     ranges: usize,
 }
 
+/// A range of DMA addresses; its start is the key.
 struct Range {
     length: u64,
     /// `None` for memory that is reached by messages.
     file: Option<u64>,
 }
 
-/// A file that must be mapped before a range in it can be used.
+/// A client's file, and how to map it.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct FileToMap {
     pub(crate) fd: PeerFd,
     pub(crate) length: usize,
     pub(crate) access: Access,
-    key: Place,
 }
 
-/// The file of a requested mapping.
+/// The file of a mapping in progress.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct MappingSource {
     key: FileKey,
     charge: u64,
-}
-
-impl Wanted {
-    pub(crate) fn place(&self) -> Place {
-        self.key
-    }
 }
 
 /// Backing of a range.
@@ -89,10 +84,11 @@ pub(crate) enum Backing {
     },
     /// A file that is mapped already, with its number.
     Ready(u64, Window),
-    /// A file that must be mapped first.
-    Wanted(Wanted),
+    /// A part of a file that must be mapped first.
+    NotMapped(FileToMap, MappingSource),
 }
 
+/// The ranges that a client has mapped for DMA, and the files behind them.
 pub(crate) struct ClientMemory {
     quotas: Quotas,
     files: Vec<ClientFile>,
@@ -174,7 +170,8 @@ impl ClientMemory {
 
         let length = usize::try_from(size).map_err(|_| Errno::ENOSPC)?;
         let access = if write { Access::ReadWrite } else { Access::ReadOnly };
-        Ok(Backing::Wanted(Wanted { fd, length, access, key: Place { key, charge } }))
+        let part = FileToMap { fd, length, access };
+        Ok(Backing::NotMapped(part, MappingSource { key, charge }))
     }
 
     /// Returns the backing of a file that is not mapped.
@@ -192,7 +189,7 @@ impl ClientMemory {
     /// Takes a requested mapping, for one of its ranges.
     pub(crate) fn adopt(
         &mut self,
-        place: Place,
+        source: MappingSource,
         memory: SharedMemory,
         map: &DmaMap,
     ) -> Result<(u64, Window), Errno> {
@@ -200,9 +197,9 @@ impl ClientMemory {
 
         let id = self.next;
         self.next += 1;
-        self.bytes += place.charge;
+        self.bytes += source.charge;
 
-        self.files.push(ClientFile { id, key: place.key, memory, charge: place.charge, ranges: 0 });
+        self.files.push(ClientFile { id, key: source.key, memory, charge: source.charge, ranges: 0 });
         Ok((id, window))
     }
 
@@ -228,8 +225,8 @@ impl ClientMemory {
                 while let Some((&start, range)) = self.ranges.range(address..=last).next() {
                     // Numbers ascend in the list: one unmap may cover thousands of ranges.
                     let file = range.file.map(|id| self.files.binary_search_by_key(&id, |file| file.id));
-                    if let Some(Ok(place)) = file {
-                        self.files[place].ranges -= 1;
+                    if let Some(Ok(position)) = file {
+                        self.files[position].ranges -= 1;
                     }
                     self.ranges.remove(&start);
                 }
@@ -277,6 +274,24 @@ impl ClientMemory {
     }
 }
 
+/// Reports new faults in guarded mappings of this process, which a client causes by truncating its
+/// file.
+pub(crate) struct FaultMonitor {
+    seen: u64,
+}
+
+impl FaultMonitor {
+    pub(crate) fn new() -> Self {
+        Self { seen: nicforge_shm::guard_faults() }
+    }
+
+    /// Returns whether a mapping has faulted since the last call.
+    pub(crate) fn take_new_fault(&mut self) -> bool {
+        let faults = nicforge_shm::guard_faults();
+        std::mem::replace(&mut self.seen, faults) != faults
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::OwnedFd;
@@ -296,12 +311,12 @@ mod tests {
     }
 
     /// Prepares a range and maps the file it needs, as the engine does.
-    fn place(memory: &mut ClientMemory, map: &DmaMap, fd: &OwnedFd) -> Window {
+    fn map_range(memory: &mut ClientMemory, map: &DmaMap, fd: &OwnedFd) -> Window {
         let (id, window) = match memory.prepare(map, Some(fd.try_clone().unwrap().into())).unwrap() {
-            Backing::Wanted(wanted) => {
+            Backing::NotMapped(part, source) => {
                 let mapped =
-                    SharedMemory::map_guarded(wanted.fd.as_fd(), 0, wanted.length, wanted.access).unwrap();
-                memory.adopt(wanted.place(), mapped, map).unwrap()
+                    SharedMemory::map_guarded(part.fd.as_fd(), 0, part.length, part.access).unwrap();
+                memory.adopt(source, mapped, map).unwrap()
             }
             Backing::Ready(id, window) => (id, window),
             Backing::Remote | Backing::Unmappable { .. } => panic!("a memfd was given"),
@@ -314,8 +329,8 @@ mod tests {
     fn ranges_of_one_file_share_its_mapping_until_the_last_is_gone() {
         let mut memory = ClientMemory::new(Quotas::default());
         let (_keep, fd) = file(0x4000);
-        let first = place(&mut memory, &map(0, 0, 0x1000), &fd);
-        let second = place(&mut memory, &map(0x8000, 0x2000, 0x1000), &fd);
+        let first = map_range(&mut memory, &map(0, 0, 0x1000), &fd);
+        let second = map_range(&mut memory, &map(0x8000, 0x2000, 0x1000), &fd);
         assert_eq!(second.base_address() - first.base_address(), 0x2000);
 
         drop((first, second));
@@ -331,12 +346,12 @@ mod tests {
         let mut memory = ClientMemory::new(Quotas { files: 1, ..Quotas::default() });
         let (_keep, fd) = file(0x2000);
         let (_other, other) = file(0x1000);
-        let held = place(&mut memory, &map(0, 0, 0x1000), &fd);
+        let held = map_range(&mut memory, &map(0, 0, 0x1000), &fd);
 
         memory.remove(&DmaUnmap::All);
         assert_eq!((memory.sweep().len(), memory.mapped_bytes(), memory.has_leftover()), (0, 0x2000, true));
         assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(other.into())), Err(Errno::ENOSPC)));
-        let again = place(&mut memory, &map(0, 0x1000, 0x1000), &fd);
+        let again = map_range(&mut memory, &map(0, 0x1000, 0x1000), &fd);
         assert_eq!(again.base_address() - held.base_address(), 0x1000);
 
         drop((held, again));
@@ -350,9 +365,9 @@ mod tests {
         let mut memory = ClientMemory::new(Quotas::default());
         let (_keep, fd) = file(0x2000);
         let read = DmaMap { flags: nicforge_vfio_user::DMA_FLAG_READ, ..map(0, 0, 0x1000) };
-        assert!(!place(&mut memory, &read, &fd).is_writable());
+        assert!(!map_range(&mut memory, &read, &fd).is_writable());
 
-        assert!(place(&mut memory, &map(0x8000, 0x1000, 0x1000), &fd).is_writable());
+        assert!(map_range(&mut memory, &map(0x8000, 0x1000, 0x1000), &fd).is_writable());
     }
 
     #[test]
@@ -360,7 +375,7 @@ mod tests {
         let mut memory = ClientMemory::new(Quotas::default());
         let (_keep, fd) = file(0x1000);
         let last = map(u64::MAX - 0xfff, 0, 0x1000);
-        place(&mut memory, &last, &fd);
+        map_range(&mut memory, &last, &fd);
         assert!(matches!(memory.prepare(&last, None), Err(Errno::EEXIST)));
         assert!(matches!(memory.prepare(&map(u64::MAX - 0x1fff, 0, 0x1000), None), Ok(Backing::Remote)));
     }
@@ -405,7 +420,7 @@ mod tests {
         let growable =
             nix::sys::memfd::memfd_create(c"growable", nix::sys::memfd::MFdFlags::empty()).unwrap();
         nix::unistd::ftruncate(&growable, 0x1000).unwrap();
-        place(&mut memory, &map(0, 0x1000, 0x1000), &small);
+        map_range(&mut memory, &map(0, 0x1000, 0x1000), &small);
 
         let beyond = memory.prepare(&map(0x8000, 0, 0x1000), Some(second.into())).unwrap();
         let growing = memory.prepare(&map(0x9000, 0, 0x1000), Some(growable.into())).unwrap();

@@ -149,15 +149,15 @@ impl Listener {
     /// Returns the process of a client that may use the socket: one of the server's user, of root,
     /// or of the configured owner or group. The result is `None` for any other client. The
     /// credentials are those that the client had when it connected.
-    pub fn welcome(&self, client: &OwnedFd) -> Option<i32> {
+    pub fn authorize(&self, client: &OwnedFd) -> Option<i32> {
         let peer = getsockopt(client, sockopt::PeerCredentials).ok()?;
         let is_owner = |uid: Uid| uid.is_root() || uid == geteuid() || self.access.owner == Some(uid);
         let is_member = |group: Gid| {
             peer.gid() == group.as_raw()
                 || peer_groups(client.as_fd()).is_ok_and(|groups| groups.contains(&group.as_raw()))
         };
-        let may = is_owner(Uid::from_raw(peer.uid())) || self.access.group.is_some_and(is_member);
-        may.then(|| peer.pid())
+        let is_allowed = is_owner(Uid::from_raw(peer.uid())) || self.access.group.is_some_and(is_member);
+        is_allowed.then(|| peer.pid())
     }
 }
 
@@ -249,13 +249,13 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
     }
 }
 
-/// Whether the process that listens at the other end has ended.
+/// Returns whether the process that listens at the other end has ended.
 fn listener_is_dead(connected: &OwnedFd) -> bool {
     getsockopt(connected, sockopt::PeerCredentials)
         .is_ok_and(|peer| kill(Pid::from_raw(peer.pid()), None) == Err(SystemErrno::ESRCH))
 }
 
-/// Whether the peer of a socket has closed it.
+/// Returns whether the peer of a socket has closed it.
 pub(crate) fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
     // A hang-up is always reported.

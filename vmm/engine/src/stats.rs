@@ -8,6 +8,8 @@ use nicforge_core::{
     ids::{AttachmentId, FunctionId},
 };
 
+use crate::{client::Client, engine::Engine};
+
 /// Counters of each socket, over all its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounters {
@@ -104,6 +106,14 @@ impl LongestTurn {
     }
 }
 
+/// Counters of the engine's turns.
+#[derive(Debug, Default)]
+pub(crate) struct TurnCounters {
+    pub(crate) turns: u64,
+    pub(crate) sleeps: u64,
+    pub(crate) longest: LongestTurn,
+}
+
 /// The whole machine at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -121,4 +131,56 @@ pub struct Snapshot {
     pub longest_turn: LongestTurn,
     /// The functions.
     pub functions: Vec<FunctionSnapshot>,
+}
+
+impl Engine {
+    /// Returns a snapshot of the engine and its machine.
+    pub fn snapshot(&self) -> Snapshot {
+        let functions = (0..self.machine.functions()).map(FunctionId).map(|id| FunctionSnapshot {
+            id,
+            name: self.machine.name(id).unwrap_or_default().to_owned(),
+            counters: self.machine.counters(id),
+            attachments: self.attachment_snapshots(id),
+        });
+
+        Snapshot {
+            event_loop: self.events.name(),
+            uptime: self.clock.elapsed(),
+            hot_functions: self.machine.hot_functions(),
+            turns: self.turns.turns,
+            sleeps: self.turns.sleeps,
+            longest_turn: self.turns.longest,
+            functions: functions.collect(),
+        }
+    }
+
+    fn attachment_snapshots(&self, function: FunctionId) -> Vec<AttachmentSnapshot> {
+        let Some(spec) = self.machine.spec(function) else { return Vec::new() };
+        let one = |(number, name): (usize, &String)| {
+            let id = AttachmentId(number as u16);
+            let served = self.attachments.find(function, id).map(|index| &self.attachments[index]);
+            AttachmentSnapshot {
+                id,
+                name: name.clone(),
+                path: served.map(|served| served.listener.path().to_owned()),
+                client: served.and_then(|served| served.client.as_ref()).map(ClientSnapshot::of),
+                counters: self.machine.attachment_counters(function, id).unwrap_or_default(),
+                server: served.map(|served| served.counters).unwrap_or_default(),
+            }
+        };
+        spec.attachments.iter().map(|attachment| &attachment.name).enumerate().map(one).collect()
+    }
+}
+
+impl ClientSnapshot {
+    fn of(client: &Client) -> Self {
+        Self {
+            pid: client.pid,
+            connected: client.since.elapsed(),
+            mapped_bytes: client.state.memory.mapped_bytes(),
+            ranges: client.state.memory.ranges(),
+            messages: client.connection.counters().messages,
+            stalled: client.state.stalled.is_some(),
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::{JoinHandle, Thread},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -30,26 +30,39 @@ const REST_AFTER: Duration = Duration::from_secs(1);
 /// wake-up can get lost; this bounds how long one write can block in that case.
 const LONGEST_REST: Duration = Duration::from_millis(50);
 
-/// The watchdog's thread. Dropping this value ends it.
+/// The eventfds of an engine, and the thread that checks the writes to them. Dropping this value
+/// ends the thread.
 pub(crate) struct Watchdog {
+    signals: Arc<Signals>,
+    /// Rescues that [`Self::take_new_rescue`] has returned.
+    seen_rescues: u64,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
-    pub(crate) fn start(signals: Arc<Signals>) -> Result<Self, EngineError> {
+    pub(crate) fn start() -> Result<Self, EngineError> {
+        let signals = Arc::new(Signals::default());
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
+        let (checked, stopped) = (Arc::clone(&signals), Arc::clone(&stop));
         let thread = std::thread::Builder::new()
             .name("nicforge-watch".to_owned())
-            .spawn(move || work(&signals, &stopped))
+            .spawn(move || work(&checked, &stopped))
             .map_err(|reason| EngineError::Thread { what: "that watches eventfds", reason })?;
-        Ok(Self { stop, thread: Some(thread) })
+
+        signals.set_watchdog(thread.thread().clone());
+        Ok(Self { signals, seen_rescues: 0, stop, thread: Some(thread) })
     }
 
-    /// Returns the thread, so that it can be woken.
-    pub(crate) fn thread(&self) -> Option<Thread> {
-        self.thread.as_ref().map(|thread| thread.thread().clone())
+    /// Returns the eventfds, to which clients' eventfds are added.
+    pub(crate) fn signals(&self) -> &Arc<Signals> {
+        &self.signals
+    }
+
+    /// Returns whether a client was given up since the last call.
+    pub(crate) fn take_new_rescue(&mut self) -> bool {
+        let rescues = self.signals.rescues();
+        std::mem::replace(&mut self.seen_rescues, rescues) != rescues
     }
 }
 
@@ -133,13 +146,13 @@ mod tests {
     fn thread_that_runs_does_not_sleep_and_one_that_waits_does() {
         assert!(!sleeps(interrupt::this_thread()));
 
-        let (tell, told) = std::sync::mpsc::channel();
+        let (number_sender, numbers) = std::sync::mpsc::channel();
         let (release, released) = std::sync::mpsc::channel::<()>();
         let waiter = std::thread::spawn(move || {
-            tell.send(interrupt::this_thread()).unwrap();
+            number_sender.send(interrupt::this_thread()).unwrap();
             let _ = released.recv();
         });
-        let number = told.recv().unwrap();
+        let number = numbers.recv().unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
         while !sleeps(number) {
             assert!(Instant::now() < deadline);

@@ -34,7 +34,7 @@ fn alone() -> MutexGuard<'static, ()> {
 both_loops! {
     holding alone;
 
-    fn ten_thousand_connections_leak_nothing_and_disturb_nobody(config) {
+    fn ten_thousand_connections_leak_nothing_and_disturb_no_client(config) {
         let neighbour = Neighbour::start(config);
         let served = &neighbour.served;
         let connect = |count| {
@@ -190,8 +190,8 @@ fn patient_client(served: &Served) -> Client {
 
 /// Asserts that soon at most this many descriptors are open.
 ///
-/// Other threads close the descriptors of clients, also those of the test before: a count may fall by
-/// itself.
+/// Other threads close the descriptors of clients, also those of the test before: a count may fall
+/// by itself.
 #[track_caller]
 fn assert_descriptors(most: usize) {
     let deadline = Instant::now() + LONG;

@@ -9,9 +9,13 @@
 //! - `row.rs`: rows, goals, and the outcome of a benchmark; `report.rs`: their output;
 //! - `host.rs`: the host; `placement.rs`: the processors of threads; `samples.rs`: percentiles and
 //!   turns;
-//! - `counting.rs`: running programs that count;
+//! - `counting.rs`, `callgrind.rs`: running programs that count;
+//! - `bare_ring.rs`: a posted-write ring without an engine; `cards.rs`: two EXTOLL cards;
 //! - one folder or file for each benchmark.
 
+pub mod bare_ring;
+pub mod callgrind;
+pub mod cards;
 pub mod counting;
 pub mod host;
 pub mod placement;
@@ -34,7 +38,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use self::{report::Report, row::Outcome};
 use crate::{
     cli::EventLoop,
-    failure::{Doing, EXIT_RESULT, Failure, say},
+    failure::{Doing, EXIT_RESULT, Failure, print_line},
     signals::Signals,
 };
 
@@ -126,7 +130,7 @@ const ALONE: &str = "guest";
 const BENCHES: &[Bench] = &[
     Bench {
         name: "rest",
-        about: "what a served machine of 65 nodes costs while nobody uses it",
+        about: "what a served machine of 65 nodes costs while no program uses it",
         run: rest::run,
         part: None,
     },
@@ -212,10 +216,10 @@ fn list(json: bool) -> Result<u8, Failure> {
             .iter()
             .map(|bench| serde_json::json!({ "name": bench.name, "about": bench.about }))
             .collect();
-        say(serde_json::json!({ "benches": benches }))?;
+        print_line(serde_json::json!({ "benches": benches }))?;
     } else {
         for bench in BENCHES {
-            say(format_args!("{:8} {}", bench.name, bench.about))?;
+            print_line(format_args!("{:8} {}", bench.name, bench.about))?;
         }
     }
 
@@ -255,9 +259,9 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
 
         let report = Report { bench: bench.name, machine: machine.clone(), quick: options.quick, outcome };
         if options.markdown {
-            say(report.markdown())?;
+            print_line(report.markdown())?;
         } else if !options.json {
-            report.say()?;
+            report.print()?;
         }
 
         reports.push(report);
@@ -268,11 +272,11 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
             // When a later benchmark fails, the finished reports are still printed.
             [] => {}
             [report] if benches.len() == 1 => {
-                say(serde_json::to_string_pretty(report).doing(|| "the report".into())?)?
+                print_line(serde_json::to_string_pretty(report).doing(|| "the report".into())?)?
             }
             reports => {
                 let all = serde_json::json!({ "bench": "all", "machine": machine, "reports": reports });
-                say(serde_json::to_string_pretty(&all).doing(|| "the report".into())?)?;
+                print_line(serde_json::to_string_pretty(&all).doing(|| "the report".into())?)?;
             }
         }
     }

@@ -38,6 +38,22 @@ impl Placement {
         Self { roles: roles.iter().map(|&(role, processor)| (role, Some(processor))).collect() }
     }
 
+    /// Returns the placement with a processor for the engine alone, if there are at least two.
+    ///
+    /// # Errors
+    /// Returns an error when the kernel call fails.
+    pub fn engine_alone() -> Result<Self, Failure> {
+        Ok(match processors()?.as_slice() {
+            [first, second, ..] => Self::pinned(&[("engine", *first), ("application", *second)]),
+            _ => Self::free(),
+        })
+    }
+
+    /// Whether the kernel places all roles.
+    pub fn is_free(&self) -> bool {
+        self.roles.is_empty()
+    }
+
     /// Returns the processor of `role`, or `None` if it may run anywhere.
     pub fn of(&self, role: &str) -> Option<usize> {
         self.roles.iter().find(|(name, _)| *name == role).and_then(|(_, processor)| *processor)
@@ -45,7 +61,7 @@ impl Placement {
 
     /// Returns the text for a row: `engine@0 application@1`, or `free`.
     pub fn text(&self) -> String {
-        if self.roles.is_empty() {
+        if self.is_free() {
             return "free".into();
         }
 
@@ -93,16 +109,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_placement_says_who_is_where() {
+    fn text_of_a_placement_names_each_role_and_its_processor() {
         let placement = Placement::pinned(&[("engine", 0), ("application", 1)]);
         assert_eq!(placement.text(), "engine@0 application@1");
         assert_eq!(placement.of("application"), Some(1));
-        assert_eq!(placement.of("nobody"), None);
+        assert_eq!(placement.of("client"), None);
         assert_eq!(Placement::free().text(), "free");
     }
 
     #[test]
-    fn the_place_before_is_restored() {
+    fn affinity_is_restored_behind_the_body() {
         let before = processors().unwrap_or_default();
         let one = Placement::pinned(&[("body", before[0])]);
         let inside = one.within("body", processors).unwrap_or_default();

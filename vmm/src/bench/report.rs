@@ -9,7 +9,7 @@ use super::{
     host::Host,
     row::{Backing, Goal, Outcome, Row, Wanted},
 };
-use crate::failure::{Failure, say};
+use crate::failure::{Failure, print_line};
 
 /// A document with more rows than this shows bandwidths side by side, with a column for each path.
 const LONG: usize = 60;
@@ -33,18 +33,18 @@ impl Report {
     ///
     /// # Errors
     /// Returns an error when the output is closed.
-    pub fn say(&self) -> Result<(), Failure> {
-        say(format_args!("{}: {}", self.bench, self.where_()))?;
-        say(rows(&self.outcome.rows).table())?;
+    pub fn print(&self) -> Result<(), Failure> {
+        print_line(format_args!("{}: {}", self.bench, self.where_()))?;
+        print_line(rows(&self.outcome.rows).table())?;
         if !self.outcome.goals.is_empty() {
-            say(goals(&self.outcome.goals).table())?;
+            print_line(goals(&self.outcome.goals).table())?;
         }
 
         for note in &self.outcome.notes {
-            say(format_args!("- {note}"))?;
+            print_line(format_args!("- {note}"))?;
         }
 
-        say("")
+        print_line("")
     }
 
     /// Returns a section of a Markdown document. When there are many rows and all have a bandwidth,

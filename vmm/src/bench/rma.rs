@@ -8,19 +8,18 @@
 use std::time::{Duration, Instant};
 
 use nicforge_driver::{Deadline, Device, DmaBuffer, HugePages, OpenOptions};
-use nicforge_machine::description::Description;
 use nicforge_rma::{Access, Error, Notify, Options, Port, Region, Target};
 use nicforge_shm::SharedMemory;
 use nix::time::ClockId;
 
 use super::{
     Run,
-    placement::{Placement, processors},
+    cards::serve_two_cards,
+    placement::Placement,
     row::{Backing, Goal, Outcome, Row},
     samples::{in_turns, median},
 };
 use crate::{
-    cli::ServeOptions,
     failure::{Doing, Failure},
     serve::Served,
 };
@@ -146,20 +145,12 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let mut notes =
         vec![format!("{WINDOW} transfers under way; buffers of {} MiB at each side", BUFFER >> 20)];
 
-    let placement = match processors()?.as_slice() {
-        [engine, application, ..] => Placement::pinned(&[("engine", *engine), ("application", *application)]),
-        _ => {
-            notes.push("one processor: engine and application share it".into());
-            Placement::free()
-        }
-    };
+    let placement = Placement::engine_alone()?;
+    if placement.is_free() {
+        notes.push("one processor: engine and application share it".into());
+    }
 
-    let text = format!("name = \"bench-rma-{}\"\n[[extoll]]\nmesh = 2\n", std::process::id());
-    let description = Description::parse(&text, "the bench's machine")
-        .map_err(|error| Failure::usage(error.to_string()))?;
-
-    let options = ServeOptions::new(None, run.event_loop);
-    let served = placement.within("engine", || Served::start_description(&description, &options))?;
+    let served = serve_two_cards(run, "rma", &placement)?;
     let result = placement.within("application", || measure(run, &served, &placement, rounds, bytes));
     served.stop()?;
     let (rows, goals) = result?;

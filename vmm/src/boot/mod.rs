@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use clap::Args;
 use nicforge_guest::{
     Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, Provision, Stream as GuestStream,
     Toolkit, Watch,
@@ -17,7 +18,7 @@ use nicforge_machine::build::Node;
 
 use crate::{
     cli::ServeOptions,
-    failure::{EXIT_INTERRUPTED, Failure, tell},
+    failure::{EXIT_INTERRUPTED, Failure, print_error},
     lines::{Printer, Stream},
     serve::Served,
     signals::Signals,
@@ -86,6 +87,45 @@ pub enum AcceleratorChoice {
     Tcg,
 }
 
+/// Files of the host for the guests.
+#[derive(Clone, Debug, Args)]
+pub struct HostFiles {
+    /// A directory of this host that the guests have as /share.
+    #[arg(long, value_name = "DIR")]
+    pub share: Option<PathBuf>,
+    /// A program of this host that the guests have in /root, with its libraries; may be given
+    /// several times.
+    #[arg(long = "program", value_name = "FILE")]
+    pub programs: Vec<PathBuf>,
+}
+
+/// How each guest is made, and which functions it gets.
+#[derive(Clone, Debug, Args)]
+pub struct GuestOptions {
+    /// Give the guests a virtual IOMMU.
+    #[arg(long)]
+    pub iommu: bool,
+    /// The driver of the functions in the guests; vfio implies --iommu.
+    #[arg(long, value_enum, value_name = "DRIVER", default_value_t = DriverChoice::Auto)]
+    pub driver: DriverChoice,
+    /// Plug in the admin attachments too.
+    #[arg(long)]
+    pub admin: bool,
+    /// Put each function behind a PCIe root port of its own, like a card in a slot, and not onto
+    /// the root bus.
+    #[arg(long)]
+    pub root_ports: bool,
+    /// How the guests' processors run.
+    #[arg(long, value_enum, value_name = "ACCEL", default_value_t = AcceleratorChoice::Auto)]
+    pub accel: AcceleratorChoice,
+    /// MiB of memory for each guest.
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(128..=1 << 20))]
+    pub memory: u32,
+    /// Processors of each guest.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub cpus: u32,
+}
+
 /// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -97,24 +137,10 @@ pub struct Options {
     pub nodes: Vec<String>,
     /// Paths of QEMU, the kernel and others that replace the found or downloaded ones.
     pub provision: Provision,
-    /// A directory of the host for `/share`.
-    pub share: Option<PathBuf>,
-    /// Programs of the host for `/root`.
-    pub programs: Vec<PathBuf>,
-    /// Whether the guests have a virtual IOMMU.
-    pub iommu: bool,
-    /// The driver of the functions.
-    pub driver: DriverChoice,
-    /// Whether the admin attachments are plugged in, too.
-    pub admin: bool,
-    /// Whether each function is behind a root port of its own.
-    pub root_ports: bool,
-    /// How the guests' processors run.
-    pub accelerator: AcceleratorChoice,
-    /// Memory of each guest in MiB.
-    pub memory: u32,
-    /// Number of processors of each guest.
-    pub processors: u32,
+    /// Files of the host for the guests.
+    pub contents: HostFiles,
+    /// How each guest is made.
+    pub guest: GuestOptions,
     /// How long the task may take.
     pub timeout: Option<Duration>,
     /// A directory for the guests' consoles and QEMU's messages.
@@ -148,7 +174,7 @@ fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure
     let nodes = chosen(options, served)?;
     let toolkit = options.provision.provide(watch)?;
 
-    let (accelerator, reason) = match options.accelerator {
+    let (accelerator, reason) = match options.guest.accel {
         AcceleratorChoice::Kvm => (Accelerator::Kvm, "as asked for".to_owned()),
         AcceleratorChoice::Tcg => (Accelerator::Tcg, "as asked for".to_owned()),
         AcceleratorChoice::Auto => {
@@ -164,7 +190,7 @@ fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure
         Accelerator::Tcg => "emulated (TCG)",
     };
 
-    tell(format_args!(
+    print_error(format_args!(
         "nicforge: QEMU {}, Linux {}; {how}: {reason}",
         toolkit.qemu.version(),
         toolkit.kernel.version
@@ -223,7 +249,11 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
         nodes.extend(all);
         if options.task == Task::Shell && nodes.len() > 1 {
             nodes.truncate(1);
-            tell(format_args!("nicforge: a shell in {} (others: --node, of {})", nodes[0].name, names()));
+            print_error(format_args!(
+                "nicforge: a shell in {} (others: --node, of {})",
+                nodes[0].name,
+                names()
+            ));
         }
     }
 
@@ -235,14 +265,14 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
 }
 
 fn driver(options: &Options, toolkit: &Toolkit, watch: &Watch) -> Result<Driver, Failure> {
-    let driver = match options.driver {
+    let driver = match options.guest.driver {
         DriverChoice::Shim => Driver::Shim,
         DriverChoice::Vfio => Driver::Vfio,
         DriverChoice::None => Driver::None,
         DriverChoice::Auto if toolkit.has_shim() => Driver::Shim,
         DriverChoice::Auto => {
             let version = &toolkit.kernel.version;
-            tell(format_args!(
+            print_error(format_args!(
                 "nicforge: no kernel module for Linux {version} can be built here: the functions have no driver"
             ));
             Driver::None
@@ -269,29 +299,29 @@ fn configured(
     let mut config = GuestConfig::new(&node.name)
         .accelerator(accelerator)
         .driver(driver)
-        .iommu(options.iommu || driver == Driver::Vfio)
-        .memory(options.memory)
-        .processors(options.processors)
+        .iommu(options.guest.iommu || driver == Driver::Vfio)
+        .memory(options.guest.memory)
+        .processors(options.guest.cpus)
         .terminal(options.task == Task::Shell)
         .env("NICFORGE_ROLE", node.role.name())
         .env("NICFORGE_RANK", node.rank.to_string())
         .env("NICFORGE_SIZE", size.to_string())
         .env("NICFORGE_MACHINE", &built.name);
 
-    for attachment in node.attachments.iter().filter(|attachment| options.admin || !attachment.admin) {
+    for attachment in node.attachments.iter().filter(|attachment| options.guest.admin || !attachment.admin) {
         config = config.function(Function {
             name: format!("{}.{}", node.name, attachment.name),
             socket: served.socket(node, attachment)?,
-            hotplug: options.root_ports,
+            hotplug: options.guest.root_ports,
             user: !attachment.admin,
         });
     }
 
-    for program in &options.programs {
+    for program in &options.contents.programs {
         config = config.program(program);
     }
 
-    if let Some(share) = &options.share {
+    if let Some(share) = &options.contents.share {
         config = config.share(share);
     }
     if let Some(logs) = &options.logs {
@@ -349,7 +379,7 @@ fn run_all(
 
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             if let (Ok(code), true) = (&result, count > 1) {
-                tell(format_args!(
+                print_error(format_args!(
                     "nicforge: the command in {node} ended with {code}; ending the other guests"
                 ));
             }
@@ -415,9 +445,9 @@ fn shell(
     let Some(config) = guests.pop() else { return Err(Failure::usage("the machine has no node")) };
     let guest = Guest::boot(toolkit, &config, watch)?;
     for problem in guest.problems() {
-        tell(format_args!("nicforge: {}: {problem}", guest.node()));
+        print_error(format_args!("nicforge: {}: {problem}", guest.node()));
     }
-    tell(format_args!("nicforge: a shell in {}; Ctrl-D ends it", guest.node()));
+    print_error(format_args!("nicforge: a shell in {}; Ctrl-D ends it", guest.node()));
     terminal::run(&guest, options.timeout.unwrap_or(SHELL), watch)
 }
 

@@ -22,7 +22,7 @@ use crate::{
 /// The serial line's name in the guest.
 const LINE: &str = "/dev/ttyS2";
 /// Ctrl-D twice. When the last line has no end, the first Ctrl-D only ends that line.
-const END: [u8; 2] = [4; 2];
+const END_OF_INPUT: [u8; 2] = [4; 2];
 const LOOK: u16 = 50;
 /// The job's output when the shell is about to read.
 const READY: &str = "ready";
@@ -58,10 +58,10 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
     let stdin = io::stdin();
     let fd = stdin.as_fd();
     let raw = fd.is_terminal().then(|| Raw::new(fd)).transpose().doing(|| "the terminal".into())?;
-    let (tell, told) = channel();
+    let (report, reported) = channel();
     let shell = guest.start(Job::shell(script(raw.is_some())).on_line(Arc::new(move |_, line: &str| {
         // The guest's line loses bytes that come before the shell reads, so input waits for this.
-        let _ = tell.send(line == READY);
+        let _ = report.send(line == READY);
     })))?;
 
     let mut listens = false;
@@ -71,7 +71,7 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
 
     let status = loop {
         let mut fds = vec![PollFd::new(line.as_fd(), PollFlags::POLLIN)];
-        listens |= told.try_iter().any(|ready| ready);
+        listens |= reported.try_iter().any(|ready| ready);
         if input && listens {
             fds.push(PollFd::new(fd, PollFlags::POLLIN));
         }
@@ -92,7 +92,7 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
             // The read bypasses the standard library's buffer, because `poll` does not see bytes in
             // that buffer.
             let length = nix::unistd::read(fd, &mut buffer).doing(|| "standard input".into())?;
-            let bytes = if length == 0 { &END[..] } else { &buffer[..length] };
+            let bytes = if length == 0 { &END_OF_INPUT[..] } else { &buffer[..length] };
             input = length > 0;
             line.write_all(bytes).doing(|| "the guest's line".into())?;
         }

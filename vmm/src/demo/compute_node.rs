@@ -66,6 +66,6 @@ fn run(plan: &Plan, address: &DeviceAddress, first: bool) -> Result<(), Failure>
     }
 
     Message::Digest { rank, view: View::Received, bytes, digest: super::hexadecimal(&digest.finalize()) }
-        .say();
+        .print();
     Ok(())
 }

@@ -43,7 +43,7 @@ pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
     })?;
 
     let nanoseconds = start.elapsed().as_nanos() as u64;
-    Message::Streamed { bytes, nanoseconds }.say();
+    Message::Streamed { bytes, nanoseconds }.print();
 
     Ok(0)
 }
@@ -65,7 +65,7 @@ fn measure_latency(node: &IoNode) -> Result<(), Failure> {
 
         times.sort();
         let half_round_trip_ns = times[times.len() / 2].as_nanos() as u64 / 2;
-        Message::Latency { rank, half_round_trip_ns }.say();
+        Message::Latency { rank, half_round_trip_ns }.print();
     }
 
     Ok(())
@@ -93,7 +93,7 @@ fn send(node: &IoNode, plan: &Plan, data: &Data, cancel: &Cancel) -> Result<(), 
             .doing(|| format!("ending core {rank}'s stream"))?;
     }
 
-    digests.say(View::Sent);
+    digests.print(View::Sent);
     Ok(())
 }
 
@@ -122,11 +122,11 @@ fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u6
         bytes += length as u64;
         if last.elapsed() >= PROGRESS {
             last = Instant::now();
-            Message::Progress { bytes }.say();
+            Message::Progress { bytes }.print();
         }
     }
 
-    digests.say(View::Returned);
+    digests.print(View::Returned);
     Ok(bytes)
 }
 
@@ -145,9 +145,9 @@ impl Digests {
         }
     }
 
-    fn say(self, view: View) {
+    fn print(self, view: View) {
         for (rank, (bytes, digest)) in self.0 {
-            Message::Digest { rank, view, bytes, digest: super::hexadecimal(&digest.finalize()) }.say();
+            Message::Digest { rank, view, bytes, digest: super::hexadecimal(&digest.finalize()) }.print();
         }
     }
 }

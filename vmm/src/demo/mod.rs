@@ -30,7 +30,7 @@ use self::{
 };
 use crate::{
     cli::ServeOptions,
-    failure::{Doing, EXIT_INTERRUPTED, Failure, tell},
+    failure::{Doing, EXIT_INTERRUPTED, Failure, print_error},
     lines::{LineSink, Stream},
     processes::{Processes, Program},
     serve::Served,
@@ -129,7 +129,7 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
 
     let served = Served::start_description(&description, &options.serve)?;
     if !options.json {
-        tell(format_args!(
+        print_error(format_args!(
             "{}\nthrough a served pset in {} ({}): 1 I/O node, {COMPUTE_NODES} compute nodes of {} cores, FIFOs of {}",
             data.describe(),
             served.directory().path().display(),
@@ -202,8 +202,8 @@ fn collector(collected: &Arc<Mutex<Collected>>, bar: &ProgressBar) -> LineSink {
         let message = if stream == Stream::Output { Message::parse(line) } else { None };
         match message {
             Some(Message::Progress { bytes }) => bar.set_position(bytes),
-            Some(message) => collected.lock().unwrap_or_else(PoisonError::into_inner).add(name, message),
-            None => bar.suspend(|| tell(format_args!("{name} | {line}"))),
+            Some(message) => collected.lock().unwrap_or_else(PoisonError::into_inner).add(message),
+            None => bar.suspend(|| print_error(format_args!("{name} | {line}"))),
         }
     })
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Plan;
 use crate::{
-    failure::{EXIT_RESULT, Failure, say},
+    failure::{EXIT_RESULT, Failure, print_line},
     stat::Snapshot,
 };
 
@@ -65,7 +65,7 @@ pub(super) enum View {
 
 impl Message {
     /// Prints the message as a line for the parent.
-    pub(super) fn say(&self) {
+    pub(super) fn print(&self) {
         if let Ok(json) = serde_json::to_string(self) {
             // A parent that has ended also ends this process soon.
             let _ = writeln!(std::io::stdout(), "{MARK}{json}");
@@ -87,7 +87,7 @@ pub(super) struct Collected {
 }
 
 impl Collected {
-    pub(super) fn add(&mut self, _node: &str, message: Message) {
+    pub(super) fn add(&mut self, message: Message) {
         match message {
             Message::Progress { .. } => {}
             Message::Latency { rank, half_round_trip_ns } => {
@@ -146,17 +146,17 @@ pub(super) fn print(
                 "digests_agree": wrong.is_empty() },
             "nodes": rows,
         });
-        say(report)?;
+        print_line(report)?;
     } else {
-        say(table(&rows))?;
-        say(format_args!(
+        print_line(table(&rows))?;
+        print_line(format_args!(
             "{:.1} MB out and back in {seconds:.2} s: {total:.2} Gb/s in each direction at once, {}-byte messages",
             bytes as f64 / 1e6,
             plan.message
         ))?;
         match wrong.as_slice() {
-            [] => say("every digest agrees: what was sent, what each core received, what came back")?,
-            ranks => say(format_args!("DIGESTS DIFFER for the cores of rank {ranks:?}"))?,
+            [] => print_line("every digest agrees: what was sent, what each core received, what came back")?,
+            ranks => print_line(format_args!("DIGESTS DIFFER for the cores of rank {ranks:?}"))?,
         }
     }
 
@@ -246,7 +246,7 @@ mod tests {
     fn digests_that_agree_for_all_ranks_are_right() {
         let mut collected = Collected::default();
         for rank in PLAN.ranks() {
-            all(rank, "a").into_iter().for_each(|message| collected.add("", message));
+            all(rank, "a").into_iter().for_each(|message| collected.add(message));
         }
         assert!(collected.wrong(&PLAN).is_empty());
     }
@@ -254,8 +254,8 @@ mod tests {
     #[test]
     fn a_digest_that_differs_or_is_missing_is_wrong() {
         let mut collected = Collected::default();
-        all(0, "b").into_iter().for_each(|message| collected.add("", message));
-        all(4, "a").into_iter().take(2).for_each(|message| collected.add("", message));
+        all(0, "b").into_iter().for_each(|message| collected.add(message));
+        all(4, "a").into_iter().take(2).for_each(|message| collected.add(message));
         assert_eq!(collected.wrong(&PLAN), PLAN.ranks());
     }
 

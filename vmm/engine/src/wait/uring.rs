@@ -22,6 +22,7 @@ use io_uring::{
     types::{Fd, SubmitArgs, Timespec},
 };
 use nix::{
+    errno::Errno,
     libc,
     sys::eventfd::{EfdFlags, EventFd},
 };
@@ -34,11 +35,43 @@ const COMPLETIONS: u32 = 4096;
 const IGNORED: u64 = 0;
 /// Most calls into the kernel to get one entry into the queue.
 const ATTEMPTS: usize = 64;
+/// Errors in a row after which a poll is not armed again.
+const MOST_ERRORS: u32 = 8;
 
+/// A watched descriptor.
 struct Watch {
     token: u64,
     fd: RawFd,
     interest: Interest,
+    /// Errors of its poll since the last report.
+    errors: u32,
+}
+
+impl Watch {
+    /// Turns the result of a poll into an event. The kernel may end a poll with an error, for
+    /// example for want of memory, which says nothing about the descriptor. It is then reported as
+    /// ready, so that its user looks, and its poll is armed again. After [`MOST_ERRORS`] it counts
+    /// as broken.
+    fn event(&mut self, result: i32) -> Event {
+        let Ok(flags) = u32::try_from(result) else {
+            self.errors += 1;
+            let Interest { read, write } = self.interest;
+            return Event { token: self.token, readable: read, writable: write, hangup: self.is_broken() };
+        };
+
+        self.errors = 0;
+        let has = |bits: i16| flags & bits as u32 != 0;
+        Event {
+            token: self.token,
+            readable: has(libc::POLLIN | libc::POLLRDHUP),
+            writable: has(libc::POLLOUT),
+            hangup: has(libc::POLLHUP | libc::POLLERR | libc::POLLNVAL),
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        self.errors >= MOST_ERRORS
+    }
 }
 
 pub(crate) struct Uring {
@@ -46,8 +79,11 @@ pub(crate) struct Uring {
     /// By the number of the poll in the kernel. Each poll has its own number, so that a late report
     /// of an old one is recognized.
     watches: HashMap<u64, Watch>,
+    /// Number of the poll of each token.
     current: HashMap<u64, u64>,
+    /// Number of the next poll.
     next: u64,
+    /// Polls that have ended and are to be armed again.
     ended: Vec<u64>,
 }
 
@@ -114,7 +150,7 @@ impl Uring {
             Ok(_) => Ok(()),
             // The call was interrupted, or reports must be collected first. The entries stay queued
             // for the next call.
-            Err(error) if transient(&error) => Ok(()),
+            Err(error) if is_transient(&error) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -135,17 +171,15 @@ impl Uring {
     fn collect(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         for completion in self.ring.completion() {
             let id = completion.user_data();
-            let Some(watch) = self.watches.get(&id) else { continue };
+            let Some(watch) = self.watches.get_mut(&id) else { continue };
             let result = completion.result();
-            let flags = if result < 0 { libc::POLLERR as u32 } else { result as u32 };
-            let has = |bits: i16| flags & bits as u32 != 0;
-            events.push(Event {
-                token: watch.token,
-                readable: has(libc::POLLIN | libc::POLLRDHUP),
-                writable: has(libc::POLLOUT),
-                hangup: has(libc::POLLHUP | libc::POLLERR | libc::POLLNVAL),
-            });
-            if result >= 0 && !cqueue::more(completion.flags()) {
+            events.push(watch.event(result));
+
+            let has_ended = result < 0 || !cqueue::more(completion.flags());
+            if watch.is_broken() {
+                let errno = Errno::from_raw(-result);
+                tracing::error!(%errno, "a descriptor cannot be watched any more: its polls fail");
+            } else if has_ended {
                 self.ended.push(id);
             }
         }
@@ -160,7 +194,8 @@ impl Uring {
     }
 }
 
-fn transient(error: &io::Error) -> bool {
+/// Returns whether a call into the kernel failed for a reason that does not last.
+fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ETIME))
 }
 
@@ -172,7 +207,7 @@ impl EventLoop for Uring {
     fn watch(&mut self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
         let id = self.next;
         self.next += 1;
-        self.watches.insert(id, Watch { token, fd: fd.as_raw_fd(), interest });
+        self.watches.insert(id, Watch { token, fd: fd.as_raw_fd(), interest, errors: 0 });
         self.current.insert(token, id);
         self.arm(id, fd.as_raw_fd(), interest)
     }
@@ -223,9 +258,64 @@ impl EventLoop for Uring {
         };
         match waited {
             Ok(_) => {}
-            Err(error) if transient(&error) => {}
+            Err(error) if is_transient(&error) => {}
             Err(error) => return Err(error),
         }
         self.collect(events)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, os::unix::net::UnixStream};
+
+    use super::*;
+
+    const TOKEN: u64 = 7;
+
+    /// Collects events until one satisfies `wanted`.
+    fn next(uring: &mut Uring, wanted: impl Fn(&Event) -> bool) -> Event {
+        let mut found = Vec::new();
+        for _ in 0..64 {
+            uring.wait(Some(Duration::from_secs(1)), &mut found).unwrap();
+            if let Some(event) = found.iter().find(|event| wanted(event)) {
+                return *event;
+            }
+        }
+        panic!("not reported: {found:?}");
+    }
+
+    #[test]
+    fn poll_that_ends_with_an_error_is_armed_again() {
+        let Ok(mut uring) = Uring::new() else { return };
+        let (near, mut far) = UnixStream::pair().unwrap();
+        uring.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
+
+        // The poll ends with ECANCELED, although its descriptor is still watched.
+        let removal = opcode::PollRemove::new(uring.current[&TOKEN]).build().user_data(IGNORED);
+        uring.push(&removal).and_then(|()| uring.submit()).unwrap();
+        let report = next(&mut uring, |event| event.token == TOKEN);
+        assert!(report.readable && !report.hangup, "{report:?}");
+        let mut rest = Vec::new();
+        uring.poll(&mut rest).unwrap();
+        assert_eq!(rest, []);
+
+        far.write_all(&[1]).unwrap();
+        next(&mut uring, |event| event.token == TOKEN && event.readable);
+    }
+
+    #[test]
+    fn descriptor_whose_polls_always_fail_hangs_up_and_is_left_alone() {
+        let Ok(mut uring) = Uring::new() else { return };
+        // No process has a descriptor with this number.
+        let fd = RawFd::MAX;
+        uring.watches.insert(1000, Watch { token: TOKEN, fd, interest: Interest::READ, errors: 0 });
+        uring.arm(1000, fd, Interest::READ).unwrap();
+
+        next(&mut uring, |event| event.token == TOKEN && event.hangup);
+
+        let mut rest = Vec::new();
+        uring.poll(&mut rest).unwrap();
+        assert_eq!(rest, []);
     }
 }

@@ -290,7 +290,7 @@ both_loops! {
         neighbour.assert_all_is_well();
     }
 
-    fn a_client_that_fills_its_quota_of_ranges_gets_no_more_and_costs_nobody_else(config) {
+    fn a_client_that_fills_its_quota_of_ranges_gets_no_more_and_costs_no_other_client(config) {
         config.quotas = Quotas { ranges: 4096, ..config.quotas };
         let ranges = config.quotas.ranges as u64;
         let neighbour = Neighbour::start(config);

@@ -168,9 +168,9 @@ both_loops! {
         let snapshot = served.snapshot();
         assert_eq!(plain.0.lock().unwrap()[0x800..], [3; 0x800]);
         assert_eq!((server_of(&snapshot, A).dma_messages, server_of(&snapshot, A).unmappable), (2, 1));
-        let told = client_of(&snapshot, A).unwrap();
+        let client = client_of(&snapshot, A).unwrap();
 
-        assert_eq!((told.ranges, told.mapped_bytes), (2, 0));
+        assert_eq!((client.ranges, client.mapped_bytes), (2, 0));
     }
 
     fn a_range_past_the_end_of_its_file_is_refused(config) {

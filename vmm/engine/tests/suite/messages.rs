@@ -58,7 +58,7 @@ both_loops! {
             raw.send(&[doorbell(64), unmap].concat());
             assert_eq!(raw.reply().0.command, Command::DmaUnmap);
             raw.assert_served();
-            let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == round);
+            let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == round);
             assert_eq!(server_of(&snapshot, A).dma_messages, 0);
             assert_eq!(raw.ask(Command::DmaMap, &map()), None);
         }
@@ -78,7 +78,7 @@ both_loops! {
         while seen.last() != Some(&Command::DmaUnmap) {
             seen.push(raw.reply().0.command);
         }
-        let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == 1);
 
         assert_eq!(server_of(&snapshot, A).dma_messages, 0, "{seen:?}");
     }
@@ -91,7 +91,7 @@ both_loops! {
         raw.send(&[doorbell(64), off].concat());
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         raw.assert_served();
-        let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == 1);
 
         assert_eq!(server_of(&snapshot, A).dma_messages, 0);
     }

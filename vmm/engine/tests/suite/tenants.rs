@@ -136,7 +136,7 @@ fn keeps_writing(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
         assert_next_tenant_is_alone(&neighbour);
     });
 
-    assert!(is_quiet(&kept.interrupt), "an old tenant was told of the next one's interrupts");
+    assert!(is_quiet(&kept.interrupt), "an old tenant got the next one's interrupts");
 }
 
 /// Sets a flag when it is dropped, also in a test that fails.

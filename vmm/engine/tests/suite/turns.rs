@@ -1,6 +1,8 @@
 //! The work of one client in a turn of the engine.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
+use std::{os::unix::net::UnixStream, time::Duration};
+
 use crate::common::{
     raw::{Raw, access, posted, request},
     *,
@@ -74,7 +76,7 @@ both_loops! {
     fn a_turn_ends_by_the_clock(config) {
         const RESETS: usize = 1000;
         config.messages = u32::MAX;
-        config.client_turn = std::time::Duration::ZERO;
+        config.client_turn = Duration::ZERO;
         let served = Served::start(config);
         let mut raw = Raw::negotiated(&served.path(A));
         let before = served.snapshot();
@@ -86,17 +88,38 @@ both_loops! {
         assert!(served.snapshot().turns - before.turns >= RESETS as u64);
     }
 
-    fn the_longest_turn_and_its_client_are_told(config) {
+    fn connections_that_wait_together_are_accepted_in_many_rounds(config) {
+        // Fewer than the kernel keeps.
+        const CONNECTIONS: u64 = 48;
+        config.clients_turn = Duration::ZERO;
+        let served = Served::start(config);
+        let (client, path) = (served.client(A), served.path(A));
+        let before = served.snapshot();
+
+        // The engine's thread connects, so all connections wait when its next round begins.
+        let connect = move || UnixStream::connect(&path).unwrap();
+        let crowd = served.handle.call(LONG, move |_| {
+            (0..CONNECTIONS).map(|_| connect()).collect::<Vec<_>>()
+        }).unwrap();
+        let after = served.until("all are refused", |snapshot| server_of(snapshot, A).refused == CONNECTIONS);
+
+        // One connection in each round: the first one is always accepted.
+        assert!(after.turns - before.turns >= CONNECTIONS);
+        assert_eq!(read32(&client, reg::SCRATCH), 0);
+        drop(crowd);
+    }
+
+    fn the_longest_turn_and_its_client_are_reported(config) {
         let served = Served::start(config);
         let client = served.client(B);
 
         write32(&client, reg::SCRATCH, 1);
         let snapshot = served.snapshot();
         let longest = snapshot.longest_turn;
-        assert!(longest.time > std::time::Duration::ZERO);
+        assert!(longest.time > Duration::ZERO);
         let of_b = server_of(&snapshot, B).longest_turn;
 
-        assert!(of_b > std::time::Duration::ZERO && of_b <= longest.time);
+        assert!(of_b > Duration::ZERO && of_b <= longest.time);
         assert!(longest.client.is_none_or(|client| client == (FUNCTION, B)));
     }
 

@@ -8,9 +8,11 @@ use std::{
 };
 
 use crate::common::{
+    neighbour::Neighbour,
     raw::{access, posted, request, words},
     *,
 };
+use nicforge_engine::Snapshot;
 use nicforge_vfio_user::{
     DMA_FLAG_READ, DMA_FLAG_WRITE, Errno, PCI_MSIX_IRQ, PeerFd,
     socket::{Fill, Framed},
@@ -19,6 +21,8 @@ use nicforge_vfio_user::{
 
 /// A page of client memory without a descriptor.
 const PAGE: u64 = 0x1000;
+/// Answers that are more bytes than a socket holds.
+const MANY: usize = 16_384;
 /// Long enough for a fault to show first, short enough for a test.
 const SHORT: Duration = Duration::from_millis(50);
 
@@ -84,7 +88,7 @@ both_loops! {
         let Twins { main, twin } = twins;
         drop(twin);
 
-        let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == 1);
         assert!(client_of(&snapshot, A).is_some());
         let other = served.client(B);
         let before = served.snapshot().turns;
@@ -104,6 +108,36 @@ both_loops! {
 
         assert_eq!(server_of(&served.until_free(A), A).broken, 1);
         served.client(A).device_info().unwrap();
+    }
+
+    fn a_client_that_never_reads_its_full_second_socket_holds_up_no_other(config) {
+        let neighbour = Neighbour::start(config);
+        let mut twins = Twins::ready(&neighbour.served);
+        twins.fill(&neighbour.served);
+
+        twins.send(&request(Command::DeviceGetInfo, &words(&[16, 0, 0, 0])));
+        neighbour.assert_served();
+
+        // The request waits for the second socket, and its client keeps the attachment.
+        assert_eq!(twins.main.fill().unwrap(), Fill::WouldBlock);
+        assert!(client_of(&neighbour.served.snapshot(), A).is_some());
+        drop(twins);
+        neighbour.assert_all_is_well();
+    }
+
+    fn a_full_second_socket_costs_no_turns(config) {
+        let served = Served::start(config);
+        let (mut twins, other) = (Twins::ready(&served), served.client(B));
+        twins.fill(&served);
+
+        let before = served.snapshot().turns;
+        // No request comes for a while.
+        assert_eq!(other.poll_incoming(SHORT).unwrap(), 0);
+
+        let turns = served.snapshot().turns - before;
+        assert!(turns < 100, "{turns} turns in {SHORT:?}");
+        drop(twins);
+        served.until_free(A);
     }
 
     fn a_client_that_floods_its_second_socket_does_not_hold_up_another(config) {
@@ -172,6 +206,24 @@ impl Twins {
         assert_eq!(self.reply(), (command, None));
     }
 
+    /// Sends commands on the second socket, which the server refuses, and reads no answer. The
+    /// answers fill the socket, and the rest waits in the server.
+    fn fill(&mut self, served: &Served) {
+        let messages = |snapshot: &Snapshot| client_of(snapshot, A).unwrap().messages;
+        let before = messages(&served.snapshot());
+
+        let commands = request(Command::DeviceGetInfo, &[]).repeat(MANY);
+        self.twin.send(&commands, &[], &[]).unwrap();
+        let deadline = Instant::now() + LONG;
+        while self.twin.queued() > 0 {
+            assert!(Instant::now() < deadline, "the commands are not read");
+            self.twin.flush().unwrap();
+            std::thread::yield_now();
+        }
+
+        served.until("all commands are refused", |snapshot| messages(snapshot) >= before + MANY as u64);
+    }
+
     /// Returns the next message on the second socket.
     fn message(&mut self) -> Header {
         wait(&mut self.twin, |header, _, _| header)
@@ -205,6 +257,6 @@ fn doorbell(length: u32) -> Vec<u8> {
     posted(Command::RegionWrite, &access(reg::COPY, 0, 4, &length.to_le_bytes()))
 }
 
-fn errors(snapshot: &nicforge_engine::Snapshot) -> u64 {
+fn errors(snapshot: &Snapshot) -> u64 {
     snapshot.functions[0].attachments[0].counters.dma_errors
 }

@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use serde_json::json;
 
-use super::config::{GuestConfig, Placed};
+use super::config::{GuestConfig, PluggedFunction};
 use crate::{accel::Accelerator, provision::Toolkit};
 
 /// The paths of a guest's sockets and files.
@@ -22,18 +22,18 @@ pub(crate) const LINES: [&str; 3] = ["console", "agent", "monitor"];
 pub(crate) const TERMINAL: &str = "terminal";
 
 /// Returns a function's parameters for QEMU's `-device` and `device_add`.
-pub(crate) fn device(placed: &Placed) -> serde_json::Value {
+pub(crate) fn device(plugged: &PluggedFunction) -> serde_json::Value {
     let mut device = json!({
         "driver": "vfio-user-pci",
-        "id": placed.id(),
-        "socket": { "type": "unix", "path": placed.function.socket },
+        "id": plugged.id(),
+        "socket": { "type": "unix", "path": plugged.function.socket },
     });
 
-    if placed.function.hotplug {
-        device["bus"] = json!(placed.port());
+    if plugged.function.hotplug {
+        device["bus"] = json!(plugged.port());
     } else {
         device["bus"] = json!("pcie.0");
-        device["addr"] = json!(format!("{:x}", placed.slot));
+        device["addr"] = json!(format!("{:x}", plugged.slot));
     }
 
     device
@@ -43,21 +43,29 @@ pub(crate) fn device(placed: &Placed) -> serde_json::Value {
 pub(crate) fn command(
     toolkit: &Toolkit,
     config: &GuestConfig,
-    functions: &[Placed],
+    functions: &[PluggedFunction],
     files: &Files<'_>,
 ) -> Command {
     let mut command = toolkit.qemu.command();
-    let kvm = config.accelerator == Accelerator::Kvm;
+    let kvm = config.hardware.accelerator == Accelerator::Kvm;
 
     // Interrupt remapping and KVM's full in-kernel interrupt controller exclude each other.
-    let split = if kvm && config.iommu { ",kernel-irqchip=split" } else { "" };
+    let split = if kvm && config.hardware.iommu { ",kernel-irqchip=split" } else { "" };
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none"])
         .args(["-machine", &format!("q35,memory-backend=memory{split}")])
-        .args(["-accel", config.accelerator.name(), "-cpu", config.accelerator.processor()])
-        .args(["-smp", &config.processors.to_string(), "-m", &config.memory_mib.to_string()])
+        .args(["-accel", config.hardware.accelerator.name(), "-cpu", config.hardware.accelerator.processor()])
+        .args([
+            "-smp",
+            &config.hardware.processors.to_string(),
+            "-m",
+            &config.hardware.memory_mib.to_string(),
+        ])
         // The functions' server maps the guest's memory, so it must be shared.
-        .args(["-object", &format!("memory-backend-memfd,id=memory,size={}M,share=on", config.memory_mib)])
+        .args([
+            "-object",
+            &format!("memory-backend-memfd,id=memory,size={}M,share=on", config.hardware.memory_mib),
+        ])
         .args(["-action", if config.reboots { "reboot=reset" } else { "reboot=shutdown" }])
         .args(["-name", &config.node]);
 
@@ -70,36 +78,36 @@ pub(crate) fn command(
         line(id);
     }
 
-    if config.terminal {
+    if config.hardware.terminal {
         line(TERMINAL);
     }
 
     command.args(["-serial", "chardev:console", "-serial", "chardev:agent"]);
-    if config.terminal {
+    if config.hardware.terminal {
         command.args(["-serial", "chardev:terminal"]);
     }
 
     command.args(["-qmp", "chardev:monitor"]);
-    if config.iommu {
+    if config.hardware.iommu {
         // The IOMMU must precede all devices that it confines.
         command.args(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
     }
 
-    for placed in functions {
-        function(&mut command, placed);
+    for plugged in functions {
+        function(&mut command, plugged);
     }
 
-    if let Some(share) = &config.share {
+    if let Some(share) = &config.software.share {
         command
             .args(["-fsdev", &format!("local,id=share,path={},security_model=none", escaped(share))])
             .args(["-device", "virtio-9p-pci,fsdev=share,mount_tag=share,addr=2"]);
     }
 
-    for network in &config.networks {
+    for network in &config.hardware.networks {
         command.args(["-netdev", network]);
     }
 
-    for device in &config.devices {
+    for device in &config.hardware.devices {
         command.args(["-device", device]);
     }
 
@@ -107,31 +115,34 @@ pub(crate) fn command(
         command.args(["-d", "guest_errors", "-D"]).arg(trace);
     }
 
-    for events in &config.trace {
+    for events in &config.logging.trace {
         command.args(["-trace", events]);
     }
 
-    let iommu = if config.iommu { " intel_iommu=on" } else { "" };
+    let iommu = if config.hardware.iommu { " intel_iommu=on" } else { "" };
     // Without no_timer_check, Linux panics when its timer does not tick in time, which happens on a
     // loaded host.
     command.arg("-kernel").arg(&toolkit.kernel.image).arg("-initrd").arg(files.initrd).args([
         "-append",
-        &format!("console=ttyS0 quiet panic=-1 no_timer_check rdinit=/nicforge/init{iommu}{}", config.append),
+        &format!(
+            "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/nicforge/init{iommu}{}",
+            config.software.append
+        ),
     ]);
 
     command
 }
 
-fn function(command: &mut Command, placed: &Placed) {
-    if placed.function.hotplug {
-        let (port, slot) = (placed.port(), placed.slot);
+fn function(command: &mut Command, plugged: &PluggedFunction) {
+    if plugged.function.hotplug {
+        let (port, slot) = (plugged.port(), plugged.slot);
         command.args([
             "-device",
             &format!("pcie-root-port,id={port},bus=pcie.0,addr={slot:x},chassis={slot},slot={slot}"),
         ]);
     }
 
-    command.args(["-device", &device(placed).to_string()]);
+    command.args(["-device", &device(plugged).to_string()]);
 }
 
 /// Escapes a path for an option's value: a comma is doubled.

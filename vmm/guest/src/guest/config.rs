@@ -45,14 +45,14 @@ pub struct Function {
 
 /// A function and its slot on the root bus; with [`Function::hotplug`] the slot is its port's.
 #[derive(Clone, Debug)]
-pub(crate) struct Placed {
+pub(crate) struct PluggedFunction {
     pub(crate) function: Function,
     pub(crate) slot: u8,
 }
 
-impl Placed {
+impl PluggedFunction {
     /// Returns the slot as the agent reads it: `03.0`, or `03.0/` for a function behind that port.
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn slot_setting(&self) -> String {
         format!("{:02x}.0{}", self.slot, if self.function.hotplug { "/" } else { "" })
     }
 
@@ -67,54 +67,83 @@ impl Placed {
     }
 }
 
+/// The machine that QEMU makes for a guest.
+#[derive(Clone, Debug)]
+pub(crate) struct Hardware {
+    pub(crate) functions: Vec<Function>,
+    /// Further devices, as values of `-device`.
+    pub(crate) devices: Vec<String>,
+    /// Networks of such devices, as values of `-netdev`.
+    pub(crate) networks: Vec<String>,
+    pub(crate) memory_mib: u32,
+    pub(crate) processors: u32,
+    pub(crate) accelerator: Accelerator,
+    /// Whether there is a virtual IOMMU.
+    pub(crate) iommu: bool,
+    /// Whether there is a serial line for a terminal.
+    pub(crate) terminal: bool,
+}
+
+/// The software of a guest, and the files of the host that it finds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Software {
+    /// Text that is appended to the kernel's command line.
+    pub(crate) append: String,
+    /// The driver of the functions.
+    pub(crate) driver: Driver,
+    /// Kernel modules to be loaded at the start.
+    pub(crate) modules: Vec<String>,
+    /// Files and programs of the host.
+    pub(crate) extras: Vec<Extra>,
+    /// A directory of the host for `/share`.
+    pub(crate) share: Option<PathBuf>,
+    /// Variables for all commands.
+    pub(crate) environment: Vec<(String, String)>,
+}
+
+/// The logs of a guest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Logging {
+    /// The folder of the logs; they are deleted with the guest without one.
+    pub(crate) folder: Option<PathBuf>,
+    /// Events of QEMU to be traced.
+    pub(crate) trace: Vec<String>,
+}
+
 /// Configuration of a guest that is not booted yet.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
     pub(crate) node: String,
-    pub(crate) functions: Vec<Function>,
-    pub(crate) devices: Vec<String>,
-    pub(crate) networks: Vec<String>,
-    pub(crate) memory_mib: u32,
-    pub(crate) processors: u32,
-    pub(crate) iommu: bool,
-    pub(crate) driver: Driver,
-    pub(crate) extras: Vec<Extra>,
-    pub(crate) modules: Vec<String>,
-    pub(crate) share: Option<PathBuf>,
-    pub(crate) environment: Vec<(String, String)>,
-    pub(crate) append: String,
-    pub(crate) accelerator: Accelerator,
+    pub(crate) hardware: Hardware,
+    pub(crate) software: Software,
+    pub(crate) logging: Logging,
     pub(crate) boot_deadline: Duration,
+    /// Whether it boots again after a reboot, a panic or a reset.
     pub(crate) reboots: bool,
-    pub(crate) terminal: bool,
-    pub(crate) trace: Vec<String>,
-    pub(crate) logs: Option<PathBuf>,
 }
 
 impl GuestConfig {
     /// Returns an emulated guest without functions, with 512 MiB of memory and one processor. Its
     /// boot deadline is five minutes; a boot takes some seconds on an idle machine.
     pub fn new(node: impl Into<String>) -> Self {
-        Self {
-            node: node.into(),
+        let hardware = Hardware {
             functions: Vec::new(),
             devices: Vec::new(),
             networks: Vec::new(),
             memory_mib: 512,
             processors: 1,
-            iommu: false,
-            driver: Driver::None,
-            extras: Vec::new(),
-            modules: Vec::new(),
-            share: None,
-            environment: Vec::new(),
-            append: String::new(),
             accelerator: Accelerator::Tcg,
+            iommu: false,
+            terminal: false,
+        };
+
+        Self {
+            node: node.into(),
+            hardware,
+            software: Software::default(),
+            logging: Logging::default(),
             boot_deadline: Duration::from_secs(300),
             reboots: false,
-            terminal: false,
-            trace: Vec::new(),
-            logs: None,
         }
     }
 
@@ -126,7 +155,7 @@ impl GuestConfig {
     /// Adds a served function. The first gets `0000:00:03.0`, the second `0000:00:04.0`, and so on.
     /// A function that can be unplugged is behind a port at that address.
     pub fn function(mut self, function: Function) -> Self {
-        self.functions.push(function);
+        self.hardware.functions.push(function);
         self
     }
 
@@ -137,38 +166,38 @@ impl GuestConfig {
 
     /// Adds another QEMU device, as the value of `-device`, for example `edu`.
     pub fn device(mut self, device: impl Into<String>) -> Self {
-        self.devices.push(device.into());
+        self.hardware.devices.push(device.into());
         self
     }
 
     /// Adds a network for a [`Self::device`], as the value of QEMU's `-netdev`, for example
     /// `dgram,id=n,...`.
     pub fn network(mut self, backend: impl Into<String>) -> Self {
-        self.networks.push(backend.into());
+        self.hardware.networks.push(backend.into());
         self
     }
 
     /// Sets the memory, in MiB.
     pub fn memory(mut self, mib: u32) -> Self {
-        self.memory_mib = mib;
+        self.hardware.memory_mib = mib;
         self
     }
 
     /// Sets the number of processors.
     pub fn processors(mut self, number: u32) -> Self {
-        self.processors = number;
+        self.hardware.processors = number;
         self
     }
 
     /// Sets whether there is a virtual IOMMU with interrupt remapping.
     pub fn iommu(mut self, on: bool) -> Self {
-        self.iommu = on;
+        self.hardware.iommu = on;
         self
     }
 
     /// Sets the driver of the functions.
     pub fn driver(mut self, driver: Driver) -> Self {
-        self.driver = driver;
+        self.software.driver = driver;
         self
     }
 
@@ -177,50 +206,54 @@ impl GuestConfig {
     pub fn program(mut self, source: impl Into<PathBuf>) -> Self {
         let source = source.into();
         let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        self.extras.push(Extra { source, place: format!("/root/{name}"), program: true });
+        self.software.extras.push(Extra { source, place: format!("/root/{name}"), program: true });
         self
     }
 
     /// Copies a program of the host with its libraries to `/root` under another name.
     pub fn program_as(mut self, source: impl Into<PathBuf>, name: &str) -> Self {
-        self.extras.push(Extra { source: source.into(), place: format!("/root/{name}"), program: true });
+        self.software.extras.push(Extra {
+            source: source.into(),
+            place: format!("/root/{name}"),
+            program: true,
+        });
         self
     }
 
     /// Copies a file or directory of the host to an absolute path in the guest.
     pub fn file(mut self, source: impl Into<PathBuf>, place: impl Into<String>) -> Self {
-        self.extras.push(Extra { source: source.into(), place: place.into(), program: false });
+        self.software.extras.push(Extra { source: source.into(), place: place.into(), program: false });
         self
     }
 
     /// Loads a kernel module and its dependencies at the start.
     pub fn module(mut self, name: impl Into<String>) -> Self {
-        self.modules.push(name.into());
+        self.software.modules.push(name.into());
         self
     }
 
     /// Mounts a directory of the host at `/share`.
     pub fn share(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.share = Some(folder.into());
+        self.software.share = Some(folder.into());
         self
     }
 
     /// Adds a variable to the environment of all commands.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.environment.push((name.into(), value.into()));
+        self.software.environment.push((name.into(), value.into()));
         self
     }
 
     /// Appends to the kernel's command line.
     pub fn append(mut self, text: &str) -> Self {
-        self.append.push(' ');
-        self.append.push_str(text);
+        self.software.append.push(' ');
+        self.software.append.push_str(text);
         self
     }
 
     /// Sets how the guest's processors are executed.
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
-        self.accelerator = accelerator;
+        self.hardware.accelerator = accelerator;
         self
     }
 
@@ -239,36 +272,36 @@ impl GuestConfig {
 
     /// Sets whether it has a serial line for [`Guest::terminal`](crate::Guest::terminal).
     pub fn terminal(mut self, wanted: bool) -> Self {
-        self.terminal = wanted;
+        self.hardware.terminal = wanted;
         self
     }
 
     /// Traces events of QEMU into the folder of logs, as in `vfio_user_*`. The file then grows
     /// without a limit.
     pub fn trace(mut self, events: &str) -> Self {
-        self.trace.push(events.to_owned());
+        self.logging.trace.push(events.to_owned());
         self
     }
 
     /// Sets the folder of the logs `NODE.console.log`, `NODE.qemu.log` and `NODE.trace.log`.
     /// Without it they are deleted with the guest. Console and trace begin anew at 4 MiB.
     pub fn logs(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.logs = Some(folder.into());
+        self.logging.folder = Some(folder.into());
         self
     }
 
     /// Returns the functions with their slots, or an error when there are too few slots.
-    pub(crate) fn placed(&self) -> Result<Vec<Placed>, GuestError> {
-        if self.functions.len() > SLOTS.count() {
+    pub(crate) fn plugged_functions(&self) -> Result<Vec<PluggedFunction>, GuestError> {
+        if self.hardware.functions.len() > SLOTS.count() {
             return Err(GuestError::Request(format!(
                 "{}: {} functions are to be plugged in; a guest has {} slots for them",
                 self.node,
-                self.functions.len(),
+                self.hardware.functions.len(),
                 SLOTS.count()
             )));
         }
 
-        if self.driver == Driver::Vfio && !self.iommu {
+        if self.software.driver == Driver::Vfio && !self.hardware.iommu {
             let text = "VFIO in the guest needs the virtual IOMMU (iommu, --iommu): its kernel has no other way to confine DMA";
             return Err(GuestError::Request(format!("{}: {text}", self.node)));
         }
@@ -278,7 +311,9 @@ impl GuestConfig {
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
 
-        for name in std::iter::once(&self.node).chain(self.functions.iter().map(|function| &function.name)) {
+        for name in
+            std::iter::once(&self.node).chain(self.hardware.functions.iter().map(|function| &function.name))
+        {
             if !good(name) {
                 return Err(GuestError::Request(format!(
                     "{name:?} is no name: letters, digits, '.', '_' and '-' are"
@@ -287,11 +322,12 @@ impl GuestConfig {
         }
 
         Ok(self
+            .hardware
             .functions
             .iter()
             .cloned()
             .zip(SLOTS)
-            .map(|(function, slot)| Placed { function, slot })
+            .map(|(function, slot)| PluggedFunction { function, slot })
             .collect())
     }
 
@@ -319,26 +355,27 @@ mod tests {
             user: false,
         });
 
-        let places: Vec<_> = config.placed().unwrap().iter().map(Placed::place).collect();
-        assert_eq!(places, ["03.0", "04.0/"]);
+        let slots: Vec<_> =
+            config.plugged_functions().unwrap().iter().map(PluggedFunction::slot_setting).collect();
+        assert_eq!(slots, ["03.0", "04.0/"]);
     }
 
     #[test]
     fn more_functions_than_slots_are_refused() {
         let many = (0..=GuestConfig::max_functions())
             .fold(GuestConfig::new("n"), |config, number| config.user_function(format!("f{number}"), "/s"));
-        assert!(many.placed().unwrap_err().to_string().contains("slots"));
+        assert!(many.plugged_functions().unwrap_err().to_string().contains("slots"));
     }
 
     #[test]
     fn vfio_without_an_iommu_is_refused() {
-        let error = GuestConfig::new("n").driver(Driver::Vfio).placed().unwrap_err();
+        let error = GuestConfig::new("n").driver(Driver::Vfio).plugged_functions().unwrap_err();
         assert!(error.to_string().contains("--iommu"), "{error}");
     }
 
     #[test]
     fn a_name_that_is_a_shell_command_is_refused() {
-        assert!(GuestConfig::new("n").user_function("a b;c", "/s").placed().is_err());
+        assert!(GuestConfig::new("n").user_function("a b;c", "/s").plugged_functions().is_err());
     }
 
     #[test]

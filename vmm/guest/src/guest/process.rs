@@ -44,23 +44,23 @@ impl Process {
     /// Starts the command; `ended` runs once after its end.
     pub(crate) fn start(mut command: Command, ended: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
-        let (tell, told) = mpsc::channel();
+        let (report, reported) = mpsc::channel();
         let keeper = std::thread::Builder::new().name("qemu".into()).spawn({
             let shared = shared.clone();
             move || match tool::end_with_us(&mut command).spawn() {
                 Ok(child) => {
                     // The caller waits for this message, so it can't fail.
-                    let _ = tell.send(Ok(child.id()));
+                    let _ = report.send(Ok(child.id()));
                     keep(child, &shared);
                     ended();
                 }
                 Err(error) => {
-                    let _ = tell.send(Err(error));
+                    let _ = report.send(Err(error));
                 }
             }
         })?;
 
-        let pid = told.recv().map_err(io::Error::other)??;
+        let pid = reported.recv().map_err(io::Error::other)??;
         Ok(Self { shared, keeper: Some(keeper), pid: Pid::from_raw(pid as i32) })
     }
 

@@ -9,11 +9,7 @@
 //! standard library, of libc, or of shared memory and its layouts counts for the function that it
 //! is inlined in.
 
-use std::{
-    collections::HashMap,
-    fs,
-    process::{Command, Stdio},
-};
+use std::collections::HashMap;
 
 use nicforge_core::time::Nanos;
 use nicforge_driver::Device;
@@ -24,10 +20,12 @@ use nicforge_velo::Address;
 
 use super::{
     super::{
-        Run, counting,
+        Run,
+        callgrind::{Callgrind, Count},
+        cards::two_cards,
         row::{Backing, Outcome, Row},
     },
-    WINDOW, description,
+    WINDOW,
     ranks::Ranks,
     velo::BYTES,
 };
@@ -81,24 +79,30 @@ const OF_BOTH: [&str; 2] = ["device-model/shm/", "device-model/hwi/"];
 
 /// Counts instructions, if valgrind is installed.
 pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
-    let found = Command::new("valgrind")
-        .arg("--version")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-
-    if !found.is_ok_and(|status| status.success()) {
-        let note = "instructions a message are left out: valgrind can't be started (Debian and Ubuntu: apt install valgrind)";
-        return Ok(Outcome { notes: vec![note.into()], ..Outcome::default() });
-    }
+    let callgrind = match Callgrind::find() {
+        Ok(callgrind) => callgrind,
+        Err(missing) => {
+            let note = format!("instructions a message are left out: {missing}");
+            return Ok(Outcome { notes: vec![note], ..Outcome::default() });
+        }
+    };
 
     let windows = if run.quick { 2 } else { 40 };
     let mut rows = Vec::new();
 
     for pairs in PAIRS {
         run.step(format!("instructions, {pairs} pairs"))?;
-        let counts = count(run, pairs, windows)?;
+        let counted = callgrind.run(
+            run,
+            &Count {
+                name: "messages",
+                bench: "extoll-mpi",
+                part: format!("{pairs}:{windows}"),
+                functions: &[COUNTED],
+                first_thread_only: false,
+            },
+        )?;
+        let counts = by_part(&counted);
         let messages = f64::from(windows * WINDOW) * f64::from(pairs);
         let all: u64 = counts.values().sum();
         let row = Row {
@@ -124,35 +128,6 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
         )],
         ..Outcome::default()
     })
-}
-
-/// Returns the instructions by part for `windows` windows of `pairs` pairs.
-fn count(run: &Run<'_>, pairs: u16, windows: u32) -> Result<HashMap<&'static str, u64>, Failure> {
-    let program = std::env::current_exe().doing(|| "this program's own file".into())?;
-    let directory = tempfile::tempdir().doing(|| "a directory for callgrind's counts".into())?;
-    let file = directory.path().join("counts");
-    let mut command = Command::new("valgrind");
-    command
-        .args(["-q", "--tool=callgrind", "--collect-atstart=no"])
-        .arg(format!("--toggle-collect={COUNTED}"))
-        .arg(format!("--callgrind-out-file={}", file.display()))
-        .arg(program)
-        .args(["bench", "extoll-mpi", "--part", &format!("{pairs}:{windows}")])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-
-    let status = counting::status(run, &mut command)?;
-    let text = fs::read_to_string(&file).ok().filter(|_| status.success());
-    let counts = text.as_deref().map(by_part).unwrap_or_default();
-
-    if counts.is_empty() {
-        return Err(Failure::environment(
-            "valgrind counted nothing: does it know this processor's instructions, and has this program its symbols?",
-        ));
-    }
-
-    Ok(counts)
 }
 
 /// Returns the part that a source file belongs to.
@@ -222,7 +197,7 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let (pairs, windows) = part.split_once(':').ok_or_else(usage)?;
     let pairs: u16 = pairs.parse().map_err(|_| usage())?;
     let windows: u32 = windows.parse().map_err(|_| usage())?;
-    let (machine, _) = build(&description()?).map_err(|error| Failure::usage(error.to_string()))?;
+    let (machine, _) = build(&two_cards("extoll-mpi")?).map_err(|error| Failure::usage(error.to_string()))?;
     let machine = LocalMachine::new(machine);
     let device = |address: Address| {
         let backing = machine.open_named(&format!("ex{}", address.node), &format!("vpid{}", address.vpid));

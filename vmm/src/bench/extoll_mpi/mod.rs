@@ -18,16 +18,15 @@ mod count;
 mod ranks;
 mod velo;
 
-use nicforge_machine::description::Description;
-
 use self::{ranks::Ranks, velo::Bare};
 use super::{
     Run,
-    placement::{Placement, processors},
+    cards::serve_two_cards,
+    placement::Placement,
     row::{Backing, Goal, Outcome, Row},
     samples::{Samples, in_turns, median},
 };
-use crate::{cli::ServeOptions, failure::Failure, serve::Served};
+use crate::failure::Failure;
 
 /// Numbers of pairs that exchange messages.
 const PAIRS: [u16; 4] = [1, 2, 4, 8];
@@ -89,10 +88,10 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
     let contestants = contestants();
     run.steps((contestants.len() * turns_each + count::PAIRS.len()) as u64);
-    let placement = placement()?;
+    let placement = Placement::engine_alone()?;
 
     let turns = placement.within("application", || {
-        let served = placement.within("engine", || serve(run))?;
+        let served = serve_two_cards(run, "extoll-mpi", &placement)?;
         let mut ranks = Ranks::open(|address| ranks::device(&served, address), PAIRS[PAIRS.len() - 1])?;
         let mut bare = Bare::open(&served, BARE_PAIRS)?;
 
@@ -133,26 +132,6 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 /// The body of a child process.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     count::part(part)
-}
-
-/// Describes two cards with a link without delay.
-fn description() -> Result<Description, Failure> {
-    let text =
-        format!("name = \"bench-extoll-mpi-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
-    Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
-}
-
-/// Returns a placement with a processor for the engine alone, if there are at least two.
-fn placement() -> Result<Placement, Failure> {
-    Ok(match processors()?.as_slice() {
-        [first, second, ..] => Placement::pinned(&[("engine", *first), ("application", *second)]),
-        _ => Placement::free(),
-    })
-}
-
-/// Serves the machine.
-fn serve(run: &Run<'_>) -> Result<Served, Failure> {
-    Served::start_description(&description()?, &ServeOptions::new(None, run.event_loop))
 }
 
 fn rate(turns: &[Turn]) -> f64 {

@@ -30,7 +30,7 @@ const TAKE_OVER: Duration = Duration::from_secs(5);
 
 /// The open end or relay of a measurement.
 enum Open {
-    End(Box<dyn Endpoint + Send>, Task),
+    Endpoint(Box<dyn Endpoint + Send>, Task),
     Relay(Relay, Task),
 }
 
@@ -65,7 +65,7 @@ pub(super) fn main(part: &str) -> Result<u8, Failure> {
     for line in std::io::stdin().lock().lines() {
         let line = line.doing(|| "the bench's orders".into())?;
         let order = serde_json::from_str(&line).doing(|| "the bench's orders".into())?;
-        let done = child.obey(order);
+        let done = child.execute(order);
         answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
     }
 
@@ -79,16 +79,16 @@ fn answer(answer: &Answer) -> Result<(), Failure> {
 }
 
 impl Child {
-    fn obey(&mut self, order: Order) -> Result<Answer, Failure> {
+    fn execute(&mut self, order: Order) -> Result<Answer, Failure> {
         match order {
             Order::Open { task, processor, device, peer } => {
                 self.open = None;
-                self.place(processor)?;
+                self.move_to(processor)?;
                 self.open = Some(self.open(&task, &device, peer.as_ref())?);
                 Ok(Answer::Opened)
             }
             Order::Go => match &mut self.open {
-                Some(Open::End(endpoint, task)) => {
+                Some(Open::Endpoint(endpoint, task)) => {
                     Ok(Answer::Done(flow::run(endpoint.as_ref(), self.side, task)?))
                 }
                 Some(Open::Relay(relay, task)) => {
@@ -107,7 +107,7 @@ impl Child {
     }
 
     /// Pins this process to `processor`, or frees it from any processor.
-    fn place(&self, processor: Option<usize>) -> Result<(), Failure> {
+    fn move_to(&self, processor: Option<usize>) -> Result<(), Failure> {
         match processor {
             Some(processor) => placement::pin(processor),
             None => {
@@ -118,7 +118,7 @@ impl Child {
 
     fn open(&self, task: &Task, device: &[PathBuf], peer: Option<&Addresses>) -> Result<Open, Failure> {
         if self.side == Side::Relay {
-            let peer = peer.ok_or_else(|| Failure::environment("nobody to connect to"))?;
+            let peer = peer.ok_or_else(|| Failure::environment("the order names no peer to connect to"))?;
             return Ok(Open::Relay(Relay::open(task, &self.listeners, peer)?, *task));
         }
 
@@ -129,7 +129,7 @@ impl Child {
             sockets::open(self.side, task.path, &self.listeners, peer)?
         };
 
-        Ok(Open::End(endpoint, *task))
+        Ok(Open::Endpoint(endpoint, *task))
     }
 }
 

@@ -100,7 +100,7 @@ impl Children {
             };
             let device = machine.map_or(Ok(Vec::new()), |machine| machine.sockets(side))?;
             let order = Order::Open { task: *task, processor: placement.of(side.name()), device, peer };
-            self.tell(side, &order)?;
+            self.send(side, &order)?;
         }
 
         self.collect(run, sides, &what)?;
@@ -124,12 +124,12 @@ impl Children {
         what: &str,
     ) -> Result<Vec<(Side, Answer)>, Failure> {
         for &side in sides {
-            self.tell(side, order)?;
+            self.send(side, order)?;
         }
         self.collect(run, sides, what)
     }
 
-    fn tell(&mut self, side: Side, order: &Order) -> Result<(), Failure> {
+    fn send(&mut self, side: Side, order: &Order) -> Result<(), Failure> {
         let text = serde_json::to_string(order).doing(|| "an order".into())?;
         let Some(child) = self.child(side) else { return Ok(()) };
         writeln!(child.orders, "{text}").doing(|| format!("the {} process has ended", side.name()))

@@ -214,7 +214,7 @@ pub(super) fn open(
             Ok(Box::new(Forwarded { sends, receives }))
         }
         (Side::Compute, Some(peer)) => Ok(Box::new(Direct(connect(path, peer)?))),
-        _ => Err(Failure::environment("nobody to connect to")),
+        _ => Err(Failure::environment("the order names no peer to connect to")),
     }
 }
 

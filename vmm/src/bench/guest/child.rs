@@ -27,7 +27,7 @@ use crate::{
             registers::{Posted, accessing, blocking, contestants},
         },
     },
-    failure::{Doing, Failure, say},
+    failure::{Doing, Failure, print_line},
 };
 
 /// How long the last client of a device may take to detach.
@@ -39,10 +39,10 @@ const REGISTERS: u8 = 0;
 enum Open {
     Registers(Vec<Box<dyn Contestant>>),
     Counted { registers: Bar, posted: Posted },
-    End { side: Side, task: Task, endpoint: Box<dyn Endpoint + Send> },
+    Endpoint { side: Side, task: Task, endpoint: Box<dyn Endpoint + Send> },
 }
 
-/// Runs an end.
+/// Runs a worker.
 pub(super) fn main() -> Result<u8, Failure> {
     let mut child = Child {
         devices: environment::devices(environment::SOCKET).doing(|| "the bench's devices".into())?,
@@ -54,7 +54,7 @@ pub(super) fn main() -> Result<u8, Failure> {
     for line in std::io::stdin().lock().lines() {
         let line = line.doing(|| "the bench's orders".into())?;
         let order = serde_json::from_str(&line).doing(|| "the bench's orders".into())?;
-        let done = child.obey(order);
+        let done = child.execute(order);
         answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
     }
 
@@ -62,7 +62,7 @@ pub(super) fn main() -> Result<u8, Failure> {
 }
 
 fn answer(answer: &Answer) -> Result<(), Failure> {
-    say(serde_json::to_string(answer).doing(|| "an answer".into())?)
+    print_line(serde_json::to_string(answer).doing(|| "an answer".into())?)
 }
 
 struct Child {
@@ -72,7 +72,7 @@ struct Child {
 }
 
 impl Child {
-    fn obey(&mut self, order: Order) -> Result<Answer, Failure> {
+    fn execute(&mut self, order: Order) -> Result<Answer, Failure> {
         match order {
             Order::OpenRegisters { first } => {
                 let polling = self.device(first, OpenOptions::default())?;
@@ -114,13 +114,15 @@ impl Child {
             Order::OpenTree { side, task, device } => {
                 let device = self.device(device, OpenOptions::default())?;
                 let endpoint = tree::open(side, &task, vec![device], &self.cancel)?;
-                self.open = Some(Open::End { side, task, endpoint });
+                self.open = Some(Open::Endpoint { side, task, endpoint });
             }
             Order::OpenTcp { side, task, address } => {
-                self.open = Some(Open::End { side, task, endpoint: sockets::open_tcp(side, address)? });
+                self.open = Some(Open::Endpoint { side, task, endpoint: sockets::open_tcp(side, address)? });
             }
             Order::Go => {
-                let Some(Open::End { side, task, endpoint }) = &self.open else { return Err(not_open()) };
+                let Some(Open::Endpoint { side, task, endpoint }) = &self.open else {
+                    return Err(not_open());
+                };
                 return Ok(Answer::Measured(flow::run(endpoint.as_ref(), *side, task)?));
             }
             Order::Close => self.open = None,

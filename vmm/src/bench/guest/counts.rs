@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    end::PATIENCE,
+    guests::{BenchGuest, KvmExits},
     machine::{Done, Machine},
-    place::{KvmExits, Place},
+    worker::PATIENCE,
 };
 use crate::{bench::row::Row, failure::Failure};
 
@@ -46,20 +46,20 @@ impl Counted {
     }
 }
 
-/// Counts the work that `work` causes in `machine` and in the QEMU processes of `places`. It waits
+/// Counts the work that `work` causes in `machine` and in the QEMU processes of `guests`. It waits
 /// until `all` returns true for the machine's work, for at most [`PATIENCE`].
 pub(super) fn count(
     machine: &Machine,
-    places: &[&Place],
+    guests: &[&BenchGuest],
     all: impl Fn(&Done) -> bool,
     work: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<Counted, Failure> {
-    let watch = |on| places.iter().try_for_each(|place| place.watch_exits(on));
-    let exits = || places.iter().try_fold(0, |sum, place| place.exits().map(|exits| sum + exits));
+    let watch = |on| guests.iter().try_for_each(|guest| guest.watch_exits(on));
+    let exits = || guests.iter().try_fold(0, |sum, guest| guest.exits().map(|exits| sum + exits));
     let kvm = || -> Result<Option<KvmExits>, Failure> {
         let mut sum = None;
-        for place in places {
-            sum = place.kvm_exits()?.map(|exits| exits.and(sum.unwrap_or_default()));
+        for guest in guests {
+            sum = guest.kvm_exits()?.map(|exits| exits.and(sum.unwrap_or_default()));
         }
         Ok(sum)
     };

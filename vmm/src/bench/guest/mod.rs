@@ -18,21 +18,22 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | the number of measurements, and the goals |
-//! | `session.rs` | the measurements with one pair of guests |
+//! | `pair.rs` | the measurements with one pair of guests |
 //! | `counts.rs` | counting |
-//! | `place.rs` | the guests |
+//! | `guests.rs` | the guests |
 //! | `machine.rs` | the machines |
-//! | `end.rs` | the parent's handle of a program in a guest or on the host |
+//! | `worker.rs` | the parent's handle of a program in a guest or on the host |
 //! | `child.rs` | that program |
 //! | `order.rs` | the orders and answers between both |
 
 mod child;
 mod counts;
-mod end;
+mod guests;
+
 mod machine;
 mod order;
-mod place;
-mod session;
+mod pair;
+mod worker;
 
 use std::{os::fd::AsFd, time::Duration};
 
@@ -40,7 +41,7 @@ use nicforge_driver::Patience;
 use nicforge_guest::{Accelerator, Driver, Provision, Toolkit, Watch};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use self::session::Session;
+use self::pair::GuestPair;
 use super::{
     Run,
     fcnp::task::Direction,
@@ -92,7 +93,7 @@ fn effort(quick: bool) -> Effort {
     }
 }
 
-/// Runs an end.
+/// Runs a worker.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     match part {
         "end" => child::main(),
@@ -110,11 +111,11 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let accelerators = accelerators(run, &toolkit, &watch, &mut outcome.notes)?;
     let drivers = drivers(run, &toolkit, &watch, &mut outcome.notes);
     let extent = if run.quick { QUICK } else { FULL };
-    run.steps((accelerators.len() * drivers.len()) as u64 * Session::steps(&extent));
+    run.steps((accelerators.len() * drivers.len()) as u64 * GuestPair::steps(&extent));
 
     for &accelerator in &accelerators {
         for &(driver, backing) in &drivers {
-            let rows = session::measure(run, &toolkit, &watch, &extent, accelerator, driver, backing)?;
+            let rows = pair::measure(run, &toolkit, &watch, &extent, accelerator, driver, backing)?;
             outcome.goals.extend(goals(&rows, &extent, accelerator, backing));
             outcome.rows.extend(rows);
         }

@@ -1,4 +1,4 @@
-//! The orders and answers between the benchmark and its ends, one in each line.
+//! The orders and answers between the benchmark and its workers, one in each line.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::bench::{
     mmio::Turn,
 };
 
-/// An order to an end. Devices are indexes in the end's list of devices.
+/// An order to a worker. Devices are indexes in the worker's list of devices.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Opens three attachments of a device of registers, of which `first` is the first one.
@@ -26,7 +26,7 @@ pub(super) enum Order {
     OpenTree { side: Side, task: Task, device: usize },
     /// Opens this side's end of a TCP connection.
     OpenTcp { side: Side, task: Task, address: SocketAddr },
-    /// Measures with the open end.
+    /// Measures with the open endpoint.
     Go,
     /// Closes everything that is open.
     Close,
@@ -43,7 +43,7 @@ pub(super) enum Access {
     Write,
 }
 
-/// An answer from an end.
+/// An answer from a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     /// The first answer, sent once at the start.

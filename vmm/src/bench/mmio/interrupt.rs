@@ -170,7 +170,7 @@ impl Contestant for EventFds {
                 // The library waits in the same way: for readiness, and then for the count.
                 let mut fds = [PollFd::new(self.reply.as_fd(), PollFlags::POLLIN)];
                 if poll(&mut fds, limit).doing(what)? == 0 {
-                    return Err(Failure::result("nobody answers a bare eventfd"));
+                    return Err(Failure::result("the other thread does not answer on a bare eventfd"));
                 }
                 self.reply.read().map(drop).doing(what)
             },

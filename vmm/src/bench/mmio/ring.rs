@@ -1,27 +1,16 @@
-//! The posted-write ring without an engine. One thread writes records, and another one adds up
-//! their data.
+//! The posted-write ring without an engine, written in batches.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::JoinHandle,
-    time::Instant,
-};
+use std::time::Instant;
 
-use nicforge_driver::{Deadline, Patience, Relax};
-use nicforge_hwi::{posted::CELL, proof::dma_engine::REG_COUNT};
-use nicforge_shm::{Consumer, Peek, Producer, PushError, SharedCells, SharedMemory, SharedU32};
+use nicforge_driver::{Deadline, Relax};
+use nicforge_hwi::proof::dma_engine::REG_COUNT;
 
 use super::{BATCH, Contestant, Effort, PATIENCE, RING_CELLS, Turn};
 use crate::{
-    bench::{placement::pin, samples::Samples},
-    failure::{Doing, Failure},
+    bench::{bare_ring, samples::Samples},
+    failure::Failure,
 };
 
-/// Number of records that the consumer takes before it publishes its count, as the engine does.
-const BUDGET: u32 = 64;
 /// The BAR in the records.
 const BAR: u8 = 0;
 
@@ -36,114 +25,44 @@ impl BareRing {
     }
 }
 
-/// The consumer's thread.
-struct Reader {
-    stop: Arc<AtomicBool>,
-    /// The thread returns the sum of the data that it read.
-    thread: JoinHandle<Result<u64, Failure>>,
-}
-
-impl Reader {
-    fn start(cells: SharedCells, consumed: SharedU32, processor: Option<usize>) -> Result<Self, Failure> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = std::thread::Builder::new()
-            .name("consumer".into())
-            .spawn({
-                let stop = Arc::clone(&stop);
-                move || {
-                    processor.map_or(Ok(()), pin)?;
-                    Ok(consume(cells, &consumed, &stop))
-                }
-            })
-            .doing(|| "the thread of a bare ring".into())?;
-
-        Ok(Self { stop, thread })
-    }
-
-    /// Ends the thread when the ring is empty, and returns its sum.
-    fn end(self) -> Result<u64, Failure> {
-        self.stop.store(true, Ordering::Release);
-        self.thread.join().unwrap_or_else(|_| Err(Failure::result("the consumer of a bare ring panicked")))
-    }
-}
-
-fn consume(cells: SharedCells, consumed: &SharedU32, stop: &AtomicBool) -> u64 {
-    let mut ring = Consumer::new(cells);
-    let mut sum = 0u64;
-    // The consumer yields and never sleeps, like the engine.
-    let mut relax = Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() });
-
-    loop {
-        let mut taken = 0;
-        while taken < BUDGET
-            && let Peek::Record(record) = ring.peek()
-        {
-            if let Ok(data) = <[u8; 4]>::try_from(record.data) {
-                sum = sum.wrapping_add(u32::from_le_bytes(data).into());
-            }
-            ring.pop();
-            taken += 1;
-        }
-
-        if taken > 0 {
-            consumed.store(ring.consumed(), Ordering::Release);
-            relax.reset();
-        } else if stop.load(Ordering::Acquire) {
-            return sum;
-        } else {
-            relax.turn().take();
-        }
-    }
-}
-
 /// The writing end.
 struct Writer {
-    ring: Producer<SharedCells>,
-    consumed: SharedU32,
+    ring: bare_ring::BareRing<4>,
     count: u32,
-    sum: u64,
 }
 
 impl Writer {
     fn batch(&mut self) -> Result<(), Failure> {
         for _ in 0..BATCH {
             self.count = self.count.wrapping_add(1);
-            self.sum = self.sum.wrapping_add(self.count.into());
             let data = self.count.to_le_bytes();
-
-            self.wait_for(|writer| {
-                let consumed = || writer.consumed.load(Ordering::Acquire);
-                match writer.ring.try_push(consumed, BAR, REG_COUNT as u32, &data) {
-                    Ok(()) => Ok(true),
-                    Err(PushError::Full) => Ok(false),
-                    Err(error) => Err(Failure::result(format!("a bare ring: {error}"))),
-                }
-            })?;
+            wait_for(|| self.ring.push(BAR, REG_COUNT as u32, data))?;
         }
 
         Ok(())
     }
 
     fn drain(&mut self) -> Result<(), Failure> {
-        self.wait_for(|writer| Ok(writer.ring.is_drained(writer.consumed.load(Ordering::Acquire))))
+        wait_for(|| Ok(self.ring.is_drained()))
+    }
+}
+
+/// Repeats `attempt` until it returns `true`.
+#[inline]
+fn wait_for(mut attempt: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
+    if attempt()? {
+        return Ok(());
     }
 
-    #[inline]
-    fn wait_for(&mut self, mut look: impl FnMut(&mut Self) -> Result<bool, Failure>) -> Result<(), Failure> {
-        if look(self)? {
-            return Ok(());
+    let (deadline, mut relax) = (Deadline::after(PATIENCE), Relax::new());
+    while !attempt()? {
+        if deadline.has_passed() {
+            return Err(Failure::result("the consumer of a bare ring reads nothing"));
         }
-
-        let (deadline, mut relax) = (Deadline::after(PATIENCE), Relax::new());
-        while !look(self)? {
-            if deadline.has_passed() {
-                return Err(Failure::result("nobody empties a bare ring"));
-            }
-            relax.turn().take();
-        }
-
-        Ok(())
+        relax.turn().take();
     }
+
+    Ok(())
 }
 
 impl Contestant for BareRing {
@@ -156,23 +75,11 @@ impl Contestant for BareRing {
     }
 
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
-        let what = || "the memory of a bare ring".into();
-        let bytes = RING_CELLS as usize * CELL;
-        // One more page holds the consumer's count.
-        let memory = SharedMemory::create("bench-ring", bytes + 4096).doing(what)?;
-        let cells = SharedCells::new(memory.window(0, bytes as u64).doing(what)?).doing(what)?;
-        let consumed = memory.u32(bytes as u64).doing(what)?;
-        let reader = Reader::start(cells.clone(), consumed.clone(), self.processor)?;
-        let mut writer = Writer { ring: Producer::new(cells), consumed, count: 0, sum: 0 };
+        let ring = bare_ring::BareRing::start(RING_CELLS, self.processor)?;
+        let mut writer = Writer { ring, count: 0 };
         let turn = write(&mut writer, effort);
-        let sum = reader.end()?;
-        let turn = turn?;
-
-        if sum == writer.sum {
-            Ok(turn)
-        } else {
-            Err(Failure::result(format!("a bare ring delivered a sum of {sum} instead of {}", writer.sum)))
-        }
+        writer.ring.finish()?;
+        turn
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     bench::placement::pin,
     cli::EventLoop,
     directory::Directory,
-    failure::{Doing, Failure, say},
+    failure::{Doing, Failure, print_line},
 };
 
 /// Number of served attachments of the device.
@@ -46,11 +46,11 @@ impl ServerProcess {
         let directory = Directory::create(&Directory::default_for(&name))?;
         let kind =
             event_loop.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-        let place = processor.map_or_else(|| ANYWHERE.to_owned(), |processor| processor.to_string());
+        let processor = processor.map_or_else(|| ANYWHERE.to_owned(), |processor| processor.to_string());
         let this = std::env::current_exe().doing(|| "this program's own file".into())?;
         let child = Command::new(this)
             .args(["bench", "mmio", "--part"])
-            .arg(format!("{kind}:{place}:{}", directory.path().display()))
+            .arg(format!("{kind}:{processor}:{}", directory.path().display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Only the parent acts on Ctrl-C.
@@ -109,7 +109,7 @@ impl ServerProcess {
                 // The child has ended after this, whether or not the kill was needed.
                 let _ = self.child.kill();
                 let _ = self.child.wait();
-                Err(Failure::environment("the servers' process did not end when it was told to"))
+                Err(Failure::environment("the servers' process did not end on request"))
             }
         }
     }
@@ -133,7 +133,7 @@ fn attachment_socket(directory: &Path, number: u16) -> PathBuf {
 pub(super) fn main(text: &str) -> Result<u8, Failure> {
     let unknown = || Failure::usage(format!("{text} is not event loop, processor and directory"));
     let mut parts = text.splitn(3, ':');
-    let (Some(kind), Some(place), Some(directory)) = (parts.next(), parts.next(), parts.next()) else {
+    let (Some(kind), Some(processor), Some(directory)) = (parts.next(), parts.next(), parts.next()) else {
         return Err(unknown());
     };
     let event_loop = EventLoop::from_str(kind, false).map_err(|_| unknown())?;
@@ -142,8 +142,8 @@ pub(super) fn main(text: &str) -> Result<u8, Failure> {
     // The engine chooses its polling times by the number of usable processors, so this comes before
     // the pinning.
     let config = EngineConfig { event_loop: event_loop.into(), ..EngineConfig::default() };
-    if place != ANYWHERE {
-        pin(place.parse().map_err(|_| unknown())?)?;
+    if processor != ANYWHERE {
+        pin(processor.parse().map_err(|_| unknown())?)?;
     }
 
     let mut machine = Machine::new();
@@ -172,7 +172,7 @@ pub(super) fn main(text: &str) -> Result<u8, Failure> {
     #[cfg(feature = "bench-peers")]
     super::vfio_user_crate::serve(directory)?;
 
-    say(READY)?;
+    print_line(READY)?;
     // The parent sends nothing. The read returns when the parent's end of the pipe is closed.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 

@@ -6,21 +6,19 @@
 //!
 //! - `counted.rs`: the functions whose instructions are counted, with all functions that they call;
 //! - `part.rs`: the program under callgrind, and the contents of each figure; `route.rs`: the nodes
-//!   of the packets;
-//! - `callgrind.rs`: starting valgrind, and reading its counts.
+//!   of the packets.
 
-mod callgrind;
 mod counted;
 mod part;
 mod route;
 
 use self::{
-    callgrind::Callgrind,
     part::{BATCH, DEPTH, Part},
     route::Route,
 };
 use super::{
     Run,
+    callgrind::{Callgrind, Count, total},
     row::{Backing, Goal, Outcome, Row},
 };
 use crate::failure::Failure;
@@ -44,8 +42,17 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let count = |part: Part| -> Result<f64, Failure> {
         run.step(part.name())?;
         let packets = part.packets(run.quick);
-        let instructions = callgrind.count(run, part, packets)? as f64 / packets as f64;
-        Ok(instructions)
+        let counts = callgrind.run(
+            run,
+            &Count {
+                name: part.name(),
+                bench: "packet",
+                part: format!("{}:{packets}", part.name()),
+                functions: part.toggles(),
+                first_thread_only: true,
+            },
+        )?;
+        Ok(total(&counts).unwrap_or_default() as f64 / packets as f64)
     };
 
     let send = count(Part::Send)?;

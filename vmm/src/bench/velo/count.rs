@@ -4,11 +4,6 @@
 //! The thread that sends and receives also steps the machine, with a simulated clock. The count
 //! therefore does not depend on the scheduling of threads.
 
-use std::{
-    fs,
-    process::{Command, Stdio},
-};
-
 use nicforge_core::time::Nanos;
 use nicforge_driver::Device;
 use nicforge_machine::{build::build, in_process::LocalMachine};
@@ -16,10 +11,12 @@ use nicforge_velo::Port;
 
 use super::{
     super::{
-        Run, counting,
+        Run,
+        callgrind::{Callgrind, Count, total},
+        cards::two_cards,
         row::{Backing, Goal, Outcome, Row},
     },
-    BYTES, description,
+    BYTES,
     pairs::{Pair, config},
 };
 use crate::failure::{Doing, Failure};
@@ -39,42 +36,29 @@ const COUNTED: &str = "*bench::velo::count::round*";
 
 /// Counts instructions, if valgrind is installed.
 pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
-    let valgrind = || {
-        let mut command = Command::new("valgrind");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command
+    let callgrind = match Callgrind::find() {
+        Ok(callgrind) => callgrind,
+        Err(missing) => {
+            let note = format!("instructions a message are left out: {missing}");
+            return Ok(Outcome { notes: vec![note], ..Outcome::default() });
+        }
     };
 
-    if !valgrind().arg("--version").status().is_ok_and(|status| status.success()) {
-        let note = "instructions a message are left out: valgrind can't be started (Debian and Ubuntu: apt install valgrind)";
-        return Ok(Outcome { notes: vec![note.into()], ..Outcome::default() });
-    }
-
-    let program = std::env::current_exe().doing(|| "this program's own file".into())?;
     let messages: u32 = if run.quick { 64 } else { 4096 };
     let mut counts = Vec::new();
-
     for pairs in PAIRS {
         run.step(format!("instructions, {pairs} pairs"))?;
-        let directory = tempfile::tempdir().doing(|| "a directory for callgrind's counts".into())?;
-        let file = directory.path().join("counts");
-        let mut command = valgrind();
-        command
-            .args(["-q", "--tool=callgrind", "--collect-atstart=no"])
-            .arg(format!("--toggle-collect={COUNTED}"))
-            .arg(format!("--callgrind-out-file={}", file.display()))
-            .arg(&program)
-            .args(["bench", "velo", "--part", &format!("{pairs}:{messages}")]);
-
-        let status = counting::status(run, &mut command)?;
-        let text = fs::read_to_string(&file);
-        let total = text.ok().filter(|_| status.success()).and_then(|text| {
-            let line = text.lines().find_map(|line| line.strip_prefix("totals:"))?.trim().parse::<f64>();
-            line.ok().filter(|total| *total > 0.0)
-        });
-        let total = total.ok_or_else(|| {
-            Failure::environment("valgrind counted nothing: does it know this processor's instructions, and has this program its symbols?")
-        })?;
+        let counted = callgrind.run(
+            run,
+            &Count {
+                name: "messages",
+                bench: "velo",
+                part: format!("{pairs}:{messages}"),
+                functions: &[COUNTED],
+                first_thread_only: false,
+            },
+        )?;
+        let total = total(&counted).unwrap_or_default() as f64;
         counts.push(total / f64::from(messages) / pairs as f64);
     }
 
@@ -104,7 +88,7 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let (pairs, messages) = part.split_once(':').ok_or_else(usage)?;
     let count: u16 = pairs.parse().map_err(|_| usage())?;
     let messages: u32 = messages.parse().map_err(|_| usage())?;
-    let (machine, _) = build(&description()?).map_err(|error| Failure::usage(error.to_string()))?;
+    let (machine, _) = build(&two_cards("velo")?).map_err(|error| Failure::usage(error.to_string()))?;
     let machine = LocalMachine::new(machine);
     let port = |function: &str, vpid: u16| -> Result<Port, Failure> {
         let backing = machine.open_named(function, &format!("vpid{vpid}")).doing(|| function.to_owned())?;

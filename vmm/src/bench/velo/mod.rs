@@ -17,16 +17,15 @@ mod sockets;
 
 use std::time::Duration;
 
-use nicforge_machine::description::Description;
-
 use self::pairs::Pairs;
 use super::{
     Run,
-    placement::{Placement, processors},
+    cards::serve_two_cards,
+    placement::Placement,
     row::{Backing, Goal, Outcome, Row},
     samples::{Samples, in_turns, median},
 };
-use crate::{cli::ServeOptions, failure::Failure, serve::Served};
+use crate::failure::Failure;
 
 /// Bytes of a message.
 const BYTES: usize = 8;
@@ -89,11 +88,11 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
     let rounds = if run.quick { 1 } else { 7 };
     run.steps((CONTESTANTS.len() * rounds + count::PAIRS.len()) as u64);
-    let placement = placement()?;
+    let placement = Placement::engine_alone()?;
     let libfabric = libfabric::find();
 
     let turns = placement.within("application", || {
-        let served = placement.within("engine", || serve(run))?;
+        let served = serve_two_cards(run, "velo", &placement)?;
         let mut pairs = Pairs::open(&served, PAIRS[PAIRS.len() - 1])?;
 
         let turns = in_turns(rounds, CONTESTANTS.len(), |number, _| {
@@ -153,24 +152,6 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 /// Runs the child process under callgrind.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     count::part(part)
-}
-
-/// Returns a placement with a processor for the engine alone, if there are at least two.
-fn placement() -> Result<Placement, Failure> {
-    Ok(match processors()?.as_slice() {
-        [first, second, ..] => Placement::pinned(&[("engine", *first), ("application", *second)]),
-        _ => Placement::free(),
-    })
-}
-
-/// Describes two cards with a link without delay.
-fn description() -> Result<Description, Failure> {
-    let text = format!("name = \"bench-velo-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
-    Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
-}
-
-fn serve(run: &Run<'_>) -> Result<Served, Failure> {
-    Served::start_description(&description()?, &ServeOptions::new(None, run.event_loop))
 }
 
 fn rate(turns: &[Turn]) -> f64 {

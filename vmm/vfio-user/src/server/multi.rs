@@ -4,8 +4,10 @@ use std::borrow::Cow;
 
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::deferred::{Deferred, ReplyKind, Request};
+use super::dispatcher::Dispatcher;
 use super::handler::{Handler, Outcome};
-use super::session::{Deferred, Kind, Refusal, Request, Session, reply};
+use super::reply::{Refusal, reply};
 use crate::Errno;
 use crate::socket::Outlet;
 use crate::wire::*;
@@ -13,7 +15,7 @@ use crate::wire::*;
 /// Writes of a `REGION_WRITE_MULTI` that are one step of the budget.
 const MULTI_PIECE: usize = 64;
 
-impl Session {
+impl Dispatcher {
     pub(super) fn write_multi(
         &mut self,
         out: &mut Outlet<'_>,
@@ -55,7 +57,7 @@ impl Session {
                 Outcome::Done => {}
                 Outcome::Failed(errno) => return Err(errno.into()),
                 deferred @ Outcome::Deferred(_) => {
-                    let kind = Kind::Multi { records: records.into_owned(), next: index + 1 };
+                    let kind = ReplyKind::Multi { records: records.into_owned(), next: index + 1 };
                     return self.outcome(out, request, deferred, kind);
                 }
             }
@@ -63,7 +65,7 @@ impl Session {
 
         let next = from.saturating_add(MULTI_PIECE);
         if next < total {
-            let kind = Kind::Multi { records: records.into_owned(), next };
+            let kind = ReplyKind::Multi { records: records.into_owned(), next };
             let (result, data) = (Some(Ok(())), Vec::new());
             self.deferred = Some(Deferred { token: 0, request, kind, result, data, asked: false });
             return Ok(());

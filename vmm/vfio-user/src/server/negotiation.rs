@@ -3,13 +3,15 @@
 use super::ConnectionError;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::session::{Request, Session, State, reply};
+use super::deferred::Request;
+use super::dispatcher::{Dispatcher, Phase};
+use super::reply::reply;
 use super::twin::Twin;
 use crate::Errno;
 use crate::socket::Outlet;
 use crate::wire::*;
 
-impl Session {
+impl Dispatcher {
     /// Serves the first message, which must be a version. Any other message ends the connection.
     pub(super) fn version(
         &mut self,
@@ -59,7 +61,7 @@ impl Session {
             capabilities: proposed.capabilities.as_ref().map(|asked| self.answer(asked)),
         };
         self.peer = asked;
-        self.state = State::Running;
+        self.phase = Phase::Running;
 
         let fd = theirs.as_ref().map(AsFd::as_fd);
         Ok(reply(out, request, &build_version(&answer), &[], fd.as_slice())?)

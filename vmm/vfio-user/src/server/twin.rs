@@ -14,9 +14,11 @@ use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
+use super::deferred::ReplyKind;
+use super::dispatcher::Dispatcher;
+use super::error::ConnectionError;
 use super::handler::Handler;
-use super::session::{Kind, Session};
-use super::{ConnectionError, Turn};
+use super::turn::Turn;
 use crate::Errno;
 use crate::socket::{Closer, Fill, FrameError, Framed, Outlet, PendingFds};
 use crate::wire::{Header, MessageType};
@@ -92,7 +94,7 @@ pub(super) fn dma_outlet<'a>(main: &'a mut Framed, twin: &'a mut Option<Twin>) -
     }
 }
 
-impl Session {
+impl Dispatcher {
     /// Serves the messages on the second socket, within the turn. It is read while replies are
     /// outstanding, and when the event loop has reported input. Returns whether there may be more.
     pub(super) fn drive_twin(
@@ -148,7 +150,7 @@ impl Session {
     /// its range.
     pub(super) fn is_drained(&self) -> bool {
         self.deferred.as_ref().is_some_and(|deferred| match &deferred.kind {
-            Kind::Drain { unmap, .. } => deferred.result.is_none() && !self.dma.touches(unmap),
+            ReplyKind::Drain { unmap, .. } => deferred.result.is_none() && !self.dma.touches(unmap),
             _ => false,
         })
     }

@@ -372,11 +372,11 @@ fn is_alive_ends_with_the_server() {
 #[test]
 fn connecting_to_nothing_names_the_path() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("nobody");
+    let path = dir.path().join("no-server");
 
     let error = Client::connect(&path, PATIENCE).unwrap_err();
 
-    assert!(error.to_string().contains("nobody"));
+    assert!(error.to_string().contains("no-server"));
 }
 
 #[test]

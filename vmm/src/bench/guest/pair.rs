@@ -9,10 +9,10 @@ use super::{
     Extent,
     counts::{self, count},
     effort,
-    end::{self, End},
+    guests::{BenchGuest, Role, address},
     machine::{FIFO_DEPTH, Machine},
     order::{Access, Answer, Order},
-    place::{Place, Role, address},
+    worker::{self, Worker},
 };
 use crate::{
     bench::{
@@ -65,7 +65,7 @@ const HOST_IO: usize = 0;
 
 /// A path of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum MessagePath {
     /// Raw packets between the guests.
     Raw,
     /// FCNP between the guests.
@@ -76,7 +76,7 @@ enum Way {
     Tcp,
 }
 
-impl Way {
+impl MessagePath {
     const ALL: [Self; 4] = [Self::Raw, Self::Guests, Self::Host, Self::Tcp];
 
     const fn path(self) -> Path {
@@ -90,7 +90,7 @@ impl Way {
     const fn row(self) -> &'static str {
         match self {
             Self::Tcp => "virtio-net-tcp",
-            way => way.path().name(),
+            via => via.path().name(),
         }
     }
 
@@ -103,17 +103,17 @@ impl Way {
 }
 
 /// A pair of guests, and the programs in them and on the host.
-pub(super) struct Session<'a> {
+pub(super) struct GuestPair<'a> {
     run: &'a Run<'a>,
     extent: &'a Extent,
     accelerator: Accelerator,
     backing: Backing,
-    places: [&'a Place; 2],
+    guests: [&'a BenchGuest; 2],
     /// The machine that counts are taken from.
     awake: &'a Machine,
-    io: End<'a>,
-    compute: End<'a>,
-    host: End<'a>,
+    io: Worker<'a>,
+    compute: Worker<'a>,
+    host: Worker<'a>,
 }
 
 /// Boots a pair of guests, measures, and returns the rows.
@@ -151,7 +151,7 @@ pub(super) fn measure(
         functions: &[(&usual, "cn0.core0"), (&usual, "cn1.core0"), (&awake, "cn0.core0")],
     };
 
-    let boot = |role| Place::boot(toolkit, watch, role, accelerator, driver, folder.path());
+    let boot = |role| BenchGuest::boot(toolkit, watch, role, accelerator, driver, folder.path());
     let (first, second) = std::thread::scope(|scope| {
         let second = scope.spawn(|| boot(&second));
         let first = boot(&first);
@@ -163,18 +163,18 @@ pub(super) fn measure(
     let (first, second) = (first?, second?);
 
     let rows = {
-        let mut session = Session {
+        let mut pair = GuestPair {
             run,
             extent,
             accelerator,
             backing,
-            places: [&first, &second],
+            guests: [&first, &second],
             awake: &awake,
-            io: End::in_guest(run, "the first guest", &first.guest)?,
-            compute: End::in_guest(run, "the second guest", &second.guest)?,
-            host: End::on_host(run, "the host", &[usual.socket("io1.core0")])?,
+            io: Worker::in_guest(run, "the first guest", &first.guest)?,
+            compute: Worker::in_guest(run, "the second guest", &second.guest)?,
+            host: Worker::on_host(run, "the host", &[usual.socket("io1.core0")])?,
         };
-        session.rows()?
+        pair.rows()?
     };
 
     drop((first, second));
@@ -184,11 +184,11 @@ pub(super) fn measure(
     Ok(rows)
 }
 
-impl<'a> Session<'a> {
+impl<'a> GuestPair<'a> {
     /// Returns the number of calls to [`Run::step`] for a pair of guests.
     pub(super) fn steps(extent: &Extent) -> u64 {
         let messages = extent.sizes.len() * extent.directions.len() * (extent.rounds + 1);
-        (1 + 4 + 1 + Way::ALL.len() * messages) as u64
+        (1 + 4 + 1 + MessagePath::ALL.len() * messages) as u64
     }
 
     fn rows(&mut self) -> Result<Vec<Row>, Failure> {
@@ -205,17 +205,17 @@ impl<'a> Session<'a> {
     /// Measures the device of registers.
     fn registers(&mut self) -> Result<Vec<Row>, Failure> {
         self.run.step("registers and interrupts")?;
-        self.io.obey(self.run, &Order::OpenRegisters { first: REGISTERS })?;
+        self.io.execute(self.run, &Order::OpenRegisters { first: REGISTERS })?;
         let rounds = effort(self.run.quick).rounds;
         let turns = in_turns(rounds, REGISTER_PATHS.len(), |index, _| {
             let order = Order::Turn { path: REGISTER_PATHS[index].into(), quick: self.run.quick };
-            match self.io.obey(self.run, &order)? {
+            match self.io.execute(self.run, &order)? {
                 Answer::Turn(turn) => Ok(turn),
                 answer => Err(unexpected(&answer)),
             }
         })?;
 
-        self.io.obey(self.run, &Order::Close)?;
+        self.io.execute(self.run, &Order::Close)?;
         let row = |(path, turns): (&&str, Vec<crate::bench::mmio::Turn>)| {
             let rates: Vec<_> = turns.iter().filter_map(|turn| turn.rate_per_s).collect();
             let mut samples = Samples::default();
@@ -246,40 +246,47 @@ impl<'a> Session<'a> {
     /// Measures all paths in turns.
     fn compare(&mut self, direction: Direction, bytes: usize) -> Result<Vec<Row>, Failure> {
         let &Extent { rounds, seconds, round_trips, .. } = self.extent;
-        let task = |way: Way, kind, count| Task { path: way.path(), direction, kind, bytes, count, lanes: 1 };
+        let task = |via: MessagePath, kind, count| Task {
+            path: via.path(),
+            direction,
+            kind,
+            bytes,
+            count,
+            lanes: 1,
+        };
         let (of_bytes, least, most) = PROBE;
         let probe = (of_bytes / bytes).clamp(least, most) as u32;
         let mut counts = Vec::new();
 
-        for way in Way::ALL {
-            self.run.step(format!("{}, {bytes} bytes, {}", way.row(), direction.name()))?;
-            let took = self.pass(way, &task(way, Kind::Stream, probe))?.seconds();
+        for via in MessagePath::ALL {
+            self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
+            let took = self.pass(via, &task(via, Kind::Stream, probe))?.seconds();
             counts.push(((f64::from(probe) * seconds / took) as u32).clamp(2, MOST));
         }
 
-        let figures = in_turns(rounds, Way::ALL.len(), |index, _| {
-            let way = Way::ALL[index];
-            self.run.step(format!("{}, {bytes} bytes, {}", way.row(), direction.name()))?;
-            let stream = task(way, Kind::Stream, counts[index]);
-            let gbit_s = stream.bandwidth(&self.pass(way, &stream)?) / 1e9;
+        let figures = in_turns(rounds, MessagePath::ALL.len(), |index, _| {
+            let via = MessagePath::ALL[index];
+            self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
+            let stream = task(via, Kind::Stream, counts[index]);
+            let gbit_s = stream.bandwidth(&self.pass(via, &stream)?) / 1e9;
             let mut samples = Samples::default();
             if bytes == LATENCY_AT {
-                let trips = self.pass(way, &task(way, Kind::PingPong, round_trips))?.round_trips;
+                let trips = self.pass(via, &task(via, Kind::PingPong, round_trips))?.round_trips;
                 trips.iter().for_each(|nanoseconds| samples.add(Duration::from_nanos(nanoseconds / 2)));
             }
             Ok::<_, Failure>((gbit_s, samples))
         })?;
 
-        let row = |(way, rounds): (Way, Vec<(f64, Samples)>)| {
+        let row = |(via, rounds): (MessagePath, Vec<(f64, Samples)>)| {
             let gbit_s = median(&rounds.iter().map(|(gbit_s, _)| *gbit_s).collect::<Vec<_>>());
             let mut samples = Samples::default();
             rounds.into_iter().for_each(|(_, more)| samples.append(more));
 
-            let device = way != Way::Tcp;
-            let row = self.row(way.row());
+            let device = via != MessagePath::Tcp;
+            let row = self.row(via.row());
             Row {
                 backing: row.backing.filter(|_| device),
-                placement: Some(way.placement().into()),
+                placement: Some(via.placement().into()),
                 fifo_depth: device.then_some(FIFO_DEPTH),
                 direction: Some(direction.name()),
                 bytes: Some(bytes as u64),
@@ -291,43 +298,43 @@ impl<'a> Session<'a> {
             }
         };
 
-        Ok(Way::ALL.into_iter().zip(figures).map(row).collect())
+        Ok(MessagePath::ALL.into_iter().zip(figures).map(row).collect())
     }
 
     /// Passes a task's messages once.
-    fn pass(&mut self, way: Way, task: &Task) -> Result<Measured, Failure> {
-        let devices = match way {
-            Way::Host => (HOST_IO, COMPUTE_OF_HOST),
+    fn pass(&mut self, via: MessagePath, task: &Task) -> Result<Measured, Failure> {
+        let devices = match via {
+            MessagePath::Host => (HOST_IO, COMPUTE_OF_HOST),
             _ => (IO, COMPUTE),
         };
 
-        self.open(way, task, devices)?;
-        let measured = self.go(way)?;
-        self.close(way)?;
+        self.open(via, task, devices)?;
+        let measured = self.go(via)?;
+        self.close(via)?;
 
         Ok(measured)
     }
 
-    /// Returns the two ends of a path.
-    fn ends(&mut self, way: Way) -> (&mut End<'a>, &mut End<'a>) {
-        let io = if way == Way::Host { &mut self.host } else { &mut self.io };
+    /// Returns the two workers of a path.
+    fn workers(&mut self, via: MessagePath) -> (&mut Worker<'a>, &mut Worker<'a>) {
+        let io = if via == MessagePath::Host { &mut self.host } else { &mut self.io };
         (io, &mut self.compute)
     }
 
-    /// Sends both ends their orders, and waits for both answers.
-    fn both(&mut self, way: Way, orders: [Order; 2]) -> Result<Vec<Answer>, Failure> {
+    /// Sends both workers their orders, and waits for both answers.
+    fn both(&mut self, via: MessagePath, orders: [Order; 2]) -> Result<Vec<Answer>, Failure> {
         let run = self.run;
-        let what = format!("{way:?}, {:?}", orders[1]);
-        let (io, compute) = self.ends(way);
-        io.tell(&orders[0])?;
-        compute.tell(&orders[1])?;
-        end::collect(run, &[io, compute], &what)
+        let what = format!("{via:?}, {:?}", orders[1]);
+        let (io, compute) = self.workers(via);
+        io.send(&orders[0])?;
+        compute.send(&orders[1])?;
+        worker::collect(run, &[io, compute], &what)
     }
 
-    fn open(&mut self, way: Way, task: &Task, (io, compute): (usize, usize)) -> Result<(), Failure> {
+    fn open(&mut self, via: MessagePath, task: &Task, (io, compute): (usize, usize)) -> Result<(), Failure> {
         let task = *task;
         let order = |side, device| -> Result<Order, Failure> {
-            if way != Way::Tcp {
+            if via != MessagePath::Tcp {
                 return Ok(Order::OpenTree { side, task, device });
             }
             let address: SocketAddr =
@@ -336,12 +343,12 @@ impl<'a> Session<'a> {
         };
 
         let orders = [order(Side::Io, io)?, order(Side::Compute, compute)?];
-        self.both(way, orders).map(drop)
+        self.both(via, orders).map(drop)
     }
 
-    fn go(&mut self, way: Way) -> Result<Measured, Failure> {
+    fn go(&mut self, via: MessagePath) -> Result<Measured, Failure> {
         let mut measured = Measured::default();
-        for answer in self.both(way, [Order::Go, Order::Go])? {
+        for answer in self.both(via, [Order::Go, Order::Go])? {
             match answer {
                 Answer::Measured(one) => measured = measured.and(one),
                 answer => return Err(unexpected(&answer)),
@@ -351,15 +358,15 @@ impl<'a> Session<'a> {
         Ok(measured)
     }
 
-    fn close(&mut self, way: Way) -> Result<(), Failure> {
-        self.both(way, [Order::Close, Order::Close]).map(drop)
+    fn close(&mut self, via: MessagePath) -> Result<(), Failure> {
+        self.both(via, [Order::Close, Order::Close]).map(drop)
     }
 
     /// Counts the work of the server and of QEMU.
     fn counted(&mut self) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
-        let (run, awake, places) = (self.run, self.awake, self.places);
-        self.io.obey(run, &Order::OpenCounted { device: COUNTED_REGISTERS })?;
+        let (run, awake, guests) = (self.run, self.awake, self.guests);
+        self.io.execute(run, &Order::OpenCounted { device: COUNTED_REGISTERS })?;
         let kinds = [
             (counts::POSTED, Access::Posted, self.extent.counted),
             ("counted-trapped-reads", Access::Read, TRAPPED),
@@ -367,26 +374,26 @@ impl<'a> Session<'a> {
         ];
 
         // The first access wakes the engine.
-        self.io.obey(run, &Order::Count { kind: Access::Read, times: 1 })?;
+        self.io.execute(run, &Order::Count { kind: Access::Read, times: 1 })?;
 
         for (path, kind, times) in kinds {
             run.step(path)?;
             let posted = if kind == Access::Posted { u64::from(times) } else { 0 };
             let counted = count(
                 awake,
-                &places[..1],
+                &guests[..1],
                 |done| done.posted == posted,
-                || self.io.obey(run, &Order::Count { kind, times }).map(drop),
+                || self.io.execute(run, &Order::Count { kind, times }).map(drop),
             )?;
 
             if kind == Access::Posted {
-                self.io.obey(run, &Order::Check)?;
+                self.io.execute(run, &Order::Check)?;
             }
 
             rows.push(counted.figures(self.row(path), u64::from(times)));
         }
 
-        self.io.obey(run, &Order::Close)?;
+        self.io.execute(run, &Order::Close)?;
 
         run.step(counts::PACKETS)?;
         let packets_of_message = (COUNTED_BYTES / PAYLOAD) as u32;
@@ -399,10 +406,11 @@ impl<'a> Session<'a> {
             lanes: 1,
         };
 
-        self.open(Way::Guests, &task, (COUNTED_IO, COUNTED_COMPUTE))?;
+        self.open(MessagePath::Guests, &task, (COUNTED_IO, COUNTED_COMPUTE))?;
         let least = u64::from(task.count * packets_of_message);
-        let counted = count(awake, &places, |done| done.packets >= least, || self.go(Way::Guests).map(drop))?;
-        self.close(Way::Guests)?;
+        let counted =
+            count(awake, &guests, |done| done.packets >= least, || self.go(MessagePath::Guests).map(drop))?;
+        self.close(MessagePath::Guests)?;
         rows.push(counted.figures(self.row(counts::PACKETS), counted.done.packets));
 
         Ok(rows)
@@ -410,5 +418,5 @@ impl<'a> Session<'a> {
 }
 
 fn unexpected(answer: &Answer) -> Failure {
-    Failure::environment(format!("an end of the bench gave an answer that does not fit: {answer:?}"))
+    Failure::environment(format!("a worker of the bench gave an answer that does not fit: {answer:?}"))
 }

@@ -16,7 +16,7 @@ use nicforge_vfio_user::{DmaMap, DmaUnmap, Errno, PeerFd, ServerConnection, Toke
 use crate::{
     config::EngineConfig,
     errno,
-    memory::{ClientMemory, Place},
+    memory::{ClientMemory, MappingSource},
     sink::Owner,
     stats::ServerCounters,
 };
@@ -30,11 +30,11 @@ const MAX_UNSENT: usize = 4 * MAX_REMOTE;
 pub(crate) const READ_PIECE: usize = 4096;
 
 /// An access that the device could not take yet, or a read that is carried out in pieces.
-pub(crate) struct Stalled {
+pub(crate) struct StalledAccess {
     pub(crate) token: Token,
     pub(crate) region: u32,
     pub(crate) offset: u64,
-    pub(crate) kind: StalledKind,
+    pub(crate) kind: AccessKind,
     /// Bytes that were read so far.
     pub(crate) done: usize,
     /// Whether the device has refused it, so that it waits for the device.
@@ -42,7 +42,8 @@ pub(crate) struct Stalled {
     pub(crate) until: Instant,
 }
 
-pub(crate) enum StalledKind {
+/// The direction of a stalled access, and its data.
+pub(crate) enum AccessKind {
     /// A read of this many bytes.
     Read(usize),
     Write(Vec<u8>),
@@ -52,7 +53,7 @@ pub(crate) enum StalledKind {
 pub(crate) struct PendingMap {
     pub(crate) token: Token,
     pub(crate) map: DmaMap,
-    pub(crate) place: Place,
+    pub(crate) source: MappingSource,
 }
 
 /// A DMA message that the client has not answered.
@@ -69,11 +70,12 @@ struct Unsent {
     until: Instant,
 }
 
-pub(crate) struct Session {
+/// The accesses, mappings and DMA messages of a client that are in progress, and its memory.
+pub(crate) struct ClientState {
     pub(crate) function: FunctionId,
-    pub(crate) who: AttachmentId,
+    pub(crate) attachment: AttachmentId,
     pub(crate) memory: ClientMemory,
-    pub(crate) stalled: Option<Stalled>,
+    pub(crate) stalled: Option<StalledAccess>,
     pub(crate) pending_map: Option<PendingMap>,
     /// A new eventfd by which the client unmasks INTx, or `Some(None)` to end the old one.
     pub(crate) new_unmask: Option<Option<PeerFd>>,
@@ -88,11 +90,11 @@ pub(crate) struct Session {
     dma_limit: Duration,
 }
 
-impl Session {
-    pub(crate) fn new(function: FunctionId, who: AttachmentId, config: &EngineConfig) -> Self {
+impl ClientState {
+    pub(crate) fn new(function: FunctionId, attachment: AttachmentId, config: &EngineConfig) -> Self {
         Self {
             function,
-            who,
+            attachment,
             memory: ClientMemory::new(config.quotas),
             stalled: None,
             pending_map: None,
@@ -107,7 +109,8 @@ impl Session {
         }
     }
 
-    pub(crate) fn token(&mut self) -> Token {
+    /// Returns a token for a request that is deferred.
+    pub(crate) fn next_token(&mut self) -> Token {
         self.next_token += 1;
         self.next_token
     }
@@ -125,18 +128,19 @@ impl Session {
         let (region, offset) = (stalled.region, stalled.offset);
 
         let outcome = match &stalled.kind {
-            StalledKind::Read(length) => {
+            AccessKind::Read(length) => {
                 let (from, to) = (stalled.done, (stalled.done + READ_PIECE).min(*length));
                 self.buffer.resize(*length, 0);
                 let piece = &mut self.buffer[from..to];
-                let outcome = machine.read(self.function, self.who, region, offset + from as u64, piece);
+                let outcome =
+                    machine.read(self.function, self.attachment, region, offset + from as u64, piece);
                 if matches!(outcome, Ok(Access::Done)) && to < *length {
                     (stalled.done, stalled.refused) = (to, false);
                     return false;
                 }
                 outcome
             }
-            StalledKind::Write(data) => machine.write(self.function, self.who, region, offset, data),
+            AccessKind::Write(data) => machine.write(self.function, self.attachment, region, offset, data),
         };
 
         let result = match outcome {
@@ -148,7 +152,7 @@ impl Session {
             }
             Ok(Access::Stalled) => {
                 counters.stall_timeouts += 1;
-                if let Err(error) = machine.give_up_access(self.function, self.who) {
+                if let Err(error) = machine.give_up_access(self.function, self.attachment) {
                     tracing::debug!(%error, "an access ended whose client is gone");
                 }
                 Err(Errno::EAGAIN)
@@ -157,10 +161,10 @@ impl Session {
         };
 
         let completed = match &stalled.kind {
-            StalledKind::Read(_) => {
+            AccessKind::Read(_) => {
                 connection.complete_read(stalled.token, result.map(|()| self.buffer.as_slice()))
             }
-            StalledKind::Write(_) => connection.complete(stalled.token, result),
+            AccessKind::Write(_) => connection.complete(stalled.token, result),
         };
 
         if let Err(error) = completed {
@@ -171,7 +175,7 @@ impl Session {
         true
     }
 
-    /// Takes a DMA message for the client, to be sent by [`Session::send`]. The client's time
+    /// Takes a DMA message for the client, to be sent by [`ClientState::send`]. The client's time
     /// starts now: how long the message waits for the socket is up to the client as well.
     pub(crate) fn queue(&mut self, machine: &mut Machine, message: Outgoing, now: Instant) {
         if self.unsent.len() < MAX_UNSENT {
@@ -257,9 +261,9 @@ impl Session {
 
     /// Takes the messages that the machine has for the client by now, so that all unsent ones are
     /// here.
-    fn collect(&mut self, machine: &mut Machine) {
+    fn collect_unsent(&mut self, machine: &mut Machine) {
         let now = Instant::now();
-        for message in machine.take_outgoing(self.function, self.who) {
+        for message in machine.take_outgoing(self.function, self.attachment) {
             self.queue(machine, message, now);
         }
     }
@@ -267,7 +271,7 @@ impl Session {
     /// Fails the unsent DMA messages that touch memory which the client has unmapped. The client
     /// must answer those that were sent: they are in front of the answer to its unmap.
     pub(crate) fn withdraw(&mut self, machine: &mut Machine, unmap: &DmaUnmap) {
-        self.collect(machine);
+        self.collect_unsent(machine);
 
         for Unsent { message, until } in std::mem::take(&mut self.unsent) {
             let (iova, length) = match &message {
@@ -287,7 +291,7 @@ impl Session {
     /// Fails all DMA messages: the attachment was reset, or may not start DMA any more. The
     /// machine ignores answers that it no longer waits for.
     pub(crate) fn cancel_dma(&mut self, machine: &mut Machine) {
-        self.collect(machine);
+        self.collect_unsent(machine);
         while let Some(Outstanding { id, write, .. }) = self.outstanding.pop_front() {
             self.fail(machine, id, write, Errno::ECANCELED);
         }
@@ -301,28 +305,30 @@ impl Session {
     /// Fails the waiting access with `ECANCELED`, because an operator reset the function.
     pub(crate) fn cancel_access(&mut self, connection: &mut ServerConnection) {
         let Some(stalled) = self.stalled.take() else { return };
-        let told = match stalled.kind {
-            StalledKind::Read(_) => connection.complete_read(stalled.token, Err(Errno::ECANCELED)),
-            StalledKind::Write(_) => connection.complete(stalled.token, Err(Errno::ECANCELED)),
+        let completed = match stalled.kind {
+            AccessKind::Read(_) => connection.complete_read(stalled.token, Err(Errno::ECANCELED)),
+            AccessKind::Write(_) => connection.complete(stalled.token, Err(Errno::ECANCELED)),
         };
-        if let Err(error) = told {
+        if let Err(error) = completed {
             tracing::warn!(%error, "an access ended that its connection does not wait for");
         }
     }
 
+    /// Reports to the device that a DMA message has failed.
     fn fail(&self, machine: &mut Machine, id: u64, write: bool, errno: Errno) {
         let error = errno::refused(errno);
-        let told = if write {
-            machine.dma_write_done(self.function, self.who, id, Err(error))
+        let reported = if write {
+            machine.dma_write_done(self.function, self.attachment, id, Err(error))
         } else {
-            machine.dma_read_done(self.function, self.who, id, Err(error))
+            machine.dma_read_done(self.function, self.attachment, id, Err(error))
         };
-        if let Err(error) = told {
-            tracing::debug!(%error, "nobody waits for a DMA message that failed");
+        if let Err(error) = reported {
+            tracing::debug!(%error, "a DMA message failed that the device does not wait for");
         }
     }
 }
 
+/// Returns the number of a DMA message, and whether it is a write.
 fn identify(message: &Outgoing) -> (u64, bool) {
     match message {
         Outgoing::DmaRead { id, .. } => (*id, false),

@@ -1,4 +1,4 @@
-//! The parent's handle of an end: a program in a guest or on the host that carries out orders.
+//! The parent's handle of a worker: a program in a guest or on the host that carries out orders.
 //!
 //! In a guest the program reads orders from the guest's serial line. On the host it reads them from
 //! a pipe. It writes answers to its standard output, one in each line.
@@ -32,31 +32,32 @@ const LOOK: Duration = Duration::from_millis(20);
 /// The shell command that runs in a guest.
 const PROGRAM: &str = "stty -F /dev/ttyS2 raw -echo && exec nicforge bench guest --part end </dev/ttyS2";
 
-/// An end of the bench.
-pub(super) struct End<'a> {
+/// A program of the bench.
+pub(super) struct Worker<'a> {
     name: &'static str,
-    place: Place<'a>,
+    process: WorkerProcess<'a>,
     answers: Receiver<String>,
 }
 
-enum Place<'a> {
+/// Where a worker runs, and its line for orders.
+enum WorkerProcess<'a> {
     Guest { line: &'a UnixStream, program: Running },
     Host { child: Child, orders: ChildStdin, reader: Option<JoinHandle<()>> },
 }
 
-impl<'a> End<'a> {
-    /// Starts an end in a guest.
+impl<'a> Worker<'a> {
+    /// Starts a worker in a guest.
     pub(super) fn in_guest(run: &Run<'_>, name: &'static str, guest: &'a Guest) -> Result<Self, Failure> {
         let line = guest.terminal();
         let line = line.ok_or_else(|| Failure::environment(format!("{name} has no line for orders")))?;
         let (report, answers) = channel();
         let job = Job::shell(PROGRAM).on_line(lines(report));
         let program = guest.start(job).doing(|| format!("{name}: starting the bench"))?;
-        let end = Self { name, place: Place::Guest { line, program }, answers };
-        end.collect(run, "its start").map(|_| end)
+        let worker = Self { name, process: WorkerProcess::Guest { line, program }, answers };
+        worker.collect(run, "its start").map(|_| worker)
     }
 
-    /// Starts an end on the host, with `devices`.
+    /// Starts a worker on the host, with `devices`.
     pub(super) fn on_host(run: &Run<'_>, name: &'static str, devices: &[PathBuf]) -> Result<Self, Failure> {
         let this = std::env::current_exe().doing(|| "this program's own file".into())?;
         let devices: Vec<_> = devices.iter().map(|device| device.display().to_string()).collect();
@@ -82,22 +83,23 @@ impl<'a> End<'a> {
             }
         });
 
-        let end = Self { name, place: Place::Host { child, orders, reader: Some(reader) }, answers };
-        end.collect(run, "its start").map(|_| end)
+        let worker =
+            Self { name, process: WorkerProcess::Host { child, orders, reader: Some(reader) }, answers };
+        worker.collect(run, "its start").map(|_| worker)
     }
 
     /// Sends an order, and waits for its answer.
-    pub(super) fn obey(&mut self, run: &Run<'_>, order: &Order) -> Result<Answer, Failure> {
-        self.tell(order)?;
+    pub(super) fn execute(&mut self, run: &Run<'_>, order: &Order) -> Result<Answer, Failure> {
+        self.send(order)?;
         self.collect(run, &format!("{order:?}"))
     }
 
     /// Sends an order.
-    pub(super) fn tell(&mut self, order: &Order) -> Result<(), Failure> {
+    pub(super) fn send(&mut self, order: &Order) -> Result<(), Failure> {
         let text = serde_json::to_string(order).doing(|| "an order".into())?;
-        match &mut self.place {
-            Place::Guest { line, .. } => writeln!(line, "{text}"),
-            Place::Host { orders, .. } => writeln!(orders, "{text}"),
+        match &mut self.process {
+            WorkerProcess::Guest { line, .. } => writeln!(line, "{text}"),
+            WorkerProcess::Host { orders, .. } => writeln!(orders, "{text}"),
         }
         .doing(|| format!("{} takes no orders any more", self.name))
     }
@@ -125,7 +127,7 @@ impl<'a> End<'a> {
 
     /// Returns an error when the program in a guest has ended, because no answer will come.
     fn check_lives(&self, what: &str) -> Result<(), Failure> {
-        let Place::Guest { program, .. } = &self.place else { return Ok(()) };
+        let WorkerProcess::Guest { program, .. } = &self.process else { return Ok(()) };
         match program.wait_for(Duration::ZERO).doing(|| format!("{}: {what}", self.name))? {
             None => Ok(()),
             Some(output) => {
@@ -136,17 +138,17 @@ impl<'a> End<'a> {
     }
 }
 
-/// Waits for the answers of all ends to their last orders. Returns them in the order of `ends`, or
-/// the first failure.
-pub(super) fn collect(run: &Run<'_>, ends: &[&End<'_>], what: &str) -> Result<Vec<Answer>, Failure> {
+/// Waits for the answers of all workers to their last orders. Returns them in the order of
+/// `workers`, or the first failure.
+pub(super) fn collect(run: &Run<'_>, workers: &[&Worker<'_>], what: &str) -> Result<Vec<Answer>, Failure> {
     let start = Instant::now();
-    let mut answers: Vec<Option<Answer>> = ends.iter().map(|_| None).collect();
+    let mut answers: Vec<Option<Answer>> = workers.iter().map(|_| None).collect();
 
     while answers.iter().any(Option::is_none) {
         run.check()?;
-        for (end, answer) in ends.iter().zip(&mut answers) {
+        for (worker, answer) in workers.iter().zip(&mut answers) {
             if answer.is_none() {
-                *answer = end.answer(what)?;
+                *answer = worker.answer(what)?;
             }
         }
         if start.elapsed() > PATIENCE {
@@ -167,10 +169,10 @@ fn lines(report: Sender<String>) -> nicforge_guest::LineSink {
     })
 }
 
-impl Drop for End<'_> {
+impl Drop for Worker<'_> {
     fn drop(&mut self) {
         // A program in a guest ends with its guest.
-        if let Place::Host { child, reader, .. } = &mut self.place {
+        if let WorkerProcess::Host { child, reader, .. } = &mut self.process {
             let _ = child.kill();
             let _ = child.wait();
             if let Some(reader) = reader.take() {

@@ -1,11 +1,11 @@
-//! The guests.
+//! The guests of the benchmark.
 
 use std::path::{Path, PathBuf};
 
 use nicforge_guest::{Accelerator, Driver, Guest, GuestConfig, Toolkit, Watch};
 use serde_json::{Value, json};
 
-use super::{end::PATIENCE, machine::Machine};
+use super::{machine::Machine, worker::PATIENCE};
 use crate::failure::{Doing, Failure};
 
 /// QEMU's trace events for an access to a device's registers or configuration on behalf of its
@@ -25,7 +25,7 @@ pub(super) struct Role<'a> {
 }
 
 /// A booted guest.
-pub(super) struct Place {
+pub(super) struct BenchGuest {
     pub(super) guest: Guest,
     trace: PathBuf,
 }
@@ -35,7 +35,7 @@ pub(super) fn address(number: u8) -> String {
     format!("{NETWORK}.{number}")
 }
 
-impl Place {
+impl BenchGuest {
     /// Boots a guest. `folder` is for the guests' sockets and logs.
     pub(super) fn boot(
         toolkit: &Toolkit,
@@ -84,10 +84,10 @@ impl Place {
             return Err(Failure::environment(format!("the guest {name}: its network: {}", done.stderr)));
         }
 
-        let place = Self { guest, trace: folder.join(format!("{name}.trace.log")) };
-        place.watch_exits(false)?;
+        let guest = Self { guest, trace: folder.join(format!("{name}.trace.log")) };
+        guest.watch_exits(false)?;
 
-        Ok(place)
+        Ok(guest)
     }
 
     /// Turns the trace of exits on or off.

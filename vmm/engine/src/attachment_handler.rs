@@ -1,4 +1,4 @@
-//! Carries a client's requests out on the machine.
+//! Carries the requests of an attachment's client out on the machine.
 
 use std::{
     sync::Arc,
@@ -17,42 +17,43 @@ use nicforge_vfio_user::{
 };
 
 use crate::{
+    client_state::{AccessKind, ClientState, PendingMap, READ_PIECE, StalledAccess},
     closer::CloseQueue,
     errno,
-    helper::{Helper, MapRequest},
+    mapper::{MapRequest, Mapper},
     memory::Backing,
-    session::{PendingMap, READ_PIECE, Session, Stalled, StalledKind},
     sink::{self, EventFdSink, Signals},
     stats::ServerCounters,
+    watched::ClientKey,
 };
 
 /// The machine as one client sees it, during one call of its connection.
-pub(crate) struct Glue<'a> {
+pub(crate) struct AttachmentHandler<'a> {
     pub(crate) machine: &'a mut Machine,
-    pub(crate) session: &'a mut Session,
-    pub(crate) helper: &'a Helper,
+    pub(crate) client: &'a mut ClientState,
+    pub(crate) mapper: &'a Mapper,
     pub(crate) closing: &'a Arc<CloseQueue>,
     pub(crate) signals: &'a Arc<Signals>,
     pub(crate) counters: &'a mut ServerCounters,
-    /// Identifies the client to the helper, with `generation`.
-    pub(crate) port: usize,
-    pub(crate) generation: u32,
+    pub(crate) key: ClientKey,
     pub(crate) stall_limit: Duration,
 }
 
-impl Glue<'_> {
-    fn access(
+impl AttachmentHandler<'_> {
+    /// Turns the machine's answer to an access into the outcome of the request. An access that
+    /// stalls is deferred.
+    fn finish_access(
         &mut self,
         outcome: Result<Access, AccessError>,
         region: u32,
         offset: u64,
-        kind: impl FnOnce() -> StalledKind,
+        kind: impl FnOnce() -> AccessKind,
     ) -> Outcome {
         match outcome {
             Ok(Access::Done | Access::BusMasteringLost) => Outcome::Done,
             Ok(Access::Stalled) => {
                 self.counters.stalled += 1;
-                self.wait(region, offset, kind(), true)
+                self.defer_access(region, offset, kind(), true)
             }
             Err(error) => {
                 tracing::debug!(%error, "an access was refused");
@@ -62,36 +63,37 @@ impl Glue<'_> {
     }
 
     /// Defers an access, which is offered to the device once in each turn.
-    fn wait(&mut self, region: u32, offset: u64, kind: StalledKind, refused: bool) -> Outcome {
-        let token = self.session.token();
+    fn defer_access(&mut self, region: u32, offset: u64, kind: AccessKind, refused: bool) -> Outcome {
+        let token = self.client.next_token();
         let until = Instant::now() + self.stall_limit;
-        self.session.stalled = Some(Stalled { token, region, offset, kind, done: 0, refused, until });
+        self.client.stalled = Some(StalledAccess { token, region, offset, kind, done: 0, refused, until });
         Outcome::Deferred(token)
     }
 
     /// Reads more than one piece, in as many turns as there are pieces.
     fn long_read(&mut self, index: u32, offset: u64, length: usize) -> Outcome {
         // A refused access has no effect, so the whole range is checked first.
-        match self.machine.region(self.session.function, self.session.who, index) {
+        match self.machine.region(self.client.function, self.client.attachment, index) {
             Ok(view) if offset.checked_add(length as u64).is_some_and(|end| end <= view.size) => {
-                self.wait(index, offset, StalledKind::Read(length), false)
+                self.defer_access(index, offset, AccessKind::Read(length), false)
             }
             Ok(_) => Outcome::Failed(Errno::EINVAL),
             Err(error) => Outcome::Failed(errno::of_machine(&error)),
         }
     }
 
-    fn bind(&mut self, index: u32, start: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
+    /// Binds eventfds to the interrupts from `start` on.
+    fn bind_eventfds(&mut self, index: u32, start: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
         let mut sinks = Vec::with_capacity(fds.len());
         for fd in fds {
-            sinks.push(fd.map(|fd| EventFdSink::bind(fd, &self.session.eventfds, self.signals)).transpose()?);
+            sinks.push(fd.map(|fd| EventFdSink::bind(fd, &self.client.eventfds, self.signals)).transpose()?);
         }
 
         let sinks = sinks.into_iter().map(|sink| sink.map(|sink| sink as Arc<dyn InterruptSink>)).collect();
-        let (function, who) = (self.session.function, self.session.who);
+        let (function, attachment) = (self.client.function, self.client.attachment);
 
         self.machine
-            .bind_interrupts(function, who, index, start, sinks)
+            .bind_interrupts(function, attachment, index, start, sinks)
             .map_err(|error| errno::of_machine(&error))
     }
 
@@ -103,8 +105,9 @@ impl Glue<'_> {
             return;
         }
 
-        let (function, who) = (self.session.function, self.session.who);
-        let name = self.machine.spec(function).and_then(|spec| spec.attachments.get(usize::from(who.0)));
+        let (function, attachment) = (self.client.function, self.client.attachment);
+        let name =
+            self.machine.spec(function).and_then(|spec| spec.attachments.get(usize::from(attachment.0)));
 
         tracing::warn!(
             function = self.machine.name(function).unwrap_or_default(),
@@ -123,12 +126,12 @@ impl Glue<'_> {
 
         let fd = fds.into_iter().next().flatten();
         fd.as_ref().map_or(Ok(()), sink::check)?;
-        self.session.new_unmask = Some(fd);
+        self.client.new_unmask = Some(fd);
         Ok(())
     }
 }
 
-impl Handler for Glue<'_> {
+impl Handler for AttachmentHandler<'_> {
     fn device_info(&mut self) -> DeviceInfo {
         DeviceInfo {
             flags: DEVICE_FLAGS_PCI | DEVICE_FLAGS_RESET,
@@ -144,7 +147,7 @@ impl Handler for Glue<'_> {
 
         let view = self
             .machine
-            .region(self.session.function, self.session.who, index)
+            .region(self.client.function, self.client.attachment, index)
             .map_err(|error| errno::of_machine(&error))?;
 
         let mut info = RegionInfo { size: view.size, ..RegionInfo::default() };
@@ -164,8 +167,10 @@ impl Handler for Glue<'_> {
     }
 
     fn irq_info(&mut self, index: u32) -> Result<IrqInfo, Errno> {
-        let info =
-            self.machine.irq_info(self.session.function, self.session.who, index).ok_or(Errno::EINVAL)?;
+        let info = self
+            .machine
+            .irq_info(self.client.function, self.client.attachment, index)
+            .ok_or(Errno::EINVAL)?;
         Ok(IrqInfo { flags: info.flags, count: info.count })
     }
 
@@ -173,47 +178,43 @@ impl Handler for Glue<'_> {
         if data.len() > READ_PIECE {
             return self.long_read(index, offset, data.len());
         }
-        let outcome = self.machine.read(self.session.function, self.session.who, index, offset, data);
-        self.access(outcome, index, offset, || StalledKind::Read(data.len()))
+        let outcome = self.machine.read(self.client.function, self.client.attachment, index, offset, data);
+        self.finish_access(outcome, index, offset, || AccessKind::Read(data.len()))
     }
 
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Outcome {
-        let outcome = self.machine.write(self.session.function, self.session.who, index, offset, data);
+        let outcome = self.machine.write(self.client.function, self.client.attachment, index, offset, data);
         if matches!(outcome, Ok(Access::BusMasteringLost)) {
-            self.session.cancel_dma(self.machine);
+            self.client.cancel_dma(self.machine);
         }
-        self.access(outcome, index, offset, || StalledKind::Write(data.to_vec()))
+        self.finish_access(outcome, index, offset, || AccessKind::Write(data.to_vec()))
     }
 
     fn dma_map(&mut self, map: DmaMap, fd: Option<PeerFd>) -> Outcome {
-        self.closing.drop_memory(self.session.memory.sweep());
+        self.closing.drop_memory(self.client.memory.sweep());
 
-        match self.session.memory.prepare(&map, fd) {
-            Ok(Backing::Remote) => place(self.machine, self.session, &map, None, DmaBacking::Remote).into(),
+        match self.client.memory.prepare(&map, fd) {
+            Ok(Backing::Remote) => {
+                map_range(self.machine, self.client, &map, None, DmaBacking::Remote).into()
+            }
             Ok(Backing::Unmappable { first }) => {
                 if first {
                     self.report_unmappable();
                 }
-                place(self.machine, self.session, &map, None, DmaBacking::Remote).into()
+                map_range(self.machine, self.client, &map, None, DmaBacking::Remote).into()
             }
             Ok(Backing::Ready(file, window)) => {
-                place(self.machine, self.session, &map, Some(file), DmaBacking::Memory(window)).into()
+                map_range(self.machine, self.client, &map, Some(file), DmaBacking::Memory(window)).into()
             }
-            Ok(Backing::Wanted(wanted)) => {
-                let token = self.session.token();
-                self.session.pending_map = Some(PendingMap { token, map, place: wanted.place() });
-                let request = MapRequest {
-                    port: self.port,
-                    generation: self.generation,
-                    fd: wanted.fd,
-                    length: wanted.length,
-                    access: wanted.access,
-                };
+            Ok(Backing::NotMapped(part, source)) => {
+                let token = self.client.next_token();
+                self.client.pending_map = Some(PendingMap { token, map, source });
+                let request = MapRequest { client: self.key, part, backlog: self.closing.count_item() };
 
-                if self.helper.map(request) {
+                if self.mapper.map(request) {
                     Outcome::Deferred(token)
                 } else {
-                    self.session.pending_map = None;
+                    self.client.pending_map = None;
                     Outcome::Failed(Errno::ENOMEM)
                 }
             }
@@ -222,36 +223,36 @@ impl Handler for Glue<'_> {
     }
 
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Outcome {
-        let (function, who) = (self.session.function, self.session.who);
+        let (function, attachment) = (self.client.function, self.client.attachment);
         let result = match unmap {
-            DmaUnmap::All => self.machine.dma_unmap_all(function, who),
-            DmaUnmap::Range { address, size } => self.machine.dma_unmap(function, who, address, size),
+            DmaUnmap::All => self.machine.dma_unmap_all(function, attachment),
+            DmaUnmap::Range { address, size } => self.machine.dma_unmap(function, attachment, address, size),
         };
         if let Err(error) = result {
             return Outcome::Failed(errno::of_machine(&error));
         }
 
-        self.session.withdraw(self.machine, &unmap);
-        self.session.memory.remove(&unmap);
-        self.closing.drop_memory(self.session.memory.sweep());
+        self.client.withdraw(self.machine, &unmap);
+        self.client.memory.remove(&unmap);
+        self.closing.drop_memory(self.client.memory.sweep());
         Outcome::Done
     }
 
     fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
         let SetIrqs { index, start, count, action, data } = irqs;
         let data = match (action, data) {
-            (IrqAction::Trigger, IrqData::EventFd(fds)) => return self.bind(index, start, fds),
+            (IrqAction::Trigger, IrqData::EventFd(fds)) => return self.bind_eventfds(index, start, fds),
             (IrqAction::Unmask, IrqData::EventFd(fds)) => return self.bind_unmask(index, fds),
             (_, data) => data,
         };
 
         if action == IrqAction::Disable && index == INTX {
-            self.session.new_unmask = Some(None);
+            self.client.new_unmask = Some(None);
         }
 
         let interrupts = self
             .machine
-            .interrupts(self.session.function, self.session.who)
+            .interrupts(self.client.function, self.client.attachment)
             .map_err(|error| errno::of_machine(&error))?;
         match (action, data) {
             (IrqAction::Disable, _) => interrupts.disable(index),
@@ -269,39 +270,42 @@ impl Handler for Glue<'_> {
     }
 
     fn reset(&mut self) -> Outcome {
-        let result = self.machine.reset_attachment(self.session.function, self.session.who);
-        self.session.cancel_dma(self.machine);
+        let result = self.machine.reset_attachment(self.client.function, self.client.attachment);
+        self.client.cancel_dma(self.machine);
         result.map_err(|error| errno::of_machine(&error)).into()
     }
 
     fn reset_pending(&mut self, token: Token) -> Option<Errno> {
         // A read that is carried out in pieces ends by itself.
-        let waits = |stalled: &mut Stalled| stalled.token == token && stalled.refused;
-        self.session.stalled.take_if(waits).map(|_| Errno::ECANCELED)
+        let waits = |stalled: &mut StalledAccess| stalled.token == token && stalled.refused;
+        self.client.stalled.take_if(waits).map(|_| Errno::ECANCELED)
     }
 
     fn dma_read_done(&mut self, token: Token, result: Result<&[u8], Errno>) {
-        self.session.answered(token);
-        let (function, who) = (self.session.function, self.session.who);
-        if let Err(error) = self.machine.dma_read_done(function, who, token, result.map_err(errno::refused)) {
-            tracing::debug!(%error, "a DMA answer that nobody waits for");
+        self.client.answered(token);
+        let (function, attachment) = (self.client.function, self.client.attachment);
+        if let Err(error) =
+            self.machine.dma_read_done(function, attachment, token, result.map_err(errno::refused))
+        {
+            tracing::debug!(%error, "a DMA answer came that the device does not wait for");
         }
     }
 
     fn dma_write_done(&mut self, token: Token, result: Result<(), Errno>) {
-        self.session.answered(token);
-        let (function, who) = (self.session.function, self.session.who);
-        if let Err(error) = self.machine.dma_write_done(function, who, token, result.map_err(errno::refused))
+        self.client.answered(token);
+        let (function, attachment) = (self.client.function, self.client.attachment);
+        if let Err(error) =
+            self.machine.dma_write_done(function, attachment, token, result.map_err(errno::refused))
         {
-            tracing::debug!(%error, "a DMA answer that nobody waits for");
+            tracing::debug!(%error, "a DMA answer came that the device does not wait for");
         }
     }
 }
 
 /// Maps a range for the device.
-pub(crate) fn place(
+pub(crate) fn map_range(
     machine: &mut Machine,
-    session: &mut Session,
+    client: &mut ClientState,
     map: &DmaMap,
     file: Option<u64>,
     backing: DmaBacking,
@@ -310,9 +314,9 @@ pub(crate) fn place(
         DmaPermission { read: map.flags & DMA_FLAG_READ != 0, write: map.flags & DMA_FLAG_WRITE != 0 };
 
     machine
-        .dma_map(session.function, session.who, map.address, map.size, permission, backing)
+        .dma_map(client.function, client.attachment, map.address, map.size, permission, backing)
         .map_err(|error| errno::of_machine(&error))?;
 
-    session.memory.insert(map, file);
+    client.memory.insert(map, file);
     Ok(())
 }

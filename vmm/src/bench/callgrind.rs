@@ -1,4 +1,4 @@
-//! Starts valgrind, and reads its counts.
+//! Counts instructions of this program, which it runs again under valgrind's tool callgrind.
 
 use std::{
     env,
@@ -9,20 +9,33 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{
-    super::{Run, counting},
-    part::Part,
-};
+use super::{Run, counting};
 use crate::failure::{Doing, Failure};
 
 /// The name of the program.
 const VALGRIND: &str = "valgrind";
-/// The file name of the first thread's counts. callgrind writes one file for each thread.
+/// The file name of the counts.
+const COUNTS: &str = "counts";
+/// The file name of the first thread's counts, where callgrind writes one file for each thread.
 const FIRST_THREAD: &str = "counts-01";
 
 /// An installed valgrind.
-pub(super) struct Callgrind {
+pub struct Callgrind {
     version: String,
+}
+
+/// A child process, and the functions to be counted in it.
+pub struct Count<'a> {
+    /// Its name in messages.
+    pub name: &'a str,
+    /// The benchmark whose child process is counted, and that process's task.
+    pub bench: &'a str,
+    /// As `bench`.
+    pub part: String,
+    /// The functions whose instructions count, with all functions that they call.
+    pub functions: &'a [&'a str],
+    /// Count the first thread alone, and not all threads together.
+    pub first_thread_only: bool,
 }
 
 impl Callgrind {
@@ -30,10 +43,10 @@ impl Callgrind {
     ///
     /// # Errors
     /// Returns an error that names the package to install.
-    pub(super) fn find() -> Result<Self, Failure> {
+    pub fn find() -> Result<Self, Failure> {
         let output = Command::new(VALGRIND).arg("--version").stdin(Stdio::null()).output().map_err(|error| {
             Failure::environment(format!(
-                "bench packet counts instructions with valgrind's tool callgrind, and {VALGRIND} can't be started: {error}; \
+                "instructions are counted with valgrind's tool callgrind, and {VALGRIND} can't be started: {error}; \
                  install it (Debian and Ubuntu: apt install valgrind; Fedora: dnf install valgrind)"
             ))
         })?;
@@ -41,51 +54,54 @@ impl Callgrind {
     }
 
     /// Returns valgrind's version in its own words.
-    pub(super) fn version(&self) -> &str {
+    pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// Returns the instructions that `part` takes for `packets` packets, on the first thread of its
-    /// process.
+    /// Returns callgrind's file, which has at least one counted instruction.
     ///
     /// # Errors
-    /// Returns an error when the child fails, or when its counts cannot be read.
-    pub(super) fn count(&self, run: &Run<'_>, part: Part, packets: u64) -> Result<u64, Failure> {
+    /// Returns an error when the child fails, when its counts cannot be read, and when there are
+    /// none.
+    pub fn run(&self, run: &Run<'_>, count: &Count<'_>) -> Result<String, Failure> {
         let directory = TempDir::new().doing(|| "a directory for callgrind's counts".into())?;
         let errors = directory.path().join("errors");
-        let counts = directory.path().join("counts");
+        let counts = directory.path().join(COUNTS);
         let program = env::current_exe().doing(|| "this program's own file".into())?;
+
         let mut command = Command::new(VALGRIND);
+        command.args(["-q", "--tool=callgrind", "--collect-atstart=no"]);
+        if count.first_thread_only {
+            command.args(["--separate-threads=yes", "--fair-sched=try"]);
+        }
         command
-            .args(["-q", "--tool=callgrind", "--collect-atstart=no", "--separate-threads=yes"])
-            .arg("--fair-sched=try")
             .arg(format!("--callgrind-out-file={}", counts.display()))
-            .args(part.toggles().iter().map(|function| format!("--toggle-collect={function}")))
+            .args(count.functions.iter().map(|function| format!("--toggle-collect={function}")))
             .arg(program)
-            .args(["bench", "packet", "--part", &format!("{}:{packets}", part.name())])
+            .args(["bench", count.bench, "--part", &count.part])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&errors).doing(|| "a file for callgrind's messages".into())?);
 
         let status = counting::status(run, &mut command)?;
         if !status.success() {
-            return Err(failed(part, status, &errors));
+            return Err(failed(count.name, status, &errors));
         }
 
-        let text = fs::read_to_string(directory.path().join(FIRST_THREAD))
-            .doing(|| format!("what {} counted for {}", self.version, part.name()))?;
+        let file = if count.first_thread_only { directory.path().join(FIRST_THREAD) } else { counts };
+        let text = fs::read_to_string(file)
+            .doing(|| format!("the counts of {} for {}", self.version, count.name))?;
         match total(&text) {
-            Some(instructions) if instructions > 0 => Ok(instructions),
+            Some(instructions) if instructions > 0 => Ok(text),
             _ => Err(Failure::environment(format!(
                 "{} counted nothing for {}: it finds the functions by their names; has this program been stripped of its symbols?",
-                self.version,
-                part.name()
+                self.version, count.name
             ))),
         }
     }
 }
 
-fn failed(part: Part, status: ExitStatus, errors: &Path) -> Failure {
+fn failed(name: &str, status: ExitStatus, errors: &Path) -> Failure {
     let errors = fs::read_to_string(errors).unwrap_or_default();
     let hint = if errors.contains("unhandled instruction") || errors.contains("Illegal opcode") {
         "; valgrind does not know an instruction of this build: build for a simpler target-cpu, without AVX-512"
@@ -97,15 +113,14 @@ fn failed(part: Part, status: ExitStatus, errors: &Path) -> Failure {
     let last: Vec<_> = last.into_iter().rev().collect();
 
     Failure::environment(format!(
-        "{VALGRIND}, counting {}, ended with {status}{hint}:\n{}",
-        part.name(),
+        "{VALGRIND}, counting {name}, ended with {status}{hint}:\n{}",
         last.join("\n")
     ))
 }
 
 /// Returns the sum of all events in callgrind's file: its line `totals: N`, or the sum of its
 /// dumps' `summary: N`.
-fn total(text: &str) -> Option<u64> {
+pub fn total(text: &str) -> Option<u64> {
     let figure = |line: &str, name: &str| -> Option<u64> {
         line.strip_prefix(name)?.split_whitespace().next()?.parse().ok()
     };

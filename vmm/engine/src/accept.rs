@@ -1,0 +1,214 @@
+//! Accepting of connections: which become clients, which are refused, and which must wait.
+
+use std::{
+    fs::File,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nicforge_vfio_user::{Errno, ServerConnection};
+use nix::errno::Errno as SystemErrno;
+
+use crate::{
+    client::{Client, ClientWatches},
+    client_state::ClientState,
+    closer::DescriptorCloser,
+    end::EndReason,
+    engine::Engine,
+    errno,
+    pace::Pace,
+    socket,
+    watched::ClientKey,
+};
+
+/// Most connections accepted in a round, at all sockets.
+const ACCEPTS: usize = 16;
+/// Time without accepting when the process has no descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A descriptor that is freed when the process has none left, so that a connection can be accepted
+/// and closed.
+pub(crate) struct DescriptorReserve(Option<File>);
+
+impl DescriptorReserve {
+    pub(crate) fn new() -> Self {
+        Self(Self::open())
+    }
+
+    fn open() -> Option<File> {
+        File::open("/dev/null").ok()
+    }
+
+    /// Frees the descriptor during a call of `action`.
+    fn lend<T>(&mut self, action: impl FnOnce() -> T) -> T {
+        self.0 = None;
+        let result = action();
+        self.0 = Self::open();
+        result
+    }
+}
+
+impl Engine {
+    /// Handles a report that connections may wait at a listening socket.
+    pub(crate) fn on_connection(&mut self, index: usize) {
+        self.attachments[index].may_have_connections = true;
+        self.queues.push_accepting(index);
+    }
+
+    /// Tries to accept again where connections may wait.
+    pub(crate) fn resume_accepting(&mut self, index: usize) {
+        if self.attachments[index].may_have_connections {
+            self.queues.push_accepting(index);
+        }
+    }
+
+    /// Accepts connections, one at each socket in turn, until [`ACCEPTS`] were accepted or the time
+    /// of the round is over. One is accepted in any case. The sockets that are left come first in
+    /// the next round.
+    pub(crate) fn accept_queued(&mut self, round_end: Instant) {
+        for _ in 0..ACCEPTS {
+            let Some(index) = self.queues.pop_accepting() else { return };
+            if self.accept(index, Instant::now()) {
+                self.queues.push_accepting(index);
+            }
+            if Instant::now() >= round_end {
+                return;
+            }
+        }
+    }
+
+    /// Accepts one connection. Returns whether more may be accepted now; if not, a later event
+    /// tries again.
+    fn accept(&mut self, index: usize, now: Instant) -> bool {
+        if !self.may_accept(index, now) {
+            return false;
+        }
+
+        match self.attachments[index].listener.accept() {
+            Ok(None) => {
+                self.attachments[index].may_have_connections = false;
+                false
+            }
+            Ok(Some(fd)) => {
+                self.on_accepted(index, fd, now);
+                true
+            }
+            Err(errno @ (SystemErrno::EMFILE | SystemErrno::ENFILE)) => {
+                self.close_without_descriptors(index, errno, now);
+                false
+            }
+            Err(errno) => {
+                tracing::warn!(%errno, "a connection could not be accepted");
+                self.clock.note_deadline(now + ACCEPT_PAUSE);
+                false
+            }
+        }
+    }
+
+    /// Returns whether a connection may be taken from the kernel's queue now. If not, a later event
+    /// tries again: the end of the client that has gone, or the wake-up when items of other clients
+    /// were closed.
+    fn may_accept(&mut self, index: usize, now: Instant) -> bool {
+        let attachment = &mut self.attachments[index];
+        if let Some(client) = &mut attachment.client {
+            // A client that has gone unnoticed is first served to its end, within its turns.
+            let is_noticed = client.hung_up;
+            client.hung_up = is_noticed || socket::is_hung_up(client.connection.as_fd());
+            if client.hung_up {
+                if !is_noticed {
+                    self.queue_client(index);
+                }
+                return false;
+            }
+        }
+
+        let is_refused = attachment.client.is_some() || !attachment.back_off.is_over(now);
+        let admitted =
+            if is_refused { attachment.closing.admits_refusal() } else { attachment.closing.admits_client() };
+        if !admitted {
+            self.queues.hold(index);
+        }
+        admitted
+    }
+
+    /// Handles a lack of descriptors. The reserve lets one connection in, which is closed at once,
+    /// so that it does not wait in vain.
+    fn close_without_descriptors(&mut self, index: usize, errno: SystemErrno, now: Instant) {
+        tracing::warn!(%errno, "no descriptor is left for a client");
+        let attachment = &mut self.attachments[index];
+        attachment.counters.refused += 1;
+
+        self.reserve.lend(|| {
+            if let Ok(Some(fd)) = attachment.listener.accept() {
+                attachment.closing.close_unanswered(fd);
+            }
+        });
+        self.clock.note_deadline(now + ACCEPT_PAUSE);
+    }
+
+    /// Makes an accepted connection the client of its attachment, or refuses it.
+    fn on_accepted(&mut self, index: usize, fd: OwnedFd, now: Instant) {
+        let attachment = &mut self.attachments[index];
+        let Some(pid) = attachment.listener.authorize(&fd) else {
+            attachment.counters.foreign += 1;
+            let path = attachment.listener.path().display();
+            tracing::warn!(%path, "a client of another user was refused");
+            attachment.closing.close_unanswered(fd);
+            return;
+        };
+
+        if attachment.client.is_some() {
+            self.refuse(index, fd, Errno::EBUSY);
+        } else if !attachment.back_off.is_over(now) {
+            self.refuse(index, fd, Errno::EAGAIN);
+        } else if let Err(error) = self.machine.attach(attachment.function, attachment.id) {
+            tracing::warn!(%error, "a client could not be attached");
+            self.refuse(index, fd, errno::of_machine(&error));
+        } else {
+            self.add_client(index, fd, pid, now);
+        }
+    }
+
+    /// Answers a connection with an error, on another thread.
+    fn refuse(&mut self, index: usize, fd: OwnedFd, errno: Errno) {
+        let attachment = &mut self.attachments[index];
+        attachment.counters.refused += 1;
+        attachment.closing.refuse(self.cleanup.closers(), fd, errno);
+    }
+
+    /// Adds the client of an attachment, which the machine has attached.
+    fn add_client(&mut self, index: usize, fd: OwnedFd, pid: i32, now: Instant) {
+        let attachment = &mut self.attachments[index];
+        attachment.generation = attachment.generation.wrapping_add(1);
+        attachment.counters.clients += 1;
+        let key = ClientKey { index, generation: attachment.generation };
+        tracing::debug!(path = %attachment.listener.path().display(), pid, "a client came");
+
+        let (watches, watched) = ClientWatches::start(&mut *self.events, &fd, key);
+        let closing = attachment.closing.queue(self.cleanup.closers());
+        let mut connection = ServerConnection::new(fd, self.config.connection());
+        connection.set_closer(Arc::new(DescriptorCloser(Arc::clone(&closing))));
+
+        let client = Client {
+            connection,
+            state: ClientState::new(attachment.function, attachment.id, &self.config),
+            watches,
+            pace: Pace::default(),
+            hung_up: false,
+            closing,
+            pid,
+            since: now,
+        };
+        self.attachments.set_client(index, client);
+
+        if let Err(error) = watched {
+            tracing::warn!(%error, "a client could not be watched");
+            self.end(index, EndReason::Evicted("it could not be watched"));
+            return;
+        }
+        self.clock.note_deadline(now + self.config.version_limit);
+        // Its first message has often arrived already.
+        self.queue_client(index);
+    }
+}

@@ -1,0 +1,234 @@
+//! The attachments that an engine serves, and what each keeps from one client to the next.
+
+use std::{
+    collections::HashMap,
+    ops::{Index, IndexMut},
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nicforge_core::ids::{AttachmentId, FunctionId};
+use nicforge_vfio_user::{Closer, Errno};
+
+use crate::{
+    client::Client,
+    closer::{Backlog, CloseQueue, Closers, DescriptorCloser},
+    refusal::Refusal,
+    socket::Listener,
+    stats::ServerCounters,
+    stop::Waker,
+    watched::{ClientKey, MAX_ATTACHMENTS},
+};
+
+/// An attachment that is served at a socket.
+pub(crate) struct ServedAttachment {
+    pub(crate) function: FunctionId,
+    pub(crate) id: AttachmentId,
+    pub(crate) listener: Listener,
+    /// Set and taken by [`ServedAttachments`], which counts clients.
+    pub(crate) client: Option<Client>,
+    /// Counts up with each client, so that results for an earlier client are recognized.
+    pub(crate) generation: u32,
+    /// Whether connections may wait at the listening socket, which reports each change only once.
+    pub(crate) may_have_connections: bool,
+    pub(crate) back_off: BackOff,
+    pub(crate) closing: Closing,
+    pub(crate) counters: ServerCounters,
+}
+
+impl ServedAttachment {
+    pub(crate) fn new(function: FunctionId, id: AttachmentId, listener: Listener, closing: Closing) -> Self {
+        Self {
+            function,
+            id,
+            listener,
+            client: None,
+            generation: 0,
+            may_have_connections: false,
+            back_off: BackOff::default(),
+            closing,
+            counters: ServerCounters::default(),
+        }
+    }
+}
+
+/// All attachments that are served, each under its number in the order of [`Self::add`].
+#[derive(Default)]
+pub(crate) struct ServedAttachments {
+    all: Vec<ServedAttachment>,
+    numbers: HashMap<(FunctionId, AttachmentId), usize>,
+    /// Number of attachments with a client.
+    clients: usize,
+}
+
+impl ServedAttachments {
+    /// Adds an attachment and returns its number.
+    pub(crate) fn add(&mut self, attachment: ServedAttachment) -> usize {
+        let index = self.all.len();
+        self.numbers.insert((attachment.function, attachment.id), index);
+        self.all.push(attachment);
+        index
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.all.len() >= MAX_ATTACHMENTS
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &ServedAttachment> {
+        self.all.iter()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut ServedAttachment> {
+        self.all.iter_mut()
+    }
+
+    /// Returns the number of an attachment, if it is served.
+    pub(crate) fn find(&self, function: FunctionId, id: AttachmentId) -> Option<usize> {
+        self.numbers.get(&(function, id)).copied()
+    }
+
+    /// Returns a client with this key, unless another one has taken its place.
+    pub(crate) fn client_mut(&mut self, key: ClientKey) -> Option<&mut Client> {
+        let attachment = self.all.get_mut(key.index)?;
+        attachment.client.as_mut().filter(|_| attachment.generation == key.generation)
+    }
+
+    /// Whether any attachment has a client.
+    pub(crate) fn has_clients(&self) -> bool {
+        self.clients > 0
+    }
+
+    /// Sets the client of an attachment that has none.
+    pub(crate) fn set_client(&mut self, index: usize, client: Client) {
+        let earlier = self.all[index].client.replace(client);
+        self.clients += usize::from(earlier.is_none());
+    }
+
+    /// Takes the client of an attachment.
+    pub(crate) fn take_client(&mut self, index: usize) -> Option<Client> {
+        let client = self.all[index].client.take()?;
+        self.clients -= 1;
+        Some(client)
+    }
+}
+
+impl Index<usize> for ServedAttachments {
+    type Output = ServedAttachment;
+
+    #[inline]
+    fn index(&self, index: usize) -> &ServedAttachment {
+        &self.all[index]
+    }
+}
+
+impl IndexMut<usize> for ServedAttachments {
+    #[inline]
+    fn index_mut(&mut self, index: usize) -> &mut ServedAttachment {
+        &mut self.all[index]
+    }
+}
+
+/// Time in which an attachment takes no client, after it was taken from one that held the engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BackOff {
+    until: Option<Instant>,
+    next: Duration,
+}
+
+/// The first back-off. Each one that follows soon is twice as long.
+const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
+
+impl Default for BackOff {
+    fn default() -> Self {
+        Self { until: None, next: FIRST_BACK_OFF }
+    }
+}
+
+impl BackOff {
+    /// Starts a back-off after a client held the engine.
+    pub(crate) fn begin(&mut self, now: Instant) {
+        // After a long time without a back-off the first one applies again.
+        if self.until.is_some_and(|until| now > until + LONGEST_BACK_OFF) {
+            self.next = FIRST_BACK_OFF;
+        }
+        self.until = Some(now + self.next);
+        self.next = (self.next * 2).min(LONGEST_BACK_OFF);
+    }
+
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| until <= now)
+    }
+}
+
+/// The items that an attachment's clients have left to be closed. See [`Backlog`].
+pub(crate) struct Closing {
+    /// Items of the clients that had the attachment.
+    clients: Arc<Backlog>,
+    /// Items of refused connections.
+    refused: Arc<Backlog>,
+    /// Connections that are closed without an answer.
+    unanswered: Arc<CloseQueue>,
+}
+
+impl Closing {
+    /// Items at which a client is no longer served.
+    const MOST_OF_CLIENT: usize = 64;
+    /// Items of earlier clients at which no new client is accepted.
+    const MOST_OF_PREDECESSORS: usize = 16;
+    /// Most refused connections that are answered at a time.
+    const MOST_ANSWERED: usize = 8;
+    /// Refused connections at which no more are accepted.
+    const MOST_REFUSED: usize = 64;
+
+    pub(crate) fn new(waker: &Waker, closers: &Closers) -> Self {
+        let (clients, refused) = (Backlog::new(waker.clone()), Backlog::new(waker.clone()));
+        let unanswered = closers.queue(&refused);
+        Self { clients, refused, unanswered }
+    }
+
+    /// Returns whether a connection may be accepted to become the client.
+    pub(crate) fn admits_client(&self) -> bool {
+        self.clients.admits(Self::MOST_OF_PREDECESSORS)
+    }
+
+    /// Returns whether a connection may be accepted to be refused.
+    pub(crate) fn admits_refusal(&self) -> bool {
+        self.refused.admits(Self::MOST_REFUSED)
+    }
+
+    /// Returns whether the client may be served.
+    pub(crate) fn admits_service(&self) -> bool {
+        self.clients.admits(Self::MOST_OF_CLIENT)
+    }
+
+    /// Makes the queue of a client.
+    pub(crate) fn queue(&self, closers: &Closers) -> Arc<CloseQueue> {
+        closers.queue(&self.clients)
+    }
+
+    /// Answers a connection's first message with an error and closes it. When too many are being
+    /// answered, it is closed without an answer.
+    pub(crate) fn refuse(&self, closers: &Closers, fd: OwnedFd, errno: Errno) {
+        if self.refused.len() < Self::MOST_ANSWERED {
+            closers.queue(&self.refused).refuse(Refusal::new(fd, errno));
+        } else {
+            self.close_unanswered(fd);
+        }
+    }
+
+    /// Returns the closer of the listening socket.
+    pub(crate) fn closer(&self) -> Arc<dyn Closer> {
+        Arc::new(DescriptorCloser(Arc::clone(&self.unanswered)))
+    }
+
+    /// Closes a connection without an answer.
+    pub(crate) fn close_unanswered(&self, fd: OwnedFd) {
+        self.unanswered.close_socket(fd);
+    }
+}

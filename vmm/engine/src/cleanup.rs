@@ -1,0 +1,55 @@
+//! Closing of sockets and memory that ended clients leave behind.
+
+use std::sync::Arc;
+
+use nicforge_shm::SharedMemory;
+
+use crate::{
+    client::Client,
+    closer::{CloseQueue, Closers},
+};
+
+/// The threads that close what belongs to clients, and the memory that waits for a device first.
+pub(crate) struct Cleanup {
+    closers: Closers,
+    /// Memory of ended clients that devices still hold, with the queue that closes it.
+    held_memory: Vec<(Arc<CloseQueue>, SharedMemory)>,
+}
+
+impl Cleanup {
+    pub(crate) fn new() -> Self {
+        Self { closers: Closers::new(), held_memory: Vec::new() }
+    }
+
+    pub(crate) fn closers(&self) -> &Closers {
+        &self.closers
+    }
+
+    /// Whether devices hold memory of ended clients.
+    pub(crate) fn has_held_memory(&self) -> bool {
+        !self.held_memory.is_empty()
+    }
+
+    /// Closes the socket of an ended client and unmaps its memory. Memory that a device holds stays
+    /// until the device releases it, so that the engine's thread never unmaps it.
+    pub(crate) fn take_over(&mut self, client: Client) {
+        let Client { connection, mut state, closing, .. } = client;
+        closing.close_socket(connection.into_socket());
+
+        let (held, free): (Vec<_>, Vec<_>) =
+            state.memory.take().into_iter().partition(|memory| memory.has_other_handles());
+        closing.drop_memory(free);
+        self.held_memory.extend(held.into_iter().map(|memory| (Arc::clone(&closing), memory)));
+    }
+
+    /// Unmaps memory of ended clients that devices have released, and starts a thread for queues
+    /// that wait for one.
+    pub(crate) fn sweep(&mut self) {
+        self.closers.start_missing();
+
+        let released = self.held_memory.extract_if(.., |(_, memory)| !memory.has_other_handles());
+        for (queue, memory) in released {
+            queue.drop_memory(vec![memory]);
+        }
+    }
+}

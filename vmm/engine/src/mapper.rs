@@ -1,0 +1,122 @@
+//! The thread that maps client memory, so that the engine does not wait for the kernel.
+//!
+//! It closes nothing of a client: the descriptor of a mapping goes to the client's
+//! [`crate::closer::CloseQueue`], and so does a mapping that is no longer needed.
+//!
+//! A client has one mapping in progress at a time. It counts in the backlog of the attachment until
+//! the engine has taken its result, also when the client has gone. So clients that connect, map and
+//! go cannot make the queue grow: the attachment takes no new one while its backlog is too long.
+
+use std::{os::fd::AsFd, sync::mpsc, thread::JoinHandle};
+
+use nicforge_shm::{MemoryError, SharedMemory};
+
+use crate::{closer::BacklogItem, error::EngineError, memory::FileToMap, stop::Waker, watched::ClientKey};
+
+/// A part of a client's file that is to be mapped.
+pub(crate) struct MapRequest {
+    pub(crate) client: ClientKey,
+    pub(crate) part: FileToMap,
+    pub(crate) backlog: BacklogItem,
+}
+
+/// A mapping that was made or failed.
+pub(crate) struct Mapped {
+    pub(crate) client: ClientKey,
+    pub(crate) result: Result<SharedMemory, MemoryError>,
+    /// Dropped by the engine once it has taken the result.
+    pub(crate) backlog: BacklogItem,
+}
+
+/// The engine's end of the thread. Dropping it ends the thread.
+pub(crate) struct Mapper {
+    requests: Option<mpsc::Sender<MapRequest>>,
+    done: mpsc::Receiver<Mapped>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Mapper {
+    /// Starts the thread, which wakes the engine after each mapping.
+    pub(crate) fn start(waker: Waker) -> Result<Self, EngineError> {
+        let (requests, inbox) = mpsc::channel();
+        let (outbox, done) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("nicforge-map".to_owned())
+            .spawn(move || work(&inbox, &outbox, &waker))
+            .map_err(|reason| EngineError::Thread { what: "that maps client memory", reason })?;
+        Ok(Self { requests: Some(requests), done, thread: Some(thread) })
+    }
+
+    /// Asks for a part of a client's file to be mapped, guarded against truncation;
+    /// [`Mapper::take_done`] returns the result. Returns false when the thread has ended.
+    pub(crate) fn map(&self, request: MapRequest) -> bool {
+        self.requests.as_ref().is_some_and(|requests| requests.send(request).is_ok())
+    }
+
+    pub(crate) fn take_done(&self) -> Option<Mapped> {
+        self.done.try_recv().ok()
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            // The thread ends with the queue; the panic hook has already reported a panic in it.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(inbox: &mpsc::Receiver<MapRequest>, outbox: &mpsc::Sender<Mapped>, waker: &Waker) {
+    while let Ok(MapRequest { client, part, backlog }) = inbox.recv() {
+        let result = SharedMemory::map_guarded(part.fd.as_fd(), 0, part.length, part.access);
+        drop(part);
+        if outbox.send(Mapped { client, result, backlog }).is_err() {
+            return;
+        }
+        waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::Arc,
+        time::{Duration, Instant},
+    };
+
+    use nicforge_shm::Access;
+
+    use super::*;
+    use crate::closer::{Backlog, Closers};
+
+    #[test]
+    fn mapping_counts_in_the_backlog_until_its_result_is_taken() {
+        let (waker, closers) = (Waker::new().unwrap(), Closers::new());
+        let backlog = Backlog::new(waker.clone());
+        let queue = closers.queue(&backlog);
+        let memory = SharedMemory::create("test", 0x1000).unwrap();
+        let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+        let mapper = Mapper::start(waker).unwrap();
+
+        let part = FileToMap { fd: fd.into(), length: 0x1000, access: Access::ReadOnly };
+        let client = ClientKey { index: 0, generation: 1 };
+        assert!(mapper.map(MapRequest { client, part, backlog: queue.count_item() }));
+        drop(queue);
+
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mapped = loop {
+            // The request counts, whichever thread has it.
+            assert_eq!(backlog.len(), 1);
+            if let Some(mapped) = mapper.take_done() {
+                break mapped;
+            }
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        };
+        assert_eq!((mapped.client, mapped.result.is_ok(), backlog.len()), (client, true, 1));
+        drop(mapped);
+        assert_eq!((backlog.len(), Arc::strong_count(&backlog)), (0, 1));
+    }
+}

@@ -1,0 +1,249 @@
+//! Serving of clients: the turn of each, the accesses that wait for a device, and DMA messages.
+
+use std::time::Instant;
+
+use nicforge_core::{dma::DmaBacking, interrupt::INTX, machine::Outgoing};
+use nicforge_vfio_user::{Errno, Progress};
+
+use crate::{
+    attachment_handler::{self, AttachmentHandler},
+    end::EndReason,
+    engine::Engine,
+    errno,
+    mapper::Mapped,
+    pace::{TurnStart, Verdict},
+    wait::Event,
+    watched::ClientKey,
+};
+
+impl Engine {
+    /// Handles an event of a client's first socket.
+    pub(crate) fn on_client(&mut self, key: ClientKey, event: &Event) {
+        if let Some(client) = self.attachments.client_mut(key) {
+            client.hung_up |= event.hangup;
+            self.queue_client(key.index);
+        }
+    }
+
+    /// Handles an event of a client's second socket. The client has answered a DMA message, made
+    /// room there, or closed it.
+    pub(crate) fn on_twin(&mut self, key: ClientKey) {
+        if let Some(client) = self.attachments.client_mut(key) {
+            client.connection.note_twin_readable();
+            self.queue_client(key.index);
+        }
+    }
+
+    /// Unmasks INTx when the client has signalled its eventfd for that. The eventfd is not read:
+    /// each write to it is reported by itself.
+    pub(crate) fn on_unmask(&mut self, key: ClientKey) {
+        let has_unmask = self.attachments.client_mut(key).is_some_and(|client| client.watches.has_unmask());
+        let attachment = &self.attachments[key.index];
+        if has_unmask
+            && let Ok(interrupts) = self.machine.interrupts(attachment.function, attachment.id)
+            && let Err(error) = interrupts.unmask(INTX, 0, 1)
+        {
+            tracing::debug!(%error, "INTx was not unmasked");
+        }
+    }
+
+    /// Queues the client of an attachment, if it has one, for a turn in this round.
+    pub(crate) fn queue_client(&mut self, index: usize) {
+        if let Some(client) = &self.attachments[index].client {
+            self.queues.push_client(index, client.pace.is_slow());
+        }
+    }
+
+    /// Serves each queued client for one turn, until the time of the round is over. One of the slow
+    /// clients is served in each round.
+    pub(crate) fn serve_queued(&mut self, round_end: Instant) {
+        for served in 0..self.queues.ready() {
+            if served > 0 && Instant::now() >= round_end {
+                break;
+            }
+            if let Some(index) = self.queues.pop_ready() {
+                self.serve_turn(index);
+            }
+        }
+
+        if let Some(index) = self.queues.pop_slow() {
+            self.serve_turn(index);
+        }
+    }
+
+    /// Serves the requests of a client, for one turn.
+    fn serve_turn(&mut self, index: usize) {
+        let attachment = &mut self.attachments[index];
+        let Some(client) = &mut attachment.client else { return };
+        if !attachment.closing.admits_service() {
+            self.queues.hold(index);
+            return;
+        }
+
+        let turn = client.pace.start(Instant::now());
+        // DMA writes of the device go out before the answer to a read that may announce them.
+        let turn_end = Instant::now() + self.config.client_turn;
+        let (state, connection) = (&mut client.state, &mut client.connection);
+        let has_unsent = state.send(&mut self.machine, connection, &mut attachment.counters, turn_end);
+
+        let mut written = Ok(false);
+        if connection.wants_write() || connection.twin_wants_write() {
+            written = connection.on_writable();
+        }
+        let has_more_to_write = matches!(written, Ok(true));
+
+        let mut handler = AttachmentHandler {
+            machine: &mut self.machine,
+            client: state,
+            mapper: &self.mapper,
+            closing: &client.closing,
+            signals: self.watchdog.signals(),
+            counters: &mut attachment.counters,
+            key: ClientKey { index, generation: attachment.generation },
+            stall_limit: self.config.stall_limit,
+        };
+
+        let progress = match written {
+            Ok(_) if has_unsent => Ok(Progress::More),
+            Ok(_) => connection.on_readable(&mut handler),
+            Err(error) => Err(error),
+        };
+        if handler.client.was_cancelled {
+            connection.fail_dma(Errno::ECANCELED, &mut handler);
+            handler.client.was_cancelled = false;
+        }
+
+        match progress {
+            Ok(Progress::Closed) => self.end(index, EndReason::Closed),
+            Ok(Progress::Idle | Progress::Blocked) if client.hung_up => self.end(index, EndReason::Closed),
+            Ok(progress) => {
+                let has_more = progress == Progress::More || has_more_to_write;
+                self.prepare_next_turn(index, has_more, turn_end);
+                self.account_for_turn(index, turn);
+            }
+            Err(error) => self.end(index, EndReason::Broken(error)),
+        }
+    }
+
+    /// Sends the client's DMA messages until the turn is over, watches for what the client waits
+    /// for, and queues it again if it has more work.
+    fn prepare_next_turn(&mut self, index: usize, has_more: bool, turn_end: Instant) {
+        let attachment = &mut self.attachments[index];
+        let Some(client) = &mut attachment.client else { return };
+        if client.state.stalled.is_some() {
+            self.queues.push_stalled(index);
+        }
+
+        let (state, connection) = (&mut client.state, &mut client.connection);
+        let has_more_to_send = state.send(&mut self.machine, connection, &mut attachment.counters, turn_end);
+        let has_more = has_more || has_more_to_send || connection.ready();
+        if let Some(due) = state.due() {
+            self.clock.note_deadline(due);
+        }
+
+        let events = &mut *self.events;
+        let mut watched = client.watches.update(events, connection);
+        if let Some(new) = state.new_unmask.take() {
+            watched = watched.and(client.watches.replace_unmask(events, new));
+        }
+        if let Err(error) = watched {
+            tracing::warn!(%error, "a client could not be watched");
+            self.end(index, EndReason::Evicted("it could not be watched"));
+        }
+
+        if has_more {
+            self.queue_client(index);
+        }
+    }
+
+    /// Accounts for a client's turn, and ends a client that slows system calls down too much.
+    fn account_for_turn(&mut self, index: usize, turn: TurnStart) {
+        let attachment = &mut self.attachments[index];
+        let Some(client) = &mut attachment.client else { return };
+        let longest_call = client.connection.take_longest_call();
+        let (length, verdict) = client.pace.finish(turn, longest_call);
+
+        attachment.counters.longest_turn = attachment.counters.longest_turn.max(length);
+        let owner = (attachment.function, attachment.id);
+        self.turns.longest.note(length, Some(owner), client.pid);
+        if verdict == Verdict::HoldsEngine {
+            let reason = "it made a system call of the engine take too long";
+            self.end(index, EndReason::HeldEngine(reason));
+        }
+    }
+
+    /// Offers the waiting accesses to their devices again. Those that stall again go to the end of
+    /// the queue, for the next time.
+    pub(crate) fn retry_stalled(&mut self, now: Instant) {
+        for _ in 0..self.queues.stalled() {
+            let Some(index) = self.queues.pop_stalled() else { return };
+            let attachment = &mut self.attachments[index];
+            let Some(client) = &mut attachment.client else { continue };
+            if client.state.stalled.is_none() {
+                continue;
+            }
+
+            let connection = &mut client.connection;
+            if client.state.retry(&mut self.machine, connection, now, &mut attachment.counters) {
+                self.queue_client(index);
+            } else {
+                self.queues.push_stalled(index);
+            }
+        }
+    }
+
+    /// Serves again where that had to wait for items to be closed, and accepts again there.
+    pub(crate) fn release_held(&mut self) {
+        for _ in 0..self.queues.held() {
+            let Some(index) = self.queues.pop_held() else { return };
+            self.resume_accepting(index);
+            self.queue_client(index);
+        }
+    }
+
+    /// Takes the result of mapping a file for a range.
+    pub(crate) fn on_mapped(&mut self, mapped: Mapped) {
+        let Mapped { client: key, result, backlog } = mapped;
+        let Some(client) = self.attachments.client_mut(key) else {
+            // The client that asked for it has gone, and its queue with it.
+            let closing = self.attachments[key.index].closing.queue(self.cleanup.closers());
+            closing.drop_memory(result.into_iter().collect());
+            return;
+        };
+        // The mapping is no longer in progress; what becomes of its memory counts by itself.
+        drop(backlog);
+
+        let state = &mut client.state;
+        let Some(pending) = state.pending_map.take() else {
+            client.closing.drop_memory(result.into_iter().collect());
+            return;
+        };
+
+        let mapped = result.map_err(|error| errno::of_memory(&error)).and_then(|memory| {
+            let (file, window) = state.memory.adopt(pending.source, memory, &pending.map)?;
+            let backing = DmaBacking::Memory(window);
+            attachment_handler::map_range(&mut self.machine, state, &pending.map, Some(file), backing)
+        });
+        if mapped.is_err() {
+            client.closing.drop_memory(state.memory.sweep());
+        }
+
+        if let Err(error) = client.connection.complete(pending.token, mapped) {
+            tracing::warn!(%error, "a mapping ended that its connection does not wait for");
+        }
+        self.queue_client(key.index);
+    }
+
+    /// Hands the DMA messages of the machine to the clients that they are for. They are sent in the
+    /// clients' turns.
+    pub(crate) fn route(&mut self, now: Instant) {
+        while let Some(message) = self.machine.pop_outgoing() {
+            let (Outgoing::DmaRead { function, attachment, .. }
+            | Outgoing::DmaWrite { function, attachment, .. }) = &message;
+            let Some(index) = self.attachments.find(*function, *attachment) else { continue };
+            let Some(client) = &mut self.attachments[index].client else { continue };
+            client.state.queue(&mut self.machine, message, now);
+            self.queue_client(index);
+        }
+    }
+}

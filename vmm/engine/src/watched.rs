@@ -1,0 +1,58 @@
+//! Tokens of watched descriptors: each names the owner that an event is for.
+
+/// A client: the number of its attachment among those served, and which client of that attachment
+/// it is. Events and results for an earlier client are recognized by the generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ClientKey {
+    pub(crate) index: usize,
+    pub(crate) generation: u32,
+}
+
+/// The owner of a watched descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watched {
+    Stop,
+    Waker,
+    /// The listening socket of the attachment with this number.
+    Listener(usize),
+    /// A client's first socket.
+    Client(ClientKey),
+    /// The eventfd by which a client unmasks INTx.
+    Unmask(ClientKey),
+    /// A client's second socket.
+    Twin(ClientKey),
+}
+
+const INDEX_BITS: u32 = 24;
+/// The most attachments that an engine serves.
+pub(crate) const MAX_ATTACHMENTS: usize = 1 << INDEX_BITS;
+
+impl Watched {
+    /// Returns the token: kind, generation, index.
+    pub(crate) fn token(self) -> u64 {
+        let none = ClientKey { index: 0, generation: 0 };
+        let (kind, key) = match self {
+            Self::Stop => (0, none),
+            Self::Waker => (1, none),
+            Self::Listener(index) => (2, ClientKey { index, generation: 0 }),
+            Self::Client(key) => (3, key),
+            Self::Unmask(key) => (4, key),
+            Self::Twin(key) => (5, key),
+        };
+        kind << (INDEX_BITS + 32) | u64::from(key.generation) << INDEX_BITS | key.index as u64
+    }
+
+    pub(crate) fn from_token(token: u64) -> Option<Self> {
+        let index = (token & ((1 << INDEX_BITS) - 1)) as usize;
+        let key = ClientKey { index, generation: (token >> INDEX_BITS) as u32 };
+        Some(match token >> (INDEX_BITS + 32) {
+            0 => Self::Stop,
+            1 => Self::Waker,
+            2 => Self::Listener(index),
+            3 => Self::Client(key),
+            4 => Self::Unmask(key),
+            5 => Self::Twin(key),
+            _ => return None,
+        })
+    }
+}

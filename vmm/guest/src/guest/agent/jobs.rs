@@ -1,0 +1,118 @@
+//! The jobs of a guest, as its lines report them.
+
+use std::collections::BTreeMap;
+
+use super::job::{LineSink, Output, Stream};
+
+/// The part of a job's output that is kept, and of one line of it, in bytes.
+pub(super) const MAX_OUTPUT: usize = 16 << 20;
+/// Number of problems of a guest's start that are kept.
+const MAX_NOTES: usize = 64;
+
+/// The reports of the guest on itself and on its jobs.
+#[derive(Default)]
+pub(super) struct State {
+    /// Number of times the guest has reported that it is ready.
+    pub(super) starts: u64,
+    pub(super) notes: Vec<String>,
+    pub(super) jobs: BTreeMap<u64, Entry>,
+    pub(super) next: u64,
+    pub(super) gone: bool,
+    /// The reader is in a sink, which may block indefinitely.
+    pub(super) showing: bool,
+    /// The agent is dropped; further lines are discarded.
+    pub(super) closed: bool,
+}
+
+/// A line to pass to a sink.
+pub(super) struct Shown {
+    pub(super) sink: LineSink,
+    pub(super) stream: Stream,
+    pub(super) line: String,
+}
+
+/// A job that was started.
+pub(super) struct Entry {
+    /// The number of the guest's start in which the job runs.
+    pub(super) start: u64,
+    pub(super) output: Output,
+    pub(super) partial: [String; 2],
+    pub(super) ended: bool,
+    pub(super) sink: Option<LineSink>,
+}
+
+impl State {
+    /// Handles a line of the guest and returns the part to pass to a sink.
+    pub(super) fn take(&mut self, line: &str) -> Option<Shown> {
+        let mut words = line.splitn(3, ' ');
+        let number = words.next()?.parse().ok()?;
+        let kind = words.next()?;
+        let text = words.next().unwrap_or_default();
+
+        match (number, kind) {
+            (0, "n") => {
+                if self.notes.len() < MAX_NOTES {
+                    self.notes.push(text.to_owned());
+                }
+            }
+            (0, "ready") => self.starts += 1,
+            (number, kind) => {
+                let starts = self.starts;
+                let entry = self.jobs.get_mut(&number)?;
+                if entry.start == starts && !entry.ended {
+                    return entry.take(kind, text);
+                }
+            }
+        }
+
+        None
+    }
+}
+
+impl Entry {
+    fn take(&mut self, kind: &str, text: &str) -> Option<Shown> {
+        match kind {
+            "o" => self.line(Stream::Output, text, true),
+            "o+" => self.line(Stream::Output, text, false),
+            "e" => self.line(Stream::Error, text, true),
+            "e+" => self.line(Stream::Error, text, false),
+            "x" => {
+                // A shell's statuses fit into a byte.
+                self.output.status = text.parse().unwrap_or(u8::MAX);
+                self.ended = true;
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn line(&mut self, stream: Stream, text: &str, whole: bool) -> Option<Shown> {
+        let Output { stdout, stderr, truncated, .. } = &mut self.output;
+        let line = &mut self.partial[stream as usize];
+        if line.len() + text.len() <= MAX_OUTPUT {
+            line.push_str(text);
+        } else {
+            *truncated = true;
+        }
+
+        if !whole {
+            return None;
+        }
+
+        let line = std::mem::take(line);
+        // The beginning is kept, but every line is passed to the sink.
+        *truncated |= stdout.len() + stderr.len() + line.len() >= MAX_OUTPUT;
+
+        if !*truncated {
+            let all = match stream {
+                Stream::Output => stdout,
+                Stream::Error => stderr,
+            };
+            all.push_str(&line);
+            all.push('\n');
+        }
+
+        let sink = self.sink.clone()?;
+        Some(Shown { sink, stream, line })
+    }
+}

@@ -1,0 +1,267 @@
+//! The host's end of the agent's channel: it sends jobs and receives lines and exit statuses.
+//! `inside/agent.sh` documents the protocol.
+
+mod base64;
+mod job;
+mod jobs;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+pub use self::job::{Job, LineSink, Output, Stream};
+use self::{
+    base64::base64,
+    jobs::{Entry, Shown, State},
+};
+
+/// The longest script, in bytes. A longer one must be put into a file.
+const MAX_SCRIPT: usize = 32 << 10;
+/// The longest line of the protocol, in bytes; the agent's are shorter.
+const MAX_LINE: usize = 8 << 10;
+/// Time in which a working guest takes a request from its channel.
+const TAKE: Duration = Duration::from_secs(20);
+
+/// The result of waiting for a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The job has ended.
+    Done(Output),
+    /// The guest rebooted.
+    Restarted,
+    /// The guest is gone.
+    Gone,
+    /// The deadline passed first.
+    Late,
+}
+
+/// The channel to the agent.
+pub(crate) struct Agent {
+    line: Mutex<UnixStream>,
+    shared: Arc<Shared>,
+    reader: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Agent {
+    /// Creates the agent on a connected channel.
+    pub(crate) fn new(line: UnixStream) -> io::Result<Self> {
+        line.set_write_timeout(Some(TAKE))?;
+        let shared = Arc::new(Shared::default());
+        let reader = std::thread::Builder::new().name("guest-agent".into()).spawn({
+            let (line, shared) = (line.try_clone()?, shared.clone());
+            move || read(line, &shared)
+        })?;
+
+        Ok(Self { line: Mutex::new(line), shared, reader: Mutex::new(Some(reader)) })
+    }
+
+    /// Returns how often the guest has started.
+    pub(crate) fn starts(&self) -> u64 {
+        self.shared.state().starts
+    }
+
+    /// Returns the problems of its start.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.shared.state().notes.clone()
+    }
+
+    /// Waits until the guest has started `starts` times. Returns `Ok(true)`, or `Ok(false)` at the
+    /// deadline, or `Err` when the guest is gone.
+    pub(crate) fn wait_started(&self, starts: u64, until: Instant) -> Result<bool, ()> {
+        let mut state = self.shared.state();
+        loop {
+            if state.starts >= starts {
+                return Ok(true);
+            }
+
+            if state.gone {
+                return Err(());
+            }
+
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Starts a job and returns its number.
+    pub(crate) fn start(&self, job: &Job) -> io::Result<u64> {
+        if job.script.len() > MAX_SCRIPT {
+            let text = format!(
+                "the script has {} bytes, at most {MAX_SCRIPT} are possible; put it into a file of the guest",
+                job.script.len()
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+
+        let number = {
+            let mut state = self.shared.state();
+            state.next += 1;
+            let (number, start) = (state.next, state.starts);
+            let entry = Entry {
+                start,
+                output: Output::default(),
+                partial: Default::default(),
+                ended: false,
+                sink: job.sink.clone(),
+            };
+            state.jobs.insert(number, entry);
+            number
+        };
+
+        self.say(&format!("{number} run {}", base64(job.script.as_bytes())))
+            .inspect_err(|_| self.forget(number))?;
+        Ok(number)
+    }
+
+    /// Kills a job's processes.
+    pub(crate) fn kill(&self, number: u64) -> io::Result<()> {
+        self.say(&format!("{number} kill"))
+    }
+
+    /// Powers the guest off.
+    pub(crate) fn quit(&self) -> io::Result<()> {
+        self.say("0 quit")
+    }
+
+    fn say(&self, text: &str) -> io::Result<()> {
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        line.write_all(format!("{text}\n").as_bytes())
+    }
+
+    /// Waits for a job's end. The result stays available until the job is forgotten.
+    pub(crate) fn wait(&self, number: u64, until: Instant) -> Outcome {
+        let mut state = self.shared.state();
+        loop {
+            let starts = state.starts;
+            let Some(entry) = state.jobs.get(&number) else { return Outcome::Gone };
+            if entry.ended {
+                return Outcome::Done(entry.output.clone());
+            }
+
+            if entry.start != starts {
+                return Outcome::Restarted;
+            }
+
+            if state.gone {
+                return Outcome::Gone;
+            }
+
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Outcome::Late;
+            }
+
+            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Discards a job that no caller waits for any more.
+    pub(crate) fn forget(&self, number: u64) {
+        self.shared.state().jobs.remove(&number);
+    }
+
+    /// Returns a job's output so far.
+    pub(crate) fn said(&self, number: u64) -> Output {
+        self.shared.state().jobs.get(&number).map(|entry| entry.output.clone()).unwrap_or_default()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        // The shutdown ends the reader; the channel may be closed already.
+        let _ = line.shutdown(std::net::Shutdown::Both);
+        drop(line);
+
+        let showing = {
+            let mut state = self.shared.state();
+            state.closed = true;
+            state.showing
+        };
+
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A sink may block for ever, so a reader that is in one is not joined. It ends when the
+        // sink returns.
+        if let Some(reader) = reader.filter(|_| !showing) {
+            let _ = reader.join();
+        }
+    }
+}
+
+/// Splits the channel's bytes into lines until the channel ends.
+fn read(mut line: UnixStream, shared: &Shared) {
+    let mut buffer = vec![0; 16 << 10];
+    let mut rest: Vec<u8> = Vec::new();
+
+    loop {
+        let length = match line.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+
+        for piece in buffer[..length].split_inclusive(|&byte| byte == b'\n') {
+            // A line that is too long is not the agent's; its end is dropped.
+            let room = MAX_LINE.saturating_sub(rest.len());
+            rest.extend_from_slice(&piece[..piece.len().min(room)]);
+
+            if piece.ends_with(b"\n") {
+                let text = String::from_utf8_lossy(&rest);
+                if !shared.take(text.trim_end_matches(['\n', '\r'])) {
+                    return;
+                }
+                rest.clear();
+            }
+        }
+    }
+
+    shared.state().gone = true;
+    shared.changed.notify_all();
+}
+
+impl Shared {
+    /// Handles a line of the guest. Returns `false` when the agent is dropped. The sink runs
+    /// without the lock, so that callers who wait for a job can continue.
+    fn take(&self, line: &str) -> bool {
+        let shown = {
+            let mut state = self.state();
+            if state.closed {
+                return false;
+            }
+            let shown = state.take(line);
+            state.showing = shown.is_some();
+            shown
+        };
+
+        self.changed.notify_all();
+        if let Some(Shown { sink, stream, line }) = shown {
+            sink(stream, &line);
+            self.state().showing = false;
+        }
+
+        true
+    }
+}

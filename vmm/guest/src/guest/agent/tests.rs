@@ -1,0 +1,169 @@
+//! Tests of the channel against a guest that the test plays.
+
+use std::sync::mpsc;
+
+use super::{jobs::MAX_OUTPUT, *};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn agent() -> (Agent, UnixStream) {
+    let (host, guest) = UnixStream::pair().unwrap();
+    (Agent::new(host).unwrap(), guest)
+}
+
+fn started() -> (Agent, UnixStream) {
+    let (agent, mut guest) = agent();
+    guest.write_all(b"0 n something\n0 ready\n").unwrap();
+    assert_eq!(agent.wait_started(1, Instant::now() + LONG), Ok(true));
+    (agent, guest)
+}
+
+#[test]
+fn a_job_has_its_lines_and_its_status() {
+    let (agent, mut guest) = started();
+    let job = agent.start(&"x".into()).unwrap();
+    guest.write_all(b"1 o one\n1 e+ bad \n1 o two\n1 e thing\n1 x 3\n").unwrap();
+
+    let output =
+        Output { status: 3, stdout: "one\ntwo\n".into(), stderr: "bad thing\n".into(), truncated: false };
+
+    assert_eq!(agent.wait(job, Instant::now() + LONG), Outcome::Done(output));
+    assert_eq!(agent.notes(), ["something"]);
+}
+
+#[test]
+fn a_guest_that_starts_anew_or_goes_ends_the_wait() {
+    let (agent, mut guest) = started();
+    let job = agent.start(&"x".into()).unwrap();
+    guest.write_all(b"0 ready\n").unwrap();
+
+    assert_eq!(agent.wait(job, Instant::now() + LONG), Outcome::Restarted);
+
+    let job = agent.start(&"x".into()).unwrap();
+    drop(guest);
+
+    assert_eq!(agent.wait(job, Instant::now() + LONG), Outcome::Gone);
+}
+
+#[test]
+fn nonsense_and_endless_lines_do_no_harm() {
+    let (agent, mut guest) = started();
+    let job = agent.start(&"x".into()).unwrap();
+    guest.write_all(&vec![b'a'; 100_000]).unwrap();
+    guest.write_all(b"\n\n9 o unknown\n1\n1 q\n\xff\xfe\n1 x\n").unwrap();
+
+    let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else { panic!("it has not ended") };
+
+    assert_eq!(output, Output { status: 255, ..Output::default() });
+}
+
+#[test]
+fn output_without_end_is_cut() {
+    let (agent, mut guest) = started();
+    let job = agent.start(&"x".into()).unwrap();
+    let line = format!("1 o {}\n", "y".repeat(4000));
+
+    for _ in 0..5000 {
+        guest.write_all(line.as_bytes()).unwrap();
+    }
+
+    guest.write_all(b"1 x 0\n").unwrap();
+    let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else { panic!("it has not ended") };
+
+    assert!(output.truncated && output.stdout.len() <= MAX_OUTPUT);
+}
+
+#[test]
+fn a_sink_that_blocks_holds_up_neither_a_wait_nor_the_end() {
+    let (agent, mut guest) = started();
+    let (entered, has_entered) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let sink: LineSink = Arc::new(move |_, _| {
+        entered.send(()).unwrap();
+        // The sink returns after the test has ended.
+        let _ = released.lock().unwrap().recv();
+    });
+
+    let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
+    guest.write_all(b"1 o one\n1 o two\n1 x 0\n").unwrap();
+    has_entered.recv_timeout(LONG).unwrap();
+
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        sender.send(agent.wait(job, Instant::now())).unwrap();
+        drop(agent);
+        sender.send(Outcome::Gone).unwrap();
+    });
+
+    assert_eq!(receiver.recv_timeout(LONG), Ok(Outcome::Late));
+    assert_eq!(receiver.recv_timeout(LONG), Ok(Outcome::Gone), "the end waits for the sink");
+    drop(release);
+}
+
+#[test]
+fn a_sink_sees_every_line_although_not_all_is_kept() {
+    let (agent, mut guest) = started();
+    let (sender, receiver) = mpsc::channel();
+    let sink: LineSink = Arc::new(move |_, line| sender.send(line.to_owned()).unwrap());
+    let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
+    let line = format!("1 o {}\n", "y".repeat(4000));
+
+    for _ in 0..5000 {
+        guest.write_all(line.as_bytes()).unwrap();
+    }
+
+    guest.write_all(b"1 o+ the la\n1 o st\n1 e words\n1 x 0\n").unwrap();
+    let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else { panic!("it has not ended") };
+
+    assert!(output.truncated && output.stderr.is_empty());
+
+    let lines: Vec<String> = receiver.try_iter().collect();
+    assert_eq!(lines.len(), 5002);
+    assert_eq!(lines[5000..], ["the last", "words"]);
+}
+
+#[test]
+fn a_line_without_end_is_cut_and_the_next_one_begins_anew() {
+    let (agent, mut guest) = started();
+    let (sender, receiver) = mpsc::channel();
+    let sink: LineSink = Arc::new(move |_, line| sender.send(line.to_owned()).unwrap());
+    let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
+    let part = format!("1 o+ {}\n", "y".repeat(4000));
+
+    for _ in 0..5000 {
+        guest.write_all(part.as_bytes()).unwrap();
+    }
+
+    guest.write_all(b"1 o \n1 o next\n1 x 0\n").unwrap();
+    let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else { panic!("it has not ended") };
+
+    assert!(output.truncated);
+
+    let lines: Vec<String> = receiver.try_iter().collect();
+    assert!(lines[0].len() <= MAX_OUTPUT);
+    assert_eq!(lines[1..], ["next"]);
+}
+
+#[test]
+fn a_second_wait_gives_the_same() {
+    let (agent, mut guest) = started();
+    let ended = agent.start(&"x".into()).unwrap();
+    guest.write_all(b"1 o one\n1 x 3\n1 o late\n").unwrap();
+
+    let first = agent.wait(ended, Instant::now() + LONG);
+    assert!(matches!(first, Outcome::Done(_)));
+
+    let cut = agent.start(&"x".into()).unwrap();
+    guest.write_all(b"0 ready\n").unwrap();
+
+    assert_eq!(agent.wait(cut, Instant::now() + LONG), Outcome::Restarted);
+    assert_eq!(agent.wait(cut, Instant::now()), Outcome::Restarted);
+    assert_eq!(agent.wait(ended, Instant::now()), first);
+}
+
+#[test]
+fn a_script_that_is_too_long_is_refused() {
+    let (agent, _guest) = started();
+    assert!(agent.start(&Job::shell("x".repeat(MAX_SCRIPT + 1))).is_err());
+}

@@ -1,0 +1,281 @@
+//! The boot of a guest: its files, QEMU's process, and the channels to it.
+
+use std::{
+    fs::File,
+    io::Write,
+    os::{
+        fd::AsFd,
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::Path,
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{
+    Guest,
+    agent::Agent,
+    command_line,
+    config::{Driver, GuestConfig, PluggedFunction, quoted},
+    console, ended,
+    logs::Logs,
+    monitor::{Monitor, Trouble},
+    process::Process,
+};
+use crate::{
+    error::{Doing, GuestError},
+    initramfs::{self, Contents},
+    provision::Toolkit,
+    watch::Watch,
+};
+
+/// Interval at which a wait checks whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Paths by which QEMU opens files that have no name.
+const STANDARD_INPUT: &str = "/proc/self/fd/0";
+const STANDARD_OUTPUT: &str = "/proc/self/fd/1";
+
+impl Guest {
+    /// Boots a guest and waits until it accepts jobs.
+    ///
+    /// # Errors
+    /// - [`GuestError::Request`]: the configuration is impossible.
+    /// - [`GuestError::Timeout`] and [`GuestError::Ended`], with the ends of the logs: the boot
+    ///   failed.
+    /// - [`GuestError::Cancelled`].
+    pub fn boot(toolkit: &Toolkit, config: &GuestConfig, watch: &Watch) -> Result<Self, GuestError> {
+        let functions = config.plugged_functions()?;
+        let shim = match config.software.driver {
+            Driver::Shim => Some(toolkit.shim(watch)?),
+            Driver::None | Driver::Vfio => None,
+        };
+
+        let folder = tempfile::Builder::new()
+            .prefix("nicforge-guest-")
+            .tempdir()
+            .doing(|| "a directory for a guest's sockets".into())?;
+        let logs_folder = config.logging.folder.as_deref().unwrap_or(folder.path());
+        std::fs::create_dir_all(logs_folder).doing(|| logs_folder.display().to_string())?;
+        let logs = Logs::in_folder(logs_folder, &config.node);
+
+        // A file without a name disappears with QEMU, however this process ends.
+        let initrd = tempfile::tempfile_in(folder.path()).doing(|| "a guest's initramfs".into())?;
+        let contents = Contents {
+            extras: &config.software.extras,
+            modules: &config.software.modules,
+            config: settings(config, &functions),
+            environment: environment(config),
+            shim: shim.as_deref(),
+        };
+        initramfs::write(toolkit, &contents, &initrd, watch)?;
+
+        let listeners = Listeners::bind(folder.path(), config.hardware.terminal)?;
+        let command = qemu_command(toolkit, config, &functions, &logs, folder.path(), initrd)?;
+        let process = Process::start(command, || ()).doing(|| format!("{}: start QEMU", config.node))?;
+
+        let until = Instant::now() + config.boot_deadline;
+        let starting = Starting { config, logs: &logs, process: &process, until, watch };
+        let Channels { agent, monitor, terminal } = starting.connect(listeners, folder.path())?;
+        starting.wait(&agent)?;
+
+        let guest = Self {
+            node: config.node.clone(),
+            functions,
+            boot_deadline: config.boot_deadline,
+            process: Arc::new(process),
+            monitor: Mutex::new(monitor),
+            agent: Arc::new(agent),
+            terminal,
+            show_logs: config.logging.folder.is_some(),
+            logs,
+            _folder: folder,
+        };
+
+        for note in guest.agent.notes() {
+            tracing::warn!(node = guest.node, "{note}");
+        }
+
+        Ok(guest)
+    }
+}
+
+/// Returns the command that runs QEMU, with its input and outputs.
+fn qemu_command(
+    toolkit: &Toolkit,
+    config: &GuestConfig,
+    functions: &[PluggedFunction],
+    logs: &Logs,
+    sockets: &Path,
+    initrd: File,
+) -> Result<Command, GuestError> {
+    // A misbehaving guest can fill a trace without end, so the default trace is limited. Requested
+    // events are written completely and at once.
+    let limited = config.logging.folder.is_some() && config.logging.trace.is_empty();
+    let trace = if limited { Path::new(STANDARD_OUTPUT) } else { &logs.trace };
+    let files = command_line::Files {
+        initrd: STANDARD_INPUT,
+        trace: config.logging.folder.as_ref().map(|_| trace),
+        sockets,
+    };
+
+    let mut command = command_line::command(toolkit, config, functions, &files);
+    let mut log = File::create(&logs.qemu).doing(|| logs.qemu.display().to_string())?;
+    writeln!(log, "{command:?}").doing(|| logs.qemu.display().to_string())?;
+    command.stdin(initrd).stdout(Stdio::null()).stderr(log);
+
+    if limited {
+        let (line, trace) = std::io::pipe().doing(|| "a pipe for QEMU's trace".into())?;
+        command.stdout(trace);
+        let file = File::create(&logs.trace).doing(|| logs.trace.display().to_string())?;
+        // The thread ends with QEMU.
+        console::keep(line, file).doing(|| format!("{}: QEMU's trace", config.node))?;
+    }
+
+    Ok(command)
+}
+
+/// The sockets that QEMU connects to.
+struct Listeners {
+    console: UnixListener,
+    agent: UnixListener,
+    monitor: UnixListener,
+    terminal: Option<UnixListener>,
+}
+
+impl Listeners {
+    /// Listens in `folder`, for a terminal too if there is one.
+    fn bind(folder: &Path, has_terminal: bool) -> Result<Self, GuestError> {
+        let listen = |name: &str| {
+            let path = folder.join(name);
+            UnixListener::bind(&path).doing(|| format!("listen on {}", path.display()))
+        };
+        let [console, agent, monitor] = command_line::LINES.map(listen);
+        let terminal = has_terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
+
+        Ok(Self { console: console?, agent: agent?, monitor: monitor?, terminal })
+    }
+}
+
+/// The connections to a guest.
+struct Channels {
+    agent: Agent,
+    monitor: Monitor,
+    terminal: Option<UnixStream>,
+}
+
+/// A guest between the start of QEMU and the agent's first message.
+struct Starting<'a> {
+    config: &'a GuestConfig,
+    logs: &'a Logs,
+    process: &'a Process,
+    until: Instant,
+    watch: &'a Watch,
+}
+
+impl Starting<'_> {
+    /// Accepts QEMU's connections, keeps the console's output, and removes the sockets' names.
+    fn connect(&self, listeners: Listeners, folder: &Path) -> Result<Channels, GuestError> {
+        let node = &self.config.node;
+        let file = File::create(&self.logs.console).doing(|| self.logs.console.display().to_string())?;
+        // The thread ends with QEMU.
+        console::keep(self.accept(&listeners.console)?, file).doing(|| format!("{node}: its console"))?;
+
+        let agent = Agent::new(self.accept(&listeners.agent)?).doing(|| format!("{node}: its agent"))?;
+        let monitor = self.accept(&listeners.monitor)?;
+        let terminal = listeners.terminal.map(|listener| self.accept(&listener)).transpose()?;
+
+        for name in command_line::LINES.into_iter().chain([command_line::TERMINAL]) {
+            // The sockets are connected. A name that can't be removed now is removed with the
+            // folder.
+            let _ = std::fs::remove_file(folder.join(name));
+        }
+
+        let monitor = Monitor::new(monitor, self.until).map_err(|trouble| self.monitor(trouble))?;
+        Ok(Channels { agent, monitor, terminal })
+    }
+
+    /// Accepts QEMU's connection.
+    fn accept(&self, listener: &UnixListener) -> Result<UnixStream, GuestError> {
+        loop {
+            let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+            let ready = poll(&mut fds, PollTimeout::from(LOOK.as_millis() as u16));
+            if ready.is_ok_and(|ready| ready > 0) {
+                let (stream, _) = listener.accept().doing(|| format!("{}: QEMU's line", self.config.node))?;
+                return Ok(stream);
+            }
+            self.check()?;
+        }
+    }
+
+    fn wait(&self, agent: &Agent) -> Result<(), GuestError> {
+        loop {
+            match agent.wait_started(1, Instant::now() + LOOK) {
+                Ok(true) => return Ok(()),
+                Ok(false) => self.check()?,
+                Err(()) => return Err(ended(&self.config.node, "booting", self.process, self.logs)),
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), GuestError> {
+        self.watch.check()?;
+        if self.process.status().is_some() {
+            return Err(ended(&self.config.node, "booting", self.process, self.logs));
+        }
+        if Instant::now() >= self.until { Err(self.late()) } else { Ok(()) }
+    }
+
+    fn late(&self) -> GuestError {
+        GuestError::Timeout {
+            node: self.config.node.clone(),
+            what: "booting".into(),
+            limit: self.config.boot_deadline,
+            end: self.logs.ends(),
+        }
+    }
+
+    fn monitor(&self, trouble: Trouble) -> GuestError {
+        match trouble {
+            Trouble::Late => self.late(),
+            Trouble::Refused(_) | Trouble::Gone(_) => {
+                ended(&self.config.node, "booting", self.process, self.logs)
+            }
+        }
+    }
+}
+
+/// Returns the shell assignments that init and agent read.
+fn settings(config: &GuestConfig, functions: &[PluggedFunction]) -> String {
+    let pairs: Vec<_> = functions
+        .iter()
+        .map(|plugged| format!("{}={}", plugged.function.name, plugged.slot_setting()))
+        .collect();
+    let users = functions.iter().filter(|plugged| plugged.function.user);
+    let users: Vec<_> = users.map(|plugged| plugged.function.name.as_str()).collect();
+    let share = if config.software.share.is_some() { "yes" } else { "" };
+    let mut modules: Vec<&str> = config.software.modules.iter().map(String::as_str).collect();
+    if config.software.share.is_some() {
+        modules.extend(["virtio_pci", "9pnet_virtio", "9p"]);
+    }
+
+    format!(
+        "NF_DRIVER={}\nNF_FUNCTIONS={}\nNF_USERS={}\nNF_MODULES={}\nNF_SHARE={share}\n",
+        config.software.driver.name(),
+        quoted(&pairs.join(" ")),
+        quoted(&format!(" {} ", users.join(" "))),
+        quoted(&modules.join(" ")),
+    )
+}
+
+fn environment(config: &GuestConfig) -> String {
+    let variables = [("NICFORGE_NODE".to_owned(), config.node.clone())];
+    variables
+        .iter()
+        .chain(&config.software.environment)
+        .map(|(name, value)| format!("export {name}={}\n", quoted(value)))
+        .collect()
+}

@@ -1,0 +1,255 @@
+//! Reading of the socket by one thread for all.
+
+use std::os::fd::AsFd;
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFlags, PollTimeout};
+
+use super::{Exchange, MAX_NAP, OwnedReply, Reply, State, poll_one};
+use crate::client::{ClientError, Deadline, incoming};
+use crate::socket::{Fill, FrameError, Message, Receiver};
+use crate::wire::{Command, Header, MessageType};
+
+/// Reads of the socket during a busy wait before the thread yields its processor between two of
+/// them.
+const READS_BEFORE_YIELD: u32 = 8;
+
+/// The event that the thread that reads waits for.
+#[derive(Clone, Copy)]
+pub(super) enum Goal {
+    Reply {
+        id: u16,
+        command: Command,
+    },
+    /// A request of the server was served: the count differs from this one.
+    Incoming {
+        served: u64,
+    },
+}
+
+/// Why the thread that reads has stopped.
+pub(super) enum Stop<T> {
+    Reply(Result<T, ClientError>),
+    Served,
+    Deadline,
+    Dead(FrameError),
+}
+
+impl Goal {
+    fn is_reply(self) -> bool {
+        matches!(self, Self::Reply { .. })
+    }
+}
+
+/// Why no further message can be read now.
+enum NoInput {
+    /// The time is over, or the thread must check its state.
+    Deadline,
+    Dead(FrameError),
+}
+
+/// A wait for input.
+struct InputWait {
+    goal: Goal,
+    deadline: Deadline,
+    /// End of the busy wait, if there is one.
+    spin_end: Option<Instant>,
+    /// Reads that found the socket empty.
+    reads: u32,
+    /// Whether bytes wait to be sent.
+    queued: bool,
+}
+
+impl InputWait {
+    /// Spins once. The server may be waiting for this processor, so it yields later on.
+    fn spin(&mut self) {
+        self.reads = self.reads.saturating_add(1);
+        if self.reads < READS_BEFORE_YIELD {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Exchange {
+    /// Reads the socket for all threads until the goal is reached.
+    pub(super) fn lead<'a, T>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        mut rx: Receiver,
+        goal: Goal,
+        deadline: Deadline,
+        on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
+    ) -> (MutexGuard<'a, State>, Stop<T>) {
+        let queued = state.tx.queued() > 0;
+        drop(state);
+
+        let stop = self.read_until(&mut rx, goal, deadline, queued, on_reply);
+        let mut state = self.lock();
+        state.rx = Some(rx);
+        let stop = match stop {
+            Stop::Dead(error) => {
+                self.die(&mut state, error);
+                Stop::Deadline
+            }
+            stop => stop,
+        };
+
+        if state.sleepers > 0 {
+            // One of the sleepers must read from now on.
+            self.changed.notify_all();
+        }
+        (state, stop)
+    }
+
+    /// Reads and serves messages until the goal is reached, without the lock. `queued` says whether
+    /// bytes wait to be sent.
+    fn read_until<T>(
+        &self,
+        rx: &mut Receiver,
+        goal: Goal,
+        deadline: Deadline,
+        queued: bool,
+        on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
+    ) -> Stop<T> {
+        let spin_end = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
+        let mut wait = InputWait { goal, deadline, spin_end, reads: 0, queued };
+        if self.shares_processor && goal.is_reply() && spin_end.is_some() {
+            // No reply can be there before the server has run.
+            wait.reads = READS_BEFORE_YIELD;
+            std::thread::yield_now();
+        }
+
+        loop {
+            let message = match rx.next_message() {
+                Ok(Some(message)) => message,
+                Ok(None) => match self.receive(rx, &mut wait) {
+                    Ok(()) => continue,
+                    Err(NoInput::Deadline) => return Stop::Deadline,
+                    Err(NoInput::Dead(error)) => return Stop::Dead(error),
+                },
+                Err(error) => return Stop::Dead(error),
+            };
+
+            let header = message.header;
+            if header.message_type() == MessageType::Reply {
+                match goal {
+                    Goal::Reply { id, command } if header.id == id && header.command == command => {
+                        let reply = Reply { payload: message.payload, fds: message.fds };
+                        return Stop::Reply(on_reply(header, reply));
+                    }
+                    _ => self.deliver(message),
+                }
+            } else if let Err(error) = self.serve(message, &mut wait.queued) {
+                return Stop::Dead(error);
+            } else if !goal.is_reply() {
+                return Stop::Served;
+            }
+
+            if deadline.is_over() {
+                return Stop::Deadline;
+            }
+        }
+    }
+
+    /// Reads the socket once. When it is empty, it spins, or waits for at most [`MAX_NAP`].
+    fn receive(&self, rx: &mut Receiver, wait: &mut InputWait) -> Result<(), NoInput> {
+        let spins = wait.spin_end.is_some_and(|end| Instant::now() < end);
+        // One call instead of a read, a `poll` and another read. Another thread that sends
+        // meanwhile flushes the queue itself.
+        let sleeps_in_read = self.ends_waits
+            && wait.goal.is_reply()
+            && !spins
+            && !wait.queued
+            && wait.deadline.remaining() >= MAX_NAP;
+
+        let filled =
+            if sleeps_in_read { rx.wait_and_fill(self.fd.as_fd()) } else { rx.fill(self.fd.as_fd()) };
+        match filled.map_err(NoInput::Dead)? {
+            Fill::Data { .. } => return Ok(()),
+            Fill::WouldBlock | Fill::Full => {}
+            Fill::End => return Err(NoInput::Dead(FrameError::Closed)),
+        }
+
+        if wait.deadline.is_over() {
+            return Err(NoInput::Deadline);
+        }
+        if spins && !wait.queued {
+            wait.spin();
+            return Ok(());
+        }
+        self.sleep(wait)
+    }
+
+    /// Waits until the socket has input, or takes more where bytes wait to be sent.
+    fn sleep(&self, wait: &mut InputWait) -> Result<(), NoInput> {
+        // Asked only when the socket is empty: messages that the server had sent still count.
+        if self.is_lost() {
+            return Err(NoInput::Dead(FrameError::Died));
+        }
+
+        let write = if wait.queued { PollFlags::POLLOUT } else { PollFlags::empty() };
+        self.poll_socket(PollFlags::POLLIN | write, wait.deadline.remaining().min(MAX_NAP));
+        match self.after_wait(wait.goal).map_err(NoInput::Dead)? {
+            Some(queued) => wait.queued = queued,
+            None => return Err(NoInput::Deadline),
+        }
+        Ok(())
+    }
+
+    /// Sends the queue. Returns whether bytes are left, or `None` when the thread that reads should
+    /// check its state again.
+    fn after_wait(&self, goal: Goal) -> Result<Option<bool>, FrameError> {
+        let mut state = self.lock();
+        if state.dead.is_some() {
+            return Ok(None);
+        }
+        if state.tx.queued() > 0 {
+            state.tx.flush(self.fd.as_fd())?;
+        }
+        match goal {
+            Goal::Incoming { served } if state.served != served => Ok(None),
+            _ => Ok(Some(state.tx.queued() > 0)),
+        }
+    }
+
+    /// Passes a reply to the thread that waits for it. A reply that no thread waits for came too
+    /// late, and is dropped.
+    fn deliver(&self, message: Message<'_>) {
+        let header = message.header;
+        let mut state = self.lock();
+        let found = state.waiting.iter_mut().find(|waiting| {
+            waiting.id == header.id && waiting.command == header.command && waiting.reply.is_none()
+        });
+        if let Some(waiting) = found {
+            let payload = message.payload.to_vec();
+            waiting.reply = Some(OwnedReply { header, payload, fds: message.fds });
+            self.changed.notify_all();
+        }
+    }
+
+    /// Serves a request of the server. The memory is reached without the lock.
+    fn serve(&self, message: Message<'_>, queued: &mut bool) -> Result<(), FrameError> {
+        let answer = self.answer(&message);
+        let mut state = self.lock();
+        state.served += 1;
+        if !message.header.no_reply() {
+            if state.tx.queued() > incoming::max_queued(self.max_data) {
+                // The server sends more and more requests, and reads no answers.
+                return Err(FrameError::Io(std::io::ErrorKind::OutOfMemory.into()));
+            }
+            state.tx.send(self.fd.as_fd(), &answer, &[], &[])?;
+            *queued = state.tx.queued() > 0;
+        }
+        Ok(())
+    }
+
+    pub(super) fn poll_socket(&self, events: PollFlags, time: Duration) {
+        // Rounded up, so that the last millisecond is one wait instead of many empty ones.
+        let millis = u16::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
+        // The caller reads the socket next, whatever the poll returns.
+        poll_one(self.fd.as_fd(), events, PollTimeout::from(millis));
+    }
+}

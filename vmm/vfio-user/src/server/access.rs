@@ -1,0 +1,66 @@
+//! `REGION_READ` and `REGION_WRITE`.
+
+use zerocopy::IntoBytes;
+
+use super::deferred::{ReplyKind, Request};
+use super::dispatcher::Dispatcher;
+use super::handler::{Handler, Outcome};
+use super::reply::{Refusal, reply};
+use crate::Errno;
+use crate::socket::Outlet;
+use crate::wire::{RegionAccess, parse_prefix};
+
+impl Dispatcher {
+    pub(super) fn region_read(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (access, _) = parse_prefix::<RegionAccess>(payload)?;
+        let count = self.check_access(&access)?;
+
+        self.scratch.clear();
+        self.scratch.resize(count, 0);
+
+        let outcome = if count == 0 {
+            Outcome::Done
+        } else {
+            handler.region_read(access.region.get(), access.offset.get(), &mut self.scratch)
+        };
+
+        match outcome {
+            Outcome::Done => Ok(reply(out, request, access.as_bytes(), &self.scratch, &[])?),
+            other => self.outcome(out, request, other, ReplyKind::Read(access)),
+        }
+    }
+
+    pub(super) fn region_write(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (access, data) = parse_prefix::<RegionAccess>(payload)?;
+        let count = self.check_access(&access)?;
+        if data.len() != count {
+            return Err(Errno::EINVAL.into());
+        }
+        let outcome = if count == 0 {
+            Outcome::Done
+        } else {
+            handler.region_write(access.region.get(), access.offset.get(), data)
+        };
+        self.outcome(out, request, outcome, ReplyKind::Write(access))
+    }
+
+    fn check_access(&self, access: &RegionAccess) -> Result<usize, Errno> {
+        let count = access.count.get() as usize;
+        if count > self.transfer || access.offset.get().checked_add(count as u64).is_none() {
+            return Err(Errno::EINVAL);
+        }
+        Ok(count)
+    }
+}

@@ -1,0 +1,211 @@
+//! Serving of one message: check the request, call the handler, send the reply.
+
+use std::sync::Arc;
+
+use zerocopy::IntoBytes;
+
+use super::config::ServerConfig;
+use super::connection::Counters;
+use super::deferred::{Deferred, ReplyKind, Request};
+use super::dma::{DmaTable, Limits};
+use super::error::ConnectionError;
+use super::handler::{Handler, Outcome};
+use super::mapping::unmapped_by;
+use super::reply::{Refusal, acknowledge, reply};
+use super::twin::Twin;
+use super::{info, irqs};
+use crate::Errno;
+use crate::socket::{Closer, FrameError, Message, Outlet};
+use crate::wire::*;
+
+/// Whether the connection has a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    AwaitVersion,
+    Running,
+    Ended,
+}
+
+/// Dispatches the messages of one client, and keeps the state that a request leaves for later ones.
+#[derive(Debug)]
+pub(super) struct Dispatcher {
+    /// The second socket, if the client proposed one.
+    pub(super) twin: Option<Twin>,
+    /// Closes descriptors of the client.
+    pub(super) closer: Option<Arc<dyn Closer>>,
+    pub(super) config: ServerConfig,
+    pub(super) phase: Phase,
+    pub(super) peer: Capabilities,
+    pub(super) deferred: Option<Deferred>,
+    pub(super) dma: DmaTable,
+    pub(super) limits: Limits,
+    pub(super) counters: Counters,
+    /// Size of a new largest message, set on the stream once no message is borrowed from it.
+    pub(super) new_limit: Option<usize>,
+    /// Stream position up to which messages were searched for resets.
+    pub(super) scanned: u64,
+    /// Resets found there that were not served yet.
+    pub(super) resets_ahead: u32,
+    /// Most bytes of data in one access.
+    pub(super) transfer: usize,
+    /// Data of a read.
+    pub(super) scratch: Vec<u8>,
+}
+
+impl Dispatcher {
+    pub(super) fn new(config: ServerConfig) -> Self {
+        Self {
+            twin: None,
+            closer: None,
+            phase: Phase::AwaitVersion,
+            peer: Capabilities::default(),
+            deferred: None,
+            dma: DmaTable::new(config.max_dma_outstanding),
+            limits: Limits { transfer: DEFAULT_MAX_DATA_XFER_SIZE as usize, queue: config.max_queued },
+            counters: Counters::default(),
+            new_limit: None,
+            scanned: 0,
+            resets_ahead: 0,
+            transfer: config.max_data_xfer_size as usize,
+            scratch: Vec::new(),
+            config,
+        }
+    }
+
+    /// Serves one message.
+    pub(super) fn dispatch(
+        &mut self,
+        out: &mut Outlet<'_>,
+        message: Message<'_>,
+        handler: &mut dyn Handler,
+    ) -> Result<(), ConnectionError> {
+        self.counters.messages += 1;
+        let header = message.header;
+        if header.message_type() == MessageType::Reply {
+            // A reply gets no answer. One that no operation waits for is dropped, as QEMU does.
+            let is_expected = self.expects(&header);
+            if !is_expected || !self.dma.on_reply(out, self.limits, &header, message.payload, handler)? {
+                self.counters.unmatched_replies += 1;
+            }
+            return Ok(());
+        }
+
+        let request = Request { id: header.id, command: header.command, no_reply: header.no_reply() };
+        if header.command == Command::DeviceReset && message.end <= self.scanned {
+            self.resets_ahead = self.resets_ahead.saturating_sub(1);
+        }
+
+        if self.phase == Phase::AwaitVersion {
+            return self.version(out, request, message.payload);
+        }
+
+        let result = match header.command {
+            Command::DmaMap => self.dma_map(out, request, message, handler),
+            Command::DmaUnmap => self.dma_unmap(out, request, message.payload, handler),
+            Command::DeviceGetInfo => info::device_info(out, request, message.payload, handler),
+            Command::DeviceGetRegionInfo => self.region_info(out, request, message.payload, handler),
+            Command::DeviceGetIrqInfo => info::irq_info(out, request, message.payload, handler),
+            Command::DeviceSetIrqs => match irqs::check(message, handler) {
+                Ok(irqs) => match handler.set_irqs(irqs) {
+                    Ok(()) => Ok(reply(out, request, &[], &[], &[])?),
+                    Err(errno) => Err(errno.into()),
+                },
+                Err(errno) => Err(errno.into()),
+            },
+            Command::RegionRead => self.region_read(out, request, message.payload, handler),
+            Command::RegionWrite => self.region_write(out, request, message.payload, handler),
+            Command::RegionWriteMulti => self.write_multi(out, request, message.payload, handler),
+            Command::DeviceReset => self.outcome(out, request, handler.reset(), ReplyKind::Empty),
+            // A version comes once; requests of the other direction make no sense in this one.
+            Command::Version | Command::DmaRead | Command::DmaWrite => Err(Errno::EINVAL.into()),
+            // Every feature in the specification belongs to migration, which is not offered here. A
+            // probe of such a feature fails, and the reference answers EINVAL then.
+            Command::DeviceFeature | Command::MigDataRead | Command::MigDataWrite => {
+                Err(Errno::EINVAL.into())
+            }
+            // For the dirty page command of older drafts, ENOTSUP means a device without migration.
+            Command::DirtyPages | Command::DeviceGetRegionIoFds => Err(Errno::ENOTSUP.into()),
+            Command::Unknown(_) => Err(Errno::ENOSYS.into()),
+        };
+
+        match result {
+            Ok(()) => Ok(()),
+            Err(Refusal::Errno(errno)) => Ok(self.fail(out, request, errno)?),
+            Err(Refusal::Frame(error)) => Err(error.into()),
+        }
+    }
+
+    /// Whether an operation waits for this reply on the first socket.
+    pub(super) fn expects(&self, header: &Header) -> bool {
+        self.twin.is_none() && self.dma.expects(header)
+    }
+
+    /// Ends the deferred request if it was completed; returns false otherwise.
+    pub(super) fn finish_deferred(
+        &mut self,
+        out: &mut Outlet<'_>,
+        handler: &mut dyn Handler,
+    ) -> Result<bool, ConnectionError> {
+        let Some(deferred) = self.deferred.take_if(|deferred| deferred.result.is_some()) else {
+            return Ok(false);
+        };
+
+        let request = deferred.request;
+        let result = match (deferred.result.unwrap_or(Ok(())), deferred.kind) {
+            (Err(errno), _) => Err(errno.into()),
+            (Ok(()), ReplyKind::Read(access)) => {
+                reply(out, request, access.as_bytes(), &deferred.data, &[]).map_err(Refusal::from)
+            }
+            (Ok(()), ReplyKind::Multi { records, next }) => {
+                self.run_multi(out, request, records.into(), next, handler)
+            }
+            (Ok(()), ReplyKind::Unmap(entry)) => match unmapped_by(&entry) {
+                Ok(unmap) => self.finish_unmap(out, request, entry, unmap, handler),
+                Err(errno) => Err(errno.into()),
+            },
+            (Ok(()), kind) => acknowledge(out, request, &kind).map_err(Refusal::from),
+        };
+
+        match result {
+            Ok(()) => Ok(true),
+            Err(Refusal::Errno(errno)) => {
+                self.fail(out, request, errno)?;
+                Ok(true)
+            }
+            Err(Refusal::Frame(error)) => Err(error.into()),
+        }
+    }
+
+    /// Answers a request with an error.
+    pub(super) fn fail(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        errno: Errno,
+    ) -> Result<(), FrameError> {
+        self.counters.failed += 1;
+        if request.no_reply {
+            return Ok(());
+        }
+        out.send(&Header::error_reply(request.id, request.command, errno).to_bytes(), &[], &[])
+    }
+
+    /// Answers a request that the handler has served, or keeps it if it is deferred.
+    pub(super) fn outcome(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        outcome: Outcome,
+        kind: ReplyKind,
+    ) -> Result<(), Refusal> {
+        match outcome {
+            Outcome::Done => Ok(acknowledge(out, request, &kind)?),
+            Outcome::Failed(errno) => Err(errno.into()),
+            Outcome::Deferred(token) => {
+                let data = Vec::new();
+                self.deferred = Some(Deferred { token, request, kind, result: None, data, asked: false });
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! `DMA_MAP` and `DMA_UNMAP`.
+
+use vfio_bindings::bindings::vfio;
+
+use super::deferred::{Deferred, ReplyKind, Request};
+use super::dispatcher::Dispatcher;
+use super::handler::{Handler, Outcome};
+use super::reply::{Refusal, acknowledge};
+use crate::Errno;
+use crate::socket::{Message, Outlet};
+use crate::types::{DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, DmaUnmap};
+use crate::wire::{DEFAULT_MAX_DATA_XFER_SIZE, DmaMapPayload, DmaUnmapPayload, parse_prefix};
+
+impl Dispatcher {
+    pub(super) fn dma_map(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        message: Message<'_>,
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (raw, _) = parse_prefix::<DmaMapPayload>(message.payload)?;
+        if message.fds_lost {
+            return Err(Errno::EMFILE.into());
+        }
+
+        let map = DmaMap {
+            flags: raw.flags.get(),
+            offset: raw.offset.get(),
+            address: raw.address.get(),
+            size: raw.size.get(),
+        };
+
+        // As VFIO's type 1 IOMMU: whole pages of the smallest size. With ranges of a few bytes one
+        // DMA operation would have to look at thousands.
+        let page = 1 << self.config.pgsizes.trailing_zeros().min(63);
+        let valid = map.flags & !(DMA_FLAG_READ | DMA_FLAG_WRITE) == 0
+            && range_is_valid(map.address, map.size)
+            && map.address.is_multiple_of(page)
+            && map.size.is_multiple_of(page)
+            && map.offset.checked_add(map.size).is_some()
+            && message.fds.len() <= 1;
+        if !valid {
+            return Err(Errno::EINVAL.into());
+        }
+
+        let outcome = handler.dma_map(map, message.fds.into_iter().next());
+        self.outcome(out, request, outcome, ReplyKind::Empty)
+    }
+
+    pub(super) fn dma_unmap(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (raw, _) = parse_prefix::<DmaUnmapPayload>(payload)?;
+        self.check_unmap_argsz(raw.argsz.get())?;
+        let unmap = unmapped_by(&raw)?;
+
+        match handler.dma_unmap(unmap) {
+            Outcome::Done => self.finish_unmap(out, request, raw, unmap, handler),
+            outcome => self.outcome(out, request, outcome, ReplyKind::Unmap(raw)),
+        }
+    }
+
+    /// Answers an unmap that the handler has done. A DMA request on the second socket could
+    /// overtake the answer, so the answer waits there for the replies to the requests that touch
+    /// the range.
+    pub(super) fn finish_unmap(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        entry: DmaUnmapPayload,
+        unmap: DmaUnmap,
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let must_wait = if self.twin.is_some() {
+            self.dma.unmapped_on_twin(&unmap)
+        } else {
+            self.dma.unmapped(&unmap, handler);
+            false
+        };
+        if !must_wait {
+            return Ok(acknowledge(out, request, &ReplyKind::Unmap(entry))?);
+        }
+
+        let (kind, data) = (ReplyKind::Drain { entry, unmap }, Vec::new());
+        // The handler is done, so it is not asked to give the request up.
+        self.deferred = Some(Deferred { token: 0, request, kind, result: None, data, asked: true });
+        Ok(())
+    }
+
+    /// Checks the room that the client has for the reply to its `DMA_UNMAP`. The entry must fit,
+    /// and, as in the reference, the room must not exceed a data transfer.
+    fn check_unmap_argsz(&self, argsz: u32) -> Result<(), Errno> {
+        let most = self.transfer.max(DEFAULT_MAX_DATA_XFER_SIZE as usize);
+        let sizes = size_of::<DmaUnmapPayload>()..=most;
+        if sizes.contains(&(argsz as usize)) { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+}
+
+/// Returns the range that a `DMA_UNMAP` names.
+pub(super) fn unmapped_by(entry: &DmaUnmapPayload) -> Result<DmaUnmap, Errno> {
+    let (address, size) = (entry.address.get(), entry.size.get());
+    match entry.flags.get() {
+        0 if range_is_valid(address, size) => Ok(DmaUnmap::Range { address, size }),
+        vfio::VFIO_DMA_UNMAP_FLAG_ALL if address == 0 && size == 0 => Ok(DmaUnmap::All),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Whether the range is not empty and its last byte has an address.
+fn range_is_valid(address: u64, size: u64) -> bool {
+    size != 0 && address.checked_add(size - 1).is_some()
+}

@@ -1,0 +1,78 @@
+//! Replies to requests.
+
+use std::os::fd::BorrowedFd;
+
+use zerocopy::IntoBytes;
+
+use super::deferred::{ReplyKind, Request};
+use crate::Errno;
+use crate::socket::{FrameError, Outlet};
+use crate::wire::{HEADER_SIZE, Header, RegionAccess, ShortPayload, WriteMultiPayload};
+
+/// Why a request failed: a check or the handler refused it, or the stream is lost.
+pub(super) enum Refusal {
+    Errno(Errno),
+    Frame(FrameError),
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl From<ShortPayload> for Refusal {
+    fn from(_: ShortPayload) -> Self {
+        Self::Errno(Errno::EINVAL)
+    }
+}
+
+impl From<FrameError> for Refusal {
+    fn from(error: FrameError) -> Self {
+        Self::Frame(error)
+    }
+}
+
+/// Sends the reply to a request that is done and returns no data.
+pub(super) fn acknowledge(
+    out: &mut Outlet<'_>,
+    request: Request,
+    kind: &ReplyKind,
+) -> Result<(), FrameError> {
+    match kind {
+        ReplyKind::Empty => reply(out, request, &[], &[], &[]),
+        ReplyKind::Unmap(entry) | ReplyKind::Drain { entry, .. } => {
+            reply(out, request, entry.as_bytes(), &[], &[])
+        }
+        ReplyKind::Read(access) | ReplyKind::Write(access) => {
+            reply(out, request, access.as_bytes(), &[], &[])
+        }
+        ReplyKind::Multi { next, .. } => {
+            let done = WriteMultiPayload { wr_cnt: (*next as u64).into() };
+            reply(out, request, done.as_bytes(), &[], &[])
+        }
+    }
+}
+
+/// Sends header, `fixed` and `data` in one piece, unless the client wants no reply.
+pub(super) fn reply(
+    out: &mut Outlet<'_>,
+    request: Request,
+    fixed: &[u8],
+    data: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), FrameError> {
+    if request.no_reply {
+        return Ok(());
+    }
+    let header = Header::reply(request.id, request.command, fixed.len() + data.len()).to_bytes();
+    if data.is_empty() {
+        return out.send(&header, fixed, fds);
+    }
+    // Data always follow a region access.
+    let mut head = [0; HEADER_SIZE + size_of::<RegionAccess>()];
+    let length = (HEADER_SIZE + fixed.len()).min(head.len());
+    head[..HEADER_SIZE].copy_from_slice(&header);
+    head[HEADER_SIZE..length].copy_from_slice(&fixed[..length - HEADER_SIZE]);
+    out.send(&head[..length], data, fds)
+}
