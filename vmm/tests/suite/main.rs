@@ -2,6 +2,12 @@
 //! file has its own topic.
 //!
 //! The test program is also the process on a node, when it runs only a function `part`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 #[path = "../common/built.rs"]
 mod built;

@@ -1,4 +1,10 @@
 //! Tests of the engine with clients on its sockets, in one program. Each file has its own topic.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 #[macro_use]
 #[path = "../common/mod.rs"]

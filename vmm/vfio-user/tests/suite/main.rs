@@ -1,4 +1,10 @@
 //! Tests of the protocol's client and server, in one program. Each file has its own topic.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail as tests do"
+)]
 
 #[path = "../common/mod.rs"]
 mod common;
