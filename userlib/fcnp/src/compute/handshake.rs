@@ -1,4 +1,4 @@
-//! The RESET handshake, which links this core to the process on the I/O node and withdraws requests.
+//! The RESET handshake: it links this core to the process on the I/O node, and withdraws requests.
 
 use std::sync::{
     MutexGuard, PoisonError, TryLockError,
