@@ -1,4 +1,5 @@
-//! The rooms of the workspace (`docs/rooms.toml`): which crate may use which, and the picture of it.
+//! The rooms of the workspace (`docs/rooms.toml`): which crate may use which, and the picture of
+//! it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -206,10 +206,10 @@ impl Handler for AttachmentHandler<'_> {
             Ok(Backing::Ready(file, window)) => {
                 map_range(self.machine, self.client, &map, Some(file), DmaBacking::Memory(window)).into()
             }
-            Ok(Backing::NotMapped(part, source)) => {
+            Ok(Backing::NotMapped(file, source)) => {
                 let token = self.client.next_token();
                 self.client.pending_map = Some(PendingMap { token, map, source });
-                let request = MapRequest { client: self.key, part, backlog: self.closing.count_item() };
+                let request = MapRequest { client: self.key, file, backlog: self.closing.count_item() };
 
                 if self.mapper.map(request) {
                     Outcome::Deferred(token)

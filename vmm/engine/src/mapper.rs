@@ -13,10 +13,10 @@ use nicforge_shm::{MemoryError, SharedMemory};
 
 use crate::{closer::BacklogItem, error::EngineError, memory::FileToMap, stop::Waker, watched::ClientKey};
 
-/// A part of a client's file that is to be mapped.
+/// A request to map a client's file.
 pub(crate) struct MapRequest {
     pub(crate) client: ClientKey,
-    pub(crate) part: FileToMap,
+    pub(crate) file: FileToMap,
     pub(crate) backlog: BacklogItem,
 }
 
@@ -69,9 +69,9 @@ impl Drop for Mapper {
 }
 
 fn work(inbox: &mpsc::Receiver<MapRequest>, outbox: &mpsc::Sender<Mapped>, waker: &Waker) {
-    while let Ok(MapRequest { client, part, backlog }) = inbox.recv() {
-        let result = SharedMemory::map_guarded(part.fd.as_fd(), 0, part.length, part.access);
-        drop(part);
+    while let Ok(MapRequest { client, file, backlog }) = inbox.recv() {
+        let result = SharedMemory::map_guarded(file.fd.as_fd(), 0, file.length, file.access);
+        drop(file);
         if outbox.send(Mapped { client, result, backlog }).is_err() {
             return;
         }
@@ -100,9 +100,9 @@ mod tests {
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
         let mapper = Mapper::start(waker).unwrap();
 
-        let part = FileToMap { fd: fd.into(), length: 0x1000, access: Access::ReadOnly };
+        let file = FileToMap { fd: fd.into(), length: 0x1000, access: Access::ReadOnly };
         let client = ClientKey { index: 0, generation: 1 };
-        assert!(mapper.map(MapRequest { client, part, backlog: queue.count_item() }));
+        assert!(mapper.map(MapRequest { client, file, backlog: queue.count_item() }));
         drop(queue);
 
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -170,8 +170,8 @@ impl ClientMemory {
 
         let length = usize::try_from(size).map_err(|_| Errno::ENOSPC)?;
         let access = if write { Access::ReadWrite } else { Access::ReadOnly };
-        let part = FileToMap { fd, length, access };
-        Ok(Backing::NotMapped(part, MappingSource { key, charge }))
+        let file = FileToMap { fd, length, access };
+        Ok(Backing::NotMapped(file, MappingSource { key, charge }))
     }
 
     /// Returns the backing of a file that is not mapped.
@@ -313,9 +313,8 @@ mod tests {
     /// Prepares a range and maps the file it needs, as the engine does.
     fn map_range(memory: &mut ClientMemory, map: &DmaMap, fd: &OwnedFd) -> Window {
         let (id, window) = match memory.prepare(map, Some(fd.try_clone().unwrap().into())).unwrap() {
-            Backing::NotMapped(part, source) => {
-                let mapped =
-                    SharedMemory::map_guarded(part.fd.as_fd(), 0, part.length, part.access).unwrap();
+            Backing::NotMapped(file, source) => {
+                let mapped = SharedMemory::map_guarded(file.fd.as_fd(), 0, file.length, file.access).unwrap();
                 memory.adopt(source, mapped, map).unwrap()
             }
             Backing::Ready(id, window) => (id, window),

@@ -118,8 +118,8 @@ impl Context<'_> {
     /// device has returned from this call.
     ///
     /// # Errors
-    /// [`DmaError::Busy`] when [`MAX_REMOTE`] reads of the attachment are in flight, or no buffer is
-    /// free. The device should retry in a later step. All other errors come to `dma_done`.
+    /// [`DmaError::Busy`] when [`MAX_REMOTE`] reads of the attachment are in flight, or no buffer
+    /// is free. The device should retry in a later step. All other errors come to `dma_done`.
     pub fn dma_read(
         &mut self,
         who: AttachmentId,

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use super::{Contents, Node, Packet, link::Lane, packet::Pool, schedule::Schedule};
 use crate::time::Nanos;
 
-/// The packets that arrived on a lane, to be taken in order: see [`super::Ports::take_run`]. The credits
-/// return to the sender together, on drop.
+/// The packets that arrived on a lane, to be taken in order: see [`super::Ports::take_run`]. The
+/// credits return to the sender together, on drop.
 pub struct Arrivals<'a> {
     pub(super) lane: &'a mut Lane,
     pub(super) index: u32,
@@ -57,7 +57,8 @@ impl Drop for Arrivals<'_> {
     }
 }
 
-/// The way out of a port for several packets: see [`super::Ports::run`]. They arrive together, on drop.
+/// The way out of a port for several packets: see [`super::Ports::run`]. They arrive together, on
+/// drop.
 pub struct Run<'a> {
     pub(super) lane: &'a mut Lane,
     pub(super) nodes: &'a mut [Node],

@@ -75,8 +75,8 @@ impl UnitContext<'_, '_> {
         self.attachments.fail(self.context, who, code, about);
     }
 
-    /// Takes a lease of client memory for a ring or a queue, and charges its cost. Returns `None` if
-    /// the memory can't be used.
+    /// Takes a lease of client memory for a ring or a queue, and charges its cost. Returns `None`
+    /// if the memory can't be used.
     ///
     /// A slot or an entry may lie in two mappings, but a word of it may not: each is written in one
     /// access.
