@@ -10,6 +10,8 @@ use serde_json::Value;
 
 use crate::steps::{Failed, Steps};
 
+/// A failure in one program does not hide those in the others.
+const TEST: [&str; 2] = ["test", "--no-fail-fast"];
 /// The packages of all tests. The book's program has none.
 const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "nicforge-book"];
 /// Tells tests that all that they start is built.
@@ -37,7 +39,7 @@ pub(crate) fn run(steps: &Steps, test: &Test) -> Result<(), Failed> {
 pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
     guests(steps)?;
     build(steps)?;
-    steps.cargo_with("tests", &[&["test"], &PACKAGES[..]].concat(), &[FILL, BUILT])?;
+    steps.cargo_with("tests", &[&TEST, &PACKAGES[..]].concat(), &[FILL, BUILT])?;
     checked(steps)?;
     loom(steps)
 }
@@ -56,7 +58,7 @@ fn fast(steps: &Steps) -> Result<(), Failed> {
         steps.cargo_output("test programs", &["metadata", "--no-deps", "--format-version", "1"])?;
     let programs = programs(&metadata)?;
 
-    let mut arguments = [&["test"], &PACKAGES[..], &["--lib"]].concat();
+    let mut arguments = [&TEST, &PACKAGES[..], &["--lib"]].concat();
     for (option, name) in programs.iter().filter(|(_, name)| !SLOW.contains(&name.as_str())) {
         arguments.extend([option, name.as_str()]);
     }
