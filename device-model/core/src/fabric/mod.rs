@@ -244,7 +244,7 @@ impl Fabric {
 
     /// Passes the functions of [`Fabric::pop_woken`] to `wake`. The caller polls them from now on.
     /// They are not named again until [`Fabric::end_polling`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_woken(&mut self, wake: impl FnMut(FunctionId)) {
         if !self.woken.is_empty() {
             self.take_all_woken(wake);

@@ -22,7 +22,7 @@ pub(super) struct ActiveFunction<'a> {
 
 impl Machine {
     /// Returns a function for an operation.
-    #[inline]
+    #[inline(always)]
     pub(super) fn active(&mut self, function: FunctionId) -> Option<ActiveFunction<'_>> {
         Some(ActiveFunction {
             slot: self.slots.get_mut(function.0 as usize)?,
@@ -105,7 +105,7 @@ impl ActiveFunction<'_> {
     }
 
     /// Takes over the device's timer request.
-    #[inline]
+    #[inline(always)]
     pub(super) fn update_timer(&mut self) {
         self.schedule.update_timer(self.slot);
     }

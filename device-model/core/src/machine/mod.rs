@@ -128,6 +128,7 @@ impl Machine {
             queued: false,
             timer: Nanos::NEVER,
         });
+        self.schedule.set_functions(self.slots.len());
 
         Ok(id)
     }

@@ -58,11 +58,27 @@ pub(super) struct Schedule {
     cool_after: u64,
     /// Functions that go cold at the end of this step.
     cooling: Vec<FunctionId>,
+    /// Number of timers from which on stale ones are removed.
+    most_timers: usize,
+    /// There are more timers than that.
+    crowded: bool,
 }
 
 impl Schedule {
     pub(super) fn new() -> Self {
-        Self { hot: VecDeque::new(), timers: BinaryHeap::new(), cool_after: COOL_AFTER, cooling: Vec::new() }
+        Self {
+            hot: VecDeque::new(),
+            timers: BinaryHeap::new(),
+            cool_after: COOL_AFTER,
+            cooling: Vec::new(),
+            most_timers: 0,
+            crowded: false,
+        }
+    }
+
+    /// Makes room for the timers of this number of functions.
+    pub(super) fn set_functions(&mut self, functions: usize) {
+        self.most_timers = 2 * functions + 64;
     }
 
     /// Makes a function hot: see [`Machine::wake`].
@@ -80,7 +96,7 @@ impl Schedule {
     }
 
     /// Takes over a device's timer request.
-    #[inline]
+    #[inline(always)]
     pub(super) fn update_timer(&mut self, slot: &mut FunctionSlot) {
         let request = std::mem::replace(&mut slot.state.wake_at, Nanos::NEVER);
         if request < slot.timer {
@@ -94,6 +110,7 @@ impl Schedule {
     #[inline(never)]
     fn add_timer(&mut self, request: Nanos, function: FunctionId) {
         self.timers.push(Reverse((request, function)));
+        self.crowded |= self.timers.len() > self.most_timers;
     }
 
     /// Returns the first timer that is not stale. It stays in the heap.
@@ -107,13 +124,11 @@ impl Schedule {
         None
     }
 
-    /// Removes the stale timers when there are many of them. The others leave when their time
+    /// Removes the stale timers, after many have been added. Otherwise they leave when their time
     /// comes.
+    #[cold]
     fn remove_stale_timers(&mut self, slots: &[FunctionSlot]) {
-        if self.timers.len() <= 2 * slots.len() + 64 {
-            return;
-        }
-
+        self.crowded = false;
         self.timers.clear();
         let set = slots.iter().filter(|slot| slot.timer < Nanos::NEVER);
         self.timers.extend(set.map(|slot| Reverse((slot.timer, slot.state.id))));
@@ -143,7 +158,10 @@ impl Machine {
         let budget = budget.max(1);
         self.update_heartbeats(now);
 
-        self.schedule.remove_stale_timers(&self.slots);
+        if self.schedule.crowded {
+            self.schedule.remove_stale_timers(&self.slots);
+        }
+
         while let Some((time, function)) = self.schedule.next_timer(&self.slots)
             && time <= now
         {
@@ -209,7 +227,7 @@ impl Machine {
     }
 
     /// Delivers the fabric's due packets, and wakes the functions that have received some.
-    #[inline]
+    #[inline(always)]
     fn collect_woken(&mut self) {
         self.fabric.advance(self.shared.now);
         let (slots, schedule) = (&mut self.slots, &mut self.schedule);
@@ -267,6 +285,7 @@ impl Machine {
 impl ActiveFunction<'_> {
     /// Runs the function for one turn, and queues it for the next unless it may go cold. Returns
     /// whether it did work.
+    #[inline(always)]
     fn turn(&mut self, budget: u32) -> bool {
         let busy = self.run(budget);
         let now = self.shared.now;
@@ -333,7 +352,7 @@ impl ActiveFunction<'_> {
     ///
     /// The search is on the packet path: most functions there have no client, and most clients no
     /// records.
-    #[inline]
+    #[inline(always)]
     fn next_posted(&self, from: &mut (usize, usize)) -> Option<(AttachmentId, usize)> {
         let state = &self.slot.state;
         while let Some(&who) = state.clients.get(from.0) {
@@ -353,7 +372,7 @@ impl ActiveFunction<'_> {
 
     /// Delivers finished DMA reads to the device, at most `most` and within the bytes that a step
     /// may touch. Returns their number.
-    #[inline]
+    #[inline(always)]
     fn deliver_results(&mut self, most: u32) -> u32 {
         if self.slot.state.completions.is_empty() { 0 } else { self.deliver_queued_results(most) }
     }
