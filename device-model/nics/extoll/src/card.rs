@@ -16,19 +16,14 @@ use crate::{
     registers::{AdminRegister, InterruptRegister, NotWritable, Register},
     rma::Rma,
     switch::Switch,
-    unit::UnitContext,
+    unit::{SharedParts, UnitContext},
     velo::Velo,
     work::Work,
 };
 
 /// An EXTOLL card; the crate's documentation describes it.
 pub struct Card {
-    pub(crate) config: CardConfig,
-    pub(crate) switch: Switch,
-    pub(crate) directory: Directory,
-    pub(crate) attachments: Attachments,
-    pub(crate) atu: Atu,
-    pub(crate) work: Work,
+    pub(crate) parts: SharedParts,
     pub(crate) velo: Velo,
     pub(crate) rma: Rma,
     /// The VPID whose errors the admin reads.
@@ -46,23 +41,23 @@ impl Card {
         config.validate()?;
 
         let attachments = usize::from(config.vpids) + 1;
-        Ok(Self {
+        let (velo, rma) =
+            (Velo::new(attachments, config.watchdog), Rma::new(attachments, config.rma_watchdog));
+        let parts = SharedParts {
             switch: Switch::new(config.node, config.routes.clone()),
             directory: Directory::new(config.nodes, config.vpids),
             attachments: Attachments::new(config.vpids),
             atu: Atu::new(config.vpids),
             work: Work::default(),
-            velo: Velo::new(attachments, config.watchdog),
-            rma: Rma::new(attachments, config.rma_watchdog),
-            selected: 0,
-            clients: 0,
             config,
-        })
+        };
+
+        Ok(Self { parts, velo, rma, selected: 0, clients: 0 })
     }
 
     /// Returns the admin's attachment.
     pub fn admin(&self) -> AttachmentId {
-        self.config.admin()
+        self.parts.config.admin()
     }
 
     /// Returns VELO and RMA, and their context for a call.
@@ -71,8 +66,8 @@ impl Card {
         &'a mut self,
         context: &'a mut Context<'b>,
     ) -> (&'a mut Velo, &'a mut Rma, UnitContext<'a, 'b>) {
-        let Self { config, switch, directory, attachments, atu, work, velo, rma, .. } = self;
-        (velo, rma, UnitContext { context, config, attachments, switch, directory, atu, work })
+        let Self { parts, velo, rma, .. } = self;
+        (velo, rma, UnitContext { context, parts })
     }
 
     /// Returns an attachment to the state of power-on, and opens the windows of its client, if
@@ -85,28 +80,28 @@ impl Card {
             None => (None, None, None),
         };
 
-        self.work.forget(who.0);
+        self.parts.work.forget(who.0);
         self.velo.power_on(who, velo_read_pointer);
-        self.atu.power_on(who);
+        self.parts.atu.power_on(who);
         self.rma.power_on(who, rma_read_pointer);
-        self.attachments.power_on(&self.config, who, mirror);
+        self.parts.attachments.power_on(&self.parts.config, who, mirror);
     }
 
     /// Ends the access to a client that has left.
     pub(crate) fn leave(&mut self, who: AttachmentId) {
-        self.work.forget(who.0);
+        self.parts.work.forget(who.0);
         self.velo.leave(who);
-        self.atu.power_on(who);
+        self.parts.atu.power_on(who);
         self.rma.power_on(who, None);
-        self.attachments.leave(who);
+        self.parts.attachments.leave(who);
     }
 
     /// Clears the card's knowledge of the network, and asks all nodes for their enabled rings.
     pub(crate) fn forget_network(&mut self, context: &mut Context<'_>) {
-        self.directory.forget();
+        self.parts.directory.forget();
         self.selected = 0;
 
-        let (watchdog, rma_watchdog) = (self.config.watchdog, self.config.rma_watchdog);
+        let (watchdog, rma_watchdog) = (self.parts.config.watchdog, self.parts.config.rma_watchdog);
         let (velo, rma, mut unit) = self.units(context);
         velo.forget_network(watchdog);
         rma.forget_network(&mut unit, rma_watchdog);
@@ -120,7 +115,7 @@ impl Card {
         offset: u64,
         data: &mut [u8],
     ) {
-        let code = match Register::decode(&self.config, from, offset, data.len()) {
+        let code = match Register::decode(&self.parts.config, from, offset, data.len()) {
             Ok(register) => match self.register(context, from, register) {
                 Some(value) => return data.copy_from_slice(&value.to_le_bytes()),
                 None => error::REGISTER_ACCESS,
@@ -128,7 +123,7 @@ impl Card {
             Err(code) => code,
         };
 
-        self.attachments.fail(context, from, code, offset);
+        self.parts.attachments.fail(context, from, code, offset);
     }
 
     /// Returns the value of a register; `None` if it can't be read.
@@ -141,9 +136,13 @@ impl Card {
             Register::Velo(register) => velo.read_register(&mut unit, from, register),
             Register::Rma(register) => rma.read_register(from, register),
             Register::Atu(register) => atu::read_register(&unit, from, register),
-            Register::Interrupt(InterruptRegister::Enable) => Some(unit.attachments.interrupts_enabled(from)),
+            Register::Interrupt(InterruptRegister::Enable) => {
+                Some(unit.parts.attachments.interrupts_enabled(from))
+            }
             Register::Admin(AdminRegister::SelectVpid) => Some(selected),
-            Register::Admin(AdminRegister::SelectedErrors) => Some(unit.attachments.errors_of(selected)),
+            Register::Admin(AdminRegister::SelectedErrors) => {
+                Some(unit.parts.attachments.errors_of(selected))
+            }
             Register::Network(register) => Some(register.read(&mut unit)),
             Register::Interrupt(_) | Register::Admin(_) => None,
         }
@@ -157,7 +156,8 @@ impl Card {
         offset: u64,
         data: &[u8],
     ) {
-        let code = match (Register::decode(&self.config, from, offset, data.len()), data.first_chunk()) {
+        let code = match (Register::decode(&self.parts.config, from, offset, data.len()), data.first_chunk())
+        {
             (Ok(register), Some(value)) => {
                 match self.set_register(context, from, register, u64::from_le_bytes(*value)) {
                     Ok(()) => return,
@@ -168,7 +168,7 @@ impl Card {
             (Ok(_), None) => error::REGISTER_ACCESS,
         };
 
-        self.attachments.fail(context, from, code, offset);
+        self.parts.attachments.fail(context, from, code, offset);
     }
 
     /// Writes a register.
@@ -208,15 +208,17 @@ impl Card {
         value: u64,
     ) {
         let (velo, rma, mut unit) = self.units(context);
-        let enabled = unit.attachments.interrupts_enabled(who);
+        let enabled = unit.parts.attachments.interrupts_enabled(who);
         let enabled = match register {
             InterruptRegister::Enable => value,
             InterruptRegister::Set => enabled | value,
-            InterruptRegister::Clear => return unit.attachments.enable_interrupts(who, enabled & !value),
+            InterruptRegister::Clear => {
+                return unit.parts.attachments.enable_interrupts(who, enabled & !value);
+            }
         };
 
         let has_messages = velo.poll_unread(&mut unit, who);
-        unit.attachments.enable_interrupts(who, enabled);
+        unit.parts.attachments.enable_interrupts(who, enabled);
         if has_messages {
             unit.raise(who, vector::VELO_RECEIVE);
         }
@@ -227,10 +229,11 @@ impl Card {
 
     /// Resets a VPID on the admin's behalf, with the same effect as the client's own reset.
     fn reset_vpid(&mut self, context: &mut Context<'_>, vpid: u64) -> Result<(), NotWritable> {
-        let vpid = u16::try_from(vpid).ok().filter(|&vpid| vpid < self.config.vpids).ok_or(NotWritable)?;
+        let vpid =
+            u16::try_from(vpid).ok().filter(|&vpid| vpid < self.parts.config.vpids).ok_or(NotWritable)?;
         let who = AttachmentId(vpid);
 
-        self.work.spend(self.atu.cost_of_all(who));
+        self.parts.work.spend(self.parts.atu.cost_of_all(who));
         self.power_on(context, who);
         Ok(())
     }

@@ -42,7 +42,7 @@ fn take_arrivals(
     let mut waiting = 0;
 
     while taken < budget
-        && let Some(arrival) = unit.switch.arrived(&unit.context.ports(), class, waiting)
+        && let Some(arrival) = unit.parts.switch.arrived(&unit.context.ports(), class, waiting)
     {
         if arrival.wire.kind.is_rma() {
             match rma.take_arrival(unit, arrival) {
@@ -56,7 +56,7 @@ fn take_arrivals(
             }
             taken += run;
         } else {
-            let Some(packet) = unit.switch.take(&mut unit.context.ports(), arrival) else { break };
+            let Some(packet) = unit.parts.switch.take(&mut unit.context.ports(), arrival) else { break };
             velo.handle_control(unit, arrival.wire, packet.bytes());
             unit.context.ports().recycle(packet);
             taken += 1;
@@ -77,7 +77,7 @@ impl Device for Card {
             revision: 1,
         };
 
-        let vpids = (0..self.config.vpids).map(|vpid| format!("vpid{vpid}"));
+        let vpids = (0..self.parts.config.vpids).map(|vpid| format!("vpid{vpid}"));
         let attachments = vpids
             .chain(std::iter::once("admin".to_owned()))
             .map(|name| AttachmentSpec { name, group: 0 })
@@ -97,15 +97,18 @@ impl Device for Card {
             kind: BarKind::Memory64 { prefetchable: true },
             ..BarSpec::trapped(address::APERTURE)
         });
-        spec.bars[usize::from(BAR_DIRECTORY)] =
-            Some(BarSpec::memory(Directory::bytes(self.config.nodes), AreaKind::Mirrored, Scope::Group));
+        spec.bars[usize::from(BAR_DIRECTORY)] = Some(BarSpec::memory(
+            Directory::bytes(self.parts.config.nodes),
+            AreaKind::Mirrored,
+            Scope::Group,
+        ));
         spec
     }
 
     fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
         self.clients += 1;
         if self.clients == 1 {
-            self.directory.show_in(context.memory(who, BAR_DIRECTORY));
+            self.parts.directory.show_in(context.memory(who, BAR_DIRECTORY));
         }
         self.power_on(context, who);
     }
@@ -114,7 +117,7 @@ impl Device for Card {
         self.leave(who);
         self.clients = self.clients.saturating_sub(1);
         if self.clients == 0 {
-            self.directory.show_in(None);
+            self.parts.directory.show_in(None);
         }
     }
 
@@ -122,12 +125,12 @@ impl Device for Card {
         match reach {
             Reset::Attachment(who) => self.power_on(context, who),
             Reset::Function => {
-                for who in self.attachments.ids() {
+                for who in self.parts.attachments.ids() {
                     self.power_on(context, who);
                 }
                 self.forget_network(context);
-                let shown = self.attachments.ids().find_map(|who| context.memory(who, BAR_DIRECTORY));
-                self.directory.show_in(shown);
+                let shown = self.parts.attachments.ids().find_map(|who| context.memory(who, BAR_DIRECTORY));
+                self.parts.directory.show_in(shown);
             }
         }
         context.wake_at(Nanos::ZERO);
@@ -149,7 +152,7 @@ impl Device for Card {
                 let (_, rma, mut unit) = self.units(context);
                 rma.command(&mut unit, from, data)
             }
-            0 if work::is_expensive(at.offset) && !self.work.admit(from.0) => Write::Stalled,
+            0 if work::is_expensive(at.offset) && !self.parts.work.admit(from.0) => Write::Stalled,
             0 => {
                 self.write_register(context, from, at.offset, data);
                 Write::Accepted
@@ -162,7 +165,7 @@ impl Device for Card {
         while let Some((at, data)) = posted.next(context) {
             if at.bar == BAR_VELO {
                 let (velo, _, mut unit) = self.units(context);
-                if velo.drain(&mut unit, from, posted) == Write::Stalled {
+                if velo.send_front(&mut unit, from, at.offset, posted) == Write::Stalled {
                     return Write::Stalled;
                 }
                 continue;
@@ -188,15 +191,15 @@ impl Device for Card {
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         // The posted-write rings were drained before this step, so the turn of commands ends here.
-        let waited_for = self.work.turn();
+        let waited_for = self.parts.work.turn();
 
         let (velo, rma, mut unit) = self.units(context);
         let unit = &mut unit;
         velo.request_announcements(unit);
 
         let mut moved = rma.serve_side_queues(unit, budget);
-        if !unit.switch.is_quiet(&unit.context.ports()) {
-            moved += unit.switch.step(&mut unit.context.ports(), budget);
+        if !unit.parts.switch.is_quiet(&unit.context.ports()) {
+            moved += unit.parts.switch.step(&mut unit.context.ports(), budget);
             for class in Class::ALL {
                 moved += take_arrivals(velo, rma, unit, class, budget);
             }
@@ -206,7 +209,7 @@ impl Device for Card {
         moved += velo.poll_read_pointers(unit);
         moved += velo.send_pending_control(unit);
 
-        unit.attachments.show_changes(|who| Some((velo.counts(who)?, rma.counts(who)?)));
+        unit.parts.attachments.show_changes(|who| Some((velo.counts(who)?, rma.counts(who)?)));
         velo.give_up_splits(unit);
 
         if moved > 0 || waited_for { Progress::Busy } else { Progress::Idle }
@@ -227,12 +230,12 @@ impl Device for Card {
             Counter { name: "rma_timed_out", value: rma.timed_out },
             Counter { name: "rma_hurried", value: rma.hurried },
             Counter { name: "rma_bytes_written", value: rma.bytes },
-            Counter { name: "atu_entries", value: self.atu.entries() },
-            Counter { name: "atu_refused", value: self.atu.refused() },
-            Counter { name: "command_visits", value: self.work.visits() },
+            Counter { name: "atu_entries", value: self.parts.atu.entries() },
+            Counter { name: "atu_refused", value: self.parts.atu.refused() },
+            Counter { name: "command_visits", value: self.parts.work.visits() },
             Counter { name: "watchdogs", value: velo.given_up },
-            Counter { name: "forwarded", value: self.switch.forwarded() },
-            Counter { name: "errors", value: self.attachments.errors() },
+            Counter { name: "forwarded", value: self.parts.switch.forwarded() },
+            Counter { name: "errors", value: self.parts.attachments.errors() },
         ]
     }
 }

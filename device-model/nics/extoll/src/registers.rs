@@ -139,7 +139,7 @@ impl NetworkRegister {
                 u64::from(up) | u64::from(connected) << 1
             }
             Self::LinkRetries(link) => (0..CHANNELS).map(|vc| ports.sent(link, vc).retransmissions).sum(),
-            Self::Route(node) => match unit.switch.route(node) {
+            Self::Route(node) => match unit.parts.switch.route(node) {
                 Route::None => 15,
                 Route::Local => 14,
                 Route::Port { port, lane } => u64::from(port) | u64::from(lane) << 4,

@@ -24,15 +24,20 @@ use crate::{
 /// Delay before a retry when the fabric's packets were all in use, in nanoseconds.
 const STARVED_RETRY: u64 = 10_000;
 
-/// The parts of the card that a unit works on during a call.
+/// The parts of a card that its units share.
+pub(crate) struct SharedParts {
+    pub(crate) config: CardConfig,
+    pub(crate) attachments: Attachments,
+    pub(crate) switch: Switch,
+    pub(crate) directory: Directory,
+    pub(crate) atu: Atu,
+    pub(crate) work: Work,
+}
+
+/// What a unit works on during a call beside its own state.
 pub(crate) struct UnitContext<'a, 'b> {
     pub(crate) context: &'a mut Context<'b>,
-    pub(crate) config: &'a CardConfig,
-    pub(crate) attachments: &'a mut Attachments,
-    pub(crate) switch: &'a mut Switch,
-    pub(crate) directory: &'a mut Directory,
-    pub(crate) atu: &'a mut Atu,
-    pub(crate) work: &'a mut Work,
+    pub(crate) parts: &'a mut SharedParts,
 }
 
 /// The originators of a card's packets, which have different shares of a crowded way.
@@ -66,13 +71,13 @@ impl UnitContext<'_, '_> {
     /// Returns whether this is the admin's attachment.
     #[inline]
     pub(crate) fn is_admin(&self, who: AttachmentId) -> bool {
-        who == self.config.admin()
+        who == self.parts.config.admin()
     }
 
     /// Counts an error of an attachment and raises its error interrupt.
     #[cold]
     pub(crate) fn fail(&mut self, who: AttachmentId, code: u8, about: u64) {
-        self.attachments.fail(self.context, who, code, about);
+        self.parts.attachments.fail(self.context, who, code, about);
     }
 
     /// Takes a lease of client memory for a ring or a queue, and charges its cost. Returns `None`
@@ -81,13 +86,13 @@ impl UnitContext<'_, '_> {
     /// A slot or an entry may lie in two mappings, but a word of it may not: each is written in one
     /// access.
     pub(crate) fn lease_ring(&mut self, who: AttachmentId, base: u64, bytes: u64) -> Option<DmaLease> {
-        self.work.spend(work::of_lease(self.context, who, base, bytes));
+        self.parts.work.spend(work::of_lease(self.context, who, base, bytes));
         self.context.dma_lease(who, base, bytes, true).ok().filter(|memory| memory.keeps_whole(8))
     }
 
     /// Raises an interrupt if it is enabled, and disables it.
     pub(crate) fn raise(&mut self, who: AttachmentId, vector: u16) {
-        self.attachments.raise(self.context, who, vector);
+        self.parts.attachments.raise(self.context, who, vector);
     }
 }
 

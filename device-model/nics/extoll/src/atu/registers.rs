@@ -32,7 +32,7 @@ pub(crate) fn read_register(
     who: AttachmentId,
     register: Register,
 ) -> Option<u64> {
-    let registers = unit.atu.registers.get(usize::from(who.0))?;
+    let registers = unit.parts.atu.registers.get(usize::from(who.0))?;
 
     match register {
         Register::Address => Some(registers.address),
@@ -55,7 +55,7 @@ pub(crate) fn write_register(
     register: Register,
     value: u64,
 ) -> Result<(), NotWritable> {
-    let registers = unit.atu.registers.get_mut(usize::from(who.0)).ok_or(NotWritable)?;
+    let registers = unit.parts.atu.registers.get_mut(usize::from(who.0)).ok_or(NotWritable)?;
 
     match register {
         Register::Address => registers.address = value,
@@ -92,11 +92,14 @@ fn carry_out(
             let class = (value >> command::CLASS_SHIFT & 3) as u8;
             let others =
                 DmaPermission { read: value & command::READ != 0, write: value & command::WRITE != 0 };
-            unit.atu.register(unit.context, unit.work, owner, class, others, (address, pages)).map(Some)
+            unit.parts
+                .atu
+                .register(unit.context, &mut unit.parts.work, owner, class, others, (address, pages))
+                .map(Some)
         }
         command::DEREGISTER => {
             let owner = (!unit.is_admin(who)).then_some(who);
-            unit.atu.deregister(unit.work, owner, address).map(|()| None)
+            unit.parts.atu.deregister(&mut unit.parts.work, owner, address).map(|()| None)
         }
         _ => Err(command::MALFORMED),
     }
@@ -106,7 +109,7 @@ fn carry_out(
 /// names.
 fn owner_of(unit: &UnitContext<'_, '_>, who: AttachmentId, operands: Registers) -> Option<AttachmentId> {
     if unit.is_admin(who) {
-        u16::try_from(operands.owner).ok().filter(|&owner| owner < unit.config.vpids).map(AttachmentId)
+        u16::try_from(operands.owner).ok().filter(|&owner| owner < unit.parts.config.vpids).map(AttachmentId)
     } else {
         Some(who)
     }
@@ -114,7 +117,7 @@ fn owner_of(unit: &UnitContext<'_, '_>, who: AttachmentId, operands: Registers) 
 
 /// Shows the outcome of a command in the registers. A failure counts as an error.
 fn note_outcome(unit: &mut UnitContext<'_, '_>, who: AttachmentId, outcome: Result<Option<u64>, u64>) {
-    let Some(registers) = unit.atu.registers.get_mut(usize::from(who.0)) else { return };
+    let Some(registers) = unit.parts.atu.registers.get_mut(usize::from(who.0)) else { return };
 
     match outcome {
         Ok(first) => {

@@ -66,7 +66,7 @@ impl Rma {
         let notify_responder = notifies_responder(in_flight);
         if notify_responder
             && ends_get(in_flight, part.length, part.status)
-            && !unit.switch.request_room(wire.source.node, Class::Completion)
+            && !unit.parts.switch.request_room(wire.source.node, Class::Completion)
         {
             return Handled::NoRoom;
         }
@@ -113,7 +113,7 @@ impl Rma {
         waiting: &mut Waiting,
     ) -> Option<u8> {
         let range = (address, part.rest.into());
-        let there = unit.atu.find(address, part.rest.into());
+        let there = unit.parts.atu.find(address, part.rest.into());
         if there.is_none_or(|(there, _)| Some(there.serial) != region) {
             return Some(status::WITHDRAWN);
         }
@@ -150,7 +150,7 @@ impl Rma {
         id: u32,
         status: u8,
     ) {
-        let requester = Endpoint { node: unit.config.node, vpid: who.0 };
+        let requester = Endpoint { node: unit.parts.config.node, vpid: who.0 };
         let Some(client) = self.client(who) else { return };
         let Some(in_flight) = client.commands.in_flight(id) else { return };
 
@@ -171,7 +171,7 @@ impl Rma {
 
         let Owner::Tenant(tenancy) = owner else { return };
         client.counts.completed += 1;
-        unit.attachments.mark_changed(who);
+        unit.parts.attachments.mark_changed(who);
 
         if tenancy != client.notifications.tenancy() {
             return;

@@ -263,7 +263,7 @@ impl Rma {
         let queue = arrival.queue();
         let (part, memory) = {
             let ports = unit.context.ports();
-            let packet = unit.switch.peek(&ports, arrival)?;
+            let packet = unit.parts.switch.peek(&ports, arrival)?;
             (Part::decode(packet.bytes()), packet.memory.clone())
         };
 
@@ -290,7 +290,7 @@ impl Rma {
         }
 
         let mut ports = unit.context.ports();
-        if let Some(packet) = unit.switch.take(&mut ports, arrival) {
+        if let Some(packet) = unit.parts.switch.take(&mut ports, arrival) {
             ports.recycle(packet);
         }
         Some(cost(part.map_or(0, |part| part.length)))

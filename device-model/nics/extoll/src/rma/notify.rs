@@ -190,7 +190,7 @@ impl Rma {
         match queue.put(notification) {
             Put::Done => {
                 client.counts.notifications += 1;
-                unit.attachments.mark_changed(who);
+                unit.parts.attachments.mark_changed(who);
                 if first {
                     unit.raise(who, vector::RMA_NOTIFICATION);
                 }

@@ -64,10 +64,10 @@ impl Part {
         source: u16,
         memory: Option<Arc<DmaLease>>,
     ) -> Result<(), Unsent> {
-        let source = Endpoint { node: unit.config.node, vpid: source };
+        let source = Endpoint { node: unit.parts.config.node, vpid: source };
         let wire = Wire { target, source, tag: 0, quadwords: 1, kind, generation: 0 };
 
-        send_packet(unit.context, unit.switch, Origin::Card, wire, BYTES, |packet| {
+        send_packet(unit.context, &mut unit.parts.switch, Origin::Card, wire, BYTES, |packet| {
             // The link carries the data, although this machine does not move them with the packet.
             packet.framing += if memory.is_some() { self.length } else { 0 };
             packet.memory = memory;

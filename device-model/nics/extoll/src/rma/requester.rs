@@ -71,7 +71,7 @@ impl Rma {
         client.counts.commands += 1;
         self.sending.add(who.0);
         self.watchdog.add(unit.context, who);
-        unit.attachments.mark_changed(who);
+        unit.parts.attachments.mark_changed(who);
 
         if sound { Write::Accepted } else { refuse(unit, who, error::COMMAND) }
     }
@@ -135,7 +135,7 @@ impl Rma {
         let commands = &client.commands;
         let Some(in_flight) = commands.list.get(index).cloned() else { return Turn::Blocked };
         let (part, asked) = (in_flight.next_part(commands.id(index)), commands.asked);
-        if !unit.switch.request_idle_way(in_flight.request.target.node, Class::Request) {
+        if !unit.parts.switch.request_idle_way(in_flight.request.target.node, Class::Request) {
             return Turn::Blocked;
         }
 
@@ -305,7 +305,7 @@ impl Rma {
     ) -> Result<Option<Lent>, Unreadable> {
         let (at, rest) = (in_flight.progress.sent, in_flight.rest());
         let address = in_flight.request.source + u64::from(at);
-        let (region, offset) = unit.atu.find(address, rest.into()).ok_or(Unreadable)?;
+        let (region, offset) = unit.parts.atu.find(address, rest.into()).ok_or(Unreadable)?;
         if Some(region.serial) != in_flight.progress.region {
             return Err(Unreadable);
         }
@@ -318,7 +318,7 @@ impl Rma {
             return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));
         }
 
-        let requester = Endpoint { node: unit.config.node, vpid: who.0 };
+        let requester = Endpoint { node: unit.parts.config.node, vpid: who.0 };
         let wanted = Wanted { requester, id, at, iova: piece.iova, length };
         let client = self.client(who).ok_or(Unreadable)?;
         let lease = client.asking.fetch(unit.context, who, Role::Asking, wanted)?;
@@ -342,7 +342,10 @@ fn judge(
 ) -> Result<Option<u64>, u8> {
     let request = &in_flight.request;
     let Endpoint { node, vpid } = request.target;
-    if node >= unit.config.nodes || vpid >= unit.config.vpids || unit.switch.route(node) == Route::None {
+    if node >= unit.parts.config.nodes
+        || vpid >= unit.parts.config.vpids
+        || unit.parts.switch.route(node) == Route::None
+    {
         return Err(status::NO_RECEIVER);
     }
 
@@ -351,7 +354,7 @@ fn judge(
         command::GET => (request.destination, true),
         _ => (request.source, false),
     };
-    match unit.atu.find(address, request.length.into()) {
+    match unit.parts.atu.find(address, request.length.into()) {
         Some((region, _)) if region.owner == who.0 && region.allows(true, write) => Ok(Some(region.serial)),
         _ => Err(status::LOCAL_ADDRESS),
     }

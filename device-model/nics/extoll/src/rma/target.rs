@@ -40,12 +40,12 @@ pub(super) struct PartialPut {
 /// it may read or write: `rest` bytes of a VPID's memory.
 fn allowed(unit: &UnitContext<'_, '_>, wire: Wire, address: u64, rest: u32, write: bool) -> Result<u64, u8> {
     let owner = wire.target.vpid;
-    if owner >= unit.config.vpids || !unit.attachments.is_present(AttachmentId(owner)) {
+    if owner >= unit.parts.config.vpids || !unit.parts.attachments.is_present(AttachmentId(owner)) {
         return Err(status::NO_RECEIVER);
     }
 
-    let itself = wire.source == Endpoint { node: unit.config.node, vpid: owner };
-    match unit.atu.find(address, rest.into()) {
+    let itself = wire.source == Endpoint { node: unit.parts.config.node, vpid: owner };
+    match unit.parts.atu.find(address, rest.into()) {
         Some((region, _)) if region.owner == owner && region.allows(itself, write) => Ok(region.serial),
         _ => Err(status::REMOTE_ADDRESS),
     }
@@ -75,7 +75,7 @@ impl Rma {
         memory: Option<Arc<DmaLease>>,
         waiting: &mut Waiting,
     ) -> Handled {
-        if part.last && !unit.switch.request_room(wire.source.node, Class::Response) {
+        if part.last && !unit.parts.switch.request_room(wire.source.node, Class::Response) {
             return Handled::NoRoom;
         }
 
@@ -175,7 +175,7 @@ impl Rma {
         waiting: &mut Waiting,
     ) -> Handled {
         loop {
-            if !unit.switch.request_room(wire.source.node, Class::Response) {
+            if !unit.parts.switch.request_room(wire.source.node, Class::Response) {
                 return Handled::NoRoom;
             }
 
@@ -218,7 +218,7 @@ impl Rma {
         (address, rest, left): (u64, u32, u32),
         waiting: &mut Waiting,
     ) -> Result<Option<Lent>, Unreadable> {
-        let (region, offset) = unit.atu.find(address, rest.into()).ok_or(Unreadable)?;
+        let (region, offset) = unit.parts.atu.find(address, rest.into()).ok_or(Unreadable)?;
         let piece = region.piece(offset, left.min(MTU).into()).ok_or(Unreadable)?;
 
         // The length fits: it is at most MTU.

@@ -339,7 +339,9 @@ impl Rma {
         length: u32,
         waiting: &mut Waiting,
     ) -> Option<u8> {
-        let Some((region, offset)) = unit.atu.find(address, rest) else { return Some(status::WITHDRAWN) };
+        let Some((region, offset)) = unit.parts.atu.find(address, rest) else {
+            return Some(status::WITHDRAWN);
+        };
 
         let before = waiting.done;
         if before > 0 && waiting.region != region.serial {

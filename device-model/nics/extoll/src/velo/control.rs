@@ -30,7 +30,7 @@ fn send_control(
 ) -> bool {
     let wire = Wire {
         target: Endpoint { node: target, vpid: 0 },
-        source: Endpoint { node: unit.config.node, vpid: who.0 },
+        source: Endpoint { node: unit.parts.config.node, vpid: who.0 },
         tag: 0,
         quadwords: 1,
         kind,
@@ -38,9 +38,10 @@ fn send_control(
     };
 
     let number = number.to_le_bytes();
-    let sent = send_packet(unit.context, unit.switch, Origin::Card, wire, number.len(), |packet| {
-        packet.bytes_mut().copy_from_slice(&number);
-    });
+    let sent =
+        send_packet(unit.context, &mut unit.parts.switch, Origin::Card, wire, number.len(), |packet| {
+            packet.bytes_mut().copy_from_slice(&number);
+        });
     sent.is_ok()
 }
 
@@ -51,8 +52,8 @@ impl Velo {
         let Wire { source: Endpoint { node, vpid }, generation, .. } = wire;
 
         match wire.kind {
-            Kind::Credit => unit.directory.add_credit(node, vpid, generation, number),
-            Kind::Directory => unit.directory.update(node, vpid, Entry { generation, credit: number }),
+            Kind::Credit => unit.parts.directory.add_credit(node, vpid, generation, number),
+            Kind::Directory => unit.parts.directory.update(node, vpid, Entry { generation, credit: number }),
             Kind::Hello => {
                 // The sender was reset. Announce each enabled ring again, with the credit that the
                 // sender has left.
@@ -83,7 +84,7 @@ impl Velo {
 
     /// Sends a VPID's credit returns, then its announcements, as far as there is room.
     fn send_control_of(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) {
-        let (node, nodes) = (unit.config.node, unit.config.nodes);
+        let (node, nodes) = (unit.parts.config.node, unit.parts.config.nodes);
         let Some(client) = self.clients.get_mut(usize::from(who.0)) else { return };
         let Client { ring, generation, announcement, .. } = client;
         let about = (who, *generation);
@@ -131,7 +132,7 @@ impl Velo {
     #[cold]
     fn request_all_announcements(&mut self, unit: &mut UnitContext<'_, '_>) {
         while let Some(next) = self.next_request {
-            if next == unit.config.nodes {
+            if next == unit.parts.config.nodes {
                 self.next_request = None;
             } else if send_control(unit, Kind::Hello, next, (AttachmentId(0), 0), 0) {
                 self.next_request = Some(next + 1);

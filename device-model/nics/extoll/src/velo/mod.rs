@@ -197,7 +197,7 @@ impl Velo {
 
     /// Enables or disables a receive ring. A ring that can't be used counts as an error.
     fn enable_ring(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, on: bool) {
-        let nodes = unit.config.nodes;
+        let nodes = unit.parts.config.nodes;
         let Some(client) = self.client(who) else { return };
         if on == client.ring.is_some() {
             return;

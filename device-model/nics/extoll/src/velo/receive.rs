@@ -69,16 +69,17 @@ struct Outcome {
 impl Velo {
     /// Takes an arrival that is a message and the messages behind it in a row, at most `limit`.
     /// Returns the number taken.
+    #[inline(always)]
     pub(crate) fn receive(&mut self, unit: &mut UnitContext<'_, '_>, arrival: Arrival, limit: u32) -> u32 {
-        let node = unit.config.node;
+        let node = unit.parts.config.node;
         let mut ports = unit.context.ports();
 
-        let (outcome, taken) = if let Some(mut row) = unit.switch.take_run(&mut ports, arrival, limit) {
-            let outcome = self.deliver_row(unit.attachments, node, &mut row);
+        let (outcome, taken) = if let Some(mut row) = unit.parts.switch.take_run(&mut ports, arrival, limit) {
+            let outcome = self.deliver_row(&mut unit.parts.attachments, node, &mut row);
             (outcome, row.taken())
-        } else if let Some(packet) = unit.switch.take(&mut ports, arrival) {
+        } else if let Some(packet) = unit.parts.switch.take(&mut ports, arrival) {
             // The packet is one of this card itself.
-            let outcome = self.deliver_row(unit.attachments, node, &mut Single(Some(&packet)));
+            let outcome = self.deliver_row(&mut unit.parts.attachments, node, &mut Single(Some(&packet)));
             ports.recycle(packet);
             (outcome, 1)
         } else {

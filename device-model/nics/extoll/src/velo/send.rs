@@ -29,32 +29,29 @@ enum Sent {
 }
 
 impl Velo {
-    /// Sends the messages in front of a posted-write ring. Returns `Stalled` if one of them has to
-    /// wait, and `Accepted` if there is none in front any more.
-    pub(crate) fn drain(
+    /// Sends the messages in front of a posted-write ring, in a row where that is possible. `first`
+    /// is the offset of the first one. Returns `Stalled` if it has to wait.
+    #[inline(always)]
+    pub(crate) fn send_front(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         who: AttachmentId,
+        first: u64,
         posted: &mut Posted<'_>,
     ) -> Write {
-        while let Some((at, _)) = posted.next(unit.context)
-            && at.bar == BAR_VELO
-        {
-            let written = match self.send_run(unit, who, at.offset, posted) {
-                Sent::Some => continue,
-                Sent::Blocked => self.stall(unit, who, at.offset, Reason::Way),
-                Sent::Nothing => {
-                    let Some((at, data)) = posted.next(unit.context) else { break };
-                    self.send(unit, who, at.offset, data)
-                }
-            };
-
-            if written == Write::Stalled {
-                return Write::Stalled;
+        let written = match self.send_run(unit, who, first, posted) {
+            Sent::Some => return Write::Accepted,
+            Sent::Blocked => self.stall(unit, who, first, Reason::Way),
+            Sent::Nothing => {
+                let Some((at, data)) = posted.next(unit.context) else { return Write::Accepted };
+                self.send(unit, who, at.offset, data)
             }
+        };
+
+        if written == Write::Accepted {
             posted.done(unit.context);
         }
-        Write::Accepted
+        written
     }
 
     /// Sends the first messages of a ring that go to the same node as the first one. The row ends
@@ -67,14 +64,14 @@ impl Velo {
         posted: &mut Posted<'_>,
     ) -> Sent {
         let Endpoint { node, vpid } = SendAddress::decode(first).receiver;
-        let source = Endpoint { node: unit.config.node, vpid: who.0 };
-        let way = unit.switch.way_out(node, Class::Request).filter(|_| !unit.is_admin(who));
+        let source = Endpoint { node: unit.parts.config.node, vpid: who.0 };
+        let way = unit.parts.switch.way_out(node, Class::Request).filter(|_| !unit.is_admin(who));
         let Some(way) = way else { return Sent::Nothing };
 
         let client = self.client(who).filter(|client| client.assembly.is_empty());
         let Some(client) = client else { return Sent::Nothing };
 
-        let (switch, directory) = (&mut *unit.switch, &mut *unit.directory);
+        let (switch, directory) = (&mut unit.parts.switch, &mut unit.parts.directory);
         let mut ports = unit.context.ports();
         let most = switch.allowance(&ports, way);
         if most == 0 || ports.is_up(way.0) && !ports.ready(way.0, way.1) {
@@ -113,7 +110,7 @@ impl Velo {
 
         client.counts.sent += u64::from(sent);
         client.stall = None;
-        unit.attachments.mark_changed(who);
+        unit.parts.attachments.mark_changed(who);
         switch.spend(way, sent);
         Sent::Some
     }
@@ -178,7 +175,7 @@ impl Velo {
     ) -> Write {
         let address = SendAddress::decode(offset);
         let Endpoint { node, vpid } = address.receiver;
-        let Some(entry) = unit.directory.entry(node, vpid).filter(|entry| entry.is_up()) else {
+        let Some(entry) = unit.parts.directory.entry(node, vpid).filter(|entry| entry.is_up()) else {
             return self.undeliverable(unit, who, offset);
         };
 
@@ -186,11 +183,18 @@ impl Velo {
             return self.stall(unit, who, offset, Reason::Credit);
         }
 
-        let source = Endpoint { node: unit.config.node, vpid: who.0 };
+        let source = Endpoint { node: unit.parts.config.node, vpid: who.0 };
         let wire = address.message(source, entry.generation);
-        let sent = send_packet(unit.context, unit.switch, Origin::Client, wire, message.len(), |packet| {
-            packet.bytes_mut().copy_from_slice(message);
-        });
+        let sent = send_packet(
+            unit.context,
+            &mut unit.parts.switch,
+            Origin::Client,
+            wire,
+            message.len(),
+            |packet| {
+                packet.bytes_mut().copy_from_slice(message);
+            },
+        );
 
         match sent {
             Ok(()) => {
@@ -199,7 +203,7 @@ impl Velo {
                     client.counts.sent += 1;
                     client.stall = None;
                 }
-                unit.attachments.mark_changed(who);
+                unit.parts.attachments.mark_changed(who);
                 Write::Accepted
             }
             Err(Unsent::Starved) => self.stall(unit, who, offset, Reason::Packets),

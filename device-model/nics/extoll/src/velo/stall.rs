@@ -53,8 +53,8 @@ impl Velo {
         let before = *stall;
         let departed = if reason == Reason::Way {
             let node = SendAddress::decode(offset).receiver.node;
-            unit.switch.want(node, Class::Request);
-            unit.switch.departed(&unit.context.ports(), node, Class::Request)
+            unit.parts.switch.want(node, Class::Request);
+            unit.parts.switch.departed(&unit.context.ports(), node, Class::Request)
         } else {
             before.map_or(0, |before| before.departed)
         };
@@ -77,7 +77,7 @@ impl Velo {
         if for_credit && !counted {
             counts.stalls += 1;
             totals.stalls += 1;
-            unit.attachments.mark_changed(who);
+            unit.parts.attachments.mark_changed(who);
         }
 
         if watchdog == 0 {
