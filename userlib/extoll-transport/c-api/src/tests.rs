@@ -1,0 +1,83 @@
+//! Tests of the C API from Rust.
+
+use nicforge_driver::Device;
+use nicforge_extoll_transport::Job;
+use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_matching::TransportError;
+
+use super::*;
+
+/// Returns the only rank of a job, on a card in this process.
+fn alone() -> matching_endpoint {
+    let text = "name = \"alone\"\n[[extoll]]\nmesh = 2\n";
+    let machine = build(&Description::parse(text, "alone.toml").unwrap()).unwrap().0;
+    let backing = LocalMachine::new(machine).open_named("ex0", "vpid0").unwrap();
+    let (device, job) = (Device::from_backing(backing).unwrap(), Job::of_nodes(1, 1));
+
+    let transport = ExtollTransport::open(device, &job, TransportConfig::default()).unwrap();
+    let endpoint = Endpoint::new(transport, Config::default()).unwrap();
+
+    let timeout = Some(Duration::from_secs(60));
+    matching_endpoint { inner: Handle::new(Inner { endpoint, timeout }).unwrap() }
+}
+
+/// Interrupting a wait does not cancel the request; its number remains valid.
+#[test]
+fn an_interrupted_wait_leaves_its_request_outstanding() {
+    let endpoint = alone();
+    let handle = &raw const endpoint;
+    let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);
+    let mut status = matching_status::default();
+
+    let place = received.as_mut_ptr().cast();
+    // SAFETY: the handle and all memory live until the end.
+    assert_eq!(unsafe { matching_irecv(handle, 0, 1, 2, 0, place, 8, &raw mut request) }, 0);
+
+    // SAFETY: as above.
+    assert_eq!(unsafe { matching_interrupt(handle, true) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { matching_wait(handle, request, &raw mut status) }, -libc::EINTR);
+    // SAFETY: as above.
+    assert_eq!(unsafe { matching_interrupt(handle, false) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { matching_send(handle, 0, 1, 2, sent.as_ptr().cast(), 8) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { matching_wait(handle, request, &raw mut status) }, 0);
+    assert_eq!((status.size, received), (8, sent));
+
+    // SAFETY: as above.
+    let again = unsafe { matching_wait(handle, request, &raw mut status) };
+    assert_eq!(again, -libc::EBADF);
+}
+
+/// A failed request and a failed endpoint have different error numbers.
+#[test]
+fn error_numbers_show_whether_a_request_is_over() {
+    let transport = || Error::Transport(TransportError { what: "it", value: 0 });
+    assert_eq!(failure(transport()).errno(), libc::EIO);
+    assert_eq!(of_request(transport()).errno(), libc::EREMOTEIO);
+    assert_eq!(of_request(Error::NotFetched { peer: 1 }).errno(), libc::EREMOTEIO);
+    assert_eq!(of_request(Error::Cancelled).errno(), libc::ECANCELED);
+    assert_eq!(failure(Error::Interrupted { what: "it" }).errno(), libc::EINTR);
+}
+
+#[test]
+fn null_gives_efault() {
+    let null = std::ptr::null();
+    let calls = [
+        // SAFETY: NULL is refused before it is used.
+        unsafe { matching_open(std::ptr::null(), std::ptr::null_mut()) },
+        // SAFETY: as above.
+        unsafe { matching_rank(null) },
+        // SAFETY: as above.
+        unsafe { matching_send(null, 0, 0, 0, std::ptr::null(), 1) },
+        // SAFETY: as above.
+        unsafe { matching_wait(null, 1, std::ptr::null_mut()) },
+        // SAFETY: as above.
+        unsafe { matching_barrier(null) },
+    ];
+    assert_eq!(calls, [-libc::EFAULT; 5]);
+
+    // SAFETY: NULL is allowed.
+    unsafe { matching_close(std::ptr::null_mut()) };
+}
