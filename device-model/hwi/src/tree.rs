@@ -84,8 +84,8 @@ pub mod window {
     /// for a live reader.
     ///
     /// Packets that name their core ([`super::Header::to_core`]) are exempt from this rule. Those
-    /// for a core without a client are discarded at once, marked or not, whether or not the box is
-    /// taken.
+    /// that arrive for a core without a client are discarded on arrival, marked or not. Those that
+    /// were in the FIFO before go when they are at its front and no live core has the box.
     pub const LOCK_RECV: u64 = 0;
     /// The lock box that guards the send FIFO by convention.
     pub const LOCK_SEND: u64 = 1;
@@ -206,7 +206,7 @@ impl Header {
 
     /// Returns the header of a point-to-point packet for core `core` (0 to 3) of node `node` (21
     /// bits). It is received like any other packet. If the core has no client, the node's NIC
-    /// discards it at any position of the receive FIFO, so that it blocks no other packet.
+    /// discards it on arrival, so that it blocks no other packet.
     pub const fn to_core(class: u32, node: u32, core: u16, irq: bool) -> Self {
         let target = (node & NODE) | FOR_CORE | ((core as u32 & 3) << CORE_SHIFT);
         Self::point_to_point(class, target, irq)
