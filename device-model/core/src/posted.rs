@@ -79,34 +79,34 @@ impl<'a> Posted<'a> {
         self.carried_out += 1;
     }
 
-    /// Passes the records in front to `take`, in order, until it returns false. A record for which
-    /// it returns true counts as carried out. Returns the number of these.
+    /// Passes the oldest records to `accept`, in order, until it returns false. A record for which
+    /// it returns true counts as carried out. Returns the number of these records.
     ///
     /// It serves devices that borrow parts of the context during a run of records. It passes on
     /// only short records to the same registers as the last record of [`Posted::next`], and none
     /// while tracing is on. Other records may follow; the caller must go on with [`Posted::next`].
     ///
-    /// The third argument of `take` is true if the record has the address and length of the record
-    /// that was taken just before.
+    /// The third argument of `accept` is true if the record has the address and length of the
+    /// record that was accepted just before.
     #[inline]
-    pub fn take_while(&mut self, mut take: impl FnMut(Address, &[u8], bool) -> bool) -> u32 {
+    pub fn take_while(&mut self, mut accept: impl FnMut(Address, &[u8], bool) -> bool) -> u32 {
         if self.traced {
             return 0;
         }
 
         let known = self.ring.registers;
-        let taken = self.ring.consumer.take_while(self.left, |record, alike| {
+        let accepted = self.ring.consumer.take_while(self.left, |record, is_repeat| {
             let at = Address { bar: record.bar, offset: record.offset.into() };
-            (alike || known.contains(at, record.data.len())) && take(at, record.data, alike)
+            (is_repeat || known.contains(at, record.data.len())) && accept(at, record.data, is_repeat)
         });
 
-        if taken > 0 {
+        if accepted > 0 {
             self.ring.stalled = false;
-            self.left -= taken;
-            self.carried_out += u64::from(taken);
+            self.left -= accepted;
+            self.carried_out += u64::from(accepted);
         }
 
-        taken
+        accepted
     }
 
     /// Records that the device refused the record in front. Returns true for the first refusal of

@@ -102,7 +102,8 @@ impl Edu {
         self.registers.read32(FACTORIAL)
     }
 
-    /// Copies `len` bytes between DMA memory and the card's memory.
+    /// Copies `len` bytes from `from` to `to`, one of which is DMA memory and the other the card's.
+    /// `direction` is [`TO_MEMORY`], or 0 for a copy to the card.
     fn copy(&self, from: u64, to: u64, len: u64, direction: u64) -> Result<(), Error> {
         self.registers.write64(DMA_SOURCE, from)?;
         self.registers.write64(DMA_DESTINATION, to)?;

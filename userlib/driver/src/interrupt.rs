@@ -237,8 +237,8 @@ pub(crate) fn wait_any(
 /// The number of descriptors that a wait handles without an allocation.
 const FEW: usize = 4;
 
-/// Blocks until one of `fds` may be readable, the backing has work (which it then does), or
-/// `timeout` has passed.
+/// Blocks until one of `fds` may be readable, the backing has work, or `timeout` has passed. The
+/// backing does its work before the call returns.
 pub(crate) fn block<B: Backing + ?Sized>(
     backing: &B,
     fds: &[BorrowedFd<'_>],

@@ -59,5 +59,5 @@ pub use device::{Device, Identity, OpenOptions};
 pub use dma::{DmaBuffer, HugePages};
 pub use error::{Error, GoneCause, OpenProblem};
 pub use interrupt::{Interrupt, wait_source};
-pub use posted::{Doorbell, Mark, Poster, SharedPoster};
+pub use posted::{Doorbell, Poster, RingPosition, SharedPoster};
 pub use wait::{Cancel, Deadline, Patience, Relax, Turn};

@@ -73,9 +73,9 @@ impl Ring {
     }
 }
 
-/// A position in a poster's sequence of records: see [`Poster::mark`].
+/// A position in the sequence of records of a posted-write ring: see [`Poster::position`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct RingPosition {
     epoch: u32,
     position: u32,
 }
@@ -227,18 +227,18 @@ impl Poster {
 
     /// Returns the position behind the last record posted. It is `None` for a device without rings,
     /// whose posted writes have taken effect when they return.
-    pub fn mark(&self) -> Option<Mark> {
-        self.ring.as_ref().map(|ring| Mark { epoch: ring.epoch, position: ring.producer.position() })
+    pub fn position(&self) -> Option<RingPosition> {
+        self.ring.as_ref().map(|ring| RingPosition { epoch: ring.epoch, position: ring.producer.position() })
     }
 
-    /// Returns whether the device has finished all records before `mark`, which must be a mark of
-    /// this ring. The answer is as recent as the engine's last update of the mirror. A write that
-    /// stalls in the device is not finished. After a reset of the device, all earlier marks have
-    /// passed.
-    pub fn has_passed(&self, mark: Mark) -> bool {
+    /// Returns whether the device has finished all records before `position`, which must be a
+    /// position in this ring. The answer is as recent as the engine's last update of the mirror
+    /// page. A write that stalls in the device is not finished. After a reset of the device, all
+    /// earlier positions have passed.
+    pub fn has_passed(&self, position: RingPosition) -> bool {
         self.ring.as_ref().is_none_or(|ring| {
-            mark.epoch != ring.epoch
-                || ring.producer.has_passed(ring.consumed.load(Ordering::Acquire), mark.position)
+            position.epoch != ring.epoch
+                || ring.producer.has_passed(ring.consumed.load(Ordering::Acquire), position.position)
         })
     }
 }

@@ -56,7 +56,7 @@ impl Port {
             }
 
             self.pump()?;
-            waiter.turn(self, "a peer")?;
+            waiter.pause(self, "a peer")?;
         }
     }
 
@@ -287,7 +287,7 @@ impl Port {
 
         // A message that waits for slots in a full ring blocks everything posted behind it. So at
         // most two credit messages for each peer are in flight.
-        let [before, last] = peer.due.credit_marks;
+        let [before, last] = peer.due.credit_positions;
         if before.is_some_and(|before| !self.path.has_passed(before)) {
             return Ok(Progress::PeerBusy);
         }
@@ -295,7 +295,7 @@ impl Port {
         if !self.post_control(address, Control::Credit { addressee, messages })? {
             return Ok(Progress::RingFull);
         }
-        self.flow.peers[index].due.credit_marks = [last, self.path.mark()];
+        self.flow.peers[index].due.credit_positions = [last, self.path.position()];
         Ok(Progress::Posted)
     }
 }

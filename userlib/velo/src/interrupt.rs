@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, Interrupt, Mark};
+use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, Interrupt, RingPosition};
 use nicforge_hwi::extoll::{reg, vector};
 
 use crate::{Config, Error, card::BAR_REGISTERS, send_path::SendPath};
@@ -13,9 +13,9 @@ use crate::{Config, Error, card::BAR_REGISTERS, send_path::SendPath};
 /// sleep needs another write.
 pub(crate) struct ReceiveInterrupt {
     interrupt: Interrupt,
-    /// Mark behind the last write that enables the interrupt, while the interrupt has not been
-    /// raised.
-    armed: Option<Mark>,
+    /// Ring position behind the last write that enables the interrupt. It is `None` after the
+    /// interrupt was raised, and on a device without rings.
+    last_enable: Option<RingPosition>,
     /// Time that a call polls before it sleeps.
     poll_phase: Duration,
     /// Time that a call sleeps before it polls again without an interrupt.
@@ -28,7 +28,7 @@ const PENDING_SLEEP: Duration = Duration::from_millis(1);
 impl ReceiveInterrupt {
     pub(crate) fn bind(device: &Device, config: &Config) -> Result<Self, Error> {
         let interrupt = device.interrupt(vector::VELO_RECEIVE.into())?;
-        Ok(Self { interrupt, armed: None, poll_phase: config.poll_phase, longest_sleep: config.sleep })
+        Ok(Self { interrupt, last_enable: None, poll_phase: config.poll_phase, longest_sleep: config.sleep })
     }
 
     /// Returns the time from which a call that starts now may sleep.
@@ -38,19 +38,22 @@ impl ReceiveInterrupt {
 
     /// Enables the interrupt, and leaves the VPID's other interrupts as they are.
     ///
-    /// The write is posted. A trapped write would wait behind the first message of the ring,
-    /// however long that takes. One such write in flight is enough. When the ring is full, the
-    /// caller sleeps without the interrupt.
+    /// The write is posted. A trapped write drains the posted-write ring first, and a message
+    /// without credit can stall that for any time.
+    ///
+    /// The call posts nothing while the last enabling write is in flight. When the ring is full, it
+    /// posts nothing either, and the caller sleeps without the interrupt: see
+    /// [`ReceiveInterrupt::sleep`] for the limit.
     pub(crate) fn arm(&mut self, path: &mut SendPath) -> Result<(), Error> {
-        let armed = &mut self.armed;
+        let last_enable = &mut self.last_enable;
         path.with(|poster| {
-            if armed.is_some_and(|armed| !poster.has_passed(armed)) {
+            if last_enable.is_some_and(|position| !poster.has_passed(position)) {
                 return Ok(());
             }
 
             let enable = 1_u64 << vector::VELO_RECEIVE;
             match poster.try_post(BAR_REGISTERS, reg::INTERRUPT_SET, &enable.to_le_bytes()) {
-                Ok(()) => *armed = poster.mark(),
+                Ok(()) => *last_enable = poster.position(),
                 Err(DriverError::RingFull { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -58,8 +61,9 @@ impl ReceiveInterrupt {
         })
     }
 
-    /// Sleeps until the interrupt, the deadline, a cancellation, or the time to poll again. It is
-    /// soon while control messages are pending, since no interrupt announces room for them.
+    /// Sleeps until the interrupt, the deadline or a cancellation, for at most `longest_sleep`.
+    /// While control messages are pending, it sleeps for at most [`PENDING_SLEEP`], since no
+    /// interrupt announces room for them in the ring.
     pub(crate) fn sleep(
         &mut self,
         deadline: Deadline,
@@ -72,7 +76,7 @@ impl ReceiveInterrupt {
         match self.interrupt.wait(deadline.at_most(longest), cancel) {
             // A raised interrupt is disabled again, even if the engine has not reported the
             // enabling write as done.
-            Ok(_) => self.armed = None,
+            Ok(_) => self.last_enable = None,
             Err(DriverError::Timeout { .. } | DriverError::Cancelled) => {}
             Err(error) => return Err(error.into()),
         }

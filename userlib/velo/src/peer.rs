@@ -1,6 +1,6 @@
 //! State of the connections with one address.
 
-use nicforge_driver::Mark;
+use nicforge_driver::RingPosition;
 
 use crate::tenant::Tenant;
 
@@ -100,8 +100,8 @@ pub(crate) struct DueControl {
     pub(crate) refusal: bool,
     /// The tenant to which a close is due.
     pub(crate) close: Option<Tenant>,
-    /// Marks behind the last two credit messages for it, the older one first.
-    pub(crate) credit_marks: [Option<Mark>; 2],
+    /// Ring positions behind the last two credit messages for it, the older one first.
+    pub(crate) credit_positions: [Option<RingPosition>; 2],
 }
 
 /// The refused connects of one tenant.

@@ -192,7 +192,7 @@ impl Port {
         let mut waiter = Waiter::new(self, deadline, cancel);
 
         loop {
-            let turn = waiter.turn(self, "a message");
+            let paused = waiter.pause(self, "a message");
             let gone = awaited.filter(|(from, tenant)| !tenant.is(self.directory.tenant(*from)));
 
             // The directory changes behind everything that a peer has sent. The ring is therefore
@@ -202,7 +202,7 @@ impl Port {
                 return Ok(message);
             }
 
-            turn?;
+            paused?;
             if let Some((address, _)) = gone {
                 return Err(Error::PeerGone { address });
             }

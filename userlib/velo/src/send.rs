@@ -105,7 +105,7 @@ impl Port {
                     if self.credits(link) == Some(0) && self.drain_control_when_full()? {
                         return Err(self.kept.full());
                     }
-                    waiter.turn(self, "credit to send a message")?;
+                    waiter.pause(self, "credit to send a message")?;
                 }
                 result => return result,
             }

@@ -7,7 +7,7 @@
 //! an incomplete message. If the count has not changed, the message was torn, and is stored again
 //! before the next one. So messages stay in order, and each is sent once.
 
-use nicforge_driver::{Bar, Device, Error as DriverError, Mark, Poster, SharedPoster};
+use nicforge_driver::{Bar, Device, Error as DriverError, Poster, RingPosition, SharedPoster};
 use nicforge_hwi::extoll::{BAR_VELO, mirror, reg};
 use nicforge_shm::SharedU64;
 
@@ -90,14 +90,14 @@ impl SendPath {
         self.poster.with(call)
     }
 
-    /// Returns the mark behind the last posted write.
-    pub(crate) fn mark(&self) -> Option<Mark> {
-        self.poster.look(Poster::mark)
+    /// Returns the position behind the last posted write. It is `None` for a device without rings.
+    pub(crate) fn position(&self) -> Option<RingPosition> {
+        self.poster.look(Poster::position)
     }
 
-    /// Returns whether the card has taken all writes before a mark.
-    pub(crate) fn has_passed(&self, mark: Mark) -> bool {
-        self.poster.look(|poster| poster.has_passed(mark))
+    /// Returns whether the card has taken all writes before a position.
+    pub(crate) fn has_passed(&self, position: RingPosition) -> bool {
+        self.poster.look(|poster| poster.has_passed(position))
     }
 
     /// Returns whether messages are sent by stores.

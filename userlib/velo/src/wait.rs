@@ -1,4 +1,4 @@
-//! The turns of calls that wait.
+//! The pauses of calls that wait.
 
 use std::time::Instant;
 
@@ -12,18 +12,19 @@ pub(crate) struct Waiter<'a> {
     cancel: Option<&'a Cancel>,
     relax: Relax,
     /// Time from which the call may sleep. `None` when it only polls.
-    sleeps: Option<Instant>,
+    sleep_from: Option<Instant>,
 }
 
 impl<'a> Waiter<'a> {
     /// Starts to wait.
     pub(crate) fn new(port: &Port, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
-        let sleeps = port.interrupt.as_ref().map(ReceiveInterrupt::end_of_polling);
-        Self { deadline, cancel, relax: port.device.new_relax(), sleeps }
+        let sleep_from = port.interrupt.as_ref().map(ReceiveInterrupt::end_of_polling);
+        Self { deadline, cancel, relax: port.device.new_relax(), sleep_from }
     }
 
-    /// Pauses once in a loop that waits for `what`. Returns an error when the loop must end.
-    pub(crate) fn turn(&mut self, port: &mut Port, what: &'static str) -> Result<(), Error> {
+    /// Pauses once in a loop that waits for `what`: polls, or sleeps once the time for polling is
+    /// over. Returns an error when the loop must end.
+    pub(crate) fn pause(&mut self, port: &mut Port, what: &'static str) -> Result<(), Error> {
         if self.cancel.is_some_and(Cancel::is_cancelled) {
             return Err(Error::Cancelled { what });
         }
@@ -37,7 +38,7 @@ impl<'a> Waiter<'a> {
         }
 
         match &mut port.interrupt {
-            Some(interrupt) if self.sleeps.is_some_and(|from| Instant::now() >= from) => {
+            Some(interrupt) if self.sleep_from.is_some_and(|from| Instant::now() >= from) => {
                 // A message that has arrived since the last poll raises the interrupt at once.
                 interrupt.arm(&mut port.path)?;
                 interrupt.sleep(self.deadline, self.cancel, port.flow.has_pending())

@@ -233,7 +233,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of [`crate::dma::DmaMap::lease`].
-    /// Memory that only messages reach can't be leased.
+    /// Memory without a mapped file, which only DMA messages to the client reach, can't be leased.
     pub fn dma_lease(
         &mut self,
         who: AttachmentId,
@@ -242,7 +242,7 @@ impl Context<'_> {
         write: bool,
     ) -> Result<DmaLease, DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
-        check_may_start(attachment)?;
+        check_may_dma(attachment)?;
         attachment.dma.lease(iova, length, write)
     }
 
@@ -260,20 +260,21 @@ impl Context<'_> {
         term: &Term,
     ) -> Result<DmaPiece, DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
-        check_may_start(attachment)?;
+        check_may_dma(attachment)?;
         attachment.dma.piece(iova, length, term)
     }
 
     /// Returns how many mappings a lease or the pieces of `length` bytes of client memory at `iova`
     /// would visit. The call is cheap: a device can refuse a large range before it takes any. See
-    /// [`crate::dma::DmaMap::count`].
+    /// [`crate::dma::DmaMap::count_mappings`].
     ///
     /// # Errors
-    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of [`crate::dma::DmaMap::count`].
+    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of
+    /// [`crate::dma::DmaMap::count_mappings`].
     pub fn dma_mappings(&self, who: AttachmentId, iova: u64, length: u64) -> Result<usize, DmaError> {
         let attachment = self.attachment(who).ok_or(DmaError::Gone)?;
-        check_may_start(attachment)?;
-        attachment.dma.count(iova, length)
+        check_may_dma(attachment)?;
+        attachment.dma.count_mappings(iova, length)
     }
 
     fn attachment(&self, who: AttachmentId) -> Option<&Attachment> {
@@ -281,14 +282,16 @@ impl Context<'_> {
     }
 }
 
-/// The way to a range of client memory: a mapping of this process, or messages.
+/// The path to a range of client memory.
 enum DmaPath {
+    /// All of the range is mapped into this process.
     Local,
+    /// A part of the range has no mapped file, so messages ask the client for the data.
     Remote,
 }
 
 /// Checks that the attachment has a client and that its function may start DMA.
-fn check_may_start(attachment: &Attachment) -> Result<(), DmaError> {
+fn check_may_dma(attachment: &Attachment) -> Result<(), DmaError> {
     if attachment.tenant.is_none() {
         return Err(DmaError::Gone);
     }
@@ -298,9 +301,9 @@ fn check_may_start(attachment: &Attachment) -> Result<(), DmaError> {
     Ok(())
 }
 
-/// Checks that DMA of `length` bytes at `iova` is allowed, and returns the way to the memory.
+/// Checks that DMA of `length` bytes at `iova` is allowed, and returns the path to the memory.
 fn check_dma(attachment: &Attachment, iova: u64, length: usize, write: bool) -> Result<DmaPath, DmaError> {
-    check_may_start(attachment)?;
+    check_may_dma(attachment)?;
     if length > MAX_DMA {
         return Err(DmaError::TooLong { length });
     }

@@ -380,9 +380,9 @@ fn page_layout(parts: &[MappedPart]) -> Option<PageLayout> {
     let length = |part: &MappedPart| part.memory.len();
     let page = inner.first().map(length)?;
 
-    let alike = page.is_power_of_two()
+    let is_uniform = page.is_power_of_two()
         && inner.iter().all(|part| length(part) == page)
         && length(first).max(length(last)) <= page;
 
-    alike.then(|| PageLayout { shift: page.trailing_zeros(), missing: page - length(first) })
+    is_uniform.then(|| PageLayout { shift: page.trailing_zeros(), missing: page - length(first) })
 }

@@ -39,7 +39,7 @@ impl DmaMap {
         permission: DmaPermission,
         backing: DmaBacking,
     ) -> Result<(), DmaMapError> {
-        let last = last_of(iova, length)?;
+        let last = last_iova_of_mapping(iova, length)?;
         if let DmaBacking::Memory(window) = &backing {
             if window.len() != length {
                 return Err(DmaMapError::BadBacking { iova, length, window: window.len() });
@@ -71,21 +71,22 @@ impl DmaMap {
     /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::NotFound`] if no mapping is
     /// there, [`DmaMapError::Partial`] if a mapping lies there in part only.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), DmaMapError> {
-        let last = last_of(iova, length)?;
-        let start = self.mappings.partition_point(|mapping| mapping.last < iova);
-        let end = self.mappings.partition_point(|mapping| mapping.iova <= last);
-        let hit = self.mappings.get(start..end).unwrap_or_default();
-        let (Some(head), Some(tail)) = (hit.first(), hit.last()) else {
+        let last_iova = last_iova_of_mapping(iova, length)?;
+        let first_index = self.mappings.partition_point(|mapping| mapping.last < iova);
+        let end_index = self.mappings.partition_point(|mapping| mapping.iova <= last_iova);
+        let hit = self.mappings.get(first_index..end_index).unwrap_or_default();
+        let (Some(lowest), Some(highest)) = (hit.first(), hit.last()) else {
             return Err(DmaMapError::NotFound { iova, length });
         };
 
-        if let Some(cut) = [head, tail].into_iter().find(|mapping| mapping.iova < iova || mapping.last > last)
+        if let Some(cut) =
+            [lowest, highest].into_iter().find(|mapping| mapping.iova < iova || mapping.last > last_iova)
         {
             return Err(DmaMapError::Partial { iova: cut.iova, length: cut.length() });
         }
 
         self.bytes -= hit.iter().map(|mapping| u128::from(mapping.length())).sum::<u128>();
-        self.mappings.drain(start..end);
+        self.mappings.drain(first_index..end_index);
 
         Ok(())
     }
@@ -97,78 +98,81 @@ impl DmaMap {
     }
 
     /// Leases `length` bytes (at least 1) at `iova`. All of them must be memory of this process, in
-    /// at most [`MAX_LEASE`] adjacent mappings. The lease ends with the first of these mappings.
+    /// at most [`MAX_LEASE`] adjacent mappings. The lease becomes invalid as soon as any of these
+    /// mappings is removed.
     ///
     /// # Errors
     /// [`DmaError::Unmapped`], [`DmaError::Permission`], [`DmaError::Remote`],
     /// [`DmaError::Scattered`].
     pub fn lease(&mut self, iova: u64, length: u64, write: bool) -> Result<DmaLease, DmaError> {
-        let short = |length| usize::try_from(length).unwrap_or(usize::MAX);
-        let unmapped = DmaError::Unmapped { iova, length: short(length) };
-        let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(unmapped)?;
-        let first = self.find(iova).ok_or(unmapped)?;
+        let unmapped = DmaError::Unmapped { iova, length: clamp_to_usize(length) };
+        let last_iova = last_iova_of(iova, length).ok_or(unmapped)?;
+        let first_index = self.index_of(iova).ok_or(unmapped)?;
 
-        let (mut end, mut at) = (first, iova);
+        let (mut end_index, mut next_iova) = (first_index, iova);
         loop {
-            let rest = short((last - at).saturating_add(1));
-            let mapping = self.mappings.get(end).filter(|mapping| mapping.iova <= at);
-            let mapping = mapping.ok_or(DmaError::Unmapped { iova: at, length: rest })?;
+            let rest = clamp_to_usize((last_iova - next_iova).saturating_add(1));
+            let mapping = self.mappings.get(end_index).filter(|mapping| mapping.iova <= next_iova);
+            let mapping = mapping.ok_or(DmaError::Unmapped { iova: next_iova, length: rest })?;
             if !mapping.permission.allows(write) {
-                return Err(DmaError::Permission { iova: at, length: rest, write });
+                return Err(DmaError::Permission { iova: next_iova, length: rest, write });
             }
             if matches!(mapping.backing, DmaBacking::Remote) {
-                return Err(DmaError::Remote { iova: at });
+                return Err(DmaError::Remote { iova: next_iova });
             }
 
-            end += 1;
+            end_index += 1;
 
-            if mapping.last >= last {
+            if mapping.last >= last_iova {
                 break;
             }
-            if end - first == MAX_LEASE {
+            if end_index - first_index == MAX_LEASE {
                 return Err(DmaError::Scattered { iova, length, limit: MAX_LEASE });
             }
-            at = mapping.last + 1;
+            next_iova = mapping.last + 1;
         }
 
-        self.create_lease(first..end, (iova, last), &Term::default()).ok_or(unmapped)
+        self.create_lease(first_index..end_index, (iova, last_iova), &Term::default()).ok_or(unmapped)
     }
 
     /// Returns the longest prefix of `length` bytes (at least 1) at `iova` that is of one kind.
     ///
-    /// It is either one mapping that only messages reach, or up to [`MAX_LEASE`] adjacent mappings
-    /// of this process's memory with equal permissions. `term` ends with each of the mappings.
+    /// It is either one mapping without a mapped file, which only DMA messages to the client reach.
+    /// Or it is up to [`MAX_LEASE`] adjacent mappings of this process's memory with equal
+    /// permissions. `term` ends as soon as any of these mappings is removed.
     ///
     /// # Errors
     /// [`DmaError::Unmapped`].
     pub fn piece(&mut self, iova: u64, length: u64, term: &Term) -> Result<DmaPiece, DmaError> {
-        let unmapped = DmaError::Unmapped { iova, length: usize::try_from(length).unwrap_or(usize::MAX) };
-        let last = iova.saturating_add(length.checked_sub(1).ok_or(unmapped)?);
-        let first = self.find(iova).ok_or(unmapped)?;
-        let mapping = self.mappings.get_mut(first).ok_or(unmapped)?;
+        let unmapped = DmaError::Unmapped { iova, length: clamp_to_usize(length) };
+        let last_iova = iova.saturating_add(length.checked_sub(1).ok_or(unmapped)?);
+        let first_index = self.index_of(iova).ok_or(unmapped)?;
+        let mapping = self.mappings.get_mut(first_index).ok_or(unmapped)?;
 
         let permission = mapping.permission;
         if matches!(mapping.backing, DmaBacking::Remote) {
             mapping.lease_terms.add(term);
-            let length = (mapping.last.min(last) - iova).saturating_add(1);
+            let length = (mapping.last.min(last_iova) - iova).saturating_add(1);
             return Ok(DmaPiece { length, permission, mappings: 1, lease: None });
         }
 
-        let (mut end, mut until) = (first + 1, mapping.last);
-        while until < last
-            && end - first < MAX_LEASE
-            && let Some(next) = self.mappings.get(end)
-            && next.iova == until + 1
+        let (mut end_index, mut piece_last) = (first_index + 1, mapping.last);
+        while piece_last < last_iova
+            && end_index - first_index < MAX_LEASE
+            && let Some(next) = self.mappings.get(end_index)
+            && next.iova == piece_last + 1
             && next.permission == permission
             && matches!(next.backing, DmaBacking::Memory(_))
         {
-            until = next.last;
-            end += 1;
+            piece_last = next.last;
+            end_index += 1;
         }
 
-        let lease = self.create_lease(first..end, (iova, until.min(last)), term).ok_or(unmapped)?;
+        let mappings = end_index - first_index;
+        let addresses = (iova, piece_last.min(last_iova));
+        let lease = self.create_lease(first_index..end_index, addresses, term).ok_or(unmapped)?;
 
-        Ok(DmaPiece { length: lease.len(), permission, mappings: end - first, lease: Some(lease) })
+        Ok(DmaPiece { length: lease.len(), permission, mappings, lease: Some(lease) })
     }
 
     /// Returns the number of mappings from the one at `iova` to the one that holds the last of
@@ -178,31 +182,34 @@ impl DmaMap {
     ///
     /// # Errors
     /// [`DmaError::Unmapped`] if the first or the last byte is not mapped.
-    pub fn count(&self, iova: u64, length: u64) -> Result<usize, DmaError> {
-        let unmapped = DmaError::Unmapped { iova, length: usize::try_from(length).unwrap_or(usize::MAX) };
+    pub fn count_mappings(&self, iova: u64, length: u64) -> Result<usize, DmaError> {
+        let unmapped = DmaError::Unmapped { iova, length: clamp_to_usize(length) };
 
-        let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(unmapped)?;
-        let first = self.find(iova).ok_or(unmapped)?;
-        let end = self.mappings.partition_point(|mapping| mapping.iova <= last);
-        match self.mappings.get(first..end) {
-            Some(between) if between.last().is_some_and(|mapping| mapping.last >= last) => Ok(between.len()),
+        let last_iova = last_iova_of(iova, length).ok_or(unmapped)?;
+        let first_index = self.index_of(iova).ok_or(unmapped)?;
+        let end_index = self.mappings.partition_point(|mapping| mapping.iova <= last_iova);
+        match self.mappings.get(first_index..end_index) {
+            Some(hit) if hit.last().is_some_and(|mapping| mapping.last >= last_iova) => Ok(hit.len()),
             _ => Err(unmapped),
         }
     }
 
-    /// Leases the addresses from `first` to `last`. They lie in the mappings of `range`, all of
-    /// which are memory of this process.
+    /// Leases the addresses from `first_iova` to `last_iova`. They lie in the mappings with the
+    /// indices `range`, all of which are memory of this process.
     fn create_lease(
         &mut self,
         range: Range<usize>,
-        (first, last): (u64, u64),
+        (first_iova, last_iova): (u64, u64),
         term: &Term,
     ) -> Option<DmaLease> {
         let mappings = self.mappings.get_mut(range)?;
         let lease = if let [only] = mappings {
-            DmaLease::new(only.part(first, last)?, term.clone())
+            DmaLease::new(only.part(first_iova, last_iova)?, term.clone())
         } else {
-            DmaLease::of_many(mappings.iter().map(|mapping| mapping.part(first, last)), term.clone())?
+            DmaLease::of_many(
+                mappings.iter().map(|mapping| mapping.part(first_iova, last_iova)),
+                term.clone(),
+            )?
         };
 
         for mapping in mappings {
@@ -259,25 +266,26 @@ impl DmaMap {
             return Ok(Segments { mappings: [].iter(), iova, remaining: 0 });
         }
 
-        let last = iova.checked_add(length as u64 - 1).ok_or(DmaError::Unmapped { iova, length })?;
-        let first = self.find(iova).ok_or(DmaError::Unmapped { iova, length })?;
+        let last_iova = iova.checked_add(length as u64 - 1).ok_or(DmaError::Unmapped { iova, length })?;
+        let first_index = self.index_of(iova).ok_or(DmaError::Unmapped { iova, length })?;
 
-        let mut end = first;
-        let mut at = iova;
-        while let Some(mapping) = self.mappings.get(end).filter(|mapping| mapping.iova <= at) {
+        let mut index = first_index;
+        let mut next_iova = iova;
+        while let Some(mapping) = self.mappings.get(index).filter(|mapping| mapping.iova <= next_iova) {
             if !mapping.permission.allows(write) {
-                return Err(DmaError::Permission { iova: at, length: (last - at) as usize + 1, write });
+                let length = (last_iova - next_iova) as usize + 1;
+                return Err(DmaError::Permission { iova: next_iova, length, write });
             }
-            if mapping.last >= last {
-                self.hint.set(end);
-                let mappings = self.mappings.get(first..=end).unwrap_or_default().iter();
+            if mapping.last >= last_iova {
+                self.hint.set(index);
+                let mappings = self.mappings.get(first_index..=index).unwrap_or_default().iter();
                 return Ok(Segments { mappings, iova, remaining: length });
             }
-            at = mapping.last + 1;
-            end += 1;
+            next_iova = mapping.last + 1;
+            index += 1;
         }
 
-        Err(DmaError::Unmapped { iova: at, length: (last - at) as usize + 1 })
+        Err(DmaError::Unmapped { iova: next_iova, length: (last_iova - next_iova) as usize + 1 })
     }
 
     /// Returns whether all of an access is memory of this process. Otherwise it needs messages.
@@ -297,12 +305,12 @@ impl DmaMap {
     /// Those of [`DmaMap::segments`], and [`DmaError::Remote`], before anything is read.
     /// [`DmaError::Faulted`], with zeros in place of the missing memory.
     pub fn read_local(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
-        let segments = self.local(iova, out.len(), false)?;
+        let segments = self.local_segments(iova, out.len(), false)?;
         let mut rest = out;
 
         for segment in segments {
             let (piece, behind) = rest.split_at_mut(segment.length.min(rest.len()));
-            let window = memory(&segment)?;
+            let window = window_of(&segment)?;
             window.read(segment.offset, piece).map_err(|_| unmapped(&segment))?;
             check_not_truncated(window, &segment)?;
             rest = behind;
@@ -317,12 +325,12 @@ impl DmaMap {
     /// Those of [`DmaMap::segments`], and [`DmaError::Remote`], before anything is written.
     /// [`DmaError::Faulted`].
     pub fn write_local(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
-        let segments = self.local(iova, data.len(), true)?;
+        let segments = self.local_segments(iova, data.len(), true)?;
         let mut rest = data;
 
         for segment in segments {
             let (piece, behind) = rest.split_at(segment.length.min(rest.len()));
-            let window = memory(&segment)?;
+            let window = window_of(&segment)?;
             window.write(segment.offset, piece).map_err(|_| unmapped(&segment))?;
             check_not_truncated(window, &segment)?;
             rest = behind;
@@ -332,7 +340,7 @@ impl DmaMap {
     }
 
     /// Returns the parts of an access, all of which must be memory of this process.
-    fn local(&self, iova: u64, length: usize, write: bool) -> Result<Segments<'_>, DmaError> {
+    fn local_segments(&self, iova: u64, length: usize, write: bool) -> Result<Segments<'_>, DmaError> {
         let segments = self.segments(iova, length, write)?;
         match segments.clone().find(|segment| matches!(segment.backing, DmaBacking::Remote)) {
             Some(segment) => Err(DmaError::Remote { iova: segment.iova }),
@@ -342,7 +350,7 @@ impl DmaMap {
 
     /// Returns the index of the mapping that holds `iova`.
     #[inline]
-    fn find(&self, iova: u64) -> Option<usize> {
+    fn index_of(&self, iova: u64) -> Option<usize> {
         let holds = |index: usize| {
             self.mappings.get(index).is_some_and(|mapping| mapping.iova <= iova && iova <= mapping.last)
         };
@@ -358,14 +366,29 @@ impl DmaMap {
     }
 }
 
-/// Returns the last IOVA of a range.
-fn last_of(iova: u64, length: u64) -> Result<u64, DmaMapError> {
-    let more = length.checked_sub(1).ok_or(DmaMapError::Zero { iova })?;
-    iova.checked_add(more).ok_or(DmaMapError::Wraps { iova, length })
+/// Returns the last IOVA of a range; `None` if the range is empty or wraps.
+fn last_iova_of(iova: u64, length: u64) -> Option<u64> {
+    length.checked_sub(1).and_then(|distance| iova.checked_add(distance))
 }
 
-/// Returns the memory behind a part of an access.
-fn memory<'a>(segment: &Segment<'a>) -> Result<&'a Window, DmaError> {
+/// Returns the last IOVA of a mapping.
+///
+/// # Errors
+/// [`DmaMapError::Zero`], [`DmaMapError::Wraps`].
+fn last_iova_of_mapping(iova: u64, length: u64) -> Result<u64, DmaMapError> {
+    if length == 0 {
+        return Err(DmaMapError::Zero { iova });
+    }
+    last_iova_of(iova, length).ok_or(DmaMapError::Wraps { iova, length })
+}
+
+/// Returns `length`, or the largest `usize` if it does not fit.
+fn clamp_to_usize(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}
+
+/// Returns the mapped memory of a part of an access.
+fn window_of<'a>(segment: &Segment<'a>) -> Result<&'a Window, DmaError> {
     match segment.backing {
         DmaBacking::Memory(window) => Ok(window),
         DmaBacking::Remote => Err(DmaError::Remote { iova: segment.iova }),

@@ -137,7 +137,8 @@ impl Path {
     }
 }
 
-/// A virtual channel in one direction of a link.
+/// One virtual channel in one direction of a link, with its own buffers and credits. The fabric
+/// keeps all lanes of all links in one table.
 pub(super) struct Lane {
     /// Packets sent and not taken.
     pub(super) queue: Queue,
@@ -237,7 +238,7 @@ impl Lane {
         moved
     }
 
-    /// Takes the first packet if it has arrived.
+    /// Takes the first packet if it has arrived. The caller returns the credit.
     #[inline]
     pub(super) fn pop_arrived(&mut self, nodes: &mut [Node]) -> Option<Packet> {
         if self.visible == 0 {
@@ -250,13 +251,15 @@ impl Lane {
         Some(packet)
     }
 
-    /// Finishes the removal of the first packets at `now` (see [`Queue::take`]): frees their slots,
-    /// and sends their credits back.
+    /// Second half of a dequeue: frees the buffer slots of the first packets, which were taken out
+    /// with [`Queue::take`] at `now`, and returns the credits to the sender.
+    ///
+    /// `lane_index` is this lane's index in the fabric's table.
     #[inline(always)]
-    pub(super) fn release(
+    pub(super) fn complete_take(
         &mut self,
         packets: u32,
-        index: u32,
+        lane_index: u32,
         now: Nanos,
         nodes: &mut [Node],
         woken: &mut VecDeque<u32>,
@@ -264,12 +267,12 @@ impl Lane {
     ) {
         self.queue.skip(packets as usize);
         self.count_taken(packets, nodes);
-        let back = now.after(self.delay);
-        if back <= now {
+        let credit_arrival = now.after(self.delay);
+        if credit_arrival <= now {
             self.return_credits(packets, nodes, woken);
         } else {
             for _ in 0..packets {
-                schedule.add(back, Event::Credit { lane: index });
+                schedule.add(credit_arrival, Event::Credit { lane: lane_index });
             }
         }
     }

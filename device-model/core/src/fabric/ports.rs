@@ -260,8 +260,8 @@ impl<'a> Ports<'a> {
         let index = self.lane_in(port, channel)?;
         let lane = &mut self.fabric.lanes[index];
         let packet = lane.pop_arrived(&mut self.fabric.nodes)?;
-        let back = self.now.after(lane.delay);
-        self.fabric.carry_out_at(self.now, back, Event::Credit { lane: index as u32 });
+        let credit_arrival = self.now.after(lane.delay);
+        self.fabric.carry_out_at(self.now, credit_arrival, Event::Credit { lane: index as u32 });
         Some(packet)
     }
 
@@ -276,7 +276,7 @@ impl<'a> Ports<'a> {
 
         Some(Arrivals {
             lane,
-            index: index as u32,
+            lane_index: index as u32,
             nodes,
             woken,
             pool,
@@ -313,7 +313,7 @@ impl<'a> Ports<'a> {
         }
 
         if taken > 0 {
-            lane.release(taken, index as u32, self.now, nodes, woken, schedule);
+            lane.complete_take(taken, index as u32, self.now, nodes, woken, schedule);
         }
 
         taken

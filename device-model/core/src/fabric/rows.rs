@@ -9,7 +9,7 @@ use crate::time::Nanos;
 /// credits return to the sender together, on drop.
 pub struct Arrivals<'a> {
     pub(super) lane: &'a mut Lane,
-    pub(super) index: u32,
+    pub(super) lane_index: u32,
     pub(super) nodes: &'a mut [Node],
     pub(super) woken: &'a mut VecDeque<u32>,
     pub(super) pool: &'a mut Pool,
@@ -52,8 +52,8 @@ impl Drop for Arrivals<'_> {
             return;
         }
 
-        let Self { lane, index, now, taken, .. } = self;
-        lane.release(*taken, *index, *now, self.nodes, self.woken, self.schedule);
+        let Self { lane, lane_index, now, taken, .. } = self;
+        lane.complete_take(*taken, *lane_index, *now, self.nodes, self.woken, self.schedule);
     }
 }
 

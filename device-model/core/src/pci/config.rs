@@ -119,11 +119,11 @@ impl ConfigSpace {
     /// Reads bytes. Bytes beyond configuration space read as ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let there = self.value.get(start..).unwrap_or_default();
-        let count = there.len().min(data.len());
-        let (inside, behind) = data.split_at_mut(count);
-        inside.copy_from_slice(&there[..count]);
-        behind.fill(0xff);
+        let available = self.value.get(start..).unwrap_or_default();
+        let count = available.len().min(data.len());
+        let (inside, beyond) = data.split_at_mut(count);
+        inside.copy_from_slice(&available[..count]);
+        beyond.fill(0xff);
     }
 
     /// Writes bytes, each by its own rules. Bytes beyond the end are ignored.

@@ -72,7 +72,7 @@ impl Card {
 
     /// Returns an attachment to the state of power-on, and opens the windows of its client, if
     /// there is one.
-    pub(crate) fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
+    pub(crate) fn reset_attachment(&mut self, context: &Context<'_>, who: AttachmentId) {
         let (mirror, velo_read_pointer, rma_read_pointer) = match Windows::open(context, who) {
             Some(Windows { mirror, velo_read_pointer, rma_read_pointer }) => {
                 (Some(mirror), Some(velo_read_pointer), Some(rma_read_pointer))
@@ -96,15 +96,16 @@ impl Card {
         self.parts.attachments.leave(who);
     }
 
-    /// Clears the card's knowledge of the network, and asks all nodes for their enabled rings.
-    pub(crate) fn forget_network(&mut self, context: &mut Context<'_>) {
+    /// Returns the state that the attachments share to that of power-on: the directory, the
+    /// selected VPID and the watchdogs' limits. Asks all nodes to announce their enabled rings.
+    pub(crate) fn reset_shared_state(&mut self, context: &mut Context<'_>) {
         self.parts.directory.forget();
         self.selected = 0;
 
         let (watchdog, rma_watchdog) = (self.parts.config.watchdog, self.parts.config.rma_watchdog);
         let (velo, rma, mut unit) = self.units(context);
-        velo.forget_network(watchdog);
-        rma.forget_network(&mut unit, rma_watchdog);
+        velo.reset_unit(watchdog);
+        rma.reset_unit(&mut unit, rma_watchdog);
     }
 
     /// Handles a read of BAR 0. A refused read counts as an error and leaves `data` unchanged.
@@ -233,8 +234,11 @@ impl Card {
             u16::try_from(vpid).ok().filter(|&vpid| vpid < self.parts.config.vpids).ok_or(NotWritable)?;
         let who = AttachmentId(vpid);
 
-        self.parts.work.spend(self.parts.atu.cost_of_all(who));
-        self.power_on(context, who);
+        // A reset deregisters all regions of the VPID. It is charged like the deregistrations, so
+        // that an admin that posts many resets stays within the card's budget for expensive
+        // commands.
+        self.parts.work.spend(self.parts.atu.cost_of_deregistering_all(who));
+        self.reset_attachment(context, who);
         Ok(())
     }
 }

@@ -42,7 +42,7 @@ fn take_arrivals(
     let mut waiting = 0;
 
     while taken < budget
-        && let Some(arrival) = unit.parts.switch.arrived(&unit.context.ports(), class, waiting)
+        && let Some(arrival) = unit.parts.switch.next_arrival(&unit.context.ports(), class, waiting)
     {
         if arrival.wire.kind.is_rma() {
             match rma.take_arrival(unit, arrival) {
@@ -56,7 +56,9 @@ fn take_arrivals(
             }
             taken += run;
         } else {
-            let Some(packet) = unit.parts.switch.take(&mut unit.context.ports(), arrival) else { break };
+            let Some(packet) = unit.parts.switch.take_packet(&mut unit.context.ports(), arrival) else {
+                break;
+            };
             velo.handle_control(unit, arrival.wire, packet.bytes());
             unit.context.ports().recycle(packet);
             taken += 1;
@@ -110,7 +112,7 @@ impl Device for Card {
         if self.clients == 1 {
             self.parts.directory.show_in(context.memory(who, BAR_DIRECTORY));
         }
-        self.power_on(context, who);
+        self.reset_attachment(context, who);
     }
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
@@ -123,12 +125,12 @@ impl Device for Card {
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         match reach {
-            Reset::Attachment(who) => self.power_on(context, who),
+            Reset::Attachment(who) => self.reset_attachment(context, who),
             Reset::Function => {
                 for who in self.parts.attachments.ids() {
-                    self.power_on(context, who);
+                    self.reset_attachment(context, who);
                 }
-                self.forget_network(context);
+                self.reset_shared_state(context);
                 let shown = self.parts.attachments.ids().find_map(|who| context.memory(who, BAR_DIRECTORY));
                 self.parts.directory.show_in(shown);
             }
@@ -210,7 +212,7 @@ impl Device for Card {
         moved += velo.send_pending_control(unit);
 
         unit.parts.attachments.show_changes(|who| Some((velo.counts(who)?, rma.counts(who)?)));
-        velo.give_up_splits(unit);
+        velo.end_overdue_splits(unit);
 
         if moved > 0 || waited_for { Progress::Busy } else { Progress::Idle }
     }

@@ -1,9 +1,9 @@
 //! A card's switch, from six links and the host to six links and the host.
 //!
 //! In: packets of this card ([`Switch::send`]) and packets that have arrived at the links. Out:
-//! packets on links, and packets for this card ([`Switch::arrived`], [`Switch::take`]). The switch
-//! reads only the target node of a header. Callers that send or take many packets in a row ask for
-//! the way alone ([`Switch::way_out`], [`Switch::take_run`]).
+//! packets on links, and packets for this card ([`Switch::next_arrival`], [`Switch::take_packet`]).
+//! The switch reads only the target node of a header. Callers that send or take many packets in a
+//! row ask for the way alone ([`Switch::way_out`], [`Switch::take_run`]).
 //!
 //! A packet that can't leave waits in the queue of its output port and virtual channel, which holds
 //! [`OUTPUT_QUEUE`] packets. There it does not block packets that leave elsewhere (a variant of
@@ -392,14 +392,14 @@ impl Switch {
         moved
     }
 
-    /// Returns the next packet of a class for this card. It stays in its buffer until
-    /// [`Switch::take`]. Inputs and this card itself are served in turn, without those whose bit
-    /// ([`Arrival::source`]) is set in `skip`.
+    /// Returns the place of the next packet of a class for this card; the packet stays in its
+    /// buffer until [`Switch::take_packet`]. The sources, which are the links and this card itself,
+    /// are served in turn. A source whose bit ([`Arrival::source`]) is set in `skip` is left out.
     #[inline]
-    pub fn arrived(&mut self, ports: &Ports<'_>, class: Class, skip: u64) -> Option<Arrival> {
+    pub fn next_arrival(&mut self, ports: &Ports<'_>, class: Class, skip: u64) -> Option<Arrival> {
         let waiting = ports.arrived(channel(class, 0)) | ports.arrived(channel(class, 1));
-        let own = u64::from(!self.loopback[class as usize].is_empty()) << LINKS;
-        let mut sources = (waiting | own) & !skip;
+        let loopback = u64::from(!self.loopback[class as usize].is_empty()) << LINKS;
+        let mut sources = (waiting | loopback) & !skip;
 
         while sources != 0 {
             // The sources from `next_source` on come before the others.
@@ -407,7 +407,7 @@ impl Switch {
             let source = if ahead != 0 { ahead } else { sources }.trailing_zeros() as u8;
             sources &= !(1 << source);
 
-            if let Some(arrival) = self.arrived_from(ports, class, source) {
+            if let Some(arrival) = self.arrival_from(ports, class, source) {
                 return Some(arrival);
             }
         }
@@ -416,7 +416,7 @@ impl Switch {
 
     /// Returns the first packet of a class for this card at one input.
     #[inline]
-    fn arrived_from(&self, ports: &Ports<'_>, class: Class, source: u8) -> Option<Arrival> {
+    fn arrival_from(&self, ports: &Ports<'_>, class: Class, source: u8) -> Option<Arrival> {
         if usize::from(source) == LINKS {
             let header = self.loopback[class as usize].front()?.header;
             return Some(Arrival { input: None, class, wire: Wire::decode(header) });
@@ -431,7 +431,7 @@ impl Switch {
 
     /// Returns the packet of an arrival without taking it.
     #[inline]
-    pub fn peek<'a>(&'a self, ports: &'a Ports<'_>, arrival: Arrival) -> Option<&'a Packet> {
+    pub fn peek_packet<'a>(&'a self, ports: &'a Ports<'_>, arrival: Arrival) -> Option<&'a Packet> {
         match arrival.input {
             None => self.loopback[arrival.class as usize].front(),
             Some((input, lane)) => ports.peek(input, channel(arrival.class, lane)),
@@ -440,7 +440,7 @@ impl Switch {
 
     /// Takes the packet of an arrival.
     #[inline]
-    pub fn take(&mut self, ports: &mut Ports<'_>, arrival: Arrival) -> Option<Packet> {
+    pub fn take_packet(&mut self, ports: &mut Ports<'_>, arrival: Arrival) -> Option<Packet> {
         let source = arrival.input.map_or(LINKS as u8, |(input, _)| input);
         self.next_source = (source + 1) % (LINKS as u8 + 1);
 

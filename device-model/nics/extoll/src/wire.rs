@@ -27,7 +27,7 @@ impl Class {
     pub const ALL: [Self; 3] = [Self::Completion, Self::Response, Self::Request];
 }
 
-/// Number of lanes of a class.
+/// Number of lanes of a class: virtual channels for its packets in each direction of a link.
 pub const LANES: usize = 2;
 /// Number of virtual channels of a link.
 pub const CHANNELS: usize = Class::ALL.len() * LANES;

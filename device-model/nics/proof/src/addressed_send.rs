@@ -55,8 +55,8 @@ struct Mailbox {
     head: u64,
 }
 
-/// A decoded send.
-struct Send {
+/// The fields of the offset of a send.
+struct SendAddress {
     target: AttachmentId,
     tag: u16,
 }
@@ -68,12 +68,13 @@ impl AddressedSend {
     }
 
     /// Sets a client to the state of power-on.
-    fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
+    fn reset_attachment(&mut self, context: &Context<'_>, who: AttachmentId) {
         self.clients[usize::from(who.0)] =
             ClientState { mailbox: Mailbox::open(context, who), ..ClientState::default() };
     }
 
-    /// Delivers a message. Returns `None` if it has no receiver or makes no sense.
+    /// Delivers a message. Returns `None` if its target has no client, or its offset or length
+    /// is invalid.
     fn deliver(
         &mut self,
         context: &mut Context<'_>,
@@ -81,7 +82,7 @@ impl AddressedSend {
         at: Address,
         data: &[u8],
     ) -> Option<Write> {
-        let Send { target, tag } = Send::decode(at, data.len())?;
+        let SendAddress { target, tag } = SendAddress::decode(at, data.len())?;
         let mailbox = self.clients[usize::from(target.0)].mailbox.as_mut()?;
         if mailbox.credits() == 0 {
             return Some(Write::Stalled);
@@ -95,7 +96,7 @@ impl AddressedSend {
         // order here is the opposite: the message, then the pointer. With a fence between the two
         // on either side, one of them sees the other's store.
         fence(Ordering::SeqCst);
-        mailbox.look_at_head();
+        mailbox.load_head();
         if mailbox.head >= before {
             context.interrupt(target, VECTOR_RECEIVE);
         }
@@ -122,7 +123,7 @@ impl Device for AddressedSend {
     }
 
     fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.power_on(context, who);
+        self.reset_attachment(context, who);
     }
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
@@ -135,7 +136,7 @@ impl Device for AddressedSend {
             let who = AttachmentId(index as u16);
             let meant = reach == Reset::Function || reach == Reset::Attachment(who);
             if meant && self.clients[index].mailbox.is_some() {
-                self.power_on(context, who);
+                self.reset_attachment(context, who);
             }
         }
     }
@@ -186,14 +187,17 @@ impl Device for AddressedSend {
     }
 }
 
-impl Send {
-    /// Decodes a send. Returns `None` if bits 5..0 of the offset are not zero, or the length is out
-    /// of range.
+impl SendAddress {
+    /// Decodes the offset of a send of `length` bytes. Returns `None` if the offset is not below
+    /// [`SEND_WINDOW`], if its bits 5..0 are not zero, or if the length is not 1 to
+    /// [`MAX_MESSAGE`].
     fn decode(at: Address, length: usize) -> Option<Self> {
-        let sound = at.offset < SEND_WINDOW
+        let valid = at.offset < SEND_WINDOW
             && at.offset.is_multiple_of(1 << SEND_TAG_SHIFT)
             && (1..=MAX_MESSAGE).contains(&length);
-        sound.then_some(Self {
+        // `% TAGS` removes the target's bits, which lie above the tag. `% ATTACHMENTS` changes no
+        // valid offset; it keeps the target a valid index whatever the size of the window.
+        valid.then_some(Self {
             target: AttachmentId((at.offset >> SEND_TARGET_SHIFT) as u16 % ATTACHMENTS),
             tag: ((at.offset >> SEND_TAG_SHIFT) % TAGS) as u16,
         })
@@ -211,7 +215,7 @@ impl Mailbox {
     }
 
     /// Takes over the client's read pointer. An invalid value is ignored.
-    fn look_at_head(&mut self) {
+    fn load_head(&mut self) {
         let head = self.head_word.load(Ordering::Acquire);
         if (self.head..=self.delivered).contains(&head) {
             self.head = head;
@@ -220,7 +224,7 @@ impl Mailbox {
 
     /// Returns the number of free slots.
     fn credits(&mut self) -> u64 {
-        self.look_at_head();
+        self.load_head();
         SLOTS - (self.delivered - self.head)
     }
 

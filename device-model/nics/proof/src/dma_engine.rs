@@ -91,7 +91,7 @@ impl DmaEngine {
     }
 
     /// Sets a channel to the state of power-on.
-    fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
+    fn reset_attachment(&mut self, context: &Context<'_>, who: AttachmentId) {
         self.channels[usize::from(who.0)] = Channel { mirror: context.memory(who, 2), ..Channel::default() };
     }
 
@@ -143,7 +143,7 @@ impl Device for DmaEngine {
     }
 
     fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.power_on(context, who);
+        self.reset_attachment(context, who);
     }
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
@@ -157,7 +157,7 @@ impl Device for DmaEngine {
             // The answer to a read in flight does not arrive after a reset, so dropping the state
             // is enough.
             if meant && self.channels[index].mirror.is_some() {
-                self.power_on(context, who);
+                self.reset_attachment(context, who);
             }
         }
     }
@@ -252,7 +252,7 @@ impl Device for DmaEngine {
 }
 
 impl Channel {
-    /// Starts with the list that the registers name. Returns false if they make no sense or a list
+    /// Starts with the list that the registers name. Returns false if they are invalid or a list
     /// is being processed.
     fn start(&mut self) -> bool {
         if self.state != State::Idle {
@@ -261,8 +261,8 @@ impl Channel {
 
         // A new start clears the errors of earlier ones, even if it is refused.
         self.status = 0;
-        let sound = (1..=MAX_DESCRIPTORS).contains(&self.count) && self.list.is_multiple_of(8);
-        if !sound {
+        let valid = (1..=MAX_DESCRIPTORS).contains(&self.count) && self.list.is_multiple_of(8);
+        if !valid {
             return false;
         }
 

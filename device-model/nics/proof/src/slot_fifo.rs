@@ -38,14 +38,14 @@ type Message = [u8; DATA];
 /// The device; the module's documentation describes it.
 #[derive(Default)]
 pub struct SlotFifo {
-    lanes: [Lane; ATTACHMENTS as usize],
+    fifos: [ClientFifo; ATTACHMENTS as usize],
     delivered: u64,
     errors: u64,
 }
 
-/// The state of one client. The default is the state of power-on.
+/// The FIFO of one client. The default is the state of power-on.
 #[derive(Default)]
-struct Lane {
+struct ClientFifo {
     slots: Option<Slots>,
     queue: VecDeque<Message>,
     /// Number of messages taken, through slots and port.
@@ -54,13 +54,13 @@ struct Lane {
     hold: bool,
     /// The error register.
     error: u32,
-    /// Words pushed through the port that do not make a message yet.
-    port_in: Vec<u64>,
+    /// Words pushed through the port that are not a whole message yet, fewer than [`WORDS`].
+    partial_message: Vec<u64>,
     /// Remaining words of the message that is being read through the port, the next one last.
-    port_out: Vec<u64>,
+    unread_words: Vec<u64>,
 }
 
-/// The mapped slots of a lane, and the positions in them.
+/// The mapped slots of a client's FIFO, and the positions in them.
 struct Slots {
     send: Window,
     receive: Window,
@@ -82,9 +82,10 @@ impl SlotFifo {
         Self::default()
     }
 
-    /// Sets a lane to the state of power-on, with the slots that its client maps.
-    fn start(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.lanes[usize::from(who.0)] = Lane { slots: Slots::open(context, who), ..Lane::default() };
+    /// Returns an attachment to the state of power-on, with the slots that its client maps.
+    fn reset_attachment(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        self.fifos[usize::from(who.0)] =
+            ClientFifo { slots: Slots::open(context, who), ..ClientFifo::default() };
         context.set_intx(who, false);
     }
 
@@ -92,9 +93,9 @@ impl SlotFifo {
     fn fail(&mut self, context: &mut Context<'_>, who: AttachmentId, bit: u32) {
         self.errors += 1;
 
-        let lane = &mut self.lanes[usize::from(who.0)];
-        if lane.error & bit == 0 {
-            lane.error |= bit;
+        let fifo = &mut self.fifos[usize::from(who.0)];
+        if fifo.error & bit == 0 {
+            fifo.error |= bit;
             context.interrupt(who, VECTOR_ERROR);
             // The INTx line serves drivers without MSI-X. It is asserted until the last bit is
             // cleared.
@@ -110,34 +111,34 @@ impl Device for SlotFifo {
     }
 
     fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.start(context, who);
+        self.reset_attachment(context, who);
     }
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
-        // The memory goes with the client. From now on `step` skips the lane.
-        self.lanes[usize::from(who.0)] = Lane::default();
+        // The memory belongs to the client that leaves. From now on `step` skips the FIFO.
+        self.fifos[usize::from(who.0)] = ClientFifo::default();
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
-        for index in 0..self.lanes.len() {
+        for index in 0..self.fifos.len() {
             let who = AttachmentId(index as u16);
-            let meant = reach == Reset::Function || reach == Reset::Attachment(who);
-            // A lane without slots has no client (or is losing it) and is in the state of power-on
+            let is_meant = reach == Reset::Function || reach == Reset::Attachment(who);
+            // A FIFO without slots has no client (or is losing it) and is in the state of power-on
             // already.
-            if meant && self.lanes[index].slots.is_some() {
-                self.start(context, who);
+            if is_meant && self.fifos[index].slots.is_some() {
+                self.reset_attachment(context, who);
             }
         }
     }
 
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
-        let lane = &mut self.lanes[usize::from(from.0)];
+        let fifo = &mut self.fifos[usize::from(from.0)];
         match at.offset {
-            REG_TAKEN => answer(data, lane.taken.to_le_bytes()),
-            REG_FILL => answer(data, (lane.queue.len() as u32).to_le_bytes()),
-            REG_HOLD => answer(data, u32::from(lane.hold).to_le_bytes()),
-            REG_ERROR => answer(data, lane.error.to_le_bytes()),
-            REG_PORT if data.len() == 8 => match lane.pop_word() {
+            REG_TAKEN => answer(data, fifo.taken.to_le_bytes()),
+            REG_FILL => answer(data, (fifo.queue.len() as u32).to_le_bytes()),
+            REG_HOLD => answer(data, u32::from(fifo.hold).to_le_bytes()),
+            REG_ERROR => answer(data, fifo.error.to_le_bytes()),
+            REG_PORT if data.len() == 8 => match fifo.pop_word() {
                 Some(word) => answer(data, word.to_le_bytes()),
                 None => self.fail(context, from, ERROR_EMPTY),
             },
@@ -147,16 +148,16 @@ impl Device for SlotFifo {
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
-        let lane = &mut self.lanes[usize::from(from.0)];
+        let fifo = &mut self.fifos[usize::from(from.0)];
         match (at.offset, word32(data), word64(data)) {
-            (REG_HOLD, Some(value), _) => lane.hold = value & 1 != 0,
+            (REG_HOLD, Some(value), _) => fifo.hold = value & 1 != 0,
             (REG_ERROR, Some(bits), _) => {
-                lane.error &= !bits;
-                context.set_intx(from, lane.error != 0);
+                fifo.error &= !bits;
+                context.set_intx(from, fifo.error != 0);
             }
             (REG_PORT, _, Some(word)) => {
-                let taken = lane.push_word(word);
-                if !taken {
+                let accepted = fifo.push_word(word);
+                if !accepted {
                     self.fail(context, from, ERROR_FULL);
                 }
             }
@@ -169,11 +170,11 @@ impl Device for SlotFifo {
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let mut progress = Progress::Idle;
-        for index in 0..self.lanes.len() {
+        for index in 0..self.fifos.len() {
             let who = AttachmentId(index as u16);
 
             // Deliver first: messages that leave the queue make room in it.
-            let moved = match self.lanes[index].deliver(budget) {
+            let moved = match self.fifos[index].deliver(budget) {
                 Ok(delivery) => {
                     self.delivered += delivery.count;
                     if delivery.bad_pointer {
@@ -187,7 +188,7 @@ impl Device for SlotFifo {
                 Err(_) => 0,
             };
 
-            let taken = self.lanes[index].take(budget).unwrap_or(0);
+            let taken = self.fifos[index].take_sent(budget).unwrap_or(0);
             if moved + taken > 0 {
                 progress = Progress::Busy;
             }
@@ -196,7 +197,7 @@ impl Device for SlotFifo {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        let taken = self.lanes.iter().map(|lane| lane.taken).sum();
+        let taken = self.fifos.iter().map(|fifo| fifo.taken).sum();
         vec![
             Counter { name: "messages_taken", value: taken },
             Counter { name: "messages_delivered", value: self.delivered },
@@ -205,7 +206,7 @@ impl Device for SlotFifo {
     }
 }
 
-/// The outcome of [`Lane::deliver`].
+/// The outcome of [`ClientFifo::deliver`].
 #[derive(Default)]
 struct Delivery {
     count: u64,
@@ -214,10 +215,10 @@ struct Delivery {
     bad_pointer: bool,
 }
 
-impl Lane {
+impl ClientFifo {
     /// Moves messages from the send slots to the queue, until the slots are empty, the queue is
     /// full, or `budget` is reached. Returns the number moved.
-    fn take(&mut self, budget: u32) -> Result<u64, MemoryError> {
+    fn take_sent(&mut self, budget: u32) -> Result<u64, MemoryError> {
         let Some(slots) = &mut self.slots else { return Ok(0) };
         let mut count = 0;
 
@@ -248,7 +249,7 @@ impl Lane {
     fn deliver(&mut self, budget: u32) -> Result<Delivery, MemoryError> {
         let mut delivery = Delivery::default();
         let Some(slots) = &mut self.slots else { return Ok(delivery) };
-        delivery.bad_pointer = slots.look_at_head();
+        delivery.bad_pointer = slots.load_head();
 
         let before = slots.delivered;
         while !self.hold && slots.delivered - slots.head < SLOTS && delivery.count < u64::from(budget) {
@@ -266,22 +267,24 @@ impl Lane {
             // The order here is the opposite: messages, then the pointer. With a fence between the
             // two on either side, one of them sees the other's store.
             fence(Ordering::SeqCst);
-            delivery.bad_pointer |= slots.look_at_head();
+            delivery.bad_pointer |= slots.load_head();
             delivery.all_taken = slots.head >= before;
         }
         Ok(delivery)
     }
 
-    /// Pushes a word into the port. Returns false if the queue has no room; only that word is lost.
+    /// Adds a word from the port to the partial message. When the message has [`WORDS`] words, it
+    /// is put into the queue. Returns false if the queue is full: the word is then dropped, and the
+    /// words of the partial message stay.
     fn push_word(&mut self, word: u64) -> bool {
         if self.queue.len() >= QUEUE {
             return false;
         }
 
-        self.port_in.push(word);
-        if self.port_in.len() == WORDS {
+        self.partial_message.push(word);
+        if self.partial_message.len() == WORDS {
             let mut message = [0; DATA];
-            for (bytes, word) in message.chunks_exact_mut(8).zip(self.port_in.drain(..)) {
+            for (bytes, word) in message.chunks_exact_mut(8).zip(self.partial_message.drain(..)) {
                 bytes.copy_from_slice(&word.to_le_bytes());
             }
             self.queue.push_back(message);
@@ -290,14 +293,14 @@ impl Lane {
         true
     }
 
-    /// Pops a word from the port; returns `None` if the queue is empty. A message has left the
-    /// queue once its first word was read.
+    /// Returns the next word for the port; `None` if no message is left. A message leaves the queue
+    /// when its first word is read.
     fn pop_word(&mut self) -> Option<u64> {
-        if self.port_out.is_empty() {
+        if self.unread_words.is_empty() {
             let message = self.queue.pop_front()?;
-            self.port_out.extend(message.chunks_exact(8).rev().filter_map(word64));
+            self.unread_words.extend(message.chunks_exact(8).rev().filter_map(word64));
         }
-        self.port_out.pop()
+        self.unread_words.pop()
     }
 }
 
@@ -323,7 +326,7 @@ impl Slots {
 
     /// Takes over the client's read pointer if it is valid. Returns whether an invalid value has to
     /// be reported.
-    fn look_at_head(&mut self) -> bool {
+    fn load_head(&mut self) -> bool {
         let head = self.head_word.load(Ordering::Acquire);
         if (self.head..=self.delivered).contains(&head) {
             self.head = head;

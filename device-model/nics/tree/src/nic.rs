@@ -34,7 +34,7 @@ const LOCKED_RETRY: u64 = 1_000_000;
 /// A node's NIC; the crate's documentation describes it.
 ///
 /// A channel is open while one of its attachments has a client. Each entry point that may change
-/// state ends with [`TreeNic::settle`], which brings mirrors and interrupts up to date.
+/// state ends with [`TreeNic::publish_state`], which brings mirrors and interrupts up to date.
 pub struct TreeNic {
     pub(crate) config: TreeConfig,
     pub(crate) channels: [Channel; VCS],
@@ -76,7 +76,7 @@ impl TreeNic {
     }
 
     /// Returns the attachments of a channel that have a client, one bit for each attachment.
-    fn clients(&self, channel: usize) -> u32 {
+    fn client_mask(&self, channel: usize) -> u32 {
         let of_channel = if channel == VC_SYSTEM { 1 << ATTACHMENT_ADMIN } else { (1 << CORES) - 1 };
         self.attached & of_channel
     }
@@ -132,7 +132,7 @@ impl TreeNic {
                 events &= !(1 << vector::ERROR) | conditions;
             }
 
-            let clients = self.clients(channel);
+            let clients = self.client_mask(channel);
             for who in (0..ATTACHMENTS as u16).filter(|who| clients & (1 << who) != 0) {
                 self.interrupts.report(context, AttachmentId(who), events);
             }
@@ -155,24 +155,24 @@ impl TreeNic {
 
     /// Publishes the state and raises interrupts. Each entry point that may change state ends with
     /// it.
-    fn settle(&mut self, context: &mut Context<'_>) {
+    fn publish_state(&mut self, context: &mut Context<'_>) {
         let changes = context.ports().wire_changes();
-        self.settle_after(context, changes);
+        self.publish_state_after(context, changes);
     }
 
-    /// As [`TreeNic::settle`], with the fabric's count of wire changes as `changes`.
+    /// As [`TreeNic::publish_state`], with the fabric's count of wire changes as `changes`.
     #[inline(always)]
-    fn settle_after(&mut self, context: &mut Context<'_>, changes: u64) {
+    fn publish_state_after(&mut self, context: &mut Context<'_>, changes: u64) {
         let wires = self.global_interrupts.needs_update(changes);
         let events = self.channels.iter().any(|channel| channel.events.is_any_noted());
 
         if wires || self.attached != 0 || events {
-            self.settle_changes(context, wires);
+            self.publish_changes(context, wires);
         }
     }
 
     #[inline(always)]
-    fn settle_changes(&mut self, context: &mut Context<'_>, wires: bool) {
+    fn publish_changes(&mut self, context: &mut Context<'_>, wires: bool) {
         if wires {
             self.update_global_interrupts(context);
         }
@@ -249,12 +249,12 @@ impl Device for TreeNic {
 
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
         self.read_register(context, from, at, data);
-        self.settle(context);
+        self.publish_state(context);
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
         self.write_register(context, from, at, data);
-        self.settle(context);
+        self.publish_state(context);
         Write::Accepted
     }
 
@@ -281,7 +281,7 @@ impl Device for TreeNic {
             self.announce(who, 1);
         }
 
-        self.settle(context);
+        self.publish_state(context);
     }
 
     fn detached(&mut self, context: &mut Context<'_>, who: AttachmentId, _why: Ended) {
@@ -292,11 +292,13 @@ impl Device for TreeNic {
         let number = channel_of(who);
         self.channels[number].free_locks(who.0);
         self.attached &= !(1 << who.0);
+
+        // The admin's number follows those of the cores. It has no presence.
         if who.0 < CORES {
             self.channels[number].core_detached(who.0);
         }
 
-        if self.clients(number) == 0 {
+        if self.client_mask(number) == 0 {
             self.channels[number].close(&mut context.ports());
             if number == VC_USER {
                 self.global_interrupts.reset(&mut context.ports());
@@ -307,7 +309,7 @@ impl Device for TreeNic {
             self.announce(who, 1);
         }
 
-        self.settle(context);
+        self.publish_state(context);
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
@@ -326,7 +328,7 @@ impl Device for TreeNic {
             }
         }
 
-        self.settle(context);
+        self.publish_state(context);
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
@@ -364,7 +366,7 @@ impl Device for TreeNic {
             context.wake_at(soon);
         }
 
-        self.settle_after(context, wire_changes);
+        self.publish_state_after(context, wire_changes);
         if busy { Progress::Busy } else { Progress::Idle }
     }
 

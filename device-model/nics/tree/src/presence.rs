@@ -117,9 +117,9 @@ impl Presence {
         Some(*generation)
     }
 
-    /// Notes a node's word and queues it for the ports in `onward`. Returns false if the word was
-    /// known already or the node does not exist.
-    pub(crate) fn learn(&mut self, channel: usize, node: u32, word: u32, onward: u8) -> bool {
+    /// Records a node's presence word and queues it for the ports in `onward`. Returns false if the
+    /// word was known already or the node does not exist.
+    pub(crate) fn update_word(&mut self, channel: usize, node: u32, word: u32, onward: u8) -> bool {
         let Some(entry) = self.tables[channel].get_mut(node as usize) else { return false };
         if *entry == word {
             return false;
@@ -181,8 +181,8 @@ mod tests {
     fn a_queued_symbol_is_sent_once_with_the_latest_word() {
         let mut presence = Presence::new(4);
 
-        assert!(presence.learn(1, 2, 0x1, 0b110));
-        assert!(presence.learn(1, 2, 0x101, 0b110));
+        assert!(presence.update_word(1, 2, 0x1, 0b110));
+        assert!(presence.update_word(1, 2, 0x101, 0b110));
 
         assert_eq!(presence.first(1, 1), Some(symbol(2, 0x101)));
 
@@ -194,10 +194,10 @@ mod tests {
     #[test]
     fn a_known_word_and_an_unknown_node_are_not_forwarded() {
         let mut presence = Presence::new(2);
-        presence.learn(0, 1, 5, 0b111);
+        presence.update_word(0, 1, 5, 0b111);
 
-        assert!(!presence.learn(0, 1, 5, 0b111));
-        assert!(!presence.learn(0, 2, 5, 0b111));
+        assert!(!presence.update_word(0, 1, 5, 0b111));
+        assert!(!presence.update_word(0, 2, 5, 0b111));
         assert_eq!(presence.changes(0), 1);
     }
 }

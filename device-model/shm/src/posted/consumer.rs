@@ -35,14 +35,15 @@ pub struct RecordRef<'a> {
 #[derive(Debug)]
 pub struct Consumer<C: Cells> {
     cells: C,
-    count: u32,
+    cell_count: u32,
     /// Cells consumed so far, modulo 2^32.
     consumed: u32,
     /// Header of the record that was read and not popped.
     header: u64,
-    /// Number of its cells, or 0 if no record was read.
-    taken: u32,
-    /// Length of its data in bytes, or 0 if it is malformed.
+    /// Number of cells of that record, or 0 if no record was read. A malformed record counts as one
+    /// cell.
+    peeked_cells: u32,
+    /// Length of that record's data in bytes. 0 marks a malformed record: a valid one has data.
     len: u32,
     buffer: [[u64; CELL_WORDS]; MAX_CELLS],
 }
@@ -50,19 +51,22 @@ pub struct Consumer<C: Cells> {
 impl<C: Cells> Consumer<C> {
     /// Returns the consumer of a ring that is zeroed and unwritten.
     pub fn new(cells: C) -> Self {
-        let count = cells.count() as u32;
+        let cell_count = cells.count() as u32;
         let buffer = [[0; CELL_WORDS]; MAX_CELLS];
-        Consumer { cells, count, consumed: 0, header: 0, taken: 0, len: 0, buffer }
+        Consumer { cells, cell_count, consumed: 0, header: 0, peeked_cells: 0, len: 0, buffer }
     }
 
-    /// Returns the oldest record. The memory of a record is read once: until the record is popped,
-    /// this returns the same bytes.
+    /// Returns the oldest record.
+    ///
+    /// The memory of a record is read once, so a client that rewrites the cell can't change a
+    /// record that was already checked. Until the record is popped, this returns the same bytes.
     #[inline]
     pub fn peek(&mut self) -> Peek<'_> {
-        if self.taken == 0 && !self.read_head() {
+        if self.peeked_cells == 0 && !self.read_head() {
             return Peek::Empty;
         }
 
+        // `read_head` marks a malformed record with a length of 0.
         if self.len == 0 {
             return Peek::Malformed { header: self.header };
         }
@@ -75,110 +79,109 @@ impl<C: Cells> Consumer<C> {
     /// Returns whether the ring is empty. It reads at most a header.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        let cell = (self.consumed & (self.count - 1)) as usize;
-        self.taken == 0 && self.cells.header_acquire(cell) & PHASE != phase_of(self.consumed, self.count)
+        let cell = (self.consumed & (self.cell_count - 1)) as usize;
+        self.peeked_cells == 0
+            && self.cells.header_acquire(cell) & PHASE != phase_of(self.consumed, self.cell_count)
     }
 
-    /// Reads the record at the head. Returns false if the ring is empty.
+    /// Reads the record at the head into `buffer`. Returns false if the ring is empty. A malformed
+    /// record counts as true.
     #[inline]
     fn read_head(&mut self) -> bool {
-        let cell = (self.consumed & (self.count - 1)) as usize;
+        let cell = (self.consumed & (self.cell_count - 1)) as usize;
         let header = self.cells.header_acquire(cell);
-        if header & PHASE != phase_of(self.consumed, self.count) {
+        if header & PHASE != phase_of(self.consumed, self.cell_count) {
             return false;
         }
 
         self.header = header;
         let (.., len) = posted::fields(header);
-        if len.wrapping_sub(1) < CELL_DATA {
+        if fits_one_cell(len) {
             self.cells.data_read(cell, &mut self.buffer[0]);
-            (self.taken, self.len) = (1, len as u32);
+            (self.peeked_cells, self.len) = (1, len as u32);
         } else {
-            self.read_long_record(len);
+            self.read_other_record(len);
         }
 
         true
     }
 
-    /// Reads a record of several cells, or marks the head as malformed.
+    /// Reads a record of several cells, or marks the record as malformed by a length of 0.
     #[inline(never)]
-    fn read_long_record(&mut self, len: usize) {
+    fn read_other_record(&mut self, len: usize) {
         let cells = posted::cells(len);
-        if len == 0 || len > MAX_DATA || cells > self.count as usize {
-            (self.taken, self.len) = (1, 0);
+        if len == 0 || len > MAX_DATA || cells > self.cell_count as usize {
+            (self.peeked_cells, self.len) = (1, 0);
             return;
         }
 
         for (index, data) in self.buffer[..cells].iter_mut().enumerate() {
             let position = self.consumed.wrapping_add(index as u32);
-            self.cells.data_read((position & (self.count - 1)) as usize, data);
+            self.cells.data_read((position & (self.cell_count - 1)) as usize, data);
         }
 
-        (self.taken, self.len) = (cells as u32, len as u32);
+        (self.peeked_cells, self.len) = (cells as u32, len as u32);
     }
 
-    /// Passes the records in front to `take`, in order, until it returns false. A record for which
-    /// it returns true is popped. Returns the number of these.
+    /// Passes the oldest records to `accept`, in order, until it returns false. A record for which
+    /// it returns true is popped. Returns the number of popped records.
     ///
-    /// At most `most` records are passed, and only records of one cell. [`Consumer::peek`] then
-    /// returns the record that ended the run. The second argument of `take` is true if the record
-    /// has the BAR, offset and length of the record that was taken just before.
-    ///
-    /// The second argument of `take` says that BAR, offset and length are those of the record
-    /// before, which it took.
+    /// At most `limit` records are passed, and only records of one cell. [`Consumer::peek`] then
+    /// returns the record that ended the run. The second argument of `accept` is true if the record
+    /// has the BAR, offset and length of the record that was popped just before.
     #[inline]
-    pub fn take_while(&mut self, most: u32, mut take: impl FnMut(RecordRef<'_>, bool) -> bool) -> u32 {
-        // A record that was peeked is the first one, if it has one cell. Its memory is not read
+    pub fn take_while(&mut self, limit: u32, mut accept: impl FnMut(RecordRef<'_>, bool) -> bool) -> u32 {
+        // A peeked record is the first one, if it is valid and has one cell. Its memory is not read
         // again.
-        let mut read = self.taken != 0;
-        if read && (self.taken != 1 || self.len == 0) {
+        let mut is_read = self.peeked_cells != 0;
+        if is_read && (self.peeked_cells != 1 || self.len == 0) {
             return 0;
         }
 
         let (mut header, mut refused) = (self.header, false);
-        let (first, count) = (self.consumed, self.count);
+        let (first, cell_count) = (self.consumed, self.cell_count);
 
         // Without its phase bit, no header has all bits set: this value matches none.
         let (mut last, mut len) = (u64::MAX, self.len as usize);
-        let mut done = 0;
+        let mut popped = 0;
 
-        while done < most {
-            let position = first.wrapping_add(done);
-            let cell = (position & (count - 1)) as usize;
-            if !read {
+        while popped < limit {
+            let position = first.wrapping_add(popped);
+            let cell = (position & (cell_count - 1)) as usize;
+            if !is_read {
                 header = self.cells.header_acquire(cell);
-                if header & PHASE != phase_of(position, count) {
+                if header & PHASE != phase_of(position, cell_count) {
                     break;
                 }
                 if header & !PHASE != last {
                     (.., len) = posted::fields(header);
-                    if len.wrapping_sub(1) >= CELL_DATA {
+                    if !fits_one_cell(len) {
                         break;
                     }
                 }
                 self.cells.data_read_bytes(cell, &mut self.buffer[0], len);
             }
 
-            read = false;
+            is_read = false;
             let (bar, offset, _) = posted::fields(header);
             let data = self.buffer[0].as_bytes().get(..len).unwrap_or_default();
-            if !take(RecordRef { bar, offset, data }, header & !PHASE == last) {
+            if !accept(RecordRef { bar, offset, data }, header & !PHASE == last) {
                 refused = true;
                 break;
             }
 
             last = header & !PHASE;
-            done += 1;
+            popped += 1;
         }
 
-        self.consumed = first.wrapping_add(done);
-        if refused || read {
-            (self.header, self.taken, self.len) = (header, 1, len as u32);
+        self.consumed = first.wrapping_add(popped);
+        if refused || is_read {
+            (self.header, self.peeked_cells, self.len) = (header, 1, len as u32);
         } else {
-            (self.taken, self.len) = (0, 0);
+            (self.peeked_cells, self.len) = (0, 0);
         }
 
-        done
+        popped
     }
 
     /// Returns the data of the record that [`Consumer::peek`] returned, or nothing if it returned
@@ -188,16 +191,16 @@ impl<C: Cells> Consumer<C> {
         self.buffer.as_bytes().get(..self.len as usize).unwrap_or_default()
     }
 
-    /// Removes the head that [`Consumer::peek`] returned. Has no effect if that was
+    /// Removes the record that [`Consumer::peek`] returned. Has no effect if that was
     /// [`Peek::Empty`].
     #[inline]
     pub fn pop(&mut self) {
-        self.consumed = self.consumed.wrapping_add(self.taken);
-        (self.taken, self.len) = (0, 0);
+        self.consumed = self.consumed.wrapping_add(self.peeked_cells);
+        (self.peeked_cells, self.len) = (0, 0);
     }
 
     /// Returns the number of cells consumed so far, modulo 2^32. The caller must publish it with
-    /// *release* order in the mirror's `RING_HEAD`.
+    /// *release* order in `RING_HEAD` of the read-only mirror page.
     #[inline]
     pub fn consumed(&self) -> u32 {
         self.consumed
@@ -205,24 +208,32 @@ impl<C: Cells> Consumer<C> {
 
     /// Returns {cell, phase} of the next record, which the control page's `RING_STATE` shows.
     pub fn state(&self) -> (u32, bool) {
-        (self.consumed & (self.count - 1), phase_of(self.consumed, self.count) == PHASE)
+        (self.consumed & (self.cell_count - 1), phase_of(self.consumed, self.cell_count) == PHASE)
     }
 
     /// Empties the ring. It clears all headers, and restarts at cell 0 with phase 1 and a count of
     /// 0. The caller must publish the count before the producer goes on. All records, also one that
     /// was peeked and not popped, are lost.
     pub fn reset(&mut self) {
-        for cell in 0..self.count as usize {
+        for cell in 0..self.cell_count as usize {
             self.cells.set_header_relaxed(cell, 0);
         }
+
         self.consumed = 0;
-        (self.taken, self.len) = (0, 0);
+        (self.peeked_cells, self.len) = (0, 0);
     }
 
     /// Returns the ring's memory.
     pub fn cells(&self) -> &C {
         &self.cells
     }
+}
+
+/// Returns whether data of `len` bytes are valid and fit one cell.
+#[inline(always)]
+fn fits_one_cell(len: usize) -> bool {
+    // A length of 0 wraps to the largest number, so one comparison checks both limits.
+    len.wrapping_sub(1) < CELL_DATA
 }
 
 const _: () = assert!(MAX_CELLS * CELL_DATA >= MAX_DATA);

@@ -63,8 +63,9 @@ pub trait Cells {
     }
 }
 
-/// Returns the phase, as a header bit, of the lap in which a running count of cells is.
+/// Returns the phase of a running count of cells, as a header bit. The phase changes with each lap
+/// around the ring.
 #[inline]
-fn phase_of(position: u32, count: u32) -> u64 {
-    if position & count == 0 { nicforge_hwi::posted::PHASE } else { 0 }
+fn phase_of(position: u32, cell_count: u32) -> u64 {
+    if position & cell_count == 0 { nicforge_hwi::posted::PHASE } else { 0 }
 }

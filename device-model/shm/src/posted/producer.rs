@@ -29,20 +29,20 @@ pub enum PushError {
 #[derive(Debug)]
 pub struct Producer<C: Cells> {
     cells: C,
-    count: u32,
+    cell_count: u32,
     /// Number of cells written so far. Its low bits are the next cell and lap. The others may
     /// differ from the consumer's count, so that differences are taken modulo two laps.
     produced: u32,
     /// Number of cells that may be written before the consumer's count must be read again.
-    room: u32,
+    free_cells: u32,
 }
 
 impl<C: Cells> Producer<C> {
     /// Returns the producer of a ring that is zeroed or was reset, and is unwritten since.
     pub fn new(cells: C) -> Self {
-        let count = cells.count() as u32;
+        let cell_count = cells.count() as u32;
         // The first record reads the consumer's count.
-        Producer { cells, count, produced: 0, room: 0 }
+        Producer { cells, cell_count, produced: 0, free_cells: 0 }
     }
 
     /// Returns the producer of a ring that another producer wrote and the consumer has emptied up
@@ -53,15 +53,15 @@ impl<C: Cells> Producer<C> {
     /// consumed may be corrupted.
     pub fn resume(cells: C, cell: u32, phase: bool) -> Self {
         let mut producer = Self::new(cells);
-        let count = producer.count;
-        producer.produced = (cell & (count - 1)) | if phase { 0 } else { count };
+        let cell_count = producer.cell_count;
+        producer.produced = (cell & (cell_count - 1)) | if phase { 0 } else { cell_count };
 
         // A half-written record is a number of valid continuation cells behind an invalid first
         // cell. The consumer would later take them for records.
-        for index in 0..(MAX_CELLS as u32).min(count) {
+        for index in 0..(MAX_CELLS as u32).min(cell_count) {
             let position = producer.produced.wrapping_add(index);
-            let stale = phase_of(position, count) ^ PHASE;
-            producer.cells.set_header_relaxed((position & (count - 1)) as usize, stale);
+            let stale = phase_of(position, cell_count) ^ PHASE;
+            producer.cells.set_header_relaxed((position & (cell_count - 1)) as usize, stale);
         }
 
         producer
@@ -69,9 +69,9 @@ impl<C: Cells> Producer<C> {
 
     /// Pushes the write of `data` to `offset` in `bar`.
     ///
-    /// `consumed` must load the consumer's count ([`super::Consumer::consumed`], in the mirror's
-    /// `RING_HEAD`) with *acquire* order. It is called at most once, if the cells known to be free
-    /// do not suffice.
+    /// `consumed` must load the consumer's count ([`super::Consumer::consumed`], in `RING_HEAD` of
+    /// the read-only mirror page) with *acquire* order. It is called at most once, and only if too
+    /// few cells are known to be free.
     ///
     /// # Errors
     /// [`PushError::Full`], also if the count is invalid; [`PushError::BadLength`],
@@ -89,26 +89,26 @@ impl<C: Cells> Producer<C> {
         }
 
         if data.is_empty() || data.len() > CELL_DATA {
-            return self.push_long(consumed, bar, offset, data);
+            return self.push_slow(consumed, bar, offset, data);
         }
 
-        if self.room == 0 && !self.make_room(consumed(), 1) {
+        if self.free_cells == 0 && !self.refresh_free_cells(consumed(), 1) {
             return Err(PushError::Full);
         }
 
-        let cell = (self.produced & (self.count - 1)) as usize;
+        let cell = (self.produced & (self.cell_count - 1)) as usize;
         self.cells.data_write_bytes(cell, data);
-        let header = posted::header(bar, offset, data.len()) | phase_of(self.produced, self.count);
+        let header = posted::header(bar, offset, data.len()) | phase_of(self.produced, self.cell_count);
         self.cells.set_header_release(cell, header);
 
         self.produced = self.produced.wrapping_add(1);
-        self.room -= 1;
+        self.free_cells -= 1;
 
         Ok(())
     }
 
-    /// Pushes a record of several cells, or refuses an invalid length.
-    fn push_long(
+    /// Pushes a record of several cells. Refuses an invalid length.
+    fn push_slow(
         &mut self,
         consumed: impl FnOnce() -> u32,
         bar: u8,
@@ -116,19 +116,19 @@ impl<C: Cells> Producer<C> {
         data: &[u8],
     ) -> Result<(), PushError> {
         let needed = posted::cells(data.len()) as u32;
-        if data.is_empty() || data.len() > MAX_DATA || needed > self.count {
+        if data.is_empty() || data.len() > MAX_DATA || needed > self.cell_count {
             return Err(PushError::BadLength { len: data.len() });
         }
 
-        if self.room < needed && !self.make_room(consumed(), needed) {
+        if self.free_cells < needed && !self.refresh_free_cells(consumed(), needed) {
             return Err(PushError::Full);
         }
 
         // The cells are written last to first: the header that the consumer waits for comes last.
         for (index, piece) in data.chunks(CELL_DATA).enumerate().rev() {
             let position = self.produced.wrapping_add(index as u32);
-            let cell = (position & (self.count - 1)) as usize;
-            let phase = phase_of(position, self.count);
+            let cell = (position & (self.cell_count - 1)) as usize;
+            let phase = phase_of(position, self.cell_count);
             self.cells.data_write_bytes(cell, piece);
             if index == 0 {
                 self.cells.set_header_release(cell, posted::header(bar, offset, data.len()) | phase);
@@ -138,7 +138,7 @@ impl<C: Cells> Producer<C> {
         }
 
         self.produced = self.produced.wrapping_add(needed);
-        self.room -= needed;
+        self.free_cells -= needed;
 
         Ok(())
     }
@@ -146,20 +146,21 @@ impl<C: Cells> Producer<C> {
     /// Updates the number of free cells from the consumer's count. Returns whether `needed` cells
     /// are free.
     #[cold]
-    fn make_room(&mut self, consumed: u32, needed: u32) -> bool {
-        let used = self.used(consumed);
+    fn refresh_free_cells(&mut self, consumed: u32, needed: u32) -> bool {
+        let in_use = self.cells_in_use(consumed);
         // More than a lap in use means that the count is invalid. No cell counts as free then.
-        self.room = self.count.saturating_sub(used);
-        self.room >= needed
+        self.free_cells = self.cell_count.saturating_sub(in_use);
+        self.free_cells >= needed
     }
 
-    fn used(&self, consumed: u32) -> u32 {
-        self.produced.wrapping_sub(consumed) & (2 * self.count - 1)
+    /// Returns the number of cells that a consumer with this count has not consumed.
+    fn cells_in_use(&self, consumed: u32) -> u32 {
+        self.produced.wrapping_sub(consumed) & (2 * self.cell_count - 1)
     }
 
     /// Returns whether a consumer with this count has consumed all records.
     pub fn is_drained(&self, consumed: u32) -> bool {
-        self.used(consumed) == 0
+        self.cells_in_use(consumed) == 0
     }
 
     /// Returns the number of cells written so far, modulo 2^32, for [`Producer::has_passed`].
@@ -170,12 +171,12 @@ impl<C: Cells> Producer<C> {
     /// Returns whether a consumer with this count has consumed all records pushed before
     /// [`Producer::position`] was `position`.
     pub fn has_passed(&self, consumed: u32, position: u32) -> bool {
-        self.used(consumed) <= self.produced.wrapping_sub(position)
+        self.cells_in_use(consumed) <= self.produced.wrapping_sub(position)
     }
 
     /// Returns {cell, phase} of the next record.
     pub fn state(&self) -> (u32, bool) {
-        (self.produced & (self.count - 1), phase_of(self.produced, self.count) == PHASE)
+        (self.produced & (self.cell_count - 1), phase_of(self.produced, self.cell_count) == PHASE)
     }
 
     /// Returns the ring's memory.

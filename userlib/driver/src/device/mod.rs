@@ -188,13 +188,15 @@ impl Device {
         DmaBuffer::create_private(&self.0, len)
     }
 
-    /// Makes `len` bytes of the caller's memory reachable, from `offset` on in the memory and in
-    /// its file. Both numbers are multiples of 4096.
+    /// Maps `len` bytes of `memory` from `offset`, for DMA by the device. `offset` is also the
+    /// offset in the memory's file. `offset` and `len` are multiples of 4096.
     ///
     /// # Errors
     /// Returns [`Error::Unsupported`] when a vfio-user server would have to map memory without a
-    /// file. A kernel backing returns it when the memory has no contiguous addresses. Returns also
-    /// [`Error::Misaligned`], and the errors of [`Device::dma_buffer`].
+    /// file. The kernel shim returns it when the memory does not have one contiguous range of
+    /// addresses for the device: without an IOMMU, only a single page or huge page has. Returns
+    /// [`Error::Misaligned`] when `offset` or `len` is not a multiple of 4096. All errors of
+    /// [`Device::dma_buffer`] are possible too.
     pub fn map_dma(
         &self,
         memory: &SharedMemory,
@@ -202,7 +204,7 @@ impl Device {
         len: u64,
         permission: DmaPermission,
     ) -> Result<DmaBuffer, Error> {
-        DmaBuffer::of_memory(&self.0, memory, offset, len, permission)
+        DmaBuffer::map_shared(&self.0, memory, offset, len, permission)
     }
 
     /// Binds MSI-X vector `vector`, or an MSI vector if the device has no MSI-X.

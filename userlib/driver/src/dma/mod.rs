@@ -72,10 +72,12 @@ impl DmaBuffer {
         };
 
         let len = memory.len() as u64;
-        Self::of_memory(shared, &memory, 0, len, DmaPermission::READ_WRITE)
+        Self::map_shared(shared, &memory, 0, len, DmaPermission::READ_WRITE)
     }
 
-    pub(crate) fn of_memory(
+    /// Maps `len` bytes of `memory` from `offset`, for DMA by the device: see
+    /// [`Device::map_dma`](crate::Device::map_dma).
+    pub(crate) fn map_shared(
         shared: &Arc<Shared>,
         memory: &SharedMemory,
         offset: u64,

@@ -101,16 +101,16 @@ fn mark_has_passed_when_the_device_has_finished_all_earlier_records() {
     let fake = Fake::new();
     let device = fake.open();
     let mut poster = device.poster(0).unwrap();
-    let before = poster.mark().unwrap();
+    let before = poster.position().unwrap();
     poster.try_post(0, 8, &[1]).unwrap();
-    let behind = poster.mark().unwrap();
+    let behind = poster.position().unwrap();
     poster.try_post(0, 8, &[2]).unwrap();
-    assert_eq!([before, behind].map(|mark| poster.has_passed(mark)), [true, false]);
+    assert_eq!([before, behind].map(|position| poster.has_passed(position)), [true, false]);
 
     fake.step();
 
     assert!(poster.has_passed(behind));
-    assert!(poster.has_passed(poster.mark().unwrap()));
+    assert!(poster.has_passed(poster.position().unwrap()));
 }
 
 #[test]

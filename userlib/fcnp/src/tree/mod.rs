@@ -91,7 +91,7 @@ impl TreeChannel {
     /// # Errors
     /// Returns [`Error::WrongDevice`] when the device is not a core of a tree NIC. Returns
     /// [`Error::BadDevice`] when its mirror shows invalid values, such as a FIFO depth that is not
-    /// a power of two. Returns also [`Error::Device`].
+    /// a power of two. Returns [`Error::Device`] when the driver fails.
     pub fn open(device: Device) -> Result<Self, Error> {
         let windows = device.bar(BAR_WINDOW)?.window(0, window::SIZE)?;
         let mirrors = device.bar(BAR_MIRROR)?.window(0, mirror::SIZE)?;

@@ -270,7 +270,7 @@ impl<T: Transport> Endpoint<T> {
     ) -> Result<Request, Error> {
         let found = self.core.claimed(message.0)?;
         let handle = self.core.new_receive(buffer.into(), cookie, Envelope::default())?;
-        self.core.attach(handle.index, found);
+        self.core.receive_unexpected(handle.index, found);
         Ok(Request(handle))
     }
 

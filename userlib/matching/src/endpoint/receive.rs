@@ -32,7 +32,7 @@ impl Core {
     pub(super) fn receive(&mut self, op: u32, selector: Selector) {
         if let Some(message) = self.queues.find(&selector) {
             self.queues.unstore(message);
-            return self.attach(op, message);
+            return self.receive_unexpected(op, message);
         }
 
         if let Some(source) = selector.source.filter(|source| !self.peers.is_alive(*source)) {
@@ -44,8 +44,9 @@ impl Core {
         self.queues.post(op, selector);
     }
 
-    /// Lets `op` receive `message`, which is no longer in the queues.
-    pub(super) fn attach(&mut self, op: u32, message: u32) {
+    /// Delivers the unexpected message `message` to the receive request `op`. The caller has
+    /// removed the message from the queues.
+    pub(super) fn receive_unexpected(&mut self, op: u32, message: u32) {
         let unexpected = &self.unexpected[message];
         let (envelope, size, content) = (unexpected.envelope, unexpected.size, unexpected.content);
 

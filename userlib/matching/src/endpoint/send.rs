@@ -175,7 +175,8 @@ impl<T: Transport> Endpoint<T> {
         Ok(Step::Done)
     }
 
-    /// Sends an acknowledgement.
+    /// Sends the acknowledgement `ack` to `rank`, and removes it from the list. It stays there if
+    /// the transport has no room.
     fn send_ack(&mut self, rank: Rank, ack: u32) -> Result<Step, TransportError> {
         let content = self.core.acks.get(ack);
         let message =

@@ -303,8 +303,8 @@ impl Atu {
         Ok(())
     }
 
-    /// Returns the cost of [`Atu::deregister_all`], in visits.
-    pub(crate) fn cost_of_all(&self, owner: AttachmentId) -> u32 {
+    /// Returns the cost of [`Atu::deregister_all`], in visits (see [`Work`]).
+    pub(crate) fn cost_of_deregistering_all(&self, owner: AttachmentId) -> u32 {
         self.spans.iter().map(|spans| rows(spans)).sum::<u32>() + self.shares.mappings_of(owner.0)
     }
 

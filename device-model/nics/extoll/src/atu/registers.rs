@@ -64,7 +64,7 @@ pub(crate) fn write_register(
         Register::Command => {
             let operands = *registers;
             let outcome = carry_out(unit, who, operands, value);
-            note_outcome(unit, who, outcome);
+            store_outcome(unit, who, outcome);
         }
         Register::Status | Register::Result => return Err(NotWritable),
     }
@@ -115,14 +115,15 @@ fn owner_of(unit: &UnitContext<'_, '_>, who: AttachmentId, operands: Registers) 
     }
 }
 
-/// Shows the outcome of a command in the registers. A failure counts as an error.
-fn note_outcome(unit: &mut UnitContext<'_, '_>, who: AttachmentId, outcome: Result<Option<u64>, u64>) {
+/// Stores the outcome of a command in the status and result registers. A failure counts as an
+/// error. A command without a result leaves the result register as it is.
+fn store_outcome(unit: &mut UnitContext<'_, '_>, who: AttachmentId, outcome: Result<Option<u64>, u64>) {
     let Some(registers) = unit.parts.atu.registers.get_mut(usize::from(who.0)) else { return };
 
     match outcome {
-        Ok(first) => {
+        Ok(result) => {
             registers.status = command::DONE;
-            registers.result = first.unwrap_or(registers.result);
+            registers.result = result.unwrap_or(registers.result);
         }
         Err(status) => {
             registers.status = status;

@@ -7,7 +7,7 @@ use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
     Rma,
-    commands::{InFlightCommand, Owner, State, Watch},
+    commands::{InFlightCommand, Owner, State, WatchdogState},
     part::Part,
     requester::Turn,
     side_queue::Handled,
@@ -134,7 +134,7 @@ impl Rma {
             in_flight.outstanding() == length && (in_flight.state == State::Sent || status != status::DONE);
 
         in_flight.progress.answered += length;
-        in_flight.watch = Watch::Moved;
+        in_flight.watchdog_state = WatchdogState::Moved;
         in_flight.status = status;
 
         let source = in_flight.request.source;
@@ -169,11 +169,11 @@ impl Rma {
             client.asking.give_up(requester, id);
         }
 
-        let Owner::Tenant(tenancy) = owner else { return };
+        let Owner::Tenant { queue_generation } = owner else { return };
         client.counts.completed += 1;
         unit.parts.attachments.mark_changed(who);
 
-        if tenancy != client.notifications.tenancy() {
+        if queue_generation != client.notifications.generation() {
             return;
         }
 

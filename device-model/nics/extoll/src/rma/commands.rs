@@ -16,7 +16,7 @@ pub(super) struct Request {
     pub(super) target: Endpoint,
     pub(super) command: u8,
     pub(super) notify: u8,
-    /// Bytes of the command; 0 if it makes no sense.
+    /// Bytes of the command; 0 if the descriptor is invalid.
     pub(super) length: u32,
     pub(super) source: u64,
     pub(super) destination: u64,
@@ -30,13 +30,14 @@ impl Request {
     }
 }
 
-/// The tenancy in which a command was written.
+/// The notification queue that a command was written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// The VPID was not reset since. The number is that of the notification queue that the command
-    /// was written for: see [`super::notify::Notifications::tenancy`].
-    Tenant(u32),
-    /// The VPID was reset. The command gets no notifications, and no more parts of it are sent.
+    /// The VPID was not reset since. `queue_generation` names the notification queue that was
+    /// enabled then: see [`super::notify::Notifications::generation`].
+    Tenant { queue_generation: u32 },
+    /// The VPID was reset since. The command gets no notifications, and no more parts of it are
+    /// sent.
     Orphaned,
 }
 
@@ -69,7 +70,7 @@ pub(super) struct Progress {
 
 /// The watchdog's view of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Watch {
+pub(super) enum WatchdogState {
     /// A part was sent or answered since the last look.
     Moved,
     /// Nothing has moved for this number of nanoseconds. They are counted while the command is the
@@ -88,27 +89,28 @@ pub(super) struct InFlightCommand {
     /// The status so far.
     pub(super) status: u8,
     pub(super) progress: Progress,
-    pub(super) watch: Watch,
+    pub(super) watchdog_state: WatchdogState,
 }
 
 impl InFlightCommand {
-    /// Returns a command as written. A command that makes no sense gets the status to end with.
-    fn new(written: &Command, tenancy: u32) -> Self {
-        let sound = is_sound(written);
+    /// Returns a command as written. If the descriptor is invalid, the command's completion status
+    /// is the error from the start.
+    fn new(written: &Command, queue_generation: u32) -> Self {
+        let valid = is_valid(written);
         Self {
             request: Request {
                 target: Endpoint { node: written.node(), vpid: written.vpid() },
                 command: written.command(),
                 notify: written.notify(),
-                length: if sound { written.length() } else { 0 },
+                length: if valid { written.length() } else { 0 },
                 source: written.source,
                 destination: written.destination,
             },
-            owner: Owner::Tenant(tenancy),
+            owner: Owner::Tenant { queue_generation },
             state: State::New,
-            status: if sound { status::DONE } else { status::COMMAND },
+            status: if valid { status::DONE } else { status::COMMAND },
             progress: Progress::default(),
-            watch: Watch::Waiting(0),
+            watchdog_state: WatchdogState::Waiting(0),
         }
     }
 
@@ -162,7 +164,7 @@ impl InFlightCommand {
 
     /// Returns whether the command has expired.
     fn is_expired(&self) -> bool {
-        self.watch == Watch::Expired
+        self.watchdog_state == WatchdogState::Expired
     }
 }
 
@@ -204,19 +206,19 @@ impl Commands {
         self.list.len() >= MAX_COMMANDS
     }
 
-    /// Appends a written command, with notifications for the queue of `tenancy`. Returns false if
-    /// the command makes no sense; it then ends with an error.
-    pub(super) fn push(&mut self, written: &Command, tenancy: u32) -> bool {
+    /// Appends a written command, whose notifications go to the queue of `queue_generation`.
+    /// Returns false if the descriptor is invalid; the command then completes with an error.
+    pub(super) fn push(&mut self, written: &Command, queue_generation: u32) -> bool {
         if self.list.capacity() == 0 {
             self.list.reserve_exact(MAX_COMMANDS);
         }
 
-        let in_flight = InFlightCommand::new(written, tenancy);
-        let sound = in_flight.status == status::DONE;
+        let in_flight = InFlightCommand::new(written, queue_generation);
+        let valid = in_flight.status == status::DONE;
         self.gets += u32::from(in_flight.request.is_get());
         self.list.push_back(in_flight);
 
-        sound
+        valid
     }
 
     /// Returns whether there are commands that were not sent completely.
@@ -320,26 +322,32 @@ impl Commands {
                 continue;
             }
 
-            let moved = self.list.iter().filter(same).any(|in_flight| in_flight.watch == Watch::Moved);
-            let waited = match self.list[index].watch {
+            let moved = self
+                .list
+                .iter()
+                .filter(same)
+                .any(|in_flight| in_flight.watchdog_state == WatchdogState::Moved);
+            let waited = match self.list[index].watchdog_state {
                 _ if moved => 0,
-                Watch::Moved => 0,
-                Watch::Waiting(waited) => waited.saturating_add(elapsed),
-                Watch::Expired => limit,
+                WatchdogState::Moved => 0,
+                WatchdogState::Waiting(waited) => waited.saturating_add(elapsed),
+                WatchdogState::Expired => limit,
             };
 
             if waited < limit {
-                self.list[index].watch = Watch::Waiting(waited);
+                self.list[index].watchdog_state = WatchdogState::Waiting(waited);
             } else {
                 self.list
                     .iter_mut()
                     .filter(|in_flight| in_flight.request.target == target)
-                    .for_each(|in_flight| in_flight.watch = Watch::Expired);
+                    .for_each(|in_flight| in_flight.watchdog_state = WatchdogState::Expired);
             }
         }
 
-        for in_flight in self.list.iter_mut().filter(|in_flight| in_flight.watch == Watch::Moved) {
-            in_flight.watch = Watch::Waiting(0);
+        for in_flight in
+            self.list.iter_mut().filter(|in_flight| in_flight.watchdog_state == WatchdogState::Moved)
+        {
+            in_flight.watchdog_state = WatchdogState::Waiting(0);
         }
     }
 
@@ -353,8 +361,8 @@ impl Commands {
     }
 }
 
-/// Returns whether a descriptor makes sense by itself.
-fn is_sound(written: &Command) -> bool {
+/// Returns whether a descriptor has a known command, a length in its range, and no reserved bit.
+fn is_valid(written: &Command) -> bool {
     let most = match written.command() {
         command::PUT | command::GET => MAX_LENGTH,
         command::IMMEDIATE_PUT => MAX_IMMEDIATE,
@@ -386,7 +394,7 @@ mod tests {
         let mut commands = list(&[1, 2, 1]);
 
         for _ in 0..3 {
-            commands.list[2].watch = Watch::Moved;
+            commands.list[2].watchdog_state = WatchdogState::Moved;
             commands.check_progress(LIMIT / 2, LIMIT);
         }
 

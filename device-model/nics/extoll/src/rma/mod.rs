@@ -251,7 +251,7 @@ impl Rma {
     }
 
     /// Returns the unit's own state to that of power-on, with this limit of the watchdog.
-    pub(crate) fn forget_network(&mut self, unit: &mut UnitContext<'_, '_>, watchdog: u64) {
+    pub(crate) fn reset_unit(&mut self, unit: &mut UnitContext<'_, '_>, watchdog: u64) {
         self.watchdog.set_limit(unit.context, watchdog);
     }
 
@@ -263,7 +263,7 @@ impl Rma {
         let queue = arrival.queue();
         let (part, memory) = {
             let ports = unit.context.ports();
-            let packet = unit.parts.switch.peek(&ports, arrival)?;
+            let packet = unit.parts.switch.peek_packet(&ports, arrival)?;
             (Part::decode(packet.bytes()), packet.memory.clone())
         };
 
@@ -290,7 +290,7 @@ impl Rma {
         }
 
         let mut ports = unit.context.ports();
-        if let Some(packet) = unit.parts.switch.take(&mut ports, arrival) {
+        if let Some(packet) = unit.parts.switch.take_packet(&mut ports, arrival) {
             ports.recycle(packet);
         }
         Some(cost(part.map_or(0, |part| part.length)))

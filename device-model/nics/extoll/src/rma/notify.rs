@@ -24,7 +24,7 @@ pub(super) struct QueueRegisters {
 
 impl QueueRegisters {
     /// Returns whether a queue can have this address and size.
-    fn is_sound(self) -> bool {
+    fn is_valid(self) -> bool {
         self.entries.is_power_of_two()
             && (MIN_ENTRIES..=MAX_ENTRIES).contains(&self.entries)
             && self.base.is_multiple_of(4096)
@@ -78,9 +78,9 @@ impl Queue {
 pub(super) struct Notifications {
     pub(super) registers: QueueRegisters,
     queue: Option<Queue>,
-    /// Number of queues enabled and disabled so far. A command's notifications go only to the queue
-    /// that was enabled when the command was written.
-    tenancy: u32,
+    /// Generation of the queue, which each reset, enabling and disabling increments. A command's
+    /// notifications go only to the queue that was enabled when the command was written.
+    generation: u32,
     /// The last invalid read pointer; it is reported once.
     bad_pointer: Option<u64>,
     /// The client's read pointer of the queue, while a client is attached.
@@ -90,8 +90,8 @@ pub(super) struct Notifications {
 impl Notifications {
     /// Begins a tenancy without a queue.
     pub(super) fn power_on(&mut self, read_pointer: Option<SharedU64>) {
-        let tenancy = self.tenancy.wrapping_add(1);
-        *self = Self { tenancy, read_pointer, ..Self::default() };
+        let generation = self.generation.wrapping_add(1);
+        *self = Self { generation, read_pointer, ..Self::default() };
     }
 
     /// Returns whether the queue is enabled.
@@ -99,9 +99,9 @@ impl Notifications {
         self.queue.is_some()
     }
 
-    /// Returns the number of queues enabled and disabled so far.
-    pub(super) fn tenancy(&self) -> u32 {
-        self.tenancy
+    /// Returns the generation of the queue, which each reset, enabling and disabling increments.
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
     }
 
     /// Enables a queue in this memory.
@@ -115,14 +115,14 @@ impl Notifications {
     /// Disables the queue.
     fn disable(&mut self) {
         self.queue = None;
-        self.tenancy = self.tenancy.wrapping_add(1);
+        self.generation = self.generation.wrapping_add(1);
     }
 
     fn load_read_pointer(&self) -> Option<u64> {
         Some(self.read_pointer.as_ref()?.load(Ordering::Acquire))
     }
 
-    /// Reads the owner's read pointer. Returns it if it makes no sense and was not returned before.
+    /// Reads the owner's read pointer. Returns it if it is invalid and was not returned before.
     fn poll(&mut self) -> Option<u64> {
         let pointer = self.load_read_pointer()?;
         let queue = self.queue.as_mut()?;
@@ -156,8 +156,8 @@ impl Rma {
         }
 
         let registers = notifications.registers;
-        let sound = !unit.is_admin(who) && registers.is_sound();
-        let memory = sound.then(|| unit.lease_ring(who, registers.base, registers.entries * ENTRY));
+        let valid = !unit.is_admin(who) && registers.is_valid();
+        let memory = valid.then(|| unit.lease_ring(who, registers.base, registers.entries * ENTRY));
 
         match memory.flatten() {
             Some(memory) => notifications.enable(memory),
@@ -166,7 +166,7 @@ impl Rma {
     }
 
     /// Reads the owner's read pointer, and returns whether it has notifications to take. A pointer
-    /// that makes no sense counts as one error until it changes.
+    /// that is invalid counts as one error until it changes.
     pub(crate) fn poll_notifications(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> bool {
         let Some(client) = self.client(who) else { return false };
         if let Some(pointer) = client.notifications.poll() {
@@ -212,17 +212,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn impossible_queues_are_unsound() {
-        let sound = QueueRegisters { base: 0x1000, entries: 64 };
-        assert!(sound.is_sound());
-        let unsound = [
-            QueueRegisters { base: 0x1008, ..sound },
-            QueueRegisters { entries: 0, ..sound },
-            QueueRegisters { entries: 65, ..sound },
-            QueueRegisters { entries: 32, ..sound },
-            QueueRegisters { entries: 1 << 17, ..sound },
+    fn impossible_queues_are_invalid() {
+        let valid = QueueRegisters { base: 0x1000, entries: 64 };
+        assert!(valid.is_valid());
+        let invalid = [
+            QueueRegisters { base: 0x1008, ..valid },
+            QueueRegisters { entries: 0, ..valid },
+            QueueRegisters { entries: 65, ..valid },
+            QueueRegisters { entries: 32, ..valid },
+            QueueRegisters { entries: 1 << 17, ..valid },
             QueueRegisters { base: 0xffff_ffff_ffff_f000, entries: 1024 },
         ];
-        assert!(unsound.iter().all(|registers| !registers.is_sound()));
+        assert!(invalid.iter().all(|registers| !registers.is_valid()));
     }
 }

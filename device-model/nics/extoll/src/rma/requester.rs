@@ -14,7 +14,7 @@ use nicforge_hwi::{
 
 use super::{
     Rma,
-    commands::{Ahead, InFlightCommand, Owner, State, Watch},
+    commands::{Ahead, InFlightCommand, Owner, State, WatchdogState},
     part::{MTU, Part},
     transfer::{Lent, RETRY, Role, Unreadable, Wanted},
 };
@@ -67,13 +67,13 @@ impl Rma {
         }
 
         let written: Command = zerocopy::transmute!(bytes);
-        let sound = client.commands.push(&written, client.notifications.tenancy());
+        let valid = client.commands.push(&written, client.notifications.generation());
         client.counts.commands += 1;
         self.sending.add(who.0);
         self.watchdog.add(unit.context, who);
         unit.parts.attachments.mark_changed(who);
 
-        if sound { Write::Accepted } else { refuse(unit, who, error::COMMAND) }
+        if valid { Write::Accepted } else { refuse(unit, who, error::COMMAND) }
     }
 
     /// Sends parts of commands, one for each VPID in turn, for about `budget` units of work.
@@ -248,7 +248,7 @@ impl Rma {
         let commands = &mut client.commands;
         if let Some(in_flight) = commands.list.get_mut(index) {
             in_flight.progress.sent += part.length;
-            in_flight.watch = Watch::Moved;
+            in_flight.watchdog_state = WatchdogState::Moved;
             if kind == Kind::Get {
                 commands.asked += part.length;
             }

@@ -195,7 +195,7 @@ impl Rma {
 
         let memory = {
             let mut ports = unit.context.ports();
-            let mut packet = unit.parts.switch.take(&mut ports, arrival)?;
+            let mut packet = unit.parts.switch.take_packet(&mut ports, arrival)?;
             let memory = packet.memory.take();
             ports.recycle(packet);
             memory

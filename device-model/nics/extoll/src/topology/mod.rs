@@ -24,7 +24,8 @@ pub enum Route {
     None,
     /// The packet is for this node.
     Local,
-    /// The packet leaves through this port, 0 to 5, on this lane of its class, 0 or 1.
+    /// The packet leaves through this port, 0 to 5, on this lane of its class, 0 or 1. A lane is
+    /// one of the two virtual channels that each class has in each direction of a link.
     Port {
         /// The port.
         port: u8,
@@ -144,11 +145,17 @@ pub enum TopologyError {
     },
 }
 
+/// Lane of a hop up the breadth-first order: see [`up_down`]. A packet changes from this lane to
+/// [`LANE_DOWN`] at most once and never back, so no cycle of waiting packets can form.
+const LANE_UP: u8 = 0;
+/// Lane of a hop down the breadth-first order.
+const LANE_DOWN: u8 = 1;
+
 /// The node and port at the other end of each node's ports.
 pub(crate) type Neighbours = Vec<[Option<(u32, u8)>; LINKS]>;
 
 impl Topology {
-    /// Builds a network of any shape with shortest up*/down* routes: up the order of a tree first,
+    /// Builds a network of any shape with shortest up*/down* routes: up a breadth-first tree first,
     /// then down. Such routes can't deadlock, whatever the shape. The root is node 0.
     ///
     /// # Errors
@@ -219,9 +226,9 @@ fn neighbours(nodes: u32, links: &[TopologyLink]) -> Result<Neighbours, Topology
 
     let mut neighbours: Neighbours = vec![[None; LINKS]; nodes as usize];
     for &link in links {
-        let good = |(node, port): (u32, u8)| node < nodes && usize::from(port) < LINKS;
+        let is_valid = |(node, port): (u32, u8)| node < nodes && usize::from(port) < LINKS;
 
-        if !good(link.a) || !good(link.b) || link.a.0 == link.b.0 {
+        if !is_valid(link.a) || !is_valid(link.b) || link.a.0 == link.b.0 {
             return Err(TopologyError::Link { link });
         }
 
@@ -235,69 +242,72 @@ fn neighbours(nodes: u32, links: &[TopologyLink]) -> Result<Neighbours, Topology
     Ok(neighbours)
 }
 
-/// Returns up*/down* tables. Each node has a position in a breadth-first walk from node 0. A route
-/// goes up any number of links and then down, never up again.
+/// Returns up*/down* tables. Each node has a rank: its position in a breadth-first walk from
+/// node 0. A hop to a lower rank leads up. A route leads up any number of hops and then down, never
+/// up again.
 ///
 /// A table's entry depends on (node, target) alone. So a node sends down as soon as the target can
-/// be reached by going down only, and up until then.
+/// be reached by hops down only, and up until then.
 fn up_down(nodes: u32, neighbours: &Neighbours) -> Routes {
-    let order = breadth_first(nodes, neighbours);
+    let bfs_rank = breadth_first(nodes, neighbours);
     let mut routes = Routes::new(nodes);
 
     for target in 0..nodes {
-        // First step: nodes from which the target is reached by going down only, nearest first.
+        // First step: nodes from which the target is reached by hops down only, nearest first.
         let mut waiting = VecDeque::from([target]);
         while let Some(node) = waiting.pop_front() {
-            for (above, port) in neighbours[node as usize].iter().flatten().copied() {
-                let goes_down = order[above as usize] < order[node as usize];
-                if goes_down && routes.get(above, target) == Route::None {
-                    routes.set(above, target, Route::Port { port, lane: 1 });
-                    waiting.push_back(above);
+            for (neighbour, port) in neighbours[node as usize].iter().flatten().copied() {
+                let is_above = bfs_rank[neighbour as usize] < bfs_rank[node as usize];
+                if is_above && routes.get(neighbour, target) == Route::None {
+                    routes.set(neighbour, target, Route::Port { port, lane: LANE_DOWN });
+                    waiting.push_back(neighbour);
                 }
             }
         }
 
-        // Second step: the others go up, to the lowest-numbered position that has a route. Going
-        // through them from the root on ensures that the nodes above have their routes already.
+        // Second step: all other nodes send up, to the neighbour of the lowest rank that has a
+        // route. Their order is that of the ranks, so the nodes above have their routes already.
         let mut rest: Vec<u32> = (0..nodes).filter(|&node| routes.get(node, target) == Route::None).collect();
-        rest.sort_unstable_by_key(|&node| order[node as usize]);
+        rest.sort_unstable_by_key(|&node| bfs_rank[node as usize]);
+
         for node in rest {
-            let up = (0..)
+            let links = (0..)
                 .zip(&neighbours[node as usize])
                 .filter_map(|(port, end)| end.map(|(other, _)| (port, other)));
 
-            let best = up
+            let best = links
                 .filter(|&(_, other)| {
-                    order[other as usize] < order[node as usize] && routes.get(other, target) != Route::None
+                    bfs_rank[other as usize] < bfs_rank[node as usize]
+                        && routes.get(other, target) != Route::None
                 })
-                .min_by_key(|&(_, other)| order[other as usize]);
+                .min_by_key(|&(_, other)| bfs_rank[other as usize]);
 
             if let Some((port, _)) = best {
-                routes.set(node, target, Route::Port { port, lane: 0 });
+                routes.set(node, target, Route::Port { port, lane: LANE_UP });
             }
         }
     }
     routes
 }
 
-/// Returns each node's position in a breadth-first walk from node 0; `u32::MAX` for a node that is
-/// not reached.
+/// Returns each node's rank, which is its position in a breadth-first walk from node 0; `u32::MAX`
+/// for a node that is not reached.
 fn breadth_first(nodes: u32, neighbours: &Neighbours) -> Vec<u32> {
-    let mut order = vec![u32::MAX; nodes as usize];
+    let mut bfs_rank = vec![u32::MAX; nodes as usize];
     let mut waiting = VecDeque::from([0]);
-    order[0] = 0;
-    let mut next = 1;
+    bfs_rank[0] = 0;
+    let mut next_rank = 1;
 
     while let Some(node) = waiting.pop_front() {
         for (other, _) in neighbours[node as usize].iter().flatten() {
-            if order[*other as usize] == u32::MAX {
-                order[*other as usize] = next;
-                next += 1;
+            if bfs_rank[*other as usize] == u32::MAX {
+                bfs_rank[*other as usize] = next_rank;
+                next_rank += 1;
                 waiting.push_back(*other);
             }
         }
     }
-    order
+    bfs_rank
 }
 
 #[cfg(test)]

@@ -75,11 +75,11 @@ impl Assembly {
     ) -> (Burst, bool) {
         let message = offset & MESSAGE_MASK;
 
-        let sound = position.is_multiple_of(8)
+        let valid = position.is_multiple_of(8)
             && !data.is_empty()
             && data.len().is_multiple_of(8)
             && position + data.len() <= whole;
-        if !sound {
+        if !valid {
             return (Burst::Bad, false);
         }
 

@@ -48,19 +48,20 @@ fn send_control(
 impl Velo {
     /// Handles a control packet of another card, or of this one.
     pub(crate) fn handle_control(&mut self, unit: &mut UnitContext<'_, '_>, wire: Wire, content: &[u8]) {
-        let number = content.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+        // The content of the packets with credit is a 32-bit number of credits.
+        let credit = content.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
         let Wire { source: Endpoint { node, vpid }, generation, .. } = wire;
 
         match wire.kind {
-            Kind::Credit => unit.parts.directory.add_credit(node, vpid, generation, number),
-            Kind::Directory => unit.parts.directory.update(node, vpid, Entry { generation, credit: number }),
+            Kind::Credit => unit.parts.directory.add_credit(node, vpid, generation, credit),
+            Kind::Directory => unit.parts.directory.update(node, vpid, Entry { generation, credit }),
             Kind::Hello => {
                 // The sender was reset. Announce each enabled ring again, with the credit that the
                 // sender has left.
-                for (client, number) in self.clients.iter_mut().zip(0..) {
+                for (client, attachment) in self.clients.iter_mut().zip(0..) {
                     if client.ring.is_some() {
                         client.announcement = Some(Announcement::default());
-                        self.with_pending_control.add(number);
+                        self.with_pending_control.add(attachment);
                     }
                 }
             }

@@ -184,7 +184,7 @@ impl Velo {
 
     /// Returns the unit's own state to that of power-on, and asks all nodes for their enabled
     /// rings.
-    pub(crate) fn forget_network(&mut self, watchdog: u64) {
+    pub(crate) fn reset_unit(&mut self, watchdog: u64) {
         self.watchdog = watchdog;
         self.next_request = Some(0);
     }
@@ -208,8 +208,8 @@ impl Velo {
         }
 
         let registers = client.registers;
-        let sound = !unit.is_admin(who) && registers.is_sound(nodes);
-        let memory = sound.then(|| unit.lease_ring(who, registers.base, registers.slots * SLOT));
+        let valid = !unit.is_admin(who) && registers.is_valid(nodes);
+        let memory = valid.then(|| unit.lease_ring(who, registers.base, registers.slots * SLOT));
 
         match memory.flatten() {
             Some(memory) => {
@@ -253,7 +253,7 @@ impl Velo {
         };
 
         let pointer = pointer.load(Ordering::Acquire);
-        let good = ring.taken(pointer);
+        let is_valid = ring.free_up_to(pointer);
         if !ring.has_unread() {
             self.unread.remove(who.0);
         }
@@ -263,7 +263,7 @@ impl Velo {
             self.with_pending_control.add(who.0);
         }
 
-        if !good {
+        if !is_valid {
             unit.fail(who, error::READ_POINTER, pointer);
             // The pointer is read again when the next message arrives, so a wrong value counts
             // once.

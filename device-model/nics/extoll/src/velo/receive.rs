@@ -77,7 +77,7 @@ impl Velo {
         let (outcome, taken) = if let Some(mut row) = unit.parts.switch.take_run(&mut ports, arrival, limit) {
             let outcome = self.deliver_row(&mut unit.parts.attachments, node, &mut row);
             (outcome, row.taken())
-        } else if let Some(packet) = unit.parts.switch.take(&mut ports, arrival) {
+        } else if let Some(packet) = unit.parts.switch.take_packet(&mut ports, arrival) {
             // The packet is one of this card itself.
             let outcome = self.deliver_row(&mut unit.parts.attachments, node, &mut Single(Some(&packet)));
             ports.recycle(packet);
@@ -122,17 +122,17 @@ impl Velo {
         outcome
     }
 
-    /// Puts the first packets of a row, as long as they have the header `alike`, into the ring of
-    /// their VPID. Returns what became of them, and whether an interrupt is due. The function is
-    /// not inlined, because its loop needs all registers.
+    /// Writes the messages of the first packets of a row into the ring of their VPID, as long as
+    /// the packets have the header `packet_header`. Returns the outcome, and whether an interrupt
+    /// is due. The function is not inlined, because its loop needs all registers.
     #[inline(never)]
     fn deliver(
         &mut self,
         attachments: &mut Attachments,
-        alike: u64,
+        packet_header: u64,
         row: &mut impl Row,
     ) -> (Delivered, bool) {
-        let wire = Wire::decode(alike);
+        let wire = Wire::decode(packet_header);
         let who = AttachmentId(wire.target.vpid);
 
         let client =
@@ -143,9 +143,9 @@ impl Velo {
             return (Delivered { undelivered: 1, ..Delivered::default() }, false);
         };
 
-        let first = !ring.has_unread();
-        let header = header::encode(wire.source.node, wire.source.vpid, wire.tag, wire.quadwords);
-        let delivered = ring.put_row(wire.source.node, header, alike, row);
+        let was_empty = !ring.has_unread();
+        let slot_header = header::encode(wire.source.node, wire.source.vpid, wire.tag, wire.quadwords);
+        let delivered = ring.put_row(wire.source.node, slot_header, packet_header, row);
         if delivered.delivered == 0 {
             return (delivered, false);
         }
@@ -154,7 +154,7 @@ impl Velo {
         self.unread.add(who.0);
         attachments.mark_changed(who);
 
-        let interrupt = first && attachments.interrupts_enabled(who) & (1 << vector::VELO_RECEIVE) != 0;
+        let interrupt = was_empty && attachments.interrupts_enabled(who) & (1 << vector::VELO_RECEIVE) != 0;
         (delivered, interrupt)
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct RingRegisters {
 
 impl RingRegisters {
     /// Returns whether a network of `nodes` nodes can use the ring.
-    pub(crate) fn is_sound(self, nodes: u32) -> bool {
+    pub(crate) fn is_valid(self, nodes: u32) -> bool {
         self.slots.is_power_of_two()
             && (MIN_SLOTS..=MAX_SLOTS).contains(&self.slots)
             && self.slots >= u64::from(nodes)
@@ -111,10 +111,16 @@ impl Ring {
         self.delivered != self.taken
     }
 
-    /// Puts in the first messages of a row, as long as their packets have the header `alike`.
-    /// `header` is that of their slots; all are from `node`.
+    /// Writes the first messages of a row into slots, as long as their packets have the header
+    /// `packet_header`. All of them are from `node` and get `slot_header`.
     #[inline(always)]
-    pub(super) fn put_row(&mut self, node: u32, header: u64, alike: u64, row: &mut impl Row) -> Delivered {
+    pub(super) fn put_row(
+        &mut self,
+        node: u32,
+        slot_header: u64,
+        packet_header: u64,
+        row: &mut impl Row,
+    ) -> Delivered {
         let used = self.used.get_mut(node as usize);
         let room = used.as_ref().map_or(0, |used| self.share.saturating_sub(**used));
         let next = self.delivered;
@@ -128,15 +134,16 @@ impl Ring {
             node: node as u16,
             used,
         };
+
         match self.memory.whole() {
-            Some(window) => filling.put_row(window, header, alike, row),
-            None => filling.put_scattered_row(&self.memory, header, alike, row),
+            Some(window) => filling.put_row(window, slot_header, packet_header, row),
+            None => filling.put_scattered_row(&self.memory, slot_header, packet_header, row),
         }
     }
 
-    /// Handles the owner's read pointer, the number of messages taken so far. Returns false if the
-    /// value makes no sense.
-    pub(crate) fn taken(&mut self, taken: u64) -> bool {
+    /// Frees slots up to the owner's read pointer, the number of messages taken so far. Returns
+    /// false if the value is invalid.
+    pub(crate) fn free_up_to(&mut self, taken: u64) -> bool {
         if taken < self.taken || taken > self.delivered {
             return false;
         }
@@ -231,15 +238,21 @@ struct Filling<'a> {
 }
 
 impl Filling<'_> {
-    /// Puts in the messages of a row: see [`Ring::put_row`].
+    /// Writes the messages of a row into slots: see [`Ring::put_row`].
     #[inline(always)]
-    fn put_row(mut self, memory: &impl SlotMemory, header: u64, alike: u64, row: &mut impl Row) -> Delivered {
+    fn put_row(
+        mut self,
+        memory: &impl SlotMemory,
+        slot_header: u64,
+        packet_header: u64,
+        row: &mut impl Row,
+    ) -> Delivered {
         let (mut undelivered, mut gone) = (0, false);
 
         while let Some(packet) = row.front()
-            && packet.header == alike
+            && packet.header == packet_header
         {
-            let put = self.put(memory, header, packet.bytes());
+            let put = self.put(memory, slot_header, packet.bytes());
             row.pass();
             if put == Put::Done {
                 continue;
@@ -252,17 +265,23 @@ impl Filling<'_> {
             }
         }
 
-        Delivered { delivered: self.put_in(), undelivered, gone }
+        Delivered { delivered: self.put_count(), undelivered, gone }
     }
 
-    /// As [`Filling::put_row`], apart from the code for memory in one mapping, whose loop needs all
-    /// registers.
+    /// As [`Filling::put_row`], for memory in several mappings. It is not inlined, because the loop
+    /// for memory in one mapping needs all registers.
     #[inline(never)]
-    fn put_scattered_row(self, memory: &DmaLease, header: u64, alike: u64, row: &mut impl Row) -> Delivered {
-        self.put_row(memory, header, alike, row)
+    fn put_scattered_row(
+        self,
+        memory: &DmaLease,
+        slot_header: u64,
+        packet_header: u64,
+        row: &mut impl Row,
+    ) -> Delivered {
+        self.put_row(memory, slot_header, packet_header, row)
     }
 
-    /// Puts in a message.
+    /// Writes a message into the next slot.
     #[inline(always)]
     fn put(&mut self, memory: &impl SlotMemory, header: u64, message: &[u8]) -> Put {
         if self.next == self.end {
@@ -281,9 +300,9 @@ impl Filling<'_> {
         Put::Done
     }
 
-    /// Returns the number of messages that were put in so far.
+    /// Returns the number of messages written so far.
     #[inline]
-    fn put_in(&self) -> u32 {
+    fn put_count(&self) -> u32 {
         // The value fits: it is at most the node's share.
         self.next.wrapping_sub(*self.delivered) as u32
     }
@@ -292,7 +311,7 @@ impl Filling<'_> {
 impl Drop for Filling<'_> {
     #[inline]
     fn drop(&mut self) {
-        let put = self.put_in();
+        let put = self.put_count();
         *self.delivered = self.next;
         if let Some(used) = &mut self.used {
             **used += put;
@@ -305,19 +324,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn impossible_rings_are_unsound() {
-        let sound = RingRegisters { base: 0x1000, slots: 64 };
-        assert!(sound.is_sound(1) && sound.is_sound(64));
-        let unsound = [
-            RingRegisters { base: 0x1008, ..sound },
-            RingRegisters { slots: 0, ..sound },
-            RingRegisters { slots: 63, ..sound },
-            RingRegisters { slots: 32, ..sound },
-            RingRegisters { slots: 1 << 17, ..sound },
-            RingRegisters { base: 0xffff_ffff_ffff_f000, ..sound },
+    fn impossible_rings_are_invalid() {
+        let valid = RingRegisters { base: 0x1000, slots: 64 };
+        assert!(valid.is_valid(1) && valid.is_valid(64));
+        let invalid = [
+            RingRegisters { base: 0x1008, ..valid },
+            RingRegisters { slots: 0, ..valid },
+            RingRegisters { slots: 63, ..valid },
+            RingRegisters { slots: 32, ..valid },
+            RingRegisters { slots: 1 << 17, ..valid },
+            RingRegisters { base: 0xffff_ffff_ffff_f000, ..valid },
         ];
-        assert!(unsound.iter().all(|registers| !registers.is_sound(1)));
-        assert!(!sound.is_sound(65));
-        assert_eq!(sound.share(3), 21);
+        assert!(invalid.iter().all(|registers| !registers.is_valid(1)));
+        assert!(!valid.is_valid(65));
+        assert_eq!(valid.share(3), 21);
     }
 }

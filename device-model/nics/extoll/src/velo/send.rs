@@ -83,14 +83,15 @@ impl Velo {
         let Some(run) = ports.run(way.0, way.1) else { return Sent::Nothing };
         let mut run = run.at_most(most);
 
-        // The header and the directory entry of the last record, reused for records alike.
+        // The header and the directory entry of the last record, reused for records with the same
+        // address.
         let (mut header, mut index) = (0, usize::MAX);
-        let sent = posted.take_while(|at, data, alike| {
-            if !alike {
+        let sent = posted.take_while(|at, data, is_repeat| {
+            if !is_repeat {
                 let address = SendAddress::decode(at.offset);
                 let whole = is_start(at.offset) && data.len() == address.bytes();
-                let sound = at.bar == BAR_VELO && address.receiver.node == node && whole;
-                let found = directory.index(node, address.receiver.vpid).filter(|_| sound);
+                let valid = at.bar == BAR_VELO && address.receiver.node == node && whole;
+                let found = directory.index(node, address.receiver.vpid).filter(|_| valid);
                 let entry = found.and_then(|found| directory.at(found)).filter(|entry| entry.is_up());
                 let (Some(found), Some(entry)) = (found, entry) else {
                     return false;
@@ -225,17 +226,18 @@ impl Velo {
         Write::Accepted
     }
 
-    /// Ends split messages that were not completed in time, as torn.
+    /// Ends the split messages that were not complete within [`SPLIT_TIMEOUT`]. They count as torn.
     #[inline]
-    pub(crate) fn give_up_splits(&mut self, unit: &mut UnitContext<'_, '_>) {
+    pub(crate) fn end_overdue_splits(&mut self, unit: &mut UnitContext<'_, '_>) {
         if !self.splits.is_empty() {
-            self.look_at_splits(unit);
+            self.end_overdue_splits_of_clients(unit);
         }
     }
 
-    /// As [`Velo::give_up_splits`], where there are split messages.
+    /// Second part of [`Velo::end_overdue_splits`], for a card with split messages. It requests a
+    /// call for the end of each time-out that has not passed.
     #[cold]
-    fn look_at_splits(&mut self, unit: &mut UnitContext<'_, '_>) {
+    fn end_overdue_splits_of_clients(&mut self, unit: &mut UnitContext<'_, '_>) {
         let now = unit.context.now();
         for who in self.splits.iter() {
             let client = self.clients.get(usize::from(who));
@@ -247,11 +249,12 @@ impl Velo {
 
             // A message whose last piece waits for credit is complete; the watchdog limits its
             // wait.
-            let end = client.stall.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
-            if now < end {
-                unit.context.wake_at(end);
+            let deadline = client.stall.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
+            if now < deadline {
+                unit.context.wake_at(deadline);
                 continue;
             }
+
             self.give_up_split(unit, AttachmentId(who));
         }
     }

@@ -27,13 +27,14 @@ pub(super) enum Tenancy {
 }
 
 impl Tenancy {
-    /// Returns the memory of the present tenants.
+    /// Returns the memory of the present tenants; `None` while the channel has no tenant.
     #[inline]
     pub(super) fn memory(&self) -> Option<&Memory> {
         if let Self::Open(memory) = self { Some(memory) } else { None }
     }
 
-    /// Returns the send slots of the present tenants.
+    /// Returns the send slots of the present tenants: the mapped memory into which they write
+    /// packets. Returns `None` while the channel has no tenant.
     #[inline]
     pub(super) fn send_slots(&self) -> Option<&Ring> {
         self.memory().map(|memory| &memory.send)

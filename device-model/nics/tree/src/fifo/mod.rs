@@ -92,21 +92,21 @@ pub(crate) enum RowEnd {
     Empty,
     /// The next packet has to wait.
     Blocked,
-    /// The next packet could move, and the pool has no packet left to carry it.
+    /// The next packet could move, but the packet pool of the fabric is empty.
     Starved,
-    /// The next packet goes another way, or the limit was reached. Where no packet has moved, the
+    /// The next packet has another target, or the limit was reached. Where no packet has moved, the
     /// source is disabled.
     Other,
 }
 
 impl RowEnd {
-    /// Returns why a row of packets with the header `alike` ended, from the packet that is first
-    /// now.
+    /// Returns why a row of packets with the header `row_header` ended, from the packet that is
+    /// first now.
     #[inline(never)]
-    pub(crate) fn before(front: Option<&Packet>, alike: u64) -> Self {
+    pub(crate) fn before(front: Option<&Packet>, row_header: u64) -> Self {
         match front {
             None => Self::Empty,
-            Some(packet) if packet.header == alike => Self::Blocked,
+            Some(packet) if packet.header == row_header => Self::Blocked,
             Some(_) => Self::Other,
         }
     }
@@ -216,8 +216,8 @@ impl Channel {
     }
 
     /// Sends packets out of the slots while `goes` accepts their headers, at most `most`. Returns
-    /// the number sent and why the row ended. A packet that must be taken with [`Channel::take`]
-    /// ends the row.
+    /// the number sent and why the row ended. A packet that must be taken with
+    /// [`Channel::take_send_head`] ends the row.
     #[inline]
     pub(crate) fn send_row(
         &mut self,
@@ -230,10 +230,10 @@ impl Channel {
     }
 
     /// Takes the first packet out of the send FIFO, and adds it to the checksums. Returns `None` if
-    /// there is none, or if the pool has no packet to hold it.
+    /// there is none, or if the packet pool (in `ports`) has no packet to hold it.
     #[inline]
-    pub(crate) fn take(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
-        let packet = self.send.take(self.tenancy.send_slots(), ports)?;
+    pub(crate) fn take_send_head(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
+        let packet = self.send.take_head(self.tenancy.send_slots(), ports)?;
 
         let header = Header(packet.header as u32);
         if header.checksum_mode() != checksum::NONE {
@@ -255,7 +255,7 @@ impl Channel {
     /// Looks for filled send slots. Returns the number of packets in the send FIFO.
     #[inline]
     pub(crate) fn send_count(&mut self) -> u32 {
-        self.send.look(self.tenancy.send_slots())
+        self.send.refresh_count(self.tenancy.send_slots())
     }
 
     /// Returns the number of packets taken out of the send slots.
@@ -289,7 +289,7 @@ impl Channel {
 
     /// Puts a packet into the receive FIFO. The caller must have seen [`Room::Yes`] for it.
     #[inline]
-    pub(crate) fn put(&mut self, header: Header, payload: &[u8]) {
+    pub(crate) fn put_received(&mut self, header: Header, payload: &[u8]) {
         if let Some(memory) = self.tenancy.memory() {
             self.receive.put(&memory.receive, header, payload, &mut self.events);
         }
@@ -299,7 +299,7 @@ impl Channel {
     /// `header`, at most `limit`. The caller must have seen [`Room::Yes`] for it. Returns the
     /// number put into the FIFO and why the row ended.
     #[inline]
-    pub(crate) fn put_row(
+    pub(crate) fn put_received_row(
         &mut self,
         ports: &mut Ports<'_>,
         port: u8,
@@ -427,8 +427,8 @@ impl Channel {
         )
     }
 
-    /// Brings the mirror up to date. `enabled` has the exceptions whose watermarks raise an
-    /// interrupt.
+    /// Stores the words of the mirror that have changed, and notes the watermarks that were
+    /// reached. `enabled` has the exceptions whose watermarks raise an interrupt.
     #[inline]
     pub(crate) fn publish(&mut self, enabled: Exceptions) {
         if self.is_open() {
@@ -439,18 +439,18 @@ impl Channel {
     /// As [`Channel::publish`], for an open channel.
     fn publish_open(&mut self, enabled: Exceptions) {
         let Some(memory) = self.tenancy.memory() else { return };
-        let send = self.send.look(Some(&memory.send));
-        let exceptions = self.exceptions_with(send);
-        let now = Shown {
+        let send_count = self.send.refresh_count(Some(&memory.send));
+        let exceptions = self.exceptions_with(send_count);
+        let current = Shown {
             send_head: self.send.taken(),
             recv_tail: self.receive.tail(),
             irq: self.receive.irq_count(),
-            status: self.status_with(send),
+            status: self.status_with(send_count),
             error: exceptions.error_word(),
         };
 
         self.events.compare_watermarks(exceptions, enabled);
-        self.shown.show(&memory.words, &now);
+        self.shown.show(&memory.words, &current);
     }
 
     /// Writes all words of the mirror that do not change with each packet.

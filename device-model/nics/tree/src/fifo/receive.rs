@@ -133,12 +133,12 @@ impl ReceiveFifo {
         events: &mut Events,
     ) -> (u32, RowEnd) {
         let PortRow { ports, port, channel, limit } = row;
-        let (mut received, alike) = (0, u64::from(header.0));
+        let (mut received, row_header) = (0, u64::from(header.0));
 
         loop {
             let (mut tail, full) = (self.tail, self.head.wrapping_add(self.depth));
             received += ports.take_while(port, channel, limit - received, |packet| {
-                if packet.header != alike || tail == full {
+                if packet.header != row_header || tail == full {
                     return false;
                 }
 
@@ -157,7 +157,7 @@ impl ReceiveFifo {
                 return (received, RowEnd::Other);
             }
 
-            let end = RowEnd::before(ports.peek(port, channel), alike);
+            let end = RowEnd::before(ports.peek(port, channel), row_header);
             if end == RowEnd::Blocked {
                 self.look_at_head(memory, events);
             }

@@ -74,12 +74,12 @@ impl SendFifo {
     }
 
     /// Looks for filled slots. Returns the number of packets in the FIFO.
-    pub(super) fn look(&mut self, slots: Option<&Ring>) -> u32 {
-        self.look_at_slots(slots) + self.side.packets()
+    pub(super) fn refresh_count(&mut self, slots: Option<&Ring>) -> u32 {
+        self.refresh_filled_slots(slots) + self.side.packets()
     }
 
     /// Looks for filled slots. Returns their number.
-    fn look_at_slots(&mut self, slots: Option<&Ring>) -> u32 {
+    fn refresh_filled_slots(&mut self, slots: Option<&Ring>) -> u32 {
         self.seen = self.seen.max(self.current.is_some().into());
         while self.seen < self.depth && self.control(slots, self.seen).is_some() {
             self.seen += 1;
@@ -133,7 +133,7 @@ impl SendFifo {
         let first = self.head;
         let most = self.side.slots_before(first, most);
 
-        let (mut sent, mut alike, mut current) = (0, None, self.current);
+        let (mut sent, mut row_header, mut current) = (0, None, self.current);
 
         let end = loop {
             if sent == most {
@@ -146,11 +146,11 @@ impl SendFifo {
             let Some(control) = current else { break RowEnd::Empty };
 
             let header = Header((control >> 32) as u32);
-            if alike != Some(header) {
+            if row_header != Some(header) {
                 if header.checksum_mode() != checksum::NONE || !goes(header) {
                     break RowEnd::Other;
                 }
-                alike = Some(header);
+                row_header = Some(header);
             }
 
             let gone = run.send_with(PAYLOAD, |packet| {
@@ -175,10 +175,10 @@ impl SendFifo {
         (sent, end)
     }
 
-    /// Takes the first packet out of the FIFO. Returns `None` if there is none, or if the pool has
-    /// no packet to hold it.
+    /// Takes the first packet out of the FIFO. Returns `None` if there is none, or if the packet
+    /// pool (in `ports`) has no packet to hold it.
     #[inline]
-    pub(super) fn take(&mut self, slots: Option<&Ring>, ports: &mut Ports<'_>) -> Option<Packet> {
+    pub(super) fn take_head(&mut self, slots: Option<&Ring>, ports: &mut Ports<'_>) -> Option<Packet> {
         match self.side.before(self.head) {
             Some(SideItem::Packet(_)) => match self.side.pop()? {
                 SideItem::Packet(packet) => Some(packet),
@@ -224,7 +224,7 @@ impl SendFifo {
 
     /// Puts an item behind the current contents of the FIFO.
     pub(super) fn append(&mut self, slots: Option<&Ring>, item: SideItem) {
-        let behind = self.head.wrapping_add(self.look_at_slots(slots));
+        let behind = self.head.wrapping_add(self.refresh_filled_slots(slots));
         self.side.push(behind, item);
     }
 
@@ -233,7 +233,7 @@ impl SendFifo {
     /// The side queue takes packets up to twice the depth, however many tenants come and go while
     /// the tree is blocked. The rest is discarded.
     pub(super) fn keep_sent(&mut self, slots: &Ring, ports: &mut Ports<'_>) {
-        let filled = self.look_at_slots(Some(slots));
+        let filled = self.refresh_filled_slots(Some(slots));
         let mut left = std::mem::take(&mut self.side);
 
         for _ in 0..filled {

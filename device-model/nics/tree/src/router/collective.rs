@@ -9,7 +9,7 @@ use nicforge_hwi::{
 use super::{
     Router, RouterContext,
     held::Held,
-    route::{Source, TO_LOCAL, Way},
+    route::{RouteDecision, Source, TO_LOCAL},
 };
 use crate::{
     alu,
@@ -41,15 +41,15 @@ impl Router {
 
         for port in 0..PORTS as u8 {
             let bit = 1 << port;
-            let open = held.targets & bit & self.open_ports(context, channel) != 0;
-            if !open || !context.ports.ready(port, channel) {
+            let is_usable = held.targets & bit & self.usable_ports(context, channel) != 0;
+            if !is_usable || !context.ports.ready(port, channel) {
                 continue;
             }
 
             // The last target gets the packet itself.
             if held.targets == bit {
                 self.transmit(context, channel, port, held.packet);
-                return self.moved_one(channel, source);
+                return self.single_result(channel, source);
             }
 
             let Some(mut copy) = context.ports.new_packet(PAYLOAD) else {
@@ -66,12 +66,12 @@ impl Router {
 
         if held.targets == 0 {
             context.ports.recycle(held.packet);
-            return self.moved_one(channel, source);
+            return self.single_result(channel, source);
         }
 
         let any_moved = held.targets != before;
         self.held.put(channel, source, held);
-        if any_moved { self.moved_one(channel, source) } else { (0, RowEnd::Blocked) }
+        if any_moved { self.single_result(channel, source) } else { (0, RowEnd::Blocked) }
     }
 
     /// Combines the packets of a class once every source of the class has one. `source` is a source
@@ -99,7 +99,9 @@ impl Router {
         let mut result: Option<Packet> = None;
         let in_order = std::iter::once(Source::LOCAL).chain(Source::all().take(PORTS));
         for operand in in_order.filter(|operand| operands & operand.bit() != 0) {
-            let Some(packet) = self.take(context, channel, operand) else { return (0, RowEnd::Starved) };
+            let Some(packet) = self.take_first(context, channel, operand) else {
+                return (0, RowEnd::Starved);
+            };
             result = Some(match result {
                 None => packet,
                 Some(result) => self.reduce(context, channel, result, packet),
@@ -115,7 +117,7 @@ impl Router {
 
         self.held.put(channel, Source::ALU, Held { packet, targets });
         let _ = self.copy_held(context, channel, Source::ALU);
-        self.moved_one(channel, source)
+        self.single_result(channel, source)
     }
 
     /// Returns whether an operand of the class is first at a source.
@@ -140,7 +142,7 @@ impl Router {
             },
         };
 
-        header.is_some_and(|header| self.routes.route(source, header) == Way::Combine { class })
+        header.is_some_and(|header| self.routes.route(source, header) == RouteDecision::Combine { class })
     }
 
     /// Combines an operand into a result and recycles its packet. The result keeps its own

@@ -153,7 +153,9 @@ impl Router {
             for port in 0..PORTS as u8 {
                 while let Some(packet) = context.ports.take(port, channel) {
                     match presence::parse(packet.header) {
-                        Some((node, word)) => self.learn(context, channel, node, word, Some(port)),
+                        Some((node, presence_word)) => {
+                            self.update_presence(context, channel, node, presence_word, Some(port));
+                        }
                         None => self.counters[channel].sunk += 1,
                     }
                     context.ports.recycle(packet);

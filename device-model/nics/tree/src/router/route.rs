@@ -60,9 +60,9 @@ pub(super) type Targets = u8;
 /// The receive FIFO as a target.
 pub(super) const TO_LOCAL: Targets = 1 << PORTS;
 
-/// The way of a packet at a node.
+/// The decision where a packet goes at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum RouteDecision {
     /// Out through this port.
     Port(u8),
     /// Into the receive FIFO.
@@ -74,7 +74,7 @@ pub(super) enum Way {
     /// The packet has no target.
     Nowhere,
     /// The packet is a presence symbol, which the NIC takes out.
-    Symbol { node: u32, word: u32 },
+    Symbol { node: u32, presence_word: u32 },
 }
 
 /// The routes of a node, and the ports that they can use.
@@ -118,9 +118,9 @@ impl RouteTable {
         self.classes[class] = route;
     }
 
-    /// Returns the way of a packet of `source`. A way out leads through a port with a link.
+    /// Decides where a packet of `source` goes. A [`RouteDecision::Port`] has a link.
     #[inline(always)]
-    pub(super) fn route(&self, source: Source, header: u64) -> Way {
+    pub(super) fn route(&self, source: Source, header: u64) -> RouteDecision {
         // A presence symbol has bits above the header's 32.
         if header >> 32 == 0 && Header(header as u32).is_point_to_point() {
             self.route_to_node(source, Header(header as u32).node())
@@ -129,26 +129,26 @@ impl RouteTable {
         }
     }
 
-    /// Returns the way of a point-to-point packet. It never returns through its own port.
+    /// Decides where a point-to-point packet goes. It never leaves through the port it came from.
     #[inline(always)]
-    fn route_to_node(&self, source: Source, node: u32) -> Way {
+    fn route_to_node(&self, source: Source, node: u32) -> RouteDecision {
         let exits = self.connected & !source.bit();
 
         match self.targets.get(node as usize) {
-            Some(Route::Local) => Way::Local,
-            Some(Route::Port(port)) if exits & (1 << port) != 0 => Way::Port(*port),
-            _ => Way::Nowhere,
+            Some(Route::Local) => RouteDecision::Local,
+            Some(Route::Port(port)) if exits & (1 << port) != 0 => RouteDecision::Port(*port),
+            _ => RouteDecision::Nowhere,
         }
     }
 
-    /// Returns the way of any other packet.
+    /// Decides where any other packet goes.
     ///
     /// A class's packet goes up to the root of the class, turns round there, possibly through its
     /// own port, and goes down.
     #[inline(never)]
-    fn route_by_class(&self, source: Source, header: u64) -> Way {
-        if let Some((node, word)) = presence::parse(header) {
-            return Way::Symbol { node, word };
+    fn route_by_class(&self, source: Source, header: u64) -> RouteDecision {
+        if let Some((node, presence_word)) = presence::parse(header) {
+            return RouteDecision::Symbol { node, presence_word };
         }
 
         let header = Header(header as u32);
@@ -159,7 +159,7 @@ impl RouteTable {
             None => route.sends(),
         };
         if rises && alu::combines(header.opcode()) {
-            return Way::Combine { class: header.class() };
+            return RouteDecision::Combine { class: header.class() };
         }
 
         let targets = if rises {
@@ -170,7 +170,7 @@ impl RouteTable {
             0
         };
 
-        Self::way_to(targets)
+        Self::decision_for(targets)
     }
 
     /// Returns the targets of a class's packet on its way up: the port up, or those down at the
@@ -191,13 +191,13 @@ impl RouteTable {
         targets & (self.connected | TO_LOCAL)
     }
 
-    /// Returns the way to targets that exist.
-    fn way_to(targets: Targets) -> Way {
+    /// Returns the decision for a set of targets that exist.
+    fn decision_for(targets: Targets) -> RouteDecision {
         match targets {
-            0 => Way::Nowhere,
-            TO_LOCAL => Way::Local,
-            one if one.is_power_of_two() => Way::Port(one.trailing_zeros() as u8),
-            several => Way::Several(several),
+            0 => RouteDecision::Nowhere,
+            TO_LOCAL => RouteDecision::Local,
+            one if one.is_power_of_two() => RouteDecision::Port(one.trailing_zeros() as u8),
+            several => RouteDecision::Several(several),
         }
     }
 }

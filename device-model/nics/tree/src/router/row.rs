@@ -1,7 +1,7 @@
 //! Rows of packets. A single packet is a row of one.
 //!
-//! A row is a sequence of packets from one source that go the same way. They share the lookup of
-//! the route, the check of link and FIFO, the credits, and the wake-up of the next node.
+//! A row is a sequence of packets from one source that leave to the same target. They share the
+//! lookup of the route, the check of link and FIFO, the credits, and the wake-up of the next node.
 //!
 //! Packets with several targets, presence symbols, and packets that the ALU combines are moved one
 //! by one.
@@ -12,7 +12,7 @@ use nicforge_hwi::{tree::Header, tree_dcr::pix};
 use super::{
     Router, RouterContext,
     held::Held,
-    route::{Source, Way},
+    route::{RouteDecision, Source},
 };
 use crate::fifo::{Head, Room, RowEnd};
 
@@ -23,20 +23,21 @@ const BLOCKED: (u32, RowEnd) = (0, RowEnd::Blocked);
 /// The result where the pool has no packet left to carry the first packet of the send FIFO.
 const STARVED: (u32, RowEnd) = (0, RowEnd::Starved);
 
-/// The packets that may be moved in a row.
+/// A request to move a row: which packets may move, and through which ports.
 #[derive(Clone, Copy)]
-struct Allowance {
+struct RowRequest {
     channel: usize,
     source: Source,
     /// The most packets to move, at least 1.
     limit: u32,
     /// Ports that packets may leave through, one bit for each port.
-    open: u8,
+    usable_ports: u8,
 }
 
 impl Router {
-    /// Moves packets that go the same way as the first packet of a source, at most `limit`. Returns
-    /// the number moved and why the row ended.
+    /// Moves packets to the target of the first packet of a source, at most `limit`. Returns the
+    /// number of moved packets and the reason why the row ended. The other methods of this module
+    /// return the same pair.
     #[inline]
     pub(super) fn move_row(
         &mut self,
@@ -49,11 +50,11 @@ impl Router {
             return self.copy_held(context, channel, source);
         }
 
-        let open = self.open_ports(context, channel);
-        let allowance = Allowance { channel, source, limit, open };
+        let usable_ports = self.usable_ports(context, channel);
+        let request = RowRequest { channel, source, limit, usable_ports };
         match source.port() {
-            Some(port) => self.port_row(context, port, allowance),
-            None if source == Source::LOCAL => self.own_row(context, allowance),
+            Some(port) => self.move_port_row(context, port, request),
+            None if source == Source::LOCAL => self.move_injected_row(context, request),
             None => EMPTY,
         }
     }
@@ -61,36 +62,37 @@ impl Router {
     /// Returns the ports that only credits can keep a packet from leaving through, one bit for each
     /// port. A port where a presence symbol waits is not among them, because the symbol goes first.
     #[inline]
-    pub(super) fn open_ports(&self, context: &RouterContext<'_, '_>, channel: usize) -> u8 {
-        let open = self.routes.connected() & !context.presence.ports_waiting(channel);
-        if self.rcfg == 0 { open } else { open & !self.disabled_targets(channel) }
+    pub(super) fn usable_ports(&self, context: &RouterContext<'_, '_>, channel: usize) -> u8 {
+        let usable = self.routes.connected() & !context.presence.ports_waiting(channel);
+        if self.rcfg == 0 { usable } else { usable & !self.disabled_targets(channel) }
     }
 
     /// Moves packets that have arrived at a port.
     #[inline(never)]
-    fn port_row(
+    fn move_port_row(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         port: u8,
-        allowance: Allowance,
+        request: RowRequest,
     ) -> (u32, RowEnd) {
-        let Allowance { channel, source, limit, open } = allowance;
+        let RowRequest { channel, source, limit, usable_ports } = request;
         if self.is_source_disabled(channel, port) {
             return (0, RowEnd::Other);
         }
 
         let routes = &self.routes;
-        let (mut way, mut first) = (None, 0);
+        let (mut decision, mut first) = (None, 0);
 
         let forwarded = context.ports.forward_row(port, channel, limit, |packet| {
             first = packet.header;
             let found = routes.route(source, first);
-            way = Some(found);
+            decision = Some(found);
 
-            let Way::Port(exit) = found else { return None };
+            let RouteDecision::Port(exit) = found else { return None };
             // The packets of a stream have equal headers, so one comparison decides.
-            let alike = first;
-            (open & (1 << exit) != 0).then_some((exit, move |packet: &Packet| packet.header == alike))
+            let row_header = first;
+            (usable_ports & (1 << exit) != 0)
+                .then_some((exit, move |packet: &Packet| packet.header == row_header))
         });
 
         if let Some((moved, more)) = forwarded {
@@ -100,18 +102,18 @@ impl Router {
             return (moved, end);
         }
 
-        match way {
+        match decision {
             None => EMPTY,
-            Some(Way::Port(_)) => BLOCKED,
-            Some(Way::Local) => self.receive_row(context, port, allowance, Header(first as u32)),
-            Some(Way::Symbol { node, word }) => {
+            Some(RouteDecision::Port(_)) => BLOCKED,
+            Some(RouteDecision::Local) => self.receive_row(context, port, request, Header(first as u32)),
+            Some(RouteDecision::Symbol { node, presence_word }) => {
                 if let Some(packet) = context.ports.take(port, channel) {
                     context.ports.recycle(packet);
                 }
-                self.learn(context, channel, node, word, Some(port));
-                self.moved_one(channel, source)
+                self.update_presence(context, channel, node, presence_word, Some(port));
+                self.single_result(channel, source)
             }
-            Some(way) => self.move_one(context, channel, source, way),
+            Some(decision) => self.move_one(context, channel, source, decision),
         }
     }
 
@@ -122,32 +124,38 @@ impl Router {
         &mut self,
         context: &mut RouterContext<'_, '_>,
         port: u8,
-        allowance: Allowance,
+        request: RowRequest,
         first: Header,
     ) -> (u32, RowEnd) {
-        let Allowance { channel, limit, .. } = allowance;
+        let RowRequest { channel, limit, .. } = request;
         let fifo = &mut context.channels[channel];
 
         match fifo.look_for_room(first) {
             Room::No => BLOCKED,
             Room::Sink => {
-                let alike = u64::from(first.0);
-                let sunk = context.ports.take_while(port, channel, limit, |packet| packet.header == alike);
+                let row_header = u64::from(first.0);
+                let sunk =
+                    context.ports.take_while(port, channel, limit, |packet| packet.header == row_header);
                 self.counters[channel].sunk += u64::from(sunk);
                 (sunk, RowEnd::Other)
             }
             Room::Yes => {
-                let (received, end) = fifo.put_row(context.ports, port, limit, first);
+                let (received, end) = fifo.put_received_row(context.ports, port, limit, first);
                 self.counters[channel].received += u64::from(received);
                 (received, end)
             }
         }
     }
 
-    /// Moves packets of the send FIFO.
+    /// Moves a row out of the send FIFO. Returns the number of moved packets and the reason why the
+    /// row ended. A presence symbol at the head is processed here, and counts as a row of one.
     #[inline(never)]
-    fn own_row(&mut self, context: &mut RouterContext<'_, '_>, allowance: Allowance) -> (u32, RowEnd) {
-        let Allowance { channel, source, open, .. } = allowance;
+    fn move_injected_row(
+        &mut self,
+        context: &mut RouterContext<'_, '_>,
+        request: RowRequest,
+    ) -> (u32, RowEnd) {
+        let RowRequest { channel, source, usable_ports, .. } = request;
         if !context.injecting {
             return EMPTY;
         }
@@ -157,17 +165,19 @@ impl Router {
             Head::Packet(header) => header,
             Head::Presence { core, generation } => {
                 context.channels[channel].take_presence();
-                let word = context.presence.with_core(channel, self.address, core, generation);
-                self.learn(context, channel, self.address, word, None);
-                return self.moved_one(channel, source);
+                let presence_word = context.presence.with_core(channel, self.address, core, generation);
+                self.update_presence(context, channel, self.address, presence_word, None);
+                return self.single_result(channel, source);
             }
         };
 
         match self.routes.route(source, header.0.into()) {
-            Way::Port(port) if open & (1 << port) != 0 => self.send_row(context, port, allowance),
-            Way::Port(_) => BLOCKED,
-            Way::Local => self.loop_back(context, channel, header),
-            way => self.move_one(context, channel, source, way),
+            RouteDecision::Port(port) if usable_ports & (1 << port) != 0 => {
+                self.send_row(context, port, request)
+            }
+            RouteDecision::Port(_) => BLOCKED,
+            RouteDecision::Local => self.loop_back(context, channel, header),
+            decision => self.move_one(context, channel, source, decision),
         }
     }
 
@@ -182,13 +192,13 @@ impl Router {
         &mut self,
         context: &mut RouterContext<'_, '_>,
         port: u8,
-        allowance: Allowance,
+        request: RowRequest,
     ) -> (u32, RowEnd) {
-        let Allowance { channel, source, limit, .. } = allowance;
+        let RowRequest { channel, source, limit, .. } = request;
 
         if let Some(mut run) = context.ports.run(port, channel) {
             let routes = &self.routes;
-            let goes = |header: Header| routes.route(source, header.0.into()) == Way::Port(port);
+            let goes = |header: Header| routes.route(source, header.0.into()) == RouteDecision::Port(port);
             let (sent, end) = context.channels[channel].send_row(&mut run, limit, goes);
             if sent > 0 || end != RowEnd::Other {
                 let counters = &mut self.counters[channel];
@@ -209,9 +219,9 @@ impl Router {
             return BLOCKED;
         }
 
-        let Some(packet) = self.take(context, channel, Source::LOCAL) else { return STARVED };
+        let Some(packet) = self.take_first(context, channel, Source::LOCAL) else { return STARVED };
         self.transmit(context, channel, port, packet);
-        self.moved_one(channel, Source::LOCAL)
+        self.single_result(channel, Source::LOCAL)
     }
 
     /// Moves the first packet of the send FIFO, whose header is `header`, into the receive FIFO.
@@ -226,30 +236,31 @@ impl Router {
             return BLOCKED;
         }
 
-        let Some(packet) = self.take(context, channel, Source::LOCAL) else { return STARVED };
+        let Some(packet) = self.take_first(context, channel, Source::LOCAL) else { return STARVED };
         self.deliver(context, channel, &packet, room);
         context.ports.recycle(packet);
-        self.moved_one(channel, Source::LOCAL)
+        self.single_result(channel, Source::LOCAL)
     }
 
-    /// Moves the first packet of a source, which goes no way that rows go.
+    /// Moves the first packet of a source when its decision is one that rows do not serve: several
+    /// targets, the ALU, or no target.
     #[inline(never)]
     fn move_one(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: Source,
-        way: Way,
+        decision: RouteDecision,
     ) -> (u32, RowEnd) {
-        if let Way::Combine { class } = way {
+        if let RouteDecision::Combine { class } = decision {
             return self.combine(context, channel, source, class);
         }
 
-        let Some(packet) = self.take(context, channel, source) else { return STARVED };
-        if let Way::Several(targets) = way {
+        let Some(packet) = self.take_first(context, channel, source) else { return STARVED };
+        if let RouteDecision::Several(targets) = decision {
             self.held.put(channel, source, Held { packet, targets });
             let _ = self.copy_held(context, channel, source);
-            return self.moved_one(channel, source);
+            return self.single_result(channel, source);
         }
 
         // The packet has no target.
@@ -258,20 +269,21 @@ impl Router {
         if source == Source::LOCAL {
             context.channels[channel].events.inject_error(pix::ADDR0);
         }
-        self.moved_one(channel, source)
+        self.single_result(channel, source)
     }
 
-    /// Returns the result where one packet was moved that is no part of a longer row. Such a packet
-    /// may let another source continue, if the ALU or a held packet has to do with it.
-    pub(super) fn moved_one(&mut self, channel: usize, source: Source) -> (u32, RowEnd) {
+    /// Returns the result for a packet that was moved alone. It requests another look at the
+    /// sources if the packet came from the ALU or a packet is still held, since either may let
+    /// another source continue.
+    pub(super) fn single_result(&mut self, channel: usize, source: Source) -> (u32, RowEnd) {
         self.again |= source == Source::ALU || self.held.mask(channel) != 0;
         (1, RowEnd::Other)
     }
 
     /// Takes the first packet out of a port or the send FIFO. Returns `None` if the source has
-    /// none, or if the pool has no packet to hold the send FIFO's.
+    /// none, or if the packet pool (in `ports`) has no packet to hold the send FIFO's.
     #[inline]
-    pub(super) fn take(
+    pub(super) fn take_first(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
@@ -280,7 +292,7 @@ impl Router {
         match source.port() {
             Some(port) => context.ports.take(port, channel),
             None => {
-                let packet = context.channels[channel].take(context.ports);
+                let packet = context.channels[channel].take_send_head(context.ports);
                 self.counters[channel].sent += u64::from(packet.is_some());
                 packet
             }
@@ -298,7 +310,7 @@ impl Router {
         room: Room,
     ) {
         if room == Room::Yes {
-            context.channels[channel].put(Header(packet.header as u32), packet.bytes());
+            context.channels[channel].put_received(Header(packet.header as u32), packet.bytes());
             self.counters[channel].received += 1;
         } else {
             self.counters[channel].sunk += 1;

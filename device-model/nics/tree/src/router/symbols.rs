@@ -6,21 +6,21 @@ use super::{Router, RouterContext};
 use crate::presence::SYMBOL_BYTES;
 
 impl Router {
-    /// Notes a presence word from a port or of this node, shows it, and passes it on through the
-    /// other ports.
-    pub(super) fn learn(
+    /// Records a node's presence word that came from a port, or that this node has set. A new word
+    /// is shown in the mirror and sent through all other ports.
+    pub(super) fn update_presence(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
         node: u32,
-        word: u32,
+        presence_word: u32,
         from: Option<u8>,
     ) {
         let onward = self.routes.connected() & !from.map_or(0, |port| 1 << port);
 
-        if context.presence.learn(channel, node, word, onward) {
+        if context.presence.update_word(channel, node, presence_word, onward) {
             self.counters[channel].presence += 1;
-            context.channels[channel].show_presence(node, word, context.presence.changes(channel));
+            context.channels[channel].show_presence(node, presence_word, context.presence.changes(channel));
             for port in 0..PORTS as u8 {
                 self.flush_presence(context, channel, port);
             }
