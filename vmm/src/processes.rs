@@ -31,7 +31,7 @@ use nix::{
 
 use crate::{
     descriptors,
-    failure::{Doing, EXIT_INTERRUPTED, Failure, print_error},
+    failure::{EXIT_INTERRUPTED, ErrorContext, Failure, print_error},
     lines::{LineSink, Printer, Stream, pass_on},
     signals::Signals,
 };
@@ -102,7 +102,7 @@ impl Processes {
 
     fn start_with(programs: Vec<Program>, sink: LineSink, give_up: Arc<AtomicBool>) -> Result<Self, Failure> {
         let (report, ended) = channel();
-        let (is_over, over) = std::io::pipe().doing(|| "a pipe".into())?;
+        let (is_over, over) = std::io::pipe().context(|| "a pipe".into())?;
         let ends = Ends { report, over: Arc::new(is_over), sink };
         let mut processes = Self { programs: Vec::new(), ended, over: Some(over), give_up };
 
@@ -127,7 +127,8 @@ impl Processes {
             .process_group(0);
 
         descriptors::restore_in(&mut command);
-        let mut child = command.spawn().doing(|| format!("can't start {executable} for {}", program.name))?;
+        let mut child =
+            command.spawn().context(|| format!("can't start {executable} for {}", program.name))?;
 
         let pid = Pid::from_raw(child.id() as i32);
         let (out, err) = (child.stdout.take(), child.stderr.take());
@@ -147,7 +148,7 @@ impl Processes {
             // The receiver is gone when the programs were dropped.
             let _ = report.send(index);
         });
-        waiter.doing(|| format!("a thread for {}", program.name))?;
+        waiter.context(|| format!("a thread for {}", program.name))?;
         Ok(())
     }
 
@@ -240,7 +241,7 @@ impl Processes {
 impl Started {
     /// Reaps a process that has ended, and returns its status.
     fn reap(&mut self) -> Result<ExitStatus, Failure> {
-        let status = self.child.wait().doing(|| format!("can't wait for {}", self.name))?;
+        let status = self.child.wait().context(|| format!("can't wait for {}", self.name))?;
         self.ended = true;
         self.look_for_rest();
         Ok(status)
@@ -288,7 +289,7 @@ impl Ends {
             // has been passed on.
             drop(report);
         });
-        reader.doing(|| format!("a thread for {program}"))?;
+        reader.context(|| format!("a thread for {program}"))?;
         Ok(())
     }
 }

@@ -25,7 +25,7 @@ use crate::{
     control::{ControlServer, Request, Response},
     descriptors,
     directory::{Directory, SocketFile},
-    failure::{Doing, EXIT_HELD, Failure, print_line},
+    failure::{EXIT_HELD, ErrorContext, Failure, print_line},
     signals::Signals,
     stat::{AttachmentSnapshot, LongestTurn, NodeSnapshot, Snapshot},
 };
@@ -66,7 +66,7 @@ impl EngineThread {
             let _ = report.send(result);
         });
 
-        Ok(Self { thread: thread.doing(|| "the engine's thread".into())?, ended })
+        Ok(Self { thread: thread.context(|| "the engine's thread".into())?, ended })
     }
 
     /// Waits until the thread has ended, for at most [`LAST_TURN`]. A thread that does not end is
@@ -144,8 +144,8 @@ impl Served {
 
         descriptors::raise();
         let config = options.engine();
-        let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
-        let stop = Stop::new().doing(|| "the engine".into())?;
+        let mut engine = Engine::new(machine, config).context(|| "the engine".into())?;
+        let stop = Stop::new().context(|| "the engine".into())?;
         let handle = engine.handle();
 
         // The control socket comes first, because it shows other servers that this one uses the
@@ -159,7 +159,7 @@ impl Served {
         for (function, attachment, path, access) in &places {
             engine
                 .listen_for(*function, *attachment, path, *access)
-                .doing(|| format!("can't serve {}", path.display()))?;
+                .context(|| format!("can't serve {}", path.display()))?;
             sockets.push(SocketFile::of(path)?);
         }
 
@@ -233,7 +233,7 @@ fn read(machine: &Path) -> Result<Description, Failure> {
 
 /// Runs the command.
 pub fn main(machine: &Path, options: &ServeOptions, owners: &[Word], groups: &[Word]) -> Result<u8, Failure> {
-    let signals = Signals::block().doing(|| "signals".into())?;
+    let signals = Signals::block().context(|| "signals".into())?;
     let served = Served::start_for(&read(machine)?, options, owners, groups)?;
     print_line(welcome(&served))?;
 

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     cpio::Archive,
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     provision::Toolkit,
     tool,
     watch::{LOOK, Watch},
@@ -102,7 +102,7 @@ impl Toolkit {
 
     /// Returns whether a minimal guest under KVM boots far enough to print its word.
     fn kvm_works(&self, watch: &Watch) -> Result<bool, GuestError> {
-        let folder = tempfile::tempdir().doing(|| "a temporary directory".into())?;
+        let folder = tempfile::tempdir().context(|| "a temporary directory".into())?;
         let (initrd, console) = (folder.path().join("initrd"), folder.path().join("console"));
         self.write_probe(&initrd)?;
 
@@ -119,14 +119,14 @@ impl Toolkit {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
 
-        let mut child = tool::end_with_us(&mut command).spawn().doing(|| "start QEMU".into())?;
+        let mut child = tool::end_with_us(&mut command).spawn().context(|| "start QEMU".into())?;
         let start = Instant::now();
         let works = loop {
             let said = std::fs::read(&console).unwrap_or_default();
             if String::from_utf8_lossy(&said).contains(WORD) {
                 break true;
             }
-            let ended = child.try_wait().doing(|| "wait for QEMU".into())?.is_some();
+            let ended = child.try_wait().context(|| "wait for QEMU".into())?.is_some();
             if ended || start.elapsed() > TRY || watch.is_cancelled() {
                 break false;
             }
@@ -143,15 +143,15 @@ impl Toolkit {
 
     fn write_probe(&self, path: &Path) -> Result<(), GuestError> {
         let shown = || path.display().to_string();
-        let busybox = std::fs::read(&self.programs.busybox).doing(|| "busybox".into())?;
+        let busybox = std::fs::read(&self.programs.busybox).context(|| "busybox".into())?;
         let init = format!(
             "#!/busybox sh\n/busybox mkdir /dev\n/busybox mount -t devtmpfs dev /dev\n\
              /busybox echo {WORD} > /dev/console\n/busybox poweroff -f\n"
         );
-        let mut archive = Archive::new(std::fs::File::create(path).doing(shown)?);
+        let mut archive = Archive::new(std::fs::File::create(path).context(shown)?);
 
-        archive.file("busybox", 0o755, &busybox).doing(shown)?;
-        archive.file("init", 0o755, init.as_bytes()).doing(shown)?;
-        archive.finish().doing(shown).map(drop)
+        archive.file("busybox", 0o755, &busybox).context(shown)?;
+        archive.file("init", 0o755, init.as_bytes()).context(shown)?;
+        archive.finish().context(shown).map(drop)
     }
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     tool,
     watch::Watch,
 };
@@ -165,13 +165,13 @@ struct Apt {
 
 impl Apt {
     fn set_up(selection: &Selection, mirror: &str, folder: &Path) -> Result<Self, GuestError> {
-        let folder = std::path::absolute(folder).doing(|| folder.display().to_string())?;
+        let folder = std::path::absolute(folder).context(|| folder.display().to_string())?;
         for part in ["lists/partial", "cache/archives/partial", NO_ARCHIVES, "log"] {
-            std::fs::create_dir_all(folder.join(part)).doing(|| folder.join(part).display().to_string())?;
+            std::fs::create_dir_all(folder.join(part)).context(|| folder.join(part).display().to_string())?;
         }
 
         let write = |name: &str, text: &str| {
-            std::fs::write(folder.join(name), text).doing(|| folder.join(name).display().to_string())
+            std::fs::write(folder.join(name), text).context(|| folder.join(name).display().to_string())
         };
         write("sources.sources", &sources(selection, mirror))?;
         write("status", &status(&selection.assumed))?;

@@ -23,7 +23,7 @@ use nix::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     watch::{LOOK, Watch},
 };
 
@@ -120,14 +120,14 @@ impl Cache {
     pub(crate) fn lock(&self, watch: &Watch) -> Result<Locked, GuestError> {
         let path = self.path("lock");
         let mut file =
-            File::options().create(true).append(true).open(&path).doing(|| path.display().to_string())?;
+            File::options().create(true).append(true).open(&path).context(|| path.display().to_string())?;
         let mut said = false;
 
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Locked { _lock: lock }),
                 Err((back, Errno::EWOULDBLOCK)) => file = back,
-                Err((_, errno)) => return Err(errno).doing(|| format!("lock {}", path.display())),
+                Err((_, errno)) => return Err(errno).context(|| format!("lock {}", path.display())),
             }
 
             if !said {
@@ -153,15 +153,16 @@ impl Cache {
         }
 
         let parent = path.parent().unwrap_or(&self.root);
-        std::fs::create_dir_all(parent).doing(|| parent.display().to_string())?;
+        std::fs::create_dir_all(parent).context(|| parent.display().to_string())?;
         let folder = tempfile::Builder::new()
             .prefix(".making-")
             .tempdir_in(parent)
-            .doing(|| format!("a directory in {}", parent.display()))?;
+            .context(|| format!("a directory in {}", parent.display()))?;
 
         fill(folder.path())?;
         let made = folder.keep();
-        std::fs::rename(&made, &path).doing(|| format!("rename {} to {}", made.display(), path.display()))?;
+        std::fs::rename(&made, &path)
+            .context(|| format!("rename {} to {}", made.display(), path.display()))?;
 
         Ok(path)
     }
@@ -255,7 +256,8 @@ mod tests {
     fn what_a_killed_process_was_making_is_swept_away() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
-        let made = cache.make("x/a", |path| std::fs::write(path.join("f"), "1").doing(String::new)).unwrap();
+        let made =
+            cache.make("x/a", |path| std::fs::write(path.join("f"), "1").context(String::new)).unwrap();
 
         for left in [".making-1/y", "x/.making-2/y"] {
             std::fs::create_dir_all(folder.path().join(left)).unwrap();
@@ -270,7 +272,8 @@ mod tests {
     fn what_is_there_is_not_made_again() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
-        let made = cache.make("x/a", |path| std::fs::write(path.join("f"), "1").doing(String::new)).unwrap();
+        let made =
+            cache.make("x/a", |path| std::fs::write(path.join("f"), "1").context(String::new)).unwrap();
         cache.make("x/a", |_| Err(GuestError::Cancelled)).unwrap();
         assert_eq!(std::fs::read_to_string(made.join("f")).unwrap(), "1");
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     tool,
     watch::Watch,
 };
@@ -99,7 +99,7 @@ fn listed(line: &str) -> Listed<'_> {
 
 /// Returns a program's content and the host's files that it needs: the libraries and the loader.
 pub(crate) fn needs(program: &Path, watch: &Watch) -> Result<(Vec<u8>, Vec<PathBuf>), GuestError> {
-    let bytes = std::fs::read(program).doing(|| program.display().to_string())?;
+    let bytes = std::fs::read(program).context(|| program.display().to_string())?;
     let Some(interpreter) = interpreter(&bytes) else { return Ok((bytes, Vec::new())) };
     let loader = Loader { path: PathBuf::from(interpreter), library_path: String::new() };
     let mut files = loader.libraries(program, watch)?;

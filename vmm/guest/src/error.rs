@@ -128,12 +128,12 @@ impl std::fmt::Display for LogEnds {
 }
 
 /// Adds the failed operation to an error of the system.
-pub(crate) trait Doing<T> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, GuestError>;
+pub(crate) trait ErrorContext<T> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, GuestError>;
 }
 
-impl<T, E: Into<std::io::Error>> Doing<T> for Result<T, E> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, GuestError> {
+impl<T, E: Into<std::io::Error>> ErrorContext<T> for Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, GuestError> {
         self.map_err(|error| GuestError::Io { what: what(), source: error.into() })
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use crate::{
     cpio::Archive,
     elf,
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     modules::{Module, ModuleTree},
     provision::{Lspci, Toolkit},
     watch::Watch,
@@ -72,10 +72,10 @@ pub(crate) fn write(
     let mut out = BufWriter::new(file);
     if let Some(initrd) = &toolkit.initrd {
         // Archives may follow each other, compressed or not. Later ones add to earlier ones.
-        let mut base = File::open(initrd).doing(|| initrd.display().to_string())?;
-        let length = std::io::copy(&mut base, &mut out).doing(shown)?;
+        let mut base = File::open(initrd).context(|| initrd.display().to_string())?;
+        let length = std::io::copy(&mut base, &mut out).context(shown)?;
         let missing = length.wrapping_neg() % 4;
-        out.write_all(&[0; 3][..missing as usize]).doing(shown)?;
+        out.write_all(&[0; 3][..missing as usize]).context(shown)?;
     }
 
     let mut builder = Builder { archive: Archive::new(out), libraries: BTreeSet::new(), shown: shown() };
@@ -104,7 +104,7 @@ pub(crate) fn write(
         builder.extra(extra, watch)?;
     }
 
-    builder.archive.finish().doing(shown)?;
+    builder.archive.finish().context(shown)?;
     Ok(())
 }
 
@@ -116,13 +116,13 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn file(&mut self, place: &str, mode: u32, content: &[u8]) -> Result<(), GuestError> {
-        self.archive.file(place, mode, content).doing(|| self.shown.clone())
+        self.archive.file(place, mode, content).context(|| self.shown.clone())
     }
 
     /// Copies a file of the host, with its permissions.
     fn copy(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
-        let content = std::fs::read(source).doing(|| source.display().to_string())?;
-        let mode = std::fs::metadata(source).doing(|| source.display().to_string())?.permissions().mode();
+        let content = std::fs::read(source).context(|| source.display().to_string())?;
+        let mode = std::fs::metadata(source).context(|| source.display().to_string())?.permissions().mode();
         self.file(place, mode | 0o444, &content)
     }
 
@@ -201,9 +201,9 @@ impl Builder<'_> {
             return self.copy(source, place);
         }
 
-        self.archive.directory(place).doing(|| self.shown.clone())?;
-        for entry in std::fs::read_dir(source).doing(|| source.display().to_string())? {
-            let entry = entry.doing(|| source.display().to_string())?;
+        self.archive.directory(place).context(|| self.shown.clone())?;
+        for entry in std::fs::read_dir(source).context(|| source.display().to_string())? {
+            let entry = entry.context(|| source.display().to_string())?;
             let place = format!("{place}/{}", entry.file_name().to_string_lossy());
             self.tree(&entry.path(), &place)?;
         }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     tool,
     watch::Watch,
 };
@@ -59,9 +59,9 @@ impl ModuleTree {
         let mut folders = vec![root.to_owned()];
 
         while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(&folder).doing(|| folder.display().to_string())? {
-                let entry = entry.doing(|| folder.display().to_string())?;
-                let kind = entry.file_type().doing(|| entry.path().display().to_string())?;
+            for entry in std::fs::read_dir(&folder).context(|| folder.display().to_string())? {
+                let entry = entry.context(|| folder.display().to_string())?;
+                let kind = entry.file_type().context(|| entry.path().display().to_string())?;
                 // `build` and `source` are links to other trees, and are not followed.
                 if kind.is_dir() {
                     folders.push(entry.path());
@@ -142,7 +142,7 @@ fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
         _ => return read_file(path),
     };
 
-    let folder = tempfile::tempdir().doing(|| "a temporary directory".into())?;
+    let folder = tempfile::tempdir().context(|| "a temporary directory".into())?;
     let plain = folder.path().join("module.ko");
     let script = "exec \"$0\" -dc \"$1\" > \"$2\"";
     let mut command = Command::new("sh");
@@ -153,12 +153,12 @@ fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, GuestError> {
-    let size = std::fs::metadata(path).doing(|| path.display().to_string())?.len();
+    let size = std::fs::metadata(path).context(|| path.display().to_string())?.len();
     if size > MAX_MODULE {
         let problem = format!("has {size} bytes; a kernel module has at most {MAX_MODULE}");
         return Err(GuestError::Unsuitable { path: path.to_owned(), problem });
     }
-    std::fs::read(path).doing(|| path.display().to_string())
+    std::fs::read(path).context(|| path.display().to_string())
 }
 
 /// Returns the dependencies from `.modinfo`, a sequence of NUL-terminated strings, one of them

@@ -9,7 +9,7 @@ use crate::{
     apt::{self, Selection},
     cache::{Cache, Locked},
     elf,
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     modules::ModuleTree,
     qemu::Qemu,
     tool,
@@ -164,7 +164,7 @@ impl Provision {
 /// Returns the version in a bzImage's header (Linux, Documentation/arch/x86/boot.rst:
 /// `kernel_version`).
 fn version_of(image: &Path) -> Result<String, GuestError> {
-    let bytes = std::fs::read(image).doing(|| image.display().to_string())?;
+    let bytes = std::fs::read(image).context(|| image.display().to_string())?;
     let version = (bytes.get(0x202..0x206) == Some(b"HdrS")).then_some(()).and_then(|()| {
         let place = 0x200 + usize::from(u16::from_le_bytes([*bytes.get(0x20e)?, *bytes.get(0x20f)?]));
         let text = bytes.get(place..(place + 128).min(bytes.len()))?;
@@ -266,7 +266,7 @@ fn tree(
 
 /// Returns the only entry of a folder whose name begins with `start` and ends with `end`.
 fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
-    let names = std::fs::read_dir(folder).doing(|| folder.display().to_string())?;
+    let names = std::fs::read_dir(folder).context(|| folder.display().to_string())?;
     let fits = |name: &str| name.starts_with(start) && name.ends_with(end);
     let mut found: Vec<_> = names
         .flatten()
@@ -286,10 +286,10 @@ fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
 fn relocate_headers(tree: &Path) -> Result<(), GuestError> {
     let sources = tree.join("usr/src");
     let makefile = entry(&sources, "linux-headers-", "-amd64")?.join("Makefile");
-    let text = std::fs::read_to_string(&makefile).doing(|| makefile.display().to_string())?;
+    let text = std::fs::read_to_string(&makefile).context(|| makefile.display().to_string())?;
     let text =
         text.replace("include /usr/src/", "include $(dir $(realpath $(lastword $(MAKEFILE_LIST))))../");
-    std::fs::write(&makefile, text).doing(|| makefile.display().to_string())
+    std::fs::write(&makefile, text).context(|| makefile.display().to_string())
 }
 
 fn kernel_in_tree(tree: &Path) -> Result<Kernel, GuestError> {

@@ -8,7 +8,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     provision::{Kernel, Toolkit, gcc},
     tool,
     watch::Watch,
@@ -64,7 +64,7 @@ impl Toolkit {
         }
 
         let folder = self.cache.path(&place);
-        let entries = std::fs::read_dir(&folder).doing(|| folder.display().to_string())?;
+        let entries = std::fs::read_dir(&folder).context(|| folder.display().to_string())?;
         let module = entries
             .flatten()
             .map(|entry| entry.path())
@@ -83,25 +83,25 @@ impl Toolkit {
     ) -> Result<(), GuestError> {
         // kbuild can't handle some characters that the cache's path may contain. The path of a
         // temporary directory has none of them.
-        let work = tempfile::tempdir().doing(|| "a directory to build in".into())?;
+        let work = tempfile::tempdir().context(|| "a directory to build in".into())?;
 
         for (name, content) in sources {
             let path = work.path().join(name);
             if let Some(parent) = path.parent() {
-                std::fs::create_dir_all(parent).doing(|| parent.display().to_string())?;
+                std::fs::create_dir_all(parent).context(|| parent.display().to_string())?;
             }
-            std::fs::write(&path, content).doing(|| path.display().to_string())?;
+            std::fs::write(&path, content).context(|| path.display().to_string())?;
         }
 
         let mut command = self.make(build, watch)?;
         command.arg(format!("M={}", work.path().display())).arg("modules").env("LC_ALL", "C");
         tool::run_quietly(&format!("building {name}"), &mut command, watch)?;
 
-        let entries = std::fs::read_dir(work.path()).doing(|| work.path().display().to_string())?;
+        let entries = std::fs::read_dir(work.path()).context(|| work.path().display().to_string())?;
         for entry in entries.flatten() {
             if entry.path().extension().is_some_and(|end| end == "ko") {
                 let to = folder.join(entry.file_name());
-                std::fs::copy(entry.path(), &to).doing(|| to.display().to_string())?;
+                std::fs::copy(entry.path(), &to).context(|| to.display().to_string())?;
             }
         }
 
@@ -143,7 +143,7 @@ fn tree_libraries(tree: &Path) -> Result<PathBuf, GuestError> {
         return Ok(folder);
     }
 
-    let making = tempfile::tempdir_in(tree).doing(|| tree.display().to_string())?;
+    let making = tempfile::tempdir_in(tree).context(|| tree.display().to_string())?;
     for (from, up) in [
         ("usr/lib/x86_64-linux-gnu", "../usr/lib/x86_64-linux-gnu"),
         ("lib/x86_64-linux-gnu", "../lib/x86_64-linux-gnu"),

@@ -21,7 +21,7 @@ use nix::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     watch::{LOOK, Watch},
 };
 
@@ -90,7 +90,7 @@ pub(crate) fn run_quietly(
 
 fn wait(what: &str, child: &mut Child, watch: &Watch) -> Result<std::process::ExitStatus, GuestError> {
     loop {
-        if let Some(status) = child.try_wait().doing(|| what.to_owned())? {
+        if let Some(status) = child.try_wait().context(|| what.to_owned())? {
             return Ok(status);
         }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::Run;
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// The interval between two checks whether the program has ended.
 const LOOK: Duration = Duration::from_millis(20);
@@ -21,10 +21,10 @@ pub fn status(run: &Run<'_>, command: &mut Command) -> Result<ExitStatus, Failur
     let name = command.get_program().to_string_lossy().into_owned();
     // A process group of its own keeps Ctrl-C from the program. Its end would otherwise look like a
     // failure.
-    let mut child = command.process_group(0).spawn().doing(|| format!("can't start {name}"))?;
+    let mut child = command.process_group(0).spawn().context(|| format!("can't start {name}"))?;
 
     loop {
-        let ended = child.try_wait().doing(|| format!("waiting for {name}")).transpose();
+        let ended = child.try_wait().context(|| format!("waiting for {name}")).transpose();
         if let Some(status) = ended {
             return status;
         }

@@ -10,14 +10,14 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Returns the processors that this process may use, in ascending order.
 ///
 /// # Errors
 /// Returns an error when the kernel call fails.
 pub fn processors() -> Result<Vec<usize>, Failure> {
-    let set = sched_getaffinity(Pid::from_raw(0)).doing(|| "which processors there are".into())?;
+    let set = sched_getaffinity(Pid::from_raw(0)).context(|| "which processors there are".into())?;
     Ok((0..CpuSet::count()).filter(|&processor| set.is_set(processor).unwrap_or(false)).collect())
 }
 
@@ -85,10 +85,10 @@ impl Placement {
     pub fn within<T>(&self, role: &str, body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let Some(processor) = self.of(role) else { return body() };
         let thread = Pid::from_raw(0);
-        let before = sched_getaffinity(thread).doing(|| "which processors there are".into())?;
+        let before = sched_getaffinity(thread).context(|| "which processors there are".into())?;
         pin(processor)?;
         let result = body();
-        sched_setaffinity(thread, &before).doing(|| "leaving a processor".into())?;
+        sched_setaffinity(thread, &before).context(|| "leaving a processor".into())?;
         result
     }
 }
@@ -101,7 +101,7 @@ pub fn pin(processor: usize) -> Result<(), Failure> {
     let mut set = CpuSet::new();
     set.set(processor)
         .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
-        .doing(|| format!("moving to processor {processor}"))
+        .context(|| format!("moving to processor {processor}"))
 }
 
 #[cfg(test)]

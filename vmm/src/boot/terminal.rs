@@ -15,7 +15,7 @@ use nix::{
 };
 
 use crate::{
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     lines::{Stream, is_writable},
 };
 
@@ -57,7 +57,7 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
     };
     let stdin = io::stdin();
     let fd = stdin.as_fd();
-    let raw = fd.is_terminal().then(|| Raw::new(fd)).transpose().doing(|| "the terminal".into())?;
+    let raw = fd.is_terminal().then(|| Raw::new(fd)).transpose().context(|| "the terminal".into())?;
     let (report, reported) = channel();
     let shell = guest.start(Job::shell(script(raw.is_some())).on_line(Arc::new(move |_, line: &str| {
         // The guest's line loses bytes that come before the shell reads, so input waits for this.
@@ -84,17 +84,17 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
 
         // A blocked output must not keep the time limit from ending the shell.
         if from_guest && is_writable(Stream::Output, Duration::from_millis(LOOK.into())) {
-            let length = line.read(&mut buffer).doing(|| "the guest's line".into())?;
+            let length = line.read(&mut buffer).context(|| "the guest's line".into())?;
             show(&buffer[..length])?;
         }
 
         if from_user {
             // The read bypasses the standard library's buffer, because `poll` does not see bytes in
             // that buffer.
-            let length = nix::unistd::read(fd, &mut buffer).doing(|| "standard input".into())?;
+            let length = nix::unistd::read(fd, &mut buffer).context(|| "standard input".into())?;
             let bytes = if length == 0 { &END_OF_INPUT[..] } else { &buffer[..length] };
             input = length > 0;
-            line.write_all(bytes).doing(|| "the guest's line".into())?;
+            line.write_all(bytes).context(|| "the guest's line".into())?;
         }
 
         if !from_guest && let Some(output) = shell.wait_for(Duration::ZERO)? {
@@ -132,5 +132,5 @@ fn script(interactive: bool) -> String {
 
 fn show(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).doing(|| "standard output".into())
+    out.write_all(bytes).and_then(|()| out.flush()).context(|| "standard output".into())
 }

@@ -26,7 +26,7 @@ use super::{
     process::Process,
 };
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     initramfs::{self, Contents},
     provision::Toolkit,
     watch::Watch,
@@ -57,13 +57,13 @@ impl Guest {
         let folder = tempfile::Builder::new()
             .prefix("nicforge-guest-")
             .tempdir()
-            .doing(|| "a directory for a guest's sockets".into())?;
+            .context(|| "a directory for a guest's sockets".into())?;
         let logs_folder = config.logging.folder.as_deref().unwrap_or(folder.path());
-        std::fs::create_dir_all(logs_folder).doing(|| logs_folder.display().to_string())?;
+        std::fs::create_dir_all(logs_folder).context(|| logs_folder.display().to_string())?;
         let logs = Logs::in_folder(logs_folder, &config.node);
 
         // A file without a name disappears with QEMU, however this process ends.
-        let initrd = tempfile::tempfile_in(folder.path()).doing(|| "a guest's initramfs".into())?;
+        let initrd = tempfile::tempfile_in(folder.path()).context(|| "a guest's initramfs".into())?;
         let contents = Contents {
             extras: &config.software.extras,
             modules: &config.software.modules,
@@ -75,7 +75,7 @@ impl Guest {
 
         let listeners = Listeners::bind(folder.path(), config.hardware.terminal)?;
         let command = qemu_command(toolkit, config, &functions, &logs, folder.path(), initrd)?;
-        let process = Process::start(command, || ()).doing(|| format!("{}: start QEMU", config.node))?;
+        let process = Process::start(command, || ()).context(|| format!("{}: start QEMU", config.node))?;
 
         let until = Instant::now() + config.boot_deadline;
         let starting = Starting { config, logs: &logs, process: &process, until, watch };
@@ -123,16 +123,16 @@ fn qemu_command(
     };
 
     let mut command = command_line::command(toolkit, config, functions, &files);
-    let mut log = File::create(&logs.qemu).doing(|| logs.qemu.display().to_string())?;
-    writeln!(log, "{command:?}").doing(|| logs.qemu.display().to_string())?;
+    let mut log = File::create(&logs.qemu).context(|| logs.qemu.display().to_string())?;
+    writeln!(log, "{command:?}").context(|| logs.qemu.display().to_string())?;
     command.stdin(initrd).stdout(Stdio::null()).stderr(log);
 
     if limited {
-        let (line, trace) = std::io::pipe().doing(|| "a pipe for QEMU's trace".into())?;
+        let (line, trace) = std::io::pipe().context(|| "a pipe for QEMU's trace".into())?;
         command.stdout(trace);
-        let file = File::create(&logs.trace).doing(|| logs.trace.display().to_string())?;
+        let file = File::create(&logs.trace).context(|| logs.trace.display().to_string())?;
         // The thread ends with QEMU.
-        console::keep(line, file).doing(|| format!("{}: QEMU's trace", config.node))?;
+        console::keep(line, file).context(|| format!("{}: QEMU's trace", config.node))?;
     }
 
     Ok(command)
@@ -151,7 +151,7 @@ impl Listeners {
     fn bind(folder: &Path, has_terminal: bool) -> Result<Self, GuestError> {
         let listen = |name: &str| {
             let path = folder.join(name);
-            UnixListener::bind(&path).doing(|| format!("listen on {}", path.display()))
+            UnixListener::bind(&path).context(|| format!("listen on {}", path.display()))
         };
         let [console, agent, monitor] = command_line::LINES.map(listen);
         let terminal = has_terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
@@ -180,11 +180,11 @@ impl Starting<'_> {
     /// Accepts QEMU's connections, keeps the console's output, and removes the sockets' names.
     fn connect(&self, listeners: Listeners, folder: &Path) -> Result<Channels, GuestError> {
         let node = &self.config.node;
-        let file = File::create(&self.logs.console).doing(|| self.logs.console.display().to_string())?;
+        let file = File::create(&self.logs.console).context(|| self.logs.console.display().to_string())?;
         // The thread ends with QEMU.
-        console::keep(self.accept(&listeners.console)?, file).doing(|| format!("{node}: its console"))?;
+        console::keep(self.accept(&listeners.console)?, file).context(|| format!("{node}: its console"))?;
 
-        let agent = Agent::new(self.accept(&listeners.agent)?).doing(|| format!("{node}: its agent"))?;
+        let agent = Agent::new(self.accept(&listeners.agent)?).context(|| format!("{node}: its agent"))?;
         let monitor = self.accept(&listeners.monitor)?;
         let terminal = listeners.terminal.map(|listener| self.accept(&listener)).transpose()?;
 
@@ -204,7 +204,8 @@ impl Starting<'_> {
             let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
             let ready = poll(&mut fds, PollTimeout::from(LOOK.as_millis() as u16));
             if ready.is_ok_and(|ready| ready > 0) {
-                let (stream, _) = listener.accept().doing(|| format!("{}: QEMU's line", self.config.node))?;
+                let (stream, _) =
+                    listener.accept().context(|| format!("{}: QEMU's line", self.config.node))?;
                 return Ok(stream);
             }
             self.check()?;

@@ -16,7 +16,7 @@ use nicforge_velo::Address;
 use super::{Effort, Turn, WINDOW};
 use crate::{
     bench::samples::Samples,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
@@ -44,7 +44,7 @@ pub(super) fn device(served: &Served, address: Address) -> Result<Device, Failur
     loop {
         match Device::open_vfio_user(&socket, OpenOptions::default()) {
             Err(_) if !deadline.has_passed() => std::thread::yield_now(),
-            result => return result.doing(|| address.to_string()),
+            result => return result.context(|| address.to_string()),
         }
     }
 }
@@ -57,7 +57,7 @@ fn open(
 ) -> Result<Vec<Endpoint<ExtollTransport>>, Failure> {
     let job = Job::new(addresses.clone());
     let open = |address: Address| {
-        ExtollTransport::open(device(address)?, &job, Config::default()).doing(|| address.to_string())
+        ExtollTransport::open(device(address)?, &job, Config::default()).context(|| address.to_string())
     };
     let mut ranks = addresses.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
@@ -65,15 +65,15 @@ fn open(
     while !ranks.iter().all(ExtollTransport::is_complete) {
         for rank in &mut ranks {
             rank.poll_gone();
-            rank.poll(WINDOW as usize, &mut |_, _, _| Taken::NotNow).doing(|| "a rank".into())?;
-            rank.relax(&mut relax).doing(|| "the machine".into())?;
+            rank.poll(WINDOW as usize, &mut |_, _, _| Taken::NotNow).context(|| "a rank".into())?;
+            rank.relax(&mut relax).context(|| "the machine".into())?;
         }
         if deadline.has_passed() {
             return Err(Failure::result("the ranks do not find each other"));
         }
     }
 
-    let endpoint = |rank| Endpoint::new(rank, Matching::default()).doing(|| "an endpoint".into());
+    let endpoint = |rank| Endpoint::new(rank, Matching::default()).context(|| "an endpoint".into());
     ranks.into_iter().map(endpoint).collect()
 }
 
@@ -108,8 +108,8 @@ impl Ranks {
 
         for (number, (sender, receiver)) in (0..pairs).zip(senders.iter_mut().zip(receivers)) {
             let (first, second) = (u32::from(number), u32::from(number + self.pairs));
-            sides.push(Side::new(receiver, End::Receiver, first, terms).doing(|| "a receiver".into())?);
-            sides.push(Side::new(sender, End::Sender, second, terms).doing(|| "a sender".into())?);
+            sides.push(Side::new(receiver, End::Receiver, first, terms).context(|| "a receiver".into())?);
+            sides.push(Side::new(sender, End::Sender, second, terms).context(|| "a sender".into())?);
         }
 
         Ok(sides)
@@ -119,7 +119,7 @@ impl Ranks {
     pub(super) fn rate(&mut self, pairs: u16, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
         let mut sides = self.sides(pairs, bytes, effort.windows)?;
         let start = Instant::now();
-        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).doing(|| "the message rate".into())?;
+        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).context(|| "the message rate".into())?;
         let messages = u64::from(effort.windows) * u64::from(WINDOW) * u64::from(pairs);
         Ok(Turn { rate: messages as f64 / start.elapsed().as_secs_f64(), ..Turn::default() })
     }
@@ -134,10 +134,10 @@ impl Ranks {
         let peer = u32::from(self.pairs);
         let side = |endpoint, begins, peer| {
             ping_pong::Side::new(endpoint, begins, peer, bytes, effort.rounds, self.context)
-                .doing(|| "an end of the ping-pong".into())
+                .context(|| "an end of the ping-pong".into())
         };
         let mut sides = [side(second, false, 0)?, side(first, true, peer)?];
-        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).doing(|| "the ping-pong".into())?;
+        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).context(|| "the ping-pong".into())?;
         let mut samples = Samples::with_capacity(effort.rounds as usize);
         sides[1].times().iter().for_each(|time| samples.add(*time));
 
@@ -149,7 +149,7 @@ impl Ranks {
 pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Result<Turn, Failure> {
     let address = |rank: u32| Address { node: rank % 2, vpid: ACCESS_VPID + (rank / 2) as u16 };
     let mut endpoints = open(|address| device(served, address), (0..size).map(address).collect())?;
-    let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).doing(|| "a table".into()));
+    let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).context(|| "a table".into()));
     let mut tables = tables.collect::<Result<Vec<_>, _>>()?;
     let mut took = Duration::ZERO;
 
@@ -159,9 +159,9 @@ pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Resu
         let updates = endpoints
             .iter_mut()
             .zip(&mut tables)
-            .map(|(endpoint, table)| Updates::new(endpoint, table, pass).doing(|| "a rank".into()));
+            .map(|(endpoint, table)| Updates::new(endpoint, table, pass).context(|| "a rank".into()));
         let mut ranks = updates.collect::<Result<Vec<_>, _>>()?;
-        drive(&mut ranks, Deadline::after(LIMIT), &mut awake()).doing(|| "RandomAccess".into())?;
+        drive(&mut ranks, Deadline::after(LIMIT), &mut awake()).context(|| "RandomAccess".into())?;
         if pass == 0 {
             took = start.elapsed();
         }

@@ -11,7 +11,7 @@ use super::{
     ranks::{LIMIT, awake, device},
 };
 use crate::{
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
@@ -36,13 +36,13 @@ impl Bare {
             let address = Address { node, vpid };
             // Each receiver has as many slots as a rank.
             let config = Config { slots: Some(4096), window: WINDOW, ..Config::default() };
-            Port::open(device(served, address)?, config).doing(|| address.to_string())
+            Port::open(device(served, address)?, config).context(|| address.to_string())
         };
 
         let pair = |number| {
             let (mut sender, receiver) = (port(0, VPID + number)?, port(1, VPID + number)?);
             let link = sender.connect(receiver.address(), Deadline::after(LIMIT), None);
-            Ok(Pair { sender, receiver, link: link.doing(|| "connecting".into())? })
+            Ok(Pair { sender, receiver, link: link.context(|| "connecting".into())? })
         };
 
         (0..pairs).map(pair).collect::<Result<_, _>>().map(Self)
@@ -65,7 +65,7 @@ impl Bare {
                     }
                 }
 
-                while let Some(message) = pair.receiver.poll().doing(|| "a receiver".into())? {
+                while let Some(message) = pair.receiver.poll().context(|| "a receiver".into())? {
                     if message.quadword(0) != *received {
                         return Err(Failure::result(format!("message {} came wrong", *received)));
                     }
@@ -73,7 +73,7 @@ impl Bare {
                     moved = true;
                 }
 
-                pair.sender.progress().doing(|| "a sender".into())?;
+                pair.sender.progress().context(|| "a sender".into())?;
             }
 
             if !moved {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     bench::placement,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// How long the server may take to notice that the last measurement's client has closed a device.
@@ -51,20 +51,20 @@ pub(super) fn main(part: &str) -> Result<u8, Failure> {
         .and_then(|(side, folder)| Some((Side::from_name(side)?, FilePath::new(folder))))
         .ok_or_else(|| Failure::usage("this is for the bench itself"))?;
     // The child ends with its parent, also when the parent is killed.
-    prctl::set_pdeathsig(Signal::SIGKILL).doing(|| "following the parent".into())?;
+    prctl::set_pdeathsig(Signal::SIGKILL).context(|| "following the parent".into())?;
     let (listeners, addresses) = Listeners::bind(folder.join(side.name()))?;
     let mut child = Child {
         side,
         listeners,
-        anywhere: sched_getaffinity(Pid::from_raw(0)).doing(|| "which processors there are".into())?,
-        cancel: Cancel::new().doing(|| "starting".into())?,
+        anywhere: sched_getaffinity(Pid::from_raw(0)).context(|| "which processors there are".into())?,
+        cancel: Cancel::new().context(|| "starting".into())?,
         open: None,
     };
 
     answer(&Answer::Listening(addresses))?;
     for line in std::io::stdin().lock().lines() {
-        let line = line.doing(|| "the bench's orders".into())?;
-        let order = serde_json::from_str(&line).doing(|| "the bench's orders".into())?;
+        let line = line.context(|| "the bench's orders".into())?;
+        let order = serde_json::from_str(&line).context(|| "the bench's orders".into())?;
         let done = child.execute(order);
         answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
     }
@@ -73,9 +73,9 @@ pub(super) fn main(part: &str) -> Result<u8, Failure> {
 }
 
 fn answer(answer: &Answer) -> Result<(), Failure> {
-    let text = serde_json::to_string(answer).doing(|| "an answer".into())?;
+    let text = serde_json::to_string(answer).context(|| "an answer".into())?;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).doing(|| "answering".into())
+    writeln!(out, "{text}").and_then(|()| out.flush()).context(|| "answering".into())
 }
 
 impl Child {
@@ -111,7 +111,7 @@ impl Child {
         match processor {
             Some(processor) => placement::pin(processor),
             None => {
-                sched_setaffinity(Pid::from_raw(0), &self.anywhere).doing(|| "leaving a processor".into())
+                sched_setaffinity(Pid::from_raw(0), &self.anywhere).context(|| "leaving a processor".into())
             }
         }
     }
@@ -139,7 +139,7 @@ fn open_device(socket: &FilePath) -> Result<Device, Failure> {
     loop {
         match Device::open_vfio_user(socket, OpenOptions::default()) {
             Err(_) if start.elapsed() < TAKE_OVER => std::thread::sleep(Duration::from_millis(1)),
-            device => return device.doing(|| socket.display().to_string()),
+            device => return device.context(|| socket.display().to_string()),
         }
     }
 }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     bench::{Run, placement::Placement},
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// How long a child may take to carry out an order.
@@ -49,7 +49,7 @@ impl Children {
     pub(super) fn start(run: &Run<'_>) -> Result<Self, Failure> {
         // The folder is accessible to this user only.
         let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
-        let folder = folder.doing(|| "a directory for the bench's sockets".into())?;
+        let folder = folder.context(|| "a directory for the bench's sockets".into())?;
         let (report, answers) = channel();
         let mut all = Self { children: Vec::new(), answers, folder };
 
@@ -130,9 +130,9 @@ impl Children {
     }
 
     fn send(&mut self, side: Side, order: &Order) -> Result<(), Failure> {
-        let text = serde_json::to_string(order).doing(|| "an order".into())?;
+        let text = serde_json::to_string(order).context(|| "an order".into())?;
         let Some(child) = self.child(side) else { return Ok(()) };
-        writeln!(child.orders, "{text}").doing(|| format!("the {} process has ended", side.name()))
+        writeln!(child.orders, "{text}").context(|| format!("the {} process has ended", side.name()))
     }
 
     /// Waits for one answer from each of `sides`, for at most [`PATIENCE`].
@@ -192,7 +192,7 @@ impl Drop for Children {
 }
 
 fn start(side: Side, folder: &FilePath, report: &Sender<(Side, Option<Answer>)>) -> Result<Child, Failure> {
-    let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+    let this = std::env::current_exe().context(|| "this program's own file".into())?;
     let part = format!("{}:{}", side.name(), folder.display());
     let mut process = Command::new(this)
         .args(["bench", "fcnp", "--part", &part])
@@ -201,7 +201,7 @@ fn start(side: Side, folder: &FilePath, report: &Sender<(Side, Option<Answer>)>)
         // Only the parent acts on Ctrl-C. It ends the children.
         .process_group(0)
         .spawn()
-        .doing(|| format!("starting the {} process", side.name()))?;
+        .context(|| format!("starting the {} process", side.name()))?;
 
     let (Some(orders), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
         return Err(Failure::environment("a child process without pipes"));

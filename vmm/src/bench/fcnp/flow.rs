@@ -8,7 +8,7 @@ use super::{
     content,
     task::{Direction, Kind, Measured, Side, Task},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// One side's end of a path.
 pub(in crate::bench) trait Endpoint: Sync {
@@ -137,7 +137,7 @@ fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measure
 
 /// Reads the monotonic clock, which all processes share, in nanoseconds.
 fn now() -> Result<u64, Failure> {
-    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).doing(|| "the clock".into())?;
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).context(|| "the clock".into())?;
     Ok(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 

@@ -24,7 +24,7 @@ use crate::{
         placement::{self, Placement},
     },
     cli::ServeOptions,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
@@ -89,8 +89,8 @@ impl Local {
         (0..cores)
             .map(|core| {
                 let name = format!("core{core}");
-                let backing = self.machine.open_named(node, &name).doing(|| format!("{node}.{name}"))?;
-                Device::from_backing(backing).doing(|| format!("{node}.{name}"))
+                let backing = self.machine.open_named(node, &name).context(|| format!("{node}.{name}"))?;
+                Device::from_backing(backing).context(|| format!("{node}.{name}"))
             })
             .collect()
     }
@@ -102,7 +102,7 @@ impl Local {
         task: &Task,
         placement: &Placement,
     ) -> Result<Measured, Failure> {
-        let cancel = Cancel::new().doing(|| "starting".into())?;
+        let cancel = Cancel::new().context(|| "starting".into())?;
         let opened = std::sync::Barrier::new(2);
         let (report, results) = channel();
 

@@ -11,7 +11,7 @@ use super::{
     flow::{Endpoint, Receiver, Sender},
     task::{Path, Side, Task},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// The class of routes for raw packets, which FCNP uses, too.
 const CLASS: u32 = 0;
@@ -25,22 +25,22 @@ pub(in crate::bench) fn open(
     mut devices: Vec<Device>,
     cancel: &Cancel,
 ) -> Result<Box<dyn Endpoint + Send>, Failure> {
-    let doing = || format!("opening {} on the {} side", task.path.name(), side.name());
+    let context = || format!("opening {} on the {} side", task.path.name(), side.name());
     let mode = if task.path == Path::FcnpIrq { Mode::Interrupt } else { Mode::Polling };
     let config = Config { mode, ..Config::default() };
     devices.truncate(task.lanes as usize);
 
     Ok(match (task.path, side) {
-        (Path::Raw, _) => Box::new(Raw::open(only(devices)?, cancel).doing(doing)?),
+        (Path::Raw, _) => Box::new(Raw::open(only(devices)?, cancel).context(context)?),
         (_, Side::Io) => {
-            let node = IoNode::open(only(devices)?, config).doing(doing)?;
+            let node = IoNode::open(only(devices)?, config).context(context)?;
             Box::new(Io { node, cancel: cancel.clone() })
         }
         _ => {
             let open = |device| {
                 ComputeCore::open_until(device, config, Deadline::after(config.open_timeout), Some(cancel))
             };
-            let cores = devices.into_iter().map(open).collect::<Result<_, _>>().doing(doing)?;
+            let cores = devices.into_iter().map(open).collect::<Result<_, _>>().context(context)?;
             Box::new(Compute { cores, cancel: cancel.clone() })
         }
     })
@@ -121,7 +121,7 @@ fn complete(
     wanted: usize,
     what: &'static str,
 ) -> Result<(), Failure> {
-    let moved = moved.doing(|| what.into())?;
+    let moved = moved.context(|| what.into())?;
     if moved == wanted {
         return Ok(());
     }
@@ -152,8 +152,8 @@ impl Raw {
 
     /// Makes one turn of a waiting loop.
     fn turn(&self, relax: &mut Relax) -> Result<(), Failure> {
-        self.cancel.check().doing(|| "raw packets".into())?;
-        self.channel.relax(relax).doing(|| "raw packets".into())
+        self.cancel.check().context(|| "raw packets".into())?;
+        self.channel.relax(relax).context(|| "raw packets".into())
     }
 
     fn lock<'a>(&self, lock: &'a LockBox) -> Result<Held<&'a LockBox>, Failure> {

@@ -27,7 +27,7 @@ use crate::{
             registers::{Posted, accessing, blocking, contestants},
         },
     },
-    failure::{Doing, Failure, print_line},
+    failure::{ErrorContext, Failure, print_line},
 };
 
 /// How long the last client of a device may take to detach.
@@ -45,15 +45,15 @@ enum Open {
 /// Runs a worker.
 pub(super) fn main() -> Result<u8, Failure> {
     let mut child = Child {
-        devices: environment::devices(environment::SOCKET).doing(|| "the bench's devices".into())?,
-        cancel: Cancel::new().doing(|| "starting".into())?,
+        devices: environment::devices(environment::SOCKET).context(|| "the bench's devices".into())?,
+        cancel: Cancel::new().context(|| "starting".into())?,
         open: None,
     };
 
     answer(&Answer::Ready)?;
     for line in std::io::stdin().lock().lines() {
-        let line = line.doing(|| "the bench's orders".into())?;
-        let order = serde_json::from_str(&line).doing(|| "the bench's orders".into())?;
+        let line = line.context(|| "the bench's orders".into())?;
+        let order = serde_json::from_str(&line).context(|| "the bench's orders".into())?;
         let done = child.execute(order);
         answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
     }
@@ -62,7 +62,7 @@ pub(super) fn main() -> Result<u8, Failure> {
 }
 
 fn answer(answer: &Answer) -> Result<(), Failure> {
-    print_line(serde_json::to_string(answer).doing(|| "an answer".into())?)
+    print_line(serde_json::to_string(answer).context(|| "an answer".into())?)
 }
 
 struct Child {
@@ -140,7 +140,7 @@ impl Child {
         loop {
             match Device::open_at(address, options) {
                 Err(_) if start.elapsed() < TAKE_OVER => std::thread::sleep(Duration::from_millis(5)),
-                device => return device.doing(|| address.to_string()),
+                device => return device.context(|| address.to_string()),
             }
         }
     }

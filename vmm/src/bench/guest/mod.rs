@@ -48,7 +48,7 @@ use super::{
     mmio::Effort,
     row::{Backing, Goal, Outcome, Row},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// The amount of measurements.
 #[derive(Clone, Copy, Debug)]
@@ -128,7 +128,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 /// Returns the progress display, which is silent when a script reads the results. Ctrl-C ends the
 /// work, and [`Run::check`] takes the signal later.
 fn watch(run: &Run<'_>) -> Result<Watch, Failure> {
-    let signals = run.signals().fd().try_clone_to_owned().doing(|| "signals".into())?;
+    let signals = run.signals().fd().try_clone_to_owned().context(|| "signals".into())?;
     let watch = if run.progress.is_hidden() { Watch::silent() } else { Watch::on_stderr() };
     Ok(watch.cancelled_by(move || {
         let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];

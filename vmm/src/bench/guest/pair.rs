@@ -21,7 +21,7 @@ use crate::{
         row::{Backing, Row},
         samples::{Samples, in_turns, median},
     },
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// How long the engine of the counted machine polls. It is longer than the host ever delays a
@@ -129,7 +129,7 @@ pub(super) fn measure(
     let names = format!("{}, {}", accelerator.name(), backing.name());
     run.step(format!("booting two guests, {names}"))?;
     let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
-    let folder = folder.doing(|| "a directory for guests".into())?;
+    let folder = folder.context(|| "a directory for guests".into())?;
     let usual = Machine::serve("usual", run.event_loop, None)?;
     let awake = Machine::serve("awake", run.event_loop, Some(AWAKE))?;
     let first = Role {
@@ -338,7 +338,7 @@ impl<'a> GuestPair<'a> {
                 return Ok(Order::OpenTree { side, task, device });
             }
             let address: SocketAddr =
-                format!("{}:{PORT}", address(1)).parse().doing(|| "an address".into())?;
+                format!("{}:{PORT}", address(1)).parse().context(|| "an address".into())?;
             Ok(Order::OpenTcp { side, task, address })
         };
 

@@ -42,7 +42,7 @@ use super::{
     row::{Backing, Goal, Outcome, Row},
     samples::{Samples, in_turns, median},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Number of posted writes in a batch.
 const BATCH: u32 = 1_000;
@@ -186,7 +186,7 @@ fn measure(
     server: &ServerProcess,
 ) -> Result<Vec<Row>, Failure> {
     let open = |number, options: OpenOptions| {
-        Device::open_vfio_user(server.attachment(number), options).doing(|| "opening the device".into())
+        Device::open_vfio_user(server.attachment(number), options).context(|| "opening the device".into())
     };
     let mut contestants: Vec<Box<dyn Contestant>> =
         registers::contestants(&open(0, OpenOptions::default())?, &open(1, registers::blocking())?)?;

@@ -15,7 +15,7 @@ use std::{
 use super::{BYTES, Effort, Turn};
 use crate::{
     bench::{placement::Placement, samples::Samples},
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 const PROGRAM: &str = "fi_pingpong";
@@ -43,18 +43,18 @@ impl Process {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn();
-        Ok(Self(child.doing(|| PROGRAM.into())?))
+        Ok(Self(child.context(|| PROGRAM.into())?))
     }
 
     /// Returns the output of a process that has ended successfully. Returns `None` when it has
     /// failed, or has not ended at `until`.
     fn output(&mut self, until: Instant) -> Result<Option<String>, Failure> {
         loop {
-            if let Some(status) = self.0.try_wait().doing(|| PROGRAM.into())? {
+            if let Some(status) = self.0.try_wait().context(|| PROGRAM.into())? {
                 let mut text = String::new();
                 if let Some(output) = &mut self.0.stdout {
                     // The output is a few lines, which fit into the pipe.
-                    output.read_to_string(&mut text).doing(|| PROGRAM.into())?;
+                    output.read_to_string(&mut text).context(|| PROGRAM.into())?;
                 }
                 return Ok(status.success().then_some(text));
             }
@@ -78,8 +78,8 @@ impl Drop for Process {
 
 /// Measures half a round trip as the mean of a run. The server runs on the engine's processor.
 pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> Result<Turn, Failure> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "a free port".into())?;
-    let port = listener.local_addr().doing(|| "a free port".into())?.port().to_string();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "a free port".into())?;
+    let port = listener.local_addr().context(|| "a free port".into())?.port().to_string();
     drop(listener);
     let (bytes, rounds) = (BYTES.to_string(), effort.single.to_string());
     let common = ["-p", "shm", "-e", "rdm", "-S", &bytes, "-I", &rounds].map(OsStr::new);

@@ -8,7 +8,7 @@ use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 use super::{BYTES, Effort, Turn};
 use crate::{
     bench::samples::Samples,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
@@ -41,13 +41,13 @@ pub(super) fn config() -> Config {
 pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<PeerLink, Failure> {
     let address = receiver.address();
     let link =
-        sender.connect(address, Deadline::after(LIMIT), None).doing(|| format!("connecting {address}"))?;
+        sender.connect(address, Deadline::after(LIMIT), None).context(|| format!("connecting {address}"))?;
     let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
 
     while sender.credits(link) == Some(0) {
-        receiver.progress().doing(|| "a receiver".into())?;
-        sender.progress().doing(|| "a sender".into())?;
-        sender.device().relax(&mut relax).doing(|| "the machine".into())?;
+        receiver.progress().context(|| "a receiver".into())?;
+        sender.progress().context(|| "a sender".into())?;
+        sender.device().relax(&mut relax).context(|| "the machine".into())?;
         if deadline.has_passed() {
             return Err(Failure::result(format!("{address} promises nothing")));
         }
@@ -90,7 +90,7 @@ impl Pair {
             let message = match self.receiver.poll() {
                 Ok(Some(message)) => message,
                 Ok(None) => break,
-                Err(error) => return Err(error).doing(|| "a receiver".into()),
+                Err(error) => return Err(error).context(|| "a receiver".into()),
             };
 
             if message.quadword(0) != self.received {
@@ -108,7 +108,7 @@ impl Pair {
     /// Takes returned credits.
     #[inline]
     pub(super) fn progress(&mut self) -> Result<(), Failure> {
-        self.sender.progress().doing(|| "a sender".into())
+        self.sender.progress().context(|| "a sender".into())
     }
 
     /// Receives all messages in flight.
@@ -119,7 +119,7 @@ impl Pair {
                 if deadline.has_passed() {
                     return Err(Failure::result(format!("{} of {} came", self.received, self.sent)));
                 }
-                self.sender.device().relax(&mut relax).doing(|| "the machine".into())?;
+                self.sender.device().relax(&mut relax).context(|| "the machine".into())?;
             }
         }
 
@@ -144,8 +144,8 @@ impl Pairs {
                 .and_then(|node| Some((node, node.attachments.get(usize::from(address.vpid))?)))
                 .ok_or_else(|| Failure::result(format!("there is no {name}")))
                 .and_then(|(node, attachment)| served.socket(node, attachment))?;
-            let device = Device::open_vfio_user(socket, OpenOptions::default()).doing(|| name)?;
-            Port::open(device, config()).doing(|| address.to_string())
+            let device = Device::open_vfio_user(socket, OpenOptions::default()).context(|| name)?;
+            Port::open(device, config()).context(|| address.to_string())
         };
 
         let pairs = (0..count as u16)
