@@ -12,9 +12,9 @@ use std::{
 use crate::{
     cpio::Archive,
     error::{ErrorContext, GuestError},
+    progress::{LOOK, Progress},
     provision::Toolkit,
     tool,
-    watch::{LOOK, Watch},
 };
 
 /// Time limit of the trial boot. Under a working KVM the guest prints its word within two seconds.
@@ -64,7 +64,7 @@ impl Toolkit {
     ///
     /// # Errors
     /// [`GuestError::Cancelled`], or the cache can't be written.
-    pub fn accelerator(&self, watch: &Watch) -> Result<Choice, GuestError> {
+    pub fn accelerator(&self, progress: &Progress) -> Result<Choice, GuestError> {
         let tcg = |reason: &str| Choice { accelerator: Accelerator::Tcg, reason: reason.to_owned() };
         if let Err(error) = std::fs::File::options().read(true).write(true).open(DEVICE) {
             return Ok(tcg(&format!("{DEVICE}: {error}")));
@@ -77,9 +77,9 @@ impl Toolkit {
             Some("kvm") => true,
             Some("tcg") => false,
             _ => {
-                watch.step("trying KVM");
-                let works = self.kvm_works(watch);
-                watch.done();
+                progress.step("trying KVM");
+                let works = self.kvm_works(progress);
+                progress.done();
 
                 let works = works?;
                 let text = format!("{boot}{}", if works { "kvm" } else { "tcg" });
@@ -101,7 +101,7 @@ impl Toolkit {
     }
 
     /// Returns whether a minimal guest under KVM boots far enough to print its word.
-    fn kvm_works(&self, watch: &Watch) -> Result<bool, GuestError> {
+    fn kvm_works(&self, progress: &Progress) -> Result<bool, GuestError> {
         let folder = tempfile::tempdir().context(|| "a temporary directory".into())?;
         let (initrd, console) = (folder.path().join("initrd"), folder.path().join("console"));
         self.write_probe(&initrd)?;
@@ -127,7 +127,7 @@ impl Toolkit {
                 break true;
             }
             let ended = child.try_wait().context(|| "wait for QEMU".into())?.is_some();
-            if ended || start.elapsed() > TRY || watch.is_cancelled() {
+            if ended || start.elapsed() > TRY || progress.is_cancelled() {
                 break false;
             }
             std::thread::sleep(LOOK);
@@ -136,7 +136,7 @@ impl Toolkit {
         // QEMU may have ended by itself.
         let _ = child.kill();
         let _ = child.wait();
-        watch.check()?;
+        progress.check()?;
 
         Ok(works)
     }

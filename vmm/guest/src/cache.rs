@@ -24,7 +24,7 @@ use nix::{
 
 use crate::{
     error::{ErrorContext, GuestError},
-    watch::{LOOK, Watch},
+    progress::{LOOK, Progress},
 };
 
 /// The environment variable that names the cache.
@@ -117,7 +117,7 @@ impl Cache {
     }
 
     /// Waits until no other process provisions, and takes the lock.
-    pub(crate) fn lock(&self, watch: &Watch) -> Result<Locked, GuestError> {
+    pub(crate) fn lock(&self, progress: &Progress) -> Result<Locked, GuestError> {
         let path = self.path("lock");
         let mut file =
             File::options().create(true).append(true).open(&path).context(|| path.display().to_string())?;
@@ -131,11 +131,11 @@ impl Cache {
             }
 
             if !said {
-                watch.step(&format!("waiting for another process that uses {}", path.display()));
+                progress.step(&format!("waiting for another process that uses {}", path.display()));
                 said = true;
             }
 
-            watch.check()?;
+            progress.check()?;
             std::thread::sleep(LOOK);
         }
     }
@@ -263,7 +263,7 @@ mod tests {
             std::fs::create_dir_all(folder.path().join(left)).unwrap();
         }
 
-        cache.sweep(&cache.lock(&Watch::silent()).unwrap());
+        cache.sweep(&cache.lock(&Progress::silent()).unwrap());
         assert!(made.join("f").is_file());
         assert!(!folder.path().join(".making-1").exists() && !folder.path().join("x/.making-2").exists());
     }
@@ -282,12 +282,12 @@ mod tests {
     fn a_second_lock_waits_and_can_be_given_up() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
-        let held = cache.lock(&Watch::silent()).unwrap();
-        let watch = Watch::silent().cancelled_by(|| true);
+        let held = cache.lock(&Progress::silent()).unwrap();
+        let progress = Progress::silent().cancelled_by(|| true);
 
-        assert!(matches!(cache.lock(&watch).unwrap_err(), GuestError::Cancelled));
+        assert!(matches!(cache.lock(&progress).unwrap_err(), GuestError::Cancelled));
 
         drop(held);
-        cache.lock(&Watch::silent()).unwrap();
+        cache.lock(&Progress::silent()).unwrap();
     }
 }

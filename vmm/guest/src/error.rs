@@ -129,6 +129,7 @@ impl std::fmt::Display for LogEnds {
 
 /// Adds the failed operation to an error of the system.
 pub(crate) trait ErrorContext<T> {
+    /// Returns [`GuestError::Io`] with `what`, the operation that failed.
     fn context(self, what: impl FnOnce() -> String) -> Result<T, GuestError>;
 }
 

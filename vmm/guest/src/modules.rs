@@ -11,8 +11,8 @@ use std::{
 
 use crate::{
     error::{ErrorContext, GuestError},
+    progress::Progress,
     tool,
-    watch::Watch,
 };
 
 /// Size limit of a module, in bytes. No distribution's module is larger.
@@ -97,11 +97,11 @@ impl ModuleTree {
     }
 
     /// Returns the modules and all their dependencies in loading order. Built-in ones are left out.
-    pub(crate) fn closure(&self, names: &[&str], watch: &Watch) -> Result<Vec<Module>, GuestError> {
+    pub(crate) fn closure(&self, names: &[&str], progress: &Progress) -> Result<Vec<Module>, GuestError> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
         for name in names {
-            self.visit(&canonical(name), &mut seen, &mut order, watch)?;
+            self.visit(&canonical(name), &mut seen, &mut order, progress)?;
         }
         Ok(order)
     }
@@ -111,7 +111,7 @@ impl ModuleTree {
         name: &str,
         seen: &mut BTreeSet<String>,
         order: &mut Vec<Module>,
-        watch: &Watch,
+        progress: &Progress,
     ) -> Result<(), GuestError> {
         if self.builtin.contains(name) || !seen.insert(name.to_owned()) {
             return Ok(());
@@ -121,11 +121,11 @@ impl ModuleTree {
             let problem = format!("the kernel has no module {name}");
             return Err(GuestError::Unsuitable { path: self.root.clone(), problem });
         };
-        let object = read(path, watch)?;
+        let object = read_module(path, progress)?;
         let depends = depends(&object);
 
         for needed in &depends {
-            self.visit(needed, seen, order, watch)?;
+            self.visit(needed, seen, order, progress)?;
         }
 
         order.push(Module { name: name.to_owned(), depends, object });
@@ -134,7 +134,7 @@ impl ModuleTree {
 }
 
 /// Reads a module's object file. The host's tools decompress it if needed.
-fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
+fn read_module(path: &Path, progress: &Progress) -> Result<Vec<u8>, GuestError> {
     let program = match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => "xz",
         Some("zst") => "zstd",
@@ -144,11 +144,13 @@ fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
 
     let folder = tempfile::tempdir().context(|| "a temporary directory".into())?;
     let plain = folder.path().join("module.ko");
+    // `tool::run_quietly` takes standard output as lines of text, so the shell sends the module's
+    // bytes to a file.
     let script = "exec \"$0\" -dc \"$1\" > \"$2\"";
     let mut command = Command::new("sh");
 
     command.args(["-c", script, program]).arg(path).arg(&plain);
-    tool::run_quietly(&format!("decompressing {}", path.display()), &mut command, watch)?;
+    tool::run_quietly(&format!("decompressing {}", path.display()), &mut command, progress)?;
     read_file(&plain)
 }
 
@@ -191,7 +193,7 @@ mod tests {
     }
 
     fn names(tree: &ModuleTree, wanted: &[&str]) -> Vec<String> {
-        tree.closure(wanted, &Watch::silent()).unwrap().into_iter().map(|module| module.name).collect()
+        tree.closure(wanted, &Progress::silent()).unwrap().into_iter().map(|module| module.name).collect()
     }
 
     #[test]
@@ -211,7 +213,7 @@ mod tests {
     #[test]
     fn a_module_that_is_not_there_is_named() {
         let (_folder, tree) = tree(&[("a.ko", "b")]);
-        let error = tree.closure(&["a"], &Watch::silent()).unwrap_err();
+        let error = tree.closure(&["a"], &Progress::silent()).unwrap_err();
         assert!(error.to_string().contains("no module b"), "{error}");
     }
 

@@ -9,9 +9,9 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     error::{ErrorContext, GuestError},
+    progress::Progress,
     provision::{Kernel, Toolkit, gcc},
     tool,
-    watch::Watch,
 };
 
 /// Names and contents of the module's sources.
@@ -32,9 +32,9 @@ impl Toolkit {
     /// # Errors
     /// [`GuestError::Unprovided`] if the kernel's headers are not known; [`GuestError::Tool`] with
     /// the compiler's messages.
-    pub fn shim(&self, watch: &Watch) -> Result<PathBuf, GuestError> {
-        let module = self.build_module("kmod-shim", SOURCES, watch);
-        watch.done();
+    pub fn shim(&self, progress: &Progress) -> Result<PathBuf, GuestError> {
+        let module = self.build_module("kmod-shim", SOURCES, progress);
+        progress.done();
         module
     }
 
@@ -46,7 +46,7 @@ impl Toolkit {
         &self,
         name: &str,
         sources: &[(&str, &[u8])],
-        watch: &Watch,
+        progress: &Progress,
     ) -> Result<PathBuf, GuestError> {
         let Some(build) = &self.kernel.build else {
             return Err(GuestError::Unprovided {
@@ -58,9 +58,9 @@ impl Toolkit {
 
         let place = format!("modules/{name}-{}", digest(sources, &self.kernel));
         if !self.cache.path(&place).is_dir() {
-            let _lock = self.cache.lock(watch)?;
-            watch.step(&format!("building {name} for kernel {}", self.kernel.version));
-            self.cache.make(&place, |folder| self.kbuild(name, sources, build, folder, watch))?;
+            let _lock = self.cache.lock(progress)?;
+            progress.step(&format!("building {name} for kernel {}", self.kernel.version));
+            self.cache.make(&place, |folder| self.kbuild(name, sources, build, folder, progress))?;
         }
 
         let folder = self.cache.path(&place);
@@ -79,7 +79,7 @@ impl Toolkit {
         sources: &[(&str, &[u8])],
         build: &Path,
         folder: &Path,
-        watch: &Watch,
+        progress: &Progress,
     ) -> Result<(), GuestError> {
         // kbuild can't handle some characters that the cache's path may contain. The path of a
         // temporary directory has none of them.
@@ -93,9 +93,9 @@ impl Toolkit {
             std::fs::write(&path, content).context(|| path.display().to_string())?;
         }
 
-        let mut command = self.make(build, watch)?;
+        let mut command = self.make(build, progress)?;
         command.arg(format!("M={}", work.path().display())).arg("modules").env("LC_ALL", "C");
-        tool::run_quietly(&format!("building {name}"), &mut command, watch)?;
+        tool::run_quietly(&format!("building {name}"), &mut command, progress)?;
 
         let entries = std::fs::read_dir(work.path()).context(|| work.path().display().to_string())?;
         for entry in entries.flatten() {
@@ -109,7 +109,7 @@ impl Toolkit {
     }
 
     /// Returns `make` for the kernel's build directory, with the compiler that built the kernel.
-    fn make(&self, build: &Path, watch: &Watch) -> Result<Command, GuestError> {
+    fn make(&self, build: &Path, progress: &Progress) -> Result<Command, GuestError> {
         let mut command = Command::new("make");
         command.arg("-C").arg(build);
         if let Some(tree) = &self.kernel.tree {
@@ -122,7 +122,7 @@ impl Toolkit {
                 command.env("PATH", path);
             }
 
-            let compiler = match gcc(GCC, watch)? {
+            let compiler = match gcc(GCC, progress)? {
                 Some(compiler) => compiler,
                 None => programs.join(format!("x86_64-linux-gnu-gcc-{GCC}")).display().to_string(),
             };

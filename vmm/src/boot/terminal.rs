@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_guest::{Guest, Job, Watch};
+use nicforge_guest::{Guest, Job, Progress};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::termios::{self, SetArg, Termios},
@@ -51,7 +51,7 @@ impl Drop for Raw<'_> {
 }
 
 /// Runs a shell until it ends, for at most `limit`. Returns its exit status.
-pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, Failure> {
+pub(super) fn run(guest: &Guest, limit: Duration, progress: &Progress) -> Result<u8, Failure> {
     let Some(mut line) = guest.terminal() else {
         return Err(Failure::environment("the guest has no line for a shell"));
     };
@@ -100,7 +100,7 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
         if !from_guest && let Some(output) = shell.wait_for(Duration::ZERO)? {
             break output.status;
         }
-        if watch.is_cancelled() {
+        if progress.is_cancelled() {
             return Err(Failure::interrupted());
         }
         if Instant::now() >= until {

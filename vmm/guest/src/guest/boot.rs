@@ -28,8 +28,8 @@ use super::{
 use crate::{
     error::{ErrorContext, GuestError},
     initramfs::{self, Contents},
+    progress::Progress,
     provision::Toolkit,
-    watch::Watch,
 };
 
 /// Interval at which a wait checks whether it is to end.
@@ -47,10 +47,10 @@ impl Guest {
     /// - [`GuestError::Timeout`] and [`GuestError::Ended`], with the ends of the logs: the boot
     ///   failed.
     /// - [`GuestError::Cancelled`].
-    pub fn boot(toolkit: &Toolkit, config: &GuestConfig, watch: &Watch) -> Result<Self, GuestError> {
+    pub fn boot(toolkit: &Toolkit, config: &GuestConfig, progress: &Progress) -> Result<Self, GuestError> {
         let functions = config.plugged_functions()?;
         let shim = match config.software.driver {
-            Driver::Shim => Some(toolkit.shim(watch)?),
+            Driver::Shim => Some(toolkit.shim(progress)?),
             Driver::None | Driver::Vfio => None,
         };
 
@@ -71,14 +71,14 @@ impl Guest {
             environment: environment(config),
             shim: shim.as_deref(),
         };
-        initramfs::write(toolkit, &contents, &initrd, watch)?;
+        initramfs::write(toolkit, &contents, &initrd, progress)?;
 
         let listeners = Listeners::bind(folder.path(), config.hardware.terminal)?;
         let command = qemu_command(toolkit, config, &functions, &logs, folder.path(), initrd)?;
         let process = Process::start(command, || ()).context(|| format!("{}: start QEMU", config.node))?;
 
         let until = Instant::now() + config.boot_deadline;
-        let starting = Starting { config, logs: &logs, process: &process, until, watch };
+        let starting = Starting { config, logs: &logs, process: &process, until, progress };
         let Channels { agent, monitor, terminal } = starting.connect(listeners, folder.path())?;
         starting.wait(&agent)?;
 
@@ -173,7 +173,7 @@ struct Starting<'a> {
     logs: &'a Logs,
     process: &'a Process,
     until: Instant,
-    watch: &'a Watch,
+    progress: &'a Progress,
 }
 
 impl Starting<'_> {
@@ -223,7 +223,7 @@ impl Starting<'_> {
     }
 
     fn check(&self) -> Result<(), GuestError> {
-        self.watch.check()?;
+        self.progress.check()?;
         if self.process.status().is_some() {
             return Err(ended(&self.config.node, "booting", self.process, self.logs));
         }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use nicforge_guest::{Accelerator, Driver, Guest, GuestConfig, Toolkit, Watch};
+use nicforge_guest::{Accelerator, Driver, Guest, GuestConfig, Progress, Toolkit};
 use serde_json::{Value, json};
 
 use super::{machine::Machine, worker::PATIENCE};
@@ -39,7 +39,7 @@ impl BenchGuest {
     /// Boots a guest. `folder` is for the guests' sockets and logs.
     pub(super) fn boot(
         toolkit: &Toolkit,
-        watch: &Watch,
+        progress: &Progress,
         role: &Role<'_>,
         accelerator: Accelerator,
         driver: Driver,
@@ -72,7 +72,7 @@ impl BenchGuest {
             config = config.user_function(format!("f{index}.{function}"), machine.socket(function));
         }
 
-        let guest = Guest::boot(toolkit, &config, watch).context(context)?;
+        let guest = Guest::boot(toolkit, &config, progress).context(context)?;
         if let Some(problem) = guest.problems().first() {
             return Err(Failure::environment(format!("the guest {name}: {problem}")));
         }

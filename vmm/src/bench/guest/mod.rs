@@ -38,7 +38,7 @@ mod worker;
 use std::{os::fd::AsFd, time::Duration};
 
 use nicforge_driver::Patience;
-use nicforge_guest::{Accelerator, Driver, Provision, Toolkit, Watch};
+use nicforge_guest::{Accelerator, Driver, Progress, Provision, Toolkit};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use self::pair::GuestPair;
@@ -105,17 +105,17 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     // The driver library chooses its waiting times once, by the number of usable processors. The
     // choice is made here, before this process is pinned.
     let _ = Patience::default();
-    let watch = watch(run)?;
-    let toolkit = Provision::from_environment().provide(&watch)?;
+    let progress = progress(run)?;
+    let toolkit = Provision::from_environment().provide(&progress)?;
     let mut outcome = Outcome::default();
-    let accelerators = accelerators(run, &toolkit, &watch, &mut outcome.notes)?;
-    let drivers = drivers(run, &toolkit, &watch, &mut outcome.notes);
+    let accelerators = accelerators(run, &toolkit, &progress, &mut outcome.notes)?;
+    let drivers = drivers(run, &toolkit, &progress, &mut outcome.notes);
     let extent = if run.quick { QUICK } else { FULL };
     run.steps((accelerators.len() * drivers.len()) as u64 * GuestPair::steps(&extent));
 
     for &accelerator in &accelerators {
         for &(driver, backing) in &drivers {
-            let rows = pair::measure(run, &toolkit, &watch, &extent, accelerator, driver, backing)?;
+            let rows = pair::measure(run, &toolkit, &progress, &extent, accelerator, driver, backing)?;
             outcome.goals.extend(goals(&rows, &extent, accelerator, backing));
             outcome.rows.extend(rows);
         }
@@ -127,10 +127,10 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
 /// Returns the progress display, which is silent when a script reads the results. Ctrl-C ends the
 /// work, and [`Run::check`] takes the signal later.
-fn watch(run: &Run<'_>) -> Result<Watch, Failure> {
+fn progress(run: &Run<'_>) -> Result<Progress, Failure> {
     let signals = run.signals().fd().try_clone_to_owned().context(|| "signals".into())?;
-    let watch = if run.progress.is_hidden() { Watch::silent() } else { Watch::on_stderr() };
-    Ok(watch.cancelled_by(move || {
+    let progress = if run.progress.is_hidden() { Progress::silent() } else { Progress::on_stderr() };
+    Ok(progress.cancelled_by(move || {
         let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }))
@@ -140,10 +140,10 @@ fn watch(run: &Run<'_>) -> Result<Watch, Failure> {
 fn accelerators(
     run: &Run<'_>,
     toolkit: &Toolkit,
-    watch: &Watch,
+    progress: &Progress,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Accelerator>, Failure> {
-    let choice = toolkit.accelerator(watch)?;
+    let choice = toolkit.accelerator(progress)?;
     if choice.accelerator == Accelerator::Tcg {
         notes.push(format!("kvm was left out: {}", choice.reason));
     } else if run.quick {
@@ -159,7 +159,7 @@ fn accelerators(
 fn drivers(
     run: &Run<'_>,
     toolkit: &Toolkit,
-    watch: &Watch,
+    progress: &Progress,
     notes: &mut Vec<String>,
 ) -> Vec<(Driver, Backing)> {
     let mut drivers = vec![(Driver::Vfio, Backing::Vfio)];
@@ -168,7 +168,7 @@ fn drivers(
         return drivers;
     }
 
-    match toolkit.shim(watch) {
+    match toolkit.shim(progress) {
         Ok(_) => drivers.push((Driver::Shim, Backing::Shim)),
         Err(error) => notes.push(format!("the shim was left out: {error}")),
     }

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use nicforge_guest::{Accelerator, Driver, Toolkit, Watch};
+use nicforge_guest::{Accelerator, Driver, Progress, Toolkit};
 use nicforge_hwi::tree::PAYLOAD;
 
 use super::{
@@ -120,7 +120,7 @@ pub(super) struct GuestPair<'a> {
 pub(super) fn measure(
     run: &Run<'_>,
     toolkit: &Toolkit,
-    watch: &Watch,
+    progress: &Progress,
     extent: &Extent,
     accelerator: Accelerator,
     driver: Driver,
@@ -151,7 +151,7 @@ pub(super) fn measure(
         functions: &[(&usual, "cn0.core0"), (&usual, "cn1.core0"), (&awake, "cn0.core0")],
     };
 
-    let boot = |role| BenchGuest::boot(toolkit, watch, role, accelerator, driver, folder.path());
+    let boot = |role| BenchGuest::boot(toolkit, progress, role, accelerator, driver, folder.path());
     let (first, second) = std::thread::scope(|scope| {
         let second = scope.spawn(|| boot(&second));
         let first = boot(&first);
