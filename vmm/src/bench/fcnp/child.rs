@@ -87,12 +87,12 @@ impl Child {
                 self.open = Some(self.open(&task, &device, peer.as_ref())?);
                 Ok(Answer::Opened)
             }
-            Order::Go => match &mut self.open {
+            Order::Measure => match &mut self.open {
                 Some(Open::Endpoint(endpoint, task)) => {
                     Ok(Answer::Done(flow::run(endpoint.as_ref(), self.side, task)?))
                 }
                 Some(Open::Relay(relay, task)) => {
-                    relay.go(task);
+                    relay.start_threads(task);
                     Ok(Answer::Done(Measured::default()))
                 }
                 None => Err(Failure::environment("nothing is open")),

@@ -105,7 +105,7 @@ impl Children {
 
         self.collect(run, sides, &what)?;
         let mut measured = Measured::default();
-        for (_, answer) in self.order(run, sides, &Order::Go, &what)? {
+        for (_, answer) in self.order(run, sides, &Order::Measure, &what)? {
             if let Answer::Done(one) = answer {
                 measured = measured.and(one);
             }

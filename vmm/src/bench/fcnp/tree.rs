@@ -28,7 +28,7 @@ pub(in crate::bench) fn open(
     let context = || format!("opening {} on the {} side", task.path.name(), side.name());
     let mode = if task.path == Path::FcnpIrq { Mode::Interrupt } else { Mode::Polling };
     let config = Config { mode, ..Config::default() };
-    devices.truncate(task.lanes as usize);
+    devices.truncate(task.compute_cores as usize);
 
     Ok(match (task.path, side) {
         (Path::Raw, _) => Box::new(Raw::open(only(devices)?, cancel).context(context)?),
@@ -67,20 +67,20 @@ impl Endpoint for Io {
 }
 
 impl Sender for &Io {
-    fn send(&mut self, lane: u32, message: &[u8]) -> Result<(), Failure> {
-        let sent = self.node.write_until(lane, message, Deadline::never(), Some(&self.cancel));
+    fn send(&mut self, core: u32, message: &[u8]) -> Result<(), Failure> {
+        let sent = self.node.write_until(core, message, Deadline::never(), Some(&self.cancel));
         complete(sent, message.len(), "writing to a core")
     }
 }
 
 impl Receiver for &Io {
-    fn receive(&mut self, lane: u32, message: &mut [u8]) -> Result<(), Failure> {
-        let received = self.node.read_until(lane, message, Deadline::never(), Some(&self.cancel));
+    fn receive(&mut self, core: u32, message: &mut [u8]) -> Result<(), Failure> {
+        let received = self.node.read_until(core, message, Deadline::never(), Some(&self.cancel));
         complete(received, message.len(), "reading from a core")
     }
 }
 
-/// FCNP on a compute node. Each lane has one core.
+/// FCNP on a compute node.
 struct Compute {
     cores: Vec<ComputeCore>,
     cancel: Cancel,
@@ -97,21 +97,23 @@ impl Endpoint for Compute {
 }
 
 impl Compute {
-    fn core(&self, lane: u32) -> Result<&ComputeCore, Failure> {
-        self.cores.get(lane as usize).ok_or_else(|| Failure::environment("a lane without a core"))
+    fn core(&self, core: u32) -> Result<&ComputeCore, Failure> {
+        self.cores
+            .get(core as usize)
+            .ok_or_else(|| Failure::environment(format!("compute core {core} is not open")))
     }
 }
 
 impl Sender for &Compute {
-    fn send(&mut self, lane: u32, message: &[u8]) -> Result<(), Failure> {
-        let sent = self.core(lane)?.write_until(message, Deadline::never(), Some(&self.cancel));
+    fn send(&mut self, core: u32, message: &[u8]) -> Result<(), Failure> {
+        let sent = self.core(core)?.write_until(message, Deadline::never(), Some(&self.cancel));
         complete(sent, message.len(), "writing to the I/O node")
     }
 }
 
 impl Receiver for &Compute {
-    fn receive(&mut self, lane: u32, message: &mut [u8]) -> Result<(), Failure> {
-        let received = self.core(lane)?.read_until(message, Deadline::never(), Some(&self.cancel));
+    fn receive(&mut self, core: u32, message: &mut [u8]) -> Result<(), Failure> {
+        let received = self.core(core)?.read_until(message, Deadline::never(), Some(&self.cancel));
         complete(received, message.len(), "reading from the I/O node")
     }
 }

@@ -119,7 +119,7 @@ impl Child {
             Order::OpenTcp { side, task, address } => {
                 self.open = Some(Open::Endpoint { side, task, endpoint: sockets::open_tcp(side, address)? });
             }
-            Order::Go => {
+            Order::Measure => {
                 let Some(Open::Endpoint { side, task, endpoint }) = &self.open else {
                     return Err(not_open());
                 };

@@ -50,9 +50,9 @@ use super::{
 };
 use crate::failure::{ErrorContext, Failure};
 
-/// The amount of measurements.
+/// The message sizes of all measurements, and how often and how long each is measured.
 #[derive(Clone, Copy, Debug)]
-struct Extent {
+struct Sweep {
     /// The measured directions.
     directions: &'static [Direction],
     /// Sizes of messages.
@@ -67,7 +67,8 @@ struct Extent {
     counted: u32,
 }
 
-const FULL: Extent = Extent {
+/// The measurements of a full run.
+const FULL: Sweep = Sweep {
     directions: &[Direction::IoToCompute, Direction::ComputeToIo],
     sizes: &[16, 4 << 10, 64 << 10, 1 << 20],
     rounds: 3,
@@ -75,7 +76,8 @@ const FULL: Extent = Extent {
     round_trips: 400,
     counted: 1_000_000,
 };
-const QUICK: Extent = Extent {
+/// The measurements of a quick run.
+const QUICK: Sweep = Sweep {
     directions: &[Direction::IoToCompute],
     sizes: &[16, 64 << 10],
     rounds: 1,
@@ -110,13 +112,13 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let mut outcome = Outcome::default();
     let accelerators = accelerators(run, &toolkit, &progress, &mut outcome.notes)?;
     let drivers = drivers(run, &toolkit, &progress, &mut outcome.notes);
-    let extent = if run.quick { QUICK } else { FULL };
-    run.steps((accelerators.len() * drivers.len()) as u64 * GuestPair::steps(&extent));
+    let sweep = if run.quick { QUICK } else { FULL };
+    run.steps((accelerators.len() * drivers.len()) as u64 * GuestPair::steps(&sweep));
 
     for &accelerator in &accelerators {
         for &(driver, backing) in &drivers {
-            let rows = pair::measure(run, &toolkit, &progress, &extent, accelerator, driver, backing)?;
-            outcome.goals.extend(goals(&rows, &extent, accelerator, backing));
+            let rows = pair::measure(run, &toolkit, &progress, &sweep, accelerator, driver, backing)?;
+            outcome.goals.extend(goals(&rows, &sweep, accelerator, backing));
             outcome.rows.extend(rows);
         }
     }
@@ -177,13 +179,13 @@ fn drivers(
 }
 
 /// Returns the goals for the rows of one pair of guests: no exits and no messages were counted.
-fn goals(rows: &[Row], extent: &Extent, accelerator: Accelerator, backing: Backing) -> Vec<Goal> {
+fn goals(rows: &[Row], sweep: &Sweep, accelerator: Accelerator, backing: Backing) -> Vec<Goal> {
     let mut goals = Vec::new();
     for (path, what) in [(counts::POSTED, "posted writes"), (counts::PACKETS, "packets")] {
         let Some(row) = rows.iter().find(|row| row.path == path) else { continue };
         for (figure, name) in [("server_messages", "server messages"), ("exits", "exits to the devices")] {
             let Some(&measured) = row.figures.get(figure) else { continue };
-            let number = extent.counted;
+            let number = sweep.counted;
             let (accelerator, backing) = (accelerator.name(), backing.name());
             goals.push(Goal::at_most(
                 format!("{name} during {number} {what}; {accelerator}, {backing}"),
