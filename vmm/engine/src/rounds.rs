@@ -163,7 +163,7 @@ impl Engine {
                 Some(Watched::Waker) => self.on_wake(),
                 Some(Watched::Listener(index)) => self.on_connection(index),
                 Some(Watched::Client(key)) => self.on_client(key, &event),
-                Some(Watched::Twin(key)) => self.on_twin(key),
+                Some(Watched::SecondSocket(key)) => self.on_second_socket(key),
                 Some(Watched::Unmask(key)) => self.on_unmask(key),
                 // The loop checks the flag.
                 Some(Watched::Stop) | None => {}

@@ -27,9 +27,9 @@ impl Engine {
 
     /// Handles an event of a client's second socket. The client has answered a DMA message, made
     /// room there, or closed it.
-    pub(crate) fn on_twin(&mut self, key: ClientKey) {
+    pub(crate) fn on_second_socket(&mut self, key: ClientKey) {
         if let Some(client) = self.attachments.client_mut(key) {
-            client.connection.note_twin_readable();
+            client.connection.note_second_socket_readable();
             self.queue_client(key.index);
         }
     }
@@ -87,7 +87,7 @@ impl Engine {
         let has_unsent = state.send(&mut self.machine, connection, &mut attachment.counters, turn_end);
 
         let mut written = Ok(false);
-        if connection.wants_write() || connection.twin_wants_write() {
+        if connection.wants_write() || connection.second_socket_wants_write() {
             written = connection.on_writable();
         }
         let has_more_to_write = matches!(written, Ok(true));

@@ -223,7 +223,7 @@ impl DmaTable {
 
     /// As [`Self::unmapped`], for messages on the second socket: each operation lasts until the
     /// reply to its message in flight. Returns true while an operation touches the memory.
-    pub(super) fn unmapped_on_twin(&mut self, unmap: &DmaUnmap) -> bool {
+    pub(super) fn unmapped_on_second_socket(&mut self, unmap: &DmaUnmap) -> bool {
         for operation in &mut self.operations {
             operation.is_cut |= operation.has_more_in(unmap);
         }

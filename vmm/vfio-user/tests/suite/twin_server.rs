@@ -63,7 +63,7 @@ fn version_that_proposes_a_second_socket_is_answered_with_it_and_its_index() {
     let said = parse_version(&reply.payload).unwrap().capabilities.unwrap();
     assert_eq!(said.twin_socket, Some(TwinSocket { supported: true, fd_index: Some(0) }));
     assert_eq!(reply.fds.len(), 1);
-    assert!(pair.server.twin().is_some());
+    assert!(pair.server.second_socket().is_some());
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn version_without_a_second_socket_or_room_for_its_descriptor_is_answered_withou
         let reply = pair.ask(Command::Version, &version(json));
 
         assert_eq!(parse_version(&reply.payload).unwrap().capabilities.unwrap().twin_socket, None);
-        assert!(reply.fds.is_empty() && pair.server.twin().is_none());
+        assert!(reply.fds.is_empty() && pair.server.second_socket().is_none());
     }
 }
 
@@ -221,7 +221,7 @@ fn client_that_closes_its_second_socket_has_no_dma_by_messages_and_is_served() {
     pair.serve();
 
     assert_eq!(pair.device.dma_reads, [(1, Err(Errno::ENOTCONN))]);
-    assert!(pair.server.twin_has_ended());
+    assert!(pair.server.second_socket_has_ended());
     assert!(matches!(pair.server.dma_write(0, &[1], 2), Err(DmaError::NotConnected)));
     pair.assert_alive();
 }
@@ -262,7 +262,7 @@ fn client_that_floods_the_second_socket_has_its_share_of_a_turn() {
     let before = twins.pair.server.counters().messages;
     twins.send(&Header::reply(1, Command::DmaRead, 0).to_bytes().repeat(100));
 
-    twins.pair.server.note_twin_readable();
+    twins.pair.server.note_second_socket_readable();
     let progress = twins.pair.server.on_readable(&mut twins.pair.device).unwrap();
 
     assert_eq!(progress, Progress::More);
@@ -279,7 +279,7 @@ fn client_that_reads_nothing_on_the_second_socket_makes_no_queue_grow() {
     while twins.pair.server.dma_write(0, &[1; 60_000], operations).is_ok() {
         operations += 1;
     }
-    assert!(twins.pair.server.twin_wants_write());
+    assert!(twins.pair.server.second_socket_wants_write());
     // Its own requests wait: no answer may overtake the queued messages.
     twins.pair.send(&request(Command::DeviceReset, &[]));
     assert_eq!(twins.pair.try_serve().unwrap(), Progress::Blocked);
