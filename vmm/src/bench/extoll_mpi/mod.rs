@@ -91,9 +91,9 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let placement = Placement::engine_alone()?;
 
     let turns = placement.within("application", || {
-        let served = serve_two_cards(run, "extoll-mpi", &placement)?;
-        let mut ranks = Ranks::open(|address| ranks::device(&served, address), PAIRS[PAIRS.len() - 1])?;
-        let mut bare = Bare::open(&served, BARE_PAIRS)?;
+        let server = serve_two_cards(run, "extoll-mpi", &placement)?;
+        let mut ranks = Ranks::open(|address| ranks::open_device(&server, address), PAIRS[PAIRS.len() - 1])?;
+        let mut bare = Bare::open(&server, BARE_PAIRS)?;
 
         let turns = in_turns(turns_each, contestants.len(), |number, _| {
             let contestant = contestants[number];
@@ -101,13 +101,13 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
             match contestant {
                 Contestant::Rate { pairs, bytes } => ranks.rate(pairs, bytes, &effort),
                 Contestant::Latency { bytes } => ranks.latency(bytes, &effort),
-                Contestant::RandomAccess { ranks } => ranks::random_access(&served, ranks, &effort),
+                Contestant::RandomAccess { ranks } => ranks::random_access(&server, ranks, &effort),
                 Contestant::Velo => bare.rate(&effort),
             }
         })?;
 
         drop((ranks, bare));
-        served.stop()?;
+        server.stop()?;
         Ok(turns)
     })?;
 
@@ -143,13 +143,13 @@ fn wrong(turns: &[Turn]) -> f64 {
 }
 
 /// Returns the turns of one contestant.
-fn of(contestants: &[Contestant], turns: &[Vec<Turn>], wanted: Contestant) -> Vec<Turn> {
+fn turns_of(contestants: &[Contestant], turns: &[Vec<Turn>], wanted: Contestant) -> Vec<Turn> {
     let at = contestants.iter().position(|contestant| *contestant == wanted);
     at.and_then(|at| turns.get(at)).cloned().unwrap_or_default()
 }
 
 fn rows(contestants: &[Contestant], placement: &Placement, turns: &[Vec<Turn>]) -> Vec<Row> {
-    let bare = rate(&of(contestants, turns, Contestant::Velo)).max(1.0);
+    let bare = rate(&turns_of(contestants, turns, Contestant::Velo)).max(1.0);
     let row = |(contestant, turns): (&Contestant, &Vec<Turn>)| {
         let mut samples = Samples::default();
         turns.iter().for_each(|turn| samples.append(turn.samples.clone()));
@@ -195,10 +195,10 @@ fn rows(contestants: &[Contestant], placement: &Placement, turns: &[Vec<Turn>]) 
 }
 
 fn goals(contestants: &[Contestant], turns: &[Vec<Turn>]) -> Vec<Goal> {
-    let rate_of = |contestant| rate(&of(contestants, turns, contestant));
+    let rate_of = |contestant| rate(&turns_of(contestants, turns, contestant));
     let small = |pairs| rate_of(Contestant::Rate { pairs, bytes: velo::BYTES });
     let worst = RANKS
-        .map(|ranks| wrong(&of(contestants, turns, Contestant::RandomAccess { ranks })))
+        .map(|ranks| wrong(&turns_of(contestants, turns, Contestant::RandomAccess { ranks })))
         .into_iter()
         .fold(0.0, f64::max);
 

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Upper bound for the duration of each step.
-pub(super) const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first VPID of the ranks of RandomAccess. The VPIDs before it belong to the pairs.
 const ACCESS_VPID: u16 = 8;
 
@@ -30,17 +30,19 @@ pub(super) fn awake() -> Relax {
     Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() })
 }
 
-/// Opens the device of a VPID.
-pub(super) fn device(served: &Served, address: Address) -> Result<Device, Failure> {
+/// Opens the device of a VPID. The previous client of the VPID may still be detaching.
+pub(super) fn open_device(server: &Served, address: Address) -> Result<Device, Failure> {
     let name = format!("ex{}", address.node);
-    let node = served.built().node(&name);
+    let node = server.built().node(&name);
     let socket = node
         .and_then(|node| Some((node, node.attachments.get(usize::from(address.vpid))?)))
         .ok_or_else(|| Failure::result(format!("there is no {address}")))
-        .and_then(|(node, attachment)| served.socket(node, attachment))?;
+        .and_then(|(node, attachment)| server.socket(node, attachment))?;
 
-    // The server notices the end of the last client only after some time.
-    let deadline = Deadline::after(LIMIT);
+    // The server refuses a new client until it has noticed the disconnect of the previous one; retry
+    // until then. Every error is retried: the refusal is EBUSY, EAGAIN during a back-off, or a
+    // closed socket. An error that stays is returned after the time-out.
+    let deadline = Deadline::after(STEP_TIMEOUT);
     loop {
         match Device::open_vfio_user(&socket, OpenOptions::default()) {
             Err(_) if !deadline.has_passed() => std::thread::yield_now(),
@@ -49,18 +51,18 @@ pub(super) fn device(served: &Served, address: Address) -> Result<Device, Failur
     }
 }
 
-/// Opens the ranks of a job on the devices that `device` returns, and waits until they have found
-/// each other.
-fn open(
-    device: impl Fn(Address) -> Result<Device, Failure>,
+/// Opens the ranks of a job on the devices that `open_device` returns, and waits until they have
+/// found each other.
+fn open_ranks(
+    open_device: impl Fn(Address) -> Result<Device, Failure>,
     addresses: Vec<Address>,
 ) -> Result<Vec<Endpoint<ExtollTransport>>, Failure> {
     let job = Job::new(addresses.clone());
     let open = |address: Address| {
-        ExtollTransport::open(device(address)?, &job, Config::default()).context(|| address.to_string())
+        ExtollTransport::open(open_device(address)?, &job, Config::default()).context(|| address.to_string())
     };
     let mut ranks = addresses.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
+    let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), awake());
 
     while !ranks.iter().all(ExtollTransport::is_complete) {
         for rank in &mut ranks {
@@ -86,12 +88,17 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
+    /// Opens the ranks of `pairs` pairs. They have the lowest VPIDs of both cards.
     pub(super) fn open(
-        device: impl Fn(Address) -> Result<Device, Failure>,
+        open_device: impl Fn(Address) -> Result<Device, Failure>,
         pairs: u16,
     ) -> Result<Self, Failure> {
         let of_node = |node| (0..pairs).map(move |vpid| Address { node, vpid });
-        Ok(Self { endpoints: open(device, of_node(0).chain(of_node(1)).collect())?, pairs, context: 0 })
+        Ok(Self {
+            endpoints: open_ranks(open_device, of_node(0).chain(of_node(1)).collect())?,
+            pairs,
+            context: 0,
+        })
     }
 
     /// Returns both ends of the first `pairs` pairs in alternation: receiver, sender.
@@ -119,7 +126,8 @@ impl Ranks {
     pub(super) fn rate(&mut self, pairs: u16, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
         let mut sides = self.sides(pairs, bytes, effort.windows)?;
         let start = Instant::now();
-        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).context(|| "the message rate".into())?;
+        drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut awake())
+            .context(|| "the message rate".into())?;
         let messages = u64::from(effort.windows) * u64::from(WINDOW) * u64::from(pairs);
         Ok(Turn { rate: messages as f64 / start.elapsed().as_secs_f64(), ..Turn::default() })
     }
@@ -137,7 +145,7 @@ impl Ranks {
                 .context(|| "an end of the ping-pong".into())
         };
         let mut sides = [side(second, false, 0)?, side(first, true, peer)?];
-        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).context(|| "the ping-pong".into())?;
+        drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut awake()).context(|| "the ping-pong".into())?;
         let mut samples = Samples::with_capacity(effort.rounds as usize);
         sides[1].times().iter().for_each(|time| samples.add(*time));
 
@@ -146,9 +154,9 @@ impl Ranks {
 }
 
 /// Measures RandomAccess with separate ranks on both cards.
-pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Result<Turn, Failure> {
+pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Result<Turn, Failure> {
     let address = |rank: u32| Address { node: rank % 2, vpid: ACCESS_VPID + (rank / 2) as u16 };
-    let mut endpoints = open(|address| device(served, address), (0..size).map(address).collect())?;
+    let mut endpoints = open_ranks(|address| open_device(server, address), (0..size).map(address).collect())?;
     let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).context(|| "a table".into()));
     let mut tables = tables.collect::<Result<Vec<_>, _>>()?;
     let mut took = Duration::ZERO;
@@ -161,7 +169,7 @@ pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Resu
             .zip(&mut tables)
             .map(|(endpoint, table)| Updates::new(endpoint, table, pass).context(|| "a rank".into()));
         let mut ranks = updates.collect::<Result<Vec<_>, _>>()?;
-        drive(&mut ranks, Deadline::after(LIMIT), &mut awake()).context(|| "RandomAccess".into())?;
+        drive(&mut ranks, Deadline::after(STEP_TIMEOUT), &mut awake()).context(|| "RandomAccess".into())?;
         if pass == 0 {
             took = start.elapsed();
         }

@@ -8,7 +8,7 @@ use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
 use super::{
     Effort, Turn, WINDOW,
-    ranks::{LIMIT, awake, device},
+    ranks::{STEP_TIMEOUT, awake, open_device},
 };
 use crate::{
     failure::{ErrorContext, Failure},
@@ -31,17 +31,18 @@ struct Pair {
 pub(super) struct Bare(Vec<Pair>);
 
 impl Bare {
-    pub(super) fn open(served: &Served, pairs: u16) -> Result<Self, Failure> {
+    /// Opens the pairs, and connects each sender to its receiver.
+    pub(super) fn open(server: &Served, pairs: u16) -> Result<Self, Failure> {
         let port = |node, vpid| -> Result<Port, Failure> {
             let address = Address { node, vpid };
             // Each receiver has as many slots as a rank.
             let config = Config { slots: Some(4096), window: WINDOW, ..Config::default() };
-            Port::open(device(served, address)?, config).context(|| address.to_string())
+            Port::open(open_device(server, address)?, config).context(|| address.to_string())
         };
 
         let pair = |number| {
             let (mut sender, receiver) = (port(0, VPID + number)?, port(1, VPID + number)?);
-            let link = sender.connect(receiver.address(), Deadline::after(LIMIT), None);
+            let link = sender.connect(receiver.address(), Deadline::after(STEP_TIMEOUT), None);
             Ok(Pair { sender, receiver, link: link.context(|| "connecting".into())? })
         };
 
@@ -52,7 +53,7 @@ impl Bare {
     pub(super) fn rate(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let each = u64::from(effort.windows) * u64::from(WINDOW);
         let (mut sent, mut received) = (vec![0_u64; self.0.len()], vec![0_u64; self.0.len()]);
-        let (start, deadline, mut relax) = (Instant::now(), Deadline::after(LIMIT), awake());
+        let (start, deadline, mut relax) = (Instant::now(), Deadline::after(STEP_TIMEOUT), awake());
 
         while received.iter().any(|count| *count < each) {
             let mut moved = false;

@@ -25,8 +25,9 @@ use crate::{
     failure::{ErrorContext, Failure},
 };
 
-/// How long the server may take to notice that the last measurement's client has closed a device.
-const TAKE_OVER: Duration = Duration::from_secs(5);
+/// How long the server may take to notice that the previous measurement's client has closed a
+/// device.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The open end or relay of a measurement.
 enum Open {
@@ -133,12 +134,15 @@ impl Child {
     }
 }
 
-/// Opens a device whose last client may still be detaching.
+/// Opens a device whose previous client may still be detaching.
+///
+/// The server refuses a new client until it has noticed the disconnect of the previous one. Every
+/// error is retried, as the refusal is EBUSY, EAGAIN during a back-off, or a closed socket.
 fn open_device(socket: &FilePath) -> Result<Device, Failure> {
     let start = Instant::now();
     loop {
         match Device::open_vfio_user(socket, OpenOptions::default()) {
-            Err(_) if start.elapsed() < TAKE_OVER => std::thread::sleep(Duration::from_millis(1)),
+            Err(_) if start.elapsed() < DETACH_TIMEOUT => std::thread::sleep(Duration::from_millis(1)),
             device => return device.context(|| socket.display().to_string()),
         }
     }
