@@ -89,8 +89,9 @@ fn work(signals: &Signals, stop: &AtomicBool) {
             last_write = (writes, now);
         }
         let rests = now.saturating_duration_since(last_write.1) >= REST_AFTER;
-        signals.set_watched(!rests && signals.has_sinks());
-        // A second check: an eventfd that was bound before `set_watched` has sent no wake-up.
+        signals.set_watchdog_checks_often(!rests && signals.has_sinks());
+        // A second check: an eventfd that was bound before `set_watchdog_checks_often` has sent no
+        // wake-up.
         if signals.has_sinks() {
             std::thread::park_timeout(if rests { LONGEST_REST } else { LOOK });
         } else {

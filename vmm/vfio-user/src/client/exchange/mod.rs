@@ -200,7 +200,9 @@ impl Exchange {
             // The server may wait for this side to read, so this thread reads while it waits to
             // write.
             state = match state.rx.take() {
-                Some(rx) => self.lead(state, rx, Goal::Incoming { served }, short(deadline), no_reply).0,
+                Some(rx) => {
+                    self.read_for_all(state, rx, Goal::Incoming { served }, short(deadline), no_reply).0
+                }
                 None => self.push(state, deadline)?,
             };
         }
@@ -218,7 +220,7 @@ impl Exchange {
         loop {
             check_dead(&state)?;
             let led = if let Some(rx) = state.rx.take() {
-                state = self.lead(state, rx, Goal::Incoming { served: before }, look, no_reply).0;
+                state = self.read_for_all(state, rx, Goal::Incoming { served: before }, look, no_reply).0;
                 !has_second_socket
             } else {
                 false
@@ -338,7 +340,7 @@ impl Exchange {
             if let Some(rx) = state.rx.take() {
                 let goal = Goal::Reply { id, command };
                 let on_reply = |header, reply: Reply<'_>| finish(&mut take, header, reply);
-                let (guard, stop) = self.lead(state, rx, goal, deadline, on_reply);
+                let (guard, stop) = self.read_for_all(state, rx, goal, deadline, on_reply);
                 state = guard;
                 if let Stop::Reply(result) = stop {
                     state.waiting.retain(|waiting| waiting.id != id);

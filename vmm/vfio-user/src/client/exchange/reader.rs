@@ -74,8 +74,10 @@ impl InputWait {
 }
 
 impl Exchange {
-    /// Reads the socket for all threads until the goal is reached.
-    pub(super) fn lead<'a, T>(
+    /// Reads the socket for all threads until the goal is reached, the deadline has passed or the
+    /// connection has ended. The lock is released meanwhile. Replies of other threads are stored
+    /// for them, and one of the sleeping threads becomes the next reader.
+    pub(super) fn read_for_all<'a, T>(
         &'a self,
         state: MutexGuard<'a, State>,
         mut rx: Receiver,
