@@ -79,7 +79,7 @@ pub enum Response {
 
 /// Sends a request to the machine that is served in `directory`, and waits for the answer.
 pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure> {
-    let path = directory.control();
+    let path = directory.control_socket();
     let what = || {
         format!(
             "no machine answers in {}; is its `nicforge serve` still running?",

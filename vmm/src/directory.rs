@@ -137,8 +137,8 @@ impl Directory {
         Ok(path)
     }
 
-    /// Returns the control socket.
-    pub fn control(&self) -> PathBuf {
+    /// Returns the path of the control socket.
+    pub fn control_socket(&self) -> PathBuf {
         self.path.join("admin").join("control")
     }
 }

@@ -150,7 +150,7 @@ impl Served {
 
         // The control socket comes first, because it shows other servers that this one uses the
         // directory.
-        let control = ControlServer::start(&directory.control(), {
+        let control = ControlServer::start(&directory.control_socket(), {
             let (built, handle) = (built.clone(), handle.clone());
             move |request| answer(&built, &handle, &request)
         })?;

@@ -98,7 +98,10 @@ fn listed(line: &str) -> Listed<'_> {
 }
 
 /// Returns a program's content and the host's files that it needs: the libraries and the loader.
-pub(crate) fn needs(program: &Path, progress: &Progress) -> Result<(Vec<u8>, Vec<PathBuf>), GuestError> {
+pub(crate) fn read_with_dependencies(
+    program: &Path,
+    progress: &Progress,
+) -> Result<(Vec<u8>, Vec<PathBuf>), GuestError> {
     let bytes = std::fs::read(program).context(|| program.display().to_string())?;
     let Some(interpreter) = interpreter(&bytes) else { return Ok((bytes, Vec::new())) };
     let loader = Loader { path: PathBuf::from(interpreter), library_path: String::new() };
@@ -122,7 +125,8 @@ mod tests {
 
     #[test]
     fn this_test_needs_the_c_library_and_its_loader() {
-        let (bytes, files) = needs(&std::env::current_exe().unwrap(), &Progress::silent()).unwrap();
+        let (bytes, files) =
+            read_with_dependencies(&std::env::current_exe().unwrap(), &Progress::silent()).unwrap();
         let loader = interpreter(&bytes).unwrap();
         assert_eq!(files.last().unwrap(), Path::new(&loader));
         assert!(files.iter().any(|file| file.to_string_lossy().contains("libc")), "{files:?}");

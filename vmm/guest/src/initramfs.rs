@@ -188,7 +188,7 @@ impl Builder<'_> {
             return self.tree(&extra.source, &extra.place);
         }
 
-        let (content, files) = elf::needs(&extra.source, progress)?;
+        let (content, files) = elf::read_with_dependencies(&extra.source, progress)?;
         self.file(&extra.place, 0o755, &content)?;
 
         for file in files {

@@ -101,12 +101,13 @@ impl ModuleTree {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
         for name in names {
-            self.visit(&canonical(name), &mut seen, &mut order, progress)?;
+            self.add_with_dependencies(&canonical(name), &mut seen, &mut order, progress)?;
         }
         Ok(order)
     }
 
-    fn visit(
+    /// Adds a module to `order`, after the modules it needs. A module in `seen` was added before.
+    fn add_with_dependencies(
         &self,
         name: &str,
         seen: &mut BTreeSet<String>,
@@ -125,7 +126,7 @@ impl ModuleTree {
         let depends = depends(&object);
 
         for needed in &depends {
-            self.visit(needed, seen, order, progress)?;
+            self.add_with_dependencies(needed, seen, order, progress)?;
         }
 
         order.push(Module { name: name.to_owned(), depends, object });

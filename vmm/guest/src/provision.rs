@@ -316,7 +316,7 @@ fn programs_in_tree(tree: &Path, progress: &Progress) -> Result<Programs, GuestE
 /// Returns the host's own programs, if its busybox is static.
 fn programs_of_host(progress: &Progress) -> Result<Option<Programs>, GuestError> {
     let Some(busybox) = on_path("busybox") else { return Ok(None) };
-    let (_, needs) = elf::needs(&busybox, progress)?;
+    let (_, needs) = elf::read_with_dependencies(&busybox, progress)?;
     if !needs.is_empty() {
         return Ok(None);
     }
@@ -327,7 +327,7 @@ fn programs_of_host(progress: &Progress) -> Result<Option<Programs>, GuestError>
         .find(|path| path.is_file());
     let lspci = match (on_path("lspci"), names) {
         (Some(program), Some(names)) => {
-            let (_, mut libraries) = elf::needs(&program, progress)?;
+            let (_, mut libraries) = elf::read_with_dependencies(&program, progress)?;
             libraries.pop().map(|loader| Lspci { program, loader, libraries, names })
         }
         _ => None,

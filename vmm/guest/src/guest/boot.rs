@@ -68,7 +68,7 @@ impl Guest {
             extras: &config.software.extras,
             modules: &config.software.modules,
             config: settings(config, &functions),
-            environment: environment(config),
+            environment: environment_script(config),
             shim: shim.as_deref(),
         };
         initramfs::write(toolkit, &contents, &initrd, progress)?;
@@ -272,7 +272,8 @@ fn settings(config: &GuestConfig, functions: &[PluggedFunction]) -> String {
     )
 }
 
-fn environment(config: &GuestConfig) -> String {
+/// Returns shell text that exports the variables of the commands in the guest.
+fn environment_script(config: &GuestConfig) -> String {
     let variables = [("NICFORGE_NODE".to_owned(), config.node.clone())];
     variables
         .iter()

@@ -99,10 +99,10 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
             let contestant = contestants[number];
             run.step(format!("{contestant:?}"))?;
             match contestant {
-                Contestant::Rate { pairs, bytes } => ranks.rate(pairs, bytes, &effort),
-                Contestant::Latency { bytes } => ranks.latency(bytes, &effort),
+                Contestant::Rate { pairs, bytes } => ranks.measure_rate(pairs, bytes, &effort),
+                Contestant::Latency { bytes } => ranks.measure_latency(bytes, &effort),
                 Contestant::RandomAccess { ranks } => ranks::random_access(&server, ranks, &effort),
-                Contestant::Velo => bare.rate(&effort),
+                Contestant::Velo => bare.measure_rate(&effort),
             }
         })?;
 
@@ -134,10 +134,12 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     count::part(part)
 }
 
+/// Returns the median rate of the turns.
 fn rate(turns: &[Turn]) -> f64 {
     median(&turns.iter().map(|turn| turn.rate).collect::<Vec<_>>())
 }
 
+/// Returns the greatest share of wrong words of the turns, in percent.
 fn wrong(turns: &[Turn]) -> f64 {
     turns.iter().map(|turn| turn.wrong).fold(0.0, f64::max)
 }

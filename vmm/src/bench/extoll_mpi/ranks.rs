@@ -39,9 +39,9 @@ pub(super) fn open_device(server: &Served, address: Address) -> Result<Device, F
         .ok_or_else(|| Failure::result(format!("there is no {address}")))
         .and_then(|(node, attachment)| server.socket(node, attachment))?;
 
-    // The server refuses a new client until it has noticed the disconnect of the previous one; retry
-    // until then. Every error is retried: the refusal is EBUSY, EAGAIN during a back-off, or a
-    // closed socket. An error that stays is returned after the time-out.
+    // The server refuses a new client until it has noticed the disconnect of the previous one;
+    // retry until then. Every error is retried: the refusal is EBUSY, EAGAIN during a back-off, or
+    // a closed socket. An error that stays is returned after the time-out.
     let deadline = Deadline::after(STEP_TIMEOUT);
     loop {
         match Device::open_vfio_user(&socket, OpenOptions::default()) {
@@ -122,8 +122,13 @@ impl Ranks {
         Ok(sides)
     }
 
-    /// Measures windows of messages on the first `pairs` pairs at once.
-    pub(super) fn rate(&mut self, pairs: u16, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
+    /// Measures the rate of messages, in windows, on the first `pairs` pairs at once.
+    pub(super) fn measure_rate(
+        &mut self,
+        pairs: u16,
+        bytes: usize,
+        effort: &Effort,
+    ) -> Result<Turn, Failure> {
         let mut sides = self.sides(pairs, bytes, effort.windows)?;
         let start = Instant::now();
         drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut awake())
@@ -132,20 +137,23 @@ impl Ranks {
         Ok(Turn { rate: messages as f64 / start.elapsed().as_secs_f64(), ..Turn::default() })
     }
 
-    /// Measures round trips of one message between the first pair.
-    pub(super) fn latency(&mut self, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
+    /// Measures round trips of one message between the ranks of the first pair.
+    pub(super) fn measure_latency(&mut self, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
         self.context += 1;
         let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
-        let (Some(first), Some(second)) = (senders.first_mut(), receivers.first_mut()) else {
+        let (Some(sender), Some(receiver)) = (senders.first_mut(), receivers.first_mut()) else {
             return Err(Failure::result("there is no pair"));
         };
-        let peer = u32::from(self.pairs);
-        let side = |endpoint, begins, peer| {
-            ping_pong::Side::new(endpoint, begins, peer, bytes, effort.rounds, self.context)
+        let (sender_rank, receiver_rank) = (0, u32::from(self.pairs));
+
+        let side = |endpoint, sends_first, peer| {
+            ping_pong::Side::new(endpoint, sends_first, peer, bytes, effort.rounds, self.context)
                 .context(|| "an end of the ping-pong".into())
         };
-        let mut sides = [side(second, false, 0)?, side(first, true, peer)?];
+        let mut sides = [side(receiver, false, sender_rank)?, side(sender, true, receiver_rank)?];
         drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut awake()).context(|| "the ping-pong".into())?;
+
+        // Only the side that sends first measures times.
         let mut samples = Samples::with_capacity(effort.rounds as usize);
         sides[1].times().iter().for_each(|time| samples.add(*time));
 

@@ -49,8 +49,8 @@ impl Bare {
         (0..pairs).map(pair).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Sends as many messages as a pair of ranks does.
-    pub(super) fn rate(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    /// Measures the rate of messages. Each pair sends as many as a pair of ranks does.
+    pub(super) fn measure_rate(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let each = u64::from(effort.windows) * u64::from(WINDOW);
         let (mut sent, mut received) = (vec![0_u64; self.0.len()], vec![0_u64; self.0.len()]);
         let (start, deadline, mut relax) = (Instant::now(), Deadline::after(STEP_TIMEOUT), awake());

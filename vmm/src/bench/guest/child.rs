@@ -134,7 +134,8 @@ impl Child {
     /// Opens a device whose previous client may still be detaching.
     ///
     /// The server refuses a new client until it has noticed the disconnect of the previous one.
-    /// Every error is retried, as the refusal is EBUSY, EAGAIN during a back-off, or a closed socket.
+    /// Every error is retried, as the refusal is EBUSY, EAGAIN during a back-off, or a closed
+    /// socket.
     fn open_device(&self, number: usize, options: OpenOptions) -> Result<Device, Failure> {
         let address = self.devices.get(number);
         let address = address.ok_or_else(|| Failure::environment(format!("there is no device {number}")))?;

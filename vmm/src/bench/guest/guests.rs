@@ -85,13 +85,13 @@ impl BenchGuest {
         }
 
         let guest = Self { guest, trace: folder.join(format!("{name}.trace.log")) };
-        guest.watch_exits(false)?;
+        guest.trace_exits(false)?;
 
         Ok(guest)
     }
 
     /// Turns the trace of exits on or off.
-    pub(super) fn watch_exits(&self, on: bool) -> Result<(), Failure> {
+    pub(super) fn trace_exits(&self, on: bool) -> Result<(), Failure> {
         for event in EXITS {
             let state = json!({ "name": event, "enable": on });
             self.guest.execute("trace-event-set-state", state).context(|| "QEMU's trace".into())?;
@@ -107,7 +107,7 @@ impl BenchGuest {
     }
 
     /// Returns the number of exits in the trace.
-    pub(super) fn exits(&self) -> Result<u64, Failure> {
+    pub(super) fn count_exits(&self) -> Result<u64, Failure> {
         let trace = std::fs::read_to_string(&self.trace).context(|| self.trace.display().to_string())?;
         Ok(trace.lines().filter(|line| EXITS.iter().any(|event| line.contains(event))).count() as u64)
     }

@@ -278,11 +278,12 @@ fn messages(part: Part, messages: u64) -> Result<(), Failure> {
         }
     };
 
-    if part == Part::FcnpSend { beside(read, write) } else { beside(write, read) }
+    if part == Part::FcnpSend { run_in_parallel(read, write) } else { run_in_parallel(write, read) }
 }
 
-/// Runs `other` on a thread of its own, and `own` on this thread.
-fn beside(
+/// Runs `other` on a thread of its own and `own` on this thread, and waits for both. Returns the
+/// error of `own`, else the error of `other`.
+fn run_in_parallel(
     other: impl FnOnce() -> Result<(), Failure> + Send,
     own: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {

@@ -130,22 +130,23 @@ impl Agent {
             number
         };
 
-        self.say(&format!("{number} run {}", base64(job.script.as_bytes())))
+        self.send_line(&format!("{number} run {}", base64(job.script.as_bytes())))
             .inspect_err(|_| self.forget(number))?;
         Ok(number)
     }
 
     /// Kills a job's processes.
     pub(crate) fn kill(&self, number: u64) -> io::Result<()> {
-        self.say(&format!("{number} kill"))
+        self.send_line(&format!("{number} kill"))
     }
 
     /// Powers the guest off.
     pub(crate) fn quit(&self) -> io::Result<()> {
-        self.say("0 quit")
+        self.send_line("0 quit")
     }
 
-    fn say(&self, text: &str) -> io::Result<()> {
+    /// Sends a line to the agent in the guest.
+    fn send_line(&self, text: &str) -> io::Result<()> {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         line.write_all(format!("{text}\n").as_bytes())
     }
