@@ -125,7 +125,7 @@ impl Signals {
         }
     }
 
-    /// Gives up the client of an eventfd, and counts that once.
+    /// Marks the client of an eventfd as given up. Only the first call counts as a rescue.
     fn give_up(&self, owner: &Owner) {
         if !owner.given_up.swap(true, Ordering::AcqRel) {
             self.rescues.fetch_add(1, Ordering::AcqRel);
@@ -283,12 +283,12 @@ mod tests {
             std::thread::yield_now();
         }
 
-        watch.look(&signals, start);
+        watch.check(&signals, start);
         assert_eq!(signals.rescues(), 0);
         // The thread may not be asleep yet.
         while !writer.is_finished() {
             assert!(Instant::now() < deadline);
-            watch.look(&signals, start + PATIENCE);
+            watch.check(&signals, start + PATIENCE);
             std::thread::yield_now();
         }
         writer.join().unwrap();

@@ -301,6 +301,8 @@ impl ServerConnection {
         self.dispatcher.counters
     }
 
+    /// Returns an error unless DMA requests can be sent: the client has negotiated, and the sockets
+    /// are open.
     fn check_running(&self) -> Result<(), DmaError> {
         let usable = self.dispatcher.second_socket.as_ref().is_none_or(SecondSocket::is_usable);
         let running = self.dispatcher.phase == Phase::Running && !self.framed.tx.has_ended() && usable;
