@@ -26,7 +26,7 @@ const MAX_LINE: usize = 64 * 1024;
 /// The number of bytes that a writable pipe takes without blocking.
 const PIECE: usize = 4096;
 /// The interval between two checks whether a blocked writer may give up.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Receives the lines of programs: the program's name, the output stream, and the line.
 pub type LineSink = Arc<dyn Fn(&str, Stream, &str) + Send + Sync>;
@@ -60,7 +60,7 @@ impl Printer {
         let _one_at_a_time = self.one_at_a_time.lock();
 
         for piece in text.as_bytes().chunks(PIECE) {
-            while !self.given_up.load(Ordering::Relaxed) && !is_writable(stream, LOOK) {
+            while !self.given_up.load(Ordering::Relaxed) && !is_writable(stream, CHECK_INTERVAL) {
                 self.given_up.fetch_or(give_up(), Ordering::Relaxed);
             }
             // The reader may have closed the output. The programs still run to their end.

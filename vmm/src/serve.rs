@@ -92,7 +92,7 @@ impl Served {
     /// # Errors
     /// Returns a [`Failure`] of usage when the file is wrong, and of the environment otherwise.
     pub fn start(machine: &Path, options: &ServeOptions) -> Result<Self, Failure> {
-        Self::start_description(&read(machine)?, options)
+        Self::start_description(&read_description(machine)?, options)
     }
 
     /// Serves a described machine, with sockets for this user alone.
@@ -227,14 +227,14 @@ impl Drop for Served {
     }
 }
 
-fn read(machine: &Path) -> Result<Description, Failure> {
+fn read_description(machine: &Path) -> Result<Description, Failure> {
     Description::read(machine).map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// Runs the command.
 pub fn main(machine: &Path, options: &ServeOptions, owners: &[Word], groups: &[Word]) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
-    let served = Served::start_for(&read(machine)?, options, owners, groups)?;
+    let served = Served::start_for(&read_description(machine)?, options, owners, groups)?;
     print_line(welcome(&served))?;
 
     loop {

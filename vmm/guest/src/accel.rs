@@ -12,7 +12,7 @@ use std::{
 use crate::{
     cpio::Archive,
     error::{ErrorContext, GuestError},
-    progress::{LOOK, Progress},
+    progress::{CHECK_INTERVAL, Progress},
     provision::Toolkit,
     tool,
 };
@@ -130,7 +130,7 @@ impl Toolkit {
             if ended || start.elapsed() > TRY || progress.is_cancelled() {
                 break false;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         };
 
         // QEMU may have ended by itself.

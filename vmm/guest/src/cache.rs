@@ -24,7 +24,7 @@ use nix::{
 
 use crate::{
     error::{ErrorContext, GuestError},
-    progress::{LOOK, Progress},
+    progress::{CHECK_INTERVAL, Progress},
 };
 
 /// The environment variable that names the cache.
@@ -136,7 +136,7 @@ impl Cache {
             }
 
             progress.check()?;
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 

@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::error::GuestError;
 
 /// Interval at which work that waits for a process checks for cancellation.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval of progress lines where standard error is no terminal.
 const REPEAT: Duration = Duration::from_secs(10);
 

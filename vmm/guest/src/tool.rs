@@ -22,7 +22,7 @@ use nix::{
 
 use crate::{
     error::{ErrorContext, GuestError},
-    progress::{LOOK, Progress},
+    progress::{CHECK_INTERVAL, Progress},
 };
 
 /// The part of a tool's output that its error keeps, in bytes.
@@ -101,7 +101,7 @@ fn wait(what: &str, child: &mut Child, progress: &Progress) -> Result<std::proce
             return Err(GuestError::Cancelled);
         }
 
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 

@@ -11,7 +11,7 @@ use super::Run;
 use crate::failure::{ErrorContext, Failure};
 
 /// The interval between two checks whether the program has ended.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs a program until it ends. When the user ends the run, the program is killed.
 ///
@@ -36,6 +36,6 @@ pub fn status(run: &Run<'_>, command: &mut Command) -> Result<ExitStatus, Failur
             return Err(ended);
         }
 
-        thread::sleep(LOOK);
+        thread::sleep(CHECK_INTERVAL);
     }
 }

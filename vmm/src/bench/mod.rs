@@ -228,7 +228,7 @@ fn list(json: bool) -> Result<u8, Failure> {
 
 fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
-    let machine = host::Host::look();
+    let machine = host::Host::detect();
     let mut reports = Vec::new();
     let mut failure = None;
 

@@ -35,7 +35,7 @@ const SHARE: f64 = 0.8;
 /// The least size of a large transfer, in bytes.
 const LARGE: usize = 1 << 20;
 /// The longest wait for a transfer.
-const LIMIT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 const PATHS: [&str; 3] = ["rma-put", "rma-get", "memcpy"];
 
@@ -122,7 +122,7 @@ fn transfer(
             posted += 1;
         }
 
-        here.port.next(Deadline::after(LIMIT), None)?;
+        here.port.next(Deadline::after(STEP_TIMEOUT), None)?;
         ended += 1;
     }
 

@@ -50,7 +50,7 @@ const SHELL: Duration = Duration::from_secs(24 * 3600);
 /// How long the engine may take to notice that clients have detached.
 const SETTLE: Duration = Duration::from_secs(2);
 /// The interval between two checks in a wait.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The work in the guests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,7 +220,7 @@ fn wait_unused(served: &Served) {
     };
 
     while Instant::now() < until && used() {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 
@@ -342,7 +342,7 @@ fn run_all(
     let width = guests.iter().map(|config| config.node().len()).max().unwrap_or(0);
     let printer = Arc::new(Printer::new(width));
     let limit = options.timeout.unwrap_or(COMMAND);
-    let (report, reported) = channel();
+    let (result_sender, results) = channel();
     let count = guests.len();
 
     std::thread::scope(|scope| {
@@ -356,21 +356,21 @@ fn run_all(
         };
 
         for config in &guests {
-            let (report, ending, printer, job) =
-                (report.clone(), ending.clone(), printer.clone(), job.clone());
+            let (result_sender, ending, printer, job) =
+                (result_sender.clone(), ending.clone(), printer.clone(), job.clone());
             scope.spawn(move || {
                 let result = run_one(toolkit, config, job, &printer, limit, &ending);
                 // The receiver may already have ended the loop.
-                let _ = report.send((config.node().to_owned(), result));
+                let _ = result_sender.send((config.node().to_owned(), result));
             });
         }
 
-        drop(report);
+        drop(result_sender);
 
         let mut first: Option<Result<u8, Failure>> = None;
         for _ in 0..count {
-            let (node, result) = match reported.recv() {
-                Ok(reported) => reported,
+            let (node, result) = match results.recv() {
+                Ok(node_and_result) => node_and_result,
                 Err(_) => break,
             };
 
@@ -423,7 +423,7 @@ fn run_one(
     }))?;
 
     loop {
-        if let Some(output) = running.wait_for(LOOK)? {
+        if let Some(output) = running.wait_for(CHECK_INTERVAL)? {
             return Ok(output.status);
         }
         if progress.is_cancelled() {

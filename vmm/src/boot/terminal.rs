@@ -23,7 +23,8 @@ use crate::{
 const LINE: &str = "/dev/ttyS2";
 /// Ctrl-D twice. When the last line has no end, the first Ctrl-D only ends that line.
 const END_OF_INPUT: [u8; 2] = [4; 2];
-const LOOK: u16 = 50;
+/// The interval between two checks in a wait, in milliseconds.
+const CHECK_INTERVAL: u16 = 50;
 /// The job's output when the shell is about to read.
 const READY: &str = "ready";
 
@@ -77,13 +78,13 @@ pub(super) fn run(guest: &Guest, limit: Duration, progress: &Progress) -> Result
         }
 
         // An interrupted poll is repeated in the next turn.
-        let _ = poll(&mut fds, PollTimeout::from(LOOK));
+        let _ = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL));
 
         let ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
         let (from_guest, from_user) = (ready(0), ready(1));
 
         // A blocked output must not keep the time limit from ending the shell.
-        if from_guest && is_writable(Stream::Output, Duration::from_millis(LOOK.into())) {
+        if from_guest && is_writable(Stream::Output, Duration::from_millis(CHECK_INTERVAL.into())) {
             let length = line.read(&mut buffer).context(|| "the guest's line".into())?;
             show(&buffer[..length])?;
         }

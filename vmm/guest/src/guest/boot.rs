@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Interval at which a wait checks whether it is to end.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Paths by which QEMU opens files that have no name.
 const STANDARD_INPUT: &str = "/proc/self/fd/0";
@@ -80,7 +80,7 @@ impl Guest {
         let until = Instant::now() + config.boot_deadline;
         let starting = Starting { config, logs: &logs, process: &process, until, progress };
         let Channels { agent, monitor, terminal } = starting.connect(listeners, folder.path())?;
-        starting.wait(&agent)?;
+        starting.wait_for_agent(&agent)?;
 
         let guest = Self {
             node: config.node.clone(),
@@ -132,7 +132,7 @@ fn qemu_command(
         command.stdout(trace);
         let file = File::create(&logs.trace).context(|| logs.trace.display().to_string())?;
         // The thread ends with QEMU.
-        console::keep(line, file).context(|| format!("{}: QEMU's trace", config.node))?;
+        console::spawn_writer(line, file).context(|| format!("{}: QEMU's trace", config.node))?;
     }
 
     Ok(command)
@@ -182,7 +182,8 @@ impl Starting<'_> {
         let node = &self.config.node;
         let file = File::create(&self.logs.console).context(|| self.logs.console.display().to_string())?;
         // The thread ends with QEMU.
-        console::keep(self.accept(&listeners.console)?, file).context(|| format!("{node}: its console"))?;
+        console::spawn_writer(self.accept(&listeners.console)?, file)
+            .context(|| format!("{node}: its console"))?;
 
         let agent = Agent::new(self.accept(&listeners.agent)?).context(|| format!("{node}: its agent"))?;
         let monitor = self.accept(&listeners.monitor)?;
@@ -202,7 +203,7 @@ impl Starting<'_> {
     fn accept(&self, listener: &UnixListener) -> Result<UnixStream, GuestError> {
         loop {
             let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-            let ready = poll(&mut fds, PollTimeout::from(LOOK.as_millis() as u16));
+            let ready = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL.as_millis() as u16));
             if ready.is_ok_and(|ready| ready > 0) {
                 let (stream, _) =
                     listener.accept().context(|| format!("{}: QEMU's line", self.config.node))?;
@@ -212,9 +213,10 @@ impl Starting<'_> {
         }
     }
 
-    fn wait(&self, agent: &Agent) -> Result<(), GuestError> {
+    /// Waits until the agent has started. Ends with an error when QEMU or the channel has ended.
+    fn wait_for_agent(&self, agent: &Agent) -> Result<(), GuestError> {
         loop {
-            match agent.wait_started(1, Instant::now() + LOOK) {
+            match agent.wait_started(1, Instant::now() + CHECK_INTERVAL) {
                 Ok(true) => return Ok(()),
                 Ok(false) => self.check()?,
                 Err(()) => return Err(ended(&self.config.node, "booting", self.process, self.logs)),

@@ -10,7 +10,10 @@ use std::{
 const LIMIT: usize = 4 << 20;
 
 /// Writes the output to the file until the guest is gone.
-pub(crate) fn keep(mut line: impl Read + Send + 'static, mut file: File) -> io::Result<JoinHandle<()>> {
+pub(crate) fn spawn_writer(
+    mut line: impl Read + Send + 'static,
+    mut file: File,
+) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("guest-log".into()).spawn(move || {
         let mut buffer = vec![0; 16 << 10];
         let mut written = 0;
@@ -43,7 +46,7 @@ mod tests {
     fn a_console_without_end_stays_below_the_limit_and_ends_with_the_last_words() {
         let (mut guest, host) = UnixStream::pair().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
-        let keeper = keep(host, file.reopen().unwrap()).unwrap();
+        let keeper = spawn_writer(host, file.reopen().unwrap()).unwrap();
 
         for _ in 0..LIMIT / 4096 * 2 + 7 {
             guest.write_all(&[b'x'; 4096]).unwrap();

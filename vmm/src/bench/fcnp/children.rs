@@ -24,7 +24,7 @@ use crate::{
 /// How long a child may take to carry out an order.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The interval between two checks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A child process.
 struct Child {
@@ -50,16 +50,16 @@ impl Children {
         // The folder is accessible to this user only.
         let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
         let folder = folder.context(|| "a directory for the bench's sockets".into())?;
-        let (report, answers) = channel();
+        let (answer_sender, answers) = channel();
         let mut all = Self { children: Vec::new(), answers, folder };
 
         for side in [Side::Io, Side::Compute, Side::Relay] {
-            let child = start(side, all.folder.path(), &report)?;
+            let child = start(side, all.folder.path(), &answer_sender)?;
             all.children.push(child);
         }
 
         // From here on the channel closes when all children have ended.
-        drop(report);
+        drop(answer_sender);
         let sides = [Side::Io, Side::Compute, Side::Relay];
         for (side, answer) in all.collect(run, &sides, "its start")? {
             if let (Answer::Listening(addresses), Some(child)) = (answer, all.child(side)) {
@@ -141,7 +141,7 @@ impl Children {
         let mut answers: Vec<(Side, Answer)> = Vec::with_capacity(sides.len());
 
         while answers.len() < sides.len() {
-            match self.answers.recv_timeout(LOOK) {
+            match self.answers.recv_timeout(CHECK_INTERVAL) {
                 Ok((side, Some(Answer::Failed { message }))) => {
                     return Err(Failure::environment(format!(
                         "{what}: the {} process: {message}",
@@ -191,7 +191,11 @@ impl Drop for Children {
     }
 }
 
-fn start(side: Side, folder: &FilePath, report: &Sender<(Side, Option<Answer>)>) -> Result<Child, Failure> {
+fn start(
+    side: Side,
+    folder: &FilePath,
+    answer_sender: &Sender<(Side, Option<Answer>)>,
+) -> Result<Child, Failure> {
     let this = std::env::current_exe().context(|| "this program's own file".into())?;
     let part = format!("{}:{}", side.name(), folder.display());
     let mut process = Command::new(this)
@@ -206,17 +210,17 @@ fn start(side: Side, folder: &FilePath, report: &Sender<(Side, Option<Answer>)>)
     let (Some(orders), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
         return Err(Failure::environment("a child process without pipes"));
     };
-    let report = report.clone();
+    let answer_sender = answer_sender.clone();
     let reader = std::thread::spawn(move || {
         for line in BufReader::new(output).lines() {
             let answer = line.ok().and_then(|line| serde_json::from_str(&line).ok());
             let ended = answer.is_none();
-            if report.send((side, answer)).is_err() || ended {
+            if answer_sender.send((side, answer)).is_err() || ended {
                 return;
             }
         }
         // The receiver is gone when the benchmark has ended.
-        let _ = report.send((side, None));
+        let _ = answer_sender.send((side, None));
     });
 
     Ok(Child { side, process, orders, reader: Some(reader), addresses: None })

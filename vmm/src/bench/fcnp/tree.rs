@@ -69,14 +69,14 @@ impl Endpoint for Io {
 impl Sender for &Io {
     fn send(&mut self, core: u32, message: &[u8]) -> Result<(), Failure> {
         let sent = self.node.write_until(core, message, Deadline::never(), Some(&self.cancel));
-        complete(sent, message.len(), "writing to a core")
+        check_length(sent, message.len(), "writing to a core")
     }
 }
 
 impl Receiver for &Io {
     fn receive(&mut self, core: u32, message: &mut [u8]) -> Result<(), Failure> {
         let received = self.node.read_until(core, message, Deadline::never(), Some(&self.cancel));
-        complete(received, message.len(), "reading from a core")
+        check_length(received, message.len(), "reading from a core")
     }
 }
 
@@ -107,18 +107,19 @@ impl Compute {
 impl Sender for &Compute {
     fn send(&mut self, core: u32, message: &[u8]) -> Result<(), Failure> {
         let sent = self.core(core)?.write_until(message, Deadline::never(), Some(&self.cancel));
-        complete(sent, message.len(), "writing to the I/O node")
+        check_length(sent, message.len(), "writing to the I/O node")
     }
 }
 
 impl Receiver for &Compute {
     fn receive(&mut self, core: u32, message: &mut [u8]) -> Result<(), Failure> {
         let received = self.core(core)?.read_until(message, Deadline::never(), Some(&self.cancel));
-        complete(received, message.len(), "reading from the I/O node")
+        check_length(received, message.len(), "reading from the I/O node")
     }
 }
 
-fn complete(
+/// Checks that a message was moved completely.
+fn check_length(
     moved: Result<usize, nicforge_fcnp::Error>,
     wanted: usize,
     what: &'static str,

@@ -66,12 +66,12 @@ pub(super) fn count(
 
     trace(true)?;
     let kvm_before = kvm()?;
-    let (before, exits_before) = (machine.done()?, exits()?);
+    let (before, exits_before) = (machine.work_done()?, exits()?);
     work()?;
     let start = Instant::now();
 
     let done = loop {
-        let done = machine.done()?.since(&before);
+        let done = machine.work_done()?.since(&before);
         if is_complete(&done) {
             break done;
         }

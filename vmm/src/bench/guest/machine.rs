@@ -92,7 +92,7 @@ impl Machine {
     }
 
     /// Returns the work that the machine has done.
-    pub(super) fn done(&self) -> Result<Done, Failure> {
+    pub(super) fn work_done(&self) -> Result<Done, Failure> {
         let snapshot = self.handle.snapshot(PATIENCE).context(|| "the engine".into())?;
         let mut done = Done { sleeps: snapshot.sleeps, ..Done::default() };
 

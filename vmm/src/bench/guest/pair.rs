@@ -263,7 +263,7 @@ impl<'a> GuestPair<'a> {
 
         for via in MessagePath::ALL {
             self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
-            let took = self.pass(via, &task(via, Kind::Stream, probe))?.seconds();
+            let took = self.measure_once(via, &task(via, Kind::Stream, probe))?.seconds();
             counts.push(((f64::from(probe) * seconds / took) as u32).clamp(2, MOST));
         }
 
@@ -271,10 +271,10 @@ impl<'a> GuestPair<'a> {
             let via = MessagePath::ALL[index];
             self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
             let stream = task(via, Kind::Stream, counts[index]);
-            let gbit_s = stream.bandwidth(&self.pass(via, &stream)?) / 1e9;
+            let gbit_s = stream.bandwidth(&self.measure_once(via, &stream)?) / 1e9;
             let mut samples = Samples::default();
             if bytes == LATENCY_AT {
-                let trips = self.pass(via, &task(via, Kind::PingPong, round_trips))?.round_trips;
+                let trips = self.measure_once(via, &task(via, Kind::PingPong, round_trips))?.round_trips;
                 trips.iter().for_each(|nanoseconds| samples.add(Duration::from_nanos(nanoseconds / 2)));
             }
             Ok::<_, Failure>((gbit_s, samples))
@@ -304,8 +304,8 @@ impl<'a> GuestPair<'a> {
         Ok(MessagePath::ALL.into_iter().zip(figures).map(row).collect())
     }
 
-    /// Passes a task's messages once.
-    fn pass(&mut self, via: MessagePath, task: &Task) -> Result<Measured, Failure> {
+    /// Opens both endpoints of a path, passes a task's messages once, and closes the endpoints.
+    fn measure_once(&mut self, via: MessagePath, task: &Task) -> Result<Measured, Failure> {
         let devices = match via {
             MessagePath::Host => (HOST_IO, COMPUTE_OF_HOST),
             _ => (IO, COMPUTE),

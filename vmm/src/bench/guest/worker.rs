@@ -28,7 +28,7 @@ use crate::{
 /// How long an order may take. Emulated guests are slow, and slower still on a busy host.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 /// The interval between two checks whether a wait must end.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// The shell command that runs in a guest.
 const PROGRAM: &str = "stty -F /dev/ttyS2 raw -echo && exec nicforge bench guest --part end </dev/ttyS2";
 
@@ -50,8 +50,8 @@ impl<'a> Worker<'a> {
     pub(super) fn in_guest(run: &Run<'_>, name: &'static str, guest: &'a Guest) -> Result<Self, Failure> {
         let line = guest.terminal();
         let line = line.ok_or_else(|| Failure::environment(format!("{name} has no line for orders")))?;
-        let (report, answers) = channel();
-        let job = Job::shell(PROGRAM).on_line(lines(report));
+        let (line_sender, answers) = channel();
+        let job = Job::shell(PROGRAM).on_line(lines(line_sender));
         let program = guest.start(job).context(|| format!("{name}: starting the bench"))?;
         let worker = Self { name, process: WorkerProcess::Guest { line, program }, answers };
         worker.collect(run, "its start").map(|_| worker)
@@ -74,10 +74,10 @@ impl<'a> Worker<'a> {
         let (Some(orders), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Failure::environment("a child process without pipes"));
         };
-        let (report, answers) = channel();
+        let (line_sender, answers) = channel();
         let reader = std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if report.send(line).is_err() {
+                if line_sender.send(line).is_err() {
                     return;
                 }
             }
@@ -110,10 +110,10 @@ impl<'a> Worker<'a> {
         answer.ok_or_else(|| Failure::environment(format!("{}: {what}: no answer", self.name)))
     }
 
-    /// Returns the answer to the last order, if it comes within [`LOOK`].
+    /// Returns the answer to the last order, if it comes within [`CHECK_INTERVAL`].
     fn answer(&self, what: &str) -> Result<Option<Answer>, Failure> {
         let name = self.name;
-        match self.answers.recv_timeout(LOOK) {
+        match self.answers.recv_timeout(CHECK_INTERVAL) {
             Ok(line) => match serde_json::from_str(&line).context(|| format!("{name}: {line}"))? {
                 Answer::Failed { message } => Err(Failure::environment(format!("{name}: {what}: {message}"))),
                 answer => Ok(Some(answer)),
@@ -160,11 +160,11 @@ pub(super) fn collect(run: &Run<'_>, workers: &[&Worker<'_>], what: &str) -> Res
 }
 
 /// Forwards the output lines of a program in a guest.
-fn lines(report: Sender<String>) -> nicforge_guest::LineSink {
+fn lines(line_sender: Sender<String>) -> nicforge_guest::LineSink {
     Arc::new(move |stream, line| {
         if stream == Stream::Output {
             // The receiver is gone when the benchmark has ended.
-            let _ = report.send(line.to_owned());
+            let _ = line_sender.send(line.to_owned());
         }
     })
 }

@@ -17,7 +17,7 @@ const REQUEST: usize = 32;
 const REPLY: usize = 36;
 /// Number of polls of a socket before the thread yields between two polls, as in the client
 /// library.
-const LOOKS_BEFORE_YIELD: u32 = 8;
+const POLLS_BEFORE_YIELD: u32 = 8;
 
 /// How both ends wait. The first byte of a connection selects it for the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
             Ok(count) => got += count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 looks = looks.saturating_add(1);
-                if looks < LOOKS_BEFORE_YIELD {
+                if looks < POLLS_BEFORE_YIELD {
                     std::hint::spin_loop();
                 } else if start.elapsed() > PATIENCE {
                     return Err(ErrorKind::TimedOut.into());

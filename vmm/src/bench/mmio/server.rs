@@ -29,7 +29,7 @@ const ATTACHMENTS: u16 = 3;
 /// The line on standard output when the sockets exist.
 const READY: &str = "ready";
 /// The interval between two checks whether something has ended.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// The word for servers that may run on any processor.
 const ANYWHERE: &str = "any";
 
@@ -98,7 +98,7 @@ impl ServerProcess {
         let mut status = self.child.try_wait().context(|| "the servers' process".into())?;
 
         while status.is_none() && start.elapsed() < PATIENCE {
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(CHECK_INTERVAL);
             status = self.child.try_wait().context(|| "the servers' process".into())?;
         }
 
@@ -194,6 +194,6 @@ fn wait_until_clients_are_gone(engine: &EngineHandle) {
             .flat_map(|function| &function.attachments)
             .any(|user| user.client.is_some())
     {
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }

@@ -220,10 +220,10 @@ fn received(channel: &TreeChannel, taken: u64) -> u64 {
 }
 
 fn channel(machine: &Arc<LocalMachine>, node: &str) -> Result<TreeChannel, Failure> {
-    TreeChannel::open(device(machine, node)?).context(|| format!("the channel of {node}"))
+    TreeChannel::open(open_device(machine, node)?).context(|| format!("the channel of {node}"))
 }
 
-fn device(machine: &Arc<LocalMachine>, node: &str) -> Result<Device, Failure> {
+fn open_device(machine: &Arc<LocalMachine>, node: &str) -> Result<Device, Failure> {
     let backing = machine.open_named(node, "core0").context(|| node.into())?;
     Device::from_backing(backing).context(|| node.into())
 }
@@ -255,7 +255,8 @@ fn messages(part: Part, messages: u64) -> Result<(), Failure> {
     machine.set_cool_after(NEVER_COLD);
     let machine = LocalMachine::new(machine);
     let rank = Route::of(part)?.rank;
-    let (io_device, core_device) = (device(&machine, "io0")?, device(&machine, &format!("cn{rank}"))?);
+    let (io_device, core_device) =
+        (open_device(&machine, "io0")?, open_device(&machine, &format!("cn{rank}"))?);
     let io = IoNode::open(io_device, Config::default()).context(|| "the I/O node".into())?;
     let write = move || -> Result<(), Failure> {
         let data = vec![0x5a; MESSAGE as usize * PAYLOAD];

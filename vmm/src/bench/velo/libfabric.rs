@@ -22,9 +22,9 @@ const PROGRAM: &str = "fi_pingpong";
 /// The column with half a round trip, in microseconds.
 const COLUMN: &str = "usec/xfer";
 /// The longest wait for a result.
-const LIMIT: Duration = Duration::from_secs(20);
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// The interval between two checks of a process.
-const LOOK: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Returns the program's path, if it is installed.
 pub(super) fn find() -> Option<PathBuf> {
@@ -63,7 +63,7 @@ impl Process {
                 return Ok(None);
             }
 
-            thread::sleep(LOOK);
+            thread::sleep(CHECK_INTERVAL);
         }
     }
 }
@@ -86,7 +86,7 @@ pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> 
     let of =
         |more: [&'static str; 1]| common.into_iter().chain(more.map(OsStr::new)).chain([OsStr::new(&port)]);
     let _server = placement.within("engine", || Process::start(program, of(["-B"])))?;
-    let until = Instant::now() + LIMIT;
+    let until = Instant::now() + STEP_TIMEOUT;
 
     // The client is refused until the server listens.
     while Instant::now() < until {
@@ -96,10 +96,10 @@ pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> 
             samples.add(time);
             return Ok(Turn { rate: 0.0, samples });
         }
-        thread::sleep(LOOK);
+        thread::sleep(CHECK_INTERVAL);
     }
 
-    Err(Failure::result(format!("{PROGRAM} -p shm has not given a time within {LIMIT:?}")))
+    Err(Failure::result(format!("{PROGRAM} -p shm has not given a time within {STEP_TIMEOUT:?}")))
 }
 
 /// Reads half a round trip from the program's table.

@@ -21,7 +21,7 @@ const WINDOW: u32 = 256;
 /// Number of slots in a receiver's ring.
 const SLOTS: u32 = 2048;
 /// The longest wait for a message.
-const LIMIT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A sender and its receiver.
 pub(super) struct Pair {
@@ -40,9 +40,10 @@ pub(super) fn config() -> Config {
 /// Connects a sender to a receiver, and waits until the receiver has granted credits.
 pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<PeerLink, Failure> {
     let address = receiver.address();
-    let link =
-        sender.connect(address, Deadline::after(LIMIT), None).context(|| format!("connecting {address}"))?;
-    let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
+    let link = sender
+        .connect(address, Deadline::after(STEP_TIMEOUT), None)
+        .context(|| format!("connecting {address}"))?;
+    let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), Relax::new());
 
     while sender.credits(link) == Some(0) {
         receiver.progress().context(|| "a receiver".into())?;
@@ -113,7 +114,7 @@ impl Pair {
 
     /// Receives all messages in flight.
     fn drain(&mut self) -> Result<(), Failure> {
-        let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
+        let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), awake());
         while self.received < self.sent {
             if self.receive(BURST)? == 0 {
                 if deadline.has_passed() {
@@ -214,7 +215,7 @@ impl Pairs {
 
             while pair.receive(1)? == 0 {
                 std::hint::spin_loop();
-                if start.elapsed() > LIMIT {
+                if start.elapsed() > STEP_TIMEOUT {
                     return Err(Failure::result("a message does not come"));
                 }
             }

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The longest wait for a message.
-const LIMIT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The contents of a message: the far end echoes it, counts it, or ends.
 const ECHO: u64 = 0;
 const COUNT: u64 = 1;
@@ -26,7 +26,7 @@ const END: u64 = 2;
 pub(super) fn unix(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
     let (near, far) = UnixStream::pair().context(|| "a pair of sockets".into())?;
     for end in [&near, &far] {
-        end.set_read_timeout(Some(LIMIT)).context(|| "a socket's limit".into())?;
+        end.set_read_timeout(Some(STEP_TIMEOUT)).context(|| "a socket's limit".into())?;
     }
     exchange(near, far, processor, effort)
 }
@@ -41,7 +41,7 @@ pub(super) fn tcp(processor: Option<usize>, effort: &Effort) -> Result<Turn, Fai
 
     for end in [&near, &far] {
         end.set_nodelay(true).context(|| "TCP_NODELAY".into())?;
-        end.set_read_timeout(Some(LIMIT)).context(|| "a socket's limit".into())?;
+        end.set_read_timeout(Some(STEP_TIMEOUT)).context(|| "a socket's limit".into())?;
     }
 
     exchange(near, far, processor, effort)

@@ -67,7 +67,7 @@ impl Agent {
         let shared = Arc::new(Shared::default());
         let reader = std::thread::Builder::new().name("guest-agent".into()).spawn({
             let (line, shared) = (line.try_clone()?, shared.clone());
-            move || read(line, &shared)
+            move || read_lines(line, &shared)
         })?;
 
         Ok(Self { line: Mutex::new(line), shared, reader: Mutex::new(Some(reader)) })
@@ -211,8 +211,8 @@ impl Drop for Agent {
     }
 }
 
-/// Splits the channel's bytes into lines until the channel ends.
-fn read(mut line: UnixStream, shared: &Shared) {
+/// Reads the channel until it ends, and passes each line to `shared`.
+fn read_lines(mut line: UnixStream, shared: &Shared) {
     let mut buffer = vec![0; 16 << 10];
     let mut rest: Vec<u8> = Vec::new();
 
@@ -231,7 +231,7 @@ fn read(mut line: UnixStream, shared: &Shared) {
 
             if piece.ends_with(b"\n") {
                 let text = String::from_utf8_lossy(&rest);
-                if !shared.take(text.trim_end_matches(['\n', '\r'])) {
+                if !shared.handle_line(text.trim_end_matches(['\n', '\r'])) {
                     return;
                 }
                 rest.clear();
@@ -246,13 +246,13 @@ fn read(mut line: UnixStream, shared: &Shared) {
 impl Shared {
     /// Handles a line of the guest. Returns `false` when the agent is dropped. The sink runs
     /// without the lock, so that callers who wait for a job can continue.
-    fn take(&self, line: &str) -> bool {
+    fn handle_line(&self, line: &str) -> bool {
         let shown = {
             let mut state = self.state();
             if state.closed {
                 return false;
             }
-            let shown = state.take(line);
+            let shown = state.handle_line(line);
             state.showing = shown.is_some();
             shown
         };
