@@ -57,7 +57,7 @@ impl Engine {
     /// Serves each queued client for one turn, until the time of the round is over. One of the slow
     /// clients is served in each round.
     pub(crate) fn serve_queued(&mut self, round_end: Instant) {
-        for served in 0..self.queues.ready() {
+        for served in 0..self.queues.count_ready() {
             if served > 0 && Instant::now() >= round_end {
                 break;
             }
@@ -175,7 +175,7 @@ impl Engine {
     /// Offers the waiting accesses to their devices again. Those that stall again go to the end of
     /// the queue, for the next time.
     pub(crate) fn retry_stalled(&mut self, now: Instant) {
-        for _ in 0..self.queues.stalled() {
+        for _ in 0..self.queues.count_stalled() {
             let Some(index) = self.queues.pop_stalled() else { return };
             let attachment = &mut self.attachments[index];
             let Some(client) = &mut attachment.client else { continue };

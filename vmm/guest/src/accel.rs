@@ -1,7 +1,7 @@
 //! The choice between KVM and QEMU's own emulation (TCG).
 //!
 //! An accessible `/dev/kvm` proves little: a machine may offer a KVM that can't run 64-bit code. A
-//! trial guest is therefore booted once, and the result is remembered until the host reboots.
+//! trial guest is therefore booted once, and the result is kept until the host reboots.
 
 use std::{
     path::Path,
@@ -71,9 +71,9 @@ impl Toolkit {
         }
 
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let remembered = self.cache.path("accel");
-        let said = std::fs::read_to_string(&remembered).unwrap_or_default();
-        let works = match said.strip_prefix(&boot).filter(|_| !boot.is_empty()) {
+        let cache_file = self.cache.path("accel");
+        let cached = std::fs::read_to_string(&cache_file).unwrap_or_default();
+        let works = match cached.strip_prefix(&boot).filter(|_| !boot.is_empty()) {
             Some("kvm") => true,
             Some("tcg") => false,
             _ => {
@@ -85,8 +85,8 @@ impl Toolkit {
                 let text = format!("{boot}{}", if works { "kvm" } else { "tcg" });
 
                 // Without the file, the next process repeats the trial.
-                if let Err(error) = std::fs::write(&remembered, text) {
-                    tracing::debug!(%error, "{}", remembered.display());
+                if let Err(error) = std::fs::write(&cache_file, text) {
+                    tracing::debug!(%error, "{}", cache_file.display());
                 }
 
                 works
@@ -96,7 +96,7 @@ impl Toolkit {
         Ok(if works {
             Choice { accelerator: Accelerator::Kvm, reason: "a guest boots with it".into() }
         } else {
-            tcg(&format!("{DEVICE} is there, and no guest boots with it"))
+            tcg(&format!("{DEVICE} exists, but no guest boots with it"))
         })
     }
 
@@ -122,8 +122,8 @@ impl Toolkit {
         let mut child = tool::end_with_us(&mut command).spawn().context(|| "start QEMU".into())?;
         let start = Instant::now();
         let works = loop {
-            let said = std::fs::read(&console).unwrap_or_default();
-            if String::from_utf8_lossy(&said).contains(WORD) {
+            let output = std::fs::read(&console).unwrap_or_default();
+            if String::from_utf8_lossy(&output).contains(WORD) {
                 break true;
             }
             let ended = child.try_wait().context(|| "wait for QEMU".into())?.is_some();

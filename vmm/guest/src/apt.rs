@@ -174,7 +174,7 @@ impl Apt {
             std::fs::write(folder.join(name), text).context(|| folder.join(name).display().to_string())
         };
         write("sources.sources", &sources(selection, mirror))?;
-        write("status", &status(&selection.assumed))?;
+        write("status", &package_database(&selection.assumed))?;
         write("apt.conf", &configuration(&folder))?;
 
         Ok(Self { what: selection.what, folder, target: selection.target })
@@ -267,7 +267,7 @@ fn sources(selection: &Selection, mirror: &str) -> String {
 }
 
 /// Returns a package database in which only the assumed packages are installed.
-fn status(assumed: &[&str]) -> String {
+fn package_database(assumed: &[&str]) -> String {
     let unique: BTreeSet<_> = assumed.iter().collect();
     let stanza = |name: &&&str| {
         format!(

@@ -145,13 +145,15 @@ impl Provision {
         Ok(Toolkit { qemu, kernel, programs, initrd: self.initrd.clone(), cache })
     }
 
+    /// Returns the caller's kernel with its modules and build directory, if they are known. The
+    /// modules are those that the caller named, or the host's of the same version.
     fn own_kernel(&self, image: &Path) -> Result<Kernel, GuestError> {
         let version = version_of(image)?;
-        let hosts = Path::new("/lib/modules").join(&version);
+        let host_modules = Path::new("/lib/modules").join(&version);
         let modules = match &self.modules {
             Some(path) => Some(ModuleTree::open(path)?),
             // An initramfs of the caller's for the caller's kernel has the modules that it needs.
-            None if self.initrd.is_none() && hosts.is_dir() => Some(ModuleTree::open(&hosts)?),
+            None if self.initrd.is_none() && host_modules.is_dir() => Some(ModuleTree::open(&host_modules)?),
             None => None,
         };
 

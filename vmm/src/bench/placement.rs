@@ -55,7 +55,7 @@ impl Placement {
     }
 
     /// Returns the processor of `role`, or `None` if it may run anywhere.
-    pub fn of(&self, role: &str) -> Option<usize> {
+    pub fn processor_of(&self, role: &str) -> Option<usize> {
         self.roles.iter().find(|(name, _)| *name == role).and_then(|(_, processor)| *processor)
     }
 
@@ -112,8 +112,8 @@ mod tests {
     fn text_of_a_placement_names_each_role_and_its_processor() {
         let placement = Placement::pinned(&[("engine", 0), ("application", 1)]);
         assert_eq!(placement.text(), "engine@0 application@1");
-        assert_eq!(placement.of("application"), Some(1));
-        assert_eq!(placement.of("client"), None);
+        assert_eq!(placement.processor_of("application"), Some(1));
+        assert_eq!(placement.processor_of("client"), None);
         assert_eq!(Placement::free().text(), "free");
     }
 

@@ -71,15 +71,15 @@ struct Side {
 }
 
 impl Side {
-    fn open(served: &Served, name: &str) -> Result<Self, Failure> {
-        let nodes = &served.built().nodes;
+    fn open(server: &Served, name: &str) -> Result<Self, Failure> {
+        let nodes = &server.built().nodes;
         let place = nodes
             .iter()
             .find(|node| node.name == name)
             .and_then(|node| Some((node, node.attachments.first()?)));
         let (node, attachment) =
             place.ok_or_else(|| Failure::environment(format!("there is no node {name}")))?;
-        let socket = served.socket(node, attachment)?;
+        let socket = server.socket(node, attachment)?;
         let device = Device::open_vfio_user(socket, OpenOptions::default())
             .context(|| format!("the card of {name}"))?;
         let buffer = device.dma_buffer(BUFFER, HugePages::Never).context(|| "a buffer".into())?;
@@ -150,9 +150,9 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         notes.push("one processor: engine and application share it".into());
     }
 
-    let served = serve_two_cards(run, "rma", &placement)?;
-    let result = placement.within("application", || measure(run, &served, &placement, rounds, bytes));
-    served.stop()?;
+    let server = serve_two_cards(run, "rma", &placement)?;
+    let result = placement.within("application", || measure(run, &server, &placement, rounds, bytes));
+    server.stop()?;
     let (rows, goals) = result?;
 
     Ok(Outcome { rows, goals, notes })
@@ -160,13 +160,13 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
 fn measure(
     run: &Run<'_>,
-    served: &Served,
+    server: &Served,
     placement: &Placement,
     rounds: usize,
     bytes: usize,
 ) -> Result<(Vec<Row>, Vec<Goal>), Failure> {
-    let mut here = Side::open(served, "ex0")?;
-    let there = Side::open(served, "ex1")?;
+    let mut here = Side::open(server, "ex0")?;
+    let there = Side::open(server, "ex1")?;
     let target = here.port.connect(there.port.node(), there.port.vpid()).context(|| "connecting".into())?;
     let memory = || SharedMemory::create("bench", BUFFER).context(|| "memory to copy".into());
     let (from, to) = (memory()?, memory()?);

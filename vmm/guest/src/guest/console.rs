@@ -7,9 +7,9 @@ use std::{
 };
 
 /// Size in bytes at which the file begins anew; the latest output is the useful one.
-const LIMIT: usize = 4 << 20;
+const MAX_FILE_BYTES: usize = 4 << 20;
 
-/// Writes the output to the file until the guest is gone.
+/// Starts a thread that writes the output to the file until the guest is gone.
 pub(crate) fn spawn_writer(
     mut line: impl Read + Send + 'static,
     mut file: File,
@@ -22,7 +22,9 @@ pub(crate) fn spawn_writer(
             match line.read(&mut buffer) {
                 Ok(0) => return,
                 Ok(length) => {
-                    if written + length > LIMIT && file.set_len(0).and_then(|()| file.rewind()).is_ok() {
+                    if written + length > MAX_FILE_BYTES
+                        && file.set_len(0).and_then(|()| file.rewind()).is_ok()
+                    {
                         written = 0;
                     }
                     written += length;
@@ -48,7 +50,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let keeper = spawn_writer(host, file.reopen().unwrap()).unwrap();
 
-        for _ in 0..LIMIT / 4096 * 2 + 7 {
+        for _ in 0..MAX_FILE_BYTES / 4096 * 2 + 7 {
             guest.write_all(&[b'x'; 4096]).unwrap();
         }
 
@@ -57,7 +59,7 @@ mod tests {
         keeper.join().unwrap();
 
         let bytes = std::fs::read(file.path()).unwrap();
-        assert!(bytes.len() <= LIMIT);
+        assert!(bytes.len() <= MAX_FILE_BYTES);
         assert!(bytes.ends_with(b"xxthe last words"));
     }
 }

@@ -99,7 +99,8 @@ impl Children {
                 _ => self.addresses(Side::Io),
             };
             let device = machine.map_or(Ok(Vec::new()), |machine| machine.sockets(side))?;
-            let order = Order::Open { task: *task, processor: placement.of(side.name()), device, peer };
+            let order =
+                Order::Open { task: *task, processor: placement.processor_of(side.name()), device, peer };
             self.send(side, &order)?;
         }
 

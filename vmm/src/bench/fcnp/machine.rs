@@ -113,7 +113,7 @@ impl InProcessMachine {
             for side in [Side::Io, Side::Compute] {
                 let (result_sender, cancel, both_ready) = (result_sender.clone(), &cancel, &both_ready);
                 scope.spawn(move || {
-                    let pinned = placement.of(side.name()).map_or(Ok(()), placement::pin);
+                    let pinned = placement.processor_of(side.name()).map_or(Ok(()), placement::pin);
                     let endpoint = pinned
                         .and_then(|()| self.open_devices(side, task.compute_cores))
                         .and_then(|devices| tree::open(side, task, devices, cancel));

@@ -111,7 +111,7 @@ impl<'a> Worker<'a> {
     }
 
     /// Returns the answer to the last order, if it comes within [`CHECK_INTERVAL`].
-    fn answer(&self, what: &str) -> Result<Option<Answer>, Failure> {
+    fn poll_answer(&self, what: &str) -> Result<Option<Answer>, Failure> {
         let name = self.name;
         match self.answers.recv_timeout(CHECK_INTERVAL) {
             Ok(line) => match serde_json::from_str(&line).context(|| format!("{name}: {line}"))? {
@@ -148,7 +148,7 @@ pub(super) fn collect(run: &Run<'_>, workers: &[&Worker<'_>], what: &str) -> Res
         run.check()?;
         for (worker, answer) in workers.iter().zip(&mut answers) {
             if answer.is_none() {
-                *answer = worker.answer(what)?;
+                *answer = worker.poll_answer(what)?;
             }
         }
         if start.elapsed() > PATIENCE {

@@ -168,7 +168,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let mut outcome = Outcome::default();
 
     for placement in &placements {
-        let server = ServerProcess::start(run.event_loop, placement.of("server"))?;
+        let server = ServerProcess::start(run.event_loop, placement.processor_of("server"))?;
         let rows = placement.within("client", || measure(run, &effort, placement, &server))?;
         server.stop()?;
         outcome.goals.extend(goals(&rows, &placement.text()));
@@ -196,9 +196,9 @@ fn measure(
     #[cfg(feature = "bench-peers")]
     contestants.extend(vfio_user_crate::contestants(server)?);
 
-    contestants.push(Box::new(ring::BareRing::new(placement.of("server"))));
+    contestants.push(Box::new(ring::BareRing::new(placement.processor_of("server"))));
     contestants.push(Box::new(interrupt::Irq::new(&open(2, registers::blocking())?)?));
-    contestants.push(Box::new(interrupt::EventFds::new(placement.of("server"))?));
+    contestants.push(Box::new(interrupt::EventFds::new(placement.processor_of("server"))?));
 
     let text = placement.text();
     let turns = in_turns(effort.rounds, contestants.len(), |contestant, round| {

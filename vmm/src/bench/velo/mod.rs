@@ -103,9 +103,9 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
                 Contestant::Rate(count) => pairs.rate(count, &effort),
                 Contestant::Send => pairs.send(&effort),
                 Contestant::Latency => pairs.latency(&effort),
-                Contestant::BareRing => ring::rate(placement.of("engine"), &effort),
-                Contestant::Unix => sockets::unix(placement.of("engine"), &effort),
-                Contestant::Tcp => sockets::tcp(placement.of("engine"), &effort),
+                Contestant::BareRing => ring::rate(placement.processor_of("engine"), &effort),
+                Contestant::Unix => sockets::unix(placement.processor_of("engine"), &effort),
+                Contestant::Tcp => sockets::tcp(placement.processor_of("engine"), &effort),
                 Contestant::Libfabric => match &libfabric {
                     Some(program) => libfabric::shm(program, &placement, &effort),
                     None => Ok(Turn::default()),

@@ -137,14 +137,14 @@ fn awake() -> Relax {
 }
 
 impl Pairs {
-    pub(super) fn open(served: &Served, count: usize) -> Result<Self, Failure> {
+    pub(super) fn open(server: &Served, count: usize) -> Result<Self, Failure> {
         let port = |address: Address| -> Result<Port, Failure> {
             let name = format!("ex{}", address.node);
-            let node = served.built().node(&name);
+            let node = server.built().node(&name);
             let socket = node
                 .and_then(|node| Some((node, node.attachments.get(usize::from(address.vpid))?)))
                 .ok_or_else(|| Failure::result(format!("there is no {name}")))
-                .and_then(|(node, attachment)| served.socket(node, attachment))?;
+                .and_then(|(node, attachment)| server.socket(node, attachment))?;
             let device = Device::open_vfio_user(socket, OpenOptions::default()).context(|| name)?;
             Port::open(device, config()).context(|| address.to_string())
         };

@@ -125,14 +125,14 @@ impl ServerConnection {
             turn.count_step();
             has_time
         };
-        let second_socket = self
+        let second_stopped = self
             .dispatcher
             .second_socket
             .as_mut()
             .map_or(Ok(false), |second_socket| second_socket.flush_while(&mut may_go_on));
         let (_, mut out) = self.framed.split();
         let stopped =
-            second_socket.and_then(|second_socket| Ok(out.flush_while(&mut may_go_on)? || second_socket));
+            second_stopped.and_then(|second_stopped| Ok(out.flush_while(&mut may_go_on)? || second_stopped));
         stopped.map_err(|error| {
             self.dispatcher.phase = Phase::Ended;
             error.into()
