@@ -114,7 +114,7 @@ impl Dispatcher {
                 return Ok(false);
             };
             if !second_socket.is_usable() {
-                self.mark_second_socket_ended(handler);
+                self.end_second_socket(handler);
                 return Ok(false);
             }
 
@@ -140,13 +140,13 @@ impl Dispatcher {
             match second_socket.framed.fill()? {
                 Fill::Data { drained: all } => drained = all,
                 Fill::WouldBlock | Fill::Full => drained = true,
-                Fill::End => self.mark_second_socket_ended(handler),
+                Fill::End => self.end_second_socket(handler),
             }
         }
         Ok(true)
     }
 
-    fn mark_second_socket_ended(&mut self, handler: &mut dyn Handler) {
+    fn end_second_socket(&mut self, handler: &mut dyn Handler) {
         if let Some(second_socket) = &mut self.second_socket {
             second_socket.ended = true;
         }
