@@ -69,7 +69,7 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
         return stream.read_exact(message);
     }
 
-    let (mut got, mut looks) = (0, 0u32);
+    let (mut got, mut polls) = (0, 0u32);
     let start = Instant::now();
 
     while got < message.len() {
@@ -77,8 +77,8 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => got += count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                looks = looks.saturating_add(1);
-                if looks < POLLS_BEFORE_YIELD {
+                polls = polls.saturating_add(1);
+                if polls < POLLS_BEFORE_YIELD {
                     std::hint::spin_loop();
                 } else if start.elapsed() > PATIENCE {
                     return Err(ErrorKind::TimedOut.into());
