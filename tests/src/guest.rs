@@ -17,7 +17,7 @@ use std::{
 };
 
 use nicforge_core::ids::FunctionId;
-use nicforge_guest::{Driver, Guest, GuestConfig, Job, Output, Provision, Stream, Toolkit, Watch};
+use nicforge_guest::{Driver, Guest, GuestConfig, Job, Output, Progress, Provision, Stream, Toolkit};
 
 use nicforge_hwi::{
     pci,
@@ -39,7 +39,7 @@ pub const LONG: Duration = Duration::from_secs(300);
 pub fn toolkit() -> &'static Toolkit {
     static TOOLKIT: OnceLock<Toolkit> = OnceLock::new();
     TOOLKIT.get_or_init(|| {
-        let provided = Provision::from_environment().provide(&Watch::on_stderr());
+        let provided = Provision::from_environment().provide(&Progress::on_stderr());
         provided.unwrap_or_else(|error| panic!("{error}"))
     })
 }
@@ -67,7 +67,8 @@ pub fn config(name: &str, door: Door, sockets: Vec<(String, PathBuf)>) -> GuestC
 /// # Panics
 /// When it does not start, or reports a problem of its start.
 pub fn boot(config: &GuestConfig) -> Guest {
-    let guest = Guest::boot(toolkit(), config, &Watch::on_stderr()).unwrap_or_else(|error| panic!("{error}"));
+    let guest =
+        Guest::boot(toolkit(), config, &Progress::on_stderr()).unwrap_or_else(|error| panic!("{error}"));
     assert!(guest.problems().is_empty(), "{:?}", guest.problems());
     guest
 }

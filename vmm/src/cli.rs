@@ -8,7 +8,7 @@ use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
 use crate::{
     access::Word,
     bench, boot, demo,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     log::Log,
     run, serve, stat,
 };
@@ -328,7 +328,7 @@ pub fn main() -> Result<u8, Failure> {
     let filter = tracing_subscriber::EnvFilter::try_from_env("NICFORGE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     // The log is kept until the end. Its remaining lines are written when it is dropped.
-    let log = Log::start().doing(|| "the log's thread".into())?;
+    let log = Log::start().context(|| "the log's thread".into())?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.queue()).init();
 
     match cli.command {

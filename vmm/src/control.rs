@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     directory::{Directory, SocketFile},
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     stat::Snapshot,
 };
 
@@ -79,7 +79,7 @@ pub enum Response {
 
 /// Sends a request to the machine that is served in `directory`, and waits for the answer.
 pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure> {
-    let path = directory.control();
+    let path = directory.control_socket();
     let what = || {
         format!(
             "no machine answers in {}; is its `nicforge serve` still running?",
@@ -87,19 +87,19 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
         )
     };
 
-    let mut stream = UnixStream::connect(&path).doing(what)?;
-    stream.set_read_timeout(Some(TIMEOUT)).doing(what)?;
-    stream.set_write_timeout(Some(TIMEOUT)).doing(what)?;
+    let mut stream = UnixStream::connect(&path).context(what)?;
+    stream.set_read_timeout(Some(TIMEOUT)).context(what)?;
+    stream.set_write_timeout(Some(TIMEOUT)).context(what)?;
 
-    let mut line = serde_json::to_vec(request).doing(what)?;
+    let mut line = serde_json::to_vec(request).context(what)?;
     line.push(b'\n');
-    stream.write_all(&line).doing(what)?;
+    stream.write_all(&line).context(what)?;
 
     let mut answer = Vec::new();
-    stream.take(MAX_RESPONSE).read_to_end(&mut answer).doing(what)?;
+    stream.take(MAX_RESPONSE).read_to_end(&mut answer).context(what)?;
 
     serde_json::from_slice(&answer)
-        .doing(|| "the server's answer can't be read; is it another version?".into())
+        .context(|| "the server's answer can't be read; is it another version?".into())
 }
 
 /// Answers requests on a thread of its own. Dropping it removes the socket and tells the thread to
@@ -131,7 +131,7 @@ impl ControlServer {
 
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         let stop = Arc::new(
-            EventFd::from_value_and_flags(0, flags).doing(|| "the control socket's eventfd".into())?,
+            EventFd::from_value_and_flags(0, flags).context(|| "the control socket's eventfd".into())?,
         );
         let thread = std::thread::Builder::new().name("control".into()).spawn({
             let stop = stop.clone();
@@ -139,7 +139,7 @@ impl ControlServer {
                 Conversations { listener, answer: &answer, open: Vec::new(), accept_at: None }.serve(&stop);
             }
         });
-        thread.doing(|| "the control socket's thread".into())?;
+        thread.context(|| "the control socket's thread".into())?;
         Ok(Self { stop, file })
     }
 }

@@ -14,7 +14,7 @@ use nix::{
     unistd::{Uid, geteuid},
 };
 
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// The longest path that fits into a socket address.
 const MAX_SOCKET_PATH: usize = 107;
@@ -49,7 +49,7 @@ impl Directory {
     /// Only one server can use a directory. A server that does not listen yet looks like a dead
     /// one, and its socket would be replaced.
     pub fn create(path: &Path) -> Result<Self, Failure> {
-        let path = std::path::absolute(path).doing(|| path.display().to_string())?;
+        let path = std::path::absolute(path).context(|| path.display().to_string())?;
         let mut directory = Self { path: path.clone(), made: Vec::new(), _lock: None };
         if let Some(parent) = path.parent().filter(|parent| *parent == Self::parent_in_temporary()) {
             directory.make(parent)?;
@@ -73,7 +73,7 @@ impl Directory {
         while let Err(error) = self.make_missing(path) {
             // Another server has removed a directory that it had created.
             if error.kind() != ErrorKind::NotFound || tries.next().is_none() {
-                return Err(error).doing(|| format!("can't make the directory {}", path.display()));
+                return Err(error).context(|| format!("can't make the directory {}", path.display()));
             }
         }
 
@@ -99,8 +99,8 @@ impl Directory {
 
     /// Opens an existing directory.
     pub fn open(path: &Path) -> Result<Self, Failure> {
-        let path = std::path::absolute(path).doing(|| path.display().to_string())?;
-        let metadata = std::fs::metadata(&path).doing(|| {
+        let path = std::path::absolute(path).context(|| path.display().to_string())?;
+        let metadata = std::fs::metadata(&path).context(|| {
             format!("no machine is served in {}; start one with `nicforge serve`", path.display())
         })?;
         if metadata.uid() != geteuid().as_raw() && !geteuid().is_root() {
@@ -137,8 +137,8 @@ impl Directory {
         Ok(path)
     }
 
-    /// Returns the control socket.
-    pub fn control(&self) -> PathBuf {
+    /// Returns the path of the control socket.
+    pub fn control_socket(&self) -> PathBuf {
         self.path.join("admin").join("control")
     }
 }
@@ -154,11 +154,11 @@ impl Directory {
         let admin = self.path.join("admin");
         for made in self.made.iter().filter(|made| **made != admin) {
             std::fs::set_permissions(made, Permissions::from_mode(0o711))
-                .doing(|| format!("can't set the mode of {}", made.display()))?;
+                .context(|| format!("can't set the mode of {}", made.display()))?;
         }
 
         for part in self.path.ancestors() {
-            let metadata = std::fs::metadata(part).doing(|| part.display().to_string())?;
+            let metadata = std::fs::metadata(part).context(|| part.display().to_string())?;
             let is_closed = metadata.mode() & 0o011 == 0 && !owners.contains(&Uid::from_raw(metadata.uid()));
             if is_closed {
                 return Err(Failure::environment(format!(
@@ -204,7 +204,7 @@ impl SocketFile {
     /// # Errors
     /// Returns a [`Failure`] of the environment when there is none.
     pub fn of(path: &Path) -> Result<Self, Failure> {
-        let metadata = path.symlink_metadata().doing(|| path.display().to_string())?;
+        let metadata = path.symlink_metadata().context(|| path.display().to_string())?;
         Ok(Self { path: path.to_owned(), file: (metadata.dev(), metadata.ino()) })
     }
 
@@ -223,7 +223,7 @@ fn lock(path: &Path) -> Result<Option<Flock<File>>, Failure> {
     let what = || format!("can't lock the directory {}", path.display());
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        file => file.doing(what)?,
+        file => file.context(what)?,
     };
 
     let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -234,10 +234,10 @@ fn lock(path: &Path) -> Result<Option<Flock<File>>, Failure> {
                 path.display()
             )));
         }
-        Err((_, errno)) => return Err(errno).doing(what),
+        Err((_, errno)) => return Err(errno).context(what),
     };
 
-    let locked = lock.metadata().doing(what)?;
+    let locked = lock.metadata().context(what)?;
     let same =
         path.symlink_metadata().is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino()));
 
@@ -246,7 +246,7 @@ fn lock(path: &Path) -> Result<Option<Flock<File>>, Failure> {
 
 /// Checks that only this user can change the contents of a directory.
 fn check_private(path: &Path) -> Result<(), Failure> {
-    let metadata = std::fs::symlink_metadata(path).doing(|| path.display().to_string())?;
+    let metadata = std::fs::symlink_metadata(path).context(|| path.display().to_string())?;
     let problem = if !metadata.is_dir() {
         "is not a directory"
     } else if metadata.uid() != geteuid().as_raw() {

@@ -91,13 +91,13 @@ pub fn print_error(line: impl std::fmt::Display) {
 }
 
 /// Adds a description of the failed action to an error.
-pub trait Doing<T> {
+pub trait ErrorContext<T> {
     /// Returns a failure of the environment with the message "`what`: error".
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
 }
 
-impl<T, E: std::fmt::Display> Doing<T> for Result<T, E> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
+impl<T, E: std::fmt::Display> ErrorContext<T> for Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
         self.map_err(|error| Failure::environment(format!("{}: {error}", what())))
     }
 }

@@ -1,8 +1,8 @@
 //! Reads the lines of programs from their pipes, and prints them behind the program's name.
 //!
 //! A program may leave its pipe open in a process that outlives it, and this process's own output
-//! may be blocked. Both waits are bounded by the caller: [`pass_on`] ends when `over` is closed,
-//! and [`Printer`] gives up when `give_up` returns true.
+//! may be blocked. Both waits are bounded by the caller: [`pass_on`] ends when `shutdown` is
+//! closed, and [`Printer`] gives up when `give_up` returns true.
 
 use std::{
     fs::File,
@@ -26,7 +26,7 @@ const MAX_LINE: usize = 64 * 1024;
 /// The number of bytes that a writable pipe takes without blocking.
 const PIECE: usize = 4096;
 /// The interval between two checks whether a blocked writer may give up.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Receives the lines of programs: the program's name, the output stream, and the line.
 pub type LineSink = Arc<dyn Fn(&str, Stream, &str) + Send + Sync>;
@@ -60,7 +60,7 @@ impl Printer {
         let _one_at_a_time = self.one_at_a_time.lock();
 
         for piece in text.as_bytes().chunks(PIECE) {
-            while !self.given_up.load(Ordering::Relaxed) && !is_writable(stream, LOOK) {
+            while !self.given_up.load(Ordering::Relaxed) && !is_writable(stream, CHECK_INTERVAL) {
                 self.given_up.fetch_or(give_up(), Ordering::Relaxed);
             }
             // The reader may have closed the output. The programs still run to their end.
@@ -95,24 +95,24 @@ fn write(stream: Stream, piece: &[u8]) -> std::io::Result<()> {
     }
 }
 
-/// Passes on the lines from `pipe` until it is closed. Once the other end of `over` is closed, it
-/// ends when the pipe is empty.
-pub fn pass_on(pipe: OwnedFd, over: &PipeReader, mut line: impl FnMut(&str)) {
+/// Passes on the lines from `pipe` until it is closed. Once the other end of `shutdown` is
+/// closed, it ends when the pipe is empty.
+pub fn pass_on(pipe: OwnedFd, shutdown: &PipeReader, mut line: impl FnMut(&str)) {
     let mut pipe = File::from(pipe);
     let mut buffer = vec![0; 16 * 1024];
     let mut pending = Vec::new();
 
-    // After `over` is closed, at most one pipe's capacity is read. A process that still writes to
-    // the pipe cannot prolong the loop.
+    // After `shutdown` is closed, at most one pipe's capacity is read. A process that still writes
+    // to the pipe cannot prolong the loop.
     let mut left = usize::MAX;
     while left > 0 {
-        let (readable, is_over) = match wait(pipe.as_fd(), over.as_fd()) {
+        let (readable, is_shut_down) = match wait(pipe.as_fd(), shutdown.as_fd()) {
             Ok(ready) => ready,
             Err(Errno::EINTR) => continue,
             Err(_) => break,
         };
 
-        if is_over && left == usize::MAX {
+        if is_shut_down && left == usize::MAX {
             left = fcntl(&pipe, FcntlArg::F_GETPIPE_SZ).map_or(MAX_LINE, |size| size as usize);
         }
 
@@ -128,7 +128,7 @@ pub fn pass_on(pipe: OwnedFd, over: &PipeReader, mut line: impl FnMut(&str)) {
             Err(_) => break,
         };
 
-        if is_over {
+        if is_shut_down {
             left -= got;
         }
 
@@ -150,9 +150,9 @@ pub fn pass_on(pipe: OwnedFd, over: &PipeReader, mut line: impl FnMut(&str)) {
     }
 }
 
-/// Waits until the pipe is readable or closed, or `over` is closed. Returns whether each is so.
-fn wait(pipe: BorrowedFd<'_>, over: BorrowedFd<'_>) -> Result<(bool, bool), Errno> {
-    let mut fds = [PollFd::new(pipe, PollFlags::POLLIN), PollFd::new(over, PollFlags::POLLIN)];
+/// Waits until the pipe is readable or closed, or `shutdown` is closed. Returns whether each is so.
+fn wait(pipe: BorrowedFd<'_>, shutdown: BorrowedFd<'_>) -> Result<(bool, bool), Errno> {
+    let mut fds = [PollFd::new(pipe, PollFlags::POLLIN), PollFd::new(shutdown, PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::NONE)?;
     Ok((fds[0].any().unwrap_or(true), fds[1].any().unwrap_or(true)))
 }
@@ -167,12 +167,12 @@ mod tests {
 
     fn passed_on(bytes: &[u8], close: bool) -> Vec<String> {
         let (reader, mut writer) = std::io::pipe().unwrap();
-        let (over, not_over) = std::io::pipe().unwrap();
+        let (shutdown, shutdown_writer) = std::io::pipe().unwrap();
         writer.write_all(bytes).unwrap();
         let writer = (!close).then_some(writer);
-        drop(not_over);
+        drop(shutdown_writer);
         let mut lines = Vec::new();
-        pass_on(reader.into(), &over, |line| lines.push(line.to_owned()));
+        pass_on(reader.into(), &shutdown, |line| lines.push(line.to_owned()));
         drop(writer);
 
         lines
@@ -189,10 +189,10 @@ mod tests {
     #[test]
     fn a_line_that_is_too_long_is_passed_on_in_pieces() {
         let (reader, mut writer) = std::io::pipe().unwrap();
-        let (over, _not_over) = std::io::pipe().unwrap();
+        let (shutdown, _shutdown_writer) = std::io::pipe().unwrap();
         let thread = std::thread::spawn(move || writer.write_all(&[b'x'; 3 * MAX_LINE]).unwrap());
         let mut lines = Vec::new();
-        pass_on(reader.into(), &over, |line| lines.push(line.len()));
+        pass_on(reader.into(), &shutdown, |line| lines.push(line.len()));
         thread.join().unwrap();
 
         assert!(lines.iter().all(|&length| length <= MAX_LINE), "{lines:?}");
@@ -200,12 +200,12 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_on_writing_when_it_is_over_is_not_waited_for() {
+    fn a_writer_that_continues_after_the_shutdown_is_not_waited_for() {
         let (reader, mut writer) = std::io::pipe().unwrap();
-        let (over, not_over) = std::io::pipe().unwrap();
+        let (shutdown, shutdown_writer) = std::io::pipe().unwrap();
         let thread = std::thread::spawn(move || while writer.write_all(b"y\n").is_ok() {});
-        drop(not_over);
-        pass_on(reader.into(), &over, |_| ());
+        drop(shutdown_writer);
+        pass_on(reader.into(), &shutdown, |_| ());
         thread.join().unwrap();
     }
 }

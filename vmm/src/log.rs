@@ -29,7 +29,7 @@ const MAX_LINE: usize = 4096;
 /// How long the end of the process waits for the remaining lines.
 const LAST_LINES: Duration = Duration::from_millis(200);
 /// The longest single wait of the writing thread for a writable output.
-const LOOK: Duration = Duration::from_secs(60);
+const MAX_SINGLE_WAIT: Duration = Duration::from_secs(60);
 
 /// The queue that threads put their lines into. Clones share the queue.
 #[derive(Clone, Debug)]
@@ -160,7 +160,7 @@ impl Drop for Log {
 /// Writes a line to standard error once that is writable. The lock of standard error is therefore
 /// held only for a moment.
 fn write_when_read(line: &[u8]) {
-    while !is_writable(Stream::Error, LOOK) {}
+    while !is_writable(Stream::Error, MAX_SINGLE_WAIT) {}
     // Standard error may be closed, or on a full disk.
     let _ = io::stderr().write_all(line);
 }

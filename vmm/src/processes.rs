@@ -31,7 +31,7 @@ use nix::{
 
 use crate::{
     descriptors,
-    failure::{Doing, EXIT_INTERRUPTED, Failure, print_error},
+    failure::{EXIT_INTERRUPTED, ErrorContext, Failure, print_error},
     lines::{LineSink, Printer, Stream, pass_on},
     signals::Signals,
 };
@@ -41,7 +41,7 @@ const GRACE: Duration = Duration::from_secs(3);
 /// How long the remaining output may take after an interrupt or when the programs are dropped.
 const LAST_LINES: Duration = Duration::from_secs(1);
 /// The interval between two checks of signals and process groups.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A program to start.
 pub struct Program {
@@ -70,15 +70,18 @@ pub struct Processes {
     /// and all output has been passed on.
     ended: Receiver<usize>,
     /// Closed when no more output is awaited than the pipes already contain.
-    over: Option<PipeWriter>,
+    shutdown: Option<PipeWriter>,
     /// Set when output that is not read must be dropped.
     give_up: Arc<AtomicBool>,
 }
 
-/// The channels and sinks for the threads of a program.
-struct Ends {
-    report: Sender<usize>,
-    over: Arc<PipeReader>,
+/// The handles that the threads of a program's output need.
+struct OutputHandles {
+    /// Sends the index of a program that has ended. Each output reader holds a clone of it until
+    /// all output has been passed on.
+    done_sender: Sender<usize>,
+    /// Becomes readable when no further output is awaited.
+    shutdown: Arc<PipeReader>,
     sink: LineSink,
 }
 
@@ -101,19 +104,19 @@ impl Processes {
     }
 
     fn start_with(programs: Vec<Program>, sink: LineSink, give_up: Arc<AtomicBool>) -> Result<Self, Failure> {
-        let (report, ended) = channel();
-        let (is_over, over) = std::io::pipe().doing(|| "a pipe".into())?;
-        let ends = Ends { report, over: Arc::new(is_over), sink };
-        let mut processes = Self { programs: Vec::new(), ended, over: Some(over), give_up };
+        let (done_sender, ended) = channel();
+        let (shutdown_reader, shutdown_writer) = std::io::pipe().context(|| "a pipe".into())?;
+        let handles = OutputHandles { done_sender, shutdown: Arc::new(shutdown_reader), sink };
+        let mut processes = Self { programs: Vec::new(), ended, shutdown: Some(shutdown_writer), give_up };
 
         for program in programs {
-            processes.start_one(program, &ends)?;
+            processes.start_one(program, &handles)?;
         }
 
         Ok(processes)
     }
 
-    fn start_one(&mut self, program: Program, ends: &Ends) -> Result<(), Failure> {
+    fn start_one(&mut self, program: Program, handles: &OutputHandles) -> Result<(), Failure> {
         let Some((executable, arguments)) = program.command.split_first() else {
             return Err(Failure::usage(format!("no program was given for {}", program.name)));
         };
@@ -127,17 +130,18 @@ impl Processes {
             .process_group(0);
 
         descriptors::restore_in(&mut command);
-        let mut child = command.spawn().doing(|| format!("can't start {executable} for {}", program.name))?;
+        let mut child =
+            command.spawn().context(|| format!("can't start {executable} for {}", program.name))?;
 
         let pid = Pid::from_raw(child.id() as i32);
         let (out, err) = (child.stdout.take(), child.stderr.take());
-        let (index, report) = (self.programs.len(), ends.report.clone());
+        let (index, done_sender) = (self.programs.len(), handles.done_sender.clone());
         self.programs.push(Started { name: program.name.clone(), child, group: Some(pid), ended: false });
         if let Some(pipe) = out {
-            ends.read(pipe.into(), &program.name, Stream::Output)?;
+            handles.spawn_output_reader(pipe.into(), &program.name, Stream::Output)?;
         }
         if let Some(pipe) = err {
-            ends.read(pipe.into(), &program.name, Stream::Error)?;
+            handles.spawn_output_reader(pipe.into(), &program.name, Stream::Error)?;
         }
 
         let waiter = std::thread::Builder::new().spawn(move || {
@@ -145,9 +149,9 @@ impl Processes {
             // that no signal goes to a new process with the same number.
             while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
             // The receiver is gone when the programs were dropped.
-            let _ = report.send(index);
+            let _ = done_sender.send(index);
         });
-        waiter.doing(|| format!("a thread for {}", program.name))?;
+        waiter.context(|| format!("a thread for {}", program.name))?;
         Ok(())
     }
 
@@ -163,24 +167,24 @@ impl Processes {
         let mut leave_at: Option<Instant> = None;
 
         loop {
-            let mut all_read = false;
+            let mut all_output_read = false;
 
-            match self.ended.recv_timeout(LOOK) {
+            match self.ended.recv_timeout(CHECK_INTERVAL) {
                 Ok(index) => {
-                    let ended = self.programs[index].reap()?;
-                    let this = exit_code(ended);
-                    if this != 0 && kill_at.is_none() {
-                        code = this;
+                    let status = self.programs[index].reap()?;
+                    let this_code = exit_code(status);
+                    if this_code != 0 && kill_at.is_none() {
+                        code = this_code;
                         self.signal_all(Signal::SIGTERM);
                         kill_at = Some(Instant::now() + GRACE);
                         print_error(format_args!(
-                            "nicforge: {} ended with {ended}; ending the others",
+                            "nicforge: {} ended with {status}; ending the others",
                             self.programs[index].name
                         ));
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => all_read = true,
+                Err(RecvTimeoutError::Disconnected) => all_output_read = true,
             }
 
             if signals.take().is_some() && code != EXIT_INTERRUPTED {
@@ -201,7 +205,7 @@ impl Processes {
             }
 
             // All programs have ended. Their remaining descendants are ended next.
-            self.programs.iter_mut().for_each(Started::look_for_rest);
+            self.programs.iter_mut().for_each(Started::forget_empty_group);
 
             // After SIGKILL the groups are not awaited, because a descendant's parent may never
             // reap it.
@@ -210,25 +214,26 @@ impl Processes {
                     self.signal_all(Signal::SIGTERM);
                     kill_at = Some(Instant::now() + GRACE);
                 }
-                if all_read {
-                    std::thread::sleep(LOOK);
+                if all_output_read {
+                    std::thread::sleep(CHECK_INTERVAL);
                 }
                 continue;
             }
 
             // The readers now end when their pipes are empty.
-            self.over = None;
+            self.shutdown = None;
             if code == EXIT_INTERRUPTED {
                 self.give_up.store(true, Ordering::Relaxed);
                 leave_at.get_or_insert_with(|| Instant::now() + LAST_LINES);
             }
 
-            if all_read || leave_at.is_some_and(|at| Instant::now() >= at) {
+            if all_output_read || leave_at.is_some_and(|at| Instant::now() >= at) {
                 return Ok(code);
             }
         }
     }
 
+    /// Sends a signal to the groups of all programs.
     fn signal_all(&self, signal: Signal) {
         for group in self.programs.iter().filter_map(|program| program.group) {
             // The group may have ended in this moment.
@@ -240,15 +245,15 @@ impl Processes {
 impl Started {
     /// Reaps a process that has ended, and returns its status.
     fn reap(&mut self) -> Result<ExitStatus, Failure> {
-        let status = self.child.wait().doing(|| format!("can't wait for {}", self.name))?;
+        let status = self.child.wait().context(|| format!("can't wait for {}", self.name))?;
         self.ended = true;
-        self.look_for_rest();
+        self.forget_empty_group();
         Ok(status)
     }
 
     /// Forgets the group of an ended program once it is empty. The kernel may then reuse the
     /// group's number.
-    fn look_for_rest(&mut self) {
+    fn forget_empty_group(&mut self) {
         if let Some(group) = self.group
             && self.ended
             && killpg(group, None) == Err(Errno::ESRCH)
@@ -260,14 +265,14 @@ impl Started {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        self.programs.iter_mut().for_each(Started::look_for_rest);
+        self.programs.iter_mut().for_each(Started::forget_empty_group);
         self.signal_all(Signal::SIGKILL);
         for program in &mut self.programs {
             // The wait fails only when the process no longer exists.
             let _ = program.child.wait();
         }
 
-        self.over = None;
+        self.shutdown = None;
         self.give_up.store(true, Ordering::Relaxed);
         // The threads end soon. A thread that is still blocked on its output is not awaited any
         // longer.
@@ -277,18 +282,21 @@ impl Drop for Processes {
     }
 }
 
-impl Ends {
-    /// Starts a thread that passes on the output of a pipe.
-    fn read(&self, pipe: OwnedFd, program: &str, stream: Stream) -> Result<(), Failure> {
-        let (name, sink, over, report) =
-            (program.to_owned(), self.sink.clone(), self.over.clone(), self.report.clone());
+impl OutputHandles {
+    /// Starts a thread that passes on the output of a pipe until the pipe is closed, or until
+    /// `shutdown` is closed and the pipe is empty.
+    ///
+    /// The thread is detached: a process may keep the pipe open, so a join could wait forever. Its
+    /// end shows when it drops its `done_sender`.
+    fn spawn_output_reader(&self, pipe: OwnedFd, program: &str, stream: Stream) -> Result<(), Failure> {
+        let (name, sink) = (program.to_owned(), self.sink.clone());
+        let (shutdown, done_sender) = (self.shutdown.clone(), self.done_sender.clone());
         let reader = std::thread::Builder::new().spawn(move || {
-            pass_on(pipe, &over, |line| sink(&name, stream, line));
-            // The channel is closed when the last report is dropped, which tells that all output
-            // has been passed on.
-            drop(report);
+            pass_on(pipe, &shutdown, |line| sink(&name, stream, line));
+            // The drop of the last sender closes the channel: all output has been passed on.
+            drop(done_sender);
         });
-        reader.doing(|| format!("a thread for {program}"))?;
+        reader.context(|| format!("a thread for {program}"))?;
         Ok(())
     }
 }

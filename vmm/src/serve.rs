@@ -25,7 +25,7 @@ use crate::{
     control::{ControlServer, Request, Response},
     descriptors,
     directory::{Directory, SocketFile},
-    failure::{Doing, EXIT_HELD, Failure, print_line},
+    failure::{EXIT_HELD, ErrorContext, Failure, print_line},
     signals::Signals,
     stat::{AttachmentSnapshot, LongestTurn, NodeSnapshot, Snapshot},
 };
@@ -66,7 +66,7 @@ impl EngineThread {
             let _ = report.send(result);
         });
 
-        Ok(Self { thread: thread.doing(|| "the engine's thread".into())?, ended })
+        Ok(Self { thread: thread.context(|| "the engine's thread".into())?, ended })
     }
 
     /// Waits until the thread has ended, for at most [`LAST_TURN`]. A thread that does not end is
@@ -92,7 +92,7 @@ impl Served {
     /// # Errors
     /// Returns a [`Failure`] of usage when the file is wrong, and of the environment otherwise.
     pub fn start(machine: &Path, options: &ServeOptions) -> Result<Self, Failure> {
-        Self::start_description(&read(machine)?, options)
+        Self::start_description(&read_description(machine)?, options)
     }
 
     /// Serves a described machine, with sockets for this user alone.
@@ -144,13 +144,13 @@ impl Served {
 
         descriptors::raise();
         let config = options.engine();
-        let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
-        let stop = Stop::new().doing(|| "the engine".into())?;
+        let mut engine = Engine::new(machine, config).context(|| "the engine".into())?;
+        let stop = Stop::new().context(|| "the engine".into())?;
         let handle = engine.handle();
 
         // The control socket comes first, because it shows other servers that this one uses the
         // directory.
-        let control = ControlServer::start(&directory.control(), {
+        let control = ControlServer::start(&directory.control_socket(), {
             let (built, handle) = (built.clone(), handle.clone());
             move |request| answer(&built, &handle, &request)
         })?;
@@ -159,7 +159,7 @@ impl Served {
         for (function, attachment, path, access) in &places {
             engine
                 .listen_for(*function, *attachment, path, *access)
-                .doing(|| format!("can't serve {}", path.display()))?;
+                .context(|| format!("can't serve {}", path.display()))?;
             sockets.push(SocketFile::of(path)?);
         }
 
@@ -227,14 +227,14 @@ impl Drop for Served {
     }
 }
 
-fn read(machine: &Path) -> Result<Description, Failure> {
+fn read_description(machine: &Path) -> Result<Description, Failure> {
     Description::read(machine).map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// Runs the command.
 pub fn main(machine: &Path, options: &ServeOptions, owners: &[Word], groups: &[Word]) -> Result<u8, Failure> {
-    let signals = Signals::block().doing(|| "signals".into())?;
-    let served = Served::start_for(&read(machine)?, options, owners, groups)?;
+    let signals = Signals::block().context(|| "signals".into())?;
+    let served = Served::start_for(&read_description(machine)?, options, owners, groups)?;
     print_line(welcome(&served))?;
 
     loop {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     control::{Request, Response, ask},
     directory::Directory,
-    failure::{Doing, Failure, print_line},
+    failure::{ErrorContext, Failure, print_line},
     signals::Signals,
 };
 
@@ -119,7 +119,7 @@ pub struct AttachmentSnapshot {
 /// Runs `nicforge stat`.
 pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: bool) -> Result<u8, Failure> {
     let directory = find(directory)?;
-    let signals = Signals::block().doing(|| "signals".into())?;
+    let signals = Signals::block().context(|| "signals".into())?;
     let mut last: Option<(Instant, Snapshot)> = None;
 
     loop {
@@ -130,7 +130,7 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
 
         let now = Instant::now();
         if json {
-            print_line(serde_json::to_string(&snapshot).doing(|| "the answer".into())?)?;
+            print_line(serde_json::to_string(&snapshot).context(|| "the answer".into())?)?;
         } else {
             let clear = if every.is_some() && std::io::stdout().is_terminal() { "\x1b[2J\x1b[H" } else { "" };
             let since = last.as_ref().map(|(time, old)| (now.duration_since(*time), old));

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path, time::Duration};
 
-use nicforge_guest::{Driver, Guest, GuestConfig, GuestError, Job, Provision, Running, Watch};
+use nicforge_guest::{Driver, Guest, GuestConfig, GuestError, Job, Progress, Provision, Running};
 
 use crate::{arena::Failed, polite::Seen};
 
@@ -23,8 +23,8 @@ impl Tenant {
     /// # Errors
     /// When a guest cannot be provisioned, or does not boot.
     pub fn start(program: &Path, socket: &Path, time: Duration) -> Result<Self, Failed> {
-        let watch = Watch::silent();
-        let toolkit = Provision::from_environment().provide(&watch).map_err(failed)?;
+        let progress = Progress::silent();
+        let toolkit = Provision::from_environment().provide(&progress).map_err(failed)?;
         let config = GuestConfig::new("polite")
             .iommu(true)
             .driver(Driver::Vfio)
@@ -32,7 +32,7 @@ impl Tenant {
             .program_as(program, "nicforge-attack")
             .user_function("polite.user0", socket);
 
-        let guest = Guest::boot(&toolkit, &config, &watch).map_err(failed)?;
+        let guest = Guest::boot(&toolkit, &config, &progress).map_err(failed)?;
         let seconds = time.as_secs().to_string();
         let job = guest.start(Job::program(["nicforge-attack", "polite", "--seconds", &seconds]));
 

@@ -4,7 +4,7 @@
 
 use std::{path::Path, time::Duration};
 
-use nicforge_guest::{Guest, GuestConfig, Provision, Watch};
+use nicforge_guest::{Guest, GuestConfig, Progress, Provision};
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
     idio16_body,
@@ -20,8 +20,8 @@ const EDGES: u64 = 2 * 16 + 200;
 #[test]
 fn linux_drives_the_card_with_its_own_driver() {
     let served = Served::new(idio16_body::machine(), EventLoopKind::Auto);
-    let watch = Watch::on_stderr();
-    let toolkit = Provision::from_environment().provide(&watch).unwrap_or_else(|error| panic!("{error}"));
+    let progress = Progress::on_stderr();
+    let toolkit = Provision::from_environment().provide(&progress).unwrap_or_else(|error| panic!("{error}"));
     let config = GuestConfig::new("linux")
         .user_function("gpio0.user0", served.socket("gpio0", "user0"))
         .module("gpio-pci-idio-16")
@@ -29,7 +29,7 @@ fn linux_drives_the_card_with_its_own_driver() {
         .reboots(true)
         .logs(Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-logs").join("idio16"));
 
-    let guest = Guest::boot(&toolkit, &config, &watch).unwrap_or_else(|error| panic!("{error}"));
+    let guest = Guest::boot(&toolkit, &config, &progress).unwrap_or_else(|error| panic!("{error}"));
     let problems = guest.problems();
     assert!(problems.is_empty(), "{problems:?}\n{}", guest.log_ends());
 

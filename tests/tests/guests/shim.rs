@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_guest::{Driver, Function, Guest, GuestConfig, Job, Provision, Running, Watch};
+use nicforge_guest::{Driver, Function, Guest, GuestConfig, Job, Progress, Provision, Running};
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
     guest, proof_body,
@@ -50,8 +50,9 @@ struct Rig {
 impl Rig {
     fn boot(name: &str, configure: impl FnOnce(GuestConfig) -> GuestConfig) -> Self {
         let served = Served::new(proof_body::machine(), EventLoopKind::Auto);
-        let watch = Watch::on_stderr();
-        let toolkit = Provision::from_environment().provide(&watch).unwrap_or_else(|error| panic!("{error}"));
+        let progress = Progress::on_stderr();
+        let toolkit =
+            Provision::from_environment().provide(&progress).unwrap_or_else(|error| panic!("{error}"));
         let config = GuestConfig::new(name)
             .driver(Driver::Shim)
             .boot_deadline(LIMIT)
@@ -66,7 +67,7 @@ impl Rig {
             });
 
         let guest =
-            Guest::boot(&toolkit, &configure(config), &watch).unwrap_or_else(|error| panic!("{error}"));
+            Guest::boot(&toolkit, &configure(config), &progress).unwrap_or_else(|error| panic!("{error}"));
 
         assert!(guest.problems().is_empty(), "{:?}", guest.problems());
 

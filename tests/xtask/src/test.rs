@@ -114,12 +114,12 @@ fn loom(steps: &Steps) -> Result<(), Failed> {
 /// KVM trial once for each boot of the host.
 fn guests(steps: &Steps) -> Result<(), Failed> {
     steps.say("what guests are made of");
-    let watch = nicforge_guest::Watch::on_stderr();
-    let made = nicforge_guest::Provision::from_environment().provide(&watch).and_then(|toolkit| {
+    let progress = nicforge_guest::Progress::on_stderr();
+    let made = nicforge_guest::Provision::from_environment().provide(&progress).and_then(|toolkit| {
         if toolkit.has_shim() {
-            toolkit.shim(&watch)?;
+            toolkit.shim(&progress)?;
         }
-        toolkit.accelerator(&watch).map(|choice| (toolkit, choice))
+        toolkit.accelerator(&progress).map(|choice| (toolkit, choice))
     });
 
     let (toolkit, choice) = made.map_err(|error| Failed::new(error.to_string()))?;

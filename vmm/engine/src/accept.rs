@@ -56,7 +56,7 @@ impl Engine {
         self.queues.push_accepting(index);
     }
 
-    /// Tries to accept again where connections may wait.
+    /// Queues an attachment for accepting again, if connections may wait at its socket.
     pub(crate) fn resume_accepting(&mut self, index: usize) {
         if self.attachments[index].may_have_connections {
             self.queues.push_accepting(index);

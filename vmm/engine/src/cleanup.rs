@@ -32,7 +32,7 @@ impl Cleanup {
 
     /// Closes the socket of an ended client and unmaps its memory. Memory that a device holds stays
     /// until the device releases it, so that the engine's thread never unmaps it.
-    pub(crate) fn take_over(&mut self, client: Client) {
+    pub(crate) fn clean_up(&mut self, client: Client) {
         let Client { connection, mut state, closing, .. } = client;
         closing.close_socket(connection.into_socket());
 

@@ -39,7 +39,7 @@ pub(crate) struct ClientWatches {
     /// Events of its first socket.
     socket: Interest,
     /// Events of its second socket; `None` while it is not watched.
-    twin: Option<Interest>,
+    second_socket: Option<Interest>,
     /// The eventfd by which the client unmasks INTx.
     unmask: Option<PeerFd>,
 }
@@ -52,7 +52,7 @@ impl ClientWatches {
         key: ClientKey,
     ) -> (Self, io::Result<()>) {
         let watched = events.watch(socket.as_fd(), Watched::Client(key).token(), Interest::READ);
-        (Self { key, socket: Interest::READ, twin: None, unmask: None }, watched)
+        (Self { key, socket: Interest::READ, second_socket: None, unmask: None }, watched)
     }
 
     /// Whether the client unmasks INTx by an eventfd.
@@ -73,23 +73,27 @@ impl ClientWatches {
             watched = events.rewatch(connection.as_fd(), Watched::Client(self.key).token(), wanted);
         }
 
-        watched.and(self.update_twin(events, connection))
+        watched.and(self.update_second_socket(events, connection))
     }
 
     /// Watches the second socket once both sides have agreed on one. A socket that has ended is not
     /// watched.
-    fn update_twin(&mut self, events: &mut dyn EventLoop, connection: &ServerConnection) -> io::Result<()> {
-        let Some(fd) = connection.twin() else { return Ok(()) };
-        let token = Watched::Twin(self.key).token();
-        if connection.twin_has_ended() {
-            if self.twin.take().is_some() {
+    fn update_second_socket(
+        &mut self,
+        events: &mut dyn EventLoop,
+        connection: &ServerConnection,
+    ) -> io::Result<()> {
+        let Some(fd) = connection.second_socket() else { return Ok(()) };
+        let token = Watched::SecondSocket(self.key).token();
+        if connection.second_socket_has_ended() {
+            if self.second_socket.take().is_some() {
                 events.unwatch(fd, token);
             }
             return Ok(());
         }
 
-        let wanted = Interest { read: true, write: connection.twin_wants_write() };
-        match self.twin.replace(wanted) {
+        let wanted = Interest { read: true, write: connection.second_socket_wants_write() };
+        match self.second_socket.replace(wanted) {
             Some(old) if old == wanted => Ok(()),
             Some(_) => events.rewatch(fd, token, wanted),
             None => events.watch(fd, token, wanted),
@@ -115,8 +119,8 @@ impl ClientWatches {
 
     fn stop(&self, events: &mut dyn EventLoop, connection: &ServerConnection) {
         events.unwatch(connection.as_fd(), Watched::Client(self.key).token());
-        if let Some(twin) = connection.twin().filter(|_| self.twin.is_some()) {
-            events.unwatch(twin, Watched::Twin(self.key).token());
+        if let Some(second_socket) = connection.second_socket().filter(|_| self.second_socket.is_some()) {
+            events.unwatch(second_socket, Watched::SecondSocket(self.key).token());
         }
         if let Some(unmask) = &self.unmask {
             events.unwatch(unmask.as_fd(), Watched::Unmask(self.key).token());

@@ -132,7 +132,7 @@ impl Engine {
         }
 
         client.stop_watching(&mut *self.events);
-        self.cleanup.take_over(client);
+        self.cleanup.clean_up(client);
 
         // A connection that waits at the socket may be accepted now.
         self.resume_accepting(index);

@@ -34,7 +34,7 @@ pub(crate) struct ThreadTime {
 }
 
 impl ThreadTime {
-    /// Reads the thread's account; returns `None` when the kernel does not report it.
+    /// Returns what this thread has used so far, or `None` when the kernel does not report it.
     pub(crate) fn now() -> Option<Self> {
         let usage = getrusage(UsageWho::RUSAGE_THREAD).ok()?;
         let processor = duration(usage.user_time()) + duration(usage.system_time());

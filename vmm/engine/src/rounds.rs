@@ -45,7 +45,7 @@ impl Engine {
             self.turns.longest.note(self.clock.since_start(now).saturating_sub(before), None, 0);
 
             self.route(now);
-            if self.queues.stalled() > 0 {
+            if self.queues.count_stalled() > 0 {
                 self.retry_stalled(now);
             }
 
@@ -116,7 +116,7 @@ impl Engine {
                 state.unchecked += 1;
                 check = self.events.poll_is_cheap() || state.unchecked >= IDLE_ROUNDS;
             }
-            Next::At(_) if self.queues.stalled() > 0 => self.rest(state),
+            Next::At(_) if self.queues.count_stalled() > 0 => self.rest(state),
             Next::At(time) => match self.sleep_time(time, now) {
                 Some(time) if time < self.events.shortest_sleep() => self.rest(state),
                 time => {
@@ -163,7 +163,7 @@ impl Engine {
                 Some(Watched::Waker) => self.on_wake(),
                 Some(Watched::Listener(index)) => self.on_connection(index),
                 Some(Watched::Client(key)) => self.on_client(key, &event),
-                Some(Watched::Twin(key)) => self.on_twin(key),
+                Some(Watched::SecondSocket(key)) => self.on_second_socket(key),
                 Some(Watched::Unmask(key)) => self.on_unmask(key),
                 // The loop checks the flag.
                 Some(Watched::Stop) | None => {}

@@ -27,9 +27,9 @@ impl Engine {
 
     /// Handles an event of a client's second socket. The client has answered a DMA message, made
     /// room there, or closed it.
-    pub(crate) fn on_twin(&mut self, key: ClientKey) {
+    pub(crate) fn on_second_socket(&mut self, key: ClientKey) {
         if let Some(client) = self.attachments.client_mut(key) {
-            client.connection.note_twin_readable();
+            client.connection.note_second_socket_readable();
             self.queue_client(key.index);
         }
     }
@@ -57,7 +57,7 @@ impl Engine {
     /// Serves each queued client for one turn, until the time of the round is over. One of the slow
     /// clients is served in each round.
     pub(crate) fn serve_queued(&mut self, round_end: Instant) {
-        for served in 0..self.queues.ready() {
+        for served in 0..self.queues.count_ready() {
             if served > 0 && Instant::now() >= round_end {
                 break;
             }
@@ -87,7 +87,7 @@ impl Engine {
         let has_unsent = state.send(&mut self.machine, connection, &mut attachment.counters, turn_end);
 
         let mut written = Ok(false);
-        if connection.wants_write() || connection.twin_wants_write() {
+        if connection.wants_write() || connection.second_socket_wants_write() {
             written = connection.on_writable();
         }
         let has_more_to_write = matches!(written, Ok(true));
@@ -175,7 +175,7 @@ impl Engine {
     /// Offers the waiting accesses to their devices again. Those that stall again go to the end of
     /// the queue, for the next time.
     pub(crate) fn retry_stalled(&mut self, now: Instant) {
-        for _ in 0..self.queues.stalled() {
+        for _ in 0..self.queues.count_stalled() {
             let Some(index) = self.queues.pop_stalled() else { return };
             let attachment = &mut self.attachments[index];
             let Some(client) = &mut attachment.client else { continue };

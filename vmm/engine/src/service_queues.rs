@@ -84,7 +84,7 @@ impl ServiceQueues {
     }
 
     /// Returns the number of clients that are ready and not slow.
-    pub(crate) fn ready(&self) -> usize {
+    pub(crate) fn count_ready(&self) -> usize {
         self.ready.order.len()
     }
 
@@ -119,7 +119,7 @@ impl ServiceQueues {
     }
 
     /// Returns the number of attachments with an access that waits for the device.
-    pub(crate) fn stalled(&self) -> usize {
+    pub(crate) fn count_stalled(&self) -> usize {
         self.stalled.order.len()
     }
 
@@ -171,7 +171,7 @@ mod tests {
         let first = queues.pop_stalled();
         queues.push_stalled(0);
 
-        assert_eq!((first, queues.stalled()), (Some(0), 2));
+        assert_eq!((first, queues.count_stalled()), (Some(0), 2));
         assert_eq!((queues.pop_stalled(), queues.pop_stalled()), (Some(1), Some(0)));
     }
 

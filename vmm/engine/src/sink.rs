@@ -74,7 +74,7 @@ pub(crate) struct Signals {
     /// The owner of each sink.
     sinks: Mutex<HashMap<u64, Arc<Owner>>>,
     /// Whether the watchdog checks often. If not, the next write wakes it.
-    is_watched: AtomicBool,
+    watchdog_checks_often: AtomicBool,
     watchdog: OnceLock<Thread>,
 }
 
@@ -111,9 +111,9 @@ impl Signals {
         let _ = self.watchdog.set(thread);
     }
 
-    /// Records whether the watchdog checks often.
-    pub(crate) fn set_watched(&self, is_watched: bool) {
-        self.is_watched.store(is_watched, Ordering::Release);
+    /// Records whether the watchdog checks often. If it does, a write need not wake it.
+    pub(crate) fn set_watchdog_checks_often(&self, checks_often: bool) {
+        self.watchdog_checks_often.store(checks_often, Ordering::Release);
     }
 
     /// Ends a write that blocks, and gives up its client.
@@ -125,12 +125,14 @@ impl Signals {
         }
     }
 
+    /// Marks the client of an eventfd as given up. Only the first call counts as a rescue.
     fn give_up(&self, owner: &Owner) {
         if !owner.given_up.swap(true, Ordering::AcqRel) {
             self.rescues.fetch_add(1, Ordering::AcqRel);
         }
     }
 
+    /// Records that this thread begins a write to the eventfd of `sink`.
     fn begin_write(&self, sink: u64) {
         self.writer.store(interrupt::this_thread(), Ordering::Relaxed);
         // Only one thread writes, so this needs no atomic addition.
@@ -143,14 +145,15 @@ impl Signals {
 
     /// Wakes the watchdog unless it checks often already.
     fn wake_watchdog(&self) {
-        if !self.is_watched.load(Ordering::Relaxed)
+        if !self.watchdog_checks_often.load(Ordering::Relaxed)
             && let Some(watchdog) = self.watchdog.get()
         {
-            self.set_watched(true);
+            self.set_watchdog_checks_often(true);
             watchdog.unpark();
         }
     }
 
+    /// Records that no write is under way any more.
     fn end_write(&self) {
         self.writing.store(0, Ordering::Release);
     }
@@ -280,12 +283,12 @@ mod tests {
             std::thread::yield_now();
         }
 
-        watch.look(&signals, start);
+        watch.check(&signals, start);
         assert_eq!(signals.rescues(), 0);
         // The thread may not be asleep yet.
         while !writer.is_finished() {
             assert!(Instant::now() < deadline);
-            watch.look(&signals, start + PATIENCE);
+            watch.check(&signals, start + PATIENCE);
             std::thread::yield_now();
         }
         writer.join().unwrap();

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Time between two checks of the engine's writes.
-const LOOK: Duration = Duration::from_millis(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// Time that a write may take before the watchdog checks the state of the engine's thread. A write
 /// usually takes a microsecond.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
@@ -82,17 +82,18 @@ fn work(signals: &Signals, stop: &AtomicBool) {
     let mut last_write = (signals.writes(), Instant::now());
     while !stop.load(Ordering::Acquire) {
         let now = Instant::now();
-        watch.look(signals, now);
+        watch.check(signals, now);
 
         let writes = signals.writes();
         if writes != last_write.0 {
             last_write = (writes, now);
         }
         let rests = now.saturating_duration_since(last_write.1) >= REST_AFTER;
-        signals.set_watched(!rests && signals.has_sinks());
-        // A second check: an eventfd that was bound before `set_watched` has sent no wake-up.
+        signals.set_watchdog_checks_often(!rests && signals.has_sinks());
+        // A second check: an eventfd that was bound before `set_watchdog_checks_often` has sent no
+        // wake-up.
         if signals.has_sinks() {
-            std::thread::park_timeout(if rests { LONGEST_REST } else { LOOK });
+            std::thread::park_timeout(if rests { LONGEST_REST } else { CHECK_INTERVAL });
         } else {
             // Binding the first eventfd wakes the thread, before that eventfd is written.
             std::thread::park();
@@ -108,7 +109,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Ends the write in progress if it has blocked for too long.
-    pub(crate) fn look(&mut self, signals: &Signals, now: Instant) {
+    pub(crate) fn check(&mut self, signals: &Signals, now: Instant) {
         let Some(write) = signals.under_way() else {
             self.seen = None;
             return;

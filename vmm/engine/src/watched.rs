@@ -20,7 +20,7 @@ pub(crate) enum Watched {
     /// The eventfd by which a client unmasks INTx.
     Unmask(ClientKey),
     /// A client's second socket.
-    Twin(ClientKey),
+    SecondSocket(ClientKey),
 }
 
 const INDEX_BITS: u32 = 24;
@@ -37,7 +37,7 @@ impl Watched {
             Self::Listener(index) => (2, ClientKey { index, generation: 0 }),
             Self::Client(key) => (3, key),
             Self::Unmask(key) => (4, key),
-            Self::Twin(key) => (5, key),
+            Self::SecondSocket(key) => (5, key),
         };
         kind << (INDEX_BITS + 32) | u64::from(key.generation) << INDEX_BITS | key.index as u64
     }
@@ -51,7 +51,7 @@ impl Watched {
             2 => Self::Listener(index),
             3 => Self::Client(key),
             4 => Self::Unmask(key),
-            5 => Self::Twin(key),
+            5 => Self::SecondSocket(key),
             _ => return None,
         })
     }

@@ -1,7 +1,7 @@
 //! The choice between KVM and QEMU's own emulation (TCG).
 //!
 //! An accessible `/dev/kvm` proves little: a machine may offer a KVM that can't run 64-bit code. A
-//! trial guest is therefore booted once, and the result is remembered until the host reboots.
+//! trial guest is therefore booted once, and the result is kept until the host reboots.
 
 use std::{
     path::Path,
@@ -11,10 +11,10 @@ use std::{
 
 use crate::{
     cpio::Archive,
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
+    progress::{CHECK_INTERVAL, Progress},
     provision::Toolkit,
     tool,
-    watch::{LOOK, Watch},
 };
 
 /// Time limit of the trial boot. Under a working KVM the guest prints its word within two seconds.
@@ -64,29 +64,29 @@ impl Toolkit {
     ///
     /// # Errors
     /// [`GuestError::Cancelled`], or the cache can't be written.
-    pub fn accelerator(&self, watch: &Watch) -> Result<Choice, GuestError> {
+    pub fn accelerator(&self, progress: &Progress) -> Result<Choice, GuestError> {
         let tcg = |reason: &str| Choice { accelerator: Accelerator::Tcg, reason: reason.to_owned() };
         if let Err(error) = std::fs::File::options().read(true).write(true).open(DEVICE) {
             return Ok(tcg(&format!("{DEVICE}: {error}")));
         }
 
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let remembered = self.cache.path("accel");
-        let said = std::fs::read_to_string(&remembered).unwrap_or_default();
-        let works = match said.strip_prefix(&boot).filter(|_| !boot.is_empty()) {
+        let cache_file = self.cache.path("accel");
+        let cached = std::fs::read_to_string(&cache_file).unwrap_or_default();
+        let works = match cached.strip_prefix(&boot).filter(|_| !boot.is_empty()) {
             Some("kvm") => true,
             Some("tcg") => false,
             _ => {
-                watch.step("trying KVM");
-                let works = self.kvm_works(watch);
-                watch.done();
+                progress.step("trying KVM");
+                let works = self.kvm_works(progress);
+                progress.done();
 
                 let works = works?;
                 let text = format!("{boot}{}", if works { "kvm" } else { "tcg" });
 
                 // Without the file, the next process repeats the trial.
-                if let Err(error) = std::fs::write(&remembered, text) {
-                    tracing::debug!(%error, "{}", remembered.display());
+                if let Err(error) = std::fs::write(&cache_file, text) {
+                    tracing::debug!(%error, "{}", cache_file.display());
                 }
 
                 works
@@ -96,13 +96,13 @@ impl Toolkit {
         Ok(if works {
             Choice { accelerator: Accelerator::Kvm, reason: "a guest boots with it".into() }
         } else {
-            tcg(&format!("{DEVICE} is there, and no guest boots with it"))
+            tcg(&format!("{DEVICE} exists, but no guest boots with it"))
         })
     }
 
     /// Returns whether a minimal guest under KVM boots far enough to print its word.
-    fn kvm_works(&self, watch: &Watch) -> Result<bool, GuestError> {
-        let folder = tempfile::tempdir().doing(|| "a temporary directory".into())?;
+    fn kvm_works(&self, progress: &Progress) -> Result<bool, GuestError> {
+        let folder = tempfile::tempdir().context(|| "a temporary directory".into())?;
         let (initrd, console) = (folder.path().join("initrd"), folder.path().join("console"));
         self.write_probe(&initrd)?;
 
@@ -119,39 +119,39 @@ impl Toolkit {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
 
-        let mut child = tool::end_with_us(&mut command).spawn().doing(|| "start QEMU".into())?;
+        let mut child = tool::end_with_us(&mut command).spawn().context(|| "start QEMU".into())?;
         let start = Instant::now();
         let works = loop {
-            let said = std::fs::read(&console).unwrap_or_default();
-            if String::from_utf8_lossy(&said).contains(WORD) {
+            let output = std::fs::read(&console).unwrap_or_default();
+            if String::from_utf8_lossy(&output).contains(WORD) {
                 break true;
             }
-            let ended = child.try_wait().doing(|| "wait for QEMU".into())?.is_some();
-            if ended || start.elapsed() > TRY || watch.is_cancelled() {
+            let ended = child.try_wait().context(|| "wait for QEMU".into())?.is_some();
+            if ended || start.elapsed() > TRY || progress.is_cancelled() {
                 break false;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         };
 
         // QEMU may have ended by itself.
         let _ = child.kill();
         let _ = child.wait();
-        watch.check()?;
+        progress.check()?;
 
         Ok(works)
     }
 
     fn write_probe(&self, path: &Path) -> Result<(), GuestError> {
         let shown = || path.display().to_string();
-        let busybox = std::fs::read(&self.programs.busybox).doing(|| "busybox".into())?;
+        let busybox = std::fs::read(&self.programs.busybox).context(|| "busybox".into())?;
         let init = format!(
             "#!/busybox sh\n/busybox mkdir /dev\n/busybox mount -t devtmpfs dev /dev\n\
              /busybox echo {WORD} > /dev/console\n/busybox poweroff -f\n"
         );
-        let mut archive = Archive::new(std::fs::File::create(path).doing(shown)?);
+        let mut archive = Archive::new(std::fs::File::create(path).context(shown)?);
 
-        archive.file("busybox", 0o755, &busybox).doing(shown)?;
-        archive.file("init", 0o755, init.as_bytes()).doing(shown)?;
-        archive.finish().doing(shown).map(drop)
+        archive.file("busybox", 0o755, &busybox).context(shown)?;
+        archive.file("init", 0o755, init.as_bytes()).context(shown)?;
+        archive.finish().context(shown).map(drop)
     }
 }

@@ -12,9 +12,9 @@ use std::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
+    progress::Progress,
     tool,
-    watch::Watch,
 };
 
 /// The environment variable that names a Debian mirror, as an apt source's URI.
@@ -59,7 +59,7 @@ pub(crate) struct Selection {
 
 /// Returns the mirror that the environment names, else the Debian mirrors in the host's package
 /// sources.
-pub(crate) fn mirrors(watch: &Watch) -> Result<Vec<String>, GuestError> {
+pub(crate) fn mirrors(progress: &Progress) -> Result<Vec<String>, GuestError> {
     if let Some(named) = std::env::var_os(MIRROR_VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(vec![named.to_string_lossy().into_owned()]);
     }
@@ -68,7 +68,7 @@ pub(crate) fn mirrors(watch: &Watch) -> Result<Vec<String>, GuestError> {
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", format]).env("LC_ALL", "C");
 
-    let lines = tool::run_quietly("looking at the package sources", &mut command, watch)?;
+    let lines = tool::run_quietly("looking at the package sources", &mut command, progress)?;
     Ok(debian_mirrors(&lines))
 }
 
@@ -112,10 +112,10 @@ fn debian_mirrors(lines: &[String]) -> Vec<String> {
 pub(crate) fn download(
     selection: &Selection,
     folder: &Path,
-    watch: &Watch,
+    progress: &Progress,
 ) -> Result<Vec<PathBuf>, GuestError> {
     let unprovided = |why: String| GuestError::Unprovided { what: selection.what, why, advice: ADVICE };
-    let mirrors = match mirrors(watch) {
+    let mirrors = match mirrors(progress) {
         Err(GuestError::Start { .. }) => {
             return Err(unprovided("this host has no apt, so it is no relative of Debian".into()));
         }
@@ -129,9 +129,9 @@ pub(crate) fn download(
     let mut last = None;
     for mirror in mirrors {
         let apt = Apt::set_up(selection, &mirror, folder)?;
-        watch.step(&format!("looking for packages of {}", selection.what));
-        match apt.update(watch) {
-            Ok(()) => return apt.download(selection, watch),
+        progress.step(&format!("looking for packages of {}", selection.what));
+        match apt.update(progress) {
+            Ok(()) => return apt.download(selection, progress),
             Err(error @ GuestError::Tool { .. }) => last = Some(error),
             Err(error) => return Err(error),
         }
@@ -165,16 +165,16 @@ struct Apt {
 
 impl Apt {
     fn set_up(selection: &Selection, mirror: &str, folder: &Path) -> Result<Self, GuestError> {
-        let folder = std::path::absolute(folder).doing(|| folder.display().to_string())?;
+        let folder = std::path::absolute(folder).context(|| folder.display().to_string())?;
         for part in ["lists/partial", "cache/archives/partial", NO_ARCHIVES, "log"] {
-            std::fs::create_dir_all(folder.join(part)).doing(|| folder.join(part).display().to_string())?;
+            std::fs::create_dir_all(folder.join(part)).context(|| folder.join(part).display().to_string())?;
         }
 
         let write = |name: &str, text: &str| {
-            std::fs::write(folder.join(name), text).doing(|| folder.join(name).display().to_string())
+            std::fs::write(folder.join(name), text).context(|| folder.join(name).display().to_string())
         };
         write("sources.sources", &sources(selection, mirror))?;
-        write("status", &status(&selection.assumed))?;
+        write("status", &package_database(&selection.assumed))?;
         write("apt.conf", &configuration(&folder))?;
 
         Ok(Self { what: selection.what, folder, target: selection.target })
@@ -188,25 +188,25 @@ impl Apt {
         command
     }
 
-    fn update(&self, watch: &Watch) -> Result<(), GuestError> {
+    fn update(&self, progress: &Progress) -> Result<(), GuestError> {
         let mut command = self.command();
         // A failed list download is an error here. By default apt continues with old lists.
         command.args(["-o", "APT::Update::Error-Mode=any", "update"]);
-        let percent = watch.clone();
+        let shown = progress.clone();
         let what = format!("downloading the package lists for {}", self.what);
-        tool::run(&what, &mut command, watch, move |line| show(line, &percent)).map(drop)
+        tool::run(&what, &mut command, progress, move |line| show(line, &shown)).map(drop)
     }
 
-    fn download(&self, selection: &Selection, watch: &Watch) -> Result<Vec<PathBuf>, GuestError> {
-        watch.step(&format!("downloading {}", self.what));
+    fn download(&self, selection: &Selection, progress: &Progress) -> Result<Vec<PathBuf>, GuestError> {
+        progress.step(&format!("downloading {}", self.what));
         let mut command = self.command();
         self.install(command.arg("--download-only"), selection);
 
-        let percent = watch.clone();
+        let shown = progress.clone();
         let what = format!("downloading packages of {}", self.what);
-        tool::run(&what, &mut command, watch, move |line| show(line, &percent))?;
+        tool::run(&what, &mut command, progress, move |line| show(line, &shown))?;
 
-        self.archives(selection, watch)
+        self.archives(selection, progress)
     }
 
     fn install(&self, command: &mut Command, selection: &Selection) {
@@ -219,14 +219,14 @@ impl Apt {
 
     /// Returns the files of the current selection. An interrupted download may have left older
     /// versions beside them.
-    fn archives(&self, selection: &Selection, watch: &Watch) -> Result<Vec<PathBuf>, GuestError> {
+    fn archives(&self, selection: &Selection, progress: &Progress) -> Result<Vec<PathBuf>, GuestError> {
         let mut command = self.command();
         // apt omits packages that are in its cache, so it is pointed at an empty one.
         let none = format!("Dir::Cache::archives={}", self.folder.join("none").display());
         self.install(command.args(["--print-uris", "-o", &none]), selection);
 
         let what = format!("listing the packages of {}", self.what);
-        let lines = tool::run_quietly(&what, &mut command, watch)?;
+        let lines = tool::run_quietly(&what, &mut command, progress)?;
         let folder = self.folder.join("cache/archives");
         let files: Vec<_> =
             lines.iter().filter_map(|line| file_name(line)).map(|name| folder.join(name)).collect();
@@ -248,12 +248,12 @@ fn file_name(line: &str) -> Option<&str> {
 }
 
 /// Reports the progress in apt's status lines: `dlstatus:NUMBER:PERCENT:TEXT`.
-fn show(line: &str, watch: &Watch) {
+fn show(line: &str, progress: &Progress) {
     let mut fields = line.split(':');
     if fields.next() == Some("dlstatus")
         && let Some(percent) = fields.nth(1).and_then(|percent| percent.parse().ok())
     {
-        watch.percent(percent);
+        progress.percent(percent);
     }
 }
 
@@ -267,7 +267,7 @@ fn sources(selection: &Selection, mirror: &str) -> String {
 }
 
 /// Returns a package database in which only the assumed packages are installed.
-fn status(assumed: &[&str]) -> String {
+fn package_database(assumed: &[&str]) -> String {
     let unique: BTreeSet<_> = assumed.iter().collect();
     let stanza = |name: &&&str| {
         format!(
@@ -332,13 +332,18 @@ Debug::NoLocking "true";
 }
 
 /// Unpacks packages over each other into `tree`.
-pub(crate) fn unpack(what: &str, packages: &[PathBuf], tree: &Path, watch: &Watch) -> Result<(), GuestError> {
-    watch.step(&format!("unpacking {what}"));
+pub(crate) fn unpack(
+    what: &str,
+    packages: &[PathBuf],
+    tree: &Path,
+    progress: &Progress,
+) -> Result<(), GuestError> {
+    progress.step(&format!("unpacking {what}"));
     for (number, package) in packages.iter().enumerate() {
-        watch.percent(number as f32 * 100.0 / packages.len() as f32);
+        progress.percent(number as f32 * 100.0 / packages.len() as f32);
         let mut command = Command::new("dpkg-deb");
         command.arg("--extract").arg(package).arg(tree).env("LC_ALL", "C");
-        tool::run_quietly(&format!("unpacking {}", package.display()), &mut command, watch)?;
+        tool::run_quietly(&format!("unpacking {}", package.display()), &mut command, progress)?;
     }
 
     Ok(())

@@ -23,8 +23,8 @@ use nix::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
-    watch::{LOOK, Watch},
+    error::{ErrorContext, GuestError},
+    progress::{CHECK_INTERVAL, Progress},
 };
 
 /// The environment variable that names the cache.
@@ -117,26 +117,26 @@ impl Cache {
     }
 
     /// Waits until no other process provisions, and takes the lock.
-    pub(crate) fn lock(&self, watch: &Watch) -> Result<Locked, GuestError> {
+    pub(crate) fn lock(&self, progress: &Progress) -> Result<Locked, GuestError> {
         let path = self.path("lock");
         let mut file =
-            File::options().create(true).append(true).open(&path).doing(|| path.display().to_string())?;
+            File::options().create(true).append(true).open(&path).context(|| path.display().to_string())?;
         let mut said = false;
 
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Locked { _lock: lock }),
                 Err((back, Errno::EWOULDBLOCK)) => file = back,
-                Err((_, errno)) => return Err(errno).doing(|| format!("lock {}", path.display())),
+                Err((_, errno)) => return Err(errno).context(|| format!("lock {}", path.display())),
             }
 
             if !said {
-                watch.step(&format!("waiting for another process that uses {}", path.display()));
+                progress.step(&format!("waiting for another process that uses {}", path.display()));
                 said = true;
             }
 
-            watch.check()?;
-            std::thread::sleep(LOOK);
+            progress.check()?;
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 
@@ -153,15 +153,16 @@ impl Cache {
         }
 
         let parent = path.parent().unwrap_or(&self.root);
-        std::fs::create_dir_all(parent).doing(|| parent.display().to_string())?;
+        std::fs::create_dir_all(parent).context(|| parent.display().to_string())?;
         let folder = tempfile::Builder::new()
             .prefix(".making-")
             .tempdir_in(parent)
-            .doing(|| format!("a directory in {}", parent.display()))?;
+            .context(|| format!("a directory in {}", parent.display()))?;
 
         fill(folder.path())?;
         let made = folder.keep();
-        std::fs::rename(&made, &path).doing(|| format!("rename {} to {}", made.display(), path.display()))?;
+        std::fs::rename(&made, &path)
+            .context(|| format!("rename {} to {}", made.display(), path.display()))?;
 
         Ok(path)
     }
@@ -255,13 +256,14 @@ mod tests {
     fn what_a_killed_process_was_making_is_swept_away() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
-        let made = cache.make("x/a", |path| std::fs::write(path.join("f"), "1").doing(String::new)).unwrap();
+        let made =
+            cache.make("x/a", |path| std::fs::write(path.join("f"), "1").context(String::new)).unwrap();
 
         for left in [".making-1/y", "x/.making-2/y"] {
             std::fs::create_dir_all(folder.path().join(left)).unwrap();
         }
 
-        cache.sweep(&cache.lock(&Watch::silent()).unwrap());
+        cache.sweep(&cache.lock(&Progress::silent()).unwrap());
         assert!(made.join("f").is_file());
         assert!(!folder.path().join(".making-1").exists() && !folder.path().join("x/.making-2").exists());
     }
@@ -270,7 +272,8 @@ mod tests {
     fn what_is_there_is_not_made_again() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
-        let made = cache.make("x/a", |path| std::fs::write(path.join("f"), "1").doing(String::new)).unwrap();
+        let made =
+            cache.make("x/a", |path| std::fs::write(path.join("f"), "1").context(String::new)).unwrap();
         cache.make("x/a", |_| Err(GuestError::Cancelled)).unwrap();
         assert_eq!(std::fs::read_to_string(made.join("f")).unwrap(), "1");
     }
@@ -279,12 +282,12 @@ mod tests {
     fn a_second_lock_waits_and_can_be_given_up() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
-        let held = cache.lock(&Watch::silent()).unwrap();
-        let watch = Watch::silent().cancelled_by(|| true);
+        let held = cache.lock(&Progress::silent()).unwrap();
+        let progress = Progress::silent().cancelled_by(|| true);
 
-        assert!(matches!(cache.lock(&watch).unwrap_err(), GuestError::Cancelled));
+        assert!(matches!(cache.lock(&progress).unwrap_err(), GuestError::Cancelled));
 
         drop(held);
-        cache.lock(&Watch::silent()).unwrap();
+        cache.lock(&Progress::silent()).unwrap();
     }
 }

@@ -6,9 +6,9 @@ use std::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
+    progress::Progress,
     tool,
-    watch::Watch,
 };
 
 /// Maximum length of a loader's path.
@@ -50,7 +50,7 @@ pub(crate) struct Loader {
 
 impl Loader {
     /// Returns the libraries of a program as absolute paths, without the loader.
-    pub(crate) fn libraries(&self, program: &Path, watch: &Watch) -> Result<Vec<PathBuf>, GuestError> {
+    pub(crate) fn libraries(&self, program: &Path, progress: &Progress) -> Result<Vec<PathBuf>, GuestError> {
         let mut command = Command::new(&self.path);
         if !self.library_path.is_empty() {
             command.args(["--library-path", &self.library_path]);
@@ -58,7 +58,7 @@ impl Loader {
 
         command.arg("--list").arg(program).env("LC_ALL", "C");
         let what = format!("looking for the libraries of {}", program.display());
-        let lines = tool::run_quietly(&what, &mut command, watch)?;
+        let lines = tool::run_quietly(&what, &mut command, progress)?;
         let mut libraries = Vec::new();
 
         for line in &lines {
@@ -98,11 +98,14 @@ fn listed(line: &str) -> Listed<'_> {
 }
 
 /// Returns a program's content and the host's files that it needs: the libraries and the loader.
-pub(crate) fn needs(program: &Path, watch: &Watch) -> Result<(Vec<u8>, Vec<PathBuf>), GuestError> {
-    let bytes = std::fs::read(program).doing(|| program.display().to_string())?;
+pub(crate) fn read_with_dependencies(
+    program: &Path,
+    progress: &Progress,
+) -> Result<(Vec<u8>, Vec<PathBuf>), GuestError> {
+    let bytes = std::fs::read(program).context(|| program.display().to_string())?;
     let Some(interpreter) = interpreter(&bytes) else { return Ok((bytes, Vec::new())) };
     let loader = Loader { path: PathBuf::from(interpreter), library_path: String::new() };
-    let mut files = loader.libraries(program, watch)?;
+    let mut files = loader.libraries(program, progress)?;
     files.push(loader.path);
     Ok((bytes, files))
 }
@@ -122,7 +125,8 @@ mod tests {
 
     #[test]
     fn this_test_needs_the_c_library_and_its_loader() {
-        let (bytes, files) = needs(&std::env::current_exe().unwrap(), &Watch::silent()).unwrap();
+        let (bytes, files) =
+            read_with_dependencies(&std::env::current_exe().unwrap(), &Progress::silent()).unwrap();
         let loader = interpreter(&bytes).unwrap();
         assert_eq!(files.last().unwrap(), Path::new(&loader));
         assert!(files.iter().any(|file| file.to_string_lossy().contains("libc")), "{files:?}");

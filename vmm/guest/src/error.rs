@@ -128,12 +128,13 @@ impl std::fmt::Display for LogEnds {
 }
 
 /// Adds the failed operation to an error of the system.
-pub(crate) trait Doing<T> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, GuestError>;
+pub(crate) trait ErrorContext<T> {
+    /// Returns [`GuestError::Io`] with `what`, the operation that failed.
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, GuestError>;
 }
 
-impl<T, E: Into<std::io::Error>> Doing<T> for Result<T, E> {
-    fn doing(self, what: impl FnOnce() -> String) -> Result<T, GuestError> {
+impl<T, E: Into<std::io::Error>> ErrorContext<T> for Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T, GuestError> {
         self.map_err(|error| GuestError::Io { what: what(), source: error.into() })
     }
 }

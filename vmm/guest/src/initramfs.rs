@@ -12,10 +12,10 @@ use std::{
 use crate::{
     cpio::Archive,
     elf,
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     modules::{Module, ModuleTree},
+    progress::Progress,
     provision::{Lspci, Toolkit},
-    watch::Watch,
 };
 
 const INIT: &[u8] = include_bytes!("inside/init.sh");
@@ -66,19 +66,20 @@ pub(crate) fn write(
     toolkit: &Toolkit,
     contents: &Contents<'_>,
     file: &File,
-    watch: &Watch,
+    progress: &Progress,
 ) -> Result<(), GuestError> {
-    let shown = || "a guest's initramfs".to_owned();
+    let context = || "a guest's initramfs".to_owned();
     let mut out = BufWriter::new(file);
     if let Some(initrd) = &toolkit.initrd {
         // Archives may follow each other, compressed or not. Later ones add to earlier ones.
-        let mut base = File::open(initrd).doing(|| initrd.display().to_string())?;
-        let length = std::io::copy(&mut base, &mut out).doing(shown)?;
-        let missing = length.wrapping_neg() % 4;
-        out.write_all(&[0; 3][..missing as usize]).doing(shown)?;
+        let mut base = File::open(initrd).context(|| initrd.display().to_string())?;
+        let length = std::io::copy(&mut base, &mut out).context(context)?;
+        // The kernel expects the next archive at a multiple of 4.
+        let padding = length.wrapping_neg() % 4;
+        out.write_all(&[0; 3][..padding as usize]).context(context)?;
     }
 
-    let mut builder = Builder { archive: Archive::new(out), libraries: BTreeSet::new(), shown: shown() };
+    let mut builder = Builder { archive: Archive::new(out), libraries: BTreeSet::new(), context: context() };
     builder.file("/nicforge/init", 0o755, INIT)?;
     builder.file("/nicforge/agent", 0o755, AGENT)?;
     builder.file("/nicforge/job", 0o755, JOB)?;
@@ -90,9 +91,10 @@ pub(crate) fn write(
     }
 
     if let Some(modules) = &toolkit.kernel.modules {
-        builder.modules(modules, &toolkit.kernel.version, contents.modules, watch)?;
+        builder.modules(modules, &toolkit.kernel.version, contents.modules, progress)?;
     } else if let Some(module) = contents.modules.first() {
-        let problem = format!("module {module} is wanted, and where this kernel's modules are is not known");
+        let problem =
+            format!("module {module} is required, but no module directory is known for this kernel");
         return Err(GuestError::Unsuitable { path: toolkit.kernel.image.clone(), problem });
     }
 
@@ -101,28 +103,31 @@ pub(crate) fn write(
     }
 
     for extra in contents.extras {
-        builder.extra(extra, watch)?;
+        builder.extra(extra, progress)?;
     }
 
-    builder.archive.finish().doing(shown)?;
+    builder.archive.finish().context(context)?;
     Ok(())
 }
 
+/// An initramfs while it is written.
 struct Builder<'a> {
     archive: Archive<BufWriter<&'a File>>,
+    /// The shared libraries that the archive already contains.
     libraries: BTreeSet<PathBuf>,
-    shown: String,
+    /// The description of the initramfs in errors.
+    context: String,
 }
 
 impl Builder<'_> {
     fn file(&mut self, place: &str, mode: u32, content: &[u8]) -> Result<(), GuestError> {
-        self.archive.file(place, mode, content).doing(|| self.shown.clone())
+        self.archive.file(place, mode, content).context(|| self.context.clone())
     }
 
     /// Copies a file of the host, with its permissions.
     fn copy(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
-        let content = std::fs::read(source).doing(|| source.display().to_string())?;
-        let mode = std::fs::metadata(source).doing(|| source.display().to_string())?.permissions().mode();
+        let content = std::fs::read(source).context(|| source.display().to_string())?;
+        let mode = std::fs::metadata(source).context(|| source.display().to_string())?.permissions().mode();
         self.file(place, mode | 0o444, &content)
     }
 
@@ -153,11 +158,11 @@ impl Builder<'_> {
         tree: &ModuleTree,
         version: &str,
         more: &[String],
-        watch: &Watch,
+        progress: &Progress,
     ) -> Result<(), GuestError> {
         let usual = USUAL_MODULES.into_iter().filter(|name| tree.has(name));
         let names: Vec<&str> = usual.chain(more.iter().map(String::as_str)).collect();
-        let modules = tree.closure(&names, watch)?;
+        let modules = tree.closure(&names, progress)?;
         let mut dependencies = String::new();
 
         for module in &modules {
@@ -177,12 +182,13 @@ impl Builder<'_> {
         self.file(&format!("/lib/modules/{version}/modules.dep"), 0o644, dependencies.as_bytes())
     }
 
-    fn extra(&mut self, extra: &Extra, watch: &Watch) -> Result<(), GuestError> {
+    /// Adds a file, a directory, or a program with its libraries.
+    fn extra(&mut self, extra: &Extra, progress: &Progress) -> Result<(), GuestError> {
         if !extra.program {
             return self.tree(&extra.source, &extra.place);
         }
 
-        let (content, files) = elf::needs(&extra.source, watch)?;
+        let (content, files) = elf::read_with_dependencies(&extra.source, progress)?;
         self.file(&extra.place, 0o755, &content)?;
 
         for file in files {
@@ -201,9 +207,9 @@ impl Builder<'_> {
             return self.copy(source, place);
         }
 
-        self.archive.directory(place).doing(|| self.shown.clone())?;
-        for entry in std::fs::read_dir(source).doing(|| source.display().to_string())? {
-            let entry = entry.doing(|| source.display().to_string())?;
+        self.archive.directory(place).context(|| self.context.clone())?;
+        for entry in std::fs::read_dir(source).context(|| source.display().to_string())? {
+            let entry = entry.context(|| source.display().to_string())?;
             let place = format!("{place}/{}", entry.file_name().to_string_lossy());
             self.tree(&entry.path(), &place)?;
         }

@@ -10,12 +10,12 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use nicforge_guest::{Guest, GuestConfig, Provision, Watch};
+//! use nicforge_guest::{Guest, GuestConfig, Provision, Progress};
 //!
-//! let watch = Watch::on_stderr();
-//! let toolkit = Provision::from_environment().provide(&watch)?;
+//! let progress = Progress::on_stderr();
+//! let toolkit = Provision::from_environment().provide(&progress)?;
 //! let config = GuestConfig::new("cn0").user_function("cn0.core0", "/tmp/pset/cn0.core0");
-//! let guest = Guest::boot(&toolkit, &config, &watch)?;
+//! let guest = Guest::boot(&toolkit, &config, &progress)?;
 //! let output = guest.run("lspci -nn -d 1efc:", Duration::from_secs(60))?;
 //! assert_eq!(output.status, 0);
 //! print!("{}", output.stdout);
@@ -45,16 +45,16 @@ mod error;
 mod guest;
 mod initramfs;
 mod modules;
+mod progress;
 mod provision;
 mod qemu;
 mod shim;
 mod tool;
-mod watch;
 
 pub use accel::{Accelerator, Choice};
 pub use error::{GuestError, LogEnds};
 pub use guest::{Driver, Function, Guest, GuestConfig, Job, LineSink, Output, Running, Stream};
 pub use modules::ModuleTree;
+pub use progress::Progress;
 pub use provision::{Kernel, Provision, Toolkit};
 pub use qemu::Qemu;
-pub use watch::Watch;

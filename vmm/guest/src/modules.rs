@@ -10,9 +10,9 @@ use std::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
+    progress::Progress,
     tool,
-    watch::Watch,
 };
 
 /// Size limit of a module, in bytes. No distribution's module is larger.
@@ -59,9 +59,9 @@ impl ModuleTree {
         let mut folders = vec![root.to_owned()];
 
         while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(&folder).doing(|| folder.display().to_string())? {
-                let entry = entry.doing(|| folder.display().to_string())?;
-                let kind = entry.file_type().doing(|| entry.path().display().to_string())?;
+            for entry in std::fs::read_dir(&folder).context(|| folder.display().to_string())? {
+                let entry = entry.context(|| folder.display().to_string())?;
+                let kind = entry.file_type().context(|| entry.path().display().to_string())?;
                 // `build` and `source` are links to other trees, and are not followed.
                 if kind.is_dir() {
                     folders.push(entry.path());
@@ -97,21 +97,22 @@ impl ModuleTree {
     }
 
     /// Returns the modules and all their dependencies in loading order. Built-in ones are left out.
-    pub(crate) fn closure(&self, names: &[&str], watch: &Watch) -> Result<Vec<Module>, GuestError> {
+    pub(crate) fn closure(&self, names: &[&str], progress: &Progress) -> Result<Vec<Module>, GuestError> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
         for name in names {
-            self.visit(&canonical(name), &mut seen, &mut order, watch)?;
+            self.add_with_dependencies(&canonical(name), &mut seen, &mut order, progress)?;
         }
         Ok(order)
     }
 
-    fn visit(
+    /// Adds a module to `order`, after the modules it needs. A module in `seen` was added before.
+    fn add_with_dependencies(
         &self,
         name: &str,
         seen: &mut BTreeSet<String>,
         order: &mut Vec<Module>,
-        watch: &Watch,
+        progress: &Progress,
     ) -> Result<(), GuestError> {
         if self.builtin.contains(name) || !seen.insert(name.to_owned()) {
             return Ok(());
@@ -121,11 +122,11 @@ impl ModuleTree {
             let problem = format!("the kernel has no module {name}");
             return Err(GuestError::Unsuitable { path: self.root.clone(), problem });
         };
-        let object = read(path, watch)?;
+        let object = read_module(path, progress)?;
         let depends = depends(&object);
 
         for needed in &depends {
-            self.visit(needed, seen, order, watch)?;
+            self.add_with_dependencies(needed, seen, order, progress)?;
         }
 
         order.push(Module { name: name.to_owned(), depends, object });
@@ -134,7 +135,7 @@ impl ModuleTree {
 }
 
 /// Reads a module's object file. The host's tools decompress it if needed.
-fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
+fn read_module(path: &Path, progress: &Progress) -> Result<Vec<u8>, GuestError> {
     let program = match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => "xz",
         Some("zst") => "zstd",
@@ -142,23 +143,25 @@ fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
         _ => return read_file(path),
     };
 
-    let folder = tempfile::tempdir().doing(|| "a temporary directory".into())?;
+    let folder = tempfile::tempdir().context(|| "a temporary directory".into())?;
     let plain = folder.path().join("module.ko");
+    // `tool::run_quietly` takes standard output as lines of text, so the shell sends the module's
+    // bytes to a file.
     let script = "exec \"$0\" -dc \"$1\" > \"$2\"";
     let mut command = Command::new("sh");
 
     command.args(["-c", script, program]).arg(path).arg(&plain);
-    tool::run_quietly(&format!("decompressing {}", path.display()), &mut command, watch)?;
+    tool::run_quietly(&format!("decompressing {}", path.display()), &mut command, progress)?;
     read_file(&plain)
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, GuestError> {
-    let size = std::fs::metadata(path).doing(|| path.display().to_string())?.len();
+    let size = std::fs::metadata(path).context(|| path.display().to_string())?.len();
     if size > MAX_MODULE {
         let problem = format!("has {size} bytes; a kernel module has at most {MAX_MODULE}");
         return Err(GuestError::Unsuitable { path: path.to_owned(), problem });
     }
-    std::fs::read(path).doing(|| path.display().to_string())
+    std::fs::read(path).context(|| path.display().to_string())
 }
 
 /// Returns the dependencies from `.modinfo`, a sequence of NUL-terminated strings, one of them
@@ -191,7 +194,7 @@ mod tests {
     }
 
     fn names(tree: &ModuleTree, wanted: &[&str]) -> Vec<String> {
-        tree.closure(wanted, &Watch::silent()).unwrap().into_iter().map(|module| module.name).collect()
+        tree.closure(wanted, &Progress::silent()).unwrap().into_iter().map(|module| module.name).collect()
     }
 
     #[test]
@@ -211,7 +214,7 @@ mod tests {
     #[test]
     fn a_module_that_is_not_there_is_named() {
         let (_folder, tree) = tree(&[("a.ko", "b")]);
-        let error = tree.closure(&["a"], &Watch::silent()).unwrap_err();
+        let error = tree.closure(&["a"], &Progress::silent()).unwrap_err();
         assert!(error.to_string().contains("no module b"), "{error}");
     }
 

@@ -9,11 +9,11 @@ use crate::{
     apt::{self, Selection},
     cache::{Cache, Locked},
     elf,
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     modules::ModuleTree,
+    progress::Progress,
     qemu::Qemu,
     tool,
-    watch::Watch,
 };
 
 /// The compiler of the provisioned kernel. kbuild wants the same one for modules.
@@ -101,13 +101,13 @@ impl Provision {
     /// - [`GuestError::Unsuitable`]: a file that the caller named is unsuitable.
     /// - [`GuestError::Tool`]: a download failed.
     /// - [`GuestError::Cancelled`].
-    pub fn provide(&self, watch: &Watch) -> Result<Toolkit, GuestError> {
-        let toolkit = self.provide_all(watch);
-        watch.done();
+    pub fn provide(&self, progress: &Progress) -> Result<Toolkit, GuestError> {
+        let toolkit = self.provide_all(progress);
+        progress.done();
         toolkit
     }
 
-    fn provide_all(&self, watch: &Watch) -> Result<Toolkit, GuestError> {
+    fn provide_all(&self, progress: &Progress) -> Result<Toolkit, GuestError> {
         for file in [&self.kernel, &self.initrd].into_iter().flatten() {
             if !file.is_file() {
                 let problem = "is not a file".into();
@@ -116,27 +116,27 @@ impl Provision {
         }
 
         let cache = self.cache.as_deref().map_or_else(Cache::open, Cache::at)?;
-        let locked = cache.lock(watch)?;
+        let locked = cache.lock(progress)?;
         cache.sweep(&locked);
 
         let qemu = match &self.qemu {
-            Some(path) => Qemu::at(path, watch)?,
-            None => match Qemu::of_system(watch)? {
+            Some(path) => Qemu::at(path, progress)?,
+            None => match Qemu::of_system(progress)? {
                 Some(qemu) => qemu,
-                None => Qemu::in_tree(&qemu_tree(&cache, &locked, watch)?, watch)?,
+                None => Qemu::in_tree(&qemu_tree(&cache, &locked, progress)?, progress)?,
             },
         };
 
         let (kernel, programs) = match &self.kernel {
             None => {
-                let tree = linux_tree(&cache, &locked, watch)?;
-                (kernel_in_tree(&tree)?, programs_in_tree(&tree, watch)?)
+                let tree = linux_tree(&cache, &locked, progress)?;
+                (kernel_in_tree(&tree)?, programs_in_tree(&tree, progress)?)
             }
             Some(image) => {
                 let kernel = self.own_kernel(image)?;
-                let programs = match programs_of_host(watch)? {
+                let programs = match programs_of_host(progress)? {
                     Some(programs) => programs,
-                    None => programs_in_tree(&linux_tree(&cache, &locked, watch)?, watch)?,
+                    None => programs_in_tree(&linux_tree(&cache, &locked, progress)?, progress)?,
                 };
                 (kernel, programs)
             }
@@ -145,13 +145,15 @@ impl Provision {
         Ok(Toolkit { qemu, kernel, programs, initrd: self.initrd.clone(), cache })
     }
 
+    /// Returns the caller's kernel with its modules and build directory, if they are known. The
+    /// modules are those that the caller named, or the host's of the same version.
     fn own_kernel(&self, image: &Path) -> Result<Kernel, GuestError> {
         let version = version_of(image)?;
-        let hosts = Path::new("/lib/modules").join(&version);
+        let host_modules = Path::new("/lib/modules").join(&version);
         let modules = match &self.modules {
             Some(path) => Some(ModuleTree::open(path)?),
             // An initramfs of the caller's for the caller's kernel has the modules that it needs.
-            None if self.initrd.is_none() && hosts.is_dir() => Some(ModuleTree::open(&hosts)?),
+            None if self.initrd.is_none() && host_modules.is_dir() => Some(ModuleTree::open(&host_modules)?),
             None => None,
         };
 
@@ -164,7 +166,7 @@ impl Provision {
 /// Returns the version in a bzImage's header (Linux, Documentation/arch/x86/boot.rst:
 /// `kernel_version`).
 fn version_of(image: &Path) -> Result<String, GuestError> {
-    let bytes = std::fs::read(image).doing(|| image.display().to_string())?;
+    let bytes = std::fs::read(image).context(|| image.display().to_string())?;
     let version = (bytes.get(0x202..0x206) == Some(b"HdrS")).then_some(()).and_then(|()| {
         let place = 0x200 + usize::from(u16::from_le_bytes([*bytes.get(0x20e)?, *bytes.get(0x20f)?]));
         let text = bytes.get(place..(place + 128).min(bytes.len()))?;
@@ -179,7 +181,7 @@ fn version_of(image: &Path) -> Result<String, GuestError> {
 }
 
 /// Returns the private tree with QEMU.
-fn qemu_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf, GuestError> {
+fn qemu_tree(cache: &Cache, _locked: &Locked, progress: &Progress) -> Result<PathBuf, GuestError> {
     let selection = Selection {
         what: "QEMU",
         suites: &["trixie", "trixie-backports"],
@@ -189,13 +191,14 @@ fn qemu_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf, 
         assumed: vec!["adduser", "debconf", "passwd", "openssl-provider-legacy"],
     };
 
-    tree(cache, "qemu-trixie", &selection, watch, |_| Ok(()))
+    tree(cache, "qemu-trixie", &selection, progress, |_| Ok(()))
 }
 
 /// Returns the private tree with a kernel and the programs for a guest.
-fn linux_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf, GuestError> {
-    let compiler = !has_gcc(KERNEL_GCC, watch)?;
-    let make = tool::run_quietly("asking make", std::process::Command::new("make").arg("--version"), watch);
+fn linux_tree(cache: &Cache, _locked: &Locked, progress: &Progress) -> Result<PathBuf, GuestError> {
+    let compiler = !has_gcc(KERNEL_GCC, progress)?;
+    let make =
+        tool::run_quietly("asking make", std::process::Command::new("make").arg("--version"), progress);
     let mut packages = vec!["linux-image-amd64", "linux-headers-amd64", "busybox-static", "pciutils"];
     let mut assumed = vec!["initramfs-tools", "linux-initramfs-tool", "kmod", "linux-base"];
     if !compiler {
@@ -208,19 +211,19 @@ fn linux_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf,
 
     let selection = Selection { what: "a kernel", suites: &["bookworm"], target: None, packages, assumed };
     let name = if compiler { "linux-bookworm-gcc" } else { "linux-bookworm" };
-    tree(cache, name, &selection, watch, relocate_headers)
+    tree(cache, name, &selection, progress, relocate_headers)
 }
 
 /// Returns whether the host has the compiler of this major version, as `gcc-N` or as `gcc`.
-fn has_gcc(major: u32, watch: &Watch) -> Result<bool, GuestError> {
-    Ok(gcc(major, watch)?.is_some())
+fn has_gcc(major: u32, progress: &Progress) -> Result<bool, GuestError> {
+    Ok(gcc(major, progress)?.is_some())
 }
 
 /// Returns the name of the host's compiler of this major version.
-pub(crate) fn gcc(major: u32, watch: &Watch) -> Result<Option<String>, GuestError> {
+pub(crate) fn gcc(major: u32, progress: &Progress) -> Result<Option<String>, GuestError> {
     for program in [format!("gcc-{major}"), "gcc".to_owned()] {
         let mut command = std::process::Command::new(&program);
-        match tool::run_quietly("asking the compiler", command.arg("-dumpversion"), watch) {
+        match tool::run_quietly("asking the compiler", command.arg("-dumpversion"), progress) {
             Ok(lines) => {
                 let said = lines.first().and_then(|line| line.split('.').next()?.parse().ok());
                 if said == Some(major) {
@@ -240,7 +243,7 @@ fn tree(
     cache: &Cache,
     name: &str,
     selection: &Selection,
-    watch: &Watch,
+    progress: &Progress,
     finish: impl FnOnce(&Path) -> Result<(), GuestError>,
 ) -> Result<PathBuf, GuestError> {
     let path = cache.path(name);
@@ -249,9 +252,9 @@ fn tree(
     }
 
     let downloads = cache.path("downloads").join(name);
-    let packages = apt::download(selection, &downloads, watch)?;
+    let packages = apt::download(selection, &downloads, progress)?;
     let path = cache.make(name, |tree| {
-        apt::unpack(selection.what, &packages, tree, watch)?;
+        apt::unpack(selection.what, &packages, tree, progress)?;
         for unused in ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian"] {
             // Failure costs only space.
             let _ = std::fs::remove_dir_all(tree.join(unused));
@@ -266,7 +269,7 @@ fn tree(
 
 /// Returns the only entry of a folder whose name begins with `start` and ends with `end`.
 fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
-    let names = std::fs::read_dir(folder).doing(|| folder.display().to_string())?;
+    let names = std::fs::read_dir(folder).context(|| folder.display().to_string())?;
     let fits = |name: &str| name.starts_with(start) && name.ends_with(end);
     let mut found: Vec<_> = names
         .flatten()
@@ -286,10 +289,10 @@ fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
 fn relocate_headers(tree: &Path) -> Result<(), GuestError> {
     let sources = tree.join("usr/src");
     let makefile = entry(&sources, "linux-headers-", "-amd64")?.join("Makefile");
-    let text = std::fs::read_to_string(&makefile).doing(|| makefile.display().to_string())?;
+    let text = std::fs::read_to_string(&makefile).context(|| makefile.display().to_string())?;
     let text =
         text.replace("include /usr/src/", "include $(dir $(realpath $(lastword $(MAKEFILE_LIST))))../");
-    std::fs::write(&makefile, text).doing(|| makefile.display().to_string())
+    std::fs::write(&makefile, text).context(|| makefile.display().to_string())
 }
 
 fn kernel_in_tree(tree: &Path) -> Result<Kernel, GuestError> {
@@ -300,12 +303,12 @@ fn kernel_in_tree(tree: &Path) -> Result<Kernel, GuestError> {
     Ok(Kernel { image, version, modules: Some(modules), build: Some(build), tree: Some(tree.to_owned()) })
 }
 
-fn programs_in_tree(tree: &Path, watch: &Watch) -> Result<Programs, GuestError> {
+fn programs_in_tree(tree: &Path, progress: &Progress) -> Result<Programs, GuestError> {
     let folders = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|folder| tree.join(folder));
     let library_path = folders.map(|folder| folder.display().to_string()).join(":");
     let loader = elf::Loader { path: tree.join("lib64/ld-linux-x86-64.so.2"), library_path };
     let program = tree.join("usr/bin/lspci");
-    let libraries = loader.libraries(&program, watch)?;
+    let libraries = loader.libraries(&program, progress)?;
     let names = tree.join("usr/share/misc/pci.ids");
     let lspci = Lspci { program, loader: loader.path, libraries, names };
 
@@ -313,9 +316,9 @@ fn programs_in_tree(tree: &Path, watch: &Watch) -> Result<Programs, GuestError> 
 }
 
 /// Returns the host's own programs, if its busybox is static.
-fn programs_of_host(watch: &Watch) -> Result<Option<Programs>, GuestError> {
+fn programs_of_host(progress: &Progress) -> Result<Option<Programs>, GuestError> {
     let Some(busybox) = on_path("busybox") else { return Ok(None) };
-    let (_, needs) = elf::needs(&busybox, watch)?;
+    let (_, needs) = elf::read_with_dependencies(&busybox, progress)?;
     if !needs.is_empty() {
         return Ok(None);
     }
@@ -326,7 +329,7 @@ fn programs_of_host(watch: &Watch) -> Result<Option<Programs>, GuestError> {
         .find(|path| path.is_file());
     let lspci = match (on_path("lspci"), names) {
         (Some(program), Some(names)) => {
-            let (_, mut libraries) = elf::needs(&program, watch)?;
+            let (_, mut libraries) = elf::read_with_dependencies(&program, progress)?;
             libraries.pop().map(|loader| Lspci { program, loader, libraries, names })
         }
         _ => None,
@@ -371,7 +374,7 @@ mod tests {
             ..Provision::default()
         };
 
-        let error = provision.provide(&Watch::silent()).unwrap_err();
+        let error = provision.provide(&Progress::silent()).unwrap_err();
         assert!(
             error
                 .to_string()

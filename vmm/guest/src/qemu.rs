@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use crate::{error::GuestError, tool, watch::Watch};
+use crate::{error::GuestError, progress::Progress, tool};
 
 /// The required device; QEMU has it since 10.1.
 const DEVICE: &str = "\"vfio-user-pci\"";
@@ -26,13 +26,13 @@ impl Qemu {
     ///
     /// # Errors
     /// [`GuestError::Unsuitable`] when it has no `vfio-user-pci`.
-    pub fn at(program: &Path, watch: &Watch) -> Result<Self, GuestError> {
-        Self::examine(program.to_owned(), Vec::new(), program, watch)
+    pub fn at(program: &Path, progress: &Progress) -> Result<Self, GuestError> {
+        Self::examine(program.to_owned(), Vec::new(), program, progress)
     }
 
     /// Returns the system's QEMU, if it is installed and new enough.
-    pub(crate) fn of_system(watch: &Watch) -> Result<Option<Self>, GuestError> {
-        match Self::at(Path::new(PROGRAM), watch) {
+    pub(crate) fn of_system(progress: &Progress) -> Result<Option<Self>, GuestError> {
+        match Self::at(Path::new(PROGRAM), progress) {
             Ok(qemu) => Ok(Some(qemu)),
             Err(GuestError::Cancelled) => Err(GuestError::Cancelled),
             Err(error) => {
@@ -44,7 +44,7 @@ impl Qemu {
 
     /// Returns the QEMU of an unpacked tree. It runs with the tree's C library, independent of the
     /// host's.
-    pub(crate) fn in_tree(tree: &Path, watch: &Watch) -> Result<Self, GuestError> {
+    pub(crate) fn in_tree(tree: &Path, progress: &Progress) -> Result<Self, GuestError> {
         let program = tree.join("usr/bin").join(PROGRAM);
         let arguments = vec![
             "--library-path".into(),
@@ -56,18 +56,18 @@ impl Qemu {
             tree.join("usr/share/seabios").into(),
         ];
 
-        Self::examine(tree.join("usr/lib64/ld-linux-x86-64.so.2"), arguments, &program, watch)
+        Self::examine(tree.join("usr/lib64/ld-linux-x86-64.so.2"), arguments, &program, progress)
     }
 
     fn examine(
         program: PathBuf,
         arguments: Vec<OsString>,
         shown: &Path,
-        watch: &Watch,
+        progress: &Progress,
     ) -> Result<Self, GuestError> {
         let mut qemu = Self { program, arguments, version: String::new() };
         let ask = |argument: &[&str]| {
-            tool::run_quietly(&format!("asking {}", shown.display()), qemu.command().args(argument), watch)
+            tool::run_quietly(&format!("asking {}", shown.display()), qemu.command().args(argument), progress)
         };
 
         if !ask(&["-device", "help"])?.iter().any(|line| line.contains(DEVICE)) {

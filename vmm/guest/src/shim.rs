@@ -8,10 +8,10 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
+    progress::Progress,
     provision::{Kernel, Toolkit, gcc},
     tool,
-    watch::Watch,
 };
 
 /// Names and contents of the module's sources.
@@ -32,9 +32,9 @@ impl Toolkit {
     /// # Errors
     /// [`GuestError::Unprovided`] if the kernel's headers are not known; [`GuestError::Tool`] with
     /// the compiler's messages.
-    pub fn shim(&self, watch: &Watch) -> Result<PathBuf, GuestError> {
-        let module = self.build_module("kmod-shim", SOURCES, watch);
-        watch.done();
+    pub fn shim(&self, progress: &Progress) -> Result<PathBuf, GuestError> {
+        let module = self.build_module("kmod-shim", SOURCES, progress);
+        progress.done();
         module
     }
 
@@ -46,7 +46,7 @@ impl Toolkit {
         &self,
         name: &str,
         sources: &[(&str, &[u8])],
-        watch: &Watch,
+        progress: &Progress,
     ) -> Result<PathBuf, GuestError> {
         let Some(build) = &self.kernel.build else {
             return Err(GuestError::Unprovided {
@@ -58,13 +58,13 @@ impl Toolkit {
 
         let place = format!("modules/{name}-{}", digest(sources, &self.kernel));
         if !self.cache.path(&place).is_dir() {
-            let _lock = self.cache.lock(watch)?;
-            watch.step(&format!("building {name} for kernel {}", self.kernel.version));
-            self.cache.make(&place, |folder| self.kbuild(name, sources, build, folder, watch))?;
+            let _lock = self.cache.lock(progress)?;
+            progress.step(&format!("building {name} for kernel {}", self.kernel.version));
+            self.cache.make(&place, |folder| self.kbuild(name, sources, build, folder, progress))?;
         }
 
         let folder = self.cache.path(&place);
-        let entries = std::fs::read_dir(&folder).doing(|| folder.display().to_string())?;
+        let entries = std::fs::read_dir(&folder).context(|| folder.display().to_string())?;
         let module = entries
             .flatten()
             .map(|entry| entry.path())
@@ -79,29 +79,29 @@ impl Toolkit {
         sources: &[(&str, &[u8])],
         build: &Path,
         folder: &Path,
-        watch: &Watch,
+        progress: &Progress,
     ) -> Result<(), GuestError> {
         // kbuild can't handle some characters that the cache's path may contain. The path of a
         // temporary directory has none of them.
-        let work = tempfile::tempdir().doing(|| "a directory to build in".into())?;
+        let work = tempfile::tempdir().context(|| "a directory to build in".into())?;
 
         for (name, content) in sources {
             let path = work.path().join(name);
             if let Some(parent) = path.parent() {
-                std::fs::create_dir_all(parent).doing(|| parent.display().to_string())?;
+                std::fs::create_dir_all(parent).context(|| parent.display().to_string())?;
             }
-            std::fs::write(&path, content).doing(|| path.display().to_string())?;
+            std::fs::write(&path, content).context(|| path.display().to_string())?;
         }
 
-        let mut command = self.make(build, watch)?;
+        let mut command = self.make(build, progress)?;
         command.arg(format!("M={}", work.path().display())).arg("modules").env("LC_ALL", "C");
-        tool::run_quietly(&format!("building {name}"), &mut command, watch)?;
+        tool::run_quietly(&format!("building {name}"), &mut command, progress)?;
 
-        let entries = std::fs::read_dir(work.path()).doing(|| work.path().display().to_string())?;
+        let entries = std::fs::read_dir(work.path()).context(|| work.path().display().to_string())?;
         for entry in entries.flatten() {
             if entry.path().extension().is_some_and(|end| end == "ko") {
                 let to = folder.join(entry.file_name());
-                std::fs::copy(entry.path(), &to).doing(|| to.display().to_string())?;
+                std::fs::copy(entry.path(), &to).context(|| to.display().to_string())?;
             }
         }
 
@@ -109,7 +109,7 @@ impl Toolkit {
     }
 
     /// Returns `make` for the kernel's build directory, with the compiler that built the kernel.
-    fn make(&self, build: &Path, watch: &Watch) -> Result<Command, GuestError> {
+    fn make(&self, build: &Path, progress: &Progress) -> Result<Command, GuestError> {
         let mut command = Command::new("make");
         command.arg("-C").arg(build);
         if let Some(tree) = &self.kernel.tree {
@@ -122,7 +122,7 @@ impl Toolkit {
                 command.env("PATH", path);
             }
 
-            let compiler = match gcc(GCC, watch)? {
+            let compiler = match gcc(GCC, progress)? {
                 Some(compiler) => compiler,
                 None => programs.join(format!("x86_64-linux-gnu-gcc-{GCC}")).display().to_string(),
             };
@@ -143,7 +143,7 @@ fn tree_libraries(tree: &Path) -> Result<PathBuf, GuestError> {
         return Ok(folder);
     }
 
-    let making = tempfile::tempdir_in(tree).doing(|| tree.display().to_string())?;
+    let making = tempfile::tempdir_in(tree).context(|| tree.display().to_string())?;
     for (from, up) in [
         ("usr/lib/x86_64-linux-gnu", "../usr/lib/x86_64-linux-gnu"),
         ("lib/x86_64-linux-gnu", "../lib/x86_64-linux-gnu"),

@@ -1,4 +1,4 @@
-//! Runs the host's tools. A cancelled watch stops them, they end with this process, and their
+//! Runs the host's tools. Cancelled work stops them, they end with this process, and their
 //! output is kept for the error.
 //!
 //! UNSAFETY: code between fork and exec is unsafe by its interface; here it makes two system calls.
@@ -21,8 +21,8 @@ use nix::{
 };
 
 use crate::{
-    error::{Doing, GuestError},
-    watch::{LOOK, Watch},
+    error::{ErrorContext, GuestError},
+    progress::{CHECK_INTERVAL, Progress},
 };
 
 /// The part of a tool's output that its error keeps, in bytes.
@@ -53,10 +53,10 @@ pub(crate) fn end_with_us(command: &mut Command) -> &mut Command {
 pub(crate) fn run(
     what: &str,
     command: &mut Command,
-    watch: &Watch,
+    progress: &Progress,
     line: impl Fn(&str) + Send + 'static,
 ) -> Result<Vec<String>, GuestError> {
-    watch.check()?;
+    progress.check()?;
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = end_with_us(command)
         .stdin(Stdio::null())
@@ -67,7 +67,7 @@ pub(crate) fn run(
 
     let output = child.stdout.take().map(|pipe| collect(pipe, line));
     let errors = child.stderr.take().map(|pipe| collect(pipe, |_| ()));
-    let status = wait(what, &mut child, watch);
+    let status = wait(what, &mut child, progress);
     let output = output.map(joined).unwrap_or_default();
     let errors = errors.map(joined).unwrap_or_default();
     let status = status?;
@@ -83,25 +83,25 @@ pub(crate) fn run(
 pub(crate) fn run_quietly(
     what: &str,
     command: &mut Command,
-    watch: &Watch,
+    progress: &Progress,
 ) -> Result<Vec<String>, GuestError> {
-    run(what, command, watch, |_| ())
+    run(what, command, progress, |_| ())
 }
 
-fn wait(what: &str, child: &mut Child, watch: &Watch) -> Result<std::process::ExitStatus, GuestError> {
+fn wait(what: &str, child: &mut Child, progress: &Progress) -> Result<std::process::ExitStatus, GuestError> {
     loop {
-        if let Some(status) = child.try_wait().doing(|| what.to_owned())? {
+        if let Some(status) = child.try_wait().context(|| what.to_owned())? {
             return Ok(status);
         }
 
-        if watch.is_cancelled() {
+        if progress.is_cancelled() {
             // The whole group is ended, as the tool's own children hold the pipes.
             let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
             let _ = child.wait();
             return Err(GuestError::Cancelled);
         }
 
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_tool_that_fails_shows_what_it_said() {
-        let error = run_quietly("try", &mut shell("echo well; echo badly >&2; exit 3"), &Watch::silent())
+        let error = run_quietly("try", &mut shell("echo well; echo badly >&2; exit 3"), &Progress::silent())
             .unwrap_err();
         let text = error.to_string();
         assert!(text.contains("try failed") && text.contains("badly") && !text.contains("well"), "{text}");
@@ -166,15 +166,15 @@ mod tests {
 
     #[test]
     fn a_tool_that_is_not_there_is_named() {
-        let error = run_quietly("try", &mut Command::new("/no/such/tool"), &Watch::silent()).unwrap_err();
+        let error = run_quietly("try", &mut Command::new("/no/such/tool"), &Progress::silent()).unwrap_err();
         assert!(error.to_string().contains("can't start /no/such/tool"), "{error}");
     }
 
     #[test]
     fn a_cancelled_tool_is_ended_with_its_children() {
         let start = Instant::now();
-        let watch = Watch::silent().cancelled_by(move || start.elapsed() > Duration::from_millis(100));
-        let error = run_quietly("try", &mut shell("sleep 600 & sleep 600"), &watch).unwrap_err();
+        let progress = Progress::silent().cancelled_by(move || start.elapsed() > Duration::from_millis(100));
+        let error = run_quietly("try", &mut shell("sleep 600 & sleep 600"), &progress).unwrap_err();
         assert!(matches!(error, GuestError::Cancelled), "{error}");
         assert!(start.elapsed() < Duration::from_secs(60));
     }

@@ -3,17 +3,17 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use nicforge_guest::{Guest, GuestConfig, Job, Provision, Watch};
+use nicforge_guest::{Guest, GuestConfig, Job, Progress, Provision};
 
 /// Deadline of each step, generous enough for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
 fn a_guest_runs_commands_and_gives_their_statuses() {
-    let watch = Watch::on_stderr();
-    let toolkit = Provision::from_environment().provide(&watch).unwrap_or_else(|error| panic!("{error}"));
+    let progress = Progress::on_stderr();
+    let toolkit = Provision::from_environment().provide(&progress).unwrap_or_else(|error| panic!("{error}"));
     let config = GuestConfig::new("n0").boot_deadline(LIMIT).env("GREETING", "it's");
-    let guest = Guest::boot(&toolkit, &config, &watch).unwrap_or_else(|error| panic!("{error}"));
+    let guest = Guest::boot(&toolkit, &config, &progress).unwrap_or_else(|error| panic!("{error}"));
 
     assert!(guest.problems().is_empty(), "{:?}", guest.problems());
 
@@ -53,11 +53,11 @@ fn a_guest_runs_commands_and_gives_their_statuses() {
 
 #[test]
 fn a_guest_that_is_reset_boots_again_from_files_that_have_no_names() {
-    let watch = Watch::on_stderr();
-    let toolkit = Provision::from_environment().provide(&watch).unwrap_or_else(|error| panic!("{error}"));
+    let progress = Progress::on_stderr();
+    let toolkit = Provision::from_environment().provide(&progress).unwrap_or_else(|error| panic!("{error}"));
     let logs = tempfile::tempdir().unwrap();
     let config = GuestConfig::new("n0").boot_deadline(LIMIT).reboots(true).logs(logs.path());
-    let guest = Guest::boot(&toolkit, &config, &watch).unwrap_or_else(|error| panic!("{error}"));
+    let guest = Guest::boot(&toolkit, &config, &progress).unwrap_or_else(|error| panic!("{error}"));
     let words = std::fs::read(format!("/proc/{}/cmdline", guest.pid())).unwrap();
     let words = String::from_utf8(words).unwrap();
     let sockets: Vec<_> = words.split([',', '\0']).filter_map(|word| word.strip_prefix("path=")).collect();

@@ -14,7 +14,7 @@ use nicforge_hwi::posted::CELL;
 use nicforge_shm::{Consumer, Peek, Producer, PushError, SharedCells, SharedMemory, SharedU32};
 
 use super::placement::pin;
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Number of records that the consumer takes before it publishes its count, as the engine does.
 const BUDGET: u32 = 64;
@@ -40,9 +40,9 @@ impl<const N: usize> BareRing<N> {
         let what = || "the memory of a bare ring".into();
         let bytes = cells as usize * CELL;
         // One more page holds the consumer's count.
-        let memory = SharedMemory::create("bench-ring", bytes + 4096).doing(what)?;
-        let cells = SharedCells::new(memory.window(0, bytes as u64).doing(what)?).doing(what)?;
-        let consumed = memory.u32(bytes as u64).doing(what)?;
+        let memory = SharedMemory::create("bench-ring", bytes + 4096).context(what)?;
+        let cells = SharedCells::new(memory.window(0, bytes as u64).context(what)?).context(what)?;
+        let consumed = memory.u32(bytes as u64).context(what)?;
 
         let stop = Arc::new(AtomicBool::new(false));
         let reader = std::thread::Builder::new()
@@ -54,7 +54,7 @@ impl<const N: usize> BareRing<N> {
                     Ok(consume::<N>(cells, &consumed, &stop))
                 }
             })
-            .doing(|| "the thread of a bare ring".into())?;
+            .context(|| "the thread of a bare ring".into())?;
 
         Ok(Self { producer: Producer::new(cells), consumed, sum: 0, stop, reader })
     }

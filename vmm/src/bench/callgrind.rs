@@ -10,7 +10,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::{Run, counting};
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// The name of the program.
 const VALGRIND: &str = "valgrind";
@@ -64,10 +64,10 @@ impl Callgrind {
     /// Returns an error when the child fails, when its counts cannot be read, and when there are
     /// none.
     pub fn run(&self, run: &Run<'_>, count: &Count<'_>) -> Result<String, Failure> {
-        let directory = TempDir::new().doing(|| "a directory for callgrind's counts".into())?;
+        let directory = TempDir::new().context(|| "a directory for callgrind's counts".into())?;
         let errors = directory.path().join("errors");
         let counts = directory.path().join(COUNTS);
-        let program = env::current_exe().doing(|| "this program's own file".into())?;
+        let program = env::current_exe().context(|| "this program's own file".into())?;
 
         let mut command = Command::new(VALGRIND);
         command.args(["-q", "--tool=callgrind", "--collect-atstart=no"]);
@@ -81,7 +81,7 @@ impl Callgrind {
             .args(["bench", count.bench, "--part", &count.part])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(File::create(&errors).doing(|| "a file for callgrind's messages".into())?);
+            .stderr(File::create(&errors).context(|| "a file for callgrind's messages".into())?);
 
         let status = counting::status(run, &mut command)?;
         if !status.success() {
@@ -90,7 +90,7 @@ impl Callgrind {
 
         let file = if count.first_thread_only { directory.path().join(FIRST_THREAD) } else { counts };
         let text = fs::read_to_string(file)
-            .doing(|| format!("the counts of {} for {}", self.version, count.name))?;
+            .context(|| format!("the counts of {} for {}", self.version, count.name))?;
         match total(&text) {
             Some(instructions) if instructions > 0 => Ok(text),
             _ => Err(Failure::environment(format!(

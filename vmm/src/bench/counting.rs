@@ -8,10 +8,10 @@ use std::{
 };
 
 use super::Run;
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// The interval between two checks whether the program has ended.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs a program until it ends. When the user ends the run, the program is killed.
 ///
@@ -21,10 +21,10 @@ pub fn status(run: &Run<'_>, command: &mut Command) -> Result<ExitStatus, Failur
     let name = command.get_program().to_string_lossy().into_owned();
     // A process group of its own keeps Ctrl-C from the program. Its end would otherwise look like a
     // failure.
-    let mut child = command.process_group(0).spawn().doing(|| format!("can't start {name}"))?;
+    let mut child = command.process_group(0).spawn().context(|| format!("can't start {name}"))?;
 
     loop {
-        let ended = child.try_wait().doing(|| format!("waiting for {name}")).transpose();
+        let ended = child.try_wait().context(|| format!("waiting for {name}")).transpose();
         if let Some(status) = ended {
             return status;
         }
@@ -36,6 +36,6 @@ pub fn status(run: &Run<'_>, command: &mut Command) -> Result<ExitStatus, Failur
             return Err(ended);
         }
 
-        thread::sleep(LOOK);
+        thread::sleep(CHECK_INTERVAL);
     }
 }

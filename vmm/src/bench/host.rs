@@ -21,7 +21,7 @@ pub struct Host {
 
 impl Host {
     /// Reads the description of this host.
-    pub fn look() -> Self {
+    pub fn detect() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let processor = cpuinfo
             .lines()

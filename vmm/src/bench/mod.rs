@@ -38,7 +38,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use self::{report::Report, row::Outcome};
 use crate::{
     cli::EventLoop,
-    failure::{Doing, EXIT_RESULT, Failure, print_line},
+    failure::{EXIT_RESULT, ErrorContext, Failure, print_line},
     signals::Signals,
 };
 
@@ -227,8 +227,8 @@ fn list(json: bool) -> Result<u8, Failure> {
 }
 
 fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
-    let signals = Signals::block().doing(|| "signals".into())?;
-    let machine = host::Host::look();
+    let signals = Signals::block().context(|| "signals".into())?;
+    let machine = host::Host::detect();
     let mut reports = Vec::new();
     let mut failure = None;
 
@@ -272,11 +272,11 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
             // When a later benchmark fails, the finished reports are still printed.
             [] => {}
             [report] if benches.len() == 1 => {
-                print_line(serde_json::to_string_pretty(report).doing(|| "the report".into())?)?
+                print_line(serde_json::to_string_pretty(report).context(|| "the report".into())?)?
             }
             reports => {
                 let all = serde_json::json!({ "bench": "all", "machine": machine, "reports": reports });
-                print_line(serde_json::to_string_pretty(&all).doing(|| "the report".into())?)?;
+                print_line(serde_json::to_string_pretty(&all).context(|| "the report".into())?)?;
             }
         }
     }

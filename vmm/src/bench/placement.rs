@@ -10,14 +10,14 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Returns the processors that this process may use, in ascending order.
 ///
 /// # Errors
 /// Returns an error when the kernel call fails.
 pub fn processors() -> Result<Vec<usize>, Failure> {
-    let set = sched_getaffinity(Pid::from_raw(0)).doing(|| "which processors there are".into())?;
+    let set = sched_getaffinity(Pid::from_raw(0)).context(|| "which processors there are".into())?;
     Ok((0..CpuSet::count()).filter(|&processor| set.is_set(processor).unwrap_or(false)).collect())
 }
 
@@ -55,7 +55,7 @@ impl Placement {
     }
 
     /// Returns the processor of `role`, or `None` if it may run anywhere.
-    pub fn of(&self, role: &str) -> Option<usize> {
+    pub fn processor_of(&self, role: &str) -> Option<usize> {
         self.roles.iter().find(|(name, _)| *name == role).and_then(|(_, processor)| *processor)
     }
 
@@ -85,10 +85,10 @@ impl Placement {
     pub fn within<T>(&self, role: &str, body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let Some(processor) = self.of(role) else { return body() };
         let thread = Pid::from_raw(0);
-        let before = sched_getaffinity(thread).doing(|| "which processors there are".into())?;
+        let before = sched_getaffinity(thread).context(|| "which processors there are".into())?;
         pin(processor)?;
         let result = body();
-        sched_setaffinity(thread, &before).doing(|| "leaving a processor".into())?;
+        sched_setaffinity(thread, &before).context(|| "leaving a processor".into())?;
         result
     }
 }
@@ -101,7 +101,7 @@ pub fn pin(processor: usize) -> Result<(), Failure> {
     let mut set = CpuSet::new();
     set.set(processor)
         .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
-        .doing(|| format!("moving to processor {processor}"))
+        .context(|| format!("moving to processor {processor}"))
 }
 
 #[cfg(test)]
@@ -112,8 +112,8 @@ mod tests {
     fn text_of_a_placement_names_each_role_and_its_processor() {
         let placement = Placement::pinned(&[("engine", 0), ("application", 1)]);
         assert_eq!(placement.text(), "engine@0 application@1");
-        assert_eq!(placement.of("application"), Some(1));
-        assert_eq!(placement.of("client"), None);
+        assert_eq!(placement.processor_of("application"), Some(1));
+        assert_eq!(placement.processor_of("client"), None);
         assert_eq!(Placement::free().text(), "free");
     }
 

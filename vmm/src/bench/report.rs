@@ -12,7 +12,7 @@ use super::{
 use crate::failure::{Failure, print_line};
 
 /// A document with more rows than this shows bandwidths side by side, with a column for each path.
-const LONG: usize = 60;
+const MAX_PLAIN_ROWS: usize = 60;
 
 /// The result of one benchmark.
 #[derive(Clone, Debug, Serialize)]
@@ -34,7 +34,7 @@ impl Report {
     /// # Errors
     /// Returns an error when the output is closed.
     pub fn print(&self) -> Result<(), Failure> {
-        print_line(format_args!("{}: {}", self.bench, self.where_()))?;
+        print_line(format_args!("{}: {}", self.bench, self.host_line()))?;
         print_line(rows(&self.outcome.rows).table())?;
         if !self.outcome.goals.is_empty() {
             print_line(goals(&self.outcome.goals).table())?;
@@ -47,18 +47,21 @@ impl Report {
         print_line("")
     }
 
-    /// Returns a section of a Markdown document. When there are many rows and all have a bandwidth,
-    /// it shows the bandwidths side by side.
+    /// Returns the report as a section of a Markdown document: a heading, the host, the rows, the
+    /// goals and the notes.
+    ///
+    /// When there are many rows and all have a bandwidth, the table of rows has a column for each
+    /// path, which shows the bandwidths side by side.
     pub fn markdown(&self) -> String {
-        let mut text = format!("## `nicforge bench {}`\n\n{}\n\n", self.bench, self.where_());
+        let mut text = format!("## `nicforge bench {}`\n\n{}\n\n", self.bench, self.host_line());
         let bandwidths = self.outcome.rows.iter().all(|row| row.gbit_s.is_some());
-        let sheet = if self.outcome.rows.len() > LONG && bandwidths {
+        let data = if self.outcome.rows.len() > MAX_PLAIN_ROWS && bandwidths {
             side_by_side(&self.outcome.rows)
         } else {
             rows(&self.outcome.rows)
         };
 
-        text.push_str(&sheet.markdown());
+        text.push_str(&data.markdown());
         if !self.outcome.goals.is_empty() {
             text.push('\n');
             text.push_str(&goals(&self.outcome.goals).markdown());
@@ -76,7 +79,8 @@ impl Report {
         text
     }
 
-    fn where_(&self) -> String {
+    /// Returns the line that describes the host, and whether the run was a quick one.
+    fn host_line(&self) -> String {
         let Host { processor, processors, kernel, load, .. } = &self.machine;
         format!(
             "{processor}, {processors} processors, Linux {kernel}, load {load:.1}{}",
@@ -85,24 +89,38 @@ impl Report {
     }
 }
 
+/// A column of a table.
+struct Column {
+    name: String,
+    /// Whether it holds numbers, which are aligned to the right.
+    is_numeric: bool,
+}
+
+impl Column {
+    fn new(name: impl Into<String>, is_numeric: bool) -> Self {
+        Self { name: name.into(), is_numeric }
+    }
+}
+
 /// The contents of a table.
-struct Sheet {
-    /// The names of the columns, and whether they hold numbers.
-    columns: Vec<(String, bool)>,
+struct TableData {
+    columns: Vec<Column>,
+    /// The texts of the cells, with one cell for each column in a row.
     rows: Vec<Vec<String>>,
 }
 
-impl Sheet {
+impl TableData {
+    /// Formats the data as a table for a terminal.
     fn table(self) -> Table {
         let mut table = Table::new();
         table.load_style(presets::UTF8_BORDERS_ONLY);
-        table.set_header(self.columns.iter().map(|(name, _)| name));
+        table.set_header(self.columns.iter().map(|column| &column.name));
 
         for row in self.rows {
             table.add_row(row);
         }
 
-        for (index, _) in self.columns.iter().enumerate().filter(|(_, (_, number))| *number) {
+        for (index, _) in self.columns.iter().enumerate().filter(|(_, column)| column.is_numeric) {
             if let Some(column) = table.column_mut(index) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
@@ -111,11 +129,16 @@ impl Sheet {
         table
     }
 
+    /// Formats the data as a Markdown table: the names of the columns, a line of delimiters that
+    /// also align the columns, and the rows.
     fn markdown(self) -> String {
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-        let mut text = line(self.columns.iter().map(|(name, _)| name.clone()).collect());
-        let rule = |&(_, number): &(String, bool)| if number { "--:" } else { "---" }.to_owned();
-        text.push_str(&line(self.columns.iter().map(rule).collect()));
+        let delimiter = |column: &Column| if column.is_numeric { "--:" } else { "---" }.to_owned();
+        let names = self.columns.iter().map(|column| column.name.clone()).collect();
+        let delimiters = self.columns.iter().map(delimiter).collect();
+
+        let mut text = line(names);
+        text.push_str(&line(delimiters));
 
         for row in self.rows {
             text.push_str(&line(row));
@@ -128,7 +151,9 @@ impl Sheet {
 /// Returns the text of a cell, or `None` if the column does not apply to the row.
 type Cell = fn(&Row) -> Option<String>;
 
-fn rows(rows: &[Row]) -> Sheet {
+/// Returns a table with a line for each row. A column that applies to no row is left out. The
+/// figures that only some benchmarks have follow the fixed columns, by name.
+fn rows(rows: &[Row]) -> TableData {
     let fixed: [(&str, bool, Cell); 11] = [
         ("path", false, |row| Some(row.path.clone())),
         ("backing", false, |row| row.backing.map(|backing| backing.name().to_owned())),
@@ -150,20 +175,21 @@ fn rows(rows: &[Row]) -> Sheet {
     own.sort_unstable();
     own.dedup();
 
-    let mut columns: Vec<_> = used.iter().map(|(name, number, _)| ((*name).to_owned(), *number)).collect();
-    columns.extend(own.iter().map(|name| (name.replace('_', " "), true)));
+    let mut columns: Vec<_> =
+        used.iter().map(|(name, is_numeric, _)| Column::new(*name, *is_numeric)).collect();
+    columns.extend(own.iter().map(|name| Column::new(name.replace('_', " "), true)));
     let cells = |row: &Row| {
         let fixed = used.iter().map(|(_, _, cell)| cell(row));
         let figures = own.iter().map(|name| row.figures.get(name).copied().map(figure));
         fixed.chain(figures).map(|cell| cell.unwrap_or_else(|| "-".into())).collect()
     };
 
-    Sheet { columns, rows: rows.iter().map(cells).collect() }
+    TableData { columns, rows: rows.iter().map(cells).collect() }
 }
 
-/// Returns a sheet of bandwidths in Gb/s, with a column for each path. The first columns hold the
+/// Returns a table of bandwidths in Gb/s, with a column for each path. The first columns hold the
 /// other properties of a row.
-fn side_by_side(rows: &[Row]) -> Sheet {
+fn side_by_side(rows: &[Row]) -> TableData {
     let key = |row: &Row| {
         // Rows without this figure have one outstanding request.
         let outstanding = row.figures.get("outstanding").map_or(1, |&count| count as u64).to_string();
@@ -186,22 +212,28 @@ fn side_by_side(rows: &[Row]) -> Sheet {
         }
     }
 
-    let front = [("direction", false), ("bytes", true), ("outstanding", true)];
-    let mut columns: Vec<_> = front.map(|(name, number)| (name.to_owned(), number)).to_vec();
-    columns.extend(labels.iter().map(|label| (label.clone(), true)));
+    let mut columns =
+        vec![Column::new("direction", false), Column::new("bytes", true), Column::new("outstanding", true)];
+    columns.extend(labels.iter().map(|label| Column::new(label.as_str(), true)));
     let line = |wanted: &[String; 3]| {
-        let cell = |label_: &String| {
-            let found = rows.iter().find(|row| key(row) == *wanted && label(row) == *label_);
+        let cell = |wanted_label: &String| {
+            let found = rows.iter().find(|row| key(row) == *wanted && label(row) == *wanted_label);
             found.and_then(|row| row.gbit_s).map_or_else(|| "-".into(), figure)
         };
         wanted.iter().cloned().chain(labels.iter().map(cell)).collect()
     };
 
-    Sheet { columns, rows: keys.iter().map(line).collect() }
+    TableData { columns, rows: keys.iter().map(line).collect() }
 }
 
-fn goals(goals: &[Goal]) -> Sheet {
-    let columns = [("goal", false), ("wanted", true), ("measured", true), ("", false)];
+/// Returns a table of the goals, and whether each is met.
+fn goals(goals: &[Goal]) -> TableData {
+    let columns = vec![
+        Column::new("goal", false),
+        Column::new("wanted", true),
+        Column::new("measured", true),
+        Column::new("", false),
+    ];
     let line = |goal: &Goal| {
         let sign = match goal.wanted {
             Wanted::AtMost => "at most",
@@ -211,10 +243,7 @@ fn goals(goals: &[Goal]) -> Sheet {
         vec![goal.what.clone(), format!("{sign} {}", figure(goal.limit)), figure(goal.measured), met.into()]
     };
 
-    Sheet {
-        columns: columns.map(|(name, number)| (name.to_owned(), number)).to_vec(),
-        rows: goals.iter().map(line).collect(),
-    }
+    TableData { columns, rows: goals.iter().map(line).collect() }
 }
 
 /// Formats a number with three significant digits, and large numbers with a suffix.

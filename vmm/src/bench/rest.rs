@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     cli::ServeOptions,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
@@ -61,12 +61,12 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 /// Returns the CPU time of this process.
 fn cpu_time() -> Result<Duration, Failure> {
     let clock = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID;
-    clock.now().map(Duration::from).doing(|| "the process's CPU time".into())
+    clock.now().map(Duration::from).context(|| "the process's CPU time".into())
 }
 
 /// Returns the resident memory of this process, in units of 10^6 bytes.
 fn resident_mb() -> Result<f64, Failure> {
-    let status = fs::read_to_string("/proc/self/status").doing(|| "/proc/self/status".into())?;
+    let status = fs::read_to_string("/proc/self/status").context(|| "/proc/self/status".into())?;
     status
         .lines()
         .find_map(|line| line.strip_prefix("VmRSS:"))

@@ -20,7 +20,7 @@ use super::{
     samples::{in_turns, median},
 };
 use crate::{
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
@@ -35,7 +35,7 @@ const SHARE: f64 = 0.8;
 /// The least size of a large transfer, in bytes.
 const LARGE: usize = 1 << 20;
 /// The longest wait for a transfer.
-const LIMIT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 const PATHS: [&str; 3] = ["rma-put", "rma-get", "memcpy"];
 
@@ -49,7 +49,7 @@ struct Took {
 
 /// Returns the CPU time of this process or of this thread, depending on `clock`.
 fn cpu(clock: ClockId) -> Result<Duration, Failure> {
-    clock.now().map(Duration::from).doing(|| "CPU time".into())
+    clock.now().map(Duration::from).context(|| "CPU time".into())
 }
 
 /// Measures `body`. Bytes are moved by this thread, or by all other threads.
@@ -71,31 +71,31 @@ struct Side {
 }
 
 impl Side {
-    fn open(served: &Served, name: &str) -> Result<Self, Failure> {
-        let nodes = &served.built().nodes;
+    fn open(server: &Served, name: &str) -> Result<Self, Failure> {
+        let nodes = &server.built().nodes;
         let place = nodes
             .iter()
             .find(|node| node.name == name)
             .and_then(|node| Some((node, node.attachments.first()?)));
         let (node, attachment) =
             place.ok_or_else(|| Failure::environment(format!("there is no node {name}")))?;
-        let socket = served.socket(node, attachment)?;
-        let device =
-            Device::open_vfio_user(socket, OpenOptions::default()).doing(|| format!("the card of {name}"))?;
-        let buffer = device.dma_buffer(BUFFER, HugePages::Never).doing(|| "a buffer".into())?;
+        let socket = server.socket(node, attachment)?;
+        let device = Device::open_vfio_user(socket, OpenOptions::default())
+            .context(|| format!("the card of {name}"))?;
+        let buffer = device.dma_buffer(BUFFER, HugePages::Never).context(|| "a buffer".into())?;
 
         // All pages are allocated before any measurement.
         touch(buffer.window())?;
 
-        let port = Port::open(&device, Options::default()).doing(|| "a port".into())?;
-        let region = port.register(&buffer, Access::READ_WRITE).doing(|| "registering".into())?;
+        let port = Port::open(&device, Options::default()).context(|| "a port".into())?;
+        let region = port.register(&buffer, Access::READ_WRITE).context(|| "registering".into())?;
 
         Ok(Self { port, region, _buffer: buffer })
     }
 }
 
 fn touch(memory: &nicforge_shm::Window) -> Result<(), Failure> {
-    memory.zero(0, memory.len()).doing(|| "touching memory".into())
+    memory.zero(0, memory.len()).context(|| "touching memory".into())
 }
 
 /// Moves `bytes` in pieces of `size`, with at most [`WINDOW`] in flight.
@@ -122,7 +122,7 @@ fn transfer(
             posted += 1;
         }
 
-        here.port.next(Deadline::after(LIMIT), None)?;
+        here.port.next(Deadline::after(STEP_TIMEOUT), None)?;
         ended += 1;
     }
 
@@ -134,7 +134,7 @@ fn copy(from: &SharedMemory, to: &SharedMemory, size: usize, bytes: usize) -> Re
     let (from, to) = (from.whole(), to.whole());
     for piece in 0..bytes / size {
         let offset = (piece * size % BUFFER) as u64;
-        from.copy_to(offset, &to, offset, size as u64).doing(|| "copying".into())?;
+        from.copy_to(offset, &to, offset, size as u64).context(|| "copying".into())?;
     }
     Ok(())
 }
@@ -150,9 +150,9 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         notes.push("one processor: engine and application share it".into());
     }
 
-    let served = serve_two_cards(run, "rma", &placement)?;
-    let result = placement.within("application", || measure(run, &served, &placement, rounds, bytes));
-    served.stop()?;
+    let server = serve_two_cards(run, "rma", &placement)?;
+    let result = placement.within("application", || measure(run, &server, &placement, rounds, bytes));
+    server.stop()?;
     let (rows, goals) = result?;
 
     Ok(Outcome { rows, goals, notes })
@@ -160,15 +160,15 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
 fn measure(
     run: &Run<'_>,
-    served: &Served,
+    server: &Served,
     placement: &Placement,
     rounds: usize,
     bytes: usize,
 ) -> Result<(Vec<Row>, Vec<Goal>), Failure> {
-    let mut here = Side::open(served, "ex0")?;
-    let there = Side::open(served, "ex1")?;
-    let target = here.port.connect(there.port.node(), there.port.vpid()).doing(|| "connecting".into())?;
-    let memory = || SharedMemory::create("bench", BUFFER).doing(|| "memory to copy".into());
+    let mut here = Side::open(server, "ex0")?;
+    let there = Side::open(server, "ex1")?;
+    let target = here.port.connect(there.port.node(), there.port.vpid()).context(|| "connecting".into())?;
+    let memory = || SharedMemory::create("bench", BUFFER).context(|| "memory to copy".into());
     let (from, to) = (memory()?, memory()?);
     touch(&from.whole())?;
     touch(&to.whole())?;
@@ -185,7 +185,7 @@ fn measure(
                 }
                 _ => timed(false, || {
                     transfer(&mut here, target, there.region.address(), path == 1, size, bytes)
-                        .doing(|| PATHS[path].into())
+                        .context(|| PATHS[path].into())
                 }),
             }
         })?;

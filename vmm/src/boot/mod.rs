@@ -11,8 +11,8 @@ use std::{
 
 use clap::Args;
 use nicforge_guest::{
-    Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, Provision, Stream as GuestStream,
-    Toolkit, Watch,
+    Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, Progress, Provision,
+    Stream as GuestStream, Toolkit,
 };
 use nicforge_machine::build::Node;
 
@@ -50,7 +50,7 @@ const SHELL: Duration = Duration::from_secs(24 * 3600);
 /// How long the engine may take to notice that clients have detached.
 const SETTLE: Duration = Duration::from_secs(2);
 /// The interval between two checks in a wait.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The work in the guests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,7 +153,7 @@ pub struct Options {
 pub fn main(options: &Options) -> Result<u8, Failure> {
     let signals =
         Arc::new(Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?);
-    let watch = Watch::on_stderr().cancelled_by({
+    let progress = Progress::on_stderr().cancelled_by({
         let signals = signals.clone();
         move || signals.take().is_some()
     });
@@ -161,7 +161,7 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
     // downloaded.
     let served = Served::start(&options.machine, &options.serve)?;
 
-    let result = boot(options, &served, &watch);
+    let result = boot(options, &served, &progress);
     wait_unused(&served);
     let stopped = served.stop();
     let code = result?;
@@ -170,20 +170,20 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
     Ok(code)
 }
 
-fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure> {
+fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, Failure> {
     let nodes = chosen(options, served)?;
-    let toolkit = options.provision.provide(watch)?;
+    let toolkit = options.provision.provide(progress)?;
 
     let (accelerator, reason) = match options.guest.accel {
         AcceleratorChoice::Kvm => (Accelerator::Kvm, "as asked for".to_owned()),
         AcceleratorChoice::Tcg => (Accelerator::Tcg, "as asked for".to_owned()),
         AcceleratorChoice::Auto => {
-            let choice = toolkit.accelerator(watch)?;
+            let choice = toolkit.accelerator(progress)?;
             (choice.accelerator, choice.reason)
         }
     };
 
-    let driver = driver(options, &toolkit, watch)?;
+    let driver = driver(options, &toolkit, progress)?;
 
     let how = match accelerator {
         Accelerator::Kvm => "by the host's processors (KVM)",
@@ -202,9 +202,9 @@ fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure
     }
 
     match &options.task {
-        Task::Shell => shell(options, &toolkit, guests, watch),
-        Task::Lspci => run_all(options, &toolkit, guests, &Job::shell(LSPCI), watch),
-        Task::Command(words) => run_all(options, &toolkit, guests, &Job::program(words), watch),
+        Task::Shell => shell(options, &toolkit, guests, progress),
+        Task::Lspci => run_all(options, &toolkit, guests, &Job::shell(LSPCI), progress),
+        Task::Command(words) => run_all(options, &toolkit, guests, &Job::program(words), progress),
     }
 }
 
@@ -220,7 +220,7 @@ fn wait_unused(served: &Served) {
     };
 
     while Instant::now() < until && used() {
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 
@@ -264,7 +264,7 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
     Ok(nodes)
 }
 
-fn driver(options: &Options, toolkit: &Toolkit, watch: &Watch) -> Result<Driver, Failure> {
+fn driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<Driver, Failure> {
     let driver = match options.guest.driver {
         DriverChoice::Shim => Driver::Shim,
         DriverChoice::Vfio => Driver::Vfio,
@@ -281,7 +281,7 @@ fn driver(options: &Options, toolkit: &Toolkit, watch: &Watch) -> Result<Driver,
 
     if driver == Driver::Shim {
         // The module is built once here, and not in each guest's thread.
-        toolkit.shim(watch)?;
+        toolkit.shim(progress)?;
     }
 
     Ok(driver)
@@ -337,39 +337,40 @@ fn run_all(
     toolkit: &Toolkit,
     guests: Vec<GuestConfig>,
     job: &Job,
-    watch: &Watch,
+    progress: &Progress,
 ) -> Result<u8, Failure> {
     let width = guests.iter().map(|config| config.node().len()).max().unwrap_or(0);
     let printer = Arc::new(Printer::new(width));
     let limit = options.timeout.unwrap_or(COMMAND);
-    let (report, reported) = channel();
+    let (result_sender, results) = channel();
     let count = guests.len();
 
     std::thread::scope(|scope| {
         // A guest that fails ends the others, and so does Ctrl-C.
         let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let ending = {
-            let (over, watch) = (over.clone(), watch.clone());
-            Watch::silent()
-                .cancelled_by(move || over.load(std::sync::atomic::Ordering::Relaxed) || watch.is_cancelled())
+            let (over, progress) = (over.clone(), progress.clone());
+            Progress::silent().cancelled_by(move || {
+                over.load(std::sync::atomic::Ordering::Relaxed) || progress.is_cancelled()
+            })
         };
 
         for config in &guests {
-            let (report, ending, printer, job) =
-                (report.clone(), ending.clone(), printer.clone(), job.clone());
+            let (result_sender, ending, printer, job) =
+                (result_sender.clone(), ending.clone(), printer.clone(), job.clone());
             scope.spawn(move || {
                 let result = run_one(toolkit, config, job, &printer, limit, &ending);
                 // The receiver may already have ended the loop.
-                let _ = report.send((config.node().to_owned(), result));
+                let _ = result_sender.send((config.node().to_owned(), result));
             });
         }
 
-        drop(report);
+        drop(result_sender);
 
         let mut first: Option<Result<u8, Failure>> = None;
         for _ in 0..count {
-            let (node, result) = match reported.recv() {
-                Ok(reported) => reported,
+            let (node, result) = match results.recv() {
+                Ok(node_and_result) => node_and_result,
                 Err(_) => break,
             };
 
@@ -396,15 +397,15 @@ fn run_one(
     job: Job,
     printer: &Arc<Printer>,
     limit: Duration,
-    watch: &Watch,
+    progress: &Progress,
 ) -> Result<u8, GuestError> {
-    let guest = Guest::boot(toolkit, config, watch)?;
+    let guest = Guest::boot(toolkit, config, progress)?;
     let node = guest.node().to_owned();
     let until = Instant::now() + limit;
     // A blocked output must not keep Ctrl-C or the time limit from ending the guest.
     let give_up = {
-        let watch = watch.clone();
-        move || watch.is_cancelled() || Instant::now() >= until
+        let progress = progress.clone();
+        move || progress.is_cancelled() || Instant::now() >= until
     };
     for problem in guest.problems() {
         printer.line(&node, Stream::Error, &problem, &give_up);
@@ -422,10 +423,10 @@ fn run_one(
     }))?;
 
     loop {
-        if let Some(output) = running.wait_for(LOOK)? {
+        if let Some(output) = running.wait_for(CHECK_INTERVAL)? {
             return Ok(output.status);
         }
-        if watch.is_cancelled() {
+        if progress.is_cancelled() {
             return Err(GuestError::Cancelled);
         }
 
@@ -440,15 +441,15 @@ fn shell(
     options: &Options,
     toolkit: &Toolkit,
     mut guests: Vec<GuestConfig>,
-    watch: &Watch,
+    progress: &Progress,
 ) -> Result<u8, Failure> {
     let Some(config) = guests.pop() else { return Err(Failure::usage("the machine has no node")) };
-    let guest = Guest::boot(toolkit, &config, watch)?;
+    let guest = Guest::boot(toolkit, &config, progress)?;
     for problem in guest.problems() {
         print_error(format_args!("nicforge: {}: {problem}", guest.node()));
     }
     print_error(format_args!("nicforge: a shell in {}; Ctrl-D ends it", guest.node()));
-    terminal::run(&guest, options.timeout.unwrap_or(SHELL), watch)
+    terminal::run(&guest, options.timeout.unwrap_or(SHELL), progress)
 }
 
 impl From<GuestError> for Failure {

@@ -8,14 +8,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_guest::{Guest, Job, Watch};
+use nicforge_guest::{Guest, Job, Progress};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::termios::{self, SetArg, Termios},
 };
 
 use crate::{
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     lines::{Stream, is_writable},
 };
 
@@ -23,7 +23,8 @@ use crate::{
 const LINE: &str = "/dev/ttyS2";
 /// Ctrl-D twice. When the last line has no end, the first Ctrl-D only ends that line.
 const END_OF_INPUT: [u8; 2] = [4; 2];
-const LOOK: u16 = 50;
+/// The interval between two checks in a wait, in milliseconds.
+const CHECK_INTERVAL: u16 = 50;
 /// The job's output when the shell is about to read.
 const READY: &str = "ready";
 
@@ -51,13 +52,13 @@ impl Drop for Raw<'_> {
 }
 
 /// Runs a shell until it ends, for at most `limit`. Returns its exit status.
-pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, Failure> {
+pub(super) fn run(guest: &Guest, limit: Duration, progress: &Progress) -> Result<u8, Failure> {
     let Some(mut line) = guest.terminal() else {
         return Err(Failure::environment("the guest has no line for a shell"));
     };
     let stdin = io::stdin();
     let fd = stdin.as_fd();
-    let raw = fd.is_terminal().then(|| Raw::new(fd)).transpose().doing(|| "the terminal".into())?;
+    let raw = fd.is_terminal().then(|| Raw::new(fd)).transpose().context(|| "the terminal".into())?;
     let (report, reported) = channel();
     let shell = guest.start(Job::shell(script(raw.is_some())).on_line(Arc::new(move |_, line: &str| {
         // The guest's line loses bytes that come before the shell reads, so input waits for this.
@@ -77,30 +78,30 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
         }
 
         // An interrupted poll is repeated in the next turn.
-        let _ = poll(&mut fds, PollTimeout::from(LOOK));
+        let _ = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL));
 
         let ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
         let (from_guest, from_user) = (ready(0), ready(1));
 
         // A blocked output must not keep the time limit from ending the shell.
-        if from_guest && is_writable(Stream::Output, Duration::from_millis(LOOK.into())) {
-            let length = line.read(&mut buffer).doing(|| "the guest's line".into())?;
+        if from_guest && is_writable(Stream::Output, Duration::from_millis(CHECK_INTERVAL.into())) {
+            let length = line.read(&mut buffer).context(|| "the guest's line".into())?;
             show(&buffer[..length])?;
         }
 
         if from_user {
             // The read bypasses the standard library's buffer, because `poll` does not see bytes in
             // that buffer.
-            let length = nix::unistd::read(fd, &mut buffer).doing(|| "standard input".into())?;
+            let length = nix::unistd::read(fd, &mut buffer).context(|| "standard input".into())?;
             let bytes = if length == 0 { &END_OF_INPUT[..] } else { &buffer[..length] };
             input = length > 0;
-            line.write_all(bytes).doing(|| "the guest's line".into())?;
+            line.write_all(bytes).context(|| "the guest's line".into())?;
         }
 
         if !from_guest && let Some(output) = shell.wait_for(Duration::ZERO)? {
             break output.status;
         }
-        if watch.is_cancelled() {
+        if progress.is_cancelled() {
             return Err(Failure::interrupted());
         }
         if Instant::now() >= until {
@@ -132,5 +133,5 @@ fn script(interactive: bool) -> String {
 
 fn show(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).doing(|| "standard output".into())
+    out.write_all(bytes).and_then(|()| out.flush()).context(|| "standard output".into())
 }

@@ -8,10 +8,10 @@ use super::{
     Plan, ROUND_TRIP_BYTES, ROUND_TRIPS,
     report::{Message, View},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
-    let devices = environment::devices(environment::SOCKET).doing(|| "started by hand?".into())?;
+    let devices = environment::devices(environment::SOCKET).context(|| "started by hand?".into())?;
     std::thread::scope(|scope| {
         let cores: Vec<_> = devices
             .iter()
@@ -33,15 +33,15 @@ pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
 /// Runs one core. The node's first core answers round trips. Then each core changes its stream and
 /// sends it back.
 fn run(plan: &Plan, address: &DeviceAddress, first: bool) -> Result<(), Failure> {
-    let device = Device::open_at(address, Default::default()).doing(|| address.to_string())?;
-    let core = ComputeCore::open(device, Config::default()).doing(|| "opening FCNP".into())?;
+    let device = Device::open_at(address, Default::default()).context(|| address.to_string())?;
+    let core = ComputeCore::open(device, Config::default()).context(|| "opening FCNP".into())?;
     let rank = core.rank();
 
     if first {
         let mut message = [0; ROUND_TRIP_BYTES];
         for _ in 0..ROUND_TRIPS {
-            core.read(&mut message).doing(|| "a round trip".into())?;
-            core.write(&message).doing(|| "a round trip".into())?;
+            core.read(&mut message).context(|| "a round trip".into())?;
+            core.write(&message).context(|| "a round trip".into())?;
         }
     }
 
@@ -51,7 +51,7 @@ fn run(plan: &Plan, address: &DeviceAddress, first: bool) -> Result<(), Failure>
     let mut buffer = vec![0; plan.message];
 
     loop {
-        let length = core.read(&mut buffer).doing(|| "reading".into())?;
+        let length = core.read(&mut buffer).context(|| "reading".into())?;
         if length == 0 {
             break;
         }
@@ -62,7 +62,7 @@ fn run(plan: &Plan, address: &DeviceAddress, first: bool) -> Result<(), Failure>
             *byte = byte.wrapping_add(change);
         }
 
-        core.write(&buffer[..length]).doing(|| "writing".into())?;
+        core.write(&buffer[..length]).context(|| "writing".into())?;
     }
 
     Message::Digest { rank, view: View::Received, bytes, digest: super::hexadecimal(&digest.finalize()) }

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// The least number of bytes that are streamed when no file is named.
 const ENOUGH: u64 = 256 << 20;
@@ -113,12 +113,12 @@ impl Reader<'_> {
                 None => {
                     let Some(((path, length), rest)) = self.rest.split_first() else { break };
                     self.rest = rest;
-                    let file = File::open(path).doing(|| path.display().to_string())?;
+                    let file = File::open(path).context(|| path.display().to_string())?;
                     self.current.insert(file.take(*length))
                 }
             };
 
-            match current.read(&mut buffer[filled..]).doing(|| "reading the data".into())? {
+            match current.read(&mut buffer[filled..]).context(|| "reading the data".into())? {
                 0 if current.limit() > 0 => {
                     return Err(Failure::environment("a file became shorter while it was read"));
                 }

@@ -14,21 +14,22 @@ use super::{
     data::Data,
     report::{Message, View},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// The interval between two progress messages to the parent.
 const PROGRESS: Duration = Duration::from_millis(100);
 
 pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
-    let devices = environment::devices(environment::SOCKET).doing(|| "started by hand?".into())?;
+    let devices = environment::devices(environment::SOCKET).context(|| "started by hand?".into())?;
     let Some(address) = devices.first() else { return Err(Failure::environment("no device was given")) };
-    let device = Device::open_at(address, Default::default()).doing(|| address.to_string())?;
+    let device = Device::open_at(address, Default::default()).context(|| address.to_string())?;
     let mode = if plan.interrupts { Mode::Interrupt } else { Mode::Polling };
-    let node = IoNode::open(device, Config { mode, ..Config::default() }).doing(|| "opening FCNP".into())?;
+    let node =
+        IoNode::open(device, Config { mode, ..Config::default() }).context(|| "opening FCNP".into())?;
 
     measure_latency(&node)?;
 
-    let cancel = Cancel::new().doing(|| "starting".into())?;
+    let cancel = Cancel::new().context(|| "starting".into())?;
     let start = Instant::now();
     let bytes = std::thread::scope(|scope| {
         // A half that fails cancels the other one, which would otherwise wait for data that does
@@ -58,8 +59,8 @@ fn measure_latency(node: &IoNode) -> Result<(), Failure> {
 
         for _ in 0..ROUND_TRIPS {
             let start = Instant::now();
-            node.write(rank, &message).doing(|| format!("to core {rank}"))?;
-            node.read(rank, &mut message).doing(|| format!("from core {rank}"))?;
+            node.write(rank, &message).context(|| format!("to core {rank}"))?;
+            node.read(rank, &mut message).context(|| format!("from core {rank}"))?;
             times.push(start.elapsed());
         }
 
@@ -85,12 +86,12 @@ fn send(node: &IoNode, plan: &Plan, data: &Data, cancel: &Cancel) -> Result<(), 
         }
         digests.add(rank, &buffer[..length]);
         node.write_until(rank, &buffer[..length], Deadline::never(), Some(cancel))
-            .doing(|| format!("to core {rank}"))?;
+            .context(|| format!("to core {rank}"))?;
     }
 
     for &rank in &ranks {
         node.write_until(rank, &[], Deadline::never(), Some(cancel))
-            .doing(|| format!("ending core {rank}'s stream"))?;
+            .context(|| format!("ending core {rank}'s stream"))?;
     }
 
     digests.print(View::Sent);
@@ -112,7 +113,7 @@ fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u6
 
         let length = node
             .read_until(rank, &mut buffer, Deadline::never(), Some(cancel))
-            .doing(|| format!("from core {rank}"))?;
+            .context(|| format!("from core {rank}"))?;
         let change = Plan::change(rank);
         for byte in &mut buffer[..length] {
             *byte = byte.wrapping_sub(change);

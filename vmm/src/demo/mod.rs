@@ -30,7 +30,7 @@ use self::{
 };
 use crate::{
     cli::ServeOptions,
-    failure::{Doing, EXIT_INTERRUPTED, Failure, print_error},
+    failure::{EXIT_INTERRUPTED, ErrorContext, Failure, print_error},
     lines::{LineSink, Stream},
     processes::{Processes, Program},
     serve::Served,
@@ -116,7 +116,7 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
 }
 
 fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
-    let signals = Signals::block().doing(|| "signals".into())?;
+    let signals = Signals::block().context(|| "signals".into())?;
     let data = Data::choose(options.file.as_deref())?;
     let text = format!(
         "name = \"demo-{}\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {}\n",
@@ -167,7 +167,7 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
 
 /// Returns the child programs: this program itself, once for each node.
 fn programs(options: &Options, data: &Data, served: &Served) -> Result<Vec<Program>, Failure> {
-    let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+    let this = std::env::current_exe().context(|| "this program's own file".into())?;
     let mut programs = Vec::new();
 
     for node in &served.built().nodes {

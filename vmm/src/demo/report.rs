@@ -137,7 +137,7 @@ pub(super) fn print(
 
     let seconds = (nanoseconds as f64 / 1e9).max(1e-9);
     let wrong = collected.wrong(plan);
-    let rows: Vec<Row> = snapshot.nodes.iter().map(|node| row(collected, node, seconds)).collect();
+    let rows: Vec<Row> = snapshot.nodes.iter().map(|node| node_row(collected, node, seconds)).collect();
     let total = bytes as f64 * 8.0 / seconds / 1e9;
 
     if json {
@@ -163,7 +163,9 @@ pub(super) fn print(
     Ok(if wrong.is_empty() { 0 } else { EXIT_RESULT })
 }
 
-fn row(collected: &Collected, node: &crate::stat::NodeSnapshot, seconds: f64) -> Row {
+/// Returns the row of a node. Its bytes are those that its cores have received. For the I/O node,
+/// they are those of all compute cores.
+fn node_row(collected: &Collected, node: &crate::stat::NodeSnapshot, seconds: f64) -> Row {
     let is_io = node.role == "io";
     let ranks: Vec<u32> = if is_io { Vec::new() } else { (0..4).map(|core| node.rank * 4 + core).collect() };
     let bytes: u64 = collected

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_guest::{Guest, GuestConfig, Provision, Toolkit, Watch};
+use nicforge_guest::{Guest, GuestConfig, Progress, Provision, Toolkit};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -30,12 +30,12 @@ pub(crate) fn logs(test: &str) -> PathBuf {
 
 /// Returns QEMU, a kernel and so on. Without them a test fails with the reason.
 pub(crate) fn toolkit() -> Toolkit {
-    Provision::from_environment().provide(&Watch::on_stderr()).unwrap_or_else(|error| panic!("{error}"))
+    Provision::from_environment().provide(&Progress::on_stderr()).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Boots a guest, with its logs in the test's folder.
 pub(crate) fn boot(toolkit: &Toolkit, config: GuestConfig, logs: &Path) -> Guest {
-    let guest = Guest::boot(toolkit, &config.logs(logs), &Watch::silent());
+    let guest = Guest::boot(toolkit, &config.logs(logs), &Progress::silent());
     let guest = guest.unwrap_or_else(|error| panic!("{error}"));
     assert!(guest.problems().is_empty(), "{:?}", guest.problems());
     guest

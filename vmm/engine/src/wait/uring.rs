@@ -80,9 +80,9 @@ pub(crate) struct Uring {
     /// of an old one is recognized.
     watches: HashMap<u64, Watch>,
     /// Number of the poll of each token.
-    current: HashMap<u64, u64>,
+    poll_of_token: HashMap<u64, u64>,
     /// Number of the next poll.
-    next: u64,
+    next_poll: u64,
     /// Polls that have ended and are to be armed again.
     ended: Vec<u64>,
 }
@@ -104,8 +104,8 @@ impl Uring {
         let mut new = Self {
             ring,
             watches: HashMap::new(),
-            current: HashMap::new(),
-            next: IGNORED + 1,
+            poll_of_token: HashMap::new(),
+            next_poll: IGNORED + 1,
             ended: Vec::new(),
         };
         new.try_out()?;
@@ -205,10 +205,10 @@ impl EventLoop for Uring {
     }
 
     fn watch(&mut self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
-        let id = self.next;
-        self.next += 1;
+        let id = self.next_poll;
+        self.next_poll += 1;
         self.watches.insert(id, Watch { token, fd: fd.as_raw_fd(), interest, errors: 0 });
-        self.current.insert(token, id);
+        self.poll_of_token.insert(token, id);
         self.arm(id, fd.as_raw_fd(), interest)
     }
 
@@ -218,7 +218,7 @@ impl EventLoop for Uring {
     }
 
     fn unwatch(&mut self, _fd: BorrowedFd<'_>, token: u64) {
-        let Some(id) = self.current.remove(&token) else { return };
+        let Some(id) = self.poll_of_token.remove(&token) else { return };
         self.watches.remove(&id);
         // The poll holds the file open, so it is removed at once. If only the call fails, the entry
         // stays queued for the next call into the kernel.
@@ -292,7 +292,7 @@ mod tests {
         uring.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
 
         // The poll ends with ECANCELED, although its descriptor is still watched.
-        let removal = opcode::PollRemove::new(uring.current[&TOKEN]).build().user_data(IGNORED);
+        let removal = opcode::PollRemove::new(uring.poll_of_token[&TOKEN]).build().user_data(IGNORED);
         uring.push(&removal).and_then(|()| uring.submit()).unwrap();
         let report = next(&mut uring, |event| event.token == TOKEN);
         assert!(report.readable && !report.hangup, "{report:?}");

@@ -26,14 +26,14 @@ use super::{
     process::Process,
 };
 use crate::{
-    error::{Doing, GuestError},
+    error::{ErrorContext, GuestError},
     initramfs::{self, Contents},
+    progress::Progress,
     provision::Toolkit,
-    watch::Watch,
 };
 
 /// Interval at which a wait checks whether it is to end.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Paths by which QEMU opens files that have no name.
 const STANDARD_INPUT: &str = "/proc/self/fd/0";
@@ -47,40 +47,40 @@ impl Guest {
     /// - [`GuestError::Timeout`] and [`GuestError::Ended`], with the ends of the logs: the boot
     ///   failed.
     /// - [`GuestError::Cancelled`].
-    pub fn boot(toolkit: &Toolkit, config: &GuestConfig, watch: &Watch) -> Result<Self, GuestError> {
+    pub fn boot(toolkit: &Toolkit, config: &GuestConfig, progress: &Progress) -> Result<Self, GuestError> {
         let functions = config.plugged_functions()?;
         let shim = match config.software.driver {
-            Driver::Shim => Some(toolkit.shim(watch)?),
+            Driver::Shim => Some(toolkit.shim(progress)?),
             Driver::None | Driver::Vfio => None,
         };
 
         let folder = tempfile::Builder::new()
             .prefix("nicforge-guest-")
             .tempdir()
-            .doing(|| "a directory for a guest's sockets".into())?;
+            .context(|| "a directory for a guest's sockets".into())?;
         let logs_folder = config.logging.folder.as_deref().unwrap_or(folder.path());
-        std::fs::create_dir_all(logs_folder).doing(|| logs_folder.display().to_string())?;
+        std::fs::create_dir_all(logs_folder).context(|| logs_folder.display().to_string())?;
         let logs = Logs::in_folder(logs_folder, &config.node);
 
         // A file without a name disappears with QEMU, however this process ends.
-        let initrd = tempfile::tempfile_in(folder.path()).doing(|| "a guest's initramfs".into())?;
+        let initrd = tempfile::tempfile_in(folder.path()).context(|| "a guest's initramfs".into())?;
         let contents = Contents {
             extras: &config.software.extras,
             modules: &config.software.modules,
             config: settings(config, &functions),
-            environment: environment(config),
+            environment: environment_script(config),
             shim: shim.as_deref(),
         };
-        initramfs::write(toolkit, &contents, &initrd, watch)?;
+        initramfs::write(toolkit, &contents, &initrd, progress)?;
 
         let listeners = Listeners::bind(folder.path(), config.hardware.terminal)?;
         let command = qemu_command(toolkit, config, &functions, &logs, folder.path(), initrd)?;
-        let process = Process::start(command, || ()).doing(|| format!("{}: start QEMU", config.node))?;
+        let process = Process::start(command, || ()).context(|| format!("{}: start QEMU", config.node))?;
 
         let until = Instant::now() + config.boot_deadline;
-        let starting = Starting { config, logs: &logs, process: &process, until, watch };
+        let starting = Starting { config, logs: &logs, process: &process, until, progress };
         let Channels { agent, monitor, terminal } = starting.connect(listeners, folder.path())?;
-        starting.wait(&agent)?;
+        starting.wait_for_agent(&agent)?;
 
         let guest = Self {
             node: config.node.clone(),
@@ -123,16 +123,16 @@ fn qemu_command(
     };
 
     let mut command = command_line::command(toolkit, config, functions, &files);
-    let mut log = File::create(&logs.qemu).doing(|| logs.qemu.display().to_string())?;
-    writeln!(log, "{command:?}").doing(|| logs.qemu.display().to_string())?;
+    let mut log = File::create(&logs.qemu).context(|| logs.qemu.display().to_string())?;
+    writeln!(log, "{command:?}").context(|| logs.qemu.display().to_string())?;
     command.stdin(initrd).stdout(Stdio::null()).stderr(log);
 
     if limited {
-        let (line, trace) = std::io::pipe().doing(|| "a pipe for QEMU's trace".into())?;
+        let (line, trace) = std::io::pipe().context(|| "a pipe for QEMU's trace".into())?;
         command.stdout(trace);
-        let file = File::create(&logs.trace).doing(|| logs.trace.display().to_string())?;
+        let file = File::create(&logs.trace).context(|| logs.trace.display().to_string())?;
         // The thread ends with QEMU.
-        console::keep(line, file).doing(|| format!("{}: QEMU's trace", config.node))?;
+        console::spawn_writer(line, file).context(|| format!("{}: QEMU's trace", config.node))?;
     }
 
     Ok(command)
@@ -151,7 +151,7 @@ impl Listeners {
     fn bind(folder: &Path, has_terminal: bool) -> Result<Self, GuestError> {
         let listen = |name: &str| {
             let path = folder.join(name);
-            UnixListener::bind(&path).doing(|| format!("listen on {}", path.display()))
+            UnixListener::bind(&path).context(|| format!("listen on {}", path.display()))
         };
         let [console, agent, monitor] = command_line::LINES.map(listen);
         let terminal = has_terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
@@ -173,18 +173,19 @@ struct Starting<'a> {
     logs: &'a Logs,
     process: &'a Process,
     until: Instant,
-    watch: &'a Watch,
+    progress: &'a Progress,
 }
 
 impl Starting<'_> {
     /// Accepts QEMU's connections, keeps the console's output, and removes the sockets' names.
     fn connect(&self, listeners: Listeners, folder: &Path) -> Result<Channels, GuestError> {
         let node = &self.config.node;
-        let file = File::create(&self.logs.console).doing(|| self.logs.console.display().to_string())?;
+        let file = File::create(&self.logs.console).context(|| self.logs.console.display().to_string())?;
         // The thread ends with QEMU.
-        console::keep(self.accept(&listeners.console)?, file).doing(|| format!("{node}: its console"))?;
+        console::spawn_writer(self.accept(&listeners.console)?, file)
+            .context(|| format!("{node}: its console"))?;
 
-        let agent = Agent::new(self.accept(&listeners.agent)?).doing(|| format!("{node}: its agent"))?;
+        let agent = Agent::new(self.accept(&listeners.agent)?).context(|| format!("{node}: its agent"))?;
         let monitor = self.accept(&listeners.monitor)?;
         let terminal = listeners.terminal.map(|listener| self.accept(&listener)).transpose()?;
 
@@ -202,18 +203,20 @@ impl Starting<'_> {
     fn accept(&self, listener: &UnixListener) -> Result<UnixStream, GuestError> {
         loop {
             let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-            let ready = poll(&mut fds, PollTimeout::from(LOOK.as_millis() as u16));
+            let ready = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL.as_millis() as u16));
             if ready.is_ok_and(|ready| ready > 0) {
-                let (stream, _) = listener.accept().doing(|| format!("{}: QEMU's line", self.config.node))?;
+                let (stream, _) =
+                    listener.accept().context(|| format!("{}: QEMU's line", self.config.node))?;
                 return Ok(stream);
             }
             self.check()?;
         }
     }
 
-    fn wait(&self, agent: &Agent) -> Result<(), GuestError> {
+    /// Waits until the agent has started. Ends with an error when QEMU or the channel has ended.
+    fn wait_for_agent(&self, agent: &Agent) -> Result<(), GuestError> {
         loop {
-            match agent.wait_started(1, Instant::now() + LOOK) {
+            match agent.wait_started(1, Instant::now() + CHECK_INTERVAL) {
                 Ok(true) => return Ok(()),
                 Ok(false) => self.check()?,
                 Err(()) => return Err(ended(&self.config.node, "booting", self.process, self.logs)),
@@ -222,7 +225,7 @@ impl Starting<'_> {
     }
 
     fn check(&self) -> Result<(), GuestError> {
-        self.watch.check()?;
+        self.progress.check()?;
         if self.process.status().is_some() {
             return Err(ended(&self.config.node, "booting", self.process, self.logs));
         }
@@ -271,7 +274,8 @@ fn settings(config: &GuestConfig, functions: &[PluggedFunction]) -> String {
     )
 }
 
-fn environment(config: &GuestConfig) -> String {
+/// Returns shell text that exports the variables of the commands in the guest.
+fn environment_script(config: &GuestConfig) -> String {
     let variables = [("NICFORGE_NODE".to_owned(), config.node.clone())];
     variables
         .iter()

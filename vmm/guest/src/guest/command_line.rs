@@ -70,7 +70,7 @@ pub(crate) fn command(
         .args(["-name", &config.node]);
 
     let mut line = |id: &str| {
-        let path = escaped(&files.sockets.join(id));
+        let path = escape_option_value(&files.sockets.join(id));
         command.args(["-chardev", &format!("socket,id={id},path={path}")]);
     };
 
@@ -99,7 +99,10 @@ pub(crate) fn command(
 
     if let Some(share) = &config.software.share {
         command
-            .args(["-fsdev", &format!("local,id=share,path={},security_model=none", escaped(share))])
+            .args([
+                "-fsdev",
+                &format!("local,id=share,path={},security_model=none", escape_option_value(share)),
+            ])
             .args(["-device", "virtio-9p-pci,fsdev=share,mount_tag=share,addr=2"]);
     }
 
@@ -145,7 +148,7 @@ fn function(command: &mut Command, plugged: &PluggedFunction) {
     command.args(["-device", &device(plugged).to_string()]);
 }
 
-/// Escapes a path for an option's value: a comma is doubled.
-fn escaped(path: &Path) -> String {
+/// Escapes a path for the value of a QEMU option, where a comma is written twice.
+fn escape_option_value(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

@@ -7,10 +7,13 @@ use std::{
 };
 
 /// Size in bytes at which the file begins anew; the latest output is the useful one.
-const LIMIT: usize = 4 << 20;
+const MAX_FILE_BYTES: usize = 4 << 20;
 
-/// Writes the output to the file until the guest is gone.
-pub(crate) fn keep(mut line: impl Read + Send + 'static, mut file: File) -> io::Result<JoinHandle<()>> {
+/// Starts a thread that writes the output to the file until the guest is gone.
+pub(crate) fn spawn_writer(
+    mut line: impl Read + Send + 'static,
+    mut file: File,
+) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("guest-log".into()).spawn(move || {
         let mut buffer = vec![0; 16 << 10];
         let mut written = 0;
@@ -19,7 +22,9 @@ pub(crate) fn keep(mut line: impl Read + Send + 'static, mut file: File) -> io::
             match line.read(&mut buffer) {
                 Ok(0) => return,
                 Ok(length) => {
-                    if written + length > LIMIT && file.set_len(0).and_then(|()| file.rewind()).is_ok() {
+                    if written + length > MAX_FILE_BYTES
+                        && file.set_len(0).and_then(|()| file.rewind()).is_ok()
+                    {
                         written = 0;
                     }
                     written += length;
@@ -43,9 +48,9 @@ mod tests {
     fn a_console_without_end_stays_below_the_limit_and_ends_with_the_last_words() {
         let (mut guest, host) = UnixStream::pair().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
-        let keeper = keep(host, file.reopen().unwrap()).unwrap();
+        let keeper = spawn_writer(host, file.reopen().unwrap()).unwrap();
 
-        for _ in 0..LIMIT / 4096 * 2 + 7 {
+        for _ in 0..MAX_FILE_BYTES / 4096 * 2 + 7 {
             guest.write_all(&[b'x'; 4096]).unwrap();
         }
 
@@ -54,7 +59,7 @@ mod tests {
         keeper.join().unwrap();
 
         let bytes = std::fs::read(file.path()).unwrap();
-        assert!(bytes.len() <= LIMIT);
+        assert!(bytes.len() <= MAX_FILE_BYTES);
         assert!(bytes.ends_with(b"xxthe last words"));
     }
 }

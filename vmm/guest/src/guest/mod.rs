@@ -31,7 +31,7 @@ use self::{
     monitor::{Monitor, Trouble},
     process::Process,
 };
-use crate::error::{Doing, GuestError, LogEnds};
+use crate::error::{ErrorContext, GuestError, LogEnds};
 
 /// Time limit for an answer of QEMU's monitor.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -94,7 +94,7 @@ impl Guest {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
                 return Err(ended(&self.node, &what, &self.process, &self.logs));
             }
-            Err(error) => return Err(error).doing(|| format!("{}: start {what}", self.node)),
+            Err(error) => return Err(error).context(|| format!("{}: start {what}", self.node)),
         };
 
         Ok(Running {

@@ -67,7 +67,7 @@ impl Monitor {
             let mut message = self.message(until)?;
             // QEMU answers a command that it can't parse with an error without a number.
             if message.get("id").map_or(message.get("error").is_none(), |id| *id != self.id) {
-                self.keep(message);
+                self.store_event(message);
                 continue;
             }
 
@@ -95,7 +95,7 @@ impl Monitor {
                 return Ok(());
             }
             let message = self.message(until)?;
-            self.keep(message);
+            self.store_event(message);
         }
     }
 
@@ -104,7 +104,9 @@ impl Monitor {
         self.events.clear();
     }
 
-    fn keep(&mut self, message: Value) {
+    /// Stores an event, and drops the oldest one when there are too many. Other messages are
+    /// dropped.
+    fn store_event(&mut self, message: Value) {
         if message.get("event").is_some() {
             if self.events.len() == MAX_EVENTS {
                 self.events.remove(0);

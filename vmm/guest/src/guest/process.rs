@@ -51,7 +51,7 @@ impl Process {
                 Ok(child) => {
                     // The caller waits for this message, so it can't fail.
                     let _ = report.send(Ok(child.id()));
-                    keep(child, &shared);
+                    wait_and_reap(child, &shared);
                     ended();
                 }
                 Err(error) => {
@@ -110,7 +110,7 @@ impl Drop for Process {
 }
 
 /// Waits for the child without reaping it, then reaps it under the lock.
-fn keep(mut child: Child, shared: &Shared) {
+fn wait_and_reap(mut child: Child, shared: &Shared) {
     let pid = Pid::from_raw(child.id() as i32);
     while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
     let mut status = shared.status();

@@ -11,7 +11,7 @@ use super::{
     logs::Logs,
     process::Process,
 };
-use crate::error::{Doing, GuestError};
+use crate::error::{ErrorContext, GuestError};
 
 /// A job that runs in a guest.
 pub struct Running {
@@ -61,7 +61,7 @@ impl Running {
     /// # Errors
     /// [`GuestError::Io`] when the guest accepts no requests.
     pub fn kill(&self) -> Result<(), GuestError> {
-        self.agent.kill(self.number).doing(|| format!("{}: kill {}", self.node, self.what))
+        self.agent.kill(self.number).context(|| format!("{}: kill {}", self.node, self.what))
     }
 
     /// Returns the job's output so far.

@@ -220,7 +220,7 @@ impl Backing for LocalAttachment {
         let length = memory.len();
         let permission = dma::DmaPermission { read: permission.read, write: permission.write };
 
-        // One message may concern memory of both kinds, so the client's map includes both.
+        // One DMA message may touch shared and private memory, so the client's map has both kinds.
         let (backing, client): (_, Arc<dyn PrivateMemory>) = match memory {
             DmaMemory::Shared { memory, offset, len } => {
                 let window = memory.window(offset, len)?;

@@ -29,7 +29,7 @@ use super::{
     ranks::Ranks,
     velo::BYTES,
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Numbers of pairs for which instructions are counted.
 pub(super) const PAIRS: [u16; 2] = [1, 8];
@@ -201,7 +201,7 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let machine = LocalMachine::new(machine);
     let device = |address: Address| {
         let backing = machine.open_named(&format!("ex{}", address.node), &format!("vpid{}", address.vpid));
-        Device::from_backing(backing.doing(|| address.to_string())?).doing(|| address.to_string())
+        Device::from_backing(backing.context(|| address.to_string())?).context(|| address.to_string())
     };
     let mut ranks = Ranks::open(device, pairs)?;
     let mut now = START;
@@ -248,7 +248,7 @@ fn turn(
     now: &mut u64,
 ) -> Result<(), Failure> {
     for side in sides {
-        side.step().doing(|| "a rank".into())?;
+        side.step().context(|| "a rank".into())?;
     }
 
     machine.with(|machine| {

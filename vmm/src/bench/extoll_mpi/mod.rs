@@ -91,23 +91,23 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let placement = Placement::engine_alone()?;
 
     let turns = placement.within("application", || {
-        let served = serve_two_cards(run, "extoll-mpi", &placement)?;
-        let mut ranks = Ranks::open(|address| ranks::device(&served, address), PAIRS[PAIRS.len() - 1])?;
-        let mut bare = Bare::open(&served, BARE_PAIRS)?;
+        let server = serve_two_cards(run, "extoll-mpi", &placement)?;
+        let mut ranks = Ranks::open(|address| ranks::open_device(&server, address), PAIRS[PAIRS.len() - 1])?;
+        let mut bare = Bare::open(&server, BARE_PAIRS)?;
 
         let turns = in_turns(turns_each, contestants.len(), |number, _| {
             let contestant = contestants[number];
             run.step(format!("{contestant:?}"))?;
             match contestant {
-                Contestant::Rate { pairs, bytes } => ranks.rate(pairs, bytes, &effort),
-                Contestant::Latency { bytes } => ranks.latency(bytes, &effort),
-                Contestant::RandomAccess { ranks } => ranks::random_access(&served, ranks, &effort),
-                Contestant::Velo => bare.rate(&effort),
+                Contestant::Rate { pairs, bytes } => ranks.measure_rate(pairs, bytes, &effort),
+                Contestant::Latency { bytes } => ranks.measure_latency(bytes, &effort),
+                Contestant::RandomAccess { ranks } => ranks::random_access(&server, ranks, &effort),
+                Contestant::Velo => bare.measure_rate(&effort),
             }
         })?;
 
         drop((ranks, bare));
-        served.stop()?;
+        server.stop()?;
         Ok(turns)
     })?;
 
@@ -134,22 +134,24 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     count::part(part)
 }
 
+/// Returns the median rate of the turns.
 fn rate(turns: &[Turn]) -> f64 {
     median(&turns.iter().map(|turn| turn.rate).collect::<Vec<_>>())
 }
 
+/// Returns the greatest share of wrong words of the turns, in percent.
 fn wrong(turns: &[Turn]) -> f64 {
     turns.iter().map(|turn| turn.wrong).fold(0.0, f64::max)
 }
 
 /// Returns the turns of one contestant.
-fn of(contestants: &[Contestant], turns: &[Vec<Turn>], wanted: Contestant) -> Vec<Turn> {
+fn turns_of(contestants: &[Contestant], turns: &[Vec<Turn>], wanted: Contestant) -> Vec<Turn> {
     let at = contestants.iter().position(|contestant| *contestant == wanted);
     at.and_then(|at| turns.get(at)).cloned().unwrap_or_default()
 }
 
 fn rows(contestants: &[Contestant], placement: &Placement, turns: &[Vec<Turn>]) -> Vec<Row> {
-    let bare = rate(&of(contestants, turns, Contestant::Velo)).max(1.0);
+    let bare = rate(&turns_of(contestants, turns, Contestant::Velo)).max(1.0);
     let row = |(contestant, turns): (&Contestant, &Vec<Turn>)| {
         let mut samples = Samples::default();
         turns.iter().for_each(|turn| samples.append(turn.samples.clone()));
@@ -195,10 +197,10 @@ fn rows(contestants: &[Contestant], placement: &Placement, turns: &[Vec<Turn>]) 
 }
 
 fn goals(contestants: &[Contestant], turns: &[Vec<Turn>]) -> Vec<Goal> {
-    let rate_of = |contestant| rate(&of(contestants, turns, contestant));
+    let rate_of = |contestant| rate(&turns_of(contestants, turns, contestant));
     let small = |pairs| rate_of(Contestant::Rate { pairs, bytes: velo::BYTES });
     let worst = RANKS
-        .map(|ranks| wrong(&of(contestants, turns, Contestant::RandomAccess { ranks })))
+        .map(|ranks| wrong(&turns_of(contestants, turns, Contestant::RandomAccess { ranks })))
         .into_iter()
         .fold(0.0, f64::max);
 

@@ -16,12 +16,12 @@ use nicforge_velo::Address;
 use super::{Effort, Turn, WINDOW};
 use crate::{
     bench::samples::Samples,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
 /// Upper bound for the duration of each step.
-pub(super) const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first VPID of the ranks of RandomAccess. The VPIDs before it belong to the pairs.
 const ACCESS_VPID: u16 = 8;
 
@@ -30,50 +30,52 @@ pub(super) fn awake() -> Relax {
     Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() })
 }
 
-/// Opens the device of a VPID.
-pub(super) fn device(served: &Served, address: Address) -> Result<Device, Failure> {
+/// Opens the device of a VPID. The previous client of the VPID may still be detaching.
+pub(super) fn open_device(server: &Served, address: Address) -> Result<Device, Failure> {
     let name = format!("ex{}", address.node);
-    let node = served.built().node(&name);
+    let node = server.built().node(&name);
     let socket = node
         .and_then(|node| Some((node, node.attachments.get(usize::from(address.vpid))?)))
         .ok_or_else(|| Failure::result(format!("there is no {address}")))
-        .and_then(|(node, attachment)| served.socket(node, attachment))?;
+        .and_then(|(node, attachment)| server.socket(node, attachment))?;
 
-    // The server notices the end of the last client only after some time.
-    let deadline = Deadline::after(LIMIT);
+    // The server refuses a new client until it has noticed the disconnect of the previous one;
+    // retry until then. Every error is retried: the refusal is EBUSY, EAGAIN during a back-off, or
+    // a closed socket. An error that stays is returned after the time-out.
+    let deadline = Deadline::after(STEP_TIMEOUT);
     loop {
         match Device::open_vfio_user(&socket, OpenOptions::default()) {
             Err(_) if !deadline.has_passed() => std::thread::yield_now(),
-            result => return result.doing(|| address.to_string()),
+            result => return result.context(|| address.to_string()),
         }
     }
 }
 
-/// Opens the ranks of a job on the devices that `device` returns, and waits until they have found
-/// each other.
-fn open(
-    device: impl Fn(Address) -> Result<Device, Failure>,
+/// Opens the ranks of a job on the devices that `open_device` returns, and waits until they have
+/// found each other.
+fn open_ranks(
+    open_device: impl Fn(Address) -> Result<Device, Failure>,
     addresses: Vec<Address>,
 ) -> Result<Vec<Endpoint<ExtollTransport>>, Failure> {
     let job = Job::new(addresses.clone());
     let open = |address: Address| {
-        ExtollTransport::open(device(address)?, &job, Config::default()).doing(|| address.to_string())
+        ExtollTransport::open(open_device(address)?, &job, Config::default()).context(|| address.to_string())
     };
     let mut ranks = addresses.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
+    let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), awake());
 
     while !ranks.iter().all(ExtollTransport::is_complete) {
         for rank in &mut ranks {
             rank.poll_gone();
-            rank.poll(WINDOW as usize, &mut |_, _, _| Taken::NotNow).doing(|| "a rank".into())?;
-            rank.relax(&mut relax).doing(|| "the machine".into())?;
+            rank.poll(WINDOW as usize, &mut |_, _, _| Taken::NotNow).context(|| "a rank".into())?;
+            rank.relax(&mut relax).context(|| "the machine".into())?;
         }
         if deadline.has_passed() {
             return Err(Failure::result("the ranks do not find each other"));
         }
     }
 
-    let endpoint = |rank| Endpoint::new(rank, Matching::default()).doing(|| "an endpoint".into());
+    let endpoint = |rank| Endpoint::new(rank, Matching::default()).context(|| "an endpoint".into());
     ranks.into_iter().map(endpoint).collect()
 }
 
@@ -86,12 +88,17 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
+    /// Opens the ranks of `pairs` pairs. They have the lowest VPIDs of both cards.
     pub(super) fn open(
-        device: impl Fn(Address) -> Result<Device, Failure>,
+        open_device: impl Fn(Address) -> Result<Device, Failure>,
         pairs: u16,
     ) -> Result<Self, Failure> {
         let of_node = |node| (0..pairs).map(move |vpid| Address { node, vpid });
-        Ok(Self { endpoints: open(device, of_node(0).chain(of_node(1)).collect())?, pairs, context: 0 })
+        Ok(Self {
+            endpoints: open_ranks(open_device, of_node(0).chain(of_node(1)).collect())?,
+            pairs,
+            context: 0,
+        })
     }
 
     /// Returns both ends of the first `pairs` pairs in alternation: receiver, sender.
@@ -108,36 +115,45 @@ impl Ranks {
 
         for (number, (sender, receiver)) in (0..pairs).zip(senders.iter_mut().zip(receivers)) {
             let (first, second) = (u32::from(number), u32::from(number + self.pairs));
-            sides.push(Side::new(receiver, End::Receiver, first, terms).doing(|| "a receiver".into())?);
-            sides.push(Side::new(sender, End::Sender, second, terms).doing(|| "a sender".into())?);
+            sides.push(Side::new(receiver, End::Receiver, first, terms).context(|| "a receiver".into())?);
+            sides.push(Side::new(sender, End::Sender, second, terms).context(|| "a sender".into())?);
         }
 
         Ok(sides)
     }
 
-    /// Measures windows of messages on the first `pairs` pairs at once.
-    pub(super) fn rate(&mut self, pairs: u16, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
+    /// Measures the rate of messages, in windows, on the first `pairs` pairs at once.
+    pub(super) fn measure_rate(
+        &mut self,
+        pairs: u16,
+        bytes: usize,
+        effort: &Effort,
+    ) -> Result<Turn, Failure> {
         let mut sides = self.sides(pairs, bytes, effort.windows)?;
         let start = Instant::now();
-        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).doing(|| "the message rate".into())?;
+        drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut awake())
+            .context(|| "the message rate".into())?;
         let messages = u64::from(effort.windows) * u64::from(WINDOW) * u64::from(pairs);
         Ok(Turn { rate: messages as f64 / start.elapsed().as_secs_f64(), ..Turn::default() })
     }
 
-    /// Measures round trips of one message between the first pair.
-    pub(super) fn latency(&mut self, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
+    /// Measures round trips of one message between the ranks of the first pair.
+    pub(super) fn measure_latency(&mut self, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
         self.context += 1;
         let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
-        let (Some(first), Some(second)) = (senders.first_mut(), receivers.first_mut()) else {
+        let (Some(sender), Some(receiver)) = (senders.first_mut(), receivers.first_mut()) else {
             return Err(Failure::result("there is no pair"));
         };
-        let peer = u32::from(self.pairs);
-        let side = |endpoint, begins, peer| {
-            ping_pong::Side::new(endpoint, begins, peer, bytes, effort.rounds, self.context)
-                .doing(|| "an end of the ping-pong".into())
+        let (sender_rank, receiver_rank) = (0, u32::from(self.pairs));
+
+        let side = |endpoint, sends_first, peer| {
+            ping_pong::Side::new(endpoint, sends_first, peer, bytes, effort.rounds, self.context)
+                .context(|| "an end of the ping-pong".into())
         };
-        let mut sides = [side(second, false, 0)?, side(first, true, peer)?];
-        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).doing(|| "the ping-pong".into())?;
+        let mut sides = [side(receiver, false, sender_rank)?, side(sender, true, receiver_rank)?];
+        drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut awake()).context(|| "the ping-pong".into())?;
+
+        // Only the side that sends first measures times.
         let mut samples = Samples::with_capacity(effort.rounds as usize);
         sides[1].times().iter().for_each(|time| samples.add(*time));
 
@@ -146,10 +162,10 @@ impl Ranks {
 }
 
 /// Measures RandomAccess with separate ranks on both cards.
-pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Result<Turn, Failure> {
+pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Result<Turn, Failure> {
     let address = |rank: u32| Address { node: rank % 2, vpid: ACCESS_VPID + (rank / 2) as u16 };
-    let mut endpoints = open(|address| device(served, address), (0..size).map(address).collect())?;
-    let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).doing(|| "a table".into()));
+    let mut endpoints = open_ranks(|address| open_device(server, address), (0..size).map(address).collect())?;
+    let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).context(|| "a table".into()));
     let mut tables = tables.collect::<Result<Vec<_>, _>>()?;
     let mut took = Duration::ZERO;
 
@@ -159,9 +175,9 @@ pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Resu
         let updates = endpoints
             .iter_mut()
             .zip(&mut tables)
-            .map(|(endpoint, table)| Updates::new(endpoint, table, pass).doing(|| "a rank".into()));
+            .map(|(endpoint, table)| Updates::new(endpoint, table, pass).context(|| "a rank".into()));
         let mut ranks = updates.collect::<Result<Vec<_>, _>>()?;
-        drive(&mut ranks, Deadline::after(LIMIT), &mut awake()).doing(|| "RandomAccess".into())?;
+        drive(&mut ranks, Deadline::after(STEP_TIMEOUT), &mut awake()).context(|| "RandomAccess".into())?;
         if pass == 0 {
             took = start.elapsed();
         }

@@ -8,10 +8,10 @@ use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
 use super::{
     Effort, Turn, WINDOW,
-    ranks::{LIMIT, awake, device},
+    ranks::{STEP_TIMEOUT, awake, open_device},
 };
 use crate::{
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
@@ -31,28 +31,29 @@ struct Pair {
 pub(super) struct Bare(Vec<Pair>);
 
 impl Bare {
-    pub(super) fn open(served: &Served, pairs: u16) -> Result<Self, Failure> {
+    /// Opens the pairs, and connects each sender to its receiver.
+    pub(super) fn open(server: &Served, pairs: u16) -> Result<Self, Failure> {
         let port = |node, vpid| -> Result<Port, Failure> {
             let address = Address { node, vpid };
             // Each receiver has as many slots as a rank.
             let config = Config { slots: Some(4096), window: WINDOW, ..Config::default() };
-            Port::open(device(served, address)?, config).doing(|| address.to_string())
+            Port::open(open_device(server, address)?, config).context(|| address.to_string())
         };
 
         let pair = |number| {
             let (mut sender, receiver) = (port(0, VPID + number)?, port(1, VPID + number)?);
-            let link = sender.connect(receiver.address(), Deadline::after(LIMIT), None);
-            Ok(Pair { sender, receiver, link: link.doing(|| "connecting".into())? })
+            let link = sender.connect(receiver.address(), Deadline::after(STEP_TIMEOUT), None);
+            Ok(Pair { sender, receiver, link: link.context(|| "connecting".into())? })
         };
 
         (0..pairs).map(pair).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Sends as many messages as a pair of ranks does.
-    pub(super) fn rate(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    /// Measures the rate of messages. Each pair sends as many as a pair of ranks does.
+    pub(super) fn measure_rate(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let each = u64::from(effort.windows) * u64::from(WINDOW);
         let (mut sent, mut received) = (vec![0_u64; self.0.len()], vec![0_u64; self.0.len()]);
-        let (start, deadline, mut relax) = (Instant::now(), Deadline::after(LIMIT), awake());
+        let (start, deadline, mut relax) = (Instant::now(), Deadline::after(STEP_TIMEOUT), awake());
 
         while received.iter().any(|count| *count < each) {
             let mut moved = false;
@@ -65,7 +66,7 @@ impl Bare {
                     }
                 }
 
-                while let Some(message) = pair.receiver.poll().doing(|| "a receiver".into())? {
+                while let Some(message) = pair.receiver.poll().context(|| "a receiver".into())? {
                     if message.quadword(0) != *received {
                         return Err(Failure::result(format!("message {} came wrong", *received)));
                     }
@@ -73,7 +74,7 @@ impl Bare {
                     moved = true;
                 }
 
-                pair.sender.progress().doing(|| "a sender".into())?;
+                pair.sender.progress().context(|| "a sender".into())?;
             }
 
             if !moved {

@@ -22,11 +22,12 @@ use super::{
 };
 use crate::{
     bench::placement,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
-/// How long the server may take to notice that the last measurement's client has closed a device.
-const TAKE_OVER: Duration = Duration::from_secs(5);
+/// How long the server may take to notice that the previous measurement's client has closed a
+/// device.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The open end or relay of a measurement.
 enum Open {
@@ -51,20 +52,20 @@ pub(super) fn main(part: &str) -> Result<u8, Failure> {
         .and_then(|(side, folder)| Some((Side::from_name(side)?, FilePath::new(folder))))
         .ok_or_else(|| Failure::usage("this is for the bench itself"))?;
     // The child ends with its parent, also when the parent is killed.
-    prctl::set_pdeathsig(Signal::SIGKILL).doing(|| "following the parent".into())?;
+    prctl::set_pdeathsig(Signal::SIGKILL).context(|| "following the parent".into())?;
     let (listeners, addresses) = Listeners::bind(folder.join(side.name()))?;
     let mut child = Child {
         side,
         listeners,
-        anywhere: sched_getaffinity(Pid::from_raw(0)).doing(|| "which processors there are".into())?,
-        cancel: Cancel::new().doing(|| "starting".into())?,
+        anywhere: sched_getaffinity(Pid::from_raw(0)).context(|| "which processors there are".into())?,
+        cancel: Cancel::new().context(|| "starting".into())?,
         open: None,
     };
 
     answer(&Answer::Listening(addresses))?;
     for line in std::io::stdin().lock().lines() {
-        let line = line.doing(|| "the bench's orders".into())?;
-        let order = serde_json::from_str(&line).doing(|| "the bench's orders".into())?;
+        let line = line.context(|| "the bench's orders".into())?;
+        let order = serde_json::from_str(&line).context(|| "the bench's orders".into())?;
         let done = child.execute(order);
         answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
     }
@@ -73,9 +74,9 @@ pub(super) fn main(part: &str) -> Result<u8, Failure> {
 }
 
 fn answer(answer: &Answer) -> Result<(), Failure> {
-    let text = serde_json::to_string(answer).doing(|| "an answer".into())?;
+    let text = serde_json::to_string(answer).context(|| "an answer".into())?;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).doing(|| "answering".into())
+    writeln!(out, "{text}").and_then(|()| out.flush()).context(|| "answering".into())
 }
 
 impl Child {
@@ -87,12 +88,12 @@ impl Child {
                 self.open = Some(self.open(&task, &device, peer.as_ref())?);
                 Ok(Answer::Opened)
             }
-            Order::Go => match &mut self.open {
+            Order::Measure => match &mut self.open {
                 Some(Open::Endpoint(endpoint, task)) => {
                     Ok(Answer::Done(flow::run(endpoint.as_ref(), self.side, task)?))
                 }
                 Some(Open::Relay(relay, task)) => {
-                    relay.go(task);
+                    relay.start_threads(task);
                     Ok(Answer::Done(Measured::default()))
                 }
                 None => Err(Failure::environment("nothing is open")),
@@ -111,7 +112,7 @@ impl Child {
         match processor {
             Some(processor) => placement::pin(processor),
             None => {
-                sched_setaffinity(Pid::from_raw(0), &self.anywhere).doing(|| "leaving a processor".into())
+                sched_setaffinity(Pid::from_raw(0), &self.anywhere).context(|| "leaving a processor".into())
             }
         }
     }
@@ -133,13 +134,16 @@ impl Child {
     }
 }
 
-/// Opens a device whose last client may still be detaching.
+/// Opens a device whose previous client may still be detaching.
+///
+/// The server refuses a new client until it has noticed the disconnect of the previous one. Every
+/// error is retried, as the refusal is EBUSY, EAGAIN during a back-off, or a closed socket.
 fn open_device(socket: &FilePath) -> Result<Device, Failure> {
     let start = Instant::now();
     loop {
         match Device::open_vfio_user(socket, OpenOptions::default()) {
-            Err(_) if start.elapsed() < TAKE_OVER => std::thread::sleep(Duration::from_millis(1)),
-            device => return device.doing(|| socket.display().to_string()),
+            Err(_) if start.elapsed() < DETACH_TIMEOUT => std::thread::sleep(Duration::from_millis(1)),
+            device => return device.context(|| socket.display().to_string()),
         }
     }
 }

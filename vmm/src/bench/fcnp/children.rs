@@ -18,13 +18,13 @@ use super::{
 };
 use crate::{
     bench::{Run, placement::Placement},
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// How long a child may take to carry out an order.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The interval between two checks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A child process.
 struct Child {
@@ -49,17 +49,17 @@ impl Children {
     pub(super) fn start(run: &Run<'_>) -> Result<Self, Failure> {
         // The folder is accessible to this user only.
         let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
-        let folder = folder.doing(|| "a directory for the bench's sockets".into())?;
-        let (report, answers) = channel();
+        let folder = folder.context(|| "a directory for the bench's sockets".into())?;
+        let (answer_sender, answers) = channel();
         let mut all = Self { children: Vec::new(), answers, folder };
 
         for side in [Side::Io, Side::Compute, Side::Relay] {
-            let child = start(side, all.folder.path(), &report)?;
+            let child = start(side, all.folder.path(), &answer_sender)?;
             all.children.push(child);
         }
 
         // From here on the channel closes when all children have ended.
-        drop(report);
+        drop(answer_sender);
         let sides = [Side::Io, Side::Compute, Side::Relay];
         for (side, answer) in all.collect(run, &sides, "its start")? {
             if let (Answer::Listening(addresses), Some(child)) = (answer, all.child(side)) {
@@ -99,13 +99,14 @@ impl Children {
                 _ => self.addresses(Side::Io),
             };
             let device = machine.map_or(Ok(Vec::new()), |machine| machine.sockets(side))?;
-            let order = Order::Open { task: *task, processor: placement.of(side.name()), device, peer };
+            let order =
+                Order::Open { task: *task, processor: placement.processor_of(side.name()), device, peer };
             self.send(side, &order)?;
         }
 
         self.collect(run, sides, &what)?;
         let mut measured = Measured::default();
-        for (_, answer) in self.order(run, sides, &Order::Go, &what)? {
+        for (_, answer) in self.order(run, sides, &Order::Measure, &what)? {
             if let Answer::Done(one) = answer {
                 measured = measured.and(one);
             }
@@ -130,9 +131,9 @@ impl Children {
     }
 
     fn send(&mut self, side: Side, order: &Order) -> Result<(), Failure> {
-        let text = serde_json::to_string(order).doing(|| "an order".into())?;
+        let text = serde_json::to_string(order).context(|| "an order".into())?;
         let Some(child) = self.child(side) else { return Ok(()) };
-        writeln!(child.orders, "{text}").doing(|| format!("the {} process has ended", side.name()))
+        writeln!(child.orders, "{text}").context(|| format!("the {} process has ended", side.name()))
     }
 
     /// Waits for one answer from each of `sides`, for at most [`PATIENCE`].
@@ -141,7 +142,7 @@ impl Children {
         let mut answers: Vec<(Side, Answer)> = Vec::with_capacity(sides.len());
 
         while answers.len() < sides.len() {
-            match self.answers.recv_timeout(LOOK) {
+            match self.answers.recv_timeout(CHECK_INTERVAL) {
                 Ok((side, Some(Answer::Failed { message }))) => {
                     return Err(Failure::environment(format!(
                         "{what}: the {} process: {message}",
@@ -191,8 +192,12 @@ impl Drop for Children {
     }
 }
 
-fn start(side: Side, folder: &FilePath, report: &Sender<(Side, Option<Answer>)>) -> Result<Child, Failure> {
-    let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+fn start(
+    side: Side,
+    folder: &FilePath,
+    answer_sender: &Sender<(Side, Option<Answer>)>,
+) -> Result<Child, Failure> {
+    let this = std::env::current_exe().context(|| "this program's own file".into())?;
     let part = format!("{}:{}", side.name(), folder.display());
     let mut process = Command::new(this)
         .args(["bench", "fcnp", "--part", &part])
@@ -201,22 +206,22 @@ fn start(side: Side, folder: &FilePath, report: &Sender<(Side, Option<Answer>)>)
         // Only the parent acts on Ctrl-C. It ends the children.
         .process_group(0)
         .spawn()
-        .doing(|| format!("starting the {} process", side.name()))?;
+        .context(|| format!("starting the {} process", side.name()))?;
 
     let (Some(orders), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
         return Err(Failure::environment("a child process without pipes"));
     };
-    let report = report.clone();
+    let answer_sender = answer_sender.clone();
     let reader = std::thread::spawn(move || {
         for line in BufReader::new(output).lines() {
             let answer = line.ok().and_then(|line| serde_json::from_str(&line).ok());
             let ended = answer.is_none();
-            if report.send((side, answer)).is_err() || ended {
+            if answer_sender.send((side, answer)).is_err() || ended {
                 return;
             }
         }
         // The receiver is gone when the benchmark has ended.
-        let _ = report.send((side, None));
+        let _ = answer_sender.send((side, None));
     });
 
     Ok(Child { side, process, orders, reader: Some(reader), addresses: None })

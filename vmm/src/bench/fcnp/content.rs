@@ -11,10 +11,11 @@ const NUMBER: usize = 8;
 
 /// Returns a buffer with the pattern. `bytes` must be at least 16.
 pub(super) fn message(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(pattern).collect()
+    (0..bytes).map(pattern_byte).collect()
 }
 
-fn pattern(at: usize) -> u8 {
+/// Returns the byte of the pattern at an offset. Neighbouring bytes differ.
+fn pattern_byte(at: usize) -> u8 {
     (at as u32).wrapping_mul(0x9e37_79b1).to_be_bytes()[0]
 }
 
@@ -45,13 +46,13 @@ pub(super) fn check(message: &[u8], number: u64) -> Result<(), Failure> {
 /// Checks the pattern between both numbers.
 pub(super) fn check_pattern(message: &[u8]) -> Result<(), Failure> {
     let last = message.len() - NUMBER;
-    match (NUMBER..last).find(|&at| message[at] != pattern(at)) {
+    match (NUMBER..last).find(|&at| message[at] != pattern_byte(at)) {
         None => Ok(()),
         Some(at) => Err(Failure::result(format!(
             "byte {at} of a message of {} is {:#x} instead of {:#x}",
             message.len(),
             message[at],
-            pattern(at)
+            pattern_byte(at)
         ))),
     }
 }

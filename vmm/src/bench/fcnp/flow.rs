@@ -8,7 +8,7 @@ use super::{
     content,
     task::{Direction, Kind, Measured, Side, Task},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// One side's end of a path.
 pub(in crate::bench) trait Endpoint: Sync {
@@ -20,25 +20,26 @@ pub(in crate::bench) trait Endpoint: Sync {
 
 /// Sends messages.
 pub(in crate::bench) trait Sender {
-    /// Sends a message on `lane`. Blocks until it is sent.
-    fn send(&mut self, lane: u32, message: &[u8]) -> Result<(), Failure>;
+    /// Sends a message from or to compute core `core`. Blocks until it is sent.
+    fn send(&mut self, core: u32, message: &[u8]) -> Result<(), Failure>;
 }
 
 /// Receives messages.
 pub(in crate::bench) trait Receiver {
-    /// Receives a message on `lane` that fills `message`. Blocks until it has come.
-    fn receive(&mut self, lane: u32, message: &mut [u8]) -> Result<(), Failure>;
+    /// Receives a message at or from compute core `core`. The message fills `message`. Blocks until
+    /// it has come.
+    fn receive(&mut self, core: u32, message: &mut [u8]) -> Result<(), Failure>;
 }
 
-/// The work of one thread: it sends or receives, on these lanes in turn.
+/// The work of one thread: it sends or receives, for these compute cores in turn.
 #[derive(Clone, Debug)]
 struct Flow {
     sends: bool,
-    lanes: std::ops::Range<u32>,
+    cores: std::ops::Range<u32>,
 }
 
 /// Returns the flows of a side. The I/O node has one thread for each direction, which serves the
-/// lanes in turn. A compute core has its own thread for each direction.
+/// compute cores in turn. A compute core has its own thread for each direction.
 fn flows(side: Side, task: &Task) -> Vec<Flow> {
     let mut flows = Vec::new();
     for (direction, sender) in [(Direction::IoToCompute, Side::Io), (Direction::ComputeToIo, Side::Compute)] {
@@ -47,8 +48,10 @@ fn flows(side: Side, task: &Task) -> Vec<Flow> {
         }
         let sends = side == sender;
         match side {
-            Side::Compute => flows.extend((0..task.lanes).map(|lane| Flow { sends, lanes: lane..lane + 1 })),
-            _ => flows.push(Flow { sends, lanes: 0..task.lanes }),
+            Side::Compute => {
+                flows.extend((0..task.compute_cores).map(|core| Flow { sends, cores: core..core + 1 }))
+            }
+            _ => flows.push(Flow { sends, cores: 0..task.compute_cores }),
         }
     }
 
@@ -79,9 +82,9 @@ fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<Measured,
     if flow.sends {
         let mut sender = endpoint.sender()?;
         for number in 0..=u64::from(task.count) {
-            for lane in flow.lanes.clone() {
+            for core in flow.cores.clone() {
                 content::stamp(&mut message, number);
-                sender.send(lane, &message)?;
+                sender.send(core, &message)?;
             }
         }
         return Ok(Measured::default());
@@ -89,16 +92,16 @@ fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<Measured,
 
     let mut receiver = endpoint.receiver()?;
     message.fill(0);
-    for lane in flow.lanes.clone() {
-        receiver.receive(lane, &mut message)?;
+    for core in flow.cores.clone() {
+        receiver.receive(core, &mut message)?;
         content::check(&message, 0)?;
         content::check_pattern(&message)?;
     }
 
     let start = now()?;
     for number in 1..=u64::from(task.count) {
-        for lane in flow.lanes.clone() {
-            receiver.receive(lane, &mut message)?;
+        for core in flow.cores.clone() {
+            receiver.receive(core, &mut message)?;
             content::check(&message, number)?;
         }
     }
@@ -137,7 +140,7 @@ fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measure
 
 /// Reads the monotonic clock, which all processes share, in nanoseconds.
 fn now() -> Result<u64, Failure> {
-    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).doing(|| "the clock".into())?;
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).context(|| "the clock".into())?;
     Ok(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
 }
 
@@ -145,9 +148,9 @@ fn now() -> Result<u64, Failure> {
 mod tests {
     use super::{super::task::Path, *};
 
-    fn count(side: Side, direction: Direction, lanes: u32) -> usize {
+    fn count(side: Side, direction: Direction, compute_cores: u32) -> usize {
         let kind = Kind::Stream;
-        flows(side, &Task { path: Path::FcnpPoll, direction, kind, bytes: 16, count: 1, lanes }).len()
+        flows(side, &Task { path: Path::FcnpPoll, direction, kind, bytes: 16, count: 1, compute_cores }).len()
     }
 
     #[test]

@@ -24,15 +24,16 @@ use crate::{
         placement::{self, Placement},
     },
     cli::ServeOptions,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
 /// How long a measurement in this process may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const MEASUREMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval between two checks for Ctrl-C.
-const LOOK: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Returns the description of a pset with one compute node.
 fn description(fifo_depth: u32) -> Result<Description, Failure> {
     let text = format!(
         "name = \"bench-fcnp-{}-{fifo_depth}\"\n[[pset]]\ncompute_nodes = 1\nfifo_depth = {fifo_depth}\n",
@@ -72,25 +73,27 @@ impl Machine {
 }
 
 /// A machine in this process.
-pub(super) struct Local {
+pub(super) struct InProcessMachine {
     machine: Arc<LocalMachine>,
     pub(super) fifo_depth: u32,
 }
 
-impl Local {
+impl InProcessMachine {
     pub(super) fn new(fifo_depth: u32) -> Result<Self, Failure> {
         let (machine, _) =
             build(&description(fifo_depth)?).map_err(|error| Failure::usage(error.to_string()))?;
         Ok(Self { machine: LocalMachine::new(machine), fifo_depth })
     }
 
-    fn devices(&self, side: Side, lanes: u32) -> Result<Vec<Device>, Failure> {
-        let (node, cores) = if side == Side::Io { ("io0", 1) } else { ("cn0", lanes) };
+    /// Opens the devices that `side` uses: the I/O node's core, or the first `compute_cores` cores
+    /// of the compute node.
+    fn open_devices(&self, side: Side, compute_cores: u32) -> Result<Vec<Device>, Failure> {
+        let (node, cores) = if side == Side::Io { ("io0", 1) } else { ("cn0", compute_cores) };
         (0..cores)
             .map(|core| {
                 let name = format!("core{core}");
-                let backing = self.machine.open_named(node, &name).doing(|| format!("{node}.{name}"))?;
-                Device::from_backing(backing).doing(|| format!("{node}.{name}"))
+                let backing = self.machine.open_named(node, &name).context(|| format!("{node}.{name}"))?;
+                Device::from_backing(backing).context(|| format!("{node}.{name}"))
             })
             .collect()
     }
@@ -102,21 +105,21 @@ impl Local {
         task: &Task,
         placement: &Placement,
     ) -> Result<Measured, Failure> {
-        let cancel = Cancel::new().doing(|| "starting".into())?;
-        let opened = std::sync::Barrier::new(2);
-        let (report, results) = channel();
+        let cancel = Cancel::new().context(|| "starting".into())?;
+        let both_ready = std::sync::Barrier::new(2);
+        let (result_sender, results) = channel();
 
         std::thread::scope(|scope| {
             for side in [Side::Io, Side::Compute] {
-                let (report, cancel, opened) = (report.clone(), &cancel, &opened);
+                let (result_sender, cancel, both_ready) = (result_sender.clone(), &cancel, &both_ready);
                 scope.spawn(move || {
-                    let pinned = placement.of(side.name()).map_or(Ok(()), placement::pin);
+                    let pinned = placement.processor_of(side.name()).map_or(Ok(()), placement::pin);
                     let endpoint = pinned
-                        .and_then(|()| self.devices(side, task.lanes))
+                        .and_then(|()| self.open_devices(side, task.compute_cores))
                         .and_then(|devices| tree::open(side, task, devices, cancel));
 
                     // No side sends before both are open.
-                    opened.wait();
+                    both_ready.wait();
                     let measured = match &endpoint {
                         Ok(endpoint) => flow::run(endpoint.as_ref(), side, task),
                         Err(failure) => Err(failure.clone()),
@@ -124,13 +127,13 @@ impl Local {
 
                     let failed = measured.is_err();
                     // The receiving end exists until this scope ends.
-                    let _ = report.send(measured);
+                    let _ = result_sender.send(measured);
                     if failed {
                         cancel.cancel();
                     }
 
                     // No side closes before both have finished.
-                    opened.wait();
+                    both_ready.wait();
                 });
             }
 
@@ -139,14 +142,14 @@ impl Local {
             let mut missing = 2;
 
             while missing > 0 {
-                if let Ok(measured) = results.recv_timeout(LOOK) {
+                if let Ok(measured) = results.recv_timeout(CHECK_INTERVAL) {
                     missing -= 1;
                     all = all.and_then(|all: Measured| Ok(all.and(measured?)));
                 }
 
-                let stopped = run
-                    .check()
-                    .and_then(|()| if start.elapsed() < PATIENCE { Ok(()) } else { Err(late(task)) });
+                let stopped = run.check().and_then(|()| {
+                    if start.elapsed() < MEASUREMENT_TIMEOUT { Ok(()) } else { Err(timed_out(task)) }
+                });
                 if let Err(failure) = stopped {
                     cancel.cancel();
                     all = all.and(Err(failure));
@@ -157,6 +160,9 @@ impl Local {
     }
 }
 
-fn late(task: &Task) -> Failure {
-    Failure::environment(format!("{} in process was not done within {PATIENCE:?}", task.path.name()))
+fn timed_out(task: &Task) -> Failure {
+    Failure::environment(format!(
+        "{} in process was not done within {MEASUREMENT_TIMEOUT:?}",
+        task.path.name()
+    ))
 }

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use self::{
     children::Children,
-    machine::{Local, Machine},
+    machine::{InProcessMachine, Machine},
     rows::{Contestant, Figure, Results},
     task::{Direction, Kind, Measured, Path, Task},
 };
@@ -56,8 +56,8 @@ const PROBE: u32 = 64;
 /// The greatest number of messages in a measurement.
 const MOST: u32 = 1_000_000;
 
-/// The amount of measurements.
-struct Extent {
+/// The message sizes of all measurements, and how often and how long each is measured.
+struct Sweep {
     sizes: &'static [usize],
     rounds: usize,
     /// Approximate duration of a measurement in seconds.
@@ -70,7 +70,7 @@ struct Extent {
     limit: Duration,
 }
 
-impl Extent {
+impl Sweep {
     fn of(run: &Run<'_>) -> Self {
         if run.quick {
             Self {
@@ -124,9 +124,10 @@ struct Comparison {
 }
 
 impl Comparison {
+    /// Returns a comparison of those `contestants` that are measured with messages of this size.
     fn of(contestants: &[Contestant], direction: Direction, bytes: usize) -> Self {
-        let two = |contestant: &Contestant| contestant.lanes == 1 || bytes == TWO_AT;
-        Self { direction, bytes, contestants: contestants.iter().copied().filter(two).collect() }
+        let is_measured = |contestant: &Contestant| contestant.compute_cores == 1 || bytes == TWO_AT;
+        Self { direction, bytes, contestants: contestants.iter().copied().filter(is_measured).collect() }
     }
 
     /// Returns the text for the progress bar.
@@ -139,15 +140,17 @@ impl Comparison {
 struct Bench<'a> {
     run: &'a Run<'a>,
     children: Children,
+    /// The served machines, one for each depth of the FIFOs.
     served: Vec<Machine>,
-    local: Vec<Local>,
+    /// The machines in this process, one for each depth of the FIFOs.
+    in_process: Vec<InProcessMachine>,
     placement: Placement,
 }
 
 pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
-    let extent = Extent::of(run);
+    let sweep = Sweep::of(run);
     let contestants = contestants();
-    let comparisons: Vec<Comparison> = extent
+    let comparisons: Vec<Comparison> = sweep
         .sizes
         .iter()
         .flat_map(|&bytes| Direction::ALL.map(|direction| Comparison::of(&contestants, direction, bytes)))
@@ -155,23 +158,23 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
     let measurements: usize = comparisons.iter().map(|comparison| comparison.contestants.len()).sum();
     let candidates = placements()?;
-    run.steps((measurements * (extent.rounds + 1) + candidates.len() * extent.placement_rounds) as u64);
+    run.steps((measurements * (sweep.rounds + 1) + candidates.len() * sweep.placement_rounds) as u64);
 
     let mut bench = Bench {
         run,
         children: Children::start(run)?,
         served: Vec::new(),
-        local: DEPTHS.into_iter().map(Local::new).collect::<Result<_, _>>()?,
+        in_process: DEPTHS.into_iter().map(InProcessMachine::new).collect::<Result<_, _>>()?,
         placement: Placement::free(),
     };
 
-    let tried = bench.choose_placement(&candidates, &extent)?;
+    let tried = bench.choose_placement(&candidates, &sweep)?;
     let mut results = Results::new(bench.placement.text());
     let start = Instant::now();
     for (index, comparison) in comparisons.iter().enumerate() {
         let share = index as f64 / comparisons.len() as f64;
-        let rounds = extent.rounds_now(share, start.elapsed());
-        bench.compare(comparison, rounds, &extent, &mut results)?;
+        let rounds = sweep.rounds_now(share, start.elapsed());
+        bench.measure_interleaved(comparison, rounds, &sweep, &mut results)?;
     }
 
     bench.stop_serving()?;
@@ -183,17 +186,17 @@ fn contestants() -> Vec<Contestant> {
     let mut all = Vec::new();
     for path in Path::ALL {
         if !path.has_device() {
-            all.push(Contestant { path, backing: None, depth: None, lanes: 1 });
+            all.push(Contestant { path, backing: None, depth: None, compute_cores: 1 });
             continue;
         }
 
         for depth in DEPTHS.map(Some) {
-            let lanes: &[u32] = if path == Path::Raw { &[1] } else { &[1, 2] };
-            for &lanes in lanes {
-                all.push(Contestant { path, backing: Some(Backing::VfioUser), depth, lanes });
+            let compute_cores: &[u32] = if path == Path::Raw { &[1] } else { &[1, 2] };
+            for &compute_cores in compute_cores {
+                all.push(Contestant { path, backing: Some(Backing::VfioUser), depth, compute_cores });
             }
             if path != Path::FcnpIrq {
-                all.push(Contestant { path, backing: Some(Backing::InProcess), depth, lanes: 1 });
+                all.push(Contestant { path, backing: Some(Backing::InProcess), depth, compute_cores: 1 });
             }
         }
     }
@@ -234,12 +237,12 @@ impl Bench<'_> {
     fn choose_placement(
         &mut self,
         candidates: &[Placement],
-        extent: &Extent,
+        sweep: &Sweep,
     ) -> Result<Vec<(String, f64)>, Failure> {
-        let rounds = in_turns(extent.placement_rounds, candidates.len(), |index, _| {
+        let rounds = in_turns(sweep.placement_rounds, candidates.len(), |index, _| {
             self.run.step(format!("placement: {}", candidates[index].text()))?;
             self.serve(&candidates[index])?;
-            self.raw_bandwidth(extent)
+            self.raw_bandwidth(sweep)
         })?;
 
         let medians: Vec<_> = rounds.iter().map(|round| median(round)).collect();
@@ -253,14 +256,14 @@ impl Bench<'_> {
 
     /// Returns the bandwidth of raw packets in Gb/s, as the geometric mean over directions and
     /// depths.
-    fn raw_bandwidth(&mut self, extent: &Extent) -> Result<f64, Failure> {
+    fn raw_bandwidth(&mut self, sweep: &Sweep) -> Result<f64, Failure> {
         let mut bandwidths = Vec::new();
         for depth in DEPTHS {
             let raw = rows::tree(Path::Raw, depth, 1);
             for direction in [Direction::IoToCompute, Direction::ComputeToIo] {
                 let probe = raw.task(direction, TWO_AT, Kind::Stream, PROBE);
                 let seconds = self.measure(&raw, &probe)?.seconds();
-                let task = raw.task(direction, TWO_AT, Kind::Stream, extent.count(PROBE, seconds));
+                let task = raw.task(direction, TWO_AT, Kind::Stream, sweep.count(PROBE, seconds));
                 bandwidths.push(task.bandwidth(&self.measure(&raw, &task)?) / 1e9);
             }
         }
@@ -269,12 +272,12 @@ impl Bench<'_> {
         Ok((logarithms / bandwidths.len() as f64).exp())
     }
 
-    /// Measures the contestants of a comparison in turns.
-    fn compare(
+    /// Measures the contestants of a comparison in turns, and adds their figures to `results`.
+    fn measure_interleaved(
         &mut self,
         comparison: &Comparison,
         rounds: usize,
-        extent: &Extent,
+        sweep: &Sweep,
         results: &mut Results,
     ) -> Result<(), Failure> {
         let &Comparison { direction, bytes, ref contestants } = comparison;
@@ -284,7 +287,7 @@ impl Bench<'_> {
             let probe = ((4 * TWO_AT) / bytes).clamp(2, PROBE as usize) as u32;
             let task = contestant.task(direction, bytes, Kind::Stream, probe);
             let seconds = self.measure(contestant, &task)?.seconds();
-            counts.push(extent.count(probe, seconds));
+            counts.push(sweep.count(probe, seconds));
         }
 
         let rounds = in_turns(rounds, contestants.len(), |index, _| {
@@ -293,8 +296,8 @@ impl Bench<'_> {
             let task = contestant.task(direction, bytes, Kind::Stream, counts[index]);
             let gbit_s = task.bandwidth(&self.measure(contestant, &task)?) / 1e9;
             let mut round_trips = Vec::new();
-            if bytes == LATENCY_AT && direction != Direction::Both && contestant.lanes == 1 {
-                let task = contestant.task(direction, bytes, Kind::PingPong, extent.round_trips);
+            if bytes == LATENCY_AT && direction != Direction::Both && contestant.compute_cores == 1 {
+                let task = contestant.task(direction, bytes, Kind::PingPong, sweep.round_trips);
                 round_trips = self.measure(contestant, &task)?.round_trips;
             }
             Ok::<_, Failure>(Figure { gbit_s, round_trips })
@@ -307,11 +310,13 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// Measures a contestant once.
     fn measure(&mut self, contestant: &Contestant, task: &Task) -> Result<Measured, Failure> {
         if contestant.backing == Some(Backing::InProcess) {
-            let local = self.local.iter().find(|local| Some(local.fifo_depth) == contestant.depth);
-            let local = local.ok_or_else(|| Failure::environment("no such machine"))?;
-            return local.measure(self.run, task, &self.placement);
+            let mut machines = self.in_process.iter();
+            let machine = machines.find(|machine| Some(machine.fifo_depth) == contestant.depth);
+            let machine = machine.ok_or_else(|| Failure::environment("no such machine"))?;
+            return machine.measure(self.run, task, &self.placement);
         }
         let machine = self.served.iter().find(|machine| Some(machine.fifo_depth) == contestant.depth);
         self.children.measure(self.run, task, machine, &self.placement)

@@ -23,52 +23,61 @@ use crate::failure::Failure;
 /// Greatest number of bytes of one copy: more than a Unix socket holds. 16 KB and 64 KB were
 /// slower.
 const BUFFER: usize = 256 * 1024;
-/// The longest message of a forwarded call.
-const LONGEST: usize = 16 << 20;
+/// The longest message of a forwarded call, in bytes.
+const MAX_CALL_BYTES: usize = 16 << 20;
 
 /// The relay's connections, and the threads that copy between them.
 pub(super) struct Relay {
-    connections: Vec<Arc<Stream>>,
+    /// The connection to the I/O process.
+    io: Arc<Stream>,
+    /// The connections of the compute process. A forwarder has one for the calls of each direction.
+    compute: Vec<Arc<Stream>>,
     threads: Vec<JoinHandle<Result<(), Failure>>>,
 }
 
 impl Relay {
     /// Connects to the I/O process, and accepts the connections of the compute process.
     pub(super) fn open(task: &Task, listeners: &Listeners, io: &Addresses) -> Result<Self, Failure> {
-        let onward = Arc::new(connect(task.path, io)?);
-        let mut connections = vec![onward, Arc::new(listeners.accept(task.path)?)];
+        let io = Arc::new(connect(task.path, io)?);
+        let mut compute = vec![Arc::new(listeners.accept(task.path)?)];
         if task.path.middle() == Middle::Forwarder {
-            connections.push(Arc::new(listeners.accept(task.path)?));
+            compute.push(Arc::new(listeners.accept(task.path)?));
         }
-        Ok(Self { connections, threads: Vec::new() })
+        Ok(Self { io, compute, threads: Vec::new() })
     }
 
-    /// Starts to copy.
-    pub(super) fn go(&mut self, task: &Task) {
-        let Some((onward, compute)) = self.connections.split_first() else { return };
-        let forwards = task.path.middle() == Middle::Forwarder;
-
-        for near in compute {
-            let ends = || (near.clone(), onward.clone());
-            let ((near, onward), (back, from)) = (ends(), ends());
-
-            if forwards {
-                self.threads.push(spawn(move || forward(&near, &onward)));
+    /// Starts the threads of each connection of the compute process, and returns at once.
+    ///
+    /// - In a forwarder, one thread makes the calls of the connection.
+    /// - In a relay, one thread copies the messages of a ping-pong in both directions. For any
+    ///   other task, each direction has a thread that copies bytes.
+    pub(super) fn start_threads(&mut self, task: &Task) {
+        for compute in &self.compute {
+            if task.path.middle() == Middle::Forwarder {
+                let (compute, io) = (compute.clone(), self.io.clone());
+                self.threads.push(spawn(move || forward(&compute, &io)));
             } else if task.kind == Kind::PingPong {
-                let begins = task.direction.has(Direction::IoToCompute);
-                let (first, second) = if begins { (onward, near) } else { (near, onward) };
+                let (compute, io) = (compute.clone(), self.io.clone());
+                let io_sends_first = task.direction.has(Direction::IoToCompute);
+                let (first, second) = if io_sends_first { (io, compute) } else { (compute, io) };
                 let bytes = task.bytes;
                 self.threads.push(spawn(move || alternate(&first, &second, bytes)));
             } else {
-                self.threads.push(spawn(move || copy(&near, &onward)));
-                self.threads.push(spawn(move || copy(&from, &back)));
+                self.threads.push(spawn({
+                    let (compute, io) = (compute.clone(), self.io.clone());
+                    move || copy(&compute, &io)
+                }));
+                self.threads.push(spawn({
+                    let (compute, io) = (compute.clone(), self.io.clone());
+                    move || copy(&io, &compute)
+                }));
             }
         }
     }
 
     /// Waits until both sides have closed.
     pub(super) fn close(self) -> Result<(), Failure> {
-        drop(self.connections);
+        drop((self.io, self.compute));
         self.threads.into_iter().try_for_each(|thread| {
             thread.join().unwrap_or_else(|_| Err(Failure::environment("a thread of the relay failed")))
         })
@@ -104,14 +113,14 @@ fn alternate(first: &Stream, second: &Stream, bytes: usize) -> Result<(), Failur
 }
 
 /// Makes forwarded calls until the compute process has closed.
-fn forward(near: &Stream, onward: &Stream) -> Result<(), Failure> {
+fn forward(compute: &Stream, io: &Stream) -> Result<(), Failure> {
     let mut call = [0; CALL];
     let mut data = Vec::new();
 
-    while near.read_all(&mut call)? {
+    while compute.read_all(&mut call)? {
         let call = u64::from_le_bytes(call);
         let length = (call & !WRITES) as usize;
-        if length > LONGEST {
+        if length > MAX_CALL_BYTES {
             return Err(Failure::environment(format!("a forwarded call of {length} bytes")));
         }
 
@@ -120,12 +129,12 @@ fn forward(near: &Stream, onward: &Stream) -> Result<(), Failure> {
         let answer = (length as u64).to_le_bytes();
 
         if call & WRITES != 0 {
-            near.read_all(&mut data)?;
-            onward.write_all(&[], &data)?;
-            near.write_all(&answer, &[])?;
+            compute.read_all(&mut data)?;
+            io.write_all(&[], &data)?;
+            compute.write_all(&answer, &[])?;
         } else {
-            onward.read_all(&mut data)?;
-            near.write_all(&answer, &data)?;
+            io.read_all(&mut data)?;
+            compute.write_all(&answer, &data)?;
         }
     }
 

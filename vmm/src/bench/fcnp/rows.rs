@@ -24,13 +24,20 @@ pub(super) struct Contestant {
     pub(super) path: Path,
     pub(super) backing: Option<Backing>,
     pub(super) depth: Option<u32>,
-    /// Number of outstanding requests.
-    pub(super) lanes: u32,
+    /// Number of compute cores, each with one outstanding request.
+    pub(super) compute_cores: u32,
 }
 
 impl Contestant {
     pub(super) fn task(&self, direction: Direction, bytes: usize, kind: Kind, count: u32) -> Task {
-        Task { path: self.path, direction, kind, bytes, count: count.div_ceil(self.lanes), lanes: self.lanes }
+        Task {
+            path: self.path,
+            direction,
+            kind,
+            bytes,
+            count: count.div_ceil(self.compute_cores),
+            compute_cores: self.compute_cores,
+        }
     }
 }
 
@@ -74,8 +81,8 @@ impl Results {
     /// Returns rows and goals. `tried` are the placements with the bandwidth of raw packets.
     pub(super) fn outcome(mut self, tried: &[(String, f64)]) -> Outcome {
         self.entries.sort_by_key(|entry| {
-            let Contestant { path, backing, depth, lanes } = entry.contestant;
-            (path, backing != Some(Backing::VfioUser), depth, lanes, entry.direction, entry.bytes)
+            let Contestant { path, backing, depth, compute_cores } = entry.contestant;
+            (path, backing != Some(Backing::VfioUser), depth, compute_cores, entry.direction, entry.bytes)
         });
         let rows = self.entries.iter().map(|entry| self.row(entry)).collect();
         let mut notes = vec![
@@ -97,7 +104,7 @@ impl Results {
     }
 
     fn row(&self, entry: &Entry) -> Row {
-        let Contestant { path, backing, depth, lanes } = entry.contestant;
+        let Contestant { path, backing, depth, compute_cores } = entry.contestant;
         let bandwidths: Vec<_> = entry.rounds.iter().map(|round| round.gbit_s).collect();
         let gbit_s = median(&bandwidths);
         let mut samples = Samples::default();
@@ -121,7 +128,7 @@ impl Results {
         .figure("rounds", entry.rounds.len() as f64);
 
         if matches!(path, Path::FcnpPoll | Path::FcnpIrq) {
-            row.figure("outstanding", lanes.into())
+            row.figure("outstanding", compute_cores.into())
         } else {
             row
         }
@@ -143,14 +150,14 @@ impl Results {
     /// Returns the goals for FCNP compared with raw packets.
     fn goals_of_raw(&self) -> Vec<Goal> {
         let mut goals = Vec::new();
-        for (bytes, lanes) in [(LARGE, 1), (TWO_AT, 2)] {
+        for (bytes, compute_cores) in [(LARGE, 1), (TWO_AT, 2)] {
             for depth in DEPTHS {
                 for direction in Direction::ALL {
                     let raw = tree(Path::Raw, depth, 1);
-                    let fcnp = tree(Path::FcnpPoll, depth, lanes);
+                    let fcnp = tree(Path::FcnpPoll, depth, compute_cores);
                     let Some(ratio) = self.ratio(fcnp, raw, direction, bytes) else { continue };
                     let what = format!(
-                        "fcnp-poll to raw, times: {bytes} bytes, {lanes} outstanding, FIFOs of {depth}, {}",
+                        "fcnp-poll to raw, times: {bytes} bytes, {compute_cores} outstanding, FIFOs of {depth}, {}",
                         direction.name()
                     );
                     goals.push(Goal::at_least(what, OF_RAW, ratio));
@@ -190,7 +197,7 @@ impl Results {
         let sockets = Path::ALL.into_iter().filter(|path| path.middle() == middle);
         sockets
             .filter_map(|path| {
-                let sockets = Contestant { path, backing: None, depth: None, lanes: 1 };
+                let sockets = Contestant { path, backing: None, depth: None, compute_cores: 1 };
                 self.ratio(tree(Path::FcnpPoll, depth, 1), sockets, direction, bytes)
             })
             .min_by(f64::total_cmp)
@@ -219,7 +226,7 @@ impl Results {
         let half = |path, depth| {
             let contestant = match depth {
                 Some(depth) => tree(path, depth, 1),
-                None => Contestant { path, backing: None, depth: None, lanes: 1 },
+                None => Contestant { path, backing: None, depth: None, compute_cores: 1 },
             };
             let entry = self.find(contestant, Direction::IoToCompute, LATENCY_AT)?;
             self.row(entry).p50_us
@@ -240,6 +247,6 @@ impl Results {
 }
 
 /// Returns a contestant with a served device.
-pub(super) fn tree(path: Path, depth: u32, lanes: u32) -> Contestant {
-    Contestant { path, backing: Some(Backing::VfioUser), depth: Some(depth), lanes }
+pub(super) fn tree(path: Path, depth: u32, compute_cores: u32) -> Contestant {
+    Contestant { path, backing: Some(Backing::VfioUser), depth: Some(depth), compute_cores }
 }

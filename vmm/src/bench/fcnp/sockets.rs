@@ -22,7 +22,7 @@ use super::{
     flow::{Endpoint, Receiver, Sender},
     task::{Addresses, Middle, Path, Side},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// How long the other side may take to connect.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,29 +47,29 @@ impl Drop for Listeners {
 
 impl Listeners {
     pub(super) fn bind(path: PathBuf) -> Result<(Self, Addresses), Failure> {
-        let unix = UnixListener::bind(&path).doing(|| path.display().to_string())?;
-        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "a port of loopback".into())?;
-        let address = tcp.local_addr().doing(|| "a port of loopback".into())?;
+        let unix = UnixListener::bind(&path).context(|| path.display().to_string())?;
+        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "a port of loopback".into())?;
+        let address = tcp.local_addr().context(|| "a port of loopback".into())?;
         Ok((Self { unix, tcp, path: path.clone() }, Addresses { unix: path, tcp: address }))
     }
 
     pub(super) fn accept(&self, path: Path) -> Result<Stream, Failure> {
-        let doing = || "accepting a connection".into();
+        let context = || "accepting a connection".into();
         if path.is_tcp() {
             wait(self.tcp.as_fd(), PollFlags::POLLIN, PATIENCE)?;
-            Stream::tcp(self.tcp.accept().doing(doing)?.0)
+            Stream::tcp(self.tcp.accept().context(context)?.0)
         } else {
             wait(self.unix.as_fd(), PollFlags::POLLIN, PATIENCE)?;
-            Stream::unix(self.unix.accept().doing(doing)?.0)
+            Stream::unix(self.unix.accept().context(context)?.0)
         }
     }
 }
 
 pub(super) fn connect(path: Path, to: &Addresses) -> Result<Stream, Failure> {
     if path.is_tcp() {
-        Stream::tcp(TcpStream::connect_timeout(&to.tcp, PATIENCE).doing(|| to.tcp.to_string())?)
+        Stream::tcp(TcpStream::connect_timeout(&to.tcp, PATIENCE).context(|| to.tcp.to_string())?)
     } else {
-        Stream::unix(UnixStream::connect(&to.unix).doing(|| to.unix.display().to_string())?)
+        Stream::unix(UnixStream::connect(&to.unix).context(|| to.unix.display().to_string())?)
     }
 }
 
@@ -78,7 +78,7 @@ fn wait(fd: BorrowedFd<'_>, flags: PollFlags, most: Duration) -> Result<(), Fail
     let timeout = PollTimeout::try_from(most).unwrap_or(PollTimeout::MAX);
     match poll(&mut fds, timeout) {
         Ok(0) => Err(Failure::environment(format!("a socket was not ready within {most:?}"))),
-        ready => ready.map(|_| ()).doing(|| "waiting for a socket".into()),
+        ready => ready.map(|_| ()).context(|| "waiting for a socket".into()),
     }
 }
 
@@ -90,7 +90,7 @@ pub(super) enum Stream {
 
 impl Stream {
     fn unix(stream: UnixStream) -> Result<Self, Failure> {
-        stream.set_nonblocking(true).doing(|| "a Unix socket".into())?;
+        stream.set_nonblocking(true).context(|| "a Unix socket".into())?;
         Ok(Self::Unix(stream))
     }
 
@@ -98,7 +98,7 @@ impl Stream {
         stream
             .set_nonblocking(true)
             .and_then(|()| stream.set_nodelay(true))
-            .doing(|| "a TCP socket".into())?;
+            .context(|| "a TCP socket".into())?;
         Ok(Self::Tcp(stream))
     }
 
@@ -125,7 +125,7 @@ impl Stream {
                 }
                 // A side that closes while data for it is in flight resets the connection.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(0),
-                read => return read.doing(|| "reading from a socket".into()),
+                read => return read.context(|| "reading from a socket".into()),
             }
         }
     }
@@ -169,7 +169,7 @@ impl Stream {
                     self.rest(&mut relax, PollFlags::POLLOUT)?;
                 }
                 written => {
-                    at += written.doing(|| "writing to a socket".into())?;
+                    at += written.context(|| "writing to a socket".into())?;
                     relax.reset();
                 }
             }
@@ -224,18 +224,18 @@ pub(in crate::bench) fn open_tcp(
     side: Side,
     address: SocketAddr,
 ) -> Result<Box<dyn Endpoint + Send>, Failure> {
-    let doing = || address.to_string();
+    let context = || address.to_string();
     if side == Side::Io {
-        let listener = TcpListener::bind(address).doing(doing)?;
+        let listener = TcpListener::bind(address).context(context)?;
         wait(listener.as_fd(), PollFlags::POLLIN, PATIENCE)?;
-        return Ok(Box::new(Direct(Stream::tcp(listener.accept().doing(doing)?.0)?)));
+        return Ok(Box::new(Direct(Stream::tcp(listener.accept().context(context)?.0)?)));
     }
 
     let start = Instant::now();
     loop {
         match TcpStream::connect_timeout(&address, PATIENCE) {
             Err(_) if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
-            stream => return Ok(Box::new(Direct(Stream::tcp(stream.doing(doing)?)?))),
+            stream => return Ok(Box::new(Direct(Stream::tcp(stream.context(context)?)?))),
         }
     }
 }

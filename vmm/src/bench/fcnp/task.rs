@@ -132,12 +132,11 @@ pub(in crate::bench) struct Task {
     pub(in crate::bench) kind: Kind,
     /// Bytes of a message, at least 16.
     pub(in crate::bench) bytes: usize,
-    /// Number of messages, or round trips, of each lane and direction. One more precedes them, and
-    /// is not measured.
+    /// Number of messages, or round trips, of each compute core and direction. One more precedes
+    /// them, and is not measured.
     pub(in crate::bench) count: u32,
-    /// Number of lanes: compute cores with one outstanding request each. Only FCNP uses more than
-    /// one.
-    pub(in crate::bench) lanes: u32,
+    /// Number of compute cores, each with one outstanding request. Only FCNP uses more than one.
+    pub(in crate::bench) compute_cores: u32,
 }
 
 /// A process, or thread, of a measurement.
@@ -186,8 +185,8 @@ pub(in crate::bench) enum Order {
         /// The addresses to connect to.
         peer: Option<Addresses>,
     },
-    /// Measures.
-    Go,
+    /// Measures with what [`Order::Open`] has opened.
+    Measure,
     /// Closes everything that is open.
     Close,
 }
@@ -199,7 +198,7 @@ pub(in crate::bench) enum Answer {
     Listening(Addresses),
     /// The answer to [`Order::Open`].
     Opened,
-    /// The answer to [`Order::Go`].
+    /// The answer to [`Order::Measure`].
     Done(Measured),
     /// The answer to [`Order::Close`].
     Closed,
@@ -241,7 +240,7 @@ impl Task {
     /// Returns the rate of payload in bits per second, as the sum of both directions.
     pub(in crate::bench) fn bandwidth(&self, measured: &Measured) -> f64 {
         let directions = if self.direction == Direction::Both { 2.0 } else { 1.0 };
-        let messages = directions * f64::from(self.count) * f64::from(self.lanes);
+        let messages = directions * f64::from(self.count) * f64::from(self.compute_cores);
         8.0 * self.bytes as f64 * messages / measured.seconds()
     }
 }

@@ -11,7 +11,7 @@ use super::{
     flow::{Endpoint, Receiver, Sender},
     task::{Path, Side, Task},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// The class of routes for raw packets, which FCNP uses, too.
 const CLASS: u32 = 0;
@@ -25,22 +25,22 @@ pub(in crate::bench) fn open(
     mut devices: Vec<Device>,
     cancel: &Cancel,
 ) -> Result<Box<dyn Endpoint + Send>, Failure> {
-    let doing = || format!("opening {} on the {} side", task.path.name(), side.name());
+    let context = || format!("opening {} on the {} side", task.path.name(), side.name());
     let mode = if task.path == Path::FcnpIrq { Mode::Interrupt } else { Mode::Polling };
     let config = Config { mode, ..Config::default() };
-    devices.truncate(task.lanes as usize);
+    devices.truncate(task.compute_cores as usize);
 
     Ok(match (task.path, side) {
-        (Path::Raw, _) => Box::new(Raw::open(only(devices)?, cancel).doing(doing)?),
+        (Path::Raw, _) => Box::new(Raw::open(only(devices)?, cancel).context(context)?),
         (_, Side::Io) => {
-            let node = IoNode::open(only(devices)?, config).doing(doing)?;
+            let node = IoNode::open(only(devices)?, config).context(context)?;
             Box::new(Io { node, cancel: cancel.clone() })
         }
         _ => {
             let open = |device| {
                 ComputeCore::open_until(device, config, Deadline::after(config.open_timeout), Some(cancel))
             };
-            let cores = devices.into_iter().map(open).collect::<Result<_, _>>().doing(doing)?;
+            let cores = devices.into_iter().map(open).collect::<Result<_, _>>().context(context)?;
             Box::new(Compute { cores, cancel: cancel.clone() })
         }
     })
@@ -67,20 +67,20 @@ impl Endpoint for Io {
 }
 
 impl Sender for &Io {
-    fn send(&mut self, lane: u32, message: &[u8]) -> Result<(), Failure> {
-        let sent = self.node.write_until(lane, message, Deadline::never(), Some(&self.cancel));
-        complete(sent, message.len(), "writing to a core")
+    fn send(&mut self, core: u32, message: &[u8]) -> Result<(), Failure> {
+        let sent = self.node.write_until(core, message, Deadline::never(), Some(&self.cancel));
+        check_length(sent, message.len(), "writing to a core")
     }
 }
 
 impl Receiver for &Io {
-    fn receive(&mut self, lane: u32, message: &mut [u8]) -> Result<(), Failure> {
-        let received = self.node.read_until(lane, message, Deadline::never(), Some(&self.cancel));
-        complete(received, message.len(), "reading from a core")
+    fn receive(&mut self, core: u32, message: &mut [u8]) -> Result<(), Failure> {
+        let received = self.node.read_until(core, message, Deadline::never(), Some(&self.cancel));
+        check_length(received, message.len(), "reading from a core")
     }
 }
 
-/// FCNP on a compute node. Each lane has one core.
+/// FCNP on a compute node.
 struct Compute {
     cores: Vec<ComputeCore>,
     cancel: Cancel,
@@ -97,31 +97,34 @@ impl Endpoint for Compute {
 }
 
 impl Compute {
-    fn core(&self, lane: u32) -> Result<&ComputeCore, Failure> {
-        self.cores.get(lane as usize).ok_or_else(|| Failure::environment("a lane without a core"))
+    fn core(&self, core: u32) -> Result<&ComputeCore, Failure> {
+        self.cores
+            .get(core as usize)
+            .ok_or_else(|| Failure::environment(format!("compute core {core} is not open")))
     }
 }
 
 impl Sender for &Compute {
-    fn send(&mut self, lane: u32, message: &[u8]) -> Result<(), Failure> {
-        let sent = self.core(lane)?.write_until(message, Deadline::never(), Some(&self.cancel));
-        complete(sent, message.len(), "writing to the I/O node")
+    fn send(&mut self, core: u32, message: &[u8]) -> Result<(), Failure> {
+        let sent = self.core(core)?.write_until(message, Deadline::never(), Some(&self.cancel));
+        check_length(sent, message.len(), "writing to the I/O node")
     }
 }
 
 impl Receiver for &Compute {
-    fn receive(&mut self, lane: u32, message: &mut [u8]) -> Result<(), Failure> {
-        let received = self.core(lane)?.read_until(message, Deadline::never(), Some(&self.cancel));
-        complete(received, message.len(), "reading from the I/O node")
+    fn receive(&mut self, core: u32, message: &mut [u8]) -> Result<(), Failure> {
+        let received = self.core(core)?.read_until(message, Deadline::never(), Some(&self.cancel));
+        check_length(received, message.len(), "reading from the I/O node")
     }
 }
 
-fn complete(
+/// Checks that a message was moved completely.
+fn check_length(
     moved: Result<usize, nicforge_fcnp::Error>,
     wanted: usize,
     what: &'static str,
 ) -> Result<(), Failure> {
-    let moved = moved.doing(|| what.into())?;
+    let moved = moved.context(|| what.into())?;
     if moved == wanted {
         return Ok(());
     }
@@ -152,8 +155,8 @@ impl Raw {
 
     /// Makes one turn of a waiting loop.
     fn turn(&self, relax: &mut Relax) -> Result<(), Failure> {
-        self.cancel.check().doing(|| "raw packets".into())?;
-        self.channel.relax(relax).doing(|| "raw packets".into())
+        self.cancel.check().context(|| "raw packets".into())?;
+        self.channel.relax(relax).context(|| "raw packets".into())
     }
 
     fn lock<'a>(&self, lock: &'a LockBox) -> Result<Held<&'a LockBox>, Failure> {

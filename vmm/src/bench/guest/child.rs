@@ -27,11 +27,11 @@ use crate::{
             registers::{Posted, accessing, blocking, contestants},
         },
     },
-    failure::{Doing, Failure, print_line},
+    failure::{ErrorContext, Failure, print_line},
 };
 
-/// How long the last client of a device may take to detach.
-const TAKE_OVER: Duration = Duration::from_secs(20);
+/// How long the previous client of a device may take to detach.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(20);
 /// The BAR of the registers.
 const REGISTERS: u8 = 0;
 
@@ -45,15 +45,15 @@ enum Open {
 /// Runs a worker.
 pub(super) fn main() -> Result<u8, Failure> {
     let mut child = Child {
-        devices: environment::devices(environment::SOCKET).doing(|| "the bench's devices".into())?,
-        cancel: Cancel::new().doing(|| "starting".into())?,
+        devices: environment::devices(environment::SOCKET).context(|| "the bench's devices".into())?,
+        cancel: Cancel::new().context(|| "starting".into())?,
         open: None,
     };
 
     answer(&Answer::Ready)?;
     for line in std::io::stdin().lock().lines() {
-        let line = line.doing(|| "the bench's orders".into())?;
-        let order = serde_json::from_str(&line).doing(|| "the bench's orders".into())?;
+        let line = line.context(|| "the bench's orders".into())?;
+        let order = serde_json::from_str(&line).context(|| "the bench's orders".into())?;
         let done = child.execute(order);
         answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
     }
@@ -62,7 +62,7 @@ pub(super) fn main() -> Result<u8, Failure> {
 }
 
 fn answer(answer: &Answer) -> Result<(), Failure> {
-    print_line(serde_json::to_string(answer).doing(|| "an answer".into())?)
+    print_line(serde_json::to_string(answer).context(|| "an answer".into())?)
 }
 
 struct Child {
@@ -75,10 +75,10 @@ impl Child {
     fn execute(&mut self, order: Order) -> Result<Answer, Failure> {
         match order {
             Order::OpenRegisters { first } => {
-                let polling = self.device(first, OpenOptions::default())?;
-                let asleep = self.device(first + 1, blocking())?;
+                let polling = self.open_device(first, OpenOptions::default())?;
+                let asleep = self.open_device(first + 1, blocking())?;
                 let mut all = contestants(&polling, &asleep)?;
-                all.push(Box::new(Irq::new(&self.device(first + 2, blocking())?)?));
+                all.push(Box::new(Irq::new(&self.open_device(first + 2, blocking())?)?));
                 self.open = Some(Open::Registers(all));
             }
             Order::Turn { path, quick } => {
@@ -88,7 +88,7 @@ impl Child {
                 return Ok(Answer::Turn(contestant.turn(&effort(quick))?));
             }
             Order::OpenCounted { device } => {
-                let device = self.device(device, OpenOptions::default())?;
+                let device = self.open_device(device, OpenOptions::default())?;
                 let registers = accessing(device.bar(REGISTERS))?;
                 let posted = Posted::new(&device)?;
                 self.open = Some(Open::Counted { registers, posted });
@@ -112,14 +112,14 @@ impl Child {
                 posted.check()?;
             }
             Order::OpenTree { side, task, device } => {
-                let device = self.device(device, OpenOptions::default())?;
+                let device = self.open_device(device, OpenOptions::default())?;
                 let endpoint = tree::open(side, &task, vec![device], &self.cancel)?;
                 self.open = Some(Open::Endpoint { side, task, endpoint });
             }
             Order::OpenTcp { side, task, address } => {
                 self.open = Some(Open::Endpoint { side, task, endpoint: sockets::open_tcp(side, address)? });
             }
-            Order::Go => {
+            Order::Measure => {
                 let Some(Open::Endpoint { side, task, endpoint }) = &self.open else {
                     return Err(not_open());
                 };
@@ -131,16 +131,20 @@ impl Child {
         Ok(Answer::Done)
     }
 
-    /// Opens a device whose last client may still be detaching.
-    fn device(&self, number: usize, options: OpenOptions) -> Result<Device, Failure> {
+    /// Opens a device whose previous client may still be detaching.
+    ///
+    /// The server refuses a new client until it has noticed the disconnect of the previous one.
+    /// Every error is retried, as the refusal is EBUSY, EAGAIN during a back-off, or a closed
+    /// socket.
+    fn open_device(&self, number: usize, options: OpenOptions) -> Result<Device, Failure> {
         let address = self.devices.get(number);
         let address = address.ok_or_else(|| Failure::environment(format!("there is no device {number}")))?;
         let start = Instant::now();
 
         loop {
             match Device::open_at(address, options) {
-                Err(_) if start.elapsed() < TAKE_OVER => std::thread::sleep(Duration::from_millis(5)),
-                device => return device.doing(|| address.to_string()),
+                Err(_) if start.elapsed() < DETACH_TIMEOUT => std::thread::sleep(Duration::from_millis(5)),
+                device => return device.context(|| address.to_string()),
             }
         }
     }

@@ -15,7 +15,7 @@ pub(super) const POSTED: &str = "counted-posted-writes";
 pub(super) const PACKETS: &str = "counted-packets";
 
 /// The interval between two checks whether the engine has done all work.
-const LOOK: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The counts of one piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,15 +47,15 @@ impl Counted {
 }
 
 /// Counts the work that `work` causes in `machine` and in the QEMU processes of `guests`. It waits
-/// until `all` returns true for the machine's work, for at most [`PATIENCE`].
+/// until `is_complete` returns true for the machine's work, for at most [`PATIENCE`].
 pub(super) fn count(
     machine: &Machine,
     guests: &[&BenchGuest],
-    all: impl Fn(&Done) -> bool,
+    is_complete: impl Fn(&Done) -> bool,
     work: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<Counted, Failure> {
-    let watch = |on| guests.iter().try_for_each(|guest| guest.watch_exits(on));
-    let exits = || guests.iter().try_fold(0, |sum, guest| guest.exits().map(|exits| sum + exits));
+    let trace = |on| guests.iter().try_for_each(|guest| guest.trace_exits(on));
+    let exits = || guests.iter().try_fold(0, |sum, guest| guest.count_exits().map(|exits| sum + exits));
     let kvm = || -> Result<Option<KvmExits>, Failure> {
         let mut sum = None;
         for guest in guests {
@@ -64,27 +64,27 @@ pub(super) fn count(
         Ok(sum)
     };
 
-    watch(true)?;
+    trace(true)?;
     let kvm_before = kvm()?;
-    let (before, exits_before) = (machine.done()?, exits()?);
+    let (before, exits_before) = (machine.work_done()?, exits()?);
     work()?;
     let start = Instant::now();
 
     let done = loop {
-        let done = machine.done()?.since(&before);
-        if all(&done) {
+        let done = machine.work_done()?.since(&before);
+        if is_complete(&done) {
             break done;
         }
         if start.elapsed() > PATIENCE {
             return Err(Failure::result(format!("the machine has done no more than {done:?}")));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     };
 
     // QEMU writes each line of its trace before it continues.
     let exits = exits()? - exits_before;
     let kvm = kvm()?.zip(kvm_before).map(|(after, before)| after.since(before));
-    watch(false)?;
+    trace(false)?;
 
     Ok(Counted { done, exits, kvm })
 }

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use nicforge_guest::{Accelerator, Driver, Guest, GuestConfig, Toolkit, Watch};
+use nicforge_guest::{Accelerator, Driver, Guest, GuestConfig, Progress, Toolkit};
 use serde_json::{Value, json};
 
 use super::{machine::Machine, worker::PATIENCE};
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// QEMU's trace events for an access to a device's registers or configuration on behalf of its
 /// guest.
@@ -39,15 +39,15 @@ impl BenchGuest {
     /// Boots a guest. `folder` is for the guests' sockets and logs.
     pub(super) fn boot(
         toolkit: &Toolkit,
-        watch: &Watch,
+        progress: &Progress,
         role: &Role<'_>,
         accelerator: Accelerator,
         driver: Driver,
         folder: &Path,
     ) -> Result<Self, Failure> {
         let Role { name, number, functions } = *role;
-        let doing = || format!("the guest {name}");
-        let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+        let context = || format!("the guest {name}");
+        let this = std::env::current_exe().context(|| "this program's own file".into())?;
         let socket = |number| folder.join(format!("network{number}")).display().to_string();
         let (own, other) = (socket(number), socket(3 - number));
         let mut config = GuestConfig::new(name)
@@ -72,29 +72,29 @@ impl BenchGuest {
             config = config.user_function(format!("f{index}.{function}"), machine.socket(function));
         }
 
-        let guest = Guest::boot(toolkit, &config, watch).doing(doing)?;
+        let guest = Guest::boot(toolkit, &config, progress).context(context)?;
         if let Some(problem) = guest.problems().first() {
             return Err(Failure::environment(format!("the guest {name}: {problem}")));
         }
 
         let address = address(number);
         let network = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
-        let done = guest.run(network.as_str(), PATIENCE).doing(doing)?;
+        let done = guest.run(network.as_str(), PATIENCE).context(context)?;
         if done.status != 0 {
             return Err(Failure::environment(format!("the guest {name}: its network: {}", done.stderr)));
         }
 
         let guest = Self { guest, trace: folder.join(format!("{name}.trace.log")) };
-        guest.watch_exits(false)?;
+        guest.trace_exits(false)?;
 
         Ok(guest)
     }
 
     /// Turns the trace of exits on or off.
-    pub(super) fn watch_exits(&self, on: bool) -> Result<(), Failure> {
+    pub(super) fn trace_exits(&self, on: bool) -> Result<(), Failure> {
         for event in EXITS {
             let state = json!({ "name": event, "enable": on });
-            self.guest.execute("trace-event-set-state", state).doing(|| "QEMU's trace".into())?;
+            self.guest.execute("trace-event-set-state", state).context(|| "QEMU's trace".into())?;
         }
         Ok(())
     }
@@ -102,13 +102,13 @@ impl BenchGuest {
     /// Returns KVM's counts, if KVM runs the guest.
     pub(super) fn kvm_exits(&self) -> Result<Option<KvmExits>, Failure> {
         let arguments = json!({ "target": "vcpu", "providers": [{ "provider": "kvm" }] });
-        let stats = self.guest.execute("query-stats", arguments).doing(|| "KVM's counters".into())?;
+        let stats = self.guest.execute("query-stats", arguments).context(|| "KVM's counters".into())?;
         Ok(KvmExits::in_stats(&stats))
     }
 
     /// Returns the number of exits in the trace.
-    pub(super) fn exits(&self) -> Result<u64, Failure> {
-        let trace = std::fs::read_to_string(&self.trace).doing(|| self.trace.display().to_string())?;
+    pub(super) fn count_exits(&self) -> Result<u64, Failure> {
+        let trace = std::fs::read_to_string(&self.trace).context(|| self.trace.display().to_string())?;
         Ok(trace.lines().filter(|line| EXITS.iter().any(|event| line.contains(event))).count() as u64)
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     bench::mmio::device::DeepRing,
     cli::EventLoop,
     directory::Directory,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// Number of packets in each FIFO.
@@ -52,7 +52,7 @@ impl Machine {
         let description = description.map_err(|error| Failure::usage(error.to_string()))?;
         let (mut machine, built) = build(&description).map_err(|error| Failure::usage(error.to_string()))?;
         let registers =
-            machine.add_function("dma0", Box::new(DeepRing::default())).doing(|| "the machine".into())?;
+            machine.add_function("dma0", Box::new(DeepRing::default())).context(|| "the machine".into())?;
         let usual = EngineConfig::default();
         let config = EngineConfig {
             event_loop: event_loop.into(),
@@ -64,7 +64,8 @@ impl Machine {
 
         // The directory is created before the engine, so that it is removed after it.
         let directory = Directory::create(&Directory::default_for(&name))?;
-        let (mut serving, stop) = (Engine::new(machine, config).doing(engine)?, Stop::new().doing(engine)?);
+        let (mut serving, stop) =
+            (Engine::new(machine, config).context(engine)?, Stop::new().context(engine)?);
         let users =
             (0..REGISTER_USERS).map(|number| (registers, AttachmentId(number), format!("dma0.{number}")));
         let cores = built.nodes.iter().flat_map(|node| {
@@ -73,7 +74,7 @@ impl Machine {
         });
 
         for (function, attachment, name) in users.chain(cores) {
-            serving.listen(function, attachment, directory.path().join(name)).doing(engine)?;
+            serving.listen(function, attachment, directory.path().join(name)).context(engine)?;
         }
 
         let handle = serving.handle();
@@ -82,7 +83,7 @@ impl Machine {
             move || serving.run(&stop).map_err(|error| error.to_string())
         });
 
-        Ok(Self { directory, handle, stop, thread: Some(thread.doing(engine)?) })
+        Ok(Self { directory, handle, stop, thread: Some(thread.context(engine)?) })
     }
 
     /// Returns the socket of an attachment, such as `io0.core0`.
@@ -91,8 +92,8 @@ impl Machine {
     }
 
     /// Returns the work that the machine has done.
-    pub(super) fn done(&self) -> Result<Done, Failure> {
-        let snapshot = self.handle.snapshot(PATIENCE).doing(|| "the engine".into())?;
+    pub(super) fn work_done(&self) -> Result<Done, Failure> {
+        let snapshot = self.handle.snapshot(PATIENCE).context(|| "the engine".into())?;
         let mut done = Done { sleeps: snapshot.sleeps, ..Done::default() };
 
         for function in &snapshot.functions {

@@ -38,7 +38,7 @@ mod worker;
 use std::{os::fd::AsFd, time::Duration};
 
 use nicforge_driver::Patience;
-use nicforge_guest::{Accelerator, Driver, Provision, Toolkit, Watch};
+use nicforge_guest::{Accelerator, Driver, Progress, Provision, Toolkit};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use self::pair::GuestPair;
@@ -48,11 +48,11 @@ use super::{
     mmio::Effort,
     row::{Backing, Goal, Outcome, Row},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
-/// The amount of measurements.
+/// The message sizes of all measurements, and how often and how long each is measured.
 #[derive(Clone, Copy, Debug)]
-struct Extent {
+struct Sweep {
     /// The measured directions.
     directions: &'static [Direction],
     /// Sizes of messages.
@@ -67,7 +67,8 @@ struct Extent {
     counted: u32,
 }
 
-const FULL: Extent = Extent {
+/// The measurements of a full run.
+const FULL: Sweep = Sweep {
     directions: &[Direction::IoToCompute, Direction::ComputeToIo],
     sizes: &[16, 4 << 10, 64 << 10, 1 << 20],
     rounds: 3,
@@ -75,7 +76,8 @@ const FULL: Extent = Extent {
     round_trips: 400,
     counted: 1_000_000,
 };
-const QUICK: Extent = Extent {
+/// The measurements of a quick run.
+const QUICK: Sweep = Sweep {
     directions: &[Direction::IoToCompute],
     sizes: &[16, 64 << 10],
     rounds: 1,
@@ -105,18 +107,18 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     // The driver library chooses its waiting times once, by the number of usable processors. The
     // choice is made here, before this process is pinned.
     let _ = Patience::default();
-    let watch = watch(run)?;
-    let toolkit = Provision::from_environment().provide(&watch)?;
+    let progress = progress(run)?;
+    let toolkit = Provision::from_environment().provide(&progress)?;
     let mut outcome = Outcome::default();
-    let accelerators = accelerators(run, &toolkit, &watch, &mut outcome.notes)?;
-    let drivers = drivers(run, &toolkit, &watch, &mut outcome.notes);
-    let extent = if run.quick { QUICK } else { FULL };
-    run.steps((accelerators.len() * drivers.len()) as u64 * GuestPair::steps(&extent));
+    let accelerators = accelerators(run, &toolkit, &progress, &mut outcome.notes)?;
+    let drivers = drivers(run, &toolkit, &progress, &mut outcome.notes);
+    let sweep = if run.quick { QUICK } else { FULL };
+    run.steps((accelerators.len() * drivers.len()) as u64 * GuestPair::steps(&sweep));
 
     for &accelerator in &accelerators {
         for &(driver, backing) in &drivers {
-            let rows = pair::measure(run, &toolkit, &watch, &extent, accelerator, driver, backing)?;
-            outcome.goals.extend(goals(&rows, &extent, accelerator, backing));
+            let rows = pair::measure(run, &toolkit, &progress, &sweep, accelerator, driver, backing)?;
+            outcome.goals.extend(goals(&rows, &sweep, accelerator, backing));
             outcome.rows.extend(rows);
         }
     }
@@ -127,10 +129,10 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
 /// Returns the progress display, which is silent when a script reads the results. Ctrl-C ends the
 /// work, and [`Run::check`] takes the signal later.
-fn watch(run: &Run<'_>) -> Result<Watch, Failure> {
-    let signals = run.signals().fd().try_clone_to_owned().doing(|| "signals".into())?;
-    let watch = if run.progress.is_hidden() { Watch::silent() } else { Watch::on_stderr() };
-    Ok(watch.cancelled_by(move || {
+fn progress(run: &Run<'_>) -> Result<Progress, Failure> {
+    let signals = run.signals().fd().try_clone_to_owned().context(|| "signals".into())?;
+    let progress = if run.progress.is_hidden() { Progress::silent() } else { Progress::on_stderr() };
+    Ok(progress.cancelled_by(move || {
         let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }))
@@ -140,10 +142,10 @@ fn watch(run: &Run<'_>) -> Result<Watch, Failure> {
 fn accelerators(
     run: &Run<'_>,
     toolkit: &Toolkit,
-    watch: &Watch,
+    progress: &Progress,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Accelerator>, Failure> {
-    let choice = toolkit.accelerator(watch)?;
+    let choice = toolkit.accelerator(progress)?;
     if choice.accelerator == Accelerator::Tcg {
         notes.push(format!("kvm was left out: {}", choice.reason));
     } else if run.quick {
@@ -159,7 +161,7 @@ fn accelerators(
 fn drivers(
     run: &Run<'_>,
     toolkit: &Toolkit,
-    watch: &Watch,
+    progress: &Progress,
     notes: &mut Vec<String>,
 ) -> Vec<(Driver, Backing)> {
     let mut drivers = vec![(Driver::Vfio, Backing::Vfio)];
@@ -168,7 +170,7 @@ fn drivers(
         return drivers;
     }
 
-    match toolkit.shim(watch) {
+    match toolkit.shim(progress) {
         Ok(_) => drivers.push((Driver::Shim, Backing::Shim)),
         Err(error) => notes.push(format!("the shim was left out: {error}")),
     }
@@ -177,13 +179,13 @@ fn drivers(
 }
 
 /// Returns the goals for the rows of one pair of guests: no exits and no messages were counted.
-fn goals(rows: &[Row], extent: &Extent, accelerator: Accelerator, backing: Backing) -> Vec<Goal> {
+fn goals(rows: &[Row], sweep: &Sweep, accelerator: Accelerator, backing: Backing) -> Vec<Goal> {
     let mut goals = Vec::new();
     for (path, what) in [(counts::POSTED, "posted writes"), (counts::PACKETS, "packets")] {
         let Some(row) = rows.iter().find(|row| row.path == path) else { continue };
         for (figure, name) in [("server_messages", "server messages"), ("exits", "exits to the devices")] {
             let Some(&measured) = row.figures.get(figure) else { continue };
-            let number = extent.counted;
+            let number = sweep.counted;
             let (accelerator, backing) = (accelerator.name(), backing.name());
             goals.push(Goal::at_most(
                 format!("{name} during {number} {what}; {accelerator}, {backing}"),

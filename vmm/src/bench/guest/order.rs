@@ -27,7 +27,7 @@ pub(super) enum Order {
     /// Opens this side's end of a TCP connection.
     OpenTcp { side: Side, task: Task, address: SocketAddr },
     /// Measures with the open endpoint.
-    Go,
+    Measure,
     /// Closes everything that is open.
     Close,
 }
@@ -52,7 +52,7 @@ pub(super) enum Answer {
     Done,
     /// The answer to [`Order::Turn`].
     Turn(Turn),
-    /// The answer to [`Order::Go`].
+    /// The answer to [`Order::Measure`].
     Measured(Measured),
     /// The answer to any order that failed.
     Failed {

@@ -2,11 +2,11 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use nicforge_guest::{Accelerator, Driver, Toolkit, Watch};
+use nicforge_guest::{Accelerator, Driver, Progress, Toolkit};
 use nicforge_hwi::tree::PAYLOAD;
 
 use super::{
-    Extent,
+    Sweep,
     counts::{self, count},
     effort,
     guests::{BenchGuest, Role, address},
@@ -21,7 +21,7 @@ use crate::{
         row::{Backing, Row},
         samples::{Samples, in_turns, median},
     },
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// How long the engine of the counted machine polls. It is longer than the host ever delays a
@@ -105,7 +105,7 @@ impl MessagePath {
 /// A pair of guests, and the programs in them and on the host.
 pub(super) struct GuestPair<'a> {
     run: &'a Run<'a>,
-    extent: &'a Extent,
+    sweep: &'a Sweep,
     accelerator: Accelerator,
     backing: Backing,
     guests: [&'a BenchGuest; 2],
@@ -120,8 +120,8 @@ pub(super) struct GuestPair<'a> {
 pub(super) fn measure(
     run: &Run<'_>,
     toolkit: &Toolkit,
-    watch: &Watch,
-    extent: &Extent,
+    progress: &Progress,
+    sweep: &Sweep,
     accelerator: Accelerator,
     driver: Driver,
     backing: Backing,
@@ -129,7 +129,7 @@ pub(super) fn measure(
     let names = format!("{}, {}", accelerator.name(), backing.name());
     run.step(format!("booting two guests, {names}"))?;
     let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
-    let folder = folder.doing(|| "a directory for guests".into())?;
+    let folder = folder.context(|| "a directory for guests".into())?;
     let usual = Machine::serve("usual", run.event_loop, None)?;
     let awake = Machine::serve("awake", run.event_loop, Some(AWAKE))?;
     let first = Role {
@@ -151,7 +151,7 @@ pub(super) fn measure(
         functions: &[(&usual, "cn0.core0"), (&usual, "cn1.core0"), (&awake, "cn0.core0")],
     };
 
-    let boot = |role| BenchGuest::boot(toolkit, watch, role, accelerator, driver, folder.path());
+    let boot = |role| BenchGuest::boot(toolkit, progress, role, accelerator, driver, folder.path());
     let (first, second) = std::thread::scope(|scope| {
         let second = scope.spawn(|| boot(&second));
         let first = boot(&first);
@@ -165,7 +165,7 @@ pub(super) fn measure(
     let rows = {
         let mut pair = GuestPair {
             run,
-            extent,
+            sweep,
             accelerator,
             backing,
             guests: [&first, &second],
@@ -174,7 +174,7 @@ pub(super) fn measure(
             compute: Worker::in_guest(run, "the second guest", &second.guest)?,
             host: Worker::on_host(run, "the host", &[usual.socket("io1.core0")])?,
         };
-        pair.rows()?
+        pair.measure_all()?
     };
 
     drop((first, second));
@@ -186,24 +186,26 @@ pub(super) fn measure(
 
 impl<'a> GuestPair<'a> {
     /// Returns the number of calls to [`Run::step`] for a pair of guests.
-    pub(super) fn steps(extent: &Extent) -> u64 {
-        let messages = extent.sizes.len() * extent.directions.len() * (extent.rounds + 1);
+    pub(super) fn steps(sweep: &Sweep) -> u64 {
+        let messages = sweep.sizes.len() * sweep.directions.len() * (sweep.rounds + 1);
         (1 + 4 + 1 + MessagePath::ALL.len() * messages) as u64
     }
 
-    fn rows(&mut self) -> Result<Vec<Row>, Failure> {
-        let mut rows = self.registers()?;
-        rows.extend(self.messages()?);
-        rows.extend(self.counted()?);
+    /// Makes all measurements, and returns their rows.
+    fn measure_all(&mut self) -> Result<Vec<Row>, Failure> {
+        let mut rows = self.measure_registers()?;
+        rows.extend(self.measure_messages()?);
+        rows.extend(self.count_work()?);
         Ok(rows)
     }
 
+    /// Returns a row for a path, without figures.
     fn row(&self, path: &str) -> Row {
         Row { accelerator: Some(self.accelerator.name()), backing: Some(self.backing), ..Row::new(path) }
     }
 
     /// Measures the device of registers.
-    fn registers(&mut self) -> Result<Vec<Row>, Failure> {
+    fn measure_registers(&mut self) -> Result<Vec<Row>, Failure> {
         self.run.step("registers and interrupts")?;
         self.io.execute(self.run, &Order::OpenRegisters { first: REGISTERS })?;
         let rounds = effort(self.run.quick).rounds;
@@ -232,27 +234,28 @@ impl<'a> GuestPair<'a> {
         Ok(REGISTER_PATHS.iter().zip(turns).map(row).collect())
     }
 
-    /// Measures bandwidths and latencies.
-    fn messages(&mut self) -> Result<Vec<Row>, Failure> {
+    /// Measures the bandwidths and latencies of all paths, for each direction and message size.
+    fn measure_messages(&mut self) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
-        for &direction in self.extent.directions {
-            for &bytes in self.extent.sizes {
-                rows.extend(self.compare(direction, bytes)?);
+        for &direction in self.sweep.directions {
+            for &bytes in self.sweep.sizes {
+                rows.extend(self.measure_paths_interleaved(direction, bytes)?);
             }
         }
         Ok(rows)
     }
 
-    /// Measures all paths in turns.
-    fn compare(&mut self, direction: Direction, bytes: usize) -> Result<Vec<Row>, Failure> {
-        let &Extent { rounds, seconds, round_trips, .. } = self.extent;
+    /// Measures all paths in turns, with messages of one size in one direction. The first pass of
+    /// each path determines how many messages are measured.
+    fn measure_paths_interleaved(&mut self, direction: Direction, bytes: usize) -> Result<Vec<Row>, Failure> {
+        let &Sweep { rounds, seconds, round_trips, .. } = self.sweep;
         let task = |via: MessagePath, kind, count| Task {
             path: via.path(),
             direction,
             kind,
             bytes,
             count,
-            lanes: 1,
+            compute_cores: 1,
         };
         let (of_bytes, least, most) = PROBE;
         let probe = (of_bytes / bytes).clamp(least, most) as u32;
@@ -260,7 +263,7 @@ impl<'a> GuestPair<'a> {
 
         for via in MessagePath::ALL {
             self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
-            let took = self.pass(via, &task(via, Kind::Stream, probe))?.seconds();
+            let took = self.measure_once(via, &task(via, Kind::Stream, probe))?.seconds();
             counts.push(((f64::from(probe) * seconds / took) as u32).clamp(2, MOST));
         }
 
@@ -268,10 +271,10 @@ impl<'a> GuestPair<'a> {
             let via = MessagePath::ALL[index];
             self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
             let stream = task(via, Kind::Stream, counts[index]);
-            let gbit_s = stream.bandwidth(&self.pass(via, &stream)?) / 1e9;
+            let gbit_s = stream.bandwidth(&self.measure_once(via, &stream)?) / 1e9;
             let mut samples = Samples::default();
             if bytes == LATENCY_AT {
-                let trips = self.pass(via, &task(via, Kind::PingPong, round_trips))?.round_trips;
+                let trips = self.measure_once(via, &task(via, Kind::PingPong, round_trips))?.round_trips;
                 trips.iter().for_each(|nanoseconds| samples.add(Duration::from_nanos(nanoseconds / 2)));
             }
             Ok::<_, Failure>((gbit_s, samples))
@@ -301,16 +304,16 @@ impl<'a> GuestPair<'a> {
         Ok(MessagePath::ALL.into_iter().zip(figures).map(row).collect())
     }
 
-    /// Passes a task's messages once.
-    fn pass(&mut self, via: MessagePath, task: &Task) -> Result<Measured, Failure> {
+    /// Opens both endpoints of a path, passes a task's messages once, and closes the endpoints.
+    fn measure_once(&mut self, via: MessagePath, task: &Task) -> Result<Measured, Failure> {
         let devices = match via {
             MessagePath::Host => (HOST_IO, COMPUTE_OF_HOST),
             _ => (IO, COMPUTE),
         };
 
-        self.open(via, task, devices)?;
-        let measured = self.go(via)?;
-        self.close(via)?;
+        self.open_endpoints(via, task, devices)?;
+        let measured = self.measure_open_endpoints(via)?;
+        self.close_endpoints(via)?;
 
         Ok(measured)
     }
@@ -322,7 +325,7 @@ impl<'a> GuestPair<'a> {
     }
 
     /// Sends both workers their orders, and waits for both answers.
-    fn both(&mut self, via: MessagePath, orders: [Order; 2]) -> Result<Vec<Answer>, Failure> {
+    fn order_both(&mut self, via: MessagePath, orders: [Order; 2]) -> Result<Vec<Answer>, Failure> {
         let run = self.run;
         let what = format!("{via:?}, {:?}", orders[1]);
         let (io, compute) = self.workers(via);
@@ -331,24 +334,32 @@ impl<'a> GuestPair<'a> {
         worker::collect(run, &[io, compute], &what)
     }
 
-    fn open(&mut self, via: MessagePath, task: &Task, (io, compute): (usize, usize)) -> Result<(), Failure> {
+    /// Lets both workers open their endpoints. The devices are indexes into the lists of the I/O
+    /// worker and of the compute worker.
+    fn open_endpoints(
+        &mut self,
+        via: MessagePath,
+        task: &Task,
+        (io, compute): (usize, usize),
+    ) -> Result<(), Failure> {
         let task = *task;
         let order = |side, device| -> Result<Order, Failure> {
             if via != MessagePath::Tcp {
                 return Ok(Order::OpenTree { side, task, device });
             }
             let address: SocketAddr =
-                format!("{}:{PORT}", address(1)).parse().doing(|| "an address".into())?;
+                format!("{}:{PORT}", address(1)).parse().context(|| "an address".into())?;
             Ok(Order::OpenTcp { side, task, address })
         };
 
         let orders = [order(Side::Io, io)?, order(Side::Compute, compute)?];
-        self.both(via, orders).map(drop)
+        self.order_both(via, orders).map(drop)
     }
 
-    fn go(&mut self, via: MessagePath) -> Result<Measured, Failure> {
+    /// Lets both workers measure with their open endpoints, and returns what both measured.
+    fn measure_open_endpoints(&mut self, via: MessagePath) -> Result<Measured, Failure> {
         let mut measured = Measured::default();
-        for answer in self.both(via, [Order::Go, Order::Go])? {
+        for answer in self.order_both(via, [Order::Measure, Order::Measure])? {
             match answer {
                 Answer::Measured(one) => measured = measured.and(one),
                 answer => return Err(unexpected(&answer)),
@@ -358,17 +369,17 @@ impl<'a> GuestPair<'a> {
         Ok(measured)
     }
 
-    fn close(&mut self, via: MessagePath) -> Result<(), Failure> {
-        self.both(via, [Order::Close, Order::Close]).map(drop)
+    fn close_endpoints(&mut self, via: MessagePath) -> Result<(), Failure> {
+        self.order_both(via, [Order::Close, Order::Close]).map(drop)
     }
 
     /// Counts the work of the server and of QEMU.
-    fn counted(&mut self) -> Result<Vec<Row>, Failure> {
+    fn count_work(&mut self) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
         let (run, awake, guests) = (self.run, self.awake, self.guests);
         self.io.execute(run, &Order::OpenCounted { device: COUNTED_REGISTERS })?;
         let kinds = [
-            (counts::POSTED, Access::Posted, self.extent.counted),
+            (counts::POSTED, Access::Posted, self.sweep.counted),
             ("counted-trapped-reads", Access::Read, TRAPPED),
             ("counted-trapped-writes", Access::Write, TRAPPED),
         ];
@@ -402,15 +413,19 @@ impl<'a> GuestPair<'a> {
             direction: Direction::IoToCompute,
             kind: Kind::Stream,
             bytes: COUNTED_BYTES,
-            count: self.extent.counted.div_ceil(packets_of_message),
-            lanes: 1,
+            count: self.sweep.counted.div_ceil(packets_of_message),
+            compute_cores: 1,
         };
 
-        self.open(MessagePath::Guests, &task, (COUNTED_IO, COUNTED_COMPUTE))?;
+        self.open_endpoints(MessagePath::Guests, &task, (COUNTED_IO, COUNTED_COMPUTE))?;
         let least = u64::from(task.count * packets_of_message);
-        let counted =
-            count(awake, &guests, |done| done.packets >= least, || self.go(MessagePath::Guests).map(drop))?;
-        self.close(MessagePath::Guests)?;
+        let counted = count(
+            awake,
+            &guests,
+            |done| done.packets >= least,
+            || self.measure_open_endpoints(MessagePath::Guests).map(drop),
+        )?;
+        self.close_endpoints(MessagePath::Guests)?;
         rows.push(counted.figures(self.row(counts::PACKETS), counted.done.packets));
 
         Ok(rows)

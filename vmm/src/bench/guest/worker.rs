@@ -22,13 +22,13 @@ use nicforge_guest::{Guest, Job, Running, Stream};
 use super::order::{Answer, Order};
 use crate::{
     bench::Run,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// How long an order may take. Emulated guests are slow, and slower still on a busy host.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
 /// The interval between two checks whether a wait must end.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// The shell command that runs in a guest.
 const PROGRAM: &str = "stty -F /dev/ttyS2 raw -echo && exec nicforge bench guest --part end </dev/ttyS2";
 
@@ -50,16 +50,16 @@ impl<'a> Worker<'a> {
     pub(super) fn in_guest(run: &Run<'_>, name: &'static str, guest: &'a Guest) -> Result<Self, Failure> {
         let line = guest.terminal();
         let line = line.ok_or_else(|| Failure::environment(format!("{name} has no line for orders")))?;
-        let (report, answers) = channel();
-        let job = Job::shell(PROGRAM).on_line(lines(report));
-        let program = guest.start(job).doing(|| format!("{name}: starting the bench"))?;
+        let (line_sender, answers) = channel();
+        let job = Job::shell(PROGRAM).on_line(lines(line_sender));
+        let program = guest.start(job).context(|| format!("{name}: starting the bench"))?;
         let worker = Self { name, process: WorkerProcess::Guest { line, program }, answers };
         worker.collect(run, "its start").map(|_| worker)
     }
 
     /// Starts a worker on the host, with `devices`.
     pub(super) fn on_host(run: &Run<'_>, name: &'static str, devices: &[PathBuf]) -> Result<Self, Failure> {
-        let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+        let this = std::env::current_exe().context(|| "this program's own file".into())?;
         let devices: Vec<_> = devices.iter().map(|device| device.display().to_string()).collect();
         let mut child = Command::new(this)
             .args(["bench", "guest", "--part", "end"])
@@ -69,15 +69,15 @@ impl<'a> Worker<'a> {
             // Only the parent acts on Ctrl-C. It ends the other process.
             .process_group(0)
             .spawn()
-            .doing(|| format!("starting the process on the {name}"))?;
+            .context(|| format!("starting the process on the {name}"))?;
 
         let (Some(orders), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Failure::environment("a child process without pipes"));
         };
-        let (report, answers) = channel();
+        let (line_sender, answers) = channel();
         let reader = std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if report.send(line).is_err() {
+                if line_sender.send(line).is_err() {
                     return;
                 }
             }
@@ -96,12 +96,12 @@ impl<'a> Worker<'a> {
 
     /// Sends an order.
     pub(super) fn send(&mut self, order: &Order) -> Result<(), Failure> {
-        let text = serde_json::to_string(order).doing(|| "an order".into())?;
+        let text = serde_json::to_string(order).context(|| "an order".into())?;
         match &mut self.process {
             WorkerProcess::Guest { line, .. } => writeln!(line, "{text}"),
             WorkerProcess::Host { orders, .. } => writeln!(orders, "{text}"),
         }
-        .doing(|| format!("{} takes no orders any more", self.name))
+        .context(|| format!("{} takes no orders any more", self.name))
     }
 
     /// Waits for the answer to the last order.
@@ -110,11 +110,11 @@ impl<'a> Worker<'a> {
         answer.ok_or_else(|| Failure::environment(format!("{}: {what}: no answer", self.name)))
     }
 
-    /// Returns the answer to the last order, if it comes within [`LOOK`].
-    fn answer(&self, what: &str) -> Result<Option<Answer>, Failure> {
+    /// Returns the answer to the last order, if it comes within [`CHECK_INTERVAL`].
+    fn poll_answer(&self, what: &str) -> Result<Option<Answer>, Failure> {
         let name = self.name;
-        match self.answers.recv_timeout(LOOK) {
-            Ok(line) => match serde_json::from_str(&line).doing(|| format!("{name}: {line}"))? {
+        match self.answers.recv_timeout(CHECK_INTERVAL) {
+            Ok(line) => match serde_json::from_str(&line).context(|| format!("{name}: {line}"))? {
                 Answer::Failed { message } => Err(Failure::environment(format!("{name}: {what}: {message}"))),
                 answer => Ok(Some(answer)),
             },
@@ -128,7 +128,7 @@ impl<'a> Worker<'a> {
     /// Returns an error when the program in a guest has ended, because no answer will come.
     fn check_lives(&self, what: &str) -> Result<(), Failure> {
         let WorkerProcess::Guest { program, .. } = &self.process else { return Ok(()) };
-        match program.wait_for(Duration::ZERO).doing(|| format!("{}: {what}", self.name))? {
+        match program.wait_for(Duration::ZERO).context(|| format!("{}: {what}", self.name))? {
             None => Ok(()),
             Some(output) => {
                 let (name, said) = (self.name, output.stderr);
@@ -148,7 +148,7 @@ pub(super) fn collect(run: &Run<'_>, workers: &[&Worker<'_>], what: &str) -> Res
         run.check()?;
         for (worker, answer) in workers.iter().zip(&mut answers) {
             if answer.is_none() {
-                *answer = worker.answer(what)?;
+                *answer = worker.poll_answer(what)?;
             }
         }
         if start.elapsed() > PATIENCE {
@@ -160,11 +160,11 @@ pub(super) fn collect(run: &Run<'_>, workers: &[&Worker<'_>], what: &str) -> Res
 }
 
 /// Forwards the output lines of a program in a guest.
-fn lines(report: Sender<String>) -> nicforge_guest::LineSink {
+fn lines(line_sender: Sender<String>) -> nicforge_guest::LineSink {
     Arc::new(move |stream, line| {
         if stream == Stream::Output {
             // The receiver is gone when the benchmark has ended.
-            let _ = report.send(line.to_owned());
+            let _ = line_sender.send(line.to_owned());
         }
     })
 }

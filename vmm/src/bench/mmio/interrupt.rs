@@ -21,7 +21,7 @@ use nix::{
 use super::{Contestant, Effort, PATIENCE, PAUSE, Turn, paced, registers::accessing};
 use crate::{
     bench::{placement::pin, row::Backing, samples::Samples},
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// The BAR of the registers.
@@ -52,7 +52,7 @@ impl Irq {
                 let cancel = cancel.clone();
                 move || wait(&interrupt, &cancel, &sender)
             })
-            .doing(|| "the thread that waits for interrupts".into())?;
+            .context(|| "the thread that waits for interrupts".into())?;
 
         Ok(Self {
             registers: accessing(device.bar(REGISTERS))?,
@@ -99,7 +99,7 @@ impl Contestant for Irq {
             accessing(self.registers.read32(REG_STATUS))?;
             let start = Instant::now();
             accessing(self.poster.post(REGISTERS, REG_START, &1u32.to_le_bytes()))?;
-            let returned = returned.recv_timeout(PATIENCE).doing(|| "waiting for an interrupt".into())?;
+            let returned = returned.recv_timeout(PATIENCE).context(|| "waiting for an interrupt".into())?;
             samples.add(accessing(returned)? - start);
         }
 
@@ -130,7 +130,7 @@ pub(super) struct EventFds {
 impl EventFds {
     pub(super) fn new(processor: Option<usize>) -> Result<Self, Failure> {
         let what = || "a bare eventfd".into();
-        let event = || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC).map(Arc::new).doing(what);
+        let event = || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC).map(Arc::new).context(what);
         let (request, reply, stop) = (event()?, event()?, Arc::new(AtomicBool::new(false)));
         let thread = std::thread::Builder::new()
             .name("eventfd".into())
@@ -147,7 +147,7 @@ impl EventFds {
                     }
                 }
             })
-            .doing(what)?;
+            .context(what)?;
 
         Ok(Self { request, reply, stop, thread: Some(thread) })
     }
@@ -160,19 +160,19 @@ impl Contestant for EventFds {
 
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let what = || "a bare eventfd".into();
-        let limit = PollTimeout::try_from(PATIENCE).doing(what)?;
+        let limit = PollTimeout::try_from(PATIENCE).context(what)?;
 
         paced(
             effort,
             || Ok(()),
             || {
-                self.request.write(1).doing(what)?;
+                self.request.write(1).context(what)?;
                 // The library waits in the same way: for readiness, and then for the count.
                 let mut fds = [PollFd::new(self.reply.as_fd(), PollFlags::POLLIN)];
-                if poll(&mut fds, limit).doing(what)? == 0 {
+                if poll(&mut fds, limit).context(what)? == 0 {
                     return Err(Failure::result("the other thread does not answer on a bare eventfd"));
                 }
-                self.reply.read().map(drop).doing(what)
+                self.reply.read().map(drop).context(what)
             },
         )
     }

@@ -42,7 +42,7 @@ use super::{
     row::{Backing, Goal, Outcome, Row},
     samples::{Samples, in_turns, median},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Number of posted writes in a batch.
 const BATCH: u32 = 1_000;
@@ -168,7 +168,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let mut outcome = Outcome::default();
 
     for placement in &placements {
-        let server = ServerProcess::start(run.event_loop, placement.of("server"))?;
+        let server = ServerProcess::start(run.event_loop, placement.processor_of("server"))?;
         let rows = placement.within("client", || measure(run, &effort, placement, &server))?;
         server.stop()?;
         outcome.goals.extend(goals(&rows, &placement.text()));
@@ -186,7 +186,7 @@ fn measure(
     server: &ServerProcess,
 ) -> Result<Vec<Row>, Failure> {
     let open = |number, options: OpenOptions| {
-        Device::open_vfio_user(server.attachment(number), options).doing(|| "opening the device".into())
+        Device::open_vfio_user(server.attachment(number), options).context(|| "opening the device".into())
     };
     let mut contestants: Vec<Box<dyn Contestant>> =
         registers::contestants(&open(0, OpenOptions::default())?, &open(1, registers::blocking())?)?;
@@ -196,9 +196,9 @@ fn measure(
     #[cfg(feature = "bench-peers")]
     contestants.extend(vfio_user_crate::contestants(server)?);
 
-    contestants.push(Box::new(ring::BareRing::new(placement.of("server"))));
+    contestants.push(Box::new(ring::BareRing::new(placement.processor_of("server"))));
     contestants.push(Box::new(interrupt::Irq::new(&open(2, registers::blocking())?)?));
-    contestants.push(Box::new(interrupt::EventFds::new(placement.of("server"))?));
+    contestants.push(Box::new(interrupt::EventFds::new(placement.processor_of("server"))?));
 
     let text = placement.text();
     let turns = in_turns(effort.rounds, contestants.len(), |contestant, round| {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{Contestant, Effort, PATIENCE, Turn, in_a_row, paced, server::ServerProcess};
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Bytes of header, offset, region and length.
 const REQUEST: usize = 32;
@@ -17,7 +17,7 @@ const REQUEST: usize = 32;
 const REPLY: usize = 36;
 /// Number of polls of a socket before the thread yields between two polls, as in the client
 /// library.
-const LOOKS_BEFORE_YIELD: u32 = 8;
+const POLLS_BEFORE_YIELD: u32 = 8;
 
 /// How both ends wait. The first byte of a connection selects it for the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ fn socket(directory: &Path) -> PathBuf {
 
 /// Serves one connection after the other, in a thread of its own.
 pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
-    let listener = UnixListener::bind(socket(directory)).doing(|| "a bare socket".into())?;
+    let listener = UnixListener::bind(socket(directory)).context(|| "a bare socket".into())?;
     let answer = move || {
         for stream in listener.incoming().flatten() {
             // The end of a connection ends its turn, and is no error.
@@ -47,7 +47,7 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
         .name("pingpong".into())
         .spawn(answer)
         .map(drop)
-        .doing(|| "a thread for a bare socket".into())
+        .context(|| "a thread for a bare socket".into())
 }
 
 fn answer(mut stream: UnixStream) -> std::io::Result<()> {
@@ -69,7 +69,7 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
         return stream.read_exact(message);
     }
 
-    let (mut got, mut looks) = (0, 0u32);
+    let (mut got, mut polls) = (0, 0u32);
     let start = Instant::now();
 
     while got < message.len() {
@@ -77,8 +77,8 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => got += count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                looks = looks.saturating_add(1);
-                if looks < LOOKS_BEFORE_YIELD {
+                polls = polls.saturating_add(1);
+                if polls < POLLS_BEFORE_YIELD {
                     std::hint::spin_loop();
                 } else if start.elapsed() > PATIENCE {
                     return Err(ErrorKind::TimedOut.into());
@@ -116,15 +116,15 @@ impl Contestant for PingPong {
 
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let what = || "a bare socket".into();
-        let mut stream = UnixStream::connect(&self.socket).doing(what)?;
-        stream.set_read_timeout(Some(PATIENCE)).doing(what)?;
-        stream.write_all(&[self.waiting as u8]).doing(what)?;
-        stream.set_nonblocking(self.waiting == Waiting::Spinning).doing(what)?;
+        let mut stream = UnixStream::connect(&self.socket).context(what)?;
+        stream.set_read_timeout(Some(PATIENCE)).context(what)?;
+        stream.write_all(&[self.waiting as u8]).context(what)?;
+        stream.set_nonblocking(self.waiting == Waiting::Spinning).context(what)?;
         let mut reply = [0; REPLY];
         let waiting = self.waiting;
         let mut exchange = || {
-            stream.write_all(&[0; REQUEST]).doing(what)?;
-            read(&mut stream, &mut reply, waiting).doing(what)
+            stream.write_all(&[0; REQUEST]).context(what)?;
+            read(&mut stream, &mut reply, waiting).context(what)
         };
 
         match waiting {

@@ -12,7 +12,7 @@ use nicforge_shm::SharedU32;
 use super::{BATCH, Contestant, Effort, PATIENCE, Turn, in_a_row, paced};
 use crate::{
     bench::{row::Backing, samples::Samples},
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// The BAR of the registers.
@@ -27,7 +27,7 @@ pub(in crate::bench) fn blocking() -> OpenOptions {
 
 /// Converts the error of an access to the device.
 pub(in crate::bench) fn accessing<T>(result: Result<T, nicforge_driver::Error>) -> Result<T, Failure> {
-    result.doing(|| "accessing the device".into())
+    result.context(|| "accessing the device".into())
 }
 
 /// Returns all contestants with registers. They use two attachments of the device: one whose waits
@@ -78,7 +78,7 @@ impl Contestant for Trapped {
 /// Returns a word of an attachment's mirror.
 fn mirror_word(device: &Device, offset: u64) -> Result<SharedU32, Failure> {
     let mirror = accessing(device.bar(MIRROR).and_then(|bar| bar.window(0, mirror::SIZE)))?;
-    mirror.u32(offset).doing(|| "the mirror".into())
+    mirror.u32(offset).context(|| "the mirror".into())
 }
 
 /// Waits until the engine sleeps.

@@ -21,7 +21,7 @@ use crate::{
     bench::placement::pin,
     cli::EventLoop,
     directory::Directory,
-    failure::{Doing, Failure, print_line},
+    failure::{ErrorContext, Failure, print_line},
 };
 
 /// Number of served attachments of the device.
@@ -29,7 +29,7 @@ const ATTACHMENTS: u16 = 3;
 /// The line on standard output when the sockets exist.
 const READY: &str = "ready";
 /// The interval between two checks whether something has ended.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// The word for servers that may run on any processor.
 const ANYWHERE: &str = "any";
 
@@ -47,7 +47,7 @@ impl ServerProcess {
         let kind =
             event_loop.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         let processor = processor.map_or_else(|| ANYWHERE.to_owned(), |processor| processor.to_string());
-        let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+        let this = std::env::current_exe().context(|| "this program's own file".into())?;
         let child = Command::new(this)
             .args(["bench", "mmio", "--part"])
             .arg(format!("{kind}:{processor}:{}", directory.path().display()))
@@ -56,7 +56,7 @@ impl ServerProcess {
             // Only the parent acts on Ctrl-C.
             .process_group(0)
             .spawn()
-            .doing(|| "can't start the servers".into())?;
+            .context(|| "can't start the servers".into())?;
 
         let mut server = Self { child, directory };
         server.wait_ready()?;
@@ -67,7 +67,7 @@ impl ServerProcess {
     fn wait_ready(&mut self) -> Result<(), Failure> {
         let mut line = String::new();
         if let Some(output) = self.child.stdout.take() {
-            BufReader::new(output).read_line(&mut line).doing(|| "the servers' process".into())?;
+            BufReader::new(output).read_line(&mut line).context(|| "the servers' process".into())?;
         }
 
         if line.trim_end() == READY {
@@ -95,11 +95,11 @@ impl ServerProcess {
     fn end(&mut self) -> Result<(), Failure> {
         drop(self.child.stdin.take());
         let start = Instant::now();
-        let mut status = self.child.try_wait().doing(|| "the servers' process".into())?;
+        let mut status = self.child.try_wait().context(|| "the servers' process".into())?;
 
         while status.is_none() && start.elapsed() < PATIENCE {
-            std::thread::sleep(LOOK_AGAIN);
-            status = self.child.try_wait().doing(|| "the servers' process".into())?;
+            std::thread::sleep(CHECK_INTERVAL);
+            status = self.child.try_wait().context(|| "the servers' process".into())?;
         }
 
         match status {
@@ -149,23 +149,23 @@ pub(super) fn main(text: &str) -> Result<u8, Failure> {
     let mut machine = Machine::new();
     let function = machine
         .add_function("dma0", Box::new(DeepRing::default()))
-        .doing(|| "the machine under test".into())?;
-    let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
+        .context(|| "the machine under test".into())?;
+    let mut engine = Engine::new(machine, config).context(|| "the engine".into())?;
 
     for number in 0..ATTACHMENTS {
         engine
             .listen(function, AttachmentId(number), attachment_socket(directory, number))
-            .doing(|| "the engine".into())?;
+            .context(|| "the engine".into())?;
     }
 
-    let (stop, handle) = (Stop::new().doing(|| "the engine".into())?, engine.handle());
+    let (stop, handle) = (Stop::new().context(|| "the engine".into())?, engine.handle());
     let thread = std::thread::Builder::new()
         .name("engine".into())
         .spawn({
             let stop = stop.clone();
             move || engine.run(&stop).map_err(|error| error.to_string())
         })
-        .doing(|| "the engine's thread".into())?;
+        .context(|| "the engine's thread".into())?;
 
     // These threads end with the process.
     peers::serve(directory)?;
@@ -194,6 +194,6 @@ fn wait_until_clients_are_gone(engine: &EngineHandle) {
             .flat_map(|function| &function.attachments)
             .any(|user| user.client.is_some())
     {
-        std::thread::sleep(LOOK_AGAIN);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }

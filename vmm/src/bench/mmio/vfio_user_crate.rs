@@ -16,7 +16,7 @@ use vfio_user::{Client, DmaMapFlags, DmaUnmapFlags, Server, ServerBackend, Serve
 use super::{Contestant, Effort, Turn, in_a_row, paced, server::ServerProcess};
 use crate::{
     bench::row::Backing,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// Bytes of the region.
@@ -85,7 +85,7 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
     };
 
     let server = Server::new(&socket(directory), false, Vec::new(), vec![region])
-        .doing(|| "the vfio_user crate's server".into())?;
+        .context(|| "the vfio_user crate's server".into())?;
     let serve = move || {
         let mut register = Register(0);
         // The error of one connection does not concern the next one.
@@ -96,7 +96,7 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
         .name("vfio_user-crate".into())
         .spawn(serve)
         .map(drop)
-        .doing(|| "a thread for the vfio_user crate's server".into())
+        .context(|| "a thread for the vfio_user crate's server".into())
 }
 
 /// The crate's client.
@@ -108,7 +108,7 @@ struct CrateRead {
 /// Returns two contestants: reads without a pause, and reads after a pause. Both block, as the
 /// crate always does.
 pub(super) fn contestants(server: &ServerProcess) -> Result<Vec<Box<dyn Contestant>>, Failure> {
-    let client = Client::new(&socket(server.path())).doing(|| "the vfio_user crate's client".into())?;
+    let client = Client::new(&socket(server.path())).context(|| "the vfio_user crate's client".into())?;
     // The crate's server serves one client at a time, so both contestants share one.
     let client = Rc::new(RefCell::new(client));
     Ok(vec![
@@ -130,7 +130,7 @@ impl Contestant for CrateRead {
         let mut value = [0; 4];
         let mut client = self.client.borrow_mut();
         let mut read =
-            || client.region_read(0, REGISTER, &mut value).doing(|| "the vfio_user crate's client".into());
+            || client.region_read(0, REGISTER, &mut value).context(|| "the vfio_user crate's client".into());
         if self.asleep { paced(effort, || Ok(()), read) } else { in_a_row(effort, &mut read) }
     }
 }

@@ -17,7 +17,7 @@ use super::{
     counted,
     route::{self, Route},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Number of packets in a batch, as in FCNP.
 pub(super) const BATCH: usize = 8;
@@ -220,28 +220,28 @@ fn received(channel: &TreeChannel, taken: u64) -> u64 {
 }
 
 fn channel(machine: &Arc<LocalMachine>, node: &str) -> Result<TreeChannel, Failure> {
-    TreeChannel::open(device(machine, node)?).doing(|| format!("the channel of {node}"))
+    TreeChannel::open(open_device(machine, node)?).context(|| format!("the channel of {node}"))
 }
 
-fn device(machine: &Arc<LocalMachine>, node: &str) -> Result<Device, Failure> {
-    let backing = machine.open_named(node, "core0").doing(|| node.into())?;
-    Device::from_backing(backing).doing(|| node.into())
+fn open_device(machine: &Arc<LocalMachine>, node: &str) -> Result<Device, Failure> {
+    let backing = machine.open_named(node, "core0").context(|| node.into())?;
+    Device::from_backing(backing).context(|| node.into())
 }
 
 /// Copies batches in and out.
 fn copies(packets: u64) -> Result<(), Failure> {
     let size = BATCH * PAYLOAD;
-    let memory = SharedMemory::create("bench-copy", size).doing(|| "shared memory".into())?;
-    let window = memory.window(0, size as u64).doing(|| "shared memory".into())?;
+    let memory = SharedMemory::create("bench-copy", size).context(|| "shared memory".into())?;
+    let window = memory.window(0, size as u64).context(|| "shared memory".into())?;
     let data = Batch([0x5a; BATCH * PAYLOAD]);
     let mut out = Batch([0; BATCH * PAYLOAD]);
 
     for _ in 0..packets / BATCH as u64 {
         if let Some(data) = data.0.as_chunks().0.first_chunk() {
-            counted::copy_in(&window, data).doing(|| "copying".into())?;
+            counted::copy_in(&window, data).context(|| "copying".into())?;
         }
         if let Some(out) = out.0.as_chunks_mut().0.first_chunk_mut() {
-            counted::copy_out(&window, out).doing(|| "copying".into())?;
+            counted::copy_out(&window, out).context(|| "copying".into())?;
         }
     }
 
@@ -255,21 +255,22 @@ fn messages(part: Part, messages: u64) -> Result<(), Failure> {
     machine.set_cool_after(NEVER_COLD);
     let machine = LocalMachine::new(machine);
     let rank = Route::of(part)?.rank;
-    let (io_device, core_device) = (device(&machine, "io0")?, device(&machine, &format!("cn{rank}"))?);
-    let io = IoNode::open(io_device, Config::default()).doing(|| "the I/O node".into())?;
+    let (io_device, core_device) =
+        (open_device(&machine, "io0")?, open_device(&machine, &format!("cn{rank}"))?);
+    let io = IoNode::open(io_device, Config::default()).context(|| "the I/O node".into())?;
     let write = move || -> Result<(), Failure> {
         let data = vec![0x5a; MESSAGE as usize * PAYLOAD];
         for _ in 0..messages {
-            counted::fcnp_write(&io, rank * 4, &data).doing(|| "a write".into())?;
+            counted::fcnp_write(&io, rank * 4, &data).context(|| "a write".into())?;
         }
         Ok(())
     };
 
     let read = move || -> Result<(), Failure> {
-        let core = ComputeCore::open(core_device, Config::default()).doing(|| "the compute core".into())?;
+        let core = ComputeCore::open(core_device, Config::default()).context(|| "the compute core".into())?;
         let mut buffer = vec![0; MESSAGE as usize * PAYLOAD];
         for _ in 0..messages {
-            counted::fcnp_read(&core, &mut buffer).doing(|| "a read".into())?;
+            counted::fcnp_read(&core, &mut buffer).context(|| "a read".into())?;
         }
         if buffer.iter().all(|&byte| byte == 0x5a) {
             Ok(())
@@ -278,11 +279,12 @@ fn messages(part: Part, messages: u64) -> Result<(), Failure> {
         }
     };
 
-    if part == Part::FcnpSend { beside(read, write) } else { beside(write, read) }
+    if part == Part::FcnpSend { run_in_parallel(read, write) } else { run_in_parallel(write, read) }
 }
 
-/// Runs `other` on a thread of its own, and `own` on this thread.
-fn beside(
+/// Runs `other` on a thread of its own and `own` on this thread, and waits for both. Returns the
+/// error of `own`, else the error of `other`.
+fn run_in_parallel(
     other: impl FnOnce() -> Result<(), Failure> + Send,
     own: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {

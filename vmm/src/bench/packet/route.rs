@@ -9,7 +9,7 @@ use nicforge_machine::{
 };
 
 use super::part::{DEPTH, Part};
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Number of compute nodes of the benchmark's machine: a whole pset of Blue Gene/L.
 const COMPUTE_NODES: u32 = 64;
@@ -61,7 +61,7 @@ pub(super) fn machine() -> Result<(Machine, Built), Failure> {
         format!("name = \"bench-packet\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {DEPTH}\n");
     let description = Description::parse(&text, "the bench's machine")
         .map_err(|error| Failure::usage(error.to_string()))?;
-    build(&description).doing(|| "the bench's machine".into())
+    build(&description).context(|| "the bench's machine".into())
 }
 
 /// Returns the number of links between the I/O node and each node, in the order of the nodes.

@@ -19,7 +19,7 @@ use super::{
     BYTES,
     pairs::{Pair, config},
 };
-use crate::failure::{Doing, Failure};
+use crate::failure::{ErrorContext, Failure};
 
 /// Numbers of pairs for which instructions are counted.
 pub(super) const PAIRS: [usize; 2] = [1, 8];
@@ -91,9 +91,9 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let (machine, _) = build(&two_cards("velo")?).map_err(|error| Failure::usage(error.to_string()))?;
     let machine = LocalMachine::new(machine);
     let port = |function: &str, vpid: u16| -> Result<Port, Failure> {
-        let backing = machine.open_named(function, &format!("vpid{vpid}")).doing(|| function.to_owned())?;
-        let device = Device::from_backing(backing).doing(|| function.to_owned())?;
-        Port::open(device, config()).doing(|| format!("VPID {vpid} of {function}"))
+        let backing = machine.open_named(function, &format!("vpid{vpid}")).context(|| function.to_owned())?;
+        let device = Device::from_backing(backing).context(|| function.to_owned())?;
+        Port::open(device, config()).context(|| format!("VPID {vpid} of {function}"))
     };
 
     let mut pairs = (0..count)

@@ -15,16 +15,16 @@ use std::{
 use super::{BYTES, Effort, Turn};
 use crate::{
     bench::{placement::Placement, samples::Samples},
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 const PROGRAM: &str = "fi_pingpong";
 /// The column with half a round trip, in microseconds.
 const COLUMN: &str = "usec/xfer";
 /// The longest wait for a result.
-const LIMIT: Duration = Duration::from_secs(20);
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// The interval between two checks of a process.
-const LOOK: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Returns the program's path, if it is installed.
 pub(super) fn find() -> Option<PathBuf> {
@@ -43,18 +43,18 @@ impl Process {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn();
-        Ok(Self(child.doing(|| PROGRAM.into())?))
+        Ok(Self(child.context(|| PROGRAM.into())?))
     }
 
     /// Returns the output of a process that has ended successfully. Returns `None` when it has
     /// failed, or has not ended at `until`.
     fn output(&mut self, until: Instant) -> Result<Option<String>, Failure> {
         loop {
-            if let Some(status) = self.0.try_wait().doing(|| PROGRAM.into())? {
+            if let Some(status) = self.0.try_wait().context(|| PROGRAM.into())? {
                 let mut text = String::new();
                 if let Some(output) = &mut self.0.stdout {
                     // The output is a few lines, which fit into the pipe.
-                    output.read_to_string(&mut text).doing(|| PROGRAM.into())?;
+                    output.read_to_string(&mut text).context(|| PROGRAM.into())?;
                 }
                 return Ok(status.success().then_some(text));
             }
@@ -63,7 +63,7 @@ impl Process {
                 return Ok(None);
             }
 
-            thread::sleep(LOOK);
+            thread::sleep(CHECK_INTERVAL);
         }
     }
 }
@@ -78,15 +78,15 @@ impl Drop for Process {
 
 /// Measures half a round trip as the mean of a run. The server runs on the engine's processor.
 pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> Result<Turn, Failure> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "a free port".into())?;
-    let port = listener.local_addr().doing(|| "a free port".into())?.port().to_string();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "a free port".into())?;
+    let port = listener.local_addr().context(|| "a free port".into())?.port().to_string();
     drop(listener);
     let (bytes, rounds) = (BYTES.to_string(), effort.single.to_string());
     let common = ["-p", "shm", "-e", "rdm", "-S", &bytes, "-I", &rounds].map(OsStr::new);
     let of =
         |more: [&'static str; 1]| common.into_iter().chain(more.map(OsStr::new)).chain([OsStr::new(&port)]);
     let _server = placement.within("engine", || Process::start(program, of(["-B"])))?;
-    let until = Instant::now() + LIMIT;
+    let until = Instant::now() + STEP_TIMEOUT;
 
     // The client is refused until the server listens.
     while Instant::now() < until {
@@ -96,10 +96,10 @@ pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> 
             samples.add(time);
             return Ok(Turn { rate: 0.0, samples });
         }
-        thread::sleep(LOOK);
+        thread::sleep(CHECK_INTERVAL);
     }
 
-    Err(Failure::result(format!("{PROGRAM} -p shm has not given a time within {LIMIT:?}")))
+    Err(Failure::result(format!("{PROGRAM} -p shm has not given a time within {STEP_TIMEOUT:?}")))
 }
 
 /// Reads half a round trip from the program's table.

@@ -79,6 +79,7 @@ const CONTESTANTS: [Contestant; 10] = [
     Contestant::Libfabric,
 ];
 
+/// Measures all contestants in turns, and counts instructions.
 pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let effort = if run.quick {
         Effort { sustained: Duration::from_millis(30), single: 200, batches: 50 }
@@ -92,8 +93,8 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let libfabric = libfabric::find();
 
     let turns = placement.within("application", || {
-        let served = serve_two_cards(run, "velo", &placement)?;
-        let mut pairs = Pairs::open(&served, PAIRS[PAIRS.len() - 1])?;
+        let server = serve_two_cards(run, "velo", &placement)?;
+        let mut pairs = Pairs::open(&server, PAIRS[PAIRS.len() - 1])?;
 
         let turns = in_turns(rounds, CONTESTANTS.len(), |number, _| {
             let contestant = CONTESTANTS[number];
@@ -102,9 +103,9 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
                 Contestant::Rate(count) => pairs.rate(count, &effort),
                 Contestant::Send => pairs.send(&effort),
                 Contestant::Latency => pairs.latency(&effort),
-                Contestant::BareRing => ring::rate(placement.of("engine"), &effort),
-                Contestant::Unix => sockets::unix(placement.of("engine"), &effort),
-                Contestant::Tcp => sockets::tcp(placement.of("engine"), &effort),
+                Contestant::BareRing => ring::rate(placement.processor_of("engine"), &effort),
+                Contestant::Unix => sockets::unix(placement.processor_of("engine"), &effort),
+                Contestant::Tcp => sockets::tcp(placement.processor_of("engine"), &effort),
                 Contestant::Libfabric => match &libfabric {
                     Some(program) => libfabric::shm(program, &placement, &effort),
                     None => Ok(Turn::default()),
@@ -113,7 +114,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         })?;
 
         drop(pairs);
-        served.stop()?;
+        server.stop()?;
         Ok(turns)
     })?;
 

@@ -8,7 +8,7 @@ use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 use super::{BYTES, Effort, Turn};
 use crate::{
     bench::samples::Samples,
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
     serve::Served,
 };
 
@@ -21,7 +21,7 @@ const WINDOW: u32 = 256;
 /// Number of slots in a receiver's ring.
 const SLOTS: u32 = 2048;
 /// The longest wait for a message.
-const LIMIT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A sender and its receiver.
 pub(super) struct Pair {
@@ -40,14 +40,15 @@ pub(super) fn config() -> Config {
 /// Connects a sender to a receiver, and waits until the receiver has granted credits.
 pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<PeerLink, Failure> {
     let address = receiver.address();
-    let link =
-        sender.connect(address, Deadline::after(LIMIT), None).doing(|| format!("connecting {address}"))?;
-    let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
+    let link = sender
+        .connect(address, Deadline::after(STEP_TIMEOUT), None)
+        .context(|| format!("connecting {address}"))?;
+    let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), Relax::new());
 
     while sender.credits(link) == Some(0) {
-        receiver.progress().doing(|| "a receiver".into())?;
-        sender.progress().doing(|| "a sender".into())?;
-        sender.device().relax(&mut relax).doing(|| "the machine".into())?;
+        receiver.progress().context(|| "a receiver".into())?;
+        sender.progress().context(|| "a sender".into())?;
+        sender.device().relax(&mut relax).context(|| "the machine".into())?;
         if deadline.has_passed() {
             return Err(Failure::result(format!("{address} promises nothing")));
         }
@@ -90,7 +91,7 @@ impl Pair {
             let message = match self.receiver.poll() {
                 Ok(Some(message)) => message,
                 Ok(None) => break,
-                Err(error) => return Err(error).doing(|| "a receiver".into()),
+                Err(error) => return Err(error).context(|| "a receiver".into()),
             };
 
             if message.quadword(0) != self.received {
@@ -108,18 +109,18 @@ impl Pair {
     /// Takes returned credits.
     #[inline]
     pub(super) fn progress(&mut self) -> Result<(), Failure> {
-        self.sender.progress().doing(|| "a sender".into())
+        self.sender.progress().context(|| "a sender".into())
     }
 
     /// Receives all messages in flight.
     fn drain(&mut self) -> Result<(), Failure> {
-        let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
+        let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), awake());
         while self.received < self.sent {
             if self.receive(BURST)? == 0 {
                 if deadline.has_passed() {
                     return Err(Failure::result(format!("{} of {} came", self.received, self.sent)));
                 }
-                self.sender.device().relax(&mut relax).doing(|| "the machine".into())?;
+                self.sender.device().relax(&mut relax).context(|| "the machine".into())?;
             }
         }
 
@@ -136,16 +137,16 @@ fn awake() -> Relax {
 }
 
 impl Pairs {
-    pub(super) fn open(served: &Served, count: usize) -> Result<Self, Failure> {
+    pub(super) fn open(server: &Served, count: usize) -> Result<Self, Failure> {
         let port = |address: Address| -> Result<Port, Failure> {
             let name = format!("ex{}", address.node);
-            let node = served.built().node(&name);
+            let node = server.built().node(&name);
             let socket = node
                 .and_then(|node| Some((node, node.attachments.get(usize::from(address.vpid))?)))
                 .ok_or_else(|| Failure::result(format!("there is no {name}")))
-                .and_then(|(node, attachment)| served.socket(node, attachment))?;
-            let device = Device::open_vfio_user(socket, OpenOptions::default()).doing(|| name)?;
-            Port::open(device, config()).doing(|| address.to_string())
+                .and_then(|(node, attachment)| server.socket(node, attachment))?;
+            let device = Device::open_vfio_user(socket, OpenOptions::default()).context(|| name)?;
+            Port::open(device, config()).context(|| address.to_string())
         };
 
         let pairs = (0..count as u16)
@@ -214,7 +215,7 @@ impl Pairs {
 
             while pair.receive(1)? == 0 {
                 std::hint::spin_loop();
-                if start.elapsed() > LIMIT {
+                if start.elapsed() > STEP_TIMEOUT {
                     return Err(Failure::result("a message does not come"));
                 }
             }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The longest wait for the consumer.
-const LIMIT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) fn rate(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
     let mut ring = BareRing::start(RING_CELLS, processor)?;
@@ -25,7 +25,7 @@ pub(super) fn rate(processor: Option<usize>, effort: &Effort) -> Result<Turn, Fa
 /// per second.
 fn write(ring: &mut BareRing<BYTES>, effort: &Effort) -> Result<f64, Failure> {
     let (start, mut count) = (Instant::now(), 0_u64);
-    let deadline = Deadline::after(LIMIT + effort.sustained);
+    let deadline = Deadline::after(STEP_TIMEOUT + effort.sustained);
     let mut idle = Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() });
 
     while start.elapsed() < effort.sustained || !ring.is_drained() {

@@ -12,11 +12,11 @@ use std::{
 use super::{BYTES, Effort, Turn};
 use crate::{
     bench::{placement::pin, samples::Samples},
-    failure::{Doing, Failure},
+    failure::{ErrorContext, Failure},
 };
 
 /// The longest wait for a message.
-const LIMIT: Duration = Duration::from_secs(10);
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The contents of a message: the far end echoes it, counts it, or ends.
 const ECHO: u64 = 0;
 const COUNT: u64 = 1;
@@ -24,9 +24,9 @@ const END: u64 = 2;
 
 /// Measures a pair of Unix sockets.
 pub(super) fn unix(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
-    let (near, far) = UnixStream::pair().doing(|| "a pair of sockets".into())?;
+    let (near, far) = UnixStream::pair().context(|| "a pair of sockets".into())?;
     for end in [&near, &far] {
-        end.set_read_timeout(Some(LIMIT)).doing(|| "a socket's limit".into())?;
+        end.set_read_timeout(Some(STEP_TIMEOUT)).context(|| "a socket's limit".into())?;
     }
     exchange(near, far, processor, effort)
 }
@@ -34,14 +34,14 @@ pub(super) fn unix(processor: Option<usize>, effort: &Effort) -> Result<Turn, Fa
 /// Measures a TCP connection over loopback.
 pub(super) fn tcp(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
     let listener =
-        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "listening on the loopback".into())?;
-    let address = listener.local_addr().doing(|| "the listener's address".into())?;
-    let near = TcpStream::connect(address).doing(|| "connecting over the loopback".into())?;
-    let (far, _) = listener.accept().doing(|| "accepting over the loopback".into())?;
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "listening on the loopback".into())?;
+    let address = listener.local_addr().context(|| "the listener's address".into())?;
+    let near = TcpStream::connect(address).context(|| "connecting over the loopback".into())?;
+    let (far, _) = listener.accept().context(|| "accepting over the loopback".into())?;
 
     for end in [&near, &far] {
-        end.set_nodelay(true).doing(|| "TCP_NODELAY".into())?;
-        end.set_read_timeout(Some(LIMIT)).doing(|| "a socket's limit".into())?;
+        end.set_nodelay(true).context(|| "TCP_NODELAY".into())?;
+        end.set_read_timeout(Some(STEP_TIMEOUT)).context(|| "a socket's limit".into())?;
     }
 
     exchange(near, far, processor, effort)
@@ -53,10 +53,10 @@ fn serve(mut socket: impl Read + Write, processor: Option<usize>) -> Result<(), 
     let mut message = [0; BYTES];
 
     loop {
-        socket.read_exact(&mut message).doing(|| "the far end".into())?;
+        socket.read_exact(&mut message).context(|| "the far end".into())?;
         let what = u64::from_le_bytes(message);
         if what != COUNT {
-            socket.write_all(&message).doing(|| "the far end".into())?;
+            socket.write_all(&message).context(|| "the far end".into())?;
         }
         if what == END {
             return Ok(());
@@ -85,21 +85,21 @@ fn measure(near: &mut (impl Read + Write), effort: &Effort) -> Result<Turn, Fail
     let mut answer = [0; BYTES];
     for _ in 0..effort.single {
         let start = Instant::now();
-        near.write_all(&ECHO.to_le_bytes()).doing(|| "the near end".into())?;
-        near.read_exact(&mut answer).doing(|| "the near end".into())?;
+        near.write_all(&ECHO.to_le_bytes()).context(|| "the near end".into())?;
+        near.read_exact(&mut answer).context(|| "the near end".into())?;
         samples.add_mean(start.elapsed(), 2);
     }
 
     let (start, mut sent) = (Instant::now(), 0_u64);
     while start.elapsed() < effort.sustained {
         for _ in 0..64 {
-            near.write_all(&COUNT.to_le_bytes()).doing(|| "the near end".into())?;
+            near.write_all(&COUNT.to_le_bytes()).context(|| "the near end".into())?;
         }
         sent += 64;
     }
 
-    near.write_all(&END.to_le_bytes()).doing(|| "the near end".into())?;
-    near.read_exact(&mut answer).doing(|| "the near end".into())?;
+    near.write_all(&END.to_le_bytes()).context(|| "the near end".into())?;
+    near.read_exact(&mut answer).context(|| "the near end".into())?;
 
     Ok(Turn { rate: sent as f64 / start.elapsed().as_secs_f64(), samples })
 }

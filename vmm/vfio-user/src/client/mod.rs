@@ -13,7 +13,7 @@ mod exchange;
 mod incoming;
 mod irqs;
 mod requests;
-mod twin;
+mod second_socket;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ use crate::Errno;
 use crate::socket::{FrameError, Framed, has_exited, process};
 use crate::wire::*;
 use exchange::Exchange;
-use twin::Twin;
+use second_socket::SecondSocket;
 
 /// Memory that the server may reach by messages.
 ///
@@ -237,7 +237,7 @@ impl ServerLimits {
 #[derive(Debug)]
 pub struct Client {
     /// The second socket; its thread ends before the first socket is closed.
-    _twin: Option<Twin>,
+    _second_socket: Option<SecondSocket>,
     exchange: Arc<Exchange>,
     config: ClientConfig,
     limits: ServerLimits,
@@ -305,8 +305,8 @@ impl Client {
             Arc::new(Exchange::new(Framed::new(fd, longest, config.max_msg_fds as usize), &config));
 
         let command = Command::Version;
-        let wants_twin = config.twin_socket && config.max_msg_fds > 0;
-        let body = build_version(&proposal(&config, wants_twin));
+        let wants_second_socket = config.twin_socket && config.max_msg_fds > 0;
+        let body = build_version(&proposal(&config, wants_second_socket));
         let (answer, fds) = exchange.call(command, &body, &[], &[], deadline, |reply| {
             let answer = parse_version(reply.payload).map_err(|error| malformed(command, error))?;
             let fds = reply.fds.into_iter().map(OwnedFd::from).collect();
@@ -316,13 +316,15 @@ impl Client {
         let said = answer.capabilities.clone().unwrap_or_default();
         let mut limits = ServerLimits::of(&answer, &said)?;
 
-        let twin = match said.twin_socket.filter(|offer| offer.supported) {
-            Some(_) if !wants_twin => return Err(malformed(command, "a twin socket was not proposed")),
-            Some(offer) => Some(Twin::start(&exchange, &offer, fds, longest)?),
+        let second_socket = match said.twin_socket.filter(|offer| offer.supported) {
+            Some(_) if !wants_second_socket => {
+                return Err(malformed(command, "a twin socket was not proposed"));
+            }
+            Some(offer) => Some(SecondSocket::start(&exchange, &offer, fds, longest)?),
             None => None,
         };
-        limits.twin_socket = twin.is_some();
-        Ok(Self { _twin: twin, exchange, config, limits })
+        limits.twin_socket = second_socket.is_some();
+        Ok(Self { _second_socket: second_socket, exchange, config, limits })
     }
 
     /// Returns the limits that the server named.
@@ -392,7 +394,7 @@ impl AsFd for Client {
 }
 
 /// Returns the `VERSION` that a client proposes.
-fn proposal(config: &ClientConfig, wants_twin: bool) -> VersionMessage {
+fn proposal(config: &ClientConfig, wants_second_socket: bool) -> VersionMessage {
     VersionMessage {
         major: VERSION_MAJOR,
         minor: VERSION_MINOR,
@@ -403,7 +405,7 @@ fn proposal(config: &ClientConfig, wants_twin: bool) -> VersionMessage {
             pgsizes: Some(DEFAULT_PGSIZES),
             max_dma_maps: Some(DEFAULT_MAX_DMA_MAPS.into()),
             write_multiple: Some(true),
-            twin_socket: wants_twin.then_some(TwinSocket { supported: true, fd_index: None }),
+            twin_socket: wants_second_socket.then_some(TwinSocket { supported: true, fd_index: None }),
         }),
     }
 }

@@ -12,8 +12,8 @@ use super::dispatcher::{Dispatcher, Phase};
 use super::dma::DmaError;
 use super::error::{CompleteError, ConnectionError};
 use super::handler::{Handler, Token};
+use super::second_socket::{SecondSocket, dma_outlet};
 use super::turn::Turn;
-use super::twin::{Twin, dma_outlet};
 use crate::Errno;
 use crate::socket::{Closer, Framed, PendingFds};
 use crate::wire::{Capabilities, HEADER_SIZE, MAX_VERSION_JSON};
@@ -73,8 +73,9 @@ impl ServerConnection {
     /// Returns the longest time that one system call for this client has taken since the last call
     /// of this function.
     pub fn take_longest_call(&mut self) -> Duration {
-        let twin = self.dispatcher.twin.as_mut().map(Twin::take_longest_call).unwrap_or_default();
-        self.framed.take_longest_call().max(twin)
+        let second_socket =
+            self.dispatcher.second_socket.as_mut().map(SecondSocket::take_longest_call).unwrap_or_default();
+        self.framed.take_longest_call().max(second_socket)
     }
 
     /// Ends the connection and returns its socket. Closing that can block: descriptors that the
@@ -82,8 +83,10 @@ impl ServerConnection {
     ///
     /// The second socket can block too, and goes to the closer.
     pub fn into_socket(mut self) -> OwnedFd {
-        if let (Some(twin), Some(closer)) = (self.dispatcher.twin.take(), &self.dispatcher.closer) {
-            closer.close(twin.into_socket());
+        if let (Some(second_socket), Some(closer)) =
+            (self.dispatcher.second_socket.take(), &self.dispatcher.closer)
+        {
+            closer.close(second_socket.into_socket());
         }
         self.framed.fd
     }
@@ -122,9 +125,14 @@ impl ServerConnection {
             turn.count_step();
             has_time
         };
-        let twin = self.dispatcher.twin.as_mut().map_or(Ok(false), |twin| twin.flush_while(&mut may_go_on));
+        let second_stopped = self
+            .dispatcher
+            .second_socket
+            .as_mut()
+            .map_or(Ok(false), |second_socket| second_socket.flush_while(&mut may_go_on));
         let (_, mut out) = self.framed.split();
-        let stopped = twin.and_then(|twin| Ok(out.flush_while(&mut may_go_on)? || twin));
+        let stopped =
+            second_stopped.and_then(|second_stopped| Ok(out.flush_while(&mut may_go_on)? || second_stopped));
         stopped.map_err(|error| {
             self.dispatcher.phase = Phase::Ended;
             error.into()
@@ -149,33 +157,34 @@ impl ServerConnection {
     /// Returns the second socket, on which DMA requests go out and their replies come in; `None`
     /// when the client proposed none.
     ///
-    /// The event loop should call [`Self::note_twin_readable`] and [`Self::on_readable`] when it is
-    /// readable or hangs up, until [`Self::twin_has_ended`]. It is closed with this connection.
-    pub fn twin(&self) -> Option<BorrowedFd<'_>> {
-        self.dispatcher.twin.as_ref().map(Twin::socket)
+    /// The event loop should call [`Self::note_second_socket_readable`] and [`Self::on_readable`]
+    /// when it is readable or hangs up, until [`Self::second_socket_has_ended`]. It is closed with
+    /// this connection.
+    pub fn second_socket(&self) -> Option<BorrowedFd<'_>> {
+        self.dispatcher.second_socket.as_ref().map(SecondSocket::socket)
     }
 
     /// Whether the client has closed the second socket. DMA operations fail from then on, and the
     /// event loop need not watch it.
-    pub fn twin_has_ended(&self) -> bool {
-        self.dispatcher.twin.as_ref().is_some_and(|twin| !twin.is_usable())
+    pub fn second_socket_has_ended(&self) -> bool {
+        self.dispatcher.second_socket.as_ref().is_some_and(|second_socket| !second_socket.is_usable())
     }
 
     /// Reports that the second socket is readable, or that its peer has closed it. The next call of
     /// [`Self::on_readable`] reads it. While DMA operations are outstanding it is read in any case.
-    pub fn note_twin_readable(&mut self) {
-        if let Some(twin) = &mut self.dispatcher.twin {
-            twin.note_readable();
+    pub fn note_second_socket_readable(&mut self) {
+        if let Some(second_socket) = &mut self.dispatcher.second_socket {
+            second_socket.note_readable();
         }
     }
 
     /// Whether the event loop should call [`Self::on_writable`] when the second socket is writable.
-    pub fn twin_wants_write(&self) -> bool {
-        self.dispatcher.phase != Phase::Ended && self.twin_queued() > 0
+    pub fn second_socket_wants_write(&self) -> bool {
+        self.dispatcher.phase != Phase::Ended && self.second_socket_queued() > 0
     }
 
-    fn twin_queued(&self) -> usize {
-        self.dispatcher.twin.as_ref().map_or(0, Twin::queued)
+    fn second_socket_queued(&self) -> usize {
+        self.dispatcher.second_socket.as_ref().map_or(0, SecondSocket::queued)
     }
 
     /// Whether [`Self::on_readable`] has work even if the socket is not readable: after a
@@ -184,7 +193,7 @@ impl ServerConnection {
     pub fn ready(&self) -> bool {
         match (&self.dispatcher.deferred, self.dispatcher.phase) {
             (_, Phase::Ended) => false,
-            _ if self.dispatcher.twin.as_ref().is_some_and(Twin::has_message) => true,
+            _ if self.dispatcher.second_socket.as_ref().is_some_and(SecondSocket::has_message) => true,
             (Some(deferred), _) => deferred.result.is_some() || self.dispatcher.is_drained(),
             (None, _) => !self.is_clogged() && self.framed.rx.has_message(),
         }
@@ -240,7 +249,7 @@ impl ServerConnection {
     /// [`DmaError`]; the operation has not started then.
     pub fn dma_read(&mut self, address: u64, len: usize, token: Token) -> Result<(), DmaError> {
         self.check_running()?;
-        let mut out = dma_outlet(&mut self.framed, &mut self.dispatcher.twin);
+        let mut out = dma_outlet(&mut self.framed, &mut self.dispatcher.second_socket);
         self.dispatcher.dma.read(&mut out, self.dispatcher.limits, address, len, token)
     }
 
@@ -251,7 +260,7 @@ impl ServerConnection {
     /// [`DmaError`]; the operation has not started then.
     pub fn dma_write(&mut self, address: u64, data: &[u8], token: Token) -> Result<(), DmaError> {
         self.check_running()?;
-        let mut out = dma_outlet(&mut self.framed, &mut self.dispatcher.twin);
+        let mut out = dma_outlet(&mut self.framed, &mut self.dispatcher.second_socket);
         self.dispatcher.dma.write(&mut out, self.dispatcher.limits, address, data, token)
     }
 
@@ -292,8 +301,10 @@ impl ServerConnection {
         self.dispatcher.counters
     }
 
+    /// Returns an error unless DMA requests can be sent: the client has negotiated, and the sockets
+    /// are open.
     fn check_running(&self) -> Result<(), DmaError> {
-        let usable = self.dispatcher.twin.as_ref().is_none_or(Twin::is_usable);
+        let usable = self.dispatcher.second_socket.as_ref().is_none_or(SecondSocket::is_usable);
         let running = self.dispatcher.phase == Phase::Running && !self.framed.tx.has_ended() && usable;
         if running { Ok(()) } else { Err(DmaError::NotConnected) }
     }
@@ -301,7 +312,7 @@ impl ServerConnection {
     /// Whether so much waits for the client that no request may be taken.
     pub(super) fn is_clogged(&self) -> bool {
         // A reply must not overtake a DMA request that waits for the second socket.
-        if self.twin_queued() > 0 {
+        if self.second_socket_queued() > 0 {
             return true;
         }
         // A small reply may hold a descriptor, of which a process has fewer than bytes.

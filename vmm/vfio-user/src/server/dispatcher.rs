@@ -12,7 +12,7 @@ use super::error::ConnectionError;
 use super::handler::{Handler, Outcome};
 use super::mapping::unmapped_by;
 use super::reply::{Refusal, acknowledge, reply};
-use super::twin::Twin;
+use super::second_socket::SecondSocket;
 use super::{info, irqs};
 use crate::Errno;
 use crate::socket::{Closer, FrameError, Message, Outlet};
@@ -30,7 +30,7 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Dispatcher {
     /// The second socket, if the client proposed one.
-    pub(super) twin: Option<Twin>,
+    pub(super) second_socket: Option<SecondSocket>,
     /// Closes descriptors of the client.
     pub(super) closer: Option<Arc<dyn Closer>>,
     pub(super) config: ServerConfig,
@@ -55,7 +55,7 @@ pub(super) struct Dispatcher {
 impl Dispatcher {
     pub(super) fn new(config: ServerConfig) -> Self {
         Self {
-            twin: None,
+            second_socket: None,
             closer: None,
             phase: Phase::AwaitVersion,
             peer: Capabilities::default(),
@@ -137,7 +137,7 @@ impl Dispatcher {
 
     /// Whether an operation waits for this reply on the first socket.
     pub(super) fn expects(&self, header: &Header) -> bool {
-        self.twin.is_none() && self.dma.expects(header)
+        self.second_socket.is_none() && self.dma.expects(header)
     }
 
     /// Ends the deferred request if it was completed; returns false otherwise.

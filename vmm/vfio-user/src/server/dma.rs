@@ -177,7 +177,7 @@ impl DmaTable {
             // queue.
             None if out.queued() > most_queued => Err(Errno::EPROTO),
             None if operation.is_cut => Err(Errno::EFAULT),
-            None => operation.take(payload),
+            None => operation.accept_reply(payload),
         };
 
         if result.is_ok() && operation.done < operation.len {
@@ -217,13 +217,13 @@ impl DmaTable {
     /// went out before the answer to the unmap does.
     pub(super) fn unmapped(&mut self, unmap: &DmaUnmap, handler: &mut dyn Handler) {
         for operation in self.operations.extract_if(.., |operation| operation.has_more_in(unmap)) {
-            operation.end(Errno::EFAULT, handler);
+            operation.report_error(Errno::EFAULT, handler);
         }
     }
 
     /// As [`Self::unmapped`], for messages on the second socket: each operation lasts until the
     /// reply to its message in flight. Returns true while an operation touches the memory.
-    pub(super) fn unmapped_on_twin(&mut self, unmap: &DmaUnmap) -> bool {
+    pub(super) fn unmapped_on_second_socket(&mut self, unmap: &DmaUnmap) -> bool {
         for operation in &mut self.operations {
             operation.is_cut |= operation.has_more_in(unmap);
         }
@@ -238,7 +238,7 @@ impl DmaTable {
     /// Ends all operations with an error.
     pub(super) fn fail_all(&mut self, errno: Errno, handler: &mut dyn Handler) {
         for operation in std::mem::take(&mut self.operations) {
-            operation.end(errno, handler);
+            operation.report_error(errno, handler);
         }
     }
 }
@@ -251,7 +251,7 @@ impl Operation {
     }
 
     /// Reports an error to the handler.
-    fn end(self, errno: Errno, handler: &mut dyn Handler) {
+    fn report_error(self, errno: Errno, handler: &mut dyn Handler) {
         match self.direction {
             Direction::Read(_) => handler.dma_read_done(self.token, Err(errno)),
             Direction::Write(_) => handler.dma_write_done(self.token, Err(errno)),
@@ -259,7 +259,7 @@ impl Operation {
     }
 
     /// Checks the reply to the message in flight, and collects its data.
-    fn take(&mut self, payload: &[u8]) -> Result<(), Errno> {
+    fn accept_reply(&mut self, payload: &[u8]) -> Result<(), Errno> {
         if let Direction::Read(data) = &mut self.direction {
             let (access, bytes) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EPROTO)?;
             if access.count.get() != self.chunk as u64 || bytes.len() != self.chunk {

@@ -76,8 +76,8 @@ impl Dispatcher {
         unmap: DmaUnmap,
         handler: &mut dyn Handler,
     ) -> Result<(), Refusal> {
-        let must_wait = if self.twin.is_some() {
-            self.dma.unmapped_on_twin(&unmap)
+        let must_wait = if self.second_socket.is_some() {
+            self.dma.unmapped_on_second_socket(&unmap)
         } else {
             self.dma.unmapped(&unmap, handler);
             false

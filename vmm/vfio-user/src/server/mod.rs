@@ -24,7 +24,7 @@
 //! reads.
 //!
 //! **The second socket.** A client that proposes a twin socket gets one: see
-//! [`ServerConnection::twin`].
+//! [`ServerConnection::second_socket`].
 //!
 //! **Endings.** When the client has closed its end, the requests in front of the end are served,
 //! and replies to them are dropped. If one of them is deferred, the connection ends at once. An
@@ -47,8 +47,8 @@ mod mapping;
 mod multi;
 mod negotiation;
 mod reply;
+mod second_socket;
 mod turn;
-mod twin;
 
 pub use config::ServerConfig;
 pub use connection::{Counters, Progress, ServerConnection};

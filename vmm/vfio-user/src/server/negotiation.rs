@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::deferred::Request;
 use super::dispatcher::{Dispatcher, Phase};
 use super::reply::reply;
-use super::twin::Twin;
+use super::second_socket::SecondSocket;
 use crate::Errno;
 use crate::socket::Outlet;
 use crate::wire::*;
@@ -52,7 +52,7 @@ impl Dispatcher {
             usize::try_from(transfer).unwrap_or(usize::MAX).min(self.config.max_data_xfer_size as usize);
         self.new_limit = Some(self.config.message_limit(self.transfer.max(self.limits.transfer)));
 
-        let theirs = self.make_twin(&asked, request);
+        let theirs = self.make_second_socket(&asked, request);
         let answer = VersionMessage {
             major: VERSION_MAJOR,
             // The version here is the lowest there is, so it never exceeds the proposed one.
@@ -70,16 +70,16 @@ impl Dispatcher {
     /// Makes a second socket for a client that proposed it and takes descriptors, and returns the
     /// client's end. A server without a free descriptor does not agree, and sends its requests on
     /// the first socket.
-    fn make_twin(&mut self, asked: &Capabilities, request: Request) -> Option<OwnedFd> {
-        let wanted = asked.twin_socket.as_ref().is_some_and(|twin| twin.supported);
+    fn make_second_socket(&mut self, asked: &Capabilities, request: Request) -> Option<OwnedFd> {
+        let wanted = asked.twin_socket.as_ref().is_some_and(|offer| offer.supported);
         let takes_fds = asked.max_msg_fds.is_none_or(|fds| fds > 0);
         if !wanted || !takes_fds || request.no_reply {
             return None;
         }
 
-        let (twin, theirs) =
-            Twin::pair(self.config.message_limit(self.limits.transfer), self.closer.clone()).ok()?;
-        self.twin = Some(twin);
+        let (second_socket, theirs) =
+            SecondSocket::pair(self.config.message_limit(self.limits.transfer), self.closer.clone()).ok()?;
+        self.second_socket = Some(second_socket);
         Some(theirs)
     }
 
@@ -95,7 +95,10 @@ impl Dispatcher {
             // QEMU ends the connection over a limit that is higher than its own.
             max_dma_maps: asked.max_dma_maps.map(|theirs| theirs.min(config.max_dma_maps.into())),
             write_multiple: asked.write_multiple.filter(|wanted| *wanted && config.write_multiple),
-            twin_socket: self.twin.as_ref().map(|_| TwinSocket { supported: true, fd_index: Some(0) }),
+            twin_socket: self
+                .second_socket
+                .as_ref()
+                .map(|_| TwinSocket { supported: true, fd_index: Some(0) }),
         }
     }
 }

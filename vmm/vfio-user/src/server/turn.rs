@@ -38,7 +38,7 @@ impl ServerConnection {
     /// Serves the second socket and then the first, both within one turn.
     pub(super) fn drive_both(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
         let mut turn = Turn::new(&self.dispatcher.config);
-        let more = self.dispatcher.drive_twin(handler, &mut turn)?;
+        let more = self.dispatcher.drive_second_socket(handler, &mut turn)?;
         self.dispatcher.settle_drain();
         match self.drive(handler, &mut turn)? {
             Progress::Idle | Progress::Blocked if more => Ok(Progress::More),

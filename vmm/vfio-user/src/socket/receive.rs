@@ -235,6 +235,7 @@ impl Receiver {
         }
     }
 
+    /// Returns the next message and its descriptors, or `None` until all of its bytes have come.
     pub(crate) fn next_message(&mut self) -> Result<Option<Message<'_>>, FrameError> {
         let Some(header) = self.checked_header(self.start)? else { return Ok(None) };
         let size = header.size as usize;

@@ -49,8 +49,11 @@ impl Sender {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), FrameError> {
         let total = head.len() + body.len();
-        let sent =
-            if self.queue.is_empty() { self.times.measure(|| attempt(socket, head, body, fds))? } else { 0 };
+        let sent = if self.queue.is_empty() {
+            self.times.measure(|| try_send(socket, head, body, fds))?
+        } else {
+            0
+        };
         if sent == total {
             return Ok(());
         }
@@ -90,7 +93,7 @@ impl Sender {
             }
 
             let fds: Vec<_> = first.fds.iter().map(AsFd::as_fd).collect();
-            let sent = self.times.measure(|| attempt(socket, &first.bytes[first.sent..], &[], &fds))?;
+            let sent = self.times.measure(|| try_send(socket, &first.bytes[first.sent..], &[], &fds))?;
             if sent == 0 {
                 return Ok(false);
             }
@@ -109,7 +112,7 @@ impl Sender {
 }
 
 /// Sends as much as the socket takes now, and returns the number of bytes; zero when it takes none.
-fn attempt(
+fn try_send(
     socket: BorrowedFd<'_>,
     head: &[u8],
     body: &[u8],

@@ -34,14 +34,14 @@ pub enum RegionInfoError {
         areas: u32,
     },
     /// An area lies outside its region.
-    #[error("mappable area {offset:#x}+{size:#x} is outside of a region of {region:#x} bytes")]
+    #[error("mappable area {offset:#x}+{size:#x} is outside of a region of {region_size:#x} bytes")]
     AreaOutside {
         /// Start of the area.
         offset: u64,
         /// Size of the area.
         size: u64,
         /// Size of the region.
-        region: u64,
+        region_size: u64,
     },
 }
 
@@ -94,8 +94,8 @@ fn push_sparse_cap(reply: &mut Vec<u8>, info: &RegionInfo) {
         return;
     }
 
-    let behind = (BASE + sparse_cap_size(info)) as u32;
-    let next = if info.region_type.is_some() { behind } else { 0 };
+    let type_cap_offset = (BASE + sparse_cap_size(info)) as u32;
+    let next = if info.region_type.is_some() { type_cap_offset } else { 0 };
     let header = CapHeader { id: CAP_SPARSE.into(), version: 1.into(), next: next.into() };
     let cap = SparseMmapCap { nr_areas: (info.areas.len() as u32).into(), reserved: 0.into() };
 
@@ -138,15 +138,15 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
     }
 
     let mut next = base.cap_offset.get();
-    let mut after = BASE;
+    let mut min_offset = BASE;
     while next != 0 {
-        let at = next as usize;
+        let offset = next as usize;
         // Each capability lies behind the previous one, so the loop ends.
-        if at < after || at > payload.len() {
+        if offset < min_offset || offset > payload.len() {
             return Err(RegionInfoError::Chain { next, len: payload.len() });
         }
 
-        let (header, body) = parse_prefix::<CapHeader>(&payload[at..])?;
+        let (header, body) = parse_prefix::<CapHeader>(&payload[offset..])?;
         match header.id.get() {
             CAP_SPARSE => info.areas = parse_areas(body, info.size)?,
             CAP_TYPE => {
@@ -156,13 +156,19 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
             _ => {}
         }
 
-        after = at + CAP_HEADER;
+        min_offset = offset + CAP_HEADER;
         next = header.next.get();
     }
     Ok((info, argsz))
 }
 
-fn parse_areas(body: &[u8], region: u64) -> Result<Vec<SparseArea>, RegionInfoError> {
+/// Parses the body of a sparse mmap capability: the number of mappable areas, and the areas. `body`
+/// begins behind the capability's header, and may end with further capabilities.
+///
+/// # Errors
+/// [`RegionInfoError`] when the areas do not fit into `body`, or one lies outside of the region,
+/// which has `region_size` bytes.
+fn parse_areas(body: &[u8], region_size: u64) -> Result<Vec<SparseArea>, RegionInfoError> {
     let (cap, mut rest) = parse_prefix::<SparseMmapCap>(body)?;
     let count = cap.nr_areas.get();
     if count as usize > rest.len() / size_of::<SparseAreaPayload>() {
@@ -171,11 +177,11 @@ fn parse_areas(body: &[u8], region: u64) -> Result<Vec<SparseArea>, RegionInfoEr
 
     let mut areas = Vec::with_capacity(count as usize);
     for _ in 0..count {
-        let (area, behind) = parse_prefix::<SparseAreaPayload>(rest)?;
-        rest = behind;
+        let (area, tail) = parse_prefix::<SparseAreaPayload>(rest)?;
+        rest = tail;
         let (offset, size) = (area.offset.get(), area.size.get());
-        if offset.checked_add(size).is_none_or(|end| end > region) {
-            return Err(RegionInfoError::AreaOutside { offset, size, region });
+        if offset.checked_add(size).is_none_or(|end| end > region_size) {
+            return Err(RegionInfoError::AreaOutside { offset, size, region_size });
         }
         areas.push(SparseArea { offset, size });
     }

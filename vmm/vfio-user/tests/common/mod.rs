@@ -255,7 +255,7 @@ impl Pair {
         let deadline = Instant::now() + PATIENCE;
         let mut last = Progress::More;
         loop {
-            self.server.note_twin_readable();
+            self.server.note_second_socket_readable();
             let progress = self.server.on_readable(&mut self.device)?;
             // After `Idle` the end of the stream may be unread; a level-triggered loop calls again
             // for it.

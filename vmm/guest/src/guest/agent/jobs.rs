@@ -43,7 +43,7 @@ pub(super) struct Entry {
 
 impl State {
     /// Handles a line of the guest and returns the part to pass to a sink.
-    pub(super) fn take(&mut self, line: &str) -> Option<Shown> {
+    pub(super) fn handle_line(&mut self, line: &str) -> Option<Shown> {
         let mut words = line.splitn(3, ' ');
         let number = words.next()?.parse().ok()?;
         let kind = words.next()?;
@@ -60,7 +60,7 @@ impl State {
                 let starts = self.starts;
                 let entry = self.jobs.get_mut(&number)?;
                 if entry.start == starts && !entry.ended {
-                    return entry.take(kind, text);
+                    return entry.handle_report(kind, text);
                 }
             }
         }
@@ -70,7 +70,9 @@ impl State {
 }
 
 impl Entry {
-    fn take(&mut self, kind: &str, text: &str) -> Option<Shown> {
+    /// Handles a report of the job: a whole line or a part of one, on standard output (`o`, `o+`)
+    /// or standard error (`e`, `e+`), or the job's status (`x`).
+    fn handle_report(&mut self, kind: &str, text: &str) -> Option<Shown> {
         match kind {
             "o" => self.line(Stream::Output, text, true),
             "o+" => self.line(Stream::Output, text, false),

@@ -67,7 +67,7 @@ impl Agent {
         let shared = Arc::new(Shared::default());
         let reader = std::thread::Builder::new().name("guest-agent".into()).spawn({
             let (line, shared) = (line.try_clone()?, shared.clone());
-            move || read(line, &shared)
+            move || read_lines(line, &shared)
         })?;
 
         Ok(Self { line: Mutex::new(line), shared, reader: Mutex::new(Some(reader)) })
@@ -130,22 +130,23 @@ impl Agent {
             number
         };
 
-        self.say(&format!("{number} run {}", base64(job.script.as_bytes())))
+        self.send_line(&format!("{number} run {}", base64(job.script.as_bytes())))
             .inspect_err(|_| self.forget(number))?;
         Ok(number)
     }
 
     /// Kills a job's processes.
     pub(crate) fn kill(&self, number: u64) -> io::Result<()> {
-        self.say(&format!("{number} kill"))
+        self.send_line(&format!("{number} kill"))
     }
 
     /// Powers the guest off.
     pub(crate) fn quit(&self) -> io::Result<()> {
-        self.say("0 quit")
+        self.send_line("0 quit")
     }
 
-    fn say(&self, text: &str) -> io::Result<()> {
+    /// Sends a line to the agent in the guest.
+    fn send_line(&self, text: &str) -> io::Result<()> {
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         line.write_all(format!("{text}\n").as_bytes())
     }
@@ -210,8 +211,8 @@ impl Drop for Agent {
     }
 }
 
-/// Splits the channel's bytes into lines until the channel ends.
-fn read(mut line: UnixStream, shared: &Shared) {
+/// Reads the channel until it ends, and passes each line to `shared`.
+fn read_lines(mut line: UnixStream, shared: &Shared) {
     let mut buffer = vec![0; 16 << 10];
     let mut rest: Vec<u8> = Vec::new();
 
@@ -230,7 +231,7 @@ fn read(mut line: UnixStream, shared: &Shared) {
 
             if piece.ends_with(b"\n") {
                 let text = String::from_utf8_lossy(&rest);
-                if !shared.take(text.trim_end_matches(['\n', '\r'])) {
+                if !shared.handle_line(text.trim_end_matches(['\n', '\r'])) {
                     return;
                 }
                 rest.clear();
@@ -245,13 +246,13 @@ fn read(mut line: UnixStream, shared: &Shared) {
 impl Shared {
     /// Handles a line of the guest. Returns `false` when the agent is dropped. The sink runs
     /// without the lock, so that callers who wait for a job can continue.
-    fn take(&self, line: &str) -> bool {
+    fn handle_line(&self, line: &str) -> bool {
         let shown = {
             let mut state = self.state();
             if state.closed {
                 return false;
             }
-            let shown = state.take(line);
+            let shown = state.handle_line(line);
             state.showing = shown.is_some();
             shown
         };

@@ -5,7 +5,7 @@
 //! while it waits.
 
 mod reader;
-mod twin;
+mod second_socket;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,20 +17,20 @@ use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt::ReceiveTimeout};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use self::reader::{Goal, Stop};
-use self::twin::{TwinPhase, TwinState};
+use self::second_socket::{SecondSocketPhase, SecondSocketState};
 use super::{ClientConfig, ClientError, Deadline, GuestMemory, ServerWatch, incoming};
 use crate::Errno;
 use crate::socket::{FrameError, Framed, Message, PeerFd, Receiver, Sender};
 use crate::wire::{Command, HEADER_SIZE, Header};
 
-/// Processors from which on the server has one for itself. With fewer, it may need this thread's
-/// processor to answer at all.
-const PLENTY: usize = 4;
-/// Most requests that wait for a reply at a time.
-const MAX_WAITING: usize = 1024;
+/// Number of processors from which on the server is assumed to have one for itself. With fewer, it
+/// may need this thread's processor to answer at all.
+const MIN_UNSHARED_PROCESSORS: usize = 4;
+/// The greatest number of requests that wait for a reply at a time.
+const MAX_PENDING_REQUESTS: usize = 1024;
 
 /// Longest single wait, so that a thread checks its state even if no wake-up came.
-const MAX_NAP: Duration = Duration::from_millis(100);
+const MAX_WAIT: Duration = Duration::from_millis(100);
 
 /// A reply before it is passed to its thread.
 pub(super) struct Reply<'a> {
@@ -65,21 +65,21 @@ struct State {
     /// Threads on the condition variable; waking none costs a system call too.
     sleepers: usize,
     /// The second socket, once there is one.
-    twin: TwinState,
+    second_socket: SecondSocketState,
 }
 
 /// The connection to the server, for all threads.
 pub(super) struct Exchange {
     fd: OwnedFd,
     /// The second socket, if the server offers one.
-    twin: OnceLock<OwnedFd>,
+    second_socket: OnceLock<OwnedFd>,
     state: Mutex<State>,
     changed: Condvar,
     dead: AtomicBool,
     spin: Duration,
     /// Whether the server may be waiting for this thread's processor.
     shares_processor: bool,
-    /// Whether the socket itself ends a wait in `recvmsg` after [`MAX_NAP`].
+    /// Whether the socket itself ends a wait in `recvmsg` after [`MAX_WAIT`].
     ends_waits: bool,
     memory: Option<Arc<dyn GuestMemory>>,
     watch: Option<Arc<dyn ServerWatch>>,
@@ -95,8 +95,8 @@ impl std::fmt::Debug for Exchange {
 impl Exchange {
     pub(super) fn new(framed: Framed, config: &ClientConfig) -> Self {
         let Framed { fd, rx, tx } = framed;
-        let nap = TimeVal::milliseconds(MAX_NAP.as_millis() as i64);
-        let ends_waits = setsockopt(&fd, ReceiveTimeout, &nap).is_ok();
+        let max_wait = TimeVal::milliseconds(MAX_WAIT.as_millis() as i64);
+        let ends_waits = setsockopt(&fd, ReceiveTimeout, &max_wait).is_ok();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
 
         let state = State {
@@ -107,17 +107,17 @@ impl Exchange {
             dead: None,
             served: 0,
             sleepers: 0,
-            twin: TwinState::default(),
+            second_socket: SecondSocketState::default(),
         };
 
         Self {
             fd,
-            twin: OnceLock::new(),
+            second_socket: OnceLock::new(),
             state: Mutex::new(state),
             changed: Condvar::new(),
             dead: AtomicBool::new(false),
             spin: config.spin,
-            shares_processor: processors < PLENTY,
+            shares_processor: processors < MIN_UNSHARED_PROCESSORS,
             ends_waits,
             memory: config.memory.clone(),
             watch: config.watch.clone(),
@@ -151,7 +151,7 @@ impl Exchange {
     ) -> Result<T, ClientError> {
         let mut state = self.lock();
         check_dead(&state)?;
-        if state.waiting.len() >= MAX_WAITING {
+        if state.waiting.len() >= MAX_PENDING_REQUESTS {
             return Err(ClientError::System { call: "request", errno: Errno::EBUSY });
         }
         let id = fresh_id(&mut state);
@@ -165,8 +165,8 @@ impl Exchange {
         state.waiting.push(Waiting { id, command, reply: None });
         let result = self.wait_reply(state, id, command, deadline, take);
 
-        if let Some(twin) = self.twin() {
-            self.settle(twin, deadline);
+        if let Some(second_socket) = self.second_socket() {
+            self.wait_until_served(second_socket, deadline);
         }
         result
     }
@@ -200,7 +200,9 @@ impl Exchange {
             // The server may wait for this side to read, so this thread reads while it waits to
             // write.
             state = match state.rx.take() {
-                Some(rx) => self.lead(state, rx, Goal::Incoming { served }, short(deadline), no_reply).0,
+                Some(rx) => {
+                    self.read_for_all(state, rx, Goal::Incoming { served }, short(deadline), no_reply).0
+                }
                 None => self.push(state, deadline)?,
             };
         }
@@ -212,26 +214,27 @@ impl Exchange {
         let before = state.served;
         // With a second socket its thread serves requests, and this one sleeps. The first socket
         // reports the end of the server.
-        let has_twin = self.twin().is_some() && state.twin.phase != TwinPhase::Ended;
-        let look = if has_twin { Deadline::after(Duration::ZERO) } else { deadline };
+        let has_second_socket =
+            self.second_socket().is_some() && state.second_socket.phase != SecondSocketPhase::Ended;
+        let look = if has_second_socket { Deadline::after(Duration::ZERO) } else { deadline };
         loop {
             check_dead(&state)?;
             let led = if let Some(rx) = state.rx.take() {
-                state = self.lead(state, rx, Goal::Incoming { served: before }, look, no_reply).0;
-                !has_twin
+                state = self.read_for_all(state, rx, Goal::Incoming { served: before }, look, no_reply).0;
+                !has_second_socket
             } else {
                 false
             };
 
-            let served = state.served - before + std::mem::take(&mut state.twin.unreported);
+            let served = state.served - before + std::mem::take(&mut state.second_socket.unreported);
             if served != 0 || deadline.is_over() {
                 return Ok(served);
             }
-            if has_twin && self.is_lost() {
+            if has_second_socket && self.is_lost() {
                 return Err(self.die(&mut state, FrameError::Died));
             }
             if !led {
-                state = self.nap(state, deadline);
+                state = self.wait_timeout(state, deadline);
             }
         }
     }
@@ -280,9 +283,13 @@ impl Exchange {
         })
     }
 
-    /// Sleeps until the thread that reads wakes this one, for [`MAX_NAP`] at most.
-    fn nap<'a>(&'a self, mut state: MutexGuard<'a, State>, deadline: Deadline) -> MutexGuard<'a, State> {
-        let time = deadline.remaining().min(MAX_NAP);
+    /// Sleeps until the thread that reads wakes this one, for [`MAX_WAIT`] at most.
+    fn wait_timeout<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        deadline: Deadline,
+    ) -> MutexGuard<'a, State> {
+        let time = deadline.remaining().min(MAX_WAIT);
         state.sleepers += 1;
         let mut state = self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0;
         state.sleepers -= 1;
@@ -296,7 +303,7 @@ impl Exchange {
         deadline: Deadline,
     ) -> Result<MutexGuard<'a, State>, ClientError> {
         drop(state);
-        self.poll_socket(PollFlags::POLLOUT, deadline.remaining().min(MAX_NAP));
+        self.poll_socket(PollFlags::POLLOUT, deadline.remaining().min(MAX_WAIT));
         let mut state = self.lock();
         let flushed = state.tx.flush(self.fd.as_fd());
         flushed.map_err(|error| self.die(&mut state, error))?;
@@ -333,7 +340,7 @@ impl Exchange {
             if let Some(rx) = state.rx.take() {
                 let goal = Goal::Reply { id, command };
                 let on_reply = |header, reply: Reply<'_>| finish(&mut take, header, reply);
-                let (guard, stop) = self.lead(state, rx, goal, deadline, on_reply);
+                let (guard, stop) = self.read_for_all(state, rx, goal, deadline, on_reply);
                 state = guard;
                 if let Stop::Reply(result) = stop {
                     state.waiting.retain(|waiting| waiting.id != id);
@@ -342,7 +349,7 @@ impl Exchange {
             } else if state.tx.queued() > 0 {
                 state = self.push(state, deadline)?;
             } else {
-                state = self.nap(state, deadline);
+                state = self.wait_timeout(state, deadline);
             }
         }
     }
@@ -396,7 +403,7 @@ fn no_reply(header: Header, _: Reply<'_>) -> Result<(), ClientError> {
     Err(super::malformed(header.command, "no thread waits for one"))
 }
 
-/// Returns a deadline that is at most a nap away.
+/// Returns `deadline`, or one after [`MAX_WAIT`] if that is earlier.
 fn short(deadline: Deadline) -> Deadline {
-    Deadline::after(deadline.remaining().min(MAX_NAP))
+    Deadline::after(deadline.remaining().min(MAX_WAIT))
 }

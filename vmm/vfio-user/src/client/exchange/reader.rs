@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFlags, PollTimeout};
 
-use super::{Exchange, MAX_NAP, OwnedReply, Reply, State, poll_one};
+use super::{Exchange, MAX_WAIT, OwnedReply, Reply, State, poll_one};
 use crate::client::{ClientError, Deadline, incoming};
 use crate::socket::{Fill, FrameError, Message, Receiver};
 use crate::wire::{Command, Header, MessageType};
@@ -74,8 +74,10 @@ impl InputWait {
 }
 
 impl Exchange {
-    /// Reads the socket for all threads until the goal is reached.
-    pub(super) fn lead<'a, T>(
+    /// Reads the socket for all threads until the goal is reached, the deadline has passed or the
+    /// connection has ended. The lock is released meanwhile. Replies of other threads are stored
+    /// for them, and one of the sleeping threads becomes the next reader.
+    pub(super) fn read_for_all<'a, T>(
         &'a self,
         state: MutexGuard<'a, State>,
         mut rx: Receiver,
@@ -154,7 +156,7 @@ impl Exchange {
         }
     }
 
-    /// Reads the socket once. When it is empty, it spins, or waits for at most [`MAX_NAP`].
+    /// Reads the socket once. When it is empty, it spins, or waits for at most [`MAX_WAIT`].
     fn receive(&self, rx: &mut Receiver, wait: &mut InputWait) -> Result<(), NoInput> {
         let spins = wait.spin_end.is_some_and(|end| Instant::now() < end);
         // One call instead of a read, a `poll` and another read. Another thread that sends
@@ -163,7 +165,7 @@ impl Exchange {
             && wait.goal.is_reply()
             && !spins
             && !wait.queued
-            && wait.deadline.remaining() >= MAX_NAP;
+            && wait.deadline.remaining() >= MAX_WAIT;
 
         let filled =
             if sleeps_in_read { rx.wait_and_fill(self.fd.as_fd()) } else { rx.fill(self.fd.as_fd()) };
@@ -191,7 +193,7 @@ impl Exchange {
         }
 
         let write = if wait.queued { PollFlags::POLLOUT } else { PollFlags::empty() };
-        self.poll_socket(PollFlags::POLLIN | write, wait.deadline.remaining().min(MAX_NAP));
+        self.poll_socket(PollFlags::POLLIN | write, wait.deadline.remaining().min(MAX_WAIT));
         match self.after_wait(wait.goal).map_err(NoInput::Dead)? {
             Some(queued) => wait.queued = queued,
             None => return Err(NoInput::Deadline),

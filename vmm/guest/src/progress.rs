@@ -14,13 +14,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::error::GuestError;
 
 /// Interval at which work that waits for a process checks for cancellation.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval of progress lines where standard error is no terminal.
 const REPEAT: Duration = Duration::from_secs(10);
 
 /// Progress display and cancellation. Clones share both.
 #[derive(Clone)]
-pub struct Watch {
+pub struct Progress {
+    /// Returns whether the work is cancelled.
     cancelled: Arc<dyn Fn() -> bool + Send + Sync>,
     show: Arc<Mutex<Show>>,
 }
@@ -31,20 +32,20 @@ enum Show {
     Lines { last: Instant, step: String },
 }
 
-impl std::fmt::Debug for Watch {
+impl std::fmt::Debug for Progress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Watch")
+        f.write_str("Progress")
     }
 }
 
-impl Watch {
-    /// Returns a watch that shows nothing and never cancels.
+impl Progress {
+    /// Returns a display that shows nothing and never cancels.
     pub fn silent() -> Self {
         Self { cancelled: Arc::new(|| false), show: Arc::new(Mutex::new(Show::Nothing)) }
     }
 
-    /// Returns a watch that shows progress on standard error and never cancels. A terminal gets one
-    /// changing line, else plain lines appear.
+    /// Returns a display that shows progress on standard error and never cancels. A terminal gets
+    /// one changing line, else plain lines appear.
     pub fn on_stderr() -> Self {
         let show = if std::io::stderr().is_terminal() {
             Show::Bar(None)
@@ -54,7 +55,7 @@ impl Watch {
         Self { cancelled: Arc::new(|| false), show: Arc::new(Mutex::new(show)) }
     }
 
-    /// Returns this watch with a cancellation: once `cancelled` has returned true, the work ends
+    /// Returns this display with a cancellation: once `cancelled` has returned true, the work ends
     /// soon.
     pub fn cancelled_by(self, cancelled: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         let seen = AtomicBool::new(false);
@@ -145,8 +146,8 @@ mod tests {
     #[test]
     fn a_cancellation_is_remembered() {
         let once = AtomicBool::new(true);
-        let watch = Watch::silent().cancelled_by(move || once.swap(false, Ordering::Relaxed));
-        assert!(watch.is_cancelled());
-        assert!(watch.is_cancelled());
+        let progress = Progress::silent().cancelled_by(move || once.swap(false, Ordering::Relaxed));
+        assert!(progress.is_cancelled());
+        assert!(progress.is_cancelled());
     }
 }

@@ -65,28 +65,28 @@ both_loops! {
     fn an_unmap_waits_for_the_answer_on_the_second_socket_or_for_its_time(config) {
         config.dma_limit = SHORT;
         let served = Served::start(config);
-        let mut twins = Twins::ready(&served);
+        let mut sockets = TwoSockets::ready(&served);
         for _ in 0..2 {
-            twins.send(&doorbell(64));
-            let asked = twins.message();
+            sockets.send(&doorbell(64));
+            let asked = sockets.message();
             assert_eq!(asked.command, Command::DmaRead);
 
             // Without an answer the unmap continues when the engine has given the message up.
-            twins.send(&request(Command::DmaUnmap, &unmap()));
-            assert_eq!(twins.reply(), (Command::DmaUnmap, None));
-            twins.ask(Command::DmaMap, &map());
+            sockets.send(&request(Command::DmaUnmap, &unmap()));
+            assert_eq!(sockets.reply(), (Command::DmaUnmap, None));
+            sockets.ask(Command::DmaMap, &map());
         }
         assert_eq!(server_of(&served.snapshot(), A).dma_timeouts, 2);
     }
 
     fn a_client_that_closes_its_second_socket_gets_errors_and_costs_no_turns(config) {
         let served = Served::start(config);
-        let mut twins = Twins::ready(&served);
-        twins.send(&doorbell(64));
-        twins.message();
+        let mut sockets = TwoSockets::ready(&served);
+        sockets.send(&doorbell(64));
+        sockets.message();
 
-        let Twins { main, twin } = twins;
-        drop(twin);
+        let TwoSockets { main, second_socket } = sockets;
+        drop(second_socket);
 
         let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == 1);
         assert!(client_of(&snapshot, A).is_some());
@@ -102,9 +102,9 @@ both_loops! {
 
     fn a_client_with_bad_framing_on_its_second_socket_loses_the_attachment(config) {
         let served = Served::start(config);
-        let mut twins = Twins::ready(&served);
+        let mut sockets = TwoSockets::ready(&served);
 
-        twins.twin.send(&[0xff; 64], &[], &[]).unwrap();
+        sockets.second_socket.send(&[0xff; 64], &[], &[]).unwrap();
 
         assert_eq!(server_of(&served.until_free(A), A).broken, 1);
         served.client(A).device_info().unwrap();
@@ -112,23 +112,23 @@ both_loops! {
 
     fn a_client_that_never_reads_its_full_second_socket_holds_up_no_other(config) {
         let neighbour = Neighbour::start(config);
-        let mut twins = Twins::ready(&neighbour.served);
-        twins.fill(&neighbour.served);
+        let mut sockets = TwoSockets::ready(&neighbour.served);
+        sockets.fill(&neighbour.served);
 
-        twins.send(&request(Command::DeviceGetInfo, &words(&[16, 0, 0, 0])));
+        sockets.send(&request(Command::DeviceGetInfo, &words(&[16, 0, 0, 0])));
         neighbour.assert_served();
 
         // The request waits for the second socket, and its client keeps the attachment.
-        assert_eq!(twins.main.fill().unwrap(), Fill::WouldBlock);
+        assert_eq!(sockets.main.fill().unwrap(), Fill::WouldBlock);
         assert!(client_of(&neighbour.served.snapshot(), A).is_some());
-        drop(twins);
+        drop(sockets);
         neighbour.assert_all_is_well();
     }
 
     fn a_full_second_socket_costs_no_turns(config) {
         let served = Served::start(config);
-        let (mut twins, other) = (Twins::ready(&served), served.client(B));
-        twins.fill(&served);
+        let (mut sockets, other) = (TwoSockets::ready(&served), served.client(B));
+        sockets.fill(&served);
 
         let before = served.snapshot().turns;
         // No request comes for a while.
@@ -136,18 +136,18 @@ both_loops! {
 
         let turns = served.snapshot().turns - before;
         assert!(turns < 100, "{turns} turns in {SHORT:?}");
-        drop(twins);
+        drop(sockets);
         served.until_free(A);
     }
 
     fn a_client_that_floods_its_second_socket_does_not_hold_up_another(config) {
         let served = Served::start(config);
-        let twins = Twins::ready(&served);
-        let Twins { main, mut twin } = twins;
+        let sockets = TwoSockets::ready(&served);
+        let TwoSockets { main, mut second_socket } = sockets;
         let flood = std::thread::spawn(move || {
             let stray = Header::reply(1, Command::DmaRead, 0).to_bytes().repeat(256);
-            while twin.send(&stray, &[], &[]).and_then(|()| twin.flush()).is_ok() {
-                while twin.queued() > 0 && twin.flush().is_ok() {
+            while second_socket.send(&stray, &[], &[]).and_then(|()| second_socket.flush()).is_ok() {
+                while second_socket.queued() > 0 && second_socket.flush().is_ok() {
                     std::thread::yield_now();
                 }
             }
@@ -165,12 +165,12 @@ both_loops! {
 }
 
 /// The client's ends of both sockets.
-struct Twins {
+struct TwoSockets {
     main: Framed,
-    twin: Framed,
+    second_socket: Framed,
 }
 
-impl Twins {
+impl TwoSockets {
     /// Makes a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
     /// there.
     fn ready(served: &Served) -> Self {
@@ -183,14 +183,14 @@ impl Twins {
             assert!(parse_version(payload).unwrap().capabilities.unwrap().twin_socket.is_some());
             fds
         });
-        let mut twins = Self { main, twin: Framed::new(fds.remove(0).into(), 1 << 21, 0) };
+        let mut sockets = Self { main, second_socket: Framed::new(fds.remove(0).into(), 1 << 21, 0) };
 
-        twins.ask(Command::DmaMap, &map());
-        twins.ask(Command::RegionWrite, &access(4, 7, 2, &6_u16.to_le_bytes()));
+        sockets.ask(Command::DmaMap, &map());
+        sockets.ask(Command::RegionWrite, &access(4, 7, 2, &6_u16.to_le_bytes()));
         for offset in [reg::SOURCE, reg::TARGET] {
-            twins.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes()));
+            sockets.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes()));
         }
-        twins
+        sockets
     }
 
     fn send(&mut self, bytes: &[u8]) {
@@ -213,11 +213,11 @@ impl Twins {
         let before = messages(&served.snapshot());
 
         let commands = request(Command::DeviceGetInfo, &[]).repeat(MANY);
-        self.twin.send(&commands, &[], &[]).unwrap();
+        self.second_socket.send(&commands, &[], &[]).unwrap();
         let deadline = Instant::now() + LONG;
-        while self.twin.queued() > 0 {
+        while self.second_socket.queued() > 0 {
             assert!(Instant::now() < deadline, "the commands are not read");
-            self.twin.flush().unwrap();
+            self.second_socket.flush().unwrap();
             std::thread::yield_now();
         }
 
@@ -226,7 +226,7 @@ impl Twins {
 
     /// Returns the next message on the second socket.
     fn message(&mut self) -> Header {
-        wait(&mut self.twin, |header, _, _| header)
+        wait(&mut self.second_socket, |header, _, _| header)
     }
 }
 

@@ -45,7 +45,7 @@ fn slow() -> Arc<Slow> {
 /// The server's ends of both sockets.
 struct Ends {
     main: Framed,
-    twin: Framed,
+    second_socket: Framed,
 }
 
 fn framed(stream: UnixStream) -> Framed {
@@ -90,7 +90,7 @@ fn pair(config: ClientConfig) -> (Client, Ends) {
     });
     let client = Client::from_socket(ours.into(), config).unwrap();
 
-    (client, Ends { main: server.join().unwrap(), twin: framed(near) })
+    (client, Ends { main: server.join().unwrap(), second_socket: framed(near) })
 }
 
 fn with_memory(memory: &Arc<Slow>) -> ClientConfig {
@@ -127,12 +127,12 @@ fn requests_on_the_second_socket_are_served_while_no_call_waits() {
     let memory = slow();
     let (client, mut ends) = pair(with_memory(&memory));
 
-    ends.twin.send(&request(Command::DmaWrite, &dma(16, 4, &[1, 2, 3, 4])), &[], &[]).unwrap();
-    let written = wait(&mut ends.twin);
-    ends.twin.send(&request(Command::DmaRead, &dma(15, 6, &[])), &[], &[]).unwrap();
-    let read = wait(&mut ends.twin);
-    ends.twin.send(&request(Command::DmaRead, &dma(4096, 6, &[])), &[], &[]).unwrap();
-    let refused = wait(&mut ends.twin);
+    ends.second_socket.send(&request(Command::DmaWrite, &dma(16, 4, &[1, 2, 3, 4])), &[], &[]).unwrap();
+    let written = wait(&mut ends.second_socket);
+    ends.second_socket.send(&request(Command::DmaRead, &dma(15, 6, &[])), &[], &[]).unwrap();
+    let read = wait(&mut ends.second_socket);
+    ends.second_socket.send(&request(Command::DmaRead, &dma(4096, 6, &[])), &[], &[]).unwrap();
+    let refused = wait(&mut ends.second_socket);
 
     assert_eq!((written.header.reply_error(), written.payload), (None, dma(16, 4, &[])));
     assert_eq!(read.payload, dma(15, 6, &[0x5a, 1, 2, 3, 4, 0x5a]));
@@ -148,8 +148,8 @@ fn poll_incoming_ends_with_the_first_request_on_the_second_socket() {
     let (client, mut ends) = pair(with_memory(&memory));
 
     let server = std::thread::spawn(move || {
-        ends.twin.send(&request(Command::DmaWrite, &dma(0, 1, &[9])), &[], &[]).unwrap();
-        wait(&mut ends.twin);
+        ends.second_socket.send(&request(Command::DmaWrite, &dma(0, 1, &[9])), &[], &[]).unwrap();
+        wait(&mut ends.second_socket);
         ends
     });
 
@@ -161,11 +161,11 @@ fn poll_incoming_ends_with_the_first_request_on_the_second_socket() {
 #[test]
 fn poll_incoming_ends_when_the_server_hangs_up_the_first_socket() {
     let (client, ends) = pair(with_memory(&slow()));
-    let Ends { main, twin } = ends;
+    let Ends { main, second_socket } = ends;
     drop(main);
 
     assert!(matches!(client.poll_incoming(PATIENCE), Err(ClientError::Disconnected { .. })));
-    drop(twin);
+    drop(second_socket);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn call_returns_after_the_requests_that_were_sent_before_its_reply() {
         let (client, ends) = pair(with_memory(&memory));
         let server = serve_one(ends, |ends| {
             for at in 0..8 {
-                ends.twin.send(&request(Command::DmaWrite, &dma(at, 1, &[7])), &[], &[]).unwrap();
+                ends.second_socket.send(&request(Command::DmaWrite, &dma(at, 1, &[7])), &[], &[]).unwrap();
             }
         });
 
@@ -194,8 +194,8 @@ fn request_of_a_server_that_waits_for_its_reply_crosses_a_request_of_ours() {
     let (client, mut ends) = pair(with_memory(&memory));
     let server = std::thread::spawn(move || {
         for _ in 0..100 {
-            ends.twin.send(&request(Command::DmaRead, &dma(0, 4096, &[])), &[], &[]).unwrap();
-            assert_eq!(wait(&mut ends.twin).header.reply_error(), None);
+            ends.second_socket.send(&request(Command::DmaRead, &dma(0, 4096, &[])), &[], &[]).unwrap();
+            assert_eq!(wait(&mut ends.second_socket).header.reply_error(), None);
             let asked = wait(&mut ends.main);
             let reply = Header::reply(asked.header.id, asked.header.command, 0).to_bytes();
             ends.main.send(&reply, &[], &[]).unwrap();
@@ -281,7 +281,7 @@ fn bad_framing_on_the_second_socket_ends_the_client_and_a_call_that_waits() {
         let (client, mut ends) = pair(with_memory(&slow()));
         let server = std::thread::spawn(move || {
             wait(&mut ends.main);
-            ends.twin.send(&header.to_bytes(), &[], &[]).unwrap();
+            ends.second_socket.send(&header.to_bytes(), &[], &[]).unwrap();
             ends
         });
 
@@ -296,8 +296,8 @@ fn bad_framing_on_the_second_socket_ends_the_client_and_a_call_that_waits() {
 fn server_that_closes_its_second_socket_is_still_served_by_the_first() {
     let memory = slow();
     let (client, mut ends) = pair(with_memory(&memory));
-    ends.twin.send(&posted(Command::DmaWrite, &dma(0, 1, &[3])), &[], &[]).unwrap();
-    ends.twin = framed(UnixStream::pair().unwrap().0);
+    ends.second_socket.send(&posted(Command::DmaWrite, &dma(0, 1, &[3])), &[], &[]).unwrap();
+    ends.second_socket = framed(UnixStream::pair().unwrap().0);
 
     for _ in 0..3 {
         let server = serve_one(ends, |_| {});
@@ -316,7 +316,7 @@ fn replies_on_the_second_socket_are_for_no_call() {
     let server = serve_one(ends, |ends| {
         for id in 0..8 {
             let reply = Header::error_reply(id, Command::DeviceReset, Errno::EIO);
-            ends.twin.send(&reply.to_bytes(), &[], &[]).unwrap();
+            ends.second_socket.send(&reply.to_bytes(), &[], &[]).unwrap();
         }
     });
 
@@ -329,11 +329,12 @@ fn replies_on_the_second_socket_are_for_no_call() {
 fn server_that_floods_its_second_socket_cannot_pass_the_deadline() {
     let timeout = Duration::from_millis(200);
     let (client, ends) = pair(ClientConfig { timeout, memory: Some(slow()), ..Default::default() });
-    let Ends { main, mut twin } = ends;
+    let Ends { main, mut second_socket } = ends;
     let flood = std::thread::spawn(move || {
         let requests = posted(Command::DmaRead, &dma(0, 1, &[])).repeat(100);
-        while twin.send(&requests, &[], &[]).and_then(|()| twin.flush()).is_ok() {
-            let _ = poll(&mut [PollFd::new(twin.as_fd(), PollFlags::POLLOUT)], PollTimeout::from(1_u8));
+        while second_socket.send(&requests, &[], &[]).and_then(|()| second_socket.flush()).is_ok() {
+            let _ =
+                poll(&mut [PollFd::new(second_socket.as_fd(), PollFlags::POLLOUT)], PollTimeout::from(1_u8));
         }
     });
     let started = Instant::now();
@@ -357,5 +358,5 @@ fn thread_of_the_second_socket_ends_with_the_client() {
     // No thread holds the memory any more, and both sockets are closed.
     assert_eq!(Arc::strong_count(&memory), 1);
     let end = |socket: &mut Framed| matches!(socket.fill(), Ok(nicforge_vfio_user::socket::Fill::End));
-    assert!(end(&mut ends.twin) && end(&mut ends.main));
+    assert!(end(&mut ends.second_socket) && end(&mut ends.main));
 }

@@ -2,8 +2,8 @@
 //!
 //! A thread of its own serves it, so a request is answered even when no call waits. The kernel does
 //! not order messages between two sockets. So a call returns only after the requests that the
-//! server sent before its reply were served ([`Exchange::settle`]). A device's data are then in
-//! memory before the register that announces them.
+//! server sent before its reply were served ([`Exchange::wait_until_served`]). A device's data are
+//! then in memory before the register that announces them.
 //!
 //! A server that closes this socket sends no more requests, and the connection continues. A
 //! malformed stream ends the connection, as on the first socket.
@@ -25,12 +25,12 @@ const STACK: usize = 512 * 1024;
 
 /// The thread that serves the second socket. Dropping this value ends it.
 #[derive(Debug)]
-pub(super) struct Twin {
+pub(super) struct SecondSocket {
     exchange: Arc<Exchange>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Twin {
+impl SecondSocket {
     /// Takes the socket that the reply to `VERSION` offers among its descriptors, and starts to
     /// serve it. Messages on it have at most `limit` bytes.
     pub(super) fn start(
@@ -47,7 +47,7 @@ impl Twin {
         };
 
         let Framed { fd, rx, tx } = Framed::new(socket, limit, 0);
-        exchange.begin_twin(fd);
+        exchange.set_second_socket(fd);
         let served = exchange.clone();
         let thread = std::thread::Builder::new()
             .name("vfio-user-twin".to_owned())
@@ -58,9 +58,9 @@ impl Twin {
     }
 }
 
-impl Drop for Twin {
+impl Drop for SecondSocket {
     fn drop(&mut self) {
-        self.exchange.shut_twin();
+        self.exchange.shut_down_second_socket();
         // The join ensures that the memory is not called after the client is gone, unless the
         // memory itself drops the client.
         if let Some(thread) = self.thread.take().filter(|it| it.thread().id() != std::thread::current().id())
@@ -83,7 +83,7 @@ struct End<'a>(&'a Exchange);
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.0.end_twin();
+        self.0.mark_second_socket_ended();
     }
 }
 
@@ -99,9 +99,9 @@ fn run(exchange: &Exchange, rx: Receiver, tx: Sender) {
 
 /// Serves requests until the server closes the socket.
 fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), FrameError> {
-    let Some(socket) = exchange.twin() else { return Ok(()) };
+    let Some(socket) = exchange.second_socket() else { return Ok(()) };
     loop {
-        exchange.wait_twin_readable(socket);
+        exchange.wait_second_socket_readable(socket);
         loop {
             match rx.fill(socket)? {
                 Fill::Data { .. } => {}
@@ -116,7 +116,7 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
                 }
 
                 let answer = exchange.answer(&message);
-                exchange.count_twin();
+                exchange.count_second_socket_request();
                 if !message.header.no_reply() {
                     tx.send(socket, &answer, &[], &[])?;
                 }
@@ -124,7 +124,7 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
                 // No further request is taken before the server has room for the answer to this
                 // one.
                 while tx.queued() > 0 {
-                    exchange.wait_twin_writable(socket);
+                    exchange.wait_second_socket_writable(socket);
                     tx.flush(socket)?;
                 }
             }

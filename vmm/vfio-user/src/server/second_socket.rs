@@ -25,14 +25,14 @@ use crate::wire::{Header, MessageType};
 
 /// The server's end of the second socket.
 #[derive(Debug)]
-pub(super) struct Twin {
+pub(super) struct SecondSocket {
     framed: Framed,
     ended: bool,
     /// Whether the event loop has reported input that was not read to its end yet.
     is_readable: bool,
 }
 
-impl Twin {
+impl SecondSocket {
     /// Makes the pair of sockets; the second value is the client's end. Messages have at most
     /// `limit` bytes. `closer` closes descriptors that come on it.
     pub(super) fn pair(limit: usize, closer: Option<Arc<dyn Closer>>) -> nix::Result<(Self, OwnedFd)> {
@@ -87,9 +87,12 @@ impl Twin {
 }
 
 /// Returns the outlet for DMA requests: the second socket if there is one.
-pub(super) fn dma_outlet<'a>(main: &'a mut Framed, twin: &'a mut Option<Twin>) -> Outlet<'a> {
-    match twin {
-        Some(twin) => twin.framed.split().1,
+pub(super) fn dma_outlet<'a>(
+    main: &'a mut Framed,
+    second_socket: &'a mut Option<SecondSocket>,
+) -> Outlet<'a> {
+    match second_socket {
+        Some(second_socket) => second_socket.framed.split().1,
         None => main.split().1,
     }
 }
@@ -97,7 +100,7 @@ pub(super) fn dma_outlet<'a>(main: &'a mut Framed, twin: &'a mut Option<Twin>) -
 impl Dispatcher {
     /// Serves the messages on the second socket, within the turn. It is read while replies are
     /// outstanding, and when the event loop has reported input. Returns whether there may be more.
-    pub(super) fn drive_twin(
+    pub(super) fn drive_second_socket(
         &mut self,
         handler: &mut dyn Handler,
         turn: &mut Turn,
@@ -105,13 +108,17 @@ impl Dispatcher {
         let mut drained = false;
         while turn.has_time() {
             let is_expecting = self.dma.outstanding() > 0;
-            let Some(twin) = self.twin.as_mut().filter(|twin| !twin.ended) else { return Ok(false) };
-            if !twin.is_usable() {
-                self.end_twin(handler);
+            let Some(second_socket) =
+                self.second_socket.as_mut().filter(|second_socket| !second_socket.ended)
+            else {
+                return Ok(false);
+            };
+            if !second_socket.is_usable() {
+                self.end_second_socket(handler);
                 return Ok(false);
             }
 
-            let (rx, mut out) = twin.framed.split();
+            let (rx, mut out) = second_socket.framed.split();
             if let Some(message) = rx.next_message()? {
                 turn.count_step();
                 self.counters.messages += 1;
@@ -125,23 +132,23 @@ impl Dispatcher {
                 continue;
             }
 
-            if drained || !(twin.is_readable || is_expecting) {
-                twin.is_readable = false;
+            if drained || !(second_socket.is_readable || is_expecting) {
+                second_socket.is_readable = false;
                 return Ok(false);
             }
             turn.count_step();
-            match twin.framed.fill()? {
+            match second_socket.framed.fill()? {
                 Fill::Data { drained: all } => drained = all,
                 Fill::WouldBlock | Fill::Full => drained = true,
-                Fill::End => self.end_twin(handler),
+                Fill::End => self.end_second_socket(handler),
             }
         }
         Ok(true)
     }
 
-    fn end_twin(&mut self, handler: &mut dyn Handler) {
-        if let Some(twin) = &mut self.twin {
-            twin.ended = true;
+    fn end_second_socket(&mut self, handler: &mut dyn Handler) {
+        if let Some(second_socket) = &mut self.second_socket {
+            second_socket.ended = true;
         }
         self.dma.fail_all(Errno::ENOTCONN, handler);
     }
