@@ -83,7 +83,7 @@ impl Placement {
     /// # Errors
     /// Returns the errors of `body`, and an error when a kernel call fails.
     pub fn within<T>(&self, role: &str, body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-        let Some(processor) = self.of(role) else { return body() };
+        let Some(processor) = self.processor_of(role) else { return body() };
         let thread = Pid::from_raw(0);
         let before = sched_getaffinity(thread).context(|| "which processors there are".into())?;
         pin(processor)?;
