@@ -113,8 +113,11 @@ pub(super) fn run(guest: &Guest, limit: Duration, progress: &Progress) -> Result
     Ok(status)
 }
 
-/// Returns the script that makes the shell the leader of the line's session. An interactive shell
-/// has line editing and this terminal's size. Otherwise it reads its input as a file.
+/// Returns the script that opens the serial line as the shell's controlling terminal and replaces
+/// itself with the shell. The guest's job runner has started it as the leader of a new session.
+///
+/// An interactive shell has line editing and this terminal's size. Otherwise the shell reads
+/// commands from the line, without echo, prompt or translation of line ends.
 fn script(interactive: bool) -> String {
     let size = std::env::var("LINES").ok().zip(std::env::var("COLUMNS").ok());
     let size = match size {

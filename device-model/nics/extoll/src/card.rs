@@ -1,9 +1,8 @@
 //! The state of a card, and the changes that concern all its units.
 //!
-//! Each unit owns its state: [`Velo`] messages and rings, [`Rma`] commands and notifications,
-//! [`Atu`] registrations, [`Switch`] queues of packets, [`Attachments`] error words and interrupts.
-//! The card owns the units, builds their context for a call, and hands register accesses on to
-//! them.
+//! Each unit owns its state: VELO messages and rings, RMA commands and notifications, the ATU
+//! registrations, the switch queues of packets, the attachments error words and interrupts. The
+//! card owns the units, builds their context for a call, and hands register accesses on to them.
 
 use nicforge_core::{context::Context, ids::AttachmentId};
 use nicforge_hwi::extoll::{error, reg, vector};

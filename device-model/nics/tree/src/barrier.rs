@@ -5,9 +5,9 @@ use nicforge_hwi::{tree::VC_USER, tree_dcr::gi};
 
 /// Returns the global interrupt channels that interrupt the clients of a virtual channel, one bit
 /// for each global interrupt channel.
-pub(crate) fn channels_of_clients(channel: usize) -> u8 {
+pub(crate) fn gi_channels_seen_by(vc: usize) -> u8 {
     let user = (1u8 << gi::PRIVILEGED) - 1;
-    if channel == VC_USER { user } else { 0xf }
+    if vc == VC_USER { user } else { 0xf }
 }
 
 /// The global interrupts of a node: its unit, and what the clients have seen of it.

@@ -34,7 +34,7 @@ const LOCKED_RETRY: u64 = 1_000_000;
 /// A node's NIC; the crate's documentation describes it.
 ///
 /// A channel is open while one of its attachments has a client. Each entry point that may change
-/// state ends with [`TreeNic::publish_state`], which brings mirrors and interrupts up to date.
+/// state ends with `publish_state`, which brings mirrors and interrupts up to date.
 pub struct TreeNic {
     pub(crate) config: TreeConfig,
     pub(crate) channels: [Channel; VCS],
@@ -97,7 +97,7 @@ impl TreeNic {
         self.channels[channel].look_at_recv_head();
         let mut conditions = self.channels[channel].conditions(self.enabled_exceptions);
 
-        if self.global_interrupts.interrupts() & barrier::channels_of_clients(channel) != 0 {
+        if self.global_interrupts.interrupts() & barrier::gi_channels_seen_by(channel) != 0 {
             conditions |= 1 << vector::GLOBAL_INT;
         }
 
@@ -139,12 +139,13 @@ impl TreeNic {
         }
     }
 
-    /// Reads the global interrupt wires, and publishes the status word if it changed.
+    /// Reads the global interrupt channels. Notes an event at each virtual channel whose clients
+    /// see one that fired, and publishes the status word if it changed.
     fn update_global_interrupts(&mut self, context: &mut Context<'_>) {
         let update = self.global_interrupts.update(&mut context.ports());
 
-        for (number, channel) in self.channels.iter_mut().enumerate() {
-            if update.fired & barrier::channels_of_clients(number) != 0 {
+        for (vc, channel) in self.channels.iter_mut().enumerate() {
+            if update.fired & barrier::gi_channels_seen_by(vc) != 0 {
                 channel.events.note(vector::GLOBAL_INT);
             }
             if let Some(status) = update.status {

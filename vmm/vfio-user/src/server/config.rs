@@ -20,14 +20,15 @@ pub struct ServerConfig {
     pub max_dma_maps: u32,
     /// Whether `REGION_WRITE_MULTI` is served.
     pub write_multiple: bool,
-    /// Steps in one call of [`ServerConnection::on_readable`], at least 1. A step is a message, a
-    /// read from the socket, or 64 writes of a `REGION_WRITE_MULTI`.
+    /// Steps in one call of [`on_readable`](super::ServerConnection::on_readable), at least 1. A
+    /// step is a message, a read from the socket, or 64 writes of a `REGION_WRITE_MULTI`.
     pub budget: u32,
     /// Time after which such a call starts no further step.
     pub turn: Duration,
     /// Bytes of replies that may wait for the socket before no more requests are taken.
     pub max_queued: usize,
-    /// Most operations of [`ServerConnection::dma_read`] and `dma_write` at a time, below 65536.
+    /// Most operations of [`dma_read`](super::ServerConnection::dma_read) and `dma_write` at a time,
+    /// below 65536.
     pub max_dma_outstanding: usize,
 }
 

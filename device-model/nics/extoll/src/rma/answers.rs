@@ -19,9 +19,9 @@ use crate::{
 };
 
 impl Rma {
-    /// Notes that a get has requested all that it will request. It ends when all of that is
-    /// answered.
-    pub(super) fn get_sent(
+    /// Notes that a get has sent all its requests. It ends at once if all of them are answered.
+    /// Otherwise it waits for the answers, and the next command may send.
+    pub(super) fn finish_requests_of_get(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         who: AttachmentId,
@@ -37,9 +37,9 @@ impl Rma {
         if in_flight.outstanding() == 0 {
             self.end_command(unit, who, id, status);
         } else {
-            client.commands.tidy();
+            client.commands.skip_sent_and_drop_ended();
         }
-        Turn::Went(1)
+        Turn::Advanced { cost: 1 }
     }
 
     /// Handles an answer for a command of this card.
@@ -164,7 +164,7 @@ impl Rma {
             client.commands.asked = client.commands.asked.saturating_sub(outstanding);
         }
 
-        client.commands.tidy();
+        client.commands.skip_sent_and_drop_ended();
         if status != status::DONE {
             client.asking.give_up(requester, id);
         }

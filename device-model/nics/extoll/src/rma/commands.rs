@@ -263,7 +263,7 @@ impl Commands {
     }
 
     /// Skips the commands that were sent completely, and drops those at the front that have ended.
-    pub(super) fn tidy(&mut self) {
+    pub(super) fn skip_sent_and_drop_ended(&mut self) {
         while self
             .list
             .get(self.sent)

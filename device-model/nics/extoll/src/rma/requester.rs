@@ -30,7 +30,7 @@ const GET_WINDOW: u32 = 8 * MTU;
 /// The outcome of a VPID's turn.
 pub(super) enum Turn {
     /// A part was sent, or a command ended, at this cost.
-    Went(u32),
+    Advanced { cost: u32 },
     /// Nothing can be sent now.
     Blocked,
 }
@@ -94,7 +94,7 @@ impl Rma {
             next = who + 1;
 
             match self.send_part(unit, AttachmentId(who)) {
-                Turn::Went(cost) => {
+                Turn::Advanced { cost } => {
                     spent += cost;
                     // A VPID that was blocked keeps its turn.
                     self.turn = next;
@@ -118,8 +118,8 @@ impl Rma {
         loop {
             let Some(client) = self.client(who) else { return Turn::Blocked };
             let Some(index) = client.commands.next_ahead(&mut ahead, from) else { return Turn::Blocked };
-            if let Turn::Went(cost) = self.send_part_of(unit, who, index) {
-                return Turn::Went(cost);
+            if let Turn::Advanced { cost } = self.send_part_of(unit, who, index) {
+                return Turn::Advanced { cost };
             }
             from = index + 1;
         }
@@ -157,7 +157,7 @@ impl Rma {
         asked: u32,
     ) -> Turn {
         if in_flight.is_stopped() || part.rest == 0 {
-            return self.get_sent(unit, who, index);
+            return self.finish_requests_of_get(unit, who, index);
         }
         if asked > 0 && asked + part.length > GET_WINDOW {
             return Turn::Blocked;
@@ -240,7 +240,7 @@ impl Rma {
             Err(Unsent::Unreachable) => {
                 // Not reached: the route existed when the command started.
                 self.end_command(unit, who, part.id, status::NO_RECEIVER);
-                return Turn::Went(1);
+                return Turn::Advanced { cost: 1 };
             }
         }
 
@@ -255,9 +255,9 @@ impl Rma {
             in_flight.state = if part.last || in_flight.rest() == 0 { State::Sent } else { State::Sending };
         }
 
-        commands.tidy();
+        commands.skip_sent_and_drop_ended();
         // The bytes count for the budget of the card that moves them.
-        Turn::Went(1)
+        Turn::Advanced { cost: 1 }
     }
 
     /// Starts a command of which no part was sent. Returns the outcome of the turn if the command
@@ -269,7 +269,7 @@ impl Rma {
 
         if in_flight.owner == Owner::Orphaned {
             self.end_command(unit, who, id, status::WITHDRAWN);
-            return Some(Turn::Went(1));
+            return Some(Turn::Advanced { cost: 1 });
         }
 
         let judged = match in_flight.status {
@@ -290,7 +290,7 @@ impl Rma {
             }
             Err(status) => {
                 self.end_command(unit, who, id, status);
-                Some(Turn::Went(1))
+                Some(Turn::Advanced { cost: 1 })
             }
         }
     }
