@@ -27,8 +27,8 @@ pub struct ServerConfig {
     pub turn: Duration,
     /// Bytes of replies that may wait for the socket before no more requests are taken.
     pub max_queued: usize,
-    /// Most operations of [`dma_read`](super::ServerConnection::dma_read) and `dma_write` at a time,
-    /// below 65536.
+    /// Most operations of [`dma_read`](super::ServerConnection::dma_read) and `dma_write` at a
+    /// time, below 65536.
     pub max_dma_outstanding: usize,
 }
 
