@@ -17,6 +17,7 @@ pub use nicforge_engine::EventLoopKind;
 use nicforge_engine::{Engine, EngineConfig, EngineHandle, Snapshot, Stop};
 use nicforge_machine::in_process::LocalMachine;
 use tempfile::TempDir;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Deadline of waits in tests, generous enough for a loaded machine.
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -100,6 +101,13 @@ fn socket(directory: &Path, function: &str, attachment: &str) -> PathBuf {
     directory.join(format!("{function}-{attachment}"))
 }
 
+/// Lets engines log what becomes of their clients. A test that fails shows its engine's lines.
+fn show_log() {
+    let log = tracing_subscriber::fmt().with_max_level(LevelFilter::INFO).with_ansi(false).with_test_writer();
+    // Another test of this process may have done it already.
+    let _ = log.try_init();
+}
+
 /// A machine that a thread of this process serves, one socket for each attachment. It ends on drop.
 pub struct Served {
     directory: TempDir,
@@ -119,6 +127,7 @@ impl Served {
     /// Serves `machine` by an engine with the given configuration. The engine's thread is named
     /// `engine`.
     pub fn with_config(machine: Machine, config: EngineConfig) -> Self {
+        show_log();
         let directory = TempDir::new().expect("a directory for sockets");
         let names: Vec<_> = (0..machine.functions())
             .map(|number| {

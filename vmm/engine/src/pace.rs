@@ -5,7 +5,11 @@
 //! does not prove it: the engine's thread may have lost its processor meanwhile. So a client with a
 //! slow call is *slow* for a while. One slow client is served in each round, after all others. Its
 //! turns are measured by the processor time of the thread and by its waits in the kernel. A call
-//! that took long by this measure too is the client's doing.
+//! that took long by this measure too is probably the client's doing.
+//!
+//! It is not certain: a thread also waits in the kernel for memory that another thread maps, and a
+//! hypervisor may take the processor away during the call. So such calls are charged to a budget of
+//! the client, and only a client that has overspent it loses its attachment.
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +24,13 @@ const SLOW_CALL: Duration = Duration::from_millis(1);
 const SLOW_TURN: Duration = Duration::from_millis(5);
 /// How long a client stays slow after the last slow call or turn.
 const SLOW_TIME: Duration = Duration::from_secs(1);
-/// A system call that takes longer than this costs a client its attachment.
-pub(crate) const LONGEST_CALL: Duration = Duration::from_millis(10);
+/// A system call that takes longer than this is charged to its client.
+pub(crate) const LONG_CALL: Duration = Duration::from_millis(10);
+/// Time that the long calls of a client may take at once. A few thousand watches on a socket make
+/// each call long; a loaded machine makes one call in a thousand long.
+const CALL_BUDGET: Duration = Duration::from_millis(100);
+/// Time that must pass for a refill of the budget, for each nanosecond of the refill.
+const REFILL: u32 = 10;
 
 /// Resources that this thread has used, as the kernel accounts them.
 #[derive(Clone, Copy, Debug)]
@@ -58,10 +67,30 @@ fn duration(time: TimeVal) -> Duration {
     Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
 }
 
-/// Whether a client's recent turns were slow.
+/// Time that long calls for a client have taken, less a tenth of the time since.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CallBudget {
+    spent: Duration,
+    /// The time up to which the budget has been refilled.
+    refilled: Option<Instant>,
+}
+
+impl CallBudget {
+    /// Charges a call that ended now. Returns whether the budget is overspent.
+    pub(crate) fn charge(&mut self, call: Duration, now: Instant) -> bool {
+        let refill = self.refilled.map_or(Duration::ZERO, |at| now.saturating_duration_since(at) / REFILL);
+        self.spent = self.spent.saturating_sub(refill).saturating_add(call);
+        self.refilled = Some(now);
+
+        self.spent > CALL_BUDGET
+    }
+}
+
+/// Whether a client's recent turns were slow, and what its long calls have cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
     slow_until: Option<Instant>,
+    budget: CallBudget,
 }
 
 /// Start of a turn in progress.
@@ -103,8 +132,9 @@ impl Pace {
         }
 
         let is_proven =
-            longest_call >= LONGEST_CALL && start.account.is_some_and(|account| account.proves(LONGEST_CALL));
-        (length, if is_proven { Verdict::HoldsEngine } else { Verdict::GoesOn })
+            longest_call >= LONG_CALL && start.account.is_some_and(|account| account.proves(LONG_CALL));
+        let is_overspent = is_proven && self.budget.charge(longest_call, now);
+        (length, if is_overspent { Verdict::HoldsEngine } else { Verdict::GoesOn })
     }
 }
 
@@ -118,32 +148,51 @@ mod tests {
     fn burn() {
         let account = ThreadTime::now().unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
-        while !account.proves(LONGEST_CALL * 2) {
+        while !account.proves(LONG_CALL * 2) {
             assert!(Instant::now() < deadline);
         }
     }
 
+    /// Takes a turn whose slowest call took `call` by the clock, and was the client's doing.
+    fn proven(pace: &mut Pace, call: Duration) -> Verdict {
+        let start = pace.start(Instant::now());
+        burn();
+        pace.finish(start, call).1
+    }
+
     #[test]
-    fn first_long_call_makes_a_client_slow_and_the_second_one_ends_it() {
+    fn first_long_call_makes_a_client_slow_and_only_further_ones_are_charged() {
         let mut pace = Pace::default();
-        let start = pace.start(Instant::now());
-        burn();
-        assert_eq!(pace.finish(start, LONGEST_CALL).1, Verdict::GoesOn);
+
+        assert_eq!(proven(&mut pace, CALL_BUDGET * 2), Verdict::GoesOn);
         assert!(pace.is_slow());
+        assert_eq!(proven(&mut pace, CALL_BUDGET * 2), Verdict::HoldsEngine);
+    }
 
-        let start = pace.start(Instant::now());
-        burn();
+    #[test]
+    fn long_calls_end_a_client_when_they_add_up_to_more_than_its_budget() {
+        let mut pace = Pace { slow_until: Some(Instant::now() + SLOW_TIME * 20), ..Pace::default() };
 
-        assert_eq!(pace.finish(start, LONGEST_CALL).1, Verdict::HoldsEngine);
+        assert_eq!(proven(&mut pace, CALL_BUDGET * 2 / 3), Verdict::GoesOn);
+        assert_eq!(proven(&mut pace, CALL_BUDGET * 2 / 3), Verdict::HoldsEngine);
+    }
+
+    #[test]
+    fn budget_is_refilled_by_a_tenth_of_the_time() {
+        let (mut budget, start) = (CallBudget::default(), Instant::now());
+        assert!(!budget.charge(CALL_BUDGET, start));
+        assert!(budget.charge(LONG_CALL, start + LONG_CALL * 9));
+        assert!(!budget.charge(LONG_CALL, start + LONG_CALL * 30));
+        assert!(!budget.charge(CALL_BUDGET, start + SLOW_TIME * 20));
     }
 
     #[test]
     fn long_call_of_a_thread_that_did_not_run_proves_nothing() {
-        let mut pace = Pace { slow_until: Some(Instant::now() + SLOW_TIME) };
+        let mut pace = Pace { slow_until: Some(Instant::now() + SLOW_TIME), ..Pace::default() };
         // The account does not change: this stands for a thread that had no processor.
         let start = TurnStart { at: Instant::now(), account: ThreadTime::now() };
 
-        assert_eq!(pace.finish(start, LONGEST_CALL).1, Verdict::GoesOn);
+        assert_eq!(pace.finish(start, CALL_BUDGET * 2).1, Verdict::GoesOn);
     }
 
     #[test]
