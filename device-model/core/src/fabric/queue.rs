@@ -64,10 +64,19 @@ impl Queue {
 
     /// Takes the packet as [`Queue::take`] does, if `wanted` returns true for it.
     #[inline(always)]
-    pub(super) fn take_if(&mut self, behind: usize, wanted: impl FnOnce(&Packet) -> bool) -> Option<Packet> {
+    pub(super) fn take_if(
+        &mut self,
+        behind: usize,
+        wanted: &mut impl FnMut(&Packet) -> bool,
+    ) -> Option<Packet> {
         let slot = self.slot(behind);
         let slot = self.slots.get_mut(slot)?;
-        if slot.as_ref().is_some_and(wanted) { slot.take() } else { None }
+        // A plain call, and not `Option::is_some_and`, behind which it would not be inlined.
+        let is_wanted = match slot {
+            Some(packet) => wanted(packet),
+            None => false,
+        };
+        if is_wanted { slot.take() } else { None }
     }
 
     /// Frees the slots of the first `packets` packets, which [`Queue::take`] has emptied.

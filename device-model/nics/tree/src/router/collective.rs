@@ -179,7 +179,7 @@ impl Router {
     /// Returns whether the configuration register disables a port as a source.
     #[inline]
     pub(super) fn is_source_disabled(&self, channel: usize, port: u8) -> bool {
-        self.rcfg & (rcfg::SRC00 >> (4 * usize::from(port) + channel)) != 0
+        self.rcfg != 0 && self.rcfg & (rcfg::SRC00 >> (4 * usize::from(port) + channel)) != 0
     }
 
     /// Returns the ports that the configuration register disables as targets, one bit for each

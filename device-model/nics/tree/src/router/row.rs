@@ -84,15 +84,18 @@ impl Router {
         let (mut decision, mut first) = (None, 0);
 
         let forwarded = context.ports.forward_row(port, channel, limit, |packet| {
-            first = packet.header;
-            let found = routes.route(source, first);
-            decision = Some(found);
-
-            let RouteDecision::Port(exit) = found else { return None };
-            // The packets of a stream have equal headers, so one comparison decides.
-            let row_header = first;
-            (usable_ports & (1 << exit) != 0)
-                .then_some((exit, move |packet: &Packet| packet.header == row_header))
+            let row_header = packet.header;
+            match routes.route(source, row_header) {
+                RouteDecision::Port(exit) if usable_ports & (1 << exit) != 0 => {
+                    first = row_header;
+                    // The packets of a stream have equal headers, so one comparison decides.
+                    Some((exit, move |packet: &Packet| packet.header == row_header))
+                }
+                other => {
+                    decision = Some((other, row_header));
+                    None
+                }
+            }
         });
 
         if let Some((moved, more)) = forwarded {
@@ -104,16 +107,18 @@ impl Router {
 
         match decision {
             None => EMPTY,
-            Some(RouteDecision::Port(_)) => BLOCKED,
-            Some(RouteDecision::Local) => self.receive_row(context, port, request, Header(first as u32)),
-            Some(RouteDecision::Symbol { node, presence_word }) => {
+            Some((RouteDecision::Port(_), _)) => BLOCKED,
+            Some((RouteDecision::Local, header)) => {
+                self.receive_row(context, port, request, Header(header as u32))
+            }
+            Some((RouteDecision::Symbol { node, presence_word }, _)) => {
                 if let Some(packet) = context.ports.take(port, channel) {
                     context.ports.recycle(packet);
                 }
                 self.update_presence(context, channel, node, presence_word, Some(port));
                 self.single_result(channel, source)
             }
-            Some(decision) => self.move_one(context, channel, source, decision),
+            Some((decision, _)) => self.move_one(context, channel, source, decision),
         }
     }
 
@@ -173,7 +178,7 @@ impl Router {
 
         match self.routes.route(source, header.0.into()) {
             RouteDecision::Port(port) if usable_ports & (1 << port) != 0 => {
-                self.send_row(context, port, request)
+                self.send_row(context, port, request, header)
             }
             RouteDecision::Port(_) => BLOCKED,
             RouteDecision::Local => self.loop_back(context, channel, header),
@@ -181,7 +186,8 @@ impl Router {
         }
     }
 
-    /// Moves packets from the send FIFO to a port.
+    /// Moves packets from the send FIFO to a port. `first` is the header of the first one, which
+    /// goes there.
     ///
     /// Rows go straight from the slots into the link's packets. [`Router::send_one`] does the rest,
     /// and could do all: it costs 372 instructions for each packet, and a row 114 (rows of 8
@@ -193,12 +199,15 @@ impl Router {
         context: &mut RouterContext<'_, '_>,
         port: u8,
         request: RowRequest,
+        first: Header,
     ) -> (u32, RowEnd) {
         let RowRequest { channel, source, limit, .. } = request;
 
         if let Some(mut run) = context.ports.run(port, channel) {
             let routes = &self.routes;
-            let goes = |header: Header| routes.route(source, header.0.into()) == RouteDecision::Port(port);
+            let goes = |header: Header| {
+                header == first || routes.route(source, header.0.into()) == RouteDecision::Port(port)
+            };
             let (sent, end) = context.channels[channel].send_row(&mut run, limit, goes);
             if sent > 0 || end != RowEnd::Other {
                 let counters = &mut self.counters[channel];
