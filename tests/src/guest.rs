@@ -31,6 +31,8 @@ use crate::{
 
 /// Deadline of waits in guests, generous enough for emulation on a loaded machine.
 pub const LONG: Duration = Duration::from_secs(300);
+/// Deadline of a command in a guest. One command may run all bodies of a machine.
+const COMMAND: Duration = Duration::from_secs(900);
 
 /// Returns QEMU, a kernel and the other parts, provisioned once for each test process.
 ///
@@ -115,7 +117,7 @@ pub fn shown(script: &str) -> Job {
 /// # Panics
 /// When the job fails.
 pub fn run(guest: &Guest, script: &str) -> Output {
-    let output = guest.run(shown(script), LONG).unwrap_or_else(|error| panic!("{error}"));
+    let output = guest.run(shown(script), COMMAND).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(output.status, 0, "{script}");
     output
 }
