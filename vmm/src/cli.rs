@@ -366,3 +366,22 @@ pub fn main() -> Result<u8, Failure> {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_is_a_number_with_a_unit_that_fits_64_bits() {
+        assert_eq!(parse_size("0"), Ok(0));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("3k"), Ok(3 << 10));
+        assert_eq!(parse_size("128M"), Ok(128 << 20));
+        assert_eq!(parse_size("8G"), Ok(8 << 30));
+        assert_eq!(parse_size("16777215T"), Ok(16_777_215 << 40));
+
+        for wrong in ["", "M", "-1", "1.5G", "8GB", "8 G", "16777216T", "99999999999999999999"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -39,6 +39,13 @@ fn file(length: u64) -> OwnedFd {
     file
 }
 
+/// Returns a file that cannot grow.
+fn sealed(length: u64) -> OwnedFd {
+    let file = file(length);
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_GROW)).unwrap();
+    file
+}
+
 fn map(client: &Client, address: u64, offset: u64, size: u64, file: &OwnedFd) -> Result<(), Errno> {
     client.dma_map(range(address, offset, size), Some(file.as_fd())).map_err(|error| error.errno())
 }
@@ -100,6 +107,34 @@ fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
 }
 
 both_loops! {
+    fn files_count_whole_and_those_beyond_the_quota_are_reached_by_messages(config) {
+        const GROWABLE: u64 = 1 << 30;
+        config.quotas.mapped_bytes = GROWABLE + 4 * PAGE;
+        let neighbour = Neighbour::start(config);
+        let client = neighbour.served.client(A);
+        // A page of each file is mapped, and the bytes that count are those of all files so far.
+        let files = [
+            ("may grow", file(PAGE), GROWABLE),
+            ("fits the rest", sealed(4 * PAGE), GROWABLE + 4 * PAGE),
+            ("is one too many", sealed(PAGE), GROWABLE + 4 * PAGE),
+        ];
+
+        for (number, (name, file, counted)) in (0..).zip(&files) {
+            assert_eq!(map(&client, number * PAGE, 0, PAGE, file), Ok(()), "{name}");
+            let seen = client_of(&neighbour.served.snapshot(), A).unwrap();
+            assert_eq!((seen.ranges as u64, seen.mapped_bytes), (number + 1, *counted), "{name}");
+        }
+        assert_eq!(server_of(&neighbour.served.snapshot(), A).unmappable, 1);
+        client.dma_unmap(DmaUnmap::All).unwrap();
+
+        // What was unmapped counts no more.
+        neighbour.assert_served();
+        assert_eq!(map(&client, 0, 0, PAGE, &files[2].1), Ok(()));
+        assert_eq!(client_of(&neighbour.served.snapshot(), A).unwrap().mapped_bytes, PAGE);
+        drop(client);
+        neighbour.assert_all_is_well();
+    }
+
     fn a_file_cut_short_before_it_is_mapped_is_refused(config) {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
