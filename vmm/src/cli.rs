@@ -55,10 +55,15 @@ pub struct ServeOptions {
     #[arg(long, value_enum, value_name = "KIND", default_value_t = EventLoop::Auto)]
     pub event_loop: EventLoop,
     /// Bytes of files that each client may have mapped for DMA, such as 512M or 8G. Further memory
-    /// is reached by messages, which is slow. A guest's memory is one such file.
-    #[arg(long, value_name = "SIZE", default_value = "128M", value_parser = parse_size)]
-    pub mapped_limit: u64,
+    /// is reached by messages, which is slow. A guest's memory is one such file [default: 128M for
+    /// `serve`, and 8G for guests and programs that nicforge starts itself].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub mapped_limit: Option<u64>,
 }
+
+/// Bytes of files that a client may have mapped which nicforge has not started. It bounds how long
+/// one client can hold the engine ([`Quotas::mapped_bytes`]).
+const UNTRUSTED_MAPPED_LIMIT: u64 = 128 << 20;
 
 /// Parses a number of bytes with an optional unit: K, M, G or T.
 fn parse_size(text: &str) -> Result<u64, String> {
@@ -79,12 +84,21 @@ fn parse_size(text: &str) -> Result<u64, String> {
 impl ServeOptions {
     /// Returns options for clients of one's own, with sockets in `dir` or in the default place.
     pub fn new(dir: Option<PathBuf>, event_loop: EventLoop) -> Self {
-        Self { dir, event_loop, mapped_limit: Quotas::default().mapped_bytes }
+        Self { dir, event_loop, mapped_limit: None }
+    }
+
+    /// Returns these options for clients that others start, with a lower default limit.
+    pub(crate) fn for_untrusted(&self) -> Self {
+        Self { mapped_limit: self.mapped_limit.or(Some(UNTRUSTED_MAPPED_LIMIT)), ..self.clone() }
     }
 
     /// Returns the engine's configuration.
     pub(crate) fn engine(&self) -> EngineConfig {
-        let quotas = Quotas { mapped_bytes: self.mapped_limit, ..Quotas::default() };
+        let mut quotas = Quotas::default();
+        if let Some(limit) = self.mapped_limit {
+            quotas.mapped_bytes = limit;
+        }
+
         EngineConfig { event_loop: self.event_loop.into(), quotas, ..EngineConfig::default() }
     }
 }

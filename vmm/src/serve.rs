@@ -234,7 +234,7 @@ fn read_description(machine: &Path) -> Result<Description, Failure> {
 /// Runs the command.
 pub fn main(machine: &Path, options: &ServeOptions, owners: &[Word], groups: &[Word]) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
-    let served = Served::start_for(&read_description(machine)?, options, owners, groups)?;
+    let served = Served::start_for(&read_description(machine)?, &options.for_untrusted(), owners, groups)?;
     print_line(welcome(&served))?;
 
     loop {

@@ -23,15 +23,22 @@ const BLOCKED: (u32, RowEnd) = (0, RowEnd::Blocked);
 /// The result where the pool has no packet left to carry the first packet of the send FIFO.
 const STARVED: (u32, RowEnd) = (0, RowEnd::Starved);
 
-/// A request to move a row: which packets may move, and through which ports.
+/// A request to move a row: which packets may move, and through which ports. It fits a register.
 #[derive(Clone, Copy)]
 struct RowRequest {
-    channel: usize,
-    source: Source,
     /// The most packets to move, at least 1.
     limit: u32,
+    channel: u8,
+    source: Source,
     /// Ports that packets may leave through, one bit for each port.
     usable_ports: u8,
+}
+
+impl RowRequest {
+    #[inline]
+    fn channel(self) -> usize {
+        usize::from(self.channel)
+    }
 }
 
 impl Router {
@@ -51,7 +58,7 @@ impl Router {
         }
 
         let usable_ports = self.usable_ports(context, channel);
-        let request = RowRequest { channel, source, limit, usable_ports };
+        let request = RowRequest { limit, channel: channel as u8, source, usable_ports };
         match source.port() {
             Some(port) => self.move_port_row(context, port, request),
             None if source == Source::LOCAL => self.move_injected_row(context, request),
@@ -75,7 +82,8 @@ impl Router {
         port: u8,
         request: RowRequest,
     ) -> (u32, RowEnd) {
-        let RowRequest { channel, source, limit, usable_ports } = request;
+        let RowRequest { limit, source, usable_ports, .. } = request;
+        let channel = request.channel();
         if self.is_source_disabled(channel, port) {
             return (0, RowEnd::Other);
         }
@@ -132,7 +140,7 @@ impl Router {
         request: RowRequest,
         first: Header,
     ) -> (u32, RowEnd) {
-        let RowRequest { channel, limit, .. } = request;
+        let (channel, limit) = (request.channel(), request.limit);
         let fifo = &mut context.channels[channel];
 
         match fifo.look_for_room(first) {
@@ -160,7 +168,8 @@ impl Router {
         context: &mut RouterContext<'_, '_>,
         request: RowRequest,
     ) -> (u32, RowEnd) {
-        let RowRequest { channel, source, usable_ports, .. } = request;
+        let RowRequest { source, usable_ports, .. } = request;
+        let channel = request.channel();
         if !context.injecting {
             return EMPTY;
         }
@@ -193,7 +202,8 @@ impl Router {
     /// and could do all: it costs 372 instructions for each packet, and a row 114 (rows of 8
     /// packets on a link without delay, counted by callgrind). The test of a stream of many kinds
     /// in `tests/routing.rs` runs both on the same packets.
-    #[inline]
+    // Not inlined: on its own, the loop keeps all its variables in registers.
+    #[inline(never)]
     fn send_row(
         &mut self,
         context: &mut RouterContext<'_, '_>,
@@ -201,7 +211,8 @@ impl Router {
         request: RowRequest,
         first: Header,
     ) -> (u32, RowEnd) {
-        let RowRequest { channel, source, limit, .. } = request;
+        let RowRequest { limit, source, .. } = request;
+        let channel = request.channel();
 
         if let Some(mut run) = context.ports.run(port, channel) {
             let routes = &self.routes;
