@@ -116,8 +116,8 @@ static int shim_config_load(struct pci_dev *pdev, int at, unsigned int width,
 }
 
 /*
- * Reads @value from a register, or writes it to one, in one access. Returns
- * -ENODEV after a read only if the function does not answer any more.
+ * Reads @value from a register, or writes it to one, in one access. A read of
+ * all ones checks the function, and fails with -ENODEV if it does not answer.
  */
 static int shim_access(struct shim *shim, int index, u64 offset,
 		       unsigned int width, u64 *value, bool write)
@@ -238,9 +238,10 @@ ssize_t shim_region_write(struct shim *shim, const char __user *from,
 }
 
 /*
- * Reads the low half of the heartbeat. It lies in the device's memory, so that
- * the load has no side effects and does not wait for the device. Returns false
- * if there is no heartbeat, or if the function is gone or reads as all ones.
+ * Reads the low half of the heartbeat. It lies in a page of memory that the
+ * device writes: the load has no side effects and does not wait for the device.
+ * Returns false if there is no heartbeat, or if the function is gone or reads
+ * as all ones.
  */
 bool shim_read_heartbeat(struct shim *shim, u32 *beat)
 {

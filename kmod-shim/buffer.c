@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * DMA buffers: their life, their accounting, and coherent memory. pin.c adds
- * pinned memory of processes. Both kinds use the DMA API, whose addresses are
- * right with and without an IOMMU.
+ * DMA buffers: their lifetime, accounting, and coherent memory. pin.c adds
+ * pinned memory of processes. Both kinds use the DMA API, which returns the
+ * right addresses with and without an IOMMU.
  *
  * A handle and each mapping hold a reference to a buffer. The last close frees
  * the memory of all buffers, and so does the unbind of the driver. After an
@@ -37,7 +37,7 @@ u64 shim_dma_quota(void)
 	return (u64)READ_ONCE(dma_quota_mb) << 20;
 }
 
-/* ---- Life and accounting of buffers ---- */
+/* ---- Lifetime and accounting of buffers ---- */
 
 /*
  * Accounts a buffer of @len bytes to the function's quota and to pinned_vm of
@@ -100,7 +100,7 @@ int shim_buffer_add(struct shim_buffer *buffer)
 	return 0;
 }
 
-/* Frees or unpins the memory of a buffer, unless that has happened. */
+/* Frees or unpins the memory of a buffer, if it still has any. */
 static void shim_buffer_end(struct shim_buffer *buffer)
 {
 	struct shim *shim = buffer->shim;
@@ -125,6 +125,7 @@ static void shim_buffer_put(struct shim_buffer *buffer)
 	kfree(buffer);
 }
 
+/* Frees the handle of a buffer and drops its reference. */
 static void shim_buffer_free(struct shim_buffer *buffer)
 {
 	xa_erase(&buffer->shim->dma.handles, buffer->handle);
@@ -150,7 +151,7 @@ void shim_dma_teardown(struct shim *shim)
 	unsigned long handle;
 
 	mutex_lock(&shim->dma.mutex);
-	/* On an unbind, this includes buffers without a handle. */
+	/* An unbind also finds mapped buffers without a handle. */
 	list_for_each_entry_safe(buffer, next, &shim->dma.buffers, node)
 		shim_buffer_end(buffer);
 	xa_for_each(&shim->dma.handles, handle, buffer)
@@ -233,7 +234,7 @@ static void shim_dma_closed(struct vm_area_struct *vma)
 	mutex_unlock(&shim->dma.mutex);
 }
 
-/* mmap() inserts all pages, so that a fault means that they were zapped. */
+/* mmap() inserts all pages, so a fault means that they were zapped. */
 static vm_fault_t shim_dma_fault(struct vm_fault *vmf)
 {
 	return VM_FAULT_SIGBUS;
@@ -292,7 +293,7 @@ int shim_dma_mmap(struct shim *shim, struct vm_area_struct *vma)
  *
  * An mmap() that found gone clear may have inserted pages into a mapping that
  * unmap_mapping_range() does not find yet. mmap() holds mmap_lock until the
- * mapping is linked, so that taking mmap_lock once waits for it.
+ * mapping is linked, so taking mmap_lock once waits for it.
  */
 void shim_dma_zap(struct shim *shim)
 {

@@ -109,7 +109,10 @@ static int shim_release(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* Returns an error to other processes than the one that opened the device. */
+/*
+ * Returns -EPERM in another address space than the one that opened the device,
+ * and -ENODEV if the function is gone.
+ */
 static int shim_check_caller(struct shim *shim)
 {
 	if (current->mm != shim->mm)

@@ -4,7 +4,7 @@
  *
  *   main.c    the module, its PCI driver, the class device of each function
  *   file.c    the file operations of the character device
- *   reset.c   presence checks, the mark of a function as gone, resets
+ *   reset.c   presence checks, the transition to gone, resets
  *   region.c  sizes, flags and accessible areas of the regions
  *   access.c  register accesses by the kernel, the heartbeat
  *   mapping.c mappings of BARs in processes
@@ -172,8 +172,8 @@ struct shim_dma {
  * @mapping: address_space of the open file
  * @resetter: task in shim_try_reset(); NULL if there is none
  * @resets: number of resets since the function was bound
- * @heartbeat_bar: BAR of the heartbeat, a counter that runs while the device
- *	is alive; -1 without a heartbeat
+ * @heartbeat_bar: BAR of the heartbeat, a counter that advances while the
+ *	device is alive; -1 without a heartbeat
  * @heartbeat_at: offset of the heartbeat in its BAR
  * @heartbeat: last value read from the heartbeat
  * @last_look: time of the last shim_look_rarely() that read the heartbeat,

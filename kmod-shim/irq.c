@@ -290,7 +290,7 @@ static int shim_bind_vectors(struct shim *shim,
 	return 0;
 }
 
-/* ---- File operations ---- */
+/* ---- ioctl() requests and read() ---- */
 
 int shim_bind_irq(struct shim *shim, const struct nicforge_shim_irq_bind *bind)
 {

@@ -3,10 +3,10 @@
  * Mappings of BARs in processes.
  *
  * All mappings of a BAR have the same caching mode, uncached or
- * write-combining: the behaviour of the processor is undefined with both, and
- * vmf_insert_pfn() takes the mode from the reserved memory type of the
- * address. A BAR keeps its mode while a process has it mapped. The kernel's
- * mapping has the same mode.
+ * write-combining. The behaviour of a processor is undefined if an address
+ * has both, and on x86 vmf_insert_pfn() takes the mode from the reserved
+ * memory type of the address. A BAR keeps its mode while a process has it
+ * mapped. The kernel's mapping has the same mode.
  *
  * Only memory can be write-combining: a prefetchable BAR, or one that the
  * attachment capability lists as memory. The latter kind exists because PCI

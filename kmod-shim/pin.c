@@ -23,11 +23,10 @@ static unsigned long shim_page_count(const struct shim_buffer *buffer)
  * Pins up to @count pages from @start on and returns how many.
  *
  * Memory that the function only reads is pinned for reading, so that the
- * process needs no write access to it. The function must see later stores of
- * the process nevertheless, so that the pin must break COW in private
- * mappings. Otherwise a page that was not written yet is the zero page or a
- * page of the file: the first store replaces it, and the pin keeps the old
- * page.
+ * process needs no write access to it. The function must still see later
+ * stores of the process, so the pin must break COW in private mappings.
+ * Otherwise a page that was not written yet is the zero page or a page of the
+ * file: the first store replaces it, and the pin keeps the old page.
  */
 static long shim_pin_some(enum dma_data_direction direction,
 			  unsigned long start, unsigned long count,
@@ -69,7 +68,7 @@ static int shim_pin_pages(struct shim_buffer *buffer, u64 start)
 
 /*
  * Returns true if the DMA API needs dma_sync_*() calls, as for a bounce buffer.
- * A process cannot make them, so that the function would read stale data.
+ * A process cannot make them, so the function would read stale data.
  * Behind an IOMMU the API bounces partial pages only, and dma_need_sync()
  * returns true for whole pages, too.
  */

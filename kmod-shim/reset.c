@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Presence checks, the mark of a function as gone, and resets.
+ * Presence checks, the transition of a function to gone, and resets.
  */
 #include <linux/delay.h>
 #include <linux/jiffies.h>
@@ -12,14 +12,14 @@
 /* Attempts to take the device lock for a reset, 20 ms apart. */
 #define SHIM_RESET_TRIES 100
 
-/* Least time from a presence check, or a heartbeat change, to the next check. */
+/* Shortest time from a heartbeat change or a check to the next check. */
 #define SHIM_SILENCE	HZ
 
 /* ---- Presence ---- */
 
 /*
- * Marks the function as gone. Then file operations no longer access the
- * function but fail, and an access to a mapped BAR raises SIGBUS.
+ * Marks the function as gone. All later file operations fail without an
+ * access to the function, and an access to a mapped BAR raises SIGBUS.
  */
 void shim_end(struct shim *shim)
 {
@@ -51,8 +51,9 @@ bool shim_look(struct shim *shim)
 /*
  * Checks the function as shim_look() does, but at a limited rate, for read()
  * and poll(). A change of the heartbeat shows that the device is alive, and
- * reading it does not involve the device. The configuration space is read
- * once a second at most, and only if the heartbeat is absent or did not change.
+ * reading it needs no answer from the device. The configuration space is
+ * read only if the heartbeat is absent or did not change for a second, and at
+ * most once a second.
  */
 void shim_look_rarely(struct shim *shim)
 {

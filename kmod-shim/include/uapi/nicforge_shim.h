@@ -169,7 +169,7 @@ struct nicforge_shim_area {
  * @reserved: in: 0
  * @areas: out: ranges that can be mapped, in ascending order
  *
- * GET_REGION fails with EINVAL if @index is out of range.
+ * GET_REGION fails with EINVAL for any other @index.
  *
  * A BAR smaller than a page cannot be mapped. No area contains the pages of
  * the MSI-X table and of the pending bit array; pread() and pwrite() of
@@ -211,7 +211,7 @@ struct nicforge_shim_region {
  * @count: out: number of vectors, 0 if the function lacks this kind
  * @reserved: in: 0
  *
- * GET_IRQ fails with EINVAL if @kind is out of range.
+ * GET_IRQ fails with EINVAL for any other @kind.
  */
 struct nicforge_shim_irq {
 	__u32 kind;
@@ -333,9 +333,10 @@ struct nicforge_shim_dma_segment {
  * @count: out: number of segments, also if the call fails with ENOSPC
  *
  * PIN_DMA fails with:
- *   EFAULT      the process has no such memory, or not with this access
- *   ENOSPC      the memory has more segments than @capacity; it is no
- *               longer pinned
+ *   EFAULT      the range is not mapped in the process, or the mapping
+ *               does not permit the accesses in @flags
+ *   ENOSPC      the memory has more segments than @capacity allows; it is
+ *               not pinned
  *   EOPNOTSUPP  the function reaches the memory only through a bounce
  *               buffer, because its DMA addresses are too short or because
  *               the guest's memory is encrypted
