@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Accesses of the hardware by the kernel: pread() and pwrite() of registers,
- * and a look at the heartbeat.
+ * Accesses to the function by the kernel: pread() and pwrite() of registers,
+ * and reads of the heartbeat.
  */
 #include <linux/io.h>
 #include <linux/pci.h>
@@ -10,7 +10,7 @@
 
 #include "internal.h"
 
-/* The kernel's mapping of a BAR. Called with state held for writing. */
+/* Maps a BAR into the kernel. Called with state held for writing. */
 static int shim_bar_map(struct shim *shim, int index)
 {
 	struct shim_bar *bar = &shim->bars[index];
@@ -30,7 +30,10 @@ void shim_bar_unmap(struct shim *shim, struct shim_bar *bar)
 	bar->io = NULL;
 }
 
-/* Takes state for reading, with the BAR's kernel mapping there. */
+/*
+ * Takes state for reading, with the function present and the BAR mapped into
+ * the kernel. On an error, state is not held.
+ */
 static int shim_bar_lock(struct shim *shim, int index)
 {
 	int ret;
@@ -43,6 +46,7 @@ static int shim_bar_lock(struct shim *shim, int index)
 	if (index == NICFORGE_SHIM_REGION_CONFIG || shim->bars[index].io)
 		return 0;
 	up_read(&shim->state);
+
 	down_write(&shim->state);
 	ret = shim_bar_map(shim, index);
 	if (ret) {
@@ -53,7 +57,7 @@ static int shim_bar_lock(struct shim *shim, int index)
 	return 0;
 }
 
-/* One access of the hardware, width 1, 2, 4 or 8 and aligned. */
+/* Loads in one access. @width is 1, 2, 4 or 8, and @at is aligned to it. */
 static u64 shim_bar_load(void __iomem *at, unsigned int width)
 {
 	switch (width) {
@@ -111,7 +115,10 @@ static int shim_config_load(struct pci_dev *pdev, int at, unsigned int width,
 	return ret ? -EIO : 0;
 }
 
-/* One access: the value read, or to be written. */
+/*
+ * Reads @value from a register, or writes it to one, in one access. A read of
+ * all ones checks the function, and fails with -ENODEV if it does not answer.
+ */
 static int shim_access(struct shim *shim, int index, u64 offset,
 		       unsigned int width, u64 *value, bool write)
 {
@@ -119,6 +126,7 @@ static int shim_access(struct shim *shim, int index, u64 offset,
 
 	if (ret)
 		return ret;
+
 	if (index == NICFORGE_SHIM_REGION_CONFIG)
 		ret = shim_config_load(shim->pdev, offset, width, value);
 	else if (write)
@@ -128,13 +136,14 @@ static int shim_access(struct shim *shim, int index, u64 offset,
 	up_read(&shim->state);
 	if (ret || write)
 		return ret;
-	/* All ones is what an absent function answers. */
+
+	/* A read from an absent function returns all ones. */
 	if (*value == GENMASK_ULL(8 * width - 1, 0) && !shim_look(shim))
 		return -ENODEV;
 	return 0;
 }
 
-/* The widest aligned access of what is left. */
+/* Returns the width of the widest aligned access to the next @left bytes. */
 static unsigned int shim_width(u64 offset, size_t left, unsigned int most)
 {
 	unsigned int width = most;
@@ -144,7 +153,7 @@ static unsigned int shim_width(u64 offset, size_t left, unsigned int most)
 	return width;
 }
 
-/* Checks a transfer: its region, and the widest access there is in it. */
+/* Checks a transfer. Finds its region, and the widest access allowed there. */
 static int shim_check_transfer(struct shim *shim, loff_t at, size_t len,
 			       bool write, u32 *index, unsigned int *most)
 {
@@ -153,6 +162,7 @@ static int shim_check_transfer(struct shim *shim, loff_t at, size_t len,
 
 	if (at < (1LL << SHIM_REGION_SHIFT) || at >= SHIM_DMA)
 		return -EINVAL;
+
 	*index = SHIM_OFFSET_REGION(at);
 	*most = 4;
 	if (*index == NICFORGE_SHIM_REGION_CONFIG) {
@@ -165,6 +175,7 @@ static int shim_check_transfer(struct shim *shim, loff_t at, size_t len,
 	}
 	if (*index >= NICFORGE_SHIM_REGION_BARS)
 		return -EINVAL;
+
 	bar = &shim->bars[*index];
 	if (len > bar->size || offset > bar->size - len)
 		return -EINVAL;
@@ -227,8 +238,10 @@ ssize_t shim_region_write(struct shim *shim, const char __user *from,
 }
 
 /*
- * The low half of the heartbeat, which lies in memory of the device: no access
- * of a register. False: there is none, or nobody answers.
+ * Reads the low half of the heartbeat. It lies in a page of memory that the
+ * device writes: the load has no side effects and does not wait for the device.
+ * Returns false if there is no heartbeat, or if the function is gone or reads
+ * as all ones.
  */
 bool shim_read_heartbeat(struct shim *shim, u32 *beat)
 {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * DMA memory: the buffers, their account, and coherent memory that processes
- * map; pin.c has processes' memory that is pinned. Both go through the DMA
- * API, so both have the addresses that the function must use, with and
- * without an IOMMU.
+ * DMA buffers: their lifetime, accounting, and coherent memory. pin.c adds
+ * pinned memory of processes. Both kinds use the DMA API, which returns the
+ * right addresses with and without an IOMMU.
  *
- * A buffer lives as long as its handle or a mapping of it does. All of them
- * end with the last close, or when the driver leaves the function, whichever
- * comes first; then the struct stays for its mappings, which were zapped.
+ * A handle and each mapping hold a reference to a buffer. The last close frees
+ * the memory of all buffers, and so does the unbind of the driver. After an
+ * unbind, struct shim_buffer stays allocated until its mappings, which were
+ * zapped, are closed.
  */
 #include <linux/dma-mapping.h>
 #include <linux/mm.h>
@@ -37,9 +37,12 @@ u64 shim_dma_quota(void)
 	return (u64)READ_ONCE(dma_quota_mb) << 20;
 }
 
-/* ---- Making and ending buffers ---- */
+/* ---- Lifetime and accounting of buffers ---- */
 
-/* Puts a buffer on the account of the function and of its process. */
+/*
+ * Accounts a buffer of @len bytes to the function's quota and to pinned_vm of
+ * the process. Returns an error if it exceeds a limit.
+ */
 int shim_charge(struct shim *shim, u64 len)
 {
 	unsigned long limit = rlimit(RLIMIT_MEMLOCK) >> PAGE_SHIFT;
@@ -82,7 +85,7 @@ struct shim_buffer *shim_buffer_new(struct shim *shim, u64 len)
 	return buffer;
 }
 
-/* Gives it a handle, when its memory is there. */
+/* Gives a buffer a handle. Its memory is allocated or pinned already. */
 int shim_buffer_add(struct shim_buffer *buffer)
 {
 	struct shim_dma *dma = &buffer->shim->dma;
@@ -97,7 +100,7 @@ int shim_buffer_add(struct shim_buffer *buffer)
 	return 0;
 }
 
-/* Takes the memory away from the function. */
+/* Frees or unpins the memory of a buffer, if it still has any. */
 static void shim_buffer_end(struct shim_buffer *buffer)
 {
 	struct shim *shim = buffer->shim;
@@ -122,6 +125,7 @@ static void shim_buffer_put(struct shim_buffer *buffer)
 	kfree(buffer);
 }
 
+/* Frees the handle of a buffer and drops its reference. */
 static void shim_buffer_free(struct shim_buffer *buffer)
 {
 	xa_erase(&buffer->shim->dma.handles, buffer->handle);
@@ -147,7 +151,7 @@ void shim_dma_teardown(struct shim *shim)
 	unsigned long handle;
 
 	mutex_lock(&shim->dma.mutex);
-	/* Those that only a mapping keeps, when the function is removed. */
+	/* An unbind also finds mapped buffers without a handle. */
 	list_for_each_entry_safe(buffer, next, &shim->dma.buffers, node)
 		shim_buffer_end(buffer);
 	xa_for_each(&shim->dma.handles, handle, buffer)
@@ -176,11 +180,15 @@ int shim_dma_alloc(struct shim *shim, struct nicforge_shim_dma_alloc *alloc)
 	buffer = shim_buffer_new(shim, alloc->len);
 	if (!buffer)
 		return -ENOMEM;
+
 	mutex_lock(&shim->dma.mutex);
 	ret = shim_charge(shim, buffer->len);
 	if (ret)
 		goto unlock;
-	/* Zeroed by the DMA API. A process asks; no news in the log. */
+	/*
+	 * The DMA API zeroes the memory. __GFP_NOWARN, because a process
+	 * could fill the log otherwise.
+	 */
 	buffer->cpu = dma_alloc_coherent(dev, buffer->len, &buffer->address,
 					 GFP_KERNEL_ACCOUNT | __GFP_NOWARN);
 	ret = -ENOMEM;
@@ -189,6 +197,7 @@ int shim_dma_alloc(struct shim *shim, struct nicforge_shim_dma_alloc *alloc)
 	ret = shim_buffer_add(buffer);
 	if (ret)
 		goto memory;
+
 	alloc->address = buffer->address;
 	alloc->offset = SHIM_DMA + ((u64)buffer->handle << SHIM_BUFFER_SHIFT);
 	alloc->handle = buffer->handle;
@@ -225,7 +234,7 @@ static void shim_dma_closed(struct vm_area_struct *vma)
 	mutex_unlock(&shim->dma.mutex);
 }
 
-/* All pages are there from the start: those that are not were zapped. */
+/* mmap() inserts all pages, so a fault means that they were zapped. */
 static vm_fault_t shim_dma_fault(struct vm_fault *vmf)
 {
 	return VM_FAULT_SIGBUS;
@@ -250,14 +259,16 @@ static int shim_dma_insert(struct shim *shim, struct vm_area_struct *vma)
 	buffer = xa_load(&shim->dma.handles, offset >> SHIM_BUFFER_SHIFT);
 	if (!buffer || !buffer->cpu)
 		return -EINVAL;
+
 	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP | VM_DONTCOPY);
-	/* The DMA API wants to find the offset in the buffer there. */
+	/* dma_mmap_coherent() takes vm_pgoff as the offset in the buffer. */
 	vma->vm_pgoff = (offset & ((1ULL << SHIM_BUFFER_SHIFT) - 1)) >> PAGE_SHIFT;
 	ret = dma_mmap_coherent(&shim->pdev->dev, vma, buffer->cpu,
 				buffer->address, buffer->len);
 	vma->vm_pgoff = at;
 	if (ret)
 		return ret == -ENXIO ? -EINVAL : ret;
+
 	buffer->references++;
 	vma->vm_private_data = buffer;
 	vma->vm_ops = &shim_dma_mapping;
@@ -277,11 +288,12 @@ int shim_dma_mmap(struct shim *shim, struct vm_area_struct *vma)
 }
 
 /*
- * Takes the pages out of all mappings of coherent memory, for good. Called
- * with open_lock held, when the function is gone.
+ * Removes the pages from all mappings of coherent memory. Called with
+ * open_lock held and gone set, so that no new mapping gets pages.
  *
- * An mmap() that saw that it was not gone may have inserted pages into a
- * mapping that the file does not know yet. It holds mmap_lock until it does.
+ * An mmap() that found gone clear may have inserted pages into a mapping that
+ * unmap_mapping_range() does not find yet. mmap() holds mmap_lock until the
+ * mapping is linked, so taking mmap_lock once waits for it.
  */
 void shim_dma_zap(struct shim *shim)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Buffers of DMA memory: what buffer.c and pin.c share. All but
- * shim_check_len() and shim_buffer_new() are called with dma.mutex held.
+ * DMA buffers: declarations for buffer.c and pin.c. The functions are called
+ * with dma.mutex held, except shim_check_len() and shim_buffer_new().
  */
 #ifndef NICFORGE_SHIM_BUFFER_H
 #define NICFORGE_SHIM_BUFFER_H
@@ -12,18 +12,18 @@
 #include "internal.h"
 
 /**
- * struct shim_buffer - a buffer
- * @shim: whose
- * @node: in dma.buffers, until the memory is given back
- * @handle: its handle; 0 when it is freed
- * @references: the handle and each mapping
- * @len: bytes
- * @live: the memory was not given back yet
- * @cpu: coherent memory; NULL for pinned memory
- * @address: coherent memory, for the function
- * @pages: pinned pages
- * @table: pinned pages, as mapped
- * @direction: what the function may do with pinned pages
+ * struct shim_buffer - a DMA buffer of coherent or pinned memory
+ * @shim: function of the buffer
+ * @node: entry in dma.buffers while @live is set
+ * @handle: handle; 0 if it was freed
+ * @references: number of references: one of the handle, one of each mapping
+ * @len: length in bytes
+ * @live: the memory is allocated or pinned, and the function may access it
+ * @cpu: coherent memory: kernel address; NULL for pinned memory
+ * @address: coherent memory: DMA address
+ * @pages: pinned memory: its pages
+ * @table: pinned memory: its DMA mapping
+ * @direction: pinned memory: direction of the DMA mapping
  */
 struct shim_buffer {
 	struct shim *shim;
@@ -46,7 +46,7 @@ void shim_uncharge(struct shim *shim, u64 len);
 struct shim_buffer *shim_buffer_new(struct shim *shim, u64 len);
 int shim_buffer_add(struct shim_buffer *buffer);
 
-/* pin.c: takes pinned memory away from the function and unpins it. */
+/* pin.c */
 void shim_pin_end(struct shim_buffer *buffer);
 
 #endif /* NICFORGE_SHIM_BUFFER_H */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Differences between kernels, from 6.1 on. Each says which version changed
- * what; nothing else in this folder asks for the version.
+ * Differences between kernel versions, from 6.1 on. All checks of the version
+ * in this module are here; each names the version that made the change.
  */
 #ifndef NICFORGE_SHIM_COMPAT_H
 #define NICFORGE_SHIM_COMPAT_H
@@ -12,9 +12,9 @@
 #include <linux/version.h>
 
 /*
- * 6.2: a long-term pin for reading makes the pages of a private mapping the
- * process's own first. Before, only a pin for writing does so; it is forced,
- * so that memory the process can only read is treated as 6.2 treats it.
+ * 6.2: FOLL_LONGTERM without FOLL_WRITE breaks COW of private mappings before
+ * it pins. Earlier kernels need FOLL_WRITE for that, and FOLL_FORCE, because
+ * the process may have mapped the memory read-only.
  */
 #if KERNEL_VERSION(6, 2, 0) > LINUX_VERSION_CODE
 static inline long shim_pin_for_reading(unsigned long start,
@@ -35,7 +35,7 @@ static inline long shim_pin_for_reading(unsigned long start,
 	if (vma && vma->vm_flags & VM_READ) {
 		if (is_cow_mapping(vma->vm_flags))
 			flags |= FOLL_WRITE | FOLL_FORCE;
-		/* The next mapping may be of another kind. */
+		/* The next mapping may need other flags. */
 		count = min(count, (vma->vm_end - start) >> PAGE_SHIFT);
 		ret = pin_user_pages(start, count, flags, pages, NULL);
 	}
@@ -51,7 +51,7 @@ static inline long shim_pin_for_reading(unsigned long start,
 }
 #endif
 
-/* 6.3: vm_flags is changed through functions. */
+/* 6.3: vm_flags is const; functions change it. */
 #if KERNEL_VERSION(6, 3, 0) > LINUX_VERSION_CODE
 static inline void vm_flags_set(struct vm_area_struct *vma, vm_flags_t flags)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The character device: who has it open, and what is done with it.
+ * File operations of the character device.
  */
 #include <linux/fs.h>
 #include <linux/mm.h>
@@ -13,7 +13,7 @@
 #include "compat.h"
 #include "internal.h"
 
-/* Lets the function start DMA, or keeps it from it. */
+/* Sets or clears bus mastering, without which the function does no DMA. */
 static int shim_set_master(struct shim *shim, bool on)
 {
 	int ret = 0;
@@ -37,6 +37,7 @@ static int shim_open_locked(struct shim *shim, struct file *file)
 		return -ENODEV;
 	if (shim->mm)
 		return -EBUSY;
+
 	if (shim->dirty) {
 		ret = shim_reset(shim);
 		if (ret && ret != -EOPNOTSUPP)
@@ -45,6 +46,7 @@ static int shim_open_locked(struct shim *shim, struct file *file)
 	ret = shim_set_master(shim, true);
 	if (ret)
 		return ret;
+
 	mmgrab(current->mm);
 	shim->mm = current->mm;
 	down_write(&shim->state);
@@ -61,7 +63,7 @@ static int shim_open(struct inode *inode, struct file *file)
 	struct shim *shim = container_of(inode->i_cdev, struct shim, cdev);
 	int ret;
 
-	/* A kernel thread has no address space that could own it. */
+	/* The owner is an address space, and a kernel thread has none. */
 	if (!current->mm)
 		return -EPERM;
 	ret = mutex_lock_interruptible(&shim->open_lock);
@@ -73,8 +75,9 @@ static int shim_open(struct inode *inode, struct file *file)
 }
 
 /*
- * The last close. No mapping is left: each of them holds the file. The order
- * matters: the function is silent before its memory goes to others.
+ * The last close. No mapping is left, because each holds a reference to the
+ * file. Interrupts and DMA must end before the memory is freed: a later write
+ * of the function would hit memory that another user has got.
  */
 static int shim_release(struct inode *inode, struct file *file)
 {
@@ -82,18 +85,20 @@ static int shim_release(struct inode *inode, struct file *file)
 	int ret;
 
 	mutex_lock(&shim->open_lock);
-	/* It may have been used since a reset of its holder's. */
+	/* The process may have used it since RESET, which clears dirty. */
 	down_write(&shim->state);
 	shim->dirty = true;
 	up_write(&shim->state);
+
 	shim_irqs_teardown(shim);
 	ret = shim_set_master(shim, false);
 	if (!ret)
 		ret = shim_reset(shim);
-	/* What is left dirty is reset at the next open. */
+	/* The next open() resets a function that is still dirty. */
 	if (ret && ret != -EOPNOTSUPP && ret != -ENODEV)
 		pci_warn(shim->pdev, "not reset at close: %d\n", ret);
 	shim_dma_teardown(shim);
+
 	down_write(&shim->state);
 	shim->mapping = NULL;
 	up_write(&shim->state);
@@ -104,7 +109,10 @@ static int shim_release(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* Only the process that opened the function uses it. */
+/*
+ * Returns -EPERM in another address space than the one that opened the device,
+ * and -ENODEV if the function is gone.
+ */
 static int shim_check_caller(struct shim *shim)
 {
 	if (current->mm != shim->mm)
@@ -163,6 +171,7 @@ static int shim_mmap(struct file *file, struct vm_area_struct *vma)
 		return -EINVAL;
 	if (vma->vm_flags & VM_EXEC)
 		return -EACCES;
+
 	vm_flags_clear(vma, VM_MAYEXEC);
 	if ((u64)vma->vm_pgoff << PAGE_SHIFT >= SHIM_DMA)
 		return shim_dma_mmap(shim, vma);
@@ -198,7 +207,7 @@ static int shim_get_info(struct shim *shim, struct nicforge_shim_info *info)
 	return 0;
 }
 
-/* What ioctl() takes and gives. */
+/* Arguments of all ioctl() requests. */
 union shim_argument {
 	struct nicforge_shim_info info;
 	struct nicforge_shim_region region;
@@ -258,8 +267,9 @@ static long shim_ioctl(struct file *file, unsigned int number,
 		return -ENOTTY;
 	if (_IOC_DIR(number) & _IOC_WRITE && copy_from_user(&copy, user, size))
 		return -EFAULT;
+
 	ret = shim_call(shim, number, &copy);
-	/* A memory of too many pieces is told how many. */
+	/* PIN_DMA returns the number of segments also with -ENOSPC. */
 	if (ret && !(ret == -ENOSPC && number == NICFORGE_SHIM_PIN_DMA))
 		return ret;
 	if (_IOC_DIR(number) & _IOC_READ && copy_to_user(user, &copy, size)) {

@@ -1,38 +1,45 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * nicforge-shim: what its files share.
+ * nicforge-shim: internal declarations.
  *
- *   main.c    the module, its PCI driver, the device of each function
- *   file.c    the character device: who has it open, what is done with it
- *   reset.c   the end of a function, looking for it, and resets
- *   region.c  what regions there are
- *   access.c  registers, the heartbeat
- *   mapping.c BARs mapped into processes
+ *   main.c    the module, its PCI driver, the class device of each function
+ *   file.c    the file operations of the character device
+ *   reset.c   presence checks, the transition to gone, resets
+ *   region.c  sizes, flags and accessible areas of the regions
+ *   access.c  register accesses by the kernel, the heartbeat
+ *   mapping.c mappings of BARs in processes
  *   irq.c     interrupts
- *   buffer.c  DMA memory; pin.c that of processes
+ *   buffer.c  DMA buffers, coherent memory
+ *   pin.c     pinned memory of processes
  *
  * Locks, in the order in which they are taken:
  *
- *   open_lock     mutex: who has the function open (mm). Held over all of
- *                 open() and of the last close.
- *   mm->mmap_lock of the process; the kernel holds it around mmap(), page
- *                 faults, and the open and close of a mapping.
- *   irqs.mutex    binding, masking, freeing of interrupts.
- *   dma.mutex     buffers and their quota.
- *   state         rw_semaphore: gone, mapping, bars[].io and their caching.
- *                 Whoever touches the hardware holds it for reading and has
- *                 seen that gone is not set; a reset and the end of the
- *                 function hold it for writing.
- *   irqs.lock     spinlock: counts and eventfds; also in interrupts.
+ *   open_lock     mutex. Protects mm. open() and the last close hold it from
+ *                 beginning to end.
+ *   mm->mmap_lock The kernel holds it during mmap(), page faults, and the
+ *                 open and close of a mapping.
+ *   irqs.mutex    mutex. Serialises binding, masking and freeing of vectors.
+ *   dma.mutex     mutex. Protects the buffers and their quota.
+ *   state         rw_semaphore. Protects gone, dirty, mapping, resets, and
+ *                 io, wc and users of each BAR. Code that accesses the
+ *                 function holds it for reading and checks gone first. A
+ *                 reset, and the removal of the function, hold it for
+ *                 writing.
+ *   irqs.lock     spinlock, also taken in interrupt handlers. Protects the
+ *                 count, and eventfd, masked and pending of each vector.
  *
- * irqs.mutex and dma.mutex are never held together. Nothing touches user
- * memory (copy_to_user(), pinning) with any of these but open_lock held,
- * because mmap_lock comes before them.
+ * irq.c accesses the function without state. irqs.mutex serialises it with
+ * resets and with the removal, which take that mutex, too. The INTx handler
+ * runs without the mutex; free_irq() waits for it.
  *
- * gone is set once, under state. What ends a function (shim_end(), then the
- * teardown of interrupts and DMA) finds everything that was made before,
- * because each maker looks at gone under the mutex that the teardown takes
- * afterwards.
+ * irqs.mutex and dma.mutex are never held together. A task that accesses
+ * user memory (copy_to_user(), pinning) holds none of the locks that follow
+ * mmap_lock in this list, because a page fault takes mmap_lock.
+ *
+ * gone is set once, with state held for writing, and never cleared. The
+ * teardown that follows misses no vector and no buffer: the code that makes
+ * them checks gone under irqs.mutex or dma.mutex, and the teardown takes
+ * these mutexes after gone is set.
  */
 #ifndef NICFORGE_SHIM_H
 #define NICFORGE_SHIM_H
@@ -56,9 +63,10 @@
 #include "nicforge_shim.h"
 
 /*
- * The file's offsets. 0 is the dummy read(); region i starts at
- * (i + 1) << SHIM_REGION_SHIFT, its write-combining twin SHIM_WC further;
- * buffer h at SHIM_DMA + (h << SHIM_BUFFER_SHIFT).
+ * Layout of the file. read() at offset 0 waits for interrupts. Region i
+ * starts at (i + 1) << SHIM_REGION_SHIFT. For write-combining mappings,
+ * SHIM_WC is added. The buffer with handle h starts at
+ * SHIM_DMA + (h << SHIM_BUFFER_SHIFT).
  */
 #define SHIM_REGION_SHIFT	40
 #define SHIM_WC			BIT_ULL(44)
@@ -66,7 +74,7 @@
 #define SHIM_BUFFER_SHIFT	30
 #define SHIM_END		BIT_ULL(51)
 
-/* The region's number, and where in it, of an offset below SHIM_DMA. */
+/* Region of a file offset below SHIM_DMA, and the offset in the region. */
 #define SHIM_OFFSET_REGION(offset) \
 	((u32)(((offset) & ~SHIM_WC) >> SHIM_REGION_SHIFT) - 1)
 #define SHIM_OFFSET_IN_REGION(offset) \
@@ -74,13 +82,14 @@
 
 /**
  * struct shim_bar - a BAR
- * @flags: NICFORGE_SHIM_REGION_*; 0 when there is none
- * @size: bytes
- * @area_count: areas in @areas; 0 for ports
- * @areas: what may be accessed, and mapped if it has whole pages
- * @io: the kernel's mapping, made by the first access
- * @wc: the mappings of @users, and @io, are write-combining
- * @users: mappings in processes
+ * @flags: NICFORGE_SHIM_REGION_*; 0 if the function lacks this BAR
+ * @size: size in bytes
+ * @area_count: number of entries in @areas; 0 for I/O ports
+ * @areas: ranges that may be accessed, and mapped if @flags has
+ *	NICFORGE_SHIM_REGION_MMAP
+ * @io: the kernel's mapping; NULL before the first access
+ * @wc: all mappings, those of processes and @io, are write-combining
+ * @users: number of mappings in processes
  */
 struct shim_bar {
 	u32 flags;
@@ -94,12 +103,12 @@ struct shim_bar {
 
 /**
  * struct shim_vector - an interrupt vector
- * @shim: whose
- * @eventfd: where it is counted; NULL: in irqs.count
- * @irq: Linux's number
- * @bound: it has a handler
- * @masked: it is masked
- * @pending: it came while it was masked (not INTx)
+ * @shim: function of the vector
+ * @eventfd: counts the interrupts; if NULL, irqs.count does
+ * @irq: Linux interrupt number
+ * @bound: a handler is installed
+ * @masked: interrupts are not counted
+ * @pending: an interrupt arrived while @masked was set (MSI and MSI-X only)
  */
 struct shim_vector {
 	struct shim *shim;
@@ -111,20 +120,20 @@ struct shim_vector {
 };
 
 /**
- * struct shim_irqs - the interrupts
+ * struct shim_irqs - the interrupts of a function
  * @mutex: see the head of this file
- * @lock: see there
- * @kind: kind of @vectors
- * @vectors: the vectors that the system gave; NULL: no kind is in use
- * @vector_count: how many
- * @bound: of them, those that are bound
- * @file_bound: of them, those that are counted in @count
- * @count: interrupts that read() did not tell yet
- * @wait: who waits for @count
+ * @lock: see the head of this file
+ * @kind: kind of @vectors, NICFORGE_SHIM_IRQ_*
+ * @vectors: allocated vectors; NULL if no kind is in use
+ * @vector_count: number of @vectors
+ * @bound: number of bound vectors
+ * @file_bound: number of bound vectors without an eventfd
+ * @count: interrupts of vectors without an eventfd since the last read()
+ * @wait: wait queue of read() and poll()
  */
 struct shim_irqs {
-	struct mutex mutex; /* binding, masking, freeing */
-	spinlock_t lock; /* counts and eventfds */
+	struct mutex mutex; /* serialises binding, masking, freeing */
+	spinlock_t lock; /* protects delivery */
 	u32 kind;
 	struct shim_vector *vectors;
 	unsigned int vector_count;
@@ -135,15 +144,15 @@ struct shim_irqs {
 };
 
 /**
- * struct shim_dma - the DMA memory
+ * struct shim_dma - the DMA memory of a function
  * @mutex: see the head of this file
  * @handles: buffers by handle
- * @buffers: all of them, also those that only a mapping keeps
- * @count: how many
- * @used: their bytes
+ * @buffers: all buffers, also those without a handle that are still mapped
+ * @count: number of buffers
+ * @used: total length of the buffers, in bytes
  */
 struct shim_dma {
-	struct mutex mutex; /* all of this */
+	struct mutex mutex; /* protects all members */
 	struct xarray handles;
 	struct list_head buffers;
 	unsigned int count;
@@ -151,34 +160,36 @@ struct shim_dma {
 };
 
 /**
- * struct shim - a function
- * @dev: its device of class nicforge, which owns this struct
- * @cdev: its character device
- * @pdev: the PCI function; not to be touched when @gone is set
+ * struct shim - a bound PCI function
+ * @dev: device of class nicforge; its release frees this struct
+ * @cdev: character device
+ * @pdev: PCI device; no access to the hardware once @gone is set
  * @open_lock: see the head of this file
- * @mm: address space that has it open
+ * @mm: address space that has the function open; NULL while it is closed
  * @state: see the head of this file
- * @gone: it was unplugged or unbound, or answers no more
- * @dirty: it was used since its last reset
- * @mapping: of the open file
- * @resetter: the task that resets it through shim_reset()
- * @resets: resets so far
- * @heartbeat_bar: BAR of the heartbeat; -1 without one
- * @heartbeat_at: its offset there
- * @heartbeat: its value when it was last looked at
- * @last_look: when somebody last looked whether it is there, in jiffies
- * @last_sign: when it last gave a sign of life, in jiffies
+ * @gone: the function was unplugged, was unbound, or reads as all ones
+ * @dirty: the function may have been used since its last reset
+ * @mapping: address_space of the open file
+ * @resetter: task in shim_try_reset(); NULL if there is none
+ * @resets: number of resets since the function was bound
+ * @heartbeat_bar: BAR of the heartbeat, a counter that advances while the
+ *	device is alive; -1 without a heartbeat
+ * @heartbeat_at: offset of the heartbeat in its BAR
+ * @heartbeat: last value read from the heartbeat
+ * @last_look: time of the last shim_look_rarely() that read the heartbeat,
+ *	in jiffies
+ * @last_sign: time of the last heartbeat change or presence check, in jiffies
  * @info_flags: NICFORGE_SHIM_INFO_*
- * @bars: the BARs
- * @irqs: the interrupts
- * @dma: the DMA memory
+ * @bars: BARs
+ * @irqs: interrupts
+ * @dma: DMA memory
  */
 struct shim {
 	struct device dev;
 	struct cdev cdev;
 	struct pci_dev *pdev;
 
-	struct mutex open_lock; /* mm */
+	struct mutex open_lock; /* protects mm */
 	struct mm_struct *mm;
 
 	struct rw_semaphore state;
@@ -200,7 +211,7 @@ struct shim {
 	struct shim_dma dma;
 };
 
-/* Between two looks at a function's heartbeat, in jiffies. */
+/* Shortest time between two checks of a heartbeat, in jiffies. */
 #define SHIM_LOOK	(HZ / 4)
 
 static inline bool shim_is_gone(const struct shim *shim)

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Interrupts: INTx, MSI or MSI-X vectors, each counted in an eventfd or for
- * read() of the file.
+ * Interrupts: INTx, MSI or MSI-X vectors. An eventfd counts the interrupts of
+ * a vector, or read() of the device file returns their number.
  *
- * INTx masks itself when it fires: by the function's interrupt disable bit,
- * or by the line where the function has none that works.
+ * INTx is masked when it fires: by the function's Interrupt Disable bit, or
+ * by disable_irq_nosync() where that bit does not work.
  *
- * A masked MSI or MSI-X vector still comes and is kept here. disable_irq()
- * would keep it in two places, once with Linux, which masks no earlier than
- * when the first one comes, and then with the function. When it is enabled on
- * another processor than the one that takes it, these are two interrupts.
+ * MSI and MSI-X are masked in software: the handler of a masked vector sets
+ * its pending flag. disable_irq() would be wrong here, because it is lazy. The
+ * IRQ core keeps the first interrupt pending and only then masks the vector
+ * in the function, which keeps a second one pending. If enable_irq() runs on
+ * another CPU than the handler, both are delivered, but UNMASK_IRQ promises
+ * to count one.
  */
 #include <linux/eventfd.h>
 #include <linux/interrupt.h>
@@ -28,8 +30,9 @@ void shim_irqs_init(struct shim *shim)
 	init_waitqueue_head(&shim->irqs.wait);
 }
 
-/* ---- Delivery; with irqs.lock held ---- */
+/* ---- Delivery ---- */
 
+/* Counts an interrupt. Called with irqs.lock held. */
 static void shim_deliver(struct shim_vector *vector)
 {
 	struct shim_irqs *irqs = &vector->shim->irqs;
@@ -56,7 +59,7 @@ static irqreturn_t shim_handle_msi(int irq, void *data)
 	return IRQ_HANDLED;
 }
 
-/* Whether the interrupt disable bit works, so that the line can be shared. */
+/* Returns true if Interrupt Disable works. If not, INTx cannot be shared. */
 static bool shim_intx_bit(struct shim *shim)
 {
 	return pci_intx_mask_supported(shim->pdev);
@@ -84,7 +87,7 @@ static irqreturn_t shim_handle_intx(int irq, void *data)
 	return ret;
 }
 
-/* ---- What there is ---- */
+/* ---- Number of vectors ---- */
 
 static unsigned int shim_irq_count(struct shim *shim, u32 kind)
 {
@@ -117,9 +120,9 @@ int shim_get_irq(struct shim *shim, struct nicforge_shim_irq *irq)
 	return 0;
 }
 
-/* ---- Binding; with irqs.mutex held ---- */
+/* ---- Binding; all functions are called with irqs.mutex held ---- */
 
-/* Gets the system's vectors for a kind. */
+/* Allocates the vectors of a kind, which is then in use. */
 static int shim_vectors_alloc(struct shim *shim, u32 kind)
 {
 	struct shim_irqs *irqs = &shim->irqs;
@@ -132,12 +135,14 @@ static int shim_vectors_alloc(struct shim *shim, u32 kind)
 		count = pci_alloc_irq_vectors(shim->pdev, 1, count, types);
 	if (count < 0)
 		return count;
+
 	irqs->vectors = kvcalloc(count, sizeof(*irqs->vectors), GFP_KERNEL);
 	if (!irqs->vectors) {
 		if (kind != NICFORGE_SHIM_IRQ_INTX)
 			pci_free_irq_vectors(shim->pdev);
 		return -ENOMEM;
 	}
+
 	irqs->kind = kind;
 	irqs->vector_count = count;
 	for (i = 0; i < count; i++) {
@@ -159,7 +164,10 @@ static void shim_vectors_free(struct shim *shim)
 	irqs->vector_count = 0;
 }
 
-/* Replaces a bound vector's eventfd, and counts who counts in the file. */
+/*
+ * Replaces the eventfd of a bound vector; NULL stands for the file. Wakes
+ * read(), which fails if no vector is bound to the file any more.
+ */
 static void shim_vector_retarget(struct shim_vector *vector,
 				 struct eventfd_ctx *eventfd)
 {
@@ -189,6 +197,7 @@ static int shim_vector_bind(struct shim_vector *vector,
 		shim_vector_retarget(vector, eventfd);
 		return 0;
 	}
+
 	if (intx && shim_intx_bit(shim))
 		flags = IRQF_SHARED;
 	vector->eventfd = eventfd;
@@ -200,6 +209,7 @@ static int shim_vector_bind(struct shim_vector *vector,
 		vector->eventfd = NULL;
 		return ret;
 	}
+
 	vector->bound = true;
 	irqs->bound++;
 	if (!eventfd) {
@@ -219,6 +229,7 @@ static void shim_vector_unbind(struct shim_vector *vector)
 
 	if (!vector->bound)
 		return;
+
 	if (irqs->kind == NICFORGE_SHIM_IRQ_INTX && !shim_is_gone(shim))
 		pci_intx(shim->pdev, 0);
 	free_irq(vector->irq, vector);
@@ -229,6 +240,7 @@ static void shim_vector_unbind(struct shim_vector *vector)
 		vector->eventfd = NULL;
 		return;
 	}
+
 	spin_lock_irq(&irqs->lock);
 	irqs->file_bound--;
 	if (!irqs->file_bound)
@@ -278,7 +290,7 @@ static int shim_bind_vectors(struct shim *shim,
 	return 0;
 }
 
-/* ---- Calls ---- */
+/* ---- ioctl() requests and read() ---- */
 
 int shim_bind_irq(struct shim *shim, const struct nicforge_shim_irq_bind *bind)
 {
@@ -293,6 +305,7 @@ int shim_bind_irq(struct shim *shim, const struct nicforge_shim_irq_bind *bind)
 	if (!bind->count || bind->start >= there ||
 	    bind->count > there - bind->start)
 		return -EINVAL;
+
 	mutex_lock(&irqs->mutex);
 	if (shim_is_gone(shim))
 		ret = -ENODEV;
@@ -352,7 +365,7 @@ static void shim_mask_intx(struct shim_vector *vector, bool mask)
 	} else if (pci_check_and_unmask_intx(shim->pdev)) {
 		vector->masked = false;
 	} else {
-		/* The function still asks: as if it had fired at once. */
+		/* INTx is still asserted: it fires again and stays masked. */
 		shim_deliver(vector);
 	}
 	spin_unlock_irq(&shim->irqs.lock);
@@ -395,6 +408,7 @@ int shim_mask_irq(struct shim *shim,
 		 range->start >= irqs->vector_count ||
 		 range->count > irqs->vector_count - range->start)
 		ret = -EINVAL;
+
 	for (i = 0; !ret && i < range->count; i++)
 		if (!irqs->vectors[range->start + i].bound)
 			ret = -EINVAL;
@@ -404,7 +418,10 @@ int shim_mask_irq(struct shim *shim,
 	return ret;
 }
 
-/* Takes the count, or says why there is none: 0 means to wait for it. */
+/*
+ * Takes the count and returns its size. Returns 0 if the caller must wait for
+ * an interrupt, and an error if none can arrive.
+ */
 static s64 shim_take_count(struct shim *shim, u64 *count)
 {
 	struct shim_irqs *irqs = &shim->irqs;
@@ -424,7 +441,10 @@ static s64 shim_take_count(struct shim *shim, u64 *count)
 	return ret;
 }
 
-/* The dummy read. Looks now and then whether the function is still there. */
+/*
+ * read() at file position 0, which waits for interrupts. It wakes up every
+ * SHIM_LOOK, because a function that died sends no interrupt.
+ */
 ssize_t shim_irq_read(struct shim *shim, char __user *to, size_t len,
 		      bool nonblock)
 {

@@ -2,8 +2,9 @@
 /*
  * nicforge-shim: PCI functions for programs in user space.
  *
- * The module, its PCI driver, and the device of each function. The interface
- * is described in include/uapi/nicforge_shim.h, the locks in internal.h.
+ * This file has the module, its PCI driver, and the class device of each
+ * function. include/uapi/nicforge_shim.h describes the interface, internal.h
+ * the locks.
  */
 #include <linux/cdev.h>
 #include <linux/dma-mapping.h>
@@ -18,7 +19,7 @@
 #include "nicforge_hwi.h"
 #include "internal.h"
 
-/* The most functions. */
+/* Number of functions that can be bound at a time. */
 #define SHIM_MINORS 256
 
 static dev_t shim_devt;
@@ -81,6 +82,7 @@ static struct shim *shim_create(struct pci_dev *pdev)
 		ida_free(&shim_minors, minor);
 		return ERR_PTR(-ENOMEM);
 	}
+
 	device_initialize(&shim->dev);
 	shim->dev.class = &shim_class;
 	shim->dev.parent = &pdev->dev;
@@ -88,12 +90,13 @@ static struct shim *shim_create(struct pci_dev *pdev)
 	shim->dev.groups = shim_groups;
 	shim->dev.release = shim_device_release;
 	shim->pdev = pci_dev_get(pdev);
+
 	mutex_init(&shim->open_lock);
 	init_rwsem(&shim->state);
 	shim->heartbeat_bar = -1;
 	shim->last_look = jiffies;
 	shim->last_sign = jiffies;
-	/* Nobody knows who had it before. */
+	/* An earlier driver may have used it, so the first open() resets. */
 	shim->dirty = true;
 	shim_irqs_init(shim);
 	shim_dma_init(shim);
@@ -110,10 +113,11 @@ static int shim_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = pci_enable_device(pdev);
 	if (ret)
 		return ret;
-	/* Not for /dev/mem and sysfs, as long as we have them. */
+	/* Exclusive, so that /dev/mem and sysfs cannot map the BARs, too. */
 	ret = pci_request_regions_exclusive(pdev, KBUILD_MODNAME);
 	if (ret)
 		goto disable;
+
 	if (dma_set_mask_and_coherent(dev, DMA_BIT_MASK(64))) {
 		dma_flag = 0;
 		ret = dma_set_mask_and_coherent(dev, DMA_BIT_MASK(32));
@@ -133,6 +137,7 @@ static int shim_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	shim->info_flags = shim_find_info(shim) | dma_flag;
 	shim_regions_init(shim);
 	pci_set_drvdata(pdev, shim);
+
 	cdev_init(&shim->cdev, &shim_operations);
 	shim->cdev.owner = THIS_MODULE;
 	ret = dev_set_name(&shim->dev, "nicforge%d", MINOR(shim->dev.devt));
@@ -158,16 +163,19 @@ static void shim_remove(struct pci_dev *pdev)
 
 	shim_end(shim);
 	cdev_device_del(&shim->cdev, &shim->dev);
-	/* A close that is under way sees that it is gone, and ends soon. */
+
+	/* A concurrent last close finds gone set and drops open_lock soon. */
 	mutex_lock(&shim->open_lock);
 	shim_dma_zap(shim);
 	mutex_unlock(&shim->open_lock);
+
 	shim_irqs_teardown(shim);
 	pci_clear_master(pdev);
 	shim_dma_teardown(shim);
 	down_write(&shim->state);
 	shim_regions_teardown(shim);
 	up_write(&shim->state);
+
 	pci_release_regions(pdev);
 	pci_disable_device(pdev);
 	put_device(&shim->dev);

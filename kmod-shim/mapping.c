@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * BARs mapped into processes.
+ * Mappings of BARs in processes.
  *
- * Caching: an address is uncached or write-combining for everybody at a time,
- * because the processors' behaviour is undefined otherwise, and because
- * vmf_insert_pfn() asks which it is. So a BAR has one kind as long as it is
- * mapped, and the kernel's own mapping follows it. Only memory can be
- * write-combining: a prefetchable BAR, or one that the attachment capability
- * calls memory. The latter may have 32 bits, which PCI Express has no
- * prefetchable BARs of. That bit is for bridges, which merge nothing outside
- * of such BARs; what the processor has combined they forward as it is.
+ * All mappings of a BAR have the same caching mode, uncached or
+ * write-combining. The behaviour of a processor is undefined if an address
+ * has both, and on x86 vmf_insert_pfn() takes the mode from the reserved
+ * memory type of the address. A BAR keeps its mode while a process has it
+ * mapped. The kernel's mapping has the same mode.
+ *
+ * Only memory can be write-combining: a prefetchable BAR, or one that the
+ * attachment capability lists as memory. The latter kind exists because PCI
+ * Express has no prefetchable 32-bit BARs. Write-combining is safe without the
+ * prefetchable bit. The bit concerns bridges, which do not merge writes to
+ * other BARs, and which forward the writes that the processor has combined
+ * unchanged.
  */
 #include <linux/io.h>
 #include <linux/mm.h>
@@ -18,7 +22,7 @@
 #include "compat.h"
 #include "internal.h"
 
-/* Called with state held for writing. */
+/* Adds a mapping of a BAR. Called with state held for writing. */
 static int shim_bar_get(struct shim *shim, struct shim_bar *bar, int index,
 			bool wc)
 {
@@ -27,7 +31,7 @@ static int shim_bar_get(struct shim *shim, struct shim_bar *bar, int index,
 	if (bar->users && bar->wc != wc)
 		return -EBUSY;
 	if (wc && !bar->wc) {
-		/* Ours is uncached; the next access makes another. */
+		/* This mapping is uncached; the next access makes a new one. */
 		shim_bar_unmap(shim, bar);
 		ret = arch_io_reserve_memtype_wc(pci_resource_start(shim->pdev, index),
 						 bar->size);
@@ -110,6 +114,7 @@ int shim_region_mmap(struct shim *shim, struct vm_area_struct *vma)
 
 	if (index >= NICFORGE_SHIM_REGION_BARS)
 		return -EINVAL;
+
 	bar = &shim->bars[index];
 	if (!(bar->flags & (wc ? NICFORGE_SHIM_REGION_WC :
 				 NICFORGE_SHIM_REGION_MMAP)))
@@ -127,6 +132,7 @@ int shim_region_mmap(struct shim *shim, struct vm_area_struct *vma)
 	up_write(&shim->state);
 	if (ret)
 		return ret;
+
 	vm_flags_set(vma, VM_IO | VM_PFNMAP | VM_DONTEXPAND | VM_DONTDUMP |
 			  VM_DONTCOPY);
 	vma->vm_page_prot = wc ? pgprot_writecombine(vma->vm_page_prot) :
@@ -137,8 +143,8 @@ int shim_region_mmap(struct shim *shim, struct vm_area_struct *vma)
 }
 
 /*
- * Takes the pages out of all BAR mappings; the next touch faults. Called with
- * state held for writing.
+ * Removes the pages from all BAR mappings, so that the next access faults.
+ * Called with state held for writing.
  */
 void shim_regions_zap(struct shim *shim)
 {
@@ -146,7 +152,7 @@ void shim_regions_zap(struct shim *shim)
 		unmap_mapping_range(shim->mapping, 0, SHIM_DMA, 1);
 }
 
-/* Called with state held for writing, when the function is gone. */
+/* Called with state held for writing and gone set. */
 void shim_regions_teardown(struct shim *shim)
 {
 	int i;

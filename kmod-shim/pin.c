@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * DMA memory that processes have: pinned, and mapped for the function.
+ * DMA buffers of process memory, which is pinned and mapped for the function.
  */
 #include <linux/dma-mapping.h>
 #include <linux/mm.h>
@@ -11,7 +11,7 @@
 #include "buffer.h"
 #include "compat.h"
 
-/* Pages pinned in one go, between looks for signals. */
+/* Number of pages that are pinned between two checks for signals. */
 #define SHIM_PIN_PAGES 1024
 
 static unsigned long shim_page_count(const struct shim_buffer *buffer)
@@ -20,12 +20,13 @@ static unsigned long shim_page_count(const struct shim_buffer *buffer)
 }
 
 /*
- * Pins pages from @start on, maybe fewer than @count. What the function only
- * reads is pinned for reading, so that memory the process can't write will do.
- * The process may store to the rest later, and the function must see that: of
- * a private mapping, the pages must be the process's own by now. A page that
- * was not touched yet is the shared zero page, or the file's; the first store
- * would put another in its place, and the pin would keep the old one.
+ * Pins up to @count pages from @start on and returns how many.
+ *
+ * Memory that the function only reads is pinned for reading, so that the
+ * process needs no write access to it. The function must still see later
+ * stores of the process, so the pin must break COW in private mappings.
+ * Otherwise a page that was not written yet is the zero page or a page of the
+ * file: the first store replaces it, and the pin keeps the old page.
  */
 static long shim_pin_some(enum dma_data_direction direction,
 			  unsigned long start, unsigned long count,
@@ -37,7 +38,7 @@ static long shim_pin_some(enum dma_data_direction direction,
 				   pages);
 }
 
-/* Pins all pages, or none. */
+/* Pins all pages of a buffer. On an error, none is left pinned. */
 static int shim_pin_pages(struct shim_buffer *buffer, u64 start)
 {
 	unsigned long count = shim_page_count(buffer);
@@ -60,13 +61,16 @@ static int shim_pin_pages(struct shim_buffer *buffer, u64 start)
 	}
 	if (done == count)
 		return 0;
+
 	unpin_user_pages(buffer->pages, done);
 	return ret ?: -EFAULT;
 }
 
 /*
- * Whether the DMA API would copy: then the function sees old bytes. Behind an
- * IOMMU it does so only for less than pages, and dma_need_sync() says nothing.
+ * Returns true if the DMA API needs dma_sync_*() calls, as for a bounce buffer.
+ * A process cannot make them, so the function would read stale data.
+ * Behind an IOMMU the API bounces partial pages only, and dma_need_sync()
+ * returns true for whole pages, too.
  */
 static bool shim_is_bounced(struct shim *shim, struct sg_table *table)
 {
@@ -94,6 +98,7 @@ static int shim_map_pages(struct shim_buffer *buffer)
 						GFP_KERNEL_ACCOUNT);
 	if (ret)
 		return ret;
+
 	ret = dma_map_sgtable(dev, &buffer->table, buffer->direction, 0);
 	if (ret)
 		goto table;
@@ -110,8 +115,8 @@ table:
 }
 
 /*
- * The segments as the function sees them, neighbours merged: fills @list as
- * far as it goes and counts all.
+ * Lists the DMA addresses of a buffer, with adjacent segments merged. Writes
+ * the first @room segments to @list and returns the number of all.
  */
 static u32 shim_segments(struct sg_table *table,
 			 struct nicforge_shim_dma_segment *list, u32 room)
@@ -145,7 +150,7 @@ static void shim_unmap_pages(struct shim_buffer *buffer)
 	sg_free_table(&buffer->table);
 }
 
-/* With dma.mutex held, the pages pinned. */
+/* Maps pinned pages and adds the buffer. Called with dma.mutex held. */
 static int shim_pin_add(struct shim_buffer *buffer,
 			struct nicforge_shim_dma_pin *pin,
 			struct nicforge_shim_dma_segment *list, u32 room)
@@ -157,6 +162,7 @@ static int shim_pin_add(struct shim_buffer *buffer,
 	ret = shim_map_pages(buffer);
 	if (ret)
 		return ret;
+
 	pin->count = shim_segments(&buffer->table, list, room);
 	pin->address = list[0].address;
 	ret = pin->count > room ? -ENOSPC : shim_buffer_add(buffer);
@@ -168,7 +174,7 @@ static int shim_pin_add(struct shim_buffer *buffer,
 	return 0;
 }
 
-/* With dma.mutex held. */
+/* Unmaps and unpins the memory of a buffer. Called with dma.mutex held. */
 void shim_pin_end(struct shim_buffer *buffer)
 {
 	bool written = buffer->direction != DMA_TO_DEVICE;
@@ -224,6 +230,7 @@ int shim_dma_pin(struct shim *shim, struct nicforge_shim_dma_pin *pin)
 	mutex_unlock(&shim->dma.mutex);
 	if (ret)
 		goto buffer;
+
 	ret = -ENOMEM;
 	list = kvmalloc_array(room, sizeof(*list), GFP_KERNEL_ACCOUNT);
 	if (!list)
@@ -235,6 +242,7 @@ int shim_dma_pin(struct shim *shim, struct nicforge_shim_dma_pin *pin)
 	ret = shim_pin_pages(buffer, pin->start);
 	if (ret)
 		goto pages;
+
 	mutex_lock(&shim->dma.mutex);
 	ret = shim_pin_add(buffer, pin, list, room);
 	mutex_unlock(&shim->dma.mutex);
@@ -242,7 +250,8 @@ int shim_dma_pin(struct shim *shim, struct nicforge_shim_dma_pin *pin)
 		unpin_user_pages(buffer->pages, shim_page_count(buffer));
 		goto pages;
 	}
-	/* From here on another thread may free it. */
+
+	/* From here on another thread may free the buffer. */
 	if (pin->capacity &&
 	    copy_to_user(u64_to_user_ptr(pin->segments), list,
 			 pin->count * sizeof(*list))) {

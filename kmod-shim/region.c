@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What regions there are, and what may be done with them.
+ * Regions: sizes, flags, and the areas that may be accessed and mapped.
  *
- * That is known from the BARs' sizes, from where the MSI-X table lies (never
- * mapped, nor accessed: who writes it makes the function write anywhere), and
- * from the attachment capability, which says which BARs are memory, and which
- * ones only the device writes.
+ * They follow from three sources: the BARs' sizes; the place of the MSI-X
+ * table; and the attachment capability, which lists the BARs that are memory
+ * and the BARs that only the device writes. The MSI-X table is excluded from
+ * all areas, because a write to it can direct the function's MSI-X writes to
+ * any address.
  */
 #include <linux/pci.h>
 #include <linux/stddef.h>
@@ -13,7 +14,7 @@
 #include "nicforge_hwi.h"
 #include "internal.h"
 
-/* Whether all of [offset, offset + len) may be accessed or mapped. */
+/* Returns true if [offset, offset + len) lies inside an area of the BAR. */
 bool shim_in_area(const struct shim_bar *bar, u64 offset, u64 len)
 {
 	u32 i;
@@ -28,7 +29,7 @@ bool shim_in_area(const struct shim_bar *bar, u64 offset, u64 len)
 	return false;
 }
 
-/* Takes the pages of [offset, offset + len) out of a BAR's areas. */
+/* Removes the pages of [offset, offset + len) from a BAR's areas. */
 static void shim_areas_cut(struct shim_bar *bar, u64 offset, u64 len)
 {
 	struct nicforge_shim_area old[NICFORGE_SHIM_MAX_AREAS];
@@ -74,14 +75,19 @@ static void shim_bar_init(struct shim *shim, int index)
 		bar->size = 0;
 		return;
 	}
+
 	bar->flags = NICFORGE_SHIM_REGION_READ | NICFORGE_SHIM_REGION_WRITE;
 	if (flags & IORESOURCE_IO) {
 		bar->flags |= NICFORGE_SHIM_REGION_PORTS;
 		return;
 	}
+
 	bar->areas[0].len = bar->size;
 	bar->area_count = 1;
-	/* What may share a page with another function is not mapped. */
+	/*
+	 * A BAR smaller than a page may share its page with other functions.
+	 * The layout of the file has 1 TiB for each region.
+	 */
 	if (bar->size >= PAGE_SIZE && !(bar->size >> SHIM_REGION_SHIFT))
 		bar->flags |= NICFORGE_SHIM_REGION_MMAP;
 	if (flags & IORESOURCE_PREFETCH)
@@ -100,6 +106,7 @@ static void shim_cut_msix(struct shim *shim)
 	if (pci_read_config_dword(pdev, at + PCI_MSIX_TABLE, &table) ||
 	    pci_read_config_dword(pdev, at + PCI_MSIX_PBA, &pending))
 		return;
+
 	if ((table & PCI_MSIX_TABLE_BIR) < NICFORGE_SHIM_REGION_BARS)
 		shim_areas_cut(&shim->bars[table & PCI_MSIX_TABLE_BIR],
 			       table & PCI_MSIX_TABLE_OFFSET,
@@ -113,7 +120,10 @@ static void shim_cut_msix(struct shim *shim)
 #define ATTACHMENT(field) \
 	offsetof(struct nicforge_pci_attachment_capability, field)
 
-/* The BARs that are memory, those that only the device writes, its heartbeat. */
+/*
+ * Reads the attachment capability at @at: the BARs that are memory, the BARs
+ * that only the device writes, and the place of the heartbeat.
+ */
 static void shim_read_attachment(struct shim *shim, u8 at)
 {
 	struct pci_dev *pdev = shim->pdev;
@@ -127,12 +137,14 @@ static void shim_read_attachment(struct shim *shim, u8 at)
 	pci_read_config_byte(pdev, at + ATTACHMENT(memory_bars), &memory);
 	pci_read_config_byte(pdev, at + ATTACHMENT(mirrored_bars), &mirrored);
 	shim->info_flags |= NICFORGE_SHIM_INFO_ATTACHMENT;
+
 	for (i = 0; i < NICFORGE_SHIM_REGION_BARS; i++) {
 		if (memory & BIT(i) && shim->bars[i].area_count)
 			shim_bar_is_memory(&shim->bars[i]);
 		if (mirrored & BIT(i) || i == mirror)
 			shim->bars[i].flags &= ~NICFORGE_SHIM_REGION_WRITE;
 	}
+
 	if (mirror >= NICFORGE_SHIM_REGION_BARS)
 		return;
 	beat = (u64)page + NICFORGE_ATTACHMENT_MIRROR_HEARTBEAT;
@@ -191,6 +203,7 @@ int shim_get_region(struct shim *shim, struct nicforge_shim_region *region)
 	}
 	if (index >= NICFORGE_SHIM_REGION_BARS)
 		return -EINVAL;
+
 	bar = &shim->bars[index];
 	region->flags = bar->flags;
 	region->size = bar->size;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The end of a function, looking whether it has come, and resets.
+ * Presence checks, the transition of a function to gone, and resets.
  */
 #include <linux/delay.h>
 #include <linux/jiffies.h>
@@ -9,17 +9,17 @@
 
 #include "internal.h"
 
-/* Tries to reset a function that somebody else holds, 20 ms apart. */
+/* Attempts to take the device lock for a reset, 20 ms apart. */
 #define SHIM_RESET_TRIES 100
 
-/* After so long without a sign of life a function is asked itself. */
+/* Shortest time from a heartbeat change or a check to the next check. */
 #define SHIM_SILENCE	HZ
 
-/* ---- The end of a function ---- */
+/* ---- Presence ---- */
 
 /*
- * From here on nobody touches the hardware, each call fails, and mapped BARs
- * are no more.
+ * Marks the function as gone. All later file operations fail without an
+ * access to the function, and an access to a mapped BAR raises SIGBUS.
  */
 void shim_end(struct shim *shim)
 {
@@ -31,8 +31,8 @@ void shim_end(struct shim *shim)
 }
 
 /*
- * Whether the function still answers; it ends when it does not. Called
- * without locks that come after open_lock.
+ * Returns true if the function still answers. Marks it as gone if it does not.
+ * Called with no lock held but open_lock.
  */
 bool shim_look(struct shim *shim)
 {
@@ -49,10 +49,11 @@ bool shim_look(struct shim *shim)
 }
 
 /*
- * The same for those who wait, however often they ask. A heartbeat that moves
- * says it without an access that the device would have to answer; only a
- * function that has none, or whose heartbeat rests, is asked itself, once a
- * second.
+ * Checks the function as shim_look() does, but at a limited rate, for read()
+ * and poll(). A change of the heartbeat shows that the device is alive, and
+ * reading it needs no answer from the device. The configuration space is
+ * read only if the heartbeat is absent or did not change for a second, and at
+ * most once a second.
  */
 void shim_look_rarely(struct shim *shim)
 {
@@ -62,12 +63,14 @@ void shim_look_rarely(struct shim *shim)
 	if (time_before(now, READ_ONCE(shim->last_look) + SHIM_LOOK))
 		return;
 	WRITE_ONCE(shim->last_look, now);
+
 	if (shim_read_heartbeat(shim, &beat) &&
 	    beat != READ_ONCE(shim->heartbeat)) {
 		WRITE_ONCE(shim->heartbeat, beat);
 		WRITE_ONCE(shim->last_sign, now);
 		return;
 	}
+
 	if (time_before(now, READ_ONCE(shim->last_sign) + SHIM_SILENCE))
 		return;
 	WRITE_ONCE(shim->last_sign, now);
@@ -93,8 +96,8 @@ static int shim_try_reset(struct shim *shim)
 		shim_regions_zap(shim);
 		WRITE_ONCE(shim->resetter, current);
 		/*
-		 * It only tries to get the device lock: who has it may be
-		 * about to remove the function, and waits for state.
+		 * Only a trylock of the device lock: its holder may be
+		 * shim_remove(), which waits for state.
 		 */
 		ret = pci_try_reset_function(shim->pdev);
 		WRITE_ONCE(shim->resetter, NULL);
@@ -115,12 +118,14 @@ int shim_reset(struct shim *shim)
 
 	if (!shim_can_reset(shim))
 		return -EOPNOTSUPP;
-	/* The PCI core would wait a minute for one that does not answer. */
+	/* The PCI core waits a minute for a function that does not answer. */
 	if (!shim_look(shim))
 		return -ENODEV;
+
 	for (i = 0; i < SHIM_RESET_TRIES && ret == -EAGAIN; i++) {
 		if (i)
 			msleep(20);
+		/* A killed process still resets at its last close. */
 		if (fatal_signal_pending(current) &&
 		    !(current->flags & PF_EXITING))
 			return -EINTR;
@@ -129,7 +134,11 @@ int shim_reset(struct shim *shim)
 	return ret;
 }
 
-/* A reset that somebody else asked for, through sysfs for instance. */
+/*
+ * The PCI core calls this function before each reset, and shim_reset_done()
+ * after it. shim_try_reset() holds the locks already. For any other reset, as
+ * through sysfs, these two take and release them.
+ */
 static void shim_reset_prepare(struct pci_dev *pdev)
 {
 	struct shim *shim = pci_get_drvdata(pdev);
