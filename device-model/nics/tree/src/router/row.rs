@@ -202,8 +202,7 @@ impl Router {
     /// and could do all: it costs 372 instructions for each packet, and a row 114 (rows of 8
     /// packets on a link without delay, counted by callgrind). The test of a stream of many kinds
     /// in `tests/routing.rs` runs both on the same packets.
-    // Not inlined: on its own, the loop keeps all its variables in registers.
-    #[inline(never)]
+    #[inline]
     fn send_row(
         &mut self,
         context: &mut RouterContext<'_, '_>,
