@@ -1,13 +1,23 @@
-//! The generated C headers: the hardware interface for C drivers, and the user libraries' C API.
+//! The generated C headers: the hardware interface for C drivers, and the protocols of the C
+//! library.
 //!
 //! [`hwi`] writes the first, because its constants are in modules, which C does not have. cbindgen
-//! writes the second.
+//! writes the others, one for each table in the library's `headers.toml`.
 
 mod hwi;
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use cbindgen::{Config, DocumentationStyle, FunctionConfig, Language, SortKey};
+use serde::Deserialize;
 
 use crate::steps::Failed;
+
+/// The folder of the C library.
+const LIBRARY: &str = "userlib/c-api";
 
 /// A generated file and its expected content.
 struct Generated {
@@ -40,48 +50,74 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
 }
 
 fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
-    Ok(vec![
-        Generated {
-            path: root.join("kmod-shim/include/nicforge_hwi.h"),
-            text: hwi::generate(&root.join("device-model/hwi/src"))?,
-        },
-        library(root, "userlib/fcnp/c-api", "nicforge_fcnp.h")?,
-        library(root, "userlib/velo/c-api", "nicforge_velo.h")?,
-        library(root, "userlib/rma/c-api", "nicforge_rma.h")?,
-        library(root, "userlib/extoll-transport/c-api", "nicforge_matching.h")?,
-        library(root, "userlib/extoll-c", "nicforge_extoll.h")?,
-    ])
+    let library = root.join(LIBRARY);
+    let mut headers = vec![Generated {
+        path: root.join("kmod-shim/include/nicforge_hwi.h"),
+        text: hwi::generate(&root.join("device-model/hwi/src"))?,
+    }];
+
+    for (module, header) in protocols(&library)? {
+        headers.push(header.generate(&library, &module)?);
+    }
+    Ok(headers)
 }
 
-/// Generates the header of a library's C API.
-fn library(root: &Path, room: &str, header: &str) -> Result<Generated, Failed> {
-    let room = root.join(room);
-    let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).map_err(Failed::new)?;
-    let folder = room.join("src");
+/// The part of a protocol's header that is not in its module.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Protocol {
+    /// The comment at the top.
+    about: String,
+    /// Other headers that it needs.
+    #[serde(default)]
+    includes: Vec<String>,
+}
 
-    // The crate's root comes first, since declarations are in the order of the sources.
-    let mut sources = vec![folder.join("lib.rs")];
-    let entries =
-        std::fs::read_dir(&folder).map_err(|error| Failed::new(format!("{}: {error}", folder.display())))?;
-    let mut modules: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+/// Returns the protocols of the C library by their modules.
+fn protocols(library: &Path) -> Result<BTreeMap<String, Protocol>, Failed> {
+    let path = library.join("headers.toml");
+    let failed = |error: &dyn std::fmt::Display| Failed::new(format!("{}: {error}", path.display()));
+    let text = std::fs::read_to_string(&path).map_err(|error| failed(&error))?;
 
-    modules.sort();
-    let is_module = |path: &PathBuf| {
-        path.extension().is_some_and(|ending| ending == "rs")
-            && !path.file_stem().is_some_and(|stem| stem == "lib" || stem == "tests")
-    };
+    toml::from_str(&text).map_err(|error| failed(&error))
+}
 
-    sources.extend(modules.into_iter().filter(is_module));
-    let builder = cbindgen::Builder::new().with_config(config);
-    let bindings = sources
-        .into_iter()
-        .fold(builder, cbindgen::Builder::with_src)
-        .generate()
-        .map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
+impl Protocol {
+    /// Generates the header of a module.
+    fn generate(self, library: &Path, module: &str) -> Result<Generated, Failed> {
+        let folder = library.join("src").join(module);
+        let source = if folder.is_dir() { folder.join("mod.rs") } else { folder.with_extension("rs") };
 
-    let mut text = Vec::new();
-    bindings.write(&mut text);
-    let text = String::from_utf8(text).map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
+        let builder = cbindgen::Builder::new().with_config(self.config(module)).with_src(source);
+        let bindings = builder.generate().map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
 
-    Ok(Generated { path: room.join("include").join(header), text })
+        let mut text = Vec::new();
+        bindings.write(&mut text);
+        let text = String::from_utf8(text).map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
+
+        Ok(Generated { path: library.join("include/nicforge").join(format!("{module}.h")), text })
+    }
+
+    /// Returns cbindgen's options for the header of a module.
+    fn config(self, module: &str) -> Config {
+        let link = "Compile and link with the flags of `pkg-config --cflags --libs nicforge`.";
+        let comment = format!("{}\n\n{link}", self.about);
+        let lines = comment.lines().map(|line| format!(" * {line}").trim_end().to_owned() + "\n");
+
+        Config {
+            language: Language::C,
+            cpp_compat: true,
+            header: Some(format!("/*\n{} */", lines.collect::<String>())),
+            include_guard: Some(format!("NICFORGE_{}_H", module.to_uppercase())),
+            autogen_warning: Some(format!(
+                "/* Generated from the module `{module}`: change that, then run `cargo xtask headers`. */"
+            )),
+            sys_includes: self.includes,
+            usize_is_size_t: true,
+            documentation_style: DocumentationStyle::C,
+            line_length: 110,
+            function: FunctionConfig { sort_by: Some(SortKey::None), ..FunctionConfig::default() },
+            ..Config::default()
+        }
+    }
 }

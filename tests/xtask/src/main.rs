@@ -5,6 +5,7 @@
 //! - `doc`: the API documentation and the book; it checks the former's links, and the links of all
 //!   Markdown files to files and headings
 //! - `headers`: writes the generated C headers
+//! - `install`: builds and installs the C library
 //! - `pictures`: draws the book's pictures from their text
 //! - `attack`: all attacks on a served machine, with a polite tenant beside them
 //! - `fuzz`: all fuzz bodies for a given time
@@ -14,6 +15,7 @@
 mod attack;
 mod fuzz;
 mod headers;
+mod install;
 mod layout;
 mod pictures;
 mod rooms;
@@ -45,6 +47,8 @@ enum Task {
     Doc,
     /// Write the generated C headers anew.
     Headers,
+    /// Build the C library, and install it with its headers and the file of its flags (pkg-config).
+    Install(install::Install),
     /// Draw the book's pictures anew.
     Pictures,
     /// Attack the release build, and see what others notice of it.
@@ -73,6 +77,7 @@ fn run(task: &Task) -> Result<(), Failed> {
         Task::Lint => lint(&steps),
         Task::Doc => doc(&steps),
         Task::Headers => headers::write(steps.root()),
+        Task::Install(arguments) => install::run(&steps, arguments),
         Task::Pictures => pictures::write(steps.root()),
         Task::Attack(arguments) => attack::run(&steps, arguments),
         Task::Fuzz(arguments) => fuzz::run(&steps, arguments),

@@ -1,67 +1,97 @@
-//! Builds the libraries' C examples with the system's compiler against the generated headers. They
-//! are linked with the libraries in the target folder of the program under test.
+//! Builds the C examples with the system's compiler against the installed C library, with the flags
+//! that its file for pkg-config has. The program pkg-config is not needed.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
+    sync::LazyLock,
 };
 
 use crate::built::{built, workspace};
 
-/// The C API of a library.
-pub(crate) struct CApi {
-    /// Its folder in the workspace.
-    pub(crate) room: &'static str,
-    /// Its package.
-    pub(crate) package: &'static str,
+/// The folder into which this process has installed the C library.
+static INSTALLED: LazyLock<PathBuf> = LazyLock::new(install);
+
+/// Installs the C library that cargo has built for tests.
+fn install() -> PathBuf {
+    let programs = built(&["--package", "nicforge-c", "--package", "xtask"]);
+    let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-library");
+    if prefix.exists() {
+        std::fs::remove_dir_all(&prefix).unwrap();
+    }
+
+    let mut command = Command::new(programs.join("xtask"));
+    command.arg("install").arg("--prefix").arg(&prefix).arg("--libraries").arg(&programs);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    prefix
 }
 
-impl CApi {
-    /// Builds the library, and returns its folder.
-    fn libraries(&self) -> PathBuf {
-        built(&["--package", self.package])
-    }
+/// Returns the folder of the installed headers.
+pub(crate) fn headers() -> PathBuf {
+    PathBuf::from(variable("includedir"))
+}
 
-    fn library(&self) -> String {
-        self.package.replace('-', "_")
-    }
+/// Returns the path of the installed shared library, as the linker finds it.
+pub(crate) fn shared_library() -> PathBuf {
+    Path::new(&variable("libdir")).join("libnicforge.so")
+}
 
-    /// The compiler's options for linking with the archive.
-    pub(crate) fn archive(&self) -> Vec<String> {
-        let archive = self.libraries().join(format!("lib{}.a", self.library()));
-        vec![archive.display().to_string(), "-lpthread".into(), "-ldl".into(), "-lm".into()]
-    }
+/// Returns the text behind the start of a line of nicforge.pc, with the values of variables.
+fn package(start: &str) -> String {
+    let text = std::fs::read_to_string(INSTALLED.join("lib/pkgconfig/nicforge.pc")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(start));
+    let mut value = line.unwrap_or_else(|| panic!("nicforge.pc has no {start}")).trim().to_owned();
 
-    /// The compiler's options for linking with the shared library.
-    pub(crate) fn shared(&self) -> Vec<String> {
-        let folder = self.libraries();
-        vec![
-            format!("-L{}", folder.display()),
-            format!("-l{}", self.library()),
-            format!("-Wl,-rpath,{}", folder.display()),
-        ]
+    while let Some((before, rest)) = value.split_once("${") {
+        let (name, after) = rest.split_once('}').unwrap();
+        value = format!("{before}{}{after}", variable(name));
     }
+    value
+}
 
-    /// Compiles an example into a folder, and returns the program's path.
-    pub(crate) fn compile(&self, example: &str, into: &Path, options: &[String]) -> String {
-        let room = workspace().join(self.room);
-        let program = into.join(example);
-        let output = Command::new("cc")
-            .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"])
-            .arg("-I")
-            .arg(room.join("include"))
-            .arg(room.join("examples").join(format!("{example}.c")))
-            .arg("-o")
-            .arg(&program)
-            .args(options)
-            .output()
-            .unwrap();
+fn variable(name: &str) -> String {
+    package(&format!("{name}="))
+}
 
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        program.display().to_string()
-    }
+/// Returns the flags of some fields, one after another.
+fn flags(fields: &[&str]) -> Vec<String> {
+    let values: Vec<_> = fields.iter().map(|field| package(&format!("{field}:"))).collect();
+    values.iter().flat_map(|value| value.split_whitespace()).map(str::to_owned).collect()
+}
+
+/// The compiler's options for linking with the archive.
+pub(crate) fn archive() -> Vec<String> {
+    let flags = flags(&["Cflags", "Libs", "Libs.private"]);
+    flags
+        .into_iter()
+        .map(|flag| if flag == "-lnicforge" { "-l:libnicforge.a".into() } else { flag })
+        .collect()
+}
+
+/// The compiler's options for linking with the shared library.
+pub(crate) fn shared() -> Vec<String> {
+    [flags(&["Cflags", "Libs"]), vec![format!("-Wl,-rpath,{}", variable("libdir"))]].concat()
+}
+
+/// Compiles an example into a folder, and returns the program's path.
+pub(crate) fn compile(example: &str, into: &Path, options: &[String]) -> String {
+    let examples = workspace().join("userlib/c-api/examples");
+    let program = into.join(example);
+    let output = Command::new("cc")
+        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"])
+        .arg(examples.join(format!("{example}.c")))
+        .arg("-o")
+        .arg(&program)
+        .args(options)
+        .output()
+        .unwrap();
+
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program.display().to_string()
 }
 
 /// Runs programs on one of the project's machines with `nicforge run`, with the sockets below

@@ -3,37 +3,26 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use crate::{
-    built::workspace,
-    c_program::{CApi, run, sanitizers},
-};
-
-const EXTOLL: CApi = CApi { room: "userlib/extoll-c", package: "nicforge-extoll-c" };
-
-/// Returns include options for both libraries, whose headers the example's header includes.
-fn headers() -> Vec<String> {
-    let room = |name| format!("-I{}", workspace().join("userlib").join(name).join("c-api/include").display());
-    ["rma", "velo"].map(room).to_vec()
-}
+use crate::c_program::{archive, compile, run, sanitizers, shared};
 
 fn goes_round(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
-    let program = EXTOLL.compile("extoll_both", folder.path(), &[&headers(), options].concat());
+    let program = compile("extoll_both", folder.path(), options);
     let out = run("extoll.toml", folder.path(), &["--", &program]);
     assert!(out.contains("ex0 | 100 rounds of 65536 bytes over 8 nodes"), "{out}");
 }
 
 #[test]
-fn c_example_linked_with_the_archive_uses_both_libraries() {
-    goes_round(&EXTOLL.archive());
+fn c_example_linked_with_the_archive_uses_both_protocols() {
+    goes_round(&archive());
 }
 
 #[test]
-fn c_example_linked_with_the_shared_library_uses_both_libraries() {
-    goes_round(&EXTOLL.shared());
+fn c_example_linked_with_the_shared_library_uses_both_protocols() {
+    goes_round(&shared());
 }
 
 #[test]
-fn c_example_under_address_sanitizer_uses_both_libraries() {
-    goes_round(&[sanitizers(), EXTOLL.shared()].concat());
+fn c_example_under_address_sanitizer_uses_both_protocols() {
+    goes_round(&[sanitizers(), shared()].concat());
 }

@@ -7,32 +7,30 @@ use std::process::Command;
 
 use crate::{
     built::workspace,
-    c_program::{CApi, run, sanitizers},
+    c_program::{archive, compile, run, sanitizers, shared},
 };
-
-const FCNP: CApi = CApi { room: "userlib/fcnp/c-api", package: "nicforge-fcnp-c" };
 
 fn echo_comes_back(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
-    let io_node = FCNP.compile("stream_ion", folder.path(), options);
-    let compute_node = FCNP.compile("stream_cn", folder.path(), options);
+    let io_node = compile("stream_ion", folder.path(), options);
+    let compute_node = compile("stream_cn", folder.path(), options);
     let out = run("pset.toml", folder.path(), &["--io", &io_node, ":", "--cn0", &compute_node]);
     assert!(out.contains("cn0 | 1000 messages of 65536 bytes came back"), "{out}");
 }
 
 #[test]
 fn c_examples_linked_with_the_archive_echo_a_stream() {
-    echo_comes_back(&FCNP.archive());
+    echo_comes_back(&archive());
 }
 
 #[test]
 fn c_examples_linked_with_the_shared_library_echo_a_stream() {
-    echo_comes_back(&FCNP.shared());
+    echo_comes_back(&shared());
 }
 
 #[test]
 fn c_examples_under_address_sanitizer_echo_a_stream() {
-    echo_comes_back(&[sanitizers(), FCNP.shared()].concat());
+    echo_comes_back(&[sanitizers(), shared()].concat());
 }
 
 #[test]

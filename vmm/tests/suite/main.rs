@@ -20,6 +20,7 @@ mod server;
 
 mod at_rest;
 mod bench;
+mod c_library;
 mod extoll_c_example;
 mod fcnp_c_example;
 mod fcnp_processes;

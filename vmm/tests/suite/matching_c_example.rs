@@ -3,13 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use crate::c_program::{CApi, run, sanitizers};
-
-const MATCHING: CApi = CApi { room: "userlib/extoll-transport/c-api", package: "nicforge-matching-c" };
+use crate::c_program::{archive, compile, run, sanitizers, shared};
 
 fn goes_round(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
-    let program = MATCHING.compile("matching_ring", folder.path(), options);
+    let program = compile("matching_ring", folder.path(), options);
     let out = run("extoll.toml", folder.path(), &["--", &program]);
     for bytes in [100, 1_000_000] {
         assert!(out.contains(&format!("ex0 | {bytes} bytes went over 8 ranks")), "{out}");
@@ -18,15 +16,15 @@ fn goes_round(options: &[String]) {
 
 #[test]
 fn c_example_linked_with_the_archive_sends_messages_round() {
-    goes_round(&MATCHING.archive());
+    goes_round(&archive());
 }
 
 #[test]
 fn c_example_linked_with_the_shared_library_sends_messages_round() {
-    goes_round(&MATCHING.shared());
+    goes_round(&shared());
 }
 
 #[test]
 fn c_example_under_address_sanitizer_sends_messages_round() {
-    goes_round(&[sanitizers(), MATCHING.shared()].concat());
+    goes_round(&[sanitizers(), shared()].concat());
 }

@@ -3,13 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use crate::c_program::{CApi, run, sanitizers};
-
-const RMA: CApi = CApi { room: "userlib/rma/c-api", package: "nicforge-rma-c" };
+use crate::c_program::{archive, compile, run, sanitizers, shared};
 
 fn goes_round(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
-    let program = RMA.compile("rma_ring", folder.path(), options);
+    let program = compile("rma_ring", folder.path(), options);
     let addresses = tempfile::tempdir().unwrap();
     let out = run("extoll.toml", folder.path(), &["--", &program, addresses.path().to_str().unwrap()]);
     assert!(out.contains("ex0 | 100 rounds of 65536 bytes over 8 nodes"), "{out}");
@@ -17,15 +15,15 @@ fn goes_round(options: &[String]) {
 
 #[test]
 fn c_example_linked_with_the_archive_puts_memory_round() {
-    goes_round(&RMA.archive());
+    goes_round(&archive());
 }
 
 #[test]
 fn c_example_linked_with_the_shared_library_puts_memory_round() {
-    goes_round(&RMA.shared());
+    goes_round(&shared());
 }
 
 #[test]
 fn c_example_under_address_sanitizer_puts_memory_round() {
-    goes_round(&[sanitizers(), RMA.shared()].concat());
+    goes_round(&[sanitizers(), shared()].concat());
 }

@@ -3,28 +3,26 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use crate::c_program::{CApi, run, sanitizers};
-
-const VELO: CApi = CApi { room: "userlib/velo/c-api", package: "nicforge-velo-c" };
+use crate::c_program::{archive, compile, run, sanitizers, shared};
 
 fn goes_round(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
-    let program = VELO.compile("velo_ring", folder.path(), options);
+    let program = compile("velo_ring", folder.path(), options);
     let out = run("extoll.toml", folder.path(), &["--", &program]);
     assert!(out.contains("ex0 | 1000 rounds over 8 nodes"), "{out}");
 }
 
 #[test]
 fn c_example_linked_with_the_archive_sends_a_message_round() {
-    goes_round(&VELO.archive());
+    goes_round(&archive());
 }
 
 #[test]
 fn c_example_linked_with_the_shared_library_sends_a_message_round() {
-    goes_round(&VELO.shared());
+    goes_round(&shared());
 }
 
 #[test]
 fn c_example_under_address_sanitizer_sends_a_message_round() {
-    goes_round(&[sanitizers(), VELO.shared()].concat());
+    goes_round(&[sanitizers(), shared()].concat());
 }

@@ -1,0 +1,183 @@
+//! VELO and RMA over one VPID of an EXTOLL card.
+//!
+//! Input: C strings and pointers. Output: ports of [`velo`] and [`rma`] that share a device and its
+//! posted-write ring. A device has one owner, so a process can't open it once for each. The card
+//! carries out everything that both ports post in the order of posting. The header is
+//! `nicforge/extoll.h`; the calls on ports are in the protocols' own headers.
+//!
+//! UNSAFETY: a C API takes raw pointers. Each function documents its requirements on them. A handle
+//! is a box that C releases once.
+#![allow(unsafe_code, non_camel_case_types)]
+
+use std::{
+    ffi::{OsString, c_char},
+    sync::{Arc, Mutex, Weak},
+};
+
+use nicforge_driver::{Device, SharedPoster};
+
+use crate::{
+    rma::{self, rma_options, rma_port},
+    support::{
+        Failure, guarded_status, last_error, non_null, open_device, options as given, path, reference,
+        release,
+    },
+    velo::{self, velo_options, velo_port},
+};
+
+/// A VPID of a card, for VELO and RMA together.
+pub struct nicforge_extoll {
+    device: Device,
+    poster: SharedPoster,
+    /// Refers to the open VELO port, if there is one. A second port would take over the receive
+    /// ring of the first.
+    velo: Mutex<Weak<()>>,
+}
+
+/// Returns the text of the calling thread's last error in any call of libnicforge; an empty text
+/// without one. It is valid until the thread's next error.
+#[unsafe(no_mangle)]
+pub extern "C" fn nicforge_extoll_last_error() -> *const c_char {
+    last_error()
+}
+
+/// Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or, when that is NULL, the
+/// first one in the environment variable NICFORGE_SOCKET. Returns 0 and stores the handle in
+/// `*extoll`, or returns a negative error number.
+///
+/// # Safety
+/// `socket` is NULL or valid; `extoll` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nicforge_extoll_open(
+    socket: *const c_char,
+    extoll: *mut *mut nicforge_extoll,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(extoll, "extoll")?;
+        // SAFETY: NULL or a C string by this function's contract.
+        let socket = unsafe { path(socket) };
+
+        let opened = Box::into_raw(Box::new(open(socket)?));
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(opened) };
+        Ok(())
+    })
+}
+
+fn open(socket: Option<OsString>) -> Result<nicforge_extoll, Failure> {
+    let device = open_device(socket)?;
+    let poster = SharedPoster::new(device.poster(0)?);
+    Ok(nicforge_extoll { device, poster, velo: Mutex::default() })
+}
+
+/// Closes the VPID. Ports opened on it keep the device until they are closed. NULL is allowed.
+///
+/// # Safety
+/// `extoll` is NULL or a handle that is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nicforge_extoll_close(extoll: *mut nicforge_extoll) {
+    guarded_status(|| {
+        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        unsafe { release(extoll) };
+        Ok(())
+    });
+}
+
+/// As velo_open, on an opened VPID. A VPID has at most one VELO port: a second call returns -EBUSY.
+/// Another thread may use the VPID's RMA.
+///
+/// # Safety
+/// `extoll` is a handle; `options` is NULL or valid; `port` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_open_on(
+    extoll: *const nicforge_extoll,
+    options: *const velo_options,
+    port: *mut *mut velo_port,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(port, "port")?;
+
+        // SAFETY: by this function's contract.
+        let extoll = unsafe { reference(extoll) }?;
+        // SAFETY: NULL or valid by this function's contract.
+        let options = unsafe { given(options) };
+
+        let busy = || Failure::new(libc::EBUSY, "VELO is open on this VPID, or being opened");
+        let mut open = extoll.velo.try_lock().map_err(|_| busy())?;
+        if open.upgrade().is_some() {
+            return Err(busy());
+        }
+
+        let token = Arc::new(());
+        *open = Arc::downgrade(&token);
+
+        let shared = Some(extoll.poster.clone());
+        let opened = velo::open_device_as(extoll.device.clone(), shared, token, &options)?;
+
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(Box::into_raw(Box::new(opened))) };
+        Ok(())
+    })
+}
+
+/// As rma_open, on an opened VPID. A VPID has at most one RMA port: a second call returns an error.
+/// Another thread may use the VPID's VELO.
+///
+/// # Safety
+/// `extoll` is a handle; `options` is NULL or valid; `port` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_open_on(
+    extoll: *const nicforge_extoll,
+    options: *const rma_options,
+    port: *mut *mut rma_port,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(port, "port")?;
+
+        // SAFETY: by this function's contract.
+        let extoll = unsafe { reference(extoll) }?;
+        // SAFETY: NULL or valid by this function's contract.
+        let options = unsafe { given(options) };
+
+        let opened = rma::open_device_as(&extoll.device, Some(extoll.poster.clone()), options)?;
+
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(Box::into_raw(Box::new(opened))) };
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::CStr, ptr};
+
+    use super::*;
+
+    #[test]
+    fn null_gives_efault() {
+        let calls = [
+            // SAFETY: NULL is refused before it is used.
+            unsafe { nicforge_extoll_open(ptr::null(), ptr::null_mut()) },
+            // SAFETY: as above.
+            unsafe { velo_open_on(ptr::null(), ptr::null(), ptr::null_mut()) },
+            // SAFETY: as above.
+            unsafe { rma_open_on(ptr::null(), ptr::null(), ptr::null_mut()) },
+        ];
+        assert_eq!(calls, [-libc::EFAULT; 3]);
+
+        // SAFETY: NULL is allowed.
+        unsafe { nicforge_extoll_close(ptr::null_mut()) };
+    }
+
+    #[test]
+    fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
+        let mut extoll = ptr::null_mut();
+        // SAFETY: a C string, a valid place.
+        let result = unsafe { nicforge_extoll_open(c"/nonexistent/socket".as_ptr(), &mut extoll) };
+
+        // SAFETY: valid until this thread's next error.
+        let text = unsafe { CStr::from_ptr(nicforge_extoll_last_error()) };
+
+        assert!(result < 0 && extoll.is_null() && !text.is_empty());
+    }
+}

@@ -1,0 +1,127 @@
+//! The endpoints behind the handles of the C API.
+
+use std::{
+    ffi::OsString,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use nicforge_driver::{Cancel, Deadline, Device};
+use nicforge_fcnp::{ComputeCore, Config, IoNode, Mode};
+
+use super::{failure::failure, nicforge_fcnp_options};
+use crate::support::{Failure, open_device, timeout};
+
+/// An endpoint, with the token that ends its calls.
+pub(crate) struct Endpoint<T> {
+    side: T,
+    cancel: Cancel,
+    timeout: Option<Duration>,
+}
+
+impl<T> Endpoint<T> {
+    /// Opens the device behind `socket`, or the one that `NICFORGE_SOCKET` names, and calls `open`
+    /// on it.
+    pub(crate) fn open(
+        socket: Option<OsString>,
+        options: &nicforge_fcnp_options,
+        open: impl FnOnce(Device, Config) -> Result<T, nicforge_fcnp::Error>,
+    ) -> Result<Arc<Self>, Failure> {
+        let device = open_device(socket)?;
+        let config = config(options);
+
+        let side = open(device, config).map_err(failure)?;
+        Ok(Arc::new(Self { side, cancel: Cancel::new()?, timeout: config.timeout }))
+    }
+
+    fn deadline(&self) -> Deadline {
+        self.timeout.map_or(Deadline::never(), Deadline::after)
+    }
+
+    pub(crate) fn cancel(&self, on: bool) {
+        if on { self.cancel.cancel() } else { self.cancel.rearm() }
+    }
+}
+
+impl Endpoint<ComputeCore> {
+    pub(crate) fn read(&self, buffer: &mut [u8]) -> Result<usize, Failure> {
+        self.side.read_until(buffer, self.deadline(), Some(&self.cancel)).map_err(failure)
+    }
+
+    pub(crate) fn write(&self, data: &[u8]) -> Result<usize, Failure> {
+        self.side.write_until(data, self.deadline(), Some(&self.cancel)).map_err(failure)
+    }
+
+    pub(crate) fn rank(&self) -> u32 {
+        self.side.rank()
+    }
+}
+
+impl Endpoint<IoNode> {
+    pub(crate) fn read(&self, core: u32, buffer: &mut [u8]) -> Result<usize, Failure> {
+        self.side.read_until(core, buffer, self.deadline(), Some(&self.cancel)).map_err(failure)
+    }
+
+    pub(crate) fn write(&self, core: u32, data: &[u8]) -> Result<usize, Failure> {
+        self.side.write_until(core, data, self.deadline(), Some(&self.cancel)).map_err(failure)
+    }
+
+    pub(crate) fn cores(&self) -> u32 {
+        self.side.cores()
+    }
+}
+
+/// Converts the options. A value of 0 means the default.
+fn config(options: &nicforge_fcnp_options) -> Config {
+    let or = |value: u64, default| if value == 0 { default } else { value };
+    let default = Config::default();
+
+    Config {
+        mode: if options.use_interrupts { Mode::Interrupt } else { Mode::Polling },
+        poll_phase: Duration::from_micros(or(options.poll_us, default.poll_phase.as_micros() as u64)),
+        timeout: timeout(options.timeout_ms),
+        open_timeout: Duration::from_millis(or(
+            options.open_timeout_ms,
+            default.open_timeout.as_millis() as u64,
+        )),
+        ..default
+    }
+}
+
+/// The process's only endpoint for the paper's calls, which have no handle.
+pub(crate) struct Singleton<T>(RwLock<Option<Arc<Endpoint<T>>>>);
+
+impl<T> Singleton<T> {
+    pub(crate) const fn new() -> Self {
+        Self(RwLock::new(None))
+    }
+
+    pub(crate) fn get(&self) -> Result<Arc<Endpoint<T>>, Failure> {
+        let only = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        only.clone().ok_or_else(|| Failure::new(libc::ENOTCONN, "fcnp_init has not been called"))
+    }
+
+    pub(crate) fn init(
+        &self,
+        open: impl FnOnce() -> Result<Arc<Endpoint<T>>, Failure>,
+    ) -> Result<(), Failure> {
+        let mut only = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if only.is_some() {
+            return Err(Failure::new(
+                libc::EALREADY,
+                "fcnp_init has been called already; call fcnp_exit first",
+            ));
+        }
+
+        *only = Some(open()?);
+        Ok(())
+    }
+
+    /// Closes the endpoint, and ends the running calls.
+    pub(crate) fn exit(&self) -> Result<(), Failure> {
+        let taken = self.0.write().unwrap_or_else(PoisonError::into_inner).take();
+        let endpoint = taken.ok_or_else(|| Failure::new(libc::ENOTCONN, "fcnp_init has not been called"))?;
+        endpoint.cancel(true);
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! Errors of the libraries as numbers of errno.h.
+
+use nicforge_extoll_transport::Error as TransportError;
+use nicforge_matching::Error;
+use nicforge_mpi_programs::Error as ProgramError;
+use nicforge_velo::Error as VeloError;
+
+use crate::support::{Failure, driver_errno};
+
+/// Translates an error of matching into a failure with a number of errno.h.
+pub(crate) fn failure(error: Error) -> Failure {
+    let errno = match &error {
+        Error::Truncated { .. } => libc::EMSGSIZE,
+        Error::Cancelled => libc::ECANCELED,
+        Error::Interrupted { .. } => libc::EINTR,
+        Error::PeerGone { .. } => libc::ECONNRESET,
+        Error::BadPeer { .. } => libc::EPROTO,
+        Error::NotFetched { .. } => libc::EREMOTEIO,
+        Error::NoSuchPeer { .. } => libc::EADDRNOTAVAIL,
+        Error::NoSuchRequest { .. } | Error::NoSuchMessage { .. } => libc::EBADF,
+        Error::TooManyRequests { .. } => libc::ENOBUFS,
+        Error::BadConfig { .. } => libc::EINVAL,
+        Error::Timeout { .. } => libc::ETIMEDOUT,
+        _ => libc::EIO,
+    };
+    Failure::new(errno, error.to_string())
+}
+
+/// Translates the error of a request that is over. EIO means that the endpoint as a whole has
+/// failed, so a failed transfer has another number.
+pub(crate) fn of_request(error: Error) -> Failure {
+    match error {
+        Error::Transport(_) => Failure::new(libc::EREMOTEIO, error.to_string()),
+        other => failure(other),
+    }
+}
+
+/// Translates an error of the transport.
+pub(crate) fn of_transport(error: TransportError) -> Failure {
+    let errno = match &error {
+        TransportError::BadConfig { .. } | TransportError::SameAddress { .. } => libc::EINVAL,
+        TransportError::NoSuchAddress { .. } | TransportError::NotOfJob { .. } => libc::EADDRNOTAVAIL,
+        TransportError::Velo(VeloError::Timeout { .. }) => libc::ETIMEDOUT,
+        TransportError::Velo(VeloError::WrongDevice { .. }) => libc::ENXIO,
+        TransportError::Driver(error) => driver_errno(error),
+        _ => libc::EIO,
+    };
+    Failure::new(errno, error.to_string())
+}
+
+/// Translates an error of a collective operation.
+pub(crate) fn of_program(error: ProgramError) -> Failure {
+    match error {
+        ProgramError::Matching(error) => failure(error),
+        other => Failure::new(libc::EIO, other.to_string()),
+    }
+}

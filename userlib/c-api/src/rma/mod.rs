@@ -1,0 +1,519 @@
+//! The C API of RMA.
+//!
+//! Input: C strings and pointers. Output: numbers; negative ones are from errno.h, and
+//! [`rma_last_error`] returns their text. No panic crosses the boundary. Buffers and regions are in
+//! `memory.rs`. The header is `nicforge/rma.h`.
+//!
+//! UNSAFETY: a C API takes raw pointers. Each function documents its requirements on them. A handle
+//! is a box that C releases once. A port is behind a lock that is only ever tried, so that a second
+//! thread receives an error. Buffers and regions hold references to what they belong to, so C may
+//! release handles in any order.
+#![allow(unsafe_code, non_camel_case_types)]
+
+mod failure;
+mod memory;
+
+use std::{
+    ffi::{OsString, c_char, c_void},
+    time::Duration,
+};
+
+use nicforge_driver::{Cancel, Deadline, Device, SharedPoster};
+use nicforge_rma::{
+    Kind, MAX_IMMEDIATE, MAX_LENGTH, Notification, Notify, Options, Port, Role, Status, Target,
+};
+
+use self::failure::failure;
+use crate::support::{
+    Failure, Handle, guarded_count, guarded_number, guarded_status, input, last_error, non_null, open_device,
+    options as given, path, reference, release, timeout,
+};
+
+pub use self::memory::{
+    RMA_READ, RMA_WRITE, rma_address, rma_allocate, rma_buffer, rma_buffer_memory, rma_buffer_size,
+    rma_deregister, rma_region, rma_register, rma_release,
+};
+
+/// Longest immediate put in bytes.
+pub const RMA_MAX_IMMEDIATE: usize = 8;
+/// Bytes that one command moves at most. Longer transfers take several commands.
+pub const RMA_MAX_LENGTH: u64 = 8_388_608;
+
+/// Notifies no process, unless the command fails.
+pub const RMA_NOTIFY_NONE: u32 = 0;
+/// Notifies the process that posts the command, when the command has ended.
+pub const RMA_NOTIFY_REQUESTER: u32 = 1;
+/// Notifies the target of a get, when its memory has been read.
+pub const RMA_NOTIFY_RESPONDER: u32 = 2;
+/// Notifies the process that receives the data: the target of a put, the requester of a get.
+pub const RMA_NOTIFY_COMPLETER: u32 = 4;
+
+/// Kind of a command: put.
+pub const RMA_PUT: u8 = 1;
+/// Kind of a command: get.
+pub const RMA_GET: u8 = 2;
+/// Kind of a command: immediate put.
+pub const RMA_IMMEDIATE_PUT: u8 = 3;
+
+/// Status of a command: carried out.
+pub const RMA_DONE: u8 = 0;
+/// Status of a command: the requester's own address is not registered, or the region ends before
+/// the end of the command.
+pub const RMA_LOCAL_ADDRESS: u8 = 1;
+/// Status of a command: the target's address is not registered, belongs to another VPID, or is not
+/// registered for this access. Nothing was moved.
+pub const RMA_REMOTE_ADDRESS: u8 = 2;
+/// Status of a command: the target VPID has no tenant.
+pub const RMA_NO_RECEIVER: u8 = 3;
+/// Status of a command: memory of one side was withdrawn meanwhile. Some of the data may have been
+/// moved.
+pub const RMA_WITHDRAWN: u8 = 4;
+/// Status of a command: the card rejected it as invalid.
+pub const RMA_COMMAND: u8 = 5;
+/// Status of a command: its target sent nothing for longer than the card's watchdog allows. The
+/// command may still be carried out, or not.
+pub const RMA_TIMED_OUT: u8 = 6;
+
+const _: () = assert!(RMA_MAX_IMMEDIATE == MAX_IMMEDIATE as usize && RMA_MAX_LENGTH == MAX_LENGTH as u64);
+
+/// Options of a port. All zero is the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct rma_options {
+    /// Entries of the notification queue, a power of two, 64 to 65536; 0 for 4096.
+    pub entries: u32,
+    /// Time that a call polls before it sleeps, in microseconds; 0 for 50.
+    pub poll_us: u32,
+}
+
+/// The other side of commands, from rma_connect.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct rma_target {
+    /// The node.
+    pub node: u32,
+    /// The VPID on that node.
+    pub vpid: u16,
+}
+
+/// An entry of the notification queue.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct rma_notification {
+    /// This port's address in the command. For the requester of an immediate put, the data instead.
+    pub address: u64,
+    /// Length of the command in bytes.
+    pub length: u32,
+    /// The other side's node: the target's for the requester, the requester's for the other roles.
+    pub node: u32,
+    /// The other side's VPID.
+    pub vpid: u16,
+    /// This port's part in the command: RMA_NOTIFY_REQUESTER, RMA_NOTIFY_RESPONDER or
+    /// RMA_NOTIFY_COMPLETER.
+    pub role: u8,
+    /// Kind of the command: RMA_PUT, RMA_GET or RMA_IMMEDIATE_PUT.
+    pub kind: u8,
+    /// Result of the command: RMA_DONE, or one of the other statuses.
+    pub status: u8,
+}
+
+/// RMA of a VPID of a card.
+pub struct rma_port(Handle<Port>);
+
+/// Returns the text of the calling thread's last error in any call of libnicforge; an empty text
+/// without one. It is valid until the thread's next error.
+#[unsafe(no_mangle)]
+pub extern "C" fn rma_last_error() -> *const c_char {
+    last_error()
+}
+
+/// Opens the VPID whose socket is `socket`, or, when that is NULL, the first one in the environment
+/// variable NICFORGE_SOCKET. `options` may be NULL. Returns 0 and stores the handle in `*port`, or
+/// returns a negative error number.
+///
+/// # Safety
+/// `socket` and `options` are NULL or valid; `port` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_open(
+    socket: *const c_char,
+    options: *const rma_options,
+    port: *mut *mut rma_port,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(port, "port")?;
+        // SAFETY: NULL or valid by this function's contract.
+        let options = unsafe { given(options) };
+        // SAFETY: NULL or a C string by this function's contract.
+        let socket = unsafe { path(socket) };
+
+        let opened = Box::into_raw(Box::new(open(socket, options)?));
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(opened) };
+        Ok(())
+    })
+}
+
+fn open(socket: Option<OsString>, given: rma_options) -> Result<rma_port, Failure> {
+    open_device_as(&open_device(socket)?, None, given)
+}
+
+/// Opens a device that other libraries may use too; they then share its posted-write ring.
+pub(crate) fn open_device_as(
+    device: &Device,
+    shared: Option<SharedPoster>,
+    given: rma_options,
+) -> Result<rma_port, Failure> {
+    let mut options = Options::default();
+    if given.entries != 0 {
+        options.entries = given.entries;
+    }
+    if given.poll_us != 0 {
+        options.spin = Duration::from_micros(given.poll_us.into());
+    }
+
+    let port = match shared {
+        None => Port::open(device, options),
+        Some(poster) => Port::with_poster(device, poster, options),
+    };
+
+    let port = port.map_err(failure)?;
+    Ok(rma_port(Handle::new(port)?))
+}
+
+/// Closes a port. Calls of other threads must have ended; rma_cancel ends those that wait. Buffers
+/// and regions stay until they are released. NULL is allowed.
+///
+/// # Safety
+/// `port` is NULL or a handle that is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_close(port: *mut rma_port) {
+    guarded_status(|| {
+        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        unsafe { release(port) };
+        Ok(())
+    });
+}
+
+/// Returns the card's node id, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_node(port: *const rma_port) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded_number(|| unsafe { with(port, |port, _| Ok(port.node() as i32)) })
+}
+
+/// Returns the VPID, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_vpid(port: *const rma_port) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded_number(|| unsafe { with(port, |port, _| Ok(port.vpid().into())) })
+}
+
+/// Determines the target for a VPID. Nothing is exchanged with it; only a command shows whether the
+/// VPID has a tenant. Returns 0 and stores the target in `*target`, or returns a negative error
+/// number.
+///
+/// # Safety
+/// `port` is a handle; `target` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_connect(
+    port: *const rma_port,
+    node: u32,
+    vpid: u16,
+    target: *mut rma_target,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(target, "target")?;
+
+        // SAFETY: by this function's contract.
+        unsafe { with(port, |port, _| connect(port, rma_target { node, vpid })) }?;
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(rma_target { node, vpid }) };
+        Ok(())
+    })
+}
+
+/// Returns the target of the library for one of C.
+fn connect(port: &Port, target: rma_target) -> Result<Target, Failure> {
+    port.connect(target.node, target.vpid).map_err(failure)
+}
+
+/// Returns the selection of notifications for the bits of C.
+fn notify(who: u32) -> Result<Notify, Failure> {
+    if who & !(RMA_NOTIFY_REQUESTER | RMA_NOTIFY_RESPONDER | RMA_NOTIFY_COMPLETER) != 0 {
+        return Err(Failure::new(libc::EINVAL, format!("{who:#x} names nobody who can be notified")));
+    }
+
+    let known = [
+        (RMA_NOTIFY_REQUESTER, Notify::REQUESTER),
+        (RMA_NOTIFY_RESPONDER, Notify::RESPONDER),
+        (RMA_NOTIFY_COMPLETER, Notify::COMPLETER),
+    ];
+
+    Ok(known.into_iter().filter(|(bit, _)| who & bit != 0).fold(Notify::NONE, |all, (_, one)| all | one))
+}
+
+/// Posts a put: `length` bytes from this port's address `source` to the target's address
+/// `destination`. `who` selects the notifications. Returns the number of commands, one for each
+/// RMA_MAX_LENGTH, or a negative error number. Each command has its own notifications.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_put(
+    port: *const rma_port,
+    target: rma_target,
+    source: u64,
+    destination: u64,
+    length: u64,
+    who: u32,
+) -> i64 {
+    guarded_count(|| {
+        let who = notify(who)?;
+        let put = |port: &mut Port, _: &Cancel| {
+            let target = connect(port, target)?;
+            port.put(target, source, destination, length, who).map_err(failure)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, put) }
+    })
+}
+
+/// Posts a get: `length` bytes from the target's address `source` to this port's address
+/// `destination`. As rma_put otherwise.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_get(
+    port: *const rma_port,
+    target: rma_target,
+    source: u64,
+    destination: u64,
+    length: u64,
+    who: u32,
+) -> i64 {
+    guarded_count(|| {
+        let who = notify(who)?;
+        let get = |port: &mut Port, _: &Cancel| {
+            let target = connect(port, target)?;
+            port.get(target, source, destination, length, who).map_err(failure)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, get) }
+    })
+}
+
+/// Posts an immediate put: 1 to RMA_MAX_IMMEDIATE bytes, which the command itself carries, to the
+/// target's address `destination`. Returns 0, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle; `data` has `size` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_put_immediate(
+    port: *const rma_port,
+    target: rma_target,
+    data: *const c_void,
+    size: usize,
+    destination: u64,
+    who: u32,
+) -> i32 {
+    guarded_status(|| {
+        let who = notify(who)?;
+        // SAFETY: by this function's contract.
+        let data = unsafe { input(data, size) }?;
+        let put = |port: &mut Port, _: &Cancel| {
+            let target = connect(port, target)?;
+            port.put_immediate(target, data, destination, who).map_err(failure)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, put) }
+    })
+}
+
+/// Returns the number of commands in flight (posted, and not ended), or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_under_way(port: *const rma_port) -> i64 {
+    // SAFETY: by this function's contract.
+    guarded_count(|| unsafe { with(port, |port, _| Ok(port.under_way())) })
+}
+
+/// Waits until every posted command has ended, successfully or not. Waits for at most `timeout_ms`
+/// milliseconds; 0 means no limit. Returns 0, or a negative error number: -ETIMEDOUT, -ECANCELED.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_drain(port: *const rma_port, timeout_ms: u64) -> i32 {
+    guarded_status(|| {
+        let drain = |port: &mut Port, cancel: &Cancel| {
+            port.drain(deadline(timeout_ms), Some(cancel)).map_err(failure)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, drain) }
+    })
+}
+
+/// Looks for a notification, and leaves it in the queue. Returns 1 and stores the notification, 0
+/// without one, or a negative error number. -EOVERFLOW reports once that notifications were lost
+/// because the queue was full; those in the queue come first. `notification` may be NULL.
+///
+/// # Safety
+/// `port` is a handle; `notification` is NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_probe(port: *const rma_port, notification: *mut rma_notification) -> i32 {
+    guarded_number(|| {
+        // SAFETY: by this function's contract.
+        let found = unsafe { with(port, |port, _| port.probe().map_err(failure)) }?;
+        if let Some(found) = &found {
+            // SAFETY: by this function's contract.
+            unsafe { store_notification(found, notification) };
+        }
+        Ok(found.is_some().into())
+    })
+}
+
+/// Waits for a notification, and leaves it in the queue. Waits for at most `timeout_ms`
+/// milliseconds; 0 means no limit. Returns 0 and stores the notification, or a negative error
+/// number: -ETIMEDOUT, -ECANCELED, and as rma_probe. `notification` may be NULL.
+///
+/// # Safety
+/// As rma_probe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_wait(
+    port: *const rma_port,
+    timeout_ms: u64,
+    notification: *mut rma_notification,
+) -> i32 {
+    guarded_status(|| {
+        let wait =
+            |port: &mut Port, cancel: &Cancel| port.wait(deadline(timeout_ms), Some(cancel)).map_err(failure);
+        // SAFETY: by this function's contract.
+        let found = unsafe { with(port, wait) }?;
+        // SAFETY: by this function's contract.
+        unsafe { store_notification(&found, notification) };
+        Ok(())
+    })
+}
+
+/// Frees the notification that rma_probe or rma_wait has returned, if there is one. Returns 0, or a
+/// negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_free(port: *const rma_port) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded_status(|| unsafe { with(port, |port, _| port.free().map_err(failure)) })
+}
+
+/// Waits for a notification and takes it: rma_wait, then rma_free.
+///
+/// # Safety
+/// As rma_probe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_next(
+    port: *const rma_port,
+    timeout_ms: u64,
+    notification: *mut rma_notification,
+) -> i32 {
+    guarded_status(|| {
+        let next =
+            |port: &mut Port, cancel: &Cancel| port.next(deadline(timeout_ms), Some(cancel)).map_err(failure);
+        // SAFETY: by this function's contract.
+        let found = unsafe { with(port, next) }?;
+        // SAFETY: by this function's contract.
+        unsafe { store_notification(&found, notification) };
+        Ok(())
+    })
+}
+
+/// Sets or clears cancellation: while `on`, calls that wait end with -ECANCELED. Any thread may
+/// call it. Returns 0, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_cancel(port: *const rma_port, on: bool) -> i32 {
+    guarded_status(|| {
+        // SAFETY: by this function's contract.
+        unsafe { reference(port) }?.0.cancel(on);
+        Ok(())
+    })
+}
+
+/// Returns the deadline for a time limit of C.
+fn deadline(timeout_ms: u64) -> Deadline {
+    timeout(timeout_ms).map_or(Deadline::never(), Deadline::after)
+}
+
+/// Stores a notification for C.
+///
+/// # Safety
+/// `out` is NULL or valid.
+unsafe fn store_notification(notification: &Notification, out: *mut rma_notification) {
+    if let Ok(out) = non_null(out, "notification") {
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(notification.into()) };
+    }
+}
+
+impl From<&Notification> for rma_notification {
+    fn from(notification: &Notification) -> Self {
+        let role = match notification.role {
+            Role::Requester => RMA_NOTIFY_REQUESTER,
+            Role::Responder => RMA_NOTIFY_RESPONDER,
+            Role::Completer => RMA_NOTIFY_COMPLETER,
+        };
+
+        Self {
+            address: notification.address,
+            length: notification.length,
+            node: notification.node,
+            vpid: notification.vpid,
+            // The value is 1, 2 or 4.
+            role: role as u8,
+
+            kind: match notification.kind {
+                Kind::Put => RMA_PUT,
+                Kind::Get => RMA_GET,
+                Kind::ImmediatePut => RMA_IMMEDIATE_PUT,
+                Kind::Unknown(kind) => kind,
+            },
+
+            status: match notification.status {
+                Status::Done => RMA_DONE,
+                Status::LocalAddress => RMA_LOCAL_ADDRESS,
+                Status::RemoteAddress => RMA_REMOTE_ADDRESS,
+                Status::NoReceiver => RMA_NO_RECEIVER,
+                Status::Withdrawn => RMA_WITHDRAWN,
+                Status::Command => RMA_COMMAND,
+                Status::TimedOut => RMA_TIMED_OUT,
+                Status::Unknown(status) => status,
+            },
+        }
+    }
+}
+
+/// Calls `call` with the port of a handle.
+///
+/// # Safety
+/// `port` is NULL or a handle.
+unsafe fn with<T>(
+    port: *const rma_port,
+    call: impl FnOnce(&mut Port, &Cancel) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    // SAFETY: by this function's contract.
+    unsafe { reference(port) }?.0.with(call)
+}
+
+#[cfg(test)]
+mod tests;
