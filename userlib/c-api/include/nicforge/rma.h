@@ -28,6 +28,16 @@
 #define RMA_MAX_LENGTH 8388608
 
 /*
+ Access of other processes to a region: they may get from it. The owner may both read and write.
+ */
+#define RMA_READ 1
+
+/*
+ Access of other processes to a region: they may put to it.
+ */
+#define RMA_WRITE 2
+
+/*
  Notifies no process, unless the command fails.
  */
 #define RMA_NOTIFY_NONE 0
@@ -100,16 +110,6 @@
  command may still be carried out, or not.
  */
 #define RMA_TIMED_OUT 6
-
-/*
- Access of other processes to a region: they may get from it. The owner may both read and write.
- */
-#define RMA_READ 1
-
-/*
- Access of other processes to a region: they may put to it.
- */
-#define RMA_WRITE 2
 
 /*
  Memory that a card can reach.
@@ -246,8 +246,8 @@ int32_t rma_connect(const struct rma_port *port, uint32_t node, uint16_t vpid, s
 
 /*
  Posts a put: `length` bytes from this port's address `source` to the target's address
- `destination`. `who` selects the notifications. Returns the number of commands, one for each
- RMA_MAX_LENGTH, or a negative error number. Each command has its own notifications.
+ `destination`. `notify` is a mask of RMA_NOTIFY_... bits. Returns the number of commands, one
+ for each RMA_MAX_LENGTH, or a negative error number. Each command has its own notifications.
 
  # Safety
  `port` is a handle.
@@ -257,7 +257,7 @@ int64_t rma_put(const struct rma_port *port,
                 uint64_t source,
                 uint64_t destination,
                 uint64_t length,
-                uint32_t who);
+                uint32_t notify);
 
 /*
  Posts a get: `length` bytes from the target's address `source` to this port's address
@@ -271,7 +271,7 @@ int64_t rma_get(const struct rma_port *port,
                 uint64_t source,
                 uint64_t destination,
                 uint64_t length,
-                uint32_t who);
+                uint32_t notify);
 
 /*
  Posts an immediate put: 1 to RMA_MAX_IMMEDIATE bytes, which the command itself carries, to the
@@ -285,7 +285,7 @@ int32_t rma_put_immediate(const struct rma_port *port,
                           const void *data,
                           size_t size,
                           uint64_t destination,
-                          uint32_t who);
+                          uint32_t notify);
 
 /*
  Returns the number of commands in flight (posted, and not ended), or a negative error number.

@@ -2,7 +2,7 @@
 //!
 //! Input: C strings and pointers. Output: numbers; negative ones are from errno.h, and
 //! [`rma_last_error`] returns their text. No panic crosses the boundary. Buffers and regions are in
-//! `memory.rs`. The header is `nicforge/rma.h`.
+//! `memory.rs`, notifications in `notification.rs`. The header is `nicforge/rma.h`.
 //!
 //! UNSAFETY: a C API takes raw pointers. Each function documents its requirements on them. A handle
 //! is a box that C releases once. A port is behind a lock that is only ever tried, so that a second
@@ -12,6 +12,7 @@
 
 mod failure;
 mod memory;
+mod notification;
 
 use std::{
     ffi::{OsString, c_char, c_void},
@@ -19,11 +20,12 @@ use std::{
 };
 
 use nicforge_driver::{Cancel, Deadline, Device, SharedPoster};
-use nicforge_rma::{
-    Kind, MAX_IMMEDIATE, MAX_LENGTH, Notification, Notify, Options, Port, Role, Status, Target,
-};
+use nicforge_rma::{MAX_IMMEDIATE, MAX_LENGTH, Options, Port, Target};
 
-use self::failure::failure;
+use self::{
+    failure::failure,
+    notification::{notify_set, store_notification},
+};
 use crate::support::{
     Failure, Handle, guarded_count, guarded_number, guarded_status, input, last_error, non_null, open_device,
     options as given, path, reference, release, timeout,
@@ -33,46 +35,16 @@ pub use self::memory::{
     RMA_READ, RMA_WRITE, rma_address, rma_allocate, rma_buffer, rma_buffer_memory, rma_buffer_size,
     rma_deregister, rma_region, rma_register, rma_release,
 };
+pub use self::notification::{
+    RMA_COMMAND, RMA_DONE, RMA_GET, RMA_IMMEDIATE_PUT, RMA_LOCAL_ADDRESS, RMA_NO_RECEIVER,
+    RMA_NOTIFY_COMPLETER, RMA_NOTIFY_NONE, RMA_NOTIFY_REQUESTER, RMA_NOTIFY_RESPONDER, RMA_PUT,
+    RMA_REMOTE_ADDRESS, RMA_TIMED_OUT, RMA_WITHDRAWN, rma_notification,
+};
 
 /// Longest immediate put in bytes.
 pub const RMA_MAX_IMMEDIATE: usize = 8;
 /// Bytes that one command moves at most. Longer transfers take several commands.
 pub const RMA_MAX_LENGTH: u64 = 8_388_608;
-
-/// Notifies no process, unless the command fails.
-pub const RMA_NOTIFY_NONE: u32 = 0;
-/// Notifies the process that posts the command, when the command has ended.
-pub const RMA_NOTIFY_REQUESTER: u32 = 1;
-/// Notifies the target of a get, when its memory has been read.
-pub const RMA_NOTIFY_RESPONDER: u32 = 2;
-/// Notifies the process that receives the data: the target of a put, the requester of a get.
-pub const RMA_NOTIFY_COMPLETER: u32 = 4;
-
-/// Kind of a command: put.
-pub const RMA_PUT: u8 = 1;
-/// Kind of a command: get.
-pub const RMA_GET: u8 = 2;
-/// Kind of a command: immediate put.
-pub const RMA_IMMEDIATE_PUT: u8 = 3;
-
-/// Status of a command: carried out.
-pub const RMA_DONE: u8 = 0;
-/// Status of a command: the requester's own address is not registered, or the region ends before
-/// the end of the command.
-pub const RMA_LOCAL_ADDRESS: u8 = 1;
-/// Status of a command: the target's address is not registered, belongs to another VPID, or is not
-/// registered for this access. Nothing was moved.
-pub const RMA_REMOTE_ADDRESS: u8 = 2;
-/// Status of a command: the target VPID has no tenant.
-pub const RMA_NO_RECEIVER: u8 = 3;
-/// Status of a command: memory of one side was withdrawn meanwhile. Some of the data may have been
-/// moved.
-pub const RMA_WITHDRAWN: u8 = 4;
-/// Status of a command: the card rejected it as invalid.
-pub const RMA_COMMAND: u8 = 5;
-/// Status of a command: its target sent nothing for longer than the card's watchdog allows. The
-/// command may still be carried out, or not.
-pub const RMA_TIMED_OUT: u8 = 6;
 
 const _: () = assert!(RMA_MAX_IMMEDIATE == MAX_IMMEDIATE as usize && RMA_MAX_LENGTH == MAX_LENGTH as u64);
 
@@ -94,27 +66,6 @@ pub struct rma_target {
     pub node: u32,
     /// The VPID on that node.
     pub vpid: u16,
-}
-
-/// An entry of the notification queue.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct rma_notification {
-    /// This port's address in the command. For the requester of an immediate put, the data instead.
-    pub address: u64,
-    /// Length of the command in bytes.
-    pub length: u32,
-    /// The other side's node: the target's for the requester, the requester's for the other roles.
-    pub node: u32,
-    /// The other side's VPID.
-    pub vpid: u16,
-    /// This port's part in the command: RMA_NOTIFY_REQUESTER, RMA_NOTIFY_RESPONDER or
-    /// RMA_NOTIFY_COMPLETER.
-    pub role: u8,
-    /// Kind of the command: RMA_PUT, RMA_GET or RMA_IMMEDIATE_PUT.
-    pub kind: u8,
-    /// Result of the command: RMA_DONE, or one of the other statuses.
-    pub status: u8,
 }
 
 /// RMA of a VPID of a card.
@@ -243,24 +194,9 @@ fn connect(port: &Port, target: rma_target) -> Result<Target, Failure> {
     port.connect(target.node, target.vpid).map_err(failure)
 }
 
-/// Returns the selection of notifications for the bits of C.
-fn notify(who: u32) -> Result<Notify, Failure> {
-    if who & !(RMA_NOTIFY_REQUESTER | RMA_NOTIFY_RESPONDER | RMA_NOTIFY_COMPLETER) != 0 {
-        return Err(Failure::new(libc::EINVAL, format!("{who:#x} names nobody who can be notified")));
-    }
-
-    let known = [
-        (RMA_NOTIFY_REQUESTER, Notify::REQUESTER),
-        (RMA_NOTIFY_RESPONDER, Notify::RESPONDER),
-        (RMA_NOTIFY_COMPLETER, Notify::COMPLETER),
-    ];
-
-    Ok(known.into_iter().filter(|(bit, _)| who & bit != 0).fold(Notify::NONE, |all, (_, one)| all | one))
-}
-
 /// Posts a put: `length` bytes from this port's address `source` to the target's address
-/// `destination`. `who` selects the notifications. Returns the number of commands, one for each
-/// RMA_MAX_LENGTH, or a negative error number. Each command has its own notifications.
+/// `destination`. `notify` is a mask of RMA_NOTIFY_... bits. Returns the number of commands, one
+/// for each RMA_MAX_LENGTH, or a negative error number. Each command has its own notifications.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -271,13 +207,13 @@ pub unsafe extern "C" fn rma_put(
     source: u64,
     destination: u64,
     length: u64,
-    who: u32,
+    notify: u32,
 ) -> i64 {
     guarded_count(|| {
-        let who = notify(who)?;
+        let notify = notify_set(notify)?;
         let put = |port: &mut Port, _: &Cancel| {
             let target = connect(port, target)?;
-            port.put(target, source, destination, length, who).map_err(failure)
+            port.put(target, source, destination, length, notify).map_err(failure)
         };
         // SAFETY: by this function's contract.
         unsafe { with(port, put) }
@@ -296,13 +232,13 @@ pub unsafe extern "C" fn rma_get(
     source: u64,
     destination: u64,
     length: u64,
-    who: u32,
+    notify: u32,
 ) -> i64 {
     guarded_count(|| {
-        let who = notify(who)?;
+        let notify = notify_set(notify)?;
         let get = |port: &mut Port, _: &Cancel| {
             let target = connect(port, target)?;
-            port.get(target, source, destination, length, who).map_err(failure)
+            port.get(target, source, destination, length, notify).map_err(failure)
         };
         // SAFETY: by this function's contract.
         unsafe { with(port, get) }
@@ -321,15 +257,15 @@ pub unsafe extern "C" fn rma_put_immediate(
     data: *const c_void,
     size: usize,
     destination: u64,
-    who: u32,
+    notify: u32,
 ) -> i32 {
     guarded_status(|| {
-        let who = notify(who)?;
+        let notify = notify_set(notify)?;
         // SAFETY: by this function's contract.
         let data = unsafe { input(data, size) }?;
         let put = |port: &mut Port, _: &Cancel| {
             let target = connect(port, target)?;
-            port.put_immediate(target, data, destination, who).map_err(failure)
+            port.put_immediate(target, data, destination, notify).map_err(failure)
         };
         // SAFETY: by this function's contract.
         unsafe { with(port, put) }
@@ -453,54 +389,6 @@ pub unsafe extern "C" fn rma_cancel(port: *const rma_port, on: bool) -> i32 {
 /// Returns the deadline for a time limit of C.
 fn deadline(timeout_ms: u64) -> Deadline {
     timeout(timeout_ms).map_or(Deadline::never(), Deadline::after)
-}
-
-/// Stores a notification for C.
-///
-/// # Safety
-/// `out` is NULL or valid.
-unsafe fn store_notification(notification: &Notification, out: *mut rma_notification) {
-    if let Ok(out) = non_null(out, "notification") {
-        // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(notification.into()) };
-    }
-}
-
-impl From<&Notification> for rma_notification {
-    fn from(notification: &Notification) -> Self {
-        let role = match notification.role {
-            Role::Requester => RMA_NOTIFY_REQUESTER,
-            Role::Responder => RMA_NOTIFY_RESPONDER,
-            Role::Completer => RMA_NOTIFY_COMPLETER,
-        };
-
-        Self {
-            address: notification.address,
-            length: notification.length,
-            node: notification.node,
-            vpid: notification.vpid,
-            // The value is 1, 2 or 4.
-            role: role as u8,
-
-            kind: match notification.kind {
-                Kind::Put => RMA_PUT,
-                Kind::Get => RMA_GET,
-                Kind::ImmediatePut => RMA_IMMEDIATE_PUT,
-                Kind::Unknown(kind) => kind,
-            },
-
-            status: match notification.status {
-                Status::Done => RMA_DONE,
-                Status::LocalAddress => RMA_LOCAL_ADDRESS,
-                Status::RemoteAddress => RMA_REMOTE_ADDRESS,
-                Status::NoReceiver => RMA_NO_RECEIVER,
-                Status::Withdrawn => RMA_WITHDRAWN,
-                Status::Command => RMA_COMMAND,
-                Status::TimedOut => RMA_TIMED_OUT,
-                Status::Unknown(status) => status,
-            },
-        }
-    }
 }
 
 /// Calls `call` with the port of a handle.

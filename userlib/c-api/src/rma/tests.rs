@@ -2,7 +2,7 @@
 
 use std::{ffi::CStr, ptr};
 
-use nicforge_rma::Error;
+use nicforge_rma::{Error, Kind, Notification, Role, Status};
 
 use super::*;
 
@@ -65,7 +65,7 @@ fn unknown_notification_bits_are_an_error() {
 
     assert_eq!(
         (result, last_text().as_str()),
-        (i64::from(-libc::EINVAL), "0x8 names nobody who can be notified")
+        (i64::from(-libc::EINVAL), "notify 0x8 has unknown bits 0x8: use RMA_NOTIFY_...")
     );
 }
 
