@@ -6,8 +6,8 @@
 //!
 //! So the [watchdog](crate::watchdog) checks the engine's writes, and ends one that blocks by a
 //! signal to the engine's thread. Each write is also timed. A client whose write had to be ended,
-//! or whose slow writes took more than its budget, is *given up*. None of its eventfds is written or bound any more until the
-//! engine takes the attachment from it.
+//! or whose slow writes took more than its budget, is *given up*. None of its eventfds is written
+//! or bound any more until the engine takes the attachment from it.
 
 use std::{
     collections::HashMap,
