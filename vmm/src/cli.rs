@@ -1,17 +1,11 @@
 //! The command line.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
 
-use crate::{
-    access::Word,
-    bench, boot, demo,
-    failure::{ErrorContext, Failure},
-    log::Log,
-    run, serve, stat,
-};
+use crate::{access::Word, bench, boot, demo, failure::Failure, log::Log, run, serve, stat};
 
 /// Build, serve and drive kernel-bypass NICs without owning one.
 #[derive(Debug, Parser)]
@@ -41,6 +35,7 @@ enum Command {
     /// returns.
     Demo(DemoArguments),
     /// Measure the cost of the devices and libraries, beside their peers, in one run.
+    #[command(disable_help_flag = true)]
     Bench(BenchArguments),
 }
 
@@ -295,29 +290,15 @@ struct DemoArguments {
     options: ServeOptions,
 }
 
+// The program of the benches parses its own arguments, also `--help`.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "`nicforge bench --help` shows the options, and `nicforge bench list` the benchmarks."
+)]
 struct BenchArguments {
-    /// The name of a benchmark; `list` names them, `all` runs each.
-    #[arg(value_name = "NAME|all|list")]
-    name: String,
-    /// Print the results as JSON, and no progress.
-    #[arg(long)]
-    json: bool,
-    /// Print the results as Markdown.
-    #[arg(long, conflicts_with = "json")]
-    markdown: bool,
-    /// Make fewer repetitions: to check that it works, not for figures to be quoted.
-    #[arg(long)]
-    quick: bool,
-    /// End with exit code 1 when a goal was missed.
-    #[arg(long)]
-    check: bool,
-    /// How the engines wait for sockets.
-    #[arg(long, value_enum, value_name = "KIND", default_value_t = EventLoop::Auto)]
-    event_loop: EventLoop,
-    /// The task of a benchmark's child process; used by the benchmarks themselves.
-    #[arg(long, hide = true)]
-    part: Option<String>,
+    /// A benchmark and its options.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    arguments: Vec<OsString>,
 }
 
 fn depth(text: &str) -> Result<u32, String> {
@@ -339,11 +320,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 /// Parses the command line, and runs the command. Returns the exit code.
 pub fn main() -> Result<u8, Failure> {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_env("NICFORGE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     // The log is kept until the end. Its remaining lines are written when it is dropped.
-    let log = Log::start().context(|| "the log's thread".into())?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.queue()).init();
+    let _log = Log::install()?;
 
     match cli.command {
         Command::Serve(arguments) => serve::main(
@@ -369,15 +347,7 @@ pub fn main() -> Result<u8, Failure> {
             part: arguments.part,
             serve: arguments.options,
         }),
-        Command::Bench(arguments) => bench::main(&bench::Options {
-            name: arguments.name,
-            json: arguments.json,
-            markdown: arguments.markdown,
-            quick: arguments.quick,
-            check: arguments.check,
-            event_loop: arguments.event_loop,
-            part: arguments.part,
-        }),
+        Command::Bench(arguments) => Err(bench::start(&arguments.arguments)),
     }
 }
 

@@ -17,9 +17,12 @@ use std::{
 };
 
 use nix::sys::signal::{SigSet, SigmaskHow};
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-use crate::lines::{Stream, is_writable};
+use crate::{
+    failure::{ErrorContext, Failure},
+    lines::{Stream, is_writable},
+};
 
 /// The greatest number of lines in the queue.
 const MAX_WAITING: usize = 1024;
@@ -118,12 +121,24 @@ pub struct Log {
 }
 
 impl Log {
+    /// Starts the log of a program, with the levels that NICFORGE_LOG names. By default it has
+    /// warnings and errors.
+    ///
+    /// # Errors
+    /// Returns an error when the writing thread cannot be started.
+    pub fn install() -> Result<Self, Failure> {
+        let filter = EnvFilter::try_from_env("NICFORGE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+        let log = Self::start().context(|| "the log's thread".into())?;
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.queue()).init();
+        Ok(log)
+    }
+
     /// Starts the writing thread. It is never joined, because the process may end while the thread
     /// waits for a reader.
     ///
     /// # Errors
     /// Returns the errors of `std::thread::Builder::spawn`.
-    pub fn start() -> io::Result<Self> {
+    fn start() -> io::Result<Self> {
         let (queue, waiting) = LogQueue::new(MAX_WAITING);
         let (all_written, written) = mpsc::sync_channel(0);
 

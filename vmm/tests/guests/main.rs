@@ -2,10 +2,7 @@
 //! topic. They need QEMU and a kernel, and take minutes.
 
 mod guest_support;
-#[path = "../common/report.rs"]
-mod report;
 
-mod bench;
 mod boot;
 mod life;
 mod lspci;

@@ -13,8 +13,6 @@
 mod built;
 #[path = "../common/c_program.rs"]
 mod c_program;
-#[path = "../common/report.rs"]
-mod report;
 #[path = "../common/server.rs"]
 mod server;
 

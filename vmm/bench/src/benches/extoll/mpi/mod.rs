@@ -1,0 +1,209 @@
+//! `bench extoll-mpi`: MPI-style messages over the EXTOLL card, as the paper measured its own.
+//!
+//! An engine thread of this process serves two cards with a link between them. One application
+//! thread runs all ranks. The results are:
+//!
+//! - the message rate by number of pairs and size (after `osu_mbw_mr`),
+//! - the latency by size,
+//! - RandomAccess with its errors,
+//! - the rate of VELO alone with the same threads.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `ranks.rs` | the ranks and their measurements |
+//! | `velo.rs` | the same messages without matching |
+//! | `count.rs` | instructions of a message, counted by callgrind |
+
+mod count;
+mod ranks;
+mod velo;
+
+use nicforge::failure::Failure;
+
+use self::{ranks::Ranks, velo::Bare};
+use super::cards::serve_two_cards;
+use crate::{
+    bench::{Bench, Run},
+    contest::{self, Results, Turn, ratio},
+    placement::Placement,
+    row::{Backing, Goal, Outcome, Row},
+};
+
+/// The bench.
+pub const BENCH: Bench = Bench::new(
+    "extoll-mpi",
+    "MPI-style messages over two EXTOLL cards: message rate, latency, RandomAccess (valgrind counts instructions)",
+    run,
+)
+.with_part(count::part);
+
+/// Numbers of pairs that exchange messages.
+const PAIRS: [u16; 4] = [1, 2, 4, 8];
+/// Bytes of the pairs' messages: 1 to 4,096.
+const SIZES: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
+/// Bytes of the messages whose latency is measured.
+const LATENCY_SIZES: [usize; 5] = [8, 2048, 4096, 65_536, 1 << 20];
+/// Numbers of ranks of RandomAccess.
+const RANKS: [u32; 3] = [2, 4, 8];
+/// Number of messages in a window.
+const WINDOW: u32 = 64;
+/// Number of pairs that measure VELO alone.
+const BARE_PAIRS: u16 = 4;
+
+/// The result of one turn: messages or updates per second, and times of single messages.
+#[derive(Clone, Debug)]
+struct Measured {
+    turn: Turn,
+    /// The share of wrong words in the table of RandomAccess, in percent.
+    wrong: f64,
+}
+
+impl From<Turn> for Measured {
+    fn from(turn: Turn) -> Self {
+        Self { turn, wrong: 0.0 }
+    }
+}
+
+/// The amount of work in a turn.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    /// Windows of each pair.
+    windows: u32,
+    /// Round trips.
+    rounds: u32,
+    /// Words of each rank, as a power of two.
+    order: u32,
+}
+
+/// A contestant. Each has a row in the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contestant {
+    Rate { pairs: u16, bytes: usize },
+    Latency { bytes: usize },
+    RandomAccess { ranks: u32 },
+    Velo,
+}
+
+fn contestants() -> Vec<Contestant> {
+    let rates = PAIRS.into_iter().flat_map(|pairs| SIZES.map(|bytes| Contestant::Rate { pairs, bytes }));
+    let latencies = LATENCY_SIZES.map(|bytes| Contestant::Latency { bytes });
+    let accesses = RANKS.map(|ranks| Contestant::RandomAccess { ranks });
+    rates.chain(latencies).chain(accesses).chain([Contestant::Velo]).collect()
+}
+
+fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let (effort, turns_each) = if run.quick {
+        (Effort { windows: 2, rounds: 20, order: 8 }, 1)
+    } else {
+        (Effort { windows: 40, rounds: 500, order: 13 }, 5)
+    };
+
+    let contestants = contestants();
+    run.steps((contestants.len() * turns_each + count::PAIRS.len()) as u64);
+    let placement = Placement::engine_alone()?;
+
+    let turns = placement.within("application", || {
+        let server = serve_two_cards(run, BENCH.name, &placement)?;
+        let mut ranks = Ranks::open(|address| ranks::open_device(&server, address), PAIRS[PAIRS.len() - 1])?;
+        let mut bare = Bare::open(&server, BARE_PAIRS)?;
+
+        let turns = contest::run(run, turns_each, contestants, |contestant, _| {
+            run.step(format!("{contestant:?}"))?;
+            match *contestant {
+                Contestant::Rate { pairs, bytes } => {
+                    ranks.measure_rate(pairs, bytes, &effort).map(Into::into)
+                }
+                Contestant::Latency { bytes } => ranks.measure_latency(bytes, &effort).map(Into::into),
+                Contestant::RandomAccess { ranks } => ranks::random_access(&server, ranks, &effort),
+                Contestant::Velo => bare.measure_rate(&effort).map(Into::into),
+            }
+        })?;
+
+        drop((ranks, bare));
+        server.stop()?;
+        Ok(turns)
+    })?;
+
+    let mut outcome = Outcome {
+        rows: rows(&placement, &turns),
+        goals: goals(&turns),
+        notes: vec![
+            "one thread is all ranks, one is the engine".into(),
+            format!("message-rate: windows of {WINDOW} messages, each answered; messages of more than 2,048 bytes are fetched by RMA"),
+            "velo: 8-byte messages without matching, by the same two threads".into(),
+            "random-access: the table is restored by the same updates again; wrong_percent are the words that are not as at first".into(),
+        ],
+    };
+
+    let counted = count::instructions(run)?;
+    outcome.rows.extend(counted.rows);
+    outcome.notes.extend(counted.notes);
+
+    Ok(outcome)
+}
+
+/// Returns the rates and times of some turns.
+fn turns_of(measured: &[Measured]) -> Vec<Turn> {
+    measured.iter().map(|measured| measured.turn.clone()).collect()
+}
+
+/// Returns the greatest share of wrong words of the turns, in percent.
+fn wrong(measured: &[Measured]) -> f64 {
+    measured.iter().map(|measured| measured.wrong).fold(0.0, f64::max)
+}
+
+fn rows(placement: &Placement, results: &Results<Contestant, Measured>) -> Vec<Row> {
+    let bare = turns_of(results.of(&Contestant::Velo));
+    let row = |(contestant, measured): (&Contestant, &[Measured])| {
+        let turns = turns_of(measured);
+        let row = |path: &str| Row {
+            backing: Some(Backing::VfioUser),
+            placement: Some(placement.text()),
+            ..Row::new(path).with_turns(&turns)
+        };
+
+        match *contestant {
+            Contestant::Rate { pairs, bytes } => {
+                let row = row("message-rate").with_bandwidth(bytes);
+                let row = row.figure("pairs", pairs.into()).figure("window", WINDOW.into());
+                if bytes == velo::BYTES { row.figure("of_velo", ratio(&turns, &bare)) } else { row }
+            }
+            Contestant::Latency { bytes } => Row { bytes: Some(bytes as u64), ..row("ping-pong") },
+            Contestant::RandomAccess { ranks } => {
+                let row = Row { bytes: Some(8), ..row("random-access") };
+                let rate = row.rate_per_s.unwrap_or(0.0);
+                row.figure("ranks", ranks.into())
+                    .figure("gups", rate / 1e9)
+                    .figure("wrong_percent", wrong(measured))
+            }
+            Contestant::Velo => {
+                Row { bytes: Some(velo::BYTES as u64), ..row("velo") }.figure("pairs", BARE_PAIRS.into())
+            }
+        }
+    };
+
+    results.iter().map(row).collect()
+}
+
+fn goals(results: &Results<Contestant, Measured>) -> Vec<Goal> {
+    let small = |pairs| turns_of(results.of(&Contestant::Rate { pairs, bytes: velo::BYTES }));
+    let bare = turns_of(results.of(&Contestant::Velo));
+    let worst = RANKS
+        .map(|ranks| wrong(results.of(&Contestant::RandomAccess { ranks })))
+        .into_iter()
+        .fold(0.0, f64::max);
+
+    vec![
+        Goal::at_least(
+            "rate of 8-byte messages of 8 pairs, of 4 pairs', times",
+            0.8,
+            ratio(&small(8), &small(4)),
+        ),
+        Goal::at_least(
+            "rate of 8-byte messages of 4 pairs, of VELO's without matching, times",
+            0.5,
+            ratio(&small(BARE_PAIRS), &bare),
+        ),
+        Goal::at_most("words of RandomAccess that are wrong, percent", 1.0, worst),
+    ]
+}

@@ -1,0 +1,245 @@
+//! `nicforge bench rma`: the bandwidth of RMA, compared with a copy on the engine's processor. The
+//! engine makes the only copy of each byte.
+//!
+//! One process has a port on each of two cards of a served machine. A second process would change
+//! nothing, because the target of a transfer does no work. All paths cycle through buffers of the
+//! same size, so caches help all of them alike.
+
+use std::time::{Duration, Instant};
+
+use nicforge::{
+    failure::{ErrorContext, Failure},
+    serve::Served,
+};
+use nicforge_driver::{Deadline, DmaBuffer, HugePages, OpenOptions};
+use nicforge_rma::{Access, Error, Notify, Options, Port, Region, Target};
+use nicforge_shm::SharedMemory;
+use nicforge_velo::Address;
+use nix::time::ClockId;
+
+use super::cards::{serve_two_cards, vpid_at};
+use crate::{
+    bench::{Bench, Run},
+    contest,
+    machine::open,
+    placement::Placement,
+    row::{Backing, Goal, Outcome, Row},
+    samples::median,
+};
+
+/// The bench.
+pub const BENCH: Bench =
+    Bench::new("rma", "puts and gets between two EXTOLL cards, against a copy of the same memory", run);
+
+/// Bytes of a transfer.
+const SIZES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
+/// Bytes of the buffer at each side.
+const BUFFER: usize = 32 << 20;
+/// The greatest number of transfers in flight.
+const WINDOW: usize = 8;
+/// The goal for large transfers, as a share of a copy's bandwidth.
+const SHARE: f64 = 0.8;
+/// The least size of a large transfer, in bytes.
+const LARGE: usize = 1 << 20;
+/// The longest wait for a transfer.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A contestant. Each has a row for each size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    Put,
+    Get,
+    Copy,
+}
+
+impl Path {
+    const ALL: [Self; 3] = [Self::Put, Self::Get, Self::Copy];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Put => "rma-put",
+            Self::Get => "rma-get",
+            Self::Copy => "memcpy",
+        }
+    }
+}
+
+/// The time that some transfers took.
+#[derive(Clone, Copy)]
+struct Took {
+    wall: Duration,
+    /// CPU time of the thread that moved the bytes: the engine, or the copying thread.
+    mover: Duration,
+}
+
+/// Returns the CPU time of this process or of this thread, depending on `clock`.
+fn cpu(clock: ClockId) -> Result<Duration, Failure> {
+    clock.now().map(Duration::from).context(|| "CPU time".into())
+}
+
+/// Measures `body`. Bytes are moved by this thread, or by all other threads.
+fn timed(this_thread: bool, body: impl FnOnce() -> Result<(), Failure>) -> Result<Took, Failure> {
+    let own = ClockId::CLOCK_THREAD_CPUTIME_ID;
+    let (all_before, own_before) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)?, cpu(own)?);
+    let start = Instant::now();
+    body()?;
+    let wall = start.elapsed();
+    let (all, own) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)? - all_before, cpu(own)? - own_before);
+    Ok(Took { wall, mover: if this_thread { own } else { all.saturating_sub(own) } })
+}
+
+/// A port and its memory.
+struct Side {
+    port: Port,
+    region: Region,
+    _buffer: DmaBuffer,
+}
+
+impl Side {
+    /// Opens a port of the card of `node`.
+    fn open(server: &Served, node: u32) -> Result<Self, Failure> {
+        let address = vpid_at(server, Address { node, vpid: 0 })?;
+        let device = open(&address, OpenOptions::default(), STEP_TIMEOUT)?;
+        let buffer = device.dma_buffer(BUFFER, HugePages::Never).context(|| "a buffer".into())?;
+
+        // All pages are allocated before any measurement.
+        touch(buffer.window())?;
+
+        let port = Port::open(&device, Options::default()).context(|| "a port".into())?;
+        let region = port.register(&buffer, Access::READ_WRITE).context(|| "registering".into())?;
+
+        Ok(Self { port, region, _buffer: buffer })
+    }
+}
+
+fn touch(memory: &nicforge_shm::Window) -> Result<(), Failure> {
+    memory.zero(0, memory.len()).context(|| "touching memory".into())
+}
+
+/// Moves `bytes` in pieces of `size`, with at most [`WINDOW`] in flight.
+fn transfer(
+    here: &mut Side,
+    target: Target,
+    there: u64,
+    get: bool,
+    size: usize,
+    bytes: usize,
+) -> Result<(), Error> {
+    let own = here.region.address();
+    let (mut posted, mut ended) = (0, 0);
+
+    while ended < bytes / size {
+        while posted < bytes / size && posted - ended < WINDOW {
+            let offset = (posted * size % BUFFER) as u64;
+            let (ours, theirs) = (own + offset, there + offset);
+            if get {
+                here.port.get(target, theirs, ours, size as u64, Notify::REQUESTER)?;
+            } else {
+                here.port.put(target, ours, theirs, size as u64, Notify::REQUESTER)?;
+            }
+            posted += 1;
+        }
+
+        here.port.next(Deadline::after(STEP_TIMEOUT), None)?;
+        ended += 1;
+    }
+
+    Ok(())
+}
+
+/// Moves the same bytes as [`transfer`] by copies on this thread.
+fn copy(from: &SharedMemory, to: &SharedMemory, size: usize, bytes: usize) -> Result<(), Failure> {
+    let (from, to) = (from.whole(), to.whole());
+    for piece in 0..bytes / size {
+        let offset = (piece * size % BUFFER) as u64;
+        from.copy_to(offset, &to, offset, size as u64).context(|| "copying".into())?;
+    }
+    Ok(())
+}
+
+fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let (rounds, bytes) = if run.quick { (3, 64 << 20) } else { (15, 256 << 20) };
+    run.steps((SIZES.len() * rounds * Path::ALL.len()) as u64);
+    let mut notes =
+        vec![format!("{WINDOW} transfers under way; buffers of {} MiB at each side", BUFFER >> 20)];
+
+    let placement = Placement::engine_alone()?;
+    if placement.is_free() {
+        notes.push("one processor: engine and application share it".into());
+    }
+
+    let server = serve_two_cards(run, BENCH.name, &placement)?;
+    let result = placement.within("application", || measure(run, &server, &placement, rounds, bytes));
+    server.stop()?;
+    let (rows, goals) = result?;
+
+    Ok(Outcome { rows, goals, notes })
+}
+
+fn measure(
+    run: &Run<'_>,
+    server: &Served,
+    placement: &Placement,
+    rounds: usize,
+    bytes: usize,
+) -> Result<(Vec<Row>, Vec<Goal>), Failure> {
+    let mut here = Side::open(server, 0)?;
+    let there = Side::open(server, 1)?;
+    let target = here.port.connect(there.port.node(), there.port.vpid()).context(|| "connecting".into())?;
+    let memory = || SharedMemory::create("bench", BUFFER).context(|| "memory to copy".into());
+    let (from, to) = (memory()?, memory()?);
+    touch(&from.whole())?;
+    touch(&to.whole())?;
+
+    let (mut rows, mut goals) = (Vec::new(), Vec::new());
+    for size in SIZES {
+        let times = contest::run(run, rounds, Path::ALL.to_vec(), |path, _| {
+            run.step(format!("{} of {} KiB", path.name(), size >> 10))?;
+            match path {
+                Path::Copy => {
+                    // The engine runs on this processor, and must fall asleep first.
+                    std::thread::sleep(Duration::from_millis(50));
+                    placement.within("engine", || timed(true, || copy(&from, &to, size, bytes)))
+                }
+                _ => timed(false, || {
+                    let get = *path == Path::Get;
+                    transfer(&mut here, target, there.region.address(), get, size, bytes)
+                        .context(|| path.name().into())
+                }),
+            }
+        })?;
+
+        let transfers_per_s = |took: &[Took], time: fn(&Took) -> Duration| {
+            let rate = |took: &Took| (bytes / size) as f64 / time(took).as_secs_f64();
+            median(&took.iter().map(rate).collect::<Vec<_>>())
+        };
+        let (wall, work): (fn(&Took) -> Duration, fn(&Took) -> Duration) =
+            (|took| took.wall, |took| took.mover);
+        let copies = times.of(&Path::Copy);
+
+        for (&path, took) in times.iter() {
+            let rate = transfers_per_s(took, wall);
+            let of_memcpy = rate / transfers_per_s(copies, wall);
+            let of_memcpy_by_cpu_time = transfers_per_s(took, work) / transfers_per_s(copies, work);
+            let row = Row {
+                backing: (path != Path::Copy).then_some(Backing::VfioUser),
+                placement: Some(placement.text()),
+                rate_per_s: Some(rate),
+                ..Row::new(path.name())
+            };
+
+            rows.push(
+                row.with_bandwidth(size)
+                    .figure("of_memcpy", of_memcpy)
+                    .figure("of_memcpy_by_cpu_time", of_memcpy_by_cpu_time),
+            );
+
+            if size >= LARGE && path != Path::Copy {
+                let what = format!("{} of {} MiB, times a copy", path.name(), size >> 20);
+                goals.push(Goal::at_least(what, SHARE, of_memcpy));
+            }
+        }
+    }
+
+    Ok((rows, goals))
+}

@@ -1,0 +1,141 @@
+//! Counts the instructions of a message by the number of pairs. This program runs itself again
+//! under callgrind, with a machine of its own.
+//!
+//! The thread that sends and receives also steps the machine, with a simulated clock. The count
+//! therefore does not depend on the scheduling of threads.
+
+use nicforge::failure::{ErrorContext, Failure};
+use nicforge_velo::Port;
+
+use super::{
+    super::cards::two_cards,
+    BENCH, BYTES,
+    pairs::{Pair, config},
+};
+use crate::{
+    bench::Run,
+    callgrind::{Callgrind, Count, pattern},
+    machine::{SteppedMachine, build},
+    process::unknown_part,
+    row::{Backing, Goal, Outcome, Row},
+};
+
+/// Numbers of pairs for which instructions are counted.
+pub(super) const PAIRS: [usize; 2] = [1, 8];
+/// Number of messages that each pair sends and receives at a time.
+const BURST: u32 = 32;
+/// Number of steps after which a burst has arrived.
+const STEPS: u32 = 4;
+
+/// Counts instructions, if valgrind is installed.
+pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
+    Callgrind::if_installed("instructions a message are ", |callgrind| count(run, callgrind))
+}
+
+fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
+    let messages: u32 = if run.quick { 64 } else { 4096 };
+    let mut counts = Vec::new();
+    for pairs in PAIRS {
+        run.step(format!("instructions, {pairs} pairs"))?;
+        let counted = callgrind.run(
+            run,
+            &Count {
+                name: "messages",
+                bench: BENCH.name,
+                part: format!("{pairs}:{messages}"),
+                functions: vec![pattern(module_path!(), "round")],
+                first_thread_only: false,
+            },
+        )?;
+        counts.push(counted.total() as f64 / f64::from(messages) / pairs as f64);
+    }
+
+    let rows = PAIRS.iter().zip(&counts).map(|(pairs, count)| {
+        Row { backing: Some(Backing::InProcess), bytes: Some(BYTES as u64), ..Row::new("velo-instructions") }
+            .figure("pairs", *pairs as f64)
+            .figure("instructions", *count)
+    });
+
+    let ratio = counts[PAIRS.len() - 1] / counts[0];
+    Ok(Outcome {
+        rows: rows.collect(),
+        goals: vec![Goal::at_most(
+            "instructions a message with 8 pairs, of those with 1, times",
+            1.05,
+            ratio,
+        )],
+        notes: vec![format!(
+            "velo-instructions: send, all of the machine's work, and receive, in bursts of {BURST} a pair; counted by callgrind"
+        )],
+    })
+}
+
+/// Runs the child process for `PAIRS:MESSAGES`.
+pub(super) fn part(part: &str) -> Result<u8, Failure> {
+    let unknown = || unknown_part(part);
+    let (pairs, messages) = part.split_once(':').ok_or_else(unknown)?;
+    let count: u16 = pairs.parse().map_err(|_| unknown())?;
+    let messages: u32 = messages.parse().map_err(|_| unknown())?;
+    let mut machine = SteppedMachine::new(build(&two_cards(BENCH.name)?)?.0);
+    let port = |function: &str, vpid: u16| -> Result<Port, Failure> {
+        let device = machine.open(function, &format!("vpid{vpid}"))?;
+        Port::open(device, config()).context(|| format!("VPID {vpid} of {function}"))
+    };
+
+    let mut pairs = (0..count)
+        .map(|vpid| Pair::new(port("ex0", vpid)?, port("ex1", vpid)?))
+        .collect::<Result<Vec<_>, _>>()?;
+
+    // The first rounds touch all memory once.
+    for _ in 0..8 {
+        warm_up(&mut machine, &mut pairs)?;
+    }
+
+    let mut counted = 0;
+    while counted < messages {
+        round(&mut machine, &mut pairs)?;
+        counted += BURST;
+    }
+
+    Ok(0)
+}
+
+/// Does the same as [`round`], under a name that does not count.
+#[inline(never)]
+fn warm_up(machine: &mut SteppedMachine, pairs: &mut [Pair]) -> Result<(), Failure> {
+    // The compiler may merge two identical functions, and this one would then count.
+    std::hint::black_box("not counted");
+    burst(machine, pairs)
+}
+
+/// Sends, delivers and receives a burst of each pair.
+#[inline(never)]
+fn round(machine: &mut SteppedMachine, pairs: &mut [Pair]) -> Result<(), Failure> {
+    burst(machine, pairs)
+}
+
+#[inline(always)]
+fn burst(machine: &mut SteppedMachine, pairs: &mut [Pair]) -> Result<(), Failure> {
+    for pair in pairs.iter_mut() {
+        let sent = pair.send(BURST)?;
+        if sent != BURST {
+            return Err(Failure::result(format!("{sent} of {BURST} messages could be sent")));
+        }
+    }
+
+    let mut left = pairs.len() as u32 * BURST;
+    for _ in 0..1000 {
+        machine.steps(STEPS, |machine, now| machine.step(now, 64));
+
+        for pair in pairs.iter_mut() {
+            left -= pair.receive(BURST)?;
+            pair.progress()?;
+        }
+
+        if left == 0 {
+            return Ok(());
+        }
+    }
+
+    Err(Failure::result(format!("{left} messages did not arrive")))
+}

@@ -1,0 +1,192 @@
+//! `nicforge bench velo`: the message rate of VELO through the engine, compared with its parts and
+//! with sockets.
+//!
+//! An engine thread of this process serves two cards with a link between them. One application
+//! thread has both ends of 1 to 8 pairs. Each pair is a sender on one card and a receiver on the
+//! other. The results are messages per second, and the time of one message. The same two threads
+//! also measure a bare ring, a Unix socket and a TCP connection.
+//!
+//! - `pairs.rs`: the pairs; `ring.rs`, `sockets.rs`, `libfabric.rs`: the other contestants;
+//!   `count.rs`: instructions, counted by callgrind.
+
+mod count;
+mod libfabric;
+mod pairs;
+mod ring;
+mod sockets;
+
+use std::time::Duration;
+
+use nicforge::failure::Failure;
+
+use self::pairs::Pairs;
+use super::cards::serve_two_cards;
+use crate::{
+    bench::{Bench, Run},
+    contest::{self, Results, Turn, all_samples, ratio},
+    placement::Placement,
+    row::{Backing, Goal, Outcome, Row},
+};
+
+/// The bench.
+pub const BENCH: Bench = Bench::new(
+    "velo",
+    "8-byte messages through the engine, beside a bare ring and sockets (valgrind counts instructions)",
+    run,
+)
+.with_part(count::part);
+
+/// Bytes of a message.
+const BYTES: usize = 8;
+/// The path of libfabric's ping-pong.
+const LIBFABRIC: &str = "fi_pingpong-shm";
+/// Numbers of pairs that are measured.
+const PAIRS: [usize; 4] = [1, 2, 4, 8];
+
+/// The amount of work in a turn.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    /// Duration of a measurement of a rate.
+    sustained: Duration,
+    /// Number of messages, one after the other, for a latency.
+    single: u32,
+    /// Number of batches of sends.
+    batches: u32,
+}
+
+/// A contestant. Each has a row in the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contestant {
+    Rate(usize),
+    Send,
+    Latency,
+    BareRing,
+    Unix,
+    Tcp,
+    Libfabric,
+}
+
+const CONTESTANTS: [Contestant; 10] = [
+    Contestant::Rate(PAIRS[0]),
+    Contestant::Rate(PAIRS[1]),
+    Contestant::Rate(PAIRS[2]),
+    Contestant::Rate(PAIRS[3]),
+    Contestant::Send,
+    Contestant::Latency,
+    Contestant::BareRing,
+    Contestant::Unix,
+    Contestant::Tcp,
+    Contestant::Libfabric,
+];
+
+/// Measures all contestants in turns, and counts instructions.
+fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let effort = if run.quick {
+        Effort { sustained: Duration::from_millis(30), single: 200, batches: 50 }
+    } else {
+        Effort { sustained: Duration::from_millis(400), single: 20_000, batches: 2_000 }
+    };
+
+    let rounds = if run.quick { 1 } else { 7 };
+    run.steps((CONTESTANTS.len() * rounds + count::PAIRS.len()) as u64);
+    let placement = Placement::engine_alone()?;
+    let libfabric = libfabric::find();
+
+    let turns = placement.within("application", || {
+        let server = serve_two_cards(run, BENCH.name, &placement)?;
+        let mut pairs = Pairs::open(&server, PAIRS[PAIRS.len() - 1])?;
+
+        let turns = contest::run(run, rounds, CONTESTANTS.to_vec(), |contestant, _| {
+            run.step(format!("{contestant:?}"))?;
+            match contestant {
+                Contestant::Rate(count) => pairs.rate(*count, &effort),
+                Contestant::Send => pairs.send(&effort),
+                Contestant::Latency => pairs.latency(&effort),
+                Contestant::BareRing => ring::rate(placement.processor_of("engine"), &effort),
+                Contestant::Unix => sockets::unix(placement.processor_of("engine"), &effort),
+                Contestant::Tcp => sockets::tcp(placement.processor_of("engine"), &effort),
+                Contestant::Libfabric => match &libfabric {
+                    Some(program) => libfabric::shm(program, &placement, &effort),
+                    None => Ok(Turn::default()),
+                },
+            }
+        })?;
+
+        drop(pairs);
+        server.stop()?;
+        Ok(turns)
+    })?;
+
+    let mut outcome = Outcome { rows: rows(&placement, &turns), ..Outcome::default() };
+    outcome.goals = goals(&turns);
+    let counted = count::instructions(run)?;
+    outcome.rows.extend(counted.rows);
+    outcome.goals.extend(counted.goals);
+    outcome.notes = counted.notes;
+    outcome.notes.push(
+        "velo-rate: one thread sends and receives, one is the engine; bare-ring: the same two, one writes and one reads posted-write \
+         records of 8 bytes"
+            .into(),
+    );
+
+    outcome.notes.push(match libfabric {
+        Some(_) => {
+            "fi_pingpong-shm: half a round trip of two processes, the median of the runs' means".into()
+        }
+        None => {
+            "fi_pingpong was not found: install libfabric's tools to have fi_pingpong-shm beside the others"
+                .into()
+        }
+    });
+
+    if libfabric.is_none() {
+        outcome.rows.retain(|row| row.path != LIBFABRIC);
+    }
+
+    outcome
+        .notes
+        .push("unix, tcp: p50 is half a round trip, the rate is one way, a system call a message".into());
+    Ok(outcome)
+}
+
+fn rows(placement: &Placement, turns: &Results<Contestant>) -> Vec<Row> {
+    turns
+        .iter()
+        .map(|(contestant, turns)| {
+            let row = |path: &str, backing| Row {
+                backing,
+                placement: Some(placement.text()),
+                bytes: Some(BYTES as u64),
+                ..Row::new(path).with_turns(turns)
+            };
+
+            let served = Some(Backing::VfioUser);
+
+            match contestant {
+                Contestant::Rate(pairs) => row("velo-rate", served).figure("pairs", *pairs as f64),
+                Contestant::Send => row("velo-send", served).figure("batch", f64::from(pairs::BATCH)),
+                Contestant::Latency => row("velo-latency", served),
+                Contestant::BareRing => row("bare-ring", None),
+                Contestant::Unix => row("unix", None),
+                Contestant::Tcp => row("tcp", None),
+                // Each of its samples is a mean, so a percentile has no meaning.
+                Contestant::Libfabric => Row { p99_us: None, ..row(LIBFABRIC, None) },
+            }
+        })
+        .collect()
+}
+
+fn goals(turns: &Results<Contestant>) -> Vec<Goal> {
+    let bare = turns.of(&Contestant::BareRing);
+    let ratios = PAIRS.iter().map(|&pairs| ratio(turns.of(&Contestant::Rate(pairs)), bare));
+    let best = ratios.fold(0.0, f64::max);
+
+    vec![
+        Goal::at_least("rate of 8-byte messages through the engine, of the bare ring's, times", 0.25, best),
+        Goal::at_most(
+            "one velo send in a batch, nanoseconds",
+            20.0,
+            all_samples(turns.of(&Contestant::Send)).percentile(50.0),
+        ),
+    ]
+}

@@ -1,0 +1,221 @@
+//! Pairs of ports, with both ends in one thread.
+
+use std::time::{Duration, Instant};
+
+use nicforge::{
+    failure::{ErrorContext, Failure},
+    serve::Served,
+};
+use nicforge_driver::{Deadline, OpenOptions, Relax};
+use nicforge_velo::{Address, Config, Error, PeerLink, Port};
+
+use super::{super::cards::vpid_at, BYTES, Effort, Turn};
+use crate::{
+    machine::{awake, open},
+    samples::Samples,
+};
+
+/// Number of sends in a timed batch.
+pub(super) const BATCH: u32 = 32;
+/// Number of messages that are sent, and then polled for, at a time.
+const BURST: u32 = 64;
+/// The greatest number of messages of a pair in flight.
+const WINDOW: u32 = 256;
+/// Number of slots in a receiver's ring.
+const SLOTS: u32 = 2048;
+/// The longest wait for a message.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A sender and its receiver.
+pub(super) struct Pair {
+    sender: Port,
+    receiver: Port,
+    link: PeerLink,
+    sent: u64,
+    received: u64,
+}
+
+/// Returns the configuration of the benchmark's ports.
+pub(super) fn config() -> Config {
+    Config { slots: Some(SLOTS), window: WINDOW, ..Config::default() }
+}
+
+/// Connects a sender to a receiver, and waits until the receiver has granted credits.
+pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<PeerLink, Failure> {
+    let address = receiver.address();
+    let link = sender
+        .connect(address, Deadline::after(STEP_TIMEOUT), None)
+        .context(|| format!("connecting {address}"))?;
+    let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), Relax::new());
+
+    while sender.credits(link) == Some(0) {
+        receiver.progress().context(|| "a receiver".into())?;
+        sender.progress().context(|| "a sender".into())?;
+        sender.device().relax(&mut relax).context(|| "the machine".into())?;
+        if deadline.has_passed() {
+            return Err(Failure::result(format!("{address} promises nothing")));
+        }
+    }
+
+    Ok(link)
+}
+
+impl Pair {
+    pub(super) fn new(mut sender: Port, mut receiver: Port) -> Result<Self, Failure> {
+        let link = connect(&mut sender, &mut receiver)?;
+        Ok(Self { sender, receiver, link, sent: 0, received: 0 })
+    }
+
+    /// Sends up to `most` messages. Returns the number of messages sent.
+    #[inline]
+    pub(super) fn send(&mut self, most: u32) -> Result<u32, Failure> {
+        let mut sent = 0;
+        while sent < most {
+            let data: [u8; BYTES] = self.sent.to_le_bytes();
+            match self.sender.send_nb(self.link, 0, &data) {
+                Ok(()) => {}
+                Err(Error::WouldBlock) => break,
+                Err(error) => return Err(Failure::result(format!("a sender: {error}"))),
+            }
+            self.sent += 1;
+            sent += 1;
+        }
+
+        Ok(sent)
+    }
+
+    /// Receives up to `most` messages, and checks their contents. Returns the number of messages
+    /// received.
+    #[inline]
+    pub(super) fn receive(&mut self, most: u32) -> Result<u32, Failure> {
+        let mut received = 0;
+        while received < most {
+            // The error is handled apart. Passing the whole result on would copy each message.
+            let message = match self.receiver.poll() {
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+                Err(error) => return Err(error).context(|| "a receiver".into()),
+            };
+
+            if message.quadword(0) != self.received {
+                let (found, expected) = (message.quadword(0), self.received);
+                return Err(Failure::result(format!("message {found} came instead of {expected}")));
+            }
+
+            self.received += 1;
+            received += 1;
+        }
+
+        Ok(received)
+    }
+
+    /// Takes returned credits.
+    #[inline]
+    pub(super) fn progress(&mut self) -> Result<(), Failure> {
+        self.sender.progress().context(|| "a sender".into())
+    }
+
+    /// Receives all messages in flight.
+    fn drain(&mut self) -> Result<(), Failure> {
+        let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), awake());
+        while self.received < self.sent {
+            if self.receive(BURST)? == 0 {
+                if deadline.has_passed() {
+                    return Err(Failure::result(format!("{} of {} came", self.received, self.sent)));
+                }
+                self.sender.device().relax(&mut relax).context(|| "the machine".into())?;
+            }
+        }
+
+        self.progress()
+    }
+}
+
+/// The pairs of a served machine: sender `n` on the first card, and receiver `n` on the second.
+pub(super) struct Pairs(Vec<Pair>);
+
+impl Pairs {
+    pub(super) fn open(server: &Served, count: usize) -> Result<Self, Failure> {
+        let port = |address: Address| -> Result<Port, Failure> {
+            let device = open(&vpid_at(server, address)?, OpenOptions::default(), STEP_TIMEOUT)?;
+            Port::open(device, config()).context(|| address.to_string())
+        };
+
+        let pairs = (0..count as u16)
+            .map(|vpid| Pair::new(port(Address { node: 0, vpid })?, port(Address { node: 1, vpid })?));
+        pairs.collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Measures the message rate of the first `count` pairs, in turns.
+    pub(super) fn rate(&mut self, count: usize, effort: &Effort) -> Result<Turn, Failure> {
+        let pairs = &mut self.0[..count];
+        let before: u64 = pairs.iter().map(|pair| pair.received).sum();
+        let start = Instant::now();
+        let mut idle = awake();
+
+        loop {
+            let mut moved = 0;
+            for _ in 0..64 {
+                for pair in pairs.iter_mut() {
+                    moved += pair.send(BURST)?;
+                    moved += pair.receive(BURST)?;
+                    pair.progress()?;
+                }
+            }
+
+            if moved == 0 {
+                idle.turn().take();
+            }
+            if start.elapsed() >= effort.sustained {
+                break;
+            }
+        }
+
+        let received = pairs.iter().map(|pair| pair.received).sum::<u64>() - before;
+        let rate = received as f64 / start.elapsed().as_secs_f64();
+        for pair in pairs {
+            pair.drain()?;
+        }
+
+        Ok(Turn::of_rate(rate))
+    }
+
+    /// Measures the time of one send in a batch into a ring that is not full.
+    pub(super) fn send(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let pair = &mut self.0[0];
+        let mut samples = Samples::with_capacity(effort.batches as usize);
+        for _ in 0..effort.batches {
+            let start = Instant::now();
+            let sent = pair.send(BATCH)?;
+            samples.add_mean(start.elapsed(), sent);
+            pair.drain()?;
+        }
+
+        Ok(Turn::of_samples(samples))
+    }
+
+    /// Measures the time from the send of a message until its receiver has it.
+    pub(super) fn latency(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let pair = &mut self.0[0];
+        let mut samples = Samples::with_capacity(effort.single as usize);
+
+        for _ in 0..effort.single {
+            let start = Instant::now();
+            while pair.send(1)? == 0 {
+                pair.progress()?;
+            }
+
+            while pair.receive(1)? == 0 {
+                std::hint::spin_loop();
+                if start.elapsed() > STEP_TIMEOUT {
+                    return Err(Failure::result("a message does not come"));
+                }
+            }
+
+            samples.add(start.elapsed());
+        }
+
+        pair.drain()?;
+        Ok(Turn::of_samples(samples))
+    }
+}

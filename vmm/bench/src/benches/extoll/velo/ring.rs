@@ -1,0 +1,49 @@
+//! A posted-write ring without an engine, written without a pause.
+
+use std::time::{Duration, Instant};
+
+use nicforge::failure::Failure;
+use nicforge_driver::Deadline;
+use nicforge_hwi::extoll::RING_CELLS;
+
+use super::{BYTES, Effort, Turn};
+use crate::{bare_ring::BareRing, machine::awake};
+
+/// The longest wait for the consumer.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(super) fn rate(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
+    let mut ring = BareRing::start(RING_CELLS, processor)?;
+    let rate = write(&mut ring, effort);
+    ring.finish()?;
+    rate.map(Turn::of_rate)
+}
+
+/// Writes records for the sustained time, and waits until the ring is empty. Returns the records
+/// per second.
+fn write(ring: &mut BareRing<BYTES>, effort: &Effort) -> Result<f64, Failure> {
+    let (start, mut count) = (Instant::now(), 0_u64);
+    let deadline = Deadline::after(STEP_TIMEOUT + effort.sustained);
+    let mut idle = awake();
+
+    while start.elapsed() < effort.sustained || !ring.is_drained() {
+        if deadline.has_passed() {
+            return Err(Failure::result("the consumer of a bare ring reads nothing"));
+        }
+
+        if start.elapsed() >= effort.sustained {
+            idle.turn().take();
+            continue;
+        }
+
+        for _ in 0..1024 {
+            if !ring.push(0, 0, count.to_le_bytes())? {
+                idle.turn().take();
+                break;
+            }
+            count += 1;
+        }
+    }
+
+    Ok(count as f64 / start.elapsed().as_secs_f64())
+}

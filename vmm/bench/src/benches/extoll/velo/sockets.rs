@@ -1,0 +1,104 @@
+//! The same messages over sockets of the kernel: half a round trip, and the one-way rate with one
+//! system call for each message.
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    os::unix::net::UnixStream,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge::failure::{ErrorContext, Failure};
+
+use super::{BYTES, Effort, Turn};
+use crate::{placement::pin, samples::Samples};
+
+/// The longest wait for a message.
+const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+/// The contents of a message: the far end echoes it, counts it, or ends.
+const ECHO: u64 = 0;
+const COUNT: u64 = 1;
+const END: u64 = 2;
+
+/// Measures a pair of Unix sockets.
+pub(super) fn unix(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
+    let (near, far) = UnixStream::pair().context(|| "a pair of sockets".into())?;
+    for end in [&near, &far] {
+        end.set_read_timeout(Some(STEP_TIMEOUT)).context(|| "a socket's limit".into())?;
+    }
+    exchange(near, far, processor, effort)
+}
+
+/// Measures a TCP connection over loopback.
+pub(super) fn tcp(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "listening on the loopback".into())?;
+    let address = listener.local_addr().context(|| "the listener's address".into())?;
+    let near = TcpStream::connect(address).context(|| "connecting over the loopback".into())?;
+    let (far, _) = listener.accept().context(|| "accepting over the loopback".into())?;
+
+    for end in [&near, &far] {
+        end.set_nodelay(true).context(|| "TCP_NODELAY".into())?;
+        end.set_read_timeout(Some(STEP_TIMEOUT)).context(|| "a socket's limit".into())?;
+    }
+
+    exchange(near, far, processor, effort)
+}
+
+/// Runs the far end. It echoes or counts messages, and answers once when it must end.
+fn serve(mut socket: impl Read + Write, processor: Option<usize>) -> Result<(), Failure> {
+    processor.map_or(Ok(()), pin)?;
+    let mut message = [0; BYTES];
+
+    loop {
+        socket.read_exact(&mut message).context(|| "the far end".into())?;
+        let what = u64::from_le_bytes(message);
+        if what != COUNT {
+            socket.write_all(&message).context(|| "the far end".into())?;
+        }
+        if what == END {
+            return Ok(());
+        }
+    }
+}
+
+fn exchange(
+    mut near: impl Read + Write,
+    far: impl Read + Write + Send,
+    processor: Option<usize>,
+    effort: &Effort,
+) -> Result<Turn, Failure> {
+    thread::scope(|scope| {
+        let server = scope.spawn(move || serve(far, processor));
+        let turn = measure(&mut near, effort);
+        drop(near);
+        let served = server.join().unwrap_or_else(|_| Err(Failure::result("the far end panicked")));
+        // A failure of the near end causes one of the far end, so the near end's is returned.
+        turn.and_then(|turn| served.map(|()| turn))
+    })
+}
+
+fn measure(near: &mut (impl Read + Write), effort: &Effort) -> Result<Turn, Failure> {
+    let mut samples = Samples::with_capacity(effort.single as usize);
+    let mut answer = [0; BYTES];
+    for _ in 0..effort.single {
+        let start = Instant::now();
+        near.write_all(&ECHO.to_le_bytes()).context(|| "the near end".into())?;
+        near.read_exact(&mut answer).context(|| "the near end".into())?;
+        samples.add_mean(start.elapsed(), 2);
+    }
+
+    let (start, mut sent) = (Instant::now(), 0_u64);
+    while start.elapsed() < effort.sustained {
+        for _ in 0..64 {
+            near.write_all(&COUNT.to_le_bytes()).context(|| "the near end".into())?;
+        }
+        sent += 64;
+    }
+
+    near.write_all(&END.to_le_bytes()).context(|| "the near end".into())?;
+    near.read_exact(&mut answer).context(|| "the near end".into())?;
+
+    Ok(Turn { rate: Some(sent as f64 / start.elapsed().as_secs_f64()), samples })
+}

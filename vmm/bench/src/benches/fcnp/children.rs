@@ -1,0 +1,192 @@
+//! Starts and controls the child processes from the parent.
+
+use std::{
+    path::Path as FilePath,
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    time::{Duration, Instant},
+};
+
+use nicforge::failure::{ErrorContext, Failure};
+use tempfile::TempDir;
+
+use super::{
+    BENCH,
+    machine::Machine,
+    task::{Addresses, Answer, Measured, Middle, Order, Side, Task},
+};
+use crate::{
+    bench::Run,
+    placement::Placement,
+    process::{self, Worker},
+};
+
+/// How long a child may take to carry out an order.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The interval between two checks for Ctrl-C.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A child process.
+struct Child {
+    side: Side,
+    worker: Worker,
+    addresses: Option<Addresses>,
+}
+
+/// The child processes. Dropping this value ends them.
+pub(super) struct Children {
+    children: Vec<Child>,
+    answers: Receiver<(Side, Option<Answer>)>,
+    /// The folder contains only the children's sockets. It is removed after the children have
+    /// ended.
+    folder: TempDir,
+}
+
+impl Children {
+    /// Starts all child processes.
+    pub(super) fn start(run: &Run<'_>) -> Result<Self, Failure> {
+        // The folder is accessible to this user only.
+        let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
+        let folder = folder.context(|| "a directory for the bench's sockets".into())?;
+        let (answer_sender, answers) = channel();
+        let mut all = Self { children: Vec::new(), answers, folder };
+
+        for side in [Side::Io, Side::Compute, Side::Relay] {
+            let child = start(side, all.folder.path(), &answer_sender)?;
+            all.children.push(child);
+        }
+
+        // From here on the channel closes when all children have ended.
+        drop(answer_sender);
+        let sides = [Side::Io, Side::Compute, Side::Relay];
+        for (side, answer) in all.collect(run, &sides, "its start")? {
+            if let (Answer::Listening(addresses), Some(child)) = (answer, all.child(side)) {
+                child.addresses = Some(addresses);
+            }
+        }
+
+        Ok(all)
+    }
+
+    fn child(&mut self, side: Side) -> Option<&mut Child> {
+        self.children.iter_mut().find(|child| child.side == side)
+    }
+
+    fn addresses(&self, side: Side) -> Option<Addresses> {
+        self.children.iter().find(|child| child.side == side).and_then(|child| child.addresses.clone())
+    }
+
+    /// Makes one measurement.
+    pub(super) fn measure(
+        &mut self,
+        run: &Run<'_>,
+        task: &Task,
+        machine: Option<&Machine>,
+        placement: &Placement,
+    ) -> Result<Measured, Failure> {
+        let what = format!("{}, {} bytes, {}", task.path.name(), task.bytes, task.direction.name());
+        let sides: &[Side] = match task.path.middle() {
+            Middle::None => &[Side::Io, Side::Compute],
+            _ => &[Side::Io, Side::Relay, Side::Compute],
+        };
+
+        for &side in sides {
+            let peer = match side {
+                Side::Io => None,
+                Side::Compute if task.path.middle() != Middle::None => self.addresses(Side::Relay),
+                _ => self.addresses(Side::Io),
+            };
+            let device = machine.map_or(Ok(Vec::new()), |machine| machine.sockets(side))?;
+            let order =
+                Order::Open { task: *task, processor: placement.processor_of(side.name()), device, peer };
+            self.send(side, &order)?;
+        }
+
+        self.collect(run, sides, &what)?;
+        let mut measured = Measured::default();
+        for (_, answer) in self.order(run, sides, &Order::Measure, &what)? {
+            if let Answer::Done(one) = answer {
+                measured = measured.and(one);
+            }
+        }
+
+        self.order(run, sides, &Order::Close, &what)?;
+        Ok(measured)
+    }
+
+    /// Sends an order to all of `sides`, and waits for their answers.
+    fn order(
+        &mut self,
+        run: &Run<'_>,
+        sides: &[Side],
+        order: &Order,
+        what: &str,
+    ) -> Result<Vec<(Side, Answer)>, Failure> {
+        for &side in sides {
+            self.send(side, order)?;
+        }
+        self.collect(run, sides, what)
+    }
+
+    fn send(&mut self, side: Side, order: &Order) -> Result<(), Failure> {
+        self.child(side).map_or(Ok(()), |child| child.worker.send(order))
+    }
+
+    /// Waits for one answer from each of `sides`, for at most [`PATIENCE`].
+    fn collect(&self, run: &Run<'_>, sides: &[Side], what: &str) -> Result<Vec<(Side, Answer)>, Failure> {
+        let start = Instant::now();
+        let mut answers: Vec<(Side, Answer)> = Vec::with_capacity(sides.len());
+
+        while answers.len() < sides.len() {
+            match self.answers.recv_timeout(CHECK_INTERVAL) {
+                Ok((side, Some(Answer::Failed { message }))) => {
+                    return Err(Failure::environment(format!(
+                        "{what}: the {} process: {message}",
+                        side.name()
+                    )));
+                }
+                Ok((side, Some(answer))) => answers.push((side, answer)),
+                Ok((side, None)) => {
+                    let message = format!("{what}: the {} process has ended", side.name());
+                    return Err(Failure::environment(message));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::environment(format!("{what}: the processes have ended")));
+                }
+            }
+
+            run.check()?;
+            if start.elapsed() > PATIENCE {
+                let missing: Vec<_> = sides
+                    .iter()
+                    .filter(|side| answers.iter().all(|(other, _)| other != *side))
+                    .map(|side| side.name())
+                    .collect();
+                return Err(Failure::environment(format!(
+                    "{what}: no answer of {} within {PATIENCE:?}",
+                    missing.join(" and ")
+                )));
+            }
+        }
+
+        Ok(answers)
+    }
+}
+
+/// Starts a child process. Its answers go to `answer_sender`, followed by `None` when it has ended.
+fn start(
+    side: Side,
+    folder: &FilePath,
+    answer_sender: &Sender<(Side, Option<Answer>)>,
+) -> Result<Child, Failure> {
+    let command = process::of_bench(BENCH.name, &format!("{}:{}", side.name(), folder.display()))?;
+    let answer_sender = answer_sender.clone();
+    let worker = Worker::start(command, side.name(), move |line| {
+        let answer = line.and_then(|line| serde_json::from_str(&line).ok());
+        let has_ended = answer.is_none();
+        // The receiver is gone when the benchmark has ended.
+        answer_sender.send((side, answer)).is_ok() && !has_ended
+    })?;
+
+    Ok(Child { side, worker, addresses: None })
+}

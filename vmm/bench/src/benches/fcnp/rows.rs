@@ -1,0 +1,228 @@
+//! Makes rows and goals from measurements.
+
+use super::{
+    DEPTHS, LATENCY_AT, TWO_AT,
+    task::{Direction, Kind, Middle, Path, Task},
+};
+use crate::{
+    contest::{Turn, ratio_in_rounds},
+    row::{Backing, Goal, Outcome, Row},
+};
+
+/// The message size by which the bandwidth of a single stream is judged.
+const LARGE: usize = 1 << 20;
+/// The least bandwidth of FCNP as a share of the bandwidth of raw packets.
+const OF_RAW: f64 = 0.97;
+/// The paper's ratio of FCNP to CIOD's sockets, at the paper's largest messages.
+const PAPER: f64 = 3.27;
+
+/// A contestant of the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Contestant {
+    pub(super) path: Path,
+    pub(super) backing: Option<Backing>,
+    pub(super) depth: Option<u32>,
+    /// Number of compute cores, each with one outstanding request.
+    pub(super) compute_cores: u32,
+}
+
+impl Contestant {
+    pub(super) fn task(&self, direction: Direction, bytes: usize, kind: Kind, count: u32) -> Task {
+        Task {
+            path: self.path,
+            direction,
+            kind,
+            bytes,
+            count: count.div_ceil(self.compute_cores),
+            compute_cores: self.compute_cores,
+        }
+    }
+}
+
+/// All turns of a contestant.
+struct Entry {
+    contestant: Contestant,
+    direction: Direction,
+    bytes: usize,
+    turns: Vec<Turn>,
+}
+
+/// All measurements.
+pub(super) struct Results {
+    placement: String,
+    entries: Vec<Entry>,
+}
+
+impl Results {
+    pub(super) fn new(placement: String) -> Self {
+        Self { placement, entries: Vec::new() }
+    }
+
+    pub(super) fn add(
+        &mut self,
+        contestant: Contestant,
+        direction: Direction,
+        bytes: usize,
+        turns: Vec<Turn>,
+    ) {
+        self.entries.push(Entry { contestant, direction, bytes, turns });
+    }
+
+    /// Returns rows and goals. `tried` are the placements with the bandwidth of raw packets.
+    pub(super) fn outcome(mut self, tried: &[(String, f64)]) -> Outcome {
+        self.entries.sort_by_key(|entry| {
+            let Contestant { path, backing, depth, compute_cores } = entry.contestant;
+            (path, backing != Some(Backing::VfioUser), depth, compute_cores, entry.direction, entry.bytes)
+        });
+        let rows = self.entries.iter().map(|entry| self.row(entry)).collect();
+        let mut notes = vec![
+            "gbit_s of `both` is the sum of the two directions; latencies are half round trips".to_owned(),
+            "the sockets are waited for as the devices are: a few looks, then yielding, then asleep"
+                .to_owned(),
+        ];
+
+        let tried: Vec<_> = tried.iter().map(|(text, gbit_s)| format!("{text}: {gbit_s:.2}")).collect();
+        notes.push(format!("raw packets, Gb/s (geometric mean) by placement: {}", tried.join("; ")));
+        let mut goals = self.goals_of_raw();
+
+        for middle in [Middle::Relay, Middle::Forwarder] {
+            goals.extend(self.goals_of_sockets(middle));
+        }
+
+        notes.extend(self.paper());
+        Outcome { rows, goals, notes }
+    }
+
+    fn row(&self, entry: &Entry) -> Row {
+        let Contestant { path, backing, depth, compute_cores } = entry.contestant;
+        let row = Row {
+            backing,
+            placement: Some(self.placement.clone()),
+            fifo_depth: depth,
+            direction: Some(entry.direction.name()),
+            ..Row::new(path.name()).with_turns(&entry.turns).with_bandwidth(entry.bytes)
+        }
+        .figure("rounds", entry.turns.len() as f64);
+
+        if matches!(path, Path::FcnpPoll | Path::FcnpIrq) {
+            row.figure("outstanding", compute_cores.into())
+        } else {
+            row
+        }
+    }
+
+    fn find(&self, contestant: Contestant, direction: Direction, bytes: usize) -> Option<&Entry> {
+        self.entries.iter().find(|entry| {
+            entry.contestant == contestant && entry.direction == direction && entry.bytes == bytes
+        })
+    }
+
+    /// Returns the ratio of two bandwidths in the same round, as the median over all rounds.
+    fn ratio(&self, one: Contestant, other: Contestant, direction: Direction, bytes: usize) -> Option<f64> {
+        let (one, other) = (self.find(one, direction, bytes)?, self.find(other, direction, bytes)?);
+        Some(ratio_in_rounds(&one.turns, &other.turns))
+    }
+
+    /// Returns the goals for FCNP compared with raw packets.
+    fn goals_of_raw(&self) -> Vec<Goal> {
+        let mut goals = Vec::new();
+        for (bytes, compute_cores) in [(LARGE, 1), (TWO_AT, 2)] {
+            for depth in DEPTHS {
+                for direction in Direction::ALL {
+                    let raw = tree(Path::Raw, depth, 1);
+                    let fcnp = tree(Path::FcnpPoll, depth, compute_cores);
+                    let Some(ratio) = self.ratio(fcnp, raw, direction, bytes) else { continue };
+                    let what = format!(
+                        "fcnp-poll to raw, times: {bytes} bytes, {compute_cores} outstanding, FIFOs of {depth}, {}",
+                        direction.name()
+                    );
+                    goals.push(Goal::at_least(what, OF_RAW, ratio));
+                }
+            }
+        }
+
+        goals
+    }
+
+    /// Returns the goals for FCNP compared with the faster sockets of this kind of middle process.
+    fn goals_of_sockets(&self, middle: Middle) -> Vec<Goal> {
+        let name = if middle == Middle::Relay { "relayed" } else { "forwarded" };
+        let mut sizes: Vec<_> = self.entries.iter().map(|entry| entry.bytes).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let mut goals = Vec::new();
+
+        for depth in DEPTHS {
+            for &bytes in &sizes {
+                let worst = Direction::ALL
+                    .into_iter()
+                    .filter_map(|direction| self.of_sockets(middle, depth, direction, bytes))
+                    .min_by(f64::total_cmp);
+                if let Some(ratio) = worst {
+                    let what =
+                        format!("fcnp-poll to the best {name}, times: {bytes} bytes, FIFOs of {depth}");
+                    goals.push(Goal::at_least(what, 1.0, ratio));
+                }
+            }
+        }
+
+        goals
+    }
+
+    fn of_sockets(&self, middle: Middle, depth: u32, direction: Direction, bytes: usize) -> Option<f64> {
+        let sockets = Path::ALL.into_iter().filter(|path| path.middle() == middle);
+        sockets
+            .filter_map(|path| {
+                let sockets = Contestant { path, backing: None, depth: None, compute_cores: 1 };
+                self.ratio(tree(Path::FcnpPoll, depth, 1), sockets, direction, bytes)
+            })
+            .min_by(f64::total_cmp)
+    }
+
+    /// Returns the paper's comparison as notes.
+    fn paper(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let Some(largest) = self.entries.iter().map(|entry| entry.bytes).max() else { return notes };
+
+        for (middle, name) in [(Middle::Relay, "relayed"), (Middle::Forwarder, "forwarded")] {
+            let ratios: Vec<_> = DEPTHS
+                .into_iter()
+                .filter_map(|depth| {
+                    let ratio = self.of_sockets(middle, depth, Direction::IoToCompute, largest)?;
+                    Some(format!("{ratio:.2} with FIFOs of {depth}"))
+                })
+                .collect();
+
+            notes.push(format!(
+                "fcnp-poll to the best {name} sockets at {largest} bytes, io-to-compute: {} (the paper: {PAPER})",
+                ratios.join(", ")
+            ));
+        }
+
+        let half = |path, depth| {
+            let contestant = match depth {
+                Some(depth) => tree(path, depth, 1),
+                None => Contestant { path, backing: None, depth: None, compute_cores: 1 },
+            };
+            let entry = self.find(contestant, Direction::IoToCompute, LATENCY_AT)?;
+            self.row(entry).p50_us
+        };
+
+        if let (Some(fcnp), Some(unix), Some(forwarded)) = (
+            half(Path::FcnpPoll, Some(DEPTHS[0])),
+            half(Path::UnixRelayed, None),
+            half(Path::UnixForwarded, None),
+        ) {
+            notes.push(format!(
+                "half a round trip of {LATENCY_AT} bytes, us: fcnp-poll {fcnp:.1}, unix-relayed {unix:.1}, unix-forwarded {forwarded:.1}"
+            ));
+        }
+
+        notes
+    }
+}
+
+/// Returns a contestant with a served device.
+pub(super) fn tree(path: Path, depth: u32, compute_cores: u32) -> Contestant {
+    Contestant { path, backing: Some(Backing::VfioUser), depth: Some(depth), compute_cores }
+}

@@ -1,0 +1,314 @@
+//! The paths through sockets.
+//!
+//! A thread waits for a socket as FCNP waits for its device: it first polls, then yields the
+//! processor, and at last sleeps in `poll`. With few processors this is faster than blocking at
+//! once, so the comparison is with sockets at their best.
+
+use std::{
+    io::{ErrorKind, IoSlice, Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use nicforge::failure::{ErrorContext, Failure};
+use nicforge_driver::{Relax, Turn};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{
+    flow::{Endpoint, Receiver, Sender},
+    task::{Addresses, Middle, Path, Side},
+};
+
+/// How long the other side may take to connect.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of a call's header on the way to a forwarder, and of its answer.
+pub(super) const CALL: usize = 8;
+/// Flag in a call: the data that follows is to be written. Without it the call reads as many bytes.
+pub(super) const WRITES: u64 = 1 << 63;
+
+/// The listening sockets of both kinds.
+pub(super) struct Listeners {
+    unix: UnixListener,
+    tcp: TcpListener,
+    path: PathBuf,
+}
+
+impl Drop for Listeners {
+    fn drop(&mut self) {
+        // The parent removes the folder at the end, so an error here does no harm.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Listeners {
+    pub(super) fn bind(path: PathBuf) -> Result<(Self, Addresses), Failure> {
+        let unix = UnixListener::bind(&path).context(|| path.display().to_string())?;
+        let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "a port of loopback".into())?;
+        let address = tcp.local_addr().context(|| "a port of loopback".into())?;
+        Ok((Self { unix, tcp, path: path.clone() }, Addresses { unix: path, tcp: address }))
+    }
+
+    pub(super) fn accept(&self, path: Path) -> Result<Stream, Failure> {
+        let context = || "accepting a connection".into();
+        if path.is_tcp() {
+            wait(self.tcp.as_fd(), PollFlags::POLLIN, PATIENCE)?;
+            Stream::tcp(self.tcp.accept().context(context)?.0)
+        } else {
+            wait(self.unix.as_fd(), PollFlags::POLLIN, PATIENCE)?;
+            Stream::unix(self.unix.accept().context(context)?.0)
+        }
+    }
+}
+
+pub(super) fn connect(path: Path, to: &Addresses) -> Result<Stream, Failure> {
+    if path.is_tcp() {
+        Stream::tcp(TcpStream::connect_timeout(&to.tcp, PATIENCE).context(|| to.tcp.to_string())?)
+    } else {
+        Stream::unix(UnixStream::connect(&to.unix).context(|| to.unix.display().to_string())?)
+    }
+}
+
+fn wait(fd: BorrowedFd<'_>, flags: PollFlags, most: Duration) -> Result<(), Failure> {
+    let mut fds = [PollFd::new(fd, flags)];
+    let timeout = PollTimeout::try_from(most).unwrap_or(PollTimeout::MAX);
+    match poll(&mut fds, timeout) {
+        Ok(0) => Err(Failure::environment(format!("a socket was not ready within {most:?}"))),
+        ready => ready.map(|_| ()).context(|| "waiting for a socket".into()),
+    }
+}
+
+/// A connection, used by one thread that sends and one that receives.
+pub(super) enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    fn unix(stream: UnixStream) -> Result<Self, Failure> {
+        stream.set_nonblocking(true).context(|| "a Unix socket".into())?;
+        Ok(Self::Unix(stream))
+    }
+
+    fn tcp(stream: TcpStream) -> Result<Self, Failure> {
+        stream
+            .set_nonblocking(true)
+            .and_then(|()| stream.set_nodelay(true))
+            .context(|| "a TCP socket".into())?;
+        Ok(Self::Tcp(stream))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(stream) => stream.as_fd(),
+            Self::Tcp(stream) => stream.as_fd(),
+        }
+    }
+
+    /// Reads at least one byte, and at most as many as `buffer` holds. Returns 0 when the other
+    /// side has closed.
+    pub(super) fn read_some(&self, buffer: &mut [u8]) -> Result<usize, Failure> {
+        let mut relax = Relax::new();
+        loop {
+            let read = match self {
+                Self::Unix(stream) => (&mut &*stream).read(buffer),
+                Self::Tcp(stream) => (&mut &*stream).read(buffer),
+            };
+
+            match read {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.rest(&mut relax, PollFlags::POLLIN)?;
+                }
+                // A side that closes while data for it is in flight resets the connection.
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(0),
+                read => return read.context(|| "reading from a socket".into()),
+            }
+        }
+    }
+
+    /// Fills `buffer`. Returns false when the other side has closed before the first byte.
+    pub(super) fn read_all(&self, buffer: &mut [u8]) -> Result<bool, Failure> {
+        let mut at = 0;
+        while at < buffer.len() {
+            match self.read_some(&mut buffer[at..])? {
+                0 if at == 0 => return Ok(false),
+                0 => {
+                    return Err(Failure::environment("the other side has closed in the middle of a message"));
+                }
+                count => at += count,
+            }
+        }
+
+        Ok(true)
+    }
+
+    /// Writes `head` and then `data`.
+    pub(super) fn write_all(&self, head: &[u8], data: &[u8]) -> Result<(), Failure> {
+        let mut relax = Relax::new();
+        let mut at = 0;
+        let length = head.len() + data.len();
+
+        while at < length {
+            let slices = if at < head.len() {
+                [IoSlice::new(&head[at..]), IoSlice::new(data)]
+            } else {
+                [IoSlice::new(&data[at - head.len()..]), IoSlice::new(&[])]
+            };
+
+            let written = match self {
+                Self::Unix(stream) => (&mut &*stream).write_vectored(&slices),
+                Self::Tcp(stream) => (&mut &*stream).write_vectored(&slices),
+            };
+
+            match written {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.rest(&mut relax, PollFlags::POLLOUT)?;
+                }
+                written => {
+                    at += written.context(|| "writing to a socket".into())?;
+                    relax.reset();
+                }
+            }
+        }
+
+        Ok(())
+    }
+
+    /// Closes the connection for writing.
+    pub(super) fn finish(&self) {
+        // The call fails when the other side has already closed, which is no error here.
+        let _ = match self {
+            Self::Unix(stream) => stream.shutdown(std::net::Shutdown::Write),
+            Self::Tcp(stream) => stream.shutdown(std::net::Shutdown::Write),
+        };
+    }
+
+    fn rest(&self, relax: &mut Relax, flags: PollFlags) -> Result<(), Failure> {
+        match relax.turn() {
+            // The parent kills children that take too long.
+            Turn::Sleep(_) => wait(self.fd(), flags, Duration::from_secs(3600)),
+            turn => {
+                turn.take();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Opens `side`'s end of a path.
+pub(super) fn open(
+    side: Side,
+    path: Path,
+    listeners: &Listeners,
+    peer: Option<&Addresses>,
+) -> Result<Box<dyn Endpoint + Send>, Failure> {
+    match (side, peer) {
+        (Side::Io, _) => Ok(Box::new(Direct(listeners.accept(path)?))),
+        (Side::Compute, Some(peer)) if path.middle() == Middle::Forwarder => {
+            // Each connection has at most one call in flight.
+            let [sends, receives] = [connect(path, peer)?, connect(path, peer)?];
+            Ok(Box::new(Forwarded { sends, receives }))
+        }
+        (Side::Compute, Some(peer)) => Ok(Box::new(Direct(connect(path, peer)?))),
+        _ => Err(Failure::environment("the order names no peer to connect to")),
+    }
+}
+
+/// Opens one end of a TCP connection between machines. The I/O side listens at `address`. The
+/// compute side connects to it, and retries for up to [`PATIENCE`].
+pub(in crate::benches) fn open_tcp(
+    side: Side,
+    address: SocketAddr,
+) -> Result<Box<dyn Endpoint + Send>, Failure> {
+    let context = || address.to_string();
+    if side == Side::Io {
+        let listener = TcpListener::bind(address).context(context)?;
+        wait(listener.as_fd(), PollFlags::POLLIN, PATIENCE)?;
+        return Ok(Box::new(Direct(Stream::tcp(listener.accept().context(context)?.0)?)));
+    }
+
+    let start = Instant::now();
+    loop {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Err(_) if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+            stream => return Ok(Box::new(Direct(Stream::tcp(stream.context(context)?)?))),
+        }
+    }
+}
+
+/// A socket that the messages go through directly.
+struct Direct(Stream);
+
+impl Endpoint for Direct {
+    fn sender(&self) -> Result<Box<dyn Sender + '_>, Failure> {
+        Ok(Box::new(self))
+    }
+
+    fn receiver(&self) -> Result<Box<dyn Receiver + '_>, Failure> {
+        Ok(Box::new(self))
+    }
+}
+
+impl Sender for &Direct {
+    fn send(&mut self, _: u32, message: &[u8]) -> Result<(), Failure> {
+        self.0.write_all(&[], message)
+    }
+}
+
+impl Receiver for &Direct {
+    fn receive(&mut self, _: u32, message: &mut [u8]) -> Result<(), Failure> {
+        if self.0.read_all(message)? { Ok(()) } else { Err(closed()) }
+    }
+}
+
+/// Connections to a forwarder, which makes this process's calls.
+struct Forwarded {
+    sends: Stream,
+    receives: Stream,
+}
+
+impl Endpoint for Forwarded {
+    fn sender(&self) -> Result<Box<dyn Sender + '_>, Failure> {
+        Ok(Box::new(self))
+    }
+
+    fn receiver(&self) -> Result<Box<dyn Receiver + '_>, Failure> {
+        Ok(Box::new(self))
+    }
+}
+
+impl Sender for &Forwarded {
+    fn send(&mut self, _: u32, message: &[u8]) -> Result<(), Failure> {
+        self.sends.write_all(&(message.len() as u64 | WRITES).to_le_bytes(), message)?;
+        answered(&self.sends, message.len())
+    }
+}
+
+impl Receiver for &Forwarded {
+    fn receive(&mut self, _: u32, message: &mut [u8]) -> Result<(), Failure> {
+        self.receives.write_all(&(message.len() as u64).to_le_bytes(), &[])?;
+        answered(&self.receives, message.len())?;
+        if self.receives.read_all(message)? { Ok(()) } else { Err(closed()) }
+    }
+}
+
+/// Reads and checks the result of a forwarded call.
+fn answered(stream: &Stream, wanted: usize) -> Result<(), Failure> {
+    let mut answer = [0; CALL];
+    if !stream.read_all(&mut answer)? {
+        return Err(closed());
+    }
+
+    match u64::from_le_bytes(answer) {
+        moved if moved == wanted as u64 => Ok(()),
+        moved => Err(Failure::result(format!("a forwarded call moved {moved} bytes instead of {wanted}"))),
+    }
+}
+
+fn closed() -> Failure {
+    Failure::environment("the other side has closed its socket")
+}

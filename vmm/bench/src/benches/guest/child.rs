@@ -1,0 +1,128 @@
+//! An end process in a guest or on the host. It reads orders, one in each line, and carries them
+//! out.
+
+use std::time::Duration;
+
+use nicforge::failure::{ErrorContext, Failure};
+use nicforge_driver::{Bar, Cancel, Device, DeviceAddress, OpenOptions, environment};
+use nicforge_hwi::proof::dma_engine::REG_COUNT;
+
+use super::{
+    super::{
+        fcnp::{
+            flow::{self, Endpoint},
+            sockets,
+            task::{Side, Task},
+            tree,
+        },
+        mmio::{
+            Contestant,
+            interrupt::Irq,
+            registers::{Posted, accessing, blocking, contestants},
+        },
+    },
+    effort,
+    order::{Access, Answer, Order},
+};
+use crate::{machine, process::carry_out_orders};
+
+/// How long the previous client of a device may take to detach.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(20);
+/// The BAR of the registers.
+const REGISTERS: u8 = 0;
+
+/// The state that an order has opened.
+enum Open {
+    Registers(Vec<Box<dyn Contestant>>),
+    Counted { registers: Bar, posted: Posted },
+    Endpoint { side: Side, task: Task, endpoint: Box<dyn Endpoint + Send> },
+}
+
+/// Runs a worker.
+pub(super) fn main() -> Result<u8, Failure> {
+    let mut child = Child {
+        devices: environment::devices(environment::SOCKET).context(|| "the bench's devices".into())?,
+        cancel: Cancel::new().context(|| "starting".into())?,
+        open: None,
+    };
+
+    carry_out_orders(&Answer::Ready, |message| Answer::Failed { message }, |order| child.execute(order))
+}
+
+struct Child {
+    devices: Vec<DeviceAddress>,
+    cancel: Cancel,
+    open: Option<Open>,
+}
+
+impl Child {
+    fn execute(&mut self, order: Order) -> Result<Answer, Failure> {
+        match order {
+            Order::OpenRegisters { first } => {
+                let polling = self.open_device(first, OpenOptions::default())?;
+                let asleep = self.open_device(first + 1, blocking())?;
+                let mut all = contestants(&polling, &asleep)?;
+                all.push(Box::new(Irq::new(&self.open_device(first + 2, blocking())?)?));
+                self.open = Some(Open::Registers(all));
+            }
+            Order::Turn { path, quick } => {
+                let Some(Open::Registers(all)) = &mut self.open else { return Err(not_open()) };
+                let contestant = all.iter_mut().find(|contestant| contestant.path() == path);
+                let contestant = contestant.ok_or_else(|| Failure::usage(format!("no path {path}")))?;
+                return Ok(Answer::Turn(contestant.turn(&effort(quick))?));
+            }
+            Order::OpenCounted { device } => {
+                let device = self.open_device(device, OpenOptions::default())?;
+                let registers = accessing(device.bar(REGISTERS))?;
+                let posted = Posted::new(&device)?;
+                self.open = Some(Open::Counted { registers, posted });
+            }
+            Order::Count { kind, times } => {
+                let Some(Open::Counted { registers, posted }) = &mut self.open else {
+                    return Err(not_open());
+                };
+                match kind {
+                    Access::Posted => posted.write(times)?,
+                    Access::Read => {
+                        (0..times).try_for_each(|_| accessing(registers.read32(REG_COUNT)).map(drop))?;
+                    }
+                    Access::Write => {
+                        (0..times).try_for_each(|value| accessing(registers.write32(REG_COUNT, value)))?;
+                    }
+                }
+            }
+            Order::Check => {
+                let Some(Open::Counted { posted, .. }) = &self.open else { return Err(not_open()) };
+                posted.check()?;
+            }
+            Order::OpenTree { side, task, device } => {
+                let device = self.open_device(device, OpenOptions::default())?;
+                let endpoint = tree::open(side, &task, vec![device], &self.cancel)?;
+                self.open = Some(Open::Endpoint { side, task, endpoint });
+            }
+            Order::OpenTcp { side, task, address } => {
+                self.open = Some(Open::Endpoint { side, task, endpoint: sockets::open_tcp(side, address)? });
+            }
+            Order::Measure => {
+                let Some(Open::Endpoint { side, task, endpoint }) = &self.open else {
+                    return Err(not_open());
+                };
+                return Ok(Answer::Measured(flow::run(endpoint.as_ref(), *side, task)?));
+            }
+            Order::Close => self.open = None,
+        }
+
+        Ok(Answer::Done)
+    }
+
+    /// Opens a device whose previous client may still be detaching.
+    fn open_device(&self, number: usize, options: OpenOptions) -> Result<Device, Failure> {
+        let address = self.devices.get(number);
+        let address = address.ok_or_else(|| Failure::environment(format!("there is no device {number}")))?;
+        machine::open(address, options, DETACH_TIMEOUT)
+    }
+}
+
+fn not_open() -> Failure {
+    Failure::environment("that is not open")
+}

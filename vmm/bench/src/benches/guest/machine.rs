@@ -1,0 +1,140 @@
+//! The served machines: two psets with one compute node each, and a device of registers.
+
+use std::{path::PathBuf, thread::JoinHandle, time::Duration};
+
+use nicforge::{
+    cli::EventLoop,
+    directory::Directory,
+    failure::{ErrorContext, Failure},
+};
+use nicforge_core::ids::AttachmentId;
+use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
+
+use super::{super::mmio::device::DeepRing, BENCH};
+use crate::machine::{build, describe};
+
+/// Number of packets in each FIFO.
+pub(super) const FIFO_DEPTH: u32 = 256;
+/// Attachments of the device of registers.
+const REGISTER_USERS: u16 = 3;
+/// How long the engine may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A machine that a thread of this process serves.
+pub(super) struct Machine {
+    directory: Directory,
+    handle: EngineHandle,
+    stop: Stop,
+    thread: Option<JoinHandle<Result<(), String>>>,
+}
+
+/// The work of a machine since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Done {
+    /// Messages taken from the clients that are attached now.
+    pub(super) messages: u64,
+    /// Posted writes carried out.
+    pub(super) posted: u64,
+    /// Packets that left a node.
+    pub(super) packets: u64,
+    /// Number of times that the engine went to sleep.
+    pub(super) sleeps: u64,
+}
+
+impl Machine {
+    /// Serves a machine. `awake` is how long its engine polls after the last work. `None` means the
+    /// default time.
+    pub(super) fn serve(name: &str, event_loop: EventLoop, awake: Option<Duration>) -> Result<Self, Failure> {
+        let pset = format!("[[pset]]\ncompute_nodes = 1\nfifo_depth = {FIFO_DEPTH}\n");
+        let description = describe(&format!("{}-{name}", BENCH.name), &format!("{pset}{pset}"))?;
+        let (mut machine, built) = build(&description)?;
+        let registers =
+            machine.add_function("dma0", Box::new(DeepRing::default())).context(|| "the machine".into())?;
+        let usual = EngineConfig::default();
+        let config = EngineConfig {
+            event_loop: event_loop.into(),
+            cool_after: awake.unwrap_or(usual.cool_after),
+            ..usual
+        };
+
+        let engine = || "the engine".to_owned();
+
+        // The directory is created before the engine, so that it is removed after it.
+        let directory = Directory::create(&Directory::default_for(&built.name))?;
+        let (mut serving, stop) =
+            (Engine::new(machine, config).context(engine)?, Stop::new().context(engine)?);
+        let users =
+            (0..REGISTER_USERS).map(|number| (registers, AttachmentId(number), format!("dma0.{number}")));
+        let cores = built.nodes.iter().flat_map(|node| {
+            let cores = node.users().take(1);
+            cores.map(|core| (node.function, core.id, format!("{}.{}", node.name, core.name)))
+        });
+
+        for (function, attachment, name) in users.chain(cores) {
+            serving.listen(function, attachment, directory.path().join(name)).context(engine)?;
+        }
+
+        let handle = serving.handle();
+        let thread = std::thread::Builder::new().name("engine".into()).spawn({
+            let stop = stop.clone();
+            move || serving.run(&stop).map_err(|error| error.to_string())
+        });
+
+        Ok(Self { directory, handle, stop, thread: Some(thread.context(engine)?) })
+    }
+
+    /// Returns the socket of an attachment, such as `io0.core0`.
+    pub(super) fn socket(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Returns the work that the machine has done.
+    pub(super) fn work_done(&self) -> Result<Done, Failure> {
+        let snapshot = self.handle.snapshot(PATIENCE).context(|| "the engine".into())?;
+        let mut done = Done { sleeps: snapshot.sleeps, ..Done::default() };
+
+        for function in &snapshot.functions {
+            let sent = function.counters.iter().filter(|counter| counter.name.ends_with("_sent"));
+            done.packets += sent.map(|counter| counter.value).sum::<u64>();
+            for attachment in &function.attachments {
+                done.messages += attachment.client.map_or(0, |client| client.messages);
+                done.posted += attachment.counters.posted_writes;
+            }
+        }
+
+        Ok(done)
+    }
+
+    /// Stops the engine, and returns its error if it has failed.
+    pub(super) fn stop(mut self) -> Result<(), Failure> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        self.stop.stop();
+        let ended = match self.thread.take() {
+            Some(thread) => thread.join().unwrap_or_else(|_| Err("the engine's thread panicked".into())),
+            None => Ok(()),
+        };
+        ended.map_err(Failure::environment)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // A caller that needs the result calls `stop`.
+        let _ = self.end();
+    }
+}
+
+impl Done {
+    /// Returns the work that was done after `then`.
+    pub(super) fn since(&self, then: &Self) -> Self {
+        Self {
+            messages: self.messages - then.messages,
+            posted: self.posted - then.posted,
+            packets: self.packets - then.packets,
+            sleeps: self.sleeps - then.sleeps,
+        }
+    }
+}

@@ -1,0 +1,410 @@
+//! The measurements with one pair of guests.
+
+use std::{net::SocketAddr, time::Duration};
+
+use nicforge::failure::{ErrorContext, Failure};
+use nicforge_guest::{Accelerator, Driver, Progress, Toolkit};
+use nicforge_hwi::tree::PAYLOAD;
+
+use super::{
+    super::{
+        fcnp::task::{Direction, Kind, Measured, Path, Side, Task},
+        mmio::REGISTER_PATHS,
+    },
+    Sweep,
+    counts::{self, count},
+    effort,
+    guests::{BenchGuest, Role, address},
+    machine::{FIFO_DEPTH, Machine},
+    order::{Access, Answer, Order},
+    worker::{self, Worker},
+};
+use crate::{
+    bench::Run,
+    contest::{self, Turn},
+    row::{Backing, Row},
+    samples::Samples,
+};
+
+/// How long the engine of the counted machine polls. It is longer than the host ever delays a
+/// guest's processor.
+const AWAKE: Duration = Duration::from_secs(5);
+/// The port of the guests' TCP connection.
+const PORT: u16 = 7000;
+/// The size of a probe, which determines how many messages are measured: bytes, and the least and
+/// the greatest number of messages.
+const PROBE: (usize, usize, usize) = (256 << 10, 2, 64);
+/// The greatest number of messages in a measurement. A few messages may pass faster than many do.
+const MOST: u32 = 20_000;
+/// The message size for measurements of latency.
+const LATENCY_AT: usize = 16;
+/// Number of trapped accesses that are counted, to check that counting works.
+const TRAPPED: u32 = 100;
+/// Bytes of the messages whose packets are counted.
+const COUNTED_BYTES: usize = 64 << 10;
+
+/// Indexes of the first guest's devices.
+const REGISTERS: usize = 0;
+const IO: usize = 3;
+const COUNTED_REGISTERS: usize = 4;
+const COUNTED_IO: usize = 5;
+/// Indexes of the second guest's devices.
+const COMPUTE: usize = 0;
+const COMPUTE_OF_HOST: usize = 1;
+const COUNTED_COMPUTE: usize = 2;
+/// Index of the host's device.
+const HOST_IO: usize = 0;
+
+/// A path of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MessagePath {
+    /// Raw packets between the guests.
+    Raw,
+    /// FCNP between the guests.
+    Guests,
+    /// FCNP between the host and the second guest.
+    Host,
+    /// TCP between the guests.
+    Tcp,
+}
+
+impl MessagePath {
+    const ALL: [Self; 4] = [Self::Raw, Self::Guests, Self::Host, Self::Tcp];
+
+    const fn path(self) -> Path {
+        match self {
+            Self::Raw => Path::Raw,
+            Self::Guests | Self::Host => Path::FcnpPoll,
+            Self::Tcp => Path::Tcp,
+        }
+    }
+
+    const fn row(self) -> &'static str {
+        match self {
+            Self::Tcp => "virtio-net-tcp",
+            via => via.path().name(),
+        }
+    }
+
+    const fn placement(self) -> &'static str {
+        match self {
+            Self::Host => "io@host compute@guest",
+            _ => "io@guest compute@guest",
+        }
+    }
+}
+
+/// A pair of guests, and the programs in them and on the host.
+pub(super) struct GuestPair<'a> {
+    run: &'a Run<'a>,
+    sweep: &'a Sweep,
+    accelerator: Accelerator,
+    backing: Backing,
+    guests: [&'a BenchGuest; 2],
+    /// The machine that counts are taken from.
+    awake: &'a Machine,
+    io: Worker<'a>,
+    compute: Worker<'a>,
+    host: Worker<'a>,
+}
+
+/// Boots a pair of guests, measures, and returns the rows.
+pub(super) fn measure(
+    run: &Run<'_>,
+    toolkit: &Toolkit,
+    progress: &Progress,
+    sweep: &Sweep,
+    accelerator: Accelerator,
+    driver: Driver,
+    backing: Backing,
+) -> Result<Vec<Row>, Failure> {
+    let names = format!("{}, {}", accelerator.name(), backing.name());
+    run.step(format!("booting two guests, {names}"))?;
+    let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
+    let folder = folder.context(|| "a directory for guests".into())?;
+    let usual = Machine::serve("usual", run.event_loop, None)?;
+    let awake = Machine::serve("awake", run.event_loop, Some(AWAKE))?;
+    let first = Role {
+        name: "first",
+        number: 1,
+        functions: &[
+            (&usual, "dma0.0"),
+            (&usual, "dma0.1"),
+            (&usual, "dma0.2"),
+            (&usual, "io0.core0"),
+            (&awake, "dma0.0"),
+            (&awake, "io0.core0"),
+        ],
+    };
+
+    let second = Role {
+        name: "second",
+        number: 2,
+        functions: &[(&usual, "cn0.core0"), (&usual, "cn1.core0"), (&awake, "cn0.core0")],
+    };
+
+    let boot = |role| BenchGuest::boot(toolkit, progress, role, accelerator, driver, folder.path());
+    let (first, second) = std::thread::scope(|scope| {
+        let second = scope.spawn(|| boot(&second));
+        let first = boot(&first);
+        (first, second.join().unwrap_or_else(|_| Err(Failure::environment("a thread of the bench failed"))))
+    });
+
+    // When Ctrl-C prevented a boot, the run ends here and reports no failure.
+    run.check()?;
+    let (first, second) = (first?, second?);
+
+    let rows = {
+        let mut pair = GuestPair {
+            run,
+            sweep,
+            accelerator,
+            backing,
+            guests: [&first, &second],
+            awake: &awake,
+            io: Worker::in_guest(run, "the first guest", &first.guest)?,
+            compute: Worker::in_guest(run, "the second guest", &second.guest)?,
+            host: Worker::on_host(run, "the host", &[usual.socket("io1.core0")])?,
+        };
+        pair.measure_all()?
+    };
+
+    drop((first, second));
+    usual.stop()?;
+    awake.stop()?;
+
+    Ok(rows)
+}
+
+impl<'a> GuestPair<'a> {
+    /// Returns the number of calls to [`Run::step`] for a pair of guests.
+    pub(super) fn steps(sweep: &Sweep) -> u64 {
+        let messages = sweep.sizes.len() * sweep.directions.len() * (sweep.rounds + 1);
+        (1 + 4 + 1 + MessagePath::ALL.len() * messages) as u64
+    }
+
+    /// Makes all measurements, and returns their rows.
+    fn measure_all(&mut self) -> Result<Vec<Row>, Failure> {
+        let mut rows = self.measure_registers()?;
+        rows.extend(self.measure_messages()?);
+        rows.extend(self.count_work()?);
+        Ok(rows)
+    }
+
+    /// Returns a row for a path, without figures.
+    fn row(&self, path: &str) -> Row {
+        Row { accelerator: Some(self.accelerator.name()), backing: Some(self.backing), ..Row::new(path) }
+    }
+
+    /// Measures the device of registers.
+    fn measure_registers(&mut self) -> Result<Vec<Row>, Failure> {
+        self.run.step("registers and interrupts")?;
+        self.io.execute(self.run, &Order::OpenRegisters { first: REGISTERS })?;
+        let rounds = effort(self.run.quick).rounds;
+        let results = contest::run(self.run, rounds, REGISTER_PATHS.to_vec(), |&mut path, _| {
+            let order = Order::Turn { path: path.into(), quick: self.run.quick };
+            match self.io.execute(self.run, &order)? {
+                Answer::Turn(turn) => Ok(turn),
+                answer => Err(unexpected(&answer)),
+            }
+        })?;
+
+        self.io.execute(self.run, &Order::Close)?;
+        let row = |(path, turns): (&&str, &[Turn])| Row {
+            placement: Some("client@guest".into()),
+            ..self.row(path).with_turns(turns)
+        };
+
+        Ok(results.iter().map(row).collect())
+    }
+
+    /// Measures the bandwidths and latencies of all paths, for each direction and message size.
+    fn measure_messages(&mut self) -> Result<Vec<Row>, Failure> {
+        let mut rows = Vec::new();
+        for &direction in self.sweep.directions {
+            for &bytes in self.sweep.sizes {
+                rows.extend(self.measure_paths_interleaved(direction, bytes)?);
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Measures all paths in turns, with messages of one size in one direction. The first pass of
+    /// each path determines how many messages are measured.
+    fn measure_paths_interleaved(&mut self, direction: Direction, bytes: usize) -> Result<Vec<Row>, Failure> {
+        let &Sweep { rounds, seconds, round_trips, .. } = self.sweep;
+        let task = |via: MessagePath, kind, count| Task {
+            path: via.path(),
+            direction,
+            kind,
+            bytes,
+            count,
+            compute_cores: 1,
+        };
+        let (of_bytes, least, most) = PROBE;
+        let probe = (of_bytes / bytes).clamp(least, most) as u32;
+        let mut counted = Vec::new();
+
+        for via in MessagePath::ALL {
+            self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
+            let took = self.measure_once(via, &task(via, Kind::Stream, probe))?.seconds();
+            counted.push((via, ((f64::from(probe) * seconds / took) as u32).clamp(2, MOST)));
+        }
+
+        let results = contest::run(self.run, rounds, counted, |&mut (via, count), _| {
+            self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
+            let stream = task(via, Kind::Stream, count);
+            let rate = stream.rate(&self.measure_once(via, &stream)?);
+            let mut samples = Samples::default();
+            if bytes == LATENCY_AT {
+                samples = self.measure_once(via, &task(via, Kind::PingPong, round_trips))?.latencies();
+            }
+            Ok(Turn { rate: Some(rate), samples })
+        })?;
+
+        let row = |(&(via, _), turns): (&(MessagePath, u32), &[Turn])| {
+            let device = via != MessagePath::Tcp;
+            let row = self.row(via.row()).with_turns(turns).with_bandwidth(bytes);
+            Row {
+                backing: row.backing.filter(|_| device),
+                placement: Some(via.placement().into()),
+                fifo_depth: device.then_some(FIFO_DEPTH),
+                direction: Some(direction.name()),
+                ..row
+            }
+        };
+
+        Ok(results.iter().map(row).collect())
+    }
+
+    /// Opens both endpoints of a path, passes a task's messages once, and closes the endpoints.
+    fn measure_once(&mut self, via: MessagePath, task: &Task) -> Result<Measured, Failure> {
+        let devices = match via {
+            MessagePath::Host => (HOST_IO, COMPUTE_OF_HOST),
+            _ => (IO, COMPUTE),
+        };
+
+        self.open_endpoints(via, task, devices)?;
+        let measured = self.measure_open_endpoints(via)?;
+        self.close_endpoints(via)?;
+
+        Ok(measured)
+    }
+
+    /// Returns the two workers of a path.
+    fn workers(&mut self, via: MessagePath) -> (&mut Worker<'a>, &mut Worker<'a>) {
+        let io = if via == MessagePath::Host { &mut self.host } else { &mut self.io };
+        (io, &mut self.compute)
+    }
+
+    /// Sends both workers their orders, and waits for both answers.
+    fn order_both(&mut self, via: MessagePath, orders: [Order; 2]) -> Result<Vec<Answer>, Failure> {
+        let run = self.run;
+        let what = format!("{via:?}, {:?}", orders[1]);
+        let (io, compute) = self.workers(via);
+        io.send(&orders[0])?;
+        compute.send(&orders[1])?;
+        worker::collect(run, &[io, compute], &what)
+    }
+
+    /// Lets both workers open their endpoints. The devices are indexes into the lists of the I/O
+    /// worker and of the compute worker.
+    fn open_endpoints(
+        &mut self,
+        via: MessagePath,
+        task: &Task,
+        (io, compute): (usize, usize),
+    ) -> Result<(), Failure> {
+        let task = *task;
+        let order = |side, device| -> Result<Order, Failure> {
+            if via != MessagePath::Tcp {
+                return Ok(Order::OpenTree { side, task, device });
+            }
+            let address: SocketAddr =
+                format!("{}:{PORT}", address(1)).parse().context(|| "an address".into())?;
+            Ok(Order::OpenTcp { side, task, address })
+        };
+
+        let orders = [order(Side::Io, io)?, order(Side::Compute, compute)?];
+        self.order_both(via, orders).map(drop)
+    }
+
+    /// Lets both workers measure with their open endpoints, and returns what both measured.
+    fn measure_open_endpoints(&mut self, via: MessagePath) -> Result<Measured, Failure> {
+        let mut measured = Measured::default();
+        for answer in self.order_both(via, [Order::Measure, Order::Measure])? {
+            match answer {
+                Answer::Measured(one) => measured = measured.and(one),
+                answer => return Err(unexpected(&answer)),
+            }
+        }
+
+        Ok(measured)
+    }
+
+    fn close_endpoints(&mut self, via: MessagePath) -> Result<(), Failure> {
+        self.order_both(via, [Order::Close, Order::Close]).map(drop)
+    }
+
+    /// Counts the work of the server and of QEMU.
+    fn count_work(&mut self) -> Result<Vec<Row>, Failure> {
+        let mut rows = Vec::new();
+        let (run, awake, guests) = (self.run, self.awake, self.guests);
+        self.io.execute(run, &Order::OpenCounted { device: COUNTED_REGISTERS })?;
+        let kinds = [
+            (counts::POSTED, Access::Posted, self.sweep.counted),
+            ("counted-trapped-reads", Access::Read, TRAPPED),
+            ("counted-trapped-writes", Access::Write, TRAPPED),
+        ];
+
+        // The first access wakes the engine.
+        self.io.execute(run, &Order::Count { kind: Access::Read, times: 1 })?;
+
+        for (path, kind, times) in kinds {
+            run.step(path)?;
+            let posted = if kind == Access::Posted { u64::from(times) } else { 0 };
+            let counted = count(
+                awake,
+                &guests[..1],
+                |done| done.posted == posted,
+                || self.io.execute(run, &Order::Count { kind, times }).map(drop),
+            )?;
+
+            if kind == Access::Posted {
+                self.io.execute(run, &Order::Check)?;
+            }
+
+            rows.push(counted.figures(self.row(path), u64::from(times)));
+        }
+
+        self.io.execute(run, &Order::Close)?;
+
+        run.step(counts::PACKETS)?;
+        let packets_of_message = (COUNTED_BYTES / PAYLOAD) as u32;
+        let task = Task {
+            path: Path::FcnpPoll,
+            direction: Direction::IoToCompute,
+            kind: Kind::Stream,
+            bytes: COUNTED_BYTES,
+            count: self.sweep.counted.div_ceil(packets_of_message),
+            compute_cores: 1,
+        };
+
+        self.open_endpoints(MessagePath::Guests, &task, (COUNTED_IO, COUNTED_COMPUTE))?;
+        let least = u64::from(task.count * packets_of_message);
+        let counted = count(
+            awake,
+            &guests,
+            |done| done.packets >= least,
+            || self.measure_open_endpoints(MessagePath::Guests).map(drop),
+        )?;
+        self.close_endpoints(MessagePath::Guests)?;
+        rows.push(counted.figures(self.row(counts::PACKETS), counted.done.packets));
+
+        Ok(rows)
+    }
+}
+
+fn unexpected(answer: &Answer) -> Failure {
+    Failure::environment(format!("a worker of the bench gave an answer that does not fit: {answer:?}"))
+}

@@ -1,0 +1,237 @@
+//! `nicforge bench matching`: the cost of matching by the number of waiting receives or messages.
+//!
+//! A rank sends to itself, so neither a transport nor a protocol takes part. One operation is a
+//! receive, a send of 8 bytes, and both completions. `depth` is the number of receives (or
+//! messages) in the queue during the search, with the operation's own. The operation's own entry is
+//! the last one of a list, which is the worst case.
+//!
+//! - `posted`: each receive names its source and another tag; the message matches the last receive;
+//! - `posted-wildcard`: the same from any source; the last receive also ignores some bits of the
+//!   tag;
+//! - `unexpected`: the messages come first; the receive takes the last message;
+//! - `unexpected-wildcard`: the same with a receive from any source;
+//! - `list-posted`: the search alone, in a plain list, for comparison.
+
+use std::{collections::LinkedList, hint::black_box, time::Instant};
+
+use nicforge::failure::Failure;
+use nicforge_matching::{
+    Completion, Config, Endpoint, Envelope, Error, Mode, Selector,
+    memory::{Fabric, FabricPort, Terms},
+};
+
+use crate::{
+    bench::{Bench, Run},
+    contest,
+    placement::Placement,
+    row::{Goal, Outcome, Row},
+    samples::median,
+};
+
+/// The bench.
+pub const BENCH: Bench =
+    Bench::new("matching", "what matching a message costs, by the number of others that wait", run);
+
+const DEPTHS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
+/// Bytes of a message.
+const BYTES: usize = 8;
+/// The tag of the operation. The other tags are smaller.
+const TAG: u64 = 1 << 40;
+/// Bits that the wildcards ignore.
+const IGNORE: u64 = 0xff << 48;
+/// The greatest ratio of the time at the largest depth to the time at small depths.
+const FLAT: f64 = 1.5;
+/// Nanoseconds that SeaStar's firmware took for each list entry that it searched.
+const SEASTAR_PER_ENTRY: f64 = 30.0;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    Posted,
+    PostedWildcard,
+    Unexpected,
+    UnexpectedWildcard,
+    List,
+}
+
+const PATHS: [Path; 5] =
+    [Path::Posted, Path::PostedWildcard, Path::Unexpected, Path::UnexpectedWildcard, Path::List];
+
+impl Path {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Posted => "posted",
+            Self::PostedWildcard => "posted-wildcard",
+            Self::Unexpected => "unexpected",
+            Self::UnexpectedWildcard => "unexpected-wildcard",
+            Self::List => "list-posted",
+        }
+    }
+
+    /// Returns the selector of a receive for `tag`.
+    fn selector(self, tag: u64) -> Selector {
+        match self {
+            Self::PostedWildcard | Self::UnexpectedWildcard if tag == TAG => {
+                Selector::any_source(0, tag).ignoring(IGNORE)
+            }
+            Self::PostedWildcard => Selector::any_source(0, tag),
+            _ => Selector::exact(0, 0, tag),
+        }
+    }
+}
+
+/// A path at one depth, with its queue.
+struct Contestant {
+    path: Path,
+    depth: u32,
+    scene: Scene,
+}
+
+impl Contestant {
+    fn new(path: Path, depth: u32) -> Result<Self, Error> {
+        Ok(Self { path, depth, scene: Scene::new(path, depth)? })
+    }
+}
+
+fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let (rounds, operations): (usize, u32) = if run.quick { (3, 200) } else { (41, 5_000) };
+    run.steps((rounds * PATHS.len() * DEPTHS.len()) as u64);
+    let contestants: Result<Vec<_>, _> = PATHS
+        .iter()
+        .flat_map(|&path| DEPTHS.map(|depth| Contestant::new(path, depth).map_err(failure)))
+        .collect();
+    let times = contest::run(run, rounds, contestants?, |Contestant { path, depth, scene }, _| {
+        run.step(format!("{}, {depth} deep", path.name()))?;
+        // The search of a list of 10,000 is slow, so it is repeated less often.
+        let operations = if *path == Path::List { operations.div_ceil(1 + *depth / 100) } else { operations };
+        scene.measure(operations).map_err(failure)
+    })?;
+
+    let mut rows = Vec::new();
+    let mut medians = Vec::new();
+
+    for (&Contestant { path, depth, .. }, times) in times.iter() {
+        let median = median(times);
+        medians.push((path, depth, median));
+
+        rows.push(
+            Row {
+                placement: Some(Placement::free().text()),
+                bytes: Some(BYTES as u64),
+                rate_per_s: (median > 0.0).then_some(1e9 / median),
+                ..Row::new(path.name())
+            }
+            .figure("depth", f64::from(depth))
+            .figure("nanoseconds", median),
+        );
+    }
+
+    let goals = PATHS.iter().filter(|&&path| path != Path::List).map(|&path| goal(path, &medians)).collect();
+    let notes = vec![
+        "one operation is a receive, a send of the rank to itself, and both completions; list-posted is the search alone".into(),
+        format!(
+            "SeaStar's list took {SEASTAR_PER_ENTRY} ns an entry: {} us at a depth of 10,000",
+            SEASTAR_PER_ENTRY * 10_000.0 / 1e3
+        ),
+        "one thread; medians of rounds, taken in turns; the operation's own entries stay in the cache".into(),
+    ];
+
+    Ok(Outcome { rows, goals, notes })
+}
+
+/// Compares the largest depth with the mean of depths 1 and 10.
+fn goal(path: Path, medians: &[(Path, u32, f64)]) -> Goal {
+    let of = |wanted: u32| {
+        medians
+            .iter()
+            .find(|&&(other, depth, _)| other == path && depth == wanted)
+            .map_or(f64::NAN, |&(.., nanoseconds)| nanoseconds)
+    };
+
+    let ratio = of(10_000) / f64::midpoint(of(1), of(10));
+    Goal::at_most(format!("{}: time at a depth of 10,000, times that at 1 and 10", path.name()), FLAT, ratio)
+}
+
+fn failure(error: Error) -> Failure {
+    Failure::environment(error.to_string())
+}
+
+/// A queue of one depth.
+enum Scene {
+    Endpoint { path: Path, endpoint: Box<Endpoint<FabricPort>>, memory: Vec<Vec<u8>> },
+    List { list: LinkedList<Selector> },
+}
+
+impl Scene {
+    /// Creates the queue, with all entries but the last of `depth`.
+    fn new(path: Path, depth: u32) -> Result<Self, Error> {
+        let tags = 1..u64::from(depth);
+        if path == Path::List {
+            return Ok(Self::List { list: tags.chain([TAG]).map(|tag| path.selector(tag)).collect() });
+        }
+
+        let (_, mut ports) = Fabric::new(1, Terms::default());
+        let port = ports.pop().ok_or(Error::NoSuchPeer { peer: 0, size: 0 })?;
+        // The window is large enough for all waiting messages to be eager.
+        let config = Config { window: 16 << 20, ..Config::default() };
+        let mut endpoint = Box::new(Endpoint::new(port, config)?);
+
+        for tag in tags {
+            match path {
+                Path::Posted | Path::PostedWildcard => {
+                    endpoint.irecv(path.selector(tag), vec![0; BYTES], 0)?;
+                }
+                _ => {
+                    endpoint.isend(Envelope::new(0, 0, tag), Mode::Standard, vec![0; BYTES], 0)?;
+                    endpoint.next_completion();
+                }
+            }
+        }
+
+        let memory = vec![vec![0; BYTES], vec![0; BYTES]];
+        let mut scene = Self::Endpoint { path, endpoint, memory };
+        // Tables and pools grow to their final sizes before the measurement.
+        scene.measure(10)?;
+
+        Ok(scene)
+    }
+
+    /// Returns the nanoseconds that one of `operations` operations takes on average.
+    fn measure(&mut self, operations: u32) -> Result<f64, Error> {
+        let start;
+        match self {
+            Self::List { list } => {
+                let envelope = Envelope::new(0, 0, TAG);
+                start = Instant::now();
+                for _ in 0..operations {
+                    black_box(list.iter().position(|selector| selector.matches(black_box(&envelope))));
+                }
+            }
+            Self::Endpoint { path, endpoint, memory } => {
+                start = Instant::now();
+                for _ in 0..operations {
+                    let (incoming, outgoing) =
+                        (memory.pop().unwrap_or_default(), memory.pop().unwrap_or_default());
+                    let to = Envelope::new(0, 0, TAG);
+
+                    if matches!(path, Path::Posted | Path::PostedWildcard) {
+                        endpoint.irecv(path.selector(TAG), incoming, 0)?;
+                        endpoint.isend(to, Mode::Standard, outgoing, 0)?;
+                    } else {
+                        endpoint.isend(to, Mode::Standard, outgoing, 0)?;
+                        endpoint.irecv(path.selector(TAG), incoming, 0)?;
+                    }
+
+                    for _ in 0..2 {
+                        let Some(Completion { result, buffer, .. }) = endpoint.next_completion() else {
+                            return Err(Error::Timeout { what: "a message of a rank to itself" });
+                        };
+                        result?;
+                        memory.extend(buffer.into_vec());
+                    }
+                }
+            }
+        }
+
+        Ok(start.elapsed().as_nanos() as f64 / f64::from(operations))
+    }
+}

@@ -1,0 +1,136 @@
+//! A bare UNIX socket, with messages as long as a region read's request and reply.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    thread::yield_now,
+    time::Instant,
+};
+
+use nicforge::failure::{ErrorContext, Failure};
+
+use super::{Contestant, Effort, PATIENCE, Turn, in_a_row, paced, server::ServerProcess};
+
+/// Bytes of header, offset, region and length.
+const REQUEST: usize = 32;
+/// Bytes of the same fields, and of the register.
+const REPLY: usize = 36;
+/// Number of polls of a socket before the thread yields between two polls, as in the client
+/// library.
+const POLLS_BEFORE_YIELD: u32 = 8;
+
+/// How both ends wait. The first byte of a connection selects it for the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Waiting {
+    /// The read blocks in the kernel.
+    Blocking = 0,
+    /// The read polls the socket, and yields the processor between polls.
+    Spinning = 1,
+}
+
+fn socket(directory: &Path) -> PathBuf {
+    directory.join("pingpong")
+}
+
+/// Serves one connection after the other, in a thread of its own.
+pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
+    let listener = UnixListener::bind(socket(directory)).context(|| "a bare socket".into())?;
+    let answer = move || {
+        for stream in listener.incoming().flatten() {
+            // The end of a connection ends its turn, and is no error.
+            let _ = answer(stream);
+        }
+    };
+
+    std::thread::Builder::new()
+        .name("pingpong".into())
+        .spawn(answer)
+        .map(drop)
+        .context(|| "a thread for a bare socket".into())
+}
+
+fn answer(mut stream: UnixStream) -> std::io::Result<()> {
+    let mut mode = [0];
+    stream.read_exact(&mut mode)?;
+    let waiting = if mode[0] == Waiting::Spinning as u8 { Waiting::Spinning } else { Waiting::Blocking };
+    stream.set_nonblocking(waiting == Waiting::Spinning)?;
+    let mut request = [0; REQUEST];
+
+    loop {
+        read(&mut stream, &mut request, waiting)?;
+        stream.write_all(&[0; REPLY])?;
+    }
+}
+
+/// Fills `message`.
+fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::io::Result<()> {
+    if waiting == Waiting::Blocking {
+        return stream.read_exact(message);
+    }
+
+    let (mut got, mut polls) = (0, 0u32);
+    let start = Instant::now();
+
+    while got < message.len() {
+        match stream.read(&mut message[got..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => got += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                polls = polls.saturating_add(1);
+                if polls < POLLS_BEFORE_YIELD {
+                    std::hint::spin_loop();
+                } else if start.elapsed() > PATIENCE {
+                    return Err(ErrorKind::TimedOut.into());
+                } else {
+                    yield_now();
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+
+    Ok(())
+}
+
+/// The client's end. It connects anew for each turn, so that the server blocks in the kernel
+/// between turns.
+pub(super) struct PingPong {
+    socket: PathBuf,
+    waiting: Waiting,
+}
+
+impl PingPong {
+    pub(super) fn new(server: &ServerProcess, waiting: Waiting) -> Self {
+        Self { socket: socket(server.path()), waiting }
+    }
+}
+
+impl Contestant for PingPong {
+    fn path(&self) -> &'static str {
+        match self.waiting {
+            Waiting::Blocking => "unix-pingpong",
+            Waiting::Spinning => "unix-pingpong-spinning",
+        }
+    }
+
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let what = || "a bare socket".into();
+        let mut stream = UnixStream::connect(&self.socket).context(what)?;
+        stream.set_read_timeout(Some(PATIENCE)).context(what)?;
+        stream.write_all(&[self.waiting as u8]).context(what)?;
+        stream.set_nonblocking(self.waiting == Waiting::Spinning).context(what)?;
+        let mut reply = [0; REPLY];
+        let waiting = self.waiting;
+        let mut exchange = || {
+            stream.write_all(&[0; REQUEST]).context(what)?;
+            read(&mut stream, &mut reply, waiting).context(what)
+        };
+
+        match waiting {
+            Waiting::Blocking => paced(effort, || Ok(()), exchange),
+            Waiting::Spinning => in_a_row(effort, &mut exchange),
+        }
+    }
+}

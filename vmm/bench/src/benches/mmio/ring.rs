@@ -1,0 +1,107 @@
+//! The posted-write ring without an engine, written in batches.
+
+use std::time::Instant;
+
+use nicforge::failure::Failure;
+use nicforge_driver::{Deadline, Relax};
+use nicforge_hwi::proof::dma_engine::REG_COUNT;
+
+use super::{BATCH, Contestant, Effort, PATIENCE, RING_CELLS, Turn};
+use crate::{bare_ring, samples::Samples};
+
+/// The BAR in the records.
+const BAR: u8 = 0;
+
+/// The ring as a contestant. The consumer runs on the server's processor.
+pub(super) struct BareRing {
+    processor: Option<usize>,
+}
+
+impl BareRing {
+    pub(super) fn new(processor: Option<usize>) -> Self {
+        Self { processor }
+    }
+}
+
+/// The writing end.
+struct Writer {
+    ring: bare_ring::BareRing<4>,
+    count: u32,
+}
+
+impl Writer {
+    fn batch(&mut self) -> Result<(), Failure> {
+        for _ in 0..BATCH {
+            self.count = self.count.wrapping_add(1);
+            let data = self.count.to_le_bytes();
+            wait_for(|| self.ring.push(BAR, REG_COUNT as u32, data))?;
+        }
+
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<(), Failure> {
+        wait_for(|| Ok(self.ring.is_drained()))
+    }
+}
+
+/// Repeats `attempt` until it returns `true`.
+#[inline]
+fn wait_for(mut attempt: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
+    if attempt()? {
+        return Ok(());
+    }
+
+    let (deadline, mut relax) = (Deadline::after(PATIENCE), Relax::new());
+    while !attempt()? {
+        if deadline.has_passed() {
+            return Err(Failure::result("the consumer of a bare ring reads nothing"));
+        }
+        relax.turn().take();
+    }
+
+    Ok(())
+}
+
+impl Contestant for BareRing {
+    fn path(&self) -> &'static str {
+        "bare-ring"
+    }
+
+    fn is_posted(&self) -> bool {
+        true
+    }
+
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let ring = bare_ring::BareRing::start(RING_CELLS, self.processor)?;
+        let mut writer = Writer { ring, count: 0 };
+        let turn = write(&mut writer, effort);
+        writer.ring.finish()?;
+        turn
+    }
+}
+
+fn write(writer: &mut Writer, effort: &Effort) -> Result<Turn, Failure> {
+    // Every page of the ring is touched once before the measurement.
+    for _ in 0..RING_CELLS.div_ceil(BATCH) {
+        writer.batch()?;
+    }
+
+    let mut samples = Samples::with_capacity(effort.batches);
+    for _ in 0..effort.batches {
+        writer.drain()?;
+        let start = Instant::now();
+        writer.batch()?;
+        samples.add_mean(start.elapsed(), BATCH);
+    }
+
+    writer.drain()?;
+    let (start, mut written) = (Instant::now(), 0);
+    while start.elapsed() < effort.sustained {
+        writer.batch()?;
+        written += BATCH;
+    }
+
+    writer.drain()?;
+    Ok(Turn { rate: Some(f64::from(written) / start.elapsed().as_secs_f64()), samples })
+}

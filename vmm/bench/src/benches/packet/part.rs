@@ -1,0 +1,273 @@
+//! The program under callgrind. Each figure is counted in a process of its own.
+//!
+//! The machine of the packet figures has a simulated clock, which advances by [`TICK`] in each
+//! step. callgrind makes this program fifty times slower, and with the real clock a node could fall
+//! asleep. A trapped write would then sometimes wake it.
+
+use std::thread;
+
+use nicforge::failure::{ErrorContext, Failure};
+use nicforge_fcnp::{ComputeCore, Config, IoNode, tree::TreeChannel};
+use nicforge_hwi::tree::{Header, PAYLOAD};
+use nicforge_machine::in_process::LocalMachine;
+use nicforge_shm::SharedMemory;
+
+use super::{
+    counted,
+    route::{self, Route},
+};
+use crate::{
+    callgrind::pattern,
+    machine::{SteppedMachine, open_in_process},
+};
+
+/// Number of packets in a batch, as in FCNP.
+pub(super) const BATCH: usize = 8;
+/// Number of packets in each FIFO: enough that no sender waits within a batch.
+pub(super) const DEPTH: u32 = 64;
+/// Number of steps after which all presence changes are announced, and idle nodes are cold.
+const STEPS_TO_REST: u32 = 1_000;
+/// Number of steps in which a batch crosses the tree. A node becomes cold after 50 idle ticks.
+const STEPS_TO_ARRIVE: u32 = 20;
+/// Number of packets that are sent before the counted ones.
+const WARM_UP: u64 = BATCH as u64;
+/// Number of consecutive steps without a packet that counts as a failure.
+const PATIENCE: u32 = 10_000;
+/// The idle time after which a node becomes cold in the FCNP figures. The clock is the real one
+/// there, so this is practically never.
+const NEVER_COLD: u64 = 1 << 62;
+/// The class of the packets. It has no effect on point-to-point packets.
+const CLASS: u32 = 15;
+/// The attachment that is used of each node.
+const CORE: &str = "core0";
+/// Number of packets in a message of 1 MB.
+const MESSAGE: u64 = (1 << 20) / PAYLOAD as u64;
+
+/// The data of a batch, aligned for the fastest copies.
+#[repr(align(64))]
+pub(super) struct Batch(pub(super) [u8; BATCH * PAYLOAD]);
+
+/// A counted figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Sending a batch.
+    Send,
+    /// Receiving a batch.
+    Receive,
+    /// The copy into shared memory alone.
+    CopyIn,
+    /// The copy out of it alone.
+    CopyOut,
+    /// The machine's steps, over one link.
+    EngineNear,
+    /// The machine's steps, over the greatest number of links.
+    EngineFar,
+    /// `IoNode::write`.
+    FcnpSend,
+    /// `ComputeCore::read`.
+    FcnpReceive,
+}
+
+impl Part {
+    /// All figures.
+    pub(super) const ALL: [Self; 8] = [
+        Self::Send,
+        Self::Receive,
+        Self::CopyIn,
+        Self::CopyOut,
+        Self::EngineNear,
+        Self::EngineFar,
+        Self::FcnpSend,
+        Self::FcnpReceive,
+    ];
+
+    /// Returns the figure's name on the child's command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+            Self::CopyIn => "copy-in",
+            Self::CopyOut => "copy-out",
+            Self::EngineNear => "engine-near",
+            Self::EngineFar => "engine-far",
+            Self::FcnpSend => "fcnp-send",
+            Self::FcnpReceive => "fcnp-receive",
+        }
+    }
+
+    /// Returns patterns for the names of the functions at which callgrind begins and ends to count.
+    pub(super) fn toggles(self) -> Vec<String> {
+        // In a waiting loop of FCNP the thread also steps the machine, which is not the library's
+        // work.
+        const MACHINE: &str = "*LocalAttachment*Backing*relax*";
+        let (function, machine) = match self {
+            Self::Send => ("send_batch", None),
+            Self::Receive => ("receive_batch", None),
+            Self::CopyIn => ("copy_in", None),
+            Self::CopyOut => ("copy_out", None),
+            Self::EngineNear | Self::EngineFar => ("step_machine", None),
+            Self::FcnpSend => ("fcnp_write", Some(MACHINE)),
+            Self::FcnpReceive => ("fcnp_read", Some(MACHINE)),
+        };
+
+        [pattern(counted::MODULE, function)].into_iter().chain(machine.map(str::to_owned)).collect()
+    }
+
+    /// Returns the number of packets to count, which is a multiple of a batch or message.
+    pub(super) fn packets(self, quick: bool) -> u64 {
+        let times = if quick { 1 } else { 8 };
+        match self {
+            Self::FcnpSend | Self::FcnpReceive => MESSAGE * times,
+            _ => 1024 * times,
+        }
+    }
+
+    /// Runs the figure in this process.
+    ///
+    /// # Errors
+    /// Returns an error when the machine cannot be built, or when packets are lost.
+    pub(super) fn run(self, packets: u64) -> Result<(), Failure> {
+        match self {
+            Self::CopyIn | Self::CopyOut => copies(packets),
+            Self::FcnpSend | Self::FcnpReceive => messages(self, packets / MESSAGE),
+            _ => stream(self, packets),
+        }
+    }
+}
+
+/// Makes steps that are not counted.
+fn rest(machine: &mut SteppedMachine, steps: u32) {
+    for _ in 0..steps {
+        machine.steps(1, |machine, now| machine.step(now, 1));
+    }
+}
+
+/// Streams packets from the I/O node to a compute node. Each step sends as many packets as there is
+/// room for, and receives those that have arrived.
+fn stream(part: Part, packets: u64) -> Result<(), Failure> {
+    let route = Route::of(part)?;
+    let mut stepped = SteppedMachine::new(route::machine()?.0);
+    let sender = channel(&stepped, "io0")?;
+    let receiver = channel(&stepped, &route.name())?;
+    let header = Header::point_to_point(CLASS, route.address, false);
+    let (data, mut out) = (Batch([0x5a; BATCH * PAYLOAD]), Batch([0; BATCH * PAYLOAD]));
+
+    rest(&mut stepped, STEPS_TO_REST);
+    warm_up(&mut stepped, (&sender, header, &data), (&receiver, &mut out))?;
+
+    let (mut taken, mut sent, mut idle) = (0, 0, 0);
+    while taken < packets {
+        while (sent - taken) + BATCH as u64 <= u64::from(DEPTH) && sent < packets {
+            sent += counted::send_batch(&sender, sender.owner(), header, &data) as u64;
+        }
+
+        stepped.steps(1, counted::step_machine);
+        idle += 1;
+        while received(&receiver, WARM_UP + taken) >= BATCH as u64 {
+            taken += counted::receive_batch(&receiver, receiver.owner(), &mut out) as u64;
+            idle = 0;
+        }
+
+        if idle > PATIENCE {
+            return Err(Failure::result(format!("{taken} of {packets} packets arrived, and no more")));
+        }
+    }
+
+    if out.0 == data.0 { Ok(()) } else { Err(Failure::result("the packets' content was lost")) }
+}
+
+/// Sends an uncounted batch. It wakes the nodes on the way, which then stay awake.
+fn warm_up(
+    stepped: &mut SteppedMachine,
+    (sender, header, data): (&TreeChannel, Header, &Batch),
+    (receiver, out): (&TreeChannel, &mut Batch),
+) -> Result<(), Failure> {
+    let held = sender.send_lock().try_lock(sender.owner());
+    if let Some(held) = held {
+        sender.send_batch(held).send_data(header, &data.0, BATCH);
+    }
+
+    // In so few steps no node becomes cold.
+    rest(stepped, STEPS_TO_ARRIVE);
+    let held = receiver.receive_lock().try_lock(receiver.owner());
+    match held.map(|held| receiver.receiver(held).take_data(&mut out.0).packets) {
+        Some(BATCH) => Ok(()),
+        _ => Err(Failure::result("the first packets did not arrive")),
+    }
+}
+
+/// Returns the number of packets that wait for the receiver after it has taken `taken`.
+fn received(channel: &TreeChannel, taken: u64) -> u64 {
+    channel.received().wrapping_sub(taken as u32).into()
+}
+
+fn channel(machine: &SteppedMachine, node: &str) -> Result<TreeChannel, Failure> {
+    TreeChannel::open(machine.open(node, CORE)?).context(|| format!("the channel of {node}"))
+}
+
+/// Copies batches in and out.
+fn copies(packets: u64) -> Result<(), Failure> {
+    let size = BATCH * PAYLOAD;
+    let memory = SharedMemory::create("bench-copy", size).context(|| "shared memory".into())?;
+    let window = memory.window(0, size as u64).context(|| "shared memory".into())?;
+    let data = Batch([0x5a; BATCH * PAYLOAD]);
+    let mut out = Batch([0; BATCH * PAYLOAD]);
+
+    for _ in 0..packets / BATCH as u64 {
+        if let Some(data) = data.0.as_chunks().0.first_chunk() {
+            counted::copy_in(&window, data).context(|| "copying".into())?;
+        }
+        if let Some(out) = out.0.as_chunks_mut().0.first_chunk_mut() {
+            counted::copy_out(&window, out).context(|| "copying".into())?;
+        }
+    }
+
+    if out.0 == data.0 { Ok(()) } else { Err(Failure::result("the content was lost")) }
+}
+
+/// Sends messages of 1 MB from the I/O node to a compute core. The counted side runs on this
+/// thread, and the other side on another thread.
+fn messages(part: Part, messages: u64) -> Result<(), Failure> {
+    let (mut machine, _) = route::machine()?;
+    machine.set_cool_after(NEVER_COLD);
+    let machine = LocalMachine::new(machine);
+    let rank = Route::of(part)?.rank;
+    let io_device = open_in_process(&machine, "io0", CORE)?;
+    let core_device = open_in_process(&machine, &format!("cn{rank}"), CORE)?;
+    let io = IoNode::open(io_device, Config::default()).context(|| "the I/O node".into())?;
+    let write = move || -> Result<(), Failure> {
+        let data = vec![0x5a; MESSAGE as usize * PAYLOAD];
+        for _ in 0..messages {
+            counted::fcnp_write(&io, rank * 4, &data).context(|| "a write".into())?;
+        }
+        Ok(())
+    };
+
+    let read = move || -> Result<(), Failure> {
+        let core = ComputeCore::open(core_device, Config::default()).context(|| "the compute core".into())?;
+        let mut buffer = vec![0; MESSAGE as usize * PAYLOAD];
+        for _ in 0..messages {
+            counted::fcnp_read(&core, &mut buffer).context(|| "a read".into())?;
+        }
+        if buffer.iter().all(|&byte| byte == 0x5a) {
+            Ok(())
+        } else {
+            Err(Failure::result("content was lost"))
+        }
+    };
+
+    if part == Part::FcnpSend { run_in_parallel(read, write) } else { run_in_parallel(write, read) }
+}
+
+/// Runs `other` on a thread of its own and `own` on this thread, and waits for both. Returns the
+/// error of `own`, else the error of `other`.
+fn run_in_parallel(
+    other: impl FnOnce() -> Result<(), Failure> + Send,
+    own: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    thread::scope(|scope| {
+        let other = scope.spawn(other);
+        let own = own();
+        own.and(other.join().unwrap_or_else(|_| Err(Failure::result("a thread of the bench panicked"))))
+    })
+}

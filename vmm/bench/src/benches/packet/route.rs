@@ -1,0 +1,104 @@
+//! The distances between the nodes of the benchmark's machine.
+
+use std::collections::VecDeque;
+
+use nicforge::failure::Failure;
+use nicforge_core::{fabric::LinkId, ids::FunctionId, machine::Machine};
+use nicforge_machine::build::{Built, Role};
+
+use super::{
+    BENCH,
+    part::{DEPTH, Part},
+};
+use crate::machine::{build, describe};
+
+/// Number of compute nodes of the benchmark's machine: a whole pset of Blue Gene/L.
+const COMPUTE_NODES: u32 = 64;
+
+/// The route from the I/O node to a compute node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Route {
+    /// The compute node's rank.
+    pub(super) rank: u32,
+    /// Its address in the tree.
+    pub(super) address: u32,
+    /// Number of links between the two.
+    pub(super) hops: u32,
+}
+
+impl Route {
+    /// Returns the route that a part uses: a longest one for [`Part::EngineFar`], and a shortest
+    /// one for the others.
+    ///
+    /// # Errors
+    /// Returns an error when the benchmark's machine cannot be built.
+    pub(super) fn of(part: Part) -> Result<Self, Failure> {
+        let (mut machine, built) = machine()?;
+        let distances = distances(&mut machine, &built);
+        let reachable = built.nodes.iter().zip(0..).zip(distances).filter_map(|((node, address), hops)| {
+            (node.role == Role::Compute).then_some(Self { rank: node.rank, address, hops: hops? })
+        });
+
+        let chosen = match part {
+            Part::EngineFar => reachable.max_by_key(|route| route.hops),
+            _ => reachable.min_by_key(|route| route.hops),
+        };
+
+        chosen.ok_or_else(|| Failure::environment("no compute node can be reached in the bench's machine"))
+    }
+
+    /// Returns the compute node's name.
+    pub(super) fn name(&self) -> String {
+        format!("cn{}", self.rank)
+    }
+}
+
+/// Builds the machine that packets are counted in.
+///
+/// # Errors
+/// Returns an error when it cannot be built.
+pub(super) fn machine() -> Result<(Machine, Built), Failure> {
+    let pset = format!("[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {DEPTH}\n");
+    build(&describe(BENCH.name, &pset)?)
+}
+
+/// Returns the number of links between the I/O node and each node, in the order of the nodes.
+fn distances(machine: &mut Machine, built: &Built) -> Vec<Option<u32>> {
+    let fabric = machine.fabric();
+    let links: Vec<_> = (0..fabric.links()).filter_map(|link| fabric.link_ends(LinkId(link)).ok()).collect();
+    let place = |function: FunctionId| built.nodes.iter().position(|node| node.function == function);
+    let mut distances = vec![None; built.nodes.len()];
+    let mut queue = VecDeque::new();
+
+    if let Some(start) = built.nodes.iter().position(|node| node.role == Role::Io) {
+        distances[start] = Some(0);
+        queue.push_back((start, 0));
+    }
+
+    while let Some((at, hops)) = queue.pop_front() {
+        for [a, b] in &links {
+            for (from, to) in [(a, b), (b, a)] {
+                let (Some(from), Some(to)) = (place(from.0), place(to.0)) else { continue };
+                if from == at && distances[to].is_none() {
+                    distances[to] = Some(hops + 1);
+                    queue.push_back((to, hops + 1));
+                }
+            }
+        }
+    }
+
+    distances
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_route_is_one_hop_and_the_other_crosses_the_tree() {
+        let (near, far) = (Route::of(Part::EngineNear).ok(), Route::of(Part::EngineFar).ok());
+        assert_eq!(near.map(|route| route.hops), Some(1));
+        // 65 nodes with at most two children each.
+        assert!(far.is_some_and(|route| (5..64).contains(&route.hops)), "{far:?}");
+    }
+}

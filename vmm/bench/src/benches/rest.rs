@@ -1,0 +1,73 @@
+//! `nicforge bench rest`: the cost of a served machine without clients.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use nicforge::failure::{ErrorContext, Failure};
+
+use crate::{
+    bench::{Bench, Run},
+    machine::{describe, serve},
+    placement::Placement,
+    row::{Backing, Goal, Outcome, Row},
+};
+
+/// The bench.
+pub const BENCH: Bench =
+    Bench::new("rest", "what a served machine of 65 nodes costs while no program uses it", run);
+
+/// Number of compute nodes in the machine.
+const COMPUTE_NODES: u32 = 64;
+
+fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let seconds = if run.quick { 1 } else { 10 };
+    run.steps(seconds);
+    let pset = format!("[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = 8\n");
+    let served = serve(run, &describe(BENCH.name, &pset)?, &Placement::free())?;
+
+    // The engine needs some time after its start before it sleeps.
+    std::thread::sleep(Duration::from_millis(500));
+
+    let (cpu, start) = (cpu_time()?, Instant::now());
+    for second in 0..seconds {
+        run.step(format!("second {}", second + 1))?;
+        std::thread::sleep(Duration::from_secs(1));
+    }
+
+    let percent = 100.0 * (cpu_time()? - cpu).as_secs_f64() / start.elapsed().as_secs_f64();
+    let resident = resident_mb()?;
+    served.stop()?;
+
+    let row = Row { backing: Some(Backing::VfioUser), ..Row::new("rest") }
+        .figure("nodes", f64::from(COMPUTE_NODES + 1))
+        .figure("cpu_percent", percent)
+        .figure("resident_mb", resident);
+    Ok(Outcome {
+        rows: vec![row],
+        goals: vec![
+            Goal::at_most("CPU time of a served pset of 64 at rest, percent of a processor", 1.0, percent),
+            Goal::at_most("its resident memory, MB", 64.0, resident),
+        ],
+        notes: vec!["the bench's own process is counted with the engine: it does nothing but sleep".into()],
+    })
+}
+
+/// Returns the CPU time of this process.
+fn cpu_time() -> Result<Duration, Failure> {
+    let clock = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID;
+    clock.now().map(Duration::from).context(|| "the process's CPU time".into())
+}
+
+/// Returns the resident memory of this process, in units of 10^6 bytes.
+fn resident_mb() -> Result<f64, Failure> {
+    let status = fs::read_to_string("/proc/self/status").context(|| "/proc/self/status".into())?;
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .and_then(|rest| rest.split_whitespace().next())
+        .and_then(|kib| kib.parse::<f64>().ok())
+        .map(|kib| kib * 1024.0 / 1e6)
+        .ok_or_else(|| Failure::environment("/proc/self/status has no VmRSS"))
+}

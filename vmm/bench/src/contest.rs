@@ -1,0 +1,184 @@
+//! Contests: contestants that are measured in turns, within one run.
+//!
+//! Every second round has the opposite order. A disturbance on the host therefore affects all
+//! contestants alike. The result of a contestant is the median over its rounds.
+
+use nicforge::failure::Failure;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    bench::Run,
+    row::Row,
+    samples::{Samples, median},
+};
+
+/// The result of one turn of a contestant.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Turn {
+    /// Operations per second, if the turn measured a rate.
+    pub rate: Option<f64>,
+    /// Times of single operations; empty when only the rate counts.
+    pub samples: Samples,
+}
+
+impl Turn {
+    /// Returns the result of a turn that measured a rate alone, in operations per second.
+    pub fn of_rate(rate: f64) -> Self {
+        Self { rate: Some(rate), samples: Samples::default() }
+    }
+
+    /// Returns the result of a turn that measured times alone.
+    pub fn of_samples(samples: Samples) -> Self {
+        Self { rate: None, samples }
+    }
+}
+
+/// Measures contestants in turns, `rounds` times each. `measure` gets the contestant and the number
+/// of the round.
+///
+/// # Errors
+/// Returns the first error of a measurement, and an error when the user has ended the run.
+pub fn run<C, T>(
+    run: &Run<'_>,
+    rounds: usize,
+    mut contestants: Vec<C>,
+    mut measure: impl FnMut(&mut C, usize) -> Result<T, Failure>,
+) -> Result<Results<C, T>, Failure> {
+    let turns = in_turns(rounds, contestants.len(), |index, round| {
+        run.check()?;
+        measure(&mut contestants[index], round)
+    })?;
+
+    Ok(Results { entries: contestants.into_iter().zip(turns).collect() })
+}
+
+/// The contestants of a contest, and the results of each.
+#[derive(Clone, Debug)]
+pub struct Results<C, T = Turn> {
+    entries: Vec<(C, Vec<T>)>,
+}
+
+impl<C, T> Results<C, T> {
+    /// Iterates over the contestants with the results of their turns, in the contestants' order.
+    pub fn iter(&self) -> impl Iterator<Item = (&C, &[T])> {
+        self.entries.iter().map(|(contestant, turns)| (contestant, turns.as_slice()))
+    }
+
+    /// Returns the contestants with the results of their turns.
+    pub fn into_entries(self) -> Vec<(C, Vec<T>)> {
+        self.entries
+    }
+
+    /// Returns the results of a contestant, or none if it did not take part.
+    pub fn of(&self, wanted: &C) -> &[T]
+    where
+        C: PartialEq,
+    {
+        self.iter().find(|(contestant, _)| *contestant == wanted).map_or(&[], |(_, turns)| turns)
+    }
+}
+
+/// Returns the median rate of the turns that measured one.
+pub fn median_rate(turns: &[Turn]) -> Option<f64> {
+    let rates: Vec<_> = turns.iter().filter_map(|turn| turn.rate).collect();
+    (!rates.is_empty()).then(|| median(&rates))
+}
+
+/// Returns the samples of all turns.
+pub fn all_samples(turns: &[Turn]) -> Samples {
+    let mut all = Samples::default();
+    for turn in turns {
+        all.append(turn.samples.clone());
+    }
+    all
+}
+
+/// Returns the median rate of one contestant as a multiple of another's. A contestant without a
+/// rate counts as one operation per second at most.
+pub fn ratio(one: &[Turn], other: &[Turn]) -> f64 {
+    median_rate(one).unwrap_or(0.0) / median_rate(other).unwrap_or(0.0).max(1.0)
+}
+
+/// Returns the ratio of two rates in the same round, as the median over all rounds.
+pub fn ratio_in_rounds(one: &[Turn], other: &[Turn]) -> f64 {
+    let rate = |turn: &Turn| turn.rate.unwrap_or(0.0);
+    let ratios: Vec<_> = one.iter().zip(other).map(|(one, other)| rate(one) / rate(other)).collect();
+    median(&ratios)
+}
+
+impl Row {
+    /// Fills in the median rate of a contestant's turns, and the percentiles of all its samples.
+    #[must_use]
+    pub fn with_turns(mut self, turns: &[Turn]) -> Self {
+        self.rate_per_s = median_rate(turns).filter(|&rate| rate > 0.0);
+        let samples = all_samples(turns);
+        if !samples.is_empty() {
+            self.p50_us = Some(samples.p50_us());
+            self.p99_us = Some(samples.p99_us());
+        }
+        self
+    }
+
+    /// Fills in the size of a message, and the bandwidth that it has at the row's rate.
+    #[must_use]
+    pub fn with_bandwidth(mut self, bytes: usize) -> Self {
+        self.bytes = Some(bytes as u64);
+        self.gbit_s = self.rate_per_s.map(|rate| rate * bytes as f64 * 8.0 / 1e9);
+        self
+    }
+}
+
+/// Calls `measure` with each contestant's index and the round, every second round backwards.
+/// Returns the results of each contestant.
+fn in_turns<T, E>(
+    rounds: usize,
+    contestants: usize,
+    mut measure: impl FnMut(usize, usize) -> Result<T, E>,
+) -> Result<Vec<Vec<T>>, E> {
+    let mut results: Vec<Vec<T>> = (0..contestants).map(|_| Vec::with_capacity(rounds)).collect();
+    for round in 0..rounds {
+        for position in 0..contestants {
+            let contestant = if round % 2 == 0 { position } else { contestants - 1 - position };
+            results[contestant].push(measure(contestant, round)?);
+        }
+    }
+
+    Ok(results)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_second_round_runs_backwards() {
+        let mut order = Vec::new();
+        let results = in_turns(2, 3, |contestant, round| {
+            order.push(contestant);
+            Ok::<_, ()>(round)
+        });
+        assert_eq!(order, [0, 1, 2, 2, 1, 0]);
+        assert_eq!(results, Ok(vec![vec![0, 1]; 3]));
+    }
+
+    #[test]
+    fn a_ratio_is_of_medians_or_the_median_of_the_rounds() {
+        let turns = |rates: [f64; 3]| rates.map(Turn::of_rate);
+        let (one, other) = (turns([2.0, 8.0, 30.0]), turns([1.0, 16.0, 10.0]));
+        assert_eq!(ratio(&one, &other), 0.8);
+        assert_eq!(ratio_in_rounds(&one, &other), 2.0);
+    }
+
+    #[test]
+    fn a_row_has_what_its_turns_measured_and_no_more() {
+        let rated = Row::new("rate").with_turns(&[Turn::of_rate(1e6)]).with_bandwidth(1000);
+        assert_eq!((rated.rate_per_s, rated.gbit_s, rated.p50_us), (Some(1e6), Some(8.0), None));
+
+        let mut samples = Samples::default();
+        samples.add(Duration::from_micros(3));
+        let timed = Row::new("time").with_turns(&[Turn::of_samples(samples), Turn::default()]);
+        assert_eq!((timed.rate_per_s, timed.p50_us, timed.p99_us), (None, Some(3.0), Some(3.0)));
+    }
+}

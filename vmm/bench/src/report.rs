@@ -1,0 +1,326 @@
+//! Prints results: tables for a terminal, or Markdown for a document.
+
+use std::fmt::Write;
+
+use comfy_table::{CellAlignment, Table, presets};
+use nicforge::failure::{ErrorContext, Failure, print_line};
+use serde::Serialize;
+
+use crate::{
+    host::Host,
+    row::{Backing, Goal, Outcome, Row, Wanted},
+};
+
+/// A document with more rows than this shows bandwidths side by side, with a column for each path.
+const MAX_PLAIN_ROWS: usize = 60;
+
+/// The result of one benchmark.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The bench's name.
+    pub bench: &'static str,
+    /// The host that it ran on.
+    pub machine: Host,
+    /// Whether it ran with fewer repetitions than quoted figures need.
+    pub quick: bool,
+    /// The rows, goals and notes.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+impl Report {
+    /// Prints tables on standard output.
+    ///
+    /// # Errors
+    /// Returns an error when the output is closed.
+    pub fn print(&self) -> Result<(), Failure> {
+        print_line(format_args!("{}: {}", self.bench, self.host_line()))?;
+        print_line(rows(&self.outcome.rows).table())?;
+        if !self.outcome.goals.is_empty() {
+            print_line(goals(&self.outcome.goals).table())?;
+        }
+
+        for note in &self.outcome.notes {
+            print_line(format_args!("- {note}"))?;
+        }
+
+        print_line("")
+    }
+
+    /// Returns the report as a section of a Markdown document: a heading, the host, the rows, the
+    /// goals and the notes.
+    ///
+    /// When there are many rows and all have a bandwidth, the table of rows has a column for each
+    /// path, which shows the bandwidths side by side.
+    pub fn markdown(&self) -> String {
+        let mut text = format!("## `nicforge bench {}`\n\n{}\n\n", self.bench, self.host_line());
+        let bandwidths = self.outcome.rows.iter().all(|row| row.gbit_s.is_some());
+        let data = if self.outcome.rows.len() > MAX_PLAIN_ROWS && bandwidths {
+            side_by_side(&self.outcome.rows)
+        } else {
+            rows(&self.outcome.rows)
+        };
+
+        text.push_str(&data.markdown());
+        if !self.outcome.goals.is_empty() {
+            text.push('\n');
+            text.push_str(&goals(&self.outcome.goals).markdown());
+        }
+
+        if !self.outcome.notes.is_empty() {
+            text.push('\n');
+        }
+
+        for note in &self.outcome.notes {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "- {note}");
+        }
+
+        text
+    }
+
+    /// Returns the report as JSON.
+    ///
+    /// # Errors
+    /// Returns an error when a figure has no form in JSON.
+    pub fn json(&self) -> Result<String, Failure> {
+        serde_json::to_string_pretty(self).context(|| "the report".into())
+    }
+
+    /// Returns the line that describes the host, and whether the run was a quick one.
+    fn host_line(&self) -> String {
+        let Host { processor, processors, kernel, load, .. } = &self.machine;
+        format!(
+            "{processor}, {processors} processors, Linux {kernel}, load {load:.1}{}",
+            if self.quick { ", QUICK: not for quoting" } else { "" }
+        )
+    }
+}
+
+/// A column of a table.
+struct Column {
+    name: String,
+    /// Whether it holds numbers, which are aligned to the right.
+    is_numeric: bool,
+}
+
+impl Column {
+    fn new(name: impl Into<String>, is_numeric: bool) -> Self {
+        Self { name: name.into(), is_numeric }
+    }
+}
+
+/// The contents of a table.
+struct TableData {
+    columns: Vec<Column>,
+    /// The texts of the cells, with one cell for each column in a row.
+    rows: Vec<Vec<String>>,
+}
+
+impl TableData {
+    /// Formats the data as a table for a terminal.
+    fn table(self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY);
+        table.set_header(self.columns.iter().map(|column| &column.name));
+
+        for row in self.rows {
+            table.add_row(row);
+        }
+
+        for (index, _) in self.columns.iter().enumerate().filter(|(_, column)| column.is_numeric) {
+            if let Some(column) = table.column_mut(index) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+
+        table
+    }
+
+    /// Formats the data as a Markdown table: the names of the columns, a line of delimiters that
+    /// also align the columns, and the rows.
+    fn markdown(self) -> String {
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let delimiter = |column: &Column| if column.is_numeric { "--:" } else { "---" }.to_owned();
+        let names = self.columns.iter().map(|column| column.name.clone()).collect();
+        let delimiters = self.columns.iter().map(delimiter).collect();
+
+        let mut text = line(names);
+        text.push_str(&line(delimiters));
+
+        for row in self.rows {
+            text.push_str(&line(row));
+        }
+
+        text
+    }
+}
+
+/// Returns the text of a cell, or `None` if the column does not apply to the row.
+type Cell = fn(&Row) -> Option<String>;
+
+/// Returns a table with a line for each row. A column that applies to no row is left out. The
+/// figures that only some benchmarks have follow the fixed columns, by name.
+fn rows(rows: &[Row]) -> TableData {
+    let fixed: [(&str, bool, Cell); 11] = [
+        ("path", false, |row| Some(row.path.clone())),
+        ("backing", false, |row| row.backing.map(|backing| backing.name().to_owned())),
+        ("accelerator", false, |row| row.accelerator.map(str::to_owned)),
+        ("placement", false, |row| row.placement.clone()),
+        ("FIFO", true, |row| row.fifo_depth.map(|depth| depth.to_string())),
+        ("direction", false, |row| row.direction.map(str::to_owned)),
+        ("bytes", true, |row| row.bytes.map(size)),
+        ("Gb/s", true, |row| row.gbit_s.map(figure)),
+        ("p50 us", true, |row| row.p50_us.map(figure)),
+        ("p99 us", true, |row| row.p99_us.map(figure)),
+        ("rate/s", true, |row| row.rate_per_s.map(figure)),
+    ];
+
+    let used: Vec<_> =
+        fixed.iter().filter(|(_, _, cell)| rows.iter().any(|row| cell(row).is_some())).collect();
+    let mut own: Vec<&str> = rows.iter().flat_map(|row| row.figures.keys().copied()).collect();
+
+    own.sort_unstable();
+    own.dedup();
+
+    let mut columns: Vec<_> =
+        used.iter().map(|(name, is_numeric, _)| Column::new(*name, *is_numeric)).collect();
+    columns.extend(own.iter().map(|name| Column::new(name.replace('_', " "), true)));
+    let cells = |row: &Row| {
+        let fixed = used.iter().map(|(_, _, cell)| cell(row));
+        let figures = own.iter().map(|name| row.figures.get(name).copied().map(figure));
+        fixed.chain(figures).map(|cell| cell.unwrap_or_else(|| "-".into())).collect()
+    };
+
+    TableData { columns, rows: rows.iter().map(cells).collect() }
+}
+
+/// Returns a table of bandwidths in Gb/s, with a column for each path. The first columns hold the
+/// other properties of a row.
+fn side_by_side(rows: &[Row]) -> TableData {
+    let key = |row: &Row| {
+        // Rows without this figure have one outstanding request.
+        let outstanding = row.figures.get("outstanding").map_or(1, |&count| count as u64).to_string();
+        [row.direction.unwrap_or("-").to_owned(), row.bytes.map_or_else(|| "-".into(), size), outstanding]
+    };
+
+    let label = |row: &Row| {
+        let depth = row.fifo_depth.map(|depth| format!(" {depth}")).unwrap_or_default();
+        let backing = if row.backing == Some(Backing::InProcess) { " in process" } else { "" };
+        format!("{}{depth}{backing}", row.path)
+    };
+
+    let (mut keys, mut labels) = (Vec::new(), Vec::new());
+    for row in rows.iter().filter(|row| row.gbit_s.is_some()) {
+        if !keys.contains(&key(row)) {
+            keys.push(key(row));
+        }
+        if !labels.contains(&label(row)) {
+            labels.push(label(row));
+        }
+    }
+
+    let mut columns =
+        vec![Column::new("direction", false), Column::new("bytes", true), Column::new("outstanding", true)];
+    columns.extend(labels.iter().map(|label| Column::new(label.as_str(), true)));
+    let line = |wanted: &[String; 3]| {
+        let cell = |wanted_label: &String| {
+            let found = rows.iter().find(|row| key(row) == *wanted && label(row) == *wanted_label);
+            found.and_then(|row| row.gbit_s).map_or_else(|| "-".into(), figure)
+        };
+        wanted.iter().cloned().chain(labels.iter().map(cell)).collect()
+    };
+
+    TableData { columns, rows: keys.iter().map(line).collect() }
+}
+
+/// Returns a table of the goals, and whether each is met.
+fn goals(goals: &[Goal]) -> TableData {
+    let columns = vec![
+        Column::new("goal", false),
+        Column::new("wanted", true),
+        Column::new("measured", true),
+        Column::new("", false),
+    ];
+    let line = |goal: &Goal| {
+        let sign = match goal.wanted {
+            Wanted::AtMost => "at most",
+            Wanted::AtLeast => "at least",
+        };
+        let met = if goal.met { "met" } else { "MISSED" };
+        vec![goal.what.clone(), format!("{sign} {}", figure(goal.limit)), figure(goal.measured), met.into()]
+    };
+
+    TableData { columns, rows: goals.iter().map(line).collect() }
+}
+
+/// Formats a number with three significant digits, and large numbers with a suffix.
+fn figure(value: f64) -> String {
+    let (value, suffix) = match value.abs() {
+        large if large >= 1e9 => (value / 1e9, " G"),
+        large if large >= 1e6 => (value / 1e6, " M"),
+        large if large >= 1e4 => (value / 1e3, " k"),
+        _ => (value, ""),
+    };
+
+    let decimals = match value.abs() {
+        0.0 => 0,
+        small if small < 10.0 => 2,
+        middle if middle < 100.0 => 1,
+        _ => 0,
+    };
+
+    format!("{value:.decimals$}{suffix}")
+}
+
+/// Formats a number of bytes: 16, 4 K, 1 M.
+fn size(bytes: u64) -> String {
+    match bytes {
+        mega if mega >= 1 << 20 && mega % (1 << 20) == 0 => format!("{} M", mega >> 20),
+        kilo if kilo >= 1 << 10 && kilo % (1 << 10) == 0 => format!("{} K", kilo >> 10),
+        bytes => bytes.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_three_digits() {
+        let texts = [0.0, 0.5, 12.34, 123.4, 9999.0, 12_345.0, 61_000_000.0].map(figure);
+        assert_eq!(texts, ["0", "0.50", "12.3", "123", "9999", "12.3 k", "61.0 M"]);
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!([16, 1000, 4096, 1 << 20].map(size), ["16", "1000", "4 K", "1 M"]);
+    }
+
+    #[test]
+    fn columns_that_no_row_has_are_left_out() {
+        let rows =
+            rows(&[Row { p50_us: Some(1.5), ..Row::new("a") }, Row::new("b").figure("instructions", 42.0)])
+                .table()
+                .to_string();
+        assert!(rows.contains("p50 us") && rows.contains("instructions"), "{rows}");
+        assert!(!rows.contains("backing") && !rows.contains("FIFO"), "{rows}");
+    }
+
+    #[test]
+    fn many_bandwidths_stand_side_by_side() {
+        let row = |path: &str, bytes, gbit_s| Row {
+            bytes: Some(bytes),
+            gbit_s: Some(gbit_s),
+            direction: Some("both"),
+            ..Row::new(path)
+        };
+
+        let text =
+            side_by_side(&[row("raw", 16, 1.0), row("unix", 16, 2.0), row("raw", 1 << 20, 3.0)]).markdown();
+        let expected = "| direction | bytes | outstanding | raw | unix |\n| --- | --: | --: | --: | --: |\n\
+            | both | 16 | 1 | 1.00 | 2.00 |\n| both | 1 M | 1 | 3.00 | - |\n";
+
+        assert_eq!(text, expected);
+    }
+}

@@ -1,0 +1,199 @@
+//! Quick runs of all benchmarks. They check that the benchmarks work, and the contents of their
+//! reports. No result depends on time.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+#[path = "../common/report.rs"]
+mod report;
+
+use std::{collections::BTreeSet, process::Command};
+
+use nicforge_bench::benches::mmio::REGISTER_PATHS;
+use serde_json::Value;
+
+use crate::report::{assert_report, quick};
+
+/// Returns the command that starts the program under test.
+fn bench(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge-bench"));
+    command.args(arguments);
+    command
+}
+
+#[test]
+fn the_machine_at_rest_is_measured() {
+    let report = quick("rest");
+    assert_report(&report, "rest", &["rest"]);
+    assert!(report["rows"][0]["resident_mb"].as_f64().unwrap() > 1.0);
+}
+
+#[test]
+fn a_packets_instructions_are_counted() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        // Another test checks the message without valgrind.
+        return;
+    }
+
+    let report = quick("packet");
+    let paths =
+        ["send", "receive", "copy-in", "copy-out", "engine-hop", "engine-ends", "fcnp-send", "fcnp-receive"];
+
+    assert_report(&report, "packet", &paths);
+    for row in report["rows"].as_array().unwrap() {
+        // The count is the work of one packet, and neither zero nor the work of the whole program.
+        let instructions = row["instructions"].as_f64().unwrap();
+        assert!((10.0..100_000.0).contains(&instructions), "{row:#}");
+        assert_eq!(row["bytes"], 256);
+    }
+}
+
+#[test]
+fn matching_is_measured_at_every_depth() {
+    let report = quick("matching");
+    let paths = ["posted", "posted-wildcard", "unexpected", "unexpected-wildcard", "list-posted"];
+
+    assert_report(&report, "matching", &paths);
+    for path in paths {
+        let depths: Vec<_> = report["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|row| row["path"] == path && row["nanoseconds"].as_f64().unwrap() > 0.0)
+            .map(|row| row["depth"].as_f64().unwrap())
+            .collect();
+        assert_eq!(depths, [1.0, 10.0, 100.0, 1_000.0, 10_000.0], "{path}");
+    }
+}
+
+#[test]
+fn messages_over_extoll_are_measured_by_pairs_and_sizes() {
+    let report = quick("extoll-mpi");
+    assert_report(&report, "extoll-mpi", &["message-rate", "ping-pong", "random-access", "velo"]);
+    let rows = report["rows"].as_array().unwrap();
+    let of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
+    let rates: BTreeSet<_> = of("message-rate")
+        .map(|row| (row["pairs"].as_f64().unwrap() as u64, row["bytes"].as_u64().unwrap()))
+        .collect();
+    let expected: BTreeSet<_> =
+        [1, 2, 4, 8].into_iter().flat_map(|pairs| (0..=12).map(move |power| (pairs, 1 << power))).collect();
+
+    assert_eq!(rates, expected);
+    assert!(of("message-rate").chain(of("velo")).all(|row| row["rate_per_s"].as_f64().unwrap() > 0.0));
+    assert!(of("ping-pong").all(|row| row["p50_us"].as_f64() > Some(0.0)));
+
+    for row in of("random-access") {
+        assert!(row["gups"].as_f64().unwrap() > 0.0 && row["wrong_percent"] == 0.0, "{row:#}");
+    }
+
+    // There are no such rows without valgrind.
+    for row in of("mpi-instructions") {
+        let parts = ["program", "requests", "match", "protocol", "transport", "velo", "posting", "machine"];
+        let counts = parts.map(|part| row[part].as_f64().unwrap());
+        let (sum, all): (f64, _) = (counts.iter().sum(), row["instructions"].as_f64().unwrap());
+        assert!(counts.iter().all(|count| (10.0..10_000.0).contains(count)), "{row:#}");
+        assert!((sum - all).abs() < 1.0, "{row:#}");
+    }
+}
+
+#[test]
+fn without_valgrind_the_packet_bench_says_what_to_install() {
+    let nothing = tempfile::TempDir::new().unwrap();
+    let output = bench(&["packet", "--quick", "--json"]).env("PATH", nothing.path()).output().unwrap();
+
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("valgrind") && said.contains("install"), "{said}");
+}
+
+#[test]
+fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
+    let report = quick("mmio");
+    let ours = REGISTER_PATHS;
+    let bare = ["bare-ring", "unix-pingpong", "unix-pingpong-spinning", "eventfd-pingpong"];
+
+    assert_report(&report, "mmio", &[ours.as_slice(), &bare].concat());
+    if cfg!(feature = "bench-peers") {
+        assert_report(&report, "mmio", &["vfio_user-crate-read"]);
+    }
+
+    let rows = report["rows"].as_array().unwrap();
+    for row in rows {
+        let path = row["path"].as_str().unwrap();
+        assert!(row["placement"].is_string(), "{row:#}");
+        assert!(
+            row["p50_us"].as_f64() > Some(0.0) && row["p99_us"].as_f64() >= row["p50_us"].as_f64(),
+            "{row:#}"
+        );
+
+        let device = ours.contains(&path) || path.starts_with("vfio_user-crate");
+        assert_eq!(row["backing"] == "vfio-user", device, "{row:#}");
+        if ["posted-write", "bare-ring", "trapped-read-hot", "trapped-write"].contains(&path) {
+            assert!(row["rate_per_s"].as_f64() > Some(0.0), "{row:#}");
+        }
+    }
+
+    let placements: BTreeSet<_> = rows.iter().map(|row| row["placement"].as_str().unwrap()).collect();
+    let of_each_path = |path: &str| rows.iter().filter(|row| row["path"] == path).count();
+
+    assert!(ours.iter().chain(&bare).all(|path| of_each_path(path) == placements.len()), "{report:#}");
+
+    let goals = if cfg!(feature = "bench-peers") { 4 } else { 3 };
+    assert_eq!(report["goals"].as_array().unwrap().len(), goals * placements.len());
+}
+
+#[test]
+fn fcnp_is_measured_beside_packets_and_sockets() {
+    let report = quick("fcnp");
+    let trees = ["raw", "fcnp-poll", "fcnp-irq"];
+    let sockets = ["unix", "tcp", "unix-relayed", "tcp-relayed", "unix-forwarded", "tcp-forwarded"];
+
+    assert_report(&report, "fcnp", &[&trees[..], &sockets[..]].concat());
+    let rows = report["rows"].as_array().unwrap();
+    for row in rows {
+        assert!(row["gbit_s"].as_f64().unwrap() > 0.0 && row["placement"].is_string(), "{row:#}");
+        let has_latency = row["bytes"] == 16 && row["direction"] != "both";
+        assert_eq!(row["p50_us"].is_number(), has_latency, "{row:#}");
+    }
+
+    for path in trees {
+        for depth in [8, 256] {
+            for direction in ["io-to-compute", "compute-to-io", "both"] {
+                let is_there = |row: &&Value| {
+                    row["path"] == path && row["fifo_depth"] == depth && row["direction"] == direction
+                };
+                assert!(rows.iter().filter(is_there).count() >= 3, "{path}, {depth}, {direction}");
+            }
+        }
+    }
+
+    let two = rows.iter().find(|row| row["path"] == "fcnp-poll" && row["outstanding"] == 2.0);
+    assert_eq!(two.unwrap()["bytes"], 65536);
+}
+
+#[test]
+fn the_list_names_every_bench_and_an_unknown_one_is_refused_with_the_names() {
+    let list = bench(&["list", "--json"]).output().unwrap();
+    let list: Value = serde_json::from_slice(&list.stdout).unwrap();
+    let refused = bench(&["nothing"]).output().unwrap();
+
+    assert_eq!(refused.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    for bench in list["benches"].as_array().unwrap() {
+        assert!(said.contains(bench["name"].as_str().unwrap()), "{said}");
+    }
+}
+
+#[test]
+fn results_are_written_into_a_directory_and_shown_as_without_it() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let directory = folder.path().join("results");
+    let output = bench(&["rest", "--quick", "--markdown", "--results"]).arg(&directory).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let text = std::fs::read_to_string(directory.join("rest.md")).unwrap();
+    assert!(text.starts_with("## `nicforge bench rest`\n"), "{text}");
+    assert_eq!(format!("{text}\n"), String::from_utf8_lossy(&output.stdout));
+
+    let report: Value = serde_json::from_slice(&std::fs::read(directory.join("rest.json")).unwrap()).unwrap();
+    assert_report(&report, "rest", &["rest"]);
+}
