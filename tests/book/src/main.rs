@@ -5,6 +5,7 @@
 //! because mdBook takes longer to compile than all the other tasks together.
 
 use std::{
+    collections::BTreeSet,
     path::{Component, Path, PathBuf},
     process::ExitCode,
 };
@@ -36,13 +37,19 @@ fn build(root: &Path) -> Result<(), String> {
 }
 
 /// Checks that every relative link in a page leads to a file, and to a heading if it names one.
-/// Every page of the book must be in SUMMARY.md.
+/// Every page of the book must be in SUMMARY.md. A file that a page includes belongs to that page.
 fn check_links(root: &Path, source: &Path) -> Result<(), String> {
     let summary = read(&source.join("SUMMARY.md"))?;
+    let pages = pages(root)?;
     let mut bad = Vec::new();
+    let mut parts = BTreeSet::new();
 
-    for page in pages(root)? {
-        let text = read(&page)?;
+    for page in &pages {
+        parts.extend(included(page, &read(page)?).map(|(_, part)| part));
+    }
+
+    for page in pages.iter().filter(|page| !parts.contains(*page)) {
+        let text = read_page(page)?;
         for link in links(&text) {
             if link.contains("://") || link.starts_with("mailto:") {
                 continue;
@@ -56,7 +63,7 @@ fn check_links(root: &Path, source: &Path) -> Result<(), String> {
 
             if !target.exists() {
                 bad.push(format!("{}: no such file: {path}", page.display()));
-            } else if !anchor.is_empty() && !anchors(&read(&target)?).any(|there| there == anchor) {
+            } else if !anchor.is_empty() && !anchors(&read_page(&target)?).any(|there| there == anchor) {
                 bad.push(format!("{}: no such heading: {link}", page.display()));
             }
         }
@@ -72,6 +79,24 @@ fn check_links(root: &Path, source: &Path) -> Result<(), String> {
     }
 
     if bad.is_empty() { Ok(()) } else { Err(format!("the book:\n  {}", bad.join("\n  "))) }
+}
+
+/// Returns the text of a page, with the files that it includes in the place of their lines.
+fn read_page(page: &Path) -> Result<String, String> {
+    let text = read(page)?;
+    let mut whole = text.clone();
+    for (line, part) in included(page, &text) {
+        whole = whole.replace(line, &read(&part)?);
+    }
+    Ok(whole)
+}
+
+/// Returns the lines of a page that include a whole Markdown file, with the paths of these files.
+fn included<'a>(page: &'a Path, text: &'a str) -> impl Iterator<Item = (&'a str, PathBuf)> {
+    text.lines().filter_map(move |line| {
+        let path = line.trim().strip_prefix("{{#include ")?.strip_suffix("}}")?;
+        path.ends_with(".md").then(|| (line, page.with_file_name(path)))
+    })
 }
 
 /// Returns the lines outside code blocks.
