@@ -1,5 +1,5 @@
 //! The program `nicforge`. It serves machines, runs programs on them, boots guests with them, shows
-//! their state, and measures them.
+//! their state, and starts the program of the benches.
 //!
 //! Its input is machine files, command lines and signals. Its output is sockets in a directory,
 //! processes and tables. It may use all crates below it. Each command is a module. `main.rs` only

@@ -149,7 +149,6 @@ impl SteppedMachine {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 

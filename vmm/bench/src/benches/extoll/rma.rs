@@ -20,7 +20,7 @@ use nix::time::ClockId;
 use super::cards::{serve_two_cards, vpid_at};
 use crate::{
     bench::{Bench, Run},
-    contest,
+    contest::{self, Results},
     machine::open,
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
@@ -209,37 +209,46 @@ fn measure(
             }
         })?;
 
-        let transfers_per_s = |took: &[Took], time: fn(&Took) -> Duration| {
-            let rate = |took: &Took| (bytes / size) as f64 / time(took).as_secs_f64();
-            median(&took.iter().map(rate).collect::<Vec<_>>())
-        };
-        let (wall, work): (fn(&Took) -> Duration, fn(&Took) -> Duration) =
-            (|took| took.wall, |took| took.mover);
-        let copies = times.of(&Path::Copy);
-
-        for (&path, took) in times.iter() {
-            let rate = transfers_per_s(took, wall);
-            let of_memcpy = rate / transfers_per_s(copies, wall);
-            let of_memcpy_by_cpu_time = transfers_per_s(took, work) / transfers_per_s(copies, work);
-            let row = Row {
-                backing: (path != Path::Copy).then_some(Backing::VfioUser),
-                placement: Some(placement.text()),
-                rate_per_s: Some(rate),
-                ..Row::new(path.name())
-            };
-
-            rows.push(
-                row.with_bandwidth(size)
-                    .figure("of_memcpy", of_memcpy)
-                    .figure("of_memcpy_by_cpu_time", of_memcpy_by_cpu_time),
-            );
-
-            if size >= LARGE && path != Path::Copy {
-                let what = format!("{} of {} MiB, times a copy", path.name(), size >> 20);
-                goals.push(Goal::at_least(what, SHARE, of_memcpy));
-            }
-        }
+        rows.extend(rows_of(&times, placement, size, bytes));
+        goals.extend(goals_of(&times, size));
     }
 
     Ok((rows, goals))
+}
+
+/// Returns the rows for transfers of `size`, of which each turn moved `bytes`.
+fn rows_of(times: &Results<Path, Took>, placement: &Placement, size: usize, bytes: usize) -> Vec<Row> {
+    let row = |(&path, took): (&Path, &[Took])| {
+        let row = Row {
+            backing: (path != Path::Copy).then_some(Backing::VfioUser),
+            placement: Some(placement.text()),
+            rate_per_s: Some((bytes / size) as f64 / median_seconds(took, |took| took.wall)),
+            ..Row::new(path.name())
+        };
+
+        row.with_bandwidth(size)
+            .figure("of_memcpy", of_memcpy(times, path, |took| took.wall))
+            .figure("of_memcpy_by_cpu_time", of_memcpy(times, path, |took| took.mover))
+    };
+
+    times.iter().map(row).collect()
+}
+
+/// Returns the goals for transfers of `size`, if they are large.
+fn goals_of(times: &Results<Path, Took>, size: usize) -> Vec<Goal> {
+    let goal = |path: Path| {
+        let what = format!("{} of {} MiB, times a copy", path.name(), size >> 20);
+        Goal::at_least(what, SHARE, of_memcpy(times, path, |took| took.wall))
+    };
+    if size >= LARGE { [Path::Put, Path::Get].map(goal).into() } else { Vec::new() }
+}
+
+/// Returns the median bandwidth of a path as a share of a copy's.
+fn of_memcpy(times: &Results<Path, Took>, path: Path, time: fn(&Took) -> Duration) -> f64 {
+    median_seconds(times.of(&Path::Copy), time) / median_seconds(times.of(&path), time)
+}
+
+/// Returns the median of a time over all turns.
+fn median_seconds(took: &[Took], time: fn(&Took) -> Duration) -> f64 {
+    median(&took.iter().map(|took| time(took).as_secs_f64()).collect::<Vec<_>>())
 }
