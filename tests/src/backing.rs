@@ -1,8 +1,10 @@
 //! The doors to a machine: the ways in which a test reaches its attachments.
 
 use std::{
+    collections::VecDeque,
+    io::{self, Write},
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
@@ -17,6 +19,7 @@ pub use nicforge_engine::EventLoopKind;
 use nicforge_engine::{Engine, EngineConfig, EngineHandle, Snapshot, Stop};
 use nicforge_machine::in_process::LocalMachine;
 use tempfile::TempDir;
+use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Deadline of waits in tests, generous enough for a loaded machine.
@@ -101,11 +104,48 @@ fn socket(directory: &Path, function: &str, attachment: &str) -> PathBuf {
     directory.join(format!("{function}-{attachment}"))
 }
 
-/// Lets engines log what becomes of their clients. A test that fails shows its engine's lines.
-fn show_log() {
-    let log = tracing_subscriber::fmt().with_max_level(LevelFilter::INFO).with_ansi(false).with_test_writer();
-    // Another test of this process may have done it already.
-    let _ = log.try_init();
+/// The last log lines of one engine, which only a failing test shows.
+#[derive(Clone, Default)]
+struct EngineLog(Arc<Mutex<VecDeque<Vec<u8>>>>);
+
+impl EngineLog {
+    /// Number of lines that are kept.
+    const LINES: usize = 1_000;
+
+    /// Collects what the current thread logs, until the result is dropped.
+    fn collect(&self) -> DefaultGuard {
+        let lines = self.clone();
+        let log = tracing_subscriber::fmt().with_max_level(LevelFilter::INFO).with_ansi(false);
+        tracing::subscriber::set_default(log.with_writer(move || lines.clone()).finish())
+    }
+
+    fn lines(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prints the lines, under the name of the current test.
+    fn show(&self) {
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        let lines: String = self.lines().iter().map(|line| String::from_utf8_lossy(line)).collect();
+        eprintln!("The engine of {test} logged:\n{lines}");
+    }
+}
+
+/// Takes one line with each write, as `tracing_subscriber` writes them.
+impl Write for EngineLog {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let mut lines = self.lines();
+        if lines.len() == Self::LINES {
+            lines.pop_front();
+        }
+        lines.push_back(line.to_owned());
+
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A machine that a thread of this process serves, one socket for each attachment. It ends on drop.
@@ -114,6 +154,7 @@ pub struct Served {
     handle: EngineHandle,
     stop: Stop,
     engine: Option<JoinHandle<()>>,
+    log: EngineLog,
     /// The functions' names by number, each with the names of its attachments.
     names: Vec<(String, Vec<String>)>,
 }
@@ -127,7 +168,7 @@ impl Served {
     /// Serves `machine` by an engine with the given configuration. The engine's thread is named
     /// `engine`.
     pub fn with_config(machine: Machine, config: EngineConfig) -> Self {
-        show_log();
+        let log = EngineLog::default();
         let directory = TempDir::new().expect("a directory for sockets");
         let names: Vec<_> = (0..machine.functions())
             .map(|number| {
@@ -139,6 +180,7 @@ impl Served {
             })
             .collect();
 
+        let collected = log.collect();
         let mut engine = Engine::new(machine, config).expect("an engine");
         for (number, (function, attachments)) in names.iter().enumerate() {
             for (who, attachment) in attachments.iter().enumerate() {
@@ -147,14 +189,17 @@ impl Served {
             }
         }
 
-        let (handle, stop) = (engine.handle(), Stop::new().expect("an eventfd"));
-        let ours = stop.clone();
-        let thread = std::thread::Builder::new()
-            .name("engine".to_owned())
-            .spawn(move || engine.run(&ours).expect("the engine runs until it is stopped"))
-            .expect("a thread");
+        drop(collected);
 
-        Self { directory, handle, stop, engine: Some(thread), names }
+        let (handle, stop) = (engine.handle(), Stop::new().expect("an eventfd"));
+        let (ours, its_log) = (stop.clone(), log.clone());
+        let run = move || {
+            let _collected = its_log.collect();
+            engine.run(&ours).expect("the engine runs until it is stopped");
+        };
+        let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(run).expect("a thread");
+
+        Self { directory, handle, stop, engine: Some(thread), log, names }
     }
 
     /// Returns the path of an attachment's socket, for a test's own client.
@@ -181,10 +226,12 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.stop.stop();
-        if let Some(engine) = self.engine.take()
-            && engine.join().is_err()
-            && !std::thread::panicking()
-        {
+        let panicked = self.engine.take().is_some_and(|engine| engine.join().is_err());
+
+        if std::thread::panicking() {
+            self.log.show();
+        } else if panicked {
+            self.log.show();
             panic!("the engine panicked");
         }
     }

@@ -14,11 +14,23 @@ use nicforge_matching::{
     Region, RemoteRegion, Selector, Taken, Transport, TransportError,
 };
 use nicforge_rma::Notify;
+use nicforge_test_body::body;
 use nicforge_velo::{Address, Port};
 
 use crate::{
     backing::{Rig, soon},
+    bodies::{GuestDoor, Guests, TestMachine},
     matching_body::{Network, World, pattern},
+};
+
+/// The machine of all bodies of the matching layer that run on cards.
+pub static MACHINE: TestMachine = TestMachine {
+    name: "transport",
+    make: machine,
+    guests: Guests::Booted {
+        attachments: &[(&["ex0", "ex1"], &["vpid0", "vpid1", "vpid2", "vpid3"])],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim, GuestDoor::ShimIommu],
+    },
 };
 
 /// Returns a machine with two cards of four VPIDs each.
@@ -81,6 +93,7 @@ impl Network for Extoll<'_> {
 }
 
 /// Ranks that start one after the other wait for each other.
+#[body]
 pub fn ranks_find_each_other(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut first = extoll.rank(0, 2);
@@ -112,6 +125,7 @@ pub fn ranks_find_each_other(rig: &dyn Rig) {
 
 /// Many long messages at once exceed the staging memory. They use both the part that stays
 /// registered and memory of their own.
+#[body]
 pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
     let config =
         Config { staging: 64 << 10, longest_staging: 300_000, gets: 2, get_bytes: 8192, ..Config::default() };
@@ -142,6 +156,7 @@ pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
 }
 
 /// Deregistered memory can't be reached, neither by a peer's new requests nor by gets in flight.
+#[body]
 pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
     const LENGTH: usize = 100_000;
 
@@ -209,6 +224,7 @@ pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
 /// When a rank disappears during a rendezvous, the operations that wait for it end on both sides.
 /// Other transfers are not affected. The rank's successor on the same VPID takes no part in the
 /// job.
+#[body]
 pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
     const LONG: usize = 4 << 20;
 
@@ -266,6 +282,7 @@ pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
 
 /// A rank whose device is taken away gets an error from each call. The other ranks get the loss
 /// reported.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn an_evicted_rank_says_so(rig: &dyn Rig) {
     let mut world = World::pair(&Extoll::new(rig));
     let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
@@ -285,6 +302,7 @@ pub fn an_evicted_rank_says_so(rig: &dyn Rig) {
 
 /// A rank whose VPID the administrator resets gets an error, and the other ranks get the loss
 /// reported.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_rank_whose_device_is_reset_says_so(rig: &dyn Rig) {
     let mut world = World::pair(&Extoll::new(rig));
     let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
@@ -332,6 +350,7 @@ fn loss(rank: &mut Endpoint<ExtollTransport>) -> Loss {
 
 /// A rank may be replaced, have no room, or grant credit for room that it does not have. The
 /// reported loss differs.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn why_a_rank_is_gone_is_said(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut world = World::new(&extoll, 2, Matching::default());
@@ -373,6 +392,7 @@ pub fn why_a_rank_is_gone_is_said(rig: &dyn Rig) {
 
 /// A rank that was given up may still fetch a message it was offered. It gets the original content
 /// or nothing.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn what_a_rank_that_was_given_up_may_still_fetch_stays(rig: &dyn Rig) {
     const LONG: usize = 100_000;
 
@@ -409,6 +429,7 @@ pub fn what_a_rank_that_was_given_up_may_still_fetch_stays(rig: &dyn Rig) {
 }
 
 /// Processes on the same node outside the job use none of the room that is reserved for its ranks.
+#[body]
 pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut first = extoll.rank(0, 2);
@@ -453,6 +474,7 @@ pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
 
 /// A process with a rank's VPID sends malformed messages and more notifications than fit. Only this
 /// rank is lost.
+#[body]
 pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut friends = vec![extoll.rank(0, 3), extoll.rank(2, 3)];
@@ -531,21 +553,3 @@ pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
     let statistics = world.ranks[0].transport().statistics();
     assert!(statistics.overflows > 0, "{statistics:?}");
 }
-
-macro_rules! on_cards {
-    ($($body:ident)+) => {
-        /// The bodies of [`crate::matching_body`], between ranks on the cards of a rig.
-        pub mod over_extoll {
-            use super::Extoll;
-            use crate::{backing::Rig, matching_body};
-
-            $(
-                /// As the body of this name in [`matching_body`].
-                pub fn $body(rig: &dyn Rig) {
-                    matching_body::$body(&Extoll::new(rig));
-                }
-            )+
-        }
-    };
-}
-bodies_of!(matching_body => [on_cards]);

@@ -14,12 +14,14 @@ use nicforge_driver::{Cancel, Deadline};
 use nicforge_fcnp::{ComputeCore, Config, Error, IoNode, Mode, Peer, tree::TreeChannel};
 use nicforge_hwi::tree::{Header, PAYLOAD};
 use nicforge_machine::{build::build, description::Description};
+use nicforge_test_body::body;
 
-use crate::backing::{LIMIT, Rig};
+use crate::{
+    backing::{LIMIT, Rig},
+    bodies::{GuestDoor, Guests, TestMachine, reasons},
+};
 
-mod interrupted;
-
-pub use self::interrupted::*;
+pub mod interrupted;
 
 /// Compute nodes of [`machine`].
 const NODES: u32 = 2;
@@ -28,6 +30,40 @@ pub const DEPTH: u32 = 8;
 /// A size that exceeds all FIFOs and links on the way, so that its transfer cannot end before the
 /// reader takes data.
 const LARGE: usize = 4 << 20;
+
+/// The machine of most bodies of FCNP.
+pub static MACHINE: TestMachine = TestMachine {
+    name: "fcnp",
+    make: || machine(DEPTH),
+    guests: Guests::Booted {
+        attachments: &[
+            (&["io0"], &["core0", "core1", "core2"]),
+            (&["cn0", "cn1"], &["core0", "core1", "core2", "core3"]),
+        ],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim],
+    },
+};
+
+/// The same machine, with FIFOs of one packet.
+pub static DEPTH_1: TestMachine = TestMachine {
+    name: "fcnp_depth_1",
+    make: || machine(1),
+    guests: Guests::None(reasons::ONE_DEPTH_IN_GUESTS),
+};
+
+/// The same machine, with FIFOs of two packets.
+pub static DEPTH_2: TestMachine = TestMachine {
+    name: "fcnp_depth_2",
+    make: || machine(2),
+    guests: Guests::None(reasons::ONE_DEPTH_IN_GUESTS),
+};
+
+/// The same machine, with FIFOs of 256 packets.
+pub static DEPTH_256: TestMachine = TestMachine {
+    name: "fcnp_depth_256",
+    make: || machine(256),
+    guests: Guests::None(reasons::ONE_DEPTH_IN_GUESTS),
+};
 
 /// Returns a pset of an I/O node `io0` and compute nodes `cn0` and `cn1`, with FIFOs of `depth`
 /// packets.
@@ -104,18 +140,21 @@ fn sizes() -> Vec<usize> {
 }
 
 /// Messages of all sizes.
+#[body]
 pub fn every_size_arrives_unchanged(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     echo(&io, &core, &sizes());
 }
 
 /// Messages of some sizes, whatever the depth of the FIFOs.
+#[body(on(DEPTH_1, DEPTH_2, DEPTH_256))]
 pub fn messages_arrive_unchanged(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 5));
     echo(&io, &core, &[0, 1, 240, 241, 256, 4096, 5000, 65_535, 300_000]);
 }
 
 /// Buffers at all offsets from an aligned address, on both sides.
+#[body]
 pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
     const SIZES: [usize; 3] = [17, 256 + 240, 256 * 2 + 255];
 
@@ -146,6 +185,7 @@ pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
 }
 
 /// The smaller of both sides' sizes is transferred, and no other byte is touched.
+#[body]
 pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
     const SIZES: [usize; 14] = [0, 1, 16, 239, 240, 241, 255, 256, 257, 496, 511, 512, 1000, 5000];
 
@@ -177,6 +217,7 @@ pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
 
 /// All cores of both nodes read and write at once, each from two threads. Acknowledgements are
 /// therefore handed over, and acknowledgements of writes interleave with data.
+#[body]
 pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
     const MESSAGES: usize = 20;
 
@@ -226,6 +267,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
 }
 
 /// The daemon sleeps until the interrupt of a request for which no call polls.
+#[body]
 pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
     let config = Config { mode: Mode::Interrupt, ..config() };
     let io = IoNode::open(rig.open("io0", "core0"), config).unwrap();
@@ -245,6 +287,7 @@ pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
 
 /// A core dies during its write. The I/O node's read ends, another core is served, and so is the
 /// core's next process.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn core_that_dies_in_its_write_frees_the_read(rig: &dyn Rig) {
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 4));
     thread::scope(|scope| {
@@ -263,6 +306,7 @@ pub fn core_that_dies_in_its_write_frees_the_read(rig: &dyn Rig) {
 
 /// A core dies during its read while it holds the node's receive lock. The I/O node's write ends,
 /// and another core of the same node continues.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn core_that_dies_in_its_read_leaves_its_node_working(rig: &dyn Rig) {
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 3));
     thread::scope(|scope| {
@@ -288,6 +332,7 @@ pub fn core_that_dies_in_its_read_leaves_its_node_working(rig: &dyn Rig) {
 }
 
 /// A core dies while a call waits for its request.
+#[body]
 pub fn core_that_dies_without_a_request_ends_the_wait(rig: &dyn Rig) {
     let io = io_node(rig);
     let core = compute_core(rig, 0);
@@ -304,6 +349,7 @@ pub fn core_that_dies_without_a_request_ends_the_wait(rig: &dyn Rig) {
 
 /// The I/O node's process dies during a transfer in each direction and is restarted. The cores
 /// continue without a restart.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn io_node_that_dies_is_found_again_by_the_cores(rig: &dyn Rig) {
     let io = io_node(rig);
     let (writer, reader) = (compute_core(rig, 0), compute_core(rig, 5));
@@ -337,6 +383,7 @@ pub fn io_node_that_dies_is_found_again_by_the_cores(rig: &dyn Rig) {
 
 /// The I/O node's process dies while a core is in no call. The core's next call in each direction
 /// reports that at once, and only that call.
+#[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn io_node_that_dies_between_calls_is_told_once_a_direction(rig: &dyn Rig) {
     let io = io_node(rig);
     let core = compute_core(rig, 0);
@@ -367,6 +414,7 @@ pub fn io_node_that_dies_between_calls_is_told_once_a_direction(rig: &dyn Rig) {
 
 /// A process resets its core's device during a write. Its call and the I/O node's read end with
 /// errors, and both continue.
+#[body]
 pub fn core_reset_in_its_write_ends_both_calls(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     thread::scope(|scope| {
@@ -386,6 +434,7 @@ pub fn core_reset_in_its_write_ends_both_calls(rig: &dyn Rig) {
 }
 
 /// A process resets its core's device during a read. Both calls end with errors.
+#[body]
 pub fn core_reset_in_its_read_ends_both_calls(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 6));
     thread::scope(|scope| {
@@ -407,6 +456,7 @@ pub fn core_reset_in_its_read_ends_both_calls(rig: &dyn Rig) {
 
 /// The I/O node's process resets its device during a transfer in each direction. Its calls and
 /// those of the cores end with errors, and it can be opened again on the same device.
+#[body]
 pub fn io_node_reset_in_transfers_ends_all_calls(rig: &dyn Rig) {
     for mode in [Mode::Polling, Mode::Interrupt] {
         let io = IoNode::open(rig.open("io0", "core0"), Config { mode, ..config() }).unwrap();
@@ -459,6 +509,7 @@ fn until_it_fails(mut call: impl FnMut() -> Result<usize, Error>) -> Error {
 }
 
 /// A core that is opened before the I/O node waits for it.
+#[body]
 pub fn core_waits_for_the_io_node(rig: &dyn Rig) {
     thread::scope(|scope| {
         let core = scope.spawn(|| compute_core(rig, 0));
@@ -468,6 +519,7 @@ pub fn core_waits_for_the_io_node(rig: &dyn Rig) {
 }
 
 /// Without an I/O node, opening a core ends at its deadline.
+#[body]
 pub fn core_without_an_io_node_times_out(rig: &dyn Rig) {
     let config = Config { open_timeout: Duration::from_millis(20), ..config() };
     let opened = ComputeCore::open(rig.open("cn0", "core0"), config);
@@ -475,6 +527,7 @@ pub fn core_without_an_io_node_times_out(rig: &dyn Rig) {
 }
 
 /// Impossible calls are refused with the reason.
+#[body]
 pub fn impossible_calls_are_refused(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     assert_eq!(io.read(8, &mut []), Err(Error::NoSuchCore { core: 8, cores: 8 }));
@@ -493,6 +546,7 @@ pub fn impossible_calls_are_refused(rig: &dyn Rig) {
 }
 
 /// Packets of a misbehaving process on a compute node do not affect the others.
+#[body]
 pub fn wild_packets_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
@@ -531,6 +585,7 @@ pub fn wild_packets_are_discarded(rig: &dyn Rig) {
 }
 
 /// Data packets without a receiving call are discarded, on either side.
+#[body]
 pub fn data_for_nobody_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
@@ -552,6 +607,7 @@ pub fn data_for_nobody_are_discarded(rig: &dyn Rig) {
 }
 
 /// The packet layer: more packets than any FIFO holds arrive in order, with their headers.
+#[body]
 pub fn packets_arrive_in_order(rig: &dyn Rig) {
     const PACKETS: u32 = 1000;
 

@@ -26,7 +26,7 @@ use nicforge_hwi::{
 
 use crate::{
     backing::{Rig, Served, ask},
-    guest_bodies::Door,
+    bodies::GuestDoor,
 };
 
 /// Deadline of waits in guests, generous enough for emulation on a loaded machine.
@@ -53,12 +53,12 @@ fn logs(name: &str) -> PathBuf {
 }
 
 /// Returns the configuration of a guest named after its test, with `sockets` through `door`.
-pub fn config(name: &str, door: Door, sockets: Vec<(String, PathBuf)>) -> GuestConfig {
+pub fn config(name: &str, door: GuestDoor, sockets: Vec<(String, PathBuf)>) -> GuestConfig {
     let config = GuestConfig::new(name).boot_deadline(LONG).logs(logs(name)).processors(2);
     let config = match door {
-        Door::Vfio => config.iommu(true).driver(Driver::Vfio),
-        Door::Shim => config.driver(Driver::Shim),
-        Door::ShimIommu => config.iommu(true).driver(Driver::Shim),
+        GuestDoor::Vfio => config.iommu(true).driver(Driver::Vfio),
+        GuestDoor::Shim => config.driver(Driver::Shim),
+        GuestDoor::ShimIommu => config.iommu(true).driver(Driver::Shim),
     };
 
     sockets.into_iter().fold(config, |config, (name, socket)| config.user_function(name, socket))

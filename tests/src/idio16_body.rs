@@ -9,8 +9,19 @@ use nicforge_core::machine::Machine;
 use nicforge_driver::{Bar, Deadline, Device, Error, IRQ_INTX};
 use nicforge_hwi::idio16::*;
 use nicforge_idio16::Idio16;
+use nicforge_test_body::body;
 
-use crate::backing::{Rig, soon};
+use crate::{
+    backing::{Rig, soon},
+    bodies::{Guests, TestMachine},
+};
+
+/// The machine of all bodies of the card.
+pub static MACHINE: TestMachine = TestMachine {
+    name: "idio16",
+    make: machine,
+    guests: Guests::None("in a guest, Linux drives the card with its own driver"),
+};
 
 /// Long enough that only a blocked operation exceeds it, and short enough to wait for.
 const SHORT: Duration = Duration::from_millis(20);
@@ -35,6 +46,7 @@ fn levels(ports: &Bar) -> [u8; 6] {
 }
 
 /// The driver library identifies it as a plain PCI function.
+#[body]
 pub fn it_is_a_plain_card_of_another_vendor(rig: &dyn Rig) {
     let (device, ports) = open(rig);
 
@@ -47,6 +59,7 @@ pub fn it_is_a_plain_card_of_another_vendor(rig: &dyn Rig) {
 }
 
 /// Every single line, and all of them at once, is seen at the inputs.
+#[body]
 pub fn outputs_come_back_at_the_inputs(rig: &dyn Rig) {
     let (_device, ports) = open(rig);
 
@@ -62,6 +75,7 @@ pub fn outputs_come_back_at_the_inputs(rig: &dyn Rig) {
 // ANCHOR: interrupt
 /// The interrupt is a level: it stays until the change is cleared. The status tells in which half
 /// the change was.
+#[body]
 pub fn a_change_interrupts_until_it_is_cleared(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
@@ -88,6 +102,7 @@ pub fn a_change_interrupts_until_it_is_cleared(rig: &dyn Rig) {
 // ANCHOR_END: interrupt
 
 /// A masked line keeps its interrupt until it is unmasked.
+#[body]
 pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
@@ -102,6 +117,7 @@ pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {
 }
 
 /// Changes are noted only while interrupts are enabled, and raise one only while they are.
+#[body]
 pub fn without_leave_it_does_not_interrupt(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
@@ -124,6 +140,7 @@ pub fn without_leave_it_does_not_interrupt(rig: &dyn Rig) {
 }
 
 /// Wide accesses equal a sequence of byte accesses, with all their effects.
+#[body]
 pub fn wide_accesses_are_those_of_their_bytes(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
@@ -150,6 +167,7 @@ pub fn wide_accesses_are_those_of_their_bytes(rig: &dyn Rig) {
 }
 
 /// A filtered input follows later by itself, and interrupts then.
+#[body]
 pub fn a_filtered_change_interrupts_later(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
@@ -164,6 +182,7 @@ pub fn a_filtered_change_interrupts_later(rig: &dyn Rig) {
 }
 
 /// A reset by the client switches all outputs off and clears a pending interrupt.
+#[body]
 pub fn a_reset_switches_everything_off(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
@@ -181,6 +200,7 @@ pub fn a_reset_switches_everything_off(rig: &dyn Rig) {
 }
 
 /// The next client finds the card in its power-on state.
+#[body]
 pub fn the_next_client_finds_nothing_of_the_last(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     ports.read8(INTERRUPT_CONTROL).unwrap();
@@ -193,6 +213,7 @@ pub fn the_next_client_finds_nothing_of_the_last(rig: &dyn Rig) {
 }
 
 /// The card has one client at a time.
+#[body]
 pub fn a_second_client_is_refused(rig: &dyn Rig) {
     let (_device, _ports) = open(rig);
 

@@ -14,9 +14,14 @@ use nicforge_driver::{Cancel, Deadline, Relax};
 use nicforge_matching::{
     Arrived, Buffer, Completion, Config, Endpoint, Envelope, Error, Kind, Mode, Request, Selector,
     Statistics, Transport,
+    memory::{Fabric, FabricPort, Terms},
 };
+use nicforge_test_body::body;
 
-use crate::backing::{LIMIT, soon};
+use crate::{
+    backing::{LIMIT, soon},
+    extoll_body::MACHINE,
+};
 
 /// A network on which ranks are opened.
 pub trait Network {
@@ -25,6 +30,31 @@ pub trait Network {
 
     /// Opens `size` ranks, which can send to each other.
     fn ranks(&self, size: u32) -> Vec<Self::Transport>;
+}
+
+/// Ranks of this process, without a device.
+pub struct InMemory(Terms);
+
+impl InMemory {
+    /// Returns the variants that a body runs on: message sizes, shortages and delays, one ring for
+    /// all senders or one for each.
+    pub fn variants() -> impl Iterator<Item = Self> {
+        let of_size = |message_bytes| {
+            [0, 1].map(|seed| Terms { message_bytes, get_bytes: 1000, credits: 4, seed, ..Terms::default() })
+        };
+        let of_seed = |seed| Terms { seed, one_ring: seed % 2 == 0, ..Terms::default() };
+
+        let sizes = [48, 64, 65, 120, 4096].into_iter().flat_map(of_size);
+        sizes.chain((2..20).map(of_seed)).map(Self)
+    }
+}
+
+impl Network for InMemory {
+    type Transport = FabricPort;
+
+    fn ranks(&self, size: u32) -> Vec<FabricPort> {
+        Fabric::new(size, self.0).1
+    }
 }
 
 /// Ranks that one thread drives in turns.
@@ -146,6 +176,7 @@ fn every_size(network: &impl Network, mode: Mode, to: u32, posted_first: bool) {
 }
 
 /// Standard and synchronous sends, to another rank and to the same one, expected and unexpected.
+#[body]
 pub fn every_size_arrives_on_every_path(network: &impl Network) {
     for mode in [Mode::Standard, Mode::Synchronous] {
         for to in [0, 1] {
@@ -157,6 +188,7 @@ pub fn every_size_arrives_on_every_path(network: &impl Network) {
 }
 
 /// The threshold decides which messages are eager.
+#[body]
 pub fn the_threshold_is_a_parameter(network: &impl Network) {
     for (eager_threshold, eager, rendezvous) in [(0, 1, 1), (99, 1, 1), (100, 2, 0)] {
         let mut world = World::new(network, 2, Config { eager_threshold, ..Config::default() });
@@ -171,6 +203,7 @@ pub fn the_threshold_is_a_parameter(network: &impl Network) {
 }
 
 /// Each mode completes at its own point.
+#[body]
 pub fn a_standard_send_of_a_short_message_does_not_wait_for_its_receive_and_a_synchronous_one_does(
     network: &impl Network,
 ) {
@@ -189,6 +222,7 @@ pub fn a_standard_send_of_a_short_message_does_not_wait_for_its_receive_and_a_sy
 }
 
 /// Short and long messages, received with and without wildcards.
+#[body]
 pub fn messages_of_a_pair_match_in_the_order_of_their_sends(network: &impl Network) {
     let mut world = World::pair(network);
     let lengths: Vec<usize> = (0..40).map(|number| [10, 5000, 0, 300, 2048][number % 5]).collect();
@@ -209,6 +243,7 @@ pub fn messages_of_a_pair_match_in_the_order_of_their_sends(network: &impl Netwo
 }
 
 /// Truncation on each path leaves the next message whole.
+#[body]
 pub fn a_longer_message_fills_the_buffer_and_tells_its_length(network: &impl Network) {
     for (length, capacity) in
         [(1, 0), (49, 48), (200, 64), (2048, 2047), (2049, 100), (5000, 0), (70_000, 65_537)]
@@ -240,6 +275,7 @@ pub fn a_longer_message_fills_the_buffer_and_tells_its_length(network: &impl Net
 }
 
 /// Each message goes to the oldest receive that matches it.
+#[body]
 pub fn wildcards_and_ignored_bits_take_what_they_should(network: &impl Network) {
     let mut world = World::new(network, 3, Config::default());
     let by_source = world.receive(2, Selector::any_tag(1, 0), 8);
@@ -265,6 +301,7 @@ pub fn wildcards_and_ignored_bits_take_what_they_should(network: &impl Network) 
 }
 
 /// A probe reports the message that a receive would take.
+#[body]
 pub fn a_probe_sees_a_message_and_leaves_it(network: &impl Network) {
     for length in [0, 3, 300, 3000] {
         for to in [0, 1] {
@@ -286,6 +323,7 @@ pub fn a_probe_sees_a_message_and_leaves_it(network: &impl Network) {
 }
 
 /// A claimed message is received only by its own receive.
+#[body]
 pub fn a_claimed_message_is_received_by_nobody_else(network: &impl Network) {
     for length in [0, 3, 300, 2048, 3000] {
         for to in [0, 1] {
@@ -317,6 +355,7 @@ pub fn a_claimed_message_is_received_by_nobody_else(network: &impl Network) {
 }
 
 /// This also holds for synchronous and for long messages.
+#[body]
 pub fn a_discarded_message_counts_as_received_for_its_sender(network: &impl Network) {
     for length in [0, 2000, 3000] {
         for to in [0, 1] {
@@ -344,6 +383,7 @@ pub fn a_discarded_message_counts_as_received_for_its_sender(network: &impl Netw
 }
 
 /// A receive can be cancelled until it is matched.
+#[body]
 pub fn a_cancelled_receive_takes_no_message(network: &impl Network) {
     let mut world = World::pair(network);
     let receives: Vec<_> = (0..3).map(|_| world.receive(1, Selector::any(0), 8)).collect();
@@ -361,6 +401,7 @@ pub fn a_cancelled_receive_takes_no_message(network: &impl Network) {
 }
 
 /// A send that has begun can't be cancelled.
+#[body]
 pub fn a_send_that_has_not_begun_can_be_cancelled_and_one_that_has_cannot(network: &impl Network) {
     let mut world = World::pair(network);
     // The receiver takes no message, and no transport here has room for so many pieces.
@@ -384,6 +425,7 @@ pub fn a_send_that_has_not_begun_can_be_cancelled_and_one_that_has_cannot(networ
 }
 
 /// Old handles and nonexistent ranks are refused.
+#[body]
 pub fn handles_of_completed_requests_find_nothing(network: &impl Network) {
     let mut world = World::pair(network);
     let send = world.send(0, 1, 0, b"");
@@ -405,6 +447,7 @@ pub fn handles_of_completed_requests_find_nothing(network: &impl Network) {
 }
 
 /// A completion returned by `test` is not in the queue.
+#[body]
 pub fn the_completion_queue_has_each_completion_once_in_their_order(network: &impl Network) {
     let mut world = World::pair(network);
     for cookie in 0..5 {
@@ -427,6 +470,7 @@ pub fn the_completion_queue_has_each_completion_once_in_their_order(network: &im
 }
 
 /// A wait that ends early leaves its request in place.
+#[body]
 pub fn waits_end_by_deadline_and_by_token_and_the_request_lives_on(network: &impl Network) {
     let mut world = World::pair(network);
     let receive = world.receive(0, Selector::any(0), 4);
@@ -491,6 +535,7 @@ fn exchange(port: impl Transport, ready: &AtomicU32) -> Statistics {
 }
 
 /// Both directions run at once, in threads without synchronisation.
+#[body]
 pub fn ranks_in_threads_of_their_own_exchange_messages_in_memory_of_their_own(network: &impl Network) {
     let ready = AtomicU32::new(0);
     std::thread::scope(|scope| {

@@ -12,7 +12,20 @@ use nicforge_core::{ids::FunctionId, machine::Machine};
 use nicforge_driver::Device;
 use nicforge_proof::{AddressedSend, DmaEngine, SlotFifo};
 
-use crate::backing::soon;
+use crate::{
+    backing::soon,
+    bodies::{GuestDoor, Guests, TestMachine},
+};
+
+/// The machine of all bodies of the proof devices.
+pub static MACHINE: TestMachine = TestMachine {
+    name: "proof",
+    make: machine,
+    guests: Guests::Booted {
+        attachments: &[(&["fifo0", "dma0", "send0"], &["user0", "user1", "user2", "user3"])],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim],
+    },
+};
 
 /// Returns a machine with one proof device of each kind: `fifo0`, `dma0` and `send0`, each with
 /// attachments `user0` to `user3`.

@@ -18,9 +18,24 @@ use nicforge_rma::{
     Access, Error, Kind, MAX_LENGTH, Notification, Notify, Options, Port, Region, Role, Status, Target,
 };
 use nicforge_shm::SharedMemory;
+use nicforge_test_body::body;
 use nicforge_velo::{Config, Filter, Port as VeloPort, Waiting};
 
-use crate::backing::{LIMIT, Rig, soon};
+use crate::{
+    backing::{LIMIT, Rig, soon},
+    bodies::{GuestDoor, Guests, TestMachine},
+};
+
+/// The machine of all bodies of RMA. Some need more contiguous memory than a kernel has without an
+/// IOMMU.
+pub static MACHINE: TestMachine = TestMachine {
+    name: "rma",
+    make: machine,
+    guests: Guests::Booted {
+        attachments: &[(&["ex0", "ex1"], &["vpid0", "vpid1", "vpid2", "vpid3"])],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim, GuestDoor::ShimIommu],
+    },
+};
 
 const MIB: usize = 1 << 20;
 
@@ -84,6 +99,7 @@ fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
 
 /// Puts and gets of many sizes and alignments arrive, with a notification on every side that asked
 /// for one.
+#[body]
 pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 2 * MIB);
     let target = here.to(&there);
@@ -115,6 +131,7 @@ pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
 }
 
 /// An immediate put wakes a thread that waits for it.
+#[body]
 pub fn an_immediate_put_wakes_who_sleeps(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 4096);
     let (target, address) = (here.to(&there), there.at(16));
@@ -143,6 +160,7 @@ pub fn an_immediate_put_wakes_who_sleeps(rig: &dyn Rig) {
 
 /// Threads that sleep in two libraries on one VPID are each woken by their own interrupt. A sleep
 /// has no other end within the test's deadline.
+#[body]
 pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
     const NEVER: Duration = Duration::from_secs(3600);
     const ROUNDS: u64 = 120;
@@ -203,6 +221,7 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
 }
 
 /// A transfer longer than a command's maximum is posted as several commands.
+#[body(not_through(shim) = LARGE_CONTIGUOUS_MEMORY)]
 pub fn a_long_transfer_is_several_commands(rig: &dyn Rig) {
     let length = 2 * MAX_LENGTH as usize + 4097;
     let (mut here, there) = pair(rig, length.next_multiple_of(4096));
@@ -217,6 +236,7 @@ pub fn a_long_transfer_is_several_commands(rig: &dyn Rig) {
 }
 
 /// Many small commands cause more notifications than the queue has entries.
+#[body]
 pub fn a_stream_of_small_puts_goes_round_the_queue(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");
     let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
@@ -241,6 +261,7 @@ pub fn a_stream_of_small_puts_goes_round_the_queue(rig: &dyn Rig) {
 }
 
 /// The card's refusals are reported as errors of specific types.
+#[body]
 pub fn what_is_refused_says_why(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, MIB);
     let target = here.to(&there);
@@ -282,6 +303,9 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
 
 /// A region of pages that were mapped one by one, in any order, works like others. It ends at the
 /// first page that is unmapped.
+#[body(
+    not_through(shim, shim_iommu) = "the kernel chooses the addresses, and puts no two mappings side by side"
+)]
 pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
     const PAGES: u64 = 3000;
     const PAGE: u64 = 4096;
@@ -347,6 +371,7 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
 }
 
 /// A VPID without a client receives no data, and the admin has no queue.
+#[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn nobody_and_the_admin_are_no_partners(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, 4096);
     let nobody = here.port.connect(1, 3).unwrap();
@@ -357,6 +382,7 @@ pub fn nobody_and_the_admin_are_no_partners(rig: &dyn Rig) {
 }
 
 /// A wait ends at its deadline and by its cancellation.
+#[body]
 pub fn waits_end(rig: &dyn Rig) {
     let mut side = Side::new(rig, "ex0", 0, 4096);
     let short = Deadline::after(Duration::from_millis(20));
@@ -371,6 +397,7 @@ pub fn waits_end(rig: &dyn Rig) {
 }
 
 /// Lost notifications are reported once, behind those that were not lost.
+#[body]
 pub fn lost_notifications_are_told(rig: &dyn Rig) {
     let device = rig.open("ex1", "vpid1");
     let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
@@ -393,6 +420,7 @@ pub fn lost_notifications_are_told(rig: &dyn Rig) {
 }
 
 /// Private memory of a process is transferred by messages.
+#[body]
 pub fn private_memory_is_transferred_by_messages(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");
     let buffer = device.private_dma_buffer(MIB).unwrap();
@@ -417,6 +445,7 @@ pub fn private_memory_is_transferred_by_messages(rig: &dyn Rig) {
 }
 
 /// Once a region is deregistered no byte of it changes, whatever is in flight.
+#[body(not_through(shim) = LARGE_CONTIGUOUS_MEMORY)]
 pub fn a_deregistered_region_is_not_touched(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 8 * MIB);
     let target = here.to(&there);
@@ -434,6 +463,7 @@ pub fn a_deregistered_region_is_not_touched(rig: &dyn Rig) {
 }
 
 /// Commands to a partner that detaches end. Its successor gets none of their notifications.
+#[body(not_through(shim) = LARGE_CONTIGUOUS_MEMORY)]
 pub fn a_partner_that_goes_ends_commands(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, 8 * MIB);
     let target = here.to(&there);
@@ -454,6 +484,7 @@ pub fn a_partner_that_goes_ends_commands(rig: &dyn Rig) {
 }
 
 /// A device that is taken away ends waits.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn an_eviction_ends_a_wait(rig: &dyn Rig) {
     let mut side = Side::new(rig, "ex0", 0, 4096);
     rig.evict("ex0", "vpid0");
@@ -476,6 +507,7 @@ fn set_link_up(rig: &dyn Rig, up: bool) {
 
 /// Transfers whose target never answers end by the watchdog. Transfers posted after the target is
 /// reachable again succeed.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, MIB);
     let (target, own) = (here.to(&there), here.to(&here));
@@ -508,6 +540,7 @@ pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
 
 /// After a reset of the device its port and regions return errors, and do not disturb their
 /// successors.
+#[body]
 pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, MIB);
     let target = here.to(&there);
@@ -550,6 +583,7 @@ pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
 }
 
 /// A VPID that the admin resets loses its queue, and waits return an error.
+#[body(not_through(guests) = OPERATORS_CODE)]
 pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
     let (mut here, there) = pair(rig, MIB);
     let target = here.to(&there);
@@ -576,6 +610,7 @@ pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
 
 /// Objects from before a reset by the admin can be dropped at any later time without effect on new
 /// ones.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn what_was_before_a_reset_by_the_admin_can_be_dropped_later(rig: &dyn Rig) {
     let there = Side::new(rig, "ex1", 1, MIB);
     let device = rig.open("ex0", "vpid0");
@@ -600,6 +635,7 @@ pub fn what_was_before_a_reset_by_the_admin_can_be_dropped_later(rig: &dyn Rig) 
 
 /// A VPID can't use the part of the card's table that is reserved for others, and the others get
 /// theirs.
+#[body]
 pub fn a_vpid_leaves_others_their_part_of_the_table(rig: &dyn Rig) {
     let (here, there) = (Side::new(rig, "ex0", 0, 4 * MIB), Side::new(rig, "ex0", 1, 4 * MIB));
     // The range starts at an odd page, so that only the smallest pages fit.

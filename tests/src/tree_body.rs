@@ -22,7 +22,42 @@ use nicforge_hwi::{
 use nicforge_machine::{build::build, description::Description};
 use nicforge_shm::Window;
 
-use crate::backing::{Rig, soon};
+use crate::{
+    backing::{Rig, soon},
+    bodies::{GuestDoor, Guests, TestMachine, reasons},
+};
+
+/// The machine of most bodies of the tree: a pset of four compute nodes, with FIFOs of 8 packets.
+pub static MACHINE: TestMachine = TestMachine {
+    name: "tree",
+    make: || machine(4, 8),
+    guests: Guests::Booted {
+        // The admin attachments are the operator's.
+        attachments: &[(&["io0", "cn0", "cn1", "cn2", "cn3"], &["core0", "core1", "core2", "core3"])],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim],
+    },
+};
+
+/// The same machine, with FIFOs of one packet.
+pub static DEPTH_1: TestMachine = TestMachine {
+    name: "tree_depth_1",
+    make: || machine(4, 1),
+    guests: Guests::None(reasons::ONE_DEPTH_IN_GUESTS),
+};
+
+/// The same machine, with FIFOs of 256 packets.
+pub static DEPTH_256: TestMachine = TestMachine {
+    name: "tree_depth_256",
+    make: || machine(4, 256),
+    guests: Guests::None(reasons::ONE_DEPTH_IN_GUESTS),
+};
+
+/// Two psets on one tree.
+pub static TWO_PSETS: TestMachine = TestMachine {
+    name: "tree_two_psets",
+    make: || psets(&[2, 3]),
+    guests: Guests::None("its one body is not worth the boot of a guest"),
+};
 
 /// Nodes of the usual machine: `io0` (address 0), and `cn0` to `cn3` (1 to 4). `cn0` and `cn1` are
 /// below `io0`, `cn2` and `cn3` below `cn0`.

@@ -30,11 +30,25 @@ use nicforge_core::{
 use nicforge_driver::{Cancel, Deadline, Relax, SharedPoster};
 use nicforge_hwi::extoll::reg;
 use nicforge_machine::{build::build, description::Description};
+use nicforge_test_body::body;
 use nicforge_velo::{
     Address, Config, DeviceError, Error, Filter, MAX_MESSAGE, Message, PeerLink, Port, Waiting,
 };
 
-use crate::backing::{LIMIT, Rig, soon};
+use crate::{
+    backing::{LIMIT, Rig, soon},
+    bodies::{GuestDoor, Guests, TestMachine},
+};
+
+/// The machine of all bodies of VELO, with a watchdog of half a second.
+pub static MACHINE: TestMachine = TestMachine {
+    name: "velo",
+    make: || machine(500),
+    guests: Guests::Booted {
+        attachments: &[(&["ex0", "ex1"], &["vpid0", "vpid1", "vpid2", "vpid3"])],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim],
+    },
+};
 
 /// VPIDs of each card.
 const VPIDS: u16 = 4;
@@ -88,6 +102,7 @@ fn link(from: &mut Port, to: &mut Port) -> PeerLink {
 }
 
 /// Messages of every length and tag, to either card, arrive whole and in order with their sender.
+#[body]
 pub fn messages_of_every_length_and_tag_arrive_in_order(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 1));
     for target in [at(1, 2), at(0, 3)] {
@@ -119,6 +134,7 @@ pub fn messages_of_every_length_and_tag_arrive_in_order(rig: &dyn Rig) {
 }
 
 /// A port can send to itself.
+#[body]
 pub fn a_port_sends_to_itself(rig: &dyn Rig) {
     let mut port = port(rig, at(0, 0));
     let link = port.connect(at(0, 0), soon(), None).unwrap();
@@ -132,6 +148,7 @@ pub fn a_port_sends_to_itself(rig: &dyn Rig) {
 
 /// Two threads each send as fast as they can and receive. No message is lost, duplicated or
 /// reordered, and no card waits.
+#[body]
 pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 20_000;
 
@@ -188,6 +205,7 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
 }
 
 /// Invalid messages are refused, and none is sent.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn impossible_messages_are_refused(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let mut receiver = port(rig, at(1, 0));
@@ -217,6 +235,7 @@ pub fn impossible_messages_are_refused(rig: &dyn Rig) {
 
 /// A receiver that filters by tag or sender gets matching messages. The others come later, in
 /// order.
+#[body]
 pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
     let keeps_few = Config { kept: Some(8), ..Config::default() };
     let (mut one, mut two) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
@@ -258,6 +277,7 @@ pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
 }
 
 /// Every wait ends at its deadline and by its token.
+#[body]
 pub fn waits_end(rig: &dyn Rig) {
     for waiting in [Waiting::Polling, Waiting::Interrupt] {
         let mut receiver = port_with(rig, at(1, 0), Config { waiting, ..Config::default() });
@@ -288,6 +308,7 @@ pub fn waits_end(rig: &dyn Rig) {
 }
 
 /// A port that waits by interrupt gets its messages one by one, with pauses in which it sleeps.
+#[body]
 pub fn interrupts_wake_who_waits(rig: &dyn Rig) {
     let config = Config { waiting: Waiting::Interrupt, poll_phase: Duration::ZERO, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), config);
@@ -315,6 +336,7 @@ pub fn interrupts_wake_who_waits(rig: &dyn Rig) {
 
 /// Closing a port ends the calls that wait for it or send to it. Messages it had sent still arrive;
 /// its successor sees no old ones.
+#[body]
 pub fn a_peer_that_goes_is_an_error_and_its_successor_is_new(rig: &dyn Rig) {
     let mut stays = port(rig, at(0, 0));
     let mut goes = port(rig, at(1, 0));
@@ -345,6 +367,7 @@ pub fn a_peer_that_goes_is_an_error_and_its_successor_is_new(rig: &dyn Rig) {
 
 /// A port whose device is taken away returns an error from every call. Its neighbour gets an error
 /// that the peer is gone.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn an_evicted_port_says_so(rig: &dyn Rig) {
     let (mut evicted, mut other) = (port(rig, at(0, 0)), port(rig, at(1, 0)));
     let to = link(&mut evicted, &mut other);
@@ -362,6 +385,7 @@ pub fn an_evicted_port_says_so(rig: &dyn Rig) {
 }
 
 /// A port can be opened again on the same device, without old messages.
+#[body]
 pub fn a_port_is_opened_again(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let device = rig.open("ex1", "vpid0");
@@ -381,6 +405,7 @@ pub fn a_port_is_opened_again(rig: &dyn Rig) {
 
 /// A reset of the device invalidates its port: waits return an error, peers see the port disappear,
 /// and it can be reopened.
+#[body]
 pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
     let mut stays = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
@@ -409,6 +434,7 @@ pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
 
 /// The admin resets a VPID: waits return an error. Dropping the old port late does not affect its
 /// successor.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
     let mut stays = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
@@ -429,6 +455,7 @@ pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
 
 /// Messages wait in a card while their receiver is replaced by a new one. The new one does not get
 /// them.
+#[body]
 pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
     const LATE: u64 = 3;
 
@@ -483,6 +510,7 @@ pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
 
 /// Links corrupt many packets, which are then retransmitted. No message is lost, duplicated or
 /// reordered.
+#[body(not_through(guests) = OPERATORS_CODE)]
 pub fn link_errors_are_repaired(rig: &dyn Rig) {
     const MESSAGES: u64 = 5_000;
 

@@ -18,8 +18,8 @@ use nicforge_guest::{Guest, GuestConfig, Job, Running, Stream};
 use nicforge_machine::{build::build, description::Description};
 use nicforge_tests::{
     backing::{EventLoopKind, Rig, Served},
+    bodies::GuestDoor,
     guest::{self, LONG},
-    guest_bodies::Door,
     guest_program::{echo, open_core, open_io, send},
 };
 
@@ -40,7 +40,7 @@ fn served() -> Served {
 }
 
 /// Returns a guest's configuration with these attachments, each as `function.attachment`.
-fn config(served: &Served, name: &str, door: Door, attachments: &[&str]) -> GuestConfig {
+fn config(served: &Served, name: &str, door: GuestDoor, attachments: &[&str]) -> GuestConfig {
     let sockets = attachments.iter().map(|name| {
         let (function, attachment) = name.split_once('.').unwrap();
         ((*name).to_owned(), served.socket(function, attachment))
@@ -68,9 +68,9 @@ fn start(guest: &Guest, role: &str, word: &'static str) -> Running {
 }
 
 /// Checks the actions of unprivileged programs on the attachments of one guest, through one door.
-fn programs(served: &Served, guest: &Guest, door: Door) {
+fn programs(served: &Served, guest: &Guest, door: GuestDoor) {
     play(guest, "vectors");
-    if door == Door::Vfio {
+    if door == GuestDoor::Vfio {
         // Without an IOMMU programs can't choose addresses to map and unmap.
         play(guest, "remap 40");
         play(guest, "pages 2048");
@@ -98,15 +98,17 @@ fn programs(served: &Served, guest: &Guest, door: Door) {
 #[test]
 fn programs_through_vfio() {
     let served = served();
-    let guest = guest::boot(&config(&served, "programs-vfio", Door::Vfio, &["fifo0.user0", "dma0.user0"]));
-    programs(&served, &guest, Door::Vfio);
+    let guest =
+        guest::boot(&config(&served, "programs-vfio", GuestDoor::Vfio, &["fifo0.user0", "dma0.user0"]));
+    programs(&served, &guest, GuestDoor::Vfio);
 }
 
 #[test]
 fn programs_through_the_shim() {
     let served = served();
-    let guest = guest::boot(&config(&served, "programs-shim", Door::Shim, &["fifo0.user0", "dma0.user0"]));
-    programs(&served, &guest, Door::Shim);
+    let guest =
+        guest::boot(&config(&served, "programs-shim", GuestDoor::Shim, &["fifo0.user0", "dma0.user0"]));
+    programs(&served, &guest, GuestDoor::Shim);
 }
 
 /// The I/O node runs in a guest with the shim, a core in a guest with VFIO, and another core on the
@@ -114,8 +116,8 @@ fn programs_through_the_shim() {
 #[test]
 fn fcnp_between_guests_and_the_host() {
     let served = served();
-    let node = guest::boot(&config(&served, "fcnp-io", Door::Shim, &["io0.core0"]));
-    let core = guest::boot(&config(&served, "fcnp-cn", Door::Vfio, &["cn0.core0"]));
+    let node = guest::boot(&config(&served, "fcnp-io", GuestDoor::Shim, &["io0.core0"]));
+    let core = guest::boot(&config(&served, "fcnp-cn", GuestDoor::Vfio, &["cn0.core0"]));
 
     play(&node, "read-only");
     play(&core, "read-only");
@@ -152,8 +154,8 @@ fn resident() -> u64 {
 fn a_hostile_guest_disturbs_nobody() {
     let served = served();
     let attachments = ["fifo0.user0", "dma0.user0", "send0.user0", "ex0.vpid0", "ex1.vpid0"];
-    let hostile = guest::boot(&config(&served, "hostile", Door::Vfio, &attachments));
-    let polite = guest::boot(&config(&served, "polite", Door::Shim, &["cn0.core0"]));
+    let hostile = guest::boot(&config(&served, "hostile", GuestDoor::Vfio, &attachments));
+    let polite = guest::boot(&config(&served, "polite", GuestDoor::Shim, &["cn0.core0"]));
     let over = Cancel::new().unwrap();
     let seconds = hostile_seconds();
 
@@ -233,7 +235,7 @@ fn round_trip(served: &Served, limit: Duration) -> Result<(), Error> {
 #[test]
 fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
     let served = served();
-    let hostile = guest::boot(&config(&served, "hostile-node", Door::Vfio, &["cn1.core0"]));
+    let hostile = guest::boot(&config(&served, "hostile-node", GuestDoor::Vfio, &["cn1.core0"]));
     let short = Duration::from_secs(5);
 
     round_trip(&served, LONG).unwrap();
@@ -254,7 +256,7 @@ fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
 }
 
 /// Runs the driver library on a card that is not nicforge's.
-fn edu(name: &str, door: Door, driver: &str, address: &str) {
+fn edu(name: &str, door: GuestDoor, driver: &str, address: &str) {
     // The card reaches 256 MB by default, and the guest has more.
     let config = guest::config(name, door, vec![])
         .device("edu,addr=1d.0,dma_mask=0xffffffff")
@@ -273,10 +275,10 @@ fn edu(name: &str, door: Door, driver: &str, address: &str) {
 
 #[test]
 fn edu_through_vfio() {
-    edu("edu-vfio", Door::Vfio, "vfio-pci", "vfio:0000:00:1d.0");
+    edu("edu-vfio", GuestDoor::Vfio, "vfio-pci", "vfio:0000:00:1d.0");
 }
 
 #[test]
 fn edu_through_the_shim() {
-    edu("edu-shim", Door::Shim, "nicforge-shim", "shim:/dev/nicforge0");
+    edu("edu-shim", GuestDoor::Shim, "nicforge-shim", "shim:/dev/nicforge0");
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use nicforge_tests::{
-    guest_bodies::{BODIES, Door},
+    bodies::{self, Door, GuestDoor},
     guest_rig::GuestRig,
 };
 
@@ -21,29 +21,32 @@ fn main() -> ExitCode {
         _ => return ExitCode::from(2),
     };
 
-    let Some(door) = Door::named(door) else { return ExitCode::from(2) };
+    let Some(door) = GuestDoor::named(door) else { return ExitCode::from(2) };
     let rig = GuestRig::from_env();
     let (mut good, mut bad) = (0, Vec::new());
-    for body in
-        BODIES.iter().copied().flatten().filter(|body| body.machine == machine && body.name.contains(part))
-    {
-        if body.reason_not_to_run(door).is_some() {
+
+    for body in bodies::all() {
+        let Some(machine) = body.machines.iter().find(|found| found.name == machine) else { continue };
+        let name = body.name(machine, None);
+        if !name.contains(part) || body.reason_not_to_run(machine, Door::Guest(door)).is_some() {
             continue;
         }
+
         let started = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| {
             rig.begin();
-            (body.run)(&rig);
+            body.run(&rig);
         }));
         let seconds = started.elapsed().as_secs_f32();
+
         match result {
             Ok(()) => {
                 good += 1;
-                println!("{} ok {seconds:.2} s", body.name);
+                println!("{name} ok {seconds:.2} s");
             }
             Err(_) => {
-                bad.push(body.name);
-                println!("{} FAILED {seconds:.2} s", body.name);
+                println!("{name} FAILED {seconds:.2} s");
+                bad.push(name);
             }
         }
         let _ = std::io::stdout().flush();

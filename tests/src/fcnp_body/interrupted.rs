@@ -13,12 +13,14 @@ use nicforge_hwi::{
     tree::Header,
     tree_dcr::{ARB_RCFG, dcr, rcfg},
 };
+use nicforge_test_body::body;
 use zerocopy::IntoBytes;
 
-use super::{LARGE, all_is_well, compute_core, eventually, io_node};
+use super::{LARGE, MACHINE, all_is_well, compute_core, eventually, io_node};
 use crate::backing::Rig;
 
 /// A deadline on either side before the transfer leaves no state behind.
+#[body(not_through(guests) = REAL_PROCESSORS_TIMES)]
 pub fn deadlines_before_the_transfer_change_nothing(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let short = || Deadline::after(Duration::from_millis(5));
@@ -37,6 +39,7 @@ pub fn deadlines_before_the_transfer_change_nothing(rig: &dyn Rig) {
 }
 
 /// A cancelled token ends calls on both sides.
+#[body]
 pub fn cancelled_calls_end(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancel = Cancel::new().unwrap();
@@ -75,6 +78,7 @@ fn cancelled_while_nothing_leaves(io: &IoNode, neighbour: &TreeChannel, call: Ca
 
 /// Calls that were cancelled while their node could not send are withdrawn by the core's next call
 /// of any kind. The I/O node's calls do not find their requests.
+#[body]
 pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let neighbour = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
@@ -92,6 +96,7 @@ pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
 }
 
 /// The core's read is cancelled during its data: the I/O node's write ends as well.
+#[body]
 pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 2));
     let cancel = Cancel::new().unwrap();
@@ -109,6 +114,7 @@ pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
 }
 
 /// The core's write is cancelled during its data: the I/O node's read ends as well.
+#[body]
 pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 2));
     let cancel = Cancel::new().unwrap();
@@ -125,6 +131,7 @@ pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
 }
 
 /// The I/O node's write is cancelled during its data: the core's read ends as well.
+#[body]
 pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancel = Cancel::new().unwrap();
@@ -142,6 +149,7 @@ pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
 
 /// The I/O node's read is cancelled during its data: the rest is discarded, and the core's write
 /// succeeds.
+#[body(not_through(guests) = REAL_PROCESSORS_TIMES)]
 pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancel = Cancel::new().unwrap();
@@ -160,6 +168,7 @@ pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
 }
 
 /// A call with a past deadline or a cancelled token takes no data of a message that is ready.
+#[body]
 pub fn calls_that_are_over_before_they_begin_take_nothing(rig: &dyn Rig) {
     const SIZE: usize = 64 << 10;
 
@@ -214,6 +223,7 @@ impl Raw {
 
 /// The only thread of the I/O node waits for data of a core that sends none. Other cores can still
 /// open and withdraw.
+#[body]
 pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
     let io = io_node(rig);
     let silent = Raw::open(rig, 4);
@@ -237,6 +247,7 @@ pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
 
 /// A read that was cancelled while its node could not send is served later. Its data block no
 /// neighbour, though its core makes no calls.
+#[body]
 pub fn data_of_a_read_that_was_given_up_stop_no_neighbour(rig: &dyn Rig) {
     const SIZE: usize = 20_000;
 
@@ -255,6 +266,7 @@ pub fn data_of_a_read_that_was_given_up_stop_no_neighbour(rig: &dyn Rig) {
 }
 
 /// Requests that are withdrawn while their calls wait for the pset's slot leave the slot's queue.
+#[body]
 pub fn withdrawn_requests_leave_the_queue(rig: &dyn Rig) {
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 1));
     let silent = Raw::open(rig, 4);
@@ -288,6 +300,7 @@ pub fn withdrawn_requests_leave_the_queue(rig: &dyn Rig) {
 
 /// The operator resets the I/O process's node during a read. The process gets an error that asks it
 /// to reopen the device.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn soft_reset_of_the_io_node_ends_its_calls(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     thread::scope(|scope| {

@@ -6,9 +6,10 @@ use nicforge_core::ids::AttachmentId;
 use nicforge_driver::{Device, Error};
 use nicforge_hwi::{attachment::control, posted, proof::addressed_send::*};
 use nicforge_proof_driver::addressed_send::{AddressedSend, Message, address};
+use nicforge_test_body::body;
 use proptest::{prelude::*, test_runner::TestRunner};
 
-use super::{SEND, pause, until};
+use super::{MACHINE, SEND, pause, until};
 use crate::backing::{Rig, ask, soon};
 
 const CREDITS: u64 = SLOTS;
@@ -47,6 +48,7 @@ fn malformed(rig: &dyn Rig, who: u16) -> u64 {
 
 /// Messages arrive at the target in the address, the sender's own included, with the sender as the
 /// card knows it.
+#[body]
 pub fn every_client_reaches_every_client(rig: &dyn Rig) {
     let mut clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who).1).collect();
     for source in 0..ATTACHMENTS {
@@ -62,6 +64,7 @@ pub fn every_client_reaches_every_client(rig: &dyn Rig) {
 }
 
 /// Every length from 1 to the longest.
+#[body]
 pub fn every_length_arrives(rig: &dyn Rig) {
     let (_device, mut client) = open(rig, 0);
     let data: Vec<u8> = (1..=MAX_MESSAGE as u8).collect();
@@ -78,6 +81,7 @@ pub fn every_length_arrives(rig: &dyn Rig) {
 }
 
 /// A store of another length or at another offset is refused and counted, posted or trapped.
+#[body(not_through(guests) = SPLIT_ACCESSES)]
 pub fn a_bad_length_or_address_is_refused(rig: &dyn Rig) {
     let (device, mut client) = open(rig, 0);
     let other = rig.open("send0", "user1");
@@ -96,6 +100,7 @@ pub fn a_bad_length_or_address_is_refused(rig: &dyn Rig) {
 }
 
 /// A send to a target without a client is refused.
+#[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn a_send_to_nobody_is_refused(rig: &dyn Rig) {
     let (_device, mut client) = open(rig, 0);
     assert!(client.is_present(0).unwrap() && !client.is_present(2).unwrap());
@@ -105,6 +110,7 @@ pub fn a_send_to_nobody_is_refused(rig: &dyn Rig) {
 }
 
 /// The ninth message waits until the target takes the first, and later messages wait behind it.
+#[body]
 pub fn a_send_without_credits_stalls_until_one_is_returned(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
@@ -128,6 +134,7 @@ pub fn a_send_without_credits_stalls_until_one_is_returned(rig: &dyn Rig) {
 }
 
 /// The ring accepts messages that wait for credits until it is full, and none is lost.
+#[body]
 pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
@@ -151,6 +158,7 @@ pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
 }
 
 /// An invalid read pointer returns no credits.
+#[body]
 pub fn a_bad_read_pointer_returns_no_credits(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, mut target) = open(rig, 1);
@@ -179,6 +187,7 @@ pub fn a_bad_read_pointer_returns_no_credits(rig: &dyn Rig) {
 
 /// A reset of the target returns its credits. The waiting message arrives; those in the mailbox are
 /// lost.
+#[body]
 pub fn a_reset_of_the_target_lets_a_stalled_send_pass(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, target) = open(rig, 1);
@@ -194,6 +203,7 @@ pub fn a_reset_of_the_target_lets_a_stalled_send_pass(rig: &dyn Rig) {
 
 /// A reset of the sender does not wait for its own stalled send. That send and all messages behind
 /// it are lost.
+#[body]
 pub fn a_reset_of_the_sender_drops_a_stalled_send(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
@@ -212,6 +222,7 @@ pub fn a_reset_of_the_sender_drops_a_stalled_send(rig: &dyn Rig) {
 }
 
 /// When a target detaches, the senders that wait for it continue.
+#[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn a_target_that_leaves_lets_a_stalled_send_go(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, target) = open(rig, 1);
@@ -224,6 +235,7 @@ pub fn a_target_that_leaves_lets_a_stalled_send_go(rig: &dyn Rig) {
 }
 
 /// The operator's reset clears a stall that clients caused.
+#[body]
 pub fn an_operators_reset_clears_a_stall(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, target) = open(rig, 1);
@@ -242,6 +254,7 @@ pub fn an_operators_reset_clears_a_stall(rig: &dyn Rig) {
 }
 
 /// A trapped read waits behind a stalled record, but the control page answers.
+#[body(not_through(guests) = FRESH_MACHINE)]
 pub fn a_trapped_read_waits_behind_a_stalled_send(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
@@ -259,6 +272,7 @@ pub fn a_trapped_read_waits_behind_a_stalled_send(rig: &dyn Rig) {
 
 /// A producer that dies between the cells of a record leaves a ring that a reset empties. The ring
 /// works afterwards.
+#[body(not_through(guests) = OPERATORS_CODE)]
 pub fn a_half_written_record_wedges_nothing(rig: &dyn Rig) {
     let (device, client) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
@@ -288,6 +302,7 @@ pub fn a_half_written_record_wedges_nothing(rig: &dyn Rig) {
 }
 
 /// Records that are invalid, or address memory or the core's own pages, are skipped and counted.
+#[body(not_through(guests) = OPERATORS_CODE)]
 pub fn malformed_records_are_skipped(rig: &dyn Rig) {
     let (device, client) = open(rig, 0);
     drop(client);
@@ -317,6 +332,7 @@ pub fn malformed_records_are_skipped(rig: &dyn Rig) {
 }
 
 /// The interrupt fires when the mailbox changes from empty to not empty.
+#[body]
 pub fn the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more(rig: &dyn Rig) {
     let (_device, mut sender) = open(rig, 0);
     let (target_device, mut target) = open(rig, 1);
@@ -338,6 +354,7 @@ pub fn the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more(rig: &d
 
 /// A receiver that takes all messages and then waits for the interrupt gets every message, also
 /// those that arrive meanwhile.
+#[body]
 pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
     let (_device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
@@ -365,6 +382,7 @@ pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
 }
 
 /// A send that waits beyond its deadline returns an error, and no message is sent.
+#[body]
 pub fn a_full_ring_times_out(rig: &dyn Rig) {
     let (device, sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
@@ -420,6 +438,7 @@ fn take(client: &mut AddressedSend, who: u16, model: &mut Model) -> Result<bool,
 
 /// For any sequence of sends and receives, messages between two clients arrive complete, in order
 /// and once.
+#[body]
 pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
     let clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who)).collect();
     let device = clients[0].0.clone();

@@ -8,9 +8,10 @@ use nicforge_driver::{
 use nicforge_hwi::proof::dma_engine::*;
 use nicforge_proof_driver::dma_engine::{DmaEngine, Outcome, piece};
 use nicforge_shm::SharedMemory;
+use nicforge_test_body::body;
 use proptest::{prelude::*, test_runner::TestRunner};
 
-use super::until;
+use super::{MACHINE, until};
 use crate::backing::{Rig, soon};
 
 /// The number of bytes that the engine moves at once.
@@ -84,26 +85,31 @@ fn copies(rig: &dyn Rig, private_source: bool, private_destination: bool) {
 }
 
 /// Copies every length, unaligned, in memory that the device maps.
+#[body]
 pub fn copies_within_mapped_memory(rig: &dyn Rig) {
     copies(rig, false, false);
 }
 
 /// Copies from memory that the device reads by messages.
+#[body]
 pub fn copies_from_private_memory(rig: &dyn Rig) {
     copies(rig, true, false);
 }
 
 /// Copies to memory that the device writes by messages. The interrupt comes behind the data.
+#[body]
 pub fn copies_to_private_memory(rig: &dyn Rig) {
     copies(rig, false, true);
 }
 
 /// Copies where both sides are accessed by messages.
+#[body]
 pub fn copies_within_private_memory(rig: &dyn Rig) {
     copies(rig, true, true);
 }
 
 /// Copies across the border of two adjacent buffers, of the same and of different kinds.
+#[body(not_through(shim) = NO_PROTECTION)]
 pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     for (left, right) in [(false, false), (true, true), (false, true), (true, false)] {
@@ -127,6 +133,7 @@ pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
 }
 
 /// The driver may poll the mirror instead of waiting for the interrupt. A later wait still works.
+#[body]
 pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 8192, false);
@@ -141,6 +148,7 @@ pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
 }
 
 /// The longest list, whose pieces depend on each other, is copied in order.
+#[body]
 pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 64 * (MAX_DESCRIPTORS as usize + 1), false);
@@ -158,6 +166,7 @@ pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
 
 /// More writes by message than may be in flight at a time: the engine finds the core busy and
 /// retries.
+#[body]
 pub fn more_pieces_than_messages_under_way_are_all_copied(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let count = u64::from(MAX_DESCRIPTORS);
@@ -194,41 +203,49 @@ fn expect_failure(rig: &dyn Rig, errors: u32, bad: impl FnOnce(&Device, u64) -> 
 }
 
 /// A descriptor's length exceeds the maximum by one byte.
+#[body]
 pub fn a_descriptor_that_is_too_long_is_refused(rig: &dyn Rig) {
     expect_failure(rig, STATUS_BAD_DESCRIPTOR, |_, at| piece(at, at, MAX_LENGTH + 1));
 }
 
 /// A descriptor's reserved field is not zero.
+#[body]
 pub fn a_descriptor_with_reserved_bits_is_refused(rig: &dyn Rig) {
     expect_failure(rig, STATUS_BAD_DESCRIPTOR, |_, at| Descriptor { reserved: 1, ..piece(at, at, 1) });
 }
 
 /// The source address is not mapped.
+#[body]
 pub fn an_unmapped_source_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(NOWHERE, at, 1));
 }
 
 /// The destination address is not mapped.
+#[body]
 pub fn an_unmapped_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, NOWHERE, 1));
 }
 
 /// The source's last byte is not mapped.
+#[body(not_through(shim) = NO_PROTECTION)]
 pub fn a_source_that_leaves_its_buffer_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at + 12288 - 10, at + 8192, 11));
 }
 
 /// The source's addresses wrap around.
+#[body]
 pub fn a_source_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(u64::MAX - 5, at + 8192, 100));
 }
 
 /// The destination's addresses wrap around.
+#[body]
 pub fn a_destination_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, u64::MAX - 5, 100));
 }
 
 /// The destination's addresses wrap around behind a first part that is mapped: no byte is copied.
+#[body(not_through(guests) = "chooses an address that no IOMMU translates")]
 pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let source = buffer(&device, 2 * PIECE, false);
@@ -250,6 +267,7 @@ pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
 }
 
 /// The device may only read the destination.
+#[body(not_through(shim) = NO_PROTECTION)]
 pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
     let mut kept = None;
     expect_failure(rig, STATUS_DMA_ERROR, |device, at| {
@@ -260,6 +278,7 @@ pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
 }
 
 /// The list is at an unmapped address, or wraps around the end of the address space.
+#[body(not_through(shim) = NO_PROTECTION)]
 pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
@@ -273,6 +292,7 @@ pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
 }
 
 /// Invalid counts and list addresses are refused.
+#[body]
 pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
@@ -304,6 +324,7 @@ pub fn a_bad_start_is_refused(rig: &dyn Rig) {
 }
 
 /// A start behind another start in the same ring: the first continues, the second is refused.
+#[body(not_through(guests) = REAL_PROCESSORS_TIMES)]
 pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 1 << 20, true);
@@ -325,6 +346,7 @@ pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
 }
 
 /// Without bus mastering there is no DMA.
+#[body(not_through(guests) = "an interrupt is a bus master's write, too")]
 pub fn a_function_without_bus_mastering_reaches_nothing(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 4096, false);
@@ -341,6 +363,7 @@ pub fn a_function_without_bus_mastering_reaches_nothing(rig: &dyn Rig) {
 }
 
 /// An unbound vector sets its pending bit, and the mirror shows the end all the same.
+#[body(not_through(shim, shim_iommu) = "the shim keeps the MSI-X table and its pending bits to itself")]
 pub fn an_unbound_vector_leaves_its_pending_bit(rig: &dyn Rig) {
     let device = rig.open("dma0", "user0");
     let registers = device.bar(0).unwrap();
@@ -353,6 +376,7 @@ pub fn an_unbound_vector_leaves_its_pending_bit(rig: &dyn Rig) {
 }
 
 /// The same address refers to different memory for another client.
+#[body(not_through(shim) = NO_PROTECTION)]
 pub fn clients_have_address_spaces_of_their_own(rig: &dyn Rig) {
     let (first_device, mut first) = open(rig, "user0");
     let (second_device, mut second) = open(rig, "user1");
@@ -374,6 +398,7 @@ pub fn clients_have_address_spaces_of_their_own(rig: &dyn Rig) {
 }
 
 /// Released memory can't be reached any more.
+#[body(not_through(shim) = NO_PROTECTION)]
 pub fn dropped_memory_is_out_of_reach(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 4096, false);
@@ -393,6 +418,7 @@ pub fn dropped_memory_is_out_of_reach(rig: &dyn Rig) {
 }
 
 /// A reset while messages are in flight discards them, and the next list is copied.
+#[body]
 pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 1 << 20, true);
@@ -417,6 +443,7 @@ const ARENA: usize = 3 * PIECE;
 
 /// Any list over a mapped and a private buffer has the same effect as the same copies in a byte
 /// array.
+#[body]
 pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
     let (device, engine) = open(rig, "user0");
     let engine = RefCell::new(engine);

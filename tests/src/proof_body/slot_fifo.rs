@@ -5,9 +5,10 @@ use std::{collections::VecDeque, time::Duration};
 use nicforge_driver::{Deadline, Device, Error, IRQ_INTX, WriteMode};
 use nicforge_hwi::proof::slot_fifo::*;
 use nicforge_proof_driver::slot_fifo::{Message, SlotFifo};
+use nicforge_test_body::body;
 use proptest::{prelude::*, test_runner::TestRunner};
 
-use super::{pause, until};
+use super::{MACHINE, pause, until};
 use crate::backing::{Rig, soon};
 
 const SLOT_COUNT: usize = SLOTS as usize;
@@ -51,6 +52,7 @@ fn fill_up(device: &Device, fifo: &mut SlotFifo, room: usize) -> u64 {
 }
 
 /// Every message comes back in order, also when there are more than all FIFOs hold.
+#[body]
 pub fn messages_come_back_in_order(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
 
@@ -71,6 +73,7 @@ pub fn messages_come_back_in_order(rig: &dyn Rig) {
 }
 
 /// A held device fills its queue, then the send slots fill. The release lets all messages through.
+#[body]
 pub fn a_held_device_fills_up_and_goes_on_when_released(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     fifo.hold(true).unwrap();
@@ -89,6 +92,7 @@ pub fn a_held_device_fills_up_and_goes_on_when_released(rig: &dyn Rig) {
 
 /// A reader that does not return its pointer blocks its own sends. One returned slot lets one more
 /// message in.
+#[body]
 pub fn a_reader_that_returns_nothing_fills_everything(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
 
@@ -104,6 +108,7 @@ pub fn a_reader_that_returns_nothing_fills_everything(rig: &dyn Rig) {
 }
 
 /// Messages written to the port arrive in the slots, and the other way round.
+#[body]
 pub fn port_and_slots_share_a_queue(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
 
@@ -122,6 +127,7 @@ pub fn port_and_slots_share_a_queue(rig: &dyn Rig) {
 }
 
 /// A read of the empty port returns all ones and sets an error.
+#[body]
 pub fn port_read_while_empty_sets_the_error(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let interrupt = device.interrupt(VECTOR_ERROR.into()).unwrap();
@@ -134,6 +140,7 @@ pub fn port_read_while_empty_sets_the_error(rig: &dyn Rig) {
 }
 
 /// A write to the port of a full queue is lost, and no other message is.
+#[body]
 pub fn port_write_while_full_sets_the_error_and_loses_that_word_only(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
     fifo.hold(true).unwrap();
@@ -154,6 +161,7 @@ pub fn port_write_while_full_sets_the_error_and_loses_that_word_only(rig: &dyn R
 }
 
 /// The port accepts accesses of 8 bytes at its own address only.
+#[body(not_through(guests) = SPLIT_ACCESSES)]
 pub fn port_access_of_another_width_sets_the_error(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let backing = device.backing();
@@ -169,6 +177,7 @@ pub fn port_access_of_another_width_sets_the_error(rig: &dyn Rig) {
 }
 
 /// The other registers accept accesses of their own width only.
+#[body]
 pub fn register_access_of_another_width_reads_ones_and_writes_nothing(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
@@ -182,6 +191,7 @@ pub fn register_access_of_another_width_reads_ones_and_writes_nothing(rig: &dyn 
 }
 
 /// An invalid read pointer is reported once and changes no state.
+#[body]
 pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     let interrupt = device.interrupt(VECTOR_ERROR.into()).unwrap();
@@ -208,6 +218,7 @@ pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
 
 /// The receive interrupt fires when the receive slots change from empty to not empty, and not for
 /// each message.
+#[body]
 pub fn the_receive_interrupt_says_that_the_slots_are_not_empty_any_more(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     let interrupt = fifo.receive_interrupt().unwrap();
@@ -229,6 +240,7 @@ pub fn the_receive_interrupt_says_that_the_slots_are_not_empty_any_more(rig: &dy
 
 /// A receiver that takes all messages and then waits for the interrupt gets every message, also
 /// those that arrive meanwhile.
+#[body]
 pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
     let interrupt = fifo.receive_interrupt().unwrap();
@@ -256,6 +268,7 @@ pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
 
 /// INTx is a level: it fires once and masks itself, and fires again when it is unmasked while still
 /// asserted.
+#[body]
 pub fn intx_fires_again_until_the_error_is_cleared(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let line = device.intx().unwrap();
@@ -276,6 +289,7 @@ pub fn intx_fires_again_until_the_error_is_cleared(rig: &dyn Rig) {
 }
 
 /// A masked INTx keeps its interrupt until it is unmasked.
+#[body]
 pub fn a_masked_intx_fires_when_it_is_unmasked(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let line = device.intx().unwrap();
@@ -289,6 +303,7 @@ pub fn a_masked_intx_fires_when_it_is_unmasked(rig: &dyn Rig) {
 }
 
 /// Clients do not share messages, fill levels and errors.
+#[body]
 pub fn two_clients_have_nothing_in_common(rig: &dyn Rig) {
     let (first_device, mut first) = open(rig, "user0");
     let (_second_device, mut second) = open(rig, "user1");
@@ -308,6 +323,7 @@ pub fn two_clients_have_nothing_in_common(rig: &dyn Rig) {
 }
 
 /// An attachment has one client at a time.
+#[body]
 pub fn a_second_client_is_refused(rig: &dyn Rig) {
     let (_device, _fifo) = open(rig, "user0");
 
@@ -316,6 +332,7 @@ pub fn a_second_client_is_refused(rig: &dyn Rig) {
 
 /// The next tenant finds no state of the last one, and the last one's mappings do not reach the
 /// next one's memory.
+#[body(not_through(guests) = "the kernel has a function end with its last mapping")]
 pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     fifo.hold(true).unwrap();
@@ -343,6 +360,7 @@ pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
 }
 
 /// A reset empties all FIFOs, and the device works afterwards.
+#[body]
 pub fn a_reset_starts_anew(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
@@ -360,6 +378,7 @@ pub fn a_reset_starts_anew(rig: &dyn Rig) {
 }
 
 /// A client that is evicted while it waits gets an error.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn an_evicted_client_is_told(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
     let waiting = std::thread::spawn(move || fifo.receive(soon(), None));
@@ -423,6 +442,7 @@ impl Model {
 
 /// Any sequence of actions on slots, port and registers leaves the device in the state of three
 /// queues.
+#[body]
 pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
     let (device, _) = open(rig, "user0");
     let registers = device.bar(0).unwrap();

@@ -9,8 +9,9 @@ use nicforge_hwi::{
     tree::mirror,
     tree_dcr::{gi, pix},
 };
+use nicforge_test_body::body;
 
-use super::{Core, NODES, settle};
+use super::{Core, MACHINE, NODES, settle};
 use crate::backing::Rig;
 
 /// Returns the offset of a channel's register in the unit.
@@ -42,6 +43,7 @@ fn done(core: &Core, channel: u64) -> bool {
 
 /// A barrier completes on all nodes at once when the last compute node has entered, and again the
 /// next time.
+#[body(not_through(guests) = FRESH_MACHINE)]
 pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let nodes = &nodes[1..];
@@ -67,6 +69,7 @@ pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
 
 /// All nodes pass a thousand barriers by posted writes, each in its own thread. No node leaves a
 /// barrier before all have entered it.
+#[body]
 pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
     const ROUNDS: u32 = 1000;
 
@@ -102,6 +105,7 @@ pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
 }
 
 /// A node that enters the next barrier early waits for those that have not left the last one.
+#[body]
 pub fn an_early_node_waits_for_the_slow(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let [first, others @ ..] = &nodes[1..] else { panic!("there are compute nodes") };
@@ -122,6 +126,7 @@ pub fn an_early_node_waits_for_the_slow(rig: &dyn Rig) {
 }
 
 /// An I/O node holds up a barrier only when it participates.
+#[body(not_through(guests) = FRESH_MACHINE)]
 pub fn an_io_node_takes_part_when_it_says_so(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes.iter().for_each(|node| arm(node, 0, true));
@@ -136,6 +141,7 @@ pub fn an_io_node_takes_part_when_it_says_so(rig: &dyn Rig) {
 }
 
 /// A node whose last core died in a barrier holds it up until the node's next core enters.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn a_dead_node_has_not_entered(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes[1..].iter().for_each(|node| arm(node, 0, true));
@@ -155,6 +161,7 @@ pub fn a_dead_node_has_not_entered(rig: &dyn Rig) {
 }
 
 /// A notification reaches every node that is armed for it.
+#[body]
 pub fn a_notification_reaches_who_is_armed(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes[1..4].iter().for_each(|node| arm(node, 1, false));
@@ -167,6 +174,7 @@ pub fn a_notification_reaches_who_is_armed(rig: &dyn Rig) {
 }
 
 /// A direct channel shows the OR of all nodes' levels.
+#[body]
 pub fn a_direct_channel_shows_the_or_of_all_levels(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let drive = |node: &Core, level: u32| node.write(register(gi::STATE, 0), level);
@@ -187,6 +195,7 @@ pub fn a_direct_channel_shows_the_or_of_all_levels(rig: &dyn Rig) {
 }
 
 /// Cores cannot use the privileged channels, the admin can.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_core_cannot_use_the_systems_channels(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");

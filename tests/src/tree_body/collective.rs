@@ -4,13 +4,14 @@ use nicforge_hwi::{
     tree::{Header, PAYLOAD, opcode},
     tree_dcr::{CLASS_RDR0, dcr, rdr},
 };
+use nicforge_test_body::body;
 use nicforge_tree::topology::{CLASS_ALL, CLASS_COMPUTE, CLASS_PSET, CLASS_PSET_COMPUTE};
 use proptest::{
     prelude::*,
     test_runner::{Config as ProptestConfig, TestRunner},
 };
 
-use super::{Core, Payload, counter, name, payload, settle};
+use super::{Core, MACHINE, Payload, TWO_PSETS, counter, name, payload, settle};
 use crate::backing::Rig;
 
 /// A class that no machine configures.
@@ -124,17 +125,20 @@ fn reductions_equal_the_arithmetic_of_big_numbers(rig: &dyn Rig, class: usize, m
 }
 
 /// Reductions over all nodes equal the arithmetic of big integers.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn reductions_over_all_nodes_equal_big_arithmetic(rig: &dyn Rig) {
     reductions_equal_the_arithmetic_of_big_numbers(rig, CLASS_ALL, &[0, 1, 2, 3, 4]);
 }
 
 /// The same over the compute nodes. The I/O node, in the middle of the tree, forwards packets and
 /// does not participate.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn reductions_over_the_compute_nodes_equal_big_arithmetic(rig: &dyn Rig) {
     reductions_equal_the_arithmetic_of_big_numbers(rig, CLASS_COMPUTE, &[1, 2, 3, 4]);
 }
 
 /// The admins configure a class over three nodes of one branch at run time.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_class_set_up_by_the_admins_reduces_over_its_nodes(rig: &dyn Rig) {
     let local = rdr::SRCL | rdr::TGTL;
     // Node 1 is the root; nodes 3 and 4 are at its ports 1 and 2.
@@ -152,6 +156,7 @@ pub fn a_class_set_up_by_the_admins_reduces_over_its_nodes(rig: &dyn Rig) {
 
 /// A packet that is not combined reaches every node of its class once, its sender included, from
 /// any sender.
+#[body]
 pub fn a_broadcast_from_anywhere_reaches_every_node_once(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for (number, sender) in (0..).zip(&nodes) {
@@ -167,6 +172,7 @@ pub fn a_broadcast_from_anywhere_reaches_every_node_once(rig: &dyn Rig) {
 
 /// A receiver that reads late holds broadcasts up and loses none. All nodes get them in the same
 /// order.
+#[body]
 pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let header = header(CLASS_ALL, opcode::NONE, 2);
@@ -192,6 +198,7 @@ pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
 }
 
 /// No result comes down before the last node has contributed.
+#[body]
 pub fn a_reduction_waits_for_its_last_contribution(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let header = header(CLASS_ALL, opcode::ADD, 2);
@@ -207,6 +214,7 @@ pub fn a_reduction_waits_for_its_last_contribution(rig: &dyn Rig) {
 }
 
 /// Nodes may be several reductions ahead of others; the results come in order.
+#[body]
 pub fn reductions_in_a_row_keep_their_order(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let header = header(CLASS_ALL, opcode::MAX, 2);
@@ -223,6 +231,7 @@ pub fn reductions_in_a_row_keep_their_order(rig: &dyn Rig) {
 }
 
 /// An incomplete reduction on one channel does not block a reduction on the other.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn an_unfinished_reduction_leaves_the_other_channel_alone(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
@@ -240,6 +249,7 @@ pub fn an_unfinished_reduction_leaves_the_other_channel_alone(rig: &dyn Rig) {
 }
 
 /// One contribution with the irq bit gives every node a result with it.
+#[body]
 pub fn the_irq_bit_of_one_contribution_is_in_the_result(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for (index, node) in nodes.iter().enumerate() {
@@ -249,6 +259,7 @@ pub fn the_irq_bit_of_one_contribution_is_in_the_result(rig: &dyn Rig) {
 }
 
 /// Contributions with different operations give some result, are counted, and block no node.
+#[body]
 pub fn contributions_that_do_not_match_hold_nobody_up(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for (node, operation) in nodes.iter().zip(OPERATIONS) {
@@ -268,6 +279,7 @@ pub fn contributions_that_do_not_match_hold_nobody_up(rig: &dyn Rig) {
 
 /// Contributions of different classes are never combined, even if their routes are equal. Each
 /// waits for its own class.
+#[body]
 pub fn contributions_of_different_classes_wait_for_their_own(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for (node, class) in nodes.iter().zip([CLASS_ALL, CLASS_ALL, CLASS_ALL, CLASS_ALL, CLASS_PSET]) {
@@ -281,6 +293,7 @@ pub fn contributions_of_different_classes_wait_for_their_own(rig: &dyn Rig) {
 
 /// Psets on one tree reduce concurrently in their own classes, and all together in the machine's
 /// class.
+#[body(on(TWO_PSETS))]
 pub fn psets_reduce_on_their_own(rig: &dyn Rig) {
     let names = ["io0", "cn0", "cn1", "io1", "cn2", "cn3", "cn4"];
     let nodes = Core::of(rig, names);
@@ -359,6 +372,7 @@ fn sum(members: &[&Core], numbers: &[[f64; NUMBERS]]) -> [f64; NUMBERS] {
 }
 
 /// The two-phase sum of floating-point numbers is the exact sum, rounded once.
+#[body]
 pub fn a_two_phase_floating_point_sum_is_exact(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let members: Vec<_> = nodes.iter().collect();

@@ -6,12 +6,13 @@ use nicforge_hwi::{
     tree_dcr::REGISTERS,
 };
 use nicforge_shm::Window;
+use nicforge_test_body::body;
 use proptest::{
     prelude::*,
     test_runner::{Config as ProptestConfig, TestRunner},
 };
 
-use super::{Core, numbered, payload, settle, to, transfer};
+use super::{Core, MACHINE, numbered, payload, settle, to, transfer};
 use crate::backing::Rig;
 
 /// BAR of the posted-write ring.
@@ -105,6 +106,7 @@ fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
 
 /// Software on two cores of an inner node acts arbitrarily. The system channel works throughout,
 /// through that node too. After the operator's resets the user channel is in its initial state.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
     let admins: Vec<_> = ["io0", "cn2", "cn3"].map(|node| Core::open(rig, node, "admin")).into();
     let users: Vec<_> = ["io0", "cn2", "cn3"].map(|node| Core::open(rig, node, "core0")).into();
@@ -153,6 +155,7 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
 
 /// Software that makes arbitrary stores outside the send slots does not disturb packets that pass
 /// through its node on its own channel.
+#[body]
 pub fn a_node_that_sends_nothing_disturbs_nobody(rig: &dyn Rig) {
     let [io, hostile, cn2, cn3] = Core::of(rig, ["io0", "cn0", "cn2", "cn3"]);
     let ring = hostile.device.bar(BAR_RING).unwrap().window(0, 4096).unwrap();
@@ -181,6 +184,7 @@ pub fn a_node_that_sends_nothing_disturbs_nobody(rig: &dyn Rig) {
 
 /// A flood of packets to a node that does not read blocks that channel only, and only until the
 /// receiver is reset.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
     let [io, flooder, cn3] = Core::of(rig, ["io0", "cn2", "cn3"]);
     flooder.send_until_full(rig, to(0), 0);
@@ -208,6 +212,9 @@ pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
 }
 
 /// A client maps the mirror read-only and cannot write it.
+#[body(
+    not_through(vfio) = "stores to what only the device writes: VFIO lets any program, and QEMU ends"
+)]
 pub fn the_mirror_cannot_be_written(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     io.send(to(1), &payload(1));

@@ -11,12 +11,14 @@ use nicforge_hwi::{
         port, prx, vcfg,
     },
 };
+use nicforge_test_body::body;
 
-use super::{Core, irq_to, payload, settle, to};
+use super::{Core, MACHINE, irq_to, payload, settle, to};
 use crate::backing::{Rig, soon};
 
 /// An irq-marked packet interrupts each core that enabled the vector before, once for each packet.
 /// A data packet interrupts none.
+#[body]
 pub fn an_irq_packet_interrupts_who_enabled_it_before(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -37,6 +39,7 @@ pub fn an_irq_packet_interrupts_who_enabled_it_before(rig: &dyn Rig) {
 
 /// Enabling the vector while an irq-marked packet waits interrupts, also if it is not the first in
 /// the queue.
+#[body]
 pub fn enabling_while_an_irq_packet_waits_interrupts(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -56,6 +59,7 @@ pub fn enabling_while_an_irq_packet_waits_interrupts(rig: &dyn Rig) {
 
 /// A packet that was read before its interrupt was handled leaves one spurious interrupt and no
 /// second one.
+#[body]
 pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -77,6 +81,7 @@ pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
 
 /// A second irq-marked packet behind another one interrupts too. While one of them stays in the
 /// queue, enabling interrupts again.
+#[body]
 pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -101,6 +106,7 @@ pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
 }
 
 /// A disabled vector never fires, and its condition can still be read.
+#[body]
 pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupts: Vec<_> =
@@ -125,6 +131,7 @@ pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
 
 /// Each core of a node has its own enable register. Cores that enabled a vector get it, the others
 /// do not.
+#[body]
 pub fn each_core_enables_for_itself(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core1");
@@ -147,6 +154,7 @@ pub fn each_core_enables_for_itself(rig: &dyn Rig) {
 
 /// A posted write of the enable register has the effect of a trapped one, in order with the read
 /// pointer stored before it.
+#[body]
 pub fn a_posted_enable_looks_at_the_read_pointer_afresh(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -170,6 +178,7 @@ pub fn a_posted_enable_looks_at_the_read_pointer_afresh(rig: &dyn Rig) {
 
 /// A packet wakes a thread that sleeps in the dummy read. Without a packet the deadline ends the
 /// sleep.
+#[body]
 pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn3"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -197,6 +206,7 @@ pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
 
 /// An error interrupts when its bit is set, not again while it stays set, and again after it was
 /// read.
+#[body]
 pub fn an_error_interrupts_once_until_it_was_read(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
@@ -216,6 +226,7 @@ pub fn an_error_interrupts_once_until_it_was_read(rig: &dyn Rig) {
 }
 
 /// An exception that the admin has disabled sets its bit and raises no interrupt.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_disabled_exception_raises_nothing(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
@@ -235,6 +246,7 @@ pub fn a_disabled_exception_raises_nothing(rig: &dyn Rig) {
 }
 
 /// A watermark that the admin has disabled raises no interrupt, though its bit is set.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_disabled_watermark_raises_nothing(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
@@ -251,6 +263,7 @@ pub fn a_disabled_watermark_raises_nothing(rig: &dyn Rig) {
 }
 
 /// The receive watermark interrupts once each time it is passed.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
@@ -287,6 +300,7 @@ pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
 }
 
 /// The send watermark interrupts when a full FIFO has drained to it.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
@@ -313,6 +327,7 @@ pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
 }
 
 /// A channel's watermarks and errors interrupt only clients of that channel.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
     let [core, io] = Core::of(rig, ["cn2", "io0"]);
     let (admin, io_admin) = (Core::open(rig, "cn2", "admin"), Core::open(rig, "io0", "admin"));
@@ -347,6 +362,7 @@ pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
 
 /// A change of the presence table interrupts the cores that enabled the vector. A change before
 /// that interrupts once when it is enabled.
+#[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn a_presence_change_interrupts(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let interrupt = node.device.interrupt(vector::PRESENCE.into()).unwrap();
@@ -377,6 +393,7 @@ pub fn a_presence_change_interrupts(rig: &dyn Rig) {
 
 /// A global interrupt interrupts the cores that enabled the vector when it fires, and those that
 /// enable it while it holds.
+#[body]
 pub fn a_global_interrupt_interrupts(rig: &dyn Rig) {
     let [node, other] = Core::of(rig, ["cn2", "cn0"]);
     let interrupt = node.device.interrupt(vector::GLOBAL_INT.into()).unwrap();

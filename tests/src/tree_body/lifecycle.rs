@@ -2,12 +2,14 @@
 
 use nicforge_driver::GoneCause;
 use nicforge_hwi::tree::{CORES, SLOT, SLOT_CONTROL, mirror, window};
+use nicforge_test_body::body;
 
-use super::{Core, NODES, Packet, counter, irq_to, numbered, payload, settle, to, transfer};
+use super::{Core, MACHINE, NODES, Packet, counter, irq_to, numbered, payload, settle, to, transfer};
 use crate::backing::Rig;
 
 /// A core that attaches, detaches and attaches again increments its generation at every node, on
 /// both channels.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
@@ -31,6 +33,7 @@ pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
 }
 
 /// Each change is counted, on each channel.
+#[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn presence_changes_are_counted(rig: &dyn Rig) {
     let [io] = Core::of(rig, ["io0"]);
     let before = io.word(mirror::PRESENCE_CHANGES);
@@ -44,6 +47,7 @@ pub fn presence_changes_are_counted(rig: &dyn Rig) {
 }
 
 /// A node whose first core attaches late has the presence and generation of all other cores.
+#[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
     let [io, cn1] = Core::of(rig, ["io0", "cn1"]);
     drop(cn1);
@@ -58,6 +62,7 @@ pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
 
 /// The report of a death comes behind all packets that the dead core had sent, however late they
 /// are read.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let sent = node.send_until_full(rig, to(0), 0);
@@ -85,6 +90,7 @@ pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
 
 /// The next tenant's packets come behind the report of its presence, which comes behind the last
 /// tenant's packets, however slowly they are read.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn the_next_tenants_packets_come_behind_its_news(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let sent = node.send_until_full(rig, to(0), 0);
@@ -107,6 +113,7 @@ pub fn the_next_tenants_packets_come_behind_its_news(rig: &dyn Rig) {
 }
 
 /// A node whose last core detached accepts packets and drops them, and no sender is blocked.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn a_node_without_cores_takes_packets_and_drops_them(rig: &dyn Rig) {
     let [io, node, cn3] = Core::of(rig, ["io0", "cn2", "cn3"]);
     io.send_until_full(rig, to(3), 0);
@@ -125,6 +132,7 @@ pub fn a_node_without_cores_takes_packets_and_drops_them(rig: &dyn Rig) {
 }
 
 /// Until a node has its first core, packets for it wait.
+#[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn packets_wait_for_the_first_core_of_a_node(rig: &dyn Rig) {
     let [io] = Core::of(rig, ["io0"]);
     let sent = io.send_until_full(rig, to(3), 0);
@@ -137,6 +145,7 @@ pub fn packets_wait_for_the_first_core_of_a_node(rig: &dyn Rig) {
 
 /// The next tenant of a node has windows of its own: the last one's content and later stores do not
 /// reach it.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn the_next_tenant_has_fresh_windows(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     // An attachment on the system channel does not keep the user channel's state alive.
@@ -172,6 +181,7 @@ pub fn the_next_tenant_has_fresh_windows(rig: &dyn Rig) {
 
 /// A core that detaches while another one of its node stays leaves FIFOs and memory, which are the
 /// node's.
+#[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn the_cores_that_stay_keep_the_nodes_fifos(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core3");
@@ -191,6 +201,7 @@ pub fn the_cores_that_stay_keep_the_nodes_fifos(rig: &dyn Rig) {
 }
 
 /// The lock boxes of a killed core are freed, and no others.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn a_killed_cores_lock_boxes_are_freed(rig: &dyn Rig) {
     let [first] = Core::of(rig, ["cn0"]);
     let second = Core::open(rig, "cn0", "core1");
@@ -214,6 +225,7 @@ pub fn a_killed_cores_lock_boxes_are_freed(rig: &dyn Rig) {
 
 /// Packets for a dead reader are discarded until the lock box of the receive FIFO is taken again.
 /// An irq-marked packet and those behind it stay.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_comes(rig: &dyn Rig) {
     let [io, reader] = Core::of(rig, ["io0", "cn0"]);
     let next = Core::open(rig, "cn0", "core1");
@@ -244,6 +256,7 @@ pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_comes(rig: &dyn Ri
 }
 
 /// A core that dies without holding the lock box of the receive FIFO costs no packet.
+#[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn a_dead_core_without_the_receive_lock_costs_no_packet(rig: &dyn Rig) {
     let [io, dead] = Core::of(rig, ["io0", "cn0"]);
     let next = Core::open(rig, "cn0", "core1");
@@ -262,6 +275,7 @@ pub fn a_dead_core_without_the_receive_lock_costs_no_packet(rig: &dyn Rig) {
 
 /// A core that resets itself frees its lock boxes and shows a new generation. The node's FIFOs and
 /// other cores keep their state.
+#[body]
 pub fn a_core_that_resets_itself_spares_its_node(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core1");
@@ -289,6 +303,7 @@ pub fn a_core_that_resets_itself_spares_its_node(rig: &dyn Rig) {
 
 /// An operator's reset of a node clears its blocked packets, and its clients and peers are
 /// notified. The node works again afterwards.
+#[body]
 pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
     let [io, node, cn3] = Core::of(rig, ["io0", "cn0", "cn3"]);
     let generation = io.presence(1, 0);
@@ -327,6 +342,7 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
 
 /// A node that its operator resets repeatedly while others send through it may lose packets, but
 /// does not reorder them. Packets sent afterwards arrive.
+#[body]
 pub fn a_reset_node_loses_packets_but_no_order(rig: &dyn Rig) {
     let [io, cn2] = Core::of(rig, ["io0", "cn2"]);
     let mut next = 0;

@@ -7,8 +7,9 @@ use nicforge_hwi::{
         REGISTERS, dcr, error_word, exceptions, pix, port, prx, rcfg, rdr, status, vcfg,
     },
 };
+use nicforge_test_body::body;
 
-use super::{Core, Packet, Payload, irq_to, numbered, payload, settle, to, transfer};
+use super::{Core, MACHINE, Packet, Payload, irq_to, numbered, payload, settle, to, transfer};
 use crate::backing::{Rig, soon};
 
 /// Quads of a payload.
@@ -42,6 +43,7 @@ fn until_waiting(core: &Core, count: u32) {
 }
 
 /// A packet pushed in quads is popped in quads.
+#[body(not_through(vfio) = VFIO_SPLITS_QUADS)]
 pub fn a_pushed_packet_is_popped(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn2", "cn1"]);
 
@@ -54,6 +56,7 @@ pub fn a_pushed_packet_is_popped(rig: &dyn Rig) {
 }
 
 /// A quad may be pushed and popped in two halves, the lower one first.
+#[body]
 pub fn two_halves_make_a_quad(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
 
@@ -72,6 +75,7 @@ pub fn two_halves_make_a_quad(rig: &dyn Rig) {
 }
 
 /// Interleaved halves of two cores of a node make one quad for each core.
+#[body]
 pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
     let [first, target] = Core::of(rig, ["cn0", "io0"]);
     let second = Core::open(rig, "cn0", "core1");
@@ -92,6 +96,7 @@ pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
 }
 
 /// Halves in the wrong order are alignment errors.
+#[body]
 pub fn halves_out_of_turn_are_alignment_errors(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
 
@@ -108,6 +113,7 @@ pub fn halves_out_of_turn_are_alignment_errors(rig: &dyn Rig) {
 
 /// If a core reads only the lower half of a quad, the upper half is lost. The error bit is that of
 /// the core's processor port.
+#[body]
 pub fn an_upper_half_that_is_not_read_is_lost_and_noted(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let third = Core::open(rig, "cn0", "core2");
@@ -126,6 +132,7 @@ pub fn an_upper_half_that_is_not_read_is_lost_and_noted(rig: &dyn Rig) {
 }
 
 /// The header may be pushed before, between, or after the quads.
+#[body]
 pub fn the_header_may_come_at_any_time(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
     for place in [0, 1, 7, QUADS] {
@@ -145,6 +152,7 @@ pub fn the_header_may_come_at_any_time(rig: &dyn Rig) {
 }
 
 /// Headers and quads of several packets may be pushed and popped independently.
+#[body(not_through(vfio) = VFIO_SPLITS_QUADS)]
 pub fn headers_and_quads_are_queues_of_their_own(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
 
@@ -164,6 +172,7 @@ pub fn headers_and_quads_are_queues_of_their_own(rig: &dyn Rig) {
 }
 
 /// A packet that lacks a quad waits, is visible in the status, and leaves when it is complete.
+#[body]
 pub fn a_partial_packet_waits_for_its_last_quad(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
     push_header(&from, to(0));
@@ -181,6 +190,7 @@ pub fn a_partial_packet_waits_for_its_last_quad(rig: &dyn Rig) {
 
 /// Accesses of a wrong width or alignment read all ones, write nothing, and set the bit of the
 /// core's processor port.
+#[body(not_through(guests) = SPLIT_ACCESSES)]
 pub fn bad_widths_and_alignments_set_the_bit_of_the_processor_port(rig: &dyn Rig) {
     let cores: Vec<_> = (0..CORES).map(|core| Core::open(rig, "cn0", &format!("core{core}"))).collect();
     let read_bits = [prx::ALIGN0, prx::ALIGN0, prx::ALIGN1, prx::ALIGN1];
@@ -206,6 +216,7 @@ pub fn bad_widths_and_alignments_set_the_bit_of_the_processor_port(rig: &dyn Rig
 }
 
 /// Accesses to an address without a register, or in the wrong direction, are address errors.
+#[body]
 pub fn addresses_without_a_register_are_address_errors(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     for offset in [port::DR, port::SX, port::SIZE, dcr(0x7f), REG_INT_STATUS, REGISTERS - 4] {
@@ -221,6 +232,7 @@ pub fn addresses_without_a_register_are_address_errors(rig: &dyn Rig) {
 
 /// Reads of an empty FIFO are underruns: they return all ones, and set the error bit and the error
 /// interrupt.
+#[body(not_through(guests) = SPLIT_ACCESSES)]
 pub fn reading_an_empty_fifo_is_an_under_run(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let interrupt = core.device.interrupt(vector::ERROR.into()).unwrap();
@@ -236,6 +248,7 @@ pub fn reading_an_empty_fifo_is_an_under_run(rig: &dyn Rig) {
 }
 
 /// Writes to a full FIFO are overflows. Only the written data are lost.
+#[body]
 pub fn writing_a_full_fifo_loses_what_was_written(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
@@ -258,6 +271,7 @@ pub fn writing_a_full_fifo_loses_what_was_written(rig: &dyn Rig) {
 }
 
 /// Packets of port and slots leave in the order they were given, also from a FIFO that was blocked.
+#[body]
 pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
 
@@ -277,6 +291,7 @@ pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
 }
 
 /// Port and slots take packets from one queue.
+#[body(not_through(vfio) = VFIO_SPLITS_QUADS)]
 pub fn port_and_slots_receive_from_one_queue(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     for number in 0..40 {
@@ -295,6 +310,7 @@ pub fn port_and_slots_receive_from_one_queue(rig: &dyn Rig) {
 
 /// The status word, the other channel's view of it, the mirror and the slots agree at every fill
 /// level.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let (io_admin, node_admin) = (Core::open(rig, "io0", "admin"), Core::open(rig, "cn0", "admin"));
@@ -324,6 +340,7 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
 
 /// For every reader, the status leaves out quads that the port has popped, also those of a partly
 /// read packet.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -355,6 +372,7 @@ pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
 
 /// The mirror's error word shows the exception registers, and reading these clears it. Another
 /// channel's errors stay.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -375,6 +393,7 @@ pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
 
 /// A core can read the control registers. Its writes are ignored and noted, the admin's have
 /// effect.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -396,6 +415,7 @@ pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
 }
 
 /// Manual mode stops the router, and waiting packets continue afterwards.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -414,6 +434,7 @@ pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
 
 /// The soft reset empties FIFOs and port and clears errors. Routes and watermarks stay, and packets
 /// pass as before.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");

@@ -6,11 +6,16 @@ use nicforge_hwi::{
     tree::{Header, VC_USER, mirror, window},
     tree_dcr::{REC_PRXF, dcr, error_word, pix, prx, status},
 };
+use nicforge_test_body::body;
 
-use super::{CREDITS, Core, NODES, counter, irq_to, name, numbered, payload, settle, to, transfer};
+use super::{
+    CREDITS, Core, DEPTH_1, DEPTH_256, MACHINE, NODES, counter, irq_to, name, numbered, payload, settle, to,
+    transfer,
+};
 use crate::backing::Rig;
 
 /// Every node reaches every node, itself included, and packets keep their order and headers.
+#[body(on(MACHINE, DEPTH_1, DEPTH_256))]
 pub fn every_node_reaches_every_node_in_order(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for from in &nodes {
@@ -27,6 +32,7 @@ pub fn every_node_reaches_every_node_in_order(rig: &dyn Rig) {
 }
 
 /// All nodes send to one at once: no packet is lost, and each sender's packets keep their order.
+#[body]
 pub fn all_nodes_at_once_reach_one_each_in_its_order(rig: &dyn Rig) {
     const PACKETS: u32 = 200;
 
@@ -57,6 +63,7 @@ pub fn all_nodes_at_once_reach_one_each_in_its_order(rig: &dyn Rig) {
 
 /// The irq bit arrives, is counted while its packet is in the FIFO, and is visible in the status
 /// word.
+#[body]
 pub fn the_irq_bit_is_counted_while_its_packet_waits(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn3"]);
     for number in 0..6 {
@@ -78,6 +85,7 @@ pub fn the_irq_bit_is_counted_while_its_packet_waits(rig: &dyn Rig) {
 
 /// A receiver does not read, so its FIFO, the link and the send FIFO fill, and no further packet
 /// moves. Each packet that is read lets one more in, and none is lost. This holds for any depth.
+#[body(on(MACHINE, DEPTH_1, DEPTH_256))]
 pub fn a_receiver_that_does_not_read_fills_everything_and_loses_nothing(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let depth = io.word(mirror::RECV_DEPTH);
@@ -101,6 +109,7 @@ pub fn a_receiver_that_does_not_read_fills_everything_and_loses_nothing(rig: &dy
 }
 
 /// Returning many read pointers at once frees as many slots.
+#[body(on(MACHINE, DEPTH_1, DEPTH_256))]
 pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let depth = io.word(mirror::RECV_DEPTH);
@@ -115,6 +124,7 @@ pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
 
 /// A node that does not read blocks the packets for it hop by hop. Other packets on the same
 /// channel pass. When the node reads, it gets all of its packets.
+#[body]
 pub fn a_blocked_node_holds_up_only_what_is_for_it(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let [io, cn0, cn1, cn2, cn3] = &nodes[..] else { panic!("the usual machine has five nodes") };
@@ -136,6 +146,7 @@ pub fn a_blocked_node_holds_up_only_what_is_for_it(rig: &dyn Rig) {
 }
 
 /// A blocked channel of either kind does not block the other one on the same nodes and links.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_blocked_channel_leaves_the_other_alone(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
@@ -153,6 +164,7 @@ pub fn a_blocked_channel_leaves_the_other_alone(rig: &dyn Rig) {
 }
 
 /// Packets in transit through a node touch neither its FIFOs nor its count of received packets.
+#[body]
 pub fn packets_on_their_way_leave_the_nodes_between_alone(rig: &dyn Rig) {
     let [cn1, between, cn3] = Core::of(rig, ["cn1", "cn0", "cn3"]);
     let before = counter(rig, "cn0", "vc1_forwarded");
@@ -166,6 +178,7 @@ pub fn packets_on_their_way_leave_the_nodes_between_alone(rig: &dyn Rig) {
 }
 
 /// Invalid read pointers are noted, free no slot, and do not prevent a later valid one.
+#[body]
 pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let sent = node.send_until_full(rig, to(0), 0);
@@ -198,6 +211,7 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
 }
 
 /// A packet for an address outside the machine is discarded and noted, and the next one passes.
+#[body]
 pub fn a_packet_for_nobody_is_discarded_and_noted(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
 
@@ -213,6 +227,7 @@ pub fn a_packet_for_nobody_is_discarded_and_noted(rig: &dyn Rig) {
 }
 
 /// The mirror shows the node's address and role.
+#[body]
 pub fn the_mirror_says_where_the_node_is(rig: &dyn Rig) {
     for (address, node) in (0..).zip(Core::of_all(rig)) {
         let words =
@@ -225,6 +240,7 @@ pub fn the_mirror_says_where_the_node_is(rig: &dyn Rig) {
 
 /// The channels of a node are separate: the windows of one are not visible in the other. A core's
 /// packets arrive at cores, the admin's at the admin.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_core_reaches_the_user_channel_only(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let (io_admin, node_admin) = (Core::open(rig, "io0", "admin"), Core::open(rig, "cn0", "admin"));

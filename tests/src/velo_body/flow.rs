@@ -1,6 +1,7 @@
 //! Flow control with receivers that do not read.
 
 use super::*;
+use nicforge_test_body::body;
 
 /// A configuration without connection credits.
 const UNCOUNTED: Config = Config {
@@ -15,6 +16,7 @@ const UNCOUNTED: Config = Config {
 
 /// Connection credits stop the sender of a receiver that does not read. Other connections are not
 /// affected, and no card waits.
+#[body]
 pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let (mut deaf, mut awake) = (port(rig, at(1, 0)), port(rig, at(1, 1)));
@@ -62,6 +64,7 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
 
 /// A port that has granted all its credits refuses the next connection with a specific error, until
 /// a connection closes.
+#[body]
 pub fn promises_end_and_come_back(rig: &dyn Rig) {
     let small = Config { slots: Some(64), window: 64, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), small);
@@ -100,6 +103,7 @@ pub fn promises_end_and_come_back(rig: &dyn Rig) {
 
 /// The credits of a closed connection return only as its messages are taken. Reconnecting can't
 /// fill the ring or the kept messages.
+#[body]
 pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
     let small = Config { slots: Some(64), window: 64, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), small);
@@ -133,6 +137,7 @@ pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
 
 /// A credit return behind more messages than are kept can't be read before some are taken. A send
 /// that waits for it reports that.
+#[body]
 pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) {
     let mut few = port_with(rig, at(0, 0), Config { kept: Some(4), ..Config::default() });
     let mut other = port(rig, at(1, 0));
@@ -168,6 +173,7 @@ pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) 
 /// Without connection credits a card waits for the ring of a receiver that does not read, and the
 /// watchdog ends that with an error. Other senders continue, and a stalled sender can still return
 /// its own slots.
+#[body]
 pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let mut sender = port_with(rig, at(0, 0), UNCOUNTED);
     let deaf = port_with(rig, at(1, 0), UNCOUNTED);
@@ -213,6 +219,7 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
 
 /// A call that waits for a message ends at its deadline, also while the ring does not move or is
 /// full.
+#[body]
 pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
     let waiting = Config { waiting: Waiting::Interrupt, poll_phase: Duration::ZERO, ..UNCOUNTED };
     let mut sender = port_with(rig, at(0, 0), waiting);

@@ -9,6 +9,7 @@ use nicforge_hwi::{
     extoll_velo::address,
     posted::CELL,
 };
+use nicforge_test_body::body;
 use proptest::{
     prelude::*,
     test_runner::{Config as ProptestConfig, TestRunner},
@@ -81,6 +82,7 @@ fn perform(device: &Device, action: Action) {
 
 /// Whatever is written to a VPID's pages, each resulting message names that VPID as sender, and the
 /// neighbours' messages pass.
+#[body]
 pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut victims = [at(0, 0), at(1, 0), at(1, 1)].map(|address| port_with(rig, address, uncounted));
@@ -203,6 +205,7 @@ fn talk_beside_a_liar(
 
 /// A process floods a port with connection messages and reads no answer. The port continues to talk
 /// to others.
+#[body]
 pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
     let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
     let links = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
@@ -217,6 +220,7 @@ pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
 /// A process that also closes each connection, so that each answer is due, stalls its victim's card
 /// until the watchdog drops the answer. It then gets no more answers, and after three such tenants
 /// its address gets none. Messages of the victim to others do not fail.
+#[body]
 pub fn who_ends_and_connects_all_the_time_is_answered_no_more(rig: &dyn Rig) {
     let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
     let links = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
@@ -236,6 +240,7 @@ pub fn who_ends_and_connects_all_the_time_is_answered_no_more(rig: &dyn Rig) {
 
 /// Processes that have not connected flood a port. Each of the port's calls takes at most as many
 /// messages as its ring has slots, and a wait ends at its deadline.
+#[body]
 pub fn a_flood_without_a_connection_holds_no_call(rig: &dyn Rig) {
     const SLOTS: u32 = 64;
     const DROPPED: u64 = 20_000;
@@ -279,6 +284,7 @@ pub fn a_flood_without_a_connection_holds_no_call(rig: &dyn Rig) {
 }
 
 /// Clients can't write the pages that the card writes.
+#[body]
 pub fn nobody_writes_the_mirror_or_the_directory(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");
     for bar in [2, BAR_DIRECTORY] {

@@ -21,9 +21,10 @@ use nicforge_hwi::{
     pci::{AttachmentCapability, CAP_ID_VENDOR, CAP_KIND_ATTACHMENT},
 };
 use nicforge_shm::{SharedMemory, SharedU64};
+use nicforge_test_body::body;
 use nicforge_velo::{Config, DeviceError, Error, Filter, Port};
 
-use super::{at, drain, link, pattern, port, until};
+use super::{MACHINE, at, drain, link, pattern, port, until};
 use crate::backing::{Rig, soon};
 
 /// The frequency of torn messages.
@@ -192,6 +193,7 @@ fn torn_port(rig: &dyn Rig, node: u32, how: How) -> (Port, Arc<Torn>) {
 
 /// Messages that are usually torn arrive whole, in order, and once. This holds both ways, beside a
 /// port whose messages are intact.
+#[body(not_through(shim) = CHOOSES_ADDRESSES)]
 pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 1500;
 
@@ -251,6 +253,7 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
 }
 
 /// A message that never arrives whole is an error and was not sent. The next one is sent once.
+#[body(not_through(shim) = CHOOSES_ADDRESSES)]
 pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
     let (mut here, torn) = torn_port(rig, 0, How::Never);
     let mut there = port(rig, at(1, 0));

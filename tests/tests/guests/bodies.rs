@@ -8,16 +8,16 @@ use std::thread;
 use nicforge_guest::Guest;
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
-    guest,
-    guest_bodies::{Door, machine},
+    bodies::{self, GuestDoor, Guests, TestMachine},
+    extoll_body, fcnp_body, guest, proof_body, rma_body, tree_body, velo_body,
 };
 
 /// Boots a guest with all attachments of a machine, and runs the machine's bodies in it.
-fn bodies_hold(door: Door, name: &str, part: &str) {
-    let bodies = machine(name);
-    let served = Served::new((bodies.make)(), EventLoopKind::Auto);
-    let word = door.name();
-    let config = guest::config(&format!("{word}-{name}"), door, bodies.sockets(&served))
+fn bodies_hold(door: GuestDoor, machine: &TestMachine) {
+    let part = std::env::var("NICFORGE_BODIES").unwrap_or_default();
+    let served = Served::new((machine.make)(), EventLoopKind::Auto);
+    let (word, name) = (door.name(), machine.name);
+    let config = guest::config(&format!("{word}-{name}"), door, machine.sockets(&served))
         .terminal(true)
         .program(env!("CARGO_BIN_EXE_guest_bodies"));
     let guest = guest::boot(&config);
@@ -40,28 +40,45 @@ impl Drop for EndOf<'_> {
     }
 }
 
-macro_rules! machines {
-    ($($test:ident: $door:ident $name:literal;)+) => {
+macro_rules! guests {
+    ($($test:ident: $door:ident $library:ident;)+) => {
+        /// The guests that the tests boot.
+        const BOOTED: &[(&TestMachine, GuestDoor)] = &[$((&$library::MACHINE, GuestDoor::$door),)+];
+
         $(#[test]
         fn $test() {
-            bodies_hold(Door::$door, $name, &std::env::var("NICFORGE_BODIES").unwrap_or_default());
+            bodies_hold(GuestDoor::$door, &$library::MACHINE);
         })+
     };
 }
 
-machines! {
-    proof_devices_through_vfio: Vfio "proof";
-    proof_devices_through_the_shim: Shim "proof";
-    the_tree_through_vfio: Vfio "tree";
-    the_tree_through_the_shim: Shim "tree";
-    fcnp_through_vfio: Vfio "fcnp";
-    fcnp_through_the_shim: Shim "fcnp";
-    velo_through_vfio: Vfio "velo";
-    velo_through_the_shim: Shim "velo";
-    rma_through_vfio: Vfio "rma";
-    rma_through_the_shim: Shim "rma";
-    matching_over_extoll_through_the_shim: Shim "transport";
-    matching_over_extoll_through_vfio: Vfio "transport";
-    matching_over_extoll_through_the_shim_behind_an_iommu: ShimIommu "transport";
-    rma_through_the_shim_behind_an_iommu: ShimIommu "rma";
+guests! {
+    proof_devices_through_vfio: Vfio proof_body;
+    proof_devices_through_the_shim: Shim proof_body;
+    the_tree_through_vfio: Vfio tree_body;
+    the_tree_through_the_shim: Shim tree_body;
+    fcnp_through_vfio: Vfio fcnp_body;
+    fcnp_through_the_shim: Shim fcnp_body;
+    velo_through_vfio: Vfio velo_body;
+    velo_through_the_shim: Shim velo_body;
+    rma_through_vfio: Vfio rma_body;
+    rma_through_the_shim: Shim rma_body;
+    matching_over_extoll_through_the_shim: Shim extoll_body;
+    matching_over_extoll_through_vfio: Vfio extoll_body;
+    matching_over_extoll_through_the_shim_behind_an_iommu: ShimIommu extoll_body;
+    rma_through_the_shim_behind_an_iommu: ShimIommu rma_body;
+}
+
+#[test]
+fn every_machine_has_a_guest_for_each_of_its_doors() {
+    for machine in bodies::all().iter().flat_map(|body| body.machines) {
+        let Guests::Booted { doors, .. } = machine.guests else { continue };
+
+        for door in doors {
+            let boots = |(booted, through): &&(&TestMachine, GuestDoor)| {
+                booted.name == machine.name && through == door
+            };
+            assert_eq!(BOOTED.iter().filter(boots).count(), 1, "{} through {}", machine.name, door.name());
+        }
+    }
 }

@@ -8,8 +8,8 @@ use nicforge_guest::{Function, Guest};
 use nicforge_machine::{build::build, description::Description};
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
+    bodies::GuestDoor,
     guest,
-    guest_bodies::Door,
 };
 
 const MACHINE: &str = r#"
@@ -67,7 +67,7 @@ fn every_bar_has_room_behind_root_ports_and_the_drivers_work() {
     let machine = build(&Description::parse(MACHINE, "ports.toml").unwrap()).unwrap().0;
     let served = Served::new(machine, EventLoopKind::Auto);
     let checks = guest::shim_checks(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("ports"));
-    let config = guest::config("ports", Door::Shim, vec![])
+    let config = guest::config("ports", GuestDoor::Shim, vec![])
         .program(env!("CARGO_BIN_EXE_guest_program"))
         .program(checks);
     let config = FUNCTIONS.into_iter().fold(config, |config, (name, _)| {
