@@ -2,8 +2,8 @@
 //!
 //! - In: the functions with the attribute [`body`](nicforge_test_body::body), which registers each
 //!   where it is defined.
-//! - Out: [`all`] bodies. The test program `bodies` runs them through the doors of the host, and the
-//!   program `guest_bodies` through those of a guest.
+//! - Out: [`all`] bodies. The test program `bodies` runs them through the doors of the host, and
+//!   the program `guest_bodies` through those of a guest.
 //!
 //! A body runs on each of its machines, through every door that neither the body nor the machine
 //! excludes with a reason ([`Body::reason_not_to_run`]).

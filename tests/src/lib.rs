@@ -1,10 +1,10 @@
 //! Whole-system tests: test bodies that run identically through every door to a device.
 //!
 //! A body gets a [`backing::Rig`], which opens attachments of a machine. The body does not depend
-//! on whether the machine is in this process, behind sockets or outside a guest. Each body registers
-//! itself in [`bodies`], and the test program `bodies` runs it once for each machine and door of the
-//! host. In the program `suite`, `interop` has the `vfio_user` crate at the other end of the socket,
-//! and `conformance` compares the book's tables with the sources.
+//! on whether the machine is in this process, behind sockets or outside a guest. Each body
+//! registers itself in [`bodies`], and the test program `bodies` runs it once for each machine and
+//! door of the host. In the program `suite`, `interop` has the `vfio_user` crate at the other end
+//! of the socket, and `conformance` compares the book's tables with the sources.
 //!
 //! This crate may depend on every other one.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]

@@ -2,7 +2,7 @@
 //!
 //! - In: a function of `nicforge-tests`, the machines it runs on, and the doors it does not run
 //!   through, each with the reason.
-//! - Out: the same function, and a `Body` in `nicforge_tests::bodies`, which all test programs read.
+//! - Out: the same function, and a `Body` in `nicforge_tests::bodies`, which test programs read.
 
 use proc_macro2::TokenStream;
 use quote::quote;
