@@ -117,7 +117,7 @@ pub struct TestMachine {
     pub guests: Guests,
 }
 
-/// The guests that run the bodies of a machine.
+/// The guests that run the bodies of a [`TestMachine`].
 #[derive(Debug)]
 pub enum Guests {
     /// One guest for each of these doors.
@@ -191,9 +191,9 @@ impl Body {
         module.strip_suffix("_body").unwrap_or(module)
     }
 
-    /// Returns its name behind that of a machine: `velo::waits_end`, or with its topic, if that is
-    /// not the machine's name, `velo::flow::promises_end_and_come_back`. The name of a door is
-    /// between the two in tests of the host.
+    /// Returns its name on a machine: those of the machine, the door, the topic and the function, as
+    /// in `tree::served::slots::a_node_stands_still`. A name in a guest has no door. A topic with
+    /// the machine's name is left out.
     pub fn name(&self, machine: &TestMachine, door: Option<HostDoor>) -> String {
         let topic = Some(self.topic()).filter(|topic| *topic != machine.name);
         let parts = [Some(machine.name), door.map(HostDoor::name), topic, Some(self.function)];

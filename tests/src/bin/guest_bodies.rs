@@ -1,5 +1,7 @@
 //! Runs test bodies inside a guest: `guest_bodies DOOR MACHINE [PART OF A NAME]`. It prints one
 //! line for each body. The exit status tells whether all of them passed.
+//!
+//! `guest_bodies --list` prints each pair of a door and a body, and runs none.
 
 use std::{
     io::Write,
@@ -9,29 +11,23 @@ use std::{
 };
 
 use nicforge_tests::{
-    bodies::{self, Door, GuestDoor},
+    bodies::{self, Body, Door, GuestDoor},
     guest_rig::GuestRig,
 };
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let (door, machine, part) = match &arguments[..] {
+        [list] if list == "--list" => return print_list(),
         [door, machine] => (door, machine, ""),
         [door, machine, part] => (door, machine, part.as_str()),
         _ => return ExitCode::from(2),
     };
-
     let Some(door) = GuestDoor::named(door) else { return ExitCode::from(2) };
+
     let rig = GuestRig::from_env();
     let (mut good, mut bad) = (0, Vec::new());
-
-    for body in bodies::all() {
-        let Some(machine) = body.machines.iter().find(|found| found.name == machine) else { continue };
-        let name = body.name(machine, None);
-        if !name.contains(part) || body.reason_not_to_run(machine, Door::Guest(door)).is_some() {
-            continue;
-        }
-
+    for (name, body) in through(door, Some(machine)).filter(|(name, _)| name.contains(part)) {
         let started = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| {
             rig.begin();
@@ -54,4 +50,27 @@ fn main() -> ExitCode {
 
     println!("{machine}: {good} bodies held, {} failed {bad:?}", bad.len());
     if bad.is_empty() && good > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints the bodies that run through each door.
+fn print_list() -> ExitCode {
+    for door in GuestDoor::ALL {
+        for (name, _) in through(door, None) {
+            println!("{} {name}", door.name());
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Returns the names and bodies that run through a door, of the machine with this name or of all.
+fn through(door: GuestDoor, machine: Option<&str>) -> impl Iterator<Item = (String, &'static Body)> {
+    let on_machines = bodies::all().into_iter().flat_map(|body| {
+        let machines = body.machines.iter();
+        machines.map(move |on| (body, *on))
+    });
+
+    on_machines
+        .filter(move |(_, on)| machine.is_none_or(|name| on.name == name))
+        .filter(move |(body, on)| body.reason_not_to_run(on, Door::Guest(door)).is_none())
+        .map(|(body, on)| (body.name(on, None), body))
 }
