@@ -38,8 +38,9 @@ fn name_of_body(text: &str) -> Option<String> {
     let signature: String = text.split('{').next()?.split_whitespace().collect();
     let (name, arguments) = signature.split_once('(')?;
     let argument = arguments.strip_suffix(')')?.trim_end_matches(',');
-    let (_, argument_type) = argument.split_once(':')?;
-    ARGUMENTS.contains(&argument_type).then(|| name.to_owned())
+    let (argument_name, argument_type) = argument.split_once(':')?;
+    let is_body = !argument_name.contains(',') && ARGUMENTS.contains(&argument_type);
+    is_body.then(|| name.to_owned())
 }
 
 /// Returns the names of the public functions in a text that have the signature of a body.
@@ -93,7 +94,7 @@ fn every_door_is_excluded_at_most_once() {
 #[test]
 fn signature_of_a_body_is_told_from_others() {
     let text = "pub fn one(rig: &dyn Rig) {}\npub fn of_two(rig: &dyn Rig, other: u32) {}\n\
-        fn helper(rig: &dyn Rig) {}\npub fn with_result(rig: &dyn Rig) -> u32 {}\n\
+        fn helper(rig: &dyn Rig) {}\npub fn method(&self, rig: &dyn Rig) {}\npub fn with_result(rig: &dyn Rig) -> u32 {}\n\
         pub fn over_networks(\n    network: &impl Network,\n) {}\n";
 
     assert_eq!(names_of_bodies(text).collect::<Vec<_>>(), ["one", "over_networks"]);
