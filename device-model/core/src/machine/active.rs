@@ -57,15 +57,21 @@ impl Machine {
     }
 }
 
-impl<'a> ActiveFunction<'a> {
-    /// Returns an attachment for as long as the machine is borrowed.
-    pub(super) fn into_attachment(self, who: AttachmentId) -> Result<&'a mut Attachment, MachineError> {
-        let function = self.slot.state.id;
-        self.slot
-            .state
+impl FunctionSlot {
+    /// Returns an attachment of the function, with or without a client.
+    fn attachment(&mut self, who: AttachmentId) -> Result<&mut Attachment, MachineError> {
+        let function = self.state.id;
+        self.state
             .attachments
             .get_mut(usize::from(who.0))
             .ok_or(MachineError::NoSuchAttachment { function: function.0, attachment: who.0 })
+    }
+}
+
+impl<'a> ActiveFunction<'a> {
+    /// Returns an attachment for as long as the machine is borrowed.
+    pub(super) fn into_attachment(self, who: AttachmentId) -> Result<&'a mut Attachment, MachineError> {
+        self.slot.attachment(who)
     }
 }
 
@@ -76,12 +82,7 @@ impl ActiveFunction<'_> {
 
     /// Returns an attachment, with or without a client.
     pub(super) fn attachment(&mut self, who: AttachmentId) -> Result<&mut Attachment, MachineError> {
-        let function = self.slot.state.id;
-        self.slot
-            .state
-            .attachments
-            .get_mut(usize::from(who.0))
-            .ok_or(MachineError::NoSuchAttachment { function: function.0, attachment: who.0 })
+        self.slot.attachment(who)
     }
 
     /// Returns the state of an attachment's client, or [`MachineError::NotAttached`].
