@@ -1,0 +1,172 @@
+//! Sets of a function's attachments.
+
+use nicforge_core::ids::AttachmentId;
+
+/// A set of attachments with ids below `64 * WORDS`. Other ids are never members.
+///
+/// The bits of `filled` stand for the words that are not 0, so a search visits no empty word.
+/// `WORDS` is at most 31.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttachmentSet<const WORDS: usize> {
+    words: [u64; WORDS],
+    filled: u32,
+}
+
+impl<const WORDS: usize> Default for AttachmentSet<WORDS> {
+    /// Returns the empty set.
+    fn default() -> Self {
+        const { assert!(WORDS < 32, "`filled` has one bit for each word, and one more to shift") };
+        Self { words: [0; WORDS], filled: 0 }
+    }
+}
+
+impl<const WORDS: usize> AttachmentSet<WORDS> {
+    /// Adds an attachment.
+    #[inline]
+    pub fn add(&mut self, who: AttachmentId) {
+        if let Some(word) = self.words.get_mut(usize::from(who.0 / 64)) {
+            *word |= 1 << (who.0 % 64);
+            self.filled |= 1 << (who.0 / 64);
+        }
+    }
+
+    /// Removes an attachment.
+    #[inline]
+    pub fn remove(&mut self, who: AttachmentId) {
+        if let Some(word) = self.words.get_mut(usize::from(who.0 / 64)) {
+            *word &= !(1 << (who.0 % 64));
+            if *word == 0 {
+                self.filled &= !(1 << (who.0 / 64));
+            }
+        }
+    }
+
+    /// Returns whether an attachment is a member.
+    #[inline]
+    pub fn contains(&self, who: AttachmentId) -> bool {
+        self.words.get(usize::from(who.0 / 64)).is_some_and(|word| word & (1 << (who.0 % 64)) != 0)
+    }
+
+    /// Returns whether there is no member.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.filled == 0
+    }
+
+    /// Returns the member with the lowest id.
+    #[inline]
+    pub fn first(&self) -> Option<AttachmentId> {
+        self.at_or_behind(0)
+    }
+
+    /// Returns the next member behind `who`, which need not be one. A loop can go through a set
+    /// with it while the set changes.
+    #[inline]
+    pub fn behind(&self, who: AttachmentId) -> Option<AttachmentId> {
+        self.at_or_behind(u32::from(who.0) + 1)
+    }
+
+    /// Returns the member whose turn it is: the first from `turn` on, or else the first of all.
+    #[inline]
+    pub fn in_turn(&self, turn: AttachmentId) -> Option<AttachmentId> {
+        self.at_or_behind(turn.0.into()).or_else(|| self.first())
+    }
+
+    /// Returns the first member from the id `from` on.
+    #[inline]
+    fn at_or_behind(&self, from: u32) -> Option<AttachmentId> {
+        let mut filled = self.filled & (u32::MAX << (from / 64).min(31));
+
+        while filled != 0 {
+            let index = filled.trailing_zeros();
+            let mut bits = self.words.get(index as usize).copied().unwrap_or(0);
+            if index == from / 64 {
+                bits &= u64::MAX << (from % 64);
+            }
+
+            if bits != 0 {
+                // The id fits: it is below 64 times the number of words.
+                return Some(AttachmentId((index * 64 + bits.trailing_zeros()) as u16));
+            }
+            filled &= filled - 1;
+        }
+        None
+    }
+
+    /// Returns an iterator over the present members, in order of their ids.
+    #[inline]
+    pub fn iter(self) -> impl Iterator<Item = AttachmentId> {
+        std::iter::successors(self.first(), move |last| self.behind(*last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WORDS: usize = 5;
+
+    fn ids(set: AttachmentSet<WORDS>) -> Vec<u16> {
+        set.iter().map(|who| who.0).collect()
+    }
+
+    #[test]
+    fn members_come_in_order_and_in_turn_from_any_id() {
+        let mut set = AttachmentSet::<WORDS>::default();
+        assert!(set.is_empty() && set.in_turn(AttachmentId(3)).is_none());
+
+        for who in [256, 0, 63, 64, 200, 9999] {
+            set.add(AttachmentId(who));
+        }
+
+        assert_eq!(ids(set), [0, 63, 64, 200, 256]);
+        let in_turn = [0, 1, 201, 257].map(|turn| set.in_turn(AttachmentId(turn)).map(|who| who.0));
+        assert_eq!(in_turn, [Some(0), Some(63), Some(256), Some(0)]);
+    }
+
+    #[test]
+    fn a_set_of_one_word_has_its_last_member_and_none_behind_it() {
+        let mut set = AttachmentSet::<1>::default();
+        set.add(AttachmentId(63));
+        set.add(AttachmentId(64));
+
+        assert_eq!(set.iter().collect::<Vec<_>>(), [AttachmentId(63)]);
+        assert_eq!(set.behind(AttachmentId(63)), None);
+        assert_eq!(set.behind(AttachmentId(u16::MAX)), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_set_does_what_an_ordered_set_does(
+            changes in proptest::collection::vec((any::<bool>(), 0..400u16), 0..200),
+            probe in 0..400u16,
+        ) {
+            let (mut set, mut model) = (AttachmentSet::<WORDS>::default(), BTreeSet::new());
+            for (adds, who) in changes {
+                if adds {
+                    set.add(AttachmentId(who));
+                } else {
+                    set.remove(AttachmentId(who));
+                }
+                if adds && usize::from(who) < 64 * WORDS {
+                    model.insert(who);
+                } else {
+                    model.remove(&who);
+                }
+            }
+
+            prop_assert_eq!(set.is_empty(), model.is_empty());
+            prop_assert_eq!(ids(set), model.iter().copied().collect::<Vec<_>>());
+            prop_assert_eq!(set.contains(AttachmentId(probe)), model.contains(&probe));
+
+            let behind = model.range(probe + 1..).next().copied();
+            prop_assert_eq!(set.behind(AttachmentId(probe)).map(|who| who.0), behind);
+            let in_turn = model.range(probe..).next().or(model.first()).copied();
+            prop_assert_eq!(set.in_turn(AttachmentId(probe)).map(|who| who.0), in_turn);
+        }
+    }
+}

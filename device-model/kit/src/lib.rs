@@ -1,0 +1,32 @@
+//! Parts that several NICs have.
+//!
+//! A NIC puts its own registers and rules around them. Each part keeps one invariant, and knows no
+//! NIC.
+//!
+//! In: what a device gets from the machine, such as a [`Context`](nicforge_core::context::Context)
+//! and words in mapped memory. Out: the same calls and stores that the NIC would make itself. May
+//! touch: `core`, `shm`. No unsafe, no threads, no clocks.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`attachment_set`] | sets of a function's attachments |
+//! | [`in_turn`] | the members of a mask, beginning with another one each time |
+//! | [`interrupt`] | the interrupts that a client has enabled |
+//! | [`mirror`] | mirror words that are written when their value changes |
+//! | [`register`] | the widths of register accesses |
+//! | [`retry`] | delays before a retry, and times that have to come |
+//! | [`watchdog`] | time limits that do not count time in which the NIC was not driven |
+#![forbid(unsafe_code)]
+
+pub mod attachment_set;
+pub mod in_turn;
+pub mod interrupt;
+pub mod mirror;
+pub mod register;
+pub mod retry;
+pub mod watchdog;
+
+pub use self::{
+    attachment_set::AttachmentSet, in_turn::InTurn, interrupt::InterruptEnables, mirror::MirrorWord,
+    register::RegisterValue, watchdog::WatchdogLimit,
+};

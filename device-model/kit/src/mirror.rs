@@ -1,0 +1,110 @@
+//! Mirror words that are written when their value changes.
+
+use std::sync::atomic::Ordering;
+
+use nicforge_shm::{SharedU32, SharedU64};
+
+/// A word in mapped memory that a [`MirrorWord`] can own.
+pub trait Word {
+    /// Content of the word.
+    type Value: Copy + Default + Eq;
+
+    /// Stores a value with release order.
+    fn store_release(&self, value: Self::Value);
+}
+
+impl Word for SharedU32 {
+    type Value = u32;
+
+    #[inline]
+    fn store_release(&self, value: u32) {
+        self.store(value, Ordering::Release);
+    }
+}
+
+impl Word for SharedU64 {
+    type Value = u64;
+
+    #[inline]
+    fn store_release(&self, value: u64) {
+        self.store(value, Ordering::Release);
+    }
+}
+
+/// A word of a mirror and the value that clients see in it.
+///
+/// A store of the same value would make every reader fetch its cache line again, so only a change
+/// is stored. All stores have release order: a client that sees a value sees what the NIC has
+/// stored before it.
+#[derive(Clone, Debug)]
+pub struct MirrorWord<W: Word> {
+    word: W,
+    shown: W::Value,
+}
+
+impl<W: Word> MirrorWord<W> {
+    /// Returns a word that is 0 in memory, as in the memory of a new tenant.
+    pub fn new(word: W) -> Self {
+        Self { word, shown: W::Value::default() }
+    }
+
+    /// Returns the value that clients see.
+    #[inline]
+    pub fn shown(&self) -> W::Value {
+        self.shown
+    }
+
+    /// Shows a value.
+    #[inline]
+    pub fn show(&mut self, value: W::Value) {
+        if value != self.shown {
+            self.shown = value;
+            self.word.store_release(value);
+        }
+    }
+
+    /// Shows 0. It is stored in any case, because the memory may have another content than this
+    /// word has shown.
+    pub fn clear(&mut self) {
+        self.shown = W::Value::default();
+        self.word.store_release(self.shown);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nicforge_shm::SharedMemory;
+
+    use super::*;
+
+    #[test]
+    fn only_a_change_is_stored() {
+        let memory = SharedMemory::create("mirror", 4096).unwrap();
+        let seen = memory.u64(8).unwrap();
+        let mut word = MirrorWord::new(memory.u64(8).unwrap());
+
+        word.show(7);
+        assert_eq!((word.shown(), seen.load(Ordering::Acquire)), (7, 7));
+
+        // This store stands for a mark that another store would overwrite.
+        seen.store(1, Ordering::Release);
+        word.show(7);
+        assert_eq!(seen.load(Ordering::Acquire), 1);
+        word.show(8);
+        assert_eq!(seen.load(Ordering::Acquire), 8);
+    }
+
+    #[test]
+    fn a_new_word_takes_the_memory_for_0_and_a_cleared_one_makes_it_so() {
+        let memory = SharedMemory::create("mirror", 4096).unwrap();
+        let seen = memory.u32(4).unwrap();
+        seen.store(5, Ordering::Release);
+
+        let mut word = MirrorWord::new(memory.u32(4).unwrap());
+        word.show(0);
+        assert_eq!(seen.load(Ordering::Acquire), 5);
+
+        word.clear();
+        assert_eq!((word.shown(), seen.load(Ordering::Acquire)), (0, 0));
+    }
+}
