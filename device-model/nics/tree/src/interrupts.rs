@@ -2,11 +2,10 @@
 
 use nicforge_core::{context::Context, ids::AttachmentId};
 use nicforge_hwi::tree::{CORES, vector};
+use nicforge_kit::InterruptEnables;
 
 /// Attachments: four cores and the admin.
 pub(crate) const ATTACHMENTS: usize = CORES as usize + 1;
-/// The bits of all vectors.
-const VECTORS: u32 = (1 << vector::COUNT) - 1;
 
 /// The interrupt state of each attachment, and counters.
 ///
@@ -22,8 +21,7 @@ pub(crate) struct Interrupts {
 /// The interrupt state of one attachment. The default is the state of power-on.
 #[derive(Clone, Copy, Default)]
 struct InterruptState {
-    /// Vectors enabled, one bit for each vector.
-    enabled: u32,
+    enabled: InterruptEnables<{ vector::COUNT }>,
     /// Whether the attachment has a presence change that no interrupt has reported.
     presence_unreported: bool,
 }
@@ -48,12 +46,12 @@ impl Interrupts {
 
     /// Returns the enabled vectors of an attachment, one bit for each vector.
     pub(crate) fn enabled(&self, who: AttachmentId) -> u32 {
-        self.states[usize::from(who.0)].enabled
+        self.states[usize::from(who.0)].enabled.bits()
     }
 
     /// Enables these vectors of an attachment, and disables all others.
     pub(crate) fn enable(&mut self, who: AttachmentId, vectors: u32) {
-        self.states[usize::from(who.0)].enabled = vectors & VECTORS;
+        self.states[usize::from(who.0)].enabled.set(vectors);
     }
 
     /// Returns whether an attachment has an unreported presence change.
@@ -66,7 +64,7 @@ impl Interrupts {
     pub(crate) fn report(&mut self, context: &mut Context<'_>, who: AttachmentId, events: u32) {
         let state = &mut self.states[usize::from(who.0)];
         state.presence_unreported |= events & (1 << vector::PRESENCE) != 0;
-        let due = events & state.enabled;
+        let due = state.enabled.among(events);
         self.raise(context, who, due);
     }
 

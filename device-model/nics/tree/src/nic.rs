@@ -8,11 +8,10 @@ use nicforge_core::{
 };
 use nicforge_hwi::{
     pci,
-    tree::{
-        ATTACHMENT_ADMIN, BAR_MIRROR, BAR_WINDOW, CORES, VC_SYSTEM, VC_USER, VCS, mirror, vector, window,
-    },
+    tree::{BAR_MIRROR, BAR_WINDOW, CORES, VC_SYSTEM, VC_USER, VCS, mirror, vector, window},
     tree_dcr::{REGISTERS, pix},
 };
+use nicforge_kit::{AttachmentSet, retry};
 
 use crate::{
     barrier::{self, GlobalInterrupts},
@@ -26,8 +25,6 @@ use crate::{
 
 /// Cells of each attachment's posted-write ring.
 const RING_CELLS: u32 = 64;
-/// Delay before a retry when the fabric's packets were all in use, in nanoseconds.
-const STARVED_RETRY: u64 = 10_000;
 /// Delay before the receive FIFO's lock is tried again, in nanoseconds.
 const LOCKED_RETRY: u64 = 1_000_000;
 
@@ -45,8 +42,8 @@ pub struct TreeNic {
     pub(crate) global_interrupts: GlobalInterrupts,
     /// Exceptions that can raise interrupts.
     pub(crate) enabled_exceptions: Exceptions,
-    /// Attachments that have a client, one bit for each attachment.
-    attached: u32,
+    /// Attachments that have a client.
+    attached: AttachmentSet<1>,
     pub(crate) interrupts: Interrupts,
     /// Error events counted.
     errors: u64,
@@ -64,7 +61,7 @@ impl TreeNic {
             presence: Presence::new(config.nodes),
             global_interrupts: GlobalInterrupts::new(config.barriers),
             enabled_exceptions: Exceptions::enabled_at_power_on(),
-            attached: 0,
+            attached: AttachmentSet::default(),
             interrupts: Interrupts::default(),
             errors: 0,
             config,
@@ -72,13 +69,12 @@ impl TreeNic {
     }
 
     fn is_attached(&self, who: AttachmentId) -> bool {
-        self.attached & (1 << who.0) != 0
+        self.attached.contains(who)
     }
 
-    /// Returns the attachments of a channel that have a client, one bit for each attachment.
-    fn client_mask(&self, channel: usize) -> u32 {
-        let of_channel = if channel == VC_SYSTEM { 1 << ATTACHMENT_ADMIN } else { (1 << CORES) - 1 };
-        self.attached & of_channel
+    /// Returns the attachments of a channel that have a client.
+    fn clients(&self, channel: usize) -> impl Iterator<Item = AttachmentId> + use<> {
+        self.attached.iter().filter(move |who| channel_of(*who) == channel)
     }
 
     /// Advances a core's generation by `by` and queues a presence symbol behind the packets the
@@ -132,9 +128,8 @@ impl TreeNic {
                 events &= !(1 << vector::ERROR) | conditions;
             }
 
-            let clients = self.client_mask(channel);
-            for who in (0..ATTACHMENTS as u16).filter(|who| clients & (1 << who) != 0) {
-                self.interrupts.report(context, AttachmentId(who), events);
+            for who in self.clients(channel) {
+                self.interrupts.report(context, who, events);
             }
         }
     }
@@ -167,7 +162,7 @@ impl TreeNic {
         let wires = self.global_interrupts.needs_update(changes);
         let events = self.channels.iter().any(|channel| channel.events.is_any_noted());
 
-        if wires || self.attached != 0 || events {
+        if wires || !self.attached.is_empty() || events {
             self.publish_changes(context, wires);
         }
     }
@@ -276,7 +271,7 @@ impl Device for TreeNic {
             self.channels[number].show_global_interrupts(self.global_interrupts.shown());
         }
 
-        self.attached |= 1 << who.0;
+        self.attached.add(who);
         if who.0 < CORES {
             self.channels[number].core_attached(who.0);
             self.announce(who, 1);
@@ -292,14 +287,14 @@ impl Device for TreeNic {
 
         let number = channel_of(who);
         self.channels[number].free_locks(who.0);
-        self.attached &= !(1 << who.0);
+        self.attached.remove(who);
 
         // The admin's number follows those of the cores. It has no presence.
         if who.0 < CORES {
             self.channels[number].core_detached(who.0);
         }
 
-        if self.client_mask(number) == 0 {
+        if self.clients(number).next().is_none() {
             self.channels[number].close(&mut context.ports());
             if number == VC_USER {
                 self.global_interrupts.reset(&mut context.ports());
@@ -339,7 +334,7 @@ impl Device for TreeNic {
             let mut ports = context.ports();
             // In a node without clients only the router has work: packets that the last client left
             // behind.
-            if self.attached != 0 {
+            if !self.attached.is_empty() {
                 for channel in &mut self.channels {
                     let discarded = channel.begin_step(&mut ports);
                     busy |= discarded.any;
@@ -363,8 +358,7 @@ impl Device for TreeNic {
             context.wake_at(soon);
         }
         if self.router.take_starved() {
-            let soon = context.now().after(STARVED_RETRY);
-            context.wake_at(soon);
+            retry::when_starved(context);
         }
 
         self.publish_state_after(context, wire_changes);

@@ -13,6 +13,7 @@ use nicforge_hwi::{
         pix, port, prx, rcfg, rdr,
     },
 };
+use nicforge_kit::RegisterValue;
 
 use crate::{
     config::ClassRoute,
@@ -32,6 +33,11 @@ pub(crate) fn channel_of(who: AttachmentId) -> usize {
 /// Returns whether an attachment is at processor port 1 (cores 2 and 3).
 fn second_port(who: AttachmentId) -> bool {
     matches!(who.0, 2 | 3)
+}
+
+/// Checks that an access covers a whole register: an aligned word.
+fn check(offset: u64, length: usize) -> Result<(), Refused> {
+    if u32::is_whole_access(offset, length) { Ok(()) } else { Err(Refused::Align) }
 }
 
 impl TreeNic {
@@ -77,31 +83,27 @@ impl TreeNic {
         data: &mut [u8],
     ) -> Result<(), Refused> {
         let value = match offset & !3 {
-            base if base < DCR_END => self
-                .check(offset, data.len())
-                .and_then(|()| self.read_dcr(context, from, (base - DCR_BASE) / 4).ok_or(Refused::Address))?,
+            base if base < DCR_END => {
+                check(offset, data.len())?;
+                self.read_dcr(context, from, (base - DCR_BASE) / 4).ok_or(Refused::Address)?
+            }
             gi::BASE => {
-                self.check(offset, data.len())?;
+                check(offset, data.len())?;
                 self.global_interrupts.status(&context.ports())
             }
             REG_INT_ENABLE => {
-                self.check(offset, data.len())?;
+                check(offset, data.len())?;
                 self.interrupts.enabled(from)
             }
             REG_INT_STATUS => {
-                self.check(offset, data.len())?;
+                check(offset, data.len())?;
                 self.conditions(from)
             }
             _ => return Err(Refused::Address),
         };
 
-        data.copy_from_slice(&value.to_le_bytes());
+        value.answer_read(data);
         Ok(())
-    }
-
-    /// Checks that an access covers a whole register: an aligned word.
-    fn check(&self, offset: u64, length: usize) -> Result<(), Refused> {
-        if offset.is_multiple_of(4) && length == 4 { Ok(()) } else { Err(Refused::Align) }
     }
 
     /// Handles a write of BAR 0. A refused write sets an error bit and has no other effect.
@@ -142,9 +144,9 @@ impl TreeNic {
         offset: u64,
         data: &[u8],
     ) -> Result<(), Refused> {
-        self.check(offset, data.len())?;
+        check(offset, data.len())?;
 
-        let value = data.first_chunk::<4>().map_or(0, |word| u32::from_le_bytes(*word));
+        let value = u32::from_write(data).ok_or(Refused::Align)?;
         let admin = from.0 == ATTACHMENT_ADMIN;
 
         let done = match offset {

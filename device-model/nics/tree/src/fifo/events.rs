@@ -5,6 +5,8 @@ use nicforge_hwi::{
     tree_dcr::{error_word, pix, prx},
 };
 
+use super::{checksums::ChannelConfig, receive::ReceiveFifo, send::SendFifo};
+
 /// The watermark bits of both channels.
 const WATERMARKS: Exceptions = Exceptions { receive: prx::WM0 | prx::WM1, inject: pix::WM0 | pix::WM1 };
 
@@ -200,9 +202,20 @@ impl Events {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fill {
     /// The receive FIFO has more packets than its watermark.
-    pub(super) above_receive_mark: bool,
+    above_receive_mark: bool,
     /// The send FIFO has as many packets as its watermark or fewer.
-    pub(super) at_send_mark: bool,
+    at_send_mark: bool,
+}
+
+impl Fill {
+    /// Compares the FIFOs with the watermarks of `config`. The send FIFO has `send_count` packets.
+    #[inline]
+    pub(super) fn of(config: ChannelConfig, receive: &ReceiveFifo, send: &SendFifo, send_count: u32) -> Self {
+        Self {
+            above_receive_mark: receive.count() > config.receive_mark(receive.depth()),
+            at_send_mark: send_count <= config.send_mark(send.depth()),
+        }
+    }
 }
 
 /// Returns the vectors whose condition holds, one bit for each vector.

@@ -1,6 +1,7 @@
 //! The mapped memory of a channel.
 
 use nicforge_hwi::tree::{PAYLOAD, SLOT, SLOT_PAYLOAD, mirror, window};
+use nicforge_kit::MirrorWord;
 use nicforge_shm::{MemoryError, SharedMemory, SharedU32, Slots, Window};
 
 use std::sync::atomic::Ordering;
@@ -64,11 +65,11 @@ pub(super) struct ReceiveMemory {
 
 /// The words of the mirror that change with the packets.
 pub(super) struct MirrorWords {
-    pub(super) send_head: SharedU32,
-    pub(super) recv_tail: SharedU32,
-    pub(super) irq: SharedU32,
-    pub(super) status: SharedU32,
-    pub(super) error: SharedU32,
+    pub(super) send_head: MirrorWord<SharedU32>,
+    pub(super) recv_tail: MirrorWord<SharedU32>,
+    pub(super) irq: MirrorWord<SharedU32>,
+    pub(super) status: MirrorWord<SharedU32>,
+    pub(super) error: MirrorWord<SharedU32>,
 }
 
 impl Memory {
@@ -79,6 +80,7 @@ impl Memory {
     ) -> Result<Self, MemoryError> {
         let window = window_memory.window(0, window::SIZE)?;
         let mirror = mirror_memory.window(0, mirror::SIZE)?;
+        let word = |offset| Ok::<_, MemoryError>(MirrorWord::new(mirror_memory.u32(offset)?));
 
         Ok(Self {
             send: Ring::new(&window, window::SEND, config.send_depth)?,
@@ -88,11 +90,11 @@ impl Memory {
                 lock: window_memory.u32(lock_box(window::LOCK_RECV))?,
             },
             words: MirrorWords {
-                send_head: mirror_memory.u32(mirror::SEND_HEAD)?,
-                recv_tail: mirror_memory.u32(mirror::RECV_TAIL)?,
-                irq: mirror_memory.u32(mirror::RECV_IRQ)?,
-                status: mirror_memory.u32(mirror::STATUS)?,
-                error: mirror_memory.u32(mirror::ERROR)?,
+                send_head: word(mirror::SEND_HEAD)?,
+                recv_tail: word(mirror::RECV_TAIL)?,
+                irq: word(mirror::RECV_IRQ)?,
+                status: word(mirror::STATUS)?,
+                error: word(mirror::ERROR)?,
             },
             window,
             mirror,
@@ -106,9 +108,14 @@ impl Memory {
     }
 
     /// Fills window and mirror with zeros.
-    pub(super) fn clear(&self) {
+    pub(super) fn clear(&mut self) {
         let _ = self.window.zero(0, window::SIZE);
         let _ = self.mirror.zero(0, mirror::SIZE);
+
+        let MirrorWords { send_head, recv_tail, irq, status, error } = &mut self.words;
+        for word in [send_head, recv_tail, irq, status, error] {
+            word.clear();
+        }
     }
 
     /// Returns a quad of packet `number` in the receive slots.

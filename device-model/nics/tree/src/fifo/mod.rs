@@ -16,12 +16,11 @@
 //! | `port` | the trapped port on both FIFOs |
 //! | `events` | exceptions, watermarks, interrupts |
 //! | `checksums` | the injection checksums, and the configuration register |
-//! | `memory`, `mirror` | the mapped memory, and the words shown in it |
+//! | `memory` | the mapped memory |
 
 mod checksums;
 mod events;
 mod memory;
-mod mirror;
 mod port;
 mod receive;
 mod receivers;
@@ -31,7 +30,7 @@ mod side;
 use nicforge_core::fabric::{Packet, Ports, Run};
 use nicforge_hwi::{
     tree::{Header, PAYLOAD, VC_USER, mirror as mirror_map, vector},
-    tree_dcr::{checksum, status},
+    tree_dcr::checksum,
 };
 use nicforge_shm::{MemoryError, SharedMemory};
 
@@ -44,7 +43,6 @@ pub(crate) use self::{
 use self::{
     events::Fill,
     memory::{Memory, Tenancy},
-    mirror::Shown,
     port::TrappedPort,
     receive::{PortRow, ReceiveFifo},
     receivers::Receivers,
@@ -122,7 +120,6 @@ pub(crate) struct Channel {
     send: SendFifo,
     receive: ReceiveFifo,
     port: TrappedPort,
-    shown: Shown,
     pub(crate) events: Events,
     pub(crate) config: ChannelConfig,
     pub(crate) checksums: Checksums,
@@ -139,7 +136,6 @@ impl Channel {
             send: SendFifo::new(config.send_depth),
             receive: ReceiveFifo::new(config.recv_depth, receivers),
             port: TrappedPort::default(),
-            shown: Shown::default(),
             events: Events::new(number),
             config: ChannelConfig::default(),
             checksums: Checksums::default(),
@@ -178,7 +174,7 @@ impl Channel {
         self.restart();
         self.checksums = Checksums::default();
 
-        if let Some(memory) = self.tenancy.memory() {
+        if let Tenancy::Open(memory) = &mut self.tenancy {
             memory.clear();
         }
 
@@ -191,7 +187,6 @@ impl Channel {
         self.receive.restart();
         self.port.restart();
         self.events.restart();
-        self.shown = Shown::default();
     }
 
     /// Returns whether the channel has a tenant.
@@ -374,16 +369,8 @@ impl Channel {
 
     /// Returns the errors, and the watermarks as of now.
     fn exceptions(&mut self) -> Exceptions {
-        let send = self.send_count();
-        self.exceptions_with(send)
-    }
-
-    /// Returns the exceptions with `send` packets in the send FIFO.
-    fn exceptions_with(&self, send: u32) -> Exceptions {
-        self.events.exceptions(Fill {
-            above_receive_mark: self.receive.count() > self.config.receive_mark(self.receive.depth()),
-            at_send_mark: send <= self.config.send_mark(self.send.depth()),
-        })
+        let send_count = self.send_count();
+        self.events.exceptions(Fill::of(self.config, &self.receive, &self.send, send_count))
     }
 
     /// Returns the receive exceptions, and clears the errors among them.
@@ -409,22 +396,8 @@ impl Channel {
     /// Returns the port's status word. It does not count quads and headers that the port has
     /// popped.
     pub(crate) fn status(&mut self) -> u32 {
-        let send = self.send_count();
-        self.status_with(send)
-    }
-
-    /// Returns the status word with `send` packets in the send FIFO.
-    fn status_with(&self, send: u32) -> u32 {
-        let (staged_quads, staged_headers) = self.port.staged();
-        let unpopped = self.port.unpopped(&self.receive);
-
-        status::word(
-            QUADS * send + staged_quads,
-            send + staged_headers,
-            unpopped.quads,
-            self.receive.irq_count() > 0,
-            unpopped.headers,
-        )
+        let send_count = self.send_count();
+        self.port.status(&self.receive, send_count)
     }
 
     /// Stores the words of the mirror that have changed, and notes the watermarks that were
@@ -438,19 +411,20 @@ impl Channel {
 
     /// As [`Channel::publish`], for an open channel.
     fn publish_open(&mut self, enabled: Exceptions) {
-        let Some(memory) = self.tenancy.memory() else { return };
-        let send_count = self.send.refresh_count(Some(&memory.send));
-        let exceptions = self.exceptions_with(send_count);
-        let current = Shown {
-            send_head: self.send.taken(),
-            recv_tail: self.receive.tail(),
-            irq: self.receive.irq_count(),
-            status: self.status_with(send_count),
-            error: exceptions.error_word(),
+        let Self { tenancy: Tenancy::Open(memory), send, receive, port, events, config, .. } = self else {
+            return;
         };
+        let send_count = send.refresh_count(Some(&memory.send));
+        let exceptions = events.exceptions(Fill::of(*config, receive, send, send_count));
 
-        self.events.compare_watermarks(exceptions, enabled);
-        self.shown.show(&memory.words, &current);
+        let words = &mut memory.words;
+        words.send_head.show(send.taken());
+        words.recv_tail.show(receive.tail());
+        words.irq.show(receive.irq_count());
+        words.status.show(port.status(receive, send_count));
+        words.error.show(exceptions.error_word());
+
+        events.compare_watermarks(exceptions, enabled);
     }
 
     /// Writes all words of the mirror that do not change with each packet.
@@ -475,8 +449,8 @@ impl Channel {
     /// Shows a node's new presence word in the mirror. The receive tail is published first, so that
     /// a client that sees the change also sees the packets in front of it.
     pub(crate) fn show_presence(&mut self, node: u32, word: u32, changes: u32) {
-        let Some(memory) = self.tenancy.memory() else { return };
-        self.shown.show_recv_tail(&memory.words, self.receive.tail());
+        let Tenancy::Open(memory) = &mut self.tenancy else { return };
+        memory.words.recv_tail.show(self.receive.tail());
 
         memory.show(mirror_map::PRESENCE + 4 * u64::from(node), word);
         memory.show(mirror_map::PRESENCE_CHANGES, changes);

@@ -4,7 +4,10 @@
 use std::collections::VecDeque;
 
 use nicforge_core::fabric::{Packet, Ports};
-use nicforge_hwi::{tree::PAYLOAD, tree_dcr::port};
+use nicforge_hwi::{
+    tree::PAYLOAD,
+    tree_dcr::{port, status},
+};
 
 use super::{Channel, FRAMING, QUADS, receive::ReceiveFifo, side::SideItem};
 
@@ -58,9 +61,9 @@ pub(crate) enum Refused {
 
 /// The number of quads and headers that the port can pop.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unpopped {
-    pub(super) quads: u32,
-    pub(super) headers: u32,
+struct Unpopped {
+    quads: u32,
+    headers: u32,
 }
 
 impl TrappedPort {
@@ -69,15 +72,23 @@ impl TrappedPort {
         *self = Self::default();
     }
 
-    /// Returns the number of staged quads and headers.
+    /// Returns the status word with `send_count` packets in the send FIFO. It does not count quads
+    /// and headers that the port has popped.
     #[inline]
-    pub(super) fn staged(&self) -> (u32, u32) {
-        (self.staged.quads.len() as u32, self.staged.headers.len() as u32)
+    pub(super) fn status(&self, fifo: &ReceiveFifo, send_count: u32) -> u32 {
+        let unpopped = self.unpopped(fifo);
+        status::word(
+            QUADS * send_count + self.staged.quads.len() as u32,
+            send_count + self.staged.headers.len() as u32,
+            unpopped.quads,
+            fifo.irq_count() > 0,
+            unpopped.headers,
+        )
     }
 
     /// Returns the number of quads and headers that can be popped.
     #[inline]
-    pub(super) fn unpopped(&self, fifo: &ReceiveFifo) -> Unpopped {
+    fn unpopped(&self, fifo: &ReceiveFifo) -> Unpopped {
         let popped = self.popped.in_fifo(fifo);
         Unpopped {
             quads: QUADS * fifo.tail().wrapping_sub(popped.payload) - popped.quad,

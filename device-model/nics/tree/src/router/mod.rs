@@ -244,15 +244,8 @@ impl Router {
         sources: u8,
         limit: u32,
     ) -> u32 {
-        // The round starts at `first` and wraps around.
-        let later = 0xffu8 << self.first.index();
-        let (mut sources, mut moved) = (sources, 0);
-
-        while sources != 0 {
-            let next = if sources & later != 0 { sources & later } else { sources };
-            let source = Source::first_of(next);
-            sources &= !source.bit();
-
+        let mut moved = 0;
+        for source in Source::in_turn(sources, self.first) {
             let row = self.move_row(context, channel, source, limit);
             moved += self.continue_source(context, channel, source, limit, row);
         }

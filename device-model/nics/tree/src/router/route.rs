@@ -1,6 +1,7 @@
 //! The routes of a node. Here alone is decided where a packet goes.
 
 use nicforge_hwi::tree::{Header, PORTS};
+use nicforge_kit::InTurn;
 
 use super::ALL_PORTS;
 use crate::{
@@ -29,6 +30,12 @@ impl Source {
     #[inline]
     pub(super) fn first_of(mask: u8) -> Self {
         Self(mask.trailing_zeros() as u8)
+    }
+
+    /// Returns the sources of a mask in a circle that begins at `first`.
+    #[inline]
+    pub(super) fn in_turn(mask: u8, first: Self) -> impl Iterator<Item = Self> {
+        InTurn::new(mask.into(), first.0).map(Self)
     }
 
     /// Returns the source that follows, in a circle.
