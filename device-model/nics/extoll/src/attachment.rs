@@ -11,15 +11,18 @@
 //! counters until the end of the step, and only for attachments in the set of changed ones.
 
 use nicforge_core::{context::Context, ids::AttachmentId};
-use nicforge_hwi::extoll::{mirror, vector, window};
-use nicforge_shm::{SharedU64, Window};
+use nicforge_hwi::extoll::{MAX_VPIDS, vector, window};
+use nicforge_kit::{AttachmentSet, InterruptEnables};
+use nicforge_shm::SharedU64;
 
-use crate::{config::CardConfig, rma, set::Set, velo};
+use crate::{config::CardConfig, mirror::Mirror, rma, velo};
+
+/// A set of a card's attachments.
+pub(crate) type Set = AttachmentSet<{ (MAX_VPIDS as usize + 1).div_ceil(64) }>;
 
 /// The mapped windows of a client, all present while it is attached.
 pub(crate) struct Windows {
-    /// The card's page of the mirror.
-    pub(crate) mirror: Window,
+    pub(crate) mirror: Mirror,
     /// Number of messages that the client has taken from its receive ring.
     pub(crate) velo_read_pointer: SharedU64,
     /// Number of notifications that the client has taken from its queue.
@@ -33,7 +36,7 @@ impl Windows {
 
         // The offsets are constants inside the BARs that the card's description asks for.
         Some(Self {
-            mirror: mirrors.window(mirror::NODE, mirror::SIZE).ok()?,
+            mirror: Mirror::open(&mirrors).ok()?,
             velo_read_pointer: windows.u64(window::VELO_READ_POINTER).ok()?,
             rma_read_pointer: windows.u64(window::RMA_READ_POINTER).ok()?,
         })
@@ -42,98 +45,22 @@ impl Windows {
 
 /// The error words of an attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct ErrorWords {
+pub(crate) struct ErrorWords {
     /// Number of errors so far.
-    count: u64,
-    /// The last error, as in [`mirror::LAST_ERROR`].
-    last: u64,
-}
-
-/// The counters that a mirror shows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Shown {
-    velo: velo::Counts,
-    rma: rma::Counts,
-    errors: ErrorWords,
+    pub(crate) count: u64,
+    /// The last error, as in [`nicforge_hwi::extoll::mirror::LAST_ERROR`].
+    pub(crate) last: u64,
 }
 
 /// One attachment.
 #[derive(Default)]
 struct Attachment {
     /// The card's page of the client's mirror, while a client is attached.
-    mirror: Option<Window>,
-    /// Number of starts, as in [`mirror::STARTS`].
+    mirror: Option<Mirror>,
+    /// Number of starts, as in [`nicforge_hwi::extoll::mirror::STARTS`].
     starts: u64,
-    /// Enabled interrupts, one bit for each vector.
-    interrupts_enabled: u64,
+    interrupts: InterruptEnables<{ vector::COUNT }>,
     errors: ErrorWords,
-    /// The counters as the mirror shows them.
-    shown: Shown,
-}
-
-/// Stores a value in a mirror page.
-fn store(mirror: &Window, offset: u64, value: u64) {
-    // The hardware interface's offsets all lie inside the page.
-    let _ = mirror.store_u64_release(offset - mirror::NODE, value);
-}
-
-impl Attachment {
-    /// Shows a client's identity, and all counters as 0. The page may hold values of an earlier
-    /// client before.
-    fn show_identity(&self, config: &CardConfig, who: AttachmentId) {
-        let Some(page) = &self.mirror else { return };
-
-        store(page, mirror::NODE, u64::from(config.node) | u64::from(who.0) << 32);
-        store(page, mirror::NODES, u64::from(config.nodes) | u64::from(config.vpids) << 32);
-        store(page, mirror::STARTS, self.starts);
-
-        let counters = [
-            mirror::VELO_SENT,
-            mirror::VELO_STALLS,
-            mirror::VELO_RECEIVED,
-            mirror::VELO_UNDELIVERED,
-            mirror::RMA_COMMANDS,
-            mirror::RMA_COMPLETED,
-            mirror::RMA_NOTIFICATIONS,
-            mirror::RMA_OVERFLOWS,
-            mirror::LAST_ERROR,
-            mirror::ERRORS,
-        ];
-        for offset in counters {
-            store(page, offset, 0);
-        }
-    }
-
-    /// Shows the counters that have changed. A counter that has not changed is not written, because
-    /// a write makes the reader fetch its cache line again.
-    fn show_changes(&mut self, velo: &velo::Counts, rma: &rma::Counts) {
-        let Self { mirror: Some(page), shown, errors, .. } = self else { return };
-
-        let numbers = [
-            (mirror::VELO_SENT, velo.sent, shown.velo.sent),
-            (mirror::VELO_RECEIVED, velo.received, shown.velo.received),
-            (mirror::VELO_STALLS, velo.stalls, shown.velo.stalls),
-            (mirror::RMA_COMMANDS, rma.commands, shown.rma.commands),
-            (mirror::RMA_COMPLETED, rma.completed, shown.rma.completed),
-            (mirror::RMA_NOTIFICATIONS, rma.notifications, shown.rma.notifications),
-            (mirror::RMA_OVERFLOWS, rma.overflows, shown.rma.overflows),
-        ];
-        for (offset, number, before) in numbers {
-            if number != before {
-                store(page, offset, number);
-            }
-        }
-
-        if errors.count != shown.errors.count || velo.undelivered != shown.velo.undelivered {
-            store(page, mirror::LAST_ERROR, errors.last);
-            store(page, mirror::VELO_UNDELIVERED, velo.undelivered);
-            // The error count comes last: a reader that sees it grow sees the matching other
-            // values.
-            store(page, mirror::ERRORS, errors.count);
-        }
-
-        *shown = Shown { velo: *velo, rma: *rma, errors: *errors };
-    }
 }
 
 /// All attachments of a card.
@@ -184,12 +111,14 @@ impl Attachments {
 
     /// Begins a tenancy with the state of power-on, and shows it in the client's mirror, if there
     /// is a client.
-    pub(crate) fn power_on(&mut self, config: &CardConfig, who: AttachmentId, mirror: Option<Window>) {
+    pub(crate) fn power_on(&mut self, config: &CardConfig, who: AttachmentId, mirror: Option<Mirror>) {
         let Some(attachment) = self.get(who) else { return };
 
         let starts = attachment.starts + 1;
         *attachment = Attachment { mirror, starts, ..Attachment::default() };
-        attachment.show_identity(config, who);
+        if let Some(mirror) = &mut attachment.mirror {
+            mirror.show_identity(config, who, starts);
+        }
     }
 
     /// Drops the windows of a client that has left.
@@ -214,29 +143,35 @@ impl Attachments {
     /// Raises an interrupt if it is enabled, and disables it.
     pub(crate) fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vector: u16) {
         let Some(attachment) = self.get(who) else { return };
-        if attachment.interrupts_enabled & (1 << vector) != 0 {
-            attachment.interrupts_enabled &= !(1 << vector);
+        if attachment.interrupts.take(vector) {
             context.interrupt(who, vector);
         }
     }
 
     /// Returns the enabled interrupts of an attachment, one bit for each vector.
-    #[inline]
     pub(crate) fn interrupts_enabled(&self, who: AttachmentId) -> u64 {
-        self.list.get(usize::from(who.0)).map_or(0, |attachment| attachment.interrupts_enabled)
+        let attachment = self.list.get(usize::from(who.0));
+        attachment.map_or(0, |attachment| attachment.interrupts.bits().into())
+    }
+
+    /// Returns whether an attachment's interrupt is enabled.
+    #[inline]
+    pub(crate) fn is_interrupt_enabled(&self, who: AttachmentId, vector: u16) -> bool {
+        self.list.get(usize::from(who.0)).is_some_and(|attachment| attachment.interrupts.has(vector))
     }
 
     /// Sets the enabled interrupts of an attachment.
     pub(crate) fn enable_interrupts(&mut self, who: AttachmentId, enabled: u64) {
         if let Some(attachment) = self.get(who) {
-            attachment.interrupts_enabled = enabled & ((1 << vector::COUNT) - 1);
+            // The vectors that exist are in the lower half.
+            attachment.interrupts.set(enabled as u32);
         }
     }
 
     /// Marks an attachment's counters to be shown at the end of the step.
     #[inline]
     pub(crate) fn mark_changed(&mut self, who: AttachmentId) {
-        self.with_changed_counters.add(who.0);
+        self.with_changed_counters.add(who);
     }
 
     /// Shows the changed counters of all attachments. `counts` returns those of the units.
@@ -245,14 +180,15 @@ impl Attachments {
         &mut self,
         counts: impl Fn(AttachmentId) -> Option<(&'a velo::Counts, &'a rma::Counts)>,
     ) {
-        let mut next = self.with_changed_counters.from(0);
+        let mut next = self.with_changed_counters.first();
         while let Some(who) = next {
-            let attachment = self.list.get_mut(usize::from(who));
-            if let (Some(attachment), Some((velo, rma))) = (attachment, counts(AttachmentId(who))) {
-                attachment.show_changes(velo, rma);
+            if let Some(Attachment { mirror: Some(mirror), errors, .. }) = self.get(who)
+                && let Some((velo, rma)) = counts(who)
+            {
+                mirror.show_changes(velo, rma, errors);
             }
             self.with_changed_counters.remove(who);
-            next = self.with_changed_counters.from(who + 1);
+            next = self.with_changed_counters.behind(who);
         }
     }
 }

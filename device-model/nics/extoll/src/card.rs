@@ -6,6 +6,7 @@
 
 use nicforge_core::{context::Context, ids::AttachmentId};
 use nicforge_hwi::extoll::{error, reg, vector};
+use nicforge_kit::RegisterValue;
 
 use crate::{
     attachment::{Attachments, Windows},
@@ -117,7 +118,7 @@ impl Card {
     ) {
         let code = match Register::decode(&self.parts.config, from, offset, data.len()) {
             Ok(register) => match self.register(context, from, register) {
-                Some(value) => return data.copy_from_slice(&value.to_le_bytes()),
+                Some(value) => return value.answer_read(data),
                 None => error::REGISTER_ACCESS,
             },
             Err(code) => code,
@@ -156,14 +157,12 @@ impl Card {
         offset: u64,
         data: &[u8],
     ) {
-        let code = match (Register::decode(&self.parts.config, from, offset, data.len()), data.first_chunk())
-        {
-            (Ok(register), Some(value)) => {
-                match self.set_register(context, from, register, u64::from_le_bytes(*value)) {
-                    Ok(()) => return,
-                    Err(NotWritable) => error::REGISTER_ACCESS,
-                }
-            }
+        let register = Register::decode(&self.parts.config, from, offset, data.len());
+        let code = match (register, u64::from_write(data)) {
+            (Ok(register), Some(value)) => match self.set_register(context, from, register, value) {
+                Ok(()) => return,
+                Err(NotWritable) => error::REGISTER_ACCESS,
+            },
             (Err(code), _) => code,
             (Ok(_), None) => error::REGISTER_ACCESS,
         };

@@ -8,8 +8,12 @@ use nicforge_hwi::{
     extoll::{LINKS, error, reg},
     extoll_atu::command,
 };
+use nicforge_kit::RegisterValue;
 
-use crate::{atu, config::CardConfig, rma, topology::Route, unit::UnitContext, velo, wire::CHANNELS};
+use crate::{
+    atu, config::CardConfig, ring_registers::RingRegister, rma, topology::Route, unit::UnitContext, velo,
+    wire::CHANNELS,
+};
 
 /// A register can't be written, or not in the present state of its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +70,7 @@ impl Register {
         offset: u64,
         length: usize,
     ) -> Result<Self, u8> {
-        if length != 8 || !offset.is_multiple_of(8) {
+        if !u64::is_whole_access(offset, length) {
             return Err(error::REGISTER_ACCESS);
         }
         if offset >= reg::ADMIN && who != config.admin() {
@@ -79,15 +83,15 @@ impl Register {
     fn at(config: &CardConfig, offset: u64) -> Option<Self> {
         Some(match offset {
             reg::IDENTITY => Self::Identity,
-            reg::VELO_RING_BASE => Self::Velo(velo::Register::RingBase),
-            reg::VELO_RING_SLOTS => Self::Velo(velo::Register::RingSlots),
-            reg::VELO_RING_ENABLE => Self::Velo(velo::Register::RingEnable),
+            reg::VELO_RING_BASE => Self::Velo(velo::Register::Ring(RingRegister::Base)),
+            reg::VELO_RING_SLOTS => Self::Velo(velo::Register::Ring(RingRegister::Entries)),
+            reg::VELO_RING_ENABLE => Self::Velo(velo::Register::Ring(RingRegister::Enable)),
             reg::VELO_TAKEN => Self::Velo(velo::Register::Taken),
             reg::WATCHDOG => Self::Velo(velo::Register::Watchdog),
 
-            reg::RMA_QUEUE_BASE => Self::Rma(rma::Register::QueueBase),
-            reg::RMA_QUEUE_ENTRIES => Self::Rma(rma::Register::QueueEntries),
-            reg::RMA_QUEUE_ENABLE => Self::Rma(rma::Register::QueueEnable),
+            reg::RMA_QUEUE_BASE => Self::Rma(rma::Register::Queue(RingRegister::Base)),
+            reg::RMA_QUEUE_ENTRIES => Self::Rma(rma::Register::Queue(RingRegister::Entries)),
+            reg::RMA_QUEUE_ENABLE => Self::Rma(rma::Register::Queue(RingRegister::Enable)),
             reg::RMA_WATCHDOG => Self::Rma(rma::Register::Watchdog),
 
             command::ADDRESS => Self::Atu(atu::Register::Address),

@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 
 use nicforge_core::fabric::{Arrivals, Packet, Ports};
 use nicforge_hwi::extoll::LINKS;
+use nicforge_kit::InTurn;
 
 use crate::{
     sharing::Sharing,
@@ -310,12 +311,8 @@ impl Switch {
         }
 
         for vc in 0..CHANNELS {
-            let mut arrived = ports.arrived(vc) & ((1 << LINKS) - 1);
-            while arrived != 0 {
-                // The inputs from `first` on come before the others.
-                let ahead = arrived & (u64::MAX << self.first);
-                let input = if ahead != 0 { ahead } else { arrived }.trailing_zeros() as u8;
-                arrived &= !(1 << input);
+            let arrived = ports.arrived(vc) & ((1 << LINKS) - 1);
+            for input in InTurn::new(arrived, self.first) {
                 moved += self.pass(ports, input, vc, budget.saturating_sub(moved));
             }
         }
@@ -399,19 +396,9 @@ impl Switch {
     pub fn next_arrival(&mut self, ports: &Ports<'_>, class: Class, skip: u64) -> Option<Arrival> {
         let waiting = ports.arrived(channel(class, 0)) | ports.arrived(channel(class, 1));
         let loopback = u64::from(!self.loopback[class as usize].is_empty()) << LINKS;
-        let mut sources = (waiting | loopback) & !skip;
+        let sources = (waiting | loopback) & !skip;
 
-        while sources != 0 {
-            // The sources from `next_source` on come before the others.
-            let ahead = sources & (u64::MAX << self.next_source);
-            let source = if ahead != 0 { ahead } else { sources }.trailing_zeros() as u8;
-            sources &= !(1 << source);
-
-            if let Some(arrival) = self.arrival_from(ports, class, source) {
-                return Some(arrival);
-            }
-        }
-        None
+        InTurn::new(sources, self.next_source).find_map(|source| self.arrival_from(ports, class, source))
     }
 
     /// Returns the first packet of a class for this card at one input.

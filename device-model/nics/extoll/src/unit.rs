@@ -10,19 +10,18 @@ use nicforge_core::{
     fabric::{Contents, Packet},
     ids::AttachmentId,
 };
+use nicforge_kit::retry;
 
 use crate::{
     attachment::Attachments,
     atu::Atu,
     config::CardConfig,
     directory::Directory,
+    ring_registers::{RingLimits, RingRegisters},
     switch::{Refused, Switch},
     wire::{FRAMING, Wire},
     work::{self, Work},
 };
-
-/// Delay before a retry when the fabric's packets were all in use, in nanoseconds.
-const STARVED_RETRY: u64 = 10_000;
 
 /// The parts of a card that its units share.
 pub(crate) struct SharedParts {
@@ -34,7 +33,7 @@ pub(crate) struct SharedParts {
     pub(crate) work: Work,
 }
 
-/// What a unit works on during a call beside its own state.
+/// The machine and the parts of the card on which a unit works during a call, beside its own state.
 pub(crate) struct UnitContext<'a, 'b> {
     pub(crate) context: &'a mut Context<'b>,
     pub(crate) parts: &'a mut SharedParts,
@@ -80,14 +79,25 @@ impl UnitContext<'_, '_> {
         self.parts.attachments.fail(self.context, who, code, about);
     }
 
-    /// Takes a lease of client memory for a ring or a queue, and charges its cost. Returns `None`
-    /// if the memory can't be used.
+    /// Takes a lease of a client's memory for the ring that its registers describe, and charges its
+    /// cost. Returns `None` if the registers are invalid, if the memory can't be used, and for the
+    /// admin, which has no rings.
     ///
     /// A slot or an entry may lie in two mappings, but a word of it may not: each is written in one
     /// access.
-    pub(crate) fn lease_ring(&mut self, who: AttachmentId, base: u64, bytes: u64) -> Option<DmaLease> {
-        self.parts.work.spend(work::of_lease(self.context, who, base, bytes));
-        self.context.dma_lease(who, base, bytes, true).ok().filter(|memory| memory.keeps_whole(8))
+    pub(crate) fn lease_ring(
+        &mut self,
+        who: AttachmentId,
+        registers: RingRegisters,
+        limits: &RingLimits,
+    ) -> Option<DmaLease> {
+        if self.is_admin(who) {
+            return None;
+        }
+
+        let (base, length) = (registers.base, registers.length(limits)?);
+        self.parts.work.spend(work::of_lease(self.context, who, base, length));
+        self.context.dma_lease(who, base, length, true).ok().filter(|memory| memory.keeps_whole(8))
     }
 
     /// Raises an interrupt if it is enabled, and disables it.
@@ -113,7 +123,7 @@ pub(crate) fn send_packet(
 ) -> Result<(), Unsent> {
     let mut ports = context.ports();
     let Some(mut packet) = ports.new_packet(length) else {
-        context.wake_at(context.now().after(STARVED_RETRY));
+        retry::when_starved(context);
         return Err(Unsent::Starved);
     };
 

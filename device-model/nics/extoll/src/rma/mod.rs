@@ -73,7 +73,7 @@ use self::{
     watchdog::Watchdog,
 };
 use crate::{
-    set::Set,
+    attachment::Set,
     switch::{Arrival, QUEUES},
     unit::UnitContext,
     wire::{Kind, Wire},
@@ -165,7 +165,7 @@ pub(crate) struct Rma {
     /// Attachments with commands that are not sent completely.
     sending: Set,
     /// The attachment that sends next.
-    turn: u16,
+    turn: AttachmentId,
     /// Puts for this card that have begun and not ended.
     streams: Streams,
     /// Progress of the first packet of each queue of the network.
@@ -188,7 +188,7 @@ impl Rma {
         Self {
             clients: (0..attachments).map(|_| Client::default()).collect(),
             sending: Set::default(),
-            turn: 0,
+            turn: AttachmentId(0),
             streams: Streams::new(),
             waiting: [Waiting::default(); QUEUES],
             side_queues: SideQueues::default(),
@@ -244,9 +244,9 @@ impl Rma {
         let (counted, is_sending) = (std::mem::take(&mut client.counts), client.commands.is_sending());
         self.before = self.before.and(counted);
         if is_sending {
-            self.sending.add(who.0);
+            self.sending.add(who);
         } else {
-            self.sending.remove(who.0);
+            self.sending.remove(who);
         }
     }
 

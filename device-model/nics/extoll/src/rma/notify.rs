@@ -10,27 +10,16 @@ use nicforge_hwi::{
 use nicforge_shm::SharedU64;
 
 use super::Rma;
-use crate::unit::UnitContext;
+use crate::{
+    ring_registers::{RingLimits, RingRegisters},
+    unit::UnitContext,
+};
 
 /// Bytes of an entry.
 const ENTRY: u64 = size_of::<Notification>() as u64;
 
-/// The registers that describe a queue.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct QueueRegisters {
-    pub(super) base: u64,
-    pub(super) entries: u64,
-}
-
-impl QueueRegisters {
-    /// Returns whether a queue can have this address and size.
-    fn is_valid(self) -> bool {
-        self.entries.is_power_of_two()
-            && (MIN_ENTRIES..=MAX_ENTRIES).contains(&self.entries)
-            && self.base.is_multiple_of(4096)
-            && self.base.checked_add(self.entries * ENTRY).is_some()
-    }
-}
+/// The queues that RMA can use.
+const LIMITS: RingLimits = RingLimits { entries: MIN_ENTRIES..=MAX_ENTRIES, entry: ENTRY };
 
 /// The outcome of writing a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +65,7 @@ impl Queue {
 /// The notification queue of an attachment, enabled or not.
 #[derive(Default)]
 pub(super) struct Notifications {
-    pub(super) registers: QueueRegisters,
+    pub(super) registers: RingRegisters,
     queue: Option<Queue>,
     /// Generation of the queue, which each reset, enabling and disabling increments. A command's
     /// notifications go only to the queue that was enabled when the command was written.
@@ -155,11 +144,7 @@ impl Rma {
             return;
         }
 
-        let registers = notifications.registers;
-        let valid = !unit.is_admin(who) && registers.is_valid();
-        let memory = valid.then(|| unit.lease_ring(who, registers.base, registers.entries * ENTRY));
-
-        match memory.flatten() {
+        match unit.lease_ring(who, notifications.registers, &LIMITS) {
             Some(memory) => notifications.enable(memory),
             None => unit.fail(who, error::RING, reg::RMA_QUEUE_ENABLE),
         }
@@ -204,25 +189,5 @@ impl Rma {
                 unit.fail(who, error::RING_MEMORY, 0);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn impossible_queues_are_invalid() {
-        let valid = QueueRegisters { base: 0x1000, entries: 64 };
-        assert!(valid.is_valid());
-        let invalid = [
-            QueueRegisters { base: 0x1008, ..valid },
-            QueueRegisters { entries: 0, ..valid },
-            QueueRegisters { entries: 65, ..valid },
-            QueueRegisters { entries: 32, ..valid },
-            QueueRegisters { entries: 1 << 17, ..valid },
-            QueueRegisters { base: 0xffff_ffff_ffff_f000, entries: 1024 },
-        ];
-        assert!(invalid.iter().all(|registers| !registers.is_valid()));
     }
 }

@@ -3,15 +3,13 @@
 use nicforge_core::ids::AttachmentId;
 
 use super::Rma;
-use crate::{registers::NotWritable, unit::UnitContext};
+use crate::{registers::NotWritable, ring_registers::RingRegister, unit::UnitContext};
 
 /// A register of RMA, as [`nicforge_hwi::extoll::reg`] names them. The command register is not one
 /// of them: its write is as long as a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Register {
-    QueueBase,
-    QueueEntries,
-    QueueEnable,
+    Queue(RingRegister),
     Watchdog,
 }
 
@@ -20,9 +18,7 @@ impl Rma {
     pub(crate) fn read_register(&mut self, who: AttachmentId, register: Register) -> Option<u64> {
         let notifications = &self.client(who)?.notifications;
         Some(match register {
-            Register::QueueBase => notifications.registers.base,
-            Register::QueueEntries => notifications.registers.entries,
-            Register::QueueEnable => notifications.is_enabled().into(),
+            Register::Queue(register) => notifications.registers.read(register, notifications.is_enabled()),
             Register::Watchdog => self.watchdog.limit(),
         })
     }
@@ -41,12 +37,12 @@ impl Rma {
         let notifications = &mut self.client(who).ok_or(NotWritable)?.notifications;
 
         match register {
-            Register::QueueBase | Register::QueueEntries if notifications.is_enabled() => {
-                return Err(NotWritable);
+            Register::Queue(register) => {
+                let is_enabled = notifications.is_enabled();
+                if let Some(on) = notifications.registers.write(register, value, is_enabled)? {
+                    self.enable_queue(unit, who, on);
+                }
             }
-            Register::QueueBase => notifications.registers.base = value,
-            Register::QueueEntries => notifications.registers.entries = value,
-            Register::QueueEnable => self.enable_queue(unit, who, value & 1 != 0),
             Register::Watchdog => self.watchdog.set_limit(unit.context, value),
         }
         Ok(())

@@ -11,12 +11,13 @@ use nicforge_hwi::{
     extoll::{error, reg},
     extoll_rma::{COMMAND_BYTES, Command, command, status},
 };
+use nicforge_kit::retry;
 
 use super::{
     Rma,
     commands::{Ahead, InFlightCommand, Owner, State, WatchdogState},
     part::{MTU, Part},
-    transfer::{Lent, RETRY, Role, Unreadable, Wanted},
+    transfer::{Lent, Role, Unreadable, Wanted},
 };
 use crate::{
     topology::Route,
@@ -69,7 +70,7 @@ impl Rma {
         let written: Command = zerocopy::transmute!(bytes);
         let valid = client.commands.push(&written, client.notifications.generation());
         client.counts.commands += 1;
-        self.sending.add(who.0);
+        self.sending.add(who);
         self.watchdog.add(unit.context, who);
         unit.parts.attachments.mark_changed(who);
 
@@ -90,10 +91,10 @@ impl Rma {
         let mut next = self.turn;
         let mut spent = 0;
         while spent < budget {
-            let Some(who) = waiting.next(next) else { break };
-            next = who + 1;
+            let Some(who) = waiting.in_turn(next) else { break };
+            next = AttachmentId(who.0 + 1);
 
-            match self.send_part(unit, AttachmentId(who)) {
+            match self.send_part(unit, who) {
                 Turn::Advanced { cost } => {
                     spent += cost;
                     // A VPID that was blocked keeps its turn.
@@ -102,7 +103,7 @@ impl Rma {
                 Turn::Blocked => waiting.remove(who),
             }
 
-            let Some(client) = self.client(AttachmentId(who)) else { break };
+            let Some(client) = self.client(who) else { break };
             if !client.commands.is_sending() {
                 self.sending.remove(who);
                 waiting.remove(who);
@@ -178,7 +179,7 @@ impl Rma {
         let memory = match self.fill_part(unit, who, in_flight, &mut part) {
             PartData::Ready(memory) => memory,
             PartData::Pending => {
-                unit.context.wake_at(unit.context.now().after(RETRY));
+                unit.context.wake_at(unit.context.now().after(retry::MEMORY_BUSY));
                 return Turn::Blocked;
             }
         };

@@ -19,6 +19,7 @@ use nicforge_core::{
     ids::AttachmentId,
     time::Nanos,
 };
+use nicforge_kit::retry;
 use nicforge_shm::SharedMemory;
 
 use super::{
@@ -26,10 +27,10 @@ use super::{
     budget::{self, Budget},
     cost,
     part::{MTU, Part},
-    transfer::{RETRY, Waiting},
+    transfer::Waiting,
 };
 use crate::{
-    set::Set,
+    attachment::Set,
     switch::Arrival,
     unit::UnitContext,
     wire::{Class, Wire},
@@ -150,7 +151,7 @@ pub(super) struct SideQueues {
     /// Clients with packets in side queues.
     occupied: Set,
     /// The client whose side queues are served next.
-    turn: u16,
+    turn: AttachmentId,
     /// The time for which packets of all clients may hold shared queues.
     budget: Budget,
     /// Packets that ended early because a budget was spent.
@@ -159,7 +160,12 @@ pub(super) struct SideQueues {
 
 impl Default for SideQueues {
     fn default() -> Self {
-        Self { occupied: Set::default(), turn: 0, budget: Budget::new(budget::OF_CARD), hurried: 0 }
+        Self {
+            occupied: Set::default(),
+            turn: AttachmentId(0),
+            budget: Budget::new(budget::OF_CARD),
+            hurried: 0,
+        }
     }
 }
 
@@ -208,7 +214,7 @@ impl Rma {
         }
 
         side_queue.push(arrival.wire, part, memory, waiting);
-        self.side_queues.occupied.add(owner.0);
+        self.side_queues.occupied.add(owner);
         unit.context.wake_at(look);
 
         // The look at this packet, or at the packet that made room, may have copied as much as
@@ -241,7 +247,7 @@ impl Rma {
         let of_client = client.budget.hold(now);
         let of_card = self.side_queues.budget.hold(now);
         if of_client && of_card {
-            unit.context.wake_at(now.after(RETRY));
+            unit.context.wake_at(now.after(retry::MEMORY_BUSY));
             return false;
         }
 
@@ -263,11 +269,10 @@ impl Rma {
         let mut left = self.side_queues.occupied;
         let mut spent = 0;
         while spent < budget {
-            let Some(number) = left.next(self.side_queues.turn) else { break };
-            left.remove(number);
-            self.side_queues.turn = number + 1;
+            let Some(owner) = left.in_turn(self.side_queues.turn) else { break };
+            left.remove(owner);
+            self.side_queues.turn = AttachmentId(owner.0 + 1);
 
-            let owner = AttachmentId(number);
             for class in CLASSES {
                 while spent < budget
                     && let Some(cost) = self.handle_first_side_packet(unit, owner, class, false)
@@ -278,7 +283,7 @@ impl Rma {
 
             let over = |client: &mut Client| client.side_queues.iter().all(SideQueue::is_empty);
             if self.client(owner).is_none_or(over) {
-                self.side_queues.occupied.remove(number);
+                self.side_queues.occupied.remove(owner);
             }
         }
         spent
@@ -296,8 +301,7 @@ impl Rma {
         let now = unit.context.now();
         let side_queue = self.side_queue(owner, class)?;
         let first = side_queue.entries.front()?;
-        if now < side_queue.next_look && !hurried {
-            unit.context.wake_at(side_queue.next_look);
+        if !hurried && !retry::is_due(unit.context, side_queue.next_look) {
             return None;
         }
 
@@ -328,6 +332,6 @@ impl Waiting {
     /// not answered.
     fn retry(&self, now: Nanos) -> Nanos {
         let waited = self.waited(now);
-        now.after((waited / 8).clamp(RETRY, LONGEST_RETRY))
+        now.after((waited / 8).clamp(retry::MEMORY_BUSY, LONGEST_RETRY))
     }
 }

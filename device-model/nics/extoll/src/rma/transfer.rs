@@ -23,8 +23,6 @@ use crate::{atu::Region, unit::UnitContext, wire::Endpoint};
 /// Time after which the memory of a client that has not answered a message counts as withdrawn, in
 /// nanoseconds.
 pub(super) const PATIENCE: u64 = 100_000_000;
-/// Delay before the next look while messages are not answered, in nanoseconds.
-pub(super) const RETRY: u64 = 20_000;
 
 const _: () = assert!(MTU as usize <= MAX_DMA);
 

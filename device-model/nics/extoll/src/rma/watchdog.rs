@@ -8,23 +8,20 @@
 //! Later answers to these commands are dropped. Parts of a put that are in the network are written
 //! when they arrive, unless their memory is withdrawn before.
 //!
-//! Time counts by looks, at most a sixteenth of the limit for each. While this card was not driven,
-//! its neighbours had no time to answer either.
+//! Time counts by looks, as [`WatchdogLimit`] describes.
 
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll_rma::status;
+use nicforge_kit::WatchdogLimit;
 
 use super::Rma;
-use crate::{set::Set, unit::UnitContext};
-
-/// Looks without progress after which a command ends, at least.
-const LOOKS: u64 = 16;
+use crate::{attachment::Set, unit::UnitContext};
 
 /// The watchdog's limit, its next look, and the VPIDs that it looks at.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Watchdog {
-    /// Nanoseconds without progress that are allowed; 0 disables the watchdog.
-    limit: u64,
+    /// Time without progress that is allowed.
+    limit: WatchdogLimit,
     /// Time of the last look.
     last: Nanos,
     /// Time of the next look; [`Nanos::NEVER`] while there are no commands to look at.
@@ -37,28 +34,25 @@ pub(super) struct Watchdog {
 
 impl Watchdog {
     pub(super) fn new(limit: u64) -> Self {
+        let limit = WatchdogLimit::new(limit);
         Self { limit, last: Nanos::ZERO, next: Nanos::NEVER, busy: Set::default(), ended: 0 }
     }
 
+    /// Returns the limit in nanoseconds, 0 if the watchdog is disabled.
     pub(super) fn limit(&self) -> u64 {
-        self.limit
+        self.limit.nanoseconds()
     }
 
-    /// Sets the limit, which counts from now.
+    /// Sets the limit in nanoseconds, which counts from now; 0 disables the watchdog.
     pub(super) fn set_limit(&mut self, context: &mut Context<'_>, limit: u64) {
-        self.limit = limit;
+        self.limit = WatchdogLimit::new(limit);
         self.begin(context);
-    }
-
-    /// Returns the most nanoseconds that one look counts.
-    fn slice(&self) -> u64 {
-        (self.limit / LOOKS).max(1)
     }
 
     /// Notes that a VPID has a command.
     #[inline]
     pub(super) fn add(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.busy.add(who.0);
+        self.busy.add(who);
         if self.next == Nanos::NEVER {
             self.begin(context);
         }
@@ -67,11 +61,8 @@ impl Watchdog {
     /// Schedules the next look, counted from now.
     fn begin(&mut self, context: &mut Context<'_>) {
         self.last = context.now();
-        self.next = match self.limit {
-            _ if self.busy.is_empty() => Nanos::NEVER,
-            0 => Nanos::NEVER,
-            _ => self.last.after(self.slice()),
-        };
+        let is_idle = self.busy.is_empty() || self.limit.is_disabled();
+        self.next = if is_idle { Nanos::NEVER } else { self.last.after(self.limit.slice()) };
         context.wake_at(self.next);
     }
 }
@@ -96,11 +87,10 @@ impl Rma {
     #[cold]
     fn check_progress(&mut self, unit: &mut UnitContext<'_, '_>) {
         let watchdog = &self.watchdog;
-        let elapsed = unit.context.now().0.saturating_sub(watchdog.last.0).min(watchdog.slice());
-        let (busy, limit) = (watchdog.busy, watchdog.limit);
+        let elapsed = watchdog.limit.counted(watchdog.last, unit.context.now());
+        let (busy, limit) = (watchdog.busy, watchdog.limit());
 
-        for number in busy.iter() {
-            let who = AttachmentId(number);
+        for who in busy.iter() {
             let Some(client) = self.client(who) else { continue };
             client.commands.check_progress(elapsed, limit);
 
@@ -110,7 +100,7 @@ impl Rma {
             }
 
             if self.client(who).is_none_or(|client| client.commands.is_empty()) {
-                self.watchdog.busy.remove(number);
+                self.watchdog.busy.remove(who);
             }
         }
 

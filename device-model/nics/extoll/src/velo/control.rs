@@ -61,7 +61,7 @@ impl Velo {
                 for (client, attachment) in self.clients.iter_mut().zip(0..) {
                     if client.ring.is_some() {
                         client.announcement = Some(Announcement::default());
-                        self.with_pending_control.add(attachment);
+                        self.with_pending_control.add(AttachmentId(attachment));
                     }
                 }
             }
@@ -74,11 +74,11 @@ impl Velo {
     #[inline]
     pub(crate) fn send_pending_control(&mut self, unit: &mut UnitContext<'_, '_>) -> u32 {
         let mut served = 0;
-        let mut next = self.with_pending_control.from(0);
+        let mut next = self.with_pending_control.first();
         while let Some(who) = next {
-            self.send_control_of(unit, AttachmentId(who));
+            self.send_control_of(unit, who);
             served += 1;
-            next = self.with_pending_control.from(who + 1);
+            next = self.with_pending_control.behind(who);
         }
         served
     }
@@ -117,7 +117,7 @@ impl Velo {
         }
 
         if announcement.is_none() {
-            self.with_pending_control.remove(who.0);
+            self.with_pending_control.remove(who);
         }
     }
 

@@ -35,20 +35,18 @@ mod stall;
 use std::sync::atomic::Ordering;
 
 use nicforge_core::ids::AttachmentId;
-use nicforge_hwi::{
-    extoll::{error, reg},
-    extoll_velo::SLOT,
-};
+use nicforge_hwi::extoll::{error, reg};
+use nicforge_kit::WatchdogLimit;
 use nicforge_shm::SharedU64;
 
 pub(crate) use self::registers::Register;
 use self::{
     assembly::Assembly,
     control::Announcement,
-    ring::{Ring, RingRegisters},
+    ring::{LIMITS, Ring},
     stall::Stall,
 };
-use crate::{set::Set, unit::UnitContext};
+use crate::{attachment::Set, ring_registers::RingRegisters, unit::UnitContext};
 
 /// VELO counters of an attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,8 +115,8 @@ impl Client {
 pub(crate) struct Velo {
     /// State by attachment.
     clients: Vec<Client>,
-    /// Limit of the send watchdog, in nanoseconds; 0 disables it.
-    watchdog: u64,
+    /// Limit of the send watchdog.
+    watchdog: WatchdogLimit,
     /// VPIDs with unread messages, whose read pointers are polled.
     unread: Set,
     /// VPIDs with an incomplete split message.
@@ -136,7 +134,7 @@ impl Velo {
     pub(crate) fn new(attachments: usize, watchdog: u64) -> Self {
         Self {
             clients: (0..attachments).map(|_| Client::default()).collect(),
-            watchdog,
+            watchdog: WatchdogLimit::new(watchdog),
             unread: Set::default(),
             splits: Set::default(),
             with_pending_control: Set::default(),
@@ -185,7 +183,7 @@ impl Velo {
     /// Returns the unit's own state to that of power-on, and asks all nodes for their enabled
     /// rings.
     pub(crate) fn reset_unit(&mut self, watchdog: u64) {
-        self.watchdog = watchdog;
+        self.watchdog = WatchdogLimit::new(watchdog);
         self.next_request = Some(0);
     }
 
@@ -208,14 +206,15 @@ impl Velo {
         }
 
         let registers = client.registers;
-        let valid = !unit.is_admin(who) && registers.is_valid(nodes);
-        let memory = valid.then(|| unit.lease_ring(who, registers.base, registers.slots * SLOT));
+        // Each node has a share of the slots.
+        let is_enough = registers.entries >= u64::from(nodes);
+        let memory = if is_enough { unit.lease_ring(who, registers, &LIMITS) } else { None };
 
-        match memory.flatten() {
+        match memory {
             Some(memory) => {
                 client.ring = Some(Ring::new(memory, registers, nodes));
                 client.begin_generation();
-                self.with_pending_control.add(who.0);
+                self.with_pending_control.add(who);
             }
             None => unit.fail(who, error::RING, reg::VELO_RING_ENABLE),
         }
@@ -226,8 +225,8 @@ impl Velo {
         let Some(client) = self.client(who) else { return };
         if client.ring.take().is_some() {
             client.begin_generation();
-            self.with_pending_control.add(who.0);
-            self.unread.remove(who.0);
+            self.with_pending_control.add(who);
+            self.unread.remove(who);
         }
     }
 
@@ -236,10 +235,10 @@ impl Velo {
     #[inline]
     pub(crate) fn poll_read_pointers(&mut self, unit: &mut UnitContext<'_, '_>) -> u32 {
         let mut due = 0;
-        let mut next = self.unread.from(0);
+        let mut next = self.unread.first();
         while let Some(who) = next {
-            due += u32::from(self.poll_read_pointer(unit, AttachmentId(who)));
-            next = self.unread.from(who + 1);
+            due += u32::from(self.poll_read_pointer(unit, who));
+            next = self.unread.behind(who);
         }
         due
     }
@@ -255,19 +254,19 @@ impl Velo {
         let pointer = pointer.load(Ordering::Acquire);
         let is_valid = ring.free_up_to(pointer);
         if !ring.has_unread() {
-            self.unread.remove(who.0);
+            self.unread.remove(who);
         }
 
         let due = ring.credit_due().is_some();
         if due {
-            self.with_pending_control.add(who.0);
+            self.with_pending_control.add(who);
         }
 
         if !is_valid {
             unit.fail(who, error::READ_POINTER, pointer);
             // The pointer is read again when the next message arrives, so a wrong value counts
             // once.
-            self.unread.remove(who.0);
+            self.unread.remove(who);
         }
 
         due

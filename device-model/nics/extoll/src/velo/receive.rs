@@ -151,10 +151,10 @@ impl Velo {
         }
 
         counts.received += u64::from(delivered.delivered);
-        self.unread.add(who.0);
+        self.unread.add(who);
         attachments.mark_changed(who);
 
-        let interrupt = was_empty && attachments.interrupts_enabled(who) & (1 << vector::VELO_RECEIVE) != 0;
+        let interrupt = was_empty && attachments.is_interrupt_enabled(who, vector::VELO_RECEIVE);
         (delivered, interrupt)
     }
 }

@@ -1,16 +1,15 @@
 //! The registers of VELO.
 
 use nicforge_core::ids::AttachmentId;
+use nicforge_kit::WatchdogLimit;
 
 use super::Velo;
-use crate::{registers::NotWritable, unit::UnitContext};
+use crate::{registers::NotWritable, ring_registers::RingRegister, unit::UnitContext};
 
 /// A register of VELO, as [`nicforge_hwi::extoll::reg`] names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Register {
-    RingBase,
-    RingSlots,
-    RingEnable,
+    Ring(RingRegister),
     Taken,
     Watchdog,
 }
@@ -31,11 +30,9 @@ impl Velo {
 
         let client = self.client(who)?;
         Some(match register {
-            Register::RingBase => client.registers.base,
-            Register::RingSlots => client.registers.slots,
-            Register::RingEnable => client.ring.is_some().into(),
+            Register::Ring(register) => client.registers.read(register, client.ring.is_some()),
             Register::Taken => client.counts.finished(),
-            Register::Watchdog => self.watchdog,
+            Register::Watchdog => self.watchdog.nanoseconds(),
         })
     }
 
@@ -53,12 +50,14 @@ impl Velo {
         let client = self.client(who).ok_or(NotWritable)?;
 
         match register {
-            Register::RingBase | Register::RingSlots if client.ring.is_some() => return Err(NotWritable),
-            Register::RingBase => client.registers.base = value,
-            Register::RingSlots => client.registers.slots = value,
-            Register::RingEnable => self.enable_ring(unit, who, value & 1 != 0),
+            Register::Ring(register) => {
+                let is_enabled = client.ring.is_some();
+                if let Some(on) = client.registers.write(register, value, is_enabled)? {
+                    self.enable_ring(unit, who, on);
+                }
+            }
             Register::Taken => return Err(NotWritable),
-            Register::Watchdog => self.watchdog = value,
+            Register::Watchdog => self.watchdog = WatchdogLimit::new(value),
         }
         Ok(())
     }

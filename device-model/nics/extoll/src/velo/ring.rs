@@ -11,29 +11,15 @@ use nicforge_hwi::extoll_velo::{MAX_MESSAGE, MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DA
 use nicforge_shm::Window;
 
 use super::receive::Row;
+use crate::ring_registers::{RingLimits, RingRegisters};
 
-/// The registers that describe a ring.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RingRegisters {
-    pub(crate) base: u64,
-    pub(crate) slots: u64,
-}
+/// The rings that VELO can use.
+pub(super) const LIMITS: RingLimits = RingLimits { entries: MIN_SLOTS..=MAX_SLOTS, entry: SLOT };
 
-impl RingRegisters {
-    /// Returns whether a network of `nodes` nodes can use the ring.
-    pub(crate) fn is_valid(self, nodes: u32) -> bool {
-        self.slots.is_power_of_two()
-            && (MIN_SLOTS..=MAX_SLOTS).contains(&self.slots)
-            && self.slots >= u64::from(nodes)
-            && self.base.is_multiple_of(4096)
-            && self.base.checked_add(self.slots * SLOT).is_some()
-    }
-
-    /// Returns the number of slots for each node.
-    pub(crate) fn share(self, nodes: u32) -> u32 {
-        // The value fits: it is at most MAX_SLOTS.
-        (self.slots / u64::from(nodes.max(1))) as u32
-    }
+/// Returns the number of slots that each node gets of a ring.
+fn share_of(slots: u64, nodes: u32) -> u32 {
+    // The value fits: it is at most MAX_SLOTS.
+    (slots / u64::from(nodes.max(1))) as u32
 }
 
 /// The outcome of putting messages of a row into the ring.
@@ -85,13 +71,14 @@ pub(crate) struct Ring {
 
 impl Ring {
     pub(crate) fn new(memory: DmaLease, registers: RingRegisters, nodes: u32) -> Self {
-        let share = registers.share(nodes);
+        let slots = registers.entries;
+        let share = share_of(slots, nodes);
         Self {
             memory,
-            slots: registers.slots,
+            slots,
             delivered: 0,
             taken: 0,
-            from: vec![0; registers.slots as usize],
+            from: vec![0; slots as usize],
             freed: vec![0; nodes as usize],
             used: vec![0; nodes as usize],
             share,
@@ -324,19 +311,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn impossible_rings_are_invalid() {
-        let valid = RingRegisters { base: 0x1000, slots: 64 };
-        assert!(valid.is_valid(1) && valid.is_valid(64));
-        let invalid = [
-            RingRegisters { base: 0x1008, ..valid },
-            RingRegisters { slots: 0, ..valid },
-            RingRegisters { slots: 63, ..valid },
-            RingRegisters { slots: 32, ..valid },
-            RingRegisters { slots: 1 << 17, ..valid },
-            RingRegisters { base: 0xffff_ffff_ffff_f000, ..valid },
-        ];
-        assert!(invalid.iter().all(|registers| !registers.is_valid(1)));
-        assert!(!valid.is_valid(65));
-        assert_eq!(valid.share(3), 21);
+    fn nodes_share_the_slots_equally() {
+        assert_eq!([1, 3, 64].map(|nodes| share_of(64, nodes)), [64, 21, 1]);
     }
 }

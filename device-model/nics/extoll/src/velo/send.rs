@@ -2,6 +2,7 @@
 
 use nicforge_core::{device::Write, ids::AttachmentId, posted::Posted};
 use nicforge_hwi::extoll::{BAR_VELO, error};
+use nicforge_kit::retry;
 
 use super::{
     Velo,
@@ -139,7 +140,7 @@ impl Velo {
             Burst::Whole => self.inject(unit, who, offset, data),
             Burst::Last => self.inject_assembled(unit, who, offset),
             Burst::Kept => {
-                self.splits.add(who.0);
+                self.splits.add(who);
                 unit.context.wake_at(now.after(SPLIT_TIMEOUT));
                 Write::Accepted
             }
@@ -238,9 +239,8 @@ impl Velo {
     /// call for the end of each time-out that has not passed.
     #[cold]
     fn end_overdue_splits_of_clients(&mut self, unit: &mut UnitContext<'_, '_>) {
-        let now = unit.context.now();
         for who in self.splits.iter() {
-            let client = self.clients.get(usize::from(who));
+            let client = self.clients.get(usize::from(who.0));
             let since = client.and_then(|client| client.assembly.waiting_since());
             let (Some(client), Some(since)) = (client, since) else {
                 self.splits.remove(who);
@@ -250,12 +250,9 @@ impl Velo {
             // A message whose last piece waits for credit is complete; the watchdog limits its
             // wait.
             let deadline = client.stall.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
-            if now < deadline {
-                unit.context.wake_at(deadline);
-                continue;
+            if retry::is_due(unit.context, deadline) {
+                self.give_up_split(unit, who);
             }
-
-            self.give_up_split(unit, AttachmentId(who));
         }
     }
 

@@ -6,9 +6,6 @@ use nicforge_hwi::extoll::error;
 use super::{Client, Velo, address::SendAddress};
 use crate::{unit::UnitContext, wire::Class};
 
-/// Looks at a waiting send before the watchdog ends it, at least.
-const WATCHDOG_LOOKS: u64 = 16;
-
 /// Reasons why a send has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
@@ -59,14 +56,10 @@ impl Velo {
             before.map_or(0, |before| before.departed)
         };
 
-        // Time counts by looks: while this card was not driven, its neighbours had no time to make
-        // room either. Time does not count while packets leave on the same way, because then the
-        // network moves and this send will get its turn.
-        let slice = (watchdog / WATCHDOG_LOOKS).max(1);
+        // Time does not count while packets leave on the same way, because then the network moves
+        // and this send will get its turn.
         let waited = match before {
-            Some(before) if before.departed == departed => {
-                before.waited + now.0.saturating_sub(before.last.0).min(slice)
-            }
+            Some(before) if before.departed == departed => before.waited + watchdog.counted(before.last, now),
             _ => 0,
         };
 
@@ -80,11 +73,12 @@ impl Velo {
             unit.parts.attachments.mark_changed(who);
         }
 
-        if watchdog == 0 {
+        if watchdog.is_disabled() {
             return Write::Stalled;
         }
-        if waited < watchdog {
-            unit.context.wake_at(now.after(slice.min(watchdog - waited)));
+        if waited < watchdog.nanoseconds() {
+            let left = watchdog.nanoseconds() - waited;
+            unit.context.wake_at(now.after(watchdog.slice().min(left)));
             return Write::Stalled;
         }
 

@@ -1,0 +1,105 @@
+//! The card's page of a client's mirror.
+
+use nicforge_core::ids::AttachmentId;
+use nicforge_hwi::extoll::mirror;
+use nicforge_kit::MirrorWord;
+use nicforge_shm::{MemoryError, SharedMemory, SharedU64, Window};
+
+use crate::{attachment::ErrorWords, config::CardConfig, rma, velo};
+
+/// A word of the mirror that changes.
+type Word = MirrorWord<SharedU64>;
+
+/// The card's page of a client's mirror.
+///
+/// The words of VELO and RMA change with the counters. Those of the errors change together.
+pub(crate) struct Mirror {
+    page: Window,
+    velo_sent: Word,
+    velo_received: Word,
+    velo_stalls: Word,
+    rma_commands: Word,
+    rma_completed: Word,
+    rma_notifications: Word,
+    rma_overflows: Word,
+    errors: ErrorMirror,
+}
+
+/// The words of the mirror that change with an error.
+struct ErrorMirror {
+    last: Word,
+    undelivered: Word,
+    count: Word,
+}
+
+impl Mirror {
+    /// Opens the page in a client's mirror, which has the size that the card's description asks
+    /// for.
+    ///
+    /// # Errors
+    /// The memory is smaller.
+    pub(crate) fn open(memory: &SharedMemory) -> Result<Self, MemoryError> {
+        let word = |offset| Ok::<_, MemoryError>(MirrorWord::new(memory.u64(offset)?));
+
+        Ok(Self {
+            page: memory.window(mirror::NODE, mirror::SIZE)?,
+            velo_sent: word(mirror::VELO_SENT)?,
+            velo_received: word(mirror::VELO_RECEIVED)?,
+            velo_stalls: word(mirror::VELO_STALLS)?,
+            rma_commands: word(mirror::RMA_COMMANDS)?,
+            rma_completed: word(mirror::RMA_COMPLETED)?,
+            rma_notifications: word(mirror::RMA_NOTIFICATIONS)?,
+            rma_overflows: word(mirror::RMA_OVERFLOWS)?,
+            errors: ErrorMirror {
+                last: word(mirror::LAST_ERROR)?,
+                undelivered: word(mirror::VELO_UNDELIVERED)?,
+                count: word(mirror::ERRORS)?,
+            },
+        })
+    }
+
+    /// Shows a client's identity, and all counters as 0. The page may hold values of an earlier
+    /// tenancy before.
+    pub(crate) fn show_identity(&mut self, config: &CardConfig, who: AttachmentId, starts: u64) {
+        self.store(mirror::NODE, u64::from(config.node) | u64::from(who.0) << 32);
+        self.store(mirror::NODES, u64::from(config.nodes) | u64::from(config.vpids) << 32);
+        self.store(mirror::STARTS, starts);
+
+        let Self { velo_sent, velo_received, velo_stalls, errors, .. } = self;
+        let ErrorMirror { last, undelivered, count } = errors;
+        for word in [velo_sent, velo_stalls, velo_received, undelivered] {
+            word.clear();
+        }
+
+        let Self { rma_commands, rma_completed, rma_notifications, rma_overflows, .. } = self;
+        for word in [rma_commands, rma_completed, rma_notifications, rma_overflows, last, count] {
+            word.clear();
+        }
+    }
+
+    /// Shows the counters that have changed.
+    pub(crate) fn show_changes(&mut self, velo: &velo::Counts, rma: &rma::Counts, errors: &ErrorWords) {
+        self.velo_sent.show(velo.sent);
+        self.velo_received.show(velo.received);
+        self.velo_stalls.show(velo.stalls);
+        self.rma_commands.show(rma.commands);
+        self.rma_completed.show(rma.completed);
+        self.rma_notifications.show(rma.notifications);
+        self.rma_overflows.show(rma.overflows);
+
+        let shown = &mut self.errors;
+        if errors.count != shown.count.shown() || velo.undelivered != shown.undelivered.shown() {
+            shown.last.show(errors.last);
+            shown.undelivered.show(velo.undelivered);
+            // The error count comes last: a reader that sees it grow sees the matching other
+            // values.
+            shown.count.show(errors.count);
+        }
+    }
+
+    /// Stores a word that does not change during a tenancy.
+    fn store(&self, offset: u64, value: u64) {
+        // The hardware interface's offsets all lie inside the page.
+        let _ = self.page.store_u64_release(offset - mirror::NODE, value);
+    }
+}
