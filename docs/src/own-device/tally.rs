@@ -28,8 +28,6 @@ pub mod hwi {
 // ANCHOR: device
 /// The device. In the project it belongs into a crate of `device-model/nics`.
 pub mod device {
-    use std::sync::atomic::Ordering;
-
     use nicforge_core::{
         context::Context,
         device::{Counter, Device, Ended, Reset, Write},
@@ -37,6 +35,7 @@ pub mod device {
         spec::{AttachmentSpec, FunctionSpec, Identity},
     };
     use nicforge_hwi::pci::VENDOR_ID;
+    use nicforge_kit::{MirrorWord, RegisterValue};
     use nicforge_shm::SharedU64;
 
     use super::hwi::*;
@@ -53,13 +52,13 @@ pub mod device {
     struct Lane {
         sum: u64,
         target: u64,
-        mirror: Option<SharedU64>,
+        mirror: Option<MirrorWord<SharedU64>>,
     }
 
     impl Tally {
         fn start(&mut self, context: &Context<'_>, who: AttachmentId) {
-            let mirror = context.memory(who, 2).and_then(|bar| bar.u64(MIRROR_SUM).ok());
-            self.lanes[usize::from(who.0)] = Lane { mirror, ..Lane::default() };
+            let word = context.memory(who, 2).and_then(|bar| bar.u64(MIRROR_SUM).ok());
+            self.lanes[usize::from(who.0)] = Lane { mirror: word.map(MirrorWord::new), ..Lane::default() };
         }
     }
 
@@ -102,9 +101,9 @@ pub mod device {
         fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
             let lane = &self.lanes[usize::from(from.0)];
             // `data` comes filled with ones, the value of reads that no register answers.
-            match (at.offset, data.len()) {
-                (REG_SUM, 8) => data.copy_from_slice(&lane.sum.to_le_bytes()),
-                (REG_TARGET, 8) => data.copy_from_slice(&lane.target.to_le_bytes()),
+            match at.offset {
+                REG_SUM => lane.sum.answer_read(data),
+                REG_TARGET => lane.target.answer_read(data),
                 _ => {}
             }
         }
@@ -119,20 +118,20 @@ pub mod device {
             let lane = &mut self.lanes[usize::from(from.0)];
             let was_reached = lane.is_reached();
 
-            match (at.offset, <[u8; 4]>::try_from(data), <[u8; 8]>::try_from(data)) {
-                (REG_ADD, Ok(bytes), _) => {
-                    lane.sum = lane.sum.wrapping_add(u32::from_le_bytes(bytes).into());
+            match (at.offset, u32::from_write(data), u64::from_write(data)) {
+                (REG_ADD, Some(number), _) => {
+                    lane.sum = lane.sum.wrapping_add(number.into());
                     self.added += 1;
                 }
-                (REG_TARGET, _, Ok(bytes)) => lane.target = u64::from_le_bytes(bytes),
+                (REG_TARGET, _, Some(target)) => lane.target = target,
                 _ => return Write::Accepted,
             }
 
             let now_reached = lane.is_reached() && (!was_reached || at.offset == REG_TARGET);
 
             // The mirror is stored before the interrupt, so that a woken client finds the sum.
-            if let Some(mirror) = &lane.mirror {
-                mirror.store(lane.sum, Ordering::Release);
+            if let Some(mirror) = &mut lane.mirror {
+                mirror.show(lane.sum);
             }
             if now_reached {
                 context.interrupt(from, VECTOR_REACHED);

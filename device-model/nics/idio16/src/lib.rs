@@ -4,7 +4,7 @@
 //! The connector has a loop-back plug, as in a bench test: output `n` is wired to input `n`.
 //!
 //! In: accesses to its I/O ports ([`nicforge_hwi::idio16`]), and the time. Out: its INTx line. May
-//! touch: core, hwi.
+//! touch: core, hwi, kit.
 #![forbid(unsafe_code)]
 
 use nicforge_core::{
@@ -15,6 +15,7 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_hwi::idio16::*;
+use nicforge_kit::retry;
 
 // ANCHOR: state
 /// The only attachment, because the card has one connector.
@@ -58,9 +59,8 @@ impl Idio16 {
             }
 
             if lines.filtered & bit != 0 {
-                let time = *settled_at.get_or_insert(Nanos(now.0.saturating_add(FILTER_NS)));
-                if time > now {
-                    context.wake_at(time);
+                let time = *settled_at.get_or_insert(now.after(FILTER_NS));
+                if !retry::is_due(context, time) {
                     continue;
                 }
             }

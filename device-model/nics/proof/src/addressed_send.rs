@@ -23,9 +23,10 @@ use nicforge_core::{
     spec::{BarSpec, FunctionSpec},
 };
 use nicforge_hwi::{pci, proof::addressed_send::*};
+use nicforge_kit::RegisterValue;
 use nicforge_shm::{MemoryError, SharedU64, Window};
 
-use crate::{answer, identity, users};
+use crate::{identity, users};
 
 /// The device; the module's documentation describes it.
 #[derive(Default)]
@@ -144,15 +145,15 @@ impl Device for AddressedSend {
     fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
         let client = &self.clients[usize::from(from.0)];
         match (at.bar, at.offset) {
-            (0, REG_STALLS) => answer(data, client.stalls.to_le_bytes()),
-            (0, REG_BAD) => answer(data, client.bad.to_le_bytes()),
+            (0, REG_STALLS) => client.stalls.answer_read(data),
+            (0, REG_BAD) => client.bad.answer_read(data),
             (0, REG_PRESENT) => {
                 let bits = self
                     .clients
                     .iter()
                     .enumerate()
                     .map(|(n, client)| u32::from(client.mailbox.is_some()) << n);
-                answer(data, bits.sum::<u32>().to_le_bytes());
+                bits.sum::<u32>().answer_read(data);
             }
             _ => {}
         }

@@ -26,13 +26,12 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_hwi::{pci, proof::dma_engine::*};
+use nicforge_kit::{RegisterValue, retry};
 use nicforge_shm::SharedMemory;
 use zerocopy::FromBytes;
 
-use crate::{answer, identity, users, word32, word64};
+use crate::{identity, users};
 
-/// Delay before a retry when the core was busy, in nanoseconds.
-const RETRY: u64 = 20_000;
 /// The token of every read. A client has one read in flight at a time.
 const TOKEN: DmaToken = DmaToken(0);
 
@@ -165,17 +164,17 @@ impl Device for DmaEngine {
     fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
         let channel = &self.channels[usize::from(from.0)];
         match at.offset {
-            REG_LIST => answer(data, channel.list.to_le_bytes()),
-            REG_COUNT => answer(data, channel.count.to_le_bytes()),
-            REG_STATUS => answer(data, channel.status.to_le_bytes()),
-            REG_DONE => answer(data, channel.done.to_le_bytes()),
+            REG_LIST => channel.list.answer_read(data),
+            REG_COUNT => channel.count.answer_read(data),
+            REG_STATUS => channel.status.answer_read(data),
+            REG_DONE => channel.done.answer_read(data),
             _ => {}
         }
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
         let channel = &mut self.channels[usize::from(from.0)];
-        match (at.offset, word32(data), word64(data)) {
+        match (at.offset, u32::from_write(data), u64::from_write(data)) {
             (REG_LIST, _, Some(value)) => channel.list = value,
             (REG_COUNT, Some(value), _) => channel.count = value,
             (REG_START, Some(1), _) => {
@@ -229,14 +228,11 @@ impl Device for DmaEngine {
         // Completions drive the copying; a step only retries channels for which the core was busy.
         // The delay avoids a read in every step.
         for index in 0..self.channels.len() {
-            match self.channels[index].retry_at {
-                None => {}
-                // The function has one timer, and it may have expired for another channel.
-                Some(time) if context.now() < time => context.wake_at(time),
-                Some(_) => {
-                    self.channels[index].retry_at = None;
-                    self.advance(context, AttachmentId(index as u16));
-                }
+            if let Some(time) = self.channels[index].retry_at
+                && retry::is_due(context, time)
+            {
+                self.channels[index].retry_at = None;
+                self.advance(context, AttachmentId(index as u16));
             }
         }
         Progress::Idle
@@ -305,7 +301,7 @@ impl Channel {
 
     /// Schedules a retry by [`Device::step`] after a delay, because the core is busy.
     fn retry_later(&mut self, context: &mut Context<'_>) {
-        let time = context.now() + RETRY;
+        let time = context.now().after(retry::MEMORY_BUSY);
         self.retry_at = Some(time);
         context.wake_at(time);
     }

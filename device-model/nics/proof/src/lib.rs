@@ -9,7 +9,7 @@
 //!
 //! In: accesses and completions, as [`nicforge_core::device::Device`] describes them. Out: through
 //! its `Context`, DMA, interrupts, and words in mapped memory. May touch: core, hwi (register maps,
-//! in [`nicforge_hwi::proof`]), shm. No threads, clocks or I/O: a device never waits.
+//! in [`nicforge_hwi::proof`]), kit, shm. No threads, clocks or I/O: a device never waits.
 //!
 //! The drivers for them are in the crate `nicforge-proof-driver`.
 #![forbid(unsafe_code)]
@@ -41,22 +41,4 @@ fn identity(device: u16) -> Identity {
 /// Returns `count` attachments called `user0`, `user1`, ..., without memory in common.
 fn users(count: u16) -> Vec<AttachmentSpec> {
     (0..count).map(|user| AttachmentSpec { name: format!("user{user}"), group: user as u8 }).collect()
-}
-
-/// Answers a register read with `value`, if the read is as wide as the register. A read of another
-/// width returns ones, the initial content of `data`.
-fn answer<const N: usize>(data: &mut [u8], value: [u8; N]) {
-    if data.len() == N {
-        data.copy_from_slice(&value);
-    }
-}
-
-/// Returns the value of a 32-bit register write; `None` if the write is not that wide.
-fn word32(data: &[u8]) -> Option<u32> {
-    Some(u32::from_le_bytes(data.try_into().ok()?))
-}
-
-/// Returns the value of a 64-bit register write; `None` if the write is not that wide.
-fn word64(data: &[u8]) -> Option<u64> {
-    Some(u64::from_le_bytes(data.try_into().ok()?))
 }

@@ -29,9 +29,10 @@ use nicforge_core::{
     spec::FunctionSpec,
 };
 use nicforge_hwi::{pci, proof::slot_fifo::*};
+use nicforge_kit::RegisterValue;
 use nicforge_shm::{MemoryError, SharedU64, Window};
 
-use crate::{answer, identity, users, word32, word64};
+use crate::{identity, users};
 
 type Message = [u8; DATA];
 
@@ -134,12 +135,12 @@ impl Device for SlotFifo {
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
         let fifo = &mut self.fifos[usize::from(from.0)];
         match at.offset {
-            REG_TAKEN => answer(data, fifo.taken.to_le_bytes()),
-            REG_FILL => answer(data, (fifo.queue.len() as u32).to_le_bytes()),
-            REG_HOLD => answer(data, u32::from(fifo.hold).to_le_bytes()),
-            REG_ERROR => answer(data, fifo.error.to_le_bytes()),
+            REG_TAKEN => fifo.taken.answer_read(data),
+            REG_FILL => (fifo.queue.len() as u32).answer_read(data),
+            REG_HOLD => u32::from(fifo.hold).answer_read(data),
+            REG_ERROR => fifo.error.answer_read(data),
             REG_PORT if data.len() == 8 => match fifo.pop_word() {
-                Some(word) => answer(data, word.to_le_bytes()),
+                Some(word) => word.answer_read(data),
                 None => self.fail(context, from, ERROR_EMPTY),
             },
             offset if is_port(offset) => self.fail(context, from, ERROR_WIDTH),
@@ -149,7 +150,7 @@ impl Device for SlotFifo {
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
         let fifo = &mut self.fifos[usize::from(from.0)];
-        match (at.offset, word32(data), word64(data)) {
+        match (at.offset, u32::from_write(data), u64::from_write(data)) {
             (REG_HOLD, Some(value), _) => fifo.hold = value & 1 != 0,
             (REG_ERROR, Some(bits), _) => {
                 fifo.error &= !bits;
@@ -298,7 +299,7 @@ impl ClientFifo {
     fn pop_word(&mut self) -> Option<u64> {
         if self.unread_words.is_empty() {
             let message = self.queue.pop_front()?;
-            self.unread_words.extend(message.chunks_exact(8).rev().filter_map(word64));
+            self.unread_words.extend(message.chunks_exact(8).rev().filter_map(u64::from_write));
         }
         self.unread_words.pop()
     }
