@@ -23,6 +23,7 @@
 //! | `slots` | rings of packet slots |
 //! | `copy` | the volatile copies |
 //! | [`posted`] | the ring of posted writes |
+//! | `permission` | the accesses that a device may make |
 //! | [`wake`] | sleeping without a fence in the writer |
 //! | `sigbus` | surviving files that their owner truncates |
 //!
@@ -44,6 +45,7 @@
 mod copy;
 mod error;
 mod memory;
+mod permission;
 pub mod posted;
 mod sigbus;
 mod slots;
@@ -53,6 +55,7 @@ mod word;
 
 pub use error::{GuardError, MemoryError};
 pub use memory::{Access, SharedMemory};
+pub use permission::DmaPermission;
 pub use posted::{Cells, Consumer, Peek, Producer, PushError, RecordRef, RingError, SharedCells};
 pub use sigbus::{MAX_GUARDED_RANGES, guard_faults, install_sigbus_guard};
 pub use slots::Slots;

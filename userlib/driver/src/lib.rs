@@ -50,14 +50,14 @@ mod wait;
 
 pub use address::{DeviceAddress, PciAddress};
 pub use backing::{
-    Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, IRQ_INTX, IRQ_MSI, IRQ_MSIX,
-    InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG, REGION_ROM, RegionInfo, Shim, Vfio,
-    VfioUser, WriteMode,
+    Backing, DmaAddresses, DmaAllocation, DmaMemory, IRQ_INTX, IRQ_MSI, IRQ_MSIX, InterruptSource, IrqInfo,
+    MappableArea, PrivateMemory, REGION_CONFIG, REGION_ROM, RegionInfo, Shim, Vfio, VfioUser, WriteMode,
 };
 pub use bar::Bar;
 pub use device::{Device, Identity, OpenOptions};
 pub use dma::{DmaBuffer, HugePages};
 pub use error::{Error, GoneCause, OpenProblem};
 pub use interrupt::{Interrupt, wait_source};
+pub use nicforge_shm::DmaPermission;
 pub use posted::{Doorbell, Poster, RingPosition, SharedPoster};
 pub use wait::{Cancel, Deadline, Patience, Relax, Turn};

@@ -1,6 +1,6 @@
 //! One mapping of client memory, and views of mappings.
 
-use nicforge_shm::Window;
+use nicforge_shm::{DmaPermission, Window};
 
 use super::{DmaLease, lease::LeaseTerms};
 
@@ -12,28 +12,6 @@ pub enum DmaBacking {
     Memory(Window),
     /// Memory that only messages to the client reach.
     Remote,
-}
-
-/// Access that a device has to a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DmaPermission {
-    /// The device may read it.
-    pub read: bool,
-    /// The device may write it.
-    pub write: bool,
-}
-
-impl DmaPermission {
-    /// Permission to read and write.
-    pub const READ_WRITE: Self = Self { read: true, write: true };
-    /// Permission to read.
-    pub const READ: Self = Self { read: true, write: false };
-    /// Permission to write.
-    pub const WRITE: Self = Self { read: false, write: true };
-
-    pub(super) const fn allows(self, write: bool) -> bool {
-        if write { self.write } else { self.read }
-    }
 }
 
 /// One mapping. Dropping it ends its leases.

@@ -24,7 +24,8 @@ mod tests;
 pub use error::{DmaError, DmaMapError};
 pub use lease::{DmaLease, LeaseError, MAX_LEASE, Term};
 pub use map::DmaMap;
-pub use mapping::{DmaBacking, DmaPermission, DmaPiece, DmaRange, Segment, Segments};
+pub use mapping::{DmaBacking, DmaPiece, DmaRange, Segment, Segments};
+pub use nicforge_shm::DmaPermission;
 
 /// Largest number of bytes that one DMA read or write moves.
 pub const MAX_DMA: usize = 65536;

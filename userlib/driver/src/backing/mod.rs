@@ -16,7 +16,7 @@ mod vfio_user;
 
 use std::{fmt, ops::Range, os::fd::BorrowedFd, sync::Arc};
 
-use nicforge_shm::{SharedMemory, SharedU64, Window};
+use nicforge_shm::{DmaPermission, SharedMemory, SharedU64, Window};
 
 pub use shim::Shim;
 pub use vfio::Vfio;
@@ -80,22 +80,6 @@ pub enum WriteMode {
     /// The call returns at once, and reports no error. Later accesses of the same client take
     /// effect after it.
     Posted,
-}
-
-/// The accesses that a device may make to a range of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DmaPermission {
-    /// The device may read the memory.
-    pub read: bool,
-    /// The device may write the memory.
-    pub write: bool,
-}
-
-impl DmaPermission {
-    /// The device reads and writes the memory.
-    pub const READ_WRITE: Self = Self { read: true, write: true };
-    /// The device only reads the memory.
-    pub const READ_ONLY: Self = Self { read: true, write: false };
 }
 
 /// Memory that a device reaches by messages only. Offsets are relative to its start.

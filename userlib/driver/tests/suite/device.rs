@@ -280,12 +280,12 @@ fn caller_memory_is_mapped_read_only_when_asked() {
     let device = fake.open();
     let memory = SharedMemory::create("mine", 16384).unwrap();
 
-    let buffer = device.map_dma(&memory, 4096, 8192, DmaPermission::READ_ONLY).unwrap();
-    let odd = device.map_dma(&memory, 100, 4096, DmaPermission::READ_ONLY).map(drop);
-    let beyond = device.map_dma(&memory, 12288, 8192, DmaPermission::READ_ONLY).map(drop);
+    let buffer = device.map_dma(&memory, 4096, 8192, DmaPermission::READ).unwrap();
+    let odd = device.map_dma(&memory, 100, 4096, DmaPermission::READ).map(drop);
+    let beyond = device.map_dma(&memory, 12288, 8192, DmaPermission::READ).map(drop);
 
     assert_eq!(buffer.len(), 8192);
-    assert_eq!(fake.state().dma[&buffer.iova()].1, DmaPermission::READ_ONLY);
+    assert_eq!(fake.state().dma[&buffer.iova()].1, DmaPermission::READ);
     assert_eq!(odd, Err(Error::Misaligned { offset: 100, width: 4096 }));
     assert!(matches!(beyond, Err(Error::Memory(MemoryError::OutOfBounds { .. }))));
 }

@@ -268,7 +268,7 @@ fn dma_message_across_a_private_and_a_shared_buffer_reaches_both() {
 fn dma_message_that_writes_memory_mapped_read_only_is_refused() {
     let (server, device) = start();
     let memory = SharedMemory::create("constant", 4096).unwrap();
-    let buffer = device.map_dma(&memory, 0, 4096, DmaPermission::READ_ONLY).unwrap();
+    let buffer = device.map_dma(&memory, 0, 4096, DmaPermission::READ).unwrap();
     server.order(Order::DmaWrite { address: buffer.iova(), data: vec![1; 8] });
 
     let wait = || server.shared.written.lock().unwrap().is_some();

@@ -10,7 +10,7 @@ use std::{
 
 use nicforge_core::{
     device::Ended,
-    dma::{self, DmaBacking, DmaMapError},
+    dma::{DmaBacking, DmaMapError},
     ids::{AttachmentId, FunctionId},
     interrupt::{Interrupts, IrqError},
     machine::{Access, AccessError, MachineError},
@@ -218,7 +218,6 @@ impl Backing for LocalAttachment {
 
     fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error> {
         let length = memory.len();
-        let permission = dma::DmaPermission { read: permission.read, write: permission.write };
 
         // One DMA message may touch shared and private memory, so the client's map has both kinds.
         let (backing, client): (_, Arc<dyn PrivateMemory>) = match memory {

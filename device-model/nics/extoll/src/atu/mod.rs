@@ -78,8 +78,7 @@ impl Region {
     /// Returns whether the owner (`owner_itself`) or another VPID may read or write the region.
     #[inline]
     pub(crate) fn allows(&self, owner_itself: bool, write: bool) -> bool {
-        let may = |permission: DmaPermission| if write { permission.write } else { permission.read };
-        may(self.mapped) && (owner_itself || may(self.others))
+        self.mapped.allows(write) && (owner_itself || self.others.allows(write))
     }
 
     /// Returns the memory behind `offset`, at most `length` bytes. Returns `None` if the memory is
