@@ -15,7 +15,7 @@ use nix::{
 };
 
 use crate::{
-    Backing, Cancel, Deadline, Error, IRQ_INTX, InterruptSource, IrqInfo, Relax,
+    Backing, Cancel, Deadline, Error, IRQ_INTX, InterruptSource, IrqInfo, Relax, Waiter,
     device::{Shared, lock},
 };
 
@@ -123,6 +123,21 @@ impl Interrupt {
             if deadline.has_passed() {
                 return Err(deadline.timeout(WHAT));
             }
+        }
+    }
+
+    /// Sleeps until the vector fires, and takes its interrupts. Returns whether it has fired.
+    ///
+    /// The sleep also ends at the deadline and by the token. That is no error here: a loop looks
+    /// for its event once more, and then checks both itself, as [`crate::Waiter::check`] does.
+    ///
+    /// # Errors
+    /// Returns [`Error::DeviceGone`].
+    pub fn sleep(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<bool, Error> {
+        match self.wait(deadline, cancel) {
+            Ok(_) => Ok(true),
+            Err(Error::Timeout { .. } | Error::Cancelled) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
@@ -297,7 +312,7 @@ pub fn wait_source(
     deadline: Deadline,
     cancel: Option<&Cancel>,
 ) -> Result<u64, Error> {
-    let mut relax = Relax::new();
+    let mut waiter = Waiter::with_relax(Relax::new(), deadline, cancel);
 
     loop {
         match source.take() {
@@ -305,16 +320,11 @@ pub fn wait_source(
             count => return Ok(count),
         }
 
-        if let Some(cancel) = cancel {
-            cancel.check()?;
-        }
-        if deadline.has_passed() {
-            return Err(deadline.timeout(WHAT));
-        }
+        waiter.check_for(WHAT)?;
 
         let ended = match source.raw_fd() {
             Some(fd) => block(backing, &[fd], deadline.at_most(Shared::SLICE).remaining(), cancel),
-            None => backing.relax(&mut relax),
+            None => backing.relax(&mut waiter.relax),
         };
 
         if let Err(error) = ended {

@@ -12,7 +12,8 @@
 //! - [`Doorbell`] wakes the device after stores into windows that it polls.
 //! - [`DmaBuffer`] is memory with an address for the device.
 //! - [`Interrupt`] polls first, and then blocks in the kernel.
-//! - [`Device::wait_until`] waits for any other condition.
+//! - [`Device::wait_until`] waits for any other condition, and [`Waiter`] is the part of such a wait
+//!   that a loop of the caller's own needs.
 //!
 //! Every wait takes a [`Deadline`] and can be ended by a [`Cancel`]. It returns
 //! [`Error::DeviceGone`] when the device is lost.
@@ -47,6 +48,7 @@ mod heartbeat;
 mod interrupt;
 mod posted;
 mod wait;
+mod waiter;
 
 pub use address::{DeviceAddress, PciAddress};
 pub use backing::{
@@ -61,3 +63,4 @@ pub use interrupt::{Interrupt, wait_source};
 pub use nicforge_shm::DmaPermission;
 pub use posted::{Doorbell, Poster, RingPosition, SharedPoster};
 pub use wait::{Cancel, Deadline, Patience, Relax, Turn};
+pub use waiter::{WaitEnd, Waiter};

@@ -7,7 +7,7 @@
 
 use std::{collections::VecDeque, fmt};
 
-use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, Relax, environment};
+use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, Relax, Waiter, environment};
 use nicforge_matching::{Access, Get, Gone, Memory, Rank, Region, Taken, Transport, TransportError};
 use nicforge_velo::{Error as VeloError, MAX_MESSAGE, Message, Port, Statistics as VeloStatistics};
 
@@ -148,7 +148,7 @@ impl ExtollTransport {
     /// # Errors
     /// [`VeloError::Timeout`], [`VeloError::Cancelled`]; errors of the libraries.
     pub fn wait_for_all(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
-        let mut relax = self.velo.device().new_relax();
+        let mut waiter = Waiter::new(self.velo.device(), deadline, cancel);
         while !self.is_complete() {
             if self.check_ranks().is_err()
                 && let Some(failure) = &self.failure
@@ -157,13 +157,8 @@ impl ExtollTransport {
             }
             self.velo.progress()?;
 
-            if cancel.is_some_and(Cancel::is_cancelled) {
-                return Err(VeloError::Cancelled { what: ALL_RANKS }.into());
-            }
-            if deadline.has_passed() {
-                return Err(VeloError::Timeout { what: ALL_RANKS }.into());
-            }
-            self.velo.device().relax(&mut relax)?;
+            waiter.check().map_err(|end| VeloError::of_wait(end, ALL_RANKS))?;
+            waiter.turn(self.velo.device())?;
         }
         Ok(())
     }

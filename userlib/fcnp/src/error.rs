@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use nicforge_driver::Error as DriverError;
+use nicforge_driver::{Error as DriverError, WaitEnd};
 use nicforge_shm::MemoryError;
 use thiserror::Error;
 
@@ -124,6 +124,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the error of a call that ended while it waited for `what`.
+    pub(crate) fn of_wait(end: WaitEnd, what: &'static str) -> Self {
+        match end {
+            WaitEnd::Cancelled => Error::Cancelled { what },
+            WaitEnd::Timeout => Error::Timeout { what },
+        }
+    }
+
     /// Returns whether the device itself is lost, so that it must be opened again.
     pub fn is_device_gone(&self) -> bool {
         matches!(self, Error::Device(error) if error.is_gone())

@@ -1,6 +1,6 @@
 //! The waits of a call: deadline, cancellation, and the turns of the loop.
 
-use nicforge_driver::{Cancel, Deadline, Relax};
+use nicforge_driver::{Cancel, Deadline, Waiter as DriverWaiter};
 use nicforge_hwi::tree::PAYLOAD;
 
 use crate::{Error, tree::TreeChannel};
@@ -18,9 +18,7 @@ pub(crate) fn part(body: &mut [u8], at: usize) -> &mut [u8] {
 /// The state of one call's waiting loops.
 pub(crate) struct Waiter<'a> {
     channel: &'a TreeChannel,
-    deadline: Deadline,
-    cancel: Option<&'a Cancel>,
-    relax: Relax,
+    waits: DriverWaiter<'a>,
     /// Number of packets until the next check.
     packets_until_check: usize,
 }
@@ -29,9 +27,7 @@ impl<'a> Waiter<'a> {
     pub(crate) fn new(channel: &'a TreeChannel, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
         Self {
             channel,
-            deadline,
-            cancel,
-            relax: channel.device().new_relax(),
+            waits: DriverWaiter::new(channel.device(), deadline, cancel),
             packets_until_check: PACKETS_PER_CHECK,
         }
     }
@@ -39,7 +35,7 @@ impl<'a> Waiter<'a> {
     /// Records progress: the next turn of waiting is a short one again.
     #[inline]
     pub(crate) fn progress(&mut self) {
-        self.relax.reset();
+        self.waits.progress();
     }
 
     /// Counts packets that were moved, and checks the call's end after each
@@ -59,20 +55,13 @@ impl<'a> Waiter<'a> {
 
     /// Checks whether the call must end.
     pub(crate) fn check(&self, what: &'static str) -> Result<(), Error> {
-        if self.cancel.is_some_and(Cancel::is_cancelled) {
-            return Err(Error::Cancelled { what });
-        }
-
-        if self.deadline.has_passed() {
-            return Err(Error::Timeout { what });
-        }
-        Ok(())
+        self.waits.check().map_err(|end| Error::of_wait(end, what))
     }
 
     /// Makes one turn of a loop that waits for `what`.
     pub(crate) fn turn(&mut self, what: &'static str) -> Result<(), Error> {
         self.check(what)?;
-        self.channel.relax(&mut self.relax)
+        Ok(self.waits.turn(self.channel.device())?)
     }
 }
 

@@ -474,7 +474,8 @@ impl Port {
         }
     }
 
-    /// Enables the interrupt and waits for it, for a bounded time.
+    /// Enables the interrupt and sleeps until it comes, for a bounded time. The caller looks for a
+    /// notification again, and checks its token then.
     #[cold]
     fn sleep(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         self.check_queue()?;
@@ -487,10 +488,8 @@ impl Port {
         // A notification that has arrived before raises the interrupt at once.
         self.registers.write64(reg::INTERRUPT_SET, 1 << vector::RMA_NOTIFICATION)?;
 
-        match interrupt.wait(deadline.at_most(self.sleep), cancel) {
-            Ok(_) | Err(DriverError::Timeout { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        interrupt.sleep(deadline.at_most(self.sleep), cancel)?;
+        Ok(())
     }
 
     /// Frees the notification that [`Port::probe`] or [`Port::wait`] has returned, if there is one.

@@ -1,6 +1,6 @@
 //! Errors.
 
-use nicforge_driver::Error as DriverError;
+use nicforge_driver::{Error as DriverError, WaitEnd};
 use nicforge_hwi::{extoll::error, extoll_velo::address};
 use nicforge_shm::MemoryError;
 use thiserror::Error;
@@ -159,6 +159,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the error of a call that ended while it waited for `what`.
+    pub fn of_wait(end: WaitEnd, what: &'static str) -> Self {
+        match end {
+            WaitEnd::Cancelled => Error::Cancelled { what },
+            WaitEnd::Timeout => Error::Timeout { what },
+        }
+    }
+
     /// Returns whether the device itself is lost, so that it must be opened again.
     pub fn is_device_gone(&self) -> bool {
         matches!(self, Error::Driver(error) if error.is_gone())

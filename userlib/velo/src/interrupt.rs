@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, Interrupt, RingPosition};
+use nicforge_driver::{Device, Error as DriverError, Interrupt, RingPosition, Waiter};
 use nicforge_hwi::extoll::{reg, vector};
 
 use crate::{Config, Error, card::BAR_REGISTERS, send_path::SendPath};
@@ -64,21 +64,14 @@ impl ReceiveInterrupt {
     /// Sleeps until the interrupt, the deadline or a cancellation, for at most `longest_sleep`.
     /// While control messages are pending, it sleeps for at most [`PENDING_SLEEP`], since no
     /// interrupt announces room for them in the ring.
-    pub(crate) fn sleep(
-        &mut self,
-        deadline: Deadline,
-        cancel: Option<&Cancel>,
-        has_pending_control: bool,
-    ) -> Result<(), Error> {
+    pub(crate) fn sleep(&mut self, waits: &Waiter<'_>, has_pending_control: bool) -> Result<(), Error> {
         let longest =
             if has_pending_control { self.longest_sleep.min(PENDING_SLEEP) } else { self.longest_sleep };
 
-        match self.interrupt.wait(deadline.at_most(longest), cancel) {
+        if self.interrupt.sleep(waits.deadline().at_most(longest), waits.cancel())? {
             // A raised interrupt is disabled again, even if the engine has not reported the
             // enabling write as done.
-            Ok(_) => self.last_enable = None,
-            Err(DriverError::Timeout { .. } | DriverError::Cancelled) => {}
-            Err(error) => return Err(error.into()),
+            self.last_enable = None;
         }
         Ok(())
     }

@@ -2,15 +2,13 @@
 
 use std::time::Instant;
 
-use nicforge_driver::{Cancel, Deadline, Relax};
+use nicforge_driver::{Cancel, Deadline, Waiter as DriverWaiter};
 
 use crate::{Error, Port, interrupt::ReceiveInterrupt};
 
 /// State of one call that waits.
 pub(crate) struct Waiter<'a> {
-    deadline: Deadline,
-    cancel: Option<&'a Cancel>,
-    relax: Relax,
+    waits: DriverWaiter<'a>,
     /// Time from which the call may sleep. `None` when it only polls.
     sleep_from: Option<Instant>,
 }
@@ -19,18 +17,13 @@ impl<'a> Waiter<'a> {
     /// Starts to wait.
     pub(crate) fn new(port: &Port, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
         let sleep_from = port.interrupt.as_ref().map(ReceiveInterrupt::end_of_polling);
-        Self { deadline, cancel, relax: port.device.new_relax(), sleep_from }
+        Self { waits: DriverWaiter::new(&port.device, deadline, cancel), sleep_from }
     }
 
     /// Pauses once in a loop that waits for `what`: polls, or sleeps once the time for polling is
     /// over. Returns an error when the loop must end.
     pub(crate) fn pause(&mut self, port: &mut Port, what: &'static str) -> Result<(), Error> {
-        if self.cancel.is_some_and(Cancel::is_cancelled) {
-            return Err(Error::Cancelled { what });
-        }
-        if self.deadline.has_passed() {
-            return Err(Error::Timeout { what });
-        }
+        self.waits.check().map_err(|end| Error::of_wait(end, what))?;
 
         // The caller takes messages that arrived before it evaluates this error.
         if port.device.resets() != port.resets || !port.is_tenant() {
@@ -41,9 +34,9 @@ impl<'a> Waiter<'a> {
             Some(interrupt) if self.sleep_from.is_some_and(|from| Instant::now() >= from) => {
                 // A message that has arrived since the last poll raises the interrupt at once.
                 interrupt.arm(&mut port.path)?;
-                interrupt.sleep(self.deadline, self.cancel, port.flow.has_pending())
+                interrupt.sleep(&self.waits, port.flow.has_pending())
             }
-            _ => Ok(port.device.relax(&mut self.relax)?),
+            _ => Ok(self.waits.turn(&port.device)?),
         }
     }
 }

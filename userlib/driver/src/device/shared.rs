@@ -21,7 +21,7 @@ use nicforge_shm::{
 
 use super::{Identity, OpenOptions, capability, tenancy::Tenancy};
 use crate::{
-    Backing, Cancel, Deadline, DmaAddresses, Error, GoneCause, IrqInfo, RegionInfo, Relax, WriteMode,
+    Backing, Cancel, Deadline, DmaAddresses, Error, GoneCause, IrqInfo, RegionInfo, Relax, Waiter, WriteMode,
     bar::Region,
     dma::IovaAllocator,
     heartbeat::{BEAT_TIMEOUT, Heartbeat},
@@ -375,22 +375,17 @@ impl Shared {
         what: &'static str,
         mut look: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<T, E> {
-        let mut relax = Relax::with_patience(self.options.patience);
+        let relax = Relax::with_patience(self.options.patience);
+        let mut waiter = Waiter::with_relax(relax, deadline, cancel);
 
         loop {
             if let Some(found) = look()? {
                 return Ok(found);
             }
 
-            if let Some(cancel) = cancel {
-                cancel.check()?;
-            }
+            waiter.check_for(what)?;
 
-            if deadline.has_passed() {
-                return Err(deadline.timeout(what).into());
-            }
-
-            if let Err(error) = self.relax(&mut relax) {
+            if let Err(error) = self.relax(&mut waiter.relax) {
                 // Data that arrived before the device went away still counts.
                 return look()?.ok_or_else(|| error.into());
             }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_driver::{Cancel, Deadline, Error as DriverError, Interrupt, Relax};
+use nicforge_driver::{Cancel, Deadline, Interrupt, Relax};
 
 use super::{event::Event, service::Inner};
 use crate::{Error, Mode};
@@ -107,13 +107,11 @@ fn sleep(inner: &Inner, interrupt: &Interrupt) -> Result<(), Error> {
     interrupt.take();
 
     inner.channel.enable_receive_interrupt(true)?;
-    let woken = interrupt.wait(Deadline::after(DAEMON_SLEEP), Some(&inner.daemon.stop));
+    let woken = interrupt.sleep(Deadline::after(DAEMON_SLEEP), Some(&inner.daemon.stop));
     inner.channel.enable_receive_interrupt(false)?;
 
-    match woken {
-        Ok(_) => inner.counters.interrupts.add(1),
-        Err(DriverError::Timeout { .. } | DriverError::Cancelled) => {}
-        Err(error) => return Err(error.into()),
+    if woken? {
+        inner.counters.interrupts.add(1);
     }
     Ok(())
 }

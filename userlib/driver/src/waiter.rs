@@ -1,0 +1,127 @@
+//! The waits of one call of a library.
+
+use crate::{Cancel, Deadline, Device, Error, Relax};
+
+/// The reason why a call's waits end without the awaited event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitEnd {
+    /// The call's token is cancelled.
+    Cancelled,
+    /// The call's deadline has passed.
+    Timeout,
+}
+
+/// The state of one call's waits: its deadline, its token, and the turns of its loops.
+///
+/// A loop looks for its event, checks the end of the call, and makes a turn. [`Device::wait_for`]
+/// is this loop. A library has a loop of its own where it does other work between two looks, or
+/// reports the end in its own way.
+#[derive(Debug)]
+pub struct Waiter<'a> {
+    deadline: Deadline,
+    cancel: Option<&'a Cancel>,
+    pub(crate) relax: Relax,
+}
+
+impl<'a> Waiter<'a> {
+    /// Begins the waits of a call, with the patience of `device`.
+    pub fn new(device: &Device, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
+        Self::with_relax(device.new_relax(), deadline, cancel)
+    }
+
+    /// Begins the waits of a call, with the given state of its loops.
+    pub(crate) const fn with_relax(relax: Relax, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
+        Self { deadline, cancel, relax }
+    }
+
+    /// Returns the call's deadline.
+    pub fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
+    /// Returns the call's token.
+    pub fn cancel(&self) -> Option<&'a Cancel> {
+        self.cancel
+    }
+
+    /// Records progress: the next turn is a short one again.
+    #[inline]
+    pub fn progress(&mut self) {
+        self.relax.reset();
+    }
+
+    /// Checks whether the call must end: by its token first, then by its deadline.
+    ///
+    /// # Errors
+    /// Returns the reason for the end.
+    #[inline]
+    pub fn check(&self) -> Result<(), WaitEnd> {
+        if self.cancel.is_some_and(Cancel::is_cancelled) {
+            return Err(WaitEnd::Cancelled);
+        }
+
+        if self.deadline.has_passed() {
+            return Err(WaitEnd::Timeout);
+        }
+        Ok(())
+    }
+
+    /// Checks the end as [`Waiter::check`] does, and reports it as this library's error of a wait
+    /// for `what`.
+    #[inline]
+    pub(crate) fn check_for(&self, what: &'static str) -> Result<(), Error> {
+        self.check().map_err(|end| match end {
+            WaitEnd::Cancelled => Error::Cancelled,
+            WaitEnd::Timeout => self.deadline.timeout(what),
+        })
+    }
+
+    /// Makes one turn of a waiting loop, without a check.
+    ///
+    /// # Errors
+    /// Returns [`Error::DeviceGone`].
+    #[inline]
+    pub fn turn(&mut self, device: &Device) -> Result<(), Error> {
+        device.relax(&mut self.relax)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiter(deadline: Deadline, cancel: Option<&Cancel>) -> Waiter<'_> {
+        Waiter::with_relax(Relax::new(), deadline, cancel)
+    }
+
+    #[test]
+    fn a_cancelled_call_ends_as_cancelled_even_after_its_deadline() {
+        let cancel = Cancel::new().unwrap();
+        let (late, pending) =
+            (waiter(Deadline::now(), Some(&cancel)), waiter(Deadline::never(), Some(&cancel)));
+        assert_eq!([late.check(), pending.check()], [Err(WaitEnd::Timeout), Ok(())]);
+
+        cancel.cancel();
+        assert_eq!([late.check(), pending.check()], [Err(WaitEnd::Cancelled); 2]);
+        assert_eq!(late.check_for("it"), Err(Error::Cancelled));
+    }
+
+    #[test]
+    fn the_librarys_error_names_the_event() {
+        let late = waiter(Deadline::now(), None);
+        assert!(matches!(late.check_for("it"), Err(Error::Timeout { what: "it", .. })));
+    }
+
+    #[test]
+    fn progress_begins_the_turns_anew() {
+        let mut waiter = waiter(Deadline::never(), None);
+        let first = waiter.relax.turn();
+        for _ in 0..200 {
+            waiter.relax.turn();
+        }
+        assert_ne!(waiter.relax.turn(), first);
+
+        waiter.progress();
+        assert_eq!(waiter.relax.turn(), first);
+    }
+}
