@@ -12,7 +12,7 @@
 //! - [`Doorbell`] wakes the device after stores into windows that it polls.
 //! - [`DmaBuffer`] is memory with an address for the device.
 //! - [`Interrupt`] polls first, and then blocks in the kernel.
-//! - [`Device::wait_until`] waits for any other condition, and [`Waiter`] is the part of such a wait
+//! - [`Device::wait_until`] waits for any other condition. [`Waiter`] is the part of such a wait
 //!   that a loop of the caller's own needs.
 //!
 //! Every wait takes a [`Deadline`] and can be ended by a [`Cancel`]. It returns
