@@ -65,14 +65,21 @@ impl Mirror {
         self.store(mirror::NODES, u64::from(config.nodes) | u64::from(config.vpids) << 32);
         self.store(mirror::STARTS, starts);
 
-        let Self { velo_sent, velo_received, velo_stalls, errors, .. } = self;
-        let ErrorMirror { last, undelivered, count } = errors;
-        for word in [velo_sent, velo_stalls, velo_received, undelivered] {
-            word.clear();
-        }
+        let Self {
+            page: _,
+            velo_sent,
+            velo_received,
+            velo_stalls,
+            rma_commands,
+            rma_completed,
+            rma_notifications,
+            rma_overflows,
+            errors: ErrorMirror { last, undelivered, count },
+        } = self;
 
-        let Self { rma_commands, rma_completed, rma_notifications, rma_overflows, .. } = self;
-        for word in [rma_commands, rma_completed, rma_notifications, rma_overflows, last, count] {
+        let of_velo = [velo_sent, velo_received, velo_stalls, undelivered];
+        let of_rma = [rma_commands, rma_completed, rma_notifications, rma_overflows];
+        for word in of_velo.into_iter().chain(of_rma).chain([last, count]) {
             word.clear();
         }
     }
