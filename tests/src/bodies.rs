@@ -191,9 +191,9 @@ impl Body {
         module.strip_suffix("_body").unwrap_or(module)
     }
 
-    /// Returns its name on a machine: those of the machine, the door, the topic and the function, as
-    /// in `tree::served::slots::a_node_stands_still`. A name in a guest has no door. A topic with
-    /// the machine's name is left out.
+    /// Returns its name on a machine: those of the machine, the door, the topic and the function,
+    /// as in `tree::served::port::a_pushed_packet_is_popped`. A name in a guest has no door. A
+    /// topic with the machine's name is left out.
     pub fn name(&self, machine: &TestMachine, door: Option<HostDoor>) -> String {
         let topic = Some(self.topic()).filter(|topic| *topic != machine.name);
         let parts = [Some(machine.name), door.map(HostDoor::name), topic, Some(self.function)];
