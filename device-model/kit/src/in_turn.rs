@@ -1,40 +1,20 @@
-//! The members of a mask, beginning with another one each time: a round-robin over few sources.
+//! Round-robin over the members of a mask.
 //!
-//! The caller keeps the member that comes first, and advances it by its own rule: after each round,
-//! or behind the member that was served.
+//! A loop serves the members of a mask in a circle: those from a first one on, and then the others.
+//! The caller removes each member that it has served from the mask. It keeps the first one, and
+//! advances it by its own rule: after each round, or behind the member that was served.
 
-/// The members of a mask in a circle: each bit that is set, once.
-#[derive(Clone, Copy, Debug)]
-pub struct InTurn {
-    /// The members that have not come yet.
-    left: u64,
-    /// The bits from the first member on, which come before the others.
-    ahead: u64,
-}
-
-impl InTurn {
-    /// Returns the members of `mask`, from number `first` on. `first` is at most 63, and need not
-    /// be a member.
-    #[inline]
-    pub fn new(mask: u64, first: u8) -> Self {
-        Self { left: mask, ahead: u64::MAX << (first & 63) }
+/// Returns the number of the member of `mask` whose turn it is: the lowest from `first` on, or else
+/// the lowest of all. Returns `None` if the mask is empty. `first` is at most 63, and need not be a
+/// member.
+#[inline(always)]
+pub fn in_turn(mask: u64, first: u8) -> Option<u8> {
+    if mask == 0 {
+        return None;
     }
-}
 
-impl Iterator for InTurn {
-    type Item = u8;
-
-    #[inline]
-    fn next(&mut self) -> Option<u8> {
-        if self.left == 0 {
-            return None;
-        }
-
-        let ahead = self.left & self.ahead;
-        let next = if ahead != 0 { ahead } else { self.left }.trailing_zeros() as u8;
-        self.left &= !(1 << next);
-        Some(next)
-    }
+    let ahead = mask & (u64::MAX << (first & 63));
+    Some(if ahead != 0 { ahead } else { mask }.trailing_zeros() as u8)
 }
 
 #[cfg(test)]
@@ -43,18 +23,28 @@ mod tests {
 
     use super::*;
 
+    /// Serves all members of a mask.
+    fn serve(mut mask: u64, first: u8) -> Vec<u8> {
+        let mut served = Vec::new();
+        while let Some(member) = in_turn(mask, first) {
+            mask &= !(1 << member);
+            served.push(member);
+        }
+        served
+    }
+
     #[test]
-    fn members_behind_the_first_come_before_the_others() {
-        assert_eq!(InTurn::new(0b1101_0010, 4).collect::<Vec<_>>(), [4, 6, 7, 1]);
-        assert_eq!(InTurn::new(0b1101_0010, 5).collect::<Vec<_>>(), [6, 7, 1, 4]);
-        assert_eq!(InTurn::new(0, 5).next(), None);
+    fn members_from_the_first_on_come_before_the_others() {
+        assert_eq!(serve(0b1101_0010, 4), [4, 6, 7, 1]);
+        assert_eq!(serve(0b1101_0010, 5), [6, 7, 1, 4]);
+        assert_eq!(in_turn(0, 5), None);
     }
 
     proptest! {
         #[test]
         fn every_member_comes_once_in_the_order_of_the_circle(mask: u64, first in 0..64u8) {
             let circle = (first..64).chain(0..first).filter(|member| mask & (1 << member) != 0);
-            prop_assert!(InTurn::new(mask, first).eq(circle));
+            prop_assert_eq!(serve(mask, first), circle.collect::<Vec<_>>());
         }
     }
 }

@@ -10,7 +10,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`attachment_set`] | sets of a function's attachments |
-//! | [`in_turn`] | the members of a mask, beginning with another one each time |
+//! | [`mod@in_turn`] | round-robin over the members of a mask |
 //! | [`interrupt`] | the interrupts that a client has enabled |
 //! | [`mirror`] | mirror words that are written when their value changes |
 //! | [`register`] | the widths of register accesses |
@@ -27,6 +27,6 @@ pub mod retry;
 pub mod watchdog;
 
 pub use self::{
-    attachment_set::AttachmentSet, in_turn::InTurn, interrupt::InterruptEnables, mirror::MirrorWord,
+    attachment_set::AttachmentSet, in_turn::in_turn, interrupt::InterruptEnables, mirror::MirrorWord,
     register::RegisterValue, watchdog::WatchdogLimit,
 };

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 
 use nicforge_core::fabric::{Arrivals, Packet, Ports};
 use nicforge_hwi::extoll::LINKS;
-use nicforge_kit::InTurn;
+use nicforge_kit::in_turn;
 
 use crate::{
     sharing::Sharing,
@@ -311,8 +311,9 @@ impl Switch {
         }
 
         for vc in 0..CHANNELS {
-            let arrived = ports.arrived(vc) & ((1 << LINKS) - 1);
-            for input in InTurn::new(arrived, self.first) {
+            let mut arrived = ports.arrived(vc) & ((1 << LINKS) - 1);
+            while let Some(input) = in_turn(arrived, self.first) {
+                arrived &= !(1 << input);
                 moved += self.pass(ports, input, vc, budget.saturating_sub(moved));
             }
         }
@@ -396,9 +397,15 @@ impl Switch {
     pub fn next_arrival(&mut self, ports: &Ports<'_>, class: Class, skip: u64) -> Option<Arrival> {
         let waiting = ports.arrived(channel(class, 0)) | ports.arrived(channel(class, 1));
         let loopback = u64::from(!self.loopback[class as usize].is_empty()) << LINKS;
-        let sources = (waiting | loopback) & !skip;
+        let mut sources = (waiting | loopback) & !skip;
 
-        InTurn::new(sources, self.next_source).find_map(|source| self.arrival_from(ports, class, source))
+        while let Some(source) = in_turn(sources, self.next_source) {
+            sources &= !(1 << source);
+            if let Some(arrival) = self.arrival_from(ports, class, source) {
+                return Some(arrival);
+            }
+        }
+        None
     }
 
     /// Returns the first packet of a class for this card at one input.

@@ -244,8 +244,9 @@ impl Router {
         sources: u8,
         limit: u32,
     ) -> u32 {
-        let mut moved = 0;
-        for source in Source::in_turn(sources, self.first) {
+        let (mut sources, mut moved) = (sources, 0);
+        while let Some(source) = Source::in_turn(sources, self.first) {
+            sources &= !source.bit();
             let row = self.move_row(context, channel, source, limit);
             moved += self.continue_source(context, channel, source, limit, row);
         }

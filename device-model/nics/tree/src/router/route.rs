@@ -1,7 +1,7 @@
 //! The routes of a node. Here alone is decided where a packet goes.
 
 use nicforge_hwi::tree::{Header, PORTS};
-use nicforge_kit::InTurn;
+use nicforge_kit::in_turn;
 
 use super::ALL_PORTS;
 use crate::{
@@ -32,10 +32,10 @@ impl Source {
         Self(mask.trailing_zeros() as u8)
     }
 
-    /// Returns the sources of a mask in a circle that begins at `first`.
-    #[inline]
-    pub(super) fn in_turn(mask: u8, first: Self) -> impl Iterator<Item = Self> {
-        InTurn::new(mask.into(), first.0).map(Self)
+    /// Returns the source of a mask whose turn it is, in a circle that begins at `first`.
+    #[inline(always)]
+    pub(super) fn in_turn(mask: u8, first: Self) -> Option<Self> {
+        in_turn(mask.into(), first.0).map(Self)
     }
 
     /// Returns the source that follows, in a circle.
