@@ -1,6 +1,6 @@
 //! `nicforge bench packet`: the instructions of a packet, in the library and in the machine.
 //!
-//! This program runs itself again under callgrind, once for each figure ([`part`]). The results are
+//! This program runs itself again under callgrind, once for each figure (`part.rs`). The results are
 //! instructions of one packet.
 //!
 //! - `counted.rs`: the functions whose instructions are counted, with all functions that they call;
