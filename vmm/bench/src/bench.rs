@@ -20,8 +20,12 @@ pub struct Bench {
     pub run: fn(&Run<'_>) -> Result<Outcome, Failure>,
     /// Runs one of its child processes, if it has any, and returns the exit code. The argument is
     /// the child's task in the bench's own format.
-    pub part: Option<fn(&str) -> Result<u8, Failure>>,
+    pub part: Option<RunPart>,
 }
+
+/// Runs a child process of a benchmark, whose task the argument describes, and returns its exit
+/// code.
+pub type RunPart = fn(&str) -> Result<u8, Failure>;
 
 impl Bench {
     /// Returns a benchmark without child processes that `all` runs.
@@ -35,7 +39,7 @@ impl Bench {
 
     /// Adds the function of its child processes.
     #[must_use]
-    pub const fn with_part(self, part: fn(&str) -> Result<u8, Failure>) -> Self {
+    pub const fn with_part(self, part: RunPart) -> Self {
         Self { part: Some(part), ..self }
     }
 

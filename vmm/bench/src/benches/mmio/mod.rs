@@ -218,7 +218,7 @@ fn measure(
         contestant.turn(effort)
     })?;
 
-    let row = |(contestant, turns): (&Box<dyn Contestant>, &[Turn])| {
+    let row = |contestant: &dyn Contestant, turns: &[Turn]| {
         let row = Row {
             backing: contestant.backing(),
             placement: Some(text.clone()),
@@ -229,7 +229,7 @@ fn measure(
         if contestant.is_posted() { row.figure("p50_ns", all_samples(turns).percentile(50.0)) } else { row }
     };
 
-    Ok(results.iter().map(row).collect())
+    Ok(results.iter().map(|(contestant, turns)| row(contestant.as_ref(), turns)).collect())
 }
 
 /// Returns the goals for the rows of one placement.
