@@ -1,7 +1,7 @@
 //! `nicforge bench packet`: the instructions of a packet, in the library and in the machine.
 //!
-//! This program runs itself again under callgrind, once for each figure (`part.rs`). The results are
-//! instructions of one packet.
+//! This program runs itself again under callgrind, once for each figure (`part.rs`). The results
+//! are instructions of one packet.
 //!
 //! - `counted.rs`: the functions whose instructions are counted, with all functions that they call;
 //! - `part.rs`: the program under callgrind, and the contents of each figure; `route.rs`: the nodes
