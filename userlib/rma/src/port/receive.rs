@@ -102,7 +102,8 @@ impl Port {
     }
 
     /// Waits for the end of the `commands` that one call of [`Port::put`] or [`Port::get`] with
-    /// [`Notify::REQUESTER`] has posted. No other command may be in flight.
+    /// [`Notify::REQUESTER`](crate::Notify::REQUESTER) has posted. No other command may be in
+    /// flight.
     ///
     /// Passes notifications with other roles to `others`. Returns the first command that failed, if
     /// any.
