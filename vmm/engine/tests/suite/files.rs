@@ -107,22 +107,22 @@ fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
 }
 
 both_loops! {
-    fn files_count_whole_and_those_beyond_the_quota_are_reached_by_messages(config) {
+    fn files_that_may_grow_count_as_a_gibibyte_and_those_beyond_the_quota_are_reached_by_messages(config) {
         const GROWABLE: u64 = 1 << 30;
         config.quotas.mapped_bytes = GROWABLE + 4 * PAGE;
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
-        // A page of each file is mapped, and the bytes that count are those of all files so far.
+        // The client asks for a page of each. Whole files are mapped, with this many bytes in all.
         let files = [
-            ("may grow", file(PAGE), GROWABLE),
-            ("fits the rest", sealed(4 * PAGE), GROWABLE + 4 * PAGE),
-            ("is one too many", sealed(PAGE), GROWABLE + 4 * PAGE),
+            ("may grow", file(PAGE), PAGE),
+            ("fits the rest", sealed(4 * PAGE), 5 * PAGE),
+            ("is one too many", sealed(PAGE), 5 * PAGE),
         ];
 
-        for (number, (name, file, counted)) in (0..).zip(&files) {
+        for (number, (name, file, mapped)) in (0..).zip(&files) {
             assert_eq!(map(&client, number * PAGE, 0, PAGE, file), Ok(()), "{name}");
             let seen = client_of(&neighbour.served.snapshot(), A).unwrap();
-            assert_eq!((seen.ranges as u64, seen.mapped_bytes), (number + 1, *counted), "{name}");
+            assert_eq!((seen.ranges as u64, seen.mapped_bytes), (number + 1, *mapped), "{name}");
         }
         assert_eq!(server_of(&neighbour.served.snapshot(), A).unmappable, 1);
         client.dma_unmap(DmaUnmap::All).unwrap();
