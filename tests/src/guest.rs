@@ -17,11 +17,12 @@ use std::{
 };
 
 use nicforge_core::ids::FunctionId;
+use nicforge_driver::Device;
 use nicforge_guest::{Driver, Guest, GuestConfig, Job, Output, Progress, Provision, Stream, Toolkit};
 
 use nicforge_hwi::{
     pci,
-    tree_dcr::{ARB_RCFG, dcr, rcfg},
+    tree_dcr::{ARB_RCFG, dcr, gi, rcfg},
 };
 
 use crate::{
@@ -128,19 +129,15 @@ pub fn run(guest: &Guest, script: &str) -> Output {
 /// When the line fails before the guest's end.
 pub fn operate(served: &Served, line: &UnixStream) {
     let mut base = HashMap::new();
-    // The guest keeps its attachments between bodies, so FIFOs keep the last body's packets. The
-    // admin attachments reset the nodes before each body.
-    let nodes: Vec<_> = served.functions().filter_map(|name| served.try_open(name, "admin").ok()).collect();
-    let nodes: Vec<_> =
-        nodes.into_iter().filter(|admin| admin.identity().device == pci::DEVICE_TREE).collect();
+    // The guest keeps its attachments between bodies, so nodes keep the state of the last body. The
+    // admin attachments reset them before each body.
+    let nodes = served.functions().filter_map(|name| Some((name, served.try_open(name, "admin").ok()?)));
+    let nodes: Vec<_> = nodes.filter(|(_, admin)| admin.identity().device == pci::DEVICE_TREE).collect();
 
     for request in BufReader::new(line).lines() {
         let Ok(request) = request else { return };
         if request.trim() == "begin" {
-            for node in &nodes {
-                let registers = node.bar(0).expect("a node has registers");
-                registers.write32(dcr(ARB_RCFG), rcfg::RST).expect("an admin may reset its node");
-            }
+            nodes.iter().for_each(|(name, admin)| reset_node(name, admin));
         }
 
         let answer = answer(served, &mut base, request.trim());
@@ -148,6 +145,21 @@ pub fn operate(served: &Served, line: &UnixStream) {
         if writeln!(line, "{answer}").is_err() {
             return;
         }
+    }
+}
+
+/// Empties the FIFOs of a tree node, and returns its global interrupt unit to the state of power-on,
+/// in which compute nodes take part in all channels.
+fn reset_node(name: &str, admin: &Device) {
+    let registers = admin.bar(0).expect("a node has registers");
+    let write = |offset, value| registers.write32(offset, value).expect("an admin may reset its node");
+    write(dcr(ARB_RCFG), rcfg::RST);
+
+    let takes_part = u32::from(!name.starts_with("io"));
+    for channel in (0..gi::CHANNELS).map(|channel| gi::BASE + 16 * channel) {
+        write(channel + gi::STICKY, 0);
+        write(channel + gi::STATE, 0);
+        write(channel + gi::PARTICIPATE, takes_part);
     }
 }
 
