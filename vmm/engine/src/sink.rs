@@ -44,7 +44,7 @@ pub(crate) struct Owner {
     /// Whether a write to one of its eventfds took long by the clock; the next writes are also
     /// measured by the thread's account.
     suspected: AtomicBool,
-    /// What its long writes have cost. Only the engine's thread takes the lock.
+    /// The budget that its long writes are charged to. Only the engine's thread takes the lock.
     budget: Mutex<CallBudget>,
 }
 

@@ -127,7 +127,7 @@ both_loops! {
         assert_eq!(server_of(&neighbour.served.snapshot(), A).unmappable, 1);
         client.dma_unmap(DmaUnmap::All).unwrap();
 
-        // What was unmapped counts no more.
+        // An unmapped file does not count any more.
         neighbour.assert_served();
         assert_eq!(map(&client, 0, 0, PAGE, &files[2].1), Ok(()));
         assert_eq!(client_of(&neighbour.served.snapshot(), A).unwrap().mapped_bytes, PAGE);
