@@ -148,8 +148,8 @@ pub fn operate(served: &Served, line: &UnixStream) {
     }
 }
 
-/// Empties the FIFOs of a tree node, and returns its global interrupt unit to the state of power-on,
-/// in which compute nodes take part in all channels.
+/// Empties the FIFOs of a tree node, and returns its global interrupt unit to the state of
+/// power-on, in which compute nodes take part in all channels.
 fn reset_node(name: &str, admin: &Device) {
     let registers = admin.bar(0).expect("a node has registers");
     let write = |offset, value| registers.write32(offset, value).expect("an admin may reset its node");
