@@ -69,7 +69,7 @@ fn duration(time: TimeVal) -> Duration {
 
 /// Time that long calls for a client have taken, less a tenth of the time since.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct CallBudget {
+struct CallBudget {
     spent: Duration,
     /// The time up to which the budget has been refilled.
     refilled: Option<Instant>,
@@ -77,7 +77,7 @@ pub(crate) struct CallBudget {
 
 impl CallBudget {
     /// Charges a call that ended now. Returns whether the budget is overspent.
-    pub(crate) fn charge(&mut self, call: Duration, now: Instant) -> bool {
+    fn charge(&mut self, call: Duration, now: Instant) -> bool {
         let refill = self.refilled.map_or(Duration::ZERO, |at| now.saturating_duration_since(at) / REFILL);
         self.spent = self.spent.saturating_sub(refill).saturating_add(call);
         self.refilled = Some(now);

@@ -6,8 +6,8 @@
 //!
 //! So the [watchdog](crate::watchdog) checks the engine's writes, and ends one that blocks by a
 //! signal to the engine's thread. Each write is also timed. A client whose write had to be ended,
-//! or whose slow writes took more than its budget, is *given up*. None of its eventfds is written
-//! or bound any more until the engine takes the attachment from it.
+//! or was slow twice, is *given up*. None of its eventfds is written or bound any more until the
+//! engine takes the attachment from it.
 
 use std::{
     collections::HashMap,
@@ -30,7 +30,7 @@ use nix::{
 
 use crate::{
     interrupt,
-    pace::{CallBudget, LONG_CALL, ThreadTime},
+    pace::{LONG_CALL, ThreadTime},
 };
 
 /// Name of an eventfd in `/proc`.
@@ -44,8 +44,6 @@ pub(crate) struct Owner {
     /// Whether a write to one of its eventfds took long by the clock; the next writes are also
     /// measured by the thread's account.
     suspected: AtomicBool,
-    /// The budget that its long writes are charged to. Only the engine's thread takes the lock.
-    budget: Mutex<CallBudget>,
 }
 
 impl Owner {
@@ -193,21 +191,17 @@ impl EventFdSink {
         Ok(Arc::new(Self { fd, id, owner: Arc::clone(owner), signals: Arc::clone(signals) }))
     }
 
-    /// Charges a long write to the client, once the thread's account proves it. Gives up a client
-    /// that has overspent its budget.
+    /// Declares a client given up whose writes take long, once the thread's account proves it.
+    ///
+    /// One proof is enough: the account covers this write alone, and a write to an eventfd that is
+    /// not full waits for nothing.
     fn judge(&self, start: Instant, account: Option<ThreadTime>) {
-        let now = Instant::now();
-        let length = now.saturating_duration_since(start);
-        if length < LONG_CALL {
+        if start.elapsed() < LONG_CALL {
             return;
         }
-
         self.owner.suspected.store(true, Ordering::Relaxed);
         if account.is_some_and(|account| account.proves(LONG_CALL)) {
-            let mut budget = self.owner.budget.lock().unwrap_or_else(PoisonError::into_inner);
-            if budget.charge(length, now) {
-                self.signals.give_up(&self.owner);
-            }
+            self.signals.give_up(&self.owner);
         }
     }
 }
