@@ -356,6 +356,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn limit_of_mapped_bytes_is_low_for_clients_that_others_start_unless_it_is_named() {
+        let mapped_bytes = |options: &ServeOptions| options.engine().quotas.mapped_bytes;
+        let own = ServeOptions::new(None, EventLoop::Auto);
+        let named = ServeOptions { mapped_limit: Some(1 << 30), ..own.clone() };
+
+        assert_eq!(mapped_bytes(&own), 8 << 30);
+        assert_eq!(mapped_bytes(&own.for_untrusted()), 128 << 20);
+        assert_eq!((mapped_bytes(&named), mapped_bytes(&named.for_untrusted())), (1 << 30, 1 << 30));
+    }
+
+    #[test]
     fn size_is_a_number_with_a_unit_that_fits_64_bits() {
         assert_eq!(parse_size("0"), Ok(0));
         assert_eq!(parse_size("4096"), Ok(4096));

@@ -26,8 +26,8 @@ const SLOW_TURN: Duration = Duration::from_millis(5);
 const SLOW_TIME: Duration = Duration::from_secs(1);
 /// A system call that takes longer than this is charged to its client.
 pub(crate) const LONG_CALL: Duration = Duration::from_millis(10);
-/// Time that the long calls of a client may take at once. A few thousand watches on a socket make
-/// each call long; a loaded machine makes one call in a thousand long.
+/// Time that the long calls of a client may take at once. It covers several calls that were long
+/// by chance. A client that hangs 200,000 watches on its socket spends it in two.
 const CALL_BUDGET: Duration = Duration::from_millis(100);
 /// Time that must pass for a refill of the budget, for each nanosecond of the refill.
 const REFILL: u32 = 10;
