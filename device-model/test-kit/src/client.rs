@@ -123,8 +123,8 @@ impl Client {
     /// Returns the memory behind a BAR as this client sees it: windows, rings, mirror. The BAR must
     /// have mapped or mirrored memory.
     #[track_caller]
-    pub fn memory(self, machine: &Machine, bar: u8) -> SharedMemory {
-        machine.region(self.function, self.attachment, bar.into()).unwrap().memory.unwrap()
+    pub fn memory(self, machine: &Machine, bar: u32) -> SharedMemory {
+        machine.region(self.function, self.attachment, bar).unwrap().memory.unwrap()
     }
 
     /// Maps new zeroed memory of `length` bytes at `iova` for DMA, for reading and writing. The

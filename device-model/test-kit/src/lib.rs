@@ -1,4 +1,4 @@
-//! What tests of a device model need: a machine with a clock, clients, and the far end of a link.
+//! Helpers for tests of a device model: a machine with a clock, clients, and the far end of a link.
 //!
 //! A [`Testbed`] is a machine and the time at which it is stepped. A [`Client`] is an attachment's
 //! client: it reads and writes registers, has windows and interrupts, and maps memory for DMA.
@@ -39,7 +39,12 @@
 //! impl Device for Squarer {
 //!     fn spec(&self) -> FunctionSpec {
 //!         let identity = Identity {
-//!             vendor: 0x1234, device: 1, subsystem_vendor: 0, subsystem: 0, class: 0xff_00_00, revision: 1,
+//!             vendor: 0x1234,
+//!             device: 1,
+//!             subsystem_vendor: 0,
+//!             subsystem: 0,
+//!             class: 0xff_00_00,
+//!             revision: 1,
 //!         };
 //!         let user = AttachmentSpec { name: "user0".to_owned(), group: 0 };
 //!         // 4 KiB of registers, one vector, a ring of 64 cells.
@@ -48,19 +53,23 @@
 //!
 //!     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}
 //!
-//!     fn write(&mut self, context: &mut Context<'_>, who: AttachmentId, at: Address, data: &[u8]) -> Write {
-//!         match (at.offset, data) {
-//!             (REG_ADDRESS, &[a, b, c, d, e, f, g, h]) => {
-//!                 self.address = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-//!             }
-//!             (REG_NUMBER, &[a, b, c, d]) => {
-//!                 let number = u64::from(u32::from_le_bytes([a, b, c, d]));
-//!                 if context.dma_write(who, self.address, &(number * number).to_le_bytes()).is_ok() {
-//!                     context.interrupt(who, 0);
-//!                 }
-//!             }
-//!             _ => {}
+//!     fn write(
+//!         &mut self,
+//!         context: &mut Context<'_>,
+//!         from: AttachmentId,
+//!         at: Address,
+//!         data: &[u8],
+//!     ) -> Write {
+//!         if let (REG_ADDRESS, Ok(address)) = (at.offset, data.try_into()) {
+//!             self.address = u64::from_le_bytes(address);
 //!         }
+//!         if let (REG_NUMBER, Ok(number)) = (at.offset, data.try_into()) {
+//!             let square = u64::from(u32::from_le_bytes(number)).pow(2);
+//!             if context.dma_write(from, self.address, &square.to_le_bytes()).is_ok() {
+//!                 context.interrupt(from, 0);
+//!             }
+//!         }
+//!
 //!         Write::Accepted
 //!     }
 //!
@@ -100,7 +109,12 @@
 //! bed.run_until_idle();
 //! assert_eq!(peer.take(&mut bed, 0).unwrap().bytes, b"pong");
 //! ```
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a helper of tests fails the test")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a helper of tests fails the test"
+)]
 
 mod client;
 mod interrupt;

@@ -86,31 +86,39 @@ impl ClientMemory {
     /// gets the results in a later step.
     #[track_caller]
     pub fn answer(&self, machine: &mut Machine) -> usize {
-        let Client { function, attachment } = self.client;
-        let messages = machine.take_outgoing(function, attachment);
-        let refused = DmaError::Refused { errno: BAD_ADDRESS };
-
+        let messages = machine.take_outgoing(self.client.function, self.client.attachment);
         for message in &messages {
-            match message {
-                Outgoing::DmaRead { id, iova, length, .. } => {
-                    let mut bytes = vec![0; *length];
-                    let found = self.copy_out(*iova, &mut bytes);
-                    let result = if found { Ok(bytes.as_slice()) } else { Err(refused.clone()) };
-                    machine.dma_read_done(function, attachment, *id, result).unwrap();
-                }
-                Outgoing::DmaWrite { id, iova, data, .. } => {
-                    let result = if self.copy_in(*iova, data) { Ok(()) } else { Err(refused.clone()) };
-                    machine.dma_write_done(function, attachment, *id, result).unwrap();
-                }
-            }
+            self.answer_message(machine, message);
         }
 
         messages.len()
     }
 
+    /// Carries out the access of one message of this client, and answers it. The test has taken it
+    /// from the machine's queue, and may have kept it for a while.
+    #[track_caller]
+    pub fn answer_message(&self, machine: &mut Machine, message: &Outgoing) {
+        let refused = DmaError::Refused { errno: BAD_ADDRESS };
+
+        match message {
+            Outgoing::DmaRead { id, function, attachment, iova, length } => {
+                let mut bytes = vec![0; *length];
+                let found = self.copy_out(*iova, &mut bytes);
+                let result = if found { Ok(bytes.as_slice()) } else { Err(refused) };
+                machine.dma_read_done(*function, *attachment, *id, result).unwrap();
+            }
+            Outgoing::DmaWrite { id, function, attachment, iova, data } => {
+                let result = if self.copy_in(*iova, data) { Ok(()) } else { Err(refused) };
+                machine.dma_write_done(*function, *attachment, *id, result).unwrap();
+            }
+        }
+    }
+
     /// Copies bytes out. Returns false unless all of them lie in ranges.
     fn copy_out(&self, iova: u64, bytes: &mut [u8]) -> bool {
-        self.pieces(iova, bytes.len(), |memory, offset, range| memory.read(offset, &mut bytes[range]).unwrap())
+        self.pieces(iova, bytes.len(), |memory, offset, range| {
+            memory.read(offset, &mut bytes[range]).unwrap()
+        })
     }
 
     /// Copies bytes in. Returns false unless all of them lie in ranges.

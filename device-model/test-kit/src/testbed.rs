@@ -133,28 +133,38 @@ impl Testbed {
     /// Steps the machine until `condition` holds. The clock advances to each event: an arrival on a
     /// link, and a device's timer to within a microsecond.
     ///
-    /// `condition` is called before each step, and may act on the machine: post, answer messages,
-    /// take packets. Mapped memory is polled as if each client had rung its doorbell.
+    /// `condition` is called at the start and after each step, and may act on the machine: post,
+    /// answer messages, take packets. Mapped memory is polled as if each client had rung its
+    /// doorbell.
     ///
     /// # Panics
     /// Fails the test after [`MOST_STEPS`] steps, and when no event can come any more.
     #[track_caller]
     pub fn run_until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
+        if condition(self) {
+            return;
+        }
+
         self.machine.rescan();
+        let mut at_rest = false;
         for _ in 0..MOST_STEPS {
+            let next = self.step(BUDGET);
             if condition(self) {
                 return;
             }
 
-            match self.step(BUDGET) {
-                Next::Now => {}
+            // The condition may have caused work, so one more step must find none.
+            assert!(
+                !at_rest || next != Next::At(Nanos::NEVER),
+                "the condition does not hold, and nothing more will happen"
+            );
+            at_rest = next == Next::At(Nanos::NEVER);
+
+            match next {
+                Next::Now | Next::At(Nanos::NEVER) => {}
                 Next::Poll => {
-                    let next = self.machine.fabric().next_event();
-                    self.now = self.now.after(POLL_INTERVAL).min(next.max(self.now));
-                }
-                Next::At(Nanos::NEVER) => {
-                    assert!(condition(self), "the condition does not hold, and nothing more will happen");
-                    return;
+                    let event = self.machine.fabric().next_event();
+                    self.advance_to(event.min(self.now.after(POLL_INTERVAL)));
                 }
                 Next::At(time) => self.advance_to(time),
             }

@@ -1,27 +1,28 @@
-//! A device that records its calls and runs a test's actions, and helpers for a machine with it.
+//! A device that records its calls and runs a test's actions, and the test kit for a machine with
+//! it as function 0.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, atomic::Ordering},
 };
 
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
-    dma::{DmaBacking, DmaError, DmaPermission},
+    dma::DmaError,
     ids::{Address, AttachmentId, DmaToken, FunctionId},
-    interrupt::InterruptSink,
-    machine::{Access, AccessError, Machine, Next, Outgoing, region},
+    machine::{Access, AccessError, Machine, Next},
     spec::{Area, AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, Scope},
     time::Nanos,
 };
 use nicforge_hwi::attachment::{control, mirror};
-use nicforge_shm::{Producer, PushError, SharedCells, SharedMemory};
+use nicforge_shm::SharedMemory;
+use nicforge_test_kit::Client;
+pub use nicforge_test_kit::{
+    InterruptCount as Count, PostedRing as Ring, message_id as id_of, take_messages as outgoing,
+};
 
 /// The first function of a machine, and its attachments.
 pub const F: FunctionId = FunctionId(0);
@@ -227,25 +228,30 @@ pub fn attached() -> (Machine, Probe) {
     (machine, probe)
 }
 
+#[track_caller]
 pub fn attach(machine: &mut Machine, who: AttachmentId) {
-    machine.attach(F, who).unwrap();
-    set_bus_master(machine, who);
+    Client::attach(machine, F, who);
 }
 
 pub fn set_bus_master(machine: &mut Machine, who: AttachmentId) {
-    write(machine, who, region::CONFIG, 0x04, &0x0006u16.to_le_bytes());
+    client(who).enable_bus_master(machine);
+}
+
+/// Returns the first function's client of this attachment.
+pub const fn client(who: AttachmentId) -> Client {
+    Client::new(F, who)
 }
 
 /// Writes, and checks that the write was carried out.
+#[track_caller]
 pub fn write(machine: &mut Machine, who: AttachmentId, region: u32, offset: u64, data: &[u8]) {
-    assert_ne!(machine.write(F, who, region, offset, data).unwrap(), Access::Stalled);
+    client(who).write(machine, region, offset, data);
 }
 
 /// Reads `N` bytes, and checks that the read was carried out.
+#[track_caller]
 pub fn read<const N: usize>(machine: &mut Machine, who: AttachmentId, region: u32, offset: u64) -> [u8; N] {
-    let mut data = [0; N];
-    assert_eq!(machine.read(F, who, region, offset, &mut data).unwrap(), Access::Done);
-    data
+    client(who).read(machine, region, offset)
 }
 
 pub fn try_read(
@@ -254,20 +260,23 @@ pub fn try_read(
     offset: u64,
     length: usize,
 ) -> Result<Access, AccessError> {
-    machine.read(F, A, region, offset, &mut vec![0; length])
+    client(A).try_read(machine, region, offset, &mut vec![0; length])
 }
 
+#[track_caller]
 pub fn read_control(machine: &mut Machine, who: AttachmentId, register: u64) -> u32 {
-    u32::from_le_bytes(read(machine, who, 0, CONTROL + register))
+    client(who).read32(machine, 0, CONTROL + register)
 }
 
+#[track_caller]
 pub fn write_control(machine: &mut Machine, who: AttachmentId, register: u64, value: u32) {
-    write(machine, who, 0, CONTROL + register, &value.to_le_bytes());
+    client(who).write32(machine, 0, CONTROL + register, value);
 }
 
 /// Returns the memory behind a BAR, as a client sees it.
+#[track_caller]
 pub fn memory(machine: &Machine, who: AttachmentId, bar: u32) -> SharedMemory {
-    machine.region(F, who, bar).unwrap().memory.unwrap()
+    client(who).memory(machine, bar)
 }
 
 /// Returns a word of a client's mirror.
@@ -279,105 +288,47 @@ pub fn is_sleeping(memory: &SharedMemory) -> bool {
     mirror_word(memory, mirror::SLEEPING) != 0
 }
 
-/// The producer of a client's ring.
-pub struct Ring {
-    producer: Producer<SharedCells>,
-    mirror: SharedMemory,
-    memory: SharedMemory,
-}
-
-impl Ring {
-    /// Returns the producer for a function of [`spec`], which has one ring at the start of BAR 1.
-    pub fn new(machine: &Machine, function: FunctionId, who: AttachmentId) -> Self {
-        let memory = machine.region(function, who, 1).unwrap().memory.unwrap();
-        let mirror = machine.region(function, who, 2).unwrap().memory.unwrap();
-        Self { producer: producer(&memory), mirror, memory }
-    }
-
-    pub fn push(&mut self, bar: u8, offset: u32, data: &[u8]) -> Result<(), PushError> {
-        let consumed = || mirror_word(&self.mirror, mirror::RING_HEAD);
-        self.producer.try_push(consumed, bar, offset, data)
-    }
-
+/// Numbers in a ring, for [`numbers`].
+pub trait PushNumber {
     /// Posts this number to a register of the device.
-    pub fn push_number(&mut self, number: u32) {
-        self.push(0, 0x10, &number.to_le_bytes()).unwrap();
-    }
+    fn push_number(&mut self, number: u32);
+}
 
-    /// Restarts at cell 0, after a reset.
-    pub fn restart(&mut self) {
-        self.producer = producer(&self.memory);
+impl PushNumber for Ring {
+    fn push_number(&mut self, number: u32) {
+        self.push32(0, 0x10, number);
     }
 }
 
-fn producer(memory: &SharedMemory) -> Producer<SharedCells> {
-    let bytes = u64::from(RING_CELLS) * 64;
-    Producer::new(SharedCells::new(memory.window(0, bytes).unwrap()).unwrap())
-}
-
-/// Returns the numbers of [`Ring::push_number`] that the device took since the last query.
+/// Returns the numbers of [`PushNumber::push_number`] that the device took since the last query.
 pub fn numbers(probe: &Probe) -> Vec<u32> {
     let number = |data: Vec<u8>| u32::from_le_bytes(data.try_into().unwrap());
     probe.written().into_iter().map(number).collect()
 }
 
 /// Maps client memory at `iova` that the device reaches directly.
+#[track_caller]
 pub fn map_local(machine: &mut Machine, who: AttachmentId, iova: u64, length: usize) -> SharedMemory {
-    let memory = SharedMemory::create("client", length).unwrap();
-    let backing = DmaBacking::Memory(memory.whole());
-    machine.dma_map(F, who, iova, length as u64, DmaPermission::READ_WRITE, backing).unwrap();
-    memory
+    client(who).map(machine, iova, length)
 }
 
 /// Maps client memory that the device reaches by messages.
+#[track_caller]
 pub fn map_remote(machine: &mut Machine, who: AttachmentId, iova: u64, length: u64) {
-    machine.dma_map(F, who, iova, length, DmaPermission::READ_WRITE, DmaBacking::Remote).unwrap();
-}
-
-/// Takes the DMA messages for clients.
-pub fn outgoing(machine: &mut Machine) -> Vec<Outgoing> {
-    std::iter::from_fn(|| machine.pop_outgoing()).collect()
-}
-
-pub fn id_of(message: &Outgoing) -> u64 {
-    match message {
-        Outgoing::DmaRead { id, .. } | Outgoing::DmaWrite { id, .. } => *id,
-    }
-}
-
-/// A sink that counts its signals.
-#[derive(Default)]
-pub struct Count(AtomicU32);
-
-impl Count {
-    pub fn get(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-impl InterruptSink for Count {
-    fn signal(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
+    client(who).map_remote(machine, iova, length);
 }
 
 /// Binds one interrupt of an index.
+#[track_caller]
 pub fn bind(machine: &mut Machine, who: AttachmentId, index: u32, vector: u32) -> Arc<Count> {
-    let count = Arc::new(Count::default());
-    machine.bind_interrupts(F, who, index, vector, vec![Some(count.clone())]).unwrap();
-    count
+    client(who).bind(machine, index, vector)
 }
 
 /// Steps at one time until the machine has nothing to do at once. Returns the result of the last
 /// step.
+#[track_caller]
 pub fn settle(machine: &mut Machine, now: u64) -> Next {
-    for _ in 0..10_000 {
-        let next = machine.step(Nanos(now), 64);
-        if next != Next::Now {
-            return next;
-        }
-    }
-    panic!("the machine does not come to rest");
+    nicforge_test_kit::settle(machine, Nanos(now))
 }
 
 /// Lets all functions go cold. Returns the time at which they are.

@@ -53,7 +53,7 @@ fn nothing_is_allocated_for_a_packet_once_warm() {
             );
         }
 
-        while rig.machine.step(rig.now, 64) == Next::Now {}
+        while rig.machine.step(64) == Next::Now {}
 
         let allocated = ALLOCATIONS.with(Cell::get) - before;
         assert_eq!((here.take_all().len(), there.take_all().len()), (9, 6));

@@ -7,31 +7,21 @@ pub(crate) mod posting;
 pub(crate) mod rma;
 pub(crate) mod scattered;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use nicforge_core::{
-    device::Ended,
-    dma::{DmaBacking, DmaPermission},
     fabric::{LinkId, LinkSpec},
     ids::{AttachmentId, FunctionId},
-    interrupt::{self, InterruptSink},
-    machine::{Access, Machine, Next},
-    time::Nanos,
+    machine::Access,
 };
 use nicforge_extoll::{Card, CardConfig, Topology, wire};
 use nicforge_hwi::{
-    extoll::{BAR_DIRECTORY, BAR_VELO, directory, mirror, reg, vector, window},
+    extoll::{BAR_DIRECTORY, BAR_VELO, directory, mirror, reg, window},
     extoll_velo::{SLOT, SLOT_DATA, SLOT_HEADER, address, header},
 };
 use nicforge_shm::SharedMemory;
+use nicforge_test_kit::{self as kit, InterruptCount, Testbed};
 
-/// Turns after which a machine that is still busy counts as one that never rests.
-const MANY_TURNS: usize = 200_000;
-/// Index of the region that is the configuration space.
-const REGION_CONFIG: u32 = 7;
 /// IOVA of each client's receive ring.
 pub(crate) const RING_BASE: u64 = 0x10_0000;
 
@@ -40,10 +30,9 @@ pub(crate) fn plain_link() -> LinkSpec {
     LinkSpec { credits: vec![4; wire::CHANNELS], ..LinkSpec::default() }
 }
 
-/// A machine of EXTOLL cards, with the time at which it is stepped.
+/// A machine of EXTOLL cards.
 pub(crate) struct Rig {
-    pub(crate) machine: Machine,
-    pub(crate) now: Nanos,
+    pub(crate) machine: Testbed,
     pub(crate) functions: Vec<FunctionId>,
     pub(crate) links: Vec<LinkId>,
     pub(crate) vpids: u16,
@@ -67,13 +56,13 @@ impl Rig {
         link: &LinkSpec,
         change: impl Fn(&mut CardConfig),
     ) -> Self {
-        let mut machine = Machine::new();
+        let mut machine = Testbed::new();
 
         let functions: Vec<_> = (0..topology.nodes())
             .map(|node| {
                 let mut config = topology.config(node, vpids);
                 change(&mut config);
-                machine.add_function(&format!("node{node}"), Box::new(Card::new(config).unwrap())).unwrap()
+                machine.add(&format!("node{node}"), Card::new(config).unwrap())
             })
             .collect();
 
@@ -82,38 +71,24 @@ impl Rig {
             .iter()
             .map(|tie| {
                 let end = |(node, port): (u32, u8)| (functions[node as usize], port);
-                machine.fabric().connect(end(tie.a), end(tie.b), link.clone()).unwrap()
+                machine.connect(end(tie.a), end(tie.b), link.clone())
             })
             .collect();
 
-        let mut rig = Self { machine, now: Nanos::ZERO, functions, links, vpids };
+        let mut rig = Self { machine, functions, links, vpids };
         rig.run();
         rig
     }
 
     /// Steps the machine and advances the fabric's time until nothing moves any more.
+    #[track_caller]
     pub(crate) fn run(&mut self) {
-        let mut quiet = 0;
-        for _ in 0..MANY_TURNS {
-            if self.machine.step(self.now, 64) == Next::Now {
-                quiet = 0;
-                continue;
-            }
-
-            quiet += 1;
-            let next = self.machine.fabric().next_event();
-            if next != Nanos::NEVER {
-                self.now = next;
-            } else if quiet > 1 {
-                return;
-            }
-        }
-        panic!("the machine does not come to rest");
+        self.machine.run_until_idle();
     }
 
     /// Advances time, then runs the machine.
     pub(crate) fn pass(&mut self, nanoseconds: u64) {
-        self.now = self.now.after(nanoseconds);
+        self.machine.advance(nanoseconds);
         self.run();
     }
 
@@ -128,10 +103,8 @@ impl Rig {
     pub(crate) fn attach_at_once(&mut self, node: u32, vpid: u16) -> Client {
         let function = self.functions[node as usize];
         let who = AttachmentId(vpid);
-        self.machine.attach(function, who).unwrap();
-        self.enable_bus_master(function, who);
-
-        let memory = |bar: u8| self.machine.region(function, who, bar.into()).unwrap().memory.unwrap();
+        let id = kit::Client::attach(&mut self.machine, function, who);
+        let memory = |bar: u8| id.memory(&self.machine, bar.into());
         Client {
             node,
             vpid,
@@ -148,8 +121,7 @@ impl Rig {
     /// Enables memory accesses and DMA of a function, as software does at its start and after a
     /// reset.
     pub(crate) fn enable_bus_master(&mut self, function: FunctionId, who: AttachmentId) {
-        let access = self.machine.write(function, who, REGION_CONFIG, 4, &6u16.to_le_bytes()).unwrap();
-        assert_eq!(access, Access::Done);
+        kit::Client::new(function, who).enable_bus_master(&mut self.machine);
     }
 
     /// Attaches a card's admin.
@@ -167,11 +139,7 @@ impl Rig {
     /// Maps memory for a client's receive ring and enables the ring.
     pub(crate) fn enable(&mut self, client: &mut Client, slots: u64) {
         let bytes = (slots * SLOT).next_multiple_of(4096);
-        let memory = SharedMemory::create("ring", bytes as usize).unwrap();
-        let backing = DmaBacking::Memory(memory.window(0, bytes).unwrap());
-        self.machine
-            .dma_map(client.function, client.who, RING_BASE, bytes, DmaPermission::READ_WRITE, backing)
-            .unwrap();
+        let memory = client.id().map(&mut self.machine, RING_BASE, bytes as usize);
 
         client.ring = Some((memory, slots));
         client.taken = 0;
@@ -186,16 +154,14 @@ impl Rig {
 
     /// Detaches a client as if it had died.
     pub(crate) fn kill(&mut self, client: &Client) {
-        self.machine.detach(client.function, client.who, Ended::Closed).unwrap();
+        client.id().detach(&mut self.machine);
         self.run();
     }
 
     /// Reads a register.
+    #[track_caller]
     pub(crate) fn read64(&mut self, client: &Client, offset: u64) -> u64 {
-        let mut data = [0; 8];
-        let access = self.machine.read(client.function, client.who, 0, offset, &mut data).unwrap();
-        assert_eq!(access, Access::Done);
-        u64::from_le_bytes(data)
+        client.id().read64(&mut self.machine, 0, offset)
     }
 
     /// Writes a register by a trapped access, which is retried for some turns while the card's
@@ -203,17 +169,17 @@ impl Rig {
     pub(crate) fn write64(&mut self, client: &Client, offset: u64, value: u64) {
         let data = value.to_le_bytes();
         for _ in 0..4 {
-            if self.machine.write(client.function, client.who, 0, offset, &data).unwrap() == Access::Done {
+            if client.id().try_write(&mut self.machine, 0, offset, &data).unwrap() == Access::Done {
                 return;
             }
-            let _ = self.machine.step(self.now, 64);
+            let _ = self.machine.step(64);
         }
         panic!("the write of register {offset:#x} goes on waiting");
     }
 
     /// Stores to the send aperture by a trapped access.
     pub(crate) fn store(&mut self, client: &Client, offset: u64, data: &[u8]) -> Access {
-        self.machine.write(client.function, client.who, BAR_VELO.into(), offset, data).unwrap()
+        client.id().try_write(&mut self.machine, BAR_VELO.into(), offset, data).unwrap()
     }
 
     /// Sends a message in one piece. Returns false if it stalls.
@@ -229,26 +195,8 @@ impl Rig {
     }
 
     /// Binds counters to a client's interrupts. They count from now on.
-    pub(crate) fn interrupts(&mut self, client: &Client) -> Vec<Arc<Count>> {
-        let counts: Vec<_> = (0..vector::COUNT).map(|_| Arc::new(Count(AtomicU64::new(0)))).collect();
-        let sinks = counts.iter().map(|count| Some(count.clone() as Arc<dyn InterruptSink>)).collect();
-        self.machine.bind_interrupts(client.function, client.who, interrupt::MSIX, 0, sinks).unwrap();
-        counts
-    }
-}
-
-/// Counts one vector's interrupts.
-pub(crate) struct Count(AtomicU64);
-
-impl Count {
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::SeqCst)
-    }
-}
-
-impl InterruptSink for Count {
-    fn signal(&self) {
-        self.0.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn interrupts(&mut self, client: &Client) -> Vec<Arc<InterruptCount>> {
+        client.id().bind_msix(&mut self.machine)
     }
 }
 
@@ -274,6 +222,11 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    /// Returns the client by function and attachment, for its trapped accesses.
+    pub(crate) fn id(&self) -> kit::Client {
+        kit::Client::new(self.function, self.who)
+    }
+
     /// Takes a message out of the ring, without moving the read pointer.
     pub(crate) fn take(&mut self) -> Option<Message> {
         let (memory, slots) = self.ring.as_ref()?;

@@ -1,8 +1,9 @@
 //! RMA from a client's point of view: memory, registrations, descriptors, notifications.
 
 use nicforge_core::{
-    dma::{DmaBacking, DmaPermission},
-    machine::Access,
+    dma::DmaPermission,
+    machine::{Access, Next},
+    time::Nanos,
 };
 use nicforge_hwi::{
     extoll::{reg, window},
@@ -68,10 +69,7 @@ impl Rig {
         bytes: u64,
         permission: DmaPermission,
     ) -> SharedMemory {
-        let memory = SharedMemory::create("data", bytes as usize).unwrap();
-        let backing = DmaBacking::Memory(memory.window(0, bytes).unwrap());
-        self.machine.dma_map(client.function, client.who, iova, bytes, permission, backing).unwrap();
-        memory
+        client.id().map_for(&mut self.machine, iova, bytes as usize, permission)
     }
 
     /// Carries out an address translation command and returns its status.
@@ -124,8 +122,8 @@ impl Rig {
 
     /// Writes a descriptor. Returns false if it stalls.
     pub(crate) fn post(&mut self, peer: &Peer, command: Command) -> bool {
-        let Client { function, who, .. } = peer.client;
-        self.machine.write(function, who, 0, reg::RMA_COMMAND, command.as_bytes()).unwrap() == Access::Done
+        let id = peer.client.id();
+        id.try_write(&mut self.machine, 0, reg::RMA_COMMAND, command.as_bytes()).unwrap() == Access::Done
     }
 
     /// Puts part of `from`'s memory into `to`'s.
@@ -170,10 +168,10 @@ impl Rig {
 
     /// Steps every function once, and advances time to the fabric's next event if nothing moved.
     pub(crate) fn turn(&mut self) {
-        if self.machine.step(self.now, 1) != nicforge_core::machine::Next::Now {
+        if self.machine.step(1) != Next::Now {
             let next = self.machine.fabric().next_event();
-            if next != nicforge_core::time::Nanos::NEVER {
-                self.now = next;
+            if next != Nanos::NEVER {
+                self.machine.advance_to(next);
             }
         }
     }

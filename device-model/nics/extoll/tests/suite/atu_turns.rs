@@ -40,10 +40,10 @@ fn visits(rig: &Rig) -> u64 {
 
 /// Steps every function once, and advances time if there is nothing to do.
 fn turn(rig: &mut Rig) {
-    let _ = rig.machine.step(rig.now, 64);
+    let _ = rig.machine.step(64);
     let next = rig.machine.fabric().next_event();
     if next != Nanos::NEVER {
-        rig.now = rig.now.max(next);
+        rig.machine.advance_to(next);
     }
 }
 
@@ -78,7 +78,7 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
     rig.write64(&third, atu::ADDRESS, DATA_BASE);
     rig.write64(&third, atu::PAGES, 1);
 
-    let mut ring = Posting::of(&greedy);
+    let mut ring = Posting::of(&rig, &greedy);
     let records: Vec<_> = (0..u64::from(RING_CELLS)).map(record).collect();
     for (offset, value) in &records {
         ring.post(0, *offset, &value.to_le_bytes());
@@ -163,7 +163,7 @@ fn a_ring_that_is_enabled_again_and_again_is_bounded_too() {
     rig.write64(&greedy, reg::VELO_RING_BASE, crate::common::RING_BASE);
     rig.write64(&greedy, reg::VELO_RING_SLOTS, 2048);
 
-    let mut ring = Posting::of(&greedy);
+    let mut ring = Posting::of(&rig, &greedy);
     for number in 0..u64::from(RING_CELLS) {
         ring.post(0, reg::VELO_RING_ENABLE, &(number & 1 ^ 1).to_le_bytes());
     }

@@ -6,7 +6,6 @@ use crate::common::{Client, Rig, plain_link, posting::Posting};
 use nicforge_core::{
     fabric::LinkSpec,
     machine::{Access, region},
-    time::Nanos,
 };
 use nicforge_extoll::{Topology, TopologyLink, wire::CHANNELS};
 use nicforge_hwi::{
@@ -49,7 +48,7 @@ impl Flow {
     fn new(rig: &mut Rig, from: (u32, u16), to: (u32, u16)) -> Self {
         let receiver = rig.receiver(to.0, to.1, SLOTS);
         let sender = rig.attach(from.0, from.1);
-        let ring = Posting::of(&sender);
+        let ring = Posting::of(rig, &sender);
         Self { sender, ring, receiver, window: u64::MAX, sent: 0, received: 0 }
     }
 
@@ -82,7 +81,7 @@ impl Flow {
 /// Steps a machine that looks at what its clients have stored, even without a wake-up.
 fn step(rig: &mut Rig) {
     rig.machine.rescan();
-    rig.machine.step(rig.now, BUDGET);
+    rig.machine.step(BUDGET);
 }
 
 /// Runs `turns` turns of `tick` nanoseconds. Returns the number of messages that each flow has
@@ -92,7 +91,7 @@ fn go(rig: &mut Rig, flows: &mut [Flow], turns: u32, tick: u64) -> Vec<u64> {
 
     for _ in 0..turns {
         flows.iter_mut().for_each(Flow::turn);
-        rig.now = Nanos(rig.now.0 + tick);
+        rig.machine.advance(tick);
         step(rig);
     }
 
@@ -210,7 +209,7 @@ fn a_sender_that_waits_for_a_receiver_takes_nothing_from_a_stream_and_ends_in_ti
         let mut flows = [Flow::new(&mut rig, (0, streams), (1, streams))];
         let to_unresponsive = rig.attach(0, unresponsive);
         let _unresponsive = rig.receiver(1, unresponsive, 64);
-        let mut ring = Posting::of(&to_unresponsive);
+        let mut ring = Posting::of(&rig, &to_unresponsive);
         for number in 0..33u64 {
             ring.post(BAR_VELO, address::encode(1, unresponsive, 0, 1), &number.to_le_bytes());
         }
@@ -261,7 +260,7 @@ fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
     let mut rig = Rig::with(&chain(2), 4, &link(64), |_| {});
     let mut receiver = rig.receiver(1, 0, 64);
     let senders = [rig.attach(0, 0), rig.attach(0, 1)];
-    let mut rings = senders.each_ref().map(Posting::of);
+    let mut rings = senders.each_ref().map(|sender| Posting::of(&rig, sender));
     let mut came = [0u64; 2];
 
     for _ in 0..1000 {
@@ -274,7 +273,7 @@ fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
         }
         receiver.give_back();
 
-        rig.now = Nanos(rig.now.0 + 1_000_000);
+        rig.machine.advance(1_000_000);
         if let Some(reader) = reader {
             // The read waits behind the posted messages of the same client.
             let Client { function, who, .. } = senders[reader];

@@ -621,10 +621,10 @@ fn the_link_carries_the_bytes_that_are_only_referred_to() {
     let mut rig = Rig::with(&topology, 4, &link, |_| {});
     let (here, there) = pair(&mut rig, 4 * MIB);
 
-    let start = rig.now;
+    let start = rig.machine.now();
     assert!(rig.put(&here, &there, (0, 0, 4 << 20), 0));
     rig.run();
-    let nanoseconds = rig.now.0 - start.0;
+    let nanoseconds = rig.machine.now().0 - start.0;
     // 4 MiB take a nanosecond for each byte, and each packet has 80 bytes more.
     assert!((4_194_304..4_210_000).contains(&nanoseconds), "{nanoseconds} ns");
 }

@@ -7,16 +7,13 @@ use crate::common::{
     Rig,
     rma::{OPEN, Peer},
 };
-use nicforge_core::{
-    context::Outgoing,
-    dma::{DmaBacking, DmaPermission},
-    machine::Next,
-};
+use nicforge_core::{context::Outgoing, machine::Next};
 use nicforge_hwi::{
     extoll::reg,
     extoll_atu::page,
     extoll_rma::{Command, command, notify, status},
 };
+use nicforge_test_kit::{ClientMemory, take_messages};
 
 const ALL: u8 = notify::REQUESTER | notify::RESPONDER | notify::COMPLETER;
 const DONE: u8 = status::DONE;
@@ -24,28 +21,24 @@ const BYTES: u64 = 1 << 20;
 /// IOVA of the memory that is reached by messages.
 const REMOTE_BASE: u64 = 0x10_0000_0000;
 
-/// A client whose memory is an array of the test.
+/// A client whose memory is reached by messages.
 struct Remote {
     peer: Peer,
-    bytes: Vec<u8>,
+    memory: ClientMemory,
     nla: u64,
 }
 
 impl Remote {
     fn new(rig: &mut Rig, node: u32, vpid: u16) -> Self {
         let peer = rig.unregistered_peer(node, vpid, 4096, 64);
-        let (function, who) = (peer.client.function, peer.client.who);
-
         // Two mappings, so that parts are split.
+        let mut memory = ClientMemory::new(peer.client.id());
         for (at, length) in [(0, 36_864), (36_864, BYTES - 36_864)] {
-            let permission = DmaPermission::READ_WRITE;
-            rig.machine
-                .dma_map(function, who, REMOTE_BASE + at, length, permission, DmaBacking::Remote)
-                .unwrap();
+            memory.map_remote(&mut rig.machine, REMOTE_BASE + at, length as usize);
         }
 
         let nla = rig.register(&peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN).unwrap();
-        Self { peer, bytes: vec![0; BYTES as usize], nla }
+        Self { peer, memory, nla }
     }
 
     /// Answers messages and runs the machine until nothing moves.
@@ -53,38 +46,29 @@ impl Remote {
         let mut waiting = VecDeque::new();
         let mut quiet = 0;
         while quiet < 3 {
-            let busy = rig.machine.step(rig.now, 64) == Next::Now;
-            while let Some(message) = rig.machine.pop_outgoing() {
-                waiting.push_back(message);
-            }
+            let busy = rig.machine.step(64) == Next::Now;
+            waiting.extend(take_messages(&mut rig.machine));
 
             let Some(message) = waiting.pop_front() else {
                 quiet += u32::from(!busy);
                 // Retries depend on time, so time advances.
-                rig.now = rig.now.after(if busy { 0 } else { 50_000 });
+                rig.machine.advance(if busy { 0 } else { 50_000 });
                 continue;
             };
 
             quiet = 0;
-            self.answer(rig, message);
+            self.memory.answer_message(&mut rig.machine, &message);
         }
     }
 
-    /// Carries out the access of a message and answers it.
-    fn answer(&mut self, rig: &mut Rig, message: Outgoing) {
-        match message {
-            Outgoing::DmaRead { id, function, attachment, iova, length } => {
-                let at = (iova - REMOTE_BASE) as usize;
-                rig.machine
-                    .dma_read_done(function, attachment, id, Ok(&self.bytes[at..at + length]))
-                    .unwrap();
-            }
-            Outgoing::DmaWrite { id, function, attachment, iova, data } => {
-                let at = (iova - REMOTE_BASE) as usize;
-                self.bytes[at..at + data.len()].copy_from_slice(&data);
-                rig.machine.dma_write_done(function, attachment, id, Ok(())).unwrap();
-            }
-        }
+    /// Returns bytes of the remote memory.
+    fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+        self.memory.read(REMOTE_BASE + offset, length)
+    }
+
+    /// Stores bytes into the remote memory.
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.memory.write(REMOTE_BASE + offset, bytes);
     }
 }
 
@@ -92,9 +76,9 @@ impl Remote {
 fn outgoing(rig: &mut Rig) -> Vec<Outgoing> {
     let mut messages = Vec::new();
     loop {
-        let next = rig.machine.step(rig.now, 64);
+        let next = rig.machine.step(64);
         let before = messages.len();
-        messages.extend(std::iter::from_fn(|| rig.machine.pop_outgoing()));
+        messages.extend(take_messages(&mut rig.machine));
         if next != Next::Now && messages.len() == before {
             return messages;
         }
@@ -128,7 +112,7 @@ fn puts_and_gets_of_others_reach_remote_memory() {
         here.write(5, &bytes);
         assert!(rig.post(&here, put_to(&remote, &here, length)));
         remote.run(&mut rig);
-        assert!(remote.bytes[7..7 + length as usize] == bytes);
+        assert!(remote.read(7, length as usize) == bytes);
         assert_eq!((here.outcomes(), remote.peer.outcomes()), (vec![(1, DONE)], vec![(4, DONE)]));
 
         here.write(5, &vec![0; length as usize]);
@@ -141,7 +125,7 @@ fn puts_and_gets_of_others_reach_remote_memory() {
     let put = Command::new(1, 1, command::IMMEDIATE_PUT, 0, 8, 0x1122, remote.nla + 36_860);
     assert!(rig.post(&here, put));
     remote.run(&mut rig);
-    assert_eq!(remote.bytes[36_860..36_868], 0x1122u64.to_le_bytes());
+    assert_eq!(remote.read(36_860, 8), 0x1122u64.to_le_bytes());
 }
 
 #[test]
@@ -150,7 +134,7 @@ fn the_owner_of_remote_memory_puts_from_it_and_gets_to_it() {
     let there = rig.peer(1, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 0, 1);
     let bytes = pattern(1, 300_000);
-    remote.bytes[9..300_009].copy_from_slice(&bytes);
+    remote.write(9, &bytes);
 
     let commands = [
         Command::new(1, 0, command::PUT, notify::REQUESTER, 300_000, remote.nla + 9, there.nla + 1),
@@ -163,7 +147,7 @@ fn the_owner_of_remote_memory_puts_from_it_and_gets_to_it() {
     }
 
     remote.run(&mut rig);
-    assert!(there.read(1, 300_000) == bytes && remote.bytes[400_000..700_000] == bytes);
+    assert!(there.read(1, 300_000) == bytes && remote.read(400_000, 300_000) == bytes);
     assert!(there.read(500_000, 300_000) == bytes);
     assert_eq!(remote.peer.outcomes(), [(1, DONE), (4, DONE)]);
 }
@@ -180,14 +164,14 @@ fn a_client_that_answers_nothing_delays_others_once_and_for_a_bounded_time() {
         assert!(rig.post(&here, get_from(&remote, &here, 100)));
         assert!(rig.put(&here, &other, (0, turn * 8, 8), 0));
 
-        let start = rig.now;
+        let start = rig.machine.now();
         while here.outcomes().is_empty() {
-            assert!(rig.now.0 - start.0 < 1_000_000_000, "turn {turn}");
+            assert!(rig.machine.now().0 - start.0 < 1_000_000_000, "turn {turn}");
             unanswered.extend(outgoing(&mut rig));
-            rig.now = rig.now.after(50_000);
+            rig.machine.advance(50_000);
         }
 
-        let waited = rig.now.0 - start.0;
+        let waited = rig.machine.now().0 - start.0;
         assert!(waited <= if turn == 0 { 110_000_000 } else { 4_000_000 }, "turn {turn}: {waited} ns");
     }
 
@@ -195,7 +179,7 @@ fn a_client_that_answers_nothing_delays_others_once_and_for_a_bounded_time() {
 
     // The client answers at last, and is served again.
     for message in unanswered {
-        remote.answer(&mut rig, message);
+        remote.memory.answer_message(&mut rig.machine, &message);
     }
 
     remote.run(&mut rig);
@@ -209,27 +193,27 @@ fn a_put_whose_own_client_does_not_answer_ends_by_the_watchdog() {
     let mut rig = Rig::pair();
     let there = rig.peer(1, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 0, 1);
-    remote.bytes.fill(9);
+    remote.write(0, &[9; BYTES as usize]);
     let put = Command::new(1, 0, command::PUT, 0, 100, remote.nla, there.nla);
     assert!(rig.post(&remote.peer, put));
 
     let mut unanswered = outgoing(&mut rig);
-    let start = rig.now;
+    let start = rig.machine.now();
 
     let notified = loop {
         let notified = remote.peer.outcomes();
         if !notified.is_empty() {
             break notified;
         }
-        assert!(rig.now.0 - start.0 < 2 * reg::RMA_WATCHDOG_DEFAULT);
-        rig.now = rig.now.after(reg::RMA_WATCHDOG_DEFAULT / 64);
+        assert!(rig.machine.now().0 - start.0 < 2 * reg::RMA_WATCHDOG_DEFAULT);
+        rig.machine.advance(reg::RMA_WATCHDOG_DEFAULT / 64);
         unanswered.extend(outgoing(&mut rig));
     };
 
     assert_eq!(notified, [(1, status::TIMED_OUT)]);
     // The late answers are dropped, and the next put is carried out.
     for message in unanswered {
-        remote.answer(&mut rig, message);
+        remote.memory.answer_message(&mut rig.machine, &message);
     }
     remote.run(&mut rig);
 
@@ -247,15 +231,15 @@ fn a_command_ends_withdrawn_when_its_memory_is_deregistered_while_messages_are_i
     assert!(rig.post(&here, get_from(&remote, &here, 100_000)));
 
     let message = loop {
-        let _ = rig.machine.step(rig.now, 64);
+        let _ = rig.machine.step(64);
         if let Some(message) = rig.machine.pop_outgoing() {
             break message;
         }
     };
 
     rig.deregister(&remote.peer.client, remote.nla);
-    remote.bytes.fill(9);
-    remote.answer(&mut rig, message);
+    remote.write(0, &[9; BYTES as usize]);
+    remote.memory.answer_message(&mut rig.machine, &message);
     remote.run(&mut rig);
 
     assert!(here.read(0, 100_100).iter().all(|&byte| byte == 0));

@@ -7,18 +7,13 @@ use crate::common::{
     Rig, plain_link,
     rma::{OPEN, Peer},
 };
-use nicforge_core::{
-    context::Outgoing,
-    dma::{DmaBacking, DmaPermission},
-    fabric::LinkSpec,
-    machine::Next,
-    time::Nanos,
-};
+use nicforge_core::{context::Outgoing, fabric::LinkSpec, machine::Next, time::Nanos};
 use nicforge_extoll::{Topology, wire::CHANNELS};
 use nicforge_hwi::{
     extoll_atu::page,
     extoll_rma::{Command, command, notify, status},
 };
+use nicforge_test_kit::{ClientMemory, take_messages};
 
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
@@ -42,7 +37,7 @@ const WITHDRAWN: (u8, u8) = (notify::REQUESTER, status::WITHDRAWN);
 struct Slow {
     peer: Peer,
     nla: u64,
-    bytes: Vec<u8>,
+    memory: ClientMemory,
     delay: u64,
     last: Nanos,
     waiting: VecDeque<Outgoing>,
@@ -51,41 +46,19 @@ struct Slow {
 impl Slow {
     fn new(rig: &mut Rig, node: u32, vpid: u16, delay: u64) -> Self {
         let peer = rig.unregistered_peer(node, vpid, 4096, 4096);
-        let nla = Self::register(rig, &peer);
-        let (bytes, waiting) = (vec![0; BYTES as usize], VecDeque::new());
-        Self { peer, nla, bytes, delay, last: Nanos::ZERO, waiting }
-    }
-
-    fn register(rig: &mut Rig, peer: &Peer) -> u64 {
-        let (function, who) = (peer.client.function, peer.client.who);
-        let permission = DmaPermission::READ_WRITE;
-        rig.machine.dma_map(function, who, REMOTE_BASE, BYTES, permission, DmaBacking::Remote).unwrap();
-        rig.register(&peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN).unwrap()
+        let mut memory = ClientMemory::new(peer.client.id());
+        memory.map_remote(&mut rig.machine, REMOTE_BASE, BYTES as usize);
+        let nla = rig.register(&peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN).unwrap();
+        Self { peer, nla, memory, delay, last: Nanos::ZERO, waiting: VecDeque::new() }
     }
 
     /// Answers the first messages that are due.
     fn turn(&mut self, rig: &mut Rig) {
-        while rig.now >= self.last.after(self.delay)
+        while rig.machine.now() >= self.last.after(self.delay)
             && let Some(message) = self.waiting.pop_front()
         {
-            self.answer(rig, message);
-            self.last = rig.now;
-        }
-    }
-
-    /// Carries out the access of a message and answers it.
-    fn answer(&mut self, rig: &mut Rig, message: Outgoing) {
-        match message {
-            Outgoing::DmaRead { id, function, attachment, iova, length } => {
-                let at = (iova - REMOTE_BASE) as usize;
-                let bytes = &self.bytes[at..at + length];
-                rig.machine.dma_read_done(function, attachment, id, Ok(bytes)).unwrap();
-            }
-            Outgoing::DmaWrite { id, function, attachment, iova, data } => {
-                let at = (iova - REMOTE_BASE) as usize;
-                self.bytes[at..at + data.len()].copy_from_slice(&data);
-                rig.machine.dma_write_done(function, attachment, id, Ok(())).unwrap();
-            }
+            self.memory.answer_message(&mut rig.machine, &message);
+            self.last = rig.machine.now();
         }
     }
 
@@ -111,9 +84,9 @@ fn tick(rig: &mut Rig, slow: &mut [Slow]) {
 /// As [`tick`], of `nanoseconds` nanoseconds.
 fn pass(rig: &mut Rig, slow: &mut [Slow], nanoseconds: u64) {
     for _ in 0..1000 {
-        let busy = rig.machine.step(rig.now, 64) == Next::Now;
+        let busy = rig.machine.step(64) == Next::Now;
         let mut came = false;
-        while let Some(message) = rig.machine.pop_outgoing() {
+        for message in take_messages(&mut rig.machine) {
             let owner = slow.iter_mut().find(|owner| owner.is_for(&message));
             owner.unwrap().waiting.push_back(message);
             came = true;
@@ -124,7 +97,7 @@ fn pass(rig: &mut Rig, slow: &mut [Slow], nanoseconds: u64) {
         }
     }
 
-    rig.now = rig.now.after(nanoseconds);
+    rig.machine.advance(nanoseconds);
 }
 
 /// A client that posts commands one after the other, each when the last one has ended.
@@ -146,12 +119,12 @@ impl Innocent {
     fn turn(&mut self, rig: &mut Rig) {
         let Some(since) = self.since else {
             assert!(rig.post(&self.peer, self.command));
-            self.since = Some(rig.now);
+            self.since = Some(rig.machine.now());
             return;
         };
         for notified in self.peer.outcomes() {
             self.failed.extend((notified != DONE).then_some(notified));
-            self.held += (rig.now.0 - since.0).saturating_sub(TICK);
+            self.held += (rig.machine.now().0 - since.0).saturating_sub(TICK);
             self.ended += 1;
             self.since = None;
         }
@@ -204,8 +177,8 @@ fn beside(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
         _ => helpers.extend((1..16).map(|vpid| rig.peer(0, vpid, 4096))),
     }
 
-    let start = rig.now;
-    while rig.now < start.after(WINDOW) {
+    let start = rig.machine.now();
+    while rig.machine.now() < start.after(WINDOW) {
         let mut victims = targets.iter().cycle();
         for helper in &mut helpers {
             let command = attack.command(*victims.next().unwrap(), helper.nla);
@@ -221,7 +194,7 @@ fn beside(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
 
     assert_eq!(innocent.failed, [], "{attack:?}");
     assert!(rig.counter(1, "rma_hurried") > 0, "{attack:?}: the side queues were full");
-    (innocent.held_until(rig.now), innocent.ended)
+    (innocent.held_until(rig.machine.now()), innocent.ended)
 }
 
 #[test]
@@ -257,8 +230,8 @@ fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage()
     let address = owner.nla;
     slow.push(owner);
 
-    let start = rig.now;
-    while rig.now < start.after(WINDOW) {
+    let start = rig.machine.now();
+    while rig.machine.now() < start.after(WINDOW) {
         for attacker in &mut slow[..3] {
             let command = get((1, address), attacker.nla);
             flood(&mut rig, &mut attacker.peer, command);
@@ -271,7 +244,7 @@ fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage()
     }
 
     for innocent in &innocents {
-        let held = innocent.held_until(rig.now);
+        let held = innocent.held_until(rig.machine.now());
         assert_eq!(innocent.failed, []);
         assert!(held <= HELD_BY_ALL, "held for {held} ns, {} ended", innocent.ended);
     }
@@ -279,11 +252,11 @@ fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage()
 
 /// Runs until a client has notifications of `commands` commands, and returns their ends.
 fn wait(rig: &mut Rig, slow: &mut [Slow], peer: &mut Peer, commands: usize) -> Vec<(u8, u8)> {
-    let limit = rig.now.after(60 * SECOND);
+    let limit = rig.machine.now().after(60 * SECOND);
     let mut notified = peer.outcomes();
 
     while notified.len() < commands {
-        assert!(rig.now < limit, "{} of {commands} have ended", notified.len());
+        assert!(rig.machine.now() < limit, "{} of {commands} have ended", notified.len());
         tick(rig, slow);
         notified.extend(peer.outcomes());
     }
@@ -342,7 +315,7 @@ fn a_slow_client_alone_gets_every_transfer_at_its_own_pace() {
             tick(&mut rig, &mut slow);
         }
     }
-    assert!(slow[0].bytes.iter().all(|&byte| byte == 7));
+    assert!(slow[0].memory.read(REMOTE_BASE, BYTES as usize).iter().all(|&byte| byte == 7));
     assert_eq!(rig.counter(1, "rma_hurried"), 0);
 }
 
@@ -354,12 +327,12 @@ fn an_unresponsive_client_is_served_again_when_it_answers_and_after_a_reset() {
     let get = |nla, to| Command::new(1, 1, command::GET, notify::REQUESTER, 8, nla, to);
     for round in 0..4 {
         // The client answers nothing, and all waiting commands end together.
-        (slow[0].last, slow[0].delay) = (rig.now, 3600 * SECOND);
+        (slow[0].last, slow[0].delay) = (rig.machine.now(), 3600 * SECOND);
         let command = get(slow[0].nla, here.nla);
         assert!((0..8).all(|_| rig.post(&here, command)));
-        let start = rig.now;
+        let start = rig.machine.now();
         assert_eq!(wait(&mut rig, &mut slow, &mut here, 8), [WITHDRAWN; 8], "round {round}");
-        assert!(rig.now.0 - start.0 <= 110 * MILLISECOND, "round {round}");
+        assert!(rig.machine.now().0 - start.0 <= 110 * MILLISECOND, "round {round}");
 
         if round % 2 == 0 {
             slow[0].delay = 0;
@@ -390,7 +363,7 @@ fn packets_in_a_side_queue_end_when_their_owner_does() {
     for deregistered in [true, false] {
         let mut rig = rig();
         let mut slow = [Slow::new(&mut rig, 1, 1, 3600 * SECOND)];
-        slow[0].last = rig.now;
+        slow[0].last = rig.machine.now();
         let mut here = rig.peer(0, 0, BYTES);
         let command = Command::new(1, 1, command::GET, notify::REQUESTER, 8, slow[0].nla, here.nla);
         assert!((0..8).all(|_| rig.post(&here, command)));

@@ -332,9 +332,11 @@ fn the_announcement_of_a_ring_travels_ahead_of_its_owners_messages() {
     }
 
     let step = |rig: &mut Rig| {
-        let _ = rig.machine.step(rig.now, 64);
+        let _ = rig.machine.step(64);
         let next = rig.machine.fabric().next_event();
-        rig.now = if next == Nanos::NEVER { rig.now } else { next.max(rig.now) };
+        if next != Nanos::NEVER {
+            rig.machine.advance_to(next);
+        }
     };
 
     for _ in 0..1000 {

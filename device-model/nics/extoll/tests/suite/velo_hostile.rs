@@ -5,7 +5,6 @@ use crate::common::{Client, Rig, posting::Posting};
 use nicforge_core::{
     device::Ended,
     machine::{Access, Next, region},
-    time::Nanos,
 };
 use nicforge_hwi::{
     extoll::{BAR_VELO, RING_CELLS, mirror, reg, window},
@@ -52,14 +51,14 @@ impl Hostile {
             }
             2..5 => self.scribble(),
             5..8 => self.access(rig),
-            _ => self.post(),
+            _ => self.post(rig),
         }
     }
 
     /// Fills the ring with messages to a client that never reads, messages to clients that do not
     /// exist, and bad records.
-    fn post(&mut self) {
-        let mut ring = Posting::of(&self.client);
+    fn post(&mut self, rig: &Rig) {
+        let mut ring = Posting::of(rig, &self.client);
         loop {
             let data = [0x5a; 64];
             let length = 8 * (1 + self.numbers.below(8) as usize);
@@ -129,7 +128,7 @@ impl Talk {
     fn new(rig: &mut Rig, from: (u32, u16), to: (u32, u16)) -> Self {
         let receiver = rig.receiver(to.0, to.1, 64);
         let sender = rig.attach(from.0, from.1);
-        let ring = Posting::of(&sender);
+        let ring = Posting::of(rig, &sender);
         Self { sender, ring, receiver, sent: 0, since: 0, longest: 0, stalled: 0, most_stalled: 0, due: true }
     }
 
@@ -178,9 +177,9 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
             talk.most_stalled = talk.most_stalled.max(talk.stalled);
         }
 
-        rig.now = Nanos(rig.now.0 + TICK);
+        rig.machine.advance(TICK);
         rig.machine.rescan();
-        let _ = rig.machine.step(rig.now, BUDGET);
+        let _ = rig.machine.step(BUDGET);
     }
 
     for talk in &talks {
@@ -199,12 +198,12 @@ fn after_a_hostile_sender_has_gone_the_cards_come_to_rest() {
     for _ in 0..1000 {
         hostile.turn(&mut rig);
         rig.machine.rescan();
-        let _ = rig.machine.step(rig.now, BUDGET);
+        let _ = rig.machine.step(BUDGET);
     }
 
     rig.machine.detach(hostile.client.function, hostile.client.who, Ended::Closed).unwrap();
 
-    let turns = (0..100).take_while(|_| rig.machine.step(rig.now, BUDGET) == Next::Now).count();
+    let turns = (0..100).take_while(|_| rig.machine.step(BUDGET) == Next::Now).count();
     assert!(turns < 100);
     assert_eq!(rig.machine.fabric().packets_in_use(), 0);
 }

@@ -70,7 +70,7 @@ proptest! {
 
         let senders = [rig.attach(0, 0), rig.attach(0, 1)];
         let mut readers = [rig.receiver(1, 0, 64), rig.receiver(1, 1, 64), rig.receiver(0, 2, 64)];
-        let mut rings = senders.each_ref().map(Posting::of);
+        let mut rings = senders.each_ref().map(|sender| Posting::of(&rig, sender));
 
         // The expected messages, by reader, then writer.
         let mut expected: [[Vec<Message>; 2]; 3] = Default::default();
@@ -117,8 +117,8 @@ proptest! {
             }
 
             for _ in 0..steps {
-                rig.now = rig.now.after(100);
-                let _ = rig.machine.step(rig.now, 16);
+                rig.machine.advance(100);
+                let _ = rig.machine.step(16);
             }
         }
 

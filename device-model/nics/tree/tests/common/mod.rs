@@ -3,35 +3,25 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails the test")]
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use nicforge_core::{
-    device::Ended,
     fabric::{LinkId, LinkSpec},
     ids::{AttachmentId, FunctionId},
-    interrupt::{self, InterruptSink},
-    machine::{Access, Machine, Next},
-    time::Nanos,
 };
 use nicforge_hwi::tree::{
     ATTACHMENT_ADMIN, BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror,
-    vector, window,
+    window,
 };
 use nicforge_shm::SharedMemory;
+use nicforge_test_kit::{self as kit, InterruptCount, Testbed};
 use nicforge_tree::{Topology, TreeConfig, TreeNic};
 
 pub(crate) type Payload = [u8; PAYLOAD];
 
-/// Turns after which a machine that is still busy counts as one that never rests.
-const MANY_TURNS: usize = 200_000;
-
-/// A machine of tree NICs, with the time at which it is stepped.
+/// A machine of tree NICs.
 pub(crate) struct Rig {
-    pub(crate) machine: Machine,
-    pub(crate) now: Nanos,
+    pub(crate) machine: Testbed,
     pub(crate) functions: Vec<FunctionId>,
     pub(crate) links: Vec<LinkId>,
 }
@@ -45,14 +35,14 @@ impl Rig {
     /// Builds a machine of psets with these links, after `change` to each node's configuration.
     pub(crate) fn with(compute_nodes: &[u32], link: LinkSpec, change: impl Fn(&mut TreeConfig)) -> Self {
         let topology = Topology::psets(compute_nodes).unwrap();
-        let mut machine = Machine::new();
+        let mut machine = Testbed::new();
 
         let functions: Vec<_> = (0..topology.nodes.len() as u32)
             .map(|address| {
                 let mut config = topology.config(address).unwrap();
                 change(&mut config);
                 let device = TreeNic::new(config).unwrap();
-                machine.add_function(&format!("node{address}"), Box::new(device)).unwrap()
+                machine.add(&format!("node{address}"), device)
             })
             .collect();
 
@@ -61,33 +51,19 @@ impl Rig {
             .iter()
             .map(|tie| {
                 let end = |(node, port): (u32, u8)| (functions[node as usize], port);
-                machine.fabric().connect(end(tie.a), end(tie.b), link.clone()).unwrap()
+                machine.connect(end(tie.a), end(tie.b), link.clone())
             })
             .collect();
 
-        let mut rig = Self { machine, now: Nanos::ZERO, functions, links };
+        let mut rig = Self { machine, functions, links };
         rig.run();
         rig
     }
 
     /// Steps the machine and advances time until nothing moves any more.
+    #[track_caller]
     pub(crate) fn run(&mut self) {
-        let mut quiet = 0;
-        for _ in 0..MANY_TURNS {
-            if self.machine.step(self.now, 64) == Next::Now {
-                quiet = 0;
-                continue;
-            }
-
-            quiet += 1;
-            let next = self.machine.fabric().next_event();
-            if next != Nanos::NEVER {
-                self.now = next;
-            } else if quiet > 1 {
-                return;
-            }
-        }
-        panic!("the machine does not come to rest");
+        self.machine.run_until_idle();
     }
 
     /// Attaches a client and runs the machine.
@@ -102,7 +78,8 @@ impl Rig {
         let function = self.functions[node as usize];
         let who = AttachmentId(attachment);
         self.machine.attach(function, who).unwrap();
-        let memory = |bar: u8| self.machine.region(function, who, bar.into()).unwrap().memory.unwrap();
+        let id = kit::Client::new(function, who);
+        let memory = |bar: u8| id.memory(&self.machine, bar.into());
         Client { node, function, who, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
     }
 
@@ -117,27 +94,27 @@ impl Rig {
 
     /// Detaches the client as if it had died, without a step afterwards.
     pub(crate) fn kill(&mut self, client: &Client) {
-        self.machine.detach(client.function, client.who, Ended::Closed).unwrap();
+        client.id().detach(&mut self.machine);
     }
 
+    #[track_caller]
     pub(crate) fn read<const N: usize>(&mut self, client: &Client, offset: u64) -> [u8; N] {
-        let mut data = [0; N];
-        let access = self.machine.read(client.function, client.who, 0, offset, &mut data).unwrap();
-        assert_eq!(access, Access::Done);
-        data
+        client.id().read(&mut self.machine, 0, offset)
     }
 
+    #[track_caller]
     pub(crate) fn read32(&mut self, client: &Client, offset: u64) -> u32 {
-        u32::from_le_bytes(self.read(client, offset))
+        client.id().read32(&mut self.machine, 0, offset)
     }
 
+    #[track_caller]
     pub(crate) fn write(&mut self, client: &Client, offset: u64, data: &[u8]) {
-        let access = self.machine.write(client.function, client.who, 0, offset, data).unwrap();
-        assert_eq!(access, Access::Done);
+        client.id().write(&mut self.machine, 0, offset, data);
     }
 
+    #[track_caller]
     pub(crate) fn write32(&mut self, client: &Client, offset: u64, value: u32) {
-        self.write(client, offset, &value.to_le_bytes());
+        client.id().write32(&mut self.machine, 0, offset, value);
     }
 
     /// Returns a counter of a node's NIC.
@@ -147,11 +124,8 @@ impl Rig {
     }
 
     /// Binds counters to a client's interrupts. They count from now on.
-    pub(crate) fn interrupts(&mut self, client: &Client) -> Vec<Arc<Count>> {
-        let counts: Vec<_> = (0..vector::COUNT).map(|_| Arc::new(Count(AtomicU64::new(0)))).collect();
-        let sinks = counts.iter().map(|count| Some(count.clone() as Arc<dyn InterruptSink>)).collect();
-        self.machine.bind_interrupts(client.function, client.who, interrupt::MSIX, 0, sinks).unwrap();
-        counts
+    pub(crate) fn interrupts(&mut self, client: &Client) -> Vec<Arc<InterruptCount>> {
+        client.id().bind_msix(&mut self.machine)
     }
 
     /// Sends `packets` in order until one does not fit even after the machine has run. Nothing is
@@ -171,22 +145,6 @@ impl Rig {
     }
 }
 
-/// Counts one vector's interrupts.
-pub(crate) struct Count(AtomicU64);
-
-impl InterruptSink for Count {
-    fn signal(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl Count {
-    /// Returns the count and sets it to 0.
-    pub(crate) fn take(&self) -> u64 {
-        self.0.swap(0, Ordering::Relaxed)
-    }
-}
-
 /// A client of one attachment, with its mapped memory.
 pub(crate) struct Client {
     pub(crate) node: u32,
@@ -197,6 +155,11 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    /// Returns the client by function and attachment, for its trapped accesses.
+    pub(crate) fn id(&self) -> kit::Client {
+        kit::Client::new(self.function, self.who)
+    }
+
     /// Returns a second handle to the same client.
     pub(crate) fn twin(&self) -> Self {
         let (window, mirror) = (self.window.clone(), self.mirror.clone());

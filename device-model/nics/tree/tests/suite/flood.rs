@@ -179,7 +179,7 @@ fn attack(rig: &mut Rig, mut hostile: Hostile, mut talks: [Talk; 2], reader: Opt
             assert_eq!(u32::from_le_bytes(address) & 0xffff, talk.from.node, "turn {turn}");
         }
 
-        let _ = rig.machine.step(rig.now, BUDGET);
+        let _ = rig.machine.step(BUDGET);
     }
 
     for talk in &talks {

@@ -97,7 +97,7 @@ fn perform(rig: &mut Rig, clients: &mut [Option<Client>; 5], node: u32, action: 
         }
         Action::Steps(count) => {
             for _ in 0..count {
-                let _ = rig.machine.step(rig.now, 16);
+                let _ = rig.machine.step(16);
             }
         }
         Action::Reset(by) => {
@@ -151,7 +151,7 @@ proptest! {
             perform(&mut rig, &mut clients, 1, action);
         }
         for _ in 0..50 {
-            let _ = rig.machine.step(rig.now, 64);
+            let _ = rig.machine.step(64);
         }
 
         for function in rig.functions.clone() {

@@ -2,13 +2,11 @@
 
 use crate::common::{Client, Rig, irq_to, payload, to};
 use nicforge_hwi::{
-    posted::CELL,
     tree::{mirror, vector},
     tree_dcr::{
         GLOB_VCFG1, INJ_PIXEN, REC_PRXF, REG_INT_ENABLE, REG_INT_STATUS, dcr, gi, pix, port, prx, vcfg,
     },
 };
-use nicforge_shm::{Producer, SharedCells};
 
 const RECV_IRQ: usize = vector::RECV_IRQ as usize;
 const WATERMARK: usize = vector::WATERMARK as usize;
@@ -64,15 +62,11 @@ fn a_posted_write_enables_interrupts() {
     let mut rig = Rig::psets(&[2]);
     let (io, compute) = (rig.core(0), rig.core(1));
     let counts = rig.interrupts(&compute);
-
-    let rings = rig.machine.spec(compute.function).unwrap().rings.unwrap();
-    let memory = rig.machine.region(compute.function, compute.who, rings.bar.into()).unwrap().memory.unwrap();
-    let cells = memory.window(rings.offset.into(), u64::from(rings.cells) * CELL as u64).unwrap();
-    let mut ring = Producer::new(SharedCells::new(cells).unwrap());
+    let mut ring = compute.id().ring(&rig.machine);
 
     rig.send_all(&io, &[(irq_to(1), payload(1))]);
 
-    ring.try_push(|| 0, 0, REG_INT_ENABLE as u32, &1u32.to_le_bytes()).unwrap();
+    ring.push32(0, REG_INT_ENABLE as u32, 1);
     rig.run();
 
     assert_eq!(counts[RECV_IRQ].take(), 1);

@@ -363,16 +363,16 @@ fn packets_for_a_dead_core_are_discarded_once_a_live_cores_packets_before_them_a
     // While a live core has the lock, the NIC does not touch the FIFO.
     live.set_window(LOCK_RECV, 2);
     assert_eq!(live.receive().unwrap(), (to_core(1, true), payload(0)));
-    let soon = rig.now.after(10_000_000);
-    while rig.now < soon {
-        rig.machine.step(rig.now, 64);
-        rig.now = rig.now.after(1_000_000);
+    let soon = rig.machine.now().after(10_000_000);
+    while rig.machine.now() < soon {
+        rig.machine.step(64);
+        rig.machine.advance(1_000_000);
     }
 
     assert_eq!(live.waiting(), 4);
 
     live.set_window(LOCK_RECV, 0);
-    rig.machine.step(rig.now, 64);
+    rig.machine.step(64);
 
     assert_eq!(live.receive().unwrap(), (to_core(1, false), payload(4)));
 }
