@@ -8,7 +8,9 @@ use std::{
 
 fn main() -> std::io::Result<()> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).unwrap_or_default();
-    let root = variable("CARGO_MANIFEST_DIR").join("../../kmod-shim");
+    // It is a link to the folder in the repository, and a folder in a package of this crate.
+    let root = variable("CARGO_MANIFEST_DIR").join("kmod-shim");
+    let root = root.canonicalize().unwrap_or(root);
     println!("cargo::rerun-if-changed={}", root.display());
 
     let mut files = Vec::new();

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use courier::{
     device::Courier,
-    registers::{Descriptor, MAX_FRAME, REG_RECEIVE, REG_SEND, REG_SENT, VECTOR_RECEIVED, VECTOR_SENT, status},
+    registers::{
+        Descriptor, MAX_FRAME, REG_RECEIVE, REG_SEND, REG_SENT, VECTOR_RECEIVED, VECTOR_SENT, status,
+    },
 };
 use nicforge_core::{
     fabric::LinkSpec,

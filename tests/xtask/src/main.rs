@@ -5,6 +5,7 @@
 //! - `doc`: the API documentation and the book; it checks the former's links, and the links of all
 //!   Markdown files to files and headings
 //! - `headers`: writes the generated C headers
+//! - `new`: copies the template of a device
 //! - `install`: builds and installs the C library
 //! - `pictures`: draws the book's pictures from their text
 //! - `attack`: all attacks on a served machine, with a polite tenant beside them
@@ -17,10 +18,12 @@ mod fuzz;
 mod headers;
 mod install;
 mod layout;
+mod package;
 mod pictures;
 mod rooms;
 mod steps;
 mod svg;
+mod template;
 mod test;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -40,13 +43,15 @@ struct Arguments {
 enum Task {
     /// Run the tests.
     Test(test::Test),
-    /// Check formatting, lints, the layout of comments and functions, which crate uses which, and
-    /// generated files.
+    /// Check formatting, lints, the layout of comments and functions, which crate uses which,
+    /// packages, and generated files.
     Lint,
     /// Build the API documentation and the book and check their links.
     Doc,
     /// Write the generated C headers anew.
     Headers,
+    /// Copy the template of a device into a new folder.
+    New(template::New),
     /// Build the C library, and install it with its headers and the file of its flags (pkg-config).
     Install(install::Install),
     /// Draw the book's pictures anew.
@@ -77,6 +82,7 @@ fn run(task: &Task) -> Result<(), Failed> {
         Task::Lint => lint(&steps),
         Task::Doc => doc(&steps),
         Task::Headers => headers::write(steps.root()),
+        Task::New(arguments) => template::copy(&steps, arguments),
         Task::Install(arguments) => install::run(&steps, arguments),
         Task::Pictures => pictures::write(steps.root()),
         Task::Attack(arguments) => attack::run(&steps, arguments),
@@ -92,6 +98,8 @@ fn lint(steps: &Steps) -> Result<(), Failed> {
     layout::check(steps.root())?;
     steps.say("which crate uses which");
     rooms::check(steps.root())?;
+    package::check(steps)?;
+    template::check(steps)?;
     steps.say("pictures of the book");
     pictures::check(steps.root())?;
     steps.say("generated C headers");

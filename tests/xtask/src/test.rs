@@ -8,7 +8,10 @@
 use clap::Args;
 use serde_json::Value;
 
-use crate::steps::{Failed, Steps};
+use crate::{
+    steps::{Failed, Steps},
+    template,
+};
 
 /// A failure in one program does not hide those in the others.
 const TEST: [&str; 2] = ["test", "--no-fail-fast"];
@@ -40,6 +43,7 @@ pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
     guests(steps)?;
     build(steps)?;
     steps.cargo_with("tests", &[&TEST, &PACKAGES[..]].concat(), &[FILL, BUILT])?;
+    template::test(steps, true)?;
     checked(steps)?;
     loom(steps)
 }
@@ -63,7 +67,8 @@ fn fast(steps: &Steps) -> Result<(), Failed> {
         arguments.extend([option, name.as_str()]);
     }
 
-    steps.cargo_with("tests without guests and long random runs", &arguments, &[FILL, BUILT])
+    steps.cargo_with("tests without guests and long random runs", &arguments, &[FILL, BUILT])?;
+    template::test(steps, false)
 }
 
 /// Returns all programs with tests but those of libraries, by the workspace's metadata. Each is the
