@@ -168,14 +168,14 @@ impl Courier {
                 if !ports.ready(PORT, CHANNEL) {
                     return self.sending;
                 }
-                let Some(mut packet) = ports.new_packet(self.frame.len()) else {
+                let Ok(mut packet) = ports.new_packet(self.frame.len()) else {
                     retry::when_starved(context);
                     return self.sending;
                 };
 
                 packet.bytes_mut().copy_from_slice(&self.frame);
-                if let Err(refused) = ports.send(PORT, CHANNEL, packet) {
-                    ports.recycle(refused);
+                if let Err(unsent) = ports.send(PORT, CHANNEL, packet) {
+                    ports.recycle(unsent.packet);
                     return self.sending;
                 }
                 self.sent += 1;
@@ -264,8 +264,8 @@ impl Courier {
         };
     }
 
-    /// Writes the result into the descriptor, and then raises the interrupt, which does not overtake
-    /// the write.
+    /// Writes the result into the descriptor, and then raises the interrupt. The interrupt does not
+    /// overtake the write.
     fn report(
         &mut self,
         context: &mut Context<'_>,

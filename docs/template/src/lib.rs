@@ -5,7 +5,7 @@
 //!
 //! - [`registers`]: what both sides of the card read: identity, registers, descriptors
 //! - [`device`]: the model of the card
-//! - [`driver`]: the driver, which is the same for the model in process, on a socket, and in a guest
+//! - [`driver`]: the driver, the same for the model in process, on a socket, and in a guest
 
 pub mod device;
 pub mod driver;

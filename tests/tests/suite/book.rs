@@ -9,5 +9,9 @@
 
 #[path = "../../../docs/src/devices/tree/allreduce.rs"]
 mod allreduce;
+#[path = "../../../docs/src/ports/repeater.rs"]
+mod repeater;
+#[path = "../../../docs/src/descriptor-rings/ring_nic.rs"]
+mod ring_nic;
 #[path = "../../../docs/src/own-device/tally.rs"]
 mod tally;

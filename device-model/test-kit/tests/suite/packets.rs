@@ -13,7 +13,8 @@ use crate::echo::*;
 /// Returns a link of one virtual channel of two packets, which carries a bit in a nanosecond and
 /// delays by a microsecond.
 fn slow_link() -> LinkSpec {
-    LinkSpec { delay: 1_000, bits_per_second: 1_000_000_000, credits: vec![2] }
+    let timed = LinkSpec { delay: 1_000, bits_per_second: 1_000_000_000, ..LinkSpec::default() };
+    LinkSpec { credits: vec![2], ..timed }
 }
 
 #[test]
