@@ -127,7 +127,7 @@ pub trait Device: Send {
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset);
 
     /// Reports the end of a [`Context::dma_read`], exactly once for each read, unless a reset
-    /// cancelled it.
+    /// cancelled it or the device has forgotten it ([`Context::forget_reads`]).
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,

@@ -1,5 +1,6 @@
 //! The operations that a device can use during a call.
 
+mod forget;
 mod function;
 mod shared;
 
@@ -115,7 +116,7 @@ impl Context<'_> {
     /// Starts a read of at most [`MAX_DMA`] bytes of client memory at `iova`.
     ///
     /// The data or the error comes to [`crate::device::Device::dma_done`] with `token`, after the
-    /// device has returned from this call.
+    /// device has returned from this call. [`Context::forget_reads`] cancels that.
     ///
     /// # Errors
     /// [`DmaError::Busy`] when [`MAX_REMOTE`] reads of the attachment are in flight, or no buffer
@@ -159,7 +160,7 @@ impl Context<'_> {
                 let Some(tenant) = attachment.tenant.as_mut() else { return Err(DmaError::Busy) };
                 let id = self.shared.next_id;
                 self.shared.next_id += 1;
-                tenant.remote_reads.push(RemoteRead { id, token, length });
+                tenant.remote_reads.push(RemoteRead { id, token: Some(token), length });
                 let function = self.function.id;
                 let message = Outgoing::DmaRead { id, function, attachment: who, iova, length };
                 self.shared.outgoing.push_back(message);

@@ -7,6 +7,7 @@ mod common;
 mod access;
 mod attach;
 mod dma;
+mod forget;
 mod interrupts;
 mod property;
 mod rings;
