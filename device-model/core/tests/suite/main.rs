@@ -6,6 +6,7 @@ mod common;
 
 mod access;
 mod attach;
+mod copy;
 mod dma;
 mod forget;
 mod interrupts;
