@@ -10,6 +10,7 @@ mod copy;
 mod dma;
 mod forget;
 mod interrupts;
+mod links;
 mod property;
 mod rings;
 mod schedule;
