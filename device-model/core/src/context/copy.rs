@@ -55,8 +55,8 @@ impl Context<'_> {
         self.finish(who, data.len(), result, &[Event::DmaWrite { iova, length: data.len() }])
     }
 
-    /// Changes the 64-bit word of client memory at `iova`, a multiple of 8, by one atomic operation.
-    /// Returns its previous value.
+    /// Changes the 64-bit word of client memory at `iova`, a multiple of 8, by one atomic
+    /// operation. Returns its previous value.
     ///
     /// No store of the client falls between the read and the write, and the call never retries. The
     /// change is ordered behind the attachment's earlier copies and writes, and in front of its
