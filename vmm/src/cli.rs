@@ -353,7 +353,14 @@ pub fn main() -> Result<u8, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+
+    #[test]
+    fn options_of_all_commands_have_names_of_their_own() {
+        Cli::command().debug_assert();
+    }
 
     #[test]
     fn limit_of_mapped_bytes_is_low_for_clients_that_others_start_unless_it_is_named() {

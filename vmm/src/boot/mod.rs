@@ -1,28 +1,30 @@
 //! `nicforge boot`: serves a machine, boots a Linux guest for each node with the node's functions
 //! plugged in, and runs a command in each guest.
 
+mod options;
 mod terminal;
 
 use std::{
-    path::PathBuf,
     sync::{Arc, mpsc::channel},
     time::{Duration, Instant},
 };
 
-use clap::Args;
+use nicforge_core::spec::Identity;
 use nicforge_guest::{
-    Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, Progress, Provision,
+    Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, PciIdentity, Progress,
     Stream as GuestStream, Toolkit,
 };
 use nicforge_machine::build::Node;
 
 use crate::{
-    cli::ServeOptions,
     failure::{EXIT_INTERRUPTED, Failure, print_error},
     lines::{Printer, Stream},
     serve::Served,
     signals::Signals,
 };
+
+use self::options::{AcceleratorChoice, DriverChoice};
+pub use self::options::{GuestOptions, HostFiles, ModuleWord, Options, Task};
 
 /// The help text below the options.
 pub const HELP: &str = "\
@@ -51,103 +53,6 @@ const SHELL: Duration = Duration::from_secs(24 * 3600);
 const SETTLE: Duration = Duration::from_secs(2);
 /// The interval between two checks in a wait.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-
-/// The work in the guests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Task {
-    /// A shell on the terminal, in one guest.
-    Shell,
-    /// `lspci -vvv` of the machine's functions.
-    Lspci,
-    /// A command and its arguments.
-    Command(Vec<String>),
-}
-
-/// The driver of the functions in the guests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum DriverChoice {
-    /// The kernel module if it can be built for the kernel, else no driver.
-    Auto,
-    /// The kernel module of nicforge.
-    Shim,
-    /// Linux's VFIO (with --iommu).
-    Vfio,
-    /// No driver.
-    None,
-}
-
-/// How the guests' processors run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum AcceleratorChoice {
-    /// KVM if a guest boots with it, else TCG.
-    Auto,
-    /// By the host's processors.
-    Kvm,
-    /// Emulated.
-    Tcg,
-}
-
-/// Files of the host for the guests.
-#[derive(Clone, Debug, Args)]
-pub struct HostFiles {
-    /// A directory of this host that the guests have as /share.
-    #[arg(long, value_name = "DIR")]
-    pub share: Option<PathBuf>,
-    /// A program of this host that the guests have in /root, with its libraries; may be given
-    /// several times.
-    #[arg(long = "program", value_name = "FILE")]
-    pub programs: Vec<PathBuf>,
-}
-
-/// How each guest is made, and which functions it gets.
-#[derive(Clone, Debug, Args)]
-pub struct GuestOptions {
-    /// Give the guests a virtual IOMMU.
-    #[arg(long)]
-    pub iommu: bool,
-    /// The driver of the functions in the guests; vfio implies --iommu.
-    #[arg(long, value_enum, value_name = "DRIVER", default_value_t = DriverChoice::Auto)]
-    pub driver: DriverChoice,
-    /// Plug in the admin attachments too.
-    #[arg(long)]
-    pub admin: bool,
-    /// Put each function behind a PCIe root port of its own, like a card in a slot, and not onto
-    /// the root bus.
-    #[arg(long)]
-    pub root_ports: bool,
-    /// How the guests' processors run.
-    #[arg(long, value_enum, value_name = "ACCEL", default_value_t = AcceleratorChoice::Auto)]
-    pub accel: AcceleratorChoice,
-    /// MiB of memory for each guest.
-    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(128..=1 << 20))]
-    pub memory: u32,
-    /// Processors of each guest.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub cpus: u32,
-}
-
-/// The options of the command line.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The machine file.
-    pub machine: PathBuf,
-    /// Where and how to serve the machine.
-    pub serve: ServeOptions,
-    /// Nodes that get a guest. All nodes get one when this is empty.
-    pub nodes: Vec<String>,
-    /// Paths of QEMU, the kernel and others that replace the found or downloaded ones.
-    pub provision: Provision,
-    /// Files of the host for the guests.
-    pub contents: HostFiles,
-    /// How each guest is made.
-    pub guest: GuestOptions,
-    /// How long the task may take.
-    pub timeout: Option<Duration>,
-    /// A directory for the guests' consoles and QEMU's messages.
-    pub logs: Option<PathBuf>,
-    /// The work in the guests.
-    pub task: Task,
-}
 
 /// Runs the command.
 pub fn main(options: &Options) -> Result<u8, Failure> {
@@ -195,6 +100,8 @@ fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, F
         toolkit.qemu.version(),
         toolkit.kernel.version
     ));
+
+    show_stock_drivers(options, served, &nodes, &toolkit, driver, progress)?;
 
     let mut guests = Vec::new();
     for node in nodes {
@@ -268,12 +175,13 @@ fn driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<D
     let driver = match options.guest.driver {
         DriverChoice::Shim => Driver::Shim,
         DriverChoice::Vfio => Driver::Vfio,
-        DriverChoice::None => Driver::None,
+        DriverChoice::None | DriverChoice::Stock => Driver::None,
         DriverChoice::Auto if toolkit.has_shim() => Driver::Shim,
         DriverChoice::Auto => {
             let version = &toolkit.kernel.version;
             print_error(format_args!(
-                "nicforge: no kernel module for Linux {version} can be built here: the functions have no driver"
+                "nicforge: no kernel module of nicforge can be built here for Linux {version}: \
+                 the functions have Linux's own drivers, or none"
             ));
             Driver::None
         }
@@ -285,6 +193,47 @@ fn driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<D
     }
 
     Ok(driver)
+}
+
+/// Finds Linux's own drivers once, and not in each guest's thread, and shows them.
+fn show_stock_drivers(
+    options: &Options,
+    served: &Served,
+    nodes: &[&Node],
+    toolkit: &Toolkit,
+    driver: Driver,
+    progress: &Progress,
+) -> Result<(), Failure> {
+    let mut seen = Vec::new();
+    for node in nodes {
+        for identity in stock_identities(options, served, node) {
+            // Nodes of one kind have the same driver, which is shown for the first.
+            if seen.contains(&identity) {
+                continue;
+            }
+            seen.push(identity);
+
+            let modules = toolkit.stock_drivers(driver, identity, progress)?;
+            if !modules.is_empty() {
+                let (name, modules) = (&node.name, modules.join(", "));
+                print_error(format_args!("nicforge: Linux has a driver for {name}: {modules}"));
+            }
+        }
+    }
+
+    Ok(())
+}
+
+/// Returns the identities of the node's functions, if Linux's own drivers are to be found for them.
+fn stock_identities(options: &Options, served: &Served, node: &Node) -> Vec<PciIdentity> {
+    let functions = options.guest.driver.allows_stock().then_some(node.function);
+    functions.into_iter().filter_map(|function| served.identity(function)).map(pci_identity).collect()
+}
+
+/// Returns the identity by which the guest's kernel looks for a driver.
+fn pci_identity(identity: &Identity) -> PciIdentity {
+    let &Identity { vendor, device, subsystem_vendor, subsystem, class, revision: _ } = identity;
+    PciIdentity { vendor, device, subsystem_vendor, subsystem, class }
 }
 
 fn configured(
@@ -307,6 +256,17 @@ fn configured(
         .env("NICFORGE_RANK", node.rank.to_string())
         .env("NICFORGE_SIZE", size.to_string())
         .env("NICFORGE_MACHINE", &built.name);
+
+    for ModuleWord { name, parameter } in &options.guest.kernel_modules {
+        config = match parameter {
+            Some(parameter) => config.module_parameter(name, parameter),
+            None => config.module(name),
+        };
+    }
+
+    for identity in stock_identities(options, served, node) {
+        config = config.driver_for(identity);
+    }
 
     for attachment in node.attachments.iter().filter(|attachment| options.guest.admin || !attachment.admin) {
         config = config.function(Function {

@@ -17,18 +17,24 @@ use nix::{
     unistd::Pid,
 };
 
-/// `nicforge boot` of a pset, with sockets and temporary files in a folder of its own.
+/// `nicforge boot` of a machine, with sockets and temporary files in a folder of its own.
 struct Boot {
     folder: tempfile::TempDir,
+    machine: &'static str,
 }
 
 impl Boot {
+    /// A pset.
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self::of("pset.toml")
+    }
+
+    fn of(machine: &'static str) -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), machine }
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
+        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines").join(self.machine);
         let temporary = self.folder.path().join("tmp");
         std::fs::create_dir_all(&temporary).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge"));
@@ -141,6 +147,37 @@ fn commands_run_in_two_guests_and_the_exit_code_is_that_of_the_first_that_failed
 }
 
 #[test]
+fn stock_driver_is_found_by_modalias_and_a_named_module_has_its_parameters() {
+    toolkit();
+    let boot = Boot::of("idio16.toml");
+    let script = "basename $(readlink /sys/bus/pci/devices/${NICFORGE_DEVICES#*=}/driver)
+        ls -d /sys/class/net/dummy*; echo sockets: $NICFORGE_SOCKET";
+    let module = ["--module", "dummy:numdummies=2"];
+    let output = boot.run(&[&module[..], &["--", "sh", "-c", script]].concat());
+
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{said}{errors}");
+    assert_eq!(
+        said,
+        "gpio0 | pci-idio-16\ngpio0 | /sys/class/net/dummy0\ngpio0 | /sys/class/net/dummy1\n\
+         gpio0 | sockets:\n"
+    );
+    assert!(errors.contains("Linux has a driver for gpio0: gpio_pci_idio_16\n"), "{errors}");
+    assert!(!errors.contains("not bound") && !errors.contains("not loaded"), "{errors}");
+}
+
+#[test]
+fn module_that_the_kernel_does_not_have_is_named() {
+    toolkit();
+    let boot = Boot::of("idio16.toml");
+    let output = boot.run(&["--driver", "none", "--module", "no-such", "--", "true"]);
+    let errors = text(&output.stderr);
+
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("the kernel has no module no_such"), "{errors}");
+}
+
+#[test]
 fn ctrl_c_ends_guests_and_removes_sockets_and_a_killed_program_leaves_no_guest() {
     toolkit();
     let boot = Boot::new();
@@ -241,6 +278,7 @@ fn what_can_not_be_is_said_before_anything_is_downloaded() {
     fails(&mut boot.command(&[]), 2, &["--shell", "--lspci"]);
     fails(&mut boot.command(&["--node", "cn9", "--", "true"]), 2, &["there is no node cn9", "cn3"]);
     fails(&mut boot.command(&["--shell", "--node", "cn0", "--node", "cn1"]), 2, &["--shell is for one node"]);
+    fails(&mut boot.command(&["--module", "a:b", "--", "true"]), 2, &["NAME:PARAM=VALUE"]);
     fails(&mut boot.command(&["--qemu", "/bin/false", "--", "true"]), 3, &["/bin/false", "failed"]);
     fails(
         &mut boot.command(&["--qemu", "/bin/true", "--", "true"]),

@@ -46,6 +46,15 @@ bind() { # ADDRESS: prints how a program opens the function
 	esac
 }
 
+# Whether another driver than nicforge's has the function: one that was loaded by name or by
+# modalias.
+taken() { # ADDRESS
+	[ -e "/sys/bus/pci/devices/$1/driver" ] || return
+	case $(readlink "/sys/bus/pci/devices/$1/driver") in
+	*/nicforge-shim) return 1 ;;
+	esac
+}
+
 problem() { echo "0 n $*" >&3; }
 
 case $NF_DRIVER in
@@ -65,6 +74,7 @@ for function in $NF_FUNCTIONS; do
 	*" $name "*) ;;
 	*) continue ;;
 	esac
+	[ $NF_DRIVER = shim ] && taken "$address" && continue
 	if socket=$(bind "$address" 2>$run/bind); then
 		sockets=$sockets${sockets:+:}$socket
 	else
