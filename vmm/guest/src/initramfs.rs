@@ -22,6 +22,7 @@ use crate::{
 const INIT: &[u8] = include_bytes!("inside/init.sh");
 const AGENT: &[u8] = include_bytes!("inside/agent.sh");
 const JOB: &[u8] = include_bytes!("inside/job.sh");
+const BARRIER: &[u8] = include_bytes!("inside/barrier.sh");
 
 /// The indexes that kmod's library reads. `lspci` looks up the names of modules in them. They are
 /// empty here: magic number, version and no root.
@@ -56,6 +57,8 @@ pub(crate) struct Contents<'a> {
     pub(crate) environment: String,
     /// The built kernel module `kmod-shim`.
     pub(crate) shim: Option<&'a Path>,
+    /// Whether there is the program `nicforge-barrier`.
+    pub(crate) barriers: bool,
 }
 
 /// Writes a guest's initramfs to an open file.
@@ -85,6 +88,10 @@ pub(crate) fn write(
     builder.copy(&toolkit.programs.busybox, "/nicforge/busybox")?;
     if let Some(lspci) = &toolkit.programs.lspci {
         builder.lspci(lspci)?;
+    }
+
+    if contents.barriers {
+        builder.file("/nicforge/tools/nicforge-barrier", 0o755, BARRIER)?;
     }
 
     builder.file("/nicforge/modules", 0o644, contents.modules.load.as_bytes())?;

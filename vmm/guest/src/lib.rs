@@ -57,7 +57,7 @@ mod tool;
 
 pub use accel::{Accelerator, Choice};
 pub use error::{GuestError, LogEnds};
-pub use guest::{Driver, Function, Guest, GuestConfig, Job, LineSink, Output, Running, Stream};
+pub use guest::{BarrierCall, Driver, Function, Guest, GuestConfig, Job, LineSink, Output, Running, Stream};
 pub use identity::PciIdentity;
 pub use modules::ModuleTree;
 pub use progress::Progress;

@@ -1,8 +1,10 @@
 //! `nicforge boot`: serves a machine, boots a Linux guest for each node with the node's functions
 //! plugged in, and runs a command in each guest.
 
+mod barrier;
 mod options;
 mod terminal;
+mod together;
 
 use std::{
     sync::{Arc, mpsc::channel},
@@ -23,8 +25,11 @@ use crate::{
     signals::Signals,
 };
 
-use self::options::{AcceleratorChoice, DriverChoice};
 pub use self::options::{GuestOptions, HostFiles, ModuleWord, Options, Task};
+use self::{
+    options::{AcceleratorChoice, DriverChoice},
+    together::{Member, Together},
+};
 
 /// The help text below the options.
 pub const HELP: &str = "\
@@ -34,6 +39,9 @@ The command finds in its environment:
   NICFORGE_DEVICES  each attachment's PCI address: cn0.core0=0000:00:03.0,...
   NICFORGE_NODE, NICFORGE_ROLE, NICFORGE_RANK, NICFORGE_SIZE, NICFORGE_MACHINE
                     as with `nicforge run`
+In it, `nicforge-barrier NAME [SECONDS]` waits until the commands of all guests
+have come to NAME; it ends with 0, with 1 when the command of one has ended
+without coming, and with 124 after 300 seconds or as many as you name.
 
 QEMU and a kernel are downloaded once from a Debian mirror into NICFORGE_CACHE
 (by default ~/.cache/nicforge); no root is needed and nothing is installed.
@@ -49,6 +57,8 @@ Examples: nicforge boot machines/pset.toml --node cn0 --shell
 const COMMAND: Duration = Duration::from_secs(3600);
 /// How long a shell may take, unless the user sets a limit.
 const SHELL: Duration = Duration::from_secs(24 * 3600);
+/// How long a guest's boot may take.
+const BOOT: Duration = Duration::from_secs(300);
 /// How long the engine may take to notice that clients have detached.
 const SETTLE: Duration = Duration::from_secs(2);
 /// The interval between two checks in a wait.
@@ -246,12 +256,14 @@ fn configured(
     let built = served.built();
     let size = built.nodes.iter().filter(|other| other.role == node.role).count();
     let mut config = GuestConfig::new(&node.name)
+        .boot_deadline(BOOT)
         .accelerator(accelerator)
         .driver(driver)
         .iommu(options.guest.iommu || driver == Driver::Vfio)
         .memory(options.guest.memory)
         .processors(options.guest.cpus)
         .terminal(options.task == Task::Shell)
+        .barriers(options.task != Task::Shell)
         .env("NICFORGE_ROLE", node.role.name())
         .env("NICFORGE_RANK", node.rank.to_string())
         .env("NICFORGE_SIZE", size.to_string())
@@ -304,6 +316,7 @@ fn run_all(
     let limit = options.timeout.unwrap_or(COMMAND);
     let (result_sender, results) = channel();
     let count = guests.len();
+    let together = Together::new(&guests, options.hold, limit);
 
     std::thread::scope(|scope| {
         // A guest that fails ends the others, and so does Ctrl-C.
@@ -315,11 +328,13 @@ fn run_all(
             })
         };
 
-        for config in &guests {
+        let together = &together;
+        for (number, config) in guests.iter().enumerate() {
             let (result_sender, ending, printer, job) =
                 (result_sender.clone(), ending.clone(), printer.clone(), job.clone());
             scope.spawn(move || {
-                let result = run_one(toolkit, config, job, &printer, limit, &ending);
+                let member = together.member(number);
+                let result = run_one(toolkit, config, job, &printer, &member, &ending);
                 // The receiver may already have ended the loop.
                 let _ = result_sender.send((config.node().to_owned(), result));
             });
@@ -356,11 +371,12 @@ fn run_one(
     config: &GuestConfig,
     job: Job,
     printer: &Arc<Printer>,
-    limit: Duration,
+    member: &Member<'_>,
     progress: &Progress,
 ) -> Result<u8, GuestError> {
     let guest = Guest::boot(toolkit, config, progress)?;
     let node = guest.node().to_owned();
+    let limit = member.limit();
     let until = Instant::now() + limit;
     // A blocked output must not keep Ctrl-C or the time limit from ending the guest.
     let give_up = {
@@ -384,8 +400,15 @@ fn run_one(
 
     loop {
         if let Some(output) = running.wait_for(CHECK_INTERVAL)? {
+            member.leave();
+            // A command that failed ends all guests, so its own does not stay either.
+            if output.status == 0 {
+                member.hold(&guest, progress)?;
+            }
             return Ok(output.status);
         }
+
+        member.serve(&guest)?;
         if progress.is_cancelled() {
             return Err(GuestError::Cancelled);
         }

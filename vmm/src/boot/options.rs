@@ -133,6 +133,8 @@ pub struct Options {
     pub contents: HostFiles,
     /// How each guest is made.
     pub guest: GuestOptions,
+    /// Whether guests stay until the commands of all have ended.
+    pub hold: bool,
     /// How long the task may take.
     pub timeout: Option<Duration>,
     /// A directory for the guests' consoles and QEMU's messages.

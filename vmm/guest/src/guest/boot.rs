@@ -72,6 +72,7 @@ impl Guest {
             config: settings(config, &functions),
             environment: environment_script(config),
             shim: shim.as_deref(),
+            barriers: config.software.barriers,
         };
         initramfs::write(toolkit, &contents, &initrd, progress)?;
 

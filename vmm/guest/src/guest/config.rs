@@ -103,6 +103,8 @@ pub(crate) struct Software {
     pub(crate) modules: Vec<ModuleRequest>,
     /// The functions for which the kernel's own drivers are loaded.
     pub(crate) identities: Vec<PciIdentity>,
+    /// Whether commands have `nicforge-barrier`.
+    pub(crate) barriers: bool,
     /// Files and programs of the host.
     pub(crate) extras: Vec<Extra>,
     /// A directory of the host for `/share`.
@@ -256,6 +258,13 @@ impl GuestConfig {
     /// driver that is loaded by [`Self::module`] comes first in either case.
     pub fn driver_for(mut self, identity: PciIdentity) -> Self {
         self.software.identities.push(identity);
+        self
+    }
+
+    /// Sets whether commands have the program `nicforge-barrier`. The caller must then answer
+    /// [`Guest::barrier_calls`](crate::Guest::barrier_calls).
+    pub fn barriers(mut self, wanted: bool) -> Self {
+        self.software.barriers = wanted;
         self
     }
 
