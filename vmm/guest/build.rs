@@ -1,7 +1,7 @@
 //! Embeds the sources of the kernel module (`kmod-shim`) in the library. A program can then build
 //! the module for a guest wherever the program is installed.
 //!
-//! Without the folder, as in a package of this crate alone, the library is built without them, and
+//! The folder `kmod-shim` here is a link. Without it, the library is built without the sources, and
 //! a warning says so. A guest then has no driver of nicforge, and `Toolkit::shim` returns an error.
 
 use std::{
