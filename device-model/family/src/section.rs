@@ -157,6 +157,15 @@ impl SectionError {
         }
     }
 
+    /// Returns the error with the place `place`, unless it has a place already.
+    #[must_use]
+    pub fn or_at(mut self, place: Range<usize>) -> Self {
+        match &mut self {
+            Self::Syntax { span, .. } | Self::Value { span, .. } => span.get_or_insert(place),
+        };
+        self
+    }
+
     /// Returns the byte range of the error in the file's text, if the error has one.
     pub fn span(&self) -> Option<Range<usize>> {
         match self {
