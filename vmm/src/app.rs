@@ -119,7 +119,8 @@ impl App {
             return body(arguments, &self.families);
         }
 
-        let command = Command::from_arg_matches(&matches).map_err(|error| Failure::usage(error.to_string()))?;
+        let command =
+            Command::from_arg_matches(&matches).map_err(|error| Failure::usage(error.to_string()))?;
         cli::carry_out(command, &self.families)
     }
 
@@ -153,7 +154,10 @@ mod tests {
 
         let help = line.find_subcommand_mut("run").unwrap().render_help().to_string();
         assert!(help.contains("--io ./a : --compute ./b 2"), "{help}");
-        assert!(help.contains("node      an EXTOLL card") && help.contains("device    a single device"), "{help}");
+        assert!(
+            help.contains("node      an EXTOLL card") && help.contains("device    a single device"),
+            "{help}"
+        );
     }
 
     #[test]

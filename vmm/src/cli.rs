@@ -268,9 +268,13 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
             &arguments.socket_owners,
             &arguments.socket_groups,
         ),
-        Command::Run(arguments) => {
-            run::main(&arguments.machine, families, &arguments.options, arguments.per_core, &arguments.programs)
-        }
+        Command::Run(arguments) => run::main(
+            &arguments.machine,
+            families,
+            &arguments.options,
+            arguments.per_core,
+            &arguments.programs,
+        ),
         Command::Boot(arguments) => {
             let machine = arguments.machine.clone();
             boot::main(&machine, families, &(*arguments).into())

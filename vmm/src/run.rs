@@ -25,10 +25,8 @@ pub fn help(roles: &[Role]) -> String {
     let name = |index: usize| roles.get(index).map_or("ROLE", |role| role.name());
     let (first, second) = (format!("--{} ./a", name(0)), format!("--{} ./b 2", name(1)));
     let by_role = if roles.len() > 1 { format!("{first} : {second}") } else { first };
-    let list: String = roles
-        .iter()
-        .map(|role| format!("  {:ROLE_WIDTH$} {}\n", role.name(), role.about()))
-        .collect();
+    let list: String =
+        roles.iter().map(|role| format!("  {:ROLE_WIDTH$} {}\n", role.name(), role.about())).collect();
 
     format!(
         "\

@@ -373,7 +373,9 @@ fn node_snapshot(node: &Node, functions: &[FunctionSnapshot]) -> NodeSnapshot {
     for function in &node.functions {
         let Some(raw) = functions.get(function.id.0 as usize) else { continue };
         let counters = raw.counters.iter();
-        snapshot.counters.extend(counters.map(|counter| (name_in_node(function, counter.name), counter.value)));
+        snapshot
+            .counters
+            .extend(counters.map(|counter| (name_in_node(function, counter.name), counter.value)));
 
         snapshot.attachments.extend(raw.attachments.iter().map(|attachment| AttachmentSnapshot {
             name: name_in_node(function, &attachment.name),

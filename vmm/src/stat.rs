@@ -350,7 +350,11 @@ fn attachment_row(attachment: &AttachmentSnapshot, columns: &[ColumnSnapshot]) -
 
 /// Returns the number of packets that a node has sent and received.
 fn packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
-    columns.iter().filter(|column| column.packets).filter_map(|column| node.sum_if_any(&column.counters)).sum()
+    columns
+        .iter()
+        .filter(|column| column.packets)
+        .filter_map(|column| node.sum_if_any(&column.counters))
+        .sum()
 }
 
 #[cfg(test)]

@@ -129,6 +129,9 @@ impl DeviceKind {
 
 impl fmt::Debug for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceKind").field("name", &self.name).field("role", &self.role).finish_non_exhaustive()
+        f.debug_struct("DeviceKind")
+            .field("name", &self.name)
+            .field("role", &self.role)
+            .finish_non_exhaustive()
     }
 }

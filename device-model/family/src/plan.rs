@@ -163,12 +163,7 @@ impl Plan {
     ///
     /// # Errors
     /// The errors of [`Plan::node`], and [`PlanError::Functions`].
-    pub fn single(
-        &mut self,
-        name: &str,
-        role: Role,
-        source: DeviceSource,
-    ) -> Result<FunctionKey, PlanError> {
+    pub fn single(&mut self, name: &str, role: Role, source: DeviceSource) -> Result<FunctionKey, PlanError> {
         let node = self.node(name, role)?;
         self.push_function(node, name.to_owned(), None, source)
     }
@@ -225,7 +220,10 @@ impl Plan {
     /// [`PlanError::NoFunction`], [`PlanError::NoPort`] and [`PlanError::PortTaken`].
     pub fn check_port(&self, port: PortKey) -> Result<(), PlanError> {
         if port.0.0 >= self.functions.len() {
-            return Err(PlanError::NoFunction { name: "of another plan".into(), some: self.some_functions() });
+            return Err(PlanError::NoFunction {
+                name: "of another plan".into(),
+                some: self.some_functions(),
+            });
         }
         if port.1 >= MAX_PORTS {
             return Err(PlanError::NoPort { port: self.port_name(port) });
@@ -436,7 +434,9 @@ impl PlanError {
             Self::Channels { channels } => {
                 parts("channels", channels.to_string(), &format!("1 to {MAX_CHANNELS}"))
             }
-            Self::Credits { credits } => parts("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}")),
+            Self::Credits { credits } => {
+                parts("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}"))
+            }
             Self::Packet { bytes } => parts("the longest packet", bytes.to_string(), "1 to 65536 bytes"),
             Self::Variable { name } => parts(
                 "an environment variable",

@@ -165,10 +165,7 @@ pub fn main(machine: &Path, families: &Families, options: &Options) -> Result<u8
 ///
 /// # Errors
 /// Returns the errors of `serve`, and a [`Failure`] when a guest cannot be booted.
-pub fn with(
-    options: &Options,
-    serve: impl FnOnce() -> Result<Served, Failure>,
-) -> Result<u8, Failure> {
+pub fn with(options: &Options, serve: impl FnOnce() -> Result<Served, Failure>) -> Result<u8, Failure> {
     let signals =
         Arc::new(Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?);
     let progress = Progress::on_stderr().cancelled_by({
@@ -271,11 +268,7 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
         nodes.extend(all.iter().filter(|node| !node.attachments.is_empty()));
         if options.task == Task::Shell && nodes.len() > 1 {
             nodes.truncate(1);
-            print_note(format_args!(
-                "a shell in {} (others: --node, of {})",
-                nodes[0].name,
-                names()
-            ));
+            print_note(format_args!("a shell in {} (others: --node, of {})", nodes[0].name, names()));
         }
     }
 
@@ -405,9 +398,7 @@ fn run_all(
 
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             if let (Ok(code), true) = (&result, count > 1) {
-                print_note(format_args!(
-                    "the command in {node} ended with {code}; ending the other guests"
-                ));
+                print_note(format_args!("the command in {node} ended with {code}; ending the other guests"));
             }
 
             first = Some(result.map_err(Failure::from));

@@ -79,10 +79,8 @@ pub fn parse(text: &str, path: &str, families: &Families) -> Result<Plan, Descri
 }
 
 fn plan_of(text: &str, families: &Families) -> Result<Plan, SectionError> {
-    let table = DeTable::parse(text).map_err(|error| SectionError::Syntax {
-        span: error.span(),
-        message: error.message().to_owned(),
-    })?;
+    let table = DeTable::parse(text)
+        .map_err(|error| SectionError::Syntax { span: error.span(), message: error.message().to_owned() })?;
     let mut file = Section::new(table);
 
     let name: Spanned<String> = file.take("name")?;
