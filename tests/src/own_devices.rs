@@ -195,6 +195,7 @@ impl Device for Hub {
     }
 }
 
+// ANCHOR: family
 /// The family of stars.
 pub struct Stars;
 
@@ -239,7 +240,9 @@ impl Family for Stars {
         Ok(())
     }
 }
+// ANCHOR_END: family
 
+// ANCHOR: kind
 /// Returns the kind of a single station.
 pub fn station() -> DeviceKind {
     #[derive(Deserialize)]
@@ -261,8 +264,11 @@ pub fn station() -> DeviceKind {
 pub fn hub() -> DeviceKind {
     DeviceKind::plain("hub", Hub::default).with_role(HUB)
 }
+// ANCHOR_END: kind
 
+// ANCHOR: list
 /// Returns all of these devices.
 pub fn families() -> Families {
     Families::new().family(Stars).device(station()).device(hub())
 }
+// ANCHOR_END: list

@@ -26,13 +26,16 @@
 //!
 //! ```
 //! use nicforge_family::{
-//!     DeviceSource, Family, Link, LinkSection, Plan, Role, Section, SectionError, Spanned, check_range,
+//!     DeviceSource, Family, Link, LinkSection, Plan, Role, Section, SectionError, Spanned,
+//!     check_range,
 //! };
-//! # use nicforge_core::{context::Context, device::{Device, Reset, Write}, ids::{Address, AttachmentId}};
+//! # use nicforge_core::{context::Context, device::{Device, Reset, Write}};
+//! # use nicforge_core::ids::{Address, AttachmentId};
 //! # use nicforge_core::spec::{FunctionSpec, Identity};
 //! # const SPEC: FunctionSpec = FunctionSpec {
 //! #     identity: Identity {
-//! #         vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0, class: 0xff_00_00, revision: 0,
+//! #         vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0,
+//! #         class: 0xff_00_00, revision: 0,
 //! #     },
 //! #     bars: [const { None }; 6],
 //! #     attachments: Vec::new(),
@@ -83,7 +86,8 @@
 //!             for side in ["a", "b"] {
 //!                 let card = DeviceSource::new(move || Card { seed });
 //!                 let name = format!("pair{pair}{side}");
-//!                 ends.push((plan.single(&name, CARD, card).map_err(|error| section.refuse(error))?, 0));
+//!                 let card = plan.single(&name, CARD, card);
+//!                 ends.push((card.map_err(|error| section.refuse(error))?, 0));
 //!             }
 //!             plan.link(ends[0], ends[1], link).map_err(|error| section.refuse(error))?;
 //!         }

@@ -8,8 +8,9 @@
 //!    stalls, several clients.
 //!
 //! In: accesses and completions, as [`nicforge_core::device::Device`] describes them. Out: through
-//! its `Context`, DMA, interrupts, and words in mapped memory. May touch: core, family, hwi (register
-//! maps, in [`nicforge_hwi::proof`]), kit, shm. No threads, clocks or I/O: a device never waits.
+//! its `Context`, DMA, interrupts, and words in mapped memory. May touch: core, family, hwi
+//! (register maps, in [`nicforge_hwi::proof`]), kit, shm. No threads, clocks or I/O: a device
+//! never waits.
 //!
 //! The drivers for them are in the crate `nicforge-proof-driver`.
 #![forbid(unsafe_code)]
