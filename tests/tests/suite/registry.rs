@@ -1,5 +1,5 @@
-//! Families and devices of one's own: in machine files, in process, on sockets, and in a program of
-//! one's own.
+//! Families and devices of a user's own: in machine files, in process, on sockets, and in a program
+//! of their own.
 
 use std::{
     io::{BufRead, BufReader},
@@ -313,7 +313,7 @@ fn star(folder: &Path) -> String {
 }
 
 #[test]
-fn a_program_of_ones_own_serves_its_devices_and_shows_them() {
+fn own_program_serves_its_devices_and_shows_them() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("m").display().to_string();
     let mut server = Ended(
@@ -349,7 +349,7 @@ fn a_program_of_ones_own_serves_its_devices_and_shows_them() {
 }
 
 #[test]
-fn a_program_of_ones_own_runs_programs_on_nodes_with_sockets() {
+fn own_program_runs_programs_on_nodes_with_sockets() {
     let folder = tempfile::tempdir().unwrap();
     let file = star(folder.path());
     let directory = folder.path().join("m").display().to_string();
@@ -373,7 +373,7 @@ fn a_program_of_ones_own_runs_programs_on_nodes_with_sockets() {
 }
 
 #[test]
-fn a_program_of_ones_own_has_its_name_and_its_devices_alone() {
+fn own_program_has_its_name_and_its_devices_alone() {
     assert_eq!(output(&["--version"]).1, "own-devices 7.8.9\n");
     let (_, help, _) = output(&["run", "--help"]);
     assert!(

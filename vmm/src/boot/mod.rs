@@ -266,6 +266,9 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
     if nodes.is_empty() {
         // A switch has no attachments, and nothing of it can be plugged into a guest.
         nodes.extend(all.iter().filter(|node| !node.attachments.is_empty()));
+        if nodes.is_empty() {
+            return Err(Failure::usage("no node of the machine has attachments to plug into a guest"));
+        }
         if options.task == Task::Shell && nodes.len() > 1 {
             nodes.truncate(1);
             print_note(format_args!("a shell in {} (others: --node, of {})", nodes[0].name, names()));
