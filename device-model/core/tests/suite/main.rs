@@ -6,8 +6,11 @@ mod common;
 
 mod access;
 mod attach;
+mod copy;
 mod dma;
+mod forget;
 mod interrupts;
+mod links;
 mod property;
 mod rings;
 mod schedule;
