@@ -8,7 +8,7 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Progress, Reset, Write},
     ids::{Address, AttachmentId},
-    spec::{AttachmentSpec, FunctionSpec, Identity},
+    spec::{FunctionSpec, Identity},
 };
 
 /// The virtual channel of all packets.
@@ -30,8 +30,10 @@ impl Device for Repeater {
             class: 0x02_80_00,
             revision: 1,
         };
-        let admin = AttachmentSpec { name: "admin".to_owned(), group: 0 };
-        FunctionSpec::nic(identity, vec![admin], 0x1000, 1, 64, 0, 0)
+
+        // Without an attachment it is no PCI function: no client reaches it.
+        let (bars, attachments) = ([const { None }; 6], Vec::new());
+        FunctionSpec { identity, bars, attachments, msix: None, intx: false, rings: None }
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
