@@ -27,7 +27,8 @@ pub const EXIT_UNREAD: u8 = 141;
 /// The name of this program in its messages.
 static PROGRAM: OnceLock<&'static str> = OnceLock::new();
 
-/// Returns the name of this program in its messages: `nicforge`, unless [`name_program`] was called.
+/// Returns the name of this program in its messages. It is `nicforge`, unless [`name_program`] was
+/// called.
 pub fn program() -> &'static str {
     PROGRAM.get().copied().unwrap_or("nicforge")
 }

@@ -108,8 +108,8 @@ impl Served {
         Self::start_built(machine, built, options)
     }
 
-    /// Serves a machine that was built already, with sockets for this user alone. A machine that was
-    /// built without a plan has its nodes from [`Built::of_machine`], or from the caller.
+    /// Serves a machine that was built already, with sockets for this user alone. A machine that
+    /// was built without a plan has its nodes from [`Built::of_machine`], or from the caller.
     ///
     /// # Errors
     /// Returns the errors of [`Served::start`].
