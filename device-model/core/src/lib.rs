@@ -22,6 +22,7 @@ pub mod fabric;
 pub mod ids;
 pub mod interrupt;
 pub mod machine;
+pub mod panic;
 pub mod pci;
 pub mod posted;
 pub mod spec;

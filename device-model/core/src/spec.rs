@@ -394,8 +394,14 @@ impl FunctionSpec {
 }
 
 /// Reason why a [`FunctionSpec`] was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SpecError {
+    /// The device panicked in [`crate::device::Device::spec`].
+    #[error("the device panicked in spec: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
     /// The number of attachments is not 1 to 65535.
     #[error("a function needs 1 to 65535 attachments, not {count}")]
     Attachments {

@@ -19,9 +19,10 @@ use std::{
 
 use super::{FunctionSlot, Machine, PollState, active::ActiveFunction};
 use crate::{
-    context::Context,
+    context::{Context, FilledBuffer},
     device::Progress,
-    ids::{AttachmentId, FunctionId},
+    ids::{AttachmentId, DmaToken, FunctionId},
+    panic::DeviceMethod,
     time::Nanos,
 };
 
@@ -93,6 +94,13 @@ impl Schedule {
             slot.queued = true;
             self.hot.push_back(slot.state.id);
         }
+    }
+
+    /// Makes a function hot whose turn may have ended without putting it back into the queue.
+    #[cold]
+    pub(super) fn requeue(&mut self, slot: &mut FunctionSlot) {
+        slot.queued = self.hot.contains(&slot.state.id);
+        self.wake(slot);
     }
 
     /// Takes over a device's timer request.
@@ -174,11 +182,36 @@ impl Machine {
 
         let mut busy = false;
         self.shared.touched = 0;
-        for _ in 0..self.schedule.hot.len() {
+        let mut turns = self.schedule.hot.len();
+        // All turns share the cost of containment. After the panic of a device the other turns
+        // follow.
+        while self.guarded(|machine| busy |= machine.run_turns(&mut turns, budget)).is_err() {
+            busy = true;
+        }
+
+        if busy || !self.shared.outgoing.is_empty() {
+            Next::Now
+        } else if !self.schedule.hot.is_empty() {
+            Next::Poll
+        } else {
+            let timer = self.schedule.next_timer(&self.slots).map_or(Nanos::NEVER, |(time, _)| time);
+            Next::At(timer.min(self.fabric.next_event()))
+        }
+    }
+
+    /// Runs the turns of the first `turns` hot functions, and then lets functions cool down. Counts
+    /// `turns` down. Returns whether there was work.
+    #[inline(always)]
+    fn run_turns(&mut self, turns: &mut usize, budget: u32) -> bool {
+        let mut busy = false;
+        while *turns > 0 {
+            *turns -= 1;
             if self.shared.touched >= MOST_TOUCHED {
+                *turns = 0;
                 busy = true;
                 break;
             }
+
             let Some(function) = self.schedule.hot.pop_front() else { break };
             busy |= self.active(function).is_some_and(|mut active| active.turn(budget));
             // A function that got packets from this turn runs in this step if its turn is still to
@@ -191,14 +224,7 @@ impl Machine {
             self.collect_woken();
         }
 
-        if busy || !self.shared.outgoing.is_empty() {
-            Next::Now
-        } else if !self.schedule.hot.is_empty() {
-            Next::Poll
-        } else {
-            let timer = self.schedule.next_timer(&self.slots).map_or(Nanos::NEVER, |(time, _)| time);
-            Next::At(timer.min(self.fabric.next_event()))
-        }
+        busy
     }
 
     /// Sets the time without work after which a function goes cold, in nanoseconds.
@@ -334,8 +360,11 @@ impl ActiveFunction<'_> {
             state.reorder_clients(budget);
         }
 
+        let FunctionSlot { state, device, under_way, .. } = &mut *self.slot;
         let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
-        busy |= self.slot.device.step(&mut context, budget) == Progress::Busy;
+        *under_way = Some(DeviceMethod::Step);
+        busy |= device.step(&mut context, budget) == Progress::Busy;
+        *under_way = None;
 
         // Most steps set no timer and finish no DMA.
         let state = &self.slot.state;
@@ -391,17 +420,30 @@ impl ActiveFunction<'_> {
             }
 
             match completion.result {
-                Ok(filled) => {
-                    let data = &filled.buffer[..filled.length];
-                    self.call(|device, context| device.dma_done(context, who, token, Ok(data)));
-                    self.shared.return_buffer(filled.buffer);
-                }
-                Err(error) => {
-                    self.call(|device, context| device.dma_done(context, who, token, Err(error)));
-                }
+                Ok(filled) => self.deliver_data(who, token, filled),
+                Err(error) => self.call(DeviceMethod::DmaDone, |device, context| {
+                    device.dma_done(context, who, token, Err(error));
+                }),
             }
         }
 
         most
+    }
+
+    /// Delivers the data of a DMA read to the device, and returns the buffer to the pool.
+    fn deliver_data(&mut self, who: AttachmentId, token: DmaToken, filled: FilledBuffer) {
+        let FunctionSlot { state, device, under_way, lent, .. } = &mut *self.slot;
+        let filled = lent.data.insert(filled);
+        let data = &filled.buffer[..filled.length];
+
+        let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
+        *under_way = Some(DeviceMethod::DmaDone);
+        device.dma_done(&mut context, who, token, Ok(data));
+        *under_way = None;
+
+        if let Some(filled) = lent.data.take() {
+            self.shared.return_buffer(filled.buffer);
+        }
+        self.update_timer();
     }
 }

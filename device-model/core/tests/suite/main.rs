@@ -8,6 +8,7 @@ mod access;
 mod attach;
 mod dma;
 mod interrupts;
+mod panics;
 mod property;
 mod rings;
 mod schedule;
