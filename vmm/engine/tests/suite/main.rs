@@ -15,6 +15,7 @@ mod eventfds;
 mod files;
 mod hostile;
 mod messages;
+mod panics;
 mod second_socket;
 mod serve;
 mod survive;
