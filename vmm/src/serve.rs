@@ -12,7 +12,7 @@ use std::{
 };
 
 use nicforge_core::machine::Machine;
-use nicforge_engine::{Engine, EngineHandle, Stop};
+use nicforge_engine::{Engine, EngineError, EngineHandle, Stop};
 use nicforge_machine::{
     build::{Built, Node, NodeAttachment, build},
     description::Description,
@@ -53,14 +53,14 @@ struct EngineThread {
     thread: JoinHandle<()>,
     /// The result of the engine. The other end is dropped without a message when the thread
     /// panicked.
-    ended: Receiver<Result<(), String>>,
+    ended: Receiver<Result<(), Failure>>,
 }
 
 impl EngineThread {
     fn start(mut engine: Engine, stop: Stop) -> Result<Self, Failure> {
         let (report, ended) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
-            let result = engine.run(&stop).map_err(|error| error.to_string());
+            let result = engine.run(&stop).map_err(failure_of);
             drop(engine);
             // The receiver is gone when the thread was abandoned.
             let _ = report.send(result);
@@ -73,8 +73,8 @@ impl EngineThread {
     /// abandoned.
     fn wait(self) -> Result<(), Failure> {
         match self.ended.recv_timeout(LAST_TURN) {
-            Ok(result) => result.map_err(Failure::environment),
-            Err(RecvTimeoutError::Disconnected) => Err(Failure::environment("the engine's thread panicked")),
+            Ok(result) => result,
+            Err(RecvTimeoutError::Disconnected) => Err(Failure::panicked("the engine's thread panicked")),
             Err(RecvTimeoutError::Timeout) => Err(Failure {
                 message: format!(
                     "the engine did not end within {} ms: a client holds it in a system call; the sockets are removed",
@@ -83,6 +83,14 @@ impl EngineThread {
                 code: EXIT_HELD,
             }),
         }
+    }
+}
+
+/// Returns the failure of a server whose engine ended with this error.
+fn failure_of(error: EngineError) -> Failure {
+    match error {
+        EngineError::Panicked { .. } => Failure::panicked(error.to_string()),
+        error => Failure::environment(error.to_string()),
     }
 }
 
@@ -319,6 +327,7 @@ fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
             name: node.name.clone(),
             role: node.role.name().to_owned(),
             rank: node.rank,
+            panic: function.panic.as_ref().map(ToString::to_string),
             counters: function
                 .counters
                 .iter()
@@ -369,7 +378,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::cli::EventLoop;
+    use crate::{cli::EventLoop, failure::EXIT_PANICKED};
 
     /// The longest wait for anything in these tests.
     const SOON: Duration = Duration::from_secs(60);
@@ -403,5 +412,25 @@ mod tests {
         assert_eq!(failure.code, EXIT_HELD);
         assert!(!folder.path().join("m").exists(), "the directory is left behind");
         drop(release);
+    }
+    #[test]
+    fn a_server_whose_engine_panics_ends_with_a_code_of_its_own_and_removes_its_sockets() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "name = \"m\"\n[[function]]\nname = \"fifo0\"\nkind = \"slot-fifo\"\n";
+        let description = Description::parse(text, "a test's machine").unwrap();
+        let options = ServeOptions::new(Some(folder.path().join("m")), EventLoop::Auto);
+        let served = Served::start_description(&description, &options).unwrap();
+
+        served.handle.send(|_| std::panic::panic_any("a broken command")).unwrap();
+        let until = Instant::now() + SOON;
+        while !served.has_failed() {
+            assert!(Instant::now() < until, "the engine goes on");
+            std::thread::yield_now();
+        }
+        let failure = served.stop().unwrap_err();
+
+        assert_eq!(failure.code, EXIT_PANICKED);
+        assert!(failure.message.contains("a broken command"), "{failure}");
+        assert!(!folder.path().join("m").exists(), "the directory is left behind");
     }
 }

@@ -65,6 +65,9 @@ pub struct NodeSnapshot {
     pub role: String,
     /// Its number among the nodes of its role.
     pub rank: u32,
+    /// The panic of the device that took the node out of service, as `panicked in METHOD: MESSAGE`.
+    #[serde(default)]
+    pub panic: Option<String>,
     /// The device's counters, in the device's order.
     pub counters: Vec<(String, u64)>,
     /// Its attachments.
@@ -72,6 +75,11 @@ pub struct NodeSnapshot {
 }
 
 impl NodeSnapshot {
+    /// Returns a sentence about the panic of the node's device, if it panicked.
+    pub fn report_panic(&self) -> Option<String> {
+        self.panic.as_ref().map(|panic| format!("device {} {panic}", self.name))
+    }
+
     /// Returns the sum of the device's counters called `name` over all its virtual channels
     /// (`vc0_name`, `vc1_name`, ...). Returns `None` when it has none.
     pub fn counter_if_any(&self, name: &str) -> Option<u64> {
@@ -249,8 +257,15 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
         }
     }
 
+    let panics: String = snapshot
+        .nodes
+        .iter()
+        .filter_map(NodeSnapshot::report_panic)
+        .map(|line| format!("\n{line}"))
+        .collect();
+
     format!(
-        "{} ({}), up {:.1} s, {} of {} nodes awake, longest turn {}\n{table}",
+        "{} ({}), up {:.1} s, {} of {} nodes awake, longest turn {}\n{table}{panics}",
         snapshot.machine,
         snapshot.event_loop,
         snapshot.uptime_ms as f64 / 1e3,
@@ -279,6 +294,7 @@ mod tests {
                 name: "io0".into(),
                 role: "io".into(),
                 rank: 0,
+                panic: None,
                 counters: vec![
                     ("vc0_sent".into(), 2),
                     ("vc1_sent".into(), 3),
@@ -296,6 +312,16 @@ mod tests {
     #[test]
     fn counters_of_all_channels_are_summed_and_others_left_out() {
         assert_eq!(snapshot().nodes[0].counter("sent"), 5);
+    }
+
+    #[test]
+    fn device_that_panicked_is_named_below_the_table() {
+        let mut snapshot = snapshot();
+        snapshot.nodes[0].panic = Some("panicked in dma_done: no such list".into());
+
+        let text = render(&snapshot, None, false);
+
+        assert_eq!(text.lines().last(), Some("device io0 panicked in dma_done: no such list"));
     }
 
     #[test]

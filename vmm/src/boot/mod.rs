@@ -18,10 +18,11 @@ use nicforge_machine::build::Node;
 
 use crate::{
     cli::ServeOptions,
-    failure::{EXIT_INTERRUPTED, Failure, print_error},
+    failure::{EXIT_INTERRUPTED, EXIT_RESULT, Failure, print_error},
     lines::{Printer, Stream},
     serve::Served,
     signals::Signals,
+    stat::NodeSnapshot,
 };
 
 /// The help text below the options.
@@ -163,11 +164,24 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
 
     let result = boot(options, &served, &progress);
     wait_unused(&served);
+    let panics = report_panics(&served);
     let stopped = served.stop();
     let code = result?;
     stopped?;
 
-    Ok(code)
+    // A command that does not notice the end of its device hides it otherwise.
+    Ok(if code == 0 && panics > 0 { EXIT_RESULT } else { code })
+}
+
+/// Prints which devices have panicked. Returns their number.
+fn report_panics(served: &Served) -> usize {
+    let Ok(snapshot) = served.snapshot() else { return 0 };
+    let panics: Vec<_> = snapshot.nodes.iter().filter_map(NodeSnapshot::report_panic).collect();
+    for panic in &panics {
+        print_error(format_args!("nicforge: {panic}"));
+    }
+
+    panics.len()
 }
 
 fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, Failure> {
