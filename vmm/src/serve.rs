@@ -328,6 +328,12 @@ fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
             role: node.role.name().to_owned(),
             rank: node.rank,
             panic: function.panic.as_ref().map(ToString::to_string),
+            companions: function
+                .companions
+                .iter()
+                .filter(|companion| !companion.is_healthy())
+                .map(ToString::to_string)
+                .collect(),
             counters: function
                 .counters
                 .iter()

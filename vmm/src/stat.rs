@@ -68,6 +68,9 @@ pub struct NodeSnapshot {
     /// The panic of the device that took the node out of service, as `panicked in METHOD: MESSAGE`.
     #[serde(default)]
     pub panic: Option<String>,
+    /// The device's companions that are halted or have abandoned threads, each with its state.
+    #[serde(default)]
+    pub companions: Vec<String>,
     /// The device's counters, in the device's order.
     pub counters: Vec<(String, u64)>,
     /// Its attachments.
@@ -78,6 +81,13 @@ impl NodeSnapshot {
     /// Returns a sentence about the panic of the node's device, if it panicked.
     pub fn report_panic(&self) -> Option<String> {
         self.panic.as_ref().map(|panic| format!("device {} {panic}", self.name))
+    }
+
+    /// Returns a sentence about each part of the node's device that does not work.
+    fn report_problems(&self) -> Vec<String> {
+        let companions =
+            self.companions.iter().map(|state| format!("device {}: companion {state}", self.name));
+        self.report_panic().into_iter().chain(companions).collect()
     }
 
     /// Returns the sum of the device's counters called `name` over all its virtual channels
@@ -257,15 +267,15 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
         }
     }
 
-    let panics: String = snapshot
+    let problems: String = snapshot
         .nodes
         .iter()
-        .filter_map(NodeSnapshot::report_panic)
+        .flat_map(NodeSnapshot::report_problems)
         .map(|line| format!("\n{line}"))
         .collect();
 
     format!(
-        "{} ({}), up {:.1} s, {} of {} nodes awake, longest turn {}\n{table}{panics}",
+        "{} ({}), up {:.1} s, {} of {} nodes awake, longest turn {}\n{table}{problems}",
         snapshot.machine,
         snapshot.event_loop,
         snapshot.uptime_ms as f64 / 1e3,
@@ -295,6 +305,7 @@ mod tests {
                 role: "io".into(),
                 rank: 0,
                 panic: None,
+                companions: Vec::new(),
                 counters: vec![
                     ("vc0_sent".into(), 2),
                     ("vc1_sent".into(), 3),
@@ -315,13 +326,17 @@ mod tests {
     }
 
     #[test]
-    fn device_that_panicked_is_named_below_the_table() {
+    fn device_and_companion_that_failed_are_named_below_the_table() {
         let mut snapshot = snapshot();
         snapshot.nodes[0].panic = Some("panicked in dma_done: no such list".into());
+        snapshot.nodes[0].companions = vec!["sums (epoch 2) hung".into()];
 
         let text = render(&snapshot, None, false);
 
-        assert_eq!(text.lines().last(), Some("device io0 panicked in dma_done: no such list"));
+        let lines: Vec<_> = text.lines().rev().take(2).collect();
+        let expected =
+            ["device io0: companion sums (epoch 2) hung", "device io0 panicked in dma_done: no such list"];
+        assert_eq!(lines, expected);
     }
 
     #[test]

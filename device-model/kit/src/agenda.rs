@@ -2,8 +2,8 @@
 //!
 //! A function has one timer, [`Context::wake_at`]. A device with several times in mind keeps an
 //! [`Agenda`], and calls [`Agenda::arm`] at the end of each call in which it set or took a time.
-//! The agenda has a fixed number of timers. They are named by numbers from 0, for which a device has
-//! constants. A device without an agenda pays nothing for it.
+//! The agenda has a fixed number of timers. They are named by numbers from 0, for which a device
+//! has constants. A device without an agenda pays nothing for it.
 //!
 //! ```
 //! # use nicforge_core::{context::Context, time::Nanos};
@@ -78,11 +78,12 @@ impl<const N: usize> Agenda<N> {
         self.due.iter().copied().min().unwrap_or(Nanos::NEVER)
     }
 
-    /// Takes the timer with the earliest time, if that is not after `now`, and cancels it. Of several
-    /// with the same time it takes the one with the lowest number.
+    /// Takes the timer with the earliest time, if that is not after `now`, and cancels it. Of
+    /// several with the same time it takes the one with the lowest number.
     ///
-    /// A device should call it until it returns `None`. A timer that is set to a time until `now` in
-    /// between is taken in the same loop, so a periodic timer should be set to a time after `now`.
+    /// A device should call it until it returns `None`. A timer that is set to a time until `now`
+    /// in between is taken in the same loop, so a periodic timer should be set to a time after
+    /// `now`.
     pub fn take_due(&mut self, now: Nanos) -> Option<usize> {
         let time = self.next();
         if time > now || time == Nanos::NEVER {

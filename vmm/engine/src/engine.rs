@@ -52,9 +52,10 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Makes an engine that serves nothing yet, and logs which event loop it uses. It logs a warning
-    /// if the build can't contain panics of devices. The process gets a handler for SIGURG that does
-    /// nothing: that signal ends a write to a client's eventfd that would block the engine.
+    /// Makes an engine that serves nothing yet, and logs which event loop it uses. It logs a
+    /// warning if the build can't contain panics of devices. The process gets a handler for SIGURG
+    /// that does nothing: that signal ends a write to a client's eventfd that would block the
+    /// engine.
     ///
     /// # Errors
     /// [`EngineError`] when the requested event loop, a thread or a descriptor is not available.
@@ -74,6 +75,8 @@ impl Engine {
         let commands = CommandQueue::new()?;
         let mapper = Mapper::start(commands.waker().clone())?;
         machine.set_cool_after(nanoseconds(config.cool_after));
+        machine.set_companions(config.companions.mode, commands.waker().for_companions());
+        machine.set_companion_limit(nanoseconds(config.companions.limit));
 
         Ok(Self {
             machine,

@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use nicforge_core::{
     attachment::AttachmentCounters,
+    companion::CompanionReport,
     device::Counter,
     ids::{AttachmentId, FunctionId},
     panic::DevicePanic,
@@ -83,6 +84,8 @@ pub struct FunctionSnapshot {
     pub name: String,
     /// The panic of the device that took the function out of service.
     pub panic: Option<DevicePanic>,
+    /// Companions of the device.
+    pub companions: Vec<CompanionReport>,
     /// Counters of the device; none if the function is out of service.
     pub counters: Vec<Counter>,
     /// Its attachments.
@@ -161,6 +164,7 @@ impl Engine {
             id,
             name: self.machine.name(id).unwrap_or_default().to_owned(),
             panic: self.machine.device_panic(id).cloned(),
+            companions: self.machine.companions(id),
             counters,
             attachments: self.attachment_snapshots(id),
         }

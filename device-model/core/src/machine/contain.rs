@@ -10,8 +10,8 @@
 //! - the device is dropped, and an [`Inert`] one is in its place: no method of the old one is
 //!   called again, and no path needs a check;
 //! - what the device's call had borrowed of the function returns to it ([`Lent`]);
-//! - packets and buffers that the device owned are lost. Those on lanes stay there, since the guards
-//!   of the fabric complete what was under way;
+//! - packets and buffers that the device owned are lost. Those on lanes stay there, since the
+//!   guards of the fabric complete what was under way;
 //! - the function's links are down, and its wires low;
 //! - its clients read DEAD in their mirrors and get the request interrupt.
 
@@ -89,10 +89,10 @@ impl Device for Inert {
 impl Machine {
     /// Returns the panic that took a function out of service, or `None` while it is in service.
     ///
-    /// A function goes out of service when a method of its device panics. No method of the device is
-    /// called again, and the device is dropped. The function's links are down. Trapped reads return
-    /// ones, and writes have no effect. Its clients read DEAD in their mirrors and get the request
-    /// interrupt. It takes no new client and no reset, until the machine is built again.
+    /// A function goes out of service when a method of its device panics. No method of the device
+    /// is called again, and the device is dropped. The function's links are down. Trapped reads
+    /// return ones, and writes have no effect. Its clients read DEAD in their mirrors and get the
+    /// request interrupt. It takes no new client and no reset, until the machine is built again.
     pub fn device_panic(&self, function: FunctionId) -> Option<&DevicePanic> {
         self.slots.get(function.0 as usize)?.state.panic.as_ref()
     }
@@ -101,8 +101,9 @@ impl Machine {
     /// service and returns the function.
     #[inline]
     pub(super) fn guarded<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> Result<R, FunctionId> {
-        // What a panic leaves half done is the device's own state, which is dropped, or is put right
-        // by `contain` and by the drops of the fabric's guards. A panic outside a device goes on.
+        // A panic leaves the device's own state half done, which is dropped. All other state is put
+        // right by the drops of the fabric's guards and by `take_out_of_service`. A panic outside a
+        // device goes on.
         panic::catch_unwind(AssertUnwindSafe(|| f(self))).map_err(|payload| {
             let calling = self.slots.iter().position(|slot| slot.under_way.is_some());
             let Some(index) = calling else { panic::resume_unwind(payload) };
@@ -184,8 +185,8 @@ impl ActiveFunction<'_> {
         }
     }
 
-    /// Drops the device's timers, and makes the function hot. A panic in its turn has left it out of
-    /// the queue of hot functions.
+    /// Drops the device's timers, and makes the function hot. A panic in its turn has left it out
+    /// of the queue of hot functions.
     fn restart_schedule(&mut self) {
         self.slot.state.contended = false;
         self.slot.state.wake_at = Nanos::NEVER;

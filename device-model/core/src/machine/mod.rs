@@ -12,11 +12,13 @@
 //! | `rings.rs` | posted writes and the control page |
 //! | `dma.rs` | client memory, and replies to DMA messages |
 //! | `schedule.rs` | stepping, sleeping and waking |
+//! | `companions.rs` | companions of devices |
 //! | `contain.rs` | containment of panics of devices |
 //! | `query.rs` | queries, which change nothing |
 
 mod access;
 mod active;
+mod companions;
 mod contain;
 mod dma;
 mod query;
@@ -112,8 +114,8 @@ impl Machine {
     /// Adds a device as a function called `name`, which sockets and tables show.
     ///
     /// # Errors
-    /// The device's description is inconsistent: see [`crate::spec::FunctionSpec::validate`]. Or the
-    /// device panicked while it described itself.
+    /// The device's description is inconsistent: see [`crate::spec::FunctionSpec::validate`]. Or
+    /// the device panicked while it described itself.
     pub fn add_function(&mut self, name: &str, device: Box<dyn Device>) -> Result<FunctionId, SpecError> {
         // A device that panicked is dropped, so no code sees the state that the panic left behind.
         let described = panic::catch_unwind(AssertUnwindSafe(|| device.spec()));

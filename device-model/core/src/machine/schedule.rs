@@ -189,13 +189,23 @@ impl Machine {
             busy = true;
         }
 
+        let has_companions = !self.shared.companions.is_empty();
+        if has_companions {
+            busy |= self.step_companions(budget);
+        }
+
         if busy || !self.shared.outgoing.is_empty() {
             Next::Now
         } else if !self.schedule.hot.is_empty() {
             Next::Poll
         } else {
             let timer = self.schedule.next_timer(&self.slots).map_or(Nanos::NEVER, |(time, _)| time);
-            Next::At(timer.min(self.fabric.next_event()))
+            let time = timer.min(self.fabric.next_event());
+            if has_companions {
+                self.end_step_with_companions(time).map_or(Next::Now, Next::At)
+            } else {
+                Next::At(time)
+            }
         }
     }
 

@@ -6,6 +6,7 @@ mod common;
 
 mod access;
 mod attach;
+mod companions;
 mod dma;
 mod interrupts;
 mod panics;

@@ -134,8 +134,8 @@ impl Drop for Fragile {
     }
 }
 
-/// Returns a machine whose first function is fragile, and linked to a second one. Both have a client
-/// at their first attachment.
+/// Returns a machine whose first function is fragile, and linked to a second one. Both have a
+/// client at their first attachment.
 fn fragile(breaks_in_drop: bool) -> (Machine, Handle, Probe) {
     let (mut machine, handle) = (Machine::new(), Handle::default());
     machine.add_function("node0", handle.device(breaks_in_drop)).unwrap();

@@ -11,6 +11,7 @@
 mod common;
 
 mod closing;
+mod companions;
 mod eventfds;
 mod files;
 mod hostile;
