@@ -61,7 +61,7 @@ impl<C, E> DeviceEnd<C, E> {
         Ok(())
     }
 
-    /// Takes the next event. A companion that hung has none, even if it comes back.
+    /// Takes the next event. A companion that hung has none, even if it returns.
     pub fn receive(&self) -> Option<E> {
         if self.life.is_hung() {
             return None;

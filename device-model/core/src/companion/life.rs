@@ -47,7 +47,7 @@ pub(super) struct Life {
     /// The device has sent a command or received an event since the last poll.
     has_work: AtomicBool,
     /// The companion has sent an event or halted since the machine looked.
-    has_news: AtomicBool,
+    is_signalled: AtomicBool,
     /// The device has dropped its end.
     has_ended: AtomicBool,
     is_hung: AtomicBool,
@@ -66,7 +66,7 @@ impl Life {
             epoch,
             machine,
             has_work: AtomicBool::new(true),
-            has_news: AtomicBool::new(false),
+            is_signalled: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             is_hung: AtomicBool::new(false),
             phase: AtomicU8::new(Phase::Polling as u8),
@@ -141,23 +141,23 @@ impl Life {
 
     /// Has the machine call the device soon.
     ///
-    /// Both sides store before they load, in one total order. Either the machine finds the news
+    /// Both sides store before they load, in one total order. Either the machine finds the signal
     /// before it sleeps, or this finds that it may sleep.
     pub(super) fn wake_device(&self) {
-        let has_unseen_news = self.has_news.swap(true, Ordering::SeqCst);
-        if !has_unseen_news && !self.machine.is_awake.load(Ordering::SeqCst) {
+        let was_signalled = self.is_signalled.swap(true, Ordering::SeqCst);
+        if !was_signalled && !self.machine.is_awake.load(Ordering::SeqCst) {
             self.machine.waker.wake_by_ref();
         }
     }
 
     /// Returns whether the device has something to look at, and clears that.
-    pub(super) fn take_news(&self) -> bool {
-        self.has_news.load(Ordering::SeqCst) && self.has_news.swap(false, Ordering::SeqCst)
+    pub(super) fn take_signal(&self) -> bool {
+        self.is_signalled.load(Ordering::SeqCst) && self.is_signalled.swap(false, Ordering::SeqCst)
     }
 
     /// Returns whether the device has something to look at.
-    pub(super) fn has_news(&self) -> bool {
-        self.has_news.load(Ordering::SeqCst)
+    pub(super) fn is_signalled(&self) -> bool {
+        self.is_signalled.load(Ordering::SeqCst)
     }
 
     /// Returns whether a stepped companion is to be polled, and clears that.

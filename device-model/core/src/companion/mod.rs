@@ -16,7 +16,7 @@
 //! - Each start begins a new *life*, which has new FIFOs and the next *epoch*. The life before it
 //!   ends. What it sent and the device has not received is dropped with its FIFOs.
 //! - A life ends when the device drops its end. The companion is dropped after the poll that is
-//!   under way. Its thread is never joined. A thread that does not come back is *abandoned*, and
+//!   under way. Its thread is never joined. A thread that does not return is *abandoned*, and
 //!   counted. With [`MAX_ABANDONED`] such threads no further life begins.
 //! - A companion is *halted* when it panics, or when a poll takes longer than the machine's limit.
 //!   The device sees [`CompanionStatus::Halted`] and starts a new life when it is reset.
@@ -50,7 +50,7 @@ pub use self::ends::{CompanionEnd, DeviceEnd, SendError};
 pub(crate) use self::table::Companions;
 use crate::{context::Context, device::Progress};
 
-/// Most threads of earlier lives of a companion that have not come back. With this many, no new
+/// Most threads of earlier lives of a companion that have not returned. With this many, no new
 /// life begins.
 pub const MAX_ABANDONED: usize = 16;
 /// Most companions of a function.
@@ -137,7 +137,7 @@ pub struct CompanionReport {
     pub epoch: u32,
     /// State of that life.
     pub status: CompanionStatus,
-    /// Threads of earlier lives that have not come back.
+    /// Threads of earlier lives that have not returned.
     pub abandoned: usize,
 }
 
@@ -162,8 +162,8 @@ impl fmt::Display for CompanionReport {
 /// Reason why a life could not begin.
 #[derive(Debug, Error)]
 pub enum CompanionError {
-    /// Too many threads of earlier lives have not come back.
-    #[error("{count} earlier threads of companion {name} have not come back; no further one is started")]
+    /// Too many threads of earlier lives have not returned.
+    #[error("{count} earlier threads of companion {name} have not returned; no further one is started")]
     Abandoned {
         /// Name of the companion.
         name: &'static str,

@@ -159,7 +159,7 @@ impl Companions {
     pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
         for named in &self.named {
             if let Some(current) = &named.current
-                && current.life.take_news()
+                && current.life.take_signal()
             {
                 wake(named.function);
             }
@@ -191,7 +191,7 @@ impl Companions {
     pub(crate) fn end_step(&self, time: Nanos) -> Option<Nanos> {
         self.flags.is_awake.store(false, Ordering::SeqCst);
         let current = || self.named.iter().filter_map(|named| named.current.as_ref());
-        if current().any(|current| current.life.has_news()) {
+        if current().any(|current| current.life.is_signalled()) {
             return None;
         }
 
@@ -216,7 +216,7 @@ impl Companions {
 }
 
 impl Named {
-    /// Ends the current life. Its thread is among the earlier ones until it comes back.
+    /// Ends the current life. Its thread is among the earlier ones until it returns.
     fn end_current(&mut self) {
         self.earlier.retain(|life| life.phase() != Phase::Over);
         let Some(mut current) = self.current.take() else { return };

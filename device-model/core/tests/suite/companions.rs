@@ -278,7 +278,7 @@ fn companion_that_panics_is_halted_until_its_next_life() {
 }
 
 #[test]
-fn companion_that_hangs_is_halted_abandoned_and_counted_until_it_comes_back() {
+fn companion_that_hangs_is_halted_abandoned_and_counted_until_it_returns() {
     let mut rig = Rig::new(CompanionMode::Threads);
     rig.machine.set_companion_limit(20_000_000);
     let hung = rig.start(SPEC).unwrap();

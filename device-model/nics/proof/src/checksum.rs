@@ -4,7 +4,7 @@
 //! [`VECTOR_DONE`] or [`VECTOR_ERROR`], or polls [`MIRROR_ENDED`].
 //!
 //! Summing takes long for a device's method, so a [`Companion`] does it. The device reads the bytes
-//! by DMA and sends them to the companion in a command; the sum comes back in an event. The bytes
+//! by DMA and sends them to the companion in a command; the sum returns in an event. The bytes
 //! are in a buffer that the messages own, and that goes back and forth.
 //!
 //! ```text

@@ -164,7 +164,7 @@ both_loops! {
         card.release = None;
         let deadline = std::time::Instant::now() + LONG;
         while card.companion() != "checksum (epoch 2) running" {
-            assert!(std::time::Instant::now() < deadline, "the thread does not come back");
+            assert!(std::time::Instant::now() < deadline, "the thread does not return");
             std::thread::yield_now();
         }
     }
