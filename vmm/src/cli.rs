@@ -165,6 +165,10 @@ struct BootArguments {
     contents: boot::HostFiles,
     #[command(flatten)]
     guest: boot::GuestOptions,
+    /// Keep each guest up until the commands of all have ended, so that the others can still reach
+    /// it.
+    #[arg(long, conflicts_with = "shell")]
+    hold: bool,
     /// Give up after this number of seconds [default: 3600; with --shell a day].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -229,6 +233,7 @@ impl From<BootArguments> for boot::Options {
             provision: nicforge_guest::Provision { qemu, kernel, modules, initrd, cache: None },
             contents: arguments.contents,
             guest: arguments.guest,
+            hold: arguments.hold,
             timeout: arguments.timeout,
             logs: arguments.logs,
             task: arguments.task.into(),
@@ -353,7 +358,14 @@ pub fn main() -> Result<u8, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
+
+    #[test]
+    fn options_of_all_commands_have_names_of_their_own() {
+        Cli::command().debug_assert();
+    }
 
     #[test]
     fn limit_of_mapped_bytes_is_low_for_clients_that_others_start_unless_it_is_named() {

@@ -40,6 +40,8 @@ pub enum DeviceMethod {
     Drain,
     /// `dma_done`
     DmaDone,
+    /// `link_changed`
+    LinkChanged,
     /// `step`
     Step,
     /// `counters`
@@ -58,6 +60,7 @@ impl DeviceMethod {
             Self::Write => "write",
             Self::Drain => "drain",
             Self::DmaDone => "dma_done",
+            Self::LinkChanged => "link_changed",
             Self::Step => "step",
             Self::Counters => "counters",
         }

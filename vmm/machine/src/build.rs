@@ -150,14 +150,6 @@ pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> 
     let mut machine = Machine::new();
     let mut nodes = Vec::new();
 
-    let longest = [
-        (!description.pset.is_empty()).then_some(tree::PAYLOAD),
-        (!description.extoll.is_empty()).then_some(extoll_velo::MAX_MESSAGE),
-    ];
-    if let Some(longest) = longest.into_iter().flatten().max() {
-        machine.fabric().set_max_packet(longest);
-    }
-
     if !description.pset.is_empty() {
         add_psets(&mut machine, &mut nodes, description)?;
     }
@@ -214,7 +206,7 @@ fn add_psets(
 
     for link in &topology.links {
         let pset = topology.nodes[link.b.0 as usize].pset as usize;
-        let spec = link_spec(&description.pset[pset].as_ref().link, tree::VCS, TREE_CREDITS);
+        let spec = link_spec(&description.pset[pset].as_ref().link, tree::VCS, TREE_CREDITS, tree::PAYLOAD);
 
         let end = |(node, port): (u32, u8)| (functions[node as usize], port);
         machine.fabric().connect(end(link.a), end(link.b), spec)?;
@@ -234,6 +226,9 @@ fn add_network(machine: &mut Machine, nodes: &mut Vec<Node>, network: &Extoll) -
     let vpids = network.vpids.as_ref().map_or(DEFAULT_VPIDS, |vpids| *vpids.as_ref());
     let first = nodes.iter().filter(|node| node.role == Role::Node).count() as u32;
     let mut functions = Vec::with_capacity(topology.nodes() as usize);
+
+    // A card without links sends packets to itself.
+    machine.fabric().add_packet_size(extoll_velo::MAX_MESSAGE)?;
 
     for number in 0..topology.nodes() {
         let mut config = topology.config(number, vpids);
@@ -255,7 +250,7 @@ fn add_network(machine: &mut Machine, nodes: &mut Vec<Node>, network: &Extoll) -
 
     for link in topology.links() {
         let end = |(node, port): (u32, u8)| (functions[node as usize], port);
-        let spec = link_spec(&network.link, wire::CHANNELS, EXTOLL_CREDITS);
+        let spec = link_spec(&network.link, wire::CHANNELS, EXTOLL_CREDITS, extoll_velo::MAX_MESSAGE);
         machine.fabric().connect(end(link.a), end(link.b), spec)?;
     }
     Ok(())
@@ -291,10 +286,10 @@ fn add_node(
     Ok(Node { name: name.to_owned(), role, rank, function, attachments })
 }
 
-/// Returns the specification of a link. It has `channels` virtual channels, and `credits` credits
-/// for each unless the file says otherwise.
-fn link_spec(link: &Link, channels: usize, credits: u32) -> LinkSpec {
-    let mut spec = LinkSpec { credits: vec![credits; channels], ..LinkSpec::default() };
+/// Returns the specification of a link for packets of at most `max_packet` bytes. It has `channels`
+/// virtual channels, and `credits` credits for each unless the file says otherwise.
+fn link_spec(link: &Link, channels: usize, credits: u32, max_packet: usize) -> LinkSpec {
+    let mut spec = LinkSpec { credits: vec![credits; channels], max_packet, ..LinkSpec::default() };
 
     if let Some(delay) = &link.delay_ns {
         spec.delay = *delay.as_ref();

@@ -63,6 +63,8 @@ pub(super) struct Schedule {
     most_timers: usize,
     /// There are more timers than that.
     crowded: bool,
+    /// Functions with changed links, and a bit mask of their ports. It is empty between calls.
+    link_changes: Vec<(FunctionId, u64)>,
 }
 
 impl Schedule {
@@ -74,6 +76,7 @@ impl Schedule {
             cooling: Vec::new(),
             most_timers: 0,
             crowded: false,
+            link_changes: Vec::new(),
         }
     }
 
@@ -178,15 +181,14 @@ impl Machine {
             self.wake(function);
         }
 
-        self.collect_woken();
-
         let mut busy = false;
         self.shared.touched = 0;
-        let mut turns = self.schedule.hot.len();
-        // All turns share the cost of containment. After the panic of a device the other turns
-        // follow.
+        let mut turns = None;
+        // All turns share the cost of containment. After the panic of a device, reports of links that
+        // it interrupted follow, and then the other turns.
         while self.guarded(|machine| busy |= machine.run_turns(&mut turns, budget)).is_err() {
             busy = true;
+            while self.guarded(Self::wake_named).is_err() {}
         }
 
         let has_companions = !self.shared.companions.is_empty();
@@ -209,11 +211,19 @@ impl Machine {
         }
     }
 
-    /// Runs the turns of the first `turns` hot functions, and then lets functions cool down. Counts
-    /// `turns` down. Returns whether there was work.
+    /// Runs the turns of the functions that are hot now, and then lets functions cool down. Returns
+    /// whether there was work.
+    ///
+    /// `left` is `None` at first, and then the number of turns to come. A call after the panic of a
+    /// device goes on with it.
     #[inline(always)]
-    fn run_turns(&mut self, turns: &mut usize, budget: u32) -> bool {
+    fn run_turns(&mut self, left: &mut Option<usize>, budget: u32) -> bool {
         let mut busy = false;
+        if left.is_none() {
+            self.collect_woken();
+        }
+
+        let turns = left.get_or_insert(self.schedule.hot.len());
         while *turns > 0 {
             *turns -= 1;
             if self.shared.touched >= MOST_TOUCHED {
@@ -266,12 +276,41 @@ impl Machine {
     #[inline(always)]
     fn collect_woken(&mut self) {
         self.fabric.advance(self.shared.now);
-        let (slots, schedule) = (&mut self.slots, &mut self.schedule);
-        self.fabric.take_woken(|function| {
-            if let Some(slot) = slots.get_mut(function.0 as usize) {
+        if self.fabric.has_woken() {
+            self.wake_named();
+        }
+    }
+
+    /// Wakes the functions that the fabric names, and reports changes of their links.
+    #[inline(never)]
+    fn wake_named(&mut self) {
+        loop {
+            let (slots, schedule) = (&mut self.slots, &mut self.schedule);
+            self.fabric.take_woken(|function, changed| {
+                let Some(slot) = slots.get_mut(function.0 as usize) else { return };
                 schedule.wake(slot);
-            }
-        });
+                if changed != 0 {
+                    schedule.link_changes.push((function, changed));
+                }
+            });
+
+            // A device may send packets in the call, and wake others.
+            let Some((function, ports)) = self.schedule.link_changes.pop() else { return };
+            self.report_links(function, ports);
+        }
+    }
+
+    /// Reports to a device that the links at these ports have changed.
+    #[cold]
+    fn report_links(&mut self, function: FunctionId, mut ports: u64) {
+        let now = self.shared.now;
+        let Some(mut active) = self.active(function) else { return };
+        while ports != 0 {
+            let port = ports.trailing_zeros() as u8;
+            ports &= ports - 1;
+            let up = active.fabric.ports(function, now).is_up(port);
+            active.call(DeviceMethod::LinkChanged, |device, context| device.link_changed(context, port, up));
+        }
     }
 
     /// Makes the functions that are cooling cold, unless a client has written in the meantime.

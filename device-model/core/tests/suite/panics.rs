@@ -12,7 +12,7 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
-    fabric::{LinkSpec, Packet},
+    fabric::{LinkId, LinkSpec, Packet},
     ids::{Address, AttachmentId, DmaToken, FunctionId},
     interrupt::REQUEST,
     machine::{Access, Machine, MachineError, region},
@@ -110,6 +110,10 @@ impl Device for Fragile {
         self.enter(DeviceMethod::DmaDone);
     }
 
+    fn link_changed(&mut self, _: &mut Context<'_>, _: u8, _: bool) {
+        self.enter(DeviceMethod::LinkChanged);
+    }
+
     fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {
         if self.is_broken(DeviceMethod::DmaDone) {
             // The map is empty, so the read ends with an error.
@@ -191,15 +195,20 @@ fn panic_in_each_method_of_a_turn_or_an_access_takes_only_its_function_out_of_se
     let reset = |machine: &mut Machine| {
         assert!(matches!(machine.reset_attachment(F, A), Err(MachineError::OutOfService { .. })));
     };
+    let unplug = |machine: &mut Machine| {
+        machine.fabric().set_link_up(LinkId(0), false).unwrap();
+        settle(machine, 10);
+    };
     let count = |machine: &mut Machine| assert!(machine.counters(F).is_empty());
     type Act<'a> = &'a dyn Fn(&mut Machine);
-    let acts: [(DeviceMethod, Act<'_>); 7] = [
+    let acts: [(DeviceMethod, Act<'_>); 8] = [
         (DeviceMethod::Write, &write),
         (DeviceMethod::Read, &read),
         (DeviceMethod::Step, &step),
         (DeviceMethod::Drain, &drain),
         (DeviceMethod::DmaDone, &step),
         (DeviceMethod::Reset, &reset),
+        (DeviceMethod::LinkChanged, &unplug),
         (DeviceMethod::Counters, &count),
     ];
 
@@ -392,7 +401,7 @@ fn assert_no_packet_is_lost(machine: &mut Machine, forwarded: usize) {
     assert_eq!(machine.fabric().packets_in_use(), 0);
 
     // The links are set up again only to ask for the credits.
-    for link in (0..machine.fabric().links()).map(nicforge_core::fabric::LinkId) {
+    for link in (0..machine.fabric().links()).map(LinkId) {
         machine.fabric().set_link_up(link, true).unwrap();
     }
     for end in [FunctionId(1), FunctionId(2)] {
@@ -460,8 +469,8 @@ fn row_that_was_sent_before_a_panic_arrives() {
     probe.queue_action(|context| {
         let mut ports = context.ports();
         let mut run = ports.run(1, 0).unwrap();
-        assert!(run.send(&[0; 8], |_| ()));
-        assert!(run.send(&[1; 8], |_| ()));
+        run.send(&[0; 8], |_| ()).unwrap();
+        run.send(&[1; 8], |_| ()).unwrap();
         panic!("broken");
     });
 
