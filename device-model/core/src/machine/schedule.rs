@@ -184,8 +184,8 @@ impl Machine {
         let mut busy = false;
         self.shared.touched = 0;
         let mut turns = None;
-        // All turns share the cost of containment. After the panic of a device, reports of links that
-        // it interrupted follow, and then the other turns.
+        // All turns share the cost of containment. After the panic of a device, reports of links
+        // that it interrupted follow, and then the other turns.
         while self.guarded(|machine| busy |= machine.run_turns(&mut turns, budget)).is_err() {
             busy = true;
             while self.guarded(Self::wake_named).is_err() {}
