@@ -168,7 +168,8 @@ pub struct FunctionSpec {
     pub identity: Identity,
     /// The six BARs. The one after a 64-bit BAR is `None`.
     pub bars: [Option<BarSpec>; 6],
-    /// The attachments. The index is the [`crate::ids::AttachmentId`].
+    /// The attachments. The index is the [`crate::ids::AttachmentId`]. A hub that is no PCI function
+    /// has none: no client reaches it, and it lives on its links alone.
     pub attachments: Vec<AttachmentSpec>,
     /// MSI-X, if any.
     pub msix: Option<MsixSpec>,
@@ -244,7 +245,7 @@ impl FunctionSpec {
 
     /// Checks that the parts of the description are valid and fit together.
     pub fn validate(&self) -> Result<(), SpecError> {
-        if self.attachments.is_empty() || self.attachments.len() > usize::from(u16::MAX) {
+        if self.attachments.len() > usize::from(u16::MAX) {
             return Err(SpecError::Attachments { count: self.attachments.len() });
         }
 
@@ -402,8 +403,8 @@ pub enum SpecError {
         /// The panic's message.
         message: String,
     },
-    /// The number of attachments is not 1 to 65535.
-    #[error("a function needs 1 to 65535 attachments, not {count}")]
+    /// There are more than 65535 attachments.
+    #[error("a function has at most 65535 attachments, not {count}")]
     Attachments {
         /// Number of attachments.
         count: usize,

@@ -7,11 +7,13 @@ mod terminal;
 mod together;
 
 use std::{
+    path::Path,
     sync::{Arc, mpsc::channel},
     time::{Duration, Instant},
 };
 
 use nicforge_core::spec::Identity;
+use nicforge_family::Families;
 use nicforge_guest::{
     Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, PciIdentity, Progress,
     Stream as GuestStream, Toolkit,
@@ -19,11 +21,10 @@ use nicforge_guest::{
 use nicforge_machine::build::Node;
 
 use crate::{
-    failure::{EXIT_INTERRUPTED, EXIT_RESULT, Failure, print_error},
+    failure::{EXIT_INTERRUPTED, EXIT_RESULT, Failure, print_note, program},
     lines::{Printer, Stream},
     serve::Served,
     signals::Signals,
-    stat::NodeSnapshot,
 };
 
 pub use self::options::{GuestOptions, HostFiles, ModuleWord, Options, Task};
@@ -32,14 +33,16 @@ use self::{
     together::{Member, Together},
 };
 
-/// The help text below the options.
-pub const HELP: &str = "\
+/// Returns the help text below the options.
+pub fn help() -> String {
+    format!(
+        "\
 The command finds in its environment:
   NICFORGE_SOCKET   how programs open the node's user attachments, with ':'
                     between: shim:/dev/nicforge0 or vfio:0000:00:03.0
-  NICFORGE_DEVICES  each attachment's PCI address: cn0.core0=0000:00:03.0,...
-  NICFORGE_NODE, NICFORGE_ROLE, NICFORGE_RANK, NICFORGE_SIZE, NICFORGE_MACHINE
-                    as with `nicforge run`
+  NICFORGE_DEVICES  each attachment's PCI address: nic0.user0=0000:00:03.0,...
+  NICFORGE_NODE, NICFORGE_ROLE, NICFORGE_RANK, NICFORGE_SIZE, NICFORGE_MACHINE,
+  and the variables that the node's devices set: as with `{program} run`
 In it, `nicforge-barrier NAME [SECONDS]` waits until the commands of all guests
 have come to NAME; it ends with 0, with 1 when the command of one has ended
 without coming, and with 124 after 300 seconds or as many as you name.
@@ -50,9 +53,12 @@ NICFORGE_QEMU, NICFORGE_KERNEL, NICFORGE_MODULES and NICFORGE_INITRD stand for
 the options of those names. The exit code is that of the first command that
 failed, and the other guests are ended then.
 
-Examples: nicforge boot machines/pset.toml --node cn0 --shell
-          nicforge boot machines/pset.toml --lspci
-          nicforge boot machines/pset.toml --program ./fcnp -- fcnp --fast";
+Examples: {program} boot MACHINE --node NODE --shell
+          {program} boot MACHINE --lspci
+          {program} boot MACHINE --program ./test -- test --fast",
+        program = program()
+    )
+}
 
 /// How long a command may take, unless the user sets a limit.
 const COMMAND: Duration = Duration::from_secs(3600);
@@ -65,8 +71,19 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// The interval between two checks in a wait.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Runs the command.
-pub fn main(options: &Options) -> Result<u8, Failure> {
+/// Runs the command with the machine of a file.
+pub fn main(machine: &Path, families: &Families, options: &Options) -> Result<u8, Failure> {
+    with(options, || Served::start(machine, families, &options.serve))
+}
+
+/// Boots the guests of a machine that `serve` serves.
+///
+/// `serve` is called once the signals that end the command are blocked, because the threads that it
+/// starts inherit that.
+///
+/// # Errors
+/// Returns the errors of `serve`, and a [`Failure`] when a guest cannot be booted.
+pub fn with(options: &Options, serve: impl FnOnce() -> Result<Served, Failure>) -> Result<u8, Failure> {
     let signals =
         Arc::new(Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?);
     let progress = Progress::on_stderr().cancelled_by({
@@ -75,7 +92,7 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
     });
     // The machine comes first, so that a mistake in its file is reported before anything is
     // downloaded.
-    let served = Served::start(&options.machine, &options.serve)?;
+    let served = serve()?;
 
     let result = boot(options, &served, &progress);
     wait_unused(&served);
@@ -91,9 +108,9 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
 /// Prints which devices have panicked. Returns their number.
 fn report_panics(served: &Served) -> usize {
     let Ok(snapshot) = served.snapshot() else { return 0 };
-    let panics: Vec<_> = snapshot.nodes.iter().filter_map(NodeSnapshot::report_panic).collect();
+    let panics: Vec<_> = snapshot.nodes.iter().flat_map(|node| &node.panics).collect();
     for panic in &panics {
-        print_error(format_args!("nicforge: {panic}"));
+        print_note(panic);
     }
 
     panics.len()
@@ -119,8 +136,8 @@ fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, F
         Accelerator::Tcg => "emulated (TCG)",
     };
 
-    print_error(format_args!(
-        "nicforge: QEMU {}, Linux {}; {how}: {reason}",
+    print_note(format_args!(
+        "QEMU {}, Linux {}; {how}: {reason}",
         toolkit.qemu.version(),
         toolkit.kernel.version
     ));
@@ -171,20 +188,23 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
 
     for name in &options.nodes {
         match served.built().node(name) {
+            Some(node) if node.attachments.is_empty() => {
+                return Err(Failure::usage(format!("{name} has no attachments to plug into a guest")));
+            }
             Some(node) => nodes.push(node),
             None => return Err(Failure::usage(format!("there is no node {name}; there are {}", names()))),
         }
     }
 
     if nodes.is_empty() {
-        nodes.extend(all);
+        // A switch has no attachments, and nothing of it can be plugged into a guest.
+        nodes.extend(all.iter().filter(|node| !node.attachments.is_empty()));
+        if nodes.is_empty() {
+            return Err(Failure::usage("no node of the machine has attachments to plug into a guest"));
+        }
         if options.task == Task::Shell && nodes.len() > 1 {
             nodes.truncate(1);
-            print_error(format_args!(
-                "nicforge: a shell in {} (others: --node, of {})",
-                nodes[0].name,
-                names()
-            ));
+            print_note(format_args!("a shell in {} (others: --node, of {})", nodes[0].name, names()));
         }
     }
 
@@ -203,8 +223,8 @@ fn driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<D
         DriverChoice::Auto if toolkit.has_shim() => Driver::Shim,
         DriverChoice::Auto => {
             let version = &toolkit.kernel.version;
-            print_error(format_args!(
-                "nicforge: no kernel module of nicforge can be built here for Linux {version}: \
+            print_note(format_args!(
+                "no kernel module of nicforge can be built here for Linux {version}: \
                  the functions have Linux's own drivers, or none"
             ));
             Driver::None
@@ -240,7 +260,7 @@ fn show_stock_drivers(
             let modules = toolkit.stock_drivers(driver, identity, progress)?;
             if !modules.is_empty() {
                 let (name, modules) = (&node.name, modules.join(", "));
-                print_error(format_args!("nicforge: Linux has a driver for {name}: {modules}"));
+                print_note(format_args!("Linux has a driver for {name}: {modules}"));
             }
         }
     }
@@ -250,8 +270,11 @@ fn show_stock_drivers(
 
 /// Returns the identities of the node's functions, if Linux's own drivers are to be found for them.
 fn stock_identities(options: &Options, served: &Served, node: &Node) -> Vec<PciIdentity> {
-    let functions = options.guest.driver.allows_stock().then_some(node.function);
-    functions.into_iter().filter_map(|function| served.identity(function)).map(pci_identity).collect()
+    if !options.guest.driver.allows_stock() {
+        return Vec::new();
+    }
+    let functions = node.functions.iter();
+    functions.filter_map(|function| served.identity(function.id)).map(pci_identity).collect()
 }
 
 /// Returns the identity by which the guest's kernel looks for a driver.
@@ -282,6 +305,9 @@ fn configured(
         .env("NICFORGE_RANK", node.rank.to_string())
         .env("NICFORGE_SIZE", size.to_string())
         .env("NICFORGE_MACHINE", &built.name);
+    for (name, value) in &node.environment {
+        config = config.env(name, value);
+    }
 
     for ModuleWord { name, parameter } in &options.guest.kernel_modules {
         config = match parameter {
@@ -369,9 +395,7 @@ fn run_all(
 
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             if let (Ok(code), true) = (&result, count > 1) {
-                print_error(format_args!(
-                    "nicforge: the command in {node} ended with {code}; ending the other guests"
-                ));
+                print_note(format_args!("the command in {node} ended with {code}; ending the other guests"));
             }
 
             first = Some(result.map_err(Failure::from));
@@ -443,9 +467,9 @@ fn shell(
     let Some(config) = guests.pop() else { return Err(Failure::usage("the machine has no node")) };
     let guest = Guest::boot(toolkit, &config, progress)?;
     for problem in guest.problems() {
-        print_error(format_args!("nicforge: {}: {problem}", guest.node()));
+        print_note(format_args!("{}: {problem}", guest.node()));
     }
-    print_error(format_args!("nicforge: a shell in {}; Ctrl-D ends it", guest.node()));
+    print_note(format_args!("a shell in {}; Ctrl-D ends it", guest.node()));
     terminal::run(&guest, options.timeout.unwrap_or(SHELL), progress)
 }
 

@@ -121,8 +121,6 @@ pub struct GuestOptions {
 /// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The machine file.
-    pub machine: PathBuf,
     /// Where and how to serve the machine.
     pub serve: ServeOptions,
     /// Nodes that get a guest. All nodes get one when this is empty.

@@ -42,6 +42,14 @@ pub struct LinkSpec {
     pub max_packet: usize,
 }
 
+impl LinkSpec {
+    /// Returns a link without delay and of infinite bandwidth. It has `channels` virtual channels
+    /// with `credits` packets of buffer each. Its packets have up to `max_packet` bytes.
+    pub fn new(channels: usize, credits: u32, max_packet: usize) -> Self {
+        Self { delay: 0, bits_per_second: 0, credits: vec![credits; channels], max_packet }
+    }
+}
+
 impl Default for LinkSpec {
     /// Returns two virtual channels of 4 packets of at most [`DEFAULT_MAX_PACKET`] bytes, without
     /// delay, of infinite bandwidth.

@@ -224,12 +224,15 @@ impl Machine {
     /// # Errors
     /// [`MachineError::OutOfService`], and the error of zeroing a client's memory.
     pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
+        let missing = MachineError::NoSuchAttachment { function: function.0, attachment: 0 };
         let reset = self.guarded(|machine| {
-            let mut active = machine.active_for(function, AttachmentId(0))?;
+            let mut active = machine.active(function).ok_or(missing)?;
             active.check_in_service()?;
             active.reset()
         });
-        reset.unwrap_or_else(|function| self.active_for(function, AttachmentId(0))?.check_in_service())
+        reset.unwrap_or_else(|function| {
+            self.active(function).map_or(Ok(()), |active| active.check_in_service())
+        })
     }
 
     /// Reports to the client, through its mirror, that it lost the attachment.

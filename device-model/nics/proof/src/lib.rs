@@ -9,8 +9,9 @@
 //! 4. [`checksum`]: work outside the device's methods, by a companion that can halt.
 //!
 //! In: accesses and completions, as [`nicforge_core::device::Device`] describes them. Out: through
-//! its `Context`, DMA, interrupts, and words in mapped memory. May touch: core, hwi (register maps,
-//! in [`nicforge_hwi::proof`]), kit, shm. No threads, clocks or I/O: a device never waits.
+//! its `Context`, DMA, interrupts, and words in mapped memory. May touch: core, family, hwi
+//! (register maps, in [`nicforge_hwi::proof`]), kit, shm. No threads, clocks or I/O: a device
+//! never waits.
 //!
 //! The drivers for them are in the crate `nicforge-proof-driver`.
 #![forbid(unsafe_code)]
@@ -26,7 +27,18 @@ pub use dma_engine::DmaEngine;
 pub use slot_fifo::SlotFifo;
 
 use nicforge_core::spec::{AttachmentSpec, Identity};
+use nicforge_family::DeviceKind;
 use nicforge_hwi::pci;
+
+/// Returns the kinds of the devices, for the tables `[[function]]` of machine files.
+pub fn kinds() -> [DeviceKind; 4] {
+    [
+        DeviceKind::plain("slot-fifo", SlotFifo::new),
+        DeviceKind::plain("dma-engine", DmaEngine::new),
+        DeviceKind::plain("addressed-send", AddressedSend::new),
+        DeviceKind::plain("checksum", Checksum::new),
+    ]
+}
 
 /// Returns the PCI identity of a proof device. Its class is "unassigned", so that no operating
 /// system binds a driver to it.
