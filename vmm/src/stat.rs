@@ -134,6 +134,8 @@ impl NodeSnapshot {
             role: self.role.clone(),
             rank: self.rank,
             functions: Vec::new(),
+            panics: Vec::new(),
+            companions: Vec::new(),
             counters: self.counters.iter().filter(|(name, _)| is_own(name)).cloned().collect(),
             attachments: self.attachments.iter().filter(|one| is_own(&one.name)).cloned().collect(),
         }
