@@ -168,8 +168,8 @@ pub struct FunctionSpec {
     pub identity: Identity,
     /// The six BARs. The one after a 64-bit BAR is `None`.
     pub bars: [Option<BarSpec>; 6],
-    /// The attachments. The index is the [`crate::ids::AttachmentId`]. A hub that is no PCI function
-    /// has none: no client reaches it, and it lives on its links alone.
+    /// The attachments. The index is the [`crate::ids::AttachmentId`]. A hub that is no PCI
+    /// function has none: no client reaches it, and it lives on its links alone.
     pub attachments: Vec<AttachmentSpec>,
     /// MSI-X, if any.
     pub msix: Option<MsixSpec>,
@@ -395,8 +395,14 @@ impl FunctionSpec {
 }
 
 /// Reason why a [`FunctionSpec`] was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SpecError {
+    /// The device panicked in [`crate::device::Device::spec`].
+    #[error("the device panicked in spec: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
     /// There are more than 65535 attachments.
     #[error("a function has at most 65535 attachments, not {count}")]
     Attachments {

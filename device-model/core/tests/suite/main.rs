@@ -6,11 +6,13 @@ mod common;
 
 mod access;
 mod attach;
+mod companions;
 mod copy;
 mod dma;
 mod forget;
 mod interrupts;
 mod links;
+mod panics;
 mod property;
 mod rings;
 mod schedule;
