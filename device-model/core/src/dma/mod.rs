@@ -12,6 +12,7 @@
 //!
 //! An access is checked as a whole before its first byte moves. Lookups allocate nothing.
 
+mod client_memory;
 mod error;
 mod lease;
 #[cfg(test)]
@@ -21,6 +22,7 @@ mod mapping;
 #[cfg(test)]
 mod tests;
 
+pub use client_memory::ClientMemory;
 pub use error::{DmaError, DmaMapError};
 pub use lease::{DmaLease, LeaseError, MAX_LEASE, Term};
 pub use map::DmaMap;

@@ -176,7 +176,8 @@ impl Machine {
     /// the clients' settings. A guest's kernel does not take part in this reset, and would go on
     /// without bus mastering and interrupts.
     pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
-        self.active_for(function, AttachmentId(0))?.reset()
+        let missing = MachineError::NoSuchAttachment { function: function.0, attachment: 0 };
+        self.active(function).ok_or(missing)?.reset()
     }
 
     /// Reports to the client, through its mirror, that it lost the attachment.
