@@ -22,3 +22,4 @@ pub mod proof_body;
 pub mod rma_body;
 pub mod tree_body;
 pub mod velo_body;
+pub mod virtio_body;

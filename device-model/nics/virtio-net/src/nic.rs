@@ -9,7 +9,7 @@
 //!
 //! - A frame is sent when the link has a credit. Without a credit its buffer stays in the queue.
 //!   Without a link the frame is dropped.
-//! - A received frame waits for a buffer, for [`HOLD`] at most. Then it is dropped, and so are those
+//! - A received frame waits for a buffer, for [`NicConfig::hold`] at most. Then it is dropped, and so are those
 //!   behind it until the driver offers a buffer. A driver that has stopped thus holds its link only
 //!   for that time.
 //! - A queue that breaks the rules stops the device: it needs a reset, and reports that.
@@ -41,11 +41,13 @@ use crate::{
 
 /// The device's port to the fabric.
 pub const PORT: u8 = 0;
-/// Time for which a received frame waits for a buffer, in nanoseconds.
+/// Default time for which a received frame waits for a buffer, in nanoseconds.
 pub const HOLD: u64 = 10_000_000;
 /// Time without work after which the device asks for notifications again, in nanoseconds. It is
 /// shorter than the time for which a machine polls a function without work.
 pub const LINGER: u64 = 20_000;
+/// MTU of an ordinary Ethernet.
+pub const DEFAULT_MTU: u16 = 1500;
 /// Smallest MTU of a network (5.1.4.1).
 pub const MIN_MTU: u16 = 68;
 
@@ -56,6 +58,15 @@ pub struct NicConfig {
     pub mac: MacAddress,
     /// The network's MTU in bytes. The packets of the fabric must hold [`max_frame`] of it.
     pub mtu: u16,
+    /// Time for which a received frame waits for a buffer, in nanoseconds.
+    pub hold: u64,
+}
+
+impl NicConfig {
+    /// Returns the parameters of a device with this address on an ordinary Ethernet.
+    pub fn new(mac: MacAddress) -> Self {
+        Self { mac, mtu: DEFAULT_MTU, hold: HOLD }
+    }
 }
 
 /// Reason why a device can't have its parameters.
@@ -314,7 +325,7 @@ impl VirtioNet {
         }
 
         let since = *self.starved_since.get_or_insert(context.now());
-        if !retry::is_due(context, since.after(HOLD)) {
+        if !retry::is_due(context, since.after(self.config.hold)) {
             return 0;
         }
 
