@@ -39,7 +39,6 @@ fn completed(mut frame: Vec<u8>) -> Vec<u8> {
 }
 
 /// A driver that takes open checksums gets them open, with the frame as it was sent.
-#[body]
 #[body(on(MACHINE, DIRECT))]
 pub fn an_open_checksum_travels_with_its_frame(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
@@ -55,7 +54,6 @@ pub fn an_open_checksum_travels_with_its_frame(rig: &dyn Rig) {
 
 /// A driver that takes none gets the frame with its checksum, and also when the switch has copied
 /// the frame.
-#[body]
 #[body(on(MACHINE, DIRECT))]
 pub fn an_open_checksum_is_completed_for_a_driver_that_takes_none(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", LEAST));

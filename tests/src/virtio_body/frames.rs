@@ -16,7 +16,6 @@ use crate::backing::{Rig, soon};
 const BATCH: usize = CREDITS as usize / 2;
 
 /// A frame of every size arrives, once, in order and unchanged.
-#[body]
 #[body(on(MACHINE, DIRECT))]
 pub fn frames_of_every_size_arrive_once_in_order_and_unchanged(rig: &dyn Rig) {
     for features in [ALL, LEAST] {
@@ -49,7 +48,8 @@ pub fn a_frame_in_pieces_arrives_as_one(rig: &dyn Rig) {
         (SHORTEST..=LONGEST, prop::collection::btree_set(1..SHORTEST + FRAME_HEADER, 0..12), any::<bool>()),
         1..BATCH,
     );
-    let mut runner = TestRunner::new(ProptestConfig { cases: 30, failure_persistence: None, ..Default::default() });
+    let mut runner =
+        TestRunner::new(ProptestConfig { cases: 30, failure_persistence: None, ..Default::default() });
 
     let outcome = runner.run(&frames, |frames| {
         let (sender, receiver) = &mut *nics.borrow_mut();
@@ -103,7 +103,6 @@ pub fn a_frame_for_segmentation_is_dropped(rig: &dyn Rig) {
 }
 
 /// Received frames wait for buffers, and none of them is lost.
-#[body]
 #[body(on(PATIENT))]
 pub fn frames_wait_for_buffers_for_a_while(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
@@ -120,7 +119,6 @@ pub fn frames_wait_for_buffers_for_a_while(rig: &dyn Rig) {
 }
 
 /// A receiver that offers no buffers loses frames, and holds up its sender for a while only.
-#[body]
 #[body(on(DIRECT))]
 pub fn a_receiver_without_buffers_does_not_hold_its_sender(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));

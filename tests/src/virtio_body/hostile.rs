@@ -64,6 +64,7 @@ fn own(queue: &DriverQueue) -> u64 {
     queue.memory.iova() + DriverQueue::slot(0)
 }
 
+/// Two descriptors that follow each other have no end.
 #[body]
 pub fn a_loop_of_descriptors_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
@@ -72,6 +73,7 @@ pub fn a_loop_of_descriptors_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
+/// A descriptor that follows itself has no end.
 #[body]
 pub fn a_descriptor_that_follows_itself_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
@@ -80,6 +82,7 @@ pub fn a_descriptor_that_follows_itself_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
+/// No descriptor lies behind the table, neither the first of a buffer nor a later one.
 #[body]
 pub fn a_descriptor_outside_the_table_needs_a_reset(rig: &dyn Rig) {
     for next in [ENTRIES, u16::MAX] {
@@ -93,6 +96,7 @@ pub fn a_descriptor_outside_the_table_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
+/// Indirect tables do not nest, and theirs may have no loop either.
 #[body]
 pub fn a_loop_of_indirect_descriptors_needs_a_reset(rig: &dyn Rig) {
     // A table that names itself, and tables whose entries name each other.
@@ -109,6 +113,7 @@ pub fn a_loop_of_indirect_descriptors_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
+/// A buffer has a limited number of descriptors, however long its table is.
 #[body]
 pub fn a_long_indirect_table_needs_a_reset(rig: &dyn Rig) {
     // More descriptors than a buffer may have, in a table of the greatest length.
@@ -122,6 +127,7 @@ pub fn a_long_indirect_table_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
+/// An indirect table has whole descriptors, at most 65,535, and lies in memory.
 #[body]
 pub fn a_bad_indirect_table_needs_a_reset(rig: &dyn Rig) {
     for length in [0, 15, 16 * 65_536] {
@@ -133,6 +139,7 @@ pub fn a_bad_indirect_table_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| offer(queue, &[(NOWHERE, 32, INDIRECT, 0)]));
 }
 
+/// A buffer lies in memory of the driver as a whole.
 #[body]
 pub fn memory_that_is_not_the_drivers_needs_a_reset(rig: &dyn Rig) {
     for address in [NOWHERE, u64::MAX - 8, 0] {
@@ -145,6 +152,7 @@ pub fn memory_that_is_not_the_drivers_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
+/// A buffer has a header at least, and no more than the longest frame of virtio.
 #[body]
 pub fn a_buffer_of_a_wrong_length_needs_a_reset(rig: &dyn Rig) {
     // No bytes, less than a header, and more than any frame, also in pieces.
@@ -160,6 +168,7 @@ pub fn a_buffer_of_a_wrong_length_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
+/// A frame to send lies in memory that the device reads.
 #[body]
 pub fn a_buffer_of_the_wrong_direction_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
@@ -168,6 +177,7 @@ pub fn a_buffer_of_the_wrong_direction_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
+/// The driver offers no more buffers than the queue has entries.
 #[body]
 pub fn a_jump_of_the_index_needs_a_reset(rig: &dyn Rig) {
     for jump in [ENTRIES + 1, u16::MAX, 1 << 15] {
@@ -175,6 +185,7 @@ pub fn a_jump_of_the_index_needs_a_reset(rig: &dyn Rig) {
     }
 }
 
+/// The receive queue has the same rules. The device looks at it when a frame comes.
 #[body]
 pub fn bad_receive_buffers_need_a_reset(rig: &dyn Rig) {
     let receive = |change: &dyn Fn(&mut DriverQueue)| {
@@ -230,7 +241,6 @@ pub fn a_queue_of_a_wrong_shape_needs_a_reset(rig: &dyn Rig) {
 
 /// Memory that only messages reach is refused, and so is a queue in it.
 #[body]
-#[body(not_through(in_process) = "all memory in the process of the machine is mapped there")]
 pub fn memory_that_only_messages_reach_needs_a_reset(rig: &dyn Rig) {
     break_queue(rig, |nic, _| {
         let private = nic.device.private_dma_buffer(4096).unwrap();

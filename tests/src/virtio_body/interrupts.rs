@@ -26,7 +26,8 @@ pub fn each_queue_has_its_vector(rig: &dyn Rig) {
         let (mut sender, mut receiver) = (Nic::open(rig, "en0", features), Nic::open(rig, "en1", features));
         let sent = sender.device.interrupt(SENT).unwrap();
         let received = receiver.device.interrupt(RECEIVED).unwrap();
-        let of_others = [sender.device.interrupt(RECEIVED).unwrap(), receiver.device.interrupt(SENT).unwrap()];
+        let of_others =
+            [sender.device.interrupt(RECEIVED).unwrap(), receiver.device.interrupt(SENT).unwrap()];
 
         for number in 0..3 {
             sender.transmit.ask_for_interrupt(Some(number));

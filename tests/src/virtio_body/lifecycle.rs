@@ -31,7 +31,6 @@ fn exchange(a: &mut Nic, b: &mut Nic) {
 
 /// A driver that resets the device in the middle of a transfer sets it up again, with the same
 /// features and with others.
-#[body]
 #[body(on(MACHINE, DIRECT))]
 pub fn a_reset_in_mid_transfer_starts_anew(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
@@ -92,7 +91,6 @@ pub fn the_next_driver_finds_nothing_of_the_last(rig: &dyn Rig) {
 }
 
 /// A device without a driver takes its frames off the link, so that they hold up no sender.
-#[body]
 #[body(on(DIRECT))]
 pub fn a_device_without_a_driver_drops_its_frames(rig: &dyn Rig) {
     let mut sender = Nic::open(rig, "en0", ALL);

@@ -44,7 +44,10 @@ fn capabilities(device: &Device) -> Vec<(u8, u64)> {
 pub fn the_capabilities_locate_the_registers(rig: &dyn Rig) {
     let device = rig.open("en0", "user0");
     let identity = device.identity();
-    assert_eq!((identity.vendor, identity.device, identity.class), (VENDOR_VIRTIO, DEVICE_NET, CLASS_ETHERNET));
+    assert_eq!(
+        (identity.vendor, identity.device, identity.class),
+        (VENDOR_VIRTIO, DEVICE_NET, CLASS_ETHERNET)
+    );
 
     let found = capabilities(&device);
     let place = |kind| {
@@ -89,7 +92,9 @@ pub fn the_window_in_configuration_space_reaches_the_registers(rig: &dyn Rig) {
     assert_eq!(config::<4>(&device, window + 16), mac(0).0[..4]);
 
     // A window that aims at nothing reads ones, and its writes have no effect.
-    for (offset, length) in [(BAR_SIZE, 4), (DEVICE, 3), (DEVICE + 1, 4), (DEVICE, 0), (u64::from(u32::MAX), 1)] {
+    for (offset, length) in
+        [(BAR_SIZE, 4), (DEVICE, 3), (DEVICE + 1, 4), (DEVICE, 0), (u64::from(u32::MAX), 1)]
+    {
         aim(offset, length);
         set_config(&device, window + 16, &[0xff; 4]);
         assert_eq!(config::<4>(&device, window + 16), [0xff; 4]);

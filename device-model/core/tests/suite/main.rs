@@ -6,6 +6,7 @@ mod common;
 
 mod access;
 mod attach;
+mod client_memory;
 mod dma;
 mod interrupts;
 mod property;

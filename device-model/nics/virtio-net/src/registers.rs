@@ -123,15 +123,8 @@ pub mod feature {
     pub const ACCESS_PLATFORM: u64 = 1 << 33;
 
     /// All features that the device offers.
-    pub const OFFERED: u64 = CSUM
-        | GUEST_CSUM
-        | MTU
-        | MAC
-        | STATUS
-        | INDIRECT
-        | EVENT_INDEX
-        | VERSION_1
-        | ACCESS_PLATFORM;
+    pub const OFFERED: u64 =
+        CSUM | GUEST_CSUM | MTU | MAC | STATUS | INDIRECT | EVENT_INDEX | VERSION_1 | ACCESS_PLATFORM;
 }
 
 /// Bits of the interrupt status (4.1.4.5).

@@ -163,8 +163,7 @@ impl Transport {
         };
         let selected = usize::from(self.queue_select);
         // A queue that does not exist has the size 0.
-        let none =
-            QueueRegisters { layout: QueueLayout::default(), vector: NO_VECTOR, enabled: false };
+        let none = QueueRegisters { layout: QueueLayout::default(), vector: NO_VECTOR, enabled: false };
         let queue = self.queues.get(selected).copied().unwrap_or(none);
 
         CommonConfig {
