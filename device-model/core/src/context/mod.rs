@@ -14,7 +14,7 @@ pub(crate) use self::{
 };
 use crate::{
     attachment::{Attachment, RemoteRead},
-    dma::{ClientMemory, DmaError, DmaLease, DmaPiece, MAX_DMA, Term},
+    dma::{DmaError, DmaLease, DmaPiece, GuestMemoryView, MAX_DMA, Term},
     fabric::{Fabric, Ports},
     ids::{AttachmentId, DmaToken, FunctionId},
     interrupt::Raised,
@@ -286,7 +286,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`].
-    pub fn guest_memory(&mut self, who: AttachmentId) -> Result<ClientMemory<'_>, DmaError> {
+    pub fn guest_memory(&mut self, who: AttachmentId) -> Result<GuestMemoryView<'_>, DmaError> {
         Ok(self.guest_memory_and_ports(who)?.0)
     }
 
@@ -298,13 +298,13 @@ impl Context<'_> {
     pub fn guest_memory_and_ports(
         &mut self,
         who: AttachmentId,
-    ) -> Result<(ClientMemory<'_>, Ports<'_>), DmaError> {
+    ) -> Result<(GuestMemoryView<'_>, Ports<'_>), DmaError> {
         let (function, now) = (self.function.id, self.shared.now);
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
         check_may_dma(attachment)?;
 
         let counters = &mut attachment.counters;
-        let memory = ClientMemory::new(
+        let memory = GuestMemoryView::new(
             &attachment.dma,
             Cell::from_mut(&mut self.shared.touched),
             Cell::from_mut(&mut counters.dma_read_bytes),
@@ -314,7 +314,7 @@ impl Context<'_> {
         Ok((memory, self.fabric.ports(function, now)))
     }
 
-    /// Counts an error of [`ClientMemory`], and sets the status bits that belong to it. All other
+    /// Counts an error of [`GuestMemoryView`], and sets the status bits that belong to it. All other
     /// DMA operations count their errors themselves.
     pub fn count_dma_error(&mut self, who: AttachmentId, error: &DmaError) {
         if let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) {

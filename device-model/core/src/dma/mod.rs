@@ -12,8 +12,8 @@
 //!
 //! An access is checked as a whole before its first byte moves. Lookups allocate nothing.
 
-mod client_memory;
 mod error;
+mod guest_memory;
 mod lease;
 #[cfg(test)]
 mod lease_tests;
@@ -22,8 +22,8 @@ mod mapping;
 #[cfg(test)]
 mod tests;
 
-pub use client_memory::ClientMemory;
 pub use error::{DmaError, DmaMapError};
+pub use guest_memory::GuestMemoryView;
 pub use lease::{DmaLease, LeaseError, MAX_LEASE, Term};
 pub use map::DmaMap;
 pub use mapping::{DmaBacking, DmaPiece, DmaRange, Segment, Segments};

@@ -6,8 +6,8 @@ mod common;
 
 mod access;
 mod attach;
-mod client_memory;
 mod dma;
+mod guest_memory;
 mod interrupts;
 mod property;
 mod rings;

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use nicforge_core::dma::{ClientMemory, DmaError};
+use nicforge_core::dma::{DmaError, GuestMemoryView};
 use thiserror::Error;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -117,7 +117,7 @@ impl SplitQueue {
 
     /// Takes the next buffer, if there is one, and asks the driver for no notifications from then on.
     /// [`SplitQueue::descriptors`] says how many descriptors the buffer has.
-    pub(crate) fn take(&mut self, memory: &ClientMemory<'_>) -> Result<Option<Buffer>, QueueError> {
+    pub(crate) fn take(&mut self, memory: &GuestMemoryView<'_>) -> Result<Option<Buffer>, QueueError> {
         self.pieces.clear();
         let mut available = self.ring.iter(memory).map_err(|error| failure(memory, &error))?;
         let Some(chain) = available.next() else {
@@ -171,7 +171,7 @@ impl SplitQueue {
     /// [`QueueError::Memory`], and [`QueueError::Buffer`] if the buffer is shorter.
     pub(crate) fn read(
         &self,
-        memory: &ClientMemory<'_>,
+        memory: &GuestMemoryView<'_>,
         offset: u64,
         out: &mut [u8],
     ) -> Result<(), QueueError> {
@@ -189,7 +189,7 @@ impl SplitQueue {
     /// Those of [`SplitQueue::read`].
     pub(crate) fn write(
         &self,
-        memory: &ClientMemory<'_>,
+        memory: &GuestMemoryView<'_>,
         offset: u64,
         data: &[u8],
     ) -> Result<(), QueueError> {
@@ -234,7 +234,7 @@ impl SplitQueue {
     /// Returns a buffer to the driver, with `written` bytes written.
     pub(crate) fn give_back(
         &mut self,
-        memory: &ClientMemory<'_>,
+        memory: &GuestMemoryView<'_>,
         buffer: Buffer,
         written: u32,
     ) -> Result<(), QueueError> {
@@ -243,7 +243,7 @@ impl SplitQueue {
     }
 
     /// Returns whether the driver wants an interrupt for the buffers returned since the last call.
-    pub(crate) fn needs_interrupt(&mut self, memory: &ClientMemory<'_>) -> Result<bool, QueueError> {
+    pub(crate) fn needs_interrupt(&mut self, memory: &GuestMemoryView<'_>) -> Result<bool, QueueError> {
         if !std::mem::take(&mut self.returned) {
             return Ok(false);
         }
@@ -266,7 +266,7 @@ impl SplitQueue {
     }
 
     /// Asks the driver for no notifications, because the device polls the queue.
-    fn suppress_notifications(&mut self, memory: &ClientMemory<'_>) -> Result<(), QueueError> {
+    fn suppress_notifications(&mut self, memory: &GuestMemoryView<'_>) -> Result<(), QueueError> {
         if std::mem::take(&mut self.notifying) {
             self.ring.disable_notification(memory).map_err(|error| failure(memory, &error))?;
         }
@@ -275,7 +275,7 @@ impl SplitQueue {
 
     /// Asks the driver for a notification of the next buffer, until one is taken. Returns whether a
     /// buffer came in the meantime, of which there may be no notification.
-    pub(crate) fn ask_for_notification(&mut self, memory: &ClientMemory<'_>) -> Result<bool, QueueError> {
+    pub(crate) fn ask_for_notification(&mut self, memory: &GuestMemoryView<'_>) -> Result<bool, QueueError> {
         if self.notifying {
             return Ok(false);
         }
@@ -287,7 +287,7 @@ impl SplitQueue {
 
 /// Returns the reason for an error of `virtio-queue`.
 #[cold]
-fn failure(memory: &ClientMemory<'_>, error: &virtio_queue::Error) -> QueueError {
+fn failure(memory: &GuestMemoryView<'_>, error: &virtio_queue::Error) -> QueueError {
     match error {
         virtio_queue::Error::InvalidAvailRingIndex => QueueError::Index,
         virtio_queue::Error::InvalidDescriptorIndex => QueueError::Chain,
@@ -298,6 +298,6 @@ fn failure(memory: &ClientMemory<'_>, error: &virtio_queue::Error) -> QueueError
 /// Returns the reason for an access that failed. An access that crosses mappings or alignment has no
 /// error of the memory.
 #[cold]
-fn lost(memory: &ClientMemory<'_>) -> QueueError {
+fn lost(memory: &GuestMemoryView<'_>) -> QueueError {
     memory.error().map_or(QueueError::Layout, QueueError::Memory)
 }

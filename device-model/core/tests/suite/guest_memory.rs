@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crate::common::*;
 use nicforge_core::{
     context::Context,
-    dma::{ClientMemory, DmaBacking, DmaError, DmaPermission, MAX_DMA},
+    dma::{DmaBacking, DmaError, DmaPermission, GuestMemoryView, MAX_DMA},
     machine::{Machine, Next, region},
     time::Nanos,
 };
@@ -17,7 +17,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 fn with_memory(
     machine: &mut Machine,
     probe: &Probe,
-    action: impl FnOnce(&ClientMemory<'_>) + Send + 'static,
+    action: impl FnOnce(&GuestMemoryView<'_>) + Send + 'static,
 ) -> Next {
     in_step(machine, probe, |context| action(&context.guest_memory(A).unwrap()))
 }

@@ -28,12 +28,12 @@ use super::{DmaError, DmaMap, MAX_DMA, Segment, Segments, map};
 /// - [`GuestMemory`] is for rings and descriptors. `vm-memory` copies more than 8 bytes by an
 ///   ordinary memory copy, so that a client can change them during the copy. A user must check
 ///   what it has copied, as `virtio-queue` does.
-/// - [`ClientMemory::copy_from`] and [`ClientMemory::copy_to`] are for data. They read or write
+/// - [`GuestMemoryView::copy_from`] and [`GuestMemoryView::copy_to`] are for data. They read or write
 ///   each byte exactly once.
 ///
 /// The first error is kept, because the users of `vm-memory` often drop theirs. A device must pass
 /// it to [`crate::context::Context::count_dma_error`].
-pub struct ClientMemory<'a> {
+pub struct GuestMemoryView<'a> {
     map: &'a DmaMap,
     touched: &'a Cell<usize>,
     read: &'a Cell<u64>,
@@ -41,7 +41,7 @@ pub struct ClientMemory<'a> {
     error: Cell<Option<DmaError>>,
 }
 
-impl<'a> ClientMemory<'a> {
+impl<'a> GuestMemoryView<'a> {
     /// Returns the memory of `map`. The cells count the bytes of the machine's step, and the bytes
     /// that the attachment has read and written.
     pub(crate) fn new(
@@ -92,7 +92,7 @@ impl<'a> ClientMemory<'a> {
     }
 }
 
-impl GuestMemory for ClientMemory<'_> {
+impl GuestMemory for GuestMemoryView<'_> {
     /// There is none: [`GuestMemory::physical_memory`] returns `None`.
     type PhysicalMemory = GuestMemoryMmap<()>;
     type Bitmap = ();
@@ -128,7 +128,7 @@ impl GuestMemory for ClientMemory<'_> {
 
 /// The mapped pieces of an access in ascending order. An error ends them.
 struct Slices<'a> {
-    memory: &'a ClientMemory<'a>,
+    memory: &'a GuestMemoryView<'a>,
     segments: Segments<'a>,
     write: bool,
 }
