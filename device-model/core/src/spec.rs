@@ -356,7 +356,7 @@ impl FunctionSpec {
                 windows += 1;
                 let words = [window.offset, window.length, window.data];
                 let apart = words.iter().enumerate().all(|(index, word)| {
-                    !words[..index].contains(word) && !(*word..*word + 4).contains(&window.bar)
+                    !words[..index].contains(word) && !(*word..word.saturating_add(4)).contains(&window.bar)
                 });
                 apart && inside(window.bar, 1) && words.into_iter().all(|word| inside(word, 4))
             });

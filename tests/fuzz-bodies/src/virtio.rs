@@ -316,6 +316,9 @@ impl Net {
         let _ = self.machine.read(OTHER, USER, 0, common::STATUS, &mut status).unwrap();
         assert_eq!(status[0] & status::NEEDS_RESET, 0, "the other device goes on");
 
+        // The driver may have put the function to sleep, and sent frames in the other's name.
+        self.machine.reset_attachment(VICTIM, USER).unwrap();
+        self.machine.reset_function(SWITCH).unwrap();
         self.map_all(VICTIM);
         for nic in [VICTIM, OTHER] {
             self.write(nic, 0, common::STATUS, &[0]);

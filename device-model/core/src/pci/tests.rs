@@ -119,7 +119,7 @@ fn capability_list_is_terminated_aligned_and_disjoint() {
 fn vendor_capabilities_fill_the_space_behind_those_of_the_core() {
     for (rings, space) in [(nic().rings, 84), (None, 112)] {
         let vendor = |length: usize| VendorCapability { content: vec![0xab; length - 3], window: None };
-        let capabilities = vec![vendor(40), vendor(space - 40)];
+        let capabilities = vec![vendor(56), vendor(space - 56)];
         let spec = FunctionSpec { rings, capabilities, ..nic() };
         spec.validate().unwrap();
 
@@ -127,8 +127,8 @@ fn vendor_capabilities_fill_the_space_behind_those_of_the_core() {
         let list = super::tests::capabilities(&config);
         let [.., (_, first), (id, second)] = list[..] else { panic!("too few capabilities") };
 
-        assert_eq!((id, second), (CAP_ID_VENDOR, 0x100 - (space as u64 - 40)));
-        assert_eq!(get(&config, first + 2), [40, 0xab]);
+        assert_eq!((id, second), (CAP_ID_VENDOR, 0x100 - (space as u64 - 56)));
+        assert_eq!(get(&config, first + 2), [56, 0xab]);
         assert_eq!(get(&config, 0xfe), [0xab; 2]);
         assert_eq!(get16(&config, 0x100), 0x0003, "the extended capabilities stay");
     }
