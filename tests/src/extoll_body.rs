@@ -8,11 +8,12 @@ use nicforge_core::{fabric::LinkId, machine::Machine};
 use nicforge_driver::{Deadline, HugePages, Poster, Relax};
 use nicforge_extoll_transport::{Config, Error, ExtollTransport, Job};
 use nicforge_hwi::extoll::reg;
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::parse};
 use nicforge_matching::{
     Access, Config as Matching, Endpoint, Envelope, Error as MatchingError, Get, Loss, Memory, Mode, Rank,
     Region, RemoteRegion, Selector, Taken, Transport, TransportError,
 };
+use nicforge_nics::families;
 use nicforge_rma::Notify;
 use nicforge_test_body::body;
 use nicforge_velo::{Address, Port};
@@ -36,7 +37,7 @@ pub static MACHINE: TestMachine = TestMachine {
 /// Returns a machine with two cards of four VPIDs each.
 pub fn machine() -> Machine {
     let text = "name = \"transport\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
-    build(&Description::parse(text, "transport.toml").unwrap()).unwrap().0
+    build(&parse(text, "transport.toml", &families()).unwrap()).unwrap().0
 }
 
 /// Returns a rank's address. Ranks alternate between the two cards.

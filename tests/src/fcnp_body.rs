@@ -13,7 +13,8 @@ use nicforge_core::machine::Machine;
 use nicforge_driver::{Cancel, Deadline};
 use nicforge_fcnp::{ComputeCore, Config, Error, IoNode, Mode, Peer, tree::TreeChannel};
 use nicforge_hwi::tree::{Header, PAYLOAD};
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
 use nicforge_test_body::body;
 
 use crate::{
@@ -69,7 +70,7 @@ pub static DEPTH_256: TestMachine = TestMachine {
 /// packets.
 pub fn machine(depth: u32) -> Machine {
     let text = format!("name = \"fcnp\"\n[[pset]]\ncompute_nodes = {NODES}\nfifo_depth = {depth}\n");
-    build(&Description::parse(&text, "fcnp.toml").unwrap()).unwrap().0
+    build(&parse(&text, "fcnp.toml", &families()).unwrap()).unwrap().0
 }
 
 /// Returns a configuration in which no call exceeds a test's time limit.

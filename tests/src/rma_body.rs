@@ -13,7 +13,8 @@ use nicforge_driver::{
     Cancel, Deadline, Device, DmaBuffer, DmaPermission, Error as DriverError, HugePages, Relax, SharedPoster,
 };
 use nicforge_hwi::{extoll::reg, extoll_atu::command};
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
 use nicforge_rma::{
     Access, Error, Kind, MAX_LENGTH, Notification, Notify, Options, Port, Region, Role, Status, Target,
 };
@@ -42,7 +43,7 @@ const MIB: usize = 1 << 20;
 /// Returns a machine with two cards, `ex0` and `ex1`.
 pub fn machine() -> Machine {
     let text = "name = \"rma\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
-    build(&Description::parse(text, "rma.toml").unwrap()).unwrap().0
+    build(&parse(text, "rma.toml", &families()).unwrap()).unwrap().0
 }
 
 /// A port with registered memory.

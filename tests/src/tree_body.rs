@@ -19,7 +19,8 @@ use nicforge_hwi::{
     tree::{BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, window},
     tree_dcr::{INJ_PIXF, REC_PRXF, REG_INT_ENABLE, dcr, pix, prx},
 };
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
 use nicforge_shm::Window;
 
 use crate::{
@@ -88,8 +89,8 @@ pub fn psets(compute_nodes: &[u32]) -> Machine {
 
 /// Builds the machine of a description that lacks its name.
 pub fn described(text: &str) -> Machine {
-    let description = Description::parse(&format!("name = \"tree\"\n{text}"), "tree.toml").unwrap();
-    build(&description).unwrap().0
+    let plan = parse(&format!("name = \"tree\"\n{text}"), "tree.toml", &families()).unwrap();
+    build(&plan).unwrap().0
 }
 
 /// Returns the name of the node with this address in a machine of one pset.

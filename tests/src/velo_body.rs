@@ -29,7 +29,8 @@ use nicforge_core::{
 };
 use nicforge_driver::{Cancel, Deadline, Relax, SharedPoster};
 use nicforge_hwi::extoll::reg;
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
 use nicforge_test_body::body;
 use nicforge_velo::{
     Address, Config, DeviceError, Error, Filter, MAX_MESSAGE, Message, PeerLink, Port, Waiting,
@@ -58,7 +59,7 @@ const VPIDS: u16 = 4;
 pub fn machine(watchdog_ms: u64) -> Machine {
     let text =
         format!("name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = {VPIDS}\nwatchdog_ms = {watchdog_ms}\n");
-    build(&Description::parse(&text, "velo.toml").unwrap()).unwrap().0
+    build(&parse(&text, "velo.toml", &families()).unwrap()).unwrap().0
 }
 
 fn at(node: u32, vpid: u16) -> Address {

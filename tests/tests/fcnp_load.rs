@@ -10,7 +10,8 @@ use std::{
 };
 
 use nicforge_fcnp::{ComputeCore, Config, IoNode};
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
 use nicforge_tests::{
     backing::{EventLoopKind, InProcess, LIMIT, Rig, Served},
     fcnp_body,
@@ -114,7 +115,7 @@ fn sixty_four_nodes_exchange_messages_at_once() {
 
     let _alone = alone();
     let text = include_str!("../../machines/pset64.toml");
-    let rig = InProcess::new(build(&Description::parse(text, "pset64.toml").unwrap()).unwrap().0);
+    let rig = InProcess::new(build(&parse(text, "pset64.toml", &families()).unwrap()).unwrap().0);
     let io = io_node(&rig);
     let cores: Vec<_> = (0..NODES).map(|node| compute_core(&rig, node)).collect();
     let message = |node: usize, number: usize| -> Vec<u8> {

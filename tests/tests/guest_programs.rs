@@ -15,7 +15,8 @@ use nicforge_core::machine::Machine;
 use nicforge_driver::{Cancel, Deadline};
 use nicforge_fcnp::{ComputeCore, Error, IoNode};
 use nicforge_guest::{Guest, GuestConfig, Job, Running, Stream};
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
 use nicforge_tests::{
     backing::{EventLoopKind, Rig, Served},
     bodies::GuestDoor,
@@ -32,7 +33,7 @@ fn machine() -> Machine {
         functions.concat()
     );
 
-    build(&Description::parse(&text, "guests.toml").unwrap()).unwrap().0
+    build(&parse(&text, "guests.toml", &families()).unwrap()).unwrap().0
 }
 
 fn served() -> Served {

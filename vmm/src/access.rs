@@ -174,7 +174,7 @@ fn check(words: &[Word], option: &'static str, built: &Built) -> Result<(), Acce
         }
 
         if !word.target.is_in(built) {
-            let first = built.nodes.first();
+            let first = built.nodes.iter().find(|node| node.users().next().is_some());
             let node = first.map(|node| node.name.clone()).unwrap_or_default();
             let user = first.and_then(|node| node.users().next()).map(|user| user.name.clone());
             let attachment = format!("{node}.{}", user.unwrap_or_default());
@@ -213,13 +213,14 @@ fn group(name: &str) -> Result<Gid, AccessError> {
 
 #[cfg(test)]
 mod tests {
-    use nicforge_machine::{build::build, description::Description};
+    use nicforge_machine::{build::build, description::parse};
+    use nicforge_nics::families;
 
     use super::*;
 
     fn built() -> Built {
         let text = "name = \"m\"\n[[pset]]\ncompute_nodes = 2\n";
-        build(&Description::parse(text, "a test's machine").unwrap()).unwrap().1
+        build(&parse(text, "a test's machine", &families()).unwrap()).unwrap().1
     }
 
     fn words(texts: &[&str]) -> Vec<Word> {

@@ -1,26 +1,16 @@
-//! The command line.
+//! The command line: the commands of every program made from [`crate::App`], and their options.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Subcommand};
 use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
+use nicforge_family::Families;
 
-use crate::{access::Word, bench, boot, demo, failure::Failure, log::Log, run, serve, stat};
+use crate::{access::Word, boot, failure::Failure, run, serve, stat};
 
-/// Build, serve and drive kernel-bypass NICs without owning one.
-#[derive(Debug, Parser)]
-#[command(name = "nicforge", version, about, after_help = EXIT_CODES)]
-pub struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
-
-const EXIT_CODES: &str = "Exit codes: 0 done; 1 the result is bad; 2 the command line or a machine file is wrong; 3 something \
-around it failed (a socket is taken, a server is gone); 4 a client kept the engine from ending, and the sockets are removed; 130 ended by Ctrl-C, but 0 for `serve` and `stat --every`, which end so; \
-141 nobody reads the output any more; `run` and `boot` end with the code of the first program that failed. Set NICFORGE_LOG=debug for a log on standard error.";
-
+/// The commands of every program made from [`crate::App`].
 #[derive(Debug, Subcommand)]
-enum Command {
+pub(crate) enum Command {
     /// Serve a machine's devices on UNIX sockets until Ctrl-C.
     Serve(ServeArguments),
     /// Serve a machine and run a program on each of its nodes.
@@ -31,12 +21,6 @@ enum Command {
     Stat(StatArguments),
     /// Reset a node of a served machine, whatever its programs did.
     Reset(ResetArguments),
-    /// Stream a file through an emulated Blue Gene tree network and back, and check the data that
-    /// returns.
-    Demo(DemoArguments),
-    /// Measure the cost of the devices and libraries, beside their peers, in one run.
-    #[command(disable_help_flag = true)]
-    Bench(BenchArguments),
 }
 
 /// Where and how to serve.
@@ -120,13 +104,13 @@ impl From<EventLoop> for EventLoopKind {
 }
 
 #[derive(Debug, Args)]
-struct ServeArguments {
-    /// The machine file (TOML), for example machines/pset.toml.
+pub(crate) struct ServeArguments {
+    /// The machine file (TOML).
     machine: PathBuf,
     #[command(flatten)]
     options: ServeOptions,
     /// Give the user attachments' sockets to a user: a name or number, for all, for a node's
-    /// (cn0=alice) or for one (cn0.core0=alice); may be given several times. Needs root.
+    /// (nic0=alice) or for one (nic0.user0=alice); may be given several times. Needs root.
     #[arg(long = "socket-owner", value_name = "[NODE[.ATTACHMENT]=]USER")]
     socket_owners: Vec<Word>,
     /// Give them to a group in the same way: its members may use them.
@@ -135,13 +119,12 @@ struct ServeArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = run::HELP)]
-struct RunArguments {
-    /// The machine file (TOML), for example machines/pset.toml.
+pub(crate) struct RunArguments {
+    /// The machine file (TOML).
     machine: PathBuf,
     #[command(flatten)]
     options: ServeOptions,
-    /// Start a program for each core instead of one for each node.
+    /// Start a program for each user attachment, such as a core, instead of one for each node.
     #[arg(long)]
     per_core: bool,
     /// The programs and their arguments; see below.
@@ -150,9 +133,9 @@ struct RunArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = boot::HELP, group(clap::ArgGroup::new("task").required(true).args(["shell", "lspci", "command"])))]
-struct BootArguments {
-    /// The machine file (TOML), for example machines/pset.toml.
+#[command(group(clap::ArgGroup::new("task").required(true).args(["shell", "lspci", "command"])))]
+pub(crate) struct BootArguments {
+    /// The machine file (TOML).
     machine: PathBuf,
     #[command(flatten)]
     options: ServeOptions,
@@ -223,7 +206,6 @@ impl From<BootArguments> for boot::Options {
     fn from(arguments: BootArguments) -> Self {
         let ProvisionArguments { qemu, kernel, modules, initrd } = arguments.provision;
         Self {
-            machine: arguments.machine,
             serve: arguments.options,
             nodes: arguments.nodes,
             provision: nicforge_guest::Provision { qemu, kernel, modules, initrd, cache: None },
@@ -245,7 +227,7 @@ struct Served {
 }
 
 #[derive(Debug, Args)]
-struct StatArguments {
+pub(crate) struct StatArguments {
     #[command(flatten)]
     served: Served,
     /// Repeat at this interval in seconds (0.05 to 86400), with rates, until Ctrl-C.
@@ -260,52 +242,11 @@ struct StatArguments {
 }
 
 #[derive(Debug, Args)]
-struct ResetArguments {
+pub(crate) struct ResetArguments {
     #[command(flatten)]
     served: Served,
-    /// The node, for example cn1.
+    /// The node's name.
     node: String,
-}
-
-#[derive(Debug, Args)]
-struct DemoArguments {
-    /// The file to stream [default: 256 MB or more of the toolchain's or the system's libraries].
-    file: Option<PathBuf>,
-    /// Bytes in a message, at most 64 MB.
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=64 << 20))]
-    message: u32,
-    /// Use FCNP's interrupt mode instead of polling on the I/O node.
-    #[arg(long)]
-    interrupts: bool,
-    /// Packets in each FIFO of the machine: a power of two, at most 256.
-    #[arg(long, value_name = "PACKETS", default_value_t = 8, value_parser = depth)]
-    fifo_depth: u32,
-    /// Print the result as JSON, and no progress.
-    #[arg(long)]
-    json: bool,
-    /// The part of the demonstration that this process runs; used by the demonstration itself.
-    #[arg(long, hide = true, value_enum)]
-    part: Option<demo::Part>,
-    #[command(flatten)]
-    options: ServeOptions,
-}
-
-// The program of the benches parses its own arguments, also `--help`.
-#[derive(Debug, Args)]
-#[command(
-    after_help = "`nicforge bench --help` shows the options, and `nicforge bench list` the benchmarks."
-)]
-struct BenchArguments {
-    /// A benchmark and its options.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
-    arguments: Vec<OsString>,
-}
-
-fn depth(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(depth @ 1u32..=256) if depth.is_power_of_two() => Ok(depth),
-        _ => Err("a power of two, at most 256, is possible".into()),
-    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -317,37 +258,31 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parses the command line, and runs the command. Returns the exit code.
-pub fn main() -> Result<u8, Failure> {
-    let cli = Cli::parse();
-    // The log is kept until the end. Its remaining lines are written when it is dropped.
-    let _log = Log::install()?;
-
-    match cli.command {
+/// Runs a command with machine files of `families`. Returns the exit code.
+pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Failure> {
+    match command {
         Command::Serve(arguments) => serve::main(
             &arguments.machine,
+            families,
             &arguments.options,
             &arguments.socket_owners,
             &arguments.socket_groups,
         ),
-        Command::Run(arguments) => {
-            run::main(&arguments.machine, &arguments.options, arguments.per_core, &arguments.programs)
+        Command::Run(arguments) => run::main(
+            &arguments.machine,
+            families,
+            &arguments.options,
+            arguments.per_core,
+            &arguments.programs,
+        ),
+        Command::Boot(arguments) => {
+            let machine = arguments.machine.clone();
+            boot::main(&machine, families, &(*arguments).into())
         }
-        Command::Boot(arguments) => boot::main(&(*arguments).into()),
         Command::Stat(arguments) => {
             stat::main(&arguments.served.directory, arguments.every, arguments.json, arguments.attachments)
         }
         Command::Reset(arguments) => stat::reset(&arguments.served.directory, &arguments.node),
-        Command::Demo(arguments) => demo::main(&demo::Options {
-            file: arguments.file,
-            message: arguments.message as usize,
-            interrupts: arguments.interrupts,
-            fifo_depth: arguments.fifo_depth,
-            json: arguments.json,
-            part: arguments.part,
-            serve: arguments.options,
-        }),
-        Command::Bench(arguments) => Err(bench::start(&arguments.arguments)),
     }
 }
 

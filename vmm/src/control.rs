@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     directory::{Directory, SocketFile},
-    failure::{ErrorContext, Failure},
+    failure::{ErrorContext, Failure, program},
     stat::Snapshot,
 };
 
@@ -82,8 +82,9 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
     let path = directory.control_socket();
     let what = || {
         format!(
-            "no machine answers in {}; is its `nicforge serve` still running?",
-            directory.path().display()
+            "no machine answers in {}; is its `{} serve` still running?",
+            directory.path().display(),
+            program()
         )
     };
 

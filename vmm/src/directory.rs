@@ -14,7 +14,7 @@ use nix::{
     unistd::{Uid, geteuid},
 };
 
-use crate::failure::{ErrorContext, Failure};
+use crate::failure::{ErrorContext, Failure, program};
 
 /// The longest path that fits into a socket address.
 const MAX_SOCKET_PATH: usize = 107;
@@ -101,7 +101,7 @@ impl Directory {
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let path = std::path::absolute(path).context(|| path.display().to_string())?;
         let metadata = std::fs::metadata(&path).context(|| {
-            format!("no machine is served in {}; start one with `nicforge serve`", path.display())
+            format!("no machine is served in {}; start one with `{} serve`", path.display(), program())
         })?;
         if metadata.uid() != geteuid().as_raw() && !geteuid().is_root() {
             return Err(Failure::environment(format!(

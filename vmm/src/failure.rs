@@ -1,6 +1,6 @@
 //! The failure of a command: a message for the user, and an exit code for scripts.
 
-use std::{io::Write, process::ExitCode, time::Duration};
+use std::{io::Write, process::ExitCode, sync::OnceLock, time::Duration};
 
 use thiserror::Error;
 
@@ -23,6 +23,20 @@ pub const EXIT_INTERRUPTED: u8 = 130;
 
 /// The reader of standard output has closed it. The value is the shells' one (128 + SIGPIPE).
 pub const EXIT_UNREAD: u8 = 141;
+
+/// The name of this program in its messages.
+static PROGRAM: OnceLock<&'static str> = OnceLock::new();
+
+/// Returns the name of this program in its messages: `nicforge`, unless [`name_program`] was called.
+pub fn program() -> &'static str {
+    PROGRAM.get().copied().unwrap_or("nicforge")
+}
+
+/// Sets the name of this program in its messages. Only the first call has an effect.
+pub fn name_program(name: &'static str) {
+    // A later call would change the name between two messages.
+    let _ = PROGRAM.set(name);
+}
 
 /// The reason why a command ended early.
 #[derive(Clone, Debug, Error)]
@@ -62,7 +76,7 @@ pub fn report(result: Result<u8, Failure>) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             if failure.code != EXIT_UNREAD {
-                print_error(format_args!("nicforge: {failure}"));
+                print_note(&failure);
             }
             ExitCode::from(failure.code)
         }
@@ -88,6 +102,11 @@ pub fn print_error(line: impl std::fmt::Display) {
         // Standard error may be closed, or on a full disk.
         let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
     }
+}
+
+/// Writes a message of the program to standard error, behind its name.
+pub fn print_note(message: impl std::fmt::Display) {
+    print_error(format_args!("{}: {message}", program()));
 }
 
 /// Adds a description of the failed action to an error.

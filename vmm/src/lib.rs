@@ -1,11 +1,17 @@
-//! The program `nicforge`. It serves machines, runs programs on them, boots guests with them, shows
-//! their state, and starts the program of the benches.
+//! The program `nicforge`, and programs like it with devices of one's own: [`App`]. It serves
+//! machines, runs programs on them, boots guests with them, and shows their state.
 //!
 //! Its input is machine files, command lines and signals. Its output is sockets in a directory,
-//! processes and tables. It may use all crates below it. Each command is a module. `main.rs` only
-//! parses and dispatches.
+//! processes and tables. It may use all crates below it. Each command is a module. `main.rs` adds
+//! the devices that come with nicforge, and the commands that use them: the demonstration and the
+//! benches.
+//!
+//! A test or program can also serve a machine without the command line: [`serve::Served`]. The
+//! machine comes from a file, from a [`Plan`], or is a [`nicforge_core::machine::Machine`] that the
+//! caller has put together.
 
 pub mod access;
+mod app;
 pub mod bench;
 pub mod boot;
 pub mod cli;
@@ -21,3 +27,8 @@ pub mod run;
 pub mod serve;
 pub mod signals;
 pub mod stat;
+
+pub use clap;
+pub use nicforge_family::{DeviceKind, DeviceSource, Families, Family, Plan};
+
+pub use self::app::{App, CommandBody};

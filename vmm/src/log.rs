@@ -20,7 +20,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 use crate::{
-    failure::{ErrorContext, Failure},
+    failure::{ErrorContext, Failure, program},
     lines::{Stream, is_writable},
 };
 
@@ -103,7 +103,8 @@ impl Waiting {
             let dropped = self.dropped.swap(0, Ordering::Relaxed);
             if dropped > 0 {
                 let notice = format!(
-                    "nicforge: {dropped} lines of the log were dropped: standard error was not read\n"
+                    "{}: {dropped} lines of the log were dropped: standard error was not read\n",
+                    program()
                 );
                 write(notice.as_bytes());
             }

@@ -1,7 +1,14 @@
-//! `nicforge`: see [`nicforge::cli`].
+//! `nicforge`: the program of [`nicforge::App`] with the devices that come with nicforge.
 
 use std::process::ExitCode;
 
+use nicforge::{App, bench, demo};
+
 fn main() -> ExitCode {
-    nicforge::failure::report(nicforge::cli::main())
+    App::new("nicforge")
+        .about("Build, serve and drive kernel-bypass NICs without owning one")
+        .families(nicforge_nics::families())
+        .command(demo::command(), demo::run)
+        .command(bench::command(), bench::run)
+        .main()
 }

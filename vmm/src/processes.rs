@@ -31,7 +31,7 @@ use nix::{
 
 use crate::{
     descriptors,
-    failure::{EXIT_INTERRUPTED, ErrorContext, Failure, print_error},
+    failure::{EXIT_INTERRUPTED, ErrorContext, Failure, print_note},
     lines::{LineSink, Printer, Stream, pass_on},
     signals::Signals,
 };
@@ -177,10 +177,8 @@ impl Processes {
                         code = this_code;
                         self.signal_all(Signal::SIGTERM);
                         kill_at = Some(Instant::now() + GRACE);
-                        print_error(format_args!(
-                            "nicforge: {} ended with {status}; ending the others",
-                            self.programs[index].name
-                        ));
+                        let name = &self.programs[index].name;
+                        print_note(format_args!("{name} ended with {status}; ending the others"));
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}

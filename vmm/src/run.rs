@@ -6,39 +6,58 @@
 
 use std::path::Path;
 
+use nicforge_family::{Families, Role};
 use nicforge_machine::build::{Built, Node};
 
 use crate::{
     cli::ServeOptions,
-    failure::Failure,
+    failure::{Failure, program},
     processes::{Processes, Program},
     serve::Served,
     signals::Signals,
 };
 
-/// The help text below the options.
-pub const HELP: &str = "\
+/// The most characters of a role in the help text's column.
+const ROLE_WIDTH: usize = 9;
+
+/// Returns the help text below the options. `roles` are those of the registered devices.
+pub fn help(roles: &[Role]) -> String {
+    let name = |index: usize| roles.get(index).map_or("ROLE", |role| role.name());
+    let (first, second) = (format!("--{} ./a", name(0)), format!("--{} ./b 2", name(1)));
+    let by_role = if roles.len() > 1 { format!("{first} : {second}") } else { first };
+    let list: String =
+        roles.iter().map(|role| format!("  {:ROLE_WIDTH$} {}\n", role.name(), role.about())).collect();
+
+    format!(
+        "\
 Programs:
   ./a 1 2                     the same on every node
-  --io ./a : --compute ./b 2  by role: io, compute, node or device
-  --cn0 ./a : ./b             one node by its name, another program on the rest
+  {by_role:27} by role
+  --NODE ./a : ./b            one node by its name, another program on the rest
 
+Roles:
+{list}
 Each program finds in its environment:
   NICFORGE_SOCKET   the sockets of its node's user attachments, with ':' between;
-                    with --per-core its core's alone
+                    with --per-core its attachment's alone
   NICFORGE_NODE     its node's name
-  NICFORGE_ROLE     the node's role: io, compute, node (an EXTOLL card) or device
+  NICFORGE_ROLE     the node's role
   NICFORGE_RANK     the node's number in that role
   NICFORGE_SIZE     how many nodes have the role
-  NICFORGE_CORE     with --per-core, its core
+  NICFORGE_CORE     with --per-core, the number of its attachment
   NICFORGE_MACHINE  the machine's name
   NICFORGE_DIR      the directory of the sockets
+and the variables that the node's devices set. A node without user attachments,
+such as a switch, runs no program.
 
-Options of `nicforge run` come before the programs. The exit code is that of
+Options of `{program} run` come before the programs. The exit code is that of
 the first program that failed, and the others are ended then.
 
-Examples: nicforge run machines/pset.toml -- --io ./reader : --compute ./writer
-          nicforge run machines/extoll.toml -- ./program";
+Examples: {program} run MACHINE -- ./program
+          {program} run MACHINE -- {by_role}",
+        program = program()
+    )
+}
 
 /// One section of the programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,13 +70,14 @@ struct Section {
 /// Runs the command.
 pub fn main(
     machine: &Path,
+    families: &Families,
     options: &ServeOptions,
     per_core: bool,
     programs: &[String],
 ) -> Result<u8, Failure> {
     let sections = parse(programs)?;
     let signals = Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?;
-    let served = Served::start(machine, options)?;
+    let served = Served::start(machine, families, options)?;
     let programs = assign(&sections, served.built(), &served, per_core)?;
     let mut processes = Processes::start_prefixed(programs)?;
     let code = processes.wait(&signals)?;
@@ -79,7 +99,8 @@ fn parse(arguments: &[String]) -> Result<Vec<Section>, Failure> {
 
         if command.is_empty() {
             let section = target.map_or_else(|| "a section".to_owned(), |target| format!("--{target}"));
-            return Err(Failure::usage(format!("{section} has no program; see `nicforge run --help`")));
+            let advice = format!("see `{} run --help`", program());
+            return Err(Failure::usage(format!("{section} has no program; {advice}")));
         }
 
         if sections.iter().any(|section: &Section| section.target == target) {
@@ -99,6 +120,31 @@ fn section<'a>(sections: &'a [Section], node: &Node) -> Option<&'a Section> {
     by(Some(&node.name)).or_else(|| by(Some(node.role.name()))).or_else(|| by(None))
 }
 
+/// Checks that a target is a role or node of the machine, and that a program can run there.
+fn check_target(target: &str, built: &Built) -> Result<(), Failure> {
+    let mut named =
+        built.nodes.iter().filter(|node| node.name == target || node.role.name() == target).peekable();
+
+    if named.peek().is_none() {
+        let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
+        let mut roles: Vec<_> = built.nodes.iter().map(|node| node.role.name()).collect();
+        roles.sort_unstable();
+        roles.dedup();
+        return Err(Failure::usage(format!(
+            "--{target} is no role ({}) of this machine and no node; its nodes are {}",
+            roles.join(", "),
+            names.join(", ")
+        )));
+    }
+
+    if named.all(|node| node.users().next().is_none()) {
+        return Err(Failure::usage(format!(
+            "--{target} has no user attachments, so that no program runs there"
+        )));
+    }
+    Ok(())
+}
+
 fn assign(
     sections: &[Section],
     built: &Built,
@@ -106,17 +152,11 @@ fn assign(
     per_core: bool,
 ) -> Result<Vec<Program>, Failure> {
     for target in sections.iter().filter_map(|section| section.target.as_deref()) {
-        if !built.nodes.iter().any(|node| node.name == target || node.role.name() == target) {
-            let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
-            return Err(Failure::usage(format!(
-                "--{target} is no role (io, compute, node, device) of this machine and no node; its nodes are {}",
-                names.join(", ")
-            )));
-        }
+        check_target(target, built)?;
     }
 
     let mut programs = Vec::new();
-    for node in &built.nodes {
+    for node in built.nodes.iter().filter(|node| node.users().next().is_some()) {
         let Some(section) = section(sections, node) else { continue };
 
         let sockets: Vec<String> = node
@@ -126,7 +166,8 @@ fn assign(
 
         let size = built.nodes.iter().filter(|other| other.role == node.role).count();
         let environment = |sockets: &str| {
-            vec![
+            let mut variables = node.environment.clone();
+            variables.extend([
                 ("NICFORGE_SOCKET".to_owned(), sockets.to_owned()),
                 ("NICFORGE_NODE".to_owned(), node.name.clone()),
                 ("NICFORGE_ROLE".to_owned(), node.role.name().to_owned()),
@@ -134,7 +175,8 @@ fn assign(
                 ("NICFORGE_SIZE".to_owned(), size.to_string()),
                 ("NICFORGE_MACHINE".to_owned(), built.name.clone()),
                 ("NICFORGE_DIR".to_owned(), served.directory().path().display().to_string()),
-            ]
+            ]);
+            variables
         };
 
         if per_core {

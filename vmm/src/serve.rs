@@ -12,10 +12,11 @@ use std::{
 };
 
 use nicforge_core::machine::Machine;
-use nicforge_engine::{Engine, EngineHandle, Stop};
+use nicforge_engine::{Engine, EngineHandle, FunctionSnapshot, Stop};
+use nicforge_family::{Families, Plan};
 use nicforge_machine::{
-    build::{Built, Node, NodeAttachment, build},
-    description::Description,
+    build::{Built, Node, NodeAttachment, NodeFunction, build},
+    description,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -25,9 +26,9 @@ use crate::{
     control::{ControlServer, Request, Response},
     descriptors,
     directory::{Directory, SocketFile},
-    failure::{EXIT_HELD, ErrorContext, Failure, print_line},
+    failure::{EXIT_HELD, ErrorContext, Failure, print_line, program},
     signals::Signals,
-    stat::{AttachmentSnapshot, LongestTurn, NodeSnapshot, Snapshot},
+    stat::{AttachmentSnapshot, ColumnSnapshot, LongestTurn, NodeSnapshot, Snapshot},
 };
 
 /// How long the engine may take to answer. It answers between two steps.
@@ -87,34 +88,45 @@ impl EngineThread {
 }
 
 impl Served {
-    /// Serves the machine of a file, with sockets for this user alone.
+    /// Serves the machine of a file with the sections of `families`. The sockets are for this user
+    /// alone.
     ///
     /// # Errors
     /// Returns a [`Failure`] of usage when the file is wrong, and of the environment otherwise.
-    pub fn start(machine: &Path, options: &ServeOptions) -> Result<Self, Failure> {
-        Self::start_description(&read_description(machine)?, options)
+    pub fn start(machine: &Path, families: &Families, options: &ServeOptions) -> Result<Self, Failure> {
+        Self::start_plan(&read_plan(machine, families)?, options)
     }
 
-    /// Serves a described machine, with sockets for this user alone.
+    /// Serves the machine of a plan, with sockets for this user alone.
     ///
     /// # Errors
     /// Returns the errors of [`Served::start`].
-    pub fn start_description(description: &Description, options: &ServeOptions) -> Result<Self, Failure> {
-        Self::start_for(description, options, &[], &[])
+    pub fn start_plan(plan: &Plan, options: &ServeOptions) -> Result<Self, Failure> {
+        let (machine, built) = built(plan)?;
+        Self::start_built(machine, built, options)
     }
 
-    /// Serves a described machine, with sockets that are given to users and groups.
+    /// Serves a machine that was built already, with sockets for this user alone. A machine that was
+    /// built without a plan has its nodes from [`Built::of_machine`], or from the caller.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Served::start`].
+    pub fn start_built(machine: Machine, built: Built, options: &ServeOptions) -> Result<Self, Failure> {
+        Self::start_for(machine, built, options, &[], &[])
+    }
+
+    /// Serves a machine with sockets that are given to users and groups.
     ///
     /// # Errors
     /// Returns the errors of [`Served::start`], and a [`Failure`] of usage when a user, group or
     /// attachment does not exist.
     pub fn start_for(
-        description: &Description,
+        machine: Machine,
+        built: Built,
         options: &ServeOptions,
         owners: &[Word],
         groups: &[Word],
     ) -> Result<Self, Failure> {
-        let (machine, built) = build(description).map_err(|error| Failure::usage(error.to_string()))?;
         let rules = SocketRules::new(owners, groups, &built)?;
         let path = options.dir.clone().unwrap_or_else(|| Directory::default_for(&built.name));
         let directory = Directory::create(&path)?;
@@ -138,7 +150,7 @@ impl Served {
         for node in &built.nodes {
             for attachment in &node.attachments {
                 let path = directory.socket(&node.name, &attachment.name, attachment.admin)?;
-                places.push((node.function, attachment.id, path, rules.of(node, attachment)));
+                places.push((attachment.function, attachment.id, path, rules.of(node, attachment)));
             }
         }
 
@@ -227,14 +239,29 @@ impl Drop for Served {
     }
 }
 
-fn read_description(machine: &Path) -> Result<Description, Failure> {
-    Description::read(machine).map_err(|error| Failure::usage(error.to_string()))
+/// Reads a machine file with the sections of `families`.
+///
+/// # Errors
+/// Returns a [`Failure`] of usage.
+pub fn read_plan(machine: &Path, families: &Families) -> Result<Plan, Failure> {
+    description::read(machine, families).map_err(|error| Failure::usage(error.to_string()))
+}
+
+fn built(plan: &Plan) -> Result<(Machine, Built), Failure> {
+    build(plan).map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// Runs the command.
-pub fn main(machine: &Path, options: &ServeOptions, owners: &[Word], groups: &[Word]) -> Result<u8, Failure> {
+pub fn main(
+    machine: &Path,
+    families: &Families,
+    options: &ServeOptions,
+    owners: &[Word],
+    groups: &[Word],
+) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
-    let served = Served::start_for(&read_description(machine)?, &options.for_untrusted(), owners, groups)?;
+    let (machine, built) = built(&read_plan(machine, families)?)?;
+    let served = Served::start_for(machine, built, &options.for_untrusted(), owners, groups)?;
     print_line(welcome(&served))?;
 
     loop {
@@ -264,12 +291,12 @@ fn welcome(served: &Served) -> String {
 
     for node in served.built.nodes.iter().take(8) {
         let users: Vec<_> = node.users().map(|attachment| attachment.name.as_str()).collect();
-        text.push_str(&format!(
-            "  {directory}/{}.{{{}}}   {}\n",
-            node.name,
-            users.join(","),
-            node.role.name()
-        ));
+        let (name, role) = (&node.name, node.role.name());
+        if users.is_empty() {
+            text.push_str(&format!("  {name}   {role}, without user sockets\n"));
+        } else {
+            text.push_str(&format!("  {directory}/{name}.{{{}}}   {role}\n", users.join(",")));
+        }
     }
 
     if served.built.nodes.len() > 8 {
@@ -277,7 +304,8 @@ fn welcome(served: &Served) -> String {
     }
 
     text.push_str(&format!(
-        "  {directory}/admin   admin attachments and the control socket\nlook at it: nicforge stat {directory}   end it: Ctrl-C"
+        "  {directory}/admin   admin attachments and the control socket\nlook at it: {} stat {directory}   end it: Ctrl-C",
+        program()
     ));
     text
 }
@@ -293,11 +321,7 @@ fn answer(built: &Built, handle: &EngineHandle, request: &Request) -> Response {
             Err(message) => failed(message),
         },
         Request::Reset { node } => match built.node(node) {
-            Some(node) => match handle.reset_function(node.function, PATIENCE) {
-                Ok(Ok(())) => Response::Done,
-                Ok(Err(error)) => failed(error.to_string()),
-                Err(error) => failed(error.to_string()),
-            },
+            Some(node) => reset(node, handle),
             None => {
                 let names: Vec<_> = built.nodes.iter().take(20).map(|node| node.name.as_str()).collect();
                 Response::Refused {
@@ -309,37 +333,20 @@ fn answer(built: &Built, handle: &EngineHandle, request: &Request) -> Response {
     }
 }
 
+/// Resets all functions of a node.
+fn reset(node: &Node, handle: &EngineHandle) -> Response {
+    for function in &node.functions {
+        match handle.reset_function(function.id, PATIENCE) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return failed(error.to_string()),
+            Err(error) => return failed(error.to_string()),
+        }
+    }
+    Response::Done
+}
+
 fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
     let raw = handle.snapshot(PATIENCE).map_err(|error| error.to_string())?;
-    let nodes = built
-        .nodes
-        .iter()
-        .zip(&raw.functions)
-        .map(|(node, function)| NodeSnapshot {
-            name: node.name.clone(),
-            role: node.role.name().to_owned(),
-            rank: node.rank,
-            counters: function
-                .counters
-                .iter()
-                .map(|counter| (counter.name.to_owned(), counter.value))
-                .collect(),
-            attachments: function
-                .attachments
-                .iter()
-                .map(|attachment| AttachmentSnapshot {
-                    name: attachment.name.clone(),
-                    pid: attachment.client.map(|client| client.pid),
-                    trapped: attachment.counters.trapped_reads + attachment.counters.trapped_writes,
-                    posted: attachment.counters.posted_writes,
-                    stalls: attachment.counters.stalls,
-                    interrupts: attachment.counters.interrupts,
-                    errors: attachment.counters.dma_errors + attachment.counters.malformed_records,
-                    longest_turn_us: microseconds(attachment.server.longest_turn),
-                })
-                .collect(),
-        })
-        .collect();
 
     Ok(Snapshot {
         machine: built.name.clone(),
@@ -347,14 +354,56 @@ fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
         event_loop: raw.event_loop.to_owned(),
         awake: raw.hot_functions,
         longest_turn: longest_turn(built, &raw.longest_turn),
-        nodes,
+        nodes: built.nodes.iter().map(|node| node_snapshot(node, &raw.functions)).collect(),
+        columns: built.columns.iter().map(ColumnSnapshot::from).collect(),
     })
+}
+
+/// Returns the state of a node. `functions` are those of the machine, by their numbers.
+fn node_snapshot(node: &Node, functions: &[FunctionSnapshot]) -> NodeSnapshot {
+    let mut snapshot = NodeSnapshot {
+        name: node.name.clone(),
+        role: node.role.name().to_owned(),
+        rank: node.rank,
+        functions: node.functions.iter().filter_map(|function| function.name.clone()).collect(),
+        counters: Vec::new(),
+        attachments: Vec::new(),
+    };
+
+    for function in &node.functions {
+        let Some(raw) = functions.get(function.id.0 as usize) else { continue };
+        let counters = raw.counters.iter();
+        snapshot
+            .counters
+            .extend(counters.map(|counter| (name_in_node(function, counter.name), counter.value)));
+
+        snapshot.attachments.extend(raw.attachments.iter().map(|attachment| AttachmentSnapshot {
+            name: name_in_node(function, &attachment.name),
+            pid: attachment.client.map(|client| client.pid),
+            trapped: attachment.counters.trapped_reads + attachment.counters.trapped_writes,
+            posted: attachment.counters.posted_writes,
+            stalls: attachment.counters.stalls,
+            interrupts: attachment.counters.interrupts,
+            errors: attachment.counters.dma_errors + attachment.counters.malformed_records,
+            longest_turn_us: microseconds(attachment.server.longest_turn),
+        }));
+    }
+    snapshot
+}
+
+/// Returns the name of a function's counter or attachment among those of its node.
+fn name_in_node(function: &NodeFunction, name: &str) -> String {
+    match &function.name {
+        Some(function) => format!("{function}.{name}"),
+        None => name.to_owned(),
+    }
 }
 
 fn longest_turn(built: &Built, turn: &nicforge_engine::LongestTurn) -> LongestTurn {
     let name = |(function, id)| {
-        let node = built.nodes.iter().find(|node| node.function == function)?;
-        let attachment = node.attachments.iter().find(|attachment| attachment.id == id)?;
+        let node = built.nodes.iter().find(|node| node.has_function(function))?;
+        let is_it = |attachment: &&NodeAttachment| (attachment.function, attachment.id) == (function, id);
+        let attachment = node.attachments.iter().find(is_it)?;
         Some(format!("{}.{}", node.name, attachment.name))
     };
     LongestTurn { us: microseconds(turn.time), attachment: turn.client.and_then(name), pid: turn.pid }
@@ -380,9 +429,9 @@ mod tests {
     fn a_server_whose_engine_is_held_removes_its_sockets_and_stops_in_time() {
         let folder = tempfile::tempdir().unwrap();
         let text = "name = \"m\"\n[[function]]\nname = \"fifo0\"\nkind = \"slot-fifo\"\n";
-        let description = Description::parse(text, "a test's machine").unwrap();
+        let plan = description::parse(text, "a test's machine", &nicforge_nics::families()).unwrap();
         let options = ServeOptions::new(Some(folder.path().join("m")), EventLoop::Auto);
-        let served = Served::start_description(&description, &options).unwrap();
+        let served = Served::start_plan(&plan, &options).unwrap();
 
         assert!(folder.path().join("m/fifo0.user0").exists());
         let (held, is_held) = mpsc::channel();

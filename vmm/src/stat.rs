@@ -7,6 +7,7 @@ use std::{
 };
 
 use comfy_table::{CellAlignment, Table, presets};
+use nicforge_family::Column;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,30 @@ pub struct Snapshot {
     pub longest_turn: LongestTurn,
     /// Its nodes.
     pub nodes: Vec<NodeSnapshot>,
+    /// The columns of its devices. They are left out of the printed JSON.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<ColumnSnapshot>,
+}
+
+/// A column of the node table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ColumnSnapshot {
+    /// Its title.
+    pub title: String,
+    /// The names of the devices' counters for it.
+    pub counters: Vec<String>,
+    /// Whether the counters count packets.
+    pub packets: bool,
+}
+
+impl From<&Column> for ColumnSnapshot {
+    fn from(column: &Column) -> Self {
+        Self {
+            title: column.title.to_owned(),
+            counters: column.counters.iter().map(|&counter| counter.to_owned()).collect(),
+            packets: column.packets,
+        }
+    }
 }
 
 /// The longest time that the engine was busy with one client, or with one step of the machine.
@@ -65,27 +90,47 @@ pub struct NodeSnapshot {
     pub role: String,
     /// Its number among the nodes of its role.
     pub rank: u32,
-    /// The device's counters, in the device's order.
+    /// The functions that have a name of their own in the node.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub functions: Vec<String>,
+    /// The devices' counters, in the devices' order. The name of a counter begins with that of its
+    /// function and a dot, if the function has a name of its own.
     pub counters: Vec<(String, u64)>,
-    /// Its attachments.
+    /// Its attachments. Their names begin in the same way.
     pub attachments: Vec<AttachmentSnapshot>,
 }
 
 impl NodeSnapshot {
-    /// Returns the sum of the device's counters called `name` over all its virtual channels
-    /// (`vc0_name`, `vc1_name`, ...). Returns `None` when it has none.
+    /// Returns the sum of the counters called `name`, over all functions of the node and all their
+    /// virtual channels (`vc0_name`, `vc1_name`, ...). Returns `None` when there is none.
     pub fn counter_if_any(&self, name: &str) -> Option<u64> {
-        let matches = |counter: &str| match counter.strip_prefix("vc").and_then(|rest| rest.split_once('_')) {
-            Some((_, rest)) => rest == name,
-            None => counter == name,
+        let matches = |counter: &str| {
+            let counter = counter.rsplit_once('.').map_or(counter, |(_, own)| own);
+            match counter.strip_prefix("vc").and_then(|rest| rest.split_once('_')) {
+                Some((_, rest)) => rest == name,
+                None => counter == name,
+            }
         };
         let mut found = self.counters.iter().filter(|(counter, _)| matches(counter)).map(|(_, value)| *value);
         found.next().map(|first| found.fold(first, u64::wrapping_add))
     }
 
-    /// Returns the sum of several counters. Returns `None` when the device has none of them.
-    pub fn sum_if_any(&self, names: &[&str]) -> Option<u64> {
-        names.iter().filter_map(|name| self.counter_if_any(name)).reduce(u64::wrapping_add)
+    /// Returns the sum of several counters. Returns `None` when the node has none of them.
+    pub fn sum_if_any<N: AsRef<str>>(&self, names: &[N]) -> Option<u64> {
+        names.iter().filter_map(|name| self.counter_if_any(name.as_ref())).reduce(u64::wrapping_add)
+    }
+
+    /// Returns the part of the node that is one of its functions.
+    fn part(&self, function: &str) -> Self {
+        let is_own = |name: &str| name.split_once('.').is_some_and(|(first, _)| first == function);
+        Self {
+            name: format!("  {function}"),
+            role: self.role.clone(),
+            rank: self.rank,
+            functions: Vec::new(),
+            counters: self.counters.iter().filter(|(name, _)| is_own(name)).cloned().collect(),
+            attachments: self.attachments.iter().filter(|one| is_own(&one.name)).cloned().collect(),
+        }
     }
 
     /// Returns the same as [`Self::counter_if_any`], or 0 when the device has no such counter.
@@ -123,13 +168,14 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
     let mut last: Option<(Instant, Snapshot)> = None;
 
     loop {
-        let snapshot = match ask(&directory, &Request::Stat)? {
+        let mut snapshot = match ask(&directory, &Request::Stat)? {
             Response::Stat(snapshot) => snapshot,
             other => return Err(unexpected(&other)),
         };
 
         let now = Instant::now();
         if json {
+            snapshot.columns.clear();
             print_line(serde_json::to_string(&snapshot).context(|| "the answer".into())?)?;
         } else {
             let clear = if every.is_some() && std::io::stdout().is_terminal() { "\x1b[2J\x1b[H" } else { "" };
@@ -175,93 +221,140 @@ fn unexpected(response: &Response) -> Failure {
     }
 }
 
-/// Columns of the node table: the title, and the names of the devices' counters for it.
-const COLUMNS: [(&str, &[&str]); 7] = [
-    ("send fill", &["send_fill"]),
-    ("recv fill", &["recv_fill"]),
-    ("sent", SENT),
-    ("received", RECEIVED),
-    ("forwarded", &["forwarded"]),
-    ("stalls", &["stalls", "velo_stalls"]),
-    ("errors", &["errors"]),
+/// Columns of every machine. The columns of its devices stand before them, or add counters to them.
+const COLUMNS: [Column; 4] = [
+    Column::packets("sent", &["sent"]),
+    Column::packets("received", &["received"]),
+    Column::new(STALLS, &["stalls"]),
+    Column::new(ERRORS, &["errors"]),
 ];
 
-/// Counters of sent packets: of the tree, and of VELO.
-const SENT: &[&str] = &["sent", "velo_sent"];
-/// Counters of received packets: of the tree, and of VELO.
-const RECEIVED: &[&str] = &["received", "velo_received"];
+/// Title of the column that also has the stalled writes of each attachment.
+const STALLS: &str = "stalls";
+/// Title of the column that also has the errors of each attachment.
+const ERRORS: &str = "errors";
+
+/// Returns the columns of a machine, each title once: those of its devices, then [`COLUMNS`].
+fn columns(of_devices: &[ColumnSnapshot]) -> Vec<ColumnSnapshot> {
+    // These two come last, also where a device adds counters to them.
+    let is_last = |column: &ColumnSnapshot| [STALLS, ERRORS].contains(&column.title.as_str());
+    let general: Vec<_> = COLUMNS.iter().map(ColumnSnapshot::from).collect();
+    let all = of_devices.iter().chain(&general);
+    let ordered = all.clone().filter(|column| !is_last(column)).chain(all.filter(|column| is_last(column)));
+
+    let mut columns: Vec<ColumnSnapshot> = Vec::new();
+    for column in ordered {
+        match columns.iter_mut().find(|known| known.title == column.title) {
+            Some(known) => {
+                known.packets |= column.packets;
+                let new = column.counters.iter().filter(|counter| !known.counters.contains(counter));
+                let new: Vec<_> = new.cloned().collect();
+                known.counters.extend(new);
+            }
+            None => columns.push(column.clone()),
+        }
+    }
+    columns
+}
 
 fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments: bool) -> String {
+    let columns = columns(&snapshot.columns);
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
+
     let mut header = vec!["node".to_owned(), "clients".to_owned()];
-    header.extend(COLUMNS.iter().map(|(title, _)| (*title).to_owned()));
+    header.extend(columns.iter().map(|column| column.title.clone()));
     header.extend(["interrupts".to_owned(), "posted".to_owned(), "trapped".to_owned()]);
     if since.is_some() {
         header.push("packets/s".to_owned());
     }
 
-    let columns = header.len();
+    let width = header.len();
     table.set_header(header);
 
     for (index, node) in snapshot.nodes.iter().enumerate() {
-        let clients = node.attachments.iter().filter(|attachment| attachment.pid.is_some()).count();
-        let sum = |f: fn(&AttachmentSnapshot) -> u64| node.attachments.iter().map(f).sum::<u64>();
-        let mut row = vec![node.name.clone(), format!("{clients}/{}", node.attachments.len())];
-        row.extend(COLUMNS.iter().map(|(_, counters)| {
-            node.sum_if_any(counters).map_or_else(|| "-".into(), |value| value.to_string())
-        }));
-
-        row.push(sum(|attachment| attachment.interrupts).to_string());
-        row.push(sum(|attachment| attachment.posted).to_string());
-        row.push(sum(|attachment| attachment.trapped).to_string());
-
+        let mut row = node_row(node, &columns);
         if let Some((time, old)) = since {
-            let before = old.nodes.get(index).map_or(0, packets);
-            let rate = packets(node).saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
+            let before = old.nodes.get(index).map_or(0, |node| packets(node, &columns));
+            let rate = packets(node, &columns).saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
             row.push(format!("{rate:.0}"));
         }
-
         table.add_row(row);
+
+        for function in &node.functions {
+            table.add_row(node_row(&node.part(function), &columns));
+        }
         if attachments {
             for attachment in &node.attachments {
-                let mut row = vec![
-                    format!("  {}", attachment.name),
-                    attachment.pid.map_or_else(|| "-".into(), |pid| format!("pid {pid}")),
-                ];
-                row.extend(COLUMNS.iter().map(|(title, _)| match *title {
-                    "stalls" => attachment.stalls.to_string(),
-                    "errors" => attachment.errors.to_string(),
-                    _ => String::new(),
-                }));
-
-                row.push(attachment.interrupts.to_string());
-                row.push(attachment.posted.to_string());
-                row.push(attachment.trapped.to_string());
-                table.add_row(row);
+                table.add_row(attachment_row(attachment, &columns));
             }
         }
     }
 
-    for column in 2..columns {
+    for column in 2..width {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
 
     format!(
-        "{} ({}), up {:.1} s, {} of {} nodes awake, longest turn {}\n{table}",
+        "{} ({}), up {:.1} s, {}, longest turn {}\n{table}",
         snapshot.machine,
         snapshot.event_loop,
         snapshot.uptime_ms as f64 / 1e3,
-        snapshot.awake,
-        snapshot.nodes.len(),
+        awake(snapshot),
         snapshot.longest_turn
     )
 }
 
-fn packets(node: &NodeSnapshot) -> u64 {
-    [SENT, RECEIVED].iter().filter_map(|counters| node.sum_if_any(counters)).sum()
+/// Returns how much of the machine is awake. Functions sleep, and most nodes have one.
+fn awake(snapshot: &Snapshot) -> String {
+    let (awake, nodes) = (snapshot.awake, snapshot.nodes.len());
+    if snapshot.nodes.iter().all(|node| node.functions.is_empty()) {
+        format!("{awake} of {nodes} nodes awake")
+    } else {
+        format!("{nodes} nodes, {awake} functions awake")
+    }
+}
+
+/// Returns the row of a node, or of one of its functions.
+fn node_row(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> Vec<String> {
+    let clients = node.attachments.iter().filter(|attachment| attachment.pid.is_some()).count();
+    let sum = |f: fn(&AttachmentSnapshot) -> u64| node.attachments.iter().map(f).sum::<u64>().to_string();
+
+    let mut row = vec![node.name.clone(), format!("{clients}/{}", node.attachments.len())];
+    row.extend(columns.iter().map(|column| {
+        node.sum_if_any(&column.counters).map_or_else(|| "-".into(), |value| value.to_string())
+    }));
+    row.push(sum(|attachment| attachment.interrupts));
+    row.push(sum(|attachment| attachment.posted));
+    row.push(sum(|attachment| attachment.trapped));
+    row
+}
+
+/// Returns the row of an attachment.
+fn attachment_row(attachment: &AttachmentSnapshot, columns: &[ColumnSnapshot]) -> Vec<String> {
+    let client = attachment.pid.map_or_else(|| "-".into(), |pid| format!("pid {pid}"));
+
+    let mut row = vec![format!("  {}", attachment.name), client];
+    row.extend(columns.iter().map(|column| match column.title.as_str() {
+        STALLS => attachment.stalls.to_string(),
+        ERRORS => attachment.errors.to_string(),
+        _ => String::new(),
+    }));
+    row.push(attachment.interrupts.to_string());
+    row.push(attachment.posted.to_string());
+    row.push(attachment.trapped.to_string());
+    row
+}
+
+/// Returns the number of packets that a node has sent and received.
+fn packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
+    columns
+        .iter()
+        .filter(|column| column.packets)
+        .filter_map(|column| node.sum_if_any(&column.counters))
+        .sum()
 }
 
 #[cfg(test)]
@@ -279,6 +372,7 @@ mod tests {
                 name: "io0".into(),
                 role: "io".into(),
                 rank: 0,
+                functions: Vec::new(),
                 counters: vec![
                     ("vc0_sent".into(), 2),
                     ("vc1_sent".into(), 3),
@@ -290,6 +384,7 @@ mod tests {
                     ..Default::default()
                 }],
             }],
+            columns: Vec::new(),
         }
     }
 
@@ -315,5 +410,36 @@ mod tests {
             text.lines().any(|line| line.contains("io0") && line.trim_end_matches(['│', ' ']).ends_with('2')),
             "{text}"
         );
+    }
+
+    #[test]
+    fn columns_of_a_device_join_those_of_every_machine() {
+        let own = [
+            Column::new("fill", &["fill"]),
+            Column::packets("sent", &["sent", "card_sent"]),
+            Column::new("stalls", &["card_stalls"]),
+        ];
+        let columns = columns(&own.iter().map(ColumnSnapshot::from).collect::<Vec<_>>());
+
+        let shown: Vec<_> = columns.iter().map(|column| column.title.as_str()).collect();
+        assert_eq!(shown, ["fill", "sent", "received", "stalls", "errors"]);
+        assert_eq!(columns[1].counters, ["sent", "card_sent"]);
+        assert_eq!(columns[3].counters, ["card_stalls", "stalls"]);
+    }
+
+    #[test]
+    fn functions_of_a_node_have_rows_of_their_own_below_their_sum() {
+        let mut snapshot = snapshot();
+        let node = &mut snapshot.nodes[0];
+        node.functions = vec!["torus".into(), "tree".into()];
+        node.counters = vec![("torus.vc0_sent".into(), 30), ("tree.sent".into(), 12)];
+        node.attachments[0].name = "tree.core0".into();
+        let text = render(&snapshot, None, false);
+
+        let row = |start: &str| text.lines().find(|line| line.contains(start)).unwrap().to_owned();
+        assert!(row(" io0 ").contains("42") && row(" io0 ").contains("1/1"), "{text}");
+        assert!(row("  torus").contains("30") && row("  torus").contains("0/0"), "{text}");
+        assert!(row("  tree").contains("12") && row("  tree").contains("1/1"), "{text}");
+        assert!(text.starts_with("m (epoll), up 1.5 s, 1 nodes, 0 functions awake"), "{text}");
     }
 }

@@ -202,8 +202,8 @@ pub struct FunctionSpec {
     pub identity: Identity,
     /// The six BARs. The one after a 64-bit BAR is `None`.
     pub bars: [Option<BarSpec>; 6],
-    /// The attachments. The index is the [`crate::ids::AttachmentId`]. A function without any is no
-    /// PCI function for clients: it only has ports to the fabric, as a switch does.
+    /// The attachments. The index is the [`crate::ids::AttachmentId`]. A hub that is no PCI function
+    /// has none: no client reaches it, and it lives on its links alone.
     pub attachments: Vec<AttachmentSpec>,
     /// MSI-X, if any.
     pub msix: Option<MsixSpec>,

@@ -153,6 +153,13 @@ pub mod device {
 }
 // ANCHOR_END: device
 
+// ANCHOR: kind
+/// Returns the kind of the card, for the tables `[[function]]` of machine files.
+pub fn kind() -> nicforge_family::DeviceKind {
+    nicforge_family::DeviceKind::plain("tally", device::Tally::default)
+}
+// ANCHOR_END: kind
+
 // ANCHOR: driver
 /// The driver. In the project it belongs into a crate of `userlib`.
 pub mod driver {
@@ -241,14 +248,15 @@ pub mod driver {
 mod tests {
     use nicforge_core::machine::Machine;
     use nicforge_engine::EventLoopKind;
+    use nicforge_family::Families;
+    use nicforge_machine::{build::build, description::parse};
     use nicforge_tests::backing::{InProcess, Rig, Served, soon};
 
-    use super::{device, driver::Tally};
+    use super::{driver::Tally, kind};
 
     fn machine() -> Machine {
-        let mut machine = Machine::new();
-        machine.add_function("tally0", Box::new(device::Tally::default())).unwrap();
-        machine
+        let file = "name = \"mine\"\n[[function]]\nname = \"tally0\"\nkind = \"tally\"\n";
+        build(&parse(file, "mine.toml", &Families::new().device(kind())).unwrap()).unwrap().0
     }
 
     fn sum_that_reaches_the_target_interrupts(rig: &dyn Rig) {

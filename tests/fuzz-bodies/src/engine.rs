@@ -48,7 +48,7 @@ pub fn body(data: &[u8]) {
         ..EngineConfig::default()
     };
 
-    let (machine, _) = build(&world::description(8)).unwrap();
+    let (machine, _) = build(&world::plan(8)).unwrap();
     let mut engine = Engine::new(machine, config).unwrap();
     let [hostile, neighbour] = ["hostile", "neighbour"].map(socket);
 

@@ -44,7 +44,7 @@ fn config() -> Config {
 }
 
 fn machine(input: &mut Input<'_>) -> Arc<LocalMachine> {
-    LocalMachine::new(build(&world::description(input.pick(&[8, 1, 2]))).unwrap().0)
+    LocalMachine::new(build(&world::plan(input.pick(&[8, 1, 2]))).unwrap().0)
 }
 
 fn open(machine: &Arc<LocalMachine>, node: u32, core: u16) -> Device {

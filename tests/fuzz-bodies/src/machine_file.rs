@@ -1,13 +1,11 @@
 //! Machine files: any text, and TOML of the right shape with any values. An accepted file builds a
 //! machine within the limits that works. A refused one is an error of one line.
 
-use std::fmt::Write;
+use std::{collections::BTreeSet, fmt::Write};
 
 use nicforge_hwi::tree::MAX_NODES;
-use nicforge_machine::{
-    build::{build, network_node_names},
-    description::{Description, MAX_COMPUTE_NODES},
-};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
 
 use crate::input::Input;
 
@@ -21,8 +19,8 @@ pub fn body(data: &[u8]) {
         0 => String::from_utf8_lossy(input.rest()).into_owned(),
         _ => shaped(&mut input),
     };
-    let description = match Description::parse(&text, "fuzz.toml") {
-        Ok(description) => description,
+    let plan = match parse(&text, "fuzz.toml", &families()) {
+        Ok(plan) => plan,
         Err(error) => {
             let shown = error.to_string();
             assert!(shown.starts_with("fuzz.toml"), "{shown}");
@@ -30,29 +28,30 @@ pub fn body(data: &[u8]) {
         }
     };
 
-    let compute: u32 = description.pset.iter().map(|pset| *pset.as_ref().compute_nodes.as_ref()).sum();
-    let nodes = compute + description.pset.len() as u32;
-    assert!(nodes <= MAX_NODES && compute <= MAX_COMPUTE_NODES * description.pset.len() as u32);
+    let of_role = |role: &str| plan.nodes().iter().filter(|node| node.role.name() == role).count() as u32;
+    let compute = of_role("compute");
+    assert!(compute + of_role("io") <= MAX_NODES);
 
     if compute > SMALL && input.below(16) > 0 {
         return;
     }
 
-    let (mut machine, built) = build(&description).expect("what is accepted can be built");
-    let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
+    let (mut machine, built) = build(&plan).expect("what is accepted can be built");
+    let names: BTreeSet<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
 
-    assert_eq!(names.len(), nodes as usize + description.function.len());
-    assert!(network_node_names(&description).all(|name| names.contains(&name.as_str())));
+    assert_eq!((names.len(), machine.fabric().links() as usize), (plan.nodes().len(), plan.links().len()));
+    assert_eq!(machine.functions() as usize, plan.functions().len());
 
-    let node = &built.nodes[input.below(names.len() as u32) as usize];
-    let attachment = node.users().next().expect("every node has a user's attachment").id;
-    machine.attach(node.function, attachment).unwrap();
+    let node = &built.nodes[input.below(built.nodes.len() as u32) as usize];
+    let user = node.users().next().expect("every node has a user's attachment");
+    let (function, attachment) = (user.function, user.id);
+    machine.attach(function, attachment).unwrap();
 
     for _ in 0..8 {
         let _ = machine.step(nicforge_core::time::Nanos(1000), 16);
     }
 
-    machine.detach(node.function, attachment, nicforge_core::device::Ended::Closed).unwrap();
+    machine.detach(function, attachment, nicforge_core::device::Ended::Closed).unwrap();
 }
 
 /// Returns existing tables and fields, and some unknown ones, with values of all kinds.
@@ -63,13 +62,10 @@ fn shaped(input: &mut Input<'_>) -> String {
     }
 
     for _ in 0..input.below(8) {
-        match input.below(4) {
+        match input.below(6) {
             0 | 1 => pset(&mut text, input),
-            2 => {
-                let kind = input.pick(&["slot-fifo", "dma-engine", "addressed-send", "idio-16", "tree", ""]);
-                let name = name(input);
-                let _ = writeln!(text, "[[function]]\nname = {name}\nkind = \"{kind}\"");
-            }
+            2 | 3 => function(&mut text, input),
+            4 => link(&mut text, input),
             _ => {
                 let _ = writeln!(text, "{}", String::from_utf8_lossy(input.bytes(12)));
             }
@@ -77,6 +73,33 @@ fn shaped(input: &mut Input<'_>) -> String {
     }
 
     text
+}
+
+fn function(text: &mut String, input: &mut Input<'_>) {
+    let kind = input.pick(&["slot-fifo", "dma-engine", "addressed-send", "idio-16", "tree", ""]);
+    let _ = writeln!(text, "[[function]]\nname = {}\nkind = \"{kind}\"", name(input));
+
+    if input.below(4) == 0 {
+        let _ = writeln!(text, "node = {}", name(input));
+    }
+    if input.below(8) == 0 {
+        let _ = writeln!(text, "speed = {}", value(input));
+    }
+}
+
+fn link(text: &mut String, input: &mut Input<'_>) {
+    let _ = writeln!(text, "[[link]]");
+
+    for end in ["a", "b"] {
+        let name = input.pick(&["io0", "cn0", "a", "f1", "a.f1", "", "a:b"]);
+        let port = input.pick(&["0", "1", "63", "64", "256", "-1", "x", ""]);
+        let _ = writeln!(text, "{end} = \"{name}:{port}\"");
+    }
+
+    let fields = ["delay_ns", "gbit_s", "channels", "credits", "packet_bytes", "width"];
+    for field in fields.into_iter().take(input.below(7) as usize) {
+        let _ = writeln!(text, "{field} = {}", value(input));
+    }
 }
 
 fn pset(text: &mut String, input: &mut Input<'_>) {

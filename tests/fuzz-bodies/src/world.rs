@@ -17,13 +17,15 @@ use nicforge_core::{
     machine::{Access, AccessError, Machine, Next, region},
     time::Nanos,
 };
+use nicforge_family::Plan;
 use nicforge_hwi::{
     attachment::mirror::RING_HEAD,
     idio16,
     proof::{addressed_send, dma_engine, slot_fifo},
     tree::{BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, window},
 };
-use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
+use nicforge_nics::families;
 use nicforge_shm::{Producer, SharedCells, SharedMemory};
 
 /// Compute nodes of the pset. The I/O node is function 0, compute node `n` function `n + 1`.
@@ -75,21 +77,21 @@ impl InterruptSink for Count {
 
 /// Parses a machine file, once for each text. Otherwise the parser would use most of a fuzzer's
 /// time.
-pub fn parsed(text: &str) -> Description {
-    static PARSED: Mutex<BTreeMap<String, Description>> = Mutex::new(BTreeMap::new());
+pub fn parsed(text: &str) -> Plan {
+    static PARSED: Mutex<BTreeMap<String, Plan>> = Mutex::new(BTreeMap::new());
 
     let mut parsed = PARSED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = parsed.get(text) {
         return found.clone();
     }
 
-    let description = Description::parse(text, "world.toml").unwrap();
-    parsed.insert(text.to_owned(), description.clone());
-    description
+    let plan = parse(text, "world.toml", &families()).unwrap();
+    parsed.insert(text.to_owned(), plan.clone());
+    plan
 }
 
-/// Returns the description of the machine of [`World`].
-pub fn description(fifo_depth: u32) -> Description {
+/// Returns the plan of the machine of [`World`].
+pub fn plan(fifo_depth: u32) -> Plan {
     let mut text =
         format!("name = \"world\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {fifo_depth}\n");
     let functions =
@@ -110,7 +112,7 @@ pub fn local(text: &str) -> Arc<LocalMachine> {
 impl World {
     /// Creates a machine without clients.
     pub fn new(fifo_depth: u32) -> Self {
-        let (machine, _) = build(&description(fifo_depth)).unwrap();
+        let (machine, _) = build(&plan(fifo_depth)).unwrap();
         Self { machine, messages: Vec::new(), now: Nanos::ZERO }
     }
 

@@ -5,7 +5,8 @@
 use std::{path::Path, thread};
 
 use nicforge_guest::{Function, Guest};
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
     bodies::GuestDoor,
@@ -64,7 +65,7 @@ fn check_bars(guest: &Guest) {
 
 #[test]
 fn every_bar_has_room_behind_root_ports_and_the_drivers_work() {
-    let machine = build(&Description::parse(MACHINE, "ports.toml").unwrap()).unwrap().0;
+    let machine = build(&parse(MACHINE, "ports.toml", &families()).unwrap()).unwrap().0;
     let served = Served::new(machine, EventLoopKind::Auto);
     let checks = guest::shim_checks(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("ports"));
     let config = guest::config("ports", GuestDoor::Shim, vec![])

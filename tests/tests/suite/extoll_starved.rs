@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use nicforge_core::time::Nanos;
 use nicforge_driver::{Deadline, Device};
-use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
+use nicforge_nics::families;
 use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
 /// Two cards with a link that takes 64 packets in a turn.
@@ -63,7 +64,7 @@ impl Pair {
 
 /// Four pairs send continuously to `node`; each must get its share.
 fn each_has_its_part(node: u32) {
-    let (machine, _) = build(&Description::parse(MACHINE, "a test").unwrap()).unwrap();
+    let (machine, _) = build(&parse(MACHINE, "a test", &families()).unwrap()).unwrap();
     let machine = LocalMachine::new(machine);
     let mut pairs: Vec<_> = (0..4).map(|vpid| pair(&machine, vpid, node)).collect();
     let mut now = START;

@@ -7,4 +7,5 @@ mod book;
 mod conformance;
 mod extoll_starved;
 mod interop;
+mod registry;
 mod tree;

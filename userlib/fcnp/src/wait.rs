@@ -68,13 +68,14 @@ impl<'a> Waiter<'a> {
 #[cfg(test)]
 mod tests {
     use nicforge_driver::Device;
-    use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+    use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
+    use nicforge_nics::families;
 
     use super::*;
 
     fn channel() -> TreeChannel {
         let description =
-            Description::parse("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n", "p.toml").unwrap();
+            parse("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n", "p.toml", &families()).unwrap();
         let machine = LocalMachine::new(build(&description).unwrap().0);
         let device = Device::from_backing(machine.open_named("cn0", "core0").unwrap()).unwrap();
         TreeChannel::open(device).unwrap()

@@ -12,11 +12,13 @@ use nicforge::{
 };
 use nicforge_core::{machine::Machine, time::Nanos};
 use nicforge_driver::{Device, DeviceAddress, Error, GoneCause, OpenOptions, OpenProblem, Patience, Relax};
+use nicforge_family::Plan;
 use nicforge_machine::{
     build::{self, Built},
-    description::Description,
+    description,
     in_process::LocalMachine,
 };
+use nicforge_nics::families;
 use nix::errno::Errno;
 
 use crate::{bench::Run, placement::Placement};
@@ -34,26 +36,27 @@ const START: Nanos = Nanos(1 << 42);
 ///
 /// # Errors
 /// Returns an error when such a machine is impossible.
-pub fn describe(bench: &str, sections: &str) -> Result<Description, Failure> {
+pub fn describe(bench: &str, sections: &str) -> Result<Plan, Failure> {
     let text = format!("name = \"bench-{bench}-{}\"\n{sections}", std::process::id());
-    Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
+    description::parse(&text, "the bench's machine", &families())
+        .map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// Builds a described machine in this process.
 ///
 /// # Errors
-/// Returns an error when the description contradicts itself.
-pub fn build(description: &Description) -> Result<(Machine, Built), Failure> {
-    build::build(description).map_err(|error| Failure::usage(error.to_string()))
+/// Returns an error when a device or link of the plan is impossible.
+pub fn build(plan: &Plan) -> Result<(Machine, Built), Failure> {
+    build::build(plan).map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// Serves a described machine, with the engine on its processor.
 ///
 /// # Errors
 /// Returns an error when the machine cannot be served.
-pub fn serve(run: &Run<'_>, description: &Description, placement: &Placement) -> Result<Served, Failure> {
+pub fn serve(run: &Run<'_>, plan: &Plan, placement: &Placement) -> Result<Served, Failure> {
     let options = ServeOptions::new(None, run.event_loop);
-    placement.within("engine", || Served::start_description(description, &options))
+    placement.within("engine", || Served::start_plan(plan, &options))
 }
 
 /// Returns the address of an attachment of a served machine: a node's name, and the attachment's

@@ -4,12 +4,13 @@
 mod terminal;
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc::channel},
     time::{Duration, Instant},
 };
 
 use clap::Args;
+use nicforge_family::Families;
 use nicforge_guest::{
     Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, Progress, Provision,
     Stream as GuestStream, Toolkit,
@@ -18,20 +19,22 @@ use nicforge_machine::build::Node;
 
 use crate::{
     cli::ServeOptions,
-    failure::{EXIT_INTERRUPTED, Failure, print_error},
+    failure::{EXIT_INTERRUPTED, Failure, print_note, program},
     lines::{Printer, Stream},
     serve::Served,
     signals::Signals,
 };
 
-/// The help text below the options.
-pub const HELP: &str = "\
+/// Returns the help text below the options.
+pub fn help() -> String {
+    format!(
+        "\
 The command finds in its environment:
   NICFORGE_SOCKET   how programs open the node's user attachments, with ':'
                     between: shim:/dev/nicforge0 or vfio:0000:00:03.0
-  NICFORGE_DEVICES  each attachment's PCI address: cn0.core0=0000:00:03.0,...
-  NICFORGE_NODE, NICFORGE_ROLE, NICFORGE_RANK, NICFORGE_SIZE, NICFORGE_MACHINE
-                    as with `nicforge run`
+  NICFORGE_DEVICES  each attachment's PCI address: nic0.user0=0000:00:03.0,...
+  NICFORGE_NODE, NICFORGE_ROLE, NICFORGE_RANK, NICFORGE_SIZE, NICFORGE_MACHINE,
+  and the variables that the node's devices set: as with `{program} run`
 
 QEMU and a kernel are downloaded once from a Debian mirror into NICFORGE_CACHE
 (by default ~/.cache/nicforge); no root is needed and nothing is installed.
@@ -39,9 +42,12 @@ NICFORGE_QEMU, NICFORGE_KERNEL, NICFORGE_MODULES and NICFORGE_INITRD stand for
 the options of those names. The exit code is that of the first command that
 failed, and the other guests are ended then.
 
-Examples: nicforge boot machines/pset.toml --node cn0 --shell
-          nicforge boot machines/pset.toml --lspci
-          nicforge boot machines/pset.toml --program ./fcnp -- fcnp --fast";
+Examples: {program} boot MACHINE --node NODE --shell
+          {program} boot MACHINE --lspci
+          {program} boot MACHINE --program ./test -- test --fast",
+        program = program()
+    )
+}
 
 /// How long a command may take, unless the user sets a limit.
 const COMMAND: Duration = Duration::from_secs(3600);
@@ -129,8 +135,6 @@ pub struct GuestOptions {
 /// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The machine file.
-    pub machine: PathBuf,
     /// Where and how to serve the machine.
     pub serve: ServeOptions,
     /// Nodes that get a guest. All nodes get one when this is empty.
@@ -149,8 +153,19 @@ pub struct Options {
     pub task: Task,
 }
 
-/// Runs the command.
-pub fn main(options: &Options) -> Result<u8, Failure> {
+/// Runs the command with the machine of a file.
+pub fn main(machine: &Path, families: &Families, options: &Options) -> Result<u8, Failure> {
+    with(options, || Served::start(machine, families, &options.serve))
+}
+
+/// Boots the guests of a machine that `serve` serves.
+///
+/// `serve` is called once the signals that end the command are blocked, because the threads that it
+/// starts inherit that.
+///
+/// # Errors
+/// Returns the errors of `serve`, and a [`Failure`] when a guest cannot be booted.
+pub fn with(options: &Options, serve: impl FnOnce() -> Result<Served, Failure>) -> Result<u8, Failure> {
     let signals =
         Arc::new(Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?);
     let progress = Progress::on_stderr().cancelled_by({
@@ -159,7 +174,7 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
     });
     // The machine comes first, so that a mistake in its file is reported before anything is
     // downloaded.
-    let served = Served::start(&options.machine, &options.serve)?;
+    let served = serve()?;
 
     let result = boot(options, &served, &progress);
     wait_unused(&served);
@@ -190,8 +205,8 @@ fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, F
         Accelerator::Tcg => "emulated (TCG)",
     };
 
-    print_error(format_args!(
-        "nicforge: QEMU {}, Linux {}; {how}: {reason}",
+    print_note(format_args!(
+        "QEMU {}, Linux {}; {how}: {reason}",
         toolkit.qemu.version(),
         toolkit.kernel.version
     ));
@@ -240,20 +255,23 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
 
     for name in &options.nodes {
         match served.built().node(name) {
+            Some(node) if node.attachments.is_empty() => {
+                return Err(Failure::usage(format!("{name} has no attachments to plug into a guest")));
+            }
             Some(node) => nodes.push(node),
             None => return Err(Failure::usage(format!("there is no node {name}; there are {}", names()))),
         }
     }
 
     if nodes.is_empty() {
-        nodes.extend(all);
+        // A switch has no attachments, and nothing of it can be plugged into a guest.
+        nodes.extend(all.iter().filter(|node| !node.attachments.is_empty()));
+        if nodes.is_empty() {
+            return Err(Failure::usage("no node of the machine has attachments to plug into a guest"));
+        }
         if options.task == Task::Shell && nodes.len() > 1 {
             nodes.truncate(1);
-            print_error(format_args!(
-                "nicforge: a shell in {} (others: --node, of {})",
-                nodes[0].name,
-                names()
-            ));
+            print_note(format_args!("a shell in {} (others: --node, of {})", nodes[0].name, names()));
         }
     }
 
@@ -272,8 +290,8 @@ fn driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<D
         DriverChoice::Auto if toolkit.has_shim() => Driver::Shim,
         DriverChoice::Auto => {
             let version = &toolkit.kernel.version;
-            print_error(format_args!(
-                "nicforge: no kernel module for Linux {version} can be built here: the functions have no driver"
+            print_note(format_args!(
+                "no kernel module for Linux {version} can be built here: the functions have no driver"
             ));
             Driver::None
         }
@@ -307,6 +325,9 @@ fn configured(
         .env("NICFORGE_RANK", node.rank.to_string())
         .env("NICFORGE_SIZE", size.to_string())
         .env("NICFORGE_MACHINE", &built.name);
+    for (name, value) in &node.environment {
+        config = config.env(name, value);
+    }
 
     for attachment in node.attachments.iter().filter(|attachment| options.guest.admin || !attachment.admin) {
         config = config.function(Function {
@@ -380,9 +401,7 @@ fn run_all(
 
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             if let (Ok(code), true) = (&result, count > 1) {
-                print_error(format_args!(
-                    "nicforge: the command in {node} ended with {code}; ending the other guests"
-                ));
+                print_note(format_args!("the command in {node} ended with {code}; ending the other guests"));
             }
 
             first = Some(result.map_err(Failure::from));
@@ -446,9 +465,9 @@ fn shell(
     let Some(config) = guests.pop() else { return Err(Failure::usage("the machine has no node")) };
     let guest = Guest::boot(toolkit, &config, progress)?;
     for problem in guest.problems() {
-        print_error(format_args!("nicforge: {}: {problem}", guest.node()));
+        print_note(format_args!("{}: {problem}", guest.node()));
     }
-    print_error(format_args!("nicforge: a shell in {}; Ctrl-D ends it", guest.node()));
+    print_note(format_args!("a shell in {}; Ctrl-D ends it", guest.node()));
     terminal::run(&guest, options.timeout.unwrap_or(SHELL), progress)
 }
 

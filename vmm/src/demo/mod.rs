@@ -7,10 +7,12 @@
 //! that the core received, and of the returned data with the change undone.
 //!
 //! - `mod.rs`: the parent;
+//! - `arguments.rs`: the command line;
 //! - `data.rs`: the choice of data;
 //! - `io_node.rs`, `compute_node.rs`: the two kinds of child;
 //! - `report.rs`: the children's messages to the parent, and the table.
 
+mod arguments;
 mod compute_node;
 mod data;
 mod io_node;
@@ -21,9 +23,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use clap::ArgMatches;
 use indicatif::{ProgressBar, ProgressStyle};
-use nicforge_machine::description::Description;
+use nicforge_family::Families;
+use nicforge_machine::description;
 
+pub use self::arguments::command;
 use self::{
     data::Data,
     report::{Collected, Message},
@@ -105,17 +110,21 @@ impl Plan {
     }
 }
 
-/// Runs the command, or one of its children.
-pub fn main(options: &Options) -> Result<u8, Failure> {
+/// Runs the command, or one of its children. The machine is one of the families of this program.
+///
+/// # Errors
+/// Returns the [`Failure`] of the command line, the machine, or a part of the demonstration.
+pub fn run(matches: &ArgMatches, families: &Families) -> Result<u8, Failure> {
+    let options = &arguments::options(matches)?;
     let plan = Plan::new(options);
     match options.part {
         Some(Part::Io) => io_node::main(&plan, &Data::choose(options.file.as_deref())?),
         Some(Part::Compute) => compute_node::main(&plan),
-        None => parent(options, &plan),
+        None => parent(options, &plan, families),
     }
 }
 
-fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
+fn parent(options: &Options, plan: &Plan, families: &Families) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
     let data = Data::choose(options.file.as_deref())?;
     let text = format!(
@@ -124,10 +133,10 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
         options.fifo_depth
     );
 
-    let description = Description::parse(&text, "the demonstration's machine")
+    let machine = description::parse(&text, "the demonstration's machine", families)
         .map_err(|error| Failure::usage(error.to_string()))?;
 
-    let served = Served::start_description(&description, &options.serve)?;
+    let served = Served::start_plan(&machine, &options.serve)?;
     if !options.json {
         print_error(format_args!(
             "{}\nthrough a served pset in {} ({}): 1 I/O node, {COMPUTE_NODES} compute nodes of {} cores, FIFOs of {}",

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use crate::guest_support::{LIMIT, Server, boot, logs, run, toolkit};
 use nicforge_guest::{Function, GuestConfig};
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
 
 /// One function of each kind.
 const MACHINE: &str = r#"
@@ -52,7 +53,7 @@ const COMPLAINTS: [&str; 14] = [
 fn lspci_decodes_every_kind_of_function_without_a_complaint() {
     let logs = logs("guest_lspci");
     let server = Server::start(MACHINE, &logs);
-    let (_, built) = build(&Description::parse(MACHINE, "kinds.toml").unwrap()).unwrap();
+    let (_, built) = build(&parse(MACHINE, "kinds.toml", &families()).unwrap()).unwrap();
     let mut config = GuestConfig::new("guest").boot_deadline(LIMIT);
     let mut names = Vec::new();
 

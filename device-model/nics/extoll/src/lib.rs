@@ -7,6 +7,7 @@ pub mod card;
 pub mod config;
 mod device;
 mod directory;
+pub mod family;
 mod mirror;
 mod registers;
 mod ring_registers;
@@ -22,5 +23,6 @@ mod work;
 pub use self::{
     card::Card,
     config::{CardConfig, ConfigError},
+    family::Networks,
     topology::{Route, Routes, Topology, TopologyError, TopologyLink},
 };

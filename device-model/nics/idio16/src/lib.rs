@@ -4,7 +4,7 @@
 //! The connector has a loop-back plug, as in a bench test: output `n` is wired to input `n`.
 //!
 //! In: accesses to its I/O ports ([`nicforge_hwi::idio16`]), and the time. Out: its INTx line. May
-//! touch: core, hwi, kit.
+//! touch: core, family, hwi, kit.
 #![forbid(unsafe_code)]
 
 use nicforge_core::{
@@ -14,8 +14,14 @@ use nicforge_core::{
     spec::{AttachmentSpec, BarSpec, FunctionSpec, Identity},
     time::Nanos,
 };
+use nicforge_family::DeviceKind;
 use nicforge_hwi::idio16::*;
 use nicforge_kit::retry;
+
+/// Returns the kind of the card, for the tables `[[function]]` of machine files.
+pub fn kind() -> DeviceKind {
+    DeviceKind::plain("idio-16", Idio16::default)
+}
 
 // ANCHOR: state
 /// The only attachment, because the card has one connector.

@@ -8,8 +8,9 @@
 //!    stalls, several clients.
 //!
 //! In: accesses and completions, as [`nicforge_core::device::Device`] describes them. Out: through
-//! its `Context`, DMA, interrupts, and words in mapped memory. May touch: core, hwi (register maps,
-//! in [`nicforge_hwi::proof`]), kit, shm. No threads, clocks or I/O: a device never waits.
+//! its `Context`, DMA, interrupts, and words in mapped memory. May touch: core, family, hwi
+//! (register maps, in [`nicforge_hwi::proof`]), kit, shm. No threads, clocks or I/O: a device
+//! never waits.
 //!
 //! The drivers for them are in the crate `nicforge-proof-driver`.
 #![forbid(unsafe_code)]
@@ -23,7 +24,17 @@ pub use dma_engine::DmaEngine;
 pub use slot_fifo::SlotFifo;
 
 use nicforge_core::spec::{AttachmentSpec, Identity};
+use nicforge_family::DeviceKind;
 use nicforge_hwi::pci;
+
+/// Returns the kinds of the three devices, for the tables `[[function]]` of machine files.
+pub fn kinds() -> [DeviceKind; 3] {
+    [
+        DeviceKind::plain("slot-fifo", SlotFifo::new),
+        DeviceKind::plain("dma-engine", DmaEngine::new),
+        DeviceKind::plain("addressed-send", AddressedSend::new),
+    ]
+}
 
 /// Returns the PCI identity of a proof device. Its class is "unassigned", so that no operating
 /// system binds a driver to it.

@@ -5,7 +5,7 @@
 //!
 //! In: accesses and mapped memory of the clients, packets from up to three links.
 //! Out: packets, interrupts, mirrored state.
-//! May touch: `core`, `hwi`, `kit`, `shm`. No unsafe, no threads, no clocks.
+//! May touch: `core`, `family`, `hwi`, `kit`, `shm`. No unsafe, no threads, no clocks.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -19,11 +19,13 @@
 //! | `registers` | device control and interrupt registers |
 //! | [`topology`] | machines: the links between nodes, and the routes over them |
 //! | [`config`] | the configuration of one NIC |
+//! | [`family`] | the tables `[[pset]]` of machine files |
 #![forbid(unsafe_code)]
 
 pub mod alu;
 mod barrier;
 pub mod config;
+pub mod family;
 mod fifo;
 mod interrupts;
 pub mod nic;
@@ -34,6 +36,7 @@ pub mod topology;
 
 pub use self::{
     config::{ClassRoute, Route, Routes, TreeConfig},
+    family::Psets,
     nic::TreeNic,
     topology::{Topology, TopologyError, TopologyLink, TopologyNode},
 };

@@ -2,7 +2,7 @@
 //! switch.
 //!
 //! In: accesses to the device's registers, its queues in client memory, frames from the fabric. Out:
-//! frames to the fabric, filled buffers, interrupts. May touch: core, hwi, kit. The queues are those
+//! frames to the fabric, filled buffers, interrupts. May touch: core, family, hwi, kit. The queues are those
 //! of `virtio-queue`.
 //!
 //! | module | contents |
@@ -15,6 +15,7 @@
 //! | `transport` | virtio on PCI: negotiation, status, interrupts |
 //! | [`nic`] | the device: frames between its queues and its port |
 //! | [`switch`] | the switch |
+//! | [`family`] | the tables of machine files |
 //!
 //! A frame is one packet of the fabric, without the frame check sequence. A checksum that the sender
 //! left open travels in [`Contents::header`](nicforge_core::fabric::Contents::header).
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod checksum;
+pub mod family;
 mod header;
 pub mod mac;
 pub mod nic;
@@ -33,6 +35,7 @@ pub mod switch;
 mod transport;
 
 pub use self::{
+    family::{Ethernets, kinds},
     mac::MacAddress,
     nic::{NicConfig, NicConfigError, VirtioNet},
     switch::{Switch, SwitchConfig, SwitchConfigError},

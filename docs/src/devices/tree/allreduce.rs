@@ -41,7 +41,8 @@ pub fn allreduce(device: Device, number: u64) -> Result<u64, Error> {
 
 #[cfg(test)]
 mod tests {
-    use nicforge_machine::{build::build, description::Description};
+    use nicforge_machine::{build::build, description::parse};
+    use nicforge_nics::families;
     use nicforge_tests::backing::{InProcess, Rig};
 
     use super::allreduce;
@@ -49,7 +50,7 @@ mod tests {
     #[test]
     fn every_compute_node_gets_the_sum_of_all() {
         let file = "name = \"p\"\n[[pset]]\ncompute_nodes = 4\n";
-        let machine = build(&Description::parse(file, "p.toml").unwrap()).unwrap().0;
+        let machine = build(&parse(file, "p.toml", &families()).unwrap()).unwrap().0;
         let rig = InProcess::new(machine);
         let devices = [0, 1, 2, 3].map(|node| rig.open(&format!("cn{node}"), "core0"));
 

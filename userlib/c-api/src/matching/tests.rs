@@ -2,15 +2,16 @@
 
 use nicforge_driver::Device;
 use nicforge_extoll_transport::Job;
-use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
 use nicforge_matching::TransportError;
+use nicforge_nics::families;
 
 use super::*;
 
 /// Returns the only rank of a job, on a card in this process.
 fn alone() -> matching_endpoint {
     let text = "name = \"alone\"\n[[extoll]]\nmesh = 2\n";
-    let machine = build(&Description::parse(text, "alone.toml").unwrap()).unwrap().0;
+    let machine = build(&parse(text, "alone.toml", &families()).unwrap()).unwrap().0;
     let backing = LocalMachine::new(machine).open_named("ex0", "vpid0").unwrap();
     let (device, job) = (Device::from_backing(backing).unwrap(), Job::of_nodes(1, 1));
 

@@ -3,7 +3,8 @@
 
 use nicforge_driver::Device;
 use nicforge_hwi::tree::{Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD};
-use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
+use nicforge_nics::families;
 use nicforge_shm::SharedMemory;
 
 use super::*;
@@ -14,7 +15,7 @@ const FIRST: u32 = u32::MAX - 7;
 const PACKETS: usize = 30;
 
 fn device() -> Device {
-    let description = Description::parse("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n", "p.toml").unwrap();
+    let description = parse("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n", "p.toml", &families()).unwrap();
     let machine = LocalMachine::new(build(&description).unwrap().0);
     Device::from_backing(machine.open_named("cn0", "core0").unwrap()).unwrap()
 }

@@ -1,7 +1,8 @@
 //! Reasons why a machine file is refused.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
+use nicforge_family::SectionError;
 use thiserror::Error;
 
 use super::MAX_FILE;
@@ -18,7 +19,7 @@ pub enum DescriptionError {
         source: std::io::Error,
     },
     /// The path is a directory, a device, or something else that cannot be a machine file.
-    #[error("{path} is not a regular file; name a machine file such as machines/pset.toml")]
+    #[error("{path} is not a regular file; name a machine file")]
     NoFile {
         /// The path.
         path: String,
@@ -31,21 +32,22 @@ pub enum DescriptionError {
         /// Its size in bytes.
         bytes: u64,
     },
-    /// The text is not TOML, or has a field that does not belong there.
-    #[error("{0}")]
-    Syntax(FilePosition, #[source] Box<toml::de::Error>),
-    /// A value is out of its limits.
-    #[error("{position}: {what} is {found}; expected {expected}")]
-    Value {
-        /// The position of the value.
+    /// The text is not TOML, has a field that does not belong there, or a value out of its limits.
+    #[error("{position}: {problem}")]
+    Content {
+        /// The position of the error.
         position: FilePosition,
-        /// The value's name.
-        what: &'static str,
-        /// The value in the file.
-        found: String,
-        /// The expected values.
-        expected: String,
+        /// The reason.
+        problem: SectionError,
     },
+}
+
+impl DescriptionError {
+    /// Returns the error of a section. `text` is the contents of the file `path`.
+    pub(super) fn in_file(path: &str, text: &str, problem: SectionError) -> Self {
+        let line = problem.span().map_or(0, |span| line_of(text, span));
+        Self::Content { position: FilePosition { path: path.to_owned(), line }, problem }
+    }
 }
 
 /// A position in a machine file.
@@ -55,8 +57,6 @@ pub struct FilePosition {
     pub path: String,
     /// Line number from 1, or 0 when the error has no position.
     pub line: usize,
-    /// The parser's message for a syntax error.
-    pub message: Option<String>,
 }
 
 impl fmt::Display for FilePosition {
@@ -65,9 +65,12 @@ impl fmt::Display for FilePosition {
         if self.line > 0 {
             write!(f, ", line {}", self.line)?;
         }
-        match &self.message {
-            Some(message) => write!(f, ": {message}"),
-            None => Ok(()),
-        }
+        Ok(())
     }
+}
+
+/// Returns the number of the line in which a span begins, from 1.
+fn line_of(text: &str, span: Range<usize>) -> usize {
+    let end = span.start.min(text.len());
+    text.as_bytes()[..end].iter().filter(|&&byte| byte == b'\n').count() + 1
 }

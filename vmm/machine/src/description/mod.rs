@@ -1,196 +1,218 @@
-//! The contents of a machine file, and their checks.
+//! Machine files: their tables, and how they become the plan of a machine.
 //!
 //! ```toml
-//! name = "pset"
+//! name = "two-cards"
 //!
-//! [[pset]]                  # a Blue Gene pset: one I/O node and its compute nodes on a tree
-//! compute_nodes = 4
-//! fifo_depth = 8            # packets in each send and receive FIFO; 8 on the machine
-//!
-//! [pset.link]               # of each tree link, per direction; all zero is "as fast as it goes"
-//! delay_ns = 0
-//! gbit_s = 0.0
-//! credits = 4               # packets of buffer at the receiving end of a virtual channel
-//!
-//! [[extoll]]                # EXTOLL cards on one network
-//! torus = [2, 2, 2]         # or hypercube = 3, or mesh = 4
-//! vpids = 16                # processes of each card, 1 to 256
-//! watchdog_ms = 500         # how long a send may wait for credit; 0: for ever
-//! rma_watchdog_ms = 2000    # how long nothing may come from the target of a transfer; 0: for ever
-//!
-//! [extoll.link]             # as above; credits are 64 unless it says otherwise
-//! delay_ns = 300
-//! gbit_s = 5.0
+//! [[FAMILY]]                # any number of sections of each NIC family that is registered
 //!
 //! [[function]]              # a single device
-//! kind = "dma-engine"
-//! name = "dma0"
+//! kind = "KIND"             # a kind of device that is registered
+//! name = "nic0"             # of its node, or with `node` of the function within that node
+//! node = "host0"            # optional: the device is a function of this node, as others may be
+//!                           # further keys are the kind's own parameters
+//!
+//! [[link]]                  # a link between two ports of any functions in the file
+//! a = "nic0:0"              # a node's name, or NODE.FUNCTION; and the number of a port
+//! b = "host0.nic1:0"
+//! delay_ns = 0              # 0 to one second
+//! gbit_s = 0.0              # up to 10000; 0 is "as fast as it goes"
+//! channels = 1              # virtual channels, 1 to 16
+//! credits = 16              # packets of buffer at the receiving end of each, 1 to 1024
+//! packet_bytes = 2048       # the longest packet, 1 to 65536
 //! ```
 //!
-//! Each number has its limits beside it below. A number outside them is refused with its line and
-//! the expected range.
+//! The sections of a family are those of the family's own documentation. A value out of its limits
+//! is refused with its line and the expected range.
 
-mod check;
 mod error;
 #[cfg(test)]
 mod tests;
 
 use std::{fs::File, io::Read, path::Path};
 
-use nicforge_extoll::{Topology, TopologyError};
+use nicforge_core::fabric::{DEFAULT_MAX_PACKET, MAX_CHANNELS};
+use nicforge_family::{
+    Families, FunctionKey, Link, LinkSection, Plan, PortKey, Section, SectionError, Spanned, check_range,
+    refuse_value,
+};
 use serde::Deserialize;
-use toml::Spanned;
+use toml::de::DeTable;
 
-use self::check::{Checker, line_of};
 pub use self::error::{DescriptionError, FilePosition};
 
-/// The greatest number of compute nodes in a pset.
-pub const MAX_COMPUTE_NODES: u32 = 256;
 /// The largest machine file that is read, in bytes.
 pub const MAX_FILE: u64 = 1 << 20;
 
-/// The description of a machine.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Description {
-    /// Name: 1 to 32 letters, digits or `-`.
-    pub name: Spanned<String>,
-    /// The psets. Each is on one tree.
-    #[serde(default)]
-    pub pset: Vec<Spanned<Pset>>,
-    /// EXTOLL networks.
-    #[serde(default)]
-    pub extoll: Vec<Spanned<Extoll>>,
-    /// Single functions.
-    #[serde(default)]
-    pub function: Vec<Spanned<Function>>,
+/// Virtual channels of a `[[link]]` that does not say how many.
+const DEFAULT_CHANNELS: u32 = 1;
+/// Packets of buffer of each virtual channel of a `[[link]]` that does not say how many.
+const DEFAULT_CREDITS: u32 = 16;
+
+/// Reads and checks a machine file with the sections of `families`.
+///
+/// # Errors
+/// The file cannot be read, or [`parse`] refuses its text.
+pub fn read(path: &Path, families: &Families) -> Result<Plan, DescriptionError> {
+    let shown = path.display().to_string();
+    let read = |source| DescriptionError::Read { path: shown.clone(), source };
+    let metadata = std::fs::metadata(path).map_err(read)?;
+
+    if !metadata.is_file() {
+        return Err(DescriptionError::NoFile { path: shown });
+    }
+
+    let mut text = String::new();
+    File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text)).map_err(read)?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(DescriptionError::TooLarge { path: shown, bytes: metadata.len() });
+    }
+    parse(&text, &shown, families)
 }
 
-/// One I/O node and its compute nodes on a tree network.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Pset {
-    /// Number of compute nodes, 1 to [`MAX_COMPUTE_NODES`].
-    pub compute_nodes: Spanned<u32>,
-    /// Number of packets in each FIFO: a power of two, at most 256.
-    #[serde(default)]
-    pub fifo_depth: Option<Spanned<u32>>,
-    /// The tree's links.
-    #[serde(default)]
-    pub link: Link,
+/// Checks the text of a machine file, and returns the plan of its machine. `path` is the file's
+/// name in messages.
+///
+/// # Errors
+/// The first thing that is wrong, with its line.
+pub fn parse(text: &str, path: &str, families: &Families) -> Result<Plan, DescriptionError> {
+    plan_of(text, families).map_err(|problem| DescriptionError::in_file(path, text, problem))
 }
 
-/// EXTOLL cards on one network. Exactly one shape must be given.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Extoll {
-    /// A torus: the number of nodes in each of up to three dimensions.
-    #[serde(default)]
-    pub torus: Option<Spanned<Vec<u32>>>,
-    /// A hypercube: its number of dimensions, 0 to 6.
-    #[serde(default)]
-    pub hypercube: Option<Spanned<u32>>,
-    /// A full mesh: its number of nodes, 1 to 7.
-    #[serde(default)]
-    pub mesh: Option<Spanned<u32>>,
-    /// Number of processes of each card, 1 to 256.
-    #[serde(default)]
-    pub vpids: Option<Spanned<u16>>,
-    /// How long a send may wait for credit, in milliseconds: 1 to 60,000, or 0 for ever.
-    #[serde(default)]
-    pub watchdog_ms: Option<Spanned<u64>>,
-    /// How long the target of RMA commands may be silent, in milliseconds: 1 to 60,000, or 0 for
-    /// ever.
-    #[serde(default)]
-    pub rma_watchdog_ms: Option<Spanned<u64>>,
-    /// The network's links.
-    #[serde(default)]
-    pub link: Link,
+fn plan_of(text: &str, families: &Families) -> Result<Plan, SectionError> {
+    let table = DeTable::parse(text)
+        .map_err(|error| SectionError::Syntax { span: error.span(), message: error.message().to_owned() })?;
+    let mut file = Section::new(table);
+
+    let name: Spanned<String> = file.take("name")?;
+    let sections = families
+        .families()
+        .map(|family| Ok((family, file.take_sections(family.table())?)))
+        .collect::<Result<Vec<_>, SectionError>>()?;
+    let functions = file.take_sections("function")?;
+    let links = file.take_sections("link")?;
+
+    let mut tables: Vec<&str> = families.families().map(|family| family.table()).collect();
+    tables.extend(["function", "link"]);
+    file.finish(&[&["name"], tables.as_slice()].concat())?;
+
+    let mut plan = Plan::new(name.get_ref()).map_err(|error| error.at(name.span()))?;
+    if functions.is_empty() && sections.iter().all(|(_, sections)| sections.is_empty()) {
+        tables.pop();
+        return Err(SectionError::value(0..0, "the machine", "empty", at_least_one(&tables)));
+    }
+
+    for (family, sections) in sections {
+        let Some(first) = sections.first().map(Section::span) else { continue };
+        plan.add_columns(family.columns());
+        family.plan(sections, &mut plan).map_err(|error| error.or_at(first))?;
+    }
+    for function in functions {
+        add_function(&mut plan, function, families)?;
+    }
+    for link in links {
+        add_link(&mut plan, &link)?;
+    }
+
+    Ok(plan)
 }
 
-impl Extoll {
-    /// Returns the network's topology, if exactly one shape is given.
-    ///
-    /// # Errors
-    /// Returns the reason why such a network is impossible.
-    pub fn topology(&self) -> Option<Result<Topology, TopologyError>> {
-        match (&self.torus, &self.hypercube, &self.mesh) {
-            (Some(torus), None, None) => Some(Topology::torus(torus.as_ref())),
-            (None, Some(dimensions), None) => Some(Topology::hypercube(*dimensions.as_ref())),
-            (None, None, Some(nodes)) => Some(Topology::full_mesh(*nodes.as_ref())),
-            _ => None,
-        }
+/// Returns the words "at least one [[a]], [[b]] or [[c]]".
+fn at_least_one(tables: &[&str]) -> String {
+    let tables: Vec<String> = tables.iter().map(|table| format!("[[{table}]]")).collect();
+    match tables.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("at least one {} or {last}", rest.join(", ")),
+        _ => format!("at least one {}", tables.concat()),
     }
 }
 
-/// A link with the same properties in both directions.
-#[derive(Clone, Debug, Default, Deserialize)]
+/// Adds the device of one `[[function]]`.
+fn add_function(plan: &mut Plan, mut table: Section<'_>, families: &Families) -> Result<(), SectionError> {
+    let name: Spanned<String> = table.take("name")?;
+    let node: Option<Spanned<String>> = table.take_if_any("node")?;
+    let kind: Spanned<String> = table.take("kind")?;
+
+    let Some(known) = families.kind(kind.get_ref()) else {
+        let kinds: Vec<_> = families.kinds().iter().map(|kind| kind.name()).collect();
+        return Err(refuse_value("kind", &kind, format!("one of {}", kinds.join(", "))));
+    };
+
+    let span = table.span();
+    let source = known.read(table).map_err(|error| error.or_at(span))?;
+    plan.add_columns(known.columns());
+
+    let Some(node) = node else {
+        return match plan.single(name.get_ref(), known.role(), source) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.at(name.span())),
+        };
+    };
+
+    let node = match plan.find_node(node.get_ref()) {
+        Some(node) => node,
+        None => plan.node(node.get_ref(), known.role()).map_err(|error| error.at(node.span()))?,
+    };
+    plan.function(node, name.get_ref(), source).map(drop).map_err(|error| error.at(name.span()))
+}
+
+/// One `[[link]]`.
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Link {
-    /// Propagation delay in nanoseconds, 0 to one second.
+struct LinkTable {
+    a: Spanned<String>,
+    b: Spanned<String>,
     #[serde(default)]
-    pub delay_ns: Option<Spanned<u64>>,
-    /// Bandwidth in Gb/s: 1e-9 to 10,000, or 0 for no limit.
+    delay_ns: Option<Spanned<u64>>,
     #[serde(default)]
-    pub gbit_s: Option<Spanned<f64>>,
-    /// Packets of buffer at the receiving end of each virtual channel, 1 to 1024.
+    gbit_s: Option<Spanned<f64>>,
     #[serde(default)]
-    pub credits: Option<Spanned<u32>>,
+    channels: Option<Spanned<u32>>,
+    #[serde(default)]
+    credits: Option<Spanned<u32>>,
+    #[serde(default)]
+    packet_bytes: Option<Spanned<u32>>,
 }
 
-/// A single device.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Function {
-    /// Name: 1 to 32 letters, digits or `-`.
-    pub name: Spanned<String>,
-    /// The kind of device.
-    pub kind: FunctionKind,
-}
+impl LinkTable {
+    /// Returns the link's properties.
+    fn link(&self) -> Result<Link, SectionError> {
+        let channels = match &self.channels {
+            Some(channels) => check_range("channels", channels, 1, MAX_CHANNELS as u32)?,
+            None => DEFAULT_CHANNELS,
+        };
+        let packet = match &self.packet_bytes {
+            Some(bytes) => check_range("packet_bytes", bytes, 1, 1 << 16)?,
+            None => DEFAULT_MAX_PACKET as u32,
+        };
 
-/// The kinds of single devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FunctionKind {
-    /// The proof device with slot FIFOs.
-    SlotFifo,
-    /// The proof device that copies by DMA.
-    DmaEngine,
-    /// The proof device whose sends are encoded in their address.
-    AddressedSend,
-    /// A PCI-IDIO-16 with a loop-back plug, which Linux drives with a driver of its own.
-    #[serde(rename = "idio-16")]
-    Idio16,
-}
-
-impl Description {
-    /// Reads and checks a machine file.
-    pub fn read(path: &Path) -> Result<Self, DescriptionError> {
-        let shown = path.display().to_string();
-        let read = |source| DescriptionError::Read { path: shown.clone(), source };
-        let metadata = std::fs::metadata(path).map_err(read)?;
-
-        if !metadata.is_file() {
-            return Err(DescriptionError::NoFile { path: shown });
-        }
-
-        let mut text = String::new();
-        File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text)).map_err(read)?;
-        if text.len() as u64 > MAX_FILE {
-            return Err(DescriptionError::TooLarge { path: shown, bytes: metadata.len() });
-        }
-        Self::parse(&text, &shown)
+        let values = LinkSection {
+            delay_ns: self.delay_ns.clone(),
+            gbit_s: self.gbit_s.clone(),
+            credits: self.credits.clone(),
+        };
+        values.over(Link::new(channels as usize, DEFAULT_CREDITS, packet as usize))
     }
+}
 
-    /// Checks the text of a machine file. `path` is its name in messages.
-    pub fn parse(text: &str, path: &str) -> Result<Self, DescriptionError> {
-        let description: Self = toml::from_str(text).map_err(|error| {
-            let line = error.span().map_or(0, |span| line_of(text, span));
-            let message = Some(error.message().to_owned());
-            DescriptionError::Syntax(FilePosition { path: path.to_owned(), line, message }, Box::new(error))
-        })?;
+/// Adds one `[[link]]`.
+fn add_link(plan: &mut Plan, table: &Section<'_>) -> Result<(), SectionError> {
+    let table: LinkTable = table.parse()?;
+    let link = table.link()?;
 
-        Checker { text, path }.check(&description)?;
-        Ok(description)
-    }
+    let a = port(plan, "a", &table.a)?;
+    let b = port(plan, "b", &table.b)?;
+    plan.link(a, b, link).map_err(|error| error.at(table.b.span()))
+}
+
+/// Returns the port that one end of a link names, such as `nic0:1`.
+fn port(plan: &Plan, end: &str, value: &Spanned<String>) -> Result<PortKey, SectionError> {
+    let parts = value.get_ref().rsplit_once(':');
+    let Some((name, Ok(number))) = parts.map(|(name, number)| (name, number.parse::<u8>())) else {
+        let expected = "a function's name, ':' and the number of a port, such as \"nic0:0\"";
+        return Err(refuse_value(end, value, expected));
+    };
+
+    let at_value = |error: nicforge_family::PlanError| error.at(value.span());
+    let function: FunctionKey = plan.find_function(name).map_err(at_value)?;
+    plan.check_port((function, number)).map_err(at_value)?;
+    Ok((function, number))
 }

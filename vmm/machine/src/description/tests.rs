@@ -1,15 +1,17 @@
 //! Machine files that are accepted, and what the others are refused for.
 
+use nicforge_nics::families;
+
 use super::*;
 
 fn error(text: &str) -> String {
-    Description::parse(text, "m.toml").unwrap_err().to_string()
+    parse(text, "m.toml", &families()).unwrap_err().to_string()
 }
 
 #[test]
 fn a_pset_with_defaults_is_accepted() {
-    let description = Description::parse("name = \"p\"\n[[pset]]\ncompute_nodes = 4\n", "m.toml").unwrap();
-    assert_eq!(*description.pset[0].as_ref().compute_nodes.as_ref(), 4);
+    let plan = parse("name = \"p\"\n[[pset]]\ncompute_nodes = 4\n", "m.toml", &families()).unwrap();
+    assert_eq!(plan.nodes().iter().filter(|node| node.role.name() == "compute").count(), 4);
 }
 
 #[test]
@@ -33,7 +35,7 @@ fn text_that_is_no_toml_names_its_line() {
 #[test]
 fn a_path_that_is_no_regular_file_is_refused_unread() {
     for path in ["/dev/zero", "/"] {
-        let error = Description::read(Path::new(path)).unwrap_err();
+        let error = read(Path::new(path), &families()).unwrap_err();
         assert!(matches!(error, DescriptionError::NoFile { .. }), "{error}");
     }
 }

@@ -15,7 +15,8 @@ use nicforge_hwi::{
     attachment::control,
     pci::{CAP_ID_VENDOR, CAP_KIND_ATTACHMENT},
 };
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description};
+use nicforge_nics::families;
 use nicforge_shm::{Access, SharedMemory};
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
@@ -34,8 +35,8 @@ fn proof() -> Served {
 /// Serves `io0` and `cn0` to `cn3`, each with `core0` to `core3` and `admin`.
 fn pset() -> Served {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
-    let description = Description::read(&path).unwrap();
-    Served::new(build(&description).unwrap().0, EventLoopKind::Auto)
+    let plan = description::read(&path, &families()).unwrap();
+    Served::new(build(&plan).unwrap().0, EventLoopKind::Auto)
 }
 
 /// Connects to an attachment. The server notices a client's disconnection only after a while.

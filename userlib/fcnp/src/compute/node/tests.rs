@@ -3,7 +3,8 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use nicforge_driver::Device;
-use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
+use nicforge_nics::families;
 
 use super::*;
 use crate::{ComputeCore, Config, IoNode, Peer};
@@ -17,7 +18,7 @@ struct Pset(Arc<LocalMachine>);
 impl Pset {
     fn new() -> Self {
         let description =
-            Description::parse("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n", "p.toml").unwrap();
+            parse("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n", "p.toml", &families()).unwrap();
         Self(LocalMachine::new(build(&description).unwrap().0))
     }
 

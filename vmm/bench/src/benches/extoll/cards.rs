@@ -2,7 +2,7 @@
 
 use nicforge::{failure::Failure, serve::Served};
 use nicforge_driver::DeviceAddress;
-use nicforge_machine::description::Description;
+use nicforge_family::Plan;
 use nicforge_velo::Address;
 
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Describes two cards with a link without delay, for the benchmark `bench`.
-pub(super) fn two_cards(bench: &str) -> Result<Description, Failure> {
+pub(super) fn two_cards(bench: &str) -> Result<Plan, Failure> {
     describe(bench, "[[extoll]]\nmesh = 2\nvpids = 16\n")
 }
 

@@ -11,7 +11,8 @@ use nicforge::{
     serve::Served,
 };
 use nicforge_driver::{Cancel, Device};
-use nicforge_machine::{build::Role, description::Description, in_process::LocalMachine};
+use nicforge_family::Plan;
+use nicforge_machine::in_process::LocalMachine;
 
 use super::{
     BENCH, flow,
@@ -30,7 +31,7 @@ const MEASUREMENT_TIMEOUT: Duration = Duration::from_secs(30);
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Returns the description of a pset with one compute node.
-fn description(fifo_depth: u32) -> Result<Description, Failure> {
+fn plan(fifo_depth: u32) -> Result<Plan, Failure> {
     let name = format!("{}-{fifo_depth}", BENCH.name);
     describe(&name, &format!("[[pset]]\ncompute_nodes = 1\nfifo_depth = {fifo_depth}\n"))
 }
@@ -44,13 +45,13 @@ pub(super) struct Machine {
 impl Machine {
     /// Serves a machine, with the engine on the processor of the placement.
     pub(super) fn serve(run: &Run<'_>, fifo_depth: u32, placement: &Placement) -> Result<Self, Failure> {
-        Ok(Self { served: serve(run, &description(fifo_depth)?, placement)?, fifo_depth })
+        Ok(Self { served: serve(run, &plan(fifo_depth)?, placement)?, fifo_depth })
     }
 
     /// Returns the sockets of the cores that `side` uses.
     pub(super) fn sockets(&self, side: Side) -> Result<Vec<PathBuf>, Failure> {
-        let role = if side == Side::Io { Role::Io } else { Role::Compute };
-        let Some(node) = self.served.built().nodes.iter().find(|node| node.role == role) else {
+        let role = if side == Side::Io { "io" } else { "compute" };
+        let Some(node) = self.served.built().nodes.iter().find(|node| node.role.name() == role) else {
             return Ok(Vec::new());
         };
         let cores = if side == Side::Io { 1 } else { 2 };
@@ -70,7 +71,7 @@ pub(super) struct InProcessMachine {
 
 impl InProcessMachine {
     pub(super) fn new(fifo_depth: u32) -> Result<Self, Failure> {
-        let (machine, _) = build(&description(fifo_depth)?)?;
+        let (machine, _) = build(&plan(fifo_depth)?)?;
         Ok(Self { machine: LocalMachine::new(machine), fifo_depth })
     }
 

@@ -67,7 +67,7 @@ impl Machine {
             (0..REGISTER_USERS).map(|number| (registers, AttachmentId(number), format!("dma0.{number}")));
         let cores = built.nodes.iter().flat_map(|node| {
             let cores = node.users().take(1);
-            cores.map(|core| (node.function, core.id, format!("{}.{}", node.name, core.name)))
+            cores.map(|core| (core.function, core.id, format!("{}.{}", node.name, core.name)))
         });
 
         for (function, attachment, name) in users.chain(cores) {

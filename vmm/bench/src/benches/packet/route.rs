@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use nicforge::failure::Failure;
 use nicforge_core::{fabric::LinkId, ids::FunctionId, machine::Machine};
-use nicforge_machine::build::{Built, Role};
+use nicforge_machine::build::Built;
 
 use super::{
     BENCH,
@@ -36,7 +36,7 @@ impl Route {
         let (mut machine, built) = machine()?;
         let distances = distances(&mut machine, &built);
         let reachable = built.nodes.iter().zip(0..).zip(distances).filter_map(|((node, address), hops)| {
-            (node.role == Role::Compute).then_some(Self { rank: node.rank, address, hops: hops? })
+            (node.role.name() == "compute").then_some(Self { rank: node.rank, address, hops: hops? })
         });
 
         let chosen = match part {
@@ -66,11 +66,11 @@ pub(super) fn machine() -> Result<(Machine, Built), Failure> {
 fn distances(machine: &mut Machine, built: &Built) -> Vec<Option<u32>> {
     let fabric = machine.fabric();
     let links: Vec<_> = (0..fabric.links()).filter_map(|link| fabric.link_ends(LinkId(link)).ok()).collect();
-    let place = |function: FunctionId| built.nodes.iter().position(|node| node.function == function);
+    let place = |function: FunctionId| built.nodes.iter().position(|node| node.has_function(function));
     let mut distances = vec![None; built.nodes.len()];
     let mut queue = VecDeque::new();
 
-    if let Some(start) = built.nodes.iter().position(|node| node.role == Role::Io) {
+    if let Some(start) = built.nodes.iter().position(|node| node.role.name() == "io") {
         distances[start] = Some(0);
         queue.push_back((start, 0));
     }

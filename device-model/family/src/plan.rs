@@ -1,0 +1,448 @@
+//! The plan of a machine: its nodes, their functions, and the links between them.
+//!
+//! A plan is data. Families write into it what a machine file describes, and a program can write
+//! one by hand. Each call checks what it adds, so that a plan contains nothing twice and no link
+//! between ports that do not exist.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    ops::Range,
+};
+
+use nicforge_core::fabric::{MAX_CHANNELS, MAX_CREDITS, MAX_FUNCTIONS, MAX_PORTS};
+use thiserror::Error;
+
+use crate::{Column, DeviceSource, Link, Role, SectionError};
+
+/// Longest name of a machine, node or function in bytes.
+pub const MAX_NAME: usize = 32;
+/// The largest packet of a link in bytes.
+const MAX_PACKET: usize = 1 << 16;
+/// Start of the names of the environment variables that nicforge itself sets.
+const OWN_VARIABLES: &str = "NICFORGE_";
+/// The most functions that an error names.
+const MOST_NAMED: usize = 20;
+
+/// A node of one plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeKey(usize);
+
+/// A function of one plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FunctionKey(usize);
+
+impl FunctionKey {
+    /// Returns the function's index in [`Plan::functions`].
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// A port of a function: the function, and the number of the port.
+pub type PortKey = (FunctionKey, u8);
+
+/// A node of a plan.
+#[derive(Clone, Debug)]
+pub struct PlannedNode {
+    /// Name in sockets and tables.
+    pub name: String,
+    /// Role in the machine.
+    pub role: Role,
+    /// Its number among the nodes of its role.
+    pub rank: u32,
+    /// Environment variables of the programs on this node: names and values.
+    pub environment: Vec<(String, String)>,
+}
+
+/// A function of a plan.
+#[derive(Clone, Debug)]
+pub struct PlannedFunction {
+    /// Index of its node in [`Plan::nodes`].
+    pub node: usize,
+    /// Name within its node. It is `None` for a function that has its node's name.
+    pub name: Option<String>,
+    /// Makes its device.
+    pub source: DeviceSource,
+}
+
+/// A link of a plan.
+#[derive(Clone, Debug)]
+pub struct PlannedLink {
+    /// One end.
+    pub a: PortKey,
+    /// The other end.
+    pub b: PortKey,
+    /// Its properties.
+    pub link: Link,
+}
+
+/// The plan of a machine. The module documentation states what it is.
+///
+/// A node usually has one function, which has the node's name: [`Plan::single`]. A node with
+/// several functions is made by [`Plan::node`] and [`Plan::function`]. Function `torus` of node
+/// `n0` is called `n0.torus`, and the socket of its attachment `core1` is `n0.torus.core1`.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    name: String,
+    nodes: Vec<PlannedNode>,
+    functions: Vec<PlannedFunction>,
+    links: Vec<PlannedLink>,
+    columns: Vec<Column>,
+    /// Nodes by name.
+    node_names: BTreeMap<String, NodeKey>,
+    /// Functions by full name.
+    function_names: BTreeMap<String, FunctionKey>,
+    /// Number of nodes of each role.
+    ranks: BTreeMap<&'static str, u32>,
+    taken: BTreeSet<PortKey>,
+}
+
+impl Plan {
+    /// Returns the plan of a machine without nodes.
+    ///
+    /// # Errors
+    /// [`PlanError::Name`].
+    pub fn new(name: &str) -> Result<Self, PlanError> {
+        check_name(name)?;
+        Ok(Self {
+            name: name.to_owned(),
+            nodes: Vec::new(),
+            functions: Vec::new(),
+            links: Vec::new(),
+            columns: Vec::new(),
+            node_names: BTreeMap::new(),
+            function_names: BTreeMap::new(),
+            ranks: BTreeMap::new(),
+            taken: BTreeSet::new(),
+        })
+    }
+
+    /// Adds a node without functions. Its rank is the next of its role.
+    ///
+    /// # Errors
+    /// [`PlanError::Name`] and [`PlanError::NameTaken`].
+    pub fn node(&mut self, name: &str, role: Role) -> Result<NodeKey, PlanError> {
+        check_name(name)?;
+        let key = NodeKey(self.nodes.len());
+        match self.node_names.entry(name.to_owned()) {
+            Entry::Vacant(entry) => entry.insert(key),
+            Entry::Occupied(_) => return Err(PlanError::NameTaken { name: name.to_owned() }),
+        };
+
+        let next_rank = self.ranks.entry(role.name()).or_default();
+        let rank = *next_rank;
+        *next_rank += 1;
+
+        self.nodes.push(PlannedNode { name: name.to_owned(), role, rank, environment: Vec::new() });
+        Ok(key)
+    }
+
+    /// Adds a function with a name of its own to a node.
+    ///
+    /// # Errors
+    /// [`PlanError::Name`], [`PlanError::FunctionTaken`], [`PlanError::Functions`] and
+    /// [`PlanError::NoNode`].
+    pub fn function(
+        &mut self,
+        node: NodeKey,
+        name: &str,
+        source: DeviceSource,
+    ) -> Result<FunctionKey, PlanError> {
+        check_name(name)?;
+        let Some(owner) = self.nodes.get(node.0) else { return Err(PlanError::NoNode) };
+        let full_name = format!("{}.{name}", owner.name);
+        let taken = || PlanError::FunctionTaken { name: name.to_owned(), node: owner.name.clone() };
+
+        if self.function_names.contains_key(&full_name) {
+            return Err(taken());
+        }
+        self.push_function(node, full_name, Some(name.to_owned()), source)
+    }
+
+    /// Adds a node and a function that has the node's name.
+    ///
+    /// # Errors
+    /// The errors of [`Plan::node`], and [`PlanError::Functions`].
+    pub fn single(&mut self, name: &str, role: Role, source: DeviceSource) -> Result<FunctionKey, PlanError> {
+        let node = self.node(name, role)?;
+        self.push_function(node, name.to_owned(), None, source)
+    }
+
+    fn push_function(
+        &mut self,
+        node: NodeKey,
+        full_name: String,
+        name: Option<String>,
+        source: DeviceSource,
+    ) -> Result<FunctionKey, PlanError> {
+        if self.functions.len() >= MAX_FUNCTIONS as usize {
+            return Err(PlanError::Functions);
+        }
+
+        let key = FunctionKey(self.functions.len());
+        self.function_names.insert(full_name, key);
+        self.functions.push(PlannedFunction { node: node.0, name, source });
+        Ok(key)
+    }
+
+    /// Connects two ports.
+    ///
+    /// # Errors
+    /// The errors of [`Plan::check_port`] for both ends, [`PlanError::SamePort`], and
+    /// [`PlanError::Channels`], [`PlanError::Credits`] and [`PlanError::Packet`] for the link's own
+    /// values.
+    pub fn link(&mut self, a: PortKey, b: PortKey, link: Link) -> Result<(), PlanError> {
+        self.check_port(a)?;
+        self.check_port(b)?;
+        if a == b {
+            return Err(PlanError::SamePort { port: self.port_name(a) });
+        }
+
+        let credits = &link.spec.credits;
+        if credits.is_empty() || credits.len() > MAX_CHANNELS {
+            return Err(PlanError::Channels { channels: credits.len() });
+        }
+        if let Some(&credits) = credits.iter().find(|credits| !(1..=MAX_CREDITS).contains(*credits)) {
+            return Err(PlanError::Credits { credits });
+        }
+        if !(1..=MAX_PACKET).contains(&link.max_packet) {
+            return Err(PlanError::Packet { bytes: link.max_packet });
+        }
+
+        self.taken.extend([a, b]);
+        self.links.push(PlannedLink { a, b, link });
+        Ok(())
+    }
+
+    /// Checks that a port exists and has no link yet.
+    ///
+    /// # Errors
+    /// [`PlanError::NoFunction`], [`PlanError::NoPort`] and [`PlanError::PortTaken`].
+    pub fn check_port(&self, port: PortKey) -> Result<(), PlanError> {
+        if port.0.0 >= self.functions.len() {
+            return Err(PlanError::NoFunction {
+                name: "of another plan".into(),
+                some: self.some_functions(),
+            });
+        }
+        if port.1 >= MAX_PORTS {
+            return Err(PlanError::NoPort { port: self.port_name(port) });
+        }
+        if self.taken.contains(&port) {
+            return Err(PlanError::PortTaken { port: self.port_name(port) });
+        }
+
+        Ok(())
+    }
+
+    /// Sets an environment variable of the programs that `run` and `boot` start on a node.
+    ///
+    /// # Errors
+    /// [`PlanError::Variable`] and [`PlanError::NoNode`].
+    pub fn environment(&mut self, node: NodeKey, name: &str, value: &str) -> Result<(), PlanError> {
+        let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+            && name.bytes().next().is_some_and(|first| !first.is_ascii_digit());
+        if !is_name || name.starts_with(OWN_VARIABLES) || value.contains('\0') {
+            return Err(PlanError::Variable { name: name.to_owned() });
+        }
+
+        let node = self.nodes.get_mut(node.0).ok_or(PlanError::NoNode)?;
+        node.environment.push((name.to_owned(), value.to_owned()));
+        Ok(())
+    }
+
+    /// Adds columns for `stat`.
+    pub fn add_columns(&mut self, columns: &[Column]) {
+        for column in columns {
+            if !self.columns.contains(column) {
+                self.columns.push(*column);
+            }
+        }
+    }
+
+    /// Returns the node of a name.
+    pub fn find_node(&self, name: &str) -> Option<NodeKey> {
+        self.node_names.get(name).copied()
+    }
+
+    /// Returns the function of a name: `NODE`, or `NODE.FUNCTION` for one with a name of its own.
+    ///
+    /// # Errors
+    /// [`PlanError::NoFunction`].
+    pub fn find_function(&self, name: &str) -> Result<FunctionKey, PlanError> {
+        self.function_names
+            .get(name)
+            .copied()
+            .ok_or_else(|| PlanError::NoFunction { name: name.to_owned(), some: self.some_functions() })
+    }
+
+    /// Returns the machine's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the nodes in the order in which they were added.
+    pub fn nodes(&self) -> &[PlannedNode] {
+        &self.nodes
+    }
+
+    /// Returns the functions in the order in which they were added.
+    pub fn functions(&self) -> &[PlannedFunction] {
+        &self.functions
+    }
+
+    /// Returns the links in the order in which they were added.
+    pub fn links(&self) -> &[PlannedLink] {
+        &self.links
+    }
+
+    /// Returns the columns for `stat`.
+    pub fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    /// Returns the full name of a function: that of its node, or `NODE.FUNCTION`.
+    pub fn full_name(&self, function: &PlannedFunction) -> String {
+        let node = self.nodes.get(function.node).map_or("", |node| node.name.as_str());
+        match &function.name {
+            Some(name) => format!("{node}.{name}"),
+            None => node.to_owned(),
+        }
+    }
+
+    fn port_name(&self, (function, port): PortKey) -> String {
+        let name = self.functions.get(function.0).map(|function| self.full_name(function));
+        format!("{}:{port}", name.unwrap_or_default())
+    }
+
+    /// Returns the names of the first functions, for an error.
+    fn some_functions(&self) -> String {
+        let mut names: Vec<_> =
+            self.functions.iter().take(MOST_NAMED).map(|function| self.full_name(function)).collect();
+        if self.functions.len() > MOST_NAMED {
+            names.push("...".to_owned());
+        }
+        names.join(", ")
+    }
+}
+
+fn check_name(name: &str) -> Result<(), PlanError> {
+    let is_good = (1..=MAX_NAME).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if is_good { Ok(()) } else { Err(PlanError::Name { name: name.to_owned() }) }
+}
+
+/// The reason why something cannot be added to a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{} is {}; expected {}", self.parts().0, self.parts().1, self.parts().2)]
+pub enum PlanError {
+    /// A name of a machine, node or function is empty, too long, or has other characters than
+    /// letters, digits and `-`.
+    Name {
+        /// The name.
+        name: String,
+    },
+    /// Another node has the name.
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// Another function of the node has the name.
+    FunctionTaken {
+        /// The function's name.
+        name: String,
+        /// The node's name.
+        node: String,
+    },
+    /// The machine has as many functions as a fabric takes.
+    Functions,
+    /// The key is that of a node of another plan.
+    NoNode,
+    /// There is no function of the name.
+    NoFunction {
+        /// The name.
+        name: String,
+        /// Names of functions that exist.
+        some: String,
+    },
+    /// The number of the port is too large.
+    NoPort {
+        /// The function's name, and the port.
+        port: String,
+    },
+    /// The port has a link already.
+    PortTaken {
+        /// The function's name, and the port.
+        port: String,
+    },
+    /// Both ends of the link are the same port.
+    SamePort {
+        /// The function's name, and the port.
+        port: String,
+    },
+    /// The link has no virtual channel, or too many.
+    Channels {
+        /// Number of virtual channels.
+        channels: usize,
+    },
+    /// A virtual channel has no credit, or too many.
+    Credits {
+        /// Credits of the virtual channel.
+        credits: u32,
+    },
+    /// The packets of a link are too long, or have no bytes.
+    Packet {
+        /// Bytes of a packet.
+        bytes: usize,
+    },
+    /// An environment variable has an impossible name or value, or one that nicforge sets itself.
+    Variable {
+        /// The variable's name.
+        name: String,
+    },
+}
+
+impl PlanError {
+    /// Returns the error with a place in the text of a machine file.
+    pub fn at(&self, span: Range<usize>) -> SectionError {
+        let (what, found, expected) = self.parts();
+        SectionError::value(span, what, found, expected)
+    }
+
+    /// Returns what is wrong, its value, and the expected values.
+    pub(crate) fn parts(&self) -> (String, String, String) {
+        let parts = |what: &str, found: String, expected: &str| (what.to_owned(), found, expected.to_owned());
+
+        match self.clone() {
+            Self::Name { name } => parts("name", name, "1 to 32 letters, digits and '-'"),
+            Self::NameTaken { name } => parts("name", name, "a name that no other node has"),
+            Self::FunctionTaken { name, node } => {
+                parts("name", name, &format!("a name that no other function of node {node} has"))
+            }
+            Self::Functions => {
+                parts("the number of functions", "too large".into(), &format!("at most {MAX_FUNCTIONS}"))
+            }
+            Self::NoNode => parts("a node", "of another plan".into(), "a node of this plan"),
+            Self::NoFunction { name, some } => {
+                parts("a function", name, &format!("a function of this machine: {some}"))
+            }
+            Self::NoPort { port } => {
+                parts("a port", port, &format!("a number of 0 to {} behind the ':'", MAX_PORTS - 1))
+            }
+            Self::PortTaken { port } => parts("a port", port, "a port that has no link yet"),
+            Self::SamePort { port } => parts("the other end", port, "another port than the first end"),
+            Self::Channels { channels } => {
+                parts("channels", channels.to_string(), &format!("1 to {MAX_CHANNELS}"))
+            }
+            Self::Credits { credits } => {
+                parts("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}"))
+            }
+            Self::Packet { bytes } => parts("the longest packet", bytes.to_string(), "1 to 65536 bytes"),
+            Self::Variable { name } => parts(
+                "an environment variable",
+                name,
+                "letters, digits and '_', without the start NICFORGE_, and a value without a zero byte",
+            ),
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Machines built from files with the families that come with nicforge.
+
+use nicforge_nics::families;
+
+use super::*;
+use crate::description::parse;
+
+fn built(text: &str) -> Built {
+    build(&parse(text, "m.toml", &families()).unwrap()).unwrap().1
+}
+
+#[test]
+fn a_pset_has_an_io_node_and_its_compute_nodes_with_four_cores_and_an_admin() {
+    let built = built("name = \"p\"\n[[pset]]\ncompute_nodes = 2\n");
+    let names: Vec<_> =
+        built.nodes.iter().map(|node| (node.name.as_str(), node.role.name(), node.rank)).collect();
+    assert_eq!(names, [("io0", "io", 0), ("cn0", "compute", 0), ("cn1", "compute", 1)]);
+    assert_eq!(built.nodes[0].users().count(), 4);
+    assert_eq!(built.nodes[0].attachments.len(), 5);
+}
+
+#[test]
+fn names_count_through_all_psets() {
+    let built = built("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[[pset]]\ncompute_nodes = 2\n");
+    for name in ["io0", "io1", "cn0", "cn1", "cn2"] {
+        assert!(built.node(name).is_some(), "{name}");
+    }
+    assert_eq!(built.nodes.len(), 5);
+}
+
+#[test]
+fn a_network_has_cards_with_their_vpids_and_an_admin() {
+    let text = "name = \"p\"\n[[extoll]]\ntorus = [2, 2]\nvpids = 3\n[[extoll]]\nmesh = 2\n";
+    let built = built(text);
+    let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
+    assert_eq!(names, ["ex0", "ex1", "ex2", "ex3", "ex4", "ex5"]);
+    assert_eq!(built.nodes[3].users().count(), 3);
+    assert_eq!(built.nodes[3].attachments.len(), 4);
+    assert_eq!(built.nodes[5].users().count(), usize::from(nicforge_hwi::extoll::DEFAULT_VPIDS));
+}
+
+#[test]
+fn single_functions_are_devices() {
+    let built = built("name = \"p\"\n[[function]]\nname = \"x\"\nkind = \"addressed-send\"\n");
+    assert_eq!(built.nodes[0].role, Role::DEVICE);
+    assert_eq!(built.nodes[0].users().count(), 4);
+}
+
+#[test]
+fn the_largest_pset_is_built() {
+    let built = built("name = \"p\"\n[[pset]]\ncompute_nodes = 256\n");
+    assert_eq!(built.nodes.len(), 257);
+}
