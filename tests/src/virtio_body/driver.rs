@@ -164,7 +164,8 @@ pub(super) struct Nic {
 }
 
 impl Nic {
-    /// Opens a device, negotiates `features`, and offers a buffer in each entry of the receive queue.
+    /// Opens a device, negotiates `features`, and offers a buffer in each entry of the receive
+    /// queue.
     pub(super) fn open(rig: &dyn Rig, name: &str, features: u64) -> Self {
         Self::start(rig.open(name, "user0"), features)
     }

@@ -117,7 +117,7 @@ impl Station {
         Self { guest, function, address }
     }
 
-    /// Gives the interface its address.
+    /// Sets the interface's address, and takes it into operation.
     fn set_up(&self) {
         self.run(&format!("ip addr add {}/24 dev eth0 && ip link set eth0 up", self.address));
     }

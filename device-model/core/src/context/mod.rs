@@ -314,8 +314,8 @@ impl Context<'_> {
         Ok((memory, self.fabric.ports(function, now)))
     }
 
-    /// Counts an error of [`GuestMemoryView`], and sets the status bits that belong to it. All other
-    /// DMA operations count their errors themselves.
+    /// Counts an error of [`GuestMemoryView`], and sets the status bits that belong to it. All
+    /// other DMA operations count their errors themselves.
     pub fn count_dma_error(&mut self, who: AttachmentId, error: &DmaError) {
         if let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) {
             attachment.count_dma_error(error);

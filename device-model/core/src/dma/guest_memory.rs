@@ -26,10 +26,10 @@ use super::{DmaError, DmaMap, MAX_DMA, Segment, Segments, map};
 /// There are two kinds of access:
 ///
 /// - [`GuestMemory`] is for rings and descriptors. `vm-memory` copies more than 8 bytes by an
-///   ordinary memory copy, so that a client can change them during the copy. A user must check
-///   what it has copied, as `virtio-queue` does.
-/// - [`GuestMemoryView::copy_from`] and [`GuestMemoryView::copy_to`] are for data. They read or write
-///   each byte exactly once.
+///   ordinary memory copy, so that a client can change them during the copy. A user must check its
+///   copy, as `virtio-queue` does.
+/// - [`GuestMemoryView::copy_from`] and [`GuestMemoryView::copy_to`] are for data. They read or
+///   write each byte exactly once.
 ///
 /// The first error is kept, because the users of `vm-memory` often drop theirs. A device must pass
 /// it to [`crate::context::Context::count_dma_error`].

@@ -291,8 +291,8 @@ impl ActiveFunction<'_> {
         Ok(Access::Done)
     }
 
-    /// Writes configuration space, and carries out the effects: a write to a BAR through the window,
-    /// a function-level reset, a change of INTx, or the end of bus mastering.
+    /// Writes configuration space, and carries out the effects: a write to a BAR through the
+    /// window, a function-level reset, a change of INTx, or the end of bus mastering.
     fn write_config(&mut self, who: AttachmentId, offset: u64, data: &[u8]) -> Result<Access, AccessError> {
         let attachment = self.attachment(who)?;
         let was_master = attachment.config.bus_master();

@@ -219,8 +219,9 @@ impl ConfigSpace {
         }
     }
 
-    /// Returns the access to a BAR that an access of `length` bytes at `offset` stands for, or `None`
-    /// if it does not touch the data register of the window, or the window's registers name none.
+    /// Returns the access to a BAR that an access of `length` bytes at `offset` stands for, or
+    /// `None` if it does not touch the data register of the window, or the window's registers name
+    /// none.
     pub(crate) fn window_access(&self, offset: u64, length: usize) -> Option<WindowAccess> {
         let window = self.layout.offsets.window?;
         let data = window.data as u64;

@@ -1,7 +1,7 @@
 //! Checksums that a sender left to its device.
 //!
-//! The sender has put the sum of the pseudo-header into the checksum field, and names the first byte
-//! to sum and the place of the field. TCP and UDP have such checksums (RFC 1071).
+//! The sender has put the sum of the pseudo-header into the checksum field, and names the first
+//! byte to sum and the place of the field. TCP and UDP have such checksums (RFC 1071).
 
 /// Bytes of a checksum field.
 const FIELD: usize = 2;

@@ -1,9 +1,9 @@
 //! An Ethernet: the virtio network device, which Linux drives with its own driver, and a learning
 //! switch.
 //!
-//! In: accesses to the device's registers, its queues in client memory, frames from the fabric. Out:
-//! frames to the fabric, filled buffers, interrupts. May touch: core, family, hwi, kit. The queues are those
-//! of `virtio-queue`.
+//! In: accesses to the device's registers, its queues in client memory, frames from the fabric.
+//! Out: frames to the fabric, filled buffers, interrupts. May touch: core, family, hwi, kit. The
+//! queues are those of `virtio-queue`.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -17,8 +17,8 @@
 //! | [`switch`] | the switch |
 //! | [`family`] | the tables of machine files |
 //!
-//! A frame is one packet of the fabric, without the frame check sequence. A checksum that the sender
-//! left open travels in [`Contents::header`](nicforge_core::fabric::Contents::header).
+//! A frame is one packet of the fabric, without the frame check sequence. A checksum that the
+//! sender left open travels in [`Contents::header`](nicforge_core::fabric::Contents::header).
 //!
 //! Source of all registers and rules: *Virtual I/O Device (VIRTIO) Version 1.2*, whose sections are
 //! named at each item.

@@ -9,9 +9,9 @@
 //!
 //! - A frame is sent when the link has a credit. Without a credit its buffer stays in the queue.
 //!   Without a link the frame is dropped.
-//! - A received frame waits for a buffer, for [`NicConfig::hold`] at most. Then it is dropped, and so are those
-//!   behind it until the driver offers a buffer. A driver that has stopped thus holds its link only
-//!   for that time.
+//! - A received frame waits for a buffer, for [`NicConfig::hold`] at most. Then it is dropped, and
+//!   so are those behind it until the driver offers a buffer. A driver that has stopped thus holds
+//!   its link only for that time.
 //! - A queue that breaks the rules stops the device: it needs a reset, and reports that.
 //! - While there is work, the device polls its queues and asks for no notifications, and for
 //!   [`LINGER`] longer.
@@ -210,8 +210,8 @@ impl VirtioNet {
         }
     }
 
-    /// Moves frames, about `budget` in each direction. Returns the descriptors used, or 0 if nothing
-    /// moved.
+    /// Moves frames, about `budget` in each direction. Returns the descriptors used, or 0 if
+    /// nothing moved.
     fn move_frames(&mut self, context: &mut Context<'_>, budget: u32) -> Result<u32, QueueError> {
         let (sent, is_blocked) = self.transmit(context, budget)?;
         let work = sent + self.receive(context, budget)?;

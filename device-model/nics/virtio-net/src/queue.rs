@@ -115,7 +115,8 @@ impl SplitQueue {
         })
     }
 
-    /// Takes the next buffer, if there is one, and asks the driver for no notifications from then on.
+    /// Takes the next buffer, if there is one, and asks the driver for no notifications from then
+    /// on.
     /// [`SplitQueue::descriptors`] says how many descriptors the buffer has.
     pub(crate) fn take(&mut self, memory: &GuestMemoryView<'_>) -> Result<Option<Buffer>, QueueError> {
         self.pieces.clear();
@@ -295,8 +296,8 @@ fn failure(memory: &GuestMemoryView<'_>, error: &virtio_queue::Error) -> QueueEr
     }
 }
 
-/// Returns the reason for an access that failed. An access that crosses mappings or alignment has no
-/// error of the memory.
+/// Returns the reason for an access that failed. An access that crosses mappings or alignment has
+/// no error of the memory.
 #[cold]
 fn lost(memory: &GuestMemoryView<'_>) -> QueueError {
     memory.error().map_or(QueueError::Layout, QueueError::Memory)

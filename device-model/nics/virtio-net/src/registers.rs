@@ -93,7 +93,8 @@ pub mod status {
     pub const DRIVER: u8 = 2;
     /// The driver is set up.
     pub const DRIVER_OK: u8 = 4;
-    /// The features are negotiated. The bit stays 0 if the device does not take the driver's choice.
+    /// The features are negotiated. The bit stays 0 if the device does not take the driver's
+    /// choice.
     pub const FEATURES_OK: u8 = 8;
     /// The device met an error and works again after a reset.
     pub const NEEDS_RESET: u8 = 64;

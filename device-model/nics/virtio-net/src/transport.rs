@@ -23,8 +23,8 @@ use crate::{
 /// The only attachment. Each device has one client, its driver.
 pub(crate) const USER: AttachmentId = AttachmentId(0);
 
-/// The common configuration as a driver reads it (4.1.4.3). The fields have the order and the widths
-/// of the offsets in [`common`].
+/// The common configuration as a driver reads it (4.1.4.3). The fields have the order and the
+/// widths of the offsets in [`common`].
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct CommonConfig {
@@ -37,13 +37,20 @@ struct CommonConfig {
     status: u8,
     generation: u8,
     queue_select: [u8; 2],
-    queue_size: [u8; 2],
-    queue_vector: [u8; 2],
-    queue_enable: [u8; 2],
-    queue_notify_offset: [u8; 2],
-    queue_descriptors: [u8; 8],
-    queue_driver: [u8; 8],
-    queue_device: [u8; 8],
+    queue: QueueConfig,
+}
+
+/// The part of the common configuration that belongs to the selected queue.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct QueueConfig {
+    size: [u8; 2],
+    vector: [u8; 2],
+    enable: [u8; 2],
+    notify_offset: [u8; 2],
+    descriptors: [u8; 8],
+    driver: [u8; 8],
+    device: [u8; 8],
 }
 
 const _: () = assert!(size_of::<CommonConfig>() as u64 == common::SIZE);
@@ -63,7 +70,7 @@ impl Default for QueueRegisters {
     }
 }
 
-/// What a write to a register asks of the device.
+/// The effect of a register write beyond the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// Nothing beyond the registers.
@@ -176,13 +183,15 @@ impl Transport {
             status: self.status,
             generation: self.generation,
             queue_select: self.queue_select.to_le_bytes(),
-            queue_size: queue.layout.size.to_le_bytes(),
-            queue_vector: queue.vector.to_le_bytes(),
-            queue_enable: u16::from(queue.enabled).to_le_bytes(),
-            queue_notify_offset: self.queue_select.to_le_bytes(),
-            queue_descriptors: queue.layout.descriptors.to_le_bytes(),
-            queue_driver: queue.layout.available.to_le_bytes(),
-            queue_device: queue.layout.used.to_le_bytes(),
+            queue: QueueConfig {
+                size: queue.layout.size.to_le_bytes(),
+                vector: queue.vector.to_le_bytes(),
+                enable: u16::from(queue.enabled).to_le_bytes(),
+                notify_offset: self.queue_select.to_le_bytes(),
+                descriptors: queue.layout.descriptors.to_le_bytes(),
+                driver: queue.layout.available.to_le_bytes(),
+                device: queue.layout.used.to_le_bytes(),
+            },
         }
     }
 
@@ -374,8 +383,8 @@ pub(crate) fn spec() -> FunctionSpec {
     }
 }
 
-/// Returns the capability that locates a structure in the BAR (4.1.4), with `more` behind the common
-/// part.
+/// Returns the capability that locates a structure in the BAR (4.1.4), with `more` behind the
+/// common part.
 fn location(kind: u8, offset: u64, length: u64, more: &[u8]) -> VendorCapability {
     let mut content = vec![kind, BAR, 0, 0, 0];
     content.extend((offset as u32).to_le_bytes());
