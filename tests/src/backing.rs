@@ -57,6 +57,11 @@ pub trait Rig: Send + Sync {
     /// Resets a function, as an operator would.
     fn reset(&self, function: &str);
 
+    /// Returns how often a body repeats what it does `most` times through a fast door.
+    fn repetitions(&self, most: u32) -> u32 {
+        most
+    }
+
     /// Waits until the machine is at rest. An event that has not occurred by then never will by
     /// itself.
     fn settle(&self) {

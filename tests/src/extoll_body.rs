@@ -21,7 +21,8 @@ use nicforge_velo::{Address, Port};
 use crate::{
     backing::{Rig, soon},
     bodies::{GuestDoor, Guests, TestMachine},
-    matching_body::{Network, World, pattern},
+    matching_body::{Network, World},
+    pattern::pattern,
 };
 
 /// The machine of all bodies of the matching layer that run on cards.

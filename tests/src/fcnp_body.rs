@@ -20,6 +20,7 @@ use nicforge_test_body::body;
 use crate::{
     backing::{LIMIT, Rig},
     bodies::{GuestDoor, Guests, TestMachine, reasons},
+    pattern::pattern,
 };
 
 pub mod interrupted;
@@ -87,11 +88,6 @@ fn compute_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
     ComputeCore::open(device, config()).unwrap()
 }
 
-/// Returns bytes that depend on message and position.
-fn pattern(seed: usize, size: usize) -> Vec<u8> {
-    (0..size).map(|index| (index.wrapping_mul(7) ^ (index >> 8) ^ seed.wrapping_mul(31)) as u8).collect()
-}
-
 /// Spins, with a time limit, until `condition` holds. For conditions that another thread, which
 /// drives the machine, brings about.
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
@@ -114,7 +110,7 @@ fn echo(io: &IoNode, core: &ComputeCore, sizes: &[usize]) {
             }
         });
 
-        for (seed, size) in sizes.iter().enumerate() {
+        for (seed, size) in (0..).zip(sizes.iter()) {
             let sent = pattern(seed, *size);
             let mut received = vec![0; *size];
             assert_eq!(core.write(&sent).unwrap(), *size);
@@ -140,11 +136,13 @@ fn sizes() -> Vec<usize> {
     sizes
 }
 
-/// Messages of all sizes.
+/// Messages of all sizes, and in a guest of each seventh.
 #[body]
 pub fn every_size_arrives_unchanged(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
-    echo(&io, &core, &sizes());
+    let step = 7 / rig.repetitions(7) as usize;
+    let sizes: Vec<_> = sizes().into_iter().step_by(step).collect();
+    echo(&io, &core, &sizes);
 }
 
 /// Messages of some sizes, whatever the depth of the FIFOs.
@@ -154,14 +152,15 @@ pub fn messages_arrive_unchanged(rig: &dyn Rig) {
     echo(&io, &core, &[0, 1, 240, 241, 256, 4096, 5000, 65_535, 300_000]);
 }
 
-/// Buffers at all offsets from an aligned address, on both sides.
+/// Buffers at all offsets from an aligned address, on both sides. The sides do not know each other's
+/// offset, so each offset of one side occurs with two of the other.
 #[body]
 pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
     const SIZES: [usize; 3] = [17, 256 + 240, 256 * 2 + 255];
 
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let combinations =
-        || SIZES.into_iter().flat_map(|size| (0..32 * 32).map(move |both| (size, both / 32, both % 32)));
+        || SIZES.into_iter().flat_map(|size| (0..2 * 32).map(move |turn| (size, turn / 2, 13 * turn % 32)));
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut buffer = vec![0; 1024];
@@ -220,25 +219,24 @@ pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
 /// therefore handed over, and acknowledgements of writes interleave with data.
 #[body]
 pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
-    const MESSAGES: usize = 20;
-
+    let messages = rig.repetitions(20) as usize;
     let io = io_node(rig);
     let cores: Vec<_> = (0..NODES * 4).map(|rank| compute_core(rig, rank)).collect();
     let size = |rank: u32, message: usize| (rank as usize * 997 + message * 1013) % 9000;
-    let seed = |rank: u32, message: usize| rank as usize * 1000 + message;
+    let seed = |rank: u32, message: usize| u64::from(rank) * 1000 + message as u64;
 
     thread::scope(|scope| {
         for core in &cores {
             let (io, rank) = (&io, core.rank());
             scope.spawn(move || {
-                (0..MESSAGES).for_each(|message| {
+                (0..messages).for_each(|message| {
                     let sent = pattern(seed(rank, message), size(rank, message));
                     assert_eq!(core.write(&sent).unwrap(), sent.len());
                 })
             });
 
             scope.spawn(move || {
-                (0..MESSAGES).for_each(|message| {
+                (0..messages).for_each(|message| {
                     let mut received = vec![0; 10_000];
                     let count = core.read(&mut received).unwrap();
                     assert!(received[..count] == pattern(seed(rank, message) + 1, size(rank, message)));
@@ -246,7 +244,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
             });
 
             scope.spawn(move || {
-                (0..MESSAGES).for_each(|message| {
+                (0..messages).for_each(|message| {
                     let mut received = vec![0; 10_000];
                     let count = io.read(rank, &mut received).unwrap();
                     assert!(received[..count] == pattern(seed(rank, message), size(rank, message)));
@@ -254,7 +252,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
             });
 
             scope.spawn(move || {
-                (0..MESSAGES).for_each(|message| {
+                (0..messages).for_each(|message| {
                     let sent = pattern(seed(rank, message) + 1, size(rank, message));
                     assert_eq!(io.write(rank, &sent).unwrap(), sent.len());
                 })
@@ -263,7 +261,8 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
     });
 
     let statistics = io.statistics();
-    assert_eq!((statistics.messages_sent, statistics.messages_received), (160, 160));
+    let expected = u64::from(NODES * 4) * messages as u64;
+    assert_eq!((statistics.messages_sent, statistics.messages_received), (expected, expected));
     assert_eq!((statistics.orphans, statistics.strays), (0, 0));
 }
 

@@ -19,6 +19,7 @@ use nicforge_shm::{MemoryError, SharedMemory};
 use crate::{
     backing::{LIMIT, Rig, soon},
     guest_rig::GuestRig,
+    pattern::pattern,
     velo_body,
 };
 
@@ -60,13 +61,6 @@ pub fn play(role: &str, arguments: &[String]) {
 /// Sizes of the messages between nodes: sizes at which the number or kind of packets changes, and a
 /// large one.
 pub const SIZES: [usize; 8] = [1, 17, 240, 241, 5000, 65_535, 300_000, 0];
-
-/// Returns bytes that depend on message and position.
-pub fn pattern(seed: u64, size: usize) -> Vec<u8> {
-    (0..size as u64)
-        .map(|index| (index.wrapping_mul(7) ^ (index >> 8) ^ seed.wrapping_mul(31)) as u8)
-        .collect()
-}
 
 fn config() -> Config {
     Config { timeout: Some(4 * LIMIT), open_timeout: 4 * LIMIT, ..Config::default() }

@@ -21,6 +21,7 @@ use nicforge_test_body::body;
 use crate::{
     backing::{LIMIT, soon},
     extoll_body::MACHINE,
+    pattern::pattern,
 };
 
 /// A network on which ranks are opened.
@@ -133,25 +134,13 @@ impl<T: Transport> World<T> {
     }
 }
 
-/// Returns data that depend on the seed and the position.
-pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    (0..length)
-        .map(|_| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 56) as u8
-        })
-        .collect()
-}
-
 /// Sizes around the payload of a first message of 64 bytes (48) and of the following ones (64), and
 /// around the threshold.
 const SIZES: [usize; 19] =
     [0, 1, 2, 47, 48, 49, 63, 64, 111, 112, 113, 176, 177, 2047, 2048, 2049, 4095, 8193, 100_000];
 
 /// Sends a message of each size, with its receive posted before or after.
-fn every_size(network: &impl Network, mode: Mode, to: u32, posted_first: bool) {
-    let mut world = World::pair(network);
+fn every_size<T: Transport>(world: &mut World<T>, mode: Mode, to: u32, posted_first: bool) {
     for (number, length) in SIZES.into_iter().enumerate() {
         let tag = number as u64;
         let data = pattern(tag, length);
@@ -178,10 +167,11 @@ fn every_size(network: &impl Network, mode: Mode, to: u32, posted_first: bool) {
 /// Standard and synchronous sends, to another rank and to the same one, expected and unexpected.
 #[body]
 pub fn every_size_arrives_on_every_path(network: &impl Network) {
+    let mut world = World::pair(network);
     for mode in [Mode::Standard, Mode::Synchronous] {
         for to in [0, 1] {
             for posted_first in [true, false] {
-                every_size(network, mode, to, posted_first);
+                every_size(&mut world, mode, to, posted_first);
             }
         }
     }
@@ -245,12 +235,12 @@ pub fn messages_of_a_pair_match_in_the_order_of_their_sends(network: &impl Netwo
 /// Truncation on each path leaves the next message whole.
 #[body]
 pub fn a_longer_message_fills_the_buffer_and_tells_its_length(network: &impl Network) {
+    let mut world = World::pair(network);
     for (length, capacity) in
         [(1, 0), (49, 48), (200, 64), (2048, 2047), (2049, 100), (5000, 0), (70_000, 65_537)]
     {
         for to in [0, 1] {
             for posted_first in [true, false] {
-                let mut world = World::pair(network);
                 let data = pattern(3, length);
                 let early = posted_first.then(|| world.receive(to as usize, Selector::any(0), capacity));
                 let send = world.send(0, to, 9, &data);
@@ -265,10 +255,11 @@ pub fn a_longer_message_fills_the_buffer_and_tells_its_length(network: &impl Net
                 assert_eq!(world.wait(0, send).result, Ok(()));
 
                 // The next message is not affected.
-                world.send(0, to, 10, b"next");
+                let send = world.send(0, to, 10, b"next");
                 let next = world.receive(to as usize, Selector::any(0), 4);
 
                 assert_eq!(world.wait(to as usize, next).buffer.as_slice(), b"next");
+                assert_eq!(world.wait(0, send).result, Ok(()));
             }
         }
     }
@@ -303,12 +294,12 @@ pub fn wildcards_and_ignored_bits_take_what_they_should(network: &impl Network) 
 /// A probe reports the message that a receive would take.
 #[body]
 pub fn a_probe_sees_a_message_and_leaves_it(network: &impl Network) {
+    let mut world = World::pair(network);
     for length in [0, 3, 300, 3000] {
         for to in [0, 1] {
-            let mut world = World::pair(network);
             assert_eq!(world.ranks[to].probe(&Selector::any(0)), None);
 
-            world.send(0, to as u32, 4, &pattern(1, length));
+            let send = world.send(0, to as u32, 4, &pattern(1, length));
             world.wait_for_message(to, &Selector::any(0));
             let arrived = Arrived { envelope: Envelope::new(0, 0, 4), length: length as u64 };
 
@@ -318,6 +309,7 @@ pub fn a_probe_sees_a_message_and_leaves_it(network: &impl Network) {
 
             let receive = world.receive(to, Selector::any(0), length);
             assert_eq!(world.wait(to, receive).length, length);
+            assert_eq!(world.wait(0, send).result, Ok(()));
         }
     }
 }
@@ -325,9 +317,9 @@ pub fn a_probe_sees_a_message_and_leaves_it(network: &impl Network) {
 /// A claimed message is received only by its own receive.
 #[body]
 pub fn a_claimed_message_is_received_by_nobody_else(network: &impl Network) {
+    let mut world = World::pair(network);
     for length in [0, 3, 300, 2048, 3000] {
         for to in [0, 1] {
-            let mut world = World::pair(network);
             let (first, second) = (pattern(1, length), pattern(2, length));
             let sends = [world.send(0, to as u32, 4, &first), world.send(0, to as u32, 4, &second)];
 
@@ -357,9 +349,9 @@ pub fn a_claimed_message_is_received_by_nobody_else(network: &impl Network) {
 /// This also holds for synchronous and for long messages.
 #[body]
 pub fn a_discarded_message_counts_as_received_for_its_sender(network: &impl Network) {
+    let mut world = World::pair(network);
     for length in [0, 2000, 3000] {
         for to in [0, 1] {
-            let mut world = World::pair(network);
             let send = world.ranks[0]
                 .isend(Envelope::new(to, 0, 1), Mode::Synchronous, pattern(1, length), 0)
                 .unwrap();
@@ -374,10 +366,11 @@ pub fn a_discarded_message_counts_as_received_for_its_sender(network: &impl Netw
 
             world.wait(0, send);
             world.wait(0, eager);
-            world.send(0, to, 3, b"next");
+            let next = world.send(0, to, 3, b"next");
 
             let receive = world.receive(to as usize, Selector::any(0), 4);
             assert_eq!(world.wait(to as usize, receive).envelope.tag, 3);
+            world.wait(0, next);
         }
     }
 }

@@ -20,8 +20,8 @@ use nicforge_core::{
     spec::{AttachmentSpec, FunctionSpec, Identity},
 };
 use nicforge_family::{
-    Column, DeviceKind, DeviceSource, Families, Family, Link, LinkSection, Plan, Role, Section, SectionError,
-    Spanned, check_range,
+    Column, DeviceKind, DeviceSource, Families, Family, LinkSection, LinkSpec, Plan, Role, Section,
+    SectionError, Spanned, check_range,
 };
 use nicforge_kit::RegisterValue;
 use serde::Deserialize;
@@ -92,15 +92,16 @@ impl Device for Station {
         if !ports.ready(0, 0) {
             return Write::Stalled;
         }
-        let Some(mut packet) = ports.new_packet(PACKET) else { return Write::Stalled };
+        let Ok(mut packet) = ports.new_packet(PACKET) else { return Write::Stalled };
         packet.bytes_mut().copy_from_slice(&value.to_le_bytes());
+
         match ports.send(0, 0, packet) {
             Ok(()) => {
                 self.sent += 1;
                 Write::Accepted
             }
-            Err(packet) => {
-                ports.recycle(packet);
+            Err(unsent) => {
+                ports.recycle(unsent.packet);
                 Write::Stalled
             }
         }
@@ -145,10 +146,9 @@ impl Hub {
                 if to == from || !ports.connected(to) {
                     continue;
                 }
-                let Some(mut copy) = ports.new_packet(packet.bytes().len()) else { continue };
-                copy.bytes_mut().copy_from_slice(packet.bytes());
-                if let Err(copy) = ports.send(to, 0, copy) {
-                    ports.recycle(copy);
+                let Ok(copy) = ports.copy_packet(&packet) else { continue };
+                if let Err(unsent) = ports.send(to, 0, copy) {
+                    ports.recycle(unsent.packet);
                     self.lost += 1;
                 }
             }
@@ -227,7 +227,7 @@ impl Family for Stars {
         for (number, section) in sections.iter().enumerate() {
             let Star { stations, link } = section.parse()?;
             let stations = check_range("stations", &stations, 1, 60)?;
-            let link = link.over(Link::new(1, 4, PACKET))?;
+            let link = link.over(LinkSpec::new(1, 4, PACKET))?;
 
             let hub = plan.single(&format!("hub{number}"), HUB, DeviceSource::new(Hub::default))?;
             for station in 0..stations {

@@ -25,6 +25,7 @@ use nicforge_velo::{Config, Filter, Port as VeloPort, Waiting};
 use crate::{
     backing::{LIMIT, Rig, soon},
     bodies::{GuestDoor, Guests, TestMachine},
+    pattern::pattern,
 };
 
 /// The machine of all bodies of RMA. Some need more contiguous memory than a kernel has without an
@@ -94,10 +95,6 @@ fn pair(rig: &dyn Rig, bytes: usize) -> (Side, Side) {
     (Side::new(rig, "ex0", 0, bytes), Side::new(rig, "ex1", 1, bytes))
 }
 
-fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|index| ((index ^ index >> 8).wrapping_mul(31) + seed) as u8).collect()
-}
-
 /// Puts and gets of many sizes and alignments arrive, with a notification on every side that asked
 /// for one.
 #[body]
@@ -108,7 +105,7 @@ pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
 
     for (turn, length) in [1, 7, 64, 4095, 4096, 65_537, 300_000, MIB].into_iter().enumerate() {
         let (from, to) = (turn as u64 * 3, 4096 - turn as u64);
-        let bytes = pattern(turn, length);
+        let bytes = pattern(turn as u64, length);
         here.write(from, &bytes);
         here.port.put(target, here.at(from), there.at(to), length as u64, everybody).unwrap();
 
@@ -348,7 +345,7 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
 
     assert!(port.next(soon(), None).unwrap().is_done());
 
-    let mut expected: Vec<_> = (0..PAGES as usize).flat_map(|at| pattern(at, PAGE as usize)).collect();
+    let mut expected: Vec<_> = (0..PAGES).flat_map(|at| pattern(at, PAGE as usize)).collect();
     expected.copy_within(5..5 + length as usize, 1500 * PAGE as usize + 99);
     let found = |pages: &[DmaBuffer]| {
         let mut bytes = vec![0; pages.len() * PAGE as usize];

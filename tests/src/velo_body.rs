@@ -39,6 +39,7 @@ use nicforge_velo::{
 use crate::{
     backing::{LIMIT, Rig, soon},
     bodies::{GuestDoor, Guests, TestMachine},
+    pattern::pattern,
 };
 
 /// The machine of all bodies of VELO, with a watchdog of half a second.
@@ -73,11 +74,6 @@ fn port_with(rig: &dyn Rig, address: Address, config: Config) -> Port {
 
 fn port(rig: &dyn Rig, address: Address) -> Port {
     port_with(rig, address, Config::default())
-}
-
-/// Returns bytes that depend on message and position.
-fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
-    (0..bytes as u64).map(|index| (seed.wrapping_mul(31) ^ index.wrapping_mul(7)) as u8).collect()
 }
 
 /// Steps the machine and lets ports make progress until `condition` holds.

@@ -1,5 +1,8 @@
 //! Embeds the sources of the kernel module (`kmod-shim`) in the library. A program can then build
 //! the module for a guest wherever the program is installed.
+//!
+//! Without the folder, as in a package of this crate alone, the library is built without them, and
+//! a warning says so. A guest then has no driver of nicforge, and `Toolkit::shim` returns an error.
 
 use std::{
     fmt::Write,
@@ -14,6 +17,13 @@ fn main() -> std::io::Result<()> {
     let mut files = Vec::new();
     if root.is_dir() {
         collect(&root, &root, &mut files)?;
+    }
+
+    if !files.iter().any(|(name, _)| name == "Kbuild" || name == "Makefile") {
+        println!(
+            "cargo::warning=no kernel module's sources in {}: guests can't have nicforge's own driver (--driver shim)",
+            root.display()
+        );
     }
 
     files.sort();

@@ -148,6 +148,10 @@ pub(crate) struct BootArguments {
     contents: boot::HostFiles,
     #[command(flatten)]
     guest: boot::GuestOptions,
+    /// Keep each guest up until the commands of all have ended, so that the others can still reach
+    /// it.
+    #[arg(long, conflicts_with = "shell")]
+    hold: bool,
     /// Give up after this number of seconds [default: 3600; with --shell a day].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -211,6 +215,7 @@ impl From<BootArguments> for boot::Options {
             provision: nicforge_guest::Provision { qemu, kernel, modules, initrd, cache: None },
             contents: arguments.contents,
             guest: arguments.guest,
+            hold: arguments.hold,
             timeout: arguments.timeout,
             logs: arguments.logs,
             task: arguments.task.into(),

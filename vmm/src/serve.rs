@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_core::machine::Machine;
+use nicforge_core::{ids::FunctionId, machine::Machine, spec::Identity};
 use nicforge_engine::{Engine, EngineHandle, FunctionSnapshot, Stop};
 use nicforge_family::{Families, Plan};
 use nicforge_machine::{
@@ -40,6 +40,8 @@ const LAST_TURN: Duration = Duration::from_millis(1200);
 /// A machine that is being served by a thread of this process.
 pub struct Served {
     built: Arc<Built>,
+    /// The PCI identity of each function, by its number.
+    identities: Vec<Identity>,
     directory: Directory,
     sockets: Vec<SocketFile>,
     event_loop: &'static str,
@@ -154,6 +156,9 @@ impl Served {
             }
         }
 
+        let identity = |number| machine.spec(FunctionId(number)).map(|spec| spec.identity);
+        let identities = (0..machine.functions()).filter_map(identity).collect();
+
         descriptors::raise();
         let config = options.engine();
         let mut engine = Engine::new(machine, config).context(|| "the engine".into())?;
@@ -178,12 +183,27 @@ impl Served {
         let event_loop = engine.event_loop_name();
         let engine = Some(EngineThread::start(engine, stop.clone())?);
 
-        Ok(Self { built, directory, sockets, event_loop, stop, handle, control: Some(control), engine })
+        Ok(Self {
+            built,
+            identities,
+            directory,
+            sockets,
+            event_loop,
+            stop,
+            handle,
+            control: Some(control),
+            engine,
+        })
     }
 
     /// Returns the nodes of the machine.
     pub fn built(&self) -> &Built {
         &self.built
+    }
+
+    /// Returns the PCI identity of a function.
+    pub fn identity(&self, function: FunctionId) -> Option<&Identity> {
+        self.identities.get(function.0 as usize)
     }
 
     /// Returns the directory of its sockets.

@@ -94,7 +94,9 @@ pub(crate) struct MirrorWords {
 /// A DMA read that waits for the client's reply.
 pub(crate) struct RemoteRead {
     pub(crate) id: u64,
-    pub(crate) token: DmaToken,
+    /// Token of the device, or `None` after the device has forgotten the read. Its reply is then
+    /// dropped, but until then it counts against the limit.
+    pub(crate) token: Option<DmaToken>,
     pub(crate) length: usize,
 }
 

@@ -127,7 +127,7 @@ pub trait Device: Send {
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset);
 
     /// Reports the end of a [`Context::dma_read`], exactly once for each read, unless a reset
-    /// cancelled it.
+    /// cancelled it or the device has forgotten it ([`Context::forget_reads`]).
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,
@@ -136,6 +136,16 @@ pub trait Device: Send {
         result: Result<&[u8], DmaError>,
     ) {
         let _ = (context, who, token, result);
+    }
+
+    /// Reports that a link of the function has been connected, or has gone up or down. `up` is its
+    /// state at the time of the call; several changes between two steps may be one call. It comes
+    /// before the next [`Device::step`]. The operator and fault tests take links down and up.
+    ///
+    /// A reset changes no link. A device that has lost its view in one asks
+    /// [`crate::fabric::Ports::is_up`].
+    fn link_changed(&mut self, context: &mut Context<'_>, port: u8, up: bool) {
+        let _ = (context, port, up);
     }
 
     /// Does work of at most about `budget` packets or descriptors: polls mapped memory, moves

@@ -14,7 +14,7 @@
 //! | `kind` | [`DeviceKind`]: a device for the tables `[[function]]` |
 //! | `registry` | [`Families`] |
 //! | `section` | [`Section`], the checks of its values, and [`SectionError`] |
-//! | `link` | [`Link`], and the [`LinkSection`] of a machine file |
+//! | `link` | [`LinkSection`]: the values of a machine file for links |
 //! | `source` | [`DeviceSource`], which makes a device |
 //! | `plan` | [`Plan`] |
 //!
@@ -26,7 +26,7 @@
 //!
 //! ```
 //! use nicforge_family::{
-//!     DeviceSource, Family, Link, LinkSection, Plan, Role, Section, SectionError, Spanned,
+//!     DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError, Spanned,
 //!     check_range,
 //! };
 //! # use nicforge_core::{context::Context, device::{Device, Reset, Write}};
@@ -81,7 +81,7 @@
 //!         for (pair, section) in sections.iter().enumerate() {
 //!             let Pair { seed, link } = section.parse()?;
 //!             let seed = check_range("seed", &seed, 1, 1000)?;
-//!             let link = link.over(Link::new(1, 4, 1500))?;
+//!             let link = link.over(LinkSpec::new(1, 4, 1500))?;
 //!
 //!             let mut ends = Vec::new();
 //!             for side in ["a", "b"] {
@@ -108,12 +108,13 @@ mod registry;
 mod section;
 mod source;
 
+pub use nicforge_core::fabric::LinkSpec;
 pub use toml::Spanned;
 
 pub use self::{
     family::{Column, Family, Role},
     kind::DeviceKind,
-    link::{Link, LinkSection},
+    link::LinkSection,
     plan::{
         FunctionKey, MAX_NAME, NodeKey, Plan, PlanError, PlannedFunction, PlannedLink, PlannedNode, PortKey,
     },

@@ -1,4 +1,4 @@
-//! Links, and the values that machine files give for them.
+//! The values that machine files give for links.
 
 use nicforge_core::fabric::LinkSpec;
 use serde::Deserialize;
@@ -14,23 +14,6 @@ const MAX_CREDITS: u32 = 1024;
 const MAX_RATE: f64 = 10_000.0;
 /// The lowest bandwidth in Gb/s: one bit a second.
 const MIN_RATE: f64 = 1e-9;
-
-/// A link of a plan, with the same properties in both directions.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
-    /// Delay, bandwidth, and the credits of each virtual channel.
-    pub spec: LinkSpec,
-    /// The longest packet that crosses the link, in bytes.
-    pub max_packet: usize,
-}
-
-impl Link {
-    /// Returns a link without delay and of infinite bandwidth. It has `channels` virtual channels
-    /// with `credits` packets of buffer each. Its packets have up to `max_packet` bytes.
-    pub fn new(channels: usize, credits: u32, max_packet: usize) -> Self {
-        Self { spec: LinkSpec { credits: vec![credits; channels], ..LinkSpec::default() }, max_packet }
-    }
-}
 
 /// The values of a machine file for links: the subtable `[FAMILY.link]` of a family's section.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -53,15 +36,15 @@ impl LinkSection {
     ///
     /// # Errors
     /// The first value that is out of its range.
-    pub fn over(&self, default: Link) -> Result<Link, SectionError> {
+    pub fn over(&self, default: LinkSpec) -> Result<LinkSpec, SectionError> {
         let mut link = default;
 
         if let Some(delay) = &self.delay_ns {
-            link.spec.delay = check_range("delay_ns", delay, 0, MAX_DELAY)?;
+            link.delay = check_range("delay_ns", delay, 0, MAX_DELAY)?;
         }
         if let Some(credits) = &self.credits {
             let credits = check_range("credits", credits, 1, MAX_CREDITS)?;
-            link.spec.credits.fill(credits);
+            link.credits.fill(credits);
         }
 
         if let Some(rate) = &self.gbit_s {
@@ -69,7 +52,7 @@ impl LinkSection {
             if gbit_s != 0.0 && !(MIN_RATE..=MAX_RATE).contains(&gbit_s) {
                 return Err(refuse_value("gbit_s", rate, "0 (no limit), or 1e-9 to 10000"));
             }
-            link.spec.bits_per_second = (gbit_s * 1e9).round() as u64;
+            link.bits_per_second = (gbit_s * 1e9).round() as u64;
         }
 
         Ok(link)

@@ -9,15 +9,13 @@ use std::{
     ops::Range,
 };
 
-use nicforge_core::fabric::{MAX_CHANNELS, MAX_CREDITS, MAX_FUNCTIONS, MAX_PORTS};
+use nicforge_core::fabric::{LinkSpec, MAX_CHANNELS, MAX_CREDITS, MAX_FUNCTIONS, MAX_PACKET, MAX_PORTS};
 use thiserror::Error;
 
-use crate::{Column, DeviceSource, Link, Role, SectionError};
+use crate::{Column, DeviceSource, Role, SectionError};
 
 /// Longest name of a machine, node or function in bytes.
 pub const MAX_NAME: usize = 32;
-/// The largest packet of a link in bytes.
-const MAX_PACKET: usize = 1 << 16;
 /// Start of the names of the environment variables that nicforge itself sets.
 const OWN_VARIABLES: &str = "NICFORGE_";
 /// The most functions that an error names.
@@ -73,7 +71,7 @@ pub struct PlannedLink {
     /// The other end.
     pub b: PortKey,
     /// Its properties.
-    pub link: Link,
+    pub link: LinkSpec,
 }
 
 /// The plan of a machine. The module documentation states what it is.
@@ -191,14 +189,14 @@ impl Plan {
     /// The errors of [`Plan::check_port`] for both ends, [`PlanError::SamePort`], and
     /// [`PlanError::Channels`], [`PlanError::Credits`] and [`PlanError::Packet`] for the link's own
     /// values.
-    pub fn link(&mut self, a: PortKey, b: PortKey, link: Link) -> Result<(), PlanError> {
+    pub fn link(&mut self, a: PortKey, b: PortKey, link: LinkSpec) -> Result<(), PlanError> {
         self.check_port(a)?;
         self.check_port(b)?;
         if a == b {
             return Err(PlanError::SamePort { port: self.port_name(a) });
         }
 
-        let credits = &link.spec.credits;
+        let credits = &link.credits;
         if credits.is_empty() || credits.len() > MAX_CHANNELS {
             return Err(PlanError::Channels { channels: credits.len() });
         }

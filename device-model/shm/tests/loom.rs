@@ -438,3 +438,77 @@ fn push_into_a_reset_is_whole_or_lost_and_the_next_generation_goes_on() {
         assert_eq!(consumer.peek(), Peek::Empty);
     });
 }
+
+/// A descriptor in a ring in client memory: its data, and the word that says who owns it.
+struct ModelDescriptor {
+    data: UnsafeCell<u64>,
+    owner: AtomicU64,
+}
+
+// As in shared memory, both threads access the data. The checker verifies the order.
+#[allow(unsafe_code)]
+// SAFETY: `loom::cell::UnsafeCell` fails the test when two threads' accesses are not ordered.
+unsafe impl Sync for ModelDescriptor {}
+
+/// Hands a descriptor from a driver to a device and back. The device accesses memory as the core's
+/// DMA does: `behind_read` follows each read, and `before_write` precedes each write. A word is one
+/// relaxed access.
+#[allow(unsafe_code)]
+fn hand_over(behind_read: fn(), before_write: fn()) {
+    const DEVICE: u64 = 1;
+    const DRIVER: u64 = 2;
+
+    loom::model(move || {
+        let descriptor =
+            Arc::new(ModelDescriptor { data: UnsafeCell::new(0), owner: AtomicU64::new(DRIVER) });
+        let theirs = descriptor.clone();
+
+        let driver = thread::spawn(move || {
+            // SAFETY: checked by the model.
+            theirs.data.with_mut(|data| unsafe { *data = 7 });
+            theirs.owner.store(DEVICE, Ordering::Release);
+            while theirs.owner.load(Ordering::Acquire) != DRIVER {
+                thread::yield_now();
+            }
+            // SAFETY: checked by the model.
+            theirs.data.with(|data| assert_eq!(unsafe { *data }, 8));
+        });
+
+        loop {
+            let owner = descriptor.owner.load(Ordering::Relaxed);
+            behind_read();
+            if owner == DEVICE {
+                break;
+            }
+            thread::yield_now();
+        }
+
+        // SAFETY: checked by the model.
+        let data = descriptor.data.with(|data| unsafe { *data });
+        behind_read();
+        before_write();
+        // SAFETY: checked by the model.
+        descriptor.data.with_mut(|to| unsafe { *to = data + 1 });
+        before_write();
+        descriptor.owner.store(DRIVER, Ordering::Relaxed);
+
+        driver.join().unwrap();
+    });
+}
+
+#[test]
+fn descriptor_goes_to_the_device_and_back_with_its_data() {
+    hand_over(|| fence(Ordering::Acquire), || fence(Ordering::Release));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn device_without_a_fence_behind_reads_misses_data() {
+    hand_over(|| {}, || fence(Ordering::Release));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn device_without_a_fence_before_writes_publishes_too_early() {
+    hand_over(|| fence(Ordering::Acquire), || {});
+}

@@ -7,10 +7,13 @@ use nicforge_driver::{Device, Error};
 use nicforge_hwi::{attachment::control, posted, proof::addressed_send::*};
 use nicforge_proof_driver::addressed_send::{AddressedSend, Message, address};
 use nicforge_test_body::body;
-use proptest::{prelude::*, test_runner::TestRunner};
+use proptest::prelude::*;
 
 use super::{MACHINE, SEND, pause, until};
-use crate::backing::{Rig, ask, soon};
+use crate::{
+    backing::{Rig, ask, soon},
+    random::runner,
+};
 
 const CREDITS: u64 = SLOTS;
 /// Cells of a client's ring; a message of at most 48 bytes takes one.
@@ -443,8 +446,7 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
     let clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who)).collect();
     let device = clients[0].0.clone();
     let clients = RefCell::new(clients.into_iter().map(|(_, client)| client).collect::<Vec<_>>());
-    let mut runner =
-        TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
+    let mut runner = runner(rig, 64);
 
     let outcome = runner.run(&prop::collection::vec(action(), 1..300), |actions| {
         let mut clients = clients.borrow_mut();

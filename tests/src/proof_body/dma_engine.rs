@@ -9,10 +9,14 @@ use nicforge_hwi::proof::dma_engine::*;
 use nicforge_proof_driver::dma_engine::{DmaEngine, Outcome, piece};
 use nicforge_shm::SharedMemory;
 use nicforge_test_body::body;
-use proptest::{prelude::*, test_runner::TestRunner};
+use proptest::prelude::*;
 
 use super::{MACHINE, until};
-use crate::backing::{Rig, soon};
+use crate::{
+    backing::{Rig, soon},
+    pattern::pattern,
+    random::runner,
+};
 
 /// The number of bytes that the engine moves at once.
 const PIECE: usize = 65536;
@@ -37,11 +41,6 @@ fn buffer(device: &Device, len: usize, private: bool) -> DmaBuffer {
     if private { device.private_dma_buffer(len) } else { device.dma_buffer(len, HugePages::Never) }.unwrap()
 }
 
-/// Returns bytes that differ from their neighbours and from those one page or one piece further.
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8 ^ seed).collect()
-}
-
 fn read(buffer: &DmaBuffer, offset: u64, len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
     buffer.read(offset, &mut data).unwrap();
@@ -51,7 +50,7 @@ fn read(buffer: &DmaBuffer, offset: u64, len: usize) -> Vec<u8> {
 /// Copies `len` bytes between two offsets, and checks them and the bytes around them.
 fn copy_and_check(engine: &mut DmaEngine, from: &DmaBuffer, to: &DmaBuffer, offsets: (u64, u64), len: usize) {
     let (source, destination) = offsets;
-    let data = pattern(len, len as u8);
+    let data = pattern(len as u64, len);
     from.write(source, &data).unwrap();
     to.write(0, &vec![0; to.len() as usize]).unwrap();
 
@@ -119,7 +118,7 @@ pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
 
         assert_eq!(left.iova() + 4096, right.iova());
 
-        let data = pattern(200, 1);
+        let data = pattern(1, 200);
         other.write(0, &data).unwrap();
 
         let there = piece(other.iova(), right.iova() - 150, 200);
@@ -152,7 +151,7 @@ pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
 pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 64 * (MAX_DESCRIPTORS as usize + 1), false);
-    memory.write(0, &pattern(64, 7)).unwrap();
+    memory.write(0, &pattern(7, 64)).unwrap();
 
     let list: Vec<_> = (0..u64::from(MAX_DESCRIPTORS))
         .map(|n| memory.iova() + n * 64)
@@ -161,7 +160,7 @@ pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
 
     let outcome = engine.copy(&list, soon()).unwrap();
     assert_eq!(outcome, Outcome { done: MAX_DESCRIPTORS, errors: 0 });
-    assert_eq!(read(&memory, u64::from(MAX_DESCRIPTORS) * 64, 64), pattern(64, 7));
+    assert_eq!(read(&memory, u64::from(MAX_DESCRIPTORS) * 64, 64), pattern(7, 64));
 }
 
 /// More writes by message than may be in flight at a time: the engine finds the core busy and
@@ -172,7 +171,7 @@ pub fn more_pieces_than_messages_under_way_are_all_copied(rig: &dyn Rig) {
     let count = u64::from(MAX_DESCRIPTORS);
     let from = buffer(&device, 16 * count as usize, false);
     let to = buffer(&device, 16 * count as usize, true);
-    let data = pattern(16 * count as usize, 3);
+    let data = pattern(3, 16 * count as usize);
 
     from.write(0, &data).unwrap();
     // In reverse order, so that a piece that was skipped or copied twice is noticed.
@@ -431,11 +430,11 @@ pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
         assert_eq!(engine.outcome(), Some(Outcome { done: 0, errors: 0 }));
     }
 
-    memory.write(0, &pattern(1000, 1)).unwrap();
+    memory.write(0, &pattern(1, 1000)).unwrap();
     let outcome = engine.copy(&[piece(memory.iova(), memory.iova() + half, 1000)], soon()).unwrap();
 
     assert_eq!(outcome, GOOD);
-    assert_eq!(read(&memory, half, 1000), pattern(1000, 1));
+    assert_eq!(read(&memory, half, 1000), pattern(1, 1000));
 }
 
 /// Bytes in each of the two buffers of [`any_list_does_what_copies_in_order_do`].
@@ -451,11 +450,10 @@ pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
     let place = || (0..2usize, 0..ARENA);
     let lengths = prop_oneof![0..64usize, 0..ARENA];
     let lists = prop::collection::vec((place(), place(), lengths), 1..16);
-    let mut runner =
-        TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
+    let mut runner = runner(rig, 64);
 
     let outcome = runner.run(&lists, |list| {
-        let mut model = [pattern(ARENA, 0), pattern(ARENA, 0x50)];
+        let mut model = [pattern(0, ARENA), pattern(0x50, ARENA)];
         for (buffer, bytes) in buffers.iter().zip(&model) {
             buffer.write(0, bytes).unwrap();
         }

@@ -6,10 +6,13 @@ use nicforge_driver::{Deadline, Device, Error, IRQ_INTX, WriteMode};
 use nicforge_hwi::proof::slot_fifo::*;
 use nicforge_proof_driver::slot_fifo::{Message, SlotFifo};
 use nicforge_test_body::body;
-use proptest::{prelude::*, test_runner::TestRunner};
+use proptest::prelude::*;
 
 use super::{MACHINE, pause, until};
-use crate::backing::{Rig, soon};
+use crate::{
+    backing::{Rig, soon},
+    random::runner,
+};
 
 const SLOT_COUNT: usize = SLOTS as usize;
 /// Long enough that only a blocked operation exceeds it, and short enough to wait for.
@@ -446,8 +449,7 @@ impl Model {
 pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
     let (device, _) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
-    let mut runner =
-        TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
+    let mut runner = runner(rig, 64);
 
     let outcome = runner.run(&prop::collection::vec(action(), 1..100), |actions| {
         device.reset().unwrap();

@@ -67,12 +67,11 @@ pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
     }
 }
 
-/// All nodes pass a thousand barriers by posted writes, each in its own thread. No node leaves a
-/// barrier before all have entered it.
+/// All nodes pass many barriers by posted writes, each in its own thread. No node leaves a barrier
+/// before all have entered it.
 #[body]
-pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
-    const ROUNDS: u32 = 1000;
-
+pub fn many_barriers_let_nobody_through_early(rig: &dyn Rig) {
+    let rounds = rig.repetitions(1000);
     let nodes = Core::of_all(rig);
     for node in &nodes {
         node.write(register(gi::PARTICIPATE, 1), 1);
@@ -88,7 +87,7 @@ pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
             };
 
             scope.spawn(move || {
-                for round in 1..=ROUNDS {
+                for round in 1..=rounds {
                     entered.fetch_add(1, Ordering::Relaxed);
                     post(1);
                     node.until(|| done(node, 1));
@@ -101,7 +100,7 @@ pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
         }
     });
 
-    assert_eq!(entered.into_inner(), ROUNDS * NODES);
+    assert_eq!(entered.into_inner(), rounds * NODES);
 }
 
 /// A node that enters the next barrier early waits for those that have not left the last one.

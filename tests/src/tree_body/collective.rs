@@ -6,13 +6,10 @@ use nicforge_hwi::{
 };
 use nicforge_test_body::body;
 use nicforge_tree::topology::{CLASS_ALL, CLASS_COMPUTE, CLASS_PSET, CLASS_PSET_COMPUTE};
-use proptest::{
-    prelude::*,
-    test_runner::{Config as ProptestConfig, TestRunner},
-};
+use proptest::prelude::*;
 
 use super::{Core, MACHINE, Payload, TWO_PSETS, counter, name, payload, settle};
-use crate::backing::Rig;
+use crate::{backing::Rig, random::runner};
 
 /// A class that no machine configures.
 const CLASS_OWN: usize = 8;
@@ -70,12 +67,6 @@ fn allreduce(members: &[&Core], header: Header, contributions: &[Payload]) -> Pa
     results[0].1
 }
 
-/// Returns a runner without shrinking, as the cases share a machine.
-fn runner(cases: u32) -> TestRunner {
-    let config = ProptestConfig::with_cases(cases);
-    TestRunner::new(ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..config })
-}
-
 /// Generates bytes in whose words all ones, all zeros and 1 are frequent, for long carries.
 fn contribution() -> impl Strategy<Value = Payload> {
     let word = prop_oneof![Just(0), Just(1), Just(u64::MAX), any::<u64>()];
@@ -101,7 +92,7 @@ fn reductions_equal_the_arithmetic_of_big_numbers(rig: &dyn Rig, class: usize, m
     let (of_users, of_admins): (Vec<_>, Vec<_>) =
         members.iter().map(|&member| (&users[member], &admins[member])).unzip();
 
-    let outcome = runner(64).run(&reduction(members.len()), |(operation, size, first, second)| {
+    let outcome = runner(rig, 64).run(&reduction(members.len()), |(operation, size, first, second)| {
         let header = header(class, operation, size);
         for (index, (user, admin)) in of_users.iter().zip(&of_admins).enumerate() {
             user.send(header, &first[index]);
@@ -382,7 +373,7 @@ pub fn a_two_phase_floating_point_sum_is_exact(rig: &dyn Rig) {
     let number = (any::<i32>(), 0_i32..56);
     let numbers = prop::collection::vec(prop::collection::vec(number, NUMBERS), nodes.len());
 
-    let outcome = runner(64).run(&numbers, |numbers| {
+    let outcome = runner(rig, 64).run(&numbers, |numbers| {
         let of = |(integer, power): (i32, i32)| f64::from(integer) * f64::powi(2.0, -power);
         let expected: [f64; NUMBERS] = std::array::from_fn(|index| {
             let exact: i128 =

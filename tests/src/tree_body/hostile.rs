@@ -7,13 +7,10 @@ use nicforge_hwi::{
 };
 use nicforge_shm::Window;
 use nicforge_test_body::body;
-use proptest::{
-    prelude::*,
-    test_runner::{Config as ProptestConfig, TestRunner},
-};
+use proptest::prelude::*;
 
 use super::{Core, MACHINE, numbered, payload, settle, to, transfer};
-use crate::backing::Rig;
+use crate::{backing::Rig, random::runner};
 
 /// BAR of the posted-write ring.
 const BAR_RING: u8 = 1;
@@ -75,12 +72,6 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Returns a runner without shrinking, as the cases share a machine.
-fn runner() -> TestRunner {
-    let config = ProptestConfig::with_cases(64);
-    TestRunner::new(ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..config })
-}
-
 fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
     let (window, backing) = (&core.window, core.device.backing());
     match action {
@@ -112,7 +103,7 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
     let users: Vec<_> = ["io0", "cn2", "cn3"].map(|node| Core::open(rig, node, "core0")).into();
     let actions = prop::collection::vec((any::<bool>(), action()), 1..80);
 
-    let outcome = runner().run(&actions, |actions| {
+    let outcome = runner(rig, 64).run(&actions, |actions| {
         let hostile = [Core::open(rig, "cn0", "core0"), Core::open(rig, "cn0", "core1")];
         let rings = [0, 1].map(|core: usize| {
             let bar = hostile[core].device.bar(BAR_RING).unwrap();
@@ -168,7 +159,7 @@ pub fn a_node_that_sends_nothing_disturbs_nobody(rig: &dyn Rig) {
         Just(Action::Settle),
     ];
 
-    let outcome = runner().run(&prop::collection::vec(harmless, 1..60), |actions| {
+    let outcome = runner(rig, 64).run(&prop::collection::vec(harmless, 1..60), |actions| {
         for (number, action) in (0..).zip(actions) {
             perform(rig, &hostile, &ring, action);
             transfer(&cn2, &io, &numbered(0, number, 2));

@@ -10,12 +10,10 @@ use nicforge_hwi::{
     posted::CELL,
 };
 use nicforge_test_body::body;
-use proptest::{
-    prelude::*,
-    test_runner::{Config as ProptestConfig, TestRunner},
-};
+use proptest::prelude::*;
 
 use super::*;
+use crate::random::runner;
 
 /// An action of hostile software.
 #[derive(Clone, Debug)]
@@ -94,10 +92,8 @@ pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
 
     // The cases share a machine; the runner needs a `Fn`.
     let state = RefCell::new((victims, 0_u64));
-    let config =
-        ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::with_cases(48) };
     let actions = prop::collection::vec(action(), 1..60);
-    let outcome = TestRunner::new(config).run(&actions, |actions| {
+    let outcome = runner(rig, 48).run(&actions, |actions| {
         let (victims, number) = &mut *state.borrow_mut();
         for action in actions {
             perform(&hostile, action);

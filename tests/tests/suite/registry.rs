@@ -14,7 +14,7 @@ use nicforge::{
 };
 use nicforge_core::machine::Machine;
 use nicforge_driver::{Deadline, Device, OpenOptions};
-use nicforge_family::{DeviceSource, Link, Plan};
+use nicforge_family::{DeviceSource, LinkSpec, Plan};
 use nicforge_machine::{
     build::{Built, build},
     description::parse,
@@ -178,10 +178,10 @@ fn a_links_values_are_checked_and_reach_the_plan() {
 
     let plan = plan(&link("channels = 2\ndelay_ns = 30\ngbit_s = 2.5\ncredits = 9\npacket_bytes = 100"));
     let added = &plan.links()[2].link;
-    assert_eq!((added.spec.delay, added.spec.bits_per_second), (30, 2_500_000_000));
-    assert_eq!((added.spec.credits.as_slice(), added.max_packet), ([9, 9].as_slice(), 100));
+    assert_eq!((added.delay, added.bits_per_second), (30, 2_500_000_000));
+    assert_eq!((added.credits.as_slice(), added.max_packet), ([9, 9].as_slice(), 100));
     let defaults = &plan.links()[0].link;
-    assert_eq!((defaults.spec.credits.as_slice(), defaults.max_packet), ([16].as_slice(), 2048));
+    assert_eq!((defaults.credits.as_slice(), defaults.max_packet), ([16].as_slice(), 2048));
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn a_node_with_two_functions_is_served_and_its_parts_are_shown() {
     let node = plan.node("n0", STATION).unwrap();
     let left = plan.function(node, "left", DeviceSource::new(|| Station::new(1))).unwrap();
     let right = plan.function(node, "right", DeviceSource::new(|| Station::new(2))).unwrap();
-    plan.link((left, 0), (right, 0), Link::new(1, 4, 8)).unwrap();
+    plan.link((left, 0), (right, 0), LinkSpec::new(1, 4, 8)).unwrap();
 
     let folder = tempfile::tempdir().unwrap();
     let options = ServeOptions::new(Some(folder.path().join("m")), EventLoop::Auto);
@@ -237,7 +237,7 @@ fn a_machine_without_a_plan_is_served_by_the_names_of_its_functions() {
     let hub = machine.add_function("middle", Box::<Hub>::default()).unwrap();
     for (name, port) in [("a", 0), ("b", 1)] {
         let station = machine.add_function(name, Box::new(Station::new(3))).unwrap();
-        machine.fabric().connect((station, 0), (hub, port), Link::new(1, 4, 8).spec).unwrap();
+        machine.fabric().connect((station, 0), (hub, port), LinkSpec::new(1, 4, 8)).unwrap();
     }
     let built = Built::of_machine("by-hand", &machine);
 

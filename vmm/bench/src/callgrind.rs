@@ -3,6 +3,7 @@
 //! Counts do not depend on the processor, on other programs or on the placement of threads, so
 //! counts of different days can be compared.
 
+mod pairs;
 mod parts;
 
 use std::{
@@ -14,7 +15,7 @@ use std::{
 use nicforge::failure::{ErrorContext, Failure};
 use tempfile::TempDir;
 
-pub use self::parts::Parts;
+pub use self::{pairs::PairsTask, parts::Parts};
 use crate::{bench::Run, process, row::Outcome};
 
 /// The name of the program.

@@ -201,6 +201,8 @@ impl ClientState {
                 return true;
             }
             let sent = match message {
+                // The device's writes become visible in its order.
+                Outgoing::DmaWrite { .. } if connection.has_unsent_writes() => break,
                 Outgoing::DmaRead { id, iova, length, .. } => connection.dma_read(*iova, *length, *id),
                 Outgoing::DmaWrite { id, iova, data, .. } => connection.dma_write(*iova, data, *id),
             };

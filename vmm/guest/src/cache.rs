@@ -6,6 +6,7 @@
 //! CACHE/qemu-...          a private tree with QEMU
 //! CACHE/linux-...         a private tree with a kernel, its modules and headers, busybox, lspci
 //! CACHE/modules/NAME-HASH a kernel module, for its sources and a kernel
+//! CACHE/aliases/HASH      the index of the aliases of a kernel's modules, for a tree of modules
 //! CACHE/accel             result of the KVM trial since the host booted
 //! ```
 //! A tree is made under a temporary name and renamed, so a tree under its own name is complete.
@@ -144,7 +145,7 @@ impl Cache {
     /// renamed.
     pub(crate) fn make(
         &self,
-        name: &str,
+        name: impl AsRef<Path>,
         fill: impl FnOnce(&Path) -> Result<(), GuestError>,
     ) -> Result<PathBuf, GuestError> {
         let path = self.path(name);
@@ -165,6 +166,32 @@ impl Cache {
             .context(|| format!("rename {} to {}", made.display(), path.display()))?;
 
         Ok(path)
+    }
+
+    /// Removes the directory `name`, if it exists. Requires the lock.
+    pub(crate) fn remove(&self, name: impl AsRef<Path>, _lock: &Locked) -> Result<(), GuestError> {
+        let path = self.path(name);
+        match std::fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).context(|| format!("remove {}", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes all directories in the directory `name` but the newest `count`. Requires the lock.
+    pub(crate) fn keep_newest(&self, name: &str, count: usize, _lock: &Locked) {
+        let entries = std::fs::read_dir(self.path(name)).into_iter().flatten().flatten();
+        let mut folders: Vec<_> = entries
+            .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+            .collect();
+
+        folders.sort();
+        let old = folders.len().saturating_sub(count);
+        for (_, path) in &folders[..old] {
+            // A directory that can't be removed costs only space.
+            let _ = std::fs::remove_dir_all(path);
+        }
     }
 
     /// Removes the unfinished directories of killed processes. Requires the lock.

@@ -13,7 +13,8 @@ use crate::{
     cpio::Archive,
     elf,
     error::{ErrorContext, GuestError},
-    modules::{Module, ModuleTree},
+    module_plan::ModulePlan,
+    modules::Module,
     progress::Progress,
     provision::{Lspci, Toolkit},
 };
@@ -21,10 +22,7 @@ use crate::{
 const INIT: &[u8] = include_bytes!("inside/init.sh");
 const AGENT: &[u8] = include_bytes!("inside/agent.sh");
 const JOB: &[u8] = include_bytes!("inside/job.sh");
-
-/// Modules that every guest gets if its kernel has them. They are loaded on demand.
-const USUAL_MODULES: [&str; 7] =
-    ["virtio_pci", "9p", "9pnet_virtio", "virtio_net", "vfio_iommu_type1", "vfio_pci", "gpio_pci_idio_16"];
+const BARRIER: &[u8] = include_bytes!("inside/barrier.sh");
 
 /// The indexes that kmod's library reads. `lspci` looks up the names of modules in them. They are
 /// empty here: magic number, version and no root.
@@ -51,14 +49,16 @@ pub(crate) struct Extra {
 /// The parts of an initramfs that differ between guests.
 pub(crate) struct Contents<'a> {
     pub(crate) extras: &'a [Extra],
-    /// Additional modules; a missing one is an error.
-    pub(crate) modules: &'a [String],
+    /// Its kernel modules.
+    pub(crate) modules: &'a ModulePlan,
     /// Shell text that init and agent read.
     pub(crate) config: String,
     /// Shell text with the environment of the commands.
     pub(crate) environment: String,
     /// The built kernel module `kmod-shim`.
     pub(crate) shim: Option<&'a Path>,
+    /// Whether there is the program `nicforge-barrier`.
+    pub(crate) barriers: bool,
 }
 
 /// Writes a guest's initramfs to an open file.
@@ -90,12 +90,13 @@ pub(crate) fn write(
         builder.lspci(lspci)?;
     }
 
-    if let Some(modules) = &toolkit.kernel.modules {
-        builder.modules(modules, &toolkit.kernel.version, contents.modules, progress)?;
-    } else if let Some(module) = contents.modules.first() {
-        let problem =
-            format!("module {module} is required, but no module directory is known for this kernel");
-        return Err(GuestError::Unsuitable { path: toolkit.kernel.image.clone(), problem });
+    if contents.barriers {
+        builder.file("/nicforge/tools/nicforge-barrier", 0o755, BARRIER)?;
+    }
+
+    builder.file("/nicforge/modules", 0o644, contents.modules.load.as_bytes())?;
+    if toolkit.kernel.modules.is_some() {
+        builder.modules(&contents.modules.included, &toolkit.kernel.version)?;
     }
 
     if let Some(shim) = contents.shim {
@@ -152,26 +153,17 @@ impl Builder<'_> {
         self.file("/nicforge/tools/lspci", 0o755, script.as_bytes())
     }
 
-    /// Adds the usual modules and the caller's, with `modules.dep` for `modprobe`.
-    fn modules(
-        &mut self,
-        tree: &ModuleTree,
-        version: &str,
-        more: &[String],
-        progress: &Progress,
-    ) -> Result<(), GuestError> {
-        let usual = USUAL_MODULES.into_iter().filter(|name| tree.has(name));
-        let names: Vec<&str> = usual.chain(more.iter().map(String::as_str)).collect();
-        let modules = tree.closure(&names, progress)?;
+    /// Adds modules, with `modules.dep` for `modprobe`.
+    fn modules(&mut self, modules: &[Module], version: &str) -> Result<(), GuestError> {
         let mut dependencies = String::new();
 
-        for module in &modules {
-            let all = all_needed(module, &modules);
+        for module in modules {
+            let all = all_needed(module, modules);
             let paths: Vec<String> = all.iter().map(|name| format!("kernel/{name}.ko")).collect();
             dependencies.push_str(&format!("kernel/{}.ko: {}\n", module.name, paths.join(" ")));
         }
 
-        for module in &modules {
+        for module in modules {
             self.file(&format!("/lib/modules/{version}/kernel/{}.ko", module.name), 0o644, &module.object)?;
         }
 

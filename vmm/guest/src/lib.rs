@@ -37,13 +37,17 @@
 //! directory.
 
 mod accel;
+mod aliases;
 mod apt;
 pub mod cache;
 mod cpio;
 mod elf;
 mod error;
 mod guest;
+mod identity;
 mod initramfs;
+mod modinfo;
+mod module_plan;
 mod modules;
 mod progress;
 mod provision;
@@ -53,7 +57,8 @@ mod tool;
 
 pub use accel::{Accelerator, Choice};
 pub use error::{GuestError, LogEnds};
-pub use guest::{Driver, Function, Guest, GuestConfig, Job, LineSink, Output, Running, Stream};
+pub use guest::{BarrierCall, Driver, Function, Guest, GuestConfig, Job, LineSink, Output, Running, Stream};
+pub use identity::PciIdentity;
 pub use modules::ModuleTree;
 pub use progress::Progress;
 pub use provision::{Kernel, Provision, Toolkit};

@@ -1,22 +1,26 @@
 //! Kernel modules: their files, their dependencies and their loading order.
 //!
 //! An unpacked package has no `modules.dep`, which is made at installation. The dependencies are
-//! therefore read from the modules themselves, from `depends=` in their `.modinfo` section.
+//! therefore read from the modules themselves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use crate::{
     error::{ErrorContext, GuestError},
+    modinfo::{ModInfo, ModInfoError},
     progress::Progress,
     tool,
 };
 
 /// Size limit of a module, in bytes. No distribution's module is larger.
 const MAX_MODULE: u64 = 256 << 20;
+/// The most modules of a kernel. Distributions have about 5,000.
+const MAX_MODULES: usize = 1 << 16;
 
 /// A kernel's `/lib/modules/VERSION`.
 #[derive(Clone, Debug)]
@@ -31,14 +35,14 @@ pub struct ModuleTree {
 pub(crate) struct Module {
     /// Its name with `_`, as `lsmod` prints it.
     pub(crate) name: String,
-    /// The names of the modules it needs.
+    /// The names of the modules that are loaded before it.
     pub(crate) depends: Vec<String>,
     /// The object file, decompressed.
     pub(crate) object: Vec<u8>,
 }
 
 /// Returns a module's canonical name: `-` and `_` are equivalent.
-fn canonical(name: &str) -> String {
+pub(crate) fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
@@ -49,12 +53,21 @@ fn module_name(file: &str) -> Option<String> {
     Some(canonical(name))
 }
 
+/// A step of the walk through modules and their dependencies.
+enum Visit {
+    /// A module whose dependencies are still unknown.
+    Enter(String),
+    /// A module behind all its dependencies.
+    Leave(Module),
+}
+
 impl ModuleTree {
     /// Opens the modules in a directory such as `/lib/modules/6.1.0-1-amd64`.
     ///
     /// # Errors
-    /// [`GuestError::Unsuitable`] when there are none.
+    /// [`GuestError::Unsuitable`] when there are none, or too many.
     pub fn open(root: &Path) -> Result<Self, GuestError> {
+        let unsuitable = |problem: String| GuestError::Unsuitable { path: root.to_owned(), problem };
         let mut paths = BTreeMap::new();
         let mut folders = vec![root.to_owned()];
 
@@ -69,6 +82,10 @@ impl ModuleTree {
                     paths.insert(name, entry.path());
                 }
             }
+
+            if paths.len() > MAX_MODULES {
+                return Err(unsuitable(format!("has more than {MAX_MODULES} kernel modules")));
+            }
         }
 
         let builtin: BTreeSet<String> = std::fs::read_to_string(root.join("modules.builtin"))
@@ -78,8 +95,8 @@ impl ModuleTree {
             .collect();
 
         if paths.is_empty() && builtin.is_empty() {
-            let problem = "has no kernel modules; name a directory like /lib/modules/VERSION".into();
-            return Err(GuestError::Unsuitable { path: root.to_owned(), problem });
+            let problem = "has no kernel modules; name a directory like /lib/modules/VERSION";
+            return Err(unsuitable(problem.into()));
         }
 
         Ok(Self { root: root.to_owned(), paths, builtin })
@@ -96,63 +113,153 @@ impl ModuleTree {
         self.paths.contains_key(&name) || self.builtin.contains(&name)
     }
 
+    /// Returns whether the module is built into the kernel, so that it need not be loaded.
+    pub(crate) fn has_built_in(&self, name: &str) -> bool {
+        self.builtin.contains(&canonical(name))
+    }
+
+    /// Returns the names and files of all modules in the order of `modules.order`, in which the
+    /// kernel prefers one driver to another. Modules that are not in it come last.
+    pub(crate) fn in_order(&self) -> Vec<(&str, &Path)> {
+        let order = std::fs::read_to_string(self.root.join("modules.order")).unwrap_or_default();
+        let names = order.lines().filter_map(|line| module_name(line.rsplit('/').next()?));
+        let ranks: BTreeMap<String, usize> = names.zip(0..).collect();
+
+        let mut modules: Vec<_> =
+            self.paths.iter().map(|(name, path)| (name.as_str(), path.as_path())).collect();
+        modules.sort_by_key(|(name, _)| ranks.get(*name).copied().unwrap_or(usize::MAX));
+        modules
+    }
+
     /// Returns the modules and all their dependencies in loading order. Built-in ones are left out.
+    ///
+    /// A module that another one only works better with is not required. It is left out when the
+    /// kernel does not have it.
     pub(crate) fn closure(&self, names: &[&str], progress: &Progress) -> Result<Vec<Module>, GuestError> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
-        for name in names {
-            self.add_with_dependencies(&canonical(name), &mut seen, &mut order, progress)?;
+        let mut open: Vec<Visit> = names.iter().rev().map(|name| Visit::Enter(canonical(name))).collect();
+
+        while let Some(visit) = open.pop() {
+            let name = match visit {
+                Visit::Enter(name) => name,
+                Visit::Leave(module) => {
+                    order.push(module);
+                    continue;
+                }
+            };
+
+            if self.builtin.contains(&name) || !seen.insert(name.clone()) {
+                continue;
+            }
+
+            // Its dependencies are visited before it, in their order.
+            let module = self.read_with_dependencies(&name, progress)?;
+            let depends: Vec<_> = module.depends.iter().rev().cloned().map(Visit::Enter).collect();
+            open.push(Visit::Leave(module));
+            open.extend(depends);
         }
+
         Ok(order)
     }
 
-    /// Adds a module to `order`, after the modules it needs. A module in `seen` was added before.
-    fn add_with_dependencies(
-        &self,
-        name: &str,
-        seen: &mut BTreeSet<String>,
-        order: &mut Vec<Module>,
-        progress: &Progress,
-    ) -> Result<(), GuestError> {
-        if self.builtin.contains(name) || !seen.insert(name.to_owned()) {
-            return Ok(());
-        }
-
+    /// Reads a module and the names of those that are to be loaded before it.
+    fn read_with_dependencies(&self, name: &str, progress: &Progress) -> Result<Module, GuestError> {
         let Some(path) = self.paths.get(name) else {
             let problem = format!("the kernel has no module {name}");
             return Err(GuestError::Unsuitable { path: self.root.clone(), problem });
         };
+
         let object = read_module(path, progress)?;
-        let depends = depends(&object);
+        let info = ModInfo::read(object.as_slice())
+            .map_err(|error| GuestError::Unsuitable { path: path.clone(), problem: error.to_string() })?;
 
-        for needed in &depends {
-            self.add_with_dependencies(needed, seen, order, progress)?;
-        }
+        let soft = info.softly_depends().map(canonical).filter(|name| self.paths.contains_key(name));
+        let depends = soft.chain(info.depends().map(canonical)).collect();
+        Ok(Module { name: name.to_owned(), depends, object })
+    }
+}
 
-        order.push(Module { name: name.to_owned(), depends, object });
-        Ok(())
+/// Returns the program that decompresses a module's file, if the file is compressed.
+fn decompressor(path: &Path) -> Option<&'static str> {
+    match path.extension()?.to_str()? {
+        "xz" => Some("xz"),
+        "zst" => Some("zstd"),
+        "gz" => Some("gzip"),
+        _ => None,
     }
 }
 
 /// Reads a module's object file. The host's tools decompress it if needed.
 fn read_module(path: &Path, progress: &Progress) -> Result<Vec<u8>, GuestError> {
-    let program = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("xz") => "xz",
-        Some("zst") => "zstd",
-        Some("gz") => "gzip",
-        _ => return read_file(path),
-    };
+    let Some(program) = decompressor(path) else { return read_file(path) };
 
     let folder = tempfile::tempdir().context(|| "a temporary directory".into())?;
-    let plain = folder.path().join("module.ko");
-    // `tool::run_quietly` takes standard output as lines of text, so the shell sends the module's
-    // bytes to a file.
-    let script = "exec \"$0\" -dc \"$1\" > \"$2\"";
-    let mut command = Command::new("sh");
+    let plain = decompress(program, &[path], folder.path(), progress)?;
+    match plain.first().filter(|plain| plain.exists()) {
+        Some(plain) => read_file(plain),
+        None => {
+            let problem = format!("{program} can't decompress it");
+            Err(GuestError::Unsuitable { path: path.to_owned(), problem })
+        }
+    }
+}
 
-    command.args(["-c", script, program]).arg(path).arg(&plain);
-    tool::run_quietly(&format!("decompressing {}", path.display()), &mut command, progress)?;
-    read_file(&plain)
+/// Decompresses files into `folder`, and returns the paths there, in the same order. A file that
+/// can't be decompressed has none there.
+fn decompress(
+    program: &str,
+    files: &[&Path],
+    folder: &Path,
+    progress: &Progress,
+) -> Result<Vec<PathBuf>, GuestError> {
+    // `tool::run_quietly` takes standard output as lines of text, so the shell sends the modules'
+    // bytes to files.
+    let script = "folder=$1 number=0
+        command -v \"$0\" >/dev/null || { echo \"$0 is not installed\" >&2; exit 127; }
+        shift
+        for file; do
+            \"$0\" -dc \"$file\" >\"$folder/$number\" || rm -f \"$folder/$number\"
+            number=$((number + 1))
+        done";
+
+    let mut command = Command::new("sh");
+    command.args(["-c", script, program]).arg(folder).args(files);
+    tool::run_quietly("decompressing kernel modules", &mut command, progress)?;
+
+    Ok((0..files.len()).map(|number| folder.join(number.to_string())).collect())
+}
+
+/// Reads the descriptions of some modules. Modules that have none are left out, with a line in the
+/// log.
+pub(crate) fn read_infos<'a>(
+    modules: &[(&'a str, &'a Path)],
+    progress: &Progress,
+) -> Result<Vec<(&'a str, ModInfo)>, GuestError> {
+    let mut infos = Vec::with_capacity(modules.len());
+    let mut add = |name: &'a str, path: &Path, file: &Path| match read_info(file) {
+        Ok(info) => infos.push((name, info)),
+        Err(error) => tracing::warn!(%error, "{}", path.display()),
+    };
+
+    // Each run of files of one kind is decompressed by one process.
+    for run in modules.chunk_by(|(_, a), (_, b)| decompressor(a) == decompressor(b)) {
+        let Some(program) = run.first().and_then(|(_, path)| decompressor(path)) else {
+            run.iter().for_each(|(name, path)| add(name, path, path));
+            continue;
+        };
+
+        let folder = tempfile::tempdir().context(|| "a temporary directory".into())?;
+        let files: Vec<&Path> = run.iter().map(|(_, path)| *path).collect();
+        let plain = decompress(program, &files, folder.path(), progress)?;
+        run.iter().zip(&plain).for_each(|((name, path), file)| add(name, path, file));
+    }
+
+    Ok(infos)
+}
+
+fn read_info(path: &Path) -> Result<ModInfo, ModInfoError> {
+    ModInfo::read(&File::open(path)?)
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, GuestError> {
@@ -164,28 +271,19 @@ fn read_file(path: &Path) -> Result<Vec<u8>, GuestError> {
     std::fs::read(path).context(|| path.display().to_string())
 }
 
-/// Returns the dependencies from `.modinfo`, a sequence of NUL-terminated strings, one of them
-/// `depends=a,b`.
-fn depends(object: &[u8]) -> Vec<String> {
-    const KEY: &[u8] = b"\0depends=";
-    let Some(place) = object.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
-    let rest = &object[place + KEY.len()..];
-    let end = rest.iter().position(|&byte| byte == 0).unwrap_or(0);
-    let text = String::from_utf8_lossy(&rest[..end]);
-    text.split(',').filter(|name| !name.is_empty()).map(canonical).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::modinfo::samples::module_file;
 
     fn tree(modules: &[(&str, &str)]) -> (tempfile::TempDir, ModuleTree) {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("kernel")).unwrap();
 
         for (name, depends) in modules {
-            let text = format!("ELF\0license=GPL\0depends={depends}\0retpoline=Y\0");
-            std::fs::write(folder.path().join("kernel").join(name), text).unwrap();
+            let depends = format!("depends={depends}");
+            let object = module_file(&["license=GPL", &depends, "softdep=pre: soft no-such", "retpoline=Y"]);
+            std::fs::write(folder.path().join("kernel").join(name), object).unwrap();
         }
 
         std::fs::write(folder.path().join("modules.builtin"), "kernel/drivers/pci/pci-stub.ko\n").unwrap();
@@ -222,6 +320,65 @@ mod tests {
     fn modules_that_need_each_other_end() {
         let (_folder, tree) = tree(&[("a.ko", "b"), ("b.ko", "a")]);
         assert_eq!(names(&tree, &["a"]), ["b", "a"]);
+    }
+
+    #[test]
+    fn modules_that_need_each_other_in_a_ring_come_once_with_what_they_need() {
+        let (_folder, tree) = tree(&[("a.ko", "b"), ("b.ko", "c,d"), ("c.ko", "a,b,c"), ("d.ko", "")]);
+        assert_eq!(names(&tree, &["a"]), ["c", "d", "b", "a"]);
+        assert_eq!(names(&tree, &["c"]), ["d", "b", "a", "c"]);
+    }
+
+    #[test]
+    fn long_chain_of_modules_is_followed_to_its_end() {
+        let modules: Vec<_> = (0..3000).map(|n| (format!("m{n}.ko"), format!("m{}", n + 1))).collect();
+        let modules: Vec<_> = modules.iter().map(|(name, needs)| (name.as_str(), needs.as_str())).collect();
+        let (_folder, tree) = tree(&[&modules[..], &[("m3000.ko", "")]].concat());
+
+        let order = names(&tree, &["m0"]);
+        assert_eq!((order.len(), order[0].as_str(), order[3000].as_str()), (3001, "m3000", "m0"));
+    }
+
+    #[test]
+    fn module_that_is_needed_softly_comes_first_if_the_kernel_has_it() {
+        let (_folder, tree) = tree(&[("a.ko", "b"), ("b.ko", ""), ("soft.ko", "")]);
+        assert_eq!(names(&tree, &["a"]), ["soft", "b", "a"]);
+    }
+
+    #[test]
+    fn file_that_is_no_module_is_refused_and_has_no_description() {
+        let (folder, tree) = tree(&[("a.ko", ""), ("b.ko", "")]);
+        std::fs::write(folder.path().join("kernel/b.ko"), "depends=a").unwrap();
+
+        let error = tree.closure(&["b"], &Progress::silent()).unwrap_err();
+        assert!(error.to_string().contains("b.ko: ends within its headers"), "{error}");
+
+        let infos = read_infos(&tree.in_order(), &Progress::silent()).unwrap();
+        assert_eq!(infos.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["a"]);
+    }
+
+    #[test]
+    fn compressed_modules_are_read_and_a_damaged_one_is_left_out() {
+        let (folder, _) = tree(&[("a.ko", ""), ("b.ko", "a"), ("c.ko", "")]);
+        let file = |name: &str| folder.path().join("kernel").join(name);
+        assert!(Command::new("gzip").args([file("a.ko"), file("b.ko")]).status().unwrap().success());
+        std::fs::write(file("d.ko.gz"), "no gzip").unwrap();
+
+        let tree = ModuleTree::open(folder.path()).unwrap();
+        let infos = read_infos(&tree.in_order(), &Progress::silent()).unwrap();
+        assert_eq!(infos.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert_eq!(names(&tree, &["b"]), ["a", "b"]);
+
+        let error = tree.closure(&["d"], &Progress::silent()).unwrap_err();
+        assert!(error.to_string().contains("can't decompress"), "{error}");
+    }
+
+    #[test]
+    fn modules_are_in_the_kernels_order_with_unknown_ones_last() {
+        let (folder, tree) = tree(&[("a.ko", ""), ("b-b.ko", ""), ("c.ko", "")]);
+        std::fs::write(folder.path().join("modules.order"), "kernel/c.ko\nkernel/b-b.ko\n").unwrap();
+        let order: Vec<_> = tree.in_order().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(order, ["c", "b_b", "a"]);
     }
 
     #[test]

@@ -23,16 +23,23 @@ const GCC: u32 = 12;
 impl Toolkit {
     /// Returns whether the module's sources are embedded and the kernel's build directory is known.
     pub fn has_shim(&self) -> bool {
-        self.kernel.build.is_some()
-            && SOURCES.iter().any(|(name, _)| *name == "Kbuild" || *name == "Makefile")
+        self.kernel.build.is_some() && has_sources()
     }
 
     /// Returns the module's file. It is built if there is none for this kernel yet.
     ///
     /// # Errors
-    /// [`GuestError::Unprovided`] if the kernel's headers are not known; [`GuestError::Tool`] with
-    /// the compiler's messages.
+    /// [`GuestError::Unprovided`] if this program has no sources of the module, or the kernel's
+    /// headers are not known; [`GuestError::Tool`] with the compiler's messages.
     pub fn shim(&self, progress: &Progress) -> Result<PathBuf, GuestError> {
+        if !has_sources() {
+            return Err(GuestError::Unprovided {
+                what: "kernel module of nicforge",
+                why: "this program was built without the folder kmod-shim, the module's sources".into(),
+                advice: "Build it in a checkout of nicforge, or choose another driver with --driver",
+            });
+        }
+
         let module = self.build_module("kmod-shim", SOURCES, progress);
         progress.done();
         module
@@ -182,6 +189,11 @@ const WANTED: [&str; 12] = [
     "libsframe",
     "libjansson",
 ];
+
+/// Returns whether the module's sources are in this program.
+fn has_sources() -> bool {
+    SOURCES.iter().any(|(name, _)| *name == "Kbuild" || *name == "Makefile")
+}
 
 fn digest(sources: &[(&str, &[u8])], kernel: &Kernel) -> String {
     let mut hash = Sha256::new();

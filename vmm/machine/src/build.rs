@@ -147,10 +147,6 @@ pub enum BuildError {
 /// [`BuildError`]. No plan of the families and kinds that come with nicforge has one.
 pub fn build(plan: &Plan) -> Result<(Machine, Built), BuildError> {
     let mut machine = Machine::new();
-    if let Some(longest) = longest_packet(plan) {
-        machine.fabric().set_max_packet(longest);
-    }
-
     let mut nodes: Vec<Node> = plan
         .nodes()
         .iter()
@@ -175,26 +171,22 @@ pub fn build(plan: &Plan) -> Result<(Machine, Built), BuildError> {
 
     for planned in plan.links() {
         let [a, b] = [planned.a, planned.b].map(|(function, port)| (functions[function.index()], port));
-        machine.fabric().connect(a, b, planned.link.spec.clone())?;
+        machine.fabric().connect(a, b, planned.link.clone())?;
     }
 
     Ok((machine, Built { name: plan.name().to_owned(), nodes, columns: plan.columns().to_vec() }))
 }
 
-/// Returns the longest packet of a plan's links and devices in bytes. The fabric has one size of
-/// buffers for all links.
-fn longest_packet(plan: &Plan) -> Option<usize> {
-    let of_links = plan.links().iter().map(|link| link.link.max_packet);
-    let of_devices = plan.functions().iter().filter_map(|function| function.source.max_packet());
-    of_links.chain(of_devices).max()
-}
-
+/// Makes the device of a function, and adds it to the machine.
 fn add_device(
     machine: &mut Machine,
     plan: &Plan,
     function: &PlannedFunction,
 ) -> Result<FunctionId, BuildError> {
     let name = plan.full_name(function);
+    if let Some(bytes) = function.source.max_packet() {
+        machine.fabric().add_packet_size(bytes)?;
+    }
 
     let device = match function.source.make() {
         Ok(device) => device,

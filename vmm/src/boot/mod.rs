@@ -1,28 +1,36 @@
 //! `nicforge boot`: serves a machine, boots a Linux guest for each node with the node's functions
 //! plugged in, and runs a command in each guest.
 
+mod barrier;
+mod options;
 mod terminal;
+mod together;
 
 use std::{
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, mpsc::channel},
     time::{Duration, Instant},
 };
 
-use clap::Args;
+use nicforge_core::spec::Identity;
 use nicforge_family::Families;
 use nicforge_guest::{
-    Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, Progress, Provision,
+    Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, PciIdentity, Progress,
     Stream as GuestStream, Toolkit,
 };
 use nicforge_machine::build::Node;
 
 use crate::{
-    cli::ServeOptions,
     failure::{EXIT_INTERRUPTED, Failure, print_note, program},
     lines::{Printer, Stream},
     serve::Served,
     signals::Signals,
+};
+
+pub use self::options::{GuestOptions, HostFiles, ModuleWord, Options, Task};
+use self::{
+    options::{AcceleratorChoice, DriverChoice},
+    together::{Member, Together},
 };
 
 /// Returns the help text below the options.
@@ -35,6 +43,9 @@ The command finds in its environment:
   NICFORGE_DEVICES  each attachment's PCI address: nic0.user0=0000:00:03.0,...
   NICFORGE_NODE, NICFORGE_ROLE, NICFORGE_RANK, NICFORGE_SIZE, NICFORGE_MACHINE,
   and the variables that the node's devices set: as with `{program} run`
+In it, `nicforge-barrier NAME [SECONDS]` waits until the commands of all guests
+have come to NAME; it ends with 0, with 1 when the command of one has ended
+without coming, and with 124 after 300 seconds or as many as you name.
 
 QEMU and a kernel are downloaded once from a Debian mirror into NICFORGE_CACHE
 (by default ~/.cache/nicforge); no root is needed and nothing is installed.
@@ -53,105 +64,12 @@ Examples: {program} boot MACHINE --node NODE --shell
 const COMMAND: Duration = Duration::from_secs(3600);
 /// How long a shell may take, unless the user sets a limit.
 const SHELL: Duration = Duration::from_secs(24 * 3600);
+/// How long a guest's boot may take.
+const BOOT: Duration = Duration::from_secs(300);
 /// How long the engine may take to notice that clients have detached.
 const SETTLE: Duration = Duration::from_secs(2);
 /// The interval between two checks in a wait.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-
-/// The work in the guests.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Task {
-    /// A shell on the terminal, in one guest.
-    Shell,
-    /// `lspci -vvv` of the machine's functions.
-    Lspci,
-    /// A command and its arguments.
-    Command(Vec<String>),
-}
-
-/// The driver of the functions in the guests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum DriverChoice {
-    /// The kernel module if it can be built for the kernel, else no driver.
-    Auto,
-    /// The kernel module of nicforge.
-    Shim,
-    /// Linux's VFIO (with --iommu).
-    Vfio,
-    /// No driver.
-    None,
-}
-
-/// How the guests' processors run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum AcceleratorChoice {
-    /// KVM if a guest boots with it, else TCG.
-    Auto,
-    /// By the host's processors.
-    Kvm,
-    /// Emulated.
-    Tcg,
-}
-
-/// Files of the host for the guests.
-#[derive(Clone, Debug, Args)]
-pub struct HostFiles {
-    /// A directory of this host that the guests have as /share.
-    #[arg(long, value_name = "DIR")]
-    pub share: Option<PathBuf>,
-    /// A program of this host that the guests have in /root, with its libraries; may be given
-    /// several times.
-    #[arg(long = "program", value_name = "FILE")]
-    pub programs: Vec<PathBuf>,
-}
-
-/// How each guest is made, and which functions it gets.
-#[derive(Clone, Debug, Args)]
-pub struct GuestOptions {
-    /// Give the guests a virtual IOMMU.
-    #[arg(long)]
-    pub iommu: bool,
-    /// The driver of the functions in the guests; vfio implies --iommu.
-    #[arg(long, value_enum, value_name = "DRIVER", default_value_t = DriverChoice::Auto)]
-    pub driver: DriverChoice,
-    /// Plug in the admin attachments too.
-    #[arg(long)]
-    pub admin: bool,
-    /// Put each function behind a PCIe root port of its own, like a card in a slot, and not onto
-    /// the root bus.
-    #[arg(long)]
-    pub root_ports: bool,
-    /// How the guests' processors run.
-    #[arg(long, value_enum, value_name = "ACCEL", default_value_t = AcceleratorChoice::Auto)]
-    pub accel: AcceleratorChoice,
-    /// MiB of memory for each guest.
-    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(128..=1 << 20))]
-    pub memory: u32,
-    /// Processors of each guest.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub cpus: u32,
-}
-
-/// The options of the command line.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Where and how to serve the machine.
-    pub serve: ServeOptions,
-    /// Nodes that get a guest. All nodes get one when this is empty.
-    pub nodes: Vec<String>,
-    /// Paths of QEMU, the kernel and others that replace the found or downloaded ones.
-    pub provision: Provision,
-    /// Files of the host for the guests.
-    pub contents: HostFiles,
-    /// How each guest is made.
-    pub guest: GuestOptions,
-    /// How long the task may take.
-    pub timeout: Option<Duration>,
-    /// A directory for the guests' consoles and QEMU's messages.
-    pub logs: Option<PathBuf>,
-    /// The work in the guests.
-    pub task: Task,
-}
 
 /// Runs the command with the machine of a file.
 pub fn main(machine: &Path, families: &Families, options: &Options) -> Result<u8, Failure> {
@@ -210,6 +128,8 @@ fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, F
         toolkit.qemu.version(),
         toolkit.kernel.version
     ));
+
+    show_stock_drivers(options, served, &nodes, &toolkit, driver, progress)?;
 
     let mut guests = Vec::new();
     for node in nodes {
@@ -286,12 +206,13 @@ fn driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<D
     let driver = match options.guest.driver {
         DriverChoice::Shim => Driver::Shim,
         DriverChoice::Vfio => Driver::Vfio,
-        DriverChoice::None => Driver::None,
+        DriverChoice::None | DriverChoice::Stock => Driver::None,
         DriverChoice::Auto if toolkit.has_shim() => Driver::Shim,
         DriverChoice::Auto => {
             let version = &toolkit.kernel.version;
             print_note(format_args!(
-                "no kernel module for Linux {version} can be built here: the functions have no driver"
+                "no kernel module of nicforge can be built here for Linux {version}: \
+                 the functions have Linux's own drivers, or none"
             ));
             Driver::None
         }
@@ -305,6 +226,50 @@ fn driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<D
     Ok(driver)
 }
 
+/// Finds Linux's own drivers once, and not in each guest's thread, and shows them.
+fn show_stock_drivers(
+    options: &Options,
+    served: &Served,
+    nodes: &[&Node],
+    toolkit: &Toolkit,
+    driver: Driver,
+    progress: &Progress,
+) -> Result<(), Failure> {
+    let mut seen = Vec::new();
+    for node in nodes {
+        for identity in stock_identities(options, served, node) {
+            // Nodes of one kind have the same driver, which is shown for the first.
+            if seen.contains(&identity) {
+                continue;
+            }
+            seen.push(identity);
+
+            let modules = toolkit.stock_drivers(driver, identity, progress)?;
+            if !modules.is_empty() {
+                let (name, modules) = (&node.name, modules.join(", "));
+                print_note(format_args!("Linux has a driver for {name}: {modules}"));
+            }
+        }
+    }
+
+    Ok(())
+}
+
+/// Returns the identities of the node's functions, if Linux's own drivers are to be found for them.
+fn stock_identities(options: &Options, served: &Served, node: &Node) -> Vec<PciIdentity> {
+    if !options.guest.driver.allows_stock() {
+        return Vec::new();
+    }
+    let functions = node.functions.iter();
+    functions.filter_map(|function| served.identity(function.id)).map(pci_identity).collect()
+}
+
+/// Returns the identity by which the guest's kernel looks for a driver.
+fn pci_identity(identity: &Identity) -> PciIdentity {
+    let &Identity { vendor, device, subsystem_vendor, subsystem, class, revision: _ } = identity;
+    PciIdentity { vendor, device, subsystem_vendor, subsystem, class }
+}
+
 fn configured(
     options: &Options,
     served: &Served,
@@ -315,18 +280,31 @@ fn configured(
     let built = served.built();
     let size = built.nodes.iter().filter(|other| other.role == node.role).count();
     let mut config = GuestConfig::new(&node.name)
+        .boot_deadline(BOOT)
         .accelerator(accelerator)
         .driver(driver)
         .iommu(options.guest.iommu || driver == Driver::Vfio)
         .memory(options.guest.memory)
         .processors(options.guest.cpus)
         .terminal(options.task == Task::Shell)
+        .barriers(options.task != Task::Shell)
         .env("NICFORGE_ROLE", node.role.name())
         .env("NICFORGE_RANK", node.rank.to_string())
         .env("NICFORGE_SIZE", size.to_string())
         .env("NICFORGE_MACHINE", &built.name);
     for (name, value) in &node.environment {
         config = config.env(name, value);
+    }
+
+    for ModuleWord { name, parameter } in &options.guest.kernel_modules {
+        config = match parameter {
+            Some(parameter) => config.module_parameter(name, parameter),
+            None => config.module(name),
+        };
+    }
+
+    for identity in stock_identities(options, served, node) {
+        config = config.driver_for(identity);
     }
 
     for attachment in node.attachments.iter().filter(|attachment| options.guest.admin || !attachment.admin) {
@@ -365,6 +343,7 @@ fn run_all(
     let limit = options.timeout.unwrap_or(COMMAND);
     let (result_sender, results) = channel();
     let count = guests.len();
+    let together = Together::new(&guests, options.hold, limit);
 
     std::thread::scope(|scope| {
         // A guest that fails ends the others, and so does Ctrl-C.
@@ -376,11 +355,13 @@ fn run_all(
             })
         };
 
-        for config in &guests {
+        let together = &together;
+        for (number, config) in guests.iter().enumerate() {
             let (result_sender, ending, printer, job) =
                 (result_sender.clone(), ending.clone(), printer.clone(), job.clone());
             scope.spawn(move || {
-                let result = run_one(toolkit, config, job, &printer, limit, &ending);
+                let member = together.member(number);
+                let result = run_one(toolkit, config, job, &printer, &member, &ending);
                 // The receiver may already have ended the loop.
                 let _ = result_sender.send((config.node().to_owned(), result));
             });
@@ -415,11 +396,12 @@ fn run_one(
     config: &GuestConfig,
     job: Job,
     printer: &Arc<Printer>,
-    limit: Duration,
+    member: &Member<'_>,
     progress: &Progress,
 ) -> Result<u8, GuestError> {
     let guest = Guest::boot(toolkit, config, progress)?;
     let node = guest.node().to_owned();
+    let limit = member.limit();
     let until = Instant::now() + limit;
     // A blocked output must not keep Ctrl-C or the time limit from ending the guest.
     let give_up = {
@@ -443,8 +425,15 @@ fn run_one(
 
     loop {
         if let Some(output) = running.wait_for(CHECK_INTERVAL)? {
+            member.leave();
+            // A command that failed ends all guests, so its own does not stay either.
+            if output.status == 0 {
+                member.hold(&guest, progress)?;
+            }
             return Ok(output.status);
         }
+
+        member.serve(&guest)?;
         if progress.is_cancelled() {
             return Err(GuestError::Cancelled);
         }

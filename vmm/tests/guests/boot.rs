@@ -17,18 +17,24 @@ use nix::{
     unistd::Pid,
 };
 
-/// `nicforge boot` of a pset, with sockets and temporary files in a folder of its own.
+/// `nicforge boot` of a machine, with sockets and temporary files in a folder of its own.
 struct Boot {
     folder: tempfile::TempDir,
+    machine: &'static str,
 }
 
 impl Boot {
+    /// A pset.
     fn new() -> Self {
-        Self { folder: tempfile::tempdir().unwrap() }
+        Self::of("pset.toml")
+    }
+
+    fn of(machine: &'static str) -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), machine }
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
+        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines").join(self.machine);
         let temporary = self.folder.path().join("tmp");
         std::fs::create_dir_all(&temporary).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge"));
@@ -141,6 +147,93 @@ fn commands_run_in_two_guests_and_the_exit_code_is_that_of_the_first_that_failed
 }
 
 #[test]
+fn stock_driver_is_found_by_modalias_and_a_named_module_has_its_parameters() {
+    toolkit();
+    let boot = Boot::of("idio16.toml");
+    let script = "basename $(readlink /sys/bus/pci/devices/${NICFORGE_DEVICES#*=}/driver)
+        ls -d /sys/class/net/dummy*; echo sockets: $NICFORGE_SOCKET";
+    let module = ["--module", "dummy:numdummies=2"];
+    let output = boot.run(&[&module[..], &["--", "sh", "-c", script]].concat());
+
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{said}{errors}");
+    assert_eq!(
+        said,
+        "gpio0 | pci-idio-16\ngpio0 | /sys/class/net/dummy0\ngpio0 | /sys/class/net/dummy1\n\
+         gpio0 | sockets:\n"
+    );
+    assert!(errors.contains("Linux has a driver for gpio0: gpio_pci_idio_16\n"), "{errors}");
+    assert!(!errors.contains("not bound") && !errors.contains("not loaded"), "{errors}");
+}
+
+#[test]
+fn module_that_the_kernel_does_not_have_is_named() {
+    toolkit();
+    let boot = Boot::of("idio16.toml");
+    let output = boot.run(&["--driver", "none", "--module", "no-such", "--", "true"]);
+    let errors = text(&output.stderr);
+
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("the kernel has no module no_such"), "{errors}");
+}
+
+#[test]
+fn guest_whose_command_has_ended_stays_until_the_others_have_ended_theirs() {
+    toolkit();
+    let boot = Boot::new();
+    let share = boot.folder.path().join("share");
+    std::fs::create_dir(&share).unwrap();
+
+    // The command of cn0 ends behind the first barrier, and leaves a process that answers cn1. The
+    // command of cn1 asks only when that of cn0 has ended, which ends the barrier without cn0.
+    let script = "nicforge-barrier 'no name' && exit 8
+        if [ $NICFORGE_NODE = cn1 ]; then
+            nicforge-barrier alone 1
+            [ $? = 124 ] || exit 9
+        fi
+        nicforge-barrier start 200 || exit 10
+        if [ $NICFORGE_NODE = cn0 ]; then
+            (until [ -e /share/question ]; do usleep 20000; done; echo here >/share/answer) &
+            exit 0
+        fi
+        nicforge-barrier end 200
+        [ $? = 1 ] || exit 11
+        echo asks >/share/question
+        for _ in $(seq 1 500); do
+            [ -e /share/answer ] && exit 0
+            usleep 200000
+        done
+        exit 12";
+    let options = ["--node", "cn0", "--node", "cn1", "--hold", "--driver", "none"];
+    let share_options = ["--share", share.to_str().unwrap(), "--", "sh", "-c", script];
+    let output = boot.run(&[&options[..], &share_options[..]].concat());
+
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{said}{errors}");
+    assert!(errors.contains("cn1 | nicforge-barrier: end: the command in cn0 has ended\n"), "{errors}");
+    boot.wait_for_no_guest();
+}
+
+#[test]
+fn guest_that_ends_while_it_is_held_ends_the_others() {
+    toolkit();
+    let boot = Boot::new();
+    // The barrier can't be passed, so it ends when the host knows that the command has ended.
+    let script = "if [ $NICFORGE_NODE = cn0 ]; then
+            (nicforge-barrier both; poweroff -f) &
+            exit 0
+        fi
+        sleep 1000";
+    let options = ["--node", "cn0", "--node", "cn1", "--hold", "--driver", "none", "--", "sh", "-c", script];
+    let output = boot.run(&options);
+
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{errors}");
+    assert!(errors.contains("cn0: the guest ended during staying for the other guests"), "{errors}");
+    boot.wait_for_no_guest();
+}
+
+#[test]
 fn ctrl_c_ends_guests_and_removes_sockets_and_a_killed_program_leaves_no_guest() {
     toolkit();
     let boot = Boot::new();
@@ -241,6 +334,8 @@ fn what_can_not_be_is_said_before_anything_is_downloaded() {
     fails(&mut boot.command(&[]), 2, &["--shell", "--lspci"]);
     fails(&mut boot.command(&["--node", "cn9", "--", "true"]), 2, &["there is no node cn9", "cn3"]);
     fails(&mut boot.command(&["--shell", "--node", "cn0", "--node", "cn1"]), 2, &["--shell is for one node"]);
+    fails(&mut boot.command(&["--shell", "--hold"]), 2, &["--hold", "--shell"]);
+    fails(&mut boot.command(&["--module", "a:b", "--", "true"]), 2, &["NAME:PARAM=VALUE"]);
     fails(&mut boot.command(&["--qemu", "/bin/false", "--", "true"]), 3, &["/bin/false", "failed"]);
     fails(
         &mut boot.command(&["--qemu", "/bin/true", "--", "true"]),

@@ -1,5 +1,7 @@
 //! The operations that a device can use during a call.
 
+mod copy;
+mod forget;
 mod function;
 mod shared;
 
@@ -117,7 +119,12 @@ impl Context<'_> {
     /// Starts a read of at most [`MAX_DMA`] bytes of client memory at `iova`.
     ///
     /// The data or the error comes to [`crate::device::Device::dma_done`] with `token`, after the
-    /// device has returned from this call.
+    /// device has returned from this call. [`Context::forget_reads`] cancels that. Where the memory
+    /// is mapped, [`Context::copy_from`] returns the data at once.
+    ///
+    /// The data are those of mapped memory at the time of this call, and those of other memory at
+    /// the time of the client's reply. A doorbell that comes before the delivery may announce data
+    /// that the read has missed: a device must note it, and read once more.
     ///
     /// # Errors
     /// [`DmaError::Busy`] when [`MAX_REMOTE`] reads of the attachment are in flight, or no buffer
@@ -161,7 +168,7 @@ impl Context<'_> {
                 let Some(tenant) = attachment.tenant.as_mut() else { return Err(DmaError::Busy) };
                 let id = self.shared.next_id;
                 self.shared.next_id += 1;
-                tenant.remote_reads.push(RemoteRead { id, token, length });
+                tenant.remote_reads.push(RemoteRead { id, token: Some(token), length });
                 let function = self.function.id;
                 let message = Outgoing::DmaRead { id, function, attachment: who, iova, length };
                 self.shared.outgoing.push_back(message);
@@ -182,14 +189,21 @@ impl Context<'_> {
     }
 
     /// Writes at most [`MAX_DMA`] bytes to client memory at `iova`. The write is posted: an
-    /// interrupt raised later does not overtake it.
+    /// interrupt raised later does not overtake it, and neither does a later write.
+    ///
+    /// A client that sees a byte of a write with an acquire load also sees the attachment's earlier
+    /// writes. An aligned word of 1, 2, 4 or 8 bytes is stored in one piece where the memory is
+    /// mapped. A device therefore writes data first, and the word that hands them over in a write
+    /// of its own.
     ///
     /// # Errors
-    /// [`DmaError::Busy`] when the device should retry in a later step. Every other error is final,
-    /// and the device should set its error bit.
+    /// [`DmaError::Busy`] when the device should retry in a later step. A write to mapped memory is
+    /// also busy while an earlier write by message has no reply. Every other error is final, and
+    /// the device should set its error bit.
     pub fn dma_write(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
         let result = match check_dma(attachment, iova, data.len(), true) {
+            Ok(DmaPath::Local) if has_writes_in_flight(attachment) => return Err(DmaError::Busy),
             Ok(DmaPath::Local) => {
                 self.shared.touched += data.len();
                 attachment.dma.write_local(iova, data)
@@ -344,6 +358,12 @@ fn check_may_dma(attachment: &Attachment) -> Result<(), DmaError> {
         return Err(DmaError::NotBusMaster);
     }
     Ok(())
+}
+
+/// Returns whether the client has not replied to all writes by message. A write to mapped memory
+/// would overtake them.
+fn has_writes_in_flight(attachment: &Attachment) -> bool {
+    attachment.tenant.as_ref().is_some_and(|tenant| !tenant.remote_writes.is_empty())
 }
 
 /// Checks that DMA of `length` bytes at `iova` is allowed, and returns the path to the memory.

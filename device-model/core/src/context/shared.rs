@@ -140,6 +140,23 @@ impl Shared {
         Vec::from(taken)
     }
 
+    /// Drops the undelivered results for which `drops` returns true.
+    pub(crate) fn drop_results(&mut self, function: &mut FunctionState, drops: impl Fn(&Completion) -> bool) {
+        for index in (0..function.completions.len()).rev() {
+            if !function.completions.get(index).is_some_and(&drops) {
+                continue;
+            }
+            let Some(completion) = function.completions.remove(index) else { continue };
+
+            if let Some(attachment) = function.attachments.get_mut(usize::from(completion.who.0)) {
+                attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
+            }
+            if let Ok(filled) = completion.result {
+                self.return_buffer(filled.buffer);
+            }
+        }
+    }
+
     /// Drops the unsent messages and undelivered results of `who`, or of every attachment of the
     /// function.
     pub(crate) fn drop_pending(&mut self, function: &mut FunctionState, who: Option<AttachmentId>) {
@@ -149,19 +166,6 @@ impl Shared {
             owner != id || who.is_some_and(|who| attachment != who)
         });
 
-        for index in (0..function.completions.len()).rev() {
-            if who.is_none_or(|who| function.completions[index].who == who)
-                && let Some(completion) = function.completions.remove(index)
-                && let Ok(filled) = completion.result
-            {
-                self.return_buffer(filled.buffer);
-            }
-        }
-
-        for (index, attachment) in function.attachments.iter_mut().enumerate() {
-            if who.is_none_or(|who| usize::from(who.0) == index) {
-                attachment.waiting_reads = 0;
-            }
-        }
+        self.drop_results(function, |completion| who.is_none_or(|who| completion.who == who));
     }
 }

@@ -49,6 +49,14 @@ pub enum DmaError {
         /// The first such address.
         iova: u64,
     },
+    /// The address is not that of an aligned 64-bit word in one mapping.
+    #[error(
+        "the 8 bytes at IOVA {iova:#x} are no aligned word of one mapping: use an address that is a multiple of 8"
+    )]
+    NoWord {
+        /// The address.
+        iova: u64,
+    },
     /// The memory lies in more mappings than one lease may.
     #[error(
         "{length:#x} bytes at IOVA {iova:#x} lie in more than {limit} mappings: map larger ranges, or hold on to less"

@@ -13,11 +13,13 @@
 
 use std::sync::{
     Arc, Weak,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, Ordering, fence},
 };
 
 use nicforge_shm::{MemoryError, Window};
 use thiserror::Error;
+
+use super::word;
 
 /// Largest number of mappings of one lease: 16 MiB in pages of 4 KiB. It bounds the time of taking
 /// a lease.
@@ -209,21 +211,28 @@ impl DmaLease {
         })
     }
 
-    /// Copies into the lease. The copy is not atomic.
+    /// Copies into the lease, after all earlier writes to client memory. A reader that sees a byte
+    /// of the copy (with an acquire load) sees them.
+    ///
+    /// The copy is not atomic, except for an aligned word of 1, 2, 4 or 8 bytes.
     ///
     /// # Errors
     /// [`LeaseError`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), LeaseError> {
+        fence(Ordering::Release);
         let mut rest = data;
         self.for_each_part(offset, rest.len() as u64, |memory, within, count| {
             let (piece, behind) = rest.split_at(count as usize);
             rest = behind;
-            memory.write(within, piece)
+            word::store(memory, within, piece)
         })
     }
 
     /// Copies `length` bytes at `offset` to `target` at `target_offset`, without a buffer. If the
     /// ranges overlap, the result there is unspecified.
+    ///
+    /// The copy is not ordered behind earlier writes. A later [`DmaLease::write`],
+    /// [`DmaLease::store_u64_release`] or DMA write publishes it.
     ///
     /// # Errors
     /// [`LeaseError`] of either lease.

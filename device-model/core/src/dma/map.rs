@@ -1,12 +1,16 @@
 //! The sorted table of mappings.
 
-use std::{cell::Cell, ops::Range};
+use std::{
+    cell::Cell,
+    ops::Range,
+    sync::atomic::{Ordering, fence},
+};
 
 use nicforge_shm::Window;
 
 use super::{
     DmaBacking, DmaError, DmaLease, DmaMapError, DmaPermission, DmaPiece, DmaRange, MAX_DMA, MAX_LEASE,
-    Segment, Segments, Term, lease::LeaseTerms, mapping::Mapping,
+    Segment, Segments, Term, WordUpdate, lease::LeaseTerms, mapping::Mapping, word,
 };
 
 /// The mappings of one attachment: disjoint, sorted, and limited by a quota.
@@ -299,7 +303,8 @@ impl DmaMap {
             .all(|segment| matches!(segment.backing, DmaBacking::Memory(_))))
     }
 
-    /// Reads client memory into `out`.
+    /// Reads client memory into `out`, after all earlier reads. The module documentation states the
+    /// order.
     ///
     /// # Errors
     /// Those of [`DmaMap::segments`], and [`DmaError::Remote`], before anything is read.
@@ -311,15 +316,19 @@ impl DmaMap {
         for segment in segments {
             let (piece, behind) = rest.split_at_mut(segment.length.min(rest.len()));
             let window = window_of(&segment)?;
-            window.read(segment.offset, piece).map_err(|_| unmapped(&segment))?;
+            word::load(window, segment.offset, piece).map_err(|_| unmapped(&segment))?;
             check_not_truncated(window, &segment)?;
             rest = behind;
         }
 
+        // Later reads find what the client stored before the bytes that this one has found.
+        fence(Ordering::Acquire);
+
         Ok(())
     }
 
-    /// Writes `data` to client memory.
+    /// Writes `data` to client memory, after all earlier writes. The module documentation states
+    /// the order.
     ///
     /// # Errors
     /// Those of [`DmaMap::segments`], and [`DmaError::Remote`], before anything is written.
@@ -328,15 +337,45 @@ impl DmaMap {
         let segments = self.local_segments(iova, data.len(), true)?;
         let mut rest = data;
 
+        // A reader that sees a byte of this write sees all earlier ones.
+        fence(Ordering::Release);
+
         for segment in segments {
             let (piece, behind) = rest.split_at(segment.length.min(rest.len()));
             let window = window_of(&segment)?;
-            window.write(segment.offset, piece).map_err(|_| unmapped(&segment))?;
+            word::store(window, segment.offset, piece).map_err(|_| unmapped(&segment))?;
             check_not_truncated(window, &segment)?;
             rest = behind;
         }
 
         Ok(())
+    }
+
+    /// Changes the 64-bit word at `iova`, a multiple of 8, by one atomic operation with acquire and
+    /// release order. Returns its previous value.
+    ///
+    /// # Errors
+    /// Those of [`DmaMap::segments`] for a read and for a write, [`DmaError::NoWord`] if it is not
+    /// aligned or lies in two mappings, and [`DmaError::Remote`]; in all of these cases the word is
+    /// unchanged. [`DmaError::Faulted`].
+    pub fn update_local(&self, iova: u64, update: WordUpdate) -> Result<u64, DmaError> {
+        const WORD: usize = size_of::<u64>();
+
+        let no_word = DmaError::NoWord { iova };
+        if !iova.is_multiple_of(WORD as u64) {
+            return Err(no_word);
+        }
+
+        self.segments(iova, WORD, false)?;
+        let mut segments = self.local_segments(iova, WORD, true)?;
+        let segment = segments.next().filter(|segment| segment.length == WORD).ok_or(no_word)?;
+        let window = window_of(&segment)?;
+        let word = window.u64(segment.offset).map_err(|_| no_word)?;
+
+        let previous = update.apply(&word);
+        check_not_truncated(window, &segment)?;
+
+        Ok(previous)
     }
 
     /// Returns the parts of an access, all of which must be memory of this process.

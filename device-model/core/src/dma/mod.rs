@@ -11,6 +11,20 @@
 //! whole pages.
 //!
 //! An access is checked as a whole before its first byte moves. Lookups allocate nothing.
+//!
+//! # Order
+//!
+//! - **Writes** become visible in the order of the calls: a reader that sees a byte of one write
+//!   (with an acquire load) also sees all of the writes before it. The bytes of a single write
+//!   become visible in no particular order.
+//! - **Reads** are carried out in the order of the calls: a read finds what the client stored
+//!   before the stores that an earlier read has found.
+//! - An aligned word of 1, 2, 4 or 8 bytes that is one access of its own is read by one atomic load
+//!   and written by one atomic store. *Aligned* means that both its IOVA and its memory are.
+//!
+//! A fence in front of each write, and one behind each read, guarantee this. They cost no
+//! instruction on x86-64, which does not reorder stores with stores nor loads with loads. This
+//! includes the string instruction of long copies: it reorders its own stores only.
 
 mod error;
 mod guest_memory;
@@ -21,6 +35,7 @@ mod map;
 mod mapping;
 #[cfg(test)]
 mod tests;
+mod word;
 
 pub use error::{DmaError, DmaMapError};
 pub use guest_memory::GuestMemoryView;
@@ -28,6 +43,7 @@ pub use lease::{DmaLease, LeaseError, MAX_LEASE, Term};
 pub use map::DmaMap;
 pub use mapping::{DmaBacking, DmaPiece, DmaRange, Segment, Segments};
 pub use nicforge_shm::DmaPermission;
+pub use word::WordUpdate;
 
 /// Largest number of bytes that one DMA read or write moves.
 pub const MAX_DMA: usize = 65536;

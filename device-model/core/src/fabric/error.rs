@@ -1,8 +1,8 @@
-//! The error of building a fabric.
+//! The errors of building a fabric, and the reasons why it refuses packets.
 
 use thiserror::Error;
 
-use super::{LinkId, MAX_CHANNELS, MAX_CREDITS, MAX_FUNCTIONS, MAX_PORTS};
+use super::{LinkId, MAX_CHANNELS, MAX_CREDITS, MAX_FUNCTIONS, MAX_PACKET, MAX_PORTS, Packet};
 use crate::ids::FunctionId;
 
 /// Reason why a fabric can't be built as requested.
@@ -42,6 +42,12 @@ pub enum FabricError {
         /// Number of credits requested.
         credits: u32,
     },
+    /// The longest packet does not have 1 to [`MAX_PACKET`] bytes.
+    #[error("packets of up to {bytes} bytes: the longest packet of a link has 1 to {MAX_PACKET}")]
+    PacketSize {
+        /// Number of bytes requested.
+        bytes: usize,
+    },
     /// The link does not exist.
     #[error("there is no link {}", link.0)]
     NoLink {
@@ -56,4 +62,42 @@ pub enum FabricError {
         /// Number of the virtual channel.
         channel: usize,
     },
+}
+
+/// Reason why the fabric does not take a packet, or has no buffer for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// The port has no link.
+    #[error("the port has no link: connect one, or send through another port")]
+    NoLink,
+    /// The port's link has no virtual channel of this number.
+    #[error("the link has no such virtual channel: give it more channels, or send on another")]
+    NoChannel,
+    /// The link is down. The device is called when it comes up
+    /// ([`crate::device::Device::link_changed`]).
+    #[error("the link is down: send when it is up again")]
+    LinkDown,
+    /// The virtual channel has no credit. The function is woken when one returns.
+    #[error("the virtual channel has no credit: send when one has returned")]
+    NoCredit,
+    /// The packet is longer than the link permits ([`super::LinkSpec::max_packet`]), or a buffer
+    /// longer than any link of the fabric does.
+    #[error("the packet is too long: split it into packets of at most {longest} bytes")]
+    TooLong {
+        /// The longest permitted packet in bytes.
+        longest: u32,
+    },
+    /// As many packets exist as the pool's bound permits. Their owners must recycle some.
+    #[error("the pool has no free packet: try again when others have arrived, or raise its bound")]
+    PoolEmpty,
+}
+
+/// A packet that a port did not take. It belongs to the caller again.
+#[derive(Debug, Error)]
+#[error("a packet of {} bytes was not sent: {reason}", packet.len())]
+pub struct Unsent {
+    /// The packet.
+    pub packet: Packet,
+    /// Reason for the refusal.
+    pub reason: Refusal,
 }

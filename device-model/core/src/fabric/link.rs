@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::{
-    FaultHook, Node, Packet,
+    DEFAULT_MAX_PACKET, FaultHook, Node, Packet,
     queue::Queue,
     schedule::{Event, Schedule},
 };
@@ -37,12 +37,24 @@ pub struct LinkSpec {
     pub bits_per_second: u64,
     /// Packet buffers at the receiving end for each virtual channel, 1 to [`MAX_CREDITS`].
     pub credits: Vec<u32>,
+    /// The longest packet in bytes without framing, 1 to [`super::MAX_PACKET`]. A longer one is
+    /// refused.
+    pub max_packet: usize,
+}
+
+impl LinkSpec {
+    /// Returns a link without delay and of infinite bandwidth. It has `channels` virtual channels
+    /// with `credits` packets of buffer each. Its packets have up to `max_packet` bytes.
+    pub fn new(channels: usize, credits: u32, max_packet: usize) -> Self {
+        Self { delay: 0, bits_per_second: 0, credits: vec![credits; channels], max_packet }
+    }
 }
 
 impl Default for LinkSpec {
-    /// Returns two virtual channels of 4 packets, without delay, of infinite bandwidth.
+    /// Returns two virtual channels of 4 packets of at most [`DEFAULT_MAX_PACKET`] bytes, without
+    /// delay, of infinite bandwidth.
     fn default() -> Self {
-        Self { delay: 0, bits_per_second: 0, credits: vec![4, 4] }
+        Self { delay: 0, bits_per_second: 0, credits: vec![4, 4], max_packet: DEFAULT_MAX_PACKET }
     }
 }
 
@@ -137,6 +149,23 @@ impl Path {
     }
 }
 
+/// The lengths of the packets that a lane takes, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PacketLimits {
+    /// The longest packet: that of the link.
+    pub(super) longest: u32,
+    /// The longest packet that also fits into the pool's smallest buffers.
+    pub(super) longest_small: u32,
+}
+
+impl PacketLimits {
+    /// Takes over the size of the pool's smallest buffers.
+    pub(super) fn set_smallest_buffer(&mut self, bytes: usize) {
+        // A link's longest packet is at most 64 KiB, and so are buffers.
+        self.longest_small = self.longest.min(bytes as u32);
+    }
+}
+
 /// One virtual channel in one direction of a link, with its own buffers and credits. The fabric
 /// keeps all lanes of all links in one table.
 pub(super) struct Lane {
@@ -154,12 +183,15 @@ pub(super) struct Lane {
     /// Number of the virtual channel.
     pub(super) channel: u8,
     /// Only the delay affects a packet: see [`Path::is_plain`].
-    pub(super) plain: bool,
+    plain: bool,
+    /// The lane is plain and has no delay.
+    instant: bool,
     /// A stall was counted since the last credit returned.
     pub(super) stall_counted: bool,
     /// Index of the path, and its delay in nanoseconds.
     pub(super) path: u32,
     pub(super) delay: u64,
+    pub(super) limits: PacketLimits,
     /// Arrival time of the last packet. A later packet must not arrive before it.
     pub(super) last_arrival: Nanos,
     pub(super) stats: LaneStats,
@@ -177,9 +209,11 @@ impl Lane {
             port,
             channel,
             plain: spec.bits_per_second == 0,
+            instant: spec.bits_per_second == 0 && spec.delay == 0,
             stall_counted: false,
             path,
             delay: spec.delay,
+            limits: PacketLimits { longest: spec.max_packet as u32, longest_small: 0 },
             last_arrival: Nanos::ZERO,
             stats: LaneStats::default(),
         }
@@ -189,7 +223,19 @@ impl Lane {
     /// has delayed also prevents this.
     #[inline]
     pub(super) fn is_instant(&self, now: Nanos) -> bool {
-        self.plain && self.delay == 0 && self.last_arrival <= now
+        self.instant && self.last_arrival <= now
+    }
+
+    /// Returns whether only the delay affects a packet.
+    #[inline]
+    pub(super) fn is_plain(&self) -> bool {
+        self.plain
+    }
+
+    /// Sets whether only the delay affects a packet.
+    pub(super) fn set_plain(&mut self, plain: bool) {
+        self.plain = plain;
+        self.instant = plain && self.delay == 0;
     }
 
     /// Adds a packet that arrives at `arrival`, and takes one credit.

@@ -14,6 +14,8 @@
 //!   channel stay in order.
 //! - A packet sent at `now` arrives at max(now, link free) + bytes / bandwidth + delay. With zero
 //!   delay and infinite bandwidth it arrives at once.
+//! - Each link has a longest packet. Packets of all links come from one pool, which has buffers of
+//!   the links' sizes.
 //! - Operations on several packets in a row ([`Run`], [`Arrivals`]) share fixed costs only. Order,
 //!   credits and faults are those of single packets.
 //! - Nothing allocates after the first packets: queues have room for all credits, and buffers come
@@ -37,7 +39,7 @@ mod wires;
 use std::collections::VecDeque;
 
 pub use self::{
-    error::FabricError,
+    error::{FabricError, Refusal, Unsent},
     fault::{Fault, FaultHook, MAX_RETRIES},
     link::{Direction, LaneStats, LinkId, LinkSpec, MAX_CHANNELS, MAX_CREDITS},
     packet::{Contents, Packet},
@@ -58,7 +60,9 @@ use crate::{ids::FunctionId, time::Nanos};
 pub const MAX_FUNCTIONS: u32 = 1 << 16;
 /// Largest number of ports of a function.
 pub const MAX_PORTS: u8 = 64;
-/// Default size of packet buffers in bytes. [`Fabric::set_max_packet`] changes it.
+/// Largest number of bytes that the packets of a link can have.
+pub const MAX_PACKET: usize = 1 << 16;
+/// Default of [`LinkSpec::max_packet`], and longest packet of a fabric without links, in bytes.
 pub const DEFAULT_MAX_PACKET: usize = 2048;
 /// Default bound of a fabric's packet pool, beyond the credits of its links.
 /// [`Fabric::set_pool_bound`] changes it.
@@ -126,6 +130,8 @@ impl Fabric {
             return Err(FabricError::Credits { credits });
         }
 
+        check_packet_size(spec.max_packet)?;
+
         if a == b {
             return Err(FabricError::PortTaken { function: b.0, port: b.1 });
         }
@@ -141,13 +147,15 @@ impl Fabric {
         }
 
         let (from, to) = (self.node_of(a.0)?, self.node_of(b.0)?);
+        self.add_buffers(spec.max_packet);
         let (forward, out) = self.add_path((from, a.1), (to, b), &spec);
         let (_, back) = self.add_path((to, b.1), (from, a), &spec);
         let channels = spec.credits.len() as u8;
-        self.nodes[from as usize].record_link(a.1, PortLink { out, inward: back, channels, up: true });
-        self.nodes[to as usize].record_link(b.1, PortLink { out: back, inward: out, channels, up: true });
-        self.wake(from);
-        self.wake(to);
+        let link = PortLink { out, inward: back, channels, open: channels };
+        self.nodes[from as usize].record_link(a.1, link);
+        self.nodes[to as usize].record_link(b.1, PortLink { out: back, inward: out, ..link });
+        self.record_change(from, a.1);
+        self.record_change(to, b.1);
 
         Ok(LinkId(forward / 2))
     }
@@ -158,7 +166,9 @@ impl Fabric {
         self.paths.push(Path::new(from, to.1, first_lane, spec));
         for (channel, &credits) in spec.credits.iter().enumerate() {
             let ends = (from.0, to.0, to.1.1);
-            self.lanes.push(Lane::new(path, ends, channel as u8, credits, spec));
+            let mut lane = Lane::new(path, ends, channel as u8, credits, spec);
+            lane.limits.set_smallest_buffer(self.pool.smallest_size());
+            self.lanes.push(lane);
             self.credits += credits as usize;
             self.pool.raise_bound(credits as usize);
         }
@@ -194,18 +204,38 @@ impl Fabric {
         Ok(node)
     }
 
-    /// Sets the size of new packet buffers in bytes. Values outside 1 to 65,536 are clamped.
-    pub fn set_max_packet(&mut self, bytes: usize) {
-        self.pool.set_size(bytes.clamp(1, 1 << 16));
+    /// Adds packets of up to `bytes` bytes to the pool, for functions whose packets are longer than
+    /// those of the links, or that have no links. [`Fabric::connect`] does the same for each link.
+    ///
+    /// # Errors
+    /// [`FabricError::PacketSize`].
+    pub fn add_packet_size(&mut self, bytes: usize) -> Result<(), FabricError> {
+        check_packet_size(bytes)?;
+        self.add_buffers(bytes);
+        Ok(())
     }
 
-    /// Returns the size of packet buffers in bytes.
+    /// Adds buffers of a size to the pool.
+    fn add_buffers(&mut self, bytes: usize) {
+        let former = self.pool.smallest_size();
+        self.pool.add_size(bytes);
+
+        let smallest = self.pool.smallest_size();
+        if smallest != former {
+            for lane in &mut self.lanes {
+                lane.limits.set_smallest_buffer(smallest);
+            }
+        }
+    }
+
+    /// Returns the longest packet that the pool has a buffer for, in bytes: that of the links with
+    /// the longest ones.
     pub fn max_packet(&self) -> usize {
-        self.pool.size()
+        self.pool.largest_size()
     }
 
-    /// Sets the largest number of packets that may exist at once. Links added later do not raise
-    /// it.
+    /// Sets the largest number of packets that may exist at once, of all sizes together. Links
+    /// added later do not raise it.
     pub fn set_pool_bound(&mut self, packets: usize) {
         self.pool.set_bound(packets);
     }
@@ -242,18 +272,19 @@ impl Fabric {
         self.schedule.next()
     }
 
-    /// Passes the functions of [`Fabric::pop_woken`] to `wake`. The caller polls them from now on.
-    /// They are not named again until [`Fabric::end_polling`].
+    /// Returns whether [`Fabric::take_woken`] has functions to name.
     #[inline(always)]
-    pub(crate) fn take_woken(&mut self, wake: impl FnMut(FunctionId)) {
-        if !self.woken.is_empty() {
-            self.take_all_woken(wake);
-        }
+    pub(crate) fn has_woken(&self) -> bool {
+        !self.woken.is_empty()
     }
 
-    fn take_all_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
+    /// Passes the functions of [`Fabric::pop_woken`] to `wake`, each with a bit mask of the ports
+    /// whose link has changed. The caller polls the functions from now on. They are not named again
+    /// until [`Fabric::end_polling`], except for a change of a link.
+    pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId, u64)) {
         for node in self.woken.drain(..) {
-            wake(self.nodes[node as usize].function);
+            let node = &mut self.nodes[node as usize];
+            wake(node.function, std::mem::take(&mut node.changed));
         }
     }
 
@@ -274,6 +305,7 @@ impl Fabric {
     pub fn pop_woken(&mut self) -> Option<FunctionId> {
         let node = &mut self.nodes[self.woken.pop_front()? as usize];
         node.woken = false;
+        node.changed = 0;
         Some(node.function)
     }
 
@@ -290,7 +322,7 @@ impl Fabric {
         path.transmissions = 0;
         let (lanes, plain) = (path.lanes(), path.is_plain());
         for lane in &mut self.lanes[lanes] {
-            lane.plain = plain;
+            lane.set_plain(plain);
         }
 
         Ok(())
@@ -298,14 +330,19 @@ impl Fabric {
 
     /// Takes a link down or up. A link that is down accepts no packet in either direction. Packets
     /// sent earlier still arrive.
+    ///
+    /// The machine reports a change to the devices at both ends, in its next step
+    /// ([`crate::device::Device::link_changed`]).
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> Result<(), FabricError> {
         for direction in [Direction::Forward, Direction::Backward] {
             let path = self.path(link, direction)?;
             let (node, port) = self.paths[path].sender;
-            if let Some(Some(end)) = self.nodes[node as usize].ends.get_mut(usize::from(port)) {
-                end.up = up;
+            let Some(Some(end)) = self.nodes[node as usize].ends.get_mut(usize::from(port)) else { continue };
+
+            let open = if up { end.channels } else { 0 };
+            if std::mem::replace(&mut end.open, open) != open {
+                self.record_change(node, port);
             }
-            self.wake(node);
         }
 
         Ok(())
@@ -368,7 +405,20 @@ impl Fabric {
         }
     }
 
-    fn wake(&mut self, node: u32) {
-        self.nodes[node as usize].wake(node, &mut self.woken);
+    /// Records that a port's link has changed. The function is named even if the machine polls it.
+    fn record_change(&mut self, node: u32, port: u8) {
+        let entry = &mut self.nodes[node as usize];
+        let is_queued = entry.changed != 0 || entry.woken && self.woken.contains(&node);
+        entry.changed |= 1 << (port % MAX_PORTS);
+        entry.woken = true;
+
+        if !is_queued {
+            self.woken.push_back(node);
+        }
     }
+}
+
+/// Checks the longest packet of a link.
+fn check_packet_size(bytes: usize) -> Result<(), FabricError> {
+    if (1..=MAX_PACKET).contains(&bytes) { Ok(()) } else { Err(FabricError::PacketSize { bytes }) }
 }

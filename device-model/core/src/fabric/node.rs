@@ -14,8 +14,8 @@ pub(super) struct PortLink {
     pub(super) inward: u32,
     /// Number of virtual channels.
     pub(super) channels: u8,
-    /// Whether the link takes packets.
-    pub(super) up: bool,
+    /// Number of virtual channels that take packets: all of them, or none while the link is down.
+    pub(super) open: u8,
 }
 
 /// State of one function in the fabric.
@@ -26,6 +26,9 @@ pub(super) struct Node {
     pub(super) ends: Vec<Option<PortLink>>,
     /// Bit mask of the ports with a link.
     pub(super) plugged: u64,
+    /// Bit mask of the ports whose link has come, gone up or gone down since the machine called the
+    /// device. The node is in the fabric's queue while there are any.
+    pub(super) changed: u64,
     /// Bit mask of the ports with a packet to take, for each virtual channel.
     pub(super) arrived: [u64; MAX_CHANNELS],
     /// The node needs no further wake-up: it is in the fabric's queue, or the machine polls its
@@ -48,6 +51,7 @@ impl Node {
             function,
             ends: Vec::new(),
             plugged: 0,
+            changed: 0,
             arrived: [0; MAX_CHANNELS],
             woken: false,
             member: 0,

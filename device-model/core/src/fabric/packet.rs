@@ -30,6 +30,17 @@ impl DerefMut for Packet {
     }
 }
 
+impl Packet {
+    /// Returns the buffer as a packet of `length` bytes without headers.
+    #[inline(always)]
+    fn with_length(mut self, length: usize) -> Self {
+        self.length = length as u32;
+        self.framing = 0;
+        self.header = 0;
+        self
+    }
+}
+
 /// Content and headers of a [`Packet`].
 #[derive(Debug)]
 pub struct Contents {
@@ -76,6 +87,20 @@ impl Contents {
         self.length as usize
     }
 
+    /// Returns whether the content has more than `bytes` bytes.
+    #[inline]
+    pub(super) fn is_longer_than(&self, bytes: u32) -> bool {
+        self.length > bytes
+    }
+
+    /// Copies content and headers of a packet of the same length.
+    pub(super) fn copy_of(&mut self, original: &Self) {
+        self.bytes_mut().copy_from_slice(original.bytes());
+        self.framing = original.framing;
+        self.header = original.header;
+        self.memory.clone_from(&original.memory);
+    }
+
     /// Returns whether the content is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -89,11 +114,34 @@ impl Contents {
     }
 }
 
-/// A pool of buffers of one size, up to a bound.
+/// Packet sizes up to this one share buffers, which have the largest of these sizes. Fabrics with
+/// several kinds of small packets thus need no search for a size.
+const SMALL: usize = 256;
+
+/// Buffers of one size.
 #[derive(Debug)]
-pub(super) struct Pool {
+struct SizeClass {
+    /// Size of a buffer in bytes.
     size: usize,
     free: Vec<Packet>,
+}
+
+impl SizeClass {
+    fn new(size: usize) -> Self {
+        Self { size, free: Vec::new() }
+    }
+}
+
+/// A pool of buffers of a few sizes, up to a bound that the sizes share. A packet gets the smallest
+/// buffer that it fits into.
+#[derive(Debug)]
+pub(super) struct Pool {
+    /// The smallest size. The links of most fabrics have only one, which gets the short path.
+    smallest: SizeClass,
+    /// The other sizes in ascending order.
+    larger: Vec<SizeClass>,
+    /// No size has been added yet: `smallest` is for functions without links.
+    is_initial: bool,
     /// Number of buffers in existence, free or not.
     allocated: usize,
     bound: usize,
@@ -102,16 +150,35 @@ pub(super) struct Pool {
 }
 
 impl Pool {
+    /// Returns a pool with buffers of one size. The first [`Pool::add_size`] replaces it.
     pub(super) fn new(size: usize, bound: usize) -> Self {
-        Self { size, free: Vec::new(), allocated: 0, bound, fixed: false }
+        Self {
+            smallest: SizeClass::new(size),
+            larger: Vec::new(),
+            is_initial: true,
+            allocated: 0,
+            bound,
+            fixed: false,
+        }
     }
 
-    /// Changes the size of new buffers. A returned buffer of another size is freed.
-    pub(super) fn set_size(&mut self, size: usize) {
-        if size != self.size {
-            self.allocated -= self.free.len();
-            self.free.clear();
-            self.size = size;
+    /// Adds buffers for packets of a size, unless there are some. Buffers of a former size that are
+    /// in use are freed when they come back.
+    pub(super) fn add_size(&mut self, size: usize) {
+        let both_small = size.max(self.smallest.size) <= SMALL;
+        if std::mem::take(&mut self.is_initial) || both_small && size > self.smallest.size {
+            self.allocated -= self.smallest.free.len();
+            self.smallest = SizeClass::new(size);
+        } else if both_small {
+            // The buffers that there are fit.
+        } else if size < self.smallest.size {
+            let former = std::mem::replace(&mut self.smallest, SizeClass::new(size));
+            self.larger.insert(0, former);
+        } else if size > self.smallest.size {
+            let index = self.larger.partition_point(|class| class.size < size);
+            if self.larger.get(index).is_none_or(|class| class.size != size) {
+                self.larger.insert(index, SizeClass::new(size));
+            }
         }
     }
 
@@ -128,49 +195,79 @@ impl Pool {
         }
     }
 
-    pub(super) fn size(&self) -> usize {
-        self.size
+    /// Returns the smallest size of buffers in bytes.
+    pub(super) fn smallest_size(&self) -> usize {
+        self.smallest.size
+    }
+
+    /// Returns the largest size of buffers in bytes.
+    pub(super) fn largest_size(&self) -> usize {
+        self.larger.last().unwrap_or(&self.smallest).size
     }
 
     pub(super) fn in_use(&self) -> usize {
-        self.allocated - self.free.len()
+        let free: usize = self.larger.iter().map(|class| class.free.len()).sum();
+        self.allocated - self.smallest.free.len() - free
     }
 
     /// Takes a buffer for a packet of `length` bytes, whose content is arbitrary.
     #[inline]
     pub(super) fn take(&mut self, length: usize) -> Option<Packet> {
-        if length > self.size {
-            return None;
-        }
-
-        let mut packet = match self.free.pop() {
-            Some(packet) => packet,
-            None => self.allocate()?,
-        };
-
-        packet.length = length as u32;
-        packet.framing = 0;
-        packet.header = 0;
-
-        Some(packet)
+        if length > self.smallest.size { self.take_larger(length) } else { self.take_smallest(length) }
     }
 
-    /// Allocates a buffer, unless the bound is reached.
+    /// Takes a buffer as [`Pool::take`] does, for at most [`Pool::smallest_size`] bytes. The caller
+    /// has checked that.
+    #[inline]
+    pub(super) fn take_smallest(&mut self, length: usize) -> Option<Packet> {
+        debug_assert!(length <= self.smallest.size, "the packet does not fit into the buffer");
+
+        let packet = match self.smallest.free.pop() {
+            Some(packet) => packet,
+            None => self.allocate(self.smallest.size)?,
+        };
+
+        Some(packet.with_length(length))
+    }
+
+    /// Takes a buffer that is not of the smallest size.
+    #[inline(never)]
+    fn take_larger(&mut self, length: usize) -> Option<Packet> {
+        let index = self.larger.partition_point(|class| class.size < length);
+        let class = self.larger.get_mut(index)?;
+        let packet = match class.free.pop() {
+            Some(packet) => packet,
+            None => {
+                let size = class.size;
+                self.allocate(size)?
+            }
+        };
+
+        Some(packet.with_length(length))
+    }
+
+    /// Allocates a buffer of one of the pool's sizes, none of which is free. If the bound is
+    /// reached, it takes the place of a free one of another size, or there is none.
     #[cold]
-    fn allocate(&mut self) -> Option<Packet> {
-        if self.allocated >= self.bound {
-            return None;
+    fn allocate(&mut self, size: usize) -> Option<Packet> {
+        while self.allocated >= self.bound {
+            if !self.free_one() {
+                return None;
+            }
         }
 
         self.allocated += 1;
 
         // The free list has room for every buffer, so that returning one never allocates.
-        if self.free.capacity() < self.allocated {
-            self.free.reserve(self.allocated.next_power_of_two().max(64));
+        let allocated = self.allocated;
+        if let Some(class) = self.class_of(size)
+            && class.free.capacity() < allocated
+        {
+            class.free.reserve(allocated.next_power_of_two().max(64));
         }
 
         Some(Packet(Box::new(Contents {
-            buffer: vec![0; self.size].into_boxed_slice(),
+            buffer: vec![0; size].into_boxed_slice(),
             length: 0,
             framing: 0,
             header: 0,
@@ -178,14 +275,41 @@ impl Pool {
         })))
     }
 
-    /// Returns a buffer to the pool, or frees it if its size is not the pool's.
+    /// Frees a buffer that no packet uses. Returns false if there is none.
+    fn free_one(&mut self) -> bool {
+        let mut classes = std::iter::once(&mut self.smallest).chain(&mut self.larger);
+        let freed = classes.find_map(|class| class.free.pop());
+        self.allocated -= usize::from(freed.is_some());
+        freed.is_some()
+    }
+
+    /// Returns the class of buffers of exactly this size.
+    fn class_of(&mut self, size: usize) -> Option<&mut SizeClass> {
+        if size == self.smallest.size {
+            return Some(&mut self.smallest);
+        }
+
+        let index = self.larger.partition_point(|class| class.size < size);
+        self.larger.get_mut(index).filter(|class| class.size == size)
+    }
+
+    /// Returns a buffer to the pool, or frees it if the pool has none of its size.
     #[inline(always)]
     pub(super) fn put_back(&mut self, mut packet: Packet) {
         packet.memory = None;
-        if packet.buffer.len() == self.size {
-            self.free.push(packet);
+        if packet.buffer.len() == self.smallest.size {
+            self.smallest.free.push(packet);
         } else {
-            self.allocated = self.allocated.saturating_sub(1);
+            self.put_back_larger(packet);
+        }
+    }
+
+    /// Puts back a buffer that is not of the smallest size.
+    #[inline(never)]
+    fn put_back_larger(&mut self, packet: Packet) {
+        match self.class_of(packet.buffer.len()) {
+            Some(class) => class.free.push(packet),
+            None => self.allocated = self.allocated.saturating_sub(1),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A device's view of the fabric.
 
 use super::{
-    Arrivals, Event, Fabric, Fault, MAX_CHANNELS, MAX_RETRIES, Node, Packet, Run,
+    Arrivals, Event, Fabric, Fault, MAX_CHANNELS, MAX_RETRIES, Node, Packet, Refusal, Run, Unsent,
     wires::{Combine, GI_WIRES, WireState},
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -55,7 +55,12 @@ impl<'a> Ports<'a> {
 
     /// Returns whether a port has a link that takes packets.
     pub fn is_up(&self, port: u8) -> bool {
-        self.end(port).is_some_and(|end| end.up)
+        self.end(port).is_some_and(|end| end.open > 0)
+    }
+
+    /// Returns the longest packet that a port's link takes in bytes, or 0 if the port has no link.
+    pub fn max_packet(&self, port: u8) -> usize {
+        self.end(port).map_or(0, |end| self.fabric.lanes[end.out as usize].limits.longest as usize)
     }
 
     #[inline]
@@ -67,7 +72,7 @@ impl<'a> Ports<'a> {
     #[inline]
     fn lane_out(&self, port: u8, channel: usize) -> Option<usize> {
         let end = self.end(port)?;
-        (channel < usize::from(end.channels) && end.up).then_some(end.out as usize + channel)
+        (channel < usize::from(end.open)).then_some(end.out as usize + channel)
     }
 
     /// Returns the index of the lane into a port, if it exists.
@@ -111,14 +116,23 @@ impl<'a> Ports<'a> {
     /// Sends a packet. It arrives when the link has become free and carried it, and the delay has
     /// passed.
     ///
-    /// Returns the packet if there is no credit or no such channel, or the link is down.
+    /// # Errors
+    /// [`Unsent`] with the packet, and one of these reasons: [`Refusal::NoLink`],
+    /// [`Refusal::NoChannel`], [`Refusal::LinkDown`], [`Refusal::NoCredit`], [`Refusal::TooLong`].
     #[inline]
-    pub fn send(&mut self, port: u8, channel: usize, packet: Packet) -> Result<(), Packet> {
-        let Some(index) = self.lane_out(port, channel) else { return Err(packet) };
+    pub fn send(&mut self, port: u8, channel: usize, packet: Packet) -> Result<(), Unsent> {
+        let Some(index) = self.lane_out(port, channel) else {
+            return Err(Unsent { packet, reason: self.reason_for_no_lane(port, channel) });
+        };
+
         let lane = &mut self.fabric.lanes[index];
+        if packet.is_longer_than(lane.limits.longest) {
+            return Err(Unsent { packet, reason: Refusal::TooLong { longest: lane.limits.longest } });
+        }
+
         if lane.credits == 0 {
             lane.count_stall();
-            return Err(packet);
+            return Err(Unsent { packet, reason: Refusal::NoCredit });
         }
 
         if lane.is_instant(self.now) {
@@ -130,6 +144,16 @@ impl<'a> Ports<'a> {
         }
 
         Ok(())
+    }
+
+    /// Returns the reason why a port has no lane out.
+    #[cold]
+    fn reason_for_no_lane(&self, port: u8, channel: usize) -> Refusal {
+        match self.end(port) {
+            None => Refusal::NoLink,
+            Some(end) if channel >= usize::from(end.channels) => Refusal::NoChannel,
+            Some(_) => Refusal::LinkDown,
+        }
     }
 
     /// Returns the way out of a port on a virtual channel, for sending several packets at once.
@@ -145,7 +169,8 @@ impl<'a> Ports<'a> {
     }
 
     /// Forwards the first packet that arrived at port `from` through port `to`. Returns false, and
-    /// changes nothing, if there is none or it can't be sent now.
+    /// changes nothing, if there is none, it can't be sent now, or it is longer than the link of
+    /// port `to` permits.
     #[inline]
     pub fn forward(&mut self, from: u8, to: u8, channel: usize) -> bool {
         self.forward_row(from, channel, 1, |_| Some((to, |_: &Packet| true)))
@@ -157,6 +182,9 @@ impl<'a> Ports<'a> {
     /// `way` receives the first packet. It returns the port to forward through, and a function that
     /// says of each packet whether it goes there too. Forwarding ends at the first packet that goes
     /// elsewhere or can't be sent.
+    ///
+    /// A packet that is too long for the other link can't be sent at any time. The device must take
+    /// it. Only a device between links with different longest packets meets one.
     ///
     /// Returns the number of packets moved, and whether more are waiting at port `from`. Returns
     /// `None` if no packet was waiting, or `way` returned `None`.
@@ -176,13 +204,14 @@ impl<'a> Ports<'a> {
 
         let (to, goes) = way(lane.queue.front()?)?;
         let out = ends.get(usize::from(to)).copied().flatten();
-        let Some(out) = out.filter(|out| channel < usize::from(out.channels) && out.up) else {
+        let Some(out) = out.filter(|out| channel < usize::from(out.open)) else {
             return Some((0, true));
         };
 
         let out = out.out as usize + channel;
         let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return None };
-        if out_lane.is_instant(self.now) && lane.delay == 0 {
+        let all_fit = lane.limits.longest <= out_lane.limits.longest;
+        if out_lane.is_instant(self.now) && lane.delay == 0 && all_fit {
             // The same as `forward_one_by_one`, for lanes on which packets and credits arrive at
             // once.
             let moved = lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
@@ -194,8 +223,8 @@ impl<'a> Ports<'a> {
         Some((moved, self.peek(from, channel).is_some()))
     }
 
-    /// Does the work of [`Ports::forward_row`] over links that take time. `out` is the index of the
-    /// lane out.
+    /// Does the work of [`Ports::forward_row`] over links that take time, or to a link with shorter
+    /// packets. `out` is the index of the lane out.
     #[cold]
     #[inline(never)]
     fn forward_one_by_one(
@@ -206,6 +235,8 @@ impl<'a> Ports<'a> {
         limit: u32,
         goes: impl Fn(&Packet) -> bool,
     ) -> u32 {
+        let longest = self.fabric.lanes[out].limits.longest;
+        let goes = |packet: &Packet| !packet.is_longer_than(longest) && goes(packet);
         let mut moved = 0;
         while moved < limit && self.peek(from, channel).is_some_and(&goes) && self.ready(to, channel) {
             let Some(packet) = self.take(from, channel) else { break };
@@ -220,7 +251,7 @@ impl<'a> Ports<'a> {
     fn put(&mut self, index: usize, mut packet: Packet) {
         let fabric = &mut *self.fabric;
         let lane = &mut fabric.lanes[index];
-        let mut arrival = if lane.plain {
+        let mut arrival = if lane.is_plain() {
             self.now.after(lane.delay)
         } else {
             let (arrival, repeats) = transmit(&mut fabric.paths[lane.path as usize], self.now, &mut packet);
@@ -320,10 +351,33 @@ impl<'a> Ports<'a> {
     }
 
     /// Returns a packet of `length` bytes with arbitrary content, which the caller must overwrite.
-    /// Returns `None` if it exceeds the fabric's packet size, or the pool is empty.
+    ///
+    /// # Errors
+    /// [`Refusal::TooLong`] if it exceeds [`Fabric::max_packet`], [`Refusal::PoolEmpty`].
     #[inline]
-    pub fn new_packet(&mut self, length: usize) -> Option<Packet> {
-        self.fabric.pool.take(length)
+    pub fn new_packet(&mut self, length: usize) -> Result<Packet, Refusal> {
+        match self.fabric.pool.take(length) {
+            Some(packet) => Ok(packet),
+            None => Err(self.reason_for_no_packet(length)),
+        }
+    }
+
+    /// Returns a copy of a packet with its headers, for sending it through several ports. The copy
+    /// comes from the pool, and refers to the same [`super::Contents::memory`].
+    ///
+    /// # Errors
+    /// [`Refusal::PoolEmpty`].
+    pub fn copy_packet(&mut self, packet: &Packet) -> Result<Packet, Refusal> {
+        let mut copy = self.new_packet(packet.len())?;
+        copy.copy_of(packet);
+        Ok(copy)
+    }
+
+    /// Returns the reason why the pool gave no packet.
+    #[cold]
+    fn reason_for_no_packet(&self, length: usize) -> Refusal {
+        let longest = self.fabric.max_packet();
+        if length > longest { Refusal::TooLong { longest: longest as u32 } } else { Refusal::PoolEmpty }
     }
 
     /// Returns a packet's buffer to the pool.

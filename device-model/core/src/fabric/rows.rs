@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Contents, Node, Packet, link::Lane, packet::Pool, schedule::Schedule};
+use super::{Contents, Node, Packet, Refusal, link::Lane, packet::Pool, schedule::Schedule};
 use crate::time::Nanos;
 
 /// The packets that arrived on a lane, to be taken in order: see [`super::Ports::take_run`]. The
@@ -82,10 +82,13 @@ impl Run<'_> {
         self
     }
 
-    /// Sends a packet with these bytes. `prepare` sets its header and framing. Returns false,
-    /// without calling it, if there is no credit or no free buffer.
+    /// Sends a packet with these bytes. `prepare` sets its header and framing.
+    ///
+    /// # Errors
+    /// [`Refusal::NoCredit`], also at the limit of [`Run::at_most`], [`Refusal::TooLong`],
+    /// [`Refusal::PoolEmpty`]. `prepare` is not called then.
     #[inline(always)]
-    pub fn send(&mut self, bytes: &[u8], prepare: impl FnOnce(&mut Contents)) -> bool {
+    pub fn send(&mut self, bytes: &[u8], prepare: impl FnOnce(&mut Contents)) -> Result<(), Refusal> {
         self.send_with(bytes.len(), |packet| {
             packet.fill(bytes);
             prepare(packet);
@@ -94,24 +97,41 @@ impl Run<'_> {
 
     /// Sends a packet of `length` bytes, which `fill` must overwrite. Otherwise the same as
     /// [`Run::send`].
+    ///
+    /// # Errors
+    /// Those of [`Run::send`].
     #[inline(always)]
-    pub fn send_with(&mut self, length: usize, fill: impl FnOnce(&mut Contents)) -> bool {
+    pub fn send_with(&mut self, length: usize, fill: impl FnOnce(&mut Contents)) -> Result<(), Refusal> {
         if self.room == 0 {
             self.lane.count_stall();
-            return false;
+            return Err(Refusal::NoCredit);
         }
 
-        let Some(mut packet) = self.pool.take(length) else { return false };
+        let packet = if length <= self.lane.limits.longest_small as usize {
+            self.pool.take_smallest(length)
+        } else {
+            self.take_larger(length)?
+        };
+        let Some(mut packet) = packet else { return Err(Refusal::PoolEmpty) };
         fill(&mut packet);
         self.bytes += packet.wire_bytes();
         self.lane.queue.push(packet);
         self.room -= 1;
 
-        true
+        Ok(())
     }
 
-    /// Returns the number of credits left. After a failed send, 0 means that credits were missing;
-    /// otherwise the pool was empty.
+    /// Takes a packet that does not fit into the pool's smallest buffers, if the link takes it.
+    #[inline(never)]
+    fn take_larger(&mut self, length: usize) -> Result<Option<Packet>, Refusal> {
+        let longest = self.lane.limits.longest;
+        if length > longest as usize {
+            return Err(Refusal::TooLong { longest });
+        }
+        Ok(self.pool.take(length))
+    }
+
+    /// Returns the number of credits left, or the rest of the limit of [`Run::at_most`].
     #[inline]
     pub fn room(&self) -> u32 {
         self.room

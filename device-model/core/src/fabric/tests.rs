@@ -17,12 +17,12 @@ fn pair(spec: LinkSpec) -> (Fabric, LinkId) {
 
 fn send(fabric: &mut Fabric, now: u64, channel: usize, number: u64) -> bool {
     let mut ports = fabric.ports(A, Nanos(now));
-    let Some(mut packet) = ports.new_packet(256) else { return false };
+    let Ok(mut packet) = ports.new_packet(256) else { return false };
     packet.header = number;
     match ports.send(0, channel, packet) {
         Ok(()) => true,
-        Err(packet) => {
-            ports.recycle(packet);
+        Err(unsent) => {
+            ports.recycle(unsent.packet);
             false
         }
     }
@@ -139,7 +139,7 @@ fn a_row_of_packets_arrives_together_and_gives_its_credits_back_together() {
     let sent = [1u64, 2, 3, 4].map(|number| run.send(&number.to_le_bytes(), |packet| packet.header = number));
     drop(run);
 
-    assert_eq!(sent, [true, true, true, false]);
+    assert_eq!(sent, [Ok(()), Ok(()), Ok(()), Err(Refusal::NoCredit)]);
     assert_eq!(fabric.link_stats(link, Direction::Forward, 0).unwrap().stalls, 1);
     assert_eq!((fabric.pop_woken(), fabric.pop_woken()), (Some(B), None));
 
@@ -217,7 +217,7 @@ fn a_polled_function_is_woken_again_only_after_polling_ends() {
     let (mut fabric, _) = pair(LinkSpec::default());
     let named = |fabric: &mut Fabric| {
         let mut named = Vec::new();
-        fabric.take_woken(|function| named.push(function));
+        fabric.take_woken(|function, _| named.push(function));
         named
     };
 
@@ -264,7 +264,12 @@ fn ports_with_a_link_are_plugged() {
 #[test]
 fn a_packet_is_visible_after_serialisation_and_delay() {
     // 256 bytes at 1 Gb/s: 2048 ns.
-    let (mut fabric, _) = pair(LinkSpec { delay: 100, bits_per_second: 1_000_000_000, credits: vec![4] });
+    let (mut fabric, _) = pair(LinkSpec {
+        delay: 100,
+        bits_per_second: 1_000_000_000,
+        credits: vec![4],
+        ..LinkSpec::default()
+    });
 
     assert!(send(&mut fabric, 1000, 0, 1));
     assert!(send(&mut fabric, 1000, 0, 2));
@@ -280,7 +285,12 @@ fn a_packet_is_visible_after_serialisation_and_delay() {
 #[test]
 fn framing_counts_for_the_bandwidth_and_fractions_of_a_nanosecond_add_up() {
     // 260 bytes at 6.8 Gb/s: 305.88 ns.
-    let (mut fabric, _) = pair(LinkSpec { delay: 0, bits_per_second: 6_800_000_000, credits: vec![1000] });
+    let (mut fabric, _) = pair(LinkSpec {
+        delay: 0,
+        bits_per_second: 6_800_000_000,
+        credits: vec![1000],
+        ..LinkSpec::default()
+    });
     for _ in 0..1000 {
         let mut ports = fabric.ports(A, Nanos(0));
         let mut packet = ports.new_packet(256).unwrap();
@@ -297,7 +307,8 @@ fn framing_counts_for_the_bandwidth_and_fractions_of_a_nanosecond_add_up() {
 
 #[test]
 fn credits_bound_packets_in_flight_and_return_after_the_delay() {
-    let (mut fabric, link) = pair(LinkSpec { delay: 10, bits_per_second: 0, credits: vec![2, 1] });
+    let (mut fabric, link) =
+        pair(LinkSpec { delay: 10, bits_per_second: 0, credits: vec![2, 1], ..LinkSpec::default() });
 
     assert!(send(&mut fabric, 0, 0, 1) && send(&mut fabric, 0, 0, 2));
 
@@ -340,7 +351,8 @@ fn both_ends_of_a_new_link_are_woken() {
 
 #[test]
 fn a_link_that_is_down_takes_nothing_and_delivers_what_it_has() {
-    let (mut fabric, link) = pair(LinkSpec { delay: 10, bits_per_second: 0, credits: vec![4] });
+    let (mut fabric, link) =
+        pair(LinkSpec { delay: 10, bits_per_second: 0, credits: vec![4], ..LinkSpec::default() });
     send(&mut fabric, 0, 0, 1);
     fabric.set_link_up(link, false).unwrap();
 
@@ -356,7 +368,12 @@ fn a_link_that_is_down_takes_nothing_and_delivers_what_it_has() {
 
 #[test]
 fn a_corrupt_packet_costs_another_transmission_and_a_round_trip() {
-    let (mut fabric, link) = pair(LinkSpec { delay: 100, bits_per_second: 1_000_000_000, credits: vec![4] });
+    let (mut fabric, link) = pair(LinkSpec {
+        delay: 100,
+        bits_per_second: 1_000_000_000,
+        credits: vec![4],
+        ..LinkSpec::default()
+    });
     let hook = Box::new(|_: &mut Packet, number| if number == 0 { Fault::Corrupt } else { Fault::None });
     fabric.set_fault(link, Direction::Forward, Some(hook)).unwrap();
 
@@ -384,7 +401,8 @@ fn a_hook_that_always_corrupts_slows_the_link_down_only() {
 
 #[test]
 fn a_delayed_packet_is_not_overtaken_in_its_channel() {
-    let (mut fabric, link) = pair(LinkSpec { delay: 1, bits_per_second: 0, credits: vec![4, 4] });
+    let (mut fabric, link) =
+        pair(LinkSpec { delay: 1, bits_per_second: 0, credits: vec![4, 4], ..LinkSpec::default() });
     let hook = Box::new(|_: &mut Packet, number| if number == 0 { Fault::Delay(500) } else { Fault::None });
     fabric.set_fault(link, Direction::Forward, Some(hook)).unwrap();
     for (channel, number) in [(0, 1), (0, 2), (1, 3)] {
@@ -405,29 +423,173 @@ fn the_pool_makes_no_more_packets_than_its_bound_and_reuses_them() {
     let packets: Vec<_> = (0..3).map(|_| ports.new_packet(10)).collect();
 
     assert_eq!(packets.iter().flatten().count(), 2);
+    assert_eq!(packets[2].as_ref().err(), Some(&Refusal::PoolEmpty));
 
     for packet in packets.into_iter().flatten() {
         ports.recycle(packet);
     }
 
-    assert_eq!(ports.new_packet(20).map(|packet| packet.len()), Some(20));
-    assert!(ports.new_packet(DEFAULT_MAX_PACKET + 1).is_none());
+    assert_eq!(ports.new_packet(20).map(|packet| packet.len()), Ok(20));
+    let too_long = ports.new_packet(DEFAULT_MAX_PACKET + 1).err();
+    assert_eq!(too_long, Some(Refusal::TooLong { longest: DEFAULT_MAX_PACKET as u32 }));
     assert_eq!(fabric.packets_in_use(), 1);
 }
 
 #[test]
-fn packets_of_an_old_size_make_room_when_they_come_back() {
-    let (mut fabric, _) = pair(LinkSpec::default());
+fn packets_of_a_former_size_make_room_when_they_come_back() {
+    let mut fabric = Fabric::new();
     fabric.set_pool_bound(1);
     let old = fabric.ports(A, Nanos(0)).new_packet(4).unwrap();
-    fabric.set_max_packet(64);
+    fabric.add_packet_size(64).unwrap();
     let mut ports = fabric.ports(A, Nanos(0));
 
-    assert!(ports.new_packet(64).is_none());
+    assert_eq!(ports.new_packet(64).err(), Some(Refusal::PoolEmpty));
 
     ports.recycle(old);
 
-    assert_eq!(ports.new_packet(64).map(|packet| packet.len()), Some(64));
+    assert_eq!(ports.new_packet(64).map(|packet| packet.len()), Ok(64));
+    assert_eq!(fabric.packets_in_use(), 1);
+}
+
+/// Connects ports of A and B by links with these longest packets.
+fn links_of(sizes: &[usize]) -> Fabric {
+    let mut fabric = Fabric::new();
+    for (port, &max_packet) in (0..).zip(sizes) {
+        fabric.connect((A, port), (B, port), LinkSpec { max_packet, ..LinkSpec::default() }).unwrap();
+    }
+    fabric
+}
+
+/// Sends a packet of `length` bytes from A, alone and in a run. Returns the two results.
+fn send_both_ways(fabric: &mut Fabric, port: u8, length: usize) -> [Result<(), Refusal>; 2] {
+    let mut ports = fabric.ports(A, Nanos(0));
+    let packet = ports.new_packet(length).unwrap();
+    let alone = ports.send(port, 0, packet).map_err(|unsent| {
+        assert_eq!(unsent.packet.len(), length);
+        ports.recycle(unsent.packet);
+        unsent.reason
+    });
+    let in_run = ports.run(port, 0).unwrap().send(&vec![7; length], |_| {});
+
+    [alone, in_run]
+}
+
+#[test]
+fn each_link_takes_packets_up_to_its_own_size() {
+    // The order of the links must not matter.
+    for sizes in [[64, 256, 1518, 9000], [9000, 1518, 256, 64], [1518, 64, 9000, 256]] {
+        let mut fabric = links_of(&sizes);
+        assert_eq!(fabric.max_packet(), 9000);
+
+        for (port, longest) in (0..).zip(sizes) {
+            assert_eq!(fabric.ports(A, Nanos(0)).max_packet(port), longest);
+            assert_eq!(send_both_ways(&mut fabric, port, longest), [Ok(()), Ok(())]);
+            if longest < 9000 {
+                let refused = Err(Refusal::TooLong { longest: longest as u32 });
+                assert_eq!(send_both_ways(&mut fabric, port, longest + 1), [refused, refused]);
+            }
+
+            let mut ports = fabric.ports(B, Nanos(0));
+            assert_eq!(ports.take_while(port, 0, 9, |packet| packet.bytes().len() == longest), 2);
+        }
+
+        assert_eq!(fabric.packets_in_use(), 0);
+    }
+}
+
+#[test]
+fn sizes_of_packets_share_the_bound_of_the_pool() {
+    let mut fabric = links_of(&[64, 1518, 9000]);
+    fabric.set_pool_bound(3);
+    let mut ports = fabric.ports(A, Nanos(0));
+    for length in [64, 1518, 9000, 64] {
+        let packets: Vec<_> = (0..3).map(|_| ports.new_packet(length).unwrap()).collect();
+        assert_eq!(ports.new_packet(1).err(), Some(Refusal::PoolEmpty));
+        assert_eq!(ports.new_packet(9000).err(), Some(Refusal::PoolEmpty));
+        packets.into_iter().for_each(|packet| ports.recycle(packet));
+    }
+    assert_eq!(fabric.packets_in_use(), 0);
+}
+
+#[test]
+fn packets_that_are_too_long_for_the_next_link_are_not_forwarded() {
+    for delay in [0, 7] {
+        let mut fabric = Fabric::new();
+        let spec = LinkSpec { delay, ..LinkSpec::default() };
+        fabric.connect((A, 0), (B, 0), spec.clone()).unwrap();
+        fabric.connect((B, 1), (C, 0), LinkSpec { max_packet: 256, ..spec }).unwrap();
+        for length in [256, 257, 256] {
+            let mut ports = fabric.ports(A, Nanos(0));
+            let packet = ports.new_packet(length).unwrap();
+            ports.send(0, 0, packet).unwrap();
+        }
+        fabric.advance(Nanos(7));
+        let forwarded = fabric.ports(B, Nanos(7)).forward_row(0, 0, 9, |_| Some((1, |_: &Packet| true)));
+
+        assert_eq!(forwarded, Some((1, true)), "delay {delay}");
+        assert_eq!(fabric.ports(B, Nanos(7)).take(0, 0).map(|packet| packet.len()), Some(257));
+        assert!(fabric.ports(B, Nanos(7)).forward(0, 1, 0));
+    }
+}
+
+#[test]
+fn refused_packets_come_back_with_the_reason() {
+    let (mut fabric, link) = pair(LinkSpec { credits: vec![1], ..LinkSpec::default() });
+    let reason = |fabric: &mut Fabric, port, channel| {
+        let mut ports = fabric.ports(A, Nanos(0));
+        let packet = ports.new_packet(8).unwrap();
+        ports.send(port, channel, packet).map_err(|unsent| {
+            ports.recycle(unsent.packet);
+            unsent.reason
+        })
+    };
+
+    assert_eq!(reason(&mut fabric, 1, 0), Err(Refusal::NoLink));
+    assert_eq!(reason(&mut fabric, 0, 1), Err(Refusal::NoChannel));
+    assert_eq!(reason(&mut fabric, 0, 0), Ok(()));
+    assert_eq!(reason(&mut fabric, 0, 0), Err(Refusal::NoCredit));
+    fabric.set_link_up(link, false).unwrap();
+    assert_eq!(reason(&mut fabric, 0, 0), Err(Refusal::LinkDown));
+    assert_eq!(reason(&mut fabric, 0, 1), Err(Refusal::NoChannel));
+    assert_eq!(fabric.packets_in_use(), 1);
+}
+
+#[test]
+fn a_copy_has_the_bytes_and_the_headers_of_its_original() {
+    let (mut fabric, _) = pair(LinkSpec::default());
+    fabric.set_pool_bound(2);
+    let mut ports = fabric.ports(A, Nanos(0));
+    let mut original = ports.new_packet(5).unwrap();
+    original.bytes_mut().copy_from_slice(b"frame");
+    (original.header, original.framing) = (7, 18);
+
+    let copy = ports.copy_packet(&original).unwrap();
+
+    assert_eq!((copy.bytes(), copy.header, copy.framing), (&b"frame"[..], 7, 18));
+    assert_eq!(ports.copy_packet(&original).err(), Some(Refusal::PoolEmpty));
+    ports.recycle(original);
+    assert_eq!(ports.copy_packet(&copy).map(|again| again.header), Ok(7));
+}
+
+#[test]
+fn changes_of_links_are_named_once_even_for_a_polled_function() {
+    let named = |fabric: &mut Fabric| {
+        let mut named = Vec::new();
+        fabric.take_woken(|function, changed| named.push((function, changed)));
+        named
+    };
+    let mut fabric = links_of(&[64, 64]);
+    assert_eq!(named(&mut fabric), [(A, 0b11), (B, 0b11)]);
+
+    // The functions are polled from here on, and no packet names them.
+    assert!(fabric.ports(A, Nanos(0)).run(1, 0).unwrap().send(&[1], |_| {}).is_ok());
+    assert_eq!(named(&mut fabric), []);
+    fabric.set_link_up(LinkId(1), false).unwrap();
+    fabric.set_link_up(LinkId(1), true).unwrap();
+    fabric.set_link_up(LinkId(0), false).unwrap();
+    assert_eq!(named(&mut fabric), [(A, 0b11), (B, 0b11)]);
+    fabric.set_link_up(LinkId(0), false).unwrap();
+    assert_eq!(named(&mut fabric), [], "it was down");
 }
 
 #[test]
@@ -444,6 +606,11 @@ fn invalid_links_are_refused() {
     assert_eq!(itself, Err(FabricError::PortTaken { function: A, port: 1 }));
     assert_eq!(port, Err(FabricError::PortOutOfRange { function: A, port: 64 }));
     assert_eq!(function, Err(FabricError::FunctionOutOfRange { function: FunctionId(1 << 16) }));
+    for bytes in [0, MAX_PACKET + 1] {
+        let size = fabric.connect((A, 1), (B, 1), LinkSpec { max_packet: bytes, ..LinkSpec::default() });
+        assert_eq!(size, Err(FabricError::PacketSize { bytes }));
+        assert_eq!(fabric.add_packet_size(bytes), Err(FabricError::PacketSize { bytes }));
+    }
     assert_eq!(fabric.connect((A, 1), (B, 1), with(vec![])), Err(FabricError::Channels { count: 0 }));
     assert_eq!(fabric.connect((A, 1), (B, 1), with(vec![1; 17])), Err(FabricError::Channels { count: 17 }));
     assert_eq!(fabric.connect((A, 1), (B, 1), with(vec![1, 0])), Err(FabricError::Credits { credits: 0 }));
@@ -563,7 +730,7 @@ proptest! {
         credits in prop::collection::vec(1u32..9, 2),
         faults in prop::option::of(prop::collection::vec(0u8..6, 1..20)),
     ) {
-        let (mut fabric, link) = pair(LinkSpec { delay, bits_per_second: rate, credits: credits.clone() });
+        let (mut fabric, link) = pair(LinkSpec { delay, bits_per_second: rate, credits: credits.clone(), ..LinkSpec::default() });
         if let Some(faults) = faults {
             let hook = Box::new(move |_: &mut Packet, number: u64| match faults[number as usize % faults.len()] {
                 0 => Fault::Corrupt,
@@ -591,7 +758,7 @@ proptest! {
                         for _ in 0..most {
                             let number = sent[channel];
                             let went = run.send(&number.to_le_bytes(), |packet| packet.header = number);
-                            sent[channel] += u64::from(went);
+                            sent[channel] += u64::from(went.is_ok());
                         }
                         prop_assert_eq!(sent[channel] - first, u64::from(most.min(credits)));
                     }

@@ -53,7 +53,7 @@ impl Machine {
     }
 
     /// Takes a client's answer to a DMA read. An answer without a read in flight, as after a reset,
-    /// is ignored.
+    /// is ignored. So is the data of a read that the device has forgotten.
     pub fn dma_read_done(
         &mut self,
         function: FunctionId,
@@ -101,6 +101,12 @@ impl ActiveFunction<'_> {
         let Some(position) = tenant.remote_reads.iter().position(|read| read.id == id) else { return Ok(()) };
         let read = tenant.remote_reads.swap_remove(position);
 
+        let Some(token) = read.token else {
+            // The device may wait for the room that the forgotten read took.
+            self.wake();
+            return Ok(());
+        };
+
         let result = match result {
             Ok(data) if data.len() == read.length => {
                 Ok(FilledBuffer { buffer: self.shared.buffer_from(data), length: data.len() })
@@ -115,7 +121,7 @@ impl ActiveFunction<'_> {
             Err(error) => attachment.count_dma_error(error),
         }
 
-        self.slot.state.queue_result(Completion { who, token: read.token, result });
+        self.slot.state.queue_result(Completion { who, token, result });
         self.wake();
 
         Ok(())

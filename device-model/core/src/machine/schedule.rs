@@ -62,6 +62,8 @@ pub(super) struct Schedule {
     most_timers: usize,
     /// There are more timers than that.
     crowded: bool,
+    /// Functions with changed links, and a bit mask of their ports. It is empty between calls.
+    link_changes: Vec<(FunctionId, u64)>,
 }
 
 impl Schedule {
@@ -73,6 +75,7 @@ impl Schedule {
             cooling: Vec::new(),
             most_timers: 0,
             crowded: false,
+            link_changes: Vec::new(),
         }
     }
 
@@ -230,12 +233,41 @@ impl Machine {
     #[inline(always)]
     fn collect_woken(&mut self) {
         self.fabric.advance(self.shared.now);
-        let (slots, schedule) = (&mut self.slots, &mut self.schedule);
-        self.fabric.take_woken(|function| {
-            if let Some(slot) = slots.get_mut(function.0 as usize) {
+        if self.fabric.has_woken() {
+            self.wake_named();
+        }
+    }
+
+    /// Wakes the functions that the fabric names, and reports changes of their links.
+    #[inline(never)]
+    fn wake_named(&mut self) {
+        loop {
+            let (slots, schedule) = (&mut self.slots, &mut self.schedule);
+            self.fabric.take_woken(|function, changed| {
+                let Some(slot) = slots.get_mut(function.0 as usize) else { return };
                 schedule.wake(slot);
-            }
-        });
+                if changed != 0 {
+                    schedule.link_changes.push((function, changed));
+                }
+            });
+
+            // A device may send packets in the call, and wake others.
+            let Some((function, ports)) = self.schedule.link_changes.pop() else { return };
+            self.report_links(function, ports);
+        }
+    }
+
+    /// Reports to a device that the links at these ports have changed.
+    #[cold]
+    fn report_links(&mut self, function: FunctionId, mut ports: u64) {
+        let now = self.shared.now;
+        let Some(mut active) = self.active(function) else { return };
+        while ports != 0 {
+            let port = ports.trailing_zeros() as u8;
+            ports &= ports - 1;
+            let up = active.fabric.ports(function, now).is_up(port);
+            active.call(|device, context| device.link_changed(context, port, up));
+        }
     }
 
     /// Makes the functions that are cooling cold, unless a client has written in the meantime.

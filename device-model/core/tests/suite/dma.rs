@@ -15,7 +15,7 @@ use nicforge_core::{
 use nicforge_shm::SharedMemory;
 
 /// Runs an action with the device's context in a step, and returns its result.
-fn in_step<R: Send + 'static>(
+pub(super) fn in_step<R: Send + 'static>(
     machine: &mut Machine,
     probe: &Probe,
     action: impl FnOnce(&mut Context<'_>) -> R + Send + 'static,

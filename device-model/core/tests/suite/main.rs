@@ -6,9 +6,12 @@ mod common;
 
 mod access;
 mod attach;
+mod copy;
 mod dma;
+mod forget;
 mod guest_memory;
 mod interrupts;
+mod links;
 mod property;
 mod rings;
 mod schedule;

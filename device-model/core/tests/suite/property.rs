@@ -39,6 +39,7 @@ enum Operation {
     Stall,
     Resume,
     StartReads(u8, u64),
+    ForgetReads,
     StartWrites(u8),
     Interrupt(u16),
     Answer(u8, u8),
@@ -66,6 +67,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => Just(Operation::Stall),
         2 => Just(Operation::Resume),
         3 => (1..50u8, iova).prop_map(|(count, iova)| Operation::StartReads(count, iova)),
+        1 => Just(Operation::ForgetReads),
         2 => (1..50u8).prop_map(Operation::StartWrites),
         2 => (0..6u16).prop_map(Operation::Interrupt),
         3 => (0..8u8, 0..4u8).prop_map(|(count, kind)| Operation::Answer(count, kind)),
@@ -192,6 +194,23 @@ impl World {
         self.clients.get_mut(&who).unwrap().reads.extend(started);
     }
 
+    /// Has the device forget its reads during a trapped write. None of them may end afterwards.
+    fn forget_reads(&mut self, who: Who) {
+        let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let flag = done.clone();
+        self.probe(who).queue_action(move |context| {
+            context.forget_reads(who.1);
+            flag.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+
+        self.act(who);
+        self.check();
+        // The write stalls behind a record that does.
+        if done.load(std::sync::atomic::Ordering::Relaxed) {
+            self.clients.get_mut(&who).unwrap().reads.clear();
+        }
+    }
+
     /// Runs the device's actions during a trapped write.
     fn act(&mut self, who: Who) {
         let probe = self.probe(who);
@@ -285,6 +304,7 @@ impl World {
             Operation::Stall => self.probe(who).script().stalled.push(attachment),
             Operation::Resume => self.probe(who).script().stalled.clear(),
             Operation::StartReads(count, iova) if here => self.start_reads(who, count, iova),
+            Operation::ForgetReads if here => self.forget_reads(who),
             Operation::StartWrites(count) if here => {
                 self.probe(who).queue_action(move |context| {
                     for _ in 0..count {

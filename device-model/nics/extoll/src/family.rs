@@ -16,7 +16,8 @@
 //! The cards are `ex0`, `ex1`, ..., counted through all networks.
 
 use nicforge_family::{
-    Column, DeviceSource, Family, Link, LinkSection, Plan, Role, Section, SectionError, Spanned, check_range,
+    Column, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError, Spanned,
+    check_range,
 };
 use nicforge_hwi::{
     extoll::{DEFAULT_VPIDS, MAX_NODES, MAX_VPIDS},
@@ -75,7 +76,7 @@ struct NetworkValues {
     vpids: u16,
     watchdog: Option<u64>,
     rma_watchdog: Option<u64>,
-    link: Link,
+    link: LinkSpec,
 }
 
 impl Network {
@@ -97,7 +98,7 @@ impl Network {
         };
         let watchdog = watchdog("watchdog_ms", self.watchdog_ms.as_ref())?;
         let rma_watchdog = self::watchdog("rma_watchdog_ms", self.rma_watchdog_ms.as_ref())?;
-        let link = self.link.over(Link::new(wire::CHANNELS, CREDITS, MAX_MESSAGE))?;
+        let link = self.link.over(LinkSpec::new(wire::CHANNELS, CREDITS, MAX_MESSAGE))?;
 
         let refuse = |what, found, expected| SectionError::value(section.span(), what, found, expected);
         let topology = match self.topology() {

@@ -272,7 +272,7 @@ impl Switch {
         }
         match ports.send(port, vc, packet) {
             Ok(()) => Ok(()),
-            Err(packet) => self.queue(port, vc, packet),
+            Err(unsent) => self.queue(port, vc, unsent.packet),
         }
     }
 
@@ -333,8 +333,8 @@ impl Switch {
             {
                 match ports.send(port, vc, packet) {
                     Ok(()) => moved += 1,
-                    Err(packet) => {
-                        queue.push_front(packet);
+                    Err(unsent) => {
+                        queue.push_front(unsent.packet);
                         break;
                     }
                 }

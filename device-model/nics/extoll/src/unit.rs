@@ -122,7 +122,7 @@ pub(crate) fn send_packet(
     fill: impl FnOnce(&mut Packet),
 ) -> Result<(), Unsent> {
     let mut ports = context.ports();
-    let Some(mut packet) = ports.new_packet(length) else {
+    let Ok(mut packet) = ports.new_packet(length) else {
         retry::when_starved(context);
         return Err(Unsent::Starved);
     };

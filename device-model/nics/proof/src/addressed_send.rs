@@ -31,13 +31,13 @@ use crate::{identity, users};
 /// The device; the module's documentation describes it.
 #[derive(Default)]
 pub struct AddressedSend {
-    clients: [ClientState; ATTACHMENTS as usize],
+    clients: [AttachmentState; ATTACHMENTS as usize],
     delivered: u64,
 }
 
 /// The state of one client.
 #[derive(Default)]
-struct ClientState {
+struct AttachmentState {
     mailbox: Option<Mailbox>,
     /// Whether its first send was already counted as a stall.
     stalled: bool,
@@ -71,7 +71,7 @@ impl AddressedSend {
     /// Sets a client to the state of power-on.
     fn reset_attachment(&mut self, context: &Context<'_>, who: AttachmentId) {
         self.clients[usize::from(who.0)] =
-            ClientState { mailbox: Mailbox::open(context, who), ..ClientState::default() };
+            AttachmentState { mailbox: Mailbox::open(context, who), ..AttachmentState::default() };
     }
 
     /// Delivers a message. Returns `None` if its target has no client, or its offset or length
@@ -129,7 +129,7 @@ impl Device for AddressedSend {
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
         // Without a mailbox, sends to the attachment fail, also those that wait for its credits.
-        self.clients[usize::from(who.0)] = ClientState::default();
+        self.clients[usize::from(who.0)] = AttachmentState::default();
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
@@ -179,7 +179,7 @@ impl Device for AddressedSend {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        let sum = |count: fn(&ClientState) -> u64| self.clients.iter().map(count).sum();
+        let sum = |count: fn(&AttachmentState) -> u64| self.clients.iter().map(count).sum();
         vec![
             Counter { name: "delivered", value: self.delivered },
             Counter { name: "stalls", value: sum(|client| client.stalls) },

@@ -16,8 +16,8 @@
 
 use nicforge_core::ids::AttachmentId;
 use nicforge_family::{
-    Column, DeviceSource, Family, Link, LinkSection, Plan, Role, Section, SectionError, Spanned, check_range,
-    refuse_value,
+    Column, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError, Spanned,
+    check_range, refuse_value,
 };
 use nicforge_hwi::tree::{ATTACHMENT_ADMIN, MAX_FIFO_DEPTH, MAX_NODES, PAYLOAD, VCS};
 use serde::Deserialize;
@@ -57,7 +57,7 @@ struct Pset {
 struct PsetValues {
     compute_nodes: u32,
     fifo_depth: Option<u32>,
-    link: Link,
+    link: LinkSpec,
 }
 
 impl Family for Psets {
@@ -113,7 +113,7 @@ fn check(pset: &Pset, nodes: &mut u32) -> Result<PsetValues, SectionError> {
     Ok(PsetValues {
         compute_nodes,
         fifo_depth: pset.fifo_depth.as_ref().map(|depth| *depth.get_ref()),
-        link: pset.link.over(Link::new(VCS, CREDITS, PAYLOAD))?,
+        link: pset.link.over(LinkSpec::new(VCS, CREDITS, PAYLOAD))?,
     })
 }
 

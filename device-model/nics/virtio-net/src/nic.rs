@@ -19,7 +19,7 @@
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Progress, Reset, Write},
-    fabric::Ports,
+    fabric::{Ports, Refusal, Unsent},
     ids::{Address, AttachmentId},
     spec::FunctionSpec,
     time::Nanos,
@@ -136,6 +136,16 @@ enum Dropped {
     NoPacket,
 }
 
+impl From<Refusal> for Dropped {
+    fn from(reason: Refusal) -> Self {
+        match reason {
+            Refusal::TooLong { .. } => Self::BadLength,
+            Refusal::NoLink | Refusal::NoChannel | Refusal::LinkDown => Self::NoLink,
+            Refusal::NoCredit | Refusal::PoolEmpty => Self::NoPacket,
+        }
+    }
+}
+
 impl VirtioNet {
     /// Builds the device in the state of power-on.
     ///
@@ -201,7 +211,6 @@ impl VirtioNet {
     }
 
     /// Notes whether the link is up, and reports a change.
-    #[inline]
     fn update_link(&mut self, context: &mut Context<'_>) {
         let link_up = context.ports().is_up(PORT);
         if link_up != self.link_up {
@@ -395,7 +404,10 @@ fn send(
     if !link_up {
         return Ok(Err(Dropped::NoLink));
     }
-    let Some(mut packet) = ports.new_packet(length) else { return Ok(Err(Dropped::NoPacket)) };
+    let mut packet = match ports.new_packet(length) {
+        Ok(packet) => packet,
+        Err(reason) => return Ok(Err(reason.into())),
+    };
 
     if let Err(error) = load(packet.bytes_mut(), FRAME_HEADER as u64) {
         ports.recycle(packet);
@@ -405,9 +417,9 @@ fn send(
 
     match ports.send(PORT, CHANNEL, packet) {
         Ok(()) => Ok(Ok(length)),
-        Err(packet) => {
+        Err(Unsent { packet, reason }) => {
             ports.recycle(packet);
-            Ok(Err(Dropped::NoLink))
+            Ok(Err(reason.into()))
         }
     }
 }
@@ -423,6 +435,7 @@ impl Device for VirtioNet {
     }
 
     fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
+        // A driver may read the configuration before the first step.
         self.update_link(context);
         let config = self.device_config();
         if at.bar == BAR {
@@ -452,9 +465,11 @@ impl Device for VirtioNet {
         self.power_on(context);
     }
 
-    fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+    fn link_changed(&mut self, context: &mut Context<'_>, _: u8, _: bool) {
         self.update_link(context);
+    }
 
+    fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let moved = if self.transport.is_live() {
             self.move_frames(context, budget)
         } else {

@@ -28,6 +28,7 @@ use super::{
 use crate::{
     error::{ErrorContext, GuestError},
     initramfs::{self, Contents},
+    module_plan::ModulePlan,
     progress::Progress,
     provision::Toolkit,
 };
@@ -53,6 +54,7 @@ impl Guest {
             Driver::Shim => Some(toolkit.shim(progress)?),
             Driver::None | Driver::Vfio => None,
         };
+        let modules = ModulePlan::new(toolkit, &config.software, shim.as_deref(), progress)?;
 
         let folder = tempfile::Builder::new()
             .prefix("nicforge-guest-")
@@ -66,10 +68,11 @@ impl Guest {
         let initrd = tempfile::tempfile_in(folder.path()).context(|| "a guest's initramfs".into())?;
         let contents = Contents {
             extras: &config.software.extras,
-            modules: &config.software.modules,
+            modules: &modules,
             config: settings(config, &functions),
             environment: environment_script(config),
             shim: shim.as_deref(),
+            barriers: config.software.barriers,
         };
         initramfs::write(toolkit, &contents, &initrd, progress)?;
 
@@ -260,17 +263,12 @@ fn settings(config: &GuestConfig, functions: &[PluggedFunction]) -> String {
     let users = functions.iter().filter(|plugged| plugged.function.user);
     let users: Vec<_> = users.map(|plugged| plugged.function.name.as_str()).collect();
     let share = if config.software.share.is_some() { "yes" } else { "" };
-    let mut modules: Vec<&str> = config.software.modules.iter().map(String::as_str).collect();
-    if config.software.share.is_some() {
-        modules.extend(["virtio_pci", "9pnet_virtio", "9p"]);
-    }
 
     format!(
-        "NF_DRIVER={}\nNF_FUNCTIONS={}\nNF_USERS={}\nNF_MODULES={}\nNF_SHARE={share}\n",
+        "NF_DRIVER={}\nNF_FUNCTIONS={}\nNF_USERS={}\nNF_SHARE={share}\n",
         config.software.driver.name(),
         quoted(&pairs.join(" ")),
         quoted(&format!(" {} ", users.join(" "))),
-        quoted(&modules.join(" ")),
     )
 }
 

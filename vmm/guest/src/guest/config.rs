@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use crate::{accel::Accelerator, error::GuestError, initramfs::Extra};
+use crate::{accel::Accelerator, error::GuestError, identity::PciIdentity, initramfs::Extra};
 
 /// The first and the last slot of the guest's root bus for functions.
 const SLOTS: std::ops::RangeInclusive<u8> = 3..=0x1c;
@@ -84,6 +84,14 @@ pub(crate) struct Hardware {
     pub(crate) terminal: bool,
 }
 
+/// A kernel module that is loaded at the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ModuleRequest {
+    pub(crate) name: String,
+    /// Its parameters, as in `debug=3`.
+    pub(crate) parameters: Vec<String>,
+}
+
 /// The software of a guest, and the files of the host that it finds.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Software {
@@ -92,7 +100,11 @@ pub(crate) struct Software {
     /// The driver of the functions.
     pub(crate) driver: Driver,
     /// Kernel modules to be loaded at the start.
-    pub(crate) modules: Vec<String>,
+    pub(crate) modules: Vec<ModuleRequest>,
+    /// The functions for which the kernel's own drivers are loaded.
+    pub(crate) identities: Vec<PciIdentity>,
+    /// Whether commands have `nicforge-barrier`.
+    pub(crate) barriers: bool,
     /// Files and programs of the host.
     pub(crate) extras: Vec<Extra>,
     /// A directory of the host for `/share`.
@@ -226,9 +238,33 @@ impl GuestConfig {
         self
     }
 
-    /// Loads a kernel module and its dependencies at the start.
+    /// Loads a kernel module and its dependencies at the start, before nicforge's own module.
     pub fn module(mut self, name: impl Into<String>) -> Self {
-        self.software.modules.push(name.into());
+        self.software.modules.push(ModuleRequest { name: name.into(), parameters: Vec::new() });
+        self
+    }
+
+    /// Loads a kernel module as [`Self::module`] does, with a parameter such as `debug=3`. Further
+    /// parameters of the same module can be added.
+    pub fn module_parameter(mut self, name: impl Into<String>, parameter: impl Into<String>) -> Self {
+        self.software.modules.push(ModuleRequest { name: name.into(), parameters: vec![parameter.into()] });
+        self
+    }
+
+    /// Loads the kernel's own drivers of a function of this identity at the start: all modules with
+    /// an alias that matches. It is no error when there is none.
+    ///
+    /// With [`Driver::Shim`], a function that is in the aliases of that module is left to it. A
+    /// driver that is loaded by [`Self::module`] comes first in either case.
+    pub fn driver_for(mut self, identity: PciIdentity) -> Self {
+        self.software.identities.push(identity);
+        self
+    }
+
+    /// Sets whether commands have the program `nicforge-barrier`. The caller must then answer
+    /// [`Guest::barrier_calls`](crate::Guest::barrier_calls).
+    pub fn barriers(mut self, wanted: bool) -> Self {
+        self.software.barriers = wanted;
         self
     }
 

@@ -20,7 +20,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 
-pub use agent::{Job, LineSink, Output, Stream};
+pub use agent::{BarrierCall, Job, LineSink, Output, Stream};
 pub use config::{Driver, Function, GuestConfig};
 pub use running::Running;
 
@@ -220,6 +220,36 @@ impl Guest {
                 limit,
                 end: self.logs.ends(),
             }),
+        }
+    }
+
+    /// Watches the guest for `limit`.
+    ///
+    /// # Errors
+    /// [`GuestError::Ended`] at once when the guest ends. `what` is the operation in progress.
+    pub fn watch(&self, what: &str, limit: Duration) -> Result<(), GuestError> {
+        match self.process.wait(limit) {
+            Some(_) => Err(ended(&self.node, what, &self.process, &self.logs)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the calls of `nicforge-barrier` since the last time. Each waits until it is answered
+    /// or its time is over.
+    pub fn barrier_calls(&self) -> Vec<BarrierCall> {
+        self.agent.take_calls()
+    }
+
+    /// Ends a call of a barrier. Its program ends with `status`. It prints `text` if that is not 0.
+    ///
+    /// # Errors
+    /// [`GuestError::Ended`], or [`GuestError::Io`] when the guest accepts no requests.
+    pub fn answer_barrier(&self, call: u64, status: u8, text: &str) -> Result<(), GuestError> {
+        match self.agent.answer(call, status, text) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+                Err(ended(&self.node, "a barrier", &self.process, &self.logs))
+            }
+            answered => answered.context(|| format!("{}: answer a barrier", self.node)),
         }
     }
 

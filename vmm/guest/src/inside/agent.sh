@@ -3,10 +3,14 @@
 # Host to guest, one line for each request:
 #   ID run SCRIPT   SCRIPT is base64; it runs in a session and a process group of its own
 #   ID kill         ends all processes of that group
+#   CALL answer STATUS TEXT
+#                   ends the call of a barrier
 #   ID quit         powers off
 # Guest to host, one line for each message:
 #   0 n TEXT        a problem during the start
 #   0 ready         the agent accepts jobs
+#   0 b CALL NAME SECONDS
+#                   nicforge-barrier, in the process CALL, waits for the other guests at NAME
 #   ID o TEXT       a line of standard output (e: of standard error); o+ and e+: a part of a
 #                   line, of which more follows
 #   ID x STATUS     the job has ended
@@ -46,6 +50,15 @@ bind() { # ADDRESS: prints how a program opens the function
 	esac
 }
 
+# Whether another driver than nicforge's has the function: one that was loaded by name or by
+# modalias.
+taken() { # ADDRESS
+	[ -e "/sys/bus/pci/devices/$1/driver" ] || return
+	case $(readlink "/sys/bus/pci/devices/$1/driver") in
+	*/nicforge-shim) return 1 ;;
+	esac
+}
+
 problem() { echo "0 n $*" >&3; }
 
 case $NF_DRIVER in
@@ -65,6 +78,7 @@ for function in $NF_FUNCTIONS; do
 	*" $name "*) ;;
 	*) continue ;;
 	esac
+	[ $NF_DRIVER = shim ] && taken "$address" && continue
 	if socket=$(bind "$address" 2>$run/bind); then
 		sockets=$sockets${sockets:+:}$socket
 	else
@@ -96,6 +110,7 @@ while read -r id verb rest <&3; do
 		start-stop-daemon -S -b -p $run/none -a /nicforge/busybox -- sh /nicforge/job "$id"
 		;;
 	kill) (end "$id" &) ;;
+	answer) echo "$rest" >$run/barrier.$id ;;
 	quit) exit ;;
 	esac
 done

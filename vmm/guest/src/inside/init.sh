@@ -15,9 +15,13 @@ $B --install -s /nicforge/bin
 export PATH=/nicforge/tools:/root:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/nicforge/bin HOME=/root
 exec </dev/null
 . /nicforge/config
-for module in $NF_MODULES; do
-	modprobe "$module" || echo "module $module: not loaded" >>/nicforge/run/problems
-done
+# The values of parameters are not patterns of file names.
+set -f
+while read -r module parameters; do
+	modprobe "$module" $parameters </dev/null 2>/nicforge/run/modprobe ||
+		echo "module $module: not loaded ($(cat /nicforge/run/modprobe))" >>/nicforge/run/problems
+done </nicforge/modules
+set +f
 if [ -n "$NF_SHARE" ]; then
 	mkdir -p /share
 	mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 share /share ||

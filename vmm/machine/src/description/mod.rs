@@ -32,7 +32,7 @@ use std::{fs::File, io::Read, path::Path};
 
 use nicforge_core::fabric::{DEFAULT_MAX_PACKET, MAX_CHANNELS};
 use nicforge_family::{
-    Families, FunctionKey, Link, LinkSection, Plan, PortKey, Section, SectionError, Spanned, check_range,
+    Families, FunctionKey, LinkSection, LinkSpec, Plan, PortKey, Section, SectionError, Spanned, check_range,
     refuse_value,
 };
 use serde::Deserialize;
@@ -174,7 +174,7 @@ struct LinkTable {
 
 impl LinkTable {
     /// Returns the link's properties.
-    fn link(&self) -> Result<Link, SectionError> {
+    fn link(&self) -> Result<LinkSpec, SectionError> {
         let channels = match &self.channels {
             Some(channels) => check_range("channels", channels, 1, MAX_CHANNELS as u32)?,
             None => DEFAULT_CHANNELS,
@@ -189,7 +189,7 @@ impl LinkTable {
             gbit_s: self.gbit_s.clone(),
             credits: self.credits.clone(),
         };
-        values.over(Link::new(channels as usize, DEFAULT_CREDITS, packet as usize))
+        values.over(LinkSpec::new(channels as usize, DEFAULT_CREDITS, packet as usize))
     }
 }
 

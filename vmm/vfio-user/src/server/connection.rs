@@ -256,12 +256,21 @@ impl ServerConnection {
     /// Requests a write of 1 byte to 16 MiB to the client's memory; [`Handler::dma_write_done`]
     /// follows.
     ///
+    /// The client receives the writes in the order of the calls, except for the further messages of
+    /// a write that is longer than the client's transfer size: see [`Self::has_unsent_writes`].
+    ///
     /// # Errors
     /// [`DmaError`]; the operation has not started then.
     pub fn dma_write(&mut self, address: u64, data: &[u8], token: Token) -> Result<(), DmaError> {
         self.check_running()?;
         let mut out = dma_outlet(&mut self.framed, &mut self.dispatcher.second_socket);
         self.dispatcher.dma.write(&mut out, self.dispatcher.limits, address, data, token)
+    }
+
+    /// Whether a write has bytes that no message has carried yet, because the client takes fewer at
+    /// a time. A caller that keeps its writes in order starts the next one when this has ended.
+    pub fn has_unsent_writes(&self) -> bool {
+        self.dispatcher.dma.has_unsent_writes()
     }
 
     /// Returns the number of operations of [`Self::dma_read`] and [`Self::dma_write`] that have not

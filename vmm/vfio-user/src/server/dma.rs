@@ -85,6 +85,15 @@ impl DmaTable {
         self.operations.len()
     }
 
+    /// Whether a write has bytes that no message has carried yet. A write that starts now overtakes
+    /// them.
+    pub(super) fn has_unsent_writes(&self) -> bool {
+        self.operations.iter().any(|operation| {
+            matches!(operation.direction, Direction::Write(_))
+                && operation.done + operation.chunk < operation.len
+        })
+    }
+
     fn check(&self, address: u64, len: usize, queued: usize, limit: usize) -> Result<(), DmaError> {
         if len == 0 || len > MAX_LENGTH || address.checked_add(len as u64 - 1).is_none() {
             return Err(DmaError::Range { address, len });

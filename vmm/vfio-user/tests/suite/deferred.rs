@@ -162,6 +162,29 @@ fn dma_is_cut_to_the_clients_transfer_size() {
 }
 
 #[test]
+fn write_that_is_cut_has_unsent_bytes_until_its_last_message() {
+    let json = br#"{"capabilities":{"max_data_xfer_size":4}}"#;
+    let mut pair = Pair::negotiated_with(ServerConfig::default(), json);
+    pair.server.dma_read(0x1000, 10, 1).unwrap();
+    pair.server.dma_write(0x2000, &[1; 4], 2).unwrap();
+    let whole = pair.server.has_unsent_writes();
+    pair.server.dma_write(0x3000, &[2; 9], 3).unwrap();
+    let _ = [pair.reply(), pair.reply()];
+
+    let mut unsent = Vec::new();
+    for _ in 0..3 {
+        unsent.push(pair.server.has_unsent_writes());
+        let got = pair.reply();
+        let header = Header::reply(got.header.id, got.header.command, 16);
+        pair.send(&message(header, &got.payload[..16]));
+        pair.serve();
+    }
+
+    assert_eq!((whole, unsent), (false, vec![true, true, false]));
+    assert_eq!(pair.device.dma_writes, [(3, Ok(()))]);
+}
+
+#[test]
 fn dma_of_unmapped_memory_sends_no_message_behind_the_answer_to_the_unmap() {
     let json = br#"{"capabilities":{"max_data_xfer_size":4}}"#;
     let mut pair = Pair::negotiated_with(ServerConfig::default(), json);

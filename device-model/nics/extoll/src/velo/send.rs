@@ -101,7 +101,7 @@ impl Velo {
             }
 
             let Some(entry) = directory.at(index) else { return false };
-            let sends = entry.credit > 0 && run.send(data, |packet| frame(packet, header));
+            let sends = entry.credit > 0 && run.send(data, |packet| frame(packet, header)).is_ok();
             entry.credit -= u32::from(sends);
             sends
         });

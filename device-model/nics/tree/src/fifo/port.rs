@@ -185,7 +185,7 @@ impl Channel {
     pub(crate) fn form_packets(&mut self, ports: &mut Ports<'_>) {
         while self.port.staged.quads.len() >= QUADS as usize && !self.port.staged.headers.is_empty() {
             // The rest stays staged until the pool has a packet again.
-            let Some(packet) = ports.new_packet(PAYLOAD) else { return };
+            let Ok(packet) = ports.new_packet(PAYLOAD) else { return };
             self.form_packet(packet);
         }
     }

@@ -1,6 +1,6 @@
 //! The send FIFO: slots that software fills, and the side queue.
 
-use nicforge_core::fabric::{Packet, Ports, Run};
+use nicforge_core::fabric::{Packet, Ports, Refusal, Run};
 use nicforge_hwi::{
     tree::{Header, PAYLOAD},
     tree_dcr::checksum,
@@ -153,15 +153,15 @@ impl SendFifo {
                 row_header = Some(header);
             }
 
-            let gone = run.send_with(PAYLOAD, |packet| {
+            let sent_one = run.send_with(PAYLOAD, |packet| {
                 if let Some(payload) = packet.bytes_mut().first_chunk_mut::<PAYLOAD>() {
                     slots.payload(number, payload);
                 }
                 packet.header = header.0.into();
                 packet.framing = FRAMING;
             });
-            if !gone {
-                break if run.room() == 0 { RowEnd::Blocked } else { RowEnd::Starved };
+            if let Err(reason) = sent_one {
+                break if reason == Refusal::NoCredit { RowEnd::Blocked } else { RowEnd::Starved };
             }
 
             current = None;
@@ -201,7 +201,7 @@ impl SendFifo {
     fn take_slot(&mut self, slots: Option<&Ring>, ports: &mut Ports<'_>) -> Option<Packet> {
         let slots = slots?;
         let control = self.current.or_else(|| slots.holds(self.head))?;
-        let mut packet = ports.new_packet(PAYLOAD)?;
+        let mut packet = ports.new_packet(PAYLOAD).ok()?;
 
         if let Some(payload) = packet.bytes_mut().first_chunk_mut::<PAYLOAD>() {
             slots.payload(self.head, payload);

@@ -52,14 +52,11 @@ impl Router {
                 return self.single_result(channel, source);
             }
 
-            let Some(mut copy) = context.ports.new_packet(PAYLOAD) else {
+            let Ok(copy) = context.ports.copy_packet(&held.packet) else {
                 self.starved = true;
                 break;
             };
 
-            copy.bytes_mut().copy_from_slice(held.packet.bytes());
-            copy.header = held.packet.header;
-            copy.framing = held.packet.framing;
             self.transmit(context, channel, port, copy);
             held.targets &= !bit;
         }

@@ -347,7 +347,7 @@ impl Router {
     ) {
         match context.ports.send(port, channel, packet) {
             Ok(()) => self.counters[channel].forwarded += 1,
-            Err(packet) => context.ports.recycle(packet),
+            Err(unsent) => context.ports.recycle(unsent.packet),
         }
     }
 }

@@ -44,7 +44,7 @@ impl Router {
                 return;
             }
 
-            let Some(mut packet) = context.ports.new_packet(0) else {
+            let Ok(mut packet) = context.ports.new_packet(0) else {
                 self.starved = true;
                 return;
             };
@@ -52,8 +52,8 @@ impl Router {
             packet.header = symbol;
             packet.framing = SYMBOL_BYTES;
 
-            if let Err(packet) = context.ports.send(port, channel, packet) {
-                context.ports.recycle(packet);
+            if let Err(unsent) = context.ports.send(port, channel, packet) {
+                context.ports.recycle(unsent.packet);
                 return;
             }
 

@@ -65,7 +65,8 @@ fn a_stream_of_many_kinds_is_the_same_over_links_that_take_packets_in_rows_and_o
     ];
 
     let mut results = Vec::new();
-    let timed = LinkSpec { delay: 20, bits_per_second: 6_800_000_000, credits: vec![4, 4] };
+    let timed =
+        LinkSpec { delay: 20, bits_per_second: 6_800_000_000, credits: vec![4, 4], ..LinkSpec::default() };
     for link in [LinkSpec::default(), LinkSpec { delay: 20, ..LinkSpec::default() }, timed] {
         let mut rig = Rig::with(&[4], link, |config| config.recv_depth = 256);
         let clients: Vec<_> = (0..5).map(|node| rig.core(node)).collect();
@@ -267,7 +268,8 @@ fn irq_marked_packets_are_counted_while_they_are_in_the_fifo() {
 
 #[test]
 fn checksum_errors_on_a_link_cost_time_and_nothing_else() {
-    let link = LinkSpec { delay: 100, bits_per_second: 6_800_000_000, credits: vec![4, 4] };
+    let link =
+        LinkSpec { delay: 100, bits_per_second: 6_800_000_000, credits: vec![4, 4], ..LinkSpec::default() };
     let mut rig = Rig::with(&[4], link, |_| {});
     let (io, compute) = (rig.core(0), rig.core(4));
     let last = *rig.links.last().unwrap();
@@ -305,7 +307,8 @@ fn a_deep_fifo_holds_as_many_packets_as_its_depth() {
 
 #[test]
 fn a_stream_reaches_the_payload_ceiling_of_the_link_both_ways_at_once() {
-    let link = LinkSpec { delay: 50, bits_per_second: 6_800_000_000, credits: vec![8, 8] };
+    let link =
+        LinkSpec { delay: 50, bits_per_second: 6_800_000_000, credits: vec![8, 8], ..LinkSpec::default() };
     let mut rig = Rig::with(&[4], link, |_| {});
     let (io, compute) = (rig.core(0), rig.core(4));
 

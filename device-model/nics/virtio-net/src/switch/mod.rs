@@ -15,7 +15,7 @@ mod table;
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Progress, Reset, Write},
-    fabric::{MAX_PORTS, Packet, Ports},
+    fabric::{MAX_PORTS, Packet, Ports, Refusal, Unsent},
     ids::{Address, AttachmentId},
     spec::{FunctionSpec, Identity},
     time::Nanos,
@@ -85,6 +85,8 @@ struct Statistics {
     short: u64,
     /// Frames or copies that an output had no room for.
     full: u64,
+    /// Frames or copies that are longer than their output permits.
+    too_long: u64,
     /// Copies for which the fabric had no packet.
     no_packet: u64,
 }
@@ -155,14 +157,11 @@ impl Switch {
                 self.statistics.full += 1;
                 continue;
             }
-            let Some(mut copy) = ports.new_packet(frame.len()) else {
+            let Ok(copy) = ports.copy_packet(&frame) else {
                 self.statistics.no_packet += 1;
                 continue;
             };
 
-            copy.bytes_mut().copy_from_slice(frame.bytes());
-            copy.header = frame.header;
-            copy.framing = frame.framing;
             self.statistics.copies += 1;
             packets += 1;
             self.send(ports, port, copy);
@@ -173,11 +172,14 @@ impl Switch {
         packets
     }
 
-    /// Sends a frame, or drops it if the output is full.
+    /// Sends a frame, or drops it if the output is full or takes no frame of this length.
     fn send(&mut self, ports: &mut Ports<'_>, port: u8, frame: Packet) {
-        if let Err(frame) = ports.send(port, CHANNEL, frame) {
-            self.statistics.full += 1;
-            ports.recycle(frame);
+        if let Err(Unsent { packet, reason }) = ports.send(port, CHANNEL, frame) {
+            match reason {
+                Refusal::TooLong { .. } => self.statistics.too_long += 1,
+                _ => self.statistics.full += 1,
+            }
+            ports.recycle(packet);
         }
     }
 }
@@ -269,6 +271,7 @@ impl Device for Switch {
             ("filtered", statistics.filtered),
             ("short", statistics.short),
             ("full", statistics.full),
+            ("too_long", statistics.too_long),
             ("no_packet", statistics.no_packet),
             ("addresses", self.table.len() as u64),
             ("moved", self.table.moved()),

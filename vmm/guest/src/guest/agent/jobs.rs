@@ -1,6 +1,6 @@
 //! The jobs of a guest, as its lines report them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::job::{LineSink, Output, Stream};
 
@@ -9,12 +9,47 @@ pub(super) const MAX_OUTPUT: usize = 16 << 20;
 /// Number of problems of a guest's start that are kept.
 const MAX_NOTES: usize = 64;
 
+/// Number of calls of barriers that are kept until the caller takes them.
+const MAX_CALLS: usize = 64;
+/// The longest wait at a barrier, in seconds, and the longest name of a barrier, in bytes.
+const MAX_BARRIER_WAIT: u64 = 86_400;
+const MAX_BARRIER_NAME: usize = 64;
+
+/// A call of `nicforge-barrier` in a guest, which waits for an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BarrierCall {
+    /// The call's number in its guest.
+    pub number: u64,
+    /// The barrier's name: at most 64 letters, digits, `.`, `_` and `-`.
+    pub name: String,
+    /// How long the call waits, at most a day.
+    pub limit: Duration,
+}
+
+impl BarrierCall {
+    /// Parses `CALL NAME SECONDS`. Returns `None` when that is impossible, which the program in the
+    /// guest never sends.
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let (number, name, seconds) =
+            (words.next()?.parse().ok()?, words.next()?, words.next()?.parse().ok()?);
+
+        let is_name = (1..=MAX_BARRIER_NAME).contains(&name.len())
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        let is_possible = is_name && (1..=MAX_BARRIER_WAIT).contains(&seconds);
+
+        is_possible.then(|| Self { number, name: name.to_owned(), limit: Duration::from_secs(seconds) })
+    }
+}
+
 /// The reports of the guest on itself and on its jobs.
 #[derive(Default)]
 pub(super) struct State {
     /// Number of times the guest has reported that it is ready.
     pub(super) starts: u64,
     pub(super) notes: Vec<String>,
+    /// Calls of barriers that the caller has not taken yet.
+    pub(super) calls: Vec<BarrierCall>,
     pub(super) jobs: BTreeMap<u64, Entry>,
     pub(super) next: u64,
     pub(super) gone: bool,
@@ -55,7 +90,16 @@ impl State {
                     self.notes.push(text.to_owned());
                 }
             }
-            (0, "ready") => self.starts += 1,
+            (0, "ready") => {
+                self.starts += 1;
+                self.calls.clear();
+            }
+            (0, "b") => {
+                // A call without a place gets no answer, and ends by its own clock.
+                if self.calls.len() < MAX_CALLS {
+                    self.calls.extend(BarrierCall::parse(text));
+                }
+            }
             (number, kind) => {
                 let starts = self.starts;
                 let entry = self.jobs.get_mut(&number)?;

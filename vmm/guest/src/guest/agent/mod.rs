@@ -15,10 +15,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use self::job::{Job, LineSink, Output, Stream};
 use self::{
     base64::base64,
     jobs::{Entry, Shown, State},
+};
+pub use self::{
+    job::{Job, LineSink, Output, Stream},
+    jobs::BarrierCall,
 };
 
 /// The longest script, in bytes. A longer one must be put into a file.
@@ -138,6 +141,17 @@ impl Agent {
     /// Kills a job's processes.
     pub(crate) fn kill(&self, number: u64) -> io::Result<()> {
         self.send_line(&format!("{number} kill"))
+    }
+
+    /// Returns the calls of barriers since the last time.
+    pub(crate) fn take_calls(&self) -> Vec<BarrierCall> {
+        std::mem::take(&mut self.shared.state().calls)
+    }
+
+    /// Ends the call of a barrier with a status. The text has one line.
+    pub(crate) fn answer(&self, call: u64, status: u8, text: &str) -> io::Result<()> {
+        let text = text.replace(['\n', '\r'], " ");
+        self.send_line(&format!("{call} answer {status} {text}"))
     }
 
     /// Powers the guest off.

@@ -167,3 +167,25 @@ fn a_script_that_is_too_long_is_refused() {
     let (agent, _guest) = started();
     assert!(agent.start(&Job::shell("x".repeat(MAX_SCRIPT + 1))).is_err());
 }
+
+#[test]
+fn calls_of_barriers_are_taken_once_and_answered() {
+    let (agent, mut guest) = agent();
+    // A start forgets the calls of the last one, and impossible calls are none.
+    guest.write_all(b"0 ready\n0 b 41 x 60\n0 ready\n0 b 44 all-here 60\n").unwrap();
+    guest.write_all(b"0 b\n0 b x y 1\n0 b 1 bad/name 1\n0 b 1 x 0\n0 b 1 x 86401\n0 n well\n").unwrap();
+    let deadline = Instant::now() + LONG;
+    while agent.notes().is_empty() {
+        assert!(Instant::now() < deadline, "the note does not come");
+        std::thread::yield_now();
+    }
+
+    let call = BarrierCall { number: 44, name: "all-here".into(), limit: Duration::from_secs(60) };
+    assert_eq!(agent.take_calls(), [call]);
+    assert_eq!(agent.take_calls(), []);
+
+    agent.answer(44, 1, "the command\nin n1 has ended").unwrap();
+    let mut line = [0; 40];
+    guest.read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"44 answer 1 the command in n1 has ended\n");
+}

@@ -14,9 +14,8 @@ use nicforge_velo::Address;
 use super::{super::cards::two_cards, BENCH, WINDOW, ranks::Ranks, velo::BYTES};
 use crate::{
     bench::Run,
-    callgrind::{Callgrind, Count, Parts, pattern},
+    callgrind::{Callgrind, PairsTask, Parts, pattern},
     machine::{SteppedMachine, build},
-    process::unknown_part,
     row::{Backing, Outcome, Row},
 };
 
@@ -70,17 +69,8 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let mut rows = Vec::new();
 
     for pairs in PAIRS {
-        run.step(format!("instructions, {pairs} pairs"))?;
-        let counted = callgrind.run(
-            run,
-            &Count {
-                name: "messages",
-                bench: BENCH.name,
-                part: format!("{pairs}:{windows}"),
-                functions: vec![pattern(module_path!(), "round")],
-                first_thread_only: false,
-            },
-        )?;
+        let task = PairsTask { pairs, transfers: windows };
+        let counted = task.count(run, callgrind, BENCH.name, pattern(module_path!(), "round"))?;
         let counts = counted.by_part(&PARTS);
         let messages = f64::from(windows * WINDOW) * f64::from(pairs);
         let all: u64 = counts.values().sum();
@@ -109,12 +99,9 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     })
 }
 
-/// Runs the child process for `PAIRS:WINDOWS`.
+/// Runs the child process. The transfers of its task are windows.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
-    let unknown = || unknown_part(part);
-    let (pairs, windows) = part.split_once(':').ok_or_else(unknown)?;
-    let pairs: u16 = pairs.parse().map_err(|_| unknown())?;
-    let windows: u32 = windows.parse().map_err(|_| unknown())?;
+    let PairsTask { pairs, transfers: windows } = PairsTask::parse(part)?;
     let mut machine = SteppedMachine::new(build(&two_cards(BENCH.name)?)?.0);
     let device =
         |address: Address| machine.open(&format!("ex{}", address.node), &format!("vpid{}", address.vpid));

@@ -14,14 +14,13 @@ use super::{
 };
 use crate::{
     bench::Run,
-    callgrind::{Callgrind, Count, pattern},
+    callgrind::{Callgrind, PairsTask, pattern},
     machine::{SteppedMachine, build},
-    process::unknown_part,
     row::{Backing, Goal, Outcome, Row},
 };
 
 /// Numbers of pairs for which instructions are counted.
-pub(super) const PAIRS: [usize; 2] = [1, 8];
+pub(super) const PAIRS: [u16; 2] = [1, 8];
 /// Number of messages that each pair sends and receives at a time.
 const BURST: u32 = 32;
 /// Number of steps after which a burst has arrived.
@@ -36,23 +35,14 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let messages: u32 = if run.quick { 64 } else { 4096 };
     let mut counts = Vec::new();
     for pairs in PAIRS {
-        run.step(format!("instructions, {pairs} pairs"))?;
-        let counted = callgrind.run(
-            run,
-            &Count {
-                name: "messages",
-                bench: BENCH.name,
-                part: format!("{pairs}:{messages}"),
-                functions: vec![pattern(module_path!(), "round")],
-                first_thread_only: false,
-            },
-        )?;
-        counts.push(counted.total() as f64 / f64::from(messages) / pairs as f64);
+        let task = PairsTask { pairs, transfers: messages };
+        let counted = task.count(run, callgrind, BENCH.name, pattern(module_path!(), "round"))?;
+        counts.push(counted.total() as f64 / f64::from(messages) / f64::from(pairs));
     }
 
     let rows = PAIRS.iter().zip(&counts).map(|(pairs, count)| {
         Row { backing: Some(Backing::InProcess), bytes: Some(BYTES as u64), ..Row::new("velo-instructions") }
-            .figure("pairs", *pairs as f64)
+            .figure("pairs", f64::from(*pairs))
             .figure("instructions", *count)
     });
 
@@ -70,19 +60,16 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     })
 }
 
-/// Runs the child process for `PAIRS:MESSAGES`.
+/// Runs the child process. The transfers of its task are messages.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
-    let unknown = || unknown_part(part);
-    let (pairs, messages) = part.split_once(':').ok_or_else(unknown)?;
-    let count: u16 = pairs.parse().map_err(|_| unknown())?;
-    let messages: u32 = messages.parse().map_err(|_| unknown())?;
+    let PairsTask { pairs, transfers: messages } = PairsTask::parse(part)?;
     let mut machine = SteppedMachine::new(build(&two_cards(BENCH.name)?)?.0);
     let port = |function: &str, vpid: u16| -> Result<Port, Failure> {
         let device = machine.open(function, &format!("vpid{vpid}"))?;
         Port::open(device, config()).context(|| format!("VPID {vpid} of {function}"))
     };
 
-    let mut pairs = (0..count)
+    let mut pairs = (0..pairs)
         .map(|vpid| Pair::new(port("ex0", vpid)?, port("ex1", vpid)?))
         .collect::<Result<Vec<_>, _>>()?;
 

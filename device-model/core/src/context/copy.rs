@@ -1,0 +1,122 @@
+//! Accesses to client memory that end within the call.
+//!
+//! They serve memory that is mapped into this process. For other memory they answer
+//! [`DmaError::Remote`], and change nothing; the device then reads with [`Context::dma_read`] and
+//! writes with [`Context::dma_write`].
+
+use super::{Context, check_may_dma, has_writes_in_flight};
+use crate::{
+    attachment::Attachment,
+    dma::{DmaError, WordUpdate},
+    ids::AttachmentId,
+    trace::Event,
+};
+
+impl Context<'_> {
+    /// Copies at most [`crate::dma::MAX_DMA`] bytes of client memory at `iova` to `out`.
+    ///
+    /// Copies are made in the order of the calls. After a word with which the client hands over
+    /// data, a later copy finds the data. A single copy may find the word and miss the data, so the
+    /// word must be copied first. An aligned word of 1, 2, 4 or 8 bytes is copied in one piece.
+    ///
+    /// # Errors
+    /// [`DmaError::Remote`] if a part is reached by messages only. The device then calls
+    /// [`Context::dma_read`], where the access counts; this answer counts as no error. Every other
+    /// error is final, and the device should set its error bit. After [`DmaError::Faulted`], `out`
+    /// has zeros in place of the missing memory; after the others it is unchanged.
+    pub fn copy_from(&mut self, who: AttachmentId, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
+        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        let result = check_may_dma(attachment).and_then(|()| attachment.dma.read_local(iova, out));
+
+        if result.is_ok() {
+            attachment.counters.dma_read_bytes += out.len() as u64;
+        }
+
+        self.finish(who, out.len(), result, &[Event::DmaRead { iova, length: out.len() }])
+    }
+
+    /// Copies `data`, at most [`crate::dma::MAX_DMA`] bytes, to client memory at `iova`. Order and
+    /// atomicity are those of [`Context::dma_write`].
+    ///
+    /// # Errors
+    /// [`DmaError::Remote`] if a part is reached by messages only, before anything is copied. The
+    /// device then calls [`Context::dma_write`], where the access counts; this answer counts as no
+    /// error. [`DmaError::Busy`] while an earlier write by message has no reply. Every other error
+    /// is final, and the device should set its error bit.
+    pub fn copy_to(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
+        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        let result = check_may_write(attachment, iova, data.len())
+            .and_then(|()| attachment.dma.write_local(iova, data));
+
+        if result.is_ok() {
+            attachment.counters.dma_written_bytes += data.len() as u64;
+        }
+
+        self.finish(who, data.len(), result, &[Event::DmaWrite { iova, length: data.len() }])
+    }
+
+    /// Changes the 64-bit word of client memory at `iova`, a multiple of 8, by one atomic
+    /// operation. Returns its previous value.
+    ///
+    /// No store of the client falls between the read and the write, and the call never retries. The
+    /// change is ordered behind the attachment's earlier copies and writes, and in front of its
+    /// later ones. [`Context::copy_to`] of 8 bytes stores a word without reading it.
+    ///
+    /// # Errors
+    /// Those of [`Context::copy_to`], and [`DmaError::NoWord`]. The mapping must permit reads and
+    /// writes.
+    pub fn update_u64(&mut self, who: AttachmentId, iova: u64, update: WordUpdate) -> Result<u64, DmaError> {
+        const WORD: usize = size_of::<u64>();
+
+        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        let result =
+            check_may_write(attachment, iova, WORD).and_then(|()| attachment.dma.update_local(iova, update));
+
+        if result.is_ok() {
+            attachment.counters.dma_read_bytes += WORD as u64;
+            attachment.counters.dma_written_bytes += WORD as u64;
+        }
+
+        let events = [Event::DmaRead { iova, length: WORD }, Event::DmaWrite { iova, length: WORD }];
+        self.finish(who, WORD, result, &events)
+    }
+
+    /// Charges an access to the step, counts its error, and traces it. An access that the device
+    /// must repeat, or carry out by messages, leaves no trace.
+    #[inline]
+    fn finish<T>(
+        &mut self,
+        who: AttachmentId,
+        length: usize,
+        result: Result<T, DmaError>,
+        events: &[Event],
+    ) -> Result<T, DmaError> {
+        match &result {
+            Ok(_) => self.shared.touched += length,
+            Err(DmaError::Remote { .. } | DmaError::Busy) => return result,
+            Err(error) => {
+                if matches!(error, DmaError::Faulted { .. }) {
+                    self.shared.touched += length;
+                }
+                if let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) {
+                    attachment.count_dma_error(error);
+                }
+            }
+        }
+
+        for &event in events {
+            self.shared.trace(self.function.id, who, event);
+        }
+
+        result
+    }
+}
+
+/// Checks that a write to mapped memory is allowed, and overtakes no write by message.
+fn check_may_write(attachment: &Attachment, iova: u64, length: usize) -> Result<(), DmaError> {
+    check_may_dma(attachment)?;
+    if has_writes_in_flight(attachment) && attachment.dma.is_local(iova, length, true)? {
+        return Err(DmaError::Busy);
+    }
+    Ok(())
+}

@@ -1,0 +1,51 @@
+//! Reads that a device no longer wants.
+
+use super::{Context, Outgoing};
+use crate::ids::{AttachmentId, DmaToken};
+
+impl Context<'_> {
+    /// Forgets all DMA reads of an attachment that are under way, as a soft reset does: no
+    /// [`crate::device::Device::dma_done`] follows for them. Their tokens may be used again.
+    ///
+    /// A read that has been sent as a message still counts against [`super::MAX_REMOTE`] until the
+    /// client replies. The reply is dropped.
+    pub fn forget_reads(&mut self, who: AttachmentId) {
+        self.forget_matching(who, |_| true);
+    }
+
+    /// Forgets the DMA reads of an attachment with this token, as [`Context::forget_reads`] does.
+    pub fn forget_read(&mut self, who: AttachmentId, token: DmaToken) {
+        self.forget_matching(who, |other| other == token);
+    }
+
+    fn forget_matching(&mut self, who: AttachmentId, forgets: impl Fn(DmaToken) -> bool) {
+        self.shared.drop_results(self.function, |done| done.who == who && forgets(done.token));
+
+        let attachment = self.function.attachments.get_mut(usize::from(who.0));
+        let Some(tenant) = attachment.and_then(|attachment| attachment.tenant.as_mut()) else { return };
+        let reads = &mut tenant.remote_reads;
+        let before = reads.iter().filter(|read| read.token.is_none()).count();
+        for read in &mut *reads {
+            read.token = read.token.filter(|&token| !forgets(token));
+        }
+
+        if reads.iter().filter(|read| read.token.is_none()).count() == before {
+            return;
+        }
+
+        // A message that has not left need not be sent, and its room is free at once.
+        let owner = (self.function.id, who);
+        self.shared.outgoing.retain(|message| {
+            let Outgoing::DmaRead { id, function, attachment, .. } = message else { return true };
+            if (*function, *attachment) != owner {
+                return true;
+            }
+
+            let forgotten = reads.iter().position(|read| read.id == *id && read.token.is_none());
+            if let Some(index) = forgotten {
+                reads.swap_remove(index);
+            }
+            forgotten.is_none()
+        });
+    }
+}

@@ -1,0 +1,103 @@
+//! The guests of one boot as a group: their barriers, and how long each stays.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use nicforge_guest::{Guest, GuestConfig, GuestError, Progress};
+
+use super::{BOOT, CHECK_INTERVAL, barrier::Barriers};
+
+/// The name in errors of the time in which a guest stays for the others.
+const HOLDING: &str = "staying for the other guests' commands (--hold)";
+
+/// The guests of one boot.
+pub(super) struct Together {
+    barriers: Mutex<Barriers>,
+    hold: bool,
+    limit: Duration,
+}
+
+/// One of the guests, for the thread that runs its command.
+pub(super) struct Member<'a> {
+    together: &'a Together,
+    number: usize,
+}
+
+impl Together {
+    /// Returns the group of these guests, whose commands have `limit` each.
+    pub(super) fn new(guests: &[GuestConfig], hold: bool, limit: Duration) -> Self {
+        let names = guests.iter().map(|config| config.node().to_owned());
+        Self { barriers: Mutex::new(Barriers::new(names)), hold, limit }
+    }
+
+    /// Returns the guest with a number.
+    pub(super) fn member(&self, number: usize) -> Member<'_> {
+        Member { together: self, number }
+    }
+
+    fn barriers(&self) -> MutexGuard<'_, Barriers> {
+        self.barriers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Member<'_> {
+    /// Returns how long its command may take.
+    pub(super) fn limit(&self) -> Duration {
+        self.together.limit
+    }
+
+    /// Takes the guest's calls of barriers, and answers those that have ended.
+    ///
+    /// # Errors
+    /// [`GuestError::Ended`] when the guest has ended.
+    pub(super) fn serve(&self, guest: &Guest) -> Result<(), GuestError> {
+        let now = Instant::now();
+        let ends = {
+            let mut barriers = self.together.barriers();
+            for call in guest.barrier_calls() {
+                barriers.come(self.number, call, now);
+            }
+            barriers.take_ends(self.number, now)
+        };
+
+        for (call, end) in ends {
+            guest.answer_barrier(call, end.status(), &end.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Notes that the guest's command has ended.
+    pub(super) fn leave(&self) {
+        self.together.barriers().leave(self.number);
+    }
+
+    /// With `--hold`, waits until the commands of all guests have ended. Otherwise it returns at
+    /// once.
+    ///
+    /// # Errors
+    /// - [`GuestError::Ended`]: the guest has ended by itself.
+    /// - [`GuestError::Timeout`]: the others took longer than a boot and a command may take.
+    /// - [`GuestError::Cancelled`].
+    pub(super) fn hold(&self, guest: &Guest, progress: &Progress) -> Result<(), GuestError> {
+        let limit = BOOT + self.together.limit;
+        let until = Instant::now() + limit;
+
+        while self.together.hold && !self.together.barriers().have_all_left() {
+            // Processes that the command has left behind may still call.
+            self.serve(guest)?;
+            guest.watch(HOLDING, CHECK_INTERVAL)?;
+
+            if progress.is_cancelled() {
+                return Err(GuestError::Cancelled);
+            }
+            if Instant::now() >= until {
+                let (node, what) = (guest.node().to_owned(), HOLDING.to_owned());
+                return Err(GuestError::Timeout { node, what, limit, end: guest.log_ends() });
+            }
+        }
+
+        Ok(())
+    }
+}
