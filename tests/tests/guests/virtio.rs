@@ -41,9 +41,9 @@ fn stock_linux_has_an_ethernet() {
 
     // The device negotiated, the link is up, and the guests reach each other.
     for station in [&a, &b] {
-        station.run("grep -q 1 /sys/class/net/eth0/carrier && cat /sys/class/net/eth0/address");
-        station.run("test $(cat /sys/class/net/eth0/mtu) = 1500");
         station.set_up();
+        station.run("cat /sys/class/net/eth0/address && test $(cat /sys/class/net/eth0/mtu) = 1500");
+        station.run("grep -q 1 /sys/class/net/eth0/carrier");
     }
     a.run("ping -c 5 10.0.0.2");
     b.run("ping -c 5 -s 1400 10.0.0.1");

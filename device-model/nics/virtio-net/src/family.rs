@@ -32,8 +32,8 @@ use std::collections::BTreeSet;
 
 use nicforge_core::fabric::MAX_PORTS;
 use nicforge_family::{
-    Column, DeviceKind, DeviceSource, Family, Link, LinkSection, Plan, Role, Section, SectionError, Spanned,
-    check_range, refuse_value,
+    Column, DeviceKind, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError,
+    Spanned, check_range, refuse_value,
 };
 use serde::Deserialize;
 
@@ -96,7 +96,7 @@ struct Ethernet {
 struct Values {
     stations: Vec<NicConfig>,
     switch: Option<SwitchConfig>,
-    link: Link,
+    link: LinkSpec,
 }
 
 /// The stations of all networks so far.
@@ -153,7 +153,7 @@ fn check(section: &Section<'_>, network: &Ethernet, known: &mut Known) -> Result
     Ok(Values {
         stations,
         switch: has_switch.then_some(SwitchConfig { addresses, ..SwitchConfig::default() }),
-        link: network.link.over(Link::new(CHANNELS, CREDITS, max_frame(mtu)))?,
+        link: network.link.over(LinkSpec::new(CHANNELS, CREDITS, max_frame(mtu)))?,
     })
 }
 

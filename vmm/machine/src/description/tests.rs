@@ -103,7 +103,7 @@ fn an_ethernet_has_stations_at_a_switch() {
     let ends: Vec<_> =
         plan.links().iter().map(|link| (link.a.0.index(), link.b.0.index(), link.b.1)).collect();
     assert_eq!(ends, [(0, 3, 0), (1, 3, 1), (2, 3, 2), (4, 5, 0)]);
-    assert!(plan.links().iter().all(|link| link.link.max_packet == 1518 && link.link.spec.credits == [256]));
+    assert!(plan.links().iter().all(|link| link.link.max_packet == 1518 && link.link.credits == [256]));
     crate::build::build(&plan).unwrap();
 }
 
