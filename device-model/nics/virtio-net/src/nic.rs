@@ -16,10 +16,12 @@
 //! - While there is work, the device polls its queues and asks for no notifications, and for
 //!   [`LINGER`] longer.
 
+mod statistics;
+
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Progress, Reset, Write},
-    fabric::{Ports, Refusal, Unsent},
+    fabric::{Ports, Unsent},
     ids::{Address, AttachmentId},
     spec::FunctionSpec,
     time::Nanos,
@@ -28,6 +30,7 @@ use nicforge_kit::retry;
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
+use self::statistics::{Dropped, Statistics};
 use crate::{
     CHANNEL, ETHERNET_HEADER, MacAddress,
     checksum::OpenChecksum,
@@ -86,35 +89,6 @@ pub enum NicConfigError {
     },
 }
 
-/// Statistics of a device.
-#[derive(Clone, Copy, Debug, Default)]
-struct Statistics {
-    sent: u64,
-    sent_bytes: u64,
-    received: u64,
-    received_bytes: u64,
-    /// Frames to send that are shorter than a header or longer than the network allows.
-    bad_length: u64,
-    /// Frames to send that ask for what the device does not offer.
-    bad_header: u64,
-    /// Frames to send while there was no link.
-    no_link: u64,
-    /// Frames to send while the fabric had no packet for them.
-    no_packet: u64,
-    /// Received frames for which the driver had no buffer in time.
-    no_buffer: u64,
-    /// Received frames that were longer than the driver's buffer.
-    short_buffer: u64,
-    /// Received frames while the driver was not set up.
-    no_driver: u64,
-    /// Checksums that the device completed.
-    checksums: u64,
-    /// Notifications of the driver.
-    notifications: u64,
-    /// Times that the device stopped because of a queue.
-    queue_errors: u64,
-}
-
 /// The device; the module's documentation describes it.
 pub struct VirtioNet {
     config: NicConfig,
@@ -126,24 +100,6 @@ pub struct VirtioNet {
     /// Time from which on no buffer was there for a received frame.
     starved_since: Option<Nanos>,
     statistics: Statistics,
-}
-
-/// Reason why a frame of the driver was not sent.
-enum Dropped {
-    BadLength,
-    BadHeader,
-    NoLink,
-    NoPacket,
-}
-
-impl From<Refusal> for Dropped {
-    fn from(reason: Refusal) -> Self {
-        match reason {
-            Refusal::TooLong { .. } => Self::BadLength,
-            Refusal::NoLink | Refusal::NoChannel | Refusal::LinkDown => Self::NoLink,
-            Refusal::NoCredit | Refusal::PoolEmpty => Self::NoPacket,
-        }
-    }
 }
 
 impl VirtioNet {
@@ -364,17 +320,6 @@ impl VirtioNet {
     }
 }
 
-impl Statistics {
-    fn count_drop(&mut self, reason: &Dropped) {
-        *match reason {
-            Dropped::BadLength => &mut self.bad_length,
-            Dropped::BadHeader => &mut self.bad_header,
-            Dropped::NoLink => &mut self.no_link,
-            Dropped::NoPacket => &mut self.no_packet,
-        } += 1;
-    }
-}
-
 /// Sends the frame of a buffer. `load` copies bytes of the buffer from an offset on. Returns the
 /// frame's length, or why it was dropped.
 ///
@@ -487,24 +432,6 @@ impl Device for VirtioNet {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        let statistics = &self.statistics;
-        [
-            ("sent", statistics.sent),
-            ("sent_bytes", statistics.sent_bytes),
-            ("received", statistics.received),
-            ("received_bytes", statistics.received_bytes),
-            ("bad_length", statistics.bad_length),
-            ("bad_header", statistics.bad_header),
-            ("no_link", statistics.no_link),
-            ("no_packet", statistics.no_packet),
-            ("no_buffer", statistics.no_buffer),
-            ("short_buffer", statistics.short_buffer),
-            ("no_driver", statistics.no_driver),
-            ("checksums", statistics.checksums),
-            ("notifications", statistics.notifications),
-            ("queue_errors", statistics.queue_errors),
-        ]
-        .map(|(name, value)| Counter { name, value })
-        .to_vec()
+        self.statistics.counters()
     }
 }
