@@ -18,6 +18,8 @@ pub const EXIT_USAGE: u8 = 2;
 pub const EXIT_ENVIRONMENT: u8 = 3;
 /// The engine did not end in time, because a client holds it. The sockets are removed.
 pub const EXIT_HELD: u8 = 4;
+/// The engine panicked, which is a defect of nicforge. The sockets are removed.
+pub const EXIT_PANICKED: u8 = 5;
 /// The command was ended by Ctrl-C or SIGTERM. The value is the shells' one (128 + SIGINT).
 pub const EXIT_INTERRUPTED: u8 = 130;
 
@@ -27,7 +29,8 @@ pub const EXIT_UNREAD: u8 = 141;
 /// The name of this program in its messages.
 static PROGRAM: OnceLock<&'static str> = OnceLock::new();
 
-/// Returns the name of this program in its messages: `nicforge`, unless [`name_program`] was called.
+/// Returns the name of this program in its messages. It is `nicforge`, unless [`name_program`] was
+/// called.
 pub fn program() -> &'static str {
     PROGRAM.get().copied().unwrap_or("nicforge")
 }
@@ -62,6 +65,11 @@ impl Failure {
     /// Returns a failure because of a bad result.
     pub fn result(message: impl Into<String>) -> Self {
         Self { message: message.into(), code: EXIT_RESULT }
+    }
+
+    /// Returns the failure of a server whose engine panicked.
+    pub fn panicked(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: EXIT_PANICKED }
     }
 
     /// Returns the failure of a command that the user has ended.

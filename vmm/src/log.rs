@@ -6,7 +6,9 @@
 //! counted, and the log reports their number.
 
 use std::{
+    backtrace::{Backtrace, BacktraceStatus},
     io::{self, Write},
+    panic::{self, PanicHookInfo},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use nicforge_core::panic::text_of;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
@@ -123,7 +126,7 @@ pub struct Log {
 
 impl Log {
     /// Starts the log of a program, with the levels that NICFORGE_LOG names. By default it has
-    /// warnings and errors.
+    /// warnings and errors. Panics go to the log too, and not to standard error directly.
     ///
     /// # Errors
     /// Returns an error when the writing thread cannot be started.
@@ -131,6 +134,7 @@ impl Log {
         let filter = EnvFilter::try_from_env("NICFORGE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
         let log = Self::start().context(|| "the log's thread".into())?;
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.queue()).init();
+        panic::set_hook(Box::new(log_panic));
         Ok(log)
     }
 
@@ -159,6 +163,21 @@ impl Log {
     /// Returns the writer for `tracing`.
     pub fn queue(&self) -> LogQueue {
         self.queue.clone()
+    }
+}
+
+/// Logs a panic, with a back-trace if RUST_BACKTRACE asks for one.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let thread = thread::current();
+    let thread = thread.name().unwrap_or("without a name");
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let message = text_of(panic.payload());
+
+    let trace = Backtrace::capture();
+    if trace.status() == BacktraceStatus::Captured {
+        tracing::error!("the thread {thread} panicked at {place}: {message}\n{trace}");
+    } else {
+        tracing::error!("the thread {thread} panicked at {place}: {message}");
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use nicforge_core::{ids::FunctionId, machine::Machine, spec::Identity};
-use nicforge_engine::{Engine, EngineHandle, FunctionSnapshot, Stop};
+use nicforge_engine::{Engine, EngineError, EngineHandle, FunctionSnapshot, Stop};
 use nicforge_family::{Families, Plan};
 use nicforge_machine::{
     build::{Built, Node, NodeAttachment, NodeFunction, build},
@@ -56,14 +56,14 @@ struct EngineThread {
     thread: JoinHandle<()>,
     /// The result of the engine. The other end is dropped without a message when the thread
     /// panicked.
-    ended: Receiver<Result<(), String>>,
+    ended: Receiver<Result<(), Failure>>,
 }
 
 impl EngineThread {
     fn start(mut engine: Engine, stop: Stop) -> Result<Self, Failure> {
         let (report, ended) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
-            let result = engine.run(&stop).map_err(|error| error.to_string());
+            let result = engine.run(&stop).map_err(failure_of);
             drop(engine);
             // The receiver is gone when the thread was abandoned.
             let _ = report.send(result);
@@ -76,8 +76,8 @@ impl EngineThread {
     /// abandoned.
     fn wait(self) -> Result<(), Failure> {
         match self.ended.recv_timeout(LAST_TURN) {
-            Ok(result) => result.map_err(Failure::environment),
-            Err(RecvTimeoutError::Disconnected) => Err(Failure::environment("the engine's thread panicked")),
+            Ok(result) => result,
+            Err(RecvTimeoutError::Disconnected) => Err(Failure::panicked("the engine's thread panicked")),
             Err(RecvTimeoutError::Timeout) => Err(Failure {
                 message: format!(
                     "the engine did not end within {} ms: a client holds it in a system call; the sockets are removed",
@@ -86,6 +86,14 @@ impl EngineThread {
                 code: EXIT_HELD,
             }),
         }
+    }
+}
+
+/// Returns the failure of a server whose engine ended with this error.
+fn failure_of(error: EngineError) -> Failure {
+    match error {
+        EngineError::Panicked { .. } => Failure::panicked(error.to_string()),
+        error => Failure::environment(error.to_string()),
     }
 }
 
@@ -108,8 +116,8 @@ impl Served {
         Self::start_built(machine, built, options)
     }
 
-    /// Serves a machine that was built already, with sockets for this user alone. A machine that was
-    /// built without a plan has its nodes from [`Built::of_machine`], or from the caller.
+    /// Serves a machine that was built already, with sockets for this user alone. A machine that
+    /// was built without a plan has its nodes from [`Built::of_machine`], or from the caller.
     ///
     /// # Errors
     /// Returns the errors of [`Served::start`].
@@ -386,12 +394,20 @@ fn node_snapshot(node: &Node, functions: &[FunctionSnapshot]) -> NodeSnapshot {
         role: node.role.name().to_owned(),
         rank: node.rank,
         functions: node.functions.iter().filter_map(|function| function.name.clone()).collect(),
+        panics: Vec::new(),
+        companions: Vec::new(),
         counters: Vec::new(),
         attachments: Vec::new(),
     };
 
     for function in &node.functions {
         let Some(raw) = functions.get(function.id.0 as usize) else { continue };
+        snapshot.panics.extend(raw.panic.as_ref().map(|panic| format!("device {} {panic}", raw.name)));
+        let halted = raw.companions.iter().filter(|companion| !companion.is_healthy());
+        snapshot
+            .companions
+            .extend(halted.map(|companion| format!("device {}: companion {companion}", raw.name)));
+
         let counters = raw.counters.iter();
         snapshot
             .counters
@@ -438,7 +454,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::cli::EventLoop;
+    use crate::{cli::EventLoop, failure::EXIT_PANICKED};
 
     /// The longest wait for anything in these tests.
     const SOON: Duration = Duration::from_secs(60);
@@ -472,5 +488,25 @@ mod tests {
         assert_eq!(failure.code, EXIT_HELD);
         assert!(!folder.path().join("m").exists(), "the directory is left behind");
         drop(release);
+    }
+    #[test]
+    fn a_server_whose_engine_panics_ends_with_a_code_of_its_own_and_removes_its_sockets() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "name = \"m\"\n[[function]]\nname = \"fifo0\"\nkind = \"slot-fifo\"\n";
+        let plan = description::parse(text, "a test's machine", &nicforge_nics::families()).unwrap();
+        let options = ServeOptions::new(Some(folder.path().join("m")), EventLoop::Auto);
+        let served = Served::start_plan(&plan, &options).unwrap();
+
+        served.handle.send(|_| std::panic::panic_any("a broken command")).unwrap();
+        let until = Instant::now() + SOON;
+        while !served.has_failed() {
+            assert!(Instant::now() < until, "the engine goes on");
+            std::thread::yield_now();
+        }
+        let failure = served.stop().unwrap_err();
+
+        assert_eq!(failure.code, EXIT_PANICKED);
+        assert!(failure.message.contains("a broken command"), "{failure}");
+        assert!(!folder.path().join("m").exists(), "the directory is left behind");
     }
 }

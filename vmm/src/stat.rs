@@ -93,6 +93,12 @@ pub struct NodeSnapshot {
     /// The functions that have a name of their own in the node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub functions: Vec<String>,
+    /// The devices that panicked, each in a sentence: `device NAME panicked in METHOD: MESSAGE`.
+    #[serde(default)]
+    pub panics: Vec<String>,
+    /// The companions of devices that are halted or have abandoned threads, each in a sentence.
+    #[serde(default)]
+    pub companions: Vec<String>,
     /// The devices' counters, in the devices' order. The name of a counter begins with that of its
     /// function and a dot, if the function has a name of its own.
     pub counters: Vec<(String, u64)>,
@@ -128,6 +134,8 @@ impl NodeSnapshot {
             role: self.role.clone(),
             rank: self.rank,
             functions: Vec::new(),
+            panics: Vec::new(),
+            companions: Vec::new(),
             counters: self.counters.iter().filter(|(name, _)| is_own(name)).cloned().collect(),
             attachments: self.attachments.iter().filter(|one| is_own(&one.name)).cloned().collect(),
         }
@@ -297,8 +305,15 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
         }
     }
 
+    let problems: String = snapshot
+        .nodes
+        .iter()
+        .flat_map(|node| node.panics.iter().chain(&node.companions))
+        .map(|line| format!("\n{line}"))
+        .collect();
+
     format!(
-        "{} ({}), up {:.1} s, {}, longest turn {}\n{table}",
+        "{} ({}), up {:.1} s, {}, longest turn {}\n{table}{problems}",
         snapshot.machine,
         snapshot.event_loop,
         snapshot.uptime_ms as f64 / 1e3,
@@ -373,6 +388,8 @@ mod tests {
                 role: "io".into(),
                 rank: 0,
                 functions: Vec::new(),
+                panics: Vec::new(),
+                companions: Vec::new(),
                 counters: vec![
                     ("vc0_sent".into(), 2),
                     ("vc1_sent".into(), 3),
@@ -391,6 +408,20 @@ mod tests {
     #[test]
     fn counters_of_all_channels_are_summed_and_others_left_out() {
         assert_eq!(snapshot().nodes[0].counter("sent"), 5);
+    }
+
+    #[test]
+    fn device_and_companion_that_failed_are_named_below_the_table() {
+        let mut snapshot = snapshot();
+        snapshot.nodes[0].panics = vec!["device io0 panicked in dma_done: no such list".into()];
+        snapshot.nodes[0].companions = vec!["device io0: companion sums (epoch 2) hung".into()];
+
+        let text = render(&snapshot, None, false);
+
+        let lines: Vec<_> = text.lines().rev().take(2).collect();
+        let expected =
+            ["device io0: companion sums (epoch 2) hung", "device io0 panicked in dma_done: no such list"];
+        assert_eq!(lines, expected);
     }
 
     #[test]

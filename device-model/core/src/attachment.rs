@@ -256,6 +256,21 @@ impl Attachment {
         zeroed
     }
 
+    /// Ends what the tenant and its device had under way, after the device panicked: leases, DMA by
+    /// messages, interrupts that were held back, and the level of INTx.
+    pub(crate) fn end_device(&mut self) {
+        self.dma.revoke_leases();
+        if let Some(tenant) = &mut self.tenant {
+            tenant.remote_reads.clear();
+            tenant.remote_writes.clear();
+        }
+
+        self.config.set_interrupt_status(false);
+        self.interrupts.clear();
+        self.intx = false;
+        self.write_stalled = false;
+    }
+
     /// Zeroes the attachment's own windows.
     fn zero_windows(&self, spec: &FunctionSpec) -> Result<(), MemoryError> {
         for (index, (bar, memory)) in spec.bars.iter().zip(&self.memories).enumerate() {

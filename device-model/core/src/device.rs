@@ -9,6 +9,12 @@
 //! calls [`Device::dma_done`] for finished DMA reads, [`Device::drain`] for each ring with records,
 //! and then [`Device::step`]. Trapped accesses ([`Device::read`], [`Device::write`]) come between
 //! turns.
+//!
+//! Work that takes long or may wait belongs to a companion: see [`crate::companion`].
+//!
+//! A device whose method panics is dropped, and its function is out of service from then on: see
+//! [`crate::machine::Machine::device_panic`]. Destructors that run while a panic unwinds must not
+//! panic, since that ends the process.
 
 use crate::{
     context::Context,

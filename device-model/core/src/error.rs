@@ -3,7 +3,7 @@
 use nicforge_shm::{MemoryError, RingError};
 use thiserror::Error;
 
-use crate::{dma::DmaMapError, interrupt::IrqError};
+use crate::{dma::DmaMapError, interrupt::IrqError, panic::DevicePanic};
 
 /// Reason why an operation on an attachment failed.
 #[derive(Debug, Error)]
@@ -32,6 +32,14 @@ pub enum MachineError {
         function: u32,
         /// Number of the attachment.
         attachment: u16,
+    },
+    /// The function's device has panicked: see [`crate::machine::Machine::device_panic`].
+    #[error("device {name} {panic}; it takes no client and no reset until its machine is started anew")]
+    OutOfService {
+        /// Name of the function.
+        name: String,
+        /// The panic.
+        panic: Box<DevicePanic>,
     },
     /// The attachment's memory could not be created.
     #[error(transparent)]

@@ -9,10 +9,11 @@
 //!   messages, the current time.
 //! - **Output**: register values, interrupts, DMA messages for memory that is not mapped
 //!   ([`machine::Outgoing`]), the time of the next step.
-//! - **Dependencies**: `hwi` for layouts, `shm` for shared memory. The crate opens no socket,
-//!   starts no thread and reads no clock.
+//! - **Dependencies**: `hwi` for layouts, `shm` for shared memory. The crate opens no socket and
+//!   reads no clock. It starts threads for companions alone, when its owner asks for that.
 
 pub mod attachment;
+pub mod companion;
 pub mod context;
 mod decode;
 pub mod device;
@@ -22,6 +23,7 @@ pub mod fabric;
 pub mod ids;
 pub mod interrupt;
 pub mod machine;
+pub mod panic;
 pub mod pci;
 pub mod posted;
 pub mod spec;

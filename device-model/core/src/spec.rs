@@ -404,8 +404,14 @@ impl FunctionSpec {
 }
 
 /// Reason why a [`FunctionSpec`] was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SpecError {
+    /// The device panicked in [`crate::device::Device::spec`].
+    #[error("the device panicked in spec: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
     /// There are more than 65535 attachments.
     #[error("a function has at most 65535 attachments, not {count}")]
     Attachments {

@@ -14,6 +14,8 @@ pub const DEVICE_SLOT_FIFO: u16 = 0x0001;
 pub const DEVICE_DMA_ENGINE: u16 = 0x0002;
 /// Device id of the proof device "addressed send".
 pub const DEVICE_ADDRESSED_SEND: u16 = 0x0003;
+/// Device id of the proof device that has a companion.
+pub const DEVICE_CHECKSUM: u16 = 0x0004;
 
 /// Vendor id of EXTOLL, which the card's model uses.
 pub const VENDOR_EXTOLL: u16 = 0x1cad;

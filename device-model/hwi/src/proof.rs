@@ -1,4 +1,4 @@
-//! Registers of the three proof devices, which are examples of a device and its driver.
+//! Registers of the proof devices, which are examples of a device and its driver.
 
 /// *Slot FIFO*: a loop-back FIFO of 64-byte slots in mapped memory with back-pressure, and a port
 /// to the same queue.
@@ -162,4 +162,41 @@ pub mod addressed_send {
     /// all earlier messages were taken. A client that stores [`WIN_HEAD`], executes a full fence,
     /// finds no message and then waits gets this interrupt for the next one.
     pub const VECTOR_RECEIVE: u16 = 0;
+}
+
+/// *Checksum*: sums the bytes of client memory by a companion, and raises MSI-X.
+pub mod checksum {
+    /// BAR 0, read-write: IOVA of the bytes (64-bit).
+    pub const REG_ADDRESS: u64 = 0x00;
+    /// BAR 0, read-write: number of bytes, 1 to [`MAX_LENGTH`] (32-bit).
+    pub const REG_LENGTH: u64 = 0x08;
+    /// BAR 0, write 1: starts a sum (32-bit). Posted writes are allowed.
+    pub const REG_START: u64 = 0x0c;
+    /// BAR 0, read: status, [`STATUS_BUSY`] and so on (32-bit). The next start clears the errors.
+    pub const REG_STATUS: u64 = 0x10;
+    /// BAR 0, read: number of the companion's life, 0 before the first (32-bit).
+    pub const REG_EPOCH: u64 = 0x14;
+    /// BAR 0, read: the last sum (64-bit).
+    pub const REG_SUM: u64 = 0x18;
+    /// Attachment mirror (BAR 2): number of starts that ended, with or without an error (64-bit).
+    /// The device writes it after the next word.
+    pub const MIRROR_ENDED: u64 = 0x1000;
+    /// Attachment mirror (BAR 2): the last sum (64-bit).
+    pub const MIRROR_SUM: u64 = 0x1008;
+    /// Number of attachments of the card.
+    pub const ATTACHMENTS: u16 = 4;
+    /// Most bytes of a sum.
+    pub const MAX_LENGTH: u32 = 1 << 16;
+    /// A sum is in progress.
+    pub const STATUS_BUSY: u32 = 1 << 0;
+    /// The bytes could not be read.
+    pub const STATUS_DMA_ERROR: u32 = 1 << 1;
+    /// A start was refused, because its length was invalid or a sum was in progress.
+    pub const STATUS_BAD_START: u32 = 1 << 2;
+    /// The companion is halted. A reset of the function starts it anew.
+    pub const STATUS_HALTED: u32 = 1 << 3;
+    /// MSI-X vector: a sum has ended without an error.
+    pub const VECTOR_DONE: u16 = 0;
+    /// MSI-X vector: a sum has ended with an error, or its start was refused.
+    pub const VECTOR_ERROR: u16 = 1;
 }

@@ -9,6 +9,7 @@
 //!
 //! | module | contents |
 //! | --- | --- |
+//! | [`agenda`] | several timers of a device |
 //! | [`attachment_set`] | sets of a function's attachments |
 //! | [`mod@in_turn`] | round-robin over the members of a mask |
 //! | [`interrupt`] | the interrupts that a client has enabled |
@@ -18,6 +19,7 @@
 //! | [`watchdog`] | time limits that do not count time in which the NIC was not driven |
 #![forbid(unsafe_code)]
 
+pub mod agenda;
 pub mod attachment_set;
 pub mod in_turn;
 pub mod interrupt;
@@ -27,6 +29,6 @@ pub mod retry;
 pub mod watchdog;
 
 pub use self::{
-    attachment_set::AttachmentSet, in_turn::in_turn, interrupt::InterruptEnables, mirror::MirrorWord,
-    register::RegisterValue, watchdog::WatchdogLimit,
+    agenda::Agenda, attachment_set::AttachmentSet, in_turn::in_turn, interrupt::InterruptEnables,
+    mirror::MirrorWord, register::RegisterValue, watchdog::WatchdogLimit,
 };

@@ -279,7 +279,7 @@ fn the_families_of_a_list_take_the_place_of_earlier_ones() {
     let kinds: Vec<_> = families.kinds().iter().map(|kind| kind.name()).collect();
     let roles: Vec<_> = families.roles().iter().map(|role| role.name()).collect();
 
-    assert_eq!(kinds, ["slot-fifo", "dma-engine", "addressed-send", "idio-16", "station", "hub"]);
+    assert_eq!(kinds, ["slot-fifo", "dma-engine", "addressed-send", "checksum", "idio-16", "station", "hub"]);
     assert_eq!(roles, ["io", "compute", "node", "station", "hub", "device"]);
 }
 

@@ -78,7 +78,7 @@ impl Control<'_> {
     }
 
     /// Returns a snapshot of the engine and its machine.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&mut self) -> Snapshot {
         self.engine.snapshot()
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nicforge_core::companion::{COMPANION_LIMIT, CompanionMode};
 use nicforge_vfio_user::ServerConfig;
 
 /// The mechanism that reports ready sockets.
@@ -36,6 +37,21 @@ pub struct Quotas {
 impl Default for Quotas {
     fn default() -> Self {
         Self { mapped_bytes: 8 << 30, files: 512, ranges: 65_536 }
+    }
+}
+
+/// How companions of devices run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompanionConfig {
+    /// In the engine's steps, or on threads.
+    pub mode: CompanionMode,
+    /// Time after which a companion's poll on a thread counts as hung.
+    pub limit: Duration,
+}
+
+impl Default for CompanionConfig {
+    fn default() -> Self {
+        Self { mode: CompanionMode::Threads, limit: Duration::from_nanos(COMPANION_LIMIT) }
     }
 }
 
@@ -76,6 +92,8 @@ pub struct EngineConfig {
     /// starts when the device asks for the message: a client that does not read its socket gets
     /// no more time.
     pub dma_limit: Duration,
+    /// Companions of devices.
+    pub companions: CompanionConfig,
     /// Longest sleep of the engine while it has clients; covers a store without a wake-up.
     pub safety_timeout: Duration,
 }
@@ -101,6 +119,7 @@ impl Default for EngineConfig {
             version_limit: Duration::from_secs(10),
             stall_limit: Duration::from_secs(2),
             dma_limit: Duration::from_secs(5),
+            companions: CompanionConfig::default(),
             safety_timeout: nicforge_shm::SAFETY_TIMEOUT,
         }
     }

@@ -1,10 +1,16 @@
 //! The engine and its loop.
 
-use std::{path::Path, time::Duration};
+use std::{
+    any::Any,
+    panic::{self, AssertUnwindSafe},
+    path::Path,
+    time::Duration,
+};
 
 use nicforge_core::{
     ids::{AttachmentId, FunctionId},
     machine::Machine,
+    panic::{CONTAINS_PANICS, message_of},
 };
 
 use crate::{
@@ -14,6 +20,7 @@ use crate::{
     clock::EngineClock,
     command::{CommandQueue, EngineHandle},
     config::EngineConfig,
+    end::EndReason,
     error::EngineError,
     interrupt,
     mapper::Mapper,
@@ -45,21 +52,31 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Makes an engine that serves nothing yet, and logs which event loop it uses. The process gets
-    /// a handler for SIGURG that does nothing: that signal ends a write to a client's eventfd that
-    /// would block the engine.
+    /// Makes an engine that serves nothing yet, and logs which event loop it uses. It logs a
+    /// warning if the build can't contain panics of devices. The process gets a handler for SIGURG
+    /// that does nothing: that signal ends a write to a client's eventfd that would block the
+    /// engine.
     ///
     /// # Errors
     /// [`EngineError`] when the requested event loop, a thread or a descriptor is not available.
     pub fn new(mut machine: Machine, config: EngineConfig) -> Result<Self, EngineError> {
         let events = wait::choose(config.event_loop)?;
         tracing::info!(event_loop = events.name(), "the engine's event loop");
+        if !CONTAINS_PANICS {
+            tracing::warn!(
+                "built with panic = \"abort\": a panic of one device ends the server and all its clients; \
+                 build with panic = \"unwind\" to contain it"
+            );
+        }
+
         interrupt::prepare()
             .map_err(|errno| EngineError::System { what: "setting a handler for SIGURG", errno })?;
 
         let commands = CommandQueue::new()?;
         let mapper = Mapper::start(commands.waker().clone())?;
         machine.set_cool_after(nanoseconds(config.cool_after));
+        machine.set_companions(config.companions.mode, commands.waker().for_companions());
+        machine.set_companion_limit(nanoseconds(config.companions.limit));
 
         Ok(Self {
             machine,
@@ -150,11 +167,20 @@ impl Engine {
     /// must not block SIGBUS, which reports truncated files. This function unblocks SIGURG.
     ///
     /// # Errors
-    /// [`EngineError::Wait`] when the event loop fails.
+    /// [`EngineError::Wait`] when the event loop fails. [`EngineError::Panicked`] when code of the
+    /// engine or the machine panics; the caller should drop the engine then. A panic of a device is
+    /// contained, and no error.
     pub fn run(&mut self, stop: &Stop) -> Result<(), EngineError> {
         interrupt::allow().map_err(|errno| EngineError::System { what: "unblocking SIGURG", errno })?;
 
-        let result = self.watch_all(stop).and_then(|()| self.run_rounds(stop));
+        // After a panic the engine only ends its clients, and guards that too.
+        let ran = panic::catch_unwind(AssertUnwindSafe(|| {
+            self.watch_all(stop).and_then(|()| self.run_rounds(stop))
+        }));
+        let result = match ran {
+            Ok(result) => result,
+            Err(payload) => return Err(self.end_after_panic(payload)),
+        };
         self.end_all();
 
         for (index, attachment) in self.attachments.iter().enumerate() {
@@ -164,6 +190,30 @@ impl Engine {
         self.events.unwatch(stop.fd(), Watched::Stop.token());
 
         result
+    }
+
+    /// Reports to all clients that they lost their attachments, and ends them, as far as that works
+    /// after a panic.
+    #[cold]
+    fn end_after_panic(&mut self, payload: Box<dyn Any + Send>) -> EngineError {
+        let message = message_of(payload);
+        tracing::error!(message, "the engine panicked");
+
+        for index in 0..self.attachments.len() {
+            let marked = panic::catch_unwind(AssertUnwindSafe(|| {
+                let attachment = &self.attachments[index];
+                // An attachment without a client needs no mark.
+                let _ = self.machine.mark_dead(attachment.function, attachment.id);
+            }));
+            let ended = panic::catch_unwind(AssertUnwindSafe(|| {
+                self.end(index, EndReason::Evicted("the engine panicked"));
+            }));
+            for payload in [marked.err(), ended.err()].into_iter().flatten() {
+                tracing::error!(message = message_of(payload), "a client was not ended after a panic");
+            }
+        }
+
+        EngineError::Panicked { message }
     }
 
     /// Ends all clients and returns the machine.

@@ -11,6 +11,7 @@ pub(crate) fn of_machine(error: &MachineError) -> Errno {
     match error {
         MachineError::NotAttached { .. } | MachineError::NoSuchAttachment { .. } => Errno::ENODEV,
         MachineError::Taken { .. } => Errno::EBUSY,
+        MachineError::OutOfService { .. } => Errno::EIO,
         MachineError::Memory(_) => Errno::ENOMEM,
         MachineError::DmaMap(error) => of_dma_map(error),
         _ => Errno::EINVAL,

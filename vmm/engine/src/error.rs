@@ -31,6 +31,15 @@ pub enum EngineError {
         /// Error of the event loop.
         reason: io::Error,
     },
+    /// Code of the engine or of the machine panicked, which is a defect. The clients have lost
+    /// their attachments. The panic of a device ends no engine: see [`Machine::device_panic`].
+    ///
+    /// [`Machine::device_panic`]: nicforge_core::machine::Machine::device_panic
+    #[error("the engine panicked: {message}; this is a defect of nicforge, not of a device or a client")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
     /// A thread could not be started.
     #[error("starting the thread {what}: {reason}")]
     Thread {

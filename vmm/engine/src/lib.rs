@@ -41,7 +41,7 @@ mod watchdog;
 mod watched;
 
 pub use command::{Control, EngineHandle};
-pub use config::{EngineConfig, EventLoopKind, Quotas};
+pub use config::{CompanionConfig, EngineConfig, EventLoopKind, Quotas};
 pub use engine::Engine;
 pub use error::{EngineError, HandleError};
 pub use socket::{Listener, SocketAccess};

@@ -4,8 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use nicforge_core::{
     attachment::AttachmentCounters,
+    companion::CompanionReport,
     device::Counter,
     ids::{AttachmentId, FunctionId},
+    panic::DevicePanic,
 };
 
 use crate::{client::Client, engine::Engine};
@@ -80,7 +82,11 @@ pub struct FunctionSnapshot {
     pub id: FunctionId,
     /// Its name.
     pub name: String,
-    /// Counters of the device.
+    /// The panic of the device that took the function out of service.
+    pub panic: Option<DevicePanic>,
+    /// Companions of the device.
+    pub companions: Vec<CompanionReport>,
+    /// Counters of the device; none if the function is out of service.
     pub counters: Vec<Counter>,
     /// Its attachments.
     pub attachments: Vec<AttachmentSnapshot>,
@@ -135,13 +141,9 @@ pub struct Snapshot {
 
 impl Engine {
     /// Returns a snapshot of the engine and its machine.
-    pub fn snapshot(&self) -> Snapshot {
-        let functions = (0..self.machine.functions()).map(FunctionId).map(|id| FunctionSnapshot {
-            id,
-            name: self.machine.name(id).unwrap_or_default().to_owned(),
-            counters: self.machine.counters(id),
-            attachments: self.attachment_snapshots(id),
-        });
+    pub fn snapshot(&mut self) -> Snapshot {
+        let functions = (0..self.machine.functions()).map(|id| self.function_snapshot(FunctionId(id)));
+        let functions = functions.collect();
 
         Snapshot {
             event_loop: self.events.name(),
@@ -150,7 +152,21 @@ impl Engine {
             turns: self.turns.turns,
             sleeps: self.turns.sleeps,
             longest_turn: self.turns.longest,
-            functions: functions.collect(),
+            functions,
+        }
+    }
+
+    fn function_snapshot(&mut self, id: FunctionId) -> FunctionSnapshot {
+        // The counters come first: the device may panic there.
+        let counters = self.machine.counters(id);
+
+        FunctionSnapshot {
+            id,
+            name: self.machine.name(id).unwrap_or_default().to_owned(),
+            panic: self.machine.device_panic(id).cloned(),
+            companions: self.machine.companions(id),
+            counters,
+            attachments: self.attachment_snapshots(id),
         }
     }
 

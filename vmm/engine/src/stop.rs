@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    task,
 };
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -29,6 +30,11 @@ impl Waker {
         let _ = self.0.write(1);
     }
 
+    /// Returns the waker for companions of devices.
+    pub(crate) fn for_companions(&self) -> task::Waker {
+        Arc::new(CompanionWaker(self.clone())).into()
+    }
+
     /// Clears all wake-ups so far.
     pub(crate) fn clear(&self) {
         let _ = self.0.read();
@@ -36,6 +42,19 @@ impl Waker {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Wakes the engine for a companion of a device.
+struct CompanionWaker(Waker);
+
+impl task::Wake for CompanionWaker {
+    fn wake(self: Arc<Self>) {
+        self.0.wake();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.wake();
     }
 }
 

@@ -21,7 +21,7 @@ use nicforge_guest::{
 use nicforge_machine::build::Node;
 
 use crate::{
-    failure::{EXIT_INTERRUPTED, Failure, print_note, program},
+    failure::{EXIT_INTERRUPTED, EXIT_RESULT, Failure, print_note, program},
     lines::{Printer, Stream},
     serve::Served,
     signals::Signals,
@@ -96,11 +96,24 @@ pub fn with(options: &Options, serve: impl FnOnce() -> Result<Served, Failure>) 
 
     let result = boot(options, &served, &progress);
     wait_unused(&served);
+    let panics = report_panics(&served);
     let stopped = served.stop();
     let code = result?;
     stopped?;
 
-    Ok(code)
+    // A command that does not notice the end of its device hides it otherwise.
+    Ok(if code == 0 && panics > 0 { EXIT_RESULT } else { code })
+}
+
+/// Prints which devices have panicked. Returns their number.
+fn report_panics(served: &Served) -> usize {
+    let Ok(snapshot) = served.snapshot() else { return 0 };
+    let panics: Vec<_> = snapshot.nodes.iter().flat_map(|node| &node.panics).collect();
+    for panic in &panics {
+        print_note(panic);
+    }
+
+    panics.len()
 }
 
 fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, Failure> {

@@ -6,6 +6,7 @@ use super::Completion;
 use crate::{
     attachment::Attachment,
     ids::{AttachmentId, FunctionId},
+    panic::DevicePanic,
     spec::FunctionSpec,
     time::Nanos,
 };
@@ -23,6 +24,8 @@ pub(crate) struct FunctionState {
     pub(crate) contended: bool,
     pub(crate) completions: VecDeque<Completion>,
     pub(crate) wake_at: Nanos,
+    /// The panic that took the function out of service.
+    pub(crate) panic: Option<DevicePanic>,
 }
 
 impl FunctionState {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::FunctionState;
 use crate::{
+    companion::Companions,
     dma::{DmaError, MAX_DMA},
     ids::{AttachmentId, DmaToken, FunctionId},
     time::Nanos,
@@ -77,6 +78,7 @@ pub(crate) struct Shared {
     pub(crate) trace: Option<Box<dyn TraceSink>>,
     /// Bytes of client memory that DMA has touched in the current step of the machine.
     pub(crate) touched: usize,
+    pub(crate) companions: Companions,
     buffers: Vec<Box<[u8]>>,
     buffers_allocated: usize,
 }
@@ -89,6 +91,7 @@ impl Shared {
             next_id: 1,
             trace: None,
             touched: 0,
+            companions: Companions::new(),
             buffers: Vec::new(),
             buffers_allocated: 0,
         }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{
     DEFAULT_MAX_PACKET, FaultHook, Node, Packet,
-    queue::Queue,
+    queue::{Moved, Queue},
     schedule::{Event, Schedule},
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -268,17 +268,13 @@ impl Lane {
     ) -> u32 {
         let (nodes, woken) = ends;
         let arrived = limit.min(self.visible);
-        let (moved, bytes) = self.queue.move_to(&mut out.queue, arrived.min(out.credits) as usize, &goes);
-        let moved = moved as u32;
-        if moved == out.credits && moved < arrived && self.queue.front().is_some_and(&goes) {
-            out.count_stall();
-        }
+        let mut row = Forwarded { lane: self, out, nodes, woken, now, moved: Moved::default() };
+        let most = arrived.min(row.out.credits) as usize;
+        row.lane.queue.move_to(&mut row.out.queue, most, &mut row.moved, &goes);
 
-        if moved != 0 {
-            self.count_taken(moved, nodes);
-            self.return_credits(moved, nodes, woken);
-            out.count_sent(moved, bytes, now);
-            out.deliver(moved, nodes, woken);
+        let moved = row.moved.packets;
+        if moved == row.out.credits && moved < arrived && row.lane.queue.front().is_some_and(&goes) {
+            row.out.count_stall();
         }
 
         moved
@@ -359,5 +355,31 @@ impl Lane {
             self.stall_counted = true;
             self.stats.stalls += 1;
         }
+    }
+}
+
+/// Packets that are being forwarded from one lane to another. The drop completes the work, so that
+/// a device's panic in between leaves both lanes consistent.
+struct Forwarded<'a> {
+    lane: &'a mut Lane,
+    out: &'a mut Lane,
+    nodes: &'a mut [Node],
+    woken: &'a mut VecDeque<u32>,
+    now: Nanos,
+    moved: Moved,
+}
+
+impl Drop for Forwarded<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        let Self { lane, out, nodes, woken, now, moved: Moved { packets, bytes } } = self;
+        if *packets == 0 {
+            return;
+        }
+
+        lane.count_taken(*packets, nodes);
+        lane.return_credits(*packets, nodes, woken);
+        out.count_sent(*packets, *bytes, *now);
+        out.deliver(*packets, nodes, woken);
     }
 }

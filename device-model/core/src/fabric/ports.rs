@@ -331,23 +331,17 @@ impl<'a> Ports<'a> {
         limit: u32,
         mut take: impl FnMut(&Packet) -> bool,
     ) -> u32 {
-        let Some(index) = self.lane_in(port, channel) else { return 0 };
-        let Fabric { lanes, nodes, woken, pool, schedule, .. } = &mut *self.fabric;
-        let Some(lane) = lanes.get_mut(index) else { return 0 };
-        let most = limit.min(lane.visible);
-        let mut taken = 0;
-        while taken < most
-            && let Some(packet) = lane.queue.take_if(taken as usize, &mut take)
+        // The drop of the arrivals completes the packets that were taken, also if `take` panics.
+        let Some(mut arrivals) = self.take_run(port, channel, limit) else { return 0 };
+        let most = arrivals.left;
+        while arrivals.taken < most
+            && let Some(packet) = arrivals.lane.queue.take_if(arrivals.taken as usize, &mut take)
         {
-            pool.put_back(packet);
-            taken += 1;
+            arrivals.pool.put_back(packet);
+            arrivals.taken += 1;
         }
 
-        if taken > 0 {
-            lane.complete_take(taken, index as u32, self.now, nodes, woken, schedule);
-        }
-
-        taken
+        arrivals.taken
     }
 
     /// Returns a packet of `length` bytes with arbitrary content, which the caller must overwrite.

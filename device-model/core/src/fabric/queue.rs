@@ -87,42 +87,39 @@ impl Queue {
     }
 
     /// Moves the first packets to the end of another queue while `goes` returns true. At most
-    /// `most` packets move, and no more than the other queue has room for. Returns their number and
-    /// their bytes on the wire.
+    /// `most` packets move, and no more than the other queue has room for. Reports them in `moved`,
+    /// also if `goes` panics.
     // Not inlined: on its own, the loop keeps all its variables in registers.
     #[inline(never)]
     pub(super) fn move_to(
         &mut self,
         to: &mut Self,
         most: usize,
+        moved: &mut Moved,
         goes: impl Fn(&Packet) -> bool,
-    ) -> (usize, u64) {
+    ) {
         let most = most.min(self.length).min(to.slots.len() - to.length);
         let (first, behind) = (self.first, to.first + to.length);
-        let (from, into) = (&mut *self.slots, &mut *to.slots);
+        let mut row = Move { from: self, to, moved, packets: 0, bytes: 0 };
+        let (from, into) = (&mut *row.from.slots, &mut *row.to.slots);
         let (from_mask, into_mask) = (from.len() - 1, into.len() - 1);
-        let (mut moved, mut bytes) = (0, 0);
 
-        while moved < most {
-            let (Some(from), Some(into)) =
-                (from.get_mut((first + moved) & from_mask), into.get_mut((behind + moved) & into_mask))
-            else {
+        while row.packets < most {
+            let (Some(from), Some(into)) = (
+                from.get_mut((first + row.packets) & from_mask),
+                into.get_mut((behind + row.packets) & into_mask),
+            ) else {
                 break;
             };
             match from {
-                Some(packet) if goes(packet) => bytes += packet.wire_bytes(),
+                Some(packet) if goes(packet) => row.bytes += packet.wire_bytes(),
                 _ => break,
             }
 
             // A swap with the empty slot drops nothing.
             std::mem::swap(from, into);
-            moved += 1;
+            row.packets += 1;
         }
-
-        self.skip(moved);
-        to.length += moved;
-
-        (moved, bytes)
     }
 
     /// Returns the first packet.
@@ -136,5 +133,32 @@ impl Queue {
     pub(super) fn front_mut(&mut self) -> Option<&mut Packet> {
         let slot = self.slot(0);
         self.slots.get_mut(slot)?.as_mut()
+    }
+}
+
+/// Packets that [`Queue::move_to`] moved.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moved {
+    /// Number of packets.
+    pub(super) packets: u32,
+    /// Their bytes on the wire.
+    pub(super) bytes: u64,
+}
+
+/// A move of packets between two queues. Its drop completes the move.
+struct Move<'a> {
+    from: &'a mut Queue,
+    to: &'a mut Queue,
+    moved: &'a mut Moved,
+    packets: usize,
+    bytes: u64,
+}
+
+impl Drop for Move<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.from.skip(self.packets);
+        self.to.length += self.packets;
+        *self.moved = Moved { packets: self.packets as u32, bytes: self.bytes };
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     decode::{self, BarSpace},
     device::Write,
     ids::{Address, AttachmentId, FunctionId},
+    panic::DeviceMethod,
     pci::MAX_TABLE_WRITE,
     trace::Event,
 };
@@ -87,7 +88,15 @@ impl Machine {
         offset: u64,
         data: &mut [u8],
     ) -> Result<Access, AccessError> {
-        self.active_for_client(function, who)?.read(who, region_index, offset, data)
+        let accessed = self.guarded(|machine| {
+            machine.active_for_client(function, who)?.read(who, region_index, offset, data)
+        });
+
+        accessed.unwrap_or_else(|_| {
+            // A part of the data may be there already.
+            data.fill(0xff);
+            Ok(Access::Done)
+        })
     }
 
     /// Carries out a trapped write to a region. It is ordered behind the attachment's posted writes
@@ -104,7 +113,11 @@ impl Machine {
         offset: u64,
         data: &[u8],
     ) -> Result<Access, AccessError> {
-        self.active_for_client(function, who)?.write(who, region_index, offset, data)
+        let accessed = self.guarded(|machine| {
+            machine.active_for_client(function, who)?.write(who, region_index, offset, data)
+        });
+
+        accessed.unwrap_or(Ok(Access::Done))
     }
 
     /// Ends the wait of a stalled access that the caller does not retry. The attachment's next
@@ -131,6 +144,10 @@ impl ActiveFunction<'_> {
         }
 
         data.fill(0xff);
+        if self.slot.state.panic.is_some() {
+            return Ok(Access::Done);
+        }
+
         if region_index == region::CONFIG {
             return self.read_config(who, offset, data);
         }
@@ -189,7 +206,9 @@ impl ActiveFunction<'_> {
             }
             BarSpace::Device => {
                 let take = if length <= MAX_READ { length } else { natural_width(at.offset).min(length) };
-                self.call(|device, context| device.read(context, who, at, &mut data[..take]));
+                self.call(DeviceMethod::Read, |device, context| {
+                    device.read(context, who, at, &mut data[..take]);
+                });
                 Ok(take)
             }
         }
@@ -203,7 +222,7 @@ impl ActiveFunction<'_> {
         data: &[u8],
     ) -> Result<Access, AccessError> {
         self.check_range(region_index, offset, data.len())?;
-        if data.is_empty() {
+        if data.is_empty() || self.slot.state.panic.is_some() {
             return Ok(Access::Done);
         }
 
@@ -255,7 +274,7 @@ impl ActiveFunction<'_> {
 
     /// Passes a trapped write to the device.
     fn write_device(&mut self, who: AttachmentId, at: Address, data: &[u8]) -> Result<Write, MachineError> {
-        let result = self.call(|device, context| device.write(context, who, at, data));
+        let result = self.call(DeviceMethod::Write, |device, context| device.write(context, who, at, data));
 
         let stalled = result == Write::Stalled;
         let attachment = self.attachment(who)?;

@@ -7,6 +7,7 @@ use crate::{
     device::Device,
     fabric::Fabric,
     ids::{AttachmentId, FunctionId},
+    panic::DeviceMethod,
     trace::Event,
 };
 
@@ -94,11 +95,17 @@ impl ActiveFunction<'_> {
             .ok_or(MachineError::NotAttached { function: function.0, attachment: who.0 })
     }
 
-    /// Calls the device with its context, and takes over its timer request.
-    pub(super) fn call<R>(&mut self, f: impl FnOnce(&mut dyn Device, &mut Context<'_>) -> R) -> R {
+    /// Calls a method of the device with its context, and takes over its timer request.
+    pub(super) fn call<R>(
+        &mut self,
+        method: DeviceMethod,
+        f: impl FnOnce(&mut dyn Device, &mut Context<'_>) -> R,
+    ) -> R {
+        self.slot.under_way = Some(method);
         let mut context =
             Context { function: &mut self.slot.state, shared: self.shared, fabric: self.fabric };
         let result = f(self.slot.device.as_mut(), &mut context);
+        self.slot.under_way = None;
 
         self.update_timer();
 

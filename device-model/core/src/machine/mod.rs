@@ -12,16 +12,24 @@
 //! | `rings.rs` | posted writes and the control page |
 //! | `dma.rs` | client memory, and replies to DMA messages |
 //! | `schedule.rs` | stepping, sleeping and waking |
+//! | `companions.rs` | companions of devices |
+//! | `contain.rs` | containment of panics of devices |
 //! | `query.rs` | queries, which change nothing |
 
 mod access;
 mod active;
+mod companions;
+mod contain;
 mod dma;
 mod query;
 mod rings;
 mod schedule;
 
-use std::{collections::VecDeque, sync::atomic::Ordering};
+use std::{
+    collections::VecDeque,
+    panic::{self, AssertUnwindSafe},
+    sync::atomic::Ordering,
+};
 
 use nicforge_hwi::attachment::mirror;
 use nicforge_shm::wake::{Membarrier, Sleeper};
@@ -31,7 +39,7 @@ pub use self::{
     query::{RegionView, region},
     schedule::Next,
 };
-use self::{active::ActiveFunction, schedule::Schedule};
+use self::{active::ActiveFunction, contain::Lent, schedule::Schedule};
 pub use crate::{attachment::DMA_QUOTA, context::Outgoing, error::MachineError};
 use crate::{
     attachment::{Attachment, create_memory},
@@ -40,6 +48,7 @@ use crate::{
     fabric::Fabric,
     ids::{AttachmentId, FunctionId},
     interrupt::{Interrupts, MSIX, Raised, Sink},
+    panic::{DeviceMethod, drop_device, message_of},
     pci::ConfigSpace,
     spec::{MAX_NAME, Scope, SpecError},
     time::Nanos,
@@ -66,6 +75,9 @@ struct FunctionSlot {
     /// Time of the device's next step, or [`Nanos::NEVER`] if it requested none. A timer of
     /// [`Schedule`] with another time is stale.
     timer: Nanos,
+    /// The device's method that is under way.
+    under_way: Option<DeviceMethod>,
+    lent: Lent,
 }
 
 /// Functions and the fabric between them. The module documentation says how to drive it.
@@ -102,9 +114,18 @@ impl Machine {
     /// Adds a device as a function called `name`, which sockets and tables show.
     ///
     /// # Errors
-    /// The device's description is inconsistent: see [`crate::spec::FunctionSpec::validate`].
+    /// The device's description is inconsistent: see [`crate::spec::FunctionSpec::validate`]. Or
+    /// the device panicked while it described itself.
     pub fn add_function(&mut self, name: &str, device: Box<dyn Device>) -> Result<FunctionId, SpecError> {
-        let spec = device.spec();
+        // A device that panicked is dropped, so no code sees the state that the panic left behind.
+        let described = panic::catch_unwind(AssertUnwindSafe(|| device.spec()));
+        let spec = match described {
+            Ok(spec) => spec,
+            Err(payload) => {
+                drop_device(device);
+                return Err(SpecError::Panicked { message: message_of(payload) });
+            }
+        };
         spec.validate()?;
 
         let id = FunctionId(self.slots.len() as u32);
@@ -119,6 +140,7 @@ impl Machine {
             contended: false,
             completions: VecDeque::new(),
             wake_at: Nanos::NEVER,
+            panic: None,
         };
 
         self.slots.push(FunctionSlot {
@@ -127,6 +149,8 @@ impl Machine {
             poll_state: PollState::Cold,
             queued: false,
             timer: Nanos::NEVER,
+            under_way: None,
+            lent: Lent::NOTHING,
         });
         self.schedule.set_functions(self.slots.len());
 
@@ -147,10 +171,17 @@ impl Machine {
     /// group are new if the group has no other client.
     ///
     /// # Errors
-    /// [`MachineError::Taken`] if the attachment has a client, and the errors of creating its
-    /// memory. The attachment is free after an error of the second kind.
+    /// [`MachineError::Taken`] if the attachment has a client, [`MachineError::OutOfService`], and
+    /// the errors of creating its memory. The attachment is free after an error of the last kinds.
     pub fn attach(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        self.active_for(function, who)?.attach(who)
+        match self.guarded(|machine| machine.active_for(function, who)?.attach(who)) {
+            Ok(result) => result,
+            Err(function) => {
+                let mut active = self.active_for_client(function, who)?;
+                active.drop_client(who);
+                active.check_in_service()
+            }
+        }
     }
 
     /// Takes an attachment from its client. The records in its rings are carried out as far as the
@@ -161,12 +192,26 @@ impl Machine {
         who: AttachmentId,
         why: Ended,
     ) -> Result<(), MachineError> {
-        self.active_for_client(function, who)?.detach(who, why)
+        // The client ends, whether the device panics or not.
+        if let Ok(result) = self.guarded(|machine| machine.active_for_client(function, who)?.end(who, why)) {
+            result?;
+        }
+
+        self.active_for_client(function, who)?.drop_client(who);
+        Ok(())
     }
 
     /// Resets an attachment whose client stays.
+    ///
+    /// # Errors
+    /// [`MachineError::OutOfService`], and the error of zeroing its memory.
     pub fn reset_attachment(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        self.active_for_client(function, who)?.reset_attachment(who)
+        let reset = self.guarded(|machine| {
+            let mut active = machine.active_for_client(function, who)?;
+            active.check_in_service()?;
+            active.reset_attachment(who)
+        });
+        reset.unwrap_or_else(|function| self.active_for_client(function, who)?.check_in_service())
     }
 
     /// Resets a whole function, with or without clients, on the operator's request. No state that
@@ -175,9 +220,19 @@ impl Machine {
     /// The device clears memory of [`Scope::Group`]. Configuration space and the MSI-X table keep
     /// the clients' settings. A guest's kernel does not take part in this reset, and would go on
     /// without bus mastering and interrupts.
+    ///
+    /// # Errors
+    /// [`MachineError::OutOfService`], and the error of zeroing a client's memory.
     pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
         let missing = MachineError::NoSuchAttachment { function: function.0, attachment: 0 };
-        self.active(function).ok_or(missing)?.reset()
+        let reset = self.guarded(|machine| {
+            let mut active = machine.active(function).ok_or(missing)?;
+            active.check_in_service()?;
+            active.reset()
+        });
+        reset.unwrap_or_else(|function| {
+            self.active(function).map_or(Ok(()), |active| active.check_in_service())
+        })
     }
 
     /// Reports to the client, through its mirror, that it lost the attachment.
@@ -227,6 +282,7 @@ impl Machine {
 
 impl ActiveFunction<'_> {
     fn attach(&mut self, who: AttachmentId) -> Result<(), MachineError> {
+        self.check_in_service()?;
         let state = &mut self.slot.state;
         let index = usize::from(who.0);
 
@@ -263,31 +319,33 @@ impl ActiveFunction<'_> {
 
         state.refresh_clients();
         self.trace(who, Event::Attached);
-        self.call(|device, context| device.attached(context, who));
+        self.call(DeviceMethod::Attached, |device, context| device.attached(context, who));
         self.wake();
 
         Ok(())
     }
 
-    fn detach(&mut self, who: AttachmentId, why: Ended) -> Result<(), MachineError> {
+    /// Carries out what the client's rings hold, and reports the client's end to the device.
+    fn end(&mut self, who: AttachmentId, why: Ended) -> Result<(), MachineError> {
         if why == Ended::Evicted {
             self.mark_dead(who)?;
         }
 
         self.drain_rings(who);
-        self.call(|device, context| {
-            device.detached(context, who, why);
-            device.reset(context, Reset::Attachment(who));
-        });
+        self.call(DeviceMethod::Detached, |device, context| device.detached(context, who, why));
+        self.call(DeviceMethod::Reset, |device, context| device.reset(context, Reset::Attachment(who)));
 
+        Ok(())
+    }
+
+    /// Drops the state of the client.
+    fn drop_client(&mut self, who: AttachmentId) {
         self.drop_pending_dma(Some(who));
         let state = &mut self.slot.state;
         state.attachments[usize::from(who.0)].drop_tenant(&state.spec);
         state.refresh_clients();
         self.trace(who, Event::Detached);
         self.wake();
-
-        Ok(())
     }
 
     fn reset_attachment(&mut self, who: AttachmentId) -> Result<(), MachineError> {
@@ -296,7 +354,7 @@ impl ActiveFunction<'_> {
         let zeroed = state.attachments[usize::from(who.0)].reset(&state.spec);
 
         self.trace(who, Event::Reset);
-        self.call(|device, context| device.reset(context, Reset::Attachment(who)));
+        self.call(DeviceMethod::Reset, |device, context| device.reset(context, Reset::Attachment(who)));
         self.attachment(who)?.next_generation();
         self.wake();
 
@@ -319,7 +377,7 @@ impl ActiveFunction<'_> {
             self.trace(who, Event::Reset);
         }
 
-        self.call(|device, context| device.reset(context, Reset::Function));
+        self.call(DeviceMethod::Reset, |device, context| device.reset(context, Reset::Function));
         for who in clients {
             self.attachment(who)?.next_generation();
         }

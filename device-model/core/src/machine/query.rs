@@ -1,4 +1,4 @@
-//! Queries of a machine, which change nothing.
+//! Queries of a machine. They change nothing, unless a device panics.
 
 use nicforge_shm::SharedMemory;
 
@@ -8,6 +8,7 @@ use crate::{
     device::Counter,
     ids::{AttachmentId, FunctionId},
     interrupt::IrqInfo,
+    panic::DeviceMethod,
     spec::{Area, BarSpec, FunctionSpec},
 };
 
@@ -114,9 +115,13 @@ impl Machine {
             .is_some_and(|attachment| attachment.faulted)
     }
 
-    /// Returns the device's statistics.
-    pub fn counters(&self, function: FunctionId) -> Vec<Counter> {
-        self.slots.get(function.0 as usize).map(|slot| slot.device.counters()).unwrap_or_default()
+    /// Returns the device's statistics: none if its function is out of service.
+    pub fn counters(&mut self, function: FunctionId) -> Vec<Counter> {
+        let counters = self.guarded(|machine| {
+            let mut active = machine.active(function)?;
+            Some(active.call(DeviceMethod::Counters, |device, _| device.counters()))
+        });
+        counters.ok().flatten().unwrap_or_default()
     }
 
     /// Returns the statistics that the core keeps for an attachment.

@@ -3,8 +3,11 @@
 use nicforge_hwi::attachment::control;
 use nicforge_shm::{Cells, Peek};
 
-use super::active::ActiveFunction;
-use crate::{attachment::Attachment, context::Context, device::Write, ids::AttachmentId, posted::Posted};
+use super::{FunctionSlot, active::ActiveFunction};
+use crate::{
+    attachment::Attachment, context::Context, device::Write, ids::AttachmentId, panic::DeviceMethod,
+    posted::Posted,
+};
 
 /// Result of draining a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,7 +65,7 @@ impl ActiveFunction<'_> {
 
     /// Carries out at most `limit` records of a ring, and at most as many as it has cells.
     pub(super) fn drain_ring(&mut self, who: AttachmentId, ring_index: usize, limit: u32) -> Drained {
-        let state = &mut self.slot.state;
+        let FunctionSlot { state, device, under_way, lent, .. } = &mut *self.slot;
         let index = usize::from(who.0);
         let tenant = state.attachments.get_mut(index).and_then(|attachment| attachment.tenant.as_mut());
         let Some(tenant) = tenant else { return Drained::default() };
@@ -71,19 +74,23 @@ impl ActiveFunction<'_> {
             return Drained::default();
         }
 
-        // The device's call borrows the whole function, so the rings leave it for that time.
-        let mut rings = std::mem::take(&mut tenant.rings);
-        let ring = &mut rings[ring_index];
+        // The device's call borrows the function's state, so the rings leave it for that time.
+        lent.rings = std::mem::take(&mut tenant.rings);
+        lent.owner = who;
+        let ring = &mut lent.rings[ring_index];
         let left = limit.min(ring.consumer.cells().count() as u32);
         let mut posted = Posted::new(ring, who, left, self.shared.trace.is_some());
 
         let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
-        let stalled = self.slot.device.drain(&mut context, who, &mut posted) == Write::Stalled;
+        *under_way = Some(DeviceMethod::Drain);
+        let stalled = device.drain(&mut context, who, &mut posted) == Write::Stalled;
+        *under_way = None;
         let newly_stalled = stalled && posted.mark_stalled(&mut context);
         let (carried_out, malformed) = posted.counts();
 
         ring.publish();
-        if let Some(attachment) = self.slot.state.attachments.get_mut(index) {
+        let rings = std::mem::take(&mut lent.rings);
+        if let Some(attachment) = state.attachments.get_mut(index) {
             attachment.counters.posted_writes += carried_out;
             attachment.counters.malformed_records += malformed;
             attachment.counters.stalls += u64::from(newly_stalled);

@@ -19,9 +19,10 @@ use std::{
 
 use super::{FunctionSlot, Machine, PollState, active::ActiveFunction};
 use crate::{
-    context::Context,
+    context::{Context, FilledBuffer},
     device::Progress,
-    ids::{AttachmentId, FunctionId},
+    ids::{AttachmentId, DmaToken, FunctionId},
+    panic::DeviceMethod,
     time::Nanos,
 };
 
@@ -96,6 +97,13 @@ impl Schedule {
             slot.queued = true;
             self.hot.push_back(slot.state.id);
         }
+    }
+
+    /// Makes a function hot whose turn may have ended without putting it back into the queue.
+    #[cold]
+    pub(super) fn requeue(&mut self, slot: &mut FunctionSlot) {
+        slot.queued = self.hot.contains(&slot.state.id);
+        self.wake(slot);
     }
 
     /// Takes over a device's timer request.
@@ -173,15 +181,57 @@ impl Machine {
             self.wake(function);
         }
 
-        self.collect_woken();
-
         let mut busy = false;
         self.shared.touched = 0;
-        for _ in 0..self.schedule.hot.len() {
+        let mut turns = None;
+        // All turns share the cost of containment. After the panic of a device, reports of links
+        // that it interrupted follow, and then the other turns.
+        while self.guarded(|machine| busy |= machine.run_turns(&mut turns, budget)).is_err() {
+            busy = true;
+            while self.guarded(Self::wake_named).is_err() {}
+        }
+
+        let has_companions = !self.shared.companions.is_empty();
+        if has_companions {
+            busy |= self.step_companions(budget);
+        }
+
+        if busy || !self.shared.outgoing.is_empty() {
+            Next::Now
+        } else if !self.schedule.hot.is_empty() {
+            Next::Poll
+        } else {
+            let timer = self.schedule.next_timer(&self.slots).map_or(Nanos::NEVER, |(time, _)| time);
+            let time = timer.min(self.fabric.next_event());
+            if has_companions {
+                self.end_step_with_companions(time).map_or(Next::Now, Next::At)
+            } else {
+                Next::At(time)
+            }
+        }
+    }
+
+    /// Runs the turns of the functions that are hot now, and then lets functions cool down. Returns
+    /// whether there was work.
+    ///
+    /// `left` is `None` at first, and then the number of turns to come. A call after the panic of a
+    /// device goes on with it.
+    #[inline(always)]
+    fn run_turns(&mut self, left: &mut Option<usize>, budget: u32) -> bool {
+        let mut busy = false;
+        if left.is_none() {
+            self.collect_woken();
+        }
+
+        let turns = left.get_or_insert(self.schedule.hot.len());
+        while *turns > 0 {
+            *turns -= 1;
             if self.shared.touched >= MOST_TOUCHED {
+                *turns = 0;
                 busy = true;
                 break;
             }
+
             let Some(function) = self.schedule.hot.pop_front() else { break };
             busy |= self.active(function).is_some_and(|mut active| active.turn(budget));
             // A function that got packets from this turn runs in this step if its turn is still to
@@ -194,14 +244,7 @@ impl Machine {
             self.collect_woken();
         }
 
-        if busy || !self.shared.outgoing.is_empty() {
-            Next::Now
-        } else if !self.schedule.hot.is_empty() {
-            Next::Poll
-        } else {
-            let timer = self.schedule.next_timer(&self.slots).map_or(Nanos::NEVER, |(time, _)| time);
-            Next::At(timer.min(self.fabric.next_event()))
-        }
+        busy
     }
 
     /// Sets the time without work after which a function goes cold, in nanoseconds.
@@ -266,7 +309,7 @@ impl Machine {
             let port = ports.trailing_zeros() as u8;
             ports &= ports - 1;
             let up = active.fabric.ports(function, now).is_up(port);
-            active.call(|device, context| device.link_changed(context, port, up));
+            active.call(DeviceMethod::LinkChanged, |device, context| device.link_changed(context, port, up));
         }
     }
 
@@ -366,8 +409,11 @@ impl ActiveFunction<'_> {
             state.reorder_clients(budget);
         }
 
+        let FunctionSlot { state, device, under_way, .. } = &mut *self.slot;
         let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
-        busy |= self.slot.device.step(&mut context, budget) == Progress::Busy;
+        *under_way = Some(DeviceMethod::Step);
+        busy |= device.step(&mut context, budget) == Progress::Busy;
+        *under_way = None;
 
         // Most steps set no timer and finish no DMA.
         let state = &self.slot.state;
@@ -423,17 +469,30 @@ impl ActiveFunction<'_> {
             }
 
             match completion.result {
-                Ok(filled) => {
-                    let data = &filled.buffer[..filled.length];
-                    self.call(|device, context| device.dma_done(context, who, token, Ok(data)));
-                    self.shared.return_buffer(filled.buffer);
-                }
-                Err(error) => {
-                    self.call(|device, context| device.dma_done(context, who, token, Err(error)));
-                }
+                Ok(filled) => self.deliver_data(who, token, filled),
+                Err(error) => self.call(DeviceMethod::DmaDone, |device, context| {
+                    device.dma_done(context, who, token, Err(error));
+                }),
             }
         }
 
         most
+    }
+
+    /// Delivers the data of a DMA read to the device, and returns the buffer to the pool.
+    fn deliver_data(&mut self, who: AttachmentId, token: DmaToken, filled: FilledBuffer) {
+        let FunctionSlot { state, device, under_way, lent, .. } = &mut *self.slot;
+        let filled = lent.data.insert(filled);
+        let data = &filled.buffer[..filled.length];
+
+        let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
+        *under_way = Some(DeviceMethod::DmaDone);
+        device.dma_done(&mut context, who, token, Ok(data));
+        *under_way = None;
+
+        if let Some(filled) = lent.data.take() {
+            self.shared.return_buffer(filled.buffer);
+        }
+        self.update_timer();
     }
 }

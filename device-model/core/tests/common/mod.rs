@@ -91,6 +91,8 @@ pub struct Script {
     pub stalled: Vec<AttachmentId>,
     /// Result of steps: busy, or idle.
     pub busy: bool,
+    /// The device panics when a DMA read ends.
+    pub panics_in_done: bool,
 }
 
 /// A test's access to its device.
@@ -191,6 +193,8 @@ impl Device for ProbeDevice {
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
+        let panics = self.probe.script().panics_in_done;
+        assert!(!panics, "broken");
         self.note(Call::Done(who, token, result.map(<[u8]>::to_vec)));
     }
 

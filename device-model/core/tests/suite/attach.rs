@@ -385,7 +385,7 @@ fn control_page_names_the_attachment() {
 
 #[test]
 fn device_counters_and_names_can_be_asked() {
-    let (machine, _) = attached();
+    let (mut machine, _) = attached();
 
     assert_eq!(machine.counters(F)[0].name, "probes");
     assert_eq!(machine.name(F), Some("node0"));

@@ -6,12 +6,14 @@ mod common;
 
 mod access;
 mod attach;
+mod companions;
 mod copy;
 mod dma;
 mod forget;
 mod guest_memory;
 mod interrupts;
 mod links;
+mod panics;
 mod property;
 mod rings;
 mod schedule;

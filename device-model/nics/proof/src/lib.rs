@@ -1,11 +1,12 @@
-//! Three small devices that exercise the device contract and show how to write one, in this order:
+//! Small devices that exercise the device contract and show how to write one, in this order:
 //!
 //! 1. [`slot_fifo`]: registers, mapped slots with sequence words, a port on the same queue,
 //!    back-pressure, error bits;
 //! 2. [`dma_engine`]: a descriptor list, split-phase DMA in bounded pieces, a posted doorbell,
 //!    MSI-X;
 //! 3. [`addressed_send`]: posted writes whose address names the receiver of a message, credits,
-//!    stalls, several clients.
+//!    stalls, several clients;
+//! 4. [`checksum`]: work outside the device's methods, by a companion that can halt.
 //!
 //! In: accesses and completions, as [`nicforge_core::device::Device`] describes them. Out: through
 //! its `Context`, DMA, interrupts, and words in mapped memory. May touch: core, family, hwi
@@ -16,10 +17,12 @@
 #![forbid(unsafe_code)]
 
 pub mod addressed_send;
+pub mod checksum;
 pub mod dma_engine;
 pub mod slot_fifo;
 
 pub use addressed_send::AddressedSend;
+pub use checksum::Checksum;
 pub use dma_engine::DmaEngine;
 pub use slot_fifo::SlotFifo;
 
@@ -27,12 +30,13 @@ use nicforge_core::spec::{AttachmentSpec, Identity};
 use nicforge_family::DeviceKind;
 use nicforge_hwi::pci;
 
-/// Returns the kinds of the three devices, for the tables `[[function]]` of machine files.
-pub fn kinds() -> [DeviceKind; 3] {
+/// Returns the kinds of the devices, for the tables `[[function]]` of machine files.
+pub fn kinds() -> [DeviceKind; 4] {
     [
         DeviceKind::plain("slot-fifo", SlotFifo::new),
         DeviceKind::plain("dma-engine", DmaEngine::new),
         DeviceKind::plain("addressed-send", AddressedSend::new),
+        DeviceKind::plain("checksum", Checksum::new),
     ]
 }
 

@@ -22,6 +22,8 @@ use nicforge_core::{
     dma::{DmaError, DmaLease},
     ids::{Address, AttachmentId, DmaToken, FunctionId},
     machine::Machine,
+    panic::DeviceMethod,
+    posted::Posted,
     spec::{AttachmentSpec, FunctionSpec, Identity},
 };
 use nicforge_engine::{Engine, EngineConfig, EngineHandle, EventLoopKind, Snapshot, Stop};
@@ -65,7 +67,25 @@ pub mod reg {
     pub const LEASE: u64 = 0x50;
     /// A write releases all leases.
     pub const LET_GO: u64 = 0x58;
+    /// A write makes the device panic when one of its methods is called next: that at this index of
+    /// [`super::METHODS`].
+    pub const BREAK: u64 = 0x60;
+    /// A write makes the drop of the device panic.
+    pub const BREAK_DROP: u64 = 0x68;
 }
+
+/// The methods that [`reg::BREAK`] names.
+pub const METHODS: [DeviceMethod; 9] = [
+    DeviceMethod::Read,
+    DeviceMethod::Write,
+    DeviceMethod::Drain,
+    DeviceMethod::Step,
+    DeviceMethod::DmaDone,
+    DeviceMethod::Attached,
+    DeviceMethod::Detached,
+    DeviceMethod::Reset,
+    DeviceMethod::Counters,
+];
 
 const WINDOW: u64 = 0x1_0000;
 
@@ -89,6 +109,21 @@ pub struct TestDevice {
     closed: u64,
     evicted: u64,
     resets: u64,
+    breaks_in: Option<DeviceMethod>,
+    breaks_in_drop: bool,
+}
+
+impl TestDevice {
+    /// Panics if the test asked for it.
+    fn enter(&self, method: DeviceMethod) {
+        assert!(self.breaks_in != Some(method), "broken in {}", method.name());
+    }
+}
+
+impl Drop for TestDevice {
+    fn drop(&mut self) {
+        assert!(!self.breaks_in_drop, "broken in drop");
+    }
 }
 
 impl Device for TestDevice {
@@ -106,6 +141,7 @@ impl Device for TestDevice {
     }
 
     fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+        self.enter(DeviceMethod::Read);
         let side = &self.sides[usize::from(from.0)];
         let value = match at.offset {
             reg::SCRATCH => u64::from(side.scratch),
@@ -117,6 +153,7 @@ impl Device for TestDevice {
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
+        self.enter(DeviceMethod::Write);
         let side = &mut self.sides[usize::from(from.0)];
         let mut bytes = [0; 8];
         let length = data.len().min(8);
@@ -144,12 +181,30 @@ impl Device for TestDevice {
             }
             reg::LET_GO => self.leases[usize::from(from.0)].clear(),
             reg::LINE => context.set_intx(from, value != 0),
+            reg::BREAK => self.breaks_in = Some(METHODS[value as usize]),
+            reg::BREAK_DROP => self.breaks_in_drop = true,
             _ => {}
         }
         Write::Accepted
     }
 
+    fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
+        self.enter(DeviceMethod::Drain);
+        while let Some((at, data)) = posted.next(context) {
+            if self.write(context, from, at, data) == Write::Stalled {
+                return Write::Stalled;
+            }
+            posted.done(context);
+        }
+        Write::Accepted
+    }
+
+    fn attached(&mut self, _: &mut Context<'_>, _: AttachmentId) {
+        self.enter(DeviceMethod::Attached);
+    }
+
     fn detached(&mut self, _: &mut Context<'_>, _: AttachmentId, why: Ended) {
+        self.enter(DeviceMethod::Detached);
         match why {
             Ended::Closed => self.closed += 1,
             Ended::Evicted => self.evicted += 1,
@@ -157,6 +212,7 @@ impl Device for TestDevice {
     }
 
     fn reset(&mut self, _: &mut Context<'_>, reach: Reset) {
+        self.enter(DeviceMethod::Reset);
         self.resets += 1;
         match reach {
             Reset::Attachment(who) => {
@@ -177,6 +233,7 @@ impl Device for TestDevice {
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
+        self.enter(DeviceMethod::DmaDone);
         let done = match result {
             Ok(data) => context.dma_write(who, token.0, data),
             Err(error) => Err(error),
@@ -191,10 +248,12 @@ impl Device for TestDevice {
     }
 
     fn step(&mut self, _: &mut Context<'_>, _: u32) -> Progress {
+        self.enter(DeviceMethod::Step);
         if self.busy { Progress::Busy } else { Progress::Idle }
     }
 
     fn counters(&self) -> Vec<Counter> {
+        self.enter(DeviceMethod::Counters);
         vec![
             Counter { name: "sent", value: self.sent },
             Counter { name: "closed", value: self.closed },
@@ -243,7 +302,11 @@ impl Served {
     }
 
     pub fn path(&self, who: AttachmentId) -> PathBuf {
-        socket_in(self.dir.path(), 0, who)
+        self.path_of(0, who)
+    }
+
+    pub fn path_of(&self, node: u32, who: AttachmentId) -> PathBuf {
+        socket_in(self.dir.path(), node, who)
     }
 
     pub fn client(&self, who: AttachmentId) -> Client {

@@ -11,10 +11,12 @@
 mod common;
 
 mod closing;
+mod companions;
 mod eventfds;
 mod files;
 mod hostile;
 mod messages;
+mod panics;
 mod second_socket;
 mod serve;
 mod survive;

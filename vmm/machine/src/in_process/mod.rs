@@ -75,8 +75,9 @@ pub enum OpenError {
     /// The machine refused the request.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// A device panicked, so the machine's state is undefined.
-    #[error("a device of this machine panicked; build a new machine")]
+    /// Code of the machine panicked, so its state is undefined. (The panic of a device takes only
+    /// its function out of service: [`MachineError::OutOfService`].)
+    #[error("this machine panicked, which is a defect; build a new machine")]
     Broken,
 }
 
@@ -326,7 +327,7 @@ fn pause(turn: Turn) {
     }
 }
 
-/// Returns the error of a machine in which a device panicked under the lock.
+/// Returns the error of a machine that panicked under the lock.
 fn broken() -> Error {
     Error::DeviceGone { cause: GoneCause::Stopped }
 }

@@ -34,7 +34,7 @@ fn map_most_expensive(rig: &mut Rig, client: &Client) {
     }
 }
 
-fn visits(rig: &Rig) -> u64 {
+fn visits(rig: &mut Rig) -> u64 {
     rig.counter(0, "command_visits")
 }
 
@@ -89,16 +89,16 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
     let (mut asked, mut waited) = (false, 0);
 
     let status = loop {
-        let before = visits(&rig);
+        let before = visits(&mut rig);
         let status = try_read(&mut rig, &greedy, atu::STATUS);
-        let spent = visits(&rig);
+        let spent = visits(&mut rig);
 
         // Whatever the first client has posted, accesses of others are answered at once, without
         // spending visits for the first.
         assert_eq!(try_read(&mut rig, &other, reg::IDENTITY), Some(reg::IDENTITY_VALUE));
         assert!(rig.send(&other, (1, 0), 0, &[0; 8]));
         sent += 1;
-        assert_eq!(visits(&rig), spent);
+        assert_eq!(visits(&mut rig), spent);
 
         if turns >= 10 && !asked {
             let command = atu::REGISTER.to_le_bytes();
@@ -113,7 +113,7 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
 
         turn(&mut rig);
         turns += 1;
-        assert!(visits(&rig) - before <= MOST, "turn {turns}");
+        assert!(visits(&mut rig) - before <= MOST, "turn {turns}");
 
         received += receiver.take_all().len();
         assert!(sent - received <= 8, "turn {turns}: {received} of {sent} messages");
@@ -145,11 +145,11 @@ fn a_registration_that_is_refused_for_its_mappings_looks_at_none_of_them() {
     // Another page fills the hole: one mapping too many.
     let _memory = rig.map(&client, (MOST_EXPENSIVE - 2) * 4096, 4096);
 
-    let before = visits(&rig);
+    let before = visits(&mut rig);
 
     assert_eq!(rig.register(&client, 0, MOST_EXPENSIVE, page::SIZE_4K, OPEN), Err(atu::SCATTERED));
     assert_eq!(rig.register(&client, 0, MOST_EXPENSIVE + 1, page::SIZE_4K, OPEN), Err(atu::NOT_MAPPED));
-    assert!(visits(&rig) - before <= 2);
+    assert!(visits(&mut rig) - before <= 2);
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_ring_that_is_enabled_again_and_again_is_bounded_too() {
 
     let mut turns = 0;
     loop {
-        let before = visits(&rig);
+        let before = visits(&mut rig);
         let enabled = try_read(&mut rig, &greedy, reg::VELO_RING_ENABLE);
         assert_eq!(try_read(&mut rig, &other, reg::IDENTITY), Some(reg::IDENTITY_VALUE));
         if enabled.is_some() {
@@ -179,7 +179,7 @@ fn a_ring_that_is_enabled_again_and_again_is_bounded_too() {
 
         turn(&mut rig);
         turns += 1;
-        assert!(visits(&rig) - before <= MOST);
+        assert!(visits(&mut rig) - before <= MOST);
     }
 
     assert!(turns >= 4096 / 2 / 8, "{turns} turns for 2048 leases of 4096 mappings");

@@ -339,7 +339,7 @@ fn registrations_in_a_row_are_not_one_region() {
 
 /// Starts a transfer of 4 MiB and stops in the middle of it.
 fn start_half_way(rig: &mut Rig, here: &Peer, there: &Peer, put: bool) {
-    let moved = |rig: &Rig| rig.counter(0, "rma_bytes_written") + rig.counter(1, "rma_bytes_written");
+    let moved = |rig: &mut Rig| rig.counter(0, "rma_bytes_written") + rig.counter(1, "rma_bytes_written");
     let before = moved(rig);
     let length = 4 << 20;
 

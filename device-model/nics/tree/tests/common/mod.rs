@@ -141,7 +141,7 @@ impl Rig {
     }
 
     /// Returns a counter of a node's NIC.
-    pub(crate) fn counter(&self, node: u32, name: &str) -> u64 {
+    pub(crate) fn counter(&mut self, node: u32, name: &str) -> u64 {
         let counters = self.machine.counters(self.functions[node as usize]);
         counters.iter().find(|counter| counter.name == name).unwrap().value
     }

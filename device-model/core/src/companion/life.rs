@@ -1,0 +1,237 @@
+//! One life of a companion: the state that its device, the machine and the companion share, and the
+//! companion's thread.
+
+use std::{
+    panic::{self, AssertUnwindSafe},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+    },
+    task::Waker,
+    thread::{self, Thread},
+    time::Duration,
+};
+
+use super::{Companion, CompanionEnd, CompanionStatus, Halt};
+use crate::{device::Progress, panic::message_of};
+
+/// Commands of one poll on a thread, about.
+const BUDGET: u32 = 64;
+/// Longest sleep of a companion's thread. It bounds the delay of a companion that looks at
+/// something else than its commands.
+const LONGEST_PARK: Duration = Duration::from_millis(250);
+
+/// Progress of a companion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Phase {
+    /// It is being polled, or about to be.
+    Polling = 0,
+    /// It sleeps until a message comes, or is stepped.
+    Waiting = 1,
+    /// It has ended, with a panic or without. Nothing of it runs any more.
+    Over = 2,
+}
+
+/// Flags by which companions wake a machine.
+pub(super) struct MachineFlags {
+    /// The machine looks at the lives in its next step without a wake-up.
+    pub(super) is_awake: AtomicBool,
+    pub(super) waker: Waker,
+}
+
+/// The shared state of a life.
+pub(super) struct Life {
+    epoch: u32,
+    machine: Arc<MachineFlags>,
+    /// The device has sent a command or received an event since the last poll.
+    has_work: AtomicBool,
+    /// The companion has sent an event or halted since the machine looked.
+    is_signalled: AtomicBool,
+    /// The device has dropped its end.
+    has_ended: AtomicBool,
+    is_hung: AtomicBool,
+    phase: AtomicU8,
+    /// Counts polls.
+    beats: AtomicU64,
+    /// Message of the companion's panic.
+    panic: OnceLock<String>,
+    /// The companion's thread, if it has one.
+    thread: OnceLock<Thread>,
+}
+
+impl Life {
+    pub(super) fn new(epoch: u32, machine: Arc<MachineFlags>) -> Self {
+        Self {
+            epoch,
+            machine,
+            has_work: AtomicBool::new(true),
+            is_signalled: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            is_hung: AtomicBool::new(false),
+            phase: AtomicU8::new(Phase::Polling as u8),
+            beats: AtomicU64::new(0),
+            panic: OnceLock::new(),
+            thread: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    pub(super) fn status(&self) -> CompanionStatus {
+        if self.is_hung() {
+            return CompanionStatus::Halted(Halt::Hung);
+        }
+        match self.panic.get() {
+            None => CompanionStatus::Running,
+            Some(message) => CompanionStatus::Halted(Halt::Panicked(message.clone())),
+        }
+    }
+
+    pub(super) fn is_hung(&self) -> bool {
+        self.is_hung.load(Ordering::Acquire)
+    }
+
+    /// Declares that a poll takes too long.
+    pub(super) fn set_hung(&self) {
+        self.is_hung.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// Ends the life. The companion's thread ends after the poll that is under way.
+    pub(super) fn end(&self) {
+        self.has_ended.store(true, Ordering::Release);
+        self.wake_companion();
+    }
+
+    pub(super) fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Polling,
+            1 => Phase::Waiting,
+            _ => Phase::Over,
+        }
+    }
+
+    fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Release);
+    }
+
+    pub(super) fn beats(&self) -> u64 {
+        self.beats.load(Ordering::Acquire)
+    }
+
+    /// Sets the companion's thread. The machine and the thread itself do that, whichever is first.
+    pub(super) fn set_thread(&self, thread: Thread) {
+        let _ = self.thread.set(thread);
+    }
+
+    /// Has the companion polled soon. An unpark comes to a thread that is awake as a token, which
+    /// its next park takes, so no wake-up is lost.
+    pub(super) fn wake_companion(&self) {
+        self.has_work.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    /// Has the machine call the device soon.
+    ///
+    /// Both sides store before they load, in one total order. Either the machine finds the signal
+    /// before it sleeps, or this finds that it may sleep.
+    pub(super) fn wake_device(&self) {
+        let was_signalled = self.is_signalled.swap(true, Ordering::SeqCst);
+        if !was_signalled && !self.machine.is_awake.load(Ordering::SeqCst) {
+            self.machine.waker.wake_by_ref();
+        }
+    }
+
+    /// Returns whether the device has something to look at, and clears that.
+    pub(super) fn take_signal(&self) -> bool {
+        self.is_signalled.load(Ordering::SeqCst) && self.is_signalled.swap(false, Ordering::SeqCst)
+    }
+
+    /// Returns whether the device has something to look at.
+    pub(super) fn is_signalled(&self) -> bool {
+        self.is_signalled.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether a stepped companion is to be polled, and clears that.
+    pub(super) fn take_work(&self) -> bool {
+        self.has_work.load(Ordering::Relaxed) && self.has_work.swap(false, Ordering::AcqRel)
+    }
+
+    /// Polls the companion once. A panic halts it. Returns [`Progress::Idle`] when it is over.
+    pub(super) fn poll(&self, body: &mut dyn Body, budget: u32) -> Progress {
+        self.set_phase(Phase::Polling);
+        self.beats.fetch_add(1, Ordering::Release);
+
+        // A companion that panicked is not polled again, only dropped.
+        match panic::catch_unwind(AssertUnwindSafe(|| body.poll(budget))) {
+            Ok(progress) => {
+                self.set_phase(Phase::Waiting);
+                progress
+            }
+            Err(payload) => {
+                self.note_panic(message_of(payload));
+                Progress::Idle
+            }
+        }
+    }
+
+    /// Drops the companion. It has ended then.
+    pub(super) fn drop_body(&self, body: Box<dyn Body>) {
+        if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(|| drop(body))) {
+            self.note_panic(message_of(payload));
+        }
+        self.set_phase(Phase::Over);
+        self.wake_device();
+    }
+
+    fn note_panic(&self, message: String) {
+        // The first panic is the one that counts.
+        let _ = self.panic.set(message);
+    }
+
+    pub(super) fn has_panicked(&self) -> bool {
+        self.panic.get().is_some()
+    }
+
+    /// Runs the companion on this thread until the life ends or the companion panics.
+    pub(super) fn run(&self, mut body: Box<dyn Body>) {
+        self.set_thread(thread::current());
+
+        while !self.has_ended() {
+            let progress = self.poll(body.as_mut(), BUDGET);
+            if self.has_panicked() {
+                break;
+            }
+            if progress == Progress::Idle {
+                thread::park_timeout(LONGEST_PARK);
+            }
+        }
+
+        self.drop_body(body);
+    }
+}
+
+/// A companion with its end of the FIFOs, whatever its types.
+pub(super) trait Body: Send {
+    fn poll(&mut self, budget: u32) -> Progress;
+}
+
+/// A companion of one type.
+pub(super) struct Typed<C: Companion> {
+    pub(super) companion: C,
+    pub(super) end: CompanionEnd<C::Command, C::Event>,
+}
+
+impl<C: Companion> Body for Typed<C> {
+    fn poll(&mut self, budget: u32) -> Progress {
+        self.companion.poll(&mut self.end, budget)
+    }
+}

@@ -1,0 +1,210 @@
+//! Companions: what a device needs that must not run in its methods.
+//!
+//! A device never waits. Work that takes long, or that may wait for the operating system, is a
+//! [`Companion`]. The device starts it with [`crate::context::Context::start_companion`], and then
+//! reaches it only by two bounded FIFOs: commands to it ([`DeviceEnd`]), events from it
+//! ([`CompanionEnd`]). Messages own what they carry, so neither side can see the other's state.
+//!
+//! The holder of the machine chooses where companions run ([`CompanionMode`]):
+//!
+//! - *stepped*: [`crate::machine::Machine::step`] polls them. This is the default, and what tests
+//!   and virtual time use;
+//! - *on threads*: each has a thread of its own. The engine uses it.
+//!
+//! Lives
+//!
+//! - Each start begins a new *life*, which has new FIFOs and the next *epoch*. The life before it
+//!   ends. What it sent and the device has not received is dropped with its FIFOs.
+//! - A life ends when the device drops its end. The companion is dropped after the poll that is
+//!   under way. Its thread is never joined. A thread that does not return is *abandoned*, and
+//!   counted. With [`MAX_ABANDONED`] such threads no further life begins.
+//! - A companion is *halted* when it panics, or when a poll takes longer than the machine's limit.
+//!   The device sees [`CompanionStatus::Halted`] and starts a new life when it is reset.
+//!
+//! Wake-ups
+//!
+//! - A message to a companion unparks its thread. That is an atomic swap, and a system call only if
+//!   the thread sleeps.
+//! - A message to a device is noted in the life. The machine looks at the notes in each step, and
+//!   wakes the function. The companion calls the holder's waker only if the machine may be asleep.
+//!
+//! The FIFOs are bounded channels of the standard library, of which both ends only *try*. Then a
+//! message is a compare-and-swap and two stores, and nothing allocates after the start.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | the trait, the modes, states and errors |
+//! | `ends.rs` | the two ends of the FIFOs |
+//! | `life.rs` | the state that both sides and the machine share, and a companion's thread |
+//! | `table.rs` | the companions of a machine: starting, polling, supervision |
+
+mod ends;
+mod life;
+mod table;
+
+use std::{fmt, io};
+
+use thiserror::Error;
+
+pub use self::ends::{CompanionEnd, DeviceEnd, SendError};
+pub(crate) use self::table::Companions;
+use crate::{context::Context, device::Progress};
+
+/// Most threads of earlier lives of a companion that have not returned. With this many, no new
+/// life begins.
+pub const MAX_ABANDONED: usize = 16;
+/// Most companions of a function.
+pub const MAX_COMPANIONS: usize = 16;
+/// Most messages of a FIFO.
+pub const MAX_MESSAGES: usize = 4096;
+/// Default limit of a poll on a thread, in nanoseconds.
+/// [`crate::machine::Machine::set_companion_limit`] changes it.
+pub const COMPANION_LIMIT: u64 = 5_000_000_000;
+
+/// The body of a companion.
+pub trait Companion: Send + 'static {
+    /// Message from the device.
+    type Command: Send + 'static;
+    /// Message to the device.
+    type Event: Send + 'static;
+
+    /// Does a bounded piece of work: at most about `budget` commands.
+    ///
+    /// It is called after the start, after the device has sent a command or received an event, and
+    /// again after [`Progress::Busy`]. On a thread it is also called now and then without a reason,
+    /// and it may wait in the call, for less than the machine's limit. Stepped, it must not wait.
+    fn poll(&mut self, end: &mut CompanionEnd<Self::Command, Self::Event>, budget: u32) -> Progress;
+}
+
+/// Name of a companion, and the sizes of its FIFOs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompanionSpec {
+    /// Name in tables, and of the thread. A function's companions have different names.
+    pub name: &'static str,
+    /// Most commands in the FIFO to the companion, 1 to [`MAX_MESSAGES`].
+    pub commands: usize,
+    /// Most events in the FIFO to the device, 1 to [`MAX_MESSAGES`].
+    pub events: usize,
+}
+
+/// Where companions run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CompanionMode {
+    /// In the machine's steps.
+    #[default]
+    Stepped,
+    /// Each on a thread of its own.
+    Threads,
+}
+
+/// State of a life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CompanionStatus {
+    /// It takes commands.
+    Running,
+    /// It takes no more commands in this life.
+    Halted(Halt),
+    /// The device has ended the life, and has begun no other one.
+    Ended,
+}
+
+/// Reason why a companion is halted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Halt {
+    /// It panicked, with this message.
+    Panicked(String),
+    /// A poll took longer than the limit.
+    Hung,
+}
+
+impl fmt::Display for CompanionStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Running => write!(f, "running"),
+            Self::Ended => write!(f, "ended"),
+            Self::Halted(Halt::Hung) => write!(f, "hung"),
+            Self::Halted(Halt::Panicked(message)) => write!(f, "panicked: {message}"),
+        }
+    }
+}
+
+/// A companion as tables show it. It is displayed as `NAME (epoch 2) hung, 1 thread abandoned`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompanionReport {
+    /// Its name.
+    pub name: &'static str,
+    /// Number of its current life, from 1.
+    pub epoch: u32,
+    /// State of that life.
+    pub status: CompanionStatus,
+    /// Threads of earlier lives that have not returned.
+    pub abandoned: usize,
+}
+
+impl CompanionReport {
+    /// Returns whether the companion is not halted, and has left no thread behind.
+    pub fn is_healthy(&self) -> bool {
+        !matches!(self.status, CompanionStatus::Halted(_)) && self.abandoned == 0
+    }
+}
+
+impl fmt::Display for CompanionReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (epoch {}) {}", self.name, self.epoch, self.status)?;
+        match self.abandoned {
+            0 => Ok(()),
+            1 => write!(f, ", 1 thread abandoned"),
+            count => write!(f, ", {count} threads abandoned"),
+        }
+    }
+}
+
+/// Reason why a life could not begin.
+#[derive(Debug, Error)]
+pub enum CompanionError {
+    /// Too many threads of earlier lives have not returned.
+    #[error("{count} earlier threads of companion {name} have not returned; no further one is started")]
+    Abandoned {
+        /// Name of the companion.
+        name: &'static str,
+        /// Number of the threads.
+        count: usize,
+    },
+    /// The function has too many companions.
+    #[error("companion {name} would be one more than {MAX_COMPANIONS} of this function")]
+    TooMany {
+        /// Name of the companion.
+        name: &'static str,
+    },
+    /// A FIFO's size is out of range.
+    #[error("companion {name} needs FIFOs of 1 to {MAX_MESSAGES} messages")]
+    Size {
+        /// Name of the companion.
+        name: &'static str,
+    },
+    /// The thread could not be started.
+    #[error("the thread of companion {name} could not be started: {reason}")]
+    Thread {
+        /// Name of the companion.
+        name: &'static str,
+        /// The system's answer.
+        reason: io::Error,
+    },
+}
+
+impl Context<'_> {
+    /// Begins a new life of a companion, and returns the device's end of its FIFOs. The earlier
+    /// life of the same name ends.
+    ///
+    /// A device starts a companion when it first needs it, and again when it is reset.
+    ///
+    /// # Errors
+    /// [`CompanionError`]. The earlier life has ended in every case.
+    pub fn start_companion<C: Companion>(
+        &mut self,
+        spec: CompanionSpec,
+        body: C,
+    ) -> Result<DeviceEnd<C::Command, C::Event>, CompanionError> {
+        self.shared.companions.start(self.function.id, spec, body)
+    }
+}

@@ -1,0 +1,296 @@
+//! The companions of a machine: starting, polling, supervision.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Waker,
+    thread,
+};
+
+use super::{
+    COMPANION_LIMIT, Companion, CompanionError, CompanionMode, CompanionReport, CompanionSpec,
+    CompanionStatus, DeviceEnd, MAX_ABANDONED, MAX_COMPANIONS, MAX_MESSAGES,
+    ends::ends,
+    life::{Body, Life, MachineFlags, Phase, Typed},
+};
+use crate::{device::Progress, ids::FunctionId, time::Nanos};
+
+/// Looks at a thread within its limit. Time in which the machine did not look counts as at most one
+/// part of the limit, since the thread may not have run then either.
+const LOOKS: u64 = 8;
+
+/// The companions of all functions of a machine.
+pub(crate) struct Companions {
+    mode: CompanionMode,
+    flags: Arc<MachineFlags>,
+    /// Longest poll on a thread, in nanoseconds.
+    limit: u64,
+    named: Vec<Named>,
+    /// Time of the next look at the threads.
+    look_at: Nanos,
+}
+
+/// A companion, with all of its lives that are not over.
+struct Named {
+    function: FunctionId,
+    name: &'static str,
+    /// Number of lives so far.
+    epoch: u32,
+    current: Option<Supervised>,
+    /// Threads of earlier lives.
+    earlier: Vec<Arc<Life>>,
+}
+
+/// The current life of a companion.
+struct Supervised {
+    life: Arc<Life>,
+    /// The companion, if the machine's steps poll it.
+    stepped: Option<Box<dyn Body>>,
+    /// Polls at the last look, and the time for which there was no other one.
+    beats: u64,
+    silent: u64,
+    looked_at: Nanos,
+}
+
+impl Companions {
+    pub(crate) fn new() -> Self {
+        Self {
+            mode: CompanionMode::Stepped,
+            flags: flags(Waker::noop().clone()),
+            limit: COMPANION_LIMIT,
+            named: Vec::new(),
+            look_at: Nanos::ZERO,
+        }
+    }
+
+    /// Sets where lives run that begin from now on, and the waker of the machine's holder.
+    pub(crate) fn set_mode(&mut self, mode: CompanionMode, waker: Waker) {
+        self.mode = mode;
+        self.flags = flags(waker);
+    }
+
+    /// Sets the longest poll on a thread, at least [`LOOKS`] nanoseconds.
+    pub(crate) fn set_limit(&mut self, nanoseconds: u64) {
+        self.limit = nanoseconds.max(LOOKS);
+    }
+
+    /// Returns whether no function has a companion.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.named.is_empty()
+    }
+
+    /// Begins a life of a companion of `function`.
+    pub(crate) fn start<C: Companion>(
+        &mut self,
+        function: FunctionId,
+        spec: CompanionSpec,
+        companion: C,
+    ) -> Result<DeviceEnd<C::Command, C::Event>, CompanionError> {
+        let name = spec.name;
+        let sizes = 1..=MAX_MESSAGES;
+        if !sizes.contains(&spec.commands) || !sizes.contains(&spec.events) {
+            return Err(CompanionError::Size { name });
+        }
+
+        let (mode, flags) = (self.mode, Arc::clone(&self.flags));
+        let named = self.named_mut(function, name)?;
+        named.end_current();
+        let count = named.earlier.len();
+        if count >= MAX_ABANDONED {
+            return Err(CompanionError::Abandoned { name, count });
+        }
+
+        named.epoch = named.epoch.wrapping_add(1);
+        let life = Arc::new(Life::new(named.epoch, flags));
+        let (device_end, end) = ends(&spec, &life);
+        let body: Box<dyn Body> = Box::new(Typed { companion, end });
+
+        let stepped = match mode {
+            CompanionMode::Stepped => Some(body),
+            CompanionMode::Threads => {
+                run_on_thread(name, &life, body)?;
+                None
+            }
+        };
+        named.current = Some(Supervised { life, stepped, beats: 0, silent: 0, looked_at: Nanos::NEVER });
+        self.look_at = Nanos::ZERO;
+
+        Ok(device_end)
+    }
+
+    /// Returns a companion, and adds it if it is new.
+    fn named_mut(&mut self, function: FunctionId, name: &'static str) -> Result<&mut Named, CompanionError> {
+        let is_it = |named: &Named| named.function == function && named.name == name;
+        if let Some(index) = self.named.iter().position(is_it) {
+            return Ok(&mut self.named[index]);
+        }
+
+        if self.named.iter().filter(|named| named.function == function).count() >= MAX_COMPANIONS {
+            return Err(CompanionError::TooMany { name });
+        }
+
+        self.named.push(Named { function, name, epoch: 0, current: None, earlier: Vec::new() });
+        let last = self.named.len() - 1;
+
+        Ok(&mut self.named[last])
+    }
+
+    /// Reports that the machine is awake: it looks at the lives in this step.
+    pub(crate) fn begin_step(&self) {
+        self.flags.is_awake.store(true, Ordering::Relaxed);
+    }
+
+    /// Polls the stepped companions that have work. Returns whether one of them has more.
+    pub(crate) fn poll(&mut self, budget: u32) -> bool {
+        let mut busy = false;
+        for named in &mut self.named {
+            if named.current.as_ref().is_some_and(|current| current.life.has_ended()) {
+                named.end_current();
+            }
+            busy |= named.current.as_mut().is_some_and(|current| current.poll(budget));
+        }
+        busy
+    }
+
+    /// Passes the functions to `wake` whose companions have sent events or halted.
+    pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
+        for named in &self.named {
+            if let Some(current) = &named.current
+                && current.life.take_signal()
+            {
+                wake(named.function);
+            }
+        }
+    }
+
+    /// Looks at the threads if that is due: declares those hung that have been in one poll for too
+    /// long, and forgets lives that are over.
+    pub(crate) fn supervise(&mut self, now: Nanos) {
+        if now < self.look_at {
+            return;
+        }
+
+        self.look_at = now.after(self.limit / LOOKS);
+        for named in &mut self.named {
+            named.earlier.retain(|life| life.phase() != Phase::Over);
+            if let Some(current) = &mut named.current
+                && current.measure_poll(now, self.limit)
+            {
+                tracing::error!("companion {} hangs; it is halted", named.name);
+                current.life.set_hung();
+                current.life.wake_device();
+            }
+        }
+    }
+
+    /// Reports that the machine may sleep until `time`. Returns the time at which it must step
+    /// again at the latest: at once if a companion has sent something by now.
+    pub(crate) fn end_step(&self, time: Nanos) -> Option<Nanos> {
+        self.flags.is_awake.store(false, Ordering::SeqCst);
+        let current = || self.named.iter().filter_map(|named| named.current.as_ref());
+        if current().any(|current| current.life.is_signalled()) {
+            return None;
+        }
+
+        let is_watched = current().any(Supervised::is_watched);
+        Some(if is_watched { time.min(self.look_at) } else { time })
+    }
+
+    /// Returns the companions of a function.
+    pub(crate) fn report(&self, function: FunctionId) -> Vec<CompanionReport> {
+        let of_function = self.named.iter().filter(|named| named.function == function);
+        let reports = of_function.map(|named| {
+            let current = named.current.as_ref();
+            CompanionReport {
+                name: named.name,
+                epoch: named.epoch,
+                status: current.map_or(CompanionStatus::Ended, |current| current.life.status()),
+                abandoned: named.earlier.iter().filter(|life| life.phase() != Phase::Over).count(),
+            }
+        });
+        reports.collect()
+    }
+}
+
+impl Named {
+    /// Ends the current life. Its thread is among the earlier ones until it returns.
+    fn end_current(&mut self) {
+        self.earlier.retain(|life| life.phase() != Phase::Over);
+        let Some(mut current) = self.current.take() else { return };
+        current.life.end();
+        match current.stepped.take() {
+            Some(body) => current.life.drop_body(body),
+            None if current.life.phase() == Phase::Over => {}
+            None => self.earlier.push(Arc::clone(&current.life)),
+        }
+    }
+}
+
+impl Supervised {
+    /// Polls a stepped companion that has work. Returns whether it has more.
+    fn poll(&mut self, budget: u32) -> bool {
+        if self.stepped.is_none() || !self.life.take_work() {
+            return false;
+        }
+        let Some(mut body) = self.stepped.take() else { return false };
+
+        let busy = self.life.poll(body.as_mut(), budget) == Progress::Busy;
+        if self.life.has_panicked() {
+            self.life.drop_body(body);
+            return false;
+        }
+
+        self.stepped = Some(body);
+        if busy {
+            self.life.wake_companion();
+        }
+        busy
+    }
+
+    /// Returns whether a thread is in a poll, so that the machine must look at it again.
+    fn is_watched(&self) -> bool {
+        self.stepped.is_none() && !self.life.is_hung() && self.life.phase() == Phase::Polling
+    }
+
+    /// Adds the time since the last look to that of the poll under way. Returns whether the poll
+    /// has become too long.
+    fn measure_poll(&mut self, now: Nanos, limit: u64) -> bool {
+        let beats = self.life.beats();
+        let passed = now.0.saturating_sub(self.looked_at.0).min(limit / LOOKS);
+        self.looked_at = now;
+        if !self.is_watched() || beats != self.beats {
+            (self.beats, self.silent) = (beats, 0);
+            return false;
+        }
+
+        self.silent += passed;
+        self.silent >= limit / LOOKS * LOOKS
+    }
+}
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        self.life.end();
+        if let Some(body) = self.stepped.take() {
+            self.life.drop_body(body);
+        }
+    }
+}
+
+fn flags(waker: Waker) -> Arc<MachineFlags> {
+    Arc::new(MachineFlags { is_awake: AtomicBool::new(true), waker })
+}
+
+/// Runs a companion on a thread of its own, which is never joined.
+fn run_on_thread(name: &'static str, life: &Arc<Life>, body: Box<dyn Body>) -> Result<(), CompanionError> {
+    let shared = Arc::clone(life);
+    let started = thread::Builder::new().name(name.to_owned()).spawn(move || shared.run(body));
+    // The handle is dropped, which detaches the thread.
+    let handle = started.map_err(|reason| CompanionError::Thread { name, reason })?;
+    life.set_thread(handle.thread().clone());
+
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! The checksum card in process, its companion stepped and on a thread: sums, resets, and a
+//! companion that panics or hangs.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        mpsc::{self, Sender},
+    },
+    task::Waker,
+    time::{Duration, Instant},
+};
+
+use nicforge_core::{
+    companion::CompanionMode,
+    dma::{DmaBacking, DmaPermission},
+    ids::{AttachmentId, FunctionId},
+    machine::{Access, Machine, region},
+    time::Nanos,
+};
+use nicforge_hwi::proof::checksum::*;
+use nicforge_proof::{Checksum, checksum::fnv1a};
+use nicforge_shm::SharedMemory;
+
+const CARD: FunctionId = FunctionId(0);
+const USER: AttachmentId = AttachmentId(0);
+/// IOVA of each client's memory.
+const ADDRESS: u64 = 0x1_0000;
+/// Longest wait of a test.
+const LONG: Duration = Duration::from_secs(20);
+const BOTH: [CompanionMode; 2] = [CompanionMode::Stepped, CompanionMode::Threads];
+/// First byte of data at which the companion panics, or waits until the test lets it go on.
+const PANIC: u8 = 1;
+const WAIT: u8 = 2;
+
+struct Rig {
+    machine: Machine,
+    memories: Vec<SharedMemory>,
+    started: Instant,
+    /// Its drop lets companions go on that wait.
+    release: Option<Sender<()>>,
+}
+
+impl Rig {
+    /// Returns a card that all of its attachments use.
+    fn new(mode: CompanionMode) -> Self {
+        let (release, until) = mpsc::channel::<()>();
+        let until = Mutex::new(until);
+        let algorithm = move |bytes: &[u8]| {
+            assert_ne!(bytes[0], PANIC, "broken");
+            if bytes[0] == WAIT {
+                let _ = until.lock().unwrap().recv();
+            }
+            fnv1a(bytes)
+        };
+
+        let mut machine = Machine::new();
+        machine.set_companions(mode, Waker::noop().clone());
+        // No test takes this long, unless it sets another limit.
+        machine.set_companion_limit(LONG.as_nanos() as u64);
+        machine.add_function("sum0", Box::new(Checksum::with_algorithm(Arc::new(algorithm)))).unwrap();
+        let mut rig = Self { machine, memories: Vec::new(), started: Instant::now(), release: Some(release) };
+        (0..ATTACHMENTS).for_each(|who| rig.attach(AttachmentId(who)));
+        rig
+    }
+
+    fn attach(&mut self, who: AttachmentId) {
+        self.machine.attach(CARD, who).unwrap();
+        self.write(who, region::CONFIG, 0x04, &0x0006_u16.to_le_bytes());
+        let memory = SharedMemory::create("client", MAX_LENGTH as usize).unwrap();
+        let (length, backing) = (u64::from(MAX_LENGTH), DmaBacking::Memory(memory.whole()));
+        self.machine.dma_map(CARD, who, ADDRESS, length, DmaPermission::READ_WRITE, backing).unwrap();
+        self.memories.push(memory);
+    }
+
+    fn write(&mut self, who: AttachmentId, region: u32, offset: u64, data: &[u8]) {
+        assert_eq!(self.machine.write(CARD, who, region, offset, data).unwrap(), Access::Done);
+    }
+
+    fn read(&mut self, who: AttachmentId, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        assert_eq!(self.machine.read(CARD, who, region::BAR0, offset, &mut data).unwrap(), Access::Done);
+        u32::from_le_bytes(data)
+    }
+
+    /// Starts a sum of `bytes`.
+    fn start(&mut self, who: AttachmentId, bytes: &[u8]) {
+        self.memories[usize::from(who.0)].write(0, bytes).unwrap();
+        self.write(who, region::BAR0, REG_ADDRESS, &ADDRESS.to_le_bytes());
+        self.write(who, region::BAR0, REG_LENGTH, &(bytes.len() as u32).to_le_bytes());
+        self.write(who, region::BAR0, REG_START, &1_u32.to_le_bytes());
+    }
+
+    fn mirror(&self, who: AttachmentId, offset: u64) -> u64 {
+        let mirror = self.machine.region(CARD, who, 2).unwrap().memory.unwrap();
+        mirror.u64(offset).unwrap().load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    fn step(&mut self) {
+        self.machine.step(Nanos(self.started.elapsed().as_nanos() as u64), 64);
+    }
+
+    #[track_caller]
+    fn until(&mut self, mut ready: impl FnMut(&mut Self) -> bool) {
+        let deadline = Instant::now() + LONG;
+        while !ready(self) {
+            assert!(Instant::now() < deadline, "not in time");
+            self.step();
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits for the end of a number of starts. Returns the status after them.
+    #[track_caller]
+    fn until_ended(&mut self, who: AttachmentId, starts: u64) -> u32 {
+        self.until(|rig| rig.mirror(who, MIRROR_ENDED) == starts);
+        self.read(who, REG_STATUS)
+    }
+
+    /// Asserts that a sum is right. `ended` starts have ended before it.
+    #[track_caller]
+    fn assert_sums(&mut self, who: AttachmentId, ended: u64) {
+        let bytes: Vec<u8> = (0..1000_u32).map(|at| 3 + (at % 200) as u8).collect();
+        self.start(who, &bytes);
+        assert_eq!(self.until_ended(who, ended + 1), 0);
+        assert_eq!(self.mirror(who, MIRROR_SUM), fnv1a(&bytes));
+    }
+}
+
+#[test]
+fn sums_of_all_clients_are_right() {
+    for mode in BOTH {
+        let mut rig = Rig::new(mode);
+        let bytes =
+            |who: u16, round: u8| vec![10 * round + 3 + who as u8; MAX_LENGTH as usize - who as usize];
+        for round in 0..4 {
+            for who in 0..ATTACHMENTS {
+                rig.start(AttachmentId(who), &bytes(who, round));
+            }
+            for who in 0..ATTACHMENTS {
+                assert_eq!(rig.until_ended(AttachmentId(who), u64::from(round) + 1), 0);
+                assert_eq!(rig.mirror(AttachmentId(who), MIRROR_SUM), fnv1a(&bytes(who, round)));
+            }
+        }
+        assert_eq!(rig.read(USER, REG_EPOCH), 1);
+    }
+}
+
+#[test]
+fn invalid_start_and_memory_that_is_not_mapped_are_errors() {
+    let mut rig = Rig::new(CompanionMode::Stepped);
+    rig.write(USER, region::BAR0, REG_START, &1_u32.to_le_bytes());
+    assert_eq!(rig.until_ended(USER, 1), STATUS_BAD_START);
+
+    rig.write(USER, region::BAR0, REG_LENGTH, &8_u32.to_le_bytes());
+    rig.write(USER, region::BAR0, REG_START, &1_u32.to_le_bytes());
+
+    assert_eq!(rig.until_ended(USER, 2), STATUS_DMA_ERROR);
+    rig.assert_sums(USER, 2);
+}
+
+#[test]
+fn companion_that_panics_fails_all_starts_until_the_function_is_reset() {
+    for mode in BOTH {
+        let mut rig = Rig::new(mode);
+        rig.start(USER, &[PANIC; 8]);
+
+        assert_eq!(rig.until_ended(USER, 1), STATUS_HALTED);
+        rig.start(USER, &[9; 8]);
+        assert_eq!(rig.until_ended(USER, 2), STATUS_HALTED);
+        assert_eq!(
+            rig.machine.companions(CARD)[0].to_string(),
+            "checksum (epoch 1) panicked: assertion `left != right` failed: broken left: 1 right: 1"
+        );
+
+        rig.machine.reset_function(CARD).unwrap();
+        assert_eq!(rig.read(USER, REG_EPOCH), 2);
+        rig.assert_sums(USER, 0);
+        assert!(rig.machine.device_panic(CARD).is_none());
+    }
+}
+
+#[test]
+fn companion_that_hangs_is_replaced_at_a_reset_and_its_late_sum_dropped() {
+    let mut rig = Rig::new(CompanionMode::Threads);
+    rig.machine.set_companion_limit(20_000_000);
+    rig.start(USER, &[WAIT; 8]);
+
+    assert_eq!(rig.until_ended(USER, 1), STATUS_HALTED);
+    rig.machine.set_companion_limit(LONG.as_nanos() as u64);
+    rig.machine.reset_function(CARD).unwrap();
+    rig.assert_sums(USER, 0);
+
+    assert_eq!(rig.machine.companions(CARD)[0].to_string(), "checksum (epoch 2) running, 1 thread abandoned");
+    rig.release = None;
+    rig.until(|rig| rig.machine.companions(CARD)[0].is_healthy());
+    rig.assert_sums(USER, 1);
+}
+
+#[test]
+fn sum_under_way_at_the_reset_of_its_client_does_not_end_a_later_start() {
+    let mut rig = Rig::new(CompanionMode::Threads);
+    rig.start(USER, &[WAIT; 8]);
+    rig.step();
+
+    rig.machine.reset_attachment(CARD, USER).unwrap();
+    rig.write(USER, region::CONFIG, 0x04, &0x0006_u16.to_le_bytes());
+    rig.start(USER, &[7; 64]);
+    rig.release = None;
+
+    assert_eq!(rig.until_ended(USER, 1), 0);
+    assert_eq!(rig.mirror(USER, MIRROR_SUM), fnv1a(&[7; 64]));
+    rig.assert_sums(AttachmentId(1), 0);
+    assert_eq!(rig.mirror(USER, MIRROR_ENDED), 1);
+}
+
+#[test]
+fn machine_ends_while_the_companion_waits() {
+    let mut rig = Rig::new(CompanionMode::Threads);
+    rig.start(USER, &[WAIT; 8]);
+    rig.step();
+    let release = rig.release.take();
+
+    // The wait has no end of its own, so a join would never return.
+    drop(rig);
+
+    drop(release);
+}
