@@ -304,7 +304,7 @@ impl Net {
     }
 
     /// Returns the frames that a device has received.
-    fn received(&self, nic: FunctionId) -> u64 {
+    fn received(&mut self, nic: FunctionId) -> u64 {
         let counters = self.machine.counters(nic);
         counters.iter().find(|counter| counter.name == "received").unwrap().value
     }
