@@ -25,3 +25,4 @@ pub mod random;
 pub mod rma_body;
 pub mod tree_body;
 pub mod velo_body;
+pub mod virtio_body;

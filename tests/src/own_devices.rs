@@ -167,6 +167,7 @@ impl Device for Hub {
             msix: None,
             intx: false,
             rings: None,
+            capabilities: Vec::new(),
         }
     }
 

@@ -5,8 +5,12 @@
 //! [`FunctionSpec::validate`] refuses an inconsistent description when the function is added to a
 //! machine.
 
+mod capability;
+
 use nicforge_hwi::{attachment, posted};
 use thiserror::Error;
+
+pub use self::capability::{BarWindow, MAX_CAPABILITY, VendorCapability};
 
 /// PCI identity of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,6 +181,9 @@ pub struct FunctionSpec {
     pub intx: bool,
     /// Posted-write rings, control page and mirror, if any.
     pub rings: Option<RingSpec>,
+    /// Vendor-specific capabilities of the device's own, in the order of the list. They follow
+    /// those of the core, and all together fit before 0x100.
+    pub capabilities: Vec<VendorCapability>,
 }
 
 /// Longest name of an attachment in bytes.
@@ -240,6 +247,7 @@ impl FunctionSpec {
                 control_bar: 0,
                 control_offset: control as u32,
             }),
+            capabilities: Vec::new(),
         }
     }
 
@@ -289,6 +297,7 @@ impl FunctionSpec {
             self.check_trapped(rings.control_bar, rings.control_offset.into(), attachment::control::SIZE)?;
         }
 
+        capability::validate(&self.capabilities, self.rings.is_some())?;
         self.check_disjoint()
     }
 
@@ -458,6 +467,23 @@ pub enum SpecError {
         count: u8,
         /// Cells in each.
         cells: u32,
+    },
+    /// A vendor-specific capability has no content or too much, its window is not in its content,
+    /// or it has the second window.
+    #[error(
+        "capability {capability} needs 1 to {MAX_CAPABILITY} bytes, and its window must be the only one, aligned, and in them"
+    )]
+    Capability {
+        /// Number of the capability.
+        capability: usize,
+    },
+    /// The vendor-specific capabilities do not fit into configuration space.
+    #[error("the capabilities take {bytes} bytes of configuration space, and {space} are free: shorten them")]
+    CapabilitySpace {
+        /// Bytes that they take.
+        bytes: usize,
+        /// Bytes that are free.
+        space: usize,
     },
     /// A table, page or ring lies outside the space that it needs, or overlaps another.
     #[error("BAR {bar}: {length:#x} bytes at {offset:#x} do not lie in free space of the right kind")]

@@ -26,6 +26,7 @@ type Reader = dyn Fn(Section<'_>) -> Result<DeviceSource, SectionError> + Send +
 /// #     msix: None,
 /// #     intx: false,
 /// #     rings: None,
+/// #     capabilities: Vec::new(),
 /// # };
 /// # #[derive(Default)]
 /// # struct Tally { target: u64 }

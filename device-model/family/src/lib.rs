@@ -42,6 +42,7 @@
 //! #     msix: None,
 //! #     intx: false,
 //! #     rings: None,
+//! #     capabilities: Vec::new(),
 //! # };
 //! # struct Card { seed: u32 }
 //! # impl Device for Card {

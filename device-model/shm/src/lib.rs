@@ -27,10 +27,11 @@
 //! | [`wake`] | sleeping without a fence in the writer |
 //! | `sigbus` | surviving files that their owner truncates |
 //!
-//! # Why this is not built on vm-memory
+//! # vm-memory
 //!
-//! vm-memory (0.18) holds the memory of guests. Four guarantees that devices and drivers need are
-//! missing there:
+//! Crates that work on vm-memory reach client memory by the traits of vm-memory (0.18): the core
+//! implements its `GuestMemory` over these windows, for `virtio-queue`. The windows themselves are
+//! not vm-memory's regions. Four guarantees that devices and drivers need are missing there:
 //! - **One read.** `VolatileSlice` copies more than 8 bytes by an ordinary memory copy
 //!   (`copy_slice`), which the compiler may repeat or split. Checked bytes need not be the bytes
 //!   used. Copies of 8 bytes to 4 KiB cost 0.9 to 1.9 times as much here as there, with both in

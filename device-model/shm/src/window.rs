@@ -135,6 +135,19 @@ impl Window {
         self.base as usize
     }
 
+    /// Returns the address of the sub-range `[offset, offset + len)`, for the volatile accessors of
+    /// another crate. With `write`, the window must allow stores.
+    ///
+    /// The address is valid for as long as this window or another handle of its mapping lives. Its
+    /// user must keep the rules of this crate.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
+    #[inline]
+    pub fn volatile_pointer(&self, offset: u64, len: u64, write: bool) -> Result<*mut u8, MemoryError> {
+        if write { self.at_mut(offset, len) } else { self.at(offset, len) }
+    }
+
     /// Stores a record of one word behind its header: `word` at `offset + 8`, then `header` at
     /// `offset` with *release* order.
     ///

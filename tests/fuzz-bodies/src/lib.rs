@@ -30,6 +30,7 @@ pub mod replies;
 pub mod rings;
 pub mod seed;
 pub mod velo;
+pub mod virtio;
 pub mod world;
 
 /// A body and the parameters of its test.
@@ -62,6 +63,7 @@ pub const BODIES: &[Body] = &[
     Body { name: "rings", run: rings::body, cases: 500, longest: 1500 },
     Body { name: "stream", run: messages::stream, cases: 2000, longest: 600 },
     Body { name: "velo", run: velo::body, cases: 100, longest: 400 },
+    Body { name: "virtio", run: virtio::body, cases: 1000, longest: 1500 },
 ];
 
 /// Returns the body called `name`.

@@ -77,6 +77,7 @@ bodies!(
     rings,
     stream,
     velo,
+    virtio,
 );
 
 #[test]

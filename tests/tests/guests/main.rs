@@ -5,3 +5,4 @@ mod bodies;
 mod idio16;
 mod ports;
 mod shim;
+mod virtio;

@@ -5,6 +5,8 @@ mod forget;
 mod function;
 mod shared;
 
+use std::cell::Cell;
+
 use nicforge_shm::SharedMemory;
 
 pub use self::shared::Outgoing;
@@ -14,7 +16,7 @@ pub(crate) use self::{
 };
 use crate::{
     attachment::{Attachment, RemoteRead},
-    dma::{DmaError, DmaLease, DmaPiece, MAX_DMA, Term},
+    dma::{DmaError, DmaLease, DmaPiece, GuestMemoryView, MAX_DMA, Term},
     fabric::{Fabric, Ports},
     ids::{AttachmentId, DmaToken, FunctionId},
     interrupt::Raised,
@@ -289,6 +291,49 @@ impl Context<'_> {
         let attachment = self.attachment(who).ok_or(DmaError::Gone)?;
         check_may_dma(attachment)?;
         attachment.dma.count_mappings(iova, length)
+    }
+
+    /// Returns the memory of a client for synchronous access within this call, as crates on
+    /// `vm-memory` take it. Data of several calls needs a lease or a buffer of the device.
+    ///
+    /// Memory that only messages reach is refused at the access ([`DmaError::Remote`]).
+    ///
+    /// # Errors
+    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`].
+    pub fn guest_memory(&mut self, who: AttachmentId) -> Result<GuestMemoryView<'_>, DmaError> {
+        Ok(self.guest_memory_and_ports(who)?.0)
+    }
+
+    /// Returns the memory of a client as [`Context::guest_memory`] does, and the function's ports,
+    /// for a device that moves packets between the two.
+    ///
+    /// # Errors
+    /// Those of [`Context::guest_memory`].
+    pub fn guest_memory_and_ports(
+        &mut self,
+        who: AttachmentId,
+    ) -> Result<(GuestMemoryView<'_>, Ports<'_>), DmaError> {
+        let (function, now) = (self.function.id, self.shared.now);
+        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        check_may_dma(attachment)?;
+
+        let counters = &mut attachment.counters;
+        let memory = GuestMemoryView::new(
+            &attachment.dma,
+            Cell::from_mut(&mut self.shared.touched),
+            Cell::from_mut(&mut counters.dma_read_bytes),
+            Cell::from_mut(&mut counters.dma_written_bytes),
+        );
+
+        Ok((memory, self.fabric.ports(function, now)))
+    }
+
+    /// Counts an error of [`GuestMemoryView`], and sets the status bits that belong to it. All
+    /// other DMA operations count their errors themselves.
+    pub fn count_dma_error(&mut self, who: AttachmentId, error: &DmaError) {
+        if let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) {
+            attachment.count_dma_error(error);
+        }
     }
 
     fn attachment(&self, who: AttachmentId) -> Option<&Attachment> {

@@ -427,18 +427,19 @@ fn clamp_to_usize(length: u64) -> usize {
 }
 
 /// Returns the mapped memory of a part of an access.
-fn window_of<'a>(segment: &Segment<'a>) -> Result<&'a Window, DmaError> {
+pub(super) fn window_of<'a>(segment: &Segment<'a>) -> Result<&'a Window, DmaError> {
     match segment.backing {
         DmaBacking::Memory(window) => Ok(window),
         DmaBacking::Remote => Err(DmaError::Remote { iova: segment.iova }),
     }
 }
 
-fn unmapped(segment: &Segment<'_>) -> DmaError {
+/// Returns the error for a part of an access that its mapping does not hold.
+pub(super) fn unmapped(segment: &Segment<'_>) -> DmaError {
     DmaError::Unmapped { iova: segment.iova, length: segment.length }
 }
 
 /// Checks that the client has not truncated the file behind `window`.
-fn check_not_truncated(window: &Window, segment: &Segment<'_>) -> Result<(), DmaError> {
+pub(super) fn check_not_truncated(window: &Window, segment: &Segment<'_>) -> Result<(), DmaError> {
     if window.faulted() { Err(DmaError::Faulted { iova: segment.iova }) } else { Ok(()) }
 }

@@ -27,6 +27,7 @@
 //! includes the string instruction of long copies: it reorders its own stores only.
 
 mod error;
+mod guest_memory;
 mod lease;
 #[cfg(test)]
 mod lease_tests;
@@ -37,6 +38,7 @@ mod tests;
 mod word;
 
 pub use error::{DmaError, DmaMapError};
+pub use guest_memory::GuestMemoryView;
 pub use lease::{DmaLease, LeaseError, MAX_LEASE, Term};
 pub use map::DmaMap;
 pub use mapping::{DmaBacking, DmaPiece, DmaRange, Segment, Segments};

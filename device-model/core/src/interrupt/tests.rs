@@ -165,7 +165,7 @@ fn invalid_requests_are_refused() {
     assert_eq!(interrupts.trigger(MSIX, 4, 1), range(MSIX, 4, 1, 4));
     assert_eq!(interrupts.mask(MSIX, 0, 1), Err(IrqError::NotMaskable { index: MSIX }));
     assert_eq!(interrupts.unmask(REQUEST, 0, 1), Err(IrqError::NotMaskable { index: REQUEST }));
-    assert_eq!(log.take(), []);
+    assert!(log.take().is_empty());
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn intx_unmasked_while_not_asserted_waits_for_the_next_assertion() {
     let after_unmask = log.take();
     interrupts.set_intx(true);
 
-    assert_eq!(after_unmask, []);
+    assert!(after_unmask.is_empty());
     assert_eq!(log.take(), [100]);
 }
 
@@ -237,7 +237,7 @@ fn intx_masked_by_the_client_does_not_fire() {
     interrupts.unmask(INTX, 0, &[false][..]).unwrap();
     interrupts.set_intx(true);
 
-    assert_eq!(log.take(), []);
+    assert!(log.take().is_empty());
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn held_vectors_that_nothing_is_bound_to_are_named_at_release() {
     interrupts.disable_range(MSIX, 2, 1).unwrap();
 
     assert_eq!(interrupts.release(), [0, 2]);
-    assert_eq!(interrupts.release(), [], "a second release has nothing to say");
+    assert!(interrupts.release().is_empty(), "a second release has nothing to say");
     assert_eq!(log.take(), [1]);
     assert_eq!(interrupts.counters(), InterruptCounters { delivered: 1, pending: 2, spurious: 0 });
 }
@@ -331,7 +331,7 @@ fn held_intx_that_is_withdrawn_does_not_fire_at_release() {
     interrupts.set_intx(false);
     interrupts.release();
 
-    assert_eq!(log.take(), []);
+    assert!(log.take().is_empty());
 }
 
 #[test]

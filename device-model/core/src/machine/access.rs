@@ -149,8 +149,7 @@ impl ActiveFunction<'_> {
         }
 
         if region_index == region::CONFIG {
-            self.attachment(who)?.config.read(offset, data);
-            return Ok(Access::Done);
+            return self.read_config(who, offset, data);
         }
 
         let length = data.len();
@@ -228,7 +227,7 @@ impl ActiveFunction<'_> {
         }
 
         if region_index == region::CONFIG {
-            return Ok(self.write_config(who, offset, data)?);
+            return self.write_config(who, offset, data);
         }
 
         let length = data.len();
@@ -289,9 +288,31 @@ impl ActiveFunction<'_> {
         Ok(result)
     }
 
-    /// Writes configuration space, and carries out the effects: a function-level reset, a change of
-    /// INTx, or the end of bus mastering.
-    fn write_config(&mut self, who: AttachmentId, offset: u64, data: &[u8]) -> Result<Access, MachineError> {
+    /// Reads configuration space. A read of the window's data register reads a BAR first. It finds
+    /// ones where the window names nothing.
+    fn read_config(
+        &mut self,
+        who: AttachmentId,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<Access, AccessError> {
+        if let Some(access) = self.attachment(who)?.config.window_access(offset, data.len()) {
+            let mut value = [0xff; 4];
+            let read = self.read(who, access.bar.into(), access.offset, &mut value[..access.length]);
+            if matches!(read, Ok(Access::Stalled)) {
+                return read;
+            }
+            self.attachment(who)?.config.set_window_data(value);
+        }
+
+        self.attachment(who)?.config.read(offset, data);
+
+        Ok(Access::Done)
+    }
+
+    /// Writes configuration space, and carries out the effects: a write to a BAR through the
+    /// window, a function-level reset, a change of INTx, or the end of bus mastering.
+    fn write_config(&mut self, who: AttachmentId, offset: u64, data: &[u8]) -> Result<Access, AccessError> {
         let attachment = self.attachment(who)?;
         let was_master = attachment.config.bus_master();
         let effect = attachment.config.write(offset, data);
@@ -300,6 +321,16 @@ impl ActiveFunction<'_> {
             self.reset_attachment(who)?;
         } else if effect.interrupts_changed {
             attachment.drive_intx();
+        }
+
+        // A write that the window directs to no register has no effect, as on a bus.
+        let config = &self.attachment(who)?.config;
+        if let Some(access) = config.window_access(offset, data.len()) {
+            let value = config.window_data();
+            let written = self.write(who, access.bar.into(), access.offset, &value[..access.length]);
+            if matches!(written, Ok(Access::Stalled)) {
+                return written;
+            }
         }
 
         if !was_master || self.attachment(who)?.config.bus_master() {

@@ -59,6 +59,7 @@ impl Device for Inert {
             msix: None,
             intx: false,
             rings: None,
+            capabilities: Vec::new(),
         }
     }
 

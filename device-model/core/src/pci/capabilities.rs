@@ -6,7 +6,7 @@ use nicforge_hwi::{
 };
 use zerocopy::IntoBytes;
 
-use crate::spec::{BarKind, BarSpec, FunctionSpec, Identity, MsixSpec, RingSpec};
+use crate::spec::{BarKind, BarSpec, FunctionSpec, Identity, MsixSpec, RingSpec, VendorCapability};
 
 use super::config::{Image, header};
 
@@ -37,6 +37,16 @@ pub(super) struct RegisterOffsets {
     pub(super) device_control: usize,
     pub(super) msix_control: Option<usize>,
     pub(super) bars: [Option<BarKind>; 6],
+    pub(super) window: Option<WindowOffsets>,
+}
+
+/// Offsets of the registers through which software reaches BARs ([`crate::spec::BarWindow`]).
+#[derive(Clone, Copy)]
+pub(super) struct WindowOffsets {
+    pub(super) bar: usize,
+    pub(super) offset: usize,
+    pub(super) length: usize,
+    pub(super) data: usize,
 }
 
 /// Builder of a linked list of capabilities.
@@ -60,7 +70,8 @@ impl List<'_> {
     }
 }
 
-/// Writes all capabilities. They take at most 0x40 to 0xac, and 0x100 to 0x10c.
+/// Writes all capabilities. The core's take at most 0x40 to 0xac, and 0x100 to 0x10c. Those of the
+/// device fit between.
 pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> RegisterOffsets {
     let mut list = List { image, link: header::CAPABILITIES, free: FIRST };
     let power_control = put_power(&mut list);
@@ -71,6 +82,11 @@ pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> RegisterOffsets {
         put_attachment(&mut list, rings, spec);
     }
 
+    let mut window = None;
+    for capability in &spec.capabilities {
+        window = put_vendor(&mut list, capability).or(window);
+    }
+
     put_serial_number(image, &spec.identity);
 
     RegisterOffsets {
@@ -78,6 +94,7 @@ pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> RegisterOffsets {
         device_control,
         msix_control,
         bars: std::array::from_fn(|index| spec.bars[index].as_ref().map(|bar| bar.kind)),
+        window,
     }
 }
 
@@ -205,6 +222,24 @@ fn put_attachment(list: &mut List<'_>, rings: RingSpec, spec: &FunctionSpec) {
     };
 
     list.image.value[at..at + LENGTH].copy_from_slice(capability.as_bytes());
+}
+
+/// Writes a capability of the device's own. Returns the places of its window, if it has one.
+fn put_vendor(list: &mut List<'_>, capability: &VendorCapability) -> Option<WindowOffsets> {
+    let length = 3 + capability.content.len();
+    let at = list.add(CAP_ID_VENDOR, length);
+    list.image.put(at + 2, [length as u8]);
+    list.image.value[at + 3..at + length].copy_from_slice(&capability.content);
+
+    let window = capability.window?;
+    let [bar, offset, length, data] =
+        [window.bar, window.offset, window.length, window.data].map(|register| at + usize::from(register));
+    list.image.writable[bar] = 0xff;
+    for word in [offset, length, data] {
+        list.image.writable[word..word + 4].fill(0xff);
+    }
+
+    Some(WindowOffsets { bar, offset, length, data })
 }
 
 /// Writes the device serial number. It is the only extended capability, and ends that list.

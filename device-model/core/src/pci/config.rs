@@ -61,6 +61,17 @@ pub struct ConfigEffect {
     pub interrupts_changed: bool,
 }
 
+/// The access to a BAR that an access to configuration space stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WindowAccess {
+    /// Number of the BAR, which may not exist.
+    pub(crate) bar: u8,
+    /// Offset in the BAR, which may lie outside.
+    pub(crate) offset: u64,
+    /// Bytes of the access: 1, 2 or 4.
+    pub(crate) length: usize,
+}
+
 /// One byte for each byte of configuration space.
 pub(super) type Bytes = Box<[u8]>;
 
@@ -205,6 +216,38 @@ impl ConfigSpace {
             BarKind::Memory64 { .. } => {
                 Some(low & !0xf | u64::from(u32::from_le_bytes(self.get(at + 4))) << 32)
             }
+        }
+    }
+
+    /// Returns the access to a BAR that an access of `length` bytes at `offset` stands for, or
+    /// `None` if it does not touch the data register of the window, or the window's registers name
+    /// none.
+    pub(crate) fn window_access(&self, offset: u64, length: usize) -> Option<WindowAccess> {
+        let window = self.layout.offsets.window?;
+        let data = window.data as u64;
+        if offset >= data + 4 || offset.saturating_add(length as u64) <= data {
+            return None;
+        }
+
+        let [bar] = self.get(window.bar);
+        let at = u32::from_le_bytes(self.get(window.offset));
+        let width = u32::from_le_bytes(self.get(window.length));
+        let valid = usize::from(bar) < self.layout.offsets.bars.len()
+            && matches!(width, 1 | 2 | 4)
+            && at.is_multiple_of(width);
+
+        valid.then_some(WindowAccess { bar, offset: at.into(), length: width as usize })
+    }
+
+    /// Returns the data register of the window.
+    pub(crate) fn window_data(&self) -> [u8; 4] {
+        self.layout.offsets.window.map_or([0xff; 4], |window| self.get(window.data))
+    }
+
+    /// Sets the data register of the window to the value that a BAR returned.
+    pub(crate) fn set_window_data(&mut self, data: [u8; 4]) {
+        if let Some(window) = self.layout.offsets.window {
+            self.set(window.data, data);
         }
     }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use zerocopy::FromBytes;
 
 use super::*;
-use crate::spec::{AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity};
+use crate::spec::{AttachmentSpec, BarKind, BarSpec, BarWindow, FunctionSpec, Identity, VendorCapability};
 
 const VECTORS: u16 = 5;
 const COMMAND: u64 = 0x04;
@@ -113,6 +113,56 @@ fn capability_list_is_terminated_aligned_and_disjoint() {
     }
 
     assert!(free <= 0x100);
+}
+
+#[test]
+fn vendor_capabilities_fill_the_space_behind_those_of_the_core() {
+    for (rings, space) in [(nic().rings, 84), (None, 112)] {
+        let vendor = |length: usize| VendorCapability { content: vec![0xab; length - 3], window: None };
+        let capabilities = vec![vendor(56), vendor(space - 56)];
+        let spec = FunctionSpec { rings, capabilities, ..nic() };
+        spec.validate().unwrap();
+
+        let config = ConfigSpace::new(&spec);
+        let list = super::tests::capabilities(&config);
+        let [.., (_, first), (id, second)] = list[..] else { panic!("too few capabilities") };
+
+        assert_eq!((id, second), (CAP_ID_VENDOR, 0x100 - (space as u64 - 56)));
+        assert_eq!(get(&config, first + 2), [56, 0xab]);
+        assert_eq!(get(&config, 0xfe), [0xab; 2]);
+        assert_eq!(get16(&config, 0x100), 0x0003, "the extended capabilities stay");
+    }
+}
+
+#[test]
+fn window_names_an_access_by_its_registers() {
+    let window = BarWindow { bar: 4, offset: 8, length: 12, data: 16 };
+    let capability = VendorCapability { content: vec![0; 17], window: Some(window) };
+    let spec = FunctionSpec { capabilities: vec![capability], ..nic() };
+    spec.validate().unwrap();
+    let mut config = ConfigSpace::new(&spec);
+    let at = capabilities(&config).last().unwrap().1;
+    let aim = |config: &mut ConfigSpace, bar: u8, offset: u32, length: u32| {
+        config.write(at + 4, &[bar]);
+        config.write(at + 8, &offset.to_le_bytes());
+        config.write(at + 12, &length.to_le_bytes());
+        config.window_access(at + 16, 4).map(|access| (access.bar, access.offset, access.length))
+    };
+
+    assert_eq!(aim(&mut config, 2, 0x1234, 4), Some((2, 0x1234, 4)));
+    assert_eq!(aim(&mut config, 5, 0xffff_ffff, 1), Some((5, 0xffff_ffff, 1)));
+    for (bar, offset, length) in [(6, 0, 4), (0, 2, 4), (0, 1, 2), (0, 0, 0), (0, 0, 3), (0, 0, 8)] {
+        assert_eq!(aim(&mut config, bar, offset, length), None);
+    }
+
+    aim(&mut config, 0, 0, 2);
+    let touches = |offset: u64, length| config.window_access(offset, length).is_some();
+    assert!(touches(at + 19, 1) && touches(at + 12, 5) && touches(at, 64));
+    assert!(!touches(at + 12, 4) && !touches(at + 20, 4) && !touches(at + 16, 0));
+    assert!(!touches(u64::MAX, usize::MAX));
+
+    config.set_window_data([1, 2, 3, 4]);
+    assert_eq!(get(&config, at + 16), config.window_data());
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod companions;
 mod copy;
 mod dma;
 mod forget;
+mod guest_memory;
 mod interrupts;
 mod links;
 mod panics;

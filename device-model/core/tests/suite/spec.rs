@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use crate::common::spec;
-use nicforge_core::spec::{Area, AreaKind, BarKind, BarSpec, FunctionSpec, Scope, SpecError};
+use nicforge_core::spec::{
+    Area, AreaKind, BarKind, BarSpec, BarWindow, FunctionSpec, MAX_CAPABILITY, Scope, SpecError,
+    VendorCapability,
+};
 
 fn changed(change: impl FnOnce(&mut FunctionSpec)) -> Result<(), SpecError> {
     let mut spec = spec();
@@ -175,4 +178,53 @@ fn without_rings_their_place_means_nothing() {
     machine.attach(function, crate::common::A).unwrap();
 
     assert_eq!(crate::common::read_control(&mut machine, crate::common::A, crate::common::GENERATION), 1);
+}
+
+/// Returns a capability of `length` bytes behind its header.
+fn capability(length: usize, window: Option<BarWindow>) -> VendorCapability {
+    VendorCapability { content: vec![0; length], window }
+}
+
+#[test]
+fn vendor_capabilities_have_content_and_fit_together() {
+    let of = |capabilities: Vec<VendorCapability>| changed(|spec| spec.capabilities = capabilities);
+
+    assert_eq!(of(vec![capability(1, None), capability(MAX_CAPABILITY, None)]), Ok(()));
+    for wrong in [0, MAX_CAPABILITY + 1] {
+        let outcome = of(vec![capability(1, None), capability(wrong, None)]);
+        assert_eq!(outcome, Err(SpecError::Capability { capability: 1 }));
+    }
+
+    // A function with rings has 84 bytes for them, and one without has 112.
+    assert_eq!(of(vec![capability(1, None); 21]), Ok(()));
+    assert_eq!(of(vec![capability(1, None); 22]), Err(SpecError::CapabilitySpace { bytes: 88, space: 84 }));
+    let outcome = changed(|spec| {
+        spec.rings = None;
+        spec.capabilities = vec![capability(13, None); 8];
+    });
+    assert_eq!(outcome, Err(SpecError::CapabilitySpace { bytes: 128, space: 112 }));
+}
+
+#[test]
+fn window_lies_in_its_capability_and_is_the_only_one() {
+    let window = BarWindow { bar: 4, offset: 8, length: 12, data: 16 };
+    let of = |windows: &[BarWindow]| {
+        changed(|spec| {
+            spec.capabilities = windows.iter().map(|window| capability(17, Some(*window))).collect();
+        })
+    };
+
+    assert_eq!(of(&[window]), Ok(()));
+    for wrong in [
+        BarWindow { bar: 2, ..window },
+        BarWindow { bar: 20, ..window },
+        BarWindow { bar: 11, ..window },
+        BarWindow { offset: 6, ..window },
+        BarWindow { length: 8, ..window },
+        BarWindow { data: 20, ..window },
+        BarWindow { data: 255, ..window },
+    ] {
+        assert_eq!(of(&[wrong]), Err(SpecError::Capability { capability: 0 }), "{wrong:?}");
+    }
+    assert_eq!(of(&[window, window]), Err(SpecError::Capability { capability: 1 }));
 }

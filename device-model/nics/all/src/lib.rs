@@ -6,7 +6,13 @@ use nicforge_family::Families;
 
 /// Returns all NIC families and kinds of devices that come with nicforge.
 pub fn families() -> Families {
-    let families = Families::new().family(nicforge_tree::Psets).family(nicforge_extoll::Networks);
-    let kinds = nicforge_proof::kinds().into_iter().chain([nicforge_idio16::kind()]);
+    let families = Families::new()
+        .family(nicforge_tree::Psets)
+        .family(nicforge_extoll::Networks)
+        .family(nicforge_virtio_net::Ethernets);
+    let kinds = nicforge_proof::kinds()
+        .into_iter()
+        .chain([nicforge_idio16::kind()])
+        .chain(nicforge_virtio_net::kinds());
     kinds.fold(families, Families::device)
 }

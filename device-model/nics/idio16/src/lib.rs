@@ -140,7 +140,15 @@ impl Device for Idio16 {
         bars[usize::from(PORTS_BAR)] = Some(BarSpec::io(PORTS));
         let attachments = vec![AttachmentSpec { name: "user0".to_owned(), group: 0 }];
 
-        FunctionSpec { identity, bars, attachments, msix: None, intx: true, rings: None }
+        FunctionSpec {
+            identity,
+            bars,
+            attachments,
+            msix: None,
+            intx: true,
+            rings: None,
+            capabilities: Vec::new(),
+        }
     }
 
     fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {

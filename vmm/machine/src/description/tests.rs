@@ -42,7 +42,10 @@ fn a_path_that_is_no_regular_file_is_refused_unread() {
 
 #[test]
 fn a_machine_without_devices_is_refused() {
-    assert!(error("name = \"p\"\n").contains("expected at least one [[pset]], [[extoll]] or [[function]]"));
+    assert!(
+        error("name = \"p\"\n")
+            .contains("expected at least one [[pset]], [[extoll]], [[ethernet]] or [[function]]")
+    );
 }
 
 #[test]
@@ -85,4 +88,71 @@ fn an_infinite_bandwidth_is_refused() {
 fn a_bandwidth_of_less_than_a_bit_a_second_is_refused_and_not_taken_for_no_limit() {
     let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[pset.link]\ngbit_s = 1e-10\n");
     assert!(message.ends_with("expected 0 (no limit), or 1e-9 to 10000"), "{message}");
+}
+
+#[test]
+fn an_ethernet_has_stations_at_a_switch() {
+    let text = "name = \"e\"\n[[ethernet]]\nstations = 3\n[[ethernet]]\nstations = 2\nswitch = false\n";
+    let plan = parse(text, "m.toml", &families()).unwrap();
+
+    let names: Vec<_> = plan.nodes().iter().map(|node| (node.name.as_str(), node.role.name())).collect();
+    let stations = ["en0", "en1", "en2"].map(|name| (name, "station"));
+    assert_eq!(names[..3], stations);
+    assert_eq!(names[3..], [("sw0", "switch"), ("en3", "station"), ("en4", "station")]);
+
+    let ends: Vec<_> =
+        plan.links().iter().map(|link| (link.a.0.index(), link.b.0.index(), link.b.1)).collect();
+    assert_eq!(ends, [(0, 3, 0), (1, 3, 1), (2, 3, 2), (4, 5, 0)]);
+    assert!(plan.links().iter().all(|link| link.link.max_packet == 1518 && link.link.credits == [256]));
+    crate::build::build(&plan).unwrap();
+}
+
+#[test]
+fn an_ethernet_refuses_impossible_values_with_their_lines() {
+    let network = |values: &str| error(&format!("name = \"e\"\n[[ethernet]]\nstations = 2\n{values}\n"));
+
+    for (values, message) in [
+        ("mtu = 67", "mtu is 67; expected 68 to 9000"),
+        ("addresses = 0", "addresses is 0; expected 1 to 65536"),
+        (
+            "macs = [\"52:54:00:00:00:01\"]",
+            "the number of macs is 1; expected 2, one for each station, or none",
+        ),
+        (
+            "macs = [\"52:54:00:00:00:01\", \"53:54:00:00:00:01\"]",
+            "macs is 53:54:00:00:00:01; expected an address of one station, as in 52:54:00:00:00:01",
+        ),
+        (
+            "macs = [\"52:54:00:00:00:01\", \"52:54:00:00:00:01\"]",
+            "the address is 52:54:00:00:00:01; expected addresses that all differ",
+        ),
+    ] {
+        assert_eq!(network(values), format!("m.toml, line 4: {message}"));
+    }
+    for (stations, message) in [
+        ("1", "m.toml, line 3: stations is 1; expected 2 to 64"),
+        ("65", "m.toml, line 3: stations is 65; expected 2 to 64"),
+        ("3\nswitch = false", "m.toml, line 4: switch is false; expected true, unless there are 2 stations"),
+    ] {
+        assert_eq!(error(&format!("name = \"e\"\n[[ethernet]]\nstations = {stations}\n")), message);
+    }
+}
+
+#[test]
+fn single_network_devices_are_linked_by_the_file() {
+    let nic = |number: u32| {
+        format!(
+            "[[function]]\nname = \"nic{number}\"\nkind = \"virtio-net\"\nmac = \"52:54:00:00:01:0{number}\"\n"
+        )
+    };
+    let hub = "[[function]]\nname = \"hub0\"\nkind = \"ethernet-switch\"\naddresses = 16\n";
+    let link = |number: u32| format!("[[link]]\na = \"nic{number}:0\"\nb = \"hub0:{number}\"\n");
+    let text = format!("name = \"e\"\n{}{}{hub}{}{}", nic(0), nic(1), link(0), link(1));
+
+    let plan = parse(&text, "m.toml", &families()).unwrap();
+
+    assert_eq!((plan.functions().len(), plan.links().len()), (3, 2));
+    crate::build::build(&plan).unwrap();
+    let message = error("name = \"e\"\n[[function]]\nname = \"n\"\nkind = \"virtio-net\"\nmac = \"1\"\n");
+    assert!(message.starts_with("m.toml, line 5: mac is 1; expected an address of one station"), "{message}");
 }

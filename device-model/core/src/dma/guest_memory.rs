@@ -1,0 +1,176 @@
+//! Client memory as `vm-memory` sees it, for crates that work on guest memory.
+//!
+//! In: the DMA map of one attachment. Out: `vm_memory::GuestMemory`, by which `virtio-queue` reads
+//! and writes rings and descriptors. Addresses are IOVAs.
+//!
+//! UNSAFETY: makes volatile slices of mapped client memory. [`Window::volatile_pointer`] checks
+//! bounds and permission of each. The slice borrows the DMA map, which keeps the memory mapped.
+//!
+//! [`Window::volatile_pointer`]: nicforge_shm::Window::volatile_pointer
+#![allow(unsafe_code)]
+
+use std::{cell::Cell, io, iter::FusedIterator};
+
+use vm_memory::{
+    GuestAddress, GuestMemory, GuestMemoryError, GuestMemoryMmap, Permissions, VolatileSlice,
+    guest_memory::GuestMemorySliceIterator,
+};
+
+use super::{DmaError, DmaMap, MAX_DMA, Segment, Segments, map};
+
+/// The memory of one client, for the duration of one call of its device.
+///
+/// A lookup finds the mapping of each access, and copies no table. An access of more than
+/// [`MAX_DMA`] bytes is refused, and so is one that touches memory which only messages reach.
+///
+/// There are two kinds of access:
+///
+/// - [`GuestMemory`] is for rings and descriptors. `vm-memory` copies more than 8 bytes by an
+///   ordinary memory copy, so that a client can change them during the copy. A user must check its
+///   copy, as `virtio-queue` does.
+/// - [`GuestMemoryView::copy_from`] and [`GuestMemoryView::copy_to`] are for data. They read or
+///   write each byte exactly once.
+///
+/// The first error is kept, because the users of `vm-memory` often drop theirs. A device must pass
+/// it to [`crate::context::Context::count_dma_error`].
+pub struct GuestMemoryView<'a> {
+    map: &'a DmaMap,
+    touched: &'a Cell<usize>,
+    read: &'a Cell<u64>,
+    written: &'a Cell<u64>,
+    error: Cell<Option<DmaError>>,
+}
+
+impl<'a> GuestMemoryView<'a> {
+    /// Returns the memory of `map`. The cells count the bytes of the machine's step, and the bytes
+    /// that the attachment has read and written.
+    pub(crate) fn new(
+        map: &'a DmaMap,
+        touched: &'a Cell<usize>,
+        read: &'a Cell<u64>,
+        written: &'a Cell<u64>,
+    ) -> Self {
+        Self { map, touched, read, written, error: Cell::new(None) }
+    }
+
+    /// Returns the first error of any access.
+    pub fn error(&self) -> Option<DmaError> {
+        self.error.get()
+    }
+
+    /// Copies client memory at `iova` to `out`, at most [`MAX_DMA`] bytes.
+    ///
+    /// # Errors
+    /// Those of [`DmaMap::read_local`].
+    #[inline]
+    pub fn copy_from(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
+        self.count(out.len(), self.read);
+        self.map.read_local(iova, out).map_err(|error| self.keep(error))
+    }
+
+    /// Copies `data`, at most [`MAX_DMA`] bytes, to client memory at `iova`.
+    ///
+    /// # Errors
+    /// Those of [`DmaMap::write_local`].
+    #[inline]
+    pub fn copy_to(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.count(data.len(), self.written);
+        self.map.write_local(iova, data).map_err(|error| self.keep(error))
+    }
+
+    #[inline]
+    fn count(&self, bytes: usize, of_client: &Cell<u64>) {
+        self.touched.set(self.touched.get().saturating_add(bytes));
+        of_client.set(of_client.get().wrapping_add(bytes as u64));
+    }
+
+    /// Keeps the first error, and returns this one.
+    #[cold]
+    fn keep(&self, error: DmaError) -> DmaError {
+        self.error.set(self.error.get().or(Some(error)));
+        error
+    }
+}
+
+impl GuestMemory for GuestMemoryView<'_> {
+    /// There is none: [`GuestMemory::physical_memory`] returns `None`.
+    type PhysicalMemory = GuestMemoryMmap<()>;
+    type Bitmap = ();
+
+    fn check_range(&self, address: GuestAddress, length: usize, access: Permissions) -> bool {
+        let allowed = |write| matches!(self.map.is_local(address.0, length, write), Ok(true));
+        [(Permissions::Read, false), (Permissions::Write, true)]
+            .into_iter()
+            .all(|(permission, write)| !access.allow(permission) || allowed(write))
+    }
+
+    fn get_slices<'b>(
+        &'b self,
+        address: GuestAddress,
+        length: usize,
+        access: Permissions,
+    ) -> Result<impl GuestMemorySliceIterator<'b, ()>, GuestMemoryError> {
+        let write = access.has_write();
+        self.count(length.min(MAX_DMA), if write { self.written } else { self.read });
+
+        // The map checks one direction at a time.
+        let checked = match access {
+            Permissions::ReadWrite => self.map.segments(address.0, length, false).map(drop),
+            _ => Ok(()),
+        };
+        let segments = checked
+            .and_then(|()| self.map.segments(address.0, length, write))
+            .map_err(|error| into_guest_memory_error(self.keep(error)))?;
+
+        Ok(Slices { memory: self, segments, write })
+    }
+}
+
+/// The mapped pieces of an access in ascending order. An error ends them.
+struct Slices<'a> {
+    memory: &'a GuestMemoryView<'a>,
+    segments: Segments<'a>,
+    write: bool,
+}
+
+impl<'a> Slices<'a> {
+    fn slice(&self, segment: &Segment<'a>) -> Result<VolatileSlice<'a>, DmaError> {
+        let window = map::window_of(segment)?;
+        map::check_not_truncated(window, segment)?;
+        let pointer = window
+            .volatile_pointer(segment.offset, segment.length as u64, self.write)
+            .map_err(|_| map::unmapped(segment))?;
+
+        // SAFETY: the window has checked the range, and for writing that it is writable. The slice
+        // borrows the map for `'a`, and the map keeps the window. Each other access to client
+        // memory is volatile or atomic.
+        Ok(unsafe { VolatileSlice::new(pointer, segment.length) })
+    }
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = Result<VolatileSlice<'a>, GuestMemoryError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let segment = self.segments.next()?;
+        let slice = self.slice(&segment).map_err(|error| self.memory.keep(error));
+        if slice.is_err() {
+            self.segments.remaining = 0;
+        }
+
+        Some(slice.map_err(into_guest_memory_error))
+    }
+}
+
+impl FusedIterator for Slices<'_> {}
+
+impl<'a> GuestMemorySliceIterator<'a, ()> for Slices<'a> {}
+
+/// Returns the error of `vm-memory` for an access that failed.
+#[cold]
+fn into_guest_memory_error(error: DmaError) -> GuestMemoryError {
+    match error {
+        DmaError::Unmapped { iova, .. } => GuestMemoryError::InvalidGuestAddress(GuestAddress(iova)),
+        error => GuestMemoryError::IOError(io::Error::other(error)),
+    }
+}

@@ -1,0 +1,129 @@
+//! Checksums that a sender left to its device.
+//!
+//! The sender has put the sum of the pseudo-header into the checksum field, and names the first
+//! byte to sum and the place of the field. TCP and UDP have such checksums (RFC 1071).
+
+/// Bytes of a checksum field.
+const FIELD: usize = 2;
+
+/// A checksum that is still open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OpenChecksum {
+    /// Offset in the frame of the first byte to sum.
+    pub(crate) start: u16,
+    /// Offset of the field behind `start`.
+    pub(crate) offset: u16,
+}
+
+/// Bit of a packet's header word that says that the other bits are an open checksum.
+const OPEN: u64 = 1 << 32;
+
+impl OpenChecksum {
+    /// Returns the offset of the field in the frame.
+    fn field(self) -> usize {
+        usize::from(self.start) + usize::from(self.offset)
+    }
+
+    /// Returns whether the field lies in a frame of `length` bytes.
+    pub(crate) fn fits(self, length: usize) -> bool {
+        self.field() + FIELD <= length
+    }
+
+    /// Returns the word by which a packet carries an open checksum, or none.
+    pub(crate) fn to_word(open: Option<Self>) -> u64 {
+        open.map_or(0, |open| OPEN | u64::from(open.start) << 16 | u64::from(open.offset))
+    }
+
+    /// Returns the open checksum of a packet with this word. A checksum outside the frame counts as
+    /// none.
+    pub(crate) fn from_word(word: u64, length: usize) -> Option<Self> {
+        let open = Self { start: (word >> 16) as u16, offset: word as u16 };
+        (word & OPEN != 0 && open.fits(length)).then_some(open)
+    }
+
+    /// Completes the checksum of a frame. A frame that does not hold the field stays as it is.
+    pub(crate) fn complete(self, frame: &mut [u8]) {
+        let field = self.field();
+        let Some(summed) = frame.get(usize::from(self.start)..).filter(|_| self.fits(frame.len())) else {
+            return;
+        };
+
+        // A sum of 0 is written as ones: a UDP checksum of 0 means that there is none.
+        let checksum = match !sum(summed) {
+            0 => u16::MAX,
+            checksum => checksum,
+        };
+        frame[field..field + FIELD].copy_from_slice(&checksum.to_be_bytes());
+    }
+}
+
+/// Returns the ones' complement sum of the bytes' big-endian 16-bit words.
+fn sum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks_exact(2);
+    let last = words.remainder().first().map_or(0, |&byte| u64::from(byte) << 8);
+    let mut sum = words.map(|word| u64::from(word[0]) << 8 | u64::from(word[1])).sum::<u64>() + last;
+
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+
+    sum as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_example_of_rfc_1071_has_its_sum() {
+        assert_eq!(sum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), 0xddf2);
+        assert_eq!(sum(&[0xab]), 0xab00);
+        assert_eq!(sum(&[]), 0);
+    }
+
+    #[test]
+    fn a_sum_of_zero_is_written_as_ones() {
+        let mut frame = [0xff, 0xff, 0, 0];
+        OpenChecksum { start: 0, offset: 2 }.complete(&mut frame);
+
+        assert_eq!(frame, [0xff; 4]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_completed_frame_sums_to_ones(
+            mut frame in prop::collection::vec(any::<u8>(), 2..300),
+            start: prop::sample::Index,
+            offset: prop::sample::Index,
+        ) {
+            let start = start.index(frame.len() - 1);
+            // The field is at an even distance, as in every protocol that has one.
+            let offset = offset.index(frame.len() - start - 1) & !1;
+            let open = OpenChecksum { start: start as u16, offset: offset as u16 };
+            let before = frame.clone();
+
+            // The field holds the sum of a pseudo-header, which is part of what is summed.
+            let field = start + offset;
+            let pseudo_header = u16::from_be_bytes([frame[field], frame[field + 1]]);
+            open.complete(&mut frame);
+
+            let mut whole = frame[start..].to_vec();
+            whole.resize(whole.len().next_multiple_of(2), 0);
+            whole.extend(pseudo_header.to_be_bytes());
+            prop_assert_eq!(sum(&whole), u16::MAX);
+            frame[field..field + 2].copy_from_slice(&before[field..field + 2]);
+            prop_assert_eq!(frame, before);
+        }
+
+        #[test]
+        fn a_word_carries_a_checksum_that_fits(start: u16, offset: u16, length in 0..70_000usize) {
+            let open = OpenChecksum { start, offset };
+            let carried = OpenChecksum::from_word(OpenChecksum::to_word(Some(open)), length);
+
+            prop_assert_eq!(carried, open.fits(length).then_some(open));
+            prop_assert_eq!(OpenChecksum::from_word(OpenChecksum::to_word(None), length), None);
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! The network device (5.1): frames between its queues and its port.
+//!
+//! The device has one port to the fabric, [`PORT`], and one queue for each direction:
+//!
+//! ```text
+//!   transmit queue --> packet of the fabric --> port
+//!   receive queue  <-- packet of the fabric <-- port
+//! ```
+//!
+//! - A frame is sent when the link has a credit. Without a credit its buffer stays in the queue.
+//!   Without a link the frame is dropped.
+//! - A received frame waits for a buffer, for [`NicConfig::hold`] at most. Then it is dropped, and
+//!   so are those behind it until the driver offers a buffer. A driver that has stopped thus holds
+//!   its link only for that time.
+//! - A queue that breaks the rules stops the device: it needs a reset, and reports that.
+//! - While there is work, the device polls its queues and asks for no notifications, and for
+//!   [`LINGER`] longer.
+
+mod statistics;
+
+use nicforge_core::{
+    context::Context,
+    device::{Counter, Device, Progress, Reset, Write},
+    fabric::{Ports, Unsent},
+    ids::{Address, AttachmentId},
+    spec::FunctionSpec,
+    time::Nanos,
+};
+use nicforge_kit::retry;
+use thiserror::Error;
+use zerocopy::IntoBytes;
+
+use self::statistics::{Dropped, Statistics};
+use crate::{
+    CHANNEL, ETHERNET_HEADER, MacAddress,
+    checksum::OpenChecksum,
+    max_frame,
+    queue::{Buffer, Direction, QueueError, SplitQueue},
+    registers::{
+        BAR, DeviceConfig, FRAME_HEADER, FrameHeader, LINK_UP, MAX_SEND, QUEUES, RECEIVE, TRANSMIT, feature,
+    },
+    transport::{self, Event, Request, Transport, USER},
+};
+
+/// The device's port to the fabric.
+pub const PORT: u8 = 0;
+/// Default time for which a received frame waits for a buffer, in nanoseconds.
+pub const HOLD: u64 = 10_000_000;
+/// Time without work after which the device asks for notifications again, in nanoseconds. It is
+/// shorter than the time for which a machine polls a function without work.
+pub const LINGER: u64 = 20_000;
+/// MTU of an ordinary Ethernet.
+pub const DEFAULT_MTU: u16 = 1500;
+/// Smallest MTU of a network (5.1.4.1).
+pub const MIN_MTU: u16 = 68;
+
+/// Parameters of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NicConfig {
+    /// Its address.
+    pub mac: MacAddress,
+    /// The network's MTU in bytes. The packets of the fabric must hold [`max_frame`] of it.
+    pub mtu: u16,
+    /// Time for which a received frame waits for a buffer, in nanoseconds.
+    pub hold: u64,
+}
+
+impl NicConfig {
+    /// Returns the parameters of a device with this address on an ordinary Ethernet.
+    pub fn new(mac: MacAddress) -> Self {
+        Self { mac, mtu: DEFAULT_MTU, hold: HOLD }
+    }
+}
+
+/// Reason why a device can't have its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NicConfigError {
+    /// The address is that of a group, or zero.
+    #[error("{mac} is no address of a single port: clear bit 0 of its first byte, and let it not be zero")]
+    Mac {
+        /// The address.
+        mac: MacAddress,
+    },
+    /// The MTU is smaller than any network's.
+    #[error("an MTU of {mtu} bytes is too small: {MIN_MTU} is the least")]
+    Mtu {
+        /// The MTU.
+        mtu: u16,
+    },
+}
+
+/// The device; the module's documentation describes it.
+pub struct VirtioNet {
+    config: NicConfig,
+    transport: Transport,
+    queues: [Option<SplitQueue>; QUEUES],
+    link_up: bool,
+    /// Time of the last work or notification.
+    last_work: Nanos,
+    /// Time from which on no buffer was there for a received frame.
+    starved_since: Option<Nanos>,
+    statistics: Statistics,
+}
+
+impl VirtioNet {
+    /// Builds the device in the state of power-on.
+    ///
+    /// # Errors
+    /// [`NicConfigError`].
+    pub fn new(config: NicConfig) -> Result<Self, NicConfigError> {
+        if !config.mac.is_valid_source() {
+            return Err(NicConfigError::Mac { mac: config.mac });
+        }
+        if config.mtu < MIN_MTU {
+            return Err(NicConfigError::Mtu { mtu: config.mtu });
+        }
+
+        Ok(Self {
+            config,
+            transport: Transport::default(),
+            queues: [const { None }; QUEUES],
+            link_up: false,
+            last_work: Nanos::ZERO,
+            starved_since: None,
+            statistics: Statistics::default(),
+        })
+    }
+
+    /// Returns the configuration that the driver reads.
+    fn device_config(&self) -> DeviceConfig {
+        DeviceConfig {
+            mac: self.config.mac.0,
+            status: if self.link_up { LINK_UP } else { 0 }.to_le_bytes(),
+            max_queue_pairs: 1_u16.to_le_bytes(),
+            mtu: self.config.mtu.to_le_bytes(),
+        }
+    }
+
+    /// Returns to the state of power-on. The statistics stay.
+    fn power_on(&mut self, context: &mut Context<'_>) {
+        self.transport = Transport::default();
+        self.queues = [const { None }; QUEUES];
+        self.starved_since = None;
+        context.set_intx(USER, false);
+    }
+
+    /// Makes a queue of its registers.
+    fn enable_queue(&mut self, context: &mut Context<'_>, index: usize) {
+        let direction = if index == RECEIVE { Direction::Write } else { Direction::Read };
+        let event_index = self.transport.features() & feature::EVENT_INDEX != 0;
+        let layout = self.transport.queue(index).layout;
+
+        match SplitQueue::new(layout, direction, event_index) {
+            Ok(queue) => self.queues[index] = Some(queue),
+            Err(error) => self.fail(context, error),
+        }
+    }
+
+    /// Stops the device, because a queue breaks the rules.
+    #[cold]
+    fn fail(&mut self, context: &mut Context<'_>, error: QueueError) {
+        if let QueueError::Memory(error) = &error {
+            context.count_dma_error(USER, error);
+        }
+        self.statistics.queue_errors += 1;
+        self.transport.require_reset(context);
+    }
+
+    /// Notes whether the link is up, and reports a change.
+    fn update_link(&mut self, context: &mut Context<'_>) {
+        let link_up = context.ports().is_up(PORT);
+        if link_up != self.link_up {
+            self.link_up = link_up;
+            self.transport.change_config(context);
+        }
+    }
+
+    /// Moves frames, about `budget` in each direction. Returns the descriptors used, or 0 if
+    /// nothing moved.
+    fn move_frames(&mut self, context: &mut Context<'_>, budget: u32) -> Result<u32, QueueError> {
+        let (sent, is_blocked) = self.transmit(context, budget)?;
+        let work = sent + self.receive(context, budget)?;
+
+        if work > 0 {
+            self.last_work = context.now();
+        } else if !is_blocked && self.ask_for_frames(context)? {
+            return Ok(1);
+        }
+
+        Ok(work)
+    }
+
+    /// Sends frames of the transmit queue. Returns the descriptors used, and whether the link has
+    /// no credit for more.
+    fn transmit(&mut self, context: &mut Context<'_>, budget: u32) -> Result<(u32, bool), QueueError> {
+        let Some(queue) = &mut self.queues[TRANSMIT] else { return Ok((0, false)) };
+        let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else { return Ok((0, false)) };
+        let (features, max_frame) = (self.transport.features(), max_frame(self.config.mtu));
+        let (statistics, link_up) = (&mut self.statistics, self.link_up);
+
+        let mut work = 0;
+        let mut is_blocked = false;
+        while work < budget {
+            if link_up && ports.credits(PORT, CHANNEL) == 0 {
+                is_blocked = true;
+                break;
+            }
+            let Some(buffer) = queue.take(&memory)? else { break };
+            work += queue.descriptors() as u32;
+
+            let load = |frame: &mut [u8], offset: u64| queue.read(&memory, offset, frame);
+            match send(&mut ports, buffer, link_up, features, max_frame, load)? {
+                Ok(bytes) => {
+                    statistics.sent += 1;
+                    statistics.sent_bytes += bytes as u64;
+                }
+                Err(reason) => statistics.count_drop(&reason),
+            }
+
+            queue.give_back(&memory, buffer, 0)?;
+        }
+
+        if queue.needs_interrupt(&memory)? {
+            self.transport.interrupt(context, Event::Queue(TRANSMIT));
+        }
+
+        Ok((work, is_blocked))
+    }
+
+    /// Puts frames from the port into buffers of the receive queue. Returns the descriptors used.
+    fn receive(&mut self, context: &mut Context<'_>, budget: u32) -> Result<u32, QueueError> {
+        let Some(queue) = &mut self.queues[RECEIVE] else { return Ok(self.drop_arrived(context, budget)) };
+        let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else {
+            return Ok(self.wait_for_buffer(context, budget));
+        };
+        let takes_open = self.transport.features() & feature::GUEST_CSUM != 0;
+
+        let mut work = 0;
+        let mut starved = false;
+        while work < budget
+            && let Some(packet) = ports.peek_mut(PORT, CHANNEL)
+        {
+            let Some(buffer) = queue.take(&memory)? else {
+                if queue.ask_for_notification(&memory)? {
+                    continue;
+                }
+                starved = true;
+                break;
+            };
+            work += queue.descriptors() as u32;
+            self.starved_since = None;
+
+            let length = packet.len();
+            let written = FRAME_HEADER + length;
+            if buffer.length < written as u64 {
+                queue.put_back();
+                self.statistics.short_buffer += 1;
+            } else {
+                let mut open = OpenChecksum::from_word(packet.header, length);
+                if let Some(checksum) = open.take_if(|_| !takes_open) {
+                    checksum.complete(packet.bytes_mut());
+                    self.statistics.checksums += 1;
+                }
+
+                queue.write(&memory, 0, FrameHeader::received(open).as_bytes())?;
+                queue.write(&memory, FRAME_HEADER as u64, packet.bytes())?;
+                queue.give_back(&memory, buffer, written as u32)?;
+                self.statistics.received += 1;
+                self.statistics.received_bytes += length as u64;
+            }
+
+            if let Some(packet) = ports.take(PORT, CHANNEL) {
+                ports.recycle(packet);
+            }
+        }
+
+        if queue.needs_interrupt(&memory)? {
+            self.transport.interrupt(context, Event::Queue(RECEIVE));
+        }
+
+        Ok(if starved { work + self.wait_for_buffer(context, budget) } else { work })
+    }
+
+    /// Lets received frames wait for a buffer, or drops them if the time for that is over. Returns
+    /// the number of frames dropped.
+    #[cold]
+    fn wait_for_buffer(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        if context.ports().peek(PORT, CHANNEL).is_none() {
+            return 0;
+        }
+
+        let since = *self.starved_since.get_or_insert(context.now());
+        if !retry::is_due(context, since.after(self.config.hold)) {
+            return 0;
+        }
+
+        let dropped = drop_frames(context, budget);
+        self.statistics.no_buffer += u64::from(dropped);
+
+        dropped
+    }
+
+    /// Drops received frames, because the driver is not set up. Returns their number.
+    fn drop_arrived(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        let dropped = drop_frames(context, budget);
+        self.statistics.no_driver += u64::from(dropped);
+        dropped
+    }
+
+    /// Asks the driver for a notification of the next frame to send, if the device has had no work
+    /// for [`LINGER`]. Returns whether a frame came in the meantime.
+    fn ask_for_frames(&mut self, context: &mut Context<'_>) -> Result<bool, QueueError> {
+        let Some(queue) = &mut self.queues[TRANSMIT] else { return Ok(false) };
+        if queue.is_notifying() || !retry::is_due(context, self.last_work.after(LINGER)) {
+            return Ok(false);
+        }
+
+        let Ok(memory) = context.guest_memory(USER) else { return Ok(false) };
+        queue.ask_for_notification(&memory)
+    }
+}
+
+/// Sends the frame of a buffer. `load` copies bytes of the buffer from an offset on. Returns the
+/// frame's length, or why it was dropped.
+///
+/// # Errors
+/// The errors of `load`, and [`QueueError::Buffer`].
+#[inline]
+fn send(
+    ports: &mut Ports<'_>,
+    buffer: Buffer,
+    link_up: bool,
+    features: u64,
+    max_frame: usize,
+    load: impl Fn(&mut [u8], u64) -> Result<(), QueueError>,
+) -> Result<Result<usize, Dropped>, QueueError> {
+    if buffer.length < FRAME_HEADER as u64 || buffer.length > MAX_SEND {
+        return Err(QueueError::Buffer);
+    }
+
+    let length = buffer.length as usize - FRAME_HEADER;
+    let mut header = FrameHeader::default();
+    load(header.as_mut_bytes(), 0)?;
+
+    if !(ETHERNET_HEADER..=max_frame).contains(&length) {
+        return Ok(Err(Dropped::BadLength));
+    }
+    let Ok(open) = header.open_checksum(features, length) else { return Ok(Err(Dropped::BadHeader)) };
+    if !link_up {
+        return Ok(Err(Dropped::NoLink));
+    }
+    let mut packet = match ports.new_packet(length) {
+        Ok(packet) => packet,
+        Err(reason) => return Ok(Err(reason.into())),
+    };
+
+    if let Err(error) = load(packet.bytes_mut(), FRAME_HEADER as u64) {
+        ports.recycle(packet);
+        return Err(error);
+    }
+    packet.header = OpenChecksum::to_word(open);
+
+    match ports.send(PORT, CHANNEL, packet) {
+        Ok(()) => Ok(Ok(length)),
+        Err(Unsent { packet, reason }) => {
+            ports.recycle(packet);
+            Ok(Err(reason.into()))
+        }
+    }
+}
+
+/// Drops the frames that have arrived, at most `most`. Returns their number.
+fn drop_frames(context: &mut Context<'_>, most: u32) -> u32 {
+    context.ports().take_while(PORT, CHANNEL, most, |_| true)
+}
+
+impl Device for VirtioNet {
+    fn spec(&self) -> FunctionSpec {
+        transport::spec()
+    }
+
+    fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
+        // A driver may read the configuration before the first step.
+        self.update_link(context);
+        let config = self.device_config();
+        if at.bar == BAR {
+            self.transport.read(context, at.offset, &config, data);
+        }
+    }
+
+    fn write(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &[u8]) -> Write {
+        if at.bar != BAR {
+            return Write::Accepted;
+        }
+
+        match self.transport.write(at.offset, data) {
+            Request::None => {}
+            Request::Reset => self.power_on(context),
+            Request::EnableQueue(index) => self.enable_queue(context, index),
+            Request::Notify(_) => {
+                self.statistics.notifications += 1;
+                self.last_work = context.now();
+            }
+        }
+
+        Write::Accepted
+    }
+
+    fn reset(&mut self, context: &mut Context<'_>, _: Reset) {
+        self.power_on(context);
+    }
+
+    fn link_changed(&mut self, context: &mut Context<'_>, _: u8, _: bool) {
+        self.update_link(context);
+    }
+
+    fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        let moved = if self.transport.is_live() {
+            self.move_frames(context, budget)
+        } else {
+            Ok(self.drop_arrived(context, budget))
+        };
+
+        match moved {
+            Ok(0) => Progress::Idle,
+            Ok(_) => Progress::Busy,
+            Err(error) => {
+                self.fail(context, error);
+                Progress::Busy
+            }
+        }
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        self.statistics.counters()
+    }
+}

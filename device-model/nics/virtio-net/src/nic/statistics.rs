@@ -1,0 +1,84 @@
+//! The statistics of the network device.
+
+use nicforge_core::{device::Counter, fabric::Refusal};
+
+/// Statistics of a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Statistics {
+    pub(super) sent: u64,
+    pub(super) sent_bytes: u64,
+    pub(super) received: u64,
+    pub(super) received_bytes: u64,
+    /// Frames to send that are shorter than a header or longer than the network allows.
+    pub(super) bad_length: u64,
+    /// Frames to send that ask for what the device does not offer.
+    pub(super) bad_header: u64,
+    /// Frames to send while there was no link.
+    pub(super) no_link: u64,
+    /// Frames to send while the fabric had no packet for them.
+    pub(super) no_packet: u64,
+    /// Received frames for which the driver had no buffer in time.
+    pub(super) no_buffer: u64,
+    /// Received frames that were longer than the driver's buffer.
+    pub(super) short_buffer: u64,
+    /// Received frames while the driver was not set up.
+    pub(super) no_driver: u64,
+    /// Checksums that the device completed.
+    pub(super) checksums: u64,
+    /// Notifications of the driver.
+    pub(super) notifications: u64,
+    /// Times that the device stopped because of a queue.
+    pub(super) queue_errors: u64,
+}
+
+/// Reason why a frame of the driver was not sent.
+pub(super) enum Dropped {
+    BadLength,
+    BadHeader,
+    NoLink,
+    NoPacket,
+}
+
+impl From<Refusal> for Dropped {
+    fn from(reason: Refusal) -> Self {
+        match reason {
+            Refusal::TooLong { .. } => Self::BadLength,
+            Refusal::NoLink | Refusal::NoChannel | Refusal::LinkDown => Self::NoLink,
+            Refusal::NoCredit | Refusal::PoolEmpty => Self::NoPacket,
+        }
+    }
+}
+
+impl Statistics {
+    /// Counts a frame that was not sent.
+    pub(super) fn count_drop(&mut self, reason: &Dropped) {
+        *match reason {
+            Dropped::BadLength => &mut self.bad_length,
+            Dropped::BadHeader => &mut self.bad_header,
+            Dropped::NoLink => &mut self.no_link,
+            Dropped::NoPacket => &mut self.no_packet,
+        } += 1;
+    }
+
+    /// Returns the statistics as counters of the device.
+    pub(super) fn counters(&self) -> Vec<Counter> {
+        [
+            ("sent", self.sent),
+            ("sent_bytes", self.sent_bytes),
+            ("received", self.received),
+            ("received_bytes", self.received_bytes),
+            ("bad_length", self.bad_length),
+            ("bad_header", self.bad_header),
+            ("no_link", self.no_link),
+            ("no_packet", self.no_packet),
+            ("no_buffer", self.no_buffer),
+            ("short_buffer", self.short_buffer),
+            ("no_driver", self.no_driver),
+            ("checksums", self.checksums),
+            ("notifications", self.notifications),
+            ("queue_errors", self.queue_errors),
+        ]
+        .map(|(name, value)| Counter { name, value })
+        .to_vec()
+    }
+}

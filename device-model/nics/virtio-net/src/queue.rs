@@ -1,0 +1,304 @@
+//! A virtqueue of the split format (2.7) in client memory.
+//!
+//! `virtio-queue` keeps the rings' positions and reads the descriptors. This module checks what it
+//! yields: a chain that ends early, is too long, or leaves memory is a [`QueueError`], after which
+//! the device needs a reset. Each call does a bounded amount of work and allocates nothing.
+
+use std::sync::atomic::{Ordering, fence};
+
+use nicforge_core::dma::{DmaError, GuestMemoryView};
+use thiserror::Error;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::registers::{MAX_CHAIN, MAX_QUEUE_SIZE};
+
+/// Bit of the available ring's flags: the driver wants no interrupt (2.7.6).
+const AVAILABLE_NO_INTERRUPT: u16 = 1;
+
+/// Reason why a queue can't be used any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum QueueError {
+    /// The size is no power of two up to the largest, or a ring is misaligned.
+    #[error("the queue's size or the alignment of its parts is wrong")]
+    Layout,
+    /// The available index runs ahead of the device by more than the queue's size.
+    #[error("the available index has jumped by more than the size of the queue")]
+    Index,
+    /// The rings, a table or a buffer lie in memory that the device can't reach.
+    #[error("the queue refers to memory that the device can't reach: {0}")]
+    Memory(DmaError),
+    /// A chain of descriptors has a loop or no end, or an index outside its table.
+    #[error("a chain of descriptors does not end")]
+    Chain,
+    /// A descriptor has no bytes, or the wrong direction, or a buffer is too short or too long.
+    #[error("a buffer has the wrong length or direction")]
+    Buffer,
+}
+
+/// The direction of all buffers of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// The device reads them.
+    Read,
+    /// The device writes them.
+    Write,
+}
+
+/// One piece of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    iova: u64,
+    length: u32,
+}
+
+/// The addresses and the size of a queue, as the driver sets them in registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct QueueLayout {
+    /// Number of entries.
+    pub(crate) size: u16,
+    /// IOVA of the descriptor table.
+    pub(crate) descriptors: u64,
+    /// IOVA of the available ring.
+    pub(crate) available: u64,
+    /// IOVA of the used ring.
+    pub(crate) used: u64,
+}
+
+/// A queue that the driver has enabled.
+pub(crate) struct SplitQueue {
+    ring: Queue,
+    direction: Direction,
+    /// The pieces of the buffer taken last. It has room for the longest chain.
+    pieces: Vec<Piece>,
+    /// The driver was asked to notify the device of new buffers.
+    notifying: bool,
+    /// Buffers were returned since the last check for an interrupt.
+    returned: bool,
+}
+
+/// A buffer that the driver made available: its chain's number, and its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) struct Buffer {
+    head: u16,
+    /// Bytes of all pieces.
+    pub(crate) length: u64,
+}
+
+impl SplitQueue {
+    /// Returns a queue whose positions are at the start.
+    ///
+    /// # Errors
+    /// [`QueueError::Layout`].
+    pub(crate) fn new(
+        layout: QueueLayout,
+        direction: Direction,
+        event_index: bool,
+    ) -> Result<Self, QueueError> {
+        let wrong = |_| QueueError::Layout;
+        let mut ring = Queue::new(MAX_QUEUE_SIZE).map_err(wrong)?;
+        ring.try_set_size(layout.size).map_err(wrong)?;
+        ring.try_set_desc_table_address(GuestAddress(layout.descriptors)).map_err(wrong)?;
+        ring.try_set_avail_ring_address(GuestAddress(layout.available)).map_err(wrong)?;
+        ring.try_set_used_ring_address(GuestAddress(layout.used)).map_err(wrong)?;
+        ring.set_event_idx(event_index);
+        ring.set_ready(true);
+
+        Ok(Self {
+            ring,
+            direction,
+            pieces: Vec::with_capacity(MAX_CHAIN),
+            // A zeroed used ring asks for notifications.
+            notifying: true,
+            returned: false,
+        })
+    }
+
+    /// Takes the next buffer, if there is one, and asks the driver for no notifications from then
+    /// on.
+    /// [`SplitQueue::descriptors`] says how many descriptors the buffer has.
+    pub(crate) fn take(&mut self, memory: &GuestMemoryView<'_>) -> Result<Option<Buffer>, QueueError> {
+        self.pieces.clear();
+        let mut available = self.ring.iter(memory).map_err(|error| failure(memory, &error))?;
+        let Some(chain) = available.next() else {
+            return memory.error().map_or(Ok(None), |error| Err(QueueError::Memory(error)));
+        };
+
+        let head = chain.head_index();
+        let mut length = 0;
+        // A chain of `virtio-queue` ends at any error. It is whole if its last descriptor is one
+        // that no other follows.
+        let mut ended = false;
+        for descriptor in chain {
+            let writable = descriptor.is_write_only();
+            if descriptor.len() == 0 || writable != (self.direction == Direction::Write) {
+                return Err(QueueError::Buffer);
+            }
+            if self.pieces.len() == MAX_CHAIN {
+                return Err(QueueError::Chain);
+            }
+
+            self.pieces.push(Piece { iova: descriptor.addr().0, length: descriptor.len() });
+            length += u64::from(descriptor.len());
+            ended = !descriptor.has_next();
+        }
+
+        if let Some(error) = memory.error() {
+            return Err(QueueError::Memory(error));
+        }
+        if !ended {
+            return Err(QueueError::Chain);
+        }
+
+        self.suppress_notifications(memory)?;
+
+        Ok(Some(Buffer { head, length }))
+    }
+
+    /// Puts the buffer taken last back to the front.
+    pub(crate) fn put_back(&mut self) {
+        self.ring.go_to_previous_position();
+    }
+
+    /// Returns the number of descriptors of the buffer taken last.
+    pub(crate) fn descriptors(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Copies bytes of the buffer taken last, from `offset` on, to `out`.
+    ///
+    /// # Errors
+    /// [`QueueError::Memory`], and [`QueueError::Buffer`] if the buffer is shorter.
+    pub(crate) fn read(
+        &self,
+        memory: &GuestMemoryView<'_>,
+        offset: u64,
+        out: &mut [u8],
+    ) -> Result<(), QueueError> {
+        let mut rest = out;
+        self.for_pieces(offset, rest.len(), |iova, length| {
+            let (now, behind) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = behind;
+            memory.copy_from(iova, now)
+        })
+    }
+
+    /// Copies `data` to the buffer taken last, from `offset` on.
+    ///
+    /// # Errors
+    /// Those of [`SplitQueue::read`].
+    pub(crate) fn write(
+        &self,
+        memory: &GuestMemoryView<'_>,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), QueueError> {
+        let mut rest = data;
+        self.for_pieces(offset, data.len(), |iova, length| {
+            let (now, behind) = rest.split_at(length);
+            rest = behind;
+            memory.copy_to(iova, now)
+        })
+    }
+
+    /// Passes the parts of the buffer from `offset` on, `length` bytes together, to `copy`.
+    #[inline]
+    fn for_pieces(
+        &self,
+        offset: u64,
+        length: usize,
+        mut copy: impl FnMut(u64, usize) -> Result<(), DmaError>,
+    ) -> Result<(), QueueError> {
+        let (mut skip, mut left) = (offset, length);
+        for piece in &self.pieces {
+            if left == 0 {
+                break;
+            }
+
+            let size = u64::from(piece.length);
+            if skip >= size {
+                skip -= size;
+                continue;
+            }
+
+            let now = left.min((size - skip) as usize);
+            // A sum beyond the address space is an address where nothing is mapped.
+            let iova = piece.iova.checked_add(skip).unwrap_or(u64::MAX);
+            copy(iova, now).map_err(QueueError::Memory)?;
+            (skip, left) = (0, left - now);
+        }
+
+        if left == 0 { Ok(()) } else { Err(QueueError::Buffer) }
+    }
+
+    /// Returns a buffer to the driver, with `written` bytes written.
+    pub(crate) fn give_back(
+        &mut self,
+        memory: &GuestMemoryView<'_>,
+        buffer: Buffer,
+        written: u32,
+    ) -> Result<(), QueueError> {
+        self.returned = true;
+        self.ring.add_used(memory, buffer.head, written).map_err(|error| failure(memory, &error))
+    }
+
+    /// Returns whether the driver wants an interrupt for the buffers returned since the last call.
+    pub(crate) fn needs_interrupt(&mut self, memory: &GuestMemoryView<'_>) -> Result<bool, QueueError> {
+        if !std::mem::take(&mut self.returned) {
+            return Ok(false);
+        }
+        if self.ring.event_idx_enabled() {
+            return self.ring.needs_notification(memory).map_err(|error| failure(memory, &error));
+        }
+
+        // The used index must be visible before the flags are read: the driver clears the flag, and
+        // then looks at the index again.
+        fence(Ordering::SeqCst);
+        let flags = memory.load::<u16>(GuestAddress(self.ring.avail_ring()), Ordering::Relaxed);
+        let flags = flags.map_err(|_| lost(memory))?;
+
+        Ok(u16::from_le(flags) & AVAILABLE_NO_INTERRUPT == 0)
+    }
+
+    /// Returns whether the driver was asked to notify the device of new buffers.
+    pub(crate) fn is_notifying(&self) -> bool {
+        self.notifying
+    }
+
+    /// Asks the driver for no notifications, because the device polls the queue.
+    fn suppress_notifications(&mut self, memory: &GuestMemoryView<'_>) -> Result<(), QueueError> {
+        if std::mem::take(&mut self.notifying) {
+            self.ring.disable_notification(memory).map_err(|error| failure(memory, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Asks the driver for a notification of the next buffer, until one is taken. Returns whether a
+    /// buffer came in the meantime, of which there may be no notification.
+    pub(crate) fn ask_for_notification(&mut self, memory: &GuestMemoryView<'_>) -> Result<bool, QueueError> {
+        if self.notifying {
+            return Ok(false);
+        }
+
+        self.notifying = true;
+        self.ring.enable_notification(memory).map_err(|error| failure(memory, &error))
+    }
+}
+
+/// Returns the reason for an error of `virtio-queue`.
+#[cold]
+fn failure(memory: &GuestMemoryView<'_>, error: &virtio_queue::Error) -> QueueError {
+    match error {
+        virtio_queue::Error::InvalidAvailRingIndex => QueueError::Index,
+        virtio_queue::Error::InvalidDescriptorIndex => QueueError::Chain,
+        _ => lost(memory),
+    }
+}
+
+/// Returns the reason for an access that failed. An access that crosses mappings or alignment has
+/// no error of the memory.
+#[cold]
+fn lost(memory: &GuestMemoryView<'_>) -> QueueError {
+    memory.error().map_or(QueueError::Layout, QueueError::Memory)
+}

@@ -1,0 +1,394 @@
+//! Virtio on PCI (4.1): the capabilities that locate the registers, negotiation, device status, the
+//! queues' registers, and interrupts.
+//!
+//! The transport knows nothing of frames. [`Transport::write`] reports what a write asks of the
+//! device.
+
+use nicforge_core::{
+    context::Context,
+    ids::AttachmentId,
+    spec::{AttachmentSpec, BarSpec, BarWindow, FunctionSpec, Identity, MsixSpec, VendorCapability},
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::{
+    queue::QueueLayout,
+    registers::{
+        BAR, BAR_SIZE, CLASS_ETHERNET, COMMON, DEVICE, DEVICE_NET, DeviceConfig, ISR, MAX_QUEUE_SIZE,
+        MSIX_PENDING, MSIX_TABLE, NO_VECTOR, NOTIFY, NOTIFY_STRIDE, QUEUES, VECTORS, VENDOR_VIRTIO,
+        capability, common, feature, isr, status,
+    },
+};
+
+/// The only attachment. Each device has one client, its driver.
+pub(crate) const USER: AttachmentId = AttachmentId(0);
+
+/// The common configuration as a driver reads it (4.1.4.3). The fields have the order and the
+/// widths of the offsets in [`common`].
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct CommonConfig {
+    device_feature_select: [u8; 4],
+    device_feature: [u8; 4],
+    driver_feature_select: [u8; 4],
+    driver_feature: [u8; 4],
+    config_vector: [u8; 2],
+    queues: [u8; 2],
+    status: u8,
+    generation: u8,
+    queue_select: [u8; 2],
+    queue: QueueConfig,
+}
+
+/// The part of the common configuration that belongs to the selected queue.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct QueueConfig {
+    size: [u8; 2],
+    vector: [u8; 2],
+    enable: [u8; 2],
+    notify_offset: [u8; 2],
+    descriptors: [u8; 8],
+    driver: [u8; 8],
+    device: [u8; 8],
+}
+
+const _: () = assert!(size_of::<CommonConfig>() as u64 == common::SIZE);
+
+/// The registers of one queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueRegisters {
+    pub(crate) layout: QueueLayout,
+    pub(crate) vector: u16,
+    pub(crate) enabled: bool,
+}
+
+impl Default for QueueRegisters {
+    fn default() -> Self {
+        let layout = QueueLayout { size: MAX_QUEUE_SIZE, ..QueueLayout::default() };
+        Self { layout, vector: NO_VECTOR, enabled: false }
+    }
+}
+
+/// The effect of a register write beyond the registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Nothing beyond the registers.
+    None,
+    /// Return to the state of power-on.
+    Reset,
+    /// Make a queue of its registers.
+    EnableQueue(usize),
+    /// Look at a queue: it has new buffers.
+    Notify(usize),
+}
+
+/// An event that interrupts the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// The device's configuration or its status has changed.
+    Config,
+    /// A queue has used buffers.
+    Queue(usize),
+}
+
+/// The registers of the device. The default is the state of power-on.
+pub(crate) struct Transport {
+    device_feature_select: u32,
+    driver_feature_select: u32,
+    /// Features that the driver accepted so far.
+    accepted: u64,
+    status: u8,
+    generation: u8,
+    config_vector: u16,
+    queue_select: u16,
+    queues: [QueueRegisters; QUEUES],
+    /// Events since the driver read the interrupt status.
+    isr: u8,
+}
+
+impl Default for Transport {
+    fn default() -> Self {
+        Self {
+            device_feature_select: 0,
+            driver_feature_select: 0,
+            accepted: 0,
+            status: 0,
+            generation: 0,
+            config_vector: NO_VECTOR,
+            queue_select: 0,
+            queues: [QueueRegisters::default(); QUEUES],
+            isr: 0,
+        }
+    }
+}
+
+impl Transport {
+    /// Returns the features that the driver accepted.
+    pub(crate) fn features(&self) -> u64 {
+        self.accepted
+    }
+
+    /// Returns whether the driver is set up, and the device can use the queues.
+    pub(crate) fn is_live(&self) -> bool {
+        const LIVE: u8 = status::DRIVER_OK | status::FEATURES_OK;
+        self.status & (LIVE | status::NEEDS_RESET | status::FAILED) == LIVE
+    }
+
+    /// Returns the registers of a queue.
+    pub(crate) fn queue(&self, index: usize) -> QueueRegisters {
+        self.queues[index]
+    }
+
+    /// Reads registers. Bytes outside them keep the content of `data`.
+    pub(crate) fn read(
+        &mut self,
+        context: &mut Context<'_>,
+        offset: u64,
+        device: &DeviceConfig,
+        data: &mut [u8],
+    ) {
+        // A read of the interrupt status clears it, and takes back the interrupt (4.1.4.5).
+        if offset == ISR
+            && let Some(first) = data.first_mut()
+        {
+            *first = std::mem::take(&mut self.isr);
+            context.set_intx(USER, false);
+            return;
+        }
+
+        copy_overlap(offset, data, COMMON, self.common().as_bytes());
+        copy_overlap(offset, data, DEVICE, device.as_bytes());
+    }
+
+    /// Returns the common configuration.
+    fn common(&self) -> CommonConfig {
+        let half = |features: u64, select: u32| match select {
+            0 => features as u32,
+            1 => (features >> 32) as u32,
+            _ => 0,
+        };
+        let selected = usize::from(self.queue_select);
+        // A queue that does not exist has the size 0.
+        let none = QueueRegisters { layout: QueueLayout::default(), vector: NO_VECTOR, enabled: false };
+        let queue = self.queues.get(selected).copied().unwrap_or(none);
+
+        CommonConfig {
+            device_feature_select: self.device_feature_select.to_le_bytes(),
+            device_feature: half(feature::OFFERED, self.device_feature_select).to_le_bytes(),
+            driver_feature_select: self.driver_feature_select.to_le_bytes(),
+            driver_feature: half(self.accepted, self.driver_feature_select).to_le_bytes(),
+            config_vector: self.config_vector.to_le_bytes(),
+            queues: (QUEUES as u16).to_le_bytes(),
+            status: self.status,
+            generation: self.generation,
+            queue_select: self.queue_select.to_le_bytes(),
+            queue: QueueConfig {
+                size: queue.layout.size.to_le_bytes(),
+                vector: queue.vector.to_le_bytes(),
+                enable: u16::from(queue.enabled).to_le_bytes(),
+                notify_offset: self.queue_select.to_le_bytes(),
+                descriptors: queue.layout.descriptors.to_le_bytes(),
+                driver: queue.layout.available.to_le_bytes(),
+                device: queue.layout.used.to_le_bytes(),
+            },
+        }
+    }
+
+    /// Writes a register. A write of another width than the register's is ignored, except that the
+    /// 64-bit addresses also take their halves (4.1.3.1).
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Request {
+        let value = match *data {
+            [a] => u64::from(a),
+            [a, b] => u16::from_le_bytes([a, b]).into(),
+            [a, b, c, d] => u32::from_le_bytes([a, b, c, d]).into(),
+            [a, b, c, d, e, f, g, h] => u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            _ => return Request::None,
+        };
+
+        if (NOTIFY..NOTIFY + u64::from(NOTIFY_STRIDE) * QUEUES as u64).contains(&offset) {
+            // The place of the register names the queue, and so does the value (4.1.5.2).
+            return Request::Notify(((offset - NOTIFY) / u64::from(NOTIFY_STRIDE)) as usize);
+        }
+
+        match (offset, data.len()) {
+            (common::DEVICE_FEATURE_SELECT, 4) => self.device_feature_select = value as u32,
+            (common::DRIVER_FEATURE_SELECT, 4) => self.driver_feature_select = value as u32,
+            (common::DRIVER_FEATURE, 4) => self.accept(value as u32),
+            (common::CONFIG_VECTOR, 2) => self.config_vector = vector(value),
+            (common::STATUS, 1) => return self.write_status(value as u8),
+            (common::QUEUE_SELECT, 2) => self.queue_select = value as u16,
+            (_, length) => return self.write_queue(offset, length, value),
+        }
+
+        Request::None
+    }
+
+    /// Takes over one half of the driver's features. Later than the negotiation it is ignored.
+    fn accept(&mut self, value: u32) {
+        if self.status & status::FEATURES_OK != 0 {
+            return;
+        }
+        let value = u64::from(value);
+        match self.driver_feature_select {
+            0 => self.accepted = self.accepted & !0xffff_ffff | value,
+            1 => self.accepted = self.accepted & 0xffff_ffff | value << 32,
+            _ => {}
+        }
+    }
+
+    /// Writes the device status. A driver only adds bits, or resets the device by 0 (2.1).
+    fn write_status(&mut self, value: u8) -> Request {
+        if value == 0 {
+            return Request::Reset;
+        }
+
+        let mut added = value & !(self.status | status::NEEDS_RESET);
+        let acceptable = self.accepted & !feature::OFFERED == 0 && self.accepted & feature::VERSION_1 != 0;
+        if !acceptable {
+            added &= !status::FEATURES_OK;
+        }
+        self.status |= added;
+
+        Request::None
+    }
+
+    /// Writes a register of the selected queue. An enabled queue keeps its layout until a reset.
+    fn write_queue(&mut self, offset: u64, length: usize, value: u64) -> Request {
+        let selected = usize::from(self.queue_select);
+        let Some(queue) = self.queues.get_mut(selected) else { return Request::None };
+        if (offset, length) == (common::QUEUE_VECTOR, 2) {
+            queue.vector = vector(value);
+            return Request::None;
+        }
+        if queue.enabled {
+            return Request::None;
+        }
+
+        let layout = &mut queue.layout;
+        match (offset, length) {
+            (common::QUEUE_SIZE, 2) => layout.size = value as u16,
+            (common::QUEUE_ENABLE, 2) if value == 1 && self.status & status::FEATURES_OK != 0 => {
+                queue.enabled = true;
+                return Request::EnableQueue(selected);
+            }
+            _ => {
+                let addresses = [
+                    (common::QUEUE_DESCRIPTORS, &mut layout.descriptors),
+                    (common::QUEUE_DRIVER, &mut layout.available),
+                    (common::QUEUE_DEVICE, &mut layout.used),
+                ];
+                for (register, address) in addresses {
+                    set_address(address, offset.wrapping_sub(register), length, value);
+                }
+            }
+        }
+
+        Request::None
+    }
+
+    /// Notes a change of the device's configuration, and reports it.
+    pub(crate) fn change_config(&mut self, context: &mut Context<'_>) {
+        self.generation = self.generation.wrapping_add(1);
+        if self.status & status::DRIVER_OK != 0 {
+            self.interrupt(context, Event::Config);
+        }
+    }
+
+    /// Stops the device until the driver resets it, and reports that (2.1.2).
+    pub(crate) fn require_reset(&mut self, context: &mut Context<'_>) {
+        self.status |= status::NEEDS_RESET;
+        if self.status & status::DRIVER_OK != 0 {
+            self.interrupt(context, Event::Config);
+        }
+    }
+
+    /// Interrupts the driver: by the event's MSI-X vector, or by INTx and the interrupt status if
+    /// the event has none (4.1.5.4, 4.1.5.1.3).
+    pub(crate) fn interrupt(&mut self, context: &mut Context<'_>, event: Event) {
+        let (vector, bit) = match event {
+            Event::Config => (self.config_vector, isr::CONFIG),
+            Event::Queue(index) => (self.queues[index].vector, isr::QUEUE),
+        };
+
+        if vector == NO_VECTOR {
+            self.isr |= bit;
+            context.set_intx(USER, true);
+        } else {
+            context.interrupt(USER, vector);
+        }
+    }
+}
+
+/// Returns the vector that a register takes: none if it does not exist (4.1.5.1.2).
+fn vector(value: u64) -> u16 {
+    if value < u64::from(VECTORS) { value as u16 } else { NO_VECTOR }
+}
+
+/// Writes a 64-bit register, as a whole or by halves. `at` is the offset in the register.
+fn set_address(address: &mut u64, at: u64, length: usize, value: u64) {
+    match (at, length) {
+        (0, 8) => *address = value,
+        (0, 4) => *address = *address & !0xffff_ffff | value,
+        (4, 4) => *address = *address & 0xffff_ffff | value << 32,
+        _ => {}
+    }
+}
+
+/// Copies to `data`, which stands at `offset`, the bytes of `source`, which stand at `start`.
+fn copy_overlap(offset: u64, data: &mut [u8], start: u64, source: &[u8]) {
+    for (at, byte) in (offset..).zip(data) {
+        if let Some(value) = at.checked_sub(start).and_then(|index| source.get(index as usize)) {
+            *byte = *value;
+        }
+    }
+}
+
+/// Returns the description of the function.
+pub(crate) fn spec() -> FunctionSpec {
+    let identity = Identity {
+        vendor: VENDOR_VIRTIO,
+        device: DEVICE_NET,
+        subsystem_vendor: VENDOR_VIRTIO,
+        subsystem: DEVICE_NET,
+        class: CLASS_ETHERNET,
+        revision: 1,
+    };
+
+    let mut bars = [const { None }; 6];
+    bars[usize::from(BAR)] = Some(BarSpec::trapped(BAR_SIZE));
+
+    FunctionSpec {
+        identity,
+        bars,
+        attachments: vec![AttachmentSpec { name: "user0".to_owned(), group: 0 }],
+        msix: Some(MsixSpec { vectors: VECTORS, bar: BAR, table: MSIX_TABLE, pba: MSIX_PENDING }),
+        intx: true,
+        rings: None,
+        capabilities: vec![
+            location(capability::COMMON, COMMON, common::SIZE, &[]),
+            location(
+                capability::NOTIFY,
+                NOTIFY,
+                u64::from(NOTIFY_STRIDE) * QUEUES as u64,
+                &NOTIFY_STRIDE.to_le_bytes(),
+            ),
+            location(capability::ISR, ISR, 1, &[]),
+            location(capability::DEVICE, DEVICE, size_of::<DeviceConfig>() as u64, &[]),
+            VendorCapability {
+                window: Some(BarWindow { bar: 4, offset: 8, length: 12, data: 16 }),
+                ..location(capability::PCI, 0, 0, &[0; 4])
+            },
+        ],
+    }
+}
+
+/// Returns the capability that locates a structure in the BAR (4.1.4), with `more` behind the
+/// common part.
+fn location(kind: u8, offset: u64, length: u64, more: &[u8]) -> VendorCapability {
+    let mut content = vec![kind, BAR, 0, 0, 0];
+    content.extend((offset as u32).to_le_bytes());
+    content.extend((length as u32).to_le_bytes());
+    content.extend(more);
+    VendorCapability { content, window: None }
+}
