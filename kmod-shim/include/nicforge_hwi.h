@@ -634,6 +634,8 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_PCI_DEVICE_DMA_ENGINE 0x0002
 /* Device id of the proof device "addressed send". */
 #define NICFORGE_PCI_DEVICE_ADDRESSED_SEND 0x0003
+/* Device id of the proof device that has a companion. */
+#define NICFORGE_PCI_DEVICE_CHECKSUM 0x0004
 /* Vendor id of EXTOLL, which the card's model uses. */
 #define NICFORGE_PCI_VENDOR_EXTOLL 0x1cad
 /* Device id of the EXTOLL card. */
@@ -958,6 +960,54 @@ struct nicforge_proof_dma_engine_descriptor {
  * waits gets this interrupt for the next one.
  */
 #define NICFORGE_PROOF_ADDRESSED_SEND_VECTOR_RECEIVE 0
+/*
+ * *Checksum*: sums the bytes of client memory by a companion, and raises
+ * MSI-X.
+ */
+/* BAR 0, read-write: IOVA of the bytes (64-bit). */
+#define NICFORGE_PROOF_CHECKSUM_REG_ADDRESS 0x00
+/* BAR 0, read-write: number of bytes, 1 to MAX_LENGTH (32-bit). */
+#define NICFORGE_PROOF_CHECKSUM_REG_LENGTH 0x08
+/* BAR 0, write 1: starts a sum (32-bit). Posted writes are allowed. */
+#define NICFORGE_PROOF_CHECKSUM_REG_START 0x0c
+/*
+ * BAR 0, read: status, STATUS_BUSY and so on (32-bit). The next start
+ * clears the errors.
+ */
+#define NICFORGE_PROOF_CHECKSUM_REG_STATUS 0x10
+/*
+ * BAR 0, read: number of the companion's life, 0 before the first
+ * (32-bit).
+ */
+#define NICFORGE_PROOF_CHECKSUM_REG_EPOCH 0x14
+/* BAR 0, read: the last sum (64-bit). */
+#define NICFORGE_PROOF_CHECKSUM_REG_SUM 0x18
+/*
+ * Attachment mirror (BAR 2): number of starts that ended, with or
+ * without an error (64-bit). The device writes it after the next word.
+ */
+#define NICFORGE_PROOF_CHECKSUM_MIRROR_ENDED 0x1000
+/* Attachment mirror (BAR 2): the last sum (64-bit). */
+#define NICFORGE_PROOF_CHECKSUM_MIRROR_SUM 0x1008
+/* Number of attachments of the card. */
+#define NICFORGE_PROOF_CHECKSUM_ATTACHMENTS 4
+/* Most bytes of a sum. */
+#define NICFORGE_PROOF_CHECKSUM_MAX_LENGTH (1ULL << 16)
+/* A sum is in progress. */
+#define NICFORGE_PROOF_CHECKSUM_STATUS_BUSY (1ULL << 0)
+/* The bytes could not be read. */
+#define NICFORGE_PROOF_CHECKSUM_STATUS_DMA_ERROR (1ULL << 1)
+/*
+ * A start was refused, because its length was invalid or a sum was in
+ * progress.
+ */
+#define NICFORGE_PROOF_CHECKSUM_STATUS_BAD_START (1ULL << 2)
+/* The companion is halted. A reset of the function starts it anew. */
+#define NICFORGE_PROOF_CHECKSUM_STATUS_HALTED (1ULL << 3)
+/* MSI-X vector: a sum has ended without an error. */
+#define NICFORGE_PROOF_CHECKSUM_VECTOR_DONE 0
+/* MSI-X vector: a sum has ended with an error, or its start was refused. */
+#define NICFORGE_PROOF_CHECKSUM_VECTOR_ERROR 1
 
 /* ---- tree ---- */
 /* Number of cores of a node: attachments 0 to 3. */

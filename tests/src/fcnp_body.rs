@@ -152,7 +152,7 @@ pub fn messages_arrive_unchanged(rig: &dyn Rig) {
     echo(&io, &core, &[0, 1, 240, 241, 256, 4096, 5000, 65_535, 300_000]);
 }
 
-/// Buffers at all offsets from an aligned address, on both sides. The sides do not know each other's
+/// Buffers at all offsets from an aligned address, on both sides. Neither side knows the other's
 /// offset, so each offset of one side occurs with two of the other.
 #[body]
 pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {

@@ -377,30 +377,27 @@ mod tests {
     use super::*;
 
     fn snapshot() -> Snapshot {
+        let counters = [("vc0_sent", 2), ("vc1_sent", 3), ("vc1_sent_twice", 100)];
+        let client = AttachmentSnapshot { name: "core0".into(), pid: Some(7), ..Default::default() };
+
+        let node = NodeSnapshot {
+            name: "io0".into(),
+            role: "io".into(),
+            rank: 0,
+            functions: Vec::new(),
+            panics: Vec::new(),
+            companions: Vec::new(),
+            counters: counters.map(|(name, value)| (name.into(), value)).into(),
+            attachments: vec![client],
+        };
+
         Snapshot {
             machine: "m".into(),
             uptime_ms: 1500,
             event_loop: "epoll".into(),
             awake: 0,
             longest_turn: LongestTurn { us: 2500, attachment: Some("io0.core0".into()), pid: 7 },
-            nodes: vec![NodeSnapshot {
-                name: "io0".into(),
-                role: "io".into(),
-                rank: 0,
-                functions: Vec::new(),
-                panics: Vec::new(),
-                companions: Vec::new(),
-                counters: vec![
-                    ("vc0_sent".into(), 2),
-                    ("vc1_sent".into(), 3),
-                    ("vc1_sent_twice".into(), 100),
-                ],
-                attachments: vec![AttachmentSnapshot {
-                    name: "core0".into(),
-                    pid: Some(7),
-                    ..Default::default()
-                }],
-            }],
+            nodes: vec![node],
             columns: Vec::new(),
         }
     }

@@ -16,6 +16,7 @@
 //! [`crate::machine::Machine::device_panic`]. Destructors that run while a panic unwinds must not
 //! panic, since that ends the process.
 
+pub use crate::progress::Progress;
 use crate::{
     context::Context,
     dma::DmaError,
@@ -38,16 +39,6 @@ pub enum Write {
     /// The event that ends the stall wakes it: a packet from the fabric, a timer
     /// ([`Context::wake_at`]), or a client's store to memory.
     Stalled,
-}
-
-/// Result of a [`Device::step`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// The step did work, and more may be possible at once.
-    Busy,
-    /// There is nothing to do until a client writes, the fabric delivers, DMA completes or a timer
-    /// fires.
-    Idle,
 }
 
 /// Extent of a reset.

@@ -26,6 +26,7 @@ pub mod machine;
 pub mod panic;
 pub mod pci;
 pub mod posted;
+mod progress;
 pub mod spec;
 pub mod time;
 pub mod trace;

@@ -12,8 +12,6 @@ use std::{
     panic::{self, AssertUnwindSafe},
 };
 
-use crate::device::Device;
-
 /// Whether this build contains panics of devices. It is false with `panic = "abort"`.
 pub const CONTAINS_PANICS: bool = cfg!(panic = "unwind");
 
@@ -113,12 +111,6 @@ pub fn message_of(payload: Box<dyn Any + Send>) -> String {
     }
 
     message
-}
-
-/// Drops a device. Returns the message if its drop panics.
-pub(crate) fn drop_device(device: Box<dyn Device>) -> Option<String> {
-    // The device is gone afterwards, so no code sees the state that a panic left behind.
-    panic::catch_unwind(AssertUnwindSafe(|| drop(device))).err().map(message_of)
 }
 
 #[cfg(test)]

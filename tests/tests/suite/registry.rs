@@ -1,5 +1,6 @@
 //! Families and devices of a user's own: in machine files, in process, on sockets, and in a program
 //! of their own.
+#![allow(clippy::unwrap_used, reason = "all of this file is tests")]
 
 use std::{
     io::{BufRead, BufReader},

@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{Companion, CompanionEnd, CompanionStatus, Halt};
-use crate::{device::Progress, panic::message_of};
+use crate::{panic::message_of, progress::Progress};
 
 /// Commands of one poll on a thread, about.
 const BUDGET: u32 = 64;

@@ -48,7 +48,7 @@ use thiserror::Error;
 
 pub use self::ends::{CompanionEnd, DeviceEnd, SendError};
 pub(crate) use self::table::Companions;
-use crate::{context::Context, device::Progress};
+use crate::progress::Progress;
 
 /// Most threads of earlier lives of a companion that have not returned. With this many, no new
 /// life begins.
@@ -190,21 +190,4 @@ pub enum CompanionError {
         /// The system's answer.
         reason: io::Error,
     },
-}
-
-impl Context<'_> {
-    /// Begins a new life of a companion, and returns the device's end of its FIFOs. The earlier
-    /// life of the same name ends.
-    ///
-    /// A device starts a companion when it first needs it, and again when it is reset.
-    ///
-    /// # Errors
-    /// [`CompanionError`]. The earlier life has ended in every case.
-    pub fn start_companion<C: Companion>(
-        &mut self,
-        spec: CompanionSpec,
-        body: C,
-    ) -> Result<DeviceEnd<C::Command, C::Event>, CompanionError> {
-        self.shared.companions.start(self.function.id, spec, body)
-    }
 }

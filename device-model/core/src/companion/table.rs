@@ -15,7 +15,7 @@ use super::{
     ends::ends,
     life::{Body, Life, MachineFlags, Phase, Typed},
 };
-use crate::{device::Progress, ids::FunctionId, time::Nanos};
+use crate::{ids::FunctionId, progress::Progress, time::Nanos};
 
 /// Looks at a thread within its limit. Time in which the machine did not look counts as at most one
 /// part of the limit, since the thread may not have run then either.

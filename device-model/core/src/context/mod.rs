@@ -16,6 +16,7 @@ pub(crate) use self::{
 };
 use crate::{
     attachment::{Attachment, RemoteRead},
+    companion::{Companion, CompanionError, CompanionSpec, DeviceEnd},
     dma::{DmaError, DmaLease, DmaPiece, GuestMemoryView, MAX_DMA, Term},
     fabric::{Fabric, Ports},
     ids::{AttachmentId, DmaToken, FunctionId},
@@ -334,6 +335,21 @@ impl Context<'_> {
         if let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) {
             attachment.count_dma_error(error);
         }
+    }
+
+    /// Begins a new life of a companion, and returns the device's end of its FIFOs. The earlier
+    /// life of the same name ends.
+    ///
+    /// A device starts a companion when it first needs it, and again when it is reset.
+    ///
+    /// # Errors
+    /// [`CompanionError`]. The earlier life has ended in every case.
+    pub fn start_companion<C: Companion>(
+        &mut self,
+        spec: CompanionSpec,
+        body: C,
+    ) -> Result<DeviceEnd<C::Command, C::Event>, CompanionError> {
+        self.shared.companions.start(self.function.id, spec, body)
     }
 
     fn attachment(&self, who: AttachmentId) -> Option<&Attachment> {

@@ -24,7 +24,7 @@ use crate::{
     device::{Device, Progress, Reset, Write},
     fabric::{GI_WIRES, LinkId, MAX_CHANNELS},
     ids::{Address, AttachmentId, FunctionId},
-    panic::{DevicePanic, drop_device, message_of},
+    panic::{DevicePanic, message_of},
     spec::{FunctionSpec, Identity},
     time::Nanos,
 };
@@ -43,6 +43,12 @@ pub(super) struct Lent {
 impl Lent {
     /// Returns the state between two calls.
     pub(super) const NOTHING: Self = Self { rings: Vec::new(), owner: AttachmentId(0), data: None };
+}
+
+/// Drops a device. Returns the message if its drop panics.
+pub(super) fn drop_device(device: Box<dyn Device>) -> Option<String> {
+    // The device is gone afterwards, so no code sees the state that a panic left behind.
+    panic::catch_unwind(AssertUnwindSafe(|| drop(device))).err().map(message_of)
 }
 
 /// The device of a function that is out of service. It discards packets and ring records.

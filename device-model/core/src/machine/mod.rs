@@ -39,7 +39,11 @@ pub use self::{
     query::{RegionView, region},
     schedule::Next,
 };
-use self::{active::ActiveFunction, contain::Lent, schedule::Schedule};
+use self::{
+    active::ActiveFunction,
+    contain::{Lent, drop_device},
+    schedule::Schedule,
+};
 pub use crate::{attachment::DMA_QUOTA, context::Outgoing, error::MachineError};
 use crate::{
     attachment::{Attachment, create_memory},
@@ -48,7 +52,7 @@ use crate::{
     fabric::Fabric,
     ids::{AttachmentId, FunctionId},
     interrupt::{Interrupts, MSIX, Raised, Sink},
-    panic::{DeviceMethod, drop_device, message_of},
+    panic::{DeviceMethod, message_of},
     pci::ConfigSpace,
     spec::{MAX_NAME, Scope, SpecError},
     time::Nanos,

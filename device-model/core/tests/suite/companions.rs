@@ -1,5 +1,6 @@
 //! Companions of a device, stepped and on threads: order, back-pressure, epochs, wake-ups, and
 //! those that panic or hang.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "all of this file is tests")]
 
 use std::{
     sync::{

@@ -1,4 +1,5 @@
 //! Panics of devices: each takes its own function out of service, and nothing else.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "all of this file is tests")]
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, panic_any},

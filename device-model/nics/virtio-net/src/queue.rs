@@ -224,7 +224,7 @@ impl SplitQueue {
 
             let now = left.min((size - skip) as usize);
             // A sum beyond the address space is an address where nothing is mapped.
-            let iova = piece.iova.checked_add(skip).unwrap_or(u64::MAX);
+            let iova = piece.iova.saturating_add(skip);
             copy(iova, now).map_err(QueueError::Memory)?;
             (skip, left) = (0, left - now);
         }

@@ -1,4 +1,5 @@
 //! A device that answers packets, reverses client memory, and has a timer.
+#![allow(clippy::unwrap_used, reason = "all of this file is tests")]
 
 use nicforge_core::{
     context::Context,

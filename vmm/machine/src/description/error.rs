@@ -38,7 +38,7 @@ pub enum DescriptionError {
         /// The position of the error.
         position: FilePosition,
         /// The reason.
-        problem: SectionError,
+        problem: Box<SectionError>,
     },
 }
 
@@ -46,7 +46,7 @@ impl DescriptionError {
     /// Returns the error of a section. `text` is the contents of the file `path`.
     pub(super) fn in_file(path: &str, text: &str, problem: SectionError) -> Self {
         let line = problem.span().map_or(0, |span| line_of(text, span));
-        Self::Content { position: FilePosition { path: path.to_owned(), line }, problem }
+        Self::Content { position: FilePosition { path: path.to_owned(), line }, problem: Box::new(problem) }
     }
 }
 
