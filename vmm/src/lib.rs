@@ -29,6 +29,9 @@ pub mod signals;
 pub mod stat;
 
 pub use clap;
-pub use nicforge_family::{DeviceKind, DeviceSource, Families, Family, Plan};
+pub use nicforge_family::{
+    DeviceKind, DeviceSource, Families, Family, Plan, Section, SectionError, Spanned, check_range,
+    refuse_value,
+};
 
 pub use self::app::{App, CommandBody};

@@ -115,6 +115,10 @@ impl Waiting {
     }
 }
 
+/// The levels without NICFORGE_LOG. The library of virtio queues reports at a high level what a guest
+/// has done wrong; the devices count that, and a guest must not fill the log.
+const DEFAULT_LEVELS: &str = "warn,virtio_queue=off";
+
 /// The log of this process. Dropping it writes the remaining lines, if the reader takes them within
 /// 200 ms.
 #[derive(Debug)]
@@ -131,7 +135,8 @@ impl Log {
     /// # Errors
     /// Returns an error when the writing thread cannot be started.
     pub fn install() -> Result<Self, Failure> {
-        let filter = EnvFilter::try_from_env("NICFORGE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+        let filter =
+            EnvFilter::try_from_env("NICFORGE_LOG").unwrap_or_else(|_| EnvFilter::new(DEFAULT_LEVELS));
         let log = Self::start().context(|| "the log's thread".into())?;
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.queue()).init();
         panic::set_hook(Box::new(log_panic));

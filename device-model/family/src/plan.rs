@@ -16,6 +16,9 @@ use crate::{Column, DeviceSource, Role, SectionError};
 
 /// Longest name of a machine, node or function in bytes.
 pub const MAX_NAME: usize = 32;
+/// The most packets of buffer that all links of a machine have together. Each takes a few bytes
+/// from the start.
+const MAX_BUFFERS: u64 = 1 << 23;
 /// Start of the names of the environment variables that nicforge itself sets.
 const OWN_VARIABLES: &str = "NICFORGE_";
 /// The most functions that an error names.
@@ -93,6 +96,8 @@ pub struct Plan {
     /// Number of nodes of each role.
     ranks: BTreeMap<&'static str, u32>,
     taken: BTreeSet<PortKey>,
+    /// Packets of buffer of all links, in both directions.
+    buffers: u64,
 }
 
 impl Plan {
@@ -112,6 +117,7 @@ impl Plan {
             function_names: BTreeMap::new(),
             ranks: BTreeMap::new(),
             taken: BTreeSet::new(),
+            buffers: 0,
         })
     }
 
@@ -188,7 +194,7 @@ impl Plan {
     /// # Errors
     /// The errors of [`Plan::check_port`] for both ends, [`PlanError::SamePort`], and
     /// [`PlanError::Channels`], [`PlanError::Credits`] and [`PlanError::Packet`] for the link's own
-    /// values.
+    /// values. [`PlanError::Buffers`] if the machine's links have too many buffers together.
     pub fn link(&mut self, a: PortKey, b: PortKey, link: LinkSpec) -> Result<(), PlanError> {
         self.check_port(a)?;
         self.check_port(b)?;
@@ -207,6 +213,13 @@ impl Plan {
             return Err(PlanError::Packet { bytes: link.max_packet });
         }
 
+        // A link has the buffers twice, one set for each direction.
+        let buffers = self.buffers + 2 * credits.iter().map(|&credits| u64::from(credits)).sum::<u64>();
+        if buffers > MAX_BUFFERS {
+            return Err(PlanError::Buffers { buffers });
+        }
+
+        self.buffers = buffers;
         self.taken.extend([a, b]);
         self.links.push(PlannedLink { a, b, link });
         Ok(())
@@ -393,6 +406,11 @@ pub enum PlanError {
         /// Bytes of a packet.
         bytes: usize,
     },
+    /// All links together have too many packets of buffer.
+    Buffers {
+        /// Number of packets.
+        buffers: u64,
+    },
     /// An environment variable has an impossible name or value, or one that nicforge sets itself.
     Variable {
         /// The variable's name.
@@ -436,6 +454,9 @@ impl PlanError {
                 parts("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}"))
             }
             Self::Packet { bytes } => parts("the longest packet", bytes.to_string(), "1 to 65536 bytes"),
+            Self::Buffers { buffers } => {
+                parts("the packets of buffer of all links", buffers.to_string(), "8388608 at most")
+            }
             Self::Variable { name } => parts(
                 "an environment variable",
                 name,

@@ -88,7 +88,7 @@ impl Device for RingNic {
 
     fn write(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &[u8]) -> Write {
         match (at.offset, u64::from_write(data)) {
-            (REG_RING, Some(address)) => (self.ring, self.next) = (Some(address), 0),
+            (REG_RING, Some(address)) if !self.has_failed => (self.ring, self.next) = (Some(address), 0),
             (REG_RESET, _) => self.soft_reset(context),
             // The step that follows each write looks at the ring.
             _ => {}
@@ -103,9 +103,7 @@ impl Device for RingNic {
                 Ok(true) => {}
                 Ok(false) => return if done > 0 { Progress::Busy } else { Progress::Idle },
                 Err(_) => {
-                    self.soft_reset(context);
-                    self.has_failed = true;
-                    context.interrupt(USER, VECTOR);
+                    self.fail(context);
                     return Progress::Idle;
                 }
             }
@@ -116,7 +114,7 @@ impl Device for RingNic {
 
     fn dma_done(
         &mut self,
-        _: &mut Context<'_>,
+        context: &mut Context<'_>,
         _: AttachmentId,
         _: DmaToken,
         result: Result<&[u8], DmaError>,
@@ -127,7 +125,7 @@ impl Device for RingNic {
                 self.frame.copy_from_slice(bytes);
                 self.stage = Stage::Read;
             }
-            Err(_) => (self.ring, self.has_failed) = (None, true),
+            Err(_) => self.fail(context),
         }
     }
 
@@ -202,6 +200,13 @@ impl RingNic {
             Err(error) => return Err(error),
         };
         Ok(true)
+    }
+
+    /// Stops until the next soft reset, and says so.
+    fn fail(&mut self, context: &mut Context<'_>) {
+        self.soft_reset(context);
+        self.has_failed = true;
+        context.interrupt(USER, VECTOR);
     }
 
     /// Forgets the ring and the frame in work. A read that is under way would otherwise end in the
@@ -314,12 +319,16 @@ mod tests {
             let mut card = Card::new();
             card.post(address, length);
             let arrived = card.arrived();
+            let interrupts = card.interrupts[0].get();
+
+            // A new ring alone does not set the card going again.
+            card.client.write64(&mut card.bed, 0, REG_RING, RING);
             let failed = card.client.read32(&mut card.bed, 0, REG_ERROR);
 
             card.client.write32(&mut card.bed, 0, REG_RESET, 0);
             let after_the_reset = card.client.read32(&mut card.bed, 0, REG_ERROR);
 
-            assert_eq!((arrived, failed, after_the_reset), (vec![], 1, 0));
+            assert_eq!((arrived, interrupts, failed, after_the_reset), (vec![], 1, 1, 0));
         }
     }
 }

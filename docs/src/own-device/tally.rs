@@ -9,7 +9,7 @@
 /// The register map. In the project it belongs into a module of `device-model/hwi`.
 pub mod hwi {
     /// PCI device id.
-    pub const DEVICE_TALLY: u16 = 0x0004;
+    pub const DEVICE_TALLY: u16 = 0x00f0;
     /// Attachments of the card.
     pub const ATTACHMENTS: u16 = 2;
     /// BAR 0, write (32-bit): added to the sum. Clients may post these writes.

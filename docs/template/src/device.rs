@@ -200,7 +200,10 @@ impl Courier {
                     status::BAD_LENGTH
                 } else {
                     match context.dma_write(USER, descriptor.address, packet.bytes()) {
-                        Ok(()) => status::DONE,
+                        Ok(()) => {
+                            self.received += 1;
+                            status::DONE
+                        }
                         Err(DmaError::Busy) => {
                             self.arrived = Some(packet);
                             return again_later(context, self.receiving);
@@ -210,7 +213,6 @@ impl Courier {
                 };
 
                 context.ports().recycle(packet);
-                self.received += 1;
                 Work::Report { at, length, status }
             }
             Work::Report { at, length, status } => {

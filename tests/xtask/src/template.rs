@@ -16,6 +16,68 @@ const NAME: &str = "courier";
 const MADE: [&str; 2] = ["target", "Cargo.lock"];
 /// How the template's manifest names the folder of nicforge.
 const ROOT: &str = "../..";
+/// Names that a package can't have: words of Rust, crates that every crate sees, and types that the
+/// template imports.
+const RESERVED: [&str; 58] = [
+    "abstract",
+    "alloc",
+    "as",
+    "async",
+    "await",
+    "become",
+    "box",
+    "break",
+    "const",
+    "context",
+    "continue",
+    "core",
+    "crate",
+    "descriptor",
+    "device",
+    "do",
+    "dyn",
+    "else",
+    "enum",
+    "extern",
+    "false",
+    "final",
+    "fn",
+    "for",
+    "gen",
+    "if",
+    "impl",
+    "in",
+    "let",
+    "loop",
+    "macro",
+    "match",
+    "mod",
+    "move",
+    "mut",
+    "nicforge",
+    "packet",
+    "progress",
+    "pub",
+    "ref",
+    "reset",
+    "return",
+    "self",
+    "static",
+    "std",
+    "struct",
+    "super",
+    "test",
+    "trait",
+    "true",
+    "try",
+    "type",
+    "unsafe",
+    "use",
+    "where",
+    "while",
+    "work",
+    "write",
+];
 
 #[derive(Args)]
 pub(crate) struct New {
@@ -73,6 +135,11 @@ pub(crate) fn copy(steps: &Steps, new: &New) -> Result<(), Failed> {
     if !is_plain || !name.starts_with(|first: char| first.is_ascii_lowercase()) {
         return Err(Failed::new(format!(
             "{name:?} is no name for a package: take lower-case letters and digits"
+        )));
+    }
+    if RESERVED.contains(&name) {
+        return Err(Failed::new(format!(
+            "{name} has a meaning in Rust or in the template: take another name"
         )));
     }
     if new.folder.exists() {

@@ -218,8 +218,10 @@ fn decompress(
     let script = "folder=$1 number=0
         command -v \"$0\" >/dev/null || { echo \"$0 is not installed\" >&2; exit 127; }
         shift
+        # In blocks of 512 bytes: a larger file would be refused when it is read.
+        ulimit -f 524288
         for file; do
-            \"$0\" -dc \"$file\" >\"$folder/$number\" || rm -f \"$folder/$number\"
+            \"$0\" -dc -- \"$file\" >\"$folder/$number\" || rm -f \"$folder/$number\"
             number=$((number + 1))
         done";
 

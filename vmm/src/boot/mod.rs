@@ -27,11 +27,10 @@ use crate::{
     signals::Signals,
 };
 
-pub use self::options::{GuestOptions, HostFiles, ModuleWord, Options, Task};
-use self::{
-    options::{AcceleratorChoice, DriverChoice},
-    together::{Member, Together},
+pub use self::options::{
+    AcceleratorChoice, DriverChoice, GuestOptions, HostFiles, ModuleWord, Options, Task,
 };
+use self::together::{Member, Together};
 
 /// Returns the help text below the options.
 pub fn help() -> String {
@@ -426,7 +425,7 @@ fn run_one(
     }
 
     let running = guest.start(job.on_line({
-        let (node, printer) = (node.clone(), printer.clone());
+        let (node, printer, give_up) = (node.clone(), printer.clone(), give_up.clone());
         Arc::new(move |stream, line: &str| {
             let stream = match stream {
                 GuestStream::Output => Stream::Output,
@@ -446,7 +445,7 @@ fn run_one(
             return Ok(output.status);
         }
 
-        member.serve(&guest)?;
+        member.serve(&guest, &give_up)?;
         if progress.is_cancelled() {
             return Err(GuestError::Cancelled);
         }

@@ -48,11 +48,12 @@ impl Member<'_> {
         self.together.limit
     }
 
-    /// Takes the guest's calls of barriers, and answers those that have ended.
+    /// Takes the guest's calls of barriers, and answers those that have ended, until `give_up` says
+    /// that the guest must end. A guest that reads its answers slowly thus delays no end.
     ///
     /// # Errors
     /// [`GuestError::Ended`] when the guest has ended.
-    pub(super) fn serve(&self, guest: &Guest) -> Result<(), GuestError> {
+    pub(super) fn serve(&self, guest: &Guest, give_up: &impl Fn() -> bool) -> Result<(), GuestError> {
         let now = Instant::now();
         let ends = {
             let mut barriers = self.together.barriers();
@@ -63,6 +64,9 @@ impl Member<'_> {
         };
 
         for (call, end) in ends {
+            if give_up() {
+                break;
+            }
             guest.answer_barrier(call, end.status(), &end.to_string())?;
         }
         Ok(())
@@ -86,7 +90,7 @@ impl Member<'_> {
 
         while self.together.hold && !self.together.barriers().have_all_left() {
             // Processes that the command has left behind may still call.
-            self.serve(guest)?;
+            self.serve(guest, &|| progress.is_cancelled() || Instant::now() >= until)?;
             guest.watch(HOLDING, CHECK_INTERVAL)?;
 
             if progress.is_cancelled() {

@@ -22,8 +22,8 @@ impl Context<'_> {
     /// # Errors
     /// [`DmaError::Remote`] if a part is reached by messages only. The device then calls
     /// [`Context::dma_read`], where the access counts; this answer counts as no error. Every other
-    /// error is final, and the device should set its error bit. After [`DmaError::Faulted`], `out`
-    /// has zeros in place of the missing memory; after the others it is unchanged.
+    /// error is final, and the device should set its error bit. After [`DmaError::Faulted`], the
+    /// content of `out` is arbitrary; after the others it is unchanged.
     pub fn copy_from(&mut self, who: AttachmentId, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
         let result = check_may_dma(attachment).and_then(|()| attachment.dma.read_local(iova, out));

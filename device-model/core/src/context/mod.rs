@@ -318,12 +318,14 @@ impl Context<'_> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
         check_may_dma(attachment)?;
 
+        let write_in_flight = has_writes_in_flight(attachment);
         let counters = &mut attachment.counters;
         let memory = GuestMemoryView::new(
             &attachment.dma,
             Cell::from_mut(&mut self.shared.touched),
             Cell::from_mut(&mut counters.dma_read_bytes),
             Cell::from_mut(&mut counters.dma_written_bytes),
+            write_in_flight,
         );
 
         Ok((memory, self.fabric.ports(function, now)))

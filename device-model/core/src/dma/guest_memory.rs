@@ -38,19 +38,23 @@ pub struct GuestMemoryView<'a> {
     touched: &'a Cell<usize>,
     read: &'a Cell<u64>,
     written: &'a Cell<u64>,
+    /// A write by message has no reply yet, which no other write may overtake.
+    write_in_flight: bool,
     error: Cell<Option<DmaError>>,
 }
 
 impl<'a> GuestMemoryView<'a> {
     /// Returns the memory of `map`. The cells count the bytes of the machine's step, and the bytes
-    /// that the attachment has read and written.
+    /// that the attachment has read and written. `write_in_flight` says that a write by message has
+    /// no reply yet.
     pub(crate) fn new(
         map: &'a DmaMap,
         touched: &'a Cell<usize>,
         read: &'a Cell<u64>,
         written: &'a Cell<u64>,
+        write_in_flight: bool,
     ) -> Self {
-        Self { map, touched, read, written, error: Cell::new(None) }
+        Self { map, touched, read, written, write_in_flight, error: Cell::new(None) }
     }
 
     /// Returns the first error of any access.
@@ -64,18 +68,28 @@ impl<'a> GuestMemoryView<'a> {
     /// Those of [`DmaMap::read_local`].
     #[inline]
     pub fn copy_from(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
+        self.map.read_local(iova, out).map_err(|error| self.keep(error))?;
         self.count(out.len(), self.read);
-        self.map.read_local(iova, out).map_err(|error| self.keep(error))
+        Ok(())
     }
 
     /// Copies `data`, at most [`MAX_DMA`] bytes, to client memory at `iova`.
     ///
     /// # Errors
-    /// Those of [`DmaMap::write_local`].
+    /// Those of [`DmaMap::write_local`]. [`DmaError::Busy`] while an earlier write by message has
+    /// no reply.
     #[inline]
     pub fn copy_to(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.check_order()?;
+        self.map.write_local(iova, data).map_err(|error| self.keep(error))?;
         self.count(data.len(), self.written);
-        self.map.write_local(iova, data).map_err(|error| self.keep(error))
+        Ok(())
+    }
+
+    /// Checks that a write overtakes no earlier one.
+    #[inline]
+    fn check_order(&self) -> Result<(), DmaError> {
+        if self.write_in_flight { Err(self.keep(DmaError::Busy)) } else { Ok(()) }
     }
 
     #[inline]
@@ -111,7 +125,9 @@ impl GuestMemory for GuestMemoryView<'_> {
         access: Permissions,
     ) -> Result<impl GuestMemorySliceIterator<'b, ()>, GuestMemoryError> {
         let write = access.has_write();
-        self.count(length.min(MAX_DMA), if write { self.written } else { self.read });
+        if write {
+            self.check_order().map_err(into_guest_memory_error)?;
+        }
 
         // The map checks one direction at a time.
         let checked = match access {
@@ -122,6 +138,8 @@ impl GuestMemory for GuestMemoryView<'_> {
             .and_then(|()| self.map.segments(address.0, length, write))
             .map_err(|error| into_guest_memory_error(self.keep(error)))?;
 
+        debug_assert!(length <= MAX_DMA, "the map has refused longer accesses");
+        self.count(length, if write { self.written } else { self.read });
         Ok(Slices { memory: self, segments, write })
     }
 }
@@ -142,8 +160,8 @@ impl<'a> Slices<'a> {
             .map_err(|_| map::unmapped(segment))?;
 
         // SAFETY: the window has checked the range, and for writing that it is writable. The slice
-        // borrows the map for `'a`, and the map keeps the window. Each other access to client
-        // memory is volatile or atomic.
+        // borrows the map for `'a`, and the map keeps the window. No Rust reference to the bytes
+        // exists. Copies through the slice race with the client, as the type's documentation says.
         Ok(unsafe { VolatileSlice::new(pointer, segment.length) })
     }
 }

@@ -323,7 +323,8 @@ impl ActiveFunction<'_> {
             attachment.drive_intx();
         }
 
-        // A write that the window directs to no register has no effect, as on a bus.
+        // A write that the window directs to no register has no effect, as on a bus. A write to the
+        // window's data register covers no other register, so that its retry repeats no effect.
         let config = &self.attachment(who)?.config;
         if let Some(access) = config.window_access(offset, data.len()) {
             let value = config.window_data();

@@ -220,12 +220,12 @@ impl ConfigSpace {
     }
 
     /// Returns the access to a BAR that an access of `length` bytes at `offset` stands for, or
-    /// `None` if it does not touch the data register of the window, or the window's registers name
-    /// none.
+    /// `None` if it does not lie in the data register of the window, or the window's registers name
+    /// none. An access that covers other registers too is one of configuration space alone.
     pub(crate) fn window_access(&self, offset: u64, length: usize) -> Option<WindowAccess> {
         let window = self.layout.offsets.window?;
         let data = window.data as u64;
-        if offset >= data + 4 || offset.saturating_add(length as u64) <= data {
+        if offset < data || offset.saturating_add(length as u64) > data + 4 {
             return None;
         }
 

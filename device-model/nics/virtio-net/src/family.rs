@@ -16,7 +16,7 @@
 //! [[function]]              # a single device, for links of the file's own
 //! name = "nic0"
 //! kind = "virtio-net"
-//! mac = "52:54:00:00:00:01"
+//! mac = "52:54:01:00:00:01"
 //! mtu = 1500                # optional
 //!
 //! [[function]]
@@ -61,7 +61,10 @@ pub const SWITCH: Role = Role::new("switch", "the switch of an Ethernet");
 const COLUMNS: &[Column] = &[
     Column::packets("sent", &["sent", "forwarded", "copies"]),
     Column::packets("received", &["received"]),
-    Column::new("dropped", &["no_buffer", "no_driver", "short_buffer", "no_link", "bad_length", "full"]),
+    Column::new(
+        "dropped",
+        &["no_buffer", "no_driver", "short_buffer", "no_link", "bad_length", "full", "short", "too_long"],
+    ),
     Column::new("errors", &["queue_errors", "bad_header", "no_packet"]),
 ];
 
@@ -170,7 +173,7 @@ fn check_addresses(addresses: Option<&Spanned<usize>>) -> Result<usize, SectionE
 /// Returns the address that a file gives.
 fn check_mac(what: &str, text: &Spanned<String>) -> Result<MacAddress, SectionError> {
     let address = text.get_ref().parse().ok().filter(|mac: &MacAddress| mac.is_valid_source());
-    address.ok_or_else(|| refuse_value(what, text, "an address of one station, as in 52:54:00:00:00:01"))
+    address.ok_or_else(|| refuse_value(what, text, "an address of one station, as in 52:54:01:00:00:01"))
 }
 
 /// Returns the addresses of a network's stations, which differ from all others of the file.

@@ -41,6 +41,8 @@ pub use self::{
     switch::{Switch, SwitchConfig, SwitchConfigError},
 };
 
+/// Bytes on the wire beside a frame: preamble, frame check sequence and gap (IEEE 802.3, 4.4).
+pub const ETHERNET_FRAMING: u32 = 8 + 4 + 12;
 /// Bytes of the header of an Ethernet frame: two addresses and the type.
 pub const ETHERNET_HEADER: usize = 14;
 /// Bytes of a VLAN tag, which a frame of the largest size may have in addition.

@@ -32,7 +32,7 @@ use zerocopy::IntoBytes;
 
 use self::statistics::{Dropped, Statistics};
 use crate::{
-    CHANNEL, ETHERNET_HEADER, MacAddress,
+    CHANNEL, ETHERNET_FRAMING, ETHERNET_HEADER, MacAddress,
     checksum::OpenChecksum,
     max_frame,
     queue::{Buffer, Direction, QueueError, SplitQueue},
@@ -95,6 +95,8 @@ pub struct VirtioNet {
     transport: Transport,
     queues: [Option<SplitQueue>; QUEUES],
     link_up: bool,
+    /// The longest packet of the link in bytes, if there is one.
+    longest_packet: Option<usize>,
     /// Time of the last work or notification.
     last_work: Nanos,
     /// Time from which on no buffer was there for a received frame.
@@ -120,6 +122,7 @@ impl VirtioNet {
             transport: Transport::default(),
             queues: [const { None }; QUEUES],
             link_up: false,
+            longest_packet: None,
             last_work: Nanos::ZERO,
             starved_since: None,
             statistics: Statistics::default(),
@@ -132,8 +135,15 @@ impl VirtioNet {
             mac: self.config.mac.0,
             status: if self.link_up { LINK_UP } else { 0 }.to_le_bytes(),
             max_queue_pairs: 1_u16.to_le_bytes(),
-            mtu: self.config.mtu.to_le_bytes(),
+            mtu: self.mtu().to_le_bytes(),
         }
+    }
+
+    /// Returns the MTU that the driver is offered: frames must also fit the link.
+    fn mtu(&self) -> u16 {
+        let Some(longest) = self.longest_packet else { return self.config.mtu };
+        let room = longest.saturating_sub(max_frame(0)).min(usize::from(u16::MAX));
+        self.config.mtu.min(room as u16)
     }
 
     /// Returns to the state of power-on. The statistics stay.
@@ -168,7 +178,9 @@ impl VirtioNet {
 
     /// Notes whether the link is up, and reports a change.
     fn update_link(&mut self, context: &mut Context<'_>) {
-        let link_up = context.ports().is_up(PORT);
+        let ports = context.ports();
+        let link_up = ports.is_up(PORT);
+        self.longest_packet = ports.connected(PORT).then(|| ports.max_packet(PORT));
         if link_up != self.link_up {
             self.link_up = link_up;
             self.transport.change_config(context);
@@ -359,6 +371,7 @@ fn send(
         return Err(error);
     }
     packet.header = OpenChecksum::to_word(open);
+    packet.framing = ETHERNET_FRAMING;
 
     match ports.send(PORT, CHANNEL, packet) {
         Ok(()) => Ok(Ok(length)),

@@ -246,18 +246,24 @@ impl Device for Switch {
             return Progress::Idle;
         }
 
-        // Each port has an equal part of the budget, and another port is first in each step.
+        // Each port has an equal part of the budget. A port that gets no frame in this step is
+        // first in the next one. A step exceeds its budget by the copies of one frame at most.
         let share = (budget / waiting.count_ones()).max(1);
-        while let Some(port) = in_turn(waiting, self.next) {
+        let mut left = budget.max(1);
+        while left > 0
+            && let Some(port) = in_turn(waiting, self.next)
+        {
             waiting &= !(1 << port);
             let mut work = 0;
-            while work < share
+            while work < share.min(left)
                 && let Some(frame) = ports.take(port, CHANNEL)
             {
                 work += self.forward(&mut ports, now, port, frame);
             }
+
+            left = left.saturating_sub(work);
+            self.next = (port + 1) % MAX_PORTS;
         }
-        self.next = (self.next + 1) % MAX_PORTS;
 
         Progress::Busy
     }

@@ -1,8 +1,9 @@
 //! The addresses that a switch knows.
 //!
 //! The table has sets of [`WAYS`] entries, and an address belongs to one set. An operation looks at
-//! one set only. A new address replaces a forgotten one, or else the one that was heard of longest
-//! ago in its set, so that the table never grows.
+//! one set only. A new address replaces a forgotten one. If its set has none, it replaces the one
+//! of its own port that was heard of longest ago, and else that of another port. The table thus
+//! never grows, and a station with many addresses displaces its own first.
 
 use nicforge_core::time::Nanos;
 
@@ -51,7 +52,8 @@ impl AddressTable {
         }
 
         // `None` is less than any time, so that a free entry is taken first.
-        let Some(oldest) = set.iter_mut().min_by_key(|entry| entry.heard) else { return };
+        let rank = |entry: &&mut Entry| (entry.is_known(age, now) && entry.port != port, entry.heard);
+        let Some(oldest) = set.iter_mut().min_by_key(rank) else { return };
         self.evicted += u64::from(oldest.is_known(age, now));
         *oldest = Entry { address, port, heard: Some(now) };
     }
@@ -145,6 +147,20 @@ mod tests {
         for number in 1..=WAYS as u32 {
             assert_eq!(table.find(MacAddress::derived(number), Nanos(20)), Some(number as u8));
         }
+    }
+
+    #[test]
+    fn a_station_with_many_addresses_displaces_its_own_first() {
+        let mut table = table();
+        let victim = MacAddress::derived(0);
+        table.learn(victim, 0, Nanos(0));
+
+        for number in 1..100 {
+            table.learn(MacAddress::derived(number), 1, Nanos(number.into()));
+        }
+
+        assert_eq!(table.find(victim, Nanos(100)), Some(0));
+        assert_eq!(table.len(), WAYS);
     }
 
     #[test]

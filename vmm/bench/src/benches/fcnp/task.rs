@@ -27,6 +27,8 @@ pub(in crate::benches) enum Path {
     UnixForwarded,
     /// TCP connections to a forwarder.
     TcpForwarded,
+    /// VELO, which is measured in guests alone.
+    Velo,
 }
 
 /// The process in the middle of a path.
@@ -41,6 +43,7 @@ pub(in crate::benches) enum Middle {
 }
 
 impl Path {
+    /// The paths that are measured on a host.
     pub(in crate::benches) const ALL: [Self; 9] = [
         Self::Raw,
         Self::FcnpPoll,
@@ -64,6 +67,7 @@ impl Path {
             Self::TcpRelayed => "tcp-relayed",
             Self::UnixForwarded => "unix-forwarded",
             Self::TcpForwarded => "tcp-forwarded",
+            Self::Velo => "velo",
         }
     }
 

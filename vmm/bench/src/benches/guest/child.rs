@@ -23,6 +23,7 @@ use super::{
     },
     effort,
     order::{Access, Answer, Order},
+    velo,
 };
 use crate::{machine, process::carry_out_orders};
 
@@ -98,6 +99,11 @@ impl Child {
             Order::OpenTree { side, task, device } => {
                 let device = self.open_device(device, OpenOptions::default())?;
                 let endpoint = tree::open(side, &task, vec![device], &self.cancel)?;
+                self.open = Some(Open::Endpoint { side, task, endpoint });
+            }
+            Order::OpenVelo { side, task, device } => {
+                let device = self.open_device(device, OpenOptions::default())?;
+                let endpoint = velo::open(side, device, &self.cancel)?;
                 self.open = Some(Open::Endpoint { side, task, endpoint });
             }
             Order::OpenTcp { side, task, address } => {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use nicforge::failure::{ErrorContext, Failure};
-use nicforge_guest::{Accelerator, Driver, Guest, GuestConfig, Progress, Toolkit};
+use nicforge_guest::{Accelerator, Driver, Function, Guest, GuestConfig, Progress, Toolkit};
 use serde_json::{Value, json};
 
 use super::{
@@ -15,27 +15,44 @@ use super::{
 /// guest.
 const EXITS: [&str; 4] =
     ["vfio_region_read", "vfio_region_write", "vfio_pci_read_config", "vfio_pci_write_config"];
-/// The network between the guests. It has no other members.
-const NETWORK: &str = "10.77.0";
+
+/// A network between the guests. It has no other members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Network {
+    /// QEMU's own, between its virtio network devices.
+    Qemu,
+    /// The served machine's, between its virtio network devices.
+    Served,
+}
+
+impl Network {
+    /// Returns the address of guest `number`, 1 or 2.
+    pub(super) fn address(self, number: u8) -> String {
+        match self {
+            Self::Qemu => format!("10.77.0.{number}"),
+            Self::Served => format!("10.78.0.{number}"),
+        }
+    }
+}
 
 /// A guest's role in the benchmark.
 pub(super) struct Role<'a> {
     pub(super) name: &'static str,
     /// 1 or 2: the last part of the guest's address on the network.
     pub(super) number: u8,
-    /// The guest's functions, in the order of its devices.
+    /// The functions of the guest's programs, in the order of its devices.
     pub(super) functions: &'a [(&'a Machine, &'a str)],
+    /// The network device that the guest's kernel drives.
+    pub(super) network: (&'a Machine, &'a str),
 }
 
 /// A booted guest.
 pub(super) struct BenchGuest {
     pub(super) guest: Guest,
+    /// The name of the network device of its kernel, whose exits are not counted: the kernel
+    /// refreshes its table of neighbours at any time.
+    network: String,
     trace: PathBuf,
-}
-
-/// Returns the address of guest `number`.
-pub(super) fn address(number: u8) -> String {
-    format!("{NETWORK}.{number}")
 }
 
 impl BenchGuest {
@@ -48,7 +65,7 @@ impl BenchGuest {
         driver: Driver,
         folder: &Path,
     ) -> Result<Self, Failure> {
-        let Role { name, number, functions } = *role;
+        let Role { name, number, functions, network } = *role;
         let context = || format!("the guest {name}");
         let this = std::env::current_exe().context(|| "this program's own file".into())?;
         let socket = |number| folder.join(format!("network{number}")).display().to_string();
@@ -75,19 +92,21 @@ impl BenchGuest {
             config = config.user_function(format!("f{index}.{function}"), machine.socket(function));
         }
 
+        let (machine, function) = network;
+        let (network, socket) = (function.to_owned(), machine.socket(function));
+        config = config.function(Function { name: network.clone(), socket, hotplug: false, user: false });
+
         let guest = Guest::boot(toolkit, &config, progress).context(context)?;
         if let Some(problem) = guest.problems().first() {
             return Err(Failure::environment(format!("the guest {name}: {problem}")));
         }
 
-        let address = address(number);
-        let network = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
-        let done = guest.run(network.as_str(), PATIENCE).context(context)?;
+        let done = guest.run(set_up(number).as_str(), PATIENCE).context(context)?;
         if done.status != 0 {
             return Err(Failure::environment(format!("the guest {name}: its network: {}", done.stderr)));
         }
 
-        let guest = Self { guest, trace: folder.join(format!("{name}.trace.log")) };
+        let guest = Self { guest, network, trace: folder.join(format!("{name}.trace.log")) };
         guest.trace_exits(false)?;
 
         Ok(guest)
@@ -109,11 +128,30 @@ impl BenchGuest {
         Ok(KvmExits::in_stats(&stats))
     }
 
-    /// Returns the number of exits in the trace.
+    /// Returns the number of exits in the trace, without those for the kernel's network device.
     pub(super) fn count_exits(&self) -> Result<u64, Failure> {
         let trace = std::fs::read_to_string(&self.trace).context(|| self.trace.display().to_string())?;
-        Ok(trace.lines().filter(|line| EXITS.iter().any(|event| line.contains(event))).count() as u64)
+        let counted =
+            |line: &&str| EXITS.iter().any(|event| line.contains(event)) && !line.contains(&self.network);
+        Ok(trace.lines().filter(counted).count() as u64)
     }
+}
+
+/// Returns the script that sets up both network interfaces of guest `number`.
+fn set_up(number: u8) -> String {
+    let (qemu, served) = (Network::Qemu.address(number), Network::Served.address(number));
+    format!(
+        "set -e\n\
+         test -e /sys/class/net/eth0 && test -e /sys/class/net/eth1\n\
+         for interface in eth0 eth1; do\n\
+         case $(cat /sys/class/net/$interface/address) in\n\
+         52:*) address={qemu} ;;\n\
+         *) address={served} ;;\n\
+         esac\n\
+         ip addr add $address/24 dev $interface\n\
+         ip link set $interface up\n\
+         done"
+    )
 }
 
 /// Exits of a guest's processors, as KVM counts them.

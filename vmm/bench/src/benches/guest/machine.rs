@@ -1,4 +1,5 @@
-//! The served machines: two psets with one compute node each, and a device of registers.
+//! The served machines: two psets with one compute node each, two EXTOLL cards, two network devices
+//! at a switch, and a device of registers.
 
 use std::{path::PathBuf, thread::JoinHandle, time::Duration};
 
@@ -15,6 +16,8 @@ use crate::machine::{build, describe};
 
 /// Number of packets in each FIFO.
 pub(super) const FIFO_DEPTH: u32 = 256;
+/// Addresses of the network devices. Those of QEMU's begin in another way.
+const STATIONS: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
 /// Attachments of the device of registers.
 const REGISTER_USERS: u16 = 3;
 /// How long the engine may take to answer.
@@ -46,7 +49,10 @@ impl Machine {
     /// default time.
     pub(super) fn serve(name: &str, event_loop: EventLoop, awake: Option<Duration>) -> Result<Self, Failure> {
         let pset = format!("[[pset]]\ncompute_nodes = 1\nfifo_depth = {FIFO_DEPTH}\n");
-        let description = describe(&format!("{}-{name}", BENCH.name), &format!("{pset}{pset}"))?;
+        let ethernet = format!("[[ethernet]]\nstations = 2\nmacs = {STATIONS:?}\n");
+        let cards = "[[extoll]]\nmesh = 2\nvpids = 1\n";
+        let networks = format!("{pset}{pset}{cards}{ethernet}");
+        let description = describe(&format!("{}-{name}", BENCH.name), &networks)?;
         let (mut machine, built) = build(&description)?;
         let registers =
             machine.add_function("dma0", Box::new(DeepRing::default())).context(|| "the machine".into())?;

@@ -3,8 +3,9 @@
 //!
 //! This process serves machines for two guests and this host. The first guest has a device of
 //! registers and the I/O node of a pset. The second guest has the pset's compute node, and the
-//! compute node of another pset, whose I/O node is a process of this host. A virtual network also
-//! connects the guests. All is measured once for each available accelerator and each driver.
+//! compute node of another pset, whose I/O node is a process of this host. Two networks also connect
+//! the guests: one of QEMU's, and the served machine's virtio network devices, which the guests'
+//! kernels drive in the same way. Each guest has an EXTOLL card, too. All is measured once for each available accelerator and each driver.
 //!
 //! Counts are taken outside the guests:
 //!
@@ -24,6 +25,7 @@
 //! | `machine.rs` | the machines |
 //! | `worker.rs` | the parent's handle of a program in a guest or on the host |
 //! | `child.rs` | that program |
+//! | `velo.rs` | its end of a path of VELO |
 //! | `order.rs` | the orders and answers between both |
 
 mod child;
@@ -32,6 +34,7 @@ mod guests;
 mod machine;
 mod order;
 mod pair;
+mod velo;
 mod worker;
 
 use std::{os::fd::AsFd, time::Duration};
@@ -225,7 +228,8 @@ fn notes(toolkit: &Toolkit) -> Vec<String> {
          trapped-read-hot, trapped-write: one after the other; posted-write: means of batches of 1000, its rate that of writing without a pause"
             .into(),
         "latencies of messages are half round trips. virtio-net-tcp: the same guests, a network of QEMU's without offloads (its \
-         dgram on UNIX sockets)"
+         dgram on UNIX sockets); nicforge-virtio-net-tcp: the served machine's network devices and switch, with checksum offload. \
+         velo carries messages of 64 bytes at most, so that it has rows of 16 bytes alone"
             .into(),
     ]
 }

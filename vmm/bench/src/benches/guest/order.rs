@@ -22,6 +22,8 @@ pub(super) enum Order {
     Check,
     /// Opens this side's end of a tree.
     OpenTree { side: Side, task: Task, device: usize },
+    /// Opens this side's end of a connection of VELO.
+    OpenVelo { side: Side, task: Task, device: usize },
     /// Opens this side's end of a TCP connection.
     OpenTcp { side: Side, task: Task, address: SocketAddr },
     /// Measures with the open endpoint.

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use nicforge::failure::{ErrorContext, Failure};
 use nicforge_guest::{Accelerator, Driver, Progress, Toolkit};
-use nicforge_hwi::tree::PAYLOAD;
+use nicforge_hwi::{extoll_velo::MAX_MESSAGE, tree::PAYLOAD};
 
 use super::{
     super::{
@@ -14,7 +14,7 @@ use super::{
     Sweep,
     counts::{self, count},
     effort,
-    guests::{BenchGuest, Role, address},
+    guests::{BenchGuest, Network, Role},
     machine::{FIFO_DEPTH, Machine},
     order::{Access, Answer, Order},
     worker::{self, Worker},
@@ -48,10 +48,12 @@ const REGISTERS: usize = 0;
 const IO: usize = 3;
 const COUNTED_REGISTERS: usize = 4;
 const COUNTED_IO: usize = 5;
+const FIRST_VPID: usize = 6;
 /// Indexes of the second guest's devices.
 const COMPUTE: usize = 0;
 const COMPUTE_OF_HOST: usize = 1;
 const COUNTED_COMPUTE: usize = 2;
+const SECOND_VPID: usize = 3;
 /// Index of the host's device.
 const HOST_IO: usize = 0;
 
@@ -64,24 +66,40 @@ enum MessagePath {
     Guests,
     /// FCNP between the host and the second guest.
     Host,
-    /// TCP between the guests.
-    Tcp,
+    /// VELO between the guests.
+    Velo,
+    /// TCP between the guests, over a network of QEMU's or of the served machine.
+    Tcp(Network),
 }
 
 impl MessagePath {
-    const ALL: [Self; 4] = [Self::Raw, Self::Guests, Self::Host, Self::Tcp];
+    const ALL: [Self; 6] = [
+        Self::Raw,
+        Self::Guests,
+        Self::Host,
+        Self::Velo,
+        Self::Tcp(Network::Qemu),
+        Self::Tcp(Network::Served),
+    ];
+
+    /// Returns the paths that messages of a size can take.
+    fn of_messages(bytes: usize) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |via| *via != Self::Velo || bytes <= MAX_MESSAGE)
+    }
 
     const fn path(self) -> Path {
         match self {
             Self::Raw => Path::Raw,
             Self::Guests | Self::Host => Path::FcnpPoll,
-            Self::Tcp => Path::Tcp,
+            Self::Velo => Path::Velo,
+            Self::Tcp(_) => Path::Tcp,
         }
     }
 
     const fn row(self) -> &'static str {
         match self {
-            Self::Tcp => "virtio-net-tcp",
+            Self::Tcp(Network::Qemu) => "virtio-net-tcp",
+            Self::Tcp(Network::Served) => "nicforge-virtio-net-tcp",
             via => via.path().name(),
         }
     }
@@ -134,13 +152,21 @@ pub(super) fn measure(
             (&usual, "io0.core0"),
             (&awake, "dma0.0"),
             (&awake, "io0.core0"),
+            (&usual, "ex0.vpid0"),
         ],
+        network: (&usual, "en0.user0"),
     };
 
     let second = Role {
         name: "second",
         number: 2,
-        functions: &[(&usual, "cn0.core0"), (&usual, "cn1.core0"), (&awake, "cn0.core0")],
+        functions: &[
+            (&usual, "cn0.core0"),
+            (&usual, "cn1.core0"),
+            (&awake, "cn0.core0"),
+            (&usual, "ex1.vpid0"),
+        ],
+        network: (&usual, "en1.user0"),
     };
 
     let boot = |role| BenchGuest::boot(toolkit, progress, role, accelerator, driver, folder.path());
@@ -179,8 +205,8 @@ pub(super) fn measure(
 impl<'a> GuestPair<'a> {
     /// Returns the number of calls to [`Run::step`] for a pair of guests.
     pub(super) fn steps(sweep: &Sweep) -> u64 {
-        let messages = sweep.sizes.len() * sweep.directions.len() * (sweep.rounds + 1);
-        (1 + 4 + 1 + MessagePath::ALL.len() * messages) as u64
+        let paths: usize = sweep.sizes.iter().map(|&bytes| MessagePath::of_messages(bytes).count()).sum();
+        (1 + 4 + 1 + paths * sweep.directions.len() * (sweep.rounds + 1)) as u64
     }
 
     /// Makes all measurements, and returns their rows.
@@ -245,7 +271,7 @@ impl<'a> GuestPair<'a> {
         let probe = (of_bytes / bytes).clamp(least, most) as u32;
         let mut counted = Vec::new();
 
-        for via in MessagePath::ALL {
+        for via in MessagePath::of_messages(bytes) {
             self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
             let took = self.measure_once(via, &task(via, Kind::Stream, probe))?.seconds();
             counted.push((via, ((f64::from(probe) * seconds / took) as u32).clamp(2, MOST)));
@@ -263,12 +289,12 @@ impl<'a> GuestPair<'a> {
         })?;
 
         let row = |(&(via, _), turns): (&(MessagePath, u32), &[Turn])| {
-            let device = via != MessagePath::Tcp;
+            let device = !matches!(via, MessagePath::Tcp(_));
             let row = self.row(via.row()).with_turns(turns).with_bandwidth(bytes);
             Row {
                 backing: row.backing.filter(|_| device),
                 placement: Some(via.placement().into()),
-                fifo_depth: device.then_some(FIFO_DEPTH),
+                fifo_depth: (device && via != MessagePath::Velo).then_some(FIFO_DEPTH),
                 direction: Some(direction.name()),
                 ..row
             }
@@ -281,6 +307,7 @@ impl<'a> GuestPair<'a> {
     fn measure_once(&mut self, via: MessagePath, task: &Task) -> Result<Measured, Failure> {
         let devices = match via {
             MessagePath::Host => (HOST_IO, COMPUTE_OF_HOST),
+            MessagePath::Velo => (FIRST_VPID, SECOND_VPID),
             _ => (IO, COMPUTE),
         };
 
@@ -317,12 +344,15 @@ impl<'a> GuestPair<'a> {
     ) -> Result<(), Failure> {
         let task = *task;
         let order = |side, device| -> Result<Order, Failure> {
-            if via != MessagePath::Tcp {
-                return Ok(Order::OpenTree { side, task, device });
-            }
-            let address: SocketAddr =
-                format!("{}:{PORT}", address(1)).parse().context(|| "an address".into())?;
-            Ok(Order::OpenTcp { side, task, address })
+            Ok(match via {
+                MessagePath::Tcp(network) => {
+                    let address = format!("{}:{PORT}", network.address(1));
+                    let address: SocketAddr = address.parse().context(|| "an address".into())?;
+                    Order::OpenTcp { side, task, address }
+                }
+                MessagePath::Velo => Order::OpenVelo { side, task, device },
+                _ => Order::OpenTree { side, task, device },
+            })
         };
 
         let orders = [order(Side::Io, io)?, order(Side::Compute, compute)?];
