@@ -115,8 +115,8 @@ impl Waiting {
     }
 }
 
-/// The levels without NICFORGE_LOG. The library of virtio queues reports at a high level what a guest
-/// has done wrong; the devices count that, and a guest must not fill the log.
+/// The levels without NICFORGE_LOG. The library of virtio queues reports at a high level what a
+/// guest has done wrong. The devices count that, and a guest must not fill the log.
 const DEFAULT_LEVELS: &str = "warn,virtio_queue=off";
 
 /// The log of this process. Dropping it writes the remaining lines, if the reader takes them within

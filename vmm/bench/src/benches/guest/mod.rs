@@ -3,9 +3,10 @@
 //!
 //! This process serves machines for two guests and this host. The first guest has a device of
 //! registers and the I/O node of a pset. The second guest has the pset's compute node, and the
-//! compute node of another pset, whose I/O node is a process of this host. Two networks also connect
-//! the guests: one of QEMU's, and the served machine's virtio network devices, which the guests'
-//! kernels drive in the same way. Each guest has an EXTOLL card, too. All is measured once for each available accelerator and each driver.
+//! compute node of another pset, whose I/O node is a process of this host. Each guest has an EXTOLL
+//! card, too. Two networks also connect the guests: one of QEMU's, and the served machine's virtio
+//! network devices. The guests' kernels drive both in the same way. All is measured once for each
+//! available accelerator and each driver.
 //!
 //! Counts are taken outside the guests:
 //!
