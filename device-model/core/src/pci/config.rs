@@ -225,7 +225,7 @@ impl ConfigSpace {
     pub(crate) fn window_access(&self, offset: u64, length: usize) -> Option<WindowAccess> {
         let window = self.layout.offsets.window?;
         let data = window.data as u64;
-        if offset < data || offset.saturating_add(length as u64) > data + 4 {
+        if length == 0 || offset < data || offset.saturating_add(length as u64) > data + 4 {
             return None;
         }
 

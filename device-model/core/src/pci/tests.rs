@@ -156,10 +156,11 @@ fn window_names_an_access_by_its_registers() {
     }
 
     aim(&mut config, 0, 0, 2);
-    let touches = |offset: u64, length| config.window_access(offset, length).is_some();
-    assert!(touches(at + 19, 1) && touches(at + 12, 5) && touches(at, 64));
-    assert!(!touches(at + 12, 4) && !touches(at + 20, 4) && !touches(at + 16, 0));
-    assert!(!touches(u64::MAX, usize::MAX));
+    let is_access = |offset: u64, length| config.window_access(offset, length).is_some();
+    assert!(is_access(at + 16, 4) && is_access(at + 18, 2) && is_access(at + 19, 1));
+    assert!(!is_access(at + 12, 5) && !is_access(at + 19, 2) && !is_access(at, 64));
+    assert!(!is_access(at + 12, 4) && !is_access(at + 20, 4) && !is_access(at + 16, 0));
+    assert!(!is_access(u64::MAX, usize::MAX));
 
     config.set_window_data([1, 2, 3, 4]);
     assert_eq!(get(&config, at + 16), config.window_data());

@@ -137,10 +137,27 @@ fn bytes_and_errors_are_counted_and_shown() {
 
     let counters = machine.attachment_counters(F, A).unwrap();
     assert_eq!(counters.dma_written_bytes, 120);
-    assert_eq!(counters.dma_read_bytes, 34);
+    assert_eq!(counters.dma_read_bytes, 30);
     assert_eq!(counters.dma_errors, 1);
     let status = u16::from_le_bytes(read(&mut machine, A, region::CONFIG, 0x06));
     assert_ne!(status & 1 << 13, 0, "received master abort");
+}
+
+#[test]
+fn writes_wait_for_an_earlier_write_by_message() {
+    const REMOTE: u64 = 0x10_0000;
+
+    let (mut machine, probe, _) = scattered();
+    map_remote(&mut machine, A, REMOTE, 4096);
+
+    in_step(&mut machine, &probe, |context| {
+        context.dma_write(A, REMOTE, &[1; 8]).unwrap();
+        let memory = context.guest_memory(A).unwrap();
+
+        assert_eq!(memory.copy_to(0x1000, &[1; 4]), Err(DmaError::Busy));
+        assert!(memory.write_slice(&[1; 4], GuestAddress(0x1000)).is_err());
+        assert_eq!(memory.copy_from(0x1000, &mut [0; 4]), Ok(()));
+    });
 }
 
 #[test]
