@@ -16,6 +16,7 @@
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Progress, Reset, Write},
+    fabric::{Packet, Ports},
     ids::{Address, AttachmentId},
     spec::{AttachmentSpec, FunctionSpec, Identity},
 };
@@ -23,7 +24,7 @@ use nicforge_family::{
     Column, DeviceKind, DeviceSource, Families, Family, LinkSection, LinkSpec, Plan, Role, Section,
     SectionError, Spanned, check_range,
 };
-use nicforge_kit::RegisterValue;
+use nicforge_kit::{RegisterValue, retry};
 use serde::Deserialize;
 
 /// Sends the value that is written to all that the station's link reaches.
@@ -92,7 +93,10 @@ impl Device for Station {
         if !ports.ready(0, 0) {
             return Write::Stalled;
         }
-        let Ok(mut packet) = ports.new_packet(PACKET) else { return Write::Stalled };
+        let Ok(mut packet) = ports.new_packet(PACKET) else {
+            retry::when_starved(context);
+            return Write::Stalled;
+        };
         packet.bytes_mut().copy_from_slice(&value.to_le_bytes());
 
         match ports.send(0, 0, packet) {
@@ -138,37 +142,31 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Repeats the packets that have arrived at one port.
-    fn repeat(&mut self, context: &mut Context<'_>, from: u8) {
-        let mut ports = context.ports();
-        while let Some(packet) = ports.take(from, 0) {
-            for to in 0..ports.count() {
-                if to == from || !ports.connected(to) {
-                    continue;
-                }
-                let Ok(copy) = ports.copy_packet(&packet) else { continue };
-                if let Err(unsent) = ports.send(to, 0, copy) {
-                    ports.recycle(unsent.packet);
-                    self.lost += 1;
-                }
+    /// Repeats a packet that arrived at one port. A copy that can't be made or sent is lost.
+    fn repeat(&mut self, ports: &mut Ports<'_>, from: u8, packet: Packet) {
+        for to in 0..ports.count() {
+            if to == from || !ports.connected(to) {
+                continue;
             }
-            ports.recycle(packet);
-            self.repeated += 1;
+
+            let Ok(copy) = ports.copy_packet(&packet) else {
+                self.lost += 1;
+                continue;
+            };
+            if let Err(unsent) = ports.send(to, 0, copy) {
+                ports.recycle(unsent.packet);
+                self.lost += 1;
+            }
         }
+
+        ports.recycle(packet);
+        self.repeated += 1;
     }
 }
 
 impl Device for Hub {
     fn spec(&self) -> FunctionSpec {
-        FunctionSpec {
-            identity: identity(0x5702),
-            bars: Default::default(),
-            attachments: Vec::new(),
-            msix: None,
-            intx: false,
-            rings: None,
-            capabilities: Vec::new(),
-        }
+        FunctionSpec::hub(identity(0x5702))
     }
 
     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}
@@ -181,12 +179,17 @@ impl Device for Hub {
         self.lost = 0;
     }
 
-    fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {
-        let mut waiting = context.ports().arrived(0);
-        while waiting != 0 {
-            let port = waiting.trailing_zeros() as u8;
-            waiting &= waiting - 1;
-            self.repeat(context, port);
+    fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        let mut ports = context.ports();
+        let mut left = budget;
+        for from in 0..ports.count() {
+            while let Some(packet) = ports.take(from, 0) {
+                self.repeat(&mut ports, from, packet);
+                left = left.saturating_sub(1);
+                if left == 0 {
+                    return Progress::Busy;
+                }
+            }
         }
         Progress::Idle
     }

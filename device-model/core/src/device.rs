@@ -56,6 +56,16 @@ pub enum Reset {
     Function,
 }
 
+impl Reset {
+    /// Returns whether the reset extends to an attachment.
+    pub fn reaches(self, who: AttachmentId) -> bool {
+        match self {
+            Self::Attachment(meant) => meant == who,
+            Self::Function => true,
+        }
+    }
+}
+
 /// Reason for the end of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {

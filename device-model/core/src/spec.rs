@@ -194,6 +194,20 @@ pub const MAX_NAME: usize = 64;
 pub const CORE_REGISTERS: u64 = 0x3000;
 
 impl FunctionSpec {
+    /// Returns a description without BARs, attachments and interrupts. It is that of a hub, which
+    /// is no PCI function and lives on its links alone; its identity is seen by no client.
+    pub const fn hub(identity: Identity) -> Self {
+        Self {
+            identity,
+            bars: [const { None }; 6],
+            attachments: Vec::new(),
+            msix: None,
+            intx: false,
+            rings: None,
+            capabilities: Vec::new(),
+        }
+    }
+
     /// Returns the description of a NIC of the usual shape.
     ///
     /// | BAR | contents |

@@ -16,18 +16,10 @@ type Reader = dyn Fn(Section<'_>) -> Result<DeviceSource, SectionError> + Send +
 /// # use nicforge_core::{context::Context, device::{Device, Reset, Write}};
 /// # use nicforge_core::ids::{Address, AttachmentId};
 /// # use nicforge_core::spec::{FunctionSpec, Identity};
-/// # const SPEC: FunctionSpec = FunctionSpec {
-/// #     identity: Identity {
-/// #         vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0,
-/// #         class: 0xff_00_00, revision: 0,
-/// #     },
-/// #     bars: [const { None }; 6],
-/// #     attachments: Vec::new(),
-/// #     msix: None,
-/// #     intx: false,
-/// #     rings: None,
-/// #     capabilities: Vec::new(),
-/// # };
+/// # const SPEC: FunctionSpec = FunctionSpec::hub(Identity {
+/// #     vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0,
+/// #     class: 0xff_00_00, revision: 0,
+/// # });
 /// # #[derive(Default)]
 /// # struct Tally { target: u64 }
 /// # impl Device for Tally {

@@ -32,18 +32,10 @@
 //! # use nicforge_core::{context::Context, device::{Device, Reset, Write}};
 //! # use nicforge_core::ids::{Address, AttachmentId};
 //! # use nicforge_core::spec::{FunctionSpec, Identity};
-//! # const SPEC: FunctionSpec = FunctionSpec {
-//! #     identity: Identity {
-//! #         vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0,
-//! #         class: 0xff_00_00, revision: 0,
-//! #     },
-//! #     bars: [const { None }; 6],
-//! #     attachments: Vec::new(),
-//! #     msix: None,
-//! #     intx: false,
-//! #     rings: None,
-//! #     capabilities: Vec::new(),
-//! # };
+//! # const SPEC: FunctionSpec = FunctionSpec::hub(Identity {
+//! #     vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0,
+//! #     class: 0xff_00_00, revision: 0,
+//! # });
 //! # struct Card { seed: u32 }
 //! # impl Device for Card {
 //! #     fn spec(&self) -> FunctionSpec { SPEC }

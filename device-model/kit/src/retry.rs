@@ -56,15 +56,7 @@ mod tests {
             let attachments = vec![AttachmentSpec { name: "user0".to_owned(), group: 0 }];
             let mut bars = [const { None }; 6];
             bars[0] = Some(BarSpec::trapped(4096));
-            FunctionSpec {
-                identity,
-                bars,
-                attachments,
-                msix: None,
-                intx: false,
-                rings: None,
-                capabilities: Vec::new(),
-            }
+            FunctionSpec { bars, attachments, ..FunctionSpec::hub(identity) }
         }
 
         fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}

@@ -89,10 +89,9 @@ pub mod device {
 
         fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
             for who in (0..ATTACHMENTS).map(AttachmentId) {
-                let meant = reach == Reset::Function || reach == Reset::Attachment(who);
                 // A lane without memory has no client, or is losing it, and is already in the state
                 // of power-on.
-                if meant && self.lanes[usize::from(who.0)].mirror.is_some() {
+                if reach.reaches(who) && self.lanes[usize::from(who.0)].mirror.is_some() {
                     self.start(context, who);
                 }
             }

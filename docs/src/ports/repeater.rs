@@ -32,16 +32,7 @@ impl Device for Repeater {
         };
 
         // Without an attachment it is no PCI function: no client reaches it.
-        let (bars, attachments) = ([const { None }; 6], Vec::new());
-        FunctionSpec {
-            identity,
-            bars,
-            attachments,
-            msix: None,
-            intx: false,
-            rings: None,
-            capabilities: Vec::new(),
-        }
+        FunctionSpec::hub(identity)
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {

@@ -110,7 +110,7 @@ impl Toolkit {
         command
             .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults"])
             .args(["-no-user-config", "-display", "none", "-no-reboot", "-kernel"])
-            .arg(&self.kernel.image)
+            .arg(self.kernel.file())
             .arg("-initrd")
             .arg(&initrd)
             .args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init", "-serial"])

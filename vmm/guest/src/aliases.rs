@@ -8,7 +8,7 @@ use std::{fmt::Write, os::unix::fs::MetadataExt, path::Path};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    cache::Cache,
+    cache::{Cache, hex},
     error::{ErrorContext, GuestError},
     identity::{PciIdentity, matches},
     modules::{self, ModuleTree, canonical},
@@ -230,10 +230,6 @@ fn tree_key(tree: &ModuleTree) -> Result<String, GuestError> {
 
 fn digest(key: &str, body: &str) -> String {
     hex(&Sha256::new().chain_update(key).chain_update("\n").chain_update(body).finalize())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

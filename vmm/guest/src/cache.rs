@@ -6,6 +6,7 @@
 //! CACHE/qemu-...          a private tree with QEMU
 //! CACHE/linux-...         a private tree with a kernel, its modules and headers, busybox, lspci
 //! CACHE/modules/NAME-HASH a kernel module, for its sources and a kernel
+//! CACHE/kernels/HASH      the unpacked kernel of a boot image
 //! CACHE/aliases/HASH      the index of the aliases of a kernel's modules, for a tree of modules
 //! CACHE/accel             result of the KVM trial since the host booted
 //! ```
@@ -206,6 +207,11 @@ impl Cache {
             }
         }
     }
+}
+
+/// Returns bytes as a name of a cache's entry.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The shared libraries that a program needs, as listed by its own loader (like `ldd`).
+//! ELF files: the shared libraries that a program needs, as listed by its own loader (like `ldd`),
+//! and the notes of a kernel.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,30 +15,69 @@ use crate::{
 /// Maximum length of a loader's path.
 const MAX_PATH: usize = 4096;
 
+/// Types of segments: the path of the loader, and notes.
+const PT_INTERP: usize = 3;
+const PT_NOTE: usize = 4;
+
+/// Bytes of a note before its owner's name.
+const NOTE_HEADER: usize = 12;
+/// Owner and type of the note with the PVH entry.
+const PVH_OWNER: &[u8] = b"Xen\0";
+const PVH_ENTRY: usize = 18;
+
 /// Returns the program's loader (`PT_INTERP` of a 64-bit ELF file), or `None` for a static program
 /// or a script.
 pub(crate) fn interpreter(program: &[u8]) -> Option<String> {
-    if program.get(..6)? != b"\x7fELF\x02\x01" {
-        return None;
-    }
+    let text = segments(program, PT_INTERP).next()?;
+    let text = text.get(..text.len().min(MAX_PATH))?;
+    Some(String::from_utf8_lossy(text).trim_end_matches('\0').to_owned())
+}
 
-    let number = |place: usize, size: usize| -> Option<usize> {
-        let bytes = program.get(place..place.checked_add(size)?)?;
-        let value = bytes.iter().rev().fold(0_u64, |value, &byte| (value << 8) | u64::from(byte));
-        usize::try_from(value).ok()
+/// Returns whether a kernel has the entry by which a virtual machine starts it without firmware:
+/// the note `XEN_ELFNOTE_PHYS32_ENTRY` (Linux, include/xen/interface/elfnote.h).
+pub(crate) fn has_pvh_entry(kernel: &[u8]) -> bool {
+    segments(kernel, PT_NOTE).any(|notes| has_note(notes, PVH_OWNER, PVH_ENTRY))
+}
+
+/// Returns whether a segment of notes has one of an owner and a type.
+fn has_note(mut notes: &[u8], owner: &[u8], kind: usize) -> bool {
+    let mut next = || {
+        let [name, content, found] = [0, 4, 8].map(|place| number(notes, place, 4));
+        let name_end = NOTE_HEADER.checked_add(name?)?;
+        let end = name_end.checked_next_multiple_of(4)?.checked_add(content?.checked_next_multiple_of(4)?)?;
+
+        let is_meant = notes.get(NOTE_HEADER..name_end)? == owner && found? == kind;
+        notes = notes.get(end..).unwrap_or_default();
+        Some(is_meant)
     };
 
-    let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
-    for index in 0..count {
-        let header = table.checked_add(index * size)?;
-        if number(header, 4)? == 3 {
-            let (start, length) = (number(header.checked_add(8)?, 8)?, number(header.checked_add(32)?, 8)?);
-            let text = program.get(start..start.checked_add(length.min(MAX_PATH))?)?;
-            return Some(String::from_utf8_lossy(text).trim_end_matches('\0').to_owned());
-        }
-    }
+    std::iter::from_fn(&mut next).any(|is_meant| is_meant)
+}
 
-    None
+/// Returns the bytes of all segments of a type in a 64-bit ELF file. Segments that are not within
+/// the file are left out. A file of another kind has none.
+fn segments(file: &[u8], kind: usize) -> impl Iterator<Item = &[u8]> {
+    let is_elf = file.starts_with(b"\x7fELF\x02\x01");
+    let field = move |place: usize, size: usize| number(file, place, size).filter(|_| is_elf);
+    let (table, size, count) = (field(32, 8), field(54, 2), field(56, 2).unwrap_or_default());
+
+    (0..count).filter_map(move |index| {
+        let header = table?.checked_add(index.checked_mul(size?)?)?;
+        if field(header, 4)? != kind {
+            return None;
+        }
+
+        let start = field(header.checked_add(8)?, 8)?;
+        let length = field(header.checked_add(32)?, 8)?;
+        file.get(start..start.checked_add(length)?)
+    })
+}
+
+/// Returns the little-endian number of `size` bytes at a place.
+pub(crate) fn number(bytes: &[u8], place: usize, size: usize) -> Option<usize> {
+    let bytes = bytes.get(place..place.checked_add(size)?)?;
+    let value = bytes.iter().rev().fold(0_u64, |value, &byte| (value << 8) | u64::from(byte));
+    usize::try_from(value).ok()
 }
 
 /// A loader and the directories it searches for libraries.
@@ -137,7 +177,36 @@ mod tests {
         let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         for length in 0..2000 {
             let _ = interpreter(&bytes[..length]);
+            let _ = has_pvh_entry(&bytes[..length]);
         }
         assert_eq!(interpreter(b"#!/bin/sh\n"), None);
+        assert!(!has_pvh_entry(&bytes));
+    }
+
+    #[test]
+    fn pvh_entry_is_found_behind_other_notes() {
+        let note = |owner: &[u8], content: &[u8], kind: u32| {
+            let mut note = Vec::new();
+            for number in [owner.len() as u32, content.len() as u32, kind] {
+                note.extend(number.to_le_bytes());
+            }
+            for part in [owner, content] {
+                note.extend(part);
+                note.resize(note.len().next_multiple_of(4), 0);
+            }
+            note
+        };
+
+        let entry = note(PVH_OWNER, &0x0100_0000_u32.to_le_bytes(), 18);
+        let other = note(b"GNU\0", b"12345", 18);
+        let older = note(PVH_OWNER, b"linux", 6);
+        let all = [older.clone(), other.clone(), entry].concat();
+        assert!(has_note(&all, PVH_OWNER, PVH_ENTRY));
+        assert!(!has_note(&[other, older].concat(), PVH_OWNER, PVH_ENTRY));
+
+        for length in 0..all.len() - 7 {
+            assert!(!has_note(&all[..length], PVH_OWNER, PVH_ENTRY), "{length}");
+        }
+        assert!(!has_note(&[0xff; 64], PVH_OWNER, PVH_ENTRY));
     }
 }

@@ -39,8 +39,10 @@
 mod accel;
 mod aliases;
 mod apt;
+mod boot_image;
 pub mod cache;
 mod cpio;
+mod decompress;
 mod elf;
 mod error;
 mod guest;

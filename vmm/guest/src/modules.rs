@@ -7,18 +7,15 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use crate::{
+    decompress::{MAX_SIZE, decompress},
     error::{ErrorContext, GuestError},
     modinfo::{ModInfo, ModInfoError},
     progress::Progress,
-    tool,
 };
 
-/// Size limit of a module, in bytes. No distribution's module is larger.
-const MAX_MODULE: u64 = 256 << 20;
 /// The most modules of a kernel. Distributions have about 5,000.
 const MAX_MODULES: usize = 1 << 16;
 
@@ -205,33 +202,6 @@ fn read_module(path: &Path, progress: &Progress) -> Result<Vec<u8>, GuestError> 
     }
 }
 
-/// Decompresses files into `folder`, and returns the paths there, in the same order. A file that
-/// can't be decompressed has none there.
-fn decompress(
-    program: &str,
-    files: &[&Path],
-    folder: &Path,
-    progress: &Progress,
-) -> Result<Vec<PathBuf>, GuestError> {
-    // `tool::run_quietly` takes standard output as lines of text, so the shell sends the modules'
-    // bytes to files.
-    let script = "folder=$1 number=0
-        command -v \"$0\" >/dev/null || { echo \"$0 is not installed\" >&2; exit 127; }
-        shift
-        # In blocks of 512 bytes: a larger file would be refused when it is read.
-        ulimit -f 524288
-        for file; do
-            \"$0\" -dc -- \"$file\" >\"$folder/$number\" || rm -f \"$folder/$number\"
-            number=$((number + 1))
-        done";
-
-    let mut command = Command::new("sh");
-    command.args(["-c", script, program]).arg(folder).args(files);
-    tool::run_quietly("decompressing kernel modules", &mut command, progress)?;
-
-    Ok((0..files.len()).map(|number| folder.join(number.to_string())).collect())
-}
-
 /// Reads the descriptions of some modules. Modules that have none are left out, with a line in the
 /// log.
 pub(crate) fn read_infos<'a>(
@@ -266,8 +236,8 @@ fn read_info(path: &Path) -> Result<ModInfo, ModInfoError> {
 
 fn read_file(path: &Path) -> Result<Vec<u8>, GuestError> {
     let size = std::fs::metadata(path).context(|| path.display().to_string())?.len();
-    if size > MAX_MODULE {
-        let problem = format!("has {size} bytes; a kernel module has at most {MAX_MODULE}");
+    if size > MAX_SIZE {
+        let problem = format!("has {size} bytes; a kernel module has at most {MAX_SIZE}");
         return Err(GuestError::Unsuitable { path: path.to_owned(), problem });
     }
     std::fs::read(path).context(|| path.display().to_string())
@@ -275,6 +245,8 @@ fn read_file(path: &Path) -> Result<Vec<u8>, GuestError> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
     use crate::modinfo::samples::module_file;
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{
     apt::{self, Selection},
+    boot_image::{self, BootImage},
     cache::{Cache, Locked},
     elf,
     error::{ErrorContext, GuestError},
@@ -40,6 +41,8 @@ pub struct Provision {
 pub struct Kernel {
     /// The bzImage.
     pub image: PathBuf,
+    /// The kernel in it, unpacked, if QEMU can start it.
+    pub(crate) unpacked: Option<PathBuf>,
     /// Its version, as `uname -r` prints it.
     pub version: String,
     /// Its modules.
@@ -48,6 +51,13 @@ pub struct Kernel {
     pub build: Option<PathBuf>,
     /// The provisioned tree with programs for kbuild, if the kernel comes from one.
     pub(crate) tree: Option<PathBuf>,
+}
+
+impl Kernel {
+    /// Returns the file for QEMU's `-kernel`.
+    pub(crate) fn file(&self) -> &Path {
+        self.unpacked.as_deref().unwrap_or(&self.image)
+    }
 }
 
 /// Programs that are copied into a guest.
@@ -127,7 +137,7 @@ impl Provision {
             },
         };
 
-        let (kernel, programs) = match &self.kernel {
+        let (mut kernel, programs) = match &self.kernel {
             None => {
                 let tree = linux_tree(&cache, &locked, progress)?;
                 (kernel_in_tree(&tree)?, programs_in_tree(&tree, progress)?)
@@ -142,13 +152,14 @@ impl Provision {
             }
         };
 
+        kernel.unpacked = boot_image::unpack(&kernel.image, &cache, &locked, progress)?;
         Ok(Toolkit { qemu, kernel, programs, initrd: self.initrd.clone(), cache })
     }
 
     /// Returns the caller's kernel with its modules and build directory, if they are known. The
     /// modules are those that the caller named, or the host's of the same version.
     fn own_kernel(&self, image: &Path) -> Result<Kernel, GuestError> {
-        let version = version_of(image)?;
+        let version = BootImage::read(image)?.version;
         let host_modules = Path::new("/lib/modules").join(&version);
         let modules = match &self.modules {
             Some(path) => Some(ModuleTree::open(path)?),
@@ -159,25 +170,8 @@ impl Provision {
 
         let build = modules.as_ref().map(|modules| modules.root().join("build"));
         let build = build.filter(|build| build.join("Makefile").is_file());
-        Ok(Kernel { image: image.to_owned(), version, modules, build, tree: None })
+        Ok(Kernel { image: image.to_owned(), unpacked: None, version, modules, build, tree: None })
     }
-}
-
-/// Returns the version in a bzImage's header (Linux, Documentation/arch/x86/boot.rst:
-/// `kernel_version`).
-fn version_of(image: &Path) -> Result<String, GuestError> {
-    let bytes = std::fs::read(image).context(|| image.display().to_string())?;
-    let version = (bytes.get(0x202..0x206) == Some(b"HdrS")).then_some(()).and_then(|()| {
-        let place = 0x200 + usize::from(u16::from_le_bytes([*bytes.get(0x20e)?, *bytes.get(0x20f)?]));
-        let text = bytes.get(place..(place + 128).min(bytes.len()))?;
-        let end = text.iter().position(|byte| matches!(byte, b' ' | 0))?;
-        std::str::from_utf8(&text[..end]).ok().map(str::to_owned)
-    });
-
-    version.ok_or_else(|| GuestError::Unsuitable {
-        path: image.to_owned(),
-        problem: "is no Linux kernel for x86 (bzImage)".into(),
-    })
 }
 
 /// Returns the private tree with QEMU.
@@ -297,10 +291,17 @@ fn relocate_headers(tree: &Path) -> Result<(), GuestError> {
 
 fn kernel_in_tree(tree: &Path) -> Result<Kernel, GuestError> {
     let image = entry(&tree.join("boot"), "vmlinuz-", "-amd64")?;
-    let version = version_of(&image)?;
+    let version = BootImage::read(&image)?.version;
     let modules = ModuleTree::open(&tree.join("lib/modules").join(&version))?;
     let build = entry(&tree.join("usr/src"), "linux-headers-", "-amd64")?;
-    Ok(Kernel { image, version, modules: Some(modules), build: Some(build), tree: Some(tree.to_owned()) })
+    Ok(Kernel {
+        image,
+        unpacked: None,
+        version,
+        modules: Some(modules),
+        build: Some(build),
+        tree: Some(tree.to_owned()),
+    })
 }
 
 fn programs_in_tree(tree: &Path, progress: &Progress) -> Result<Programs, GuestError> {
@@ -346,23 +347,6 @@ fn on_path(program: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_kernels_version_is_in_its_header() {
-        let folder = tempfile::tempdir().unwrap();
-        let image = folder.path().join("vmlinuz");
-        let mut bytes = vec![0; 0x400];
-
-        bytes[0x202..0x206].copy_from_slice(b"HdrS");
-        bytes[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
-        bytes[0x300..0x30f].copy_from_slice(b"6.1.0-1 (someon");
-        std::fs::write(&image, &bytes).unwrap();
-
-        assert_eq!(version_of(&image).unwrap(), "6.1.0-1");
-
-        std::fs::write(&image, b"#!/bin/sh").unwrap();
-        assert!(version_of(&image).unwrap_err().to_string().contains("is no Linux kernel"));
-    }
 
     #[test]
     fn what_the_caller_names_must_be_there() {

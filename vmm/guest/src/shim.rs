@@ -8,6 +8,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use crate::{
+    cache::hex,
     error::{ErrorContext, GuestError},
     progress::Progress,
     provision::{Kernel, Toolkit, gcc},
@@ -210,5 +211,5 @@ fn digest(sources: &[(&str, &[u8])], kernel: &Kernel) -> String {
         add(content);
     }
 
-    hash.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect()
+    hex(&hash.finalize()[..12])
 }

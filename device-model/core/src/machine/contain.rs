@@ -58,15 +58,7 @@ impl Device for Inert {
     fn spec(&self) -> FunctionSpec {
         let identity =
             Identity { vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0, class: 0, revision: 0 };
-        FunctionSpec {
-            identity,
-            bars: Default::default(),
-            attachments: Vec::new(),
-            msix: None,
-            intx: false,
-            rings: None,
-            capabilities: Vec::new(),
-        }
+        FunctionSpec::hub(identity)
     }
 
     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}

@@ -135,8 +135,7 @@ impl Device for AddressedSend {
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         for index in 0..self.clients.len() {
             let who = AttachmentId(index as u16);
-            let meant = reach == Reset::Function || reach == Reset::Attachment(who);
-            if meant && self.clients[index].mailbox.is_some() {
+            if reach.reaches(who) && self.clients[index].mailbox.is_some() {
                 self.reset_attachment(context, who);
             }
         }

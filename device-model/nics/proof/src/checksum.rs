@@ -291,8 +291,7 @@ impl Device for Checksum {
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         for index in 0..self.channels.len() {
             let who = AttachmentId(index as u16);
-            let meant = reach == Reset::Function || reach == Reset::Attachment(who);
-            if meant && self.channels[index].mirror.is_some() {
+            if reach.reaches(who) && self.channels[index].mirror.is_some() {
                 self.reset_attachment(context, who);
             }
         }

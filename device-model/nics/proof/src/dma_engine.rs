@@ -152,10 +152,9 @@ impl Device for DmaEngine {
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         for index in 0..self.channels.len() {
             let who = AttachmentId(index as u16);
-            let meant = reach == Reset::Function || reach == Reset::Attachment(who);
             // The answer to a read in flight does not arrive after a reset, so dropping the state
             // is enough.
-            if meant && self.channels[index].mirror.is_some() {
+            if reach.reaches(who) && self.channels[index].mirror.is_some() {
                 self.reset_attachment(context, who);
             }
         }

@@ -123,10 +123,9 @@ impl Device for SlotFifo {
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         for index in 0..self.fifos.len() {
             let who = AttachmentId(index as u16);
-            let is_meant = reach == Reset::Function || reach == Reset::Attachment(who);
             // A FIFO without slots has no client (or is losing it) and is in the state of power-on
             // already.
-            if is_meant && self.fifos[index].slots.is_some() {
+            if reach.reaches(who) && self.fifos[index].slots.is_some() {
                 self.reset_attachment(context, who);
             }
         }

@@ -120,7 +120,7 @@ fn an_ethernet_refuses_impossible_values_with_their_lines() {
         ),
         (
             "macs = [\"52:54:00:00:00:01\", \"53:54:00:00:00:01\"]",
-            "macs is 53:54:00:00:00:01; expected an address of one station, as in 52:54:00:00:00:01",
+            "macs is 53:54:00:00:00:01; expected an address of one station, as in 52:54:01:00:00:01",
         ),
         (
             "macs = [\"52:54:00:00:00:01\", \"52:54:00:00:00:01\"]",

@@ -216,15 +216,7 @@ impl Device for Switch {
             revision: 0,
         };
 
-        FunctionSpec {
-            identity,
-            bars: [const { None }; 6],
-            attachments: Vec::new(),
-            msix: None,
-            intx: false,
-            rings: None,
-            capabilities: Vec::new(),
-        }
+        FunctionSpec::hub(identity)
     }
 
     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}
