@@ -48,6 +48,25 @@ pub enum FabricError {
         /// Number of bytes requested.
         bytes: usize,
     },
+    /// [`super::LinkSpec::cut_through`] is 0 bytes.
+    #[error("cut-through after 0 bytes: a packet's head has at least 1 byte")]
+    CutThrough,
+    /// The credit unit does not have 1 to [`MAX_PACKET`] bytes.
+    #[error("credits of {bytes} bytes: a credit stands for 1 to {MAX_PACKET}")]
+    CreditUnit {
+        /// Number of bytes requested.
+        bytes: u32,
+    },
+    /// The credits of a virtual channel are too few for the link's longest packet.
+    #[error("{credits} credits are too few for a packet of {longest} bytes: that takes {needed}")]
+    FewCredits {
+        /// Number of credits requested.
+        credits: u32,
+        /// The longest packet in bytes.
+        longest: usize,
+        /// Number of credits that it takes.
+        needed: u32,
+    },
     /// The link does not exist.
     #[error("there is no link {}", link.0)]
     NoLink {
@@ -77,11 +96,13 @@ pub enum Refusal {
     /// ([`crate::device::Device::link_changed`]).
     #[error("the link is down: send when it is up again")]
     LinkDown,
-    /// The virtual channel has no credit. The function is woken when one returns.
+    /// The virtual channel has no credit, or too few for this packet. The function is woken when
+    /// enough have returned.
     #[error("the virtual channel has no credit: send when one has returned")]
     NoCredit,
-    /// The packet is longer than the link permits ([`super::LinkSpec::max_packet`]), or a buffer
-    /// longer than any link of the fabric does.
+    /// The packet is longer than the link permits ([`super::LinkSpec::max_packet`]), a buffer
+    /// longer than any link of the fabric does, or a packet with its framing is longer than the
+    /// buffers of a virtual channel whose credits count bytes.
     #[error("the packet is too long: split it into packets of at most {longest} bytes")]
     TooLong {
         /// The longest permitted packet in bytes.

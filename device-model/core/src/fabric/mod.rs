@@ -9,11 +9,18 @@
 //!
 //! - A packet has one owner. It moves from the sender to a buffer at the receiving end, and from
 //!   there to the receiver.
-//! - A virtual channel holds as many packets as it has credits. A sender without credit keeps its
-//!   packet. Nothing is dropped, and no virtual channel waits for another. Packets of one virtual
-//!   channel stay in order.
+//! - A virtual channel holds as many packets as it has credits, or as many bytes
+//!   ([`LinkSpec::credit_unit`]). A sender without credit keeps its packet. Nothing is dropped, and
+//!   no virtual channel waits for another. Packets of one virtual channel stay in order.
 //! - A packet sent at `now` arrives at max(now, link free) + bytes / bandwidth + delay. With zero
 //!   delay and infinite bandwidth it arrives at once.
+//! - A router can forward a packet when its head has arrived, if the link cuts through
+//!   ([`LinkSpec::cut_through`]). Its transmission ends after the packet's tail has arrived. A
+//!   device takes packets as a whole.
+//! - A credit returns when the tail of its packet has left the buffer, and takes the link's delay.
+//! - A sender books the wire when it sends, or waits until the wire is idle
+//!   ([`Ports::request_wire`]) and then chooses what to send.
+//! - Events of one time are in the order of their lanes, and never in that of their scheduling.
 //! - Each link has a longest packet. Packets of all links come from one pool, which has buffers of
 //!   the links' sizes.
 //! - Operations on several packets in a row ([`Run`], [`Arrivals`]) share fixed costs only. Order,
@@ -25,15 +32,19 @@
 
 mod error;
 mod fault;
+mod lane;
 mod link;
 mod node;
 mod packet;
+mod path;
 mod ports;
 mod queue;
 mod rows;
 mod schedule;
 #[cfg(test)]
 mod tests;
+mod timed;
+mod track;
 mod wires;
 
 use std::collections::VecDeque;
@@ -41,17 +52,18 @@ use std::collections::VecDeque;
 pub use self::{
     error::{FabricError, Refusal, Unsent},
     fault::{Fault, FaultHook, MAX_RETRIES},
-    link::{Direction, LaneStats, LinkId, LinkSpec, MAX_CHANNELS, MAX_CREDITS},
+    link::{CreditUnit, Direction, LaneStats, LinkId, LinkSpec, MAX_CHANNELS, MAX_CREDITS},
     packet::{Contents, Packet},
-    ports::Ports,
+    ports::{PortChannel, Ports},
     rows::{Arrivals, Run},
     wires::{Combine, GI_WIRES, WireState},
 };
 use self::{
-    link::{Lane, Path},
+    lane::{Ends, Lane},
     node::{Node, PortLink},
     packet::Pool,
-    schedule::{Event, Schedule},
+    path::Path,
+    schedule::{Event, EventKind, Schedule},
     wires::Wire,
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -122,15 +134,7 @@ impl Fabric {
         b: (FunctionId, u8),
         spec: LinkSpec,
     ) -> Result<LinkId, FabricError> {
-        if spec.credits.is_empty() || spec.credits.len() > MAX_CHANNELS {
-            return Err(FabricError::Channels { count: spec.credits.len() });
-        }
-
-        if let Some(&credits) = spec.credits.iter().find(|&&credits| credits == 0 || credits > MAX_CREDITS) {
-            return Err(FabricError::Credits { credits });
-        }
-
-        check_packet_size(spec.max_packet)?;
+        spec.check()?;
 
         if a == b {
             return Err(FabricError::PortTaken { function: b.0, port: b.1 });
@@ -165,17 +169,18 @@ impl Fabric {
         let (path, first_lane) = (self.paths.len() as u32, self.lanes.len() as u32);
         self.paths.push(Path::new(from, to.1, first_lane, spec));
         for (channel, &credits) in spec.credits.iter().enumerate() {
-            let ends = (from.0, to.0, to.1.1);
-            let mut lane = Lane::new(path, ends, channel as u8, credits, spec);
+            let ends = Ends { sender: from.0, receiver: to.0, port: to.1.1, channel: channel as u8 };
+            let mut lane = Lane::new(path, ends, credits, spec);
             lane.limits.set_smallest_buffer(self.pool.smallest_size());
             self.lanes.push(lane);
             self.credits += credits as usize;
             self.pool.raise_bound(credits as usize);
         }
 
-        // Each credit needs at most one event: it is with the sender, under a packet, or on its way
-        // back.
-        self.schedule.reserve(self.credits + self.wires.len());
+        // A credit needs at most two events. It is with the sender, under a packet whose head and
+        // tail are coming, or on its way back from a router that has forwarded the head. A path
+        // needs one event.
+        self.schedule.reserve(2 * self.credits + self.paths.len() + self.wires.len());
 
         (path, first_lane)
     }
@@ -396,13 +401,40 @@ impl Fabric {
     /// Carries out one event.
     #[inline]
     fn carry_out(&mut self, due: Nanos, event: Event) {
-        match event {
-            Event::Arrival { lane } => self.lanes[lane as usize].deliver(1, &mut self.nodes, &mut self.woken),
-            Event::Credit { lane } => {
-                self.lanes[lane as usize].return_credits(1, &mut self.nodes, &mut self.woken)
-            }
-            Event::Wire { wire } => self.show_wire(wire, due),
+        let (index, kind) = event.parts();
+        if let EventKind::Wire { wire } = kind {
+            return self.show_wire(wire, due);
         }
+
+        let Some(lane) = self.lanes.get_mut(index) else { return };
+        let (nodes, woken) = (&mut self.nodes, &mut self.woken);
+        match kind {
+            EventKind::Arrival => lane.deliver(1, nodes, woken),
+            EventKind::Credit { credits } => lane.return_timed(credits, nodes, woken),
+            EventKind::Head => lane.show_head(nodes, woken),
+            EventKind::Tail => lane.show_tail(nodes, woken),
+            EventKind::Idle => {
+                let path = lane.path;
+                self.report_idle(path as usize, due);
+            }
+            EventKind::Wire { .. } => {}
+        }
+    }
+
+    /// Wakes the sender of a path that waits for the wire to fall idle, or schedules that for later
+    /// if the wire was booked again.
+    fn report_idle(&mut self, path: usize, due: Nanos) {
+        let entry = &mut self.paths[path];
+        let idle_at = entry.idle_at();
+        if idle_at > due {
+            let event = Event::of_lane(entry.first_lane, EventKind::Idle);
+            self.schedule.add(idle_at, event);
+            return;
+        }
+
+        entry.idle_scheduled = false;
+        let (node, _) = entry.sender;
+        self.nodes[node as usize].wake(node, &mut self.woken);
     }
 
     /// Records that a port's link has changed. The function is named even if the machine polls it.

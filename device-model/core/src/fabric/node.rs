@@ -18,6 +18,20 @@ pub(super) struct PortLink {
     pub(super) open: u8,
 }
 
+impl PortLink {
+    /// Returns the lane in of a virtual channel, if it exists.
+    #[inline]
+    pub(super) fn lane_in(&self, channel: usize) -> Option<usize> {
+        (channel < usize::from(self.channels)).then_some(self.inward as usize + channel)
+    }
+
+    /// Returns the lane out of a virtual channel, if it exists and is up.
+    #[inline]
+    pub(super) fn lane_out(&self, channel: usize) -> Option<usize> {
+        (channel < usize::from(self.open)).then_some(self.out as usize + channel)
+    }
+}
+
 /// State of one function in the fabric.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -31,6 +45,9 @@ pub(super) struct Node {
     pub(super) changed: u64,
     /// Bit mask of the ports with a packet to take, for each virtual channel.
     pub(super) arrived: [u64; MAX_CHANNELS],
+    /// Bit mask of the ports with a packet of which only the head has arrived, for each virtual
+    /// channel.
+    pub(super) heads: [u64; MAX_CHANNELS],
     /// The node needs no further wake-up: it is in the fabric's queue, or the machine polls its
     /// function ([`super::Fabric::take_woken`]).
     pub(super) woken: bool,
@@ -53,6 +70,7 @@ impl Node {
             plugged: 0,
             changed: 0,
             arrived: [0; MAX_CHANNELS],
+            heads: [0; MAX_CHANNELS],
             woken: false,
             member: 0,
             high: 0,

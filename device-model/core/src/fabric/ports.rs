@@ -1,7 +1,7 @@
 //! A device's view of the fabric.
 
 use super::{
-    Arrivals, Event, Fabric, Fault, MAX_CHANNELS, MAX_RETRIES, Node, Packet, Refusal, Run, Unsent,
+    Arrivals, Fabric, MAX_CHANNELS, Node, Packet, Refusal, Run, Unsent,
     wires::{Combine, GI_WIRES, WireState},
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -10,11 +10,20 @@ use crate::{ids::FunctionId, time::Nanos};
 ///
 /// Ports and virtual channels that do not exist have no credits and deliver no packets.
 pub struct Ports<'a> {
-    fabric: &'a mut Fabric,
+    pub(super) fabric: &'a mut Fabric,
     /// Index of the node, or [`Ports::NO_NODE`] if the function has no port or wire.
     node: usize,
     function: FunctionId,
-    now: Nanos,
+    pub(super) now: Nanos,
+}
+
+/// A virtual channel of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PortChannel {
+    /// Number of the port.
+    pub port: u8,
+    /// Number of the virtual channel.
+    pub channel: usize,
 }
 
 impl<'a> Ports<'a> {
@@ -27,7 +36,7 @@ impl<'a> Ports<'a> {
     }
 
     #[inline]
-    fn node(&self) -> Option<&Node> {
+    pub(super) fn node(&self) -> Option<&Node> {
         self.fabric.nodes.get(self.node)
     }
 
@@ -64,22 +73,20 @@ impl<'a> Ports<'a> {
     }
 
     #[inline]
-    fn end(&self, port: u8) -> Option<super::PortLink> {
+    pub(super) fn end(&self, port: u8) -> Option<super::PortLink> {
         *self.node()?.ends.get(usize::from(port))?
     }
 
     /// Returns the index of the lane out of a port, if it exists and is up.
     #[inline]
-    fn lane_out(&self, port: u8, channel: usize) -> Option<usize> {
-        let end = self.end(port)?;
-        (channel < usize::from(end.open)).then_some(end.out as usize + channel)
+    pub(super) fn lane_out(&self, port: u8, channel: usize) -> Option<usize> {
+        self.end(port)?.lane_out(channel)
     }
 
     /// Returns the index of the lane into a port, if it exists.
     #[inline]
-    fn lane_in(&self, port: u8, channel: usize) -> Option<usize> {
-        let end = self.end(port)?;
-        (channel < usize::from(end.channels)).then_some(end.inward as usize + channel)
+    pub(super) fn lane_in(&self, port: u8, channel: usize) -> Option<usize> {
+        self.end(port)?.lane_in(channel)
     }
 
     /// Returns a bit mask of the ports with a packet to take on a virtual channel.
@@ -95,14 +102,15 @@ impl<'a> Ports<'a> {
         self.node().map_or(NONE, |node| &node.arrived)
     }
 
-    /// Returns the number of packets that can be sent now on a virtual channel. After 0, the
-    /// function is woken when a credit returns.
+    /// Returns the credits of a virtual channel: the number of packets that can be sent now, or of
+    /// [`super::CreditUnit::Bytes`]. After 0, the function is woken when a credit returns.
     #[inline]
     pub fn credits(&self, port: u8, channel: usize) -> u32 {
         self.lane_out(port, channel).map_or(0, |lane| self.fabric.lanes[lane].credits)
     }
 
-    /// Returns whether a packet can be sent now. A negative result counts as a stall.
+    /// Returns whether a packet can be sent now. A negative result counts as a stall. If credits
+    /// count bytes, [`Ports::request_credits`] gives the answer for a packet.
     #[inline]
     pub fn ready(&mut self, port: u8, channel: usize) -> bool {
         let Some(lane) = self.lane_out(port, channel) else { return false };
@@ -131,19 +139,18 @@ impl<'a> Ports<'a> {
         }
 
         if lane.credits == 0 {
-            lane.count_stall();
+            lane.refuse(&packet);
             return Err(Unsent { packet, reason: Refusal::NoCredit });
         }
 
         if lane.is_instant(self.now) {
-            // The same as `put`, for a packet that arrives at once.
+            // The same as `send_timed`, for a packet that arrives at once.
             lane.push(self.now, packet);
             lane.deliver(1, &mut self.fabric.nodes, &mut self.fabric.woken);
-        } else {
-            self.put(index, packet);
+            return Ok(());
         }
 
-        Ok(())
+        self.send_timed(index, packet)
     }
 
     /// Returns the reason why a port has no lane out.
@@ -171,9 +178,18 @@ impl<'a> Ports<'a> {
     /// Forwards the first packet that arrived at port `from` through port `to`. Returns false, and
     /// changes nothing, if there is none, it can't be sent now, or it is longer than the link of
     /// port `to` permits.
+    ///
+    /// Over a link that cuts through, the packet's head is enough.
     #[inline]
     pub fn forward(&mut self, from: u8, to: u8, channel: usize) -> bool {
         self.forward_row(from, channel, 1, |_| Some((to, |_: &Packet| true)))
+            .is_some_and(|(moved, _)| moved == 1)
+    }
+
+    /// Forwards the first packet as [`Ports::forward`] does, to any virtual channel.
+    #[inline]
+    pub fn forward_between(&mut self, from: PortChannel, to: PortChannel) -> bool {
+        self.forward_row_between(from, 1, |_| Some((to, |_: &Packet| true)))
             .is_some_and(|(moved, _)| moved == 1)
     }
 
@@ -196,72 +212,46 @@ impl<'a> Ports<'a> {
         limit: u32,
         way: impl FnOnce(&Packet) -> Option<(u8, G)>,
     ) -> Option<(u32, bool)> {
+        self.forward_row_between(PortChannel { port: from, channel }, limit, |packet| {
+            let (port, goes) = way(packet)?;
+            Some((PortChannel { port, channel }, goes))
+        })
+    }
+
+    /// Forwards packets as [`Ports::forward_row`] does, to any virtual channel. `way` returns the
+    /// port and the channel to forward through.
+    #[inline]
+    pub fn forward_row_between<G: Fn(&Packet) -> bool>(
+        &mut self,
+        from: PortChannel,
+        limit: u32,
+        way: impl FnOnce(&Packet) -> Option<(PortChannel, G)>,
+    ) -> Option<(u32, bool)> {
         let Fabric { lanes, nodes, woken, .. } = &mut *self.fabric;
         let ends = nodes.get(self.node)?.ends.as_slice();
-        let end = (*ends.get(usize::from(from))?)?;
-        let index = end.inward as usize + channel;
-        let lane = lanes.get(index).filter(|lane| channel < usize::from(end.channels) && lane.visible > 0)?;
+        let end = (*ends.get(usize::from(from.port))?)?;
+        let index = end.lane_in(from.channel)?;
+        let lane = lanes.get(index).filter(|lane| lane.has_head())?;
 
         let (to, goes) = way(lane.queue.front()?)?;
-        let out = ends.get(usize::from(to)).copied().flatten();
-        let Some(out) = out.filter(|out| channel < usize::from(out.open)) else {
+        let out = ends.get(usize::from(to.port)).copied().flatten();
+        let Some(out) = out.and_then(|out| out.lane_out(to.channel)) else {
             return Some((0, true));
         };
 
-        let out = out.out as usize + channel;
         let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return None };
         let all_fit = lane.limits.longest <= out_lane.limits.longest;
-        if out_lane.is_instant(self.now) && lane.delay == 0 && all_fit {
+        if out_lane.is_instant(self.now) && lane.direct && all_fit {
             // The same as `forward_one_by_one`, for lanes on which packets and credits arrive at
             // once.
             let moved = lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
             return Some((moved, lane.visible > 0));
         }
 
-        let moved = self.forward_one_by_one((from, to), channel, out, limit, goes);
+        let moved = self.forward_one_by_one(index, out, limit, goes);
+        let more = self.fabric.lanes.get(index).is_some_and(|lane| lane.has_head());
 
-        Some((moved, self.peek(from, channel).is_some()))
-    }
-
-    /// Does the work of [`Ports::forward_row`] over links that take time, or to a link with shorter
-    /// packets. `out` is the index of the lane out.
-    #[cold]
-    #[inline(never)]
-    fn forward_one_by_one(
-        &mut self,
-        (from, to): (u8, u8),
-        channel: usize,
-        out: usize,
-        limit: u32,
-        goes: impl Fn(&Packet) -> bool,
-    ) -> u32 {
-        let longest = self.fabric.lanes[out].limits.longest;
-        let goes = |packet: &Packet| !packet.is_longer_than(longest) && goes(packet);
-        let mut moved = 0;
-        while moved < limit && self.peek(from, channel).is_some_and(&goes) && self.ready(to, channel) {
-            let Some(packet) = self.take(from, channel) else { break };
-            self.put(out, packet);
-            moved += 1;
-        }
-        moved
-    }
-
-    /// Puts a packet on a lane. The lane must have a credit.
-    #[inline]
-    fn put(&mut self, index: usize, mut packet: Packet) {
-        let fabric = &mut *self.fabric;
-        let lane = &mut fabric.lanes[index];
-        let mut arrival = if lane.is_plain() {
-            self.now.after(lane.delay)
-        } else {
-            let (arrival, repeats) = transmit(&mut fabric.paths[lane.path as usize], self.now, &mut packet);
-            lane.stats.retransmissions += repeats;
-            arrival
-        };
-
-        arrival = arrival.max(lane.last_arrival);
-        lane.push(arrival, packet);
-        fabric.carry_out_at(self.now, arrival, Event::Arrival { lane: index as u32 });
+        Some((moved, more))
     }
 
     /// Returns the statistics of a virtual channel out of a port, which include the link errors.
@@ -289,10 +279,16 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn take(&mut self, port: u8, channel: usize) -> Option<Packet> {
         let index = self.lane_in(port, channel)?;
-        let lane = &mut self.fabric.lanes[index];
-        let packet = lane.pop_arrived(&mut self.fabric.nodes)?;
-        let credit_arrival = self.now.after(lane.delay);
-        self.fabric.carry_out_at(self.now, credit_arrival, Event::Credit { lane: index as u32 });
+        let Fabric { lanes, nodes, woken, .. } = &mut *self.fabric;
+        let lane = &mut lanes[index];
+        let packet = lane.pop_arrived(nodes)?;
+
+        if lane.direct {
+            lane.return_credits(1, nodes, woken);
+        } else {
+            let credits = lane.credits_of_first(1);
+            self.return_credits_at(index, credits, self.now);
+        }
         Some(packet)
     }
 
@@ -425,26 +421,5 @@ impl<'a> Ports<'a> {
     /// Returns the visible state of a wire. A wire that does not exist is low.
     pub fn wire(&self, wire: u8) -> WireState {
         self.fabric.wires.get(usize::from(wire)).map_or(WireState::default(), |wire| wire.shown)
-    }
-}
-
-/// Transmits until the hook, if any, lets the packet pass. Returns its arrival time and the number
-/// of retransmissions.
-fn transmit(path: &mut super::link::Path, now: Nanos, packet: &mut Packet) -> (Nanos, u64) {
-    let mut repeats = 0;
-    let bytes = packet.wire_bytes();
-    loop {
-        let transmission = path.transmissions;
-        let fault = path.hook.as_mut().map_or(Fault::None, |hook| hook(packet, transmission));
-        let arrival = path.transmit(now, bytes);
-        match fault {
-            Fault::None => return (arrival, repeats),
-            Fault::Delay(nanoseconds) => return (arrival.after(nanoseconds), repeats),
-            Fault::Corrupt if repeats == u64::from(MAX_RETRIES) => return (arrival, repeats),
-            Fault::Corrupt => {
-                repeats += 1;
-                path.wait_for_repeat(now);
-            }
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Contents, Node, Packet, Refusal, link::Lane, packet::Pool, schedule::Schedule};
+use super::{Contents, Node, Packet, Refusal, lane::Lane, packet::Pool, schedule::Schedule};
 use crate::time::Nanos;
 
 /// The packets that arrived on a lane, to be taken in order: see [`super::Ports::take_run`]. The

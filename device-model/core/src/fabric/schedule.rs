@@ -5,21 +5,61 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use crate::time::Nanos;
 
 /// An event in the fabric.
+///
+/// Events of one time are in the order of their lanes, and those of one lane in the order of
+/// [`EventKind`]. Equal events are interchangeable: a packet's arrival concerns the next packet of
+/// the lane. The order therefore depends on nothing outside of the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Event {
-    /// The next packet of the lane arrives.
-    Arrival { lane: u32 },
-    /// A credit returns to the lane's sender.
-    Credit { lane: u32 },
-    /// The members of a wire see its new state.
+pub(super) struct Event {
+    /// Index of the lane. An event of a path has its first lane, and one of a wire
+    /// [`Event::NO_LANE`].
+    lane: u32,
+    kind: EventKind,
+}
+
+/// Kinds of events, in the order in which those of one lane and one time are carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum EventKind {
+    /// Credits return to the lane's sender.
+    Credit { credits: u32 },
+    /// The tail of the packet arrives whose head arrived last.
+    Tail,
+    /// The next packet of the lane arrives as a whole.
+    Arrival,
+    /// The head of the lane's next packet arrives.
+    Head,
+    /// The wire of the lane's path may have fallen idle.
+    Idle,
+    /// The members of a wire of the global interrupt network see its new state.
     Wire { wire: u8 },
 }
 
-/// Events in order of time. Events of the same time stay in the order in which they were scheduled.
+impl Event {
+    /// Lane of the events that concern none. They come after those of all lanes.
+    const NO_LANE: u32 = u32::MAX;
+
+    /// Returns an event of a lane.
+    #[inline]
+    pub(super) const fn of_lane(lane: u32, kind: EventKind) -> Self {
+        Self { lane, kind }
+    }
+
+    /// Returns the event of a wire of the global interrupt network.
+    pub(super) const fn of_wire(wire: u8) -> Self {
+        Self { lane: Self::NO_LANE, kind: EventKind::Wire { wire } }
+    }
+
+    /// Returns the index of the lane, and the kind.
+    #[inline]
+    pub(super) const fn parts(self) -> (usize, EventKind) {
+        (self.lane as usize, self.kind)
+    }
+}
+
+/// Events in order of time.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
-    events: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
-    scheduled: u64,
+    events: BinaryHeap<Reverse<(Nanos, Event)>>,
 }
 
 impl Schedule {
@@ -29,8 +69,7 @@ impl Schedule {
     }
 
     pub(super) fn add(&mut self, due: Nanos, event: Event) {
-        self.scheduled += 1;
-        self.events.push(Reverse((due, self.scheduled, event)));
+        self.events.push(Reverse((due, event)));
     }
 
     /// Removes and returns the next event if it is due.
@@ -39,12 +78,12 @@ impl Schedule {
         if self.next() > now {
             return None;
         }
-        self.events.pop().map(|Reverse((due, _, event))| (due, event))
+        self.events.pop().map(|Reverse(event)| event)
     }
 
     /// Returns the time of the next event, or [`Nanos::NEVER`].
     #[inline]
     pub(super) fn next(&self) -> Nanos {
-        self.events.peek().map_or(Nanos::NEVER, |Reverse((due, ..))| *due)
+        self.events.peek().map_or(Nanos::NEVER, |Reverse((due, _))| *due)
     }
 }

@@ -106,7 +106,7 @@ impl Fabric {
             line.later = Some((seen_at, driven));
         } else if driven != (line.shown.and, line.shown.or) {
             line.coming = Some(driven);
-            self.carry_out_at(now, seen_at, Event::Wire { wire });
+            self.carry_out_at(now, seen_at, Event::of_wire(wire));
         }
     }
 
@@ -145,7 +145,7 @@ impl Fabric {
             && levels != (line.shown.and, line.shown.or)
         {
             line.coming = Some(levels);
-            self.carry_out_at(due, at, Event::Wire { wire });
+            self.carry_out_at(due, at, Event::of_wire(wire));
         }
     }
 }

@@ -9,6 +9,7 @@ mod attach;
 mod companions;
 mod copy;
 mod dma;
+mod fabric;
 mod forget;
 mod guest_memory;
 mod interrupts;

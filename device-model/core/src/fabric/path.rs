@@ -1,0 +1,269 @@
+//! One direction of a link: the wire that its virtual channels share, and the times of packets on
+//! it.
+//!
+//! A transmission of `n` bytes starts at `start`, when the packet was sent and the wire was idle.
+//!
+//! | event | time |
+//! | --- | --- |
+//! | the head has arrived: a router may forward the packet | `start` + head bytes + delay |
+//! | the tail has left, and the wire is idle | `end` = max(`start` + `n` bytes, tail in) |
+//! | the tail has arrived: a device may take the packet | `end` + delay |
+//!
+//! "Tail in" is the time at which a packet's tail arrives at the forwarding router. A faster wire
+//! thus waits for it. If the head is longer than that of the incoming link, it leaves when all of
+//! it has come in.
+
+use std::collections::VecDeque;
+
+use super::{Fault, FaultHook, LinkSpec, MAX_RETRIES, Packet};
+use crate::{ids::FunctionId, time::Nanos};
+
+/// Fractional bits of a time in 2^-32 ns.
+const FRACTION: u32 = 32;
+/// A nanosecond in 2^-32 ns.
+const NANOSECOND: u128 = 1 << FRACTION;
+
+/// One direction of a link: the state that its virtual channels share.
+pub(super) struct Path {
+    /// Sending end: index of the node in the fabric's table, and port.
+    pub(super) sender: (u32, u8),
+    /// Receiving end: function and port.
+    pub(super) receiver_end: (FunctionId, u8),
+    /// Index of its first lane in the fabric's table. The lanes of the other virtual channels
+    /// follow.
+    pub(super) first_lane: u32,
+    /// Credits of each lane in total.
+    pub(super) credits: Box<[u32]>,
+    delay: u64,
+    /// Bytes of a packet's head: see [`LinkSpec::cut_through`].
+    head_bytes: u64,
+    /// Transmission time of a byte in 2^-32 ns.
+    per_byte: u128,
+    /// End of the last transmission in 2^-32 ns.
+    busy_until: u128,
+    /// The sender has asked for the wire, and starts transmissions when it falls idle.
+    arbitrated: bool,
+    /// An event at the end of the last transmission is scheduled.
+    pub(super) idle_scheduled: bool,
+    /// Transmissions since the hook was set.
+    pub(super) transmissions: u64,
+    pub(super) hook: Option<FaultHook>,
+    /// The times in which the receiver discards packets, in order.
+    discards: VecDeque<Discard>,
+}
+
+/// The time between the end of a corrupt transmission and the receiver's request to repeat it, in
+/// 2^-32 ns. The sender transmits the packets behind the corrupt one, and repeats them all.
+#[derive(Clone, Copy, Debug)]
+struct Discard {
+    /// Time until which the wire carries discarded packets.
+    busy_until: u128,
+    /// Time of the request, at which the sender breaks off its transmission.
+    end: u128,
+}
+
+/// A packet's way into the router that forwards it, if its tail has not arrived there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Incoming {
+    /// Time of the tail.
+    tail: Nanos,
+    /// Bytes of the head, which has arrived.
+    head_bytes: u64,
+    /// Transmission time of a byte in 2^-32 ns.
+    per_byte: u128,
+}
+
+impl Incoming {
+    /// A packet that has arrived as a whole.
+    pub(super) const WHOLE: Self = Self { tail: Nanos::ZERO, head_bytes: u64::MAX, per_byte: 0 };
+
+    /// Returns whether the packet has arrived as a whole.
+    pub(super) fn is_whole(&self) -> bool {
+        self.head_bytes == u64::MAX
+    }
+
+    /// Returns the time at which the first `head` of `bytes` bytes have arrived, in 2^-32 ns.
+    fn arrival_of(&self, head: u64, bytes: u64) -> u128 {
+        if head <= self.head_bytes {
+            return 0;
+        }
+
+        let behind = u128::from(bytes - head) * self.per_byte;
+        exact(self.tail).saturating_sub(behind)
+    }
+}
+
+/// The times of a packet's transmission.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Passage {
+    /// The head arrives.
+    pub(super) head: Nanos,
+    /// The tail arrives.
+    pub(super) tail: Nanos,
+    /// The tail has left the sender.
+    pub(super) end: Nanos,
+}
+
+impl Path {
+    pub(super) fn new(
+        sender: (u32, u8),
+        receiver_end: (FunctionId, u8),
+        first_lane: u32,
+        spec: &LinkSpec,
+    ) -> Self {
+        let per_byte = match spec.bits_per_second {
+            0 => 0,
+            bits => ((8 * 1_000_000_000u128) << FRACTION) / u128::from(bits),
+        };
+
+        Self {
+            sender,
+            receiver_end,
+            first_lane,
+            credits: spec.credits.clone().into_boxed_slice(),
+            delay: spec.delay,
+            head_bytes: spec.cut_through.map_or(u64::MAX, u64::from),
+            per_byte,
+            busy_until: 0,
+            arbitrated: false,
+            idle_scheduled: false,
+            transmissions: 0,
+            hook: None,
+            discards: VecDeque::new(),
+        }
+    }
+
+    /// Returns the indices of the path's lanes in the fabric's table.
+    pub(super) fn lanes(&self) -> std::ops::Range<usize> {
+        self.first_lane as usize..self.first_lane as usize + self.credits.len()
+    }
+
+    /// Returns whether only the delay affects a packet, so that a send can skip the path.
+    pub(super) fn is_plain(&self) -> bool {
+        self.per_byte == 0 && self.hook.is_none()
+    }
+
+    /// Returns the time at which the wire is idle, which can be in the past.
+    pub(super) fn idle_at(&self) -> Nanos {
+        if self.is_plain() { Nanos::ZERO } else { rounded_up(self.busy_until) }
+    }
+
+    /// Notes that the sender waits for the wire to fall idle.
+    ///
+    /// Its next transmission starts in the nanosecond in which the last one ends. It starts exactly
+    /// at that end, so that fractions of a nanosecond add up as they do for booked transmissions.
+    pub(super) fn arbitrate(&mut self) {
+        self.arbitrated = true;
+    }
+
+    /// Returns the way of a packet that arrives over this path until `tail`.
+    pub(super) fn incoming(&self, tail: Nanos) -> Incoming {
+        Incoming { tail, head_bytes: self.head_bytes, per_byte: self.per_byte }
+    }
+
+    /// Transmits a packet until the hook, if any, lets it pass. Returns the times of the
+    /// transmission that succeeded, and the number of transmissions that had to be repeated.
+    ///
+    /// The hook decides at the start of a transmission. A corrupt one occupies the wire, and the
+    /// receiver shows nothing of it. The request to repeat it arrives after the round trip, and
+    /// the sender goes back to the corrupt packet (go-back-N).
+    pub(super) fn transmit(&mut self, now: Nanos, packet: &mut Packet, incoming: Incoming) -> (Passage, u64) {
+        let bytes = packet.wire_bytes();
+        let mut repeats = self.count_discarded(now, bytes);
+
+        let mut retries = 0;
+        loop {
+            let transmission = self.transmissions;
+            let fault = self.hook.as_mut().map_or(Fault::None, |hook| hook(packet, transmission));
+            let passage = self.transmit_once(now, bytes, incoming);
+            match fault {
+                Fault::Corrupt if retries < MAX_RETRIES => {
+                    retries += 1;
+                    repeats += 1;
+                    self.wait_for_repeat();
+                }
+                Fault::Delay(nanoseconds) => return (passage.later(nanoseconds), repeats),
+                Fault::None | Fault::Corrupt => return (passage, repeats),
+            }
+        }
+    }
+
+    /// Transmits `bytes` as soon as the wire is idle.
+    fn transmit_once(&mut self, now: Nanos, bytes: u64, incoming: Incoming) -> Passage {
+        self.transmissions += 1;
+        let start = self.start(now);
+        let sent = start + self.per_byte * u128::from(bytes);
+        let end = sent.max(exact(incoming.tail));
+
+        // A wire of infinite bandwidth carries other packets meanwhile.
+        self.busy_until = if self.per_byte == 0 { sent } else { end };
+
+        let head_bytes = self.head_bytes.min(bytes);
+        let head = if head_bytes == bytes {
+            end
+        } else {
+            let own = start + self.per_byte * u128::from(head_bytes);
+            own.max(incoming.arrival_of(head_bytes, bytes))
+        };
+
+        // Rounded up, because a byte has arrived only with its last bit.
+        let end = rounded_up(end);
+        Passage { head: rounded_up(head).after(self.delay), tail: end.after(self.delay), end }
+    }
+
+    /// Returns the time at which a transmission of `now` starts, in 2^-32 ns.
+    fn start(&self, now: Nanos) -> u128 {
+        let now = exact(now);
+        let fell_idle_now = self.arbitrated && self.busy_until + NANOSECOND > now;
+        if fell_idle_now { self.busy_until } else { self.busy_until.max(now) }
+    }
+
+    /// Books the wire until the request for a repetition has arrived, after a transmission.
+    fn wait_for_repeat(&mut self) {
+        let sent = self.busy_until;
+        self.busy_until += u128::from(self.delay) << (FRACTION + 1);
+        self.discards.push_back(Discard { busy_until: sent, end: self.busy_until });
+    }
+
+    /// Returns the number of transmissions of a packet sent at `now` that the receiver discards,
+    /// because they follow a corrupt one.
+    fn count_discarded(&mut self, now: Nanos, bytes: u64) -> u64 {
+        let (now, duration) = (exact(now), self.per_byte * u128::from(bytes));
+        while self.discards.front().is_some_and(|discard| discard.end <= now) {
+            self.discards.pop_front();
+        }
+
+        let mut discarded = 0;
+        for discard in &mut self.discards {
+            let start = discard.busy_until.max(now);
+            if start < discard.end {
+                discard.busy_until = start + duration;
+                discarded += 1;
+            }
+        }
+        discarded
+    }
+}
+
+impl Passage {
+    /// Returns the passage over a wire that carries any packet in no time.
+    pub(super) fn plain(now: Nanos, delay: u64) -> Self {
+        let arrival = now.after(delay);
+        Self { head: arrival, tail: arrival, end: now }
+    }
+
+    /// Returns the passage with arrivals that are `nanoseconds` later.
+    fn later(self, nanoseconds: u64) -> Self {
+        Self { head: self.head.after(nanoseconds), tail: self.tail.after(nanoseconds), ..self }
+    }
+}
+
+/// Returns a time in 2^-32 ns.
+fn exact(time: Nanos) -> u128 {
+    u128::from(time.0) << FRACTION
+}
+
+/// Returns a time of 2^-32 ns in nanoseconds, rounded up.
+fn rounded_up(time: u128) -> Nanos {
+    Nanos(u64::try_from((time + (NANOSECOND - 1)) >> FRACTION).unwrap_or(u64::MAX))
+}
