@@ -1,6 +1,6 @@
 //! The values that machine files give for links.
 
-use nicforge_core::fabric::LinkSpec;
+use nicforge_core::fabric::{LinkSpec, MAX_PACKET};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -28,6 +28,10 @@ pub struct LinkSection {
     /// Packets of buffer at the receiving end of each virtual channel, 1 to 1024.
     #[serde(default)]
     pub credits: Option<Spanned<u32>>,
+    /// Cut-through: bytes of a packet after which a router may forward it, 1 to 65536. Without it,
+    /// routers wait for the whole packet.
+    #[serde(default)]
+    pub cut_through_bytes: Option<Spanned<u32>>,
 }
 
 impl LinkSection {
@@ -45,6 +49,11 @@ impl LinkSection {
         if let Some(credits) = &self.credits {
             let credits = check_range("credits", credits, 1, MAX_CREDITS)?;
             link.credits.fill(credits);
+        }
+
+        if let Some(bytes) = &self.cut_through_bytes {
+            let bytes = check_range("cut_through_bytes", bytes, 1, MAX_PACKET as u32)?;
+            link.cut_through = Some(bytes);
         }
 
         if let Some(rate) = &self.gbit_s {

@@ -9,7 +9,9 @@ use std::{
     ops::Range,
 };
 
-use nicforge_core::fabric::{LinkSpec, MAX_CHANNELS, MAX_CREDITS, MAX_FUNCTIONS, MAX_PACKET, MAX_PORTS};
+use nicforge_core::fabric::{
+    FabricError, LinkSpec, MAX_CHANNELS, MAX_CREDITS, MAX_FUNCTIONS, MAX_PACKET, MAX_PORTS,
+};
 use thiserror::Error;
 
 use crate::{Column, DeviceSource, Role, SectionError};
@@ -193,8 +195,9 @@ impl Plan {
     ///
     /// # Errors
     /// The errors of [`Plan::check_port`] for both ends, [`PlanError::SamePort`], and
-    /// [`PlanError::Channels`], [`PlanError::Credits`] and [`PlanError::Packet`] for the link's own
-    /// values. [`PlanError::Buffers`] if the machine's links have too many buffers together.
+    /// [`PlanError::Channels`], [`PlanError::Credits`], [`PlanError::Packet`] and
+    /// [`PlanError::LinkUnits`] for the link's own values. [`PlanError::Buffers`] if the machine's
+    /// links have too many buffers together.
     pub fn link(&mut self, a: PortKey, b: PortKey, link: LinkSpec) -> Result<(), PlanError> {
         self.check_port(a)?;
         self.check_port(b)?;
@@ -212,6 +215,7 @@ impl Plan {
         if !(1..=MAX_PACKET).contains(&link.max_packet) {
             return Err(PlanError::Packet { bytes: link.max_packet });
         }
+        link.check().map_err(|reason| PlanError::LinkUnits { reason })?;
 
         // A link has the buffers twice, one set for each direction.
         let buffers = self.buffers + 2 * credits.iter().map(|&credits| u64::from(credits)).sum::<u64>();
@@ -406,6 +410,11 @@ pub enum PlanError {
         /// Bytes of a packet.
         bytes: usize,
     },
+    /// The bytes of a link's cut-through or of its credits do not fit its packets.
+    LinkUnits {
+        /// Reason why a fabric refuses the link.
+        reason: FabricError,
+    },
     /// All links together have too many packets of buffer.
     Buffers {
         /// Number of packets.
@@ -454,6 +463,11 @@ impl PlanError {
                 parts("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}"))
             }
             Self::Packet { bytes } => parts("the longest packet", bytes.to_string(), "1 to 65536 bytes"),
+            Self::LinkUnits { reason } => parts(
+                "a link's cut-through or credit unit",
+                reason.to_string(),
+                "a head of at least 1 byte, and credits for the longest packet",
+            ),
             Self::Buffers { buffers } => {
                 parts("the packets of buffer of all links", buffers.to_string(), "8388608 at most")
             }

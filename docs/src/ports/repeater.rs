@@ -134,6 +134,21 @@ mod tests {
     }
     // ANCHOR_END: time
 
+    // ANCHOR: cut_through
+    #[test]
+    fn a_head_is_passed_on_before_its_tail_has_come() {
+        let timed = LinkSpec { delay: 500, bits_per_second: 8_000_000_000, ..LinkSpec::default() };
+        let link = LinkSpec { cut_through: Some(32), ..timed };
+        let (mut bed, left, right) = between_peers(&link);
+
+        left.send(&mut bed, CHANNEL, &PeerPacket::new(0, &[0; 1024]));
+        bed.run_until(|bed| right.take(bed, CHANNEL).is_some());
+
+        // The repeater waits for 32 bytes, and the peer for all of them.
+        assert_eq!(bed.now(), Nanos((32 + 500) + (1024 + 500)));
+    }
+    // ANCHOR_END: cut_through
+
     // ANCHOR: faults
     #[test]
     fn a_corrupted_packet_is_sent_again_and_arrives_late() {

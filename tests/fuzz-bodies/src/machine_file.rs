@@ -96,8 +96,8 @@ fn link(text: &mut String, input: &mut Input<'_>) {
         let _ = writeln!(text, "{end} = \"{name}:{port}\"");
     }
 
-    let fields = ["delay_ns", "gbit_s", "channels", "credits", "packet_bytes", "width"];
-    for field in fields.into_iter().take(input.below(7) as usize) {
+    let fields = ["delay_ns", "gbit_s", "channels", "credits", "packet_bytes", "cut_through_bytes", "width"];
+    for field in fields.into_iter().take(input.below(8) as usize) {
         let _ = writeln!(text, "{field} = {}", value(input));
     }
 }

@@ -168,6 +168,7 @@ fn a_links_values_are_checked_and_reach_the_plan() {
         ("channels = 17", "channels is 17; expected 1 to 16"),
         ("credits = 0", "credits is 0; expected 1 to 1024"),
         ("packet_bytes = 65537", "packet_bytes is 65537; expected 1 to 65536"),
+        ("cut_through_bytes = 0", "cut_through_bytes is 0; expected 1 to 65536"),
         ("delay_ns = 1000000001", "delay_ns is 1000000001; expected 0 to 1000000000"),
         ("gbit_s = -1.0", "gbit_s is -1; expected 0 (no limit), or 1e-9 to 10000"),
         ("width = 4", "unknown field `width`"),
@@ -177,10 +178,13 @@ fn a_links_values_are_checked_and_reach_the_plan() {
         assert!(message.starts_with(&format!("m.toml, line 26: {expected}")), "{message}");
     }
 
+    let cutting = plan(&link("cut_through_bytes = 32"));
+    assert_eq!(cutting.links()[2].link.cut_through, Some(32));
     let plan = plan(&link("channels = 2\ndelay_ns = 30\ngbit_s = 2.5\ncredits = 9\npacket_bytes = 100"));
     let added = &plan.links()[2].link;
     assert_eq!((added.delay, added.bits_per_second), (30, 2_500_000_000));
     assert_eq!((added.credits.as_slice(), added.max_packet), ([9, 9].as_slice(), 100));
+    assert_eq!(added.cut_through, None);
     let defaults = &plan.links()[0].link;
     assert_eq!((defaults.credits.as_slice(), defaults.max_packet), ([16].as_slice(), 2048));
 }

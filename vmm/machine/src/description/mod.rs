@@ -19,6 +19,7 @@
 //! channels = 1              # virtual channels, 1 to 16
 //! credits = 16              # packets of buffer at the receiving end of each, 1 to 1024
 //! packet_bytes = 2048       # the longest packet, 1 to 65536
+//! cut_through_bytes = 32    # optional: a router may forward a packet after these, 1 to 65536
 //! ```
 //!
 //! The sections of a family are those of the family's own documentation. A value out of its limits
@@ -170,6 +171,8 @@ struct LinkTable {
     credits: Option<Spanned<u32>>,
     #[serde(default)]
     packet_bytes: Option<Spanned<u32>>,
+    #[serde(default)]
+    cut_through_bytes: Option<Spanned<u32>>,
 }
 
 impl LinkTable {
@@ -188,6 +191,7 @@ impl LinkTable {
             delay_ns: self.delay_ns.clone(),
             gbit_s: self.gbit_s.clone(),
             credits: self.credits.clone(),
+            cut_through_bytes: self.cut_through_bytes.clone(),
         };
         values.over(LinkSpec::new(channels as usize, DEFAULT_CREDITS, packet as usize))
     }
