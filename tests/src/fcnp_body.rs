@@ -33,6 +33,12 @@ pub const DEPTH: u32 = 8;
 /// reader takes data.
 const LARGE: usize = 4 << 20;
 
+/// Returns the bytes of a message that is still under way when a body ends it: 64 MiB through a
+/// fast door.
+fn long_message(rig: &dyn Rig) -> usize {
+    LARGE * rig.repetitions(16) as usize
+}
+
 /// The machine of most bodies of FCNP.
 pub static MACHINE: TestMachine = TestMachine {
     name: "fcnp",
@@ -289,10 +295,11 @@ pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
 /// core's next process.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn core_that_dies_in_its_write_frees_the_read(rig: &dyn Rig) {
+    let long = long_message(rig);
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 4));
     thread::scope(|scope| {
-        let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE * 16]));
-        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
+        let read = scope.spawn(|| io.read(0, &mut vec![0; long]));
+        let write = scope.spawn(|| core.write(&vec![1; long]));
         eventually("data arrive", || io.statistics().packets_received > 20);
         rig.evict("cn0", "core0");
         assert!(write.join().unwrap().unwrap_err().is_device_gone());
@@ -308,10 +315,11 @@ pub fn core_that_dies_in_its_write_frees_the_read(rig: &dyn Rig) {
 /// and another core of the same node continues.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn core_that_dies_in_its_read_leaves_its_node_working(rig: &dyn Rig) {
+    let long = long_message(rig);
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 3));
     thread::scope(|scope| {
-        let write = scope.spawn(|| io.write(0, &vec![1; LARGE * 16]));
-        let read = scope.spawn(|| core.read(&mut vec![0; LARGE * 16]));
+        let write = scope.spawn(|| io.write(0, &vec![1; long]));
+        let read = scope.spawn(|| core.read(&mut vec![0; long]));
         let waits = scope.spawn(|| {
             let mut buffer = [0; 1000];
             (other.read(&mut buffer), buffer)
@@ -351,13 +359,14 @@ pub fn core_that_dies_without_a_request_ends_the_wait(rig: &dyn Rig) {
 /// continue without a restart.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn io_node_that_dies_is_found_again_by_the_cores(rig: &dyn Rig) {
+    let long = long_message(rig);
     let io = io_node(rig);
     let (writer, reader) = (compute_core(rig, 0), compute_core(rig, 5));
     thread::scope(|scope| {
-        let reads = scope.spawn(|| io.read(0, &mut vec![0; LARGE * 16]));
-        let writes = scope.spawn(|| io.write(5, &vec![1; LARGE * 16]));
-        let write = scope.spawn(|| writer.write(&vec![1; LARGE * 16]));
-        let read = scope.spawn(|| reader.read(&mut vec![0; LARGE * 16]));
+        let reads = scope.spawn(|| io.read(0, &mut vec![0; long]));
+        let writes = scope.spawn(|| io.write(5, &vec![1; long]));
+        let write = scope.spawn(|| writer.write(&vec![1; long]));
+        let read = scope.spawn(|| reader.read(&mut vec![0; long]));
 
         eventually("data arrive", || {
             io.statistics().packets_received > 20 && reader.statistics().packets_received > 20
@@ -416,10 +425,11 @@ pub fn io_node_that_dies_between_calls_is_told_once_a_direction(rig: &dyn Rig) {
 /// errors, and both continue.
 #[body]
 pub fn core_reset_in_its_write_ends_both_calls(rig: &dyn Rig) {
+    let long = long_message(rig);
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     thread::scope(|scope| {
-        let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE * 16]));
-        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
+        let read = scope.spawn(|| io.read(0, &mut vec![0; long]));
+        let write = scope.spawn(|| core.write(&vec![1; long]));
         eventually("data arrive", || io.statistics().packets_received > 20);
         core.channel().device().reset().unwrap();
         assert!(write.join().unwrap().unwrap_err().is_device_gone());
@@ -436,10 +446,11 @@ pub fn core_reset_in_its_write_ends_both_calls(rig: &dyn Rig) {
 /// A process resets its core's device during a read. Both calls end with errors.
 #[body]
 pub fn core_reset_in_its_read_ends_both_calls(rig: &dyn Rig) {
+    let long = long_message(rig);
     let (io, core) = (io_node(rig), compute_core(rig, 6));
     thread::scope(|scope| {
-        let write = scope.spawn(|| io.write(6, &vec![1; LARGE * 16]));
-        let read = scope.spawn(|| core.read(&mut vec![0; LARGE * 16]));
+        let write = scope.spawn(|| io.write(6, &vec![1; long]));
+        let read = scope.spawn(|| core.read(&mut vec![0; long]));
         eventually("data arrive", || core.statistics().packets_received > 20);
         core.channel().device().reset().unwrap();
         assert!(read.join().unwrap().unwrap_err().is_device_gone());
@@ -458,17 +469,18 @@ pub fn core_reset_in_its_read_ends_both_calls(rig: &dyn Rig) {
 /// those of the cores end with errors, and it can be opened again on the same device.
 #[body]
 pub fn io_node_reset_in_transfers_ends_all_calls(rig: &dyn Rig) {
+    let long = long_message(rig);
     for mode in [Mode::Polling, Mode::Interrupt] {
         let io = IoNode::open(rig.open("io0", "core0"), Config { mode, ..config() }).unwrap();
         let (writer, reader, idle) = (compute_core(rig, 0), compute_core(rig, 5), compute_core(rig, 1));
         thread::scope(|scope| {
             // The calls repeat, since one direction may finish a message before the other one
             // begins.
-            let reads = scope.spawn(|| until_it_fails(|| io.read(0, &mut vec![0; LARGE * 16])));
-            let writes = scope.spawn(|| until_it_fails(|| io.write(5, &vec![1; LARGE * 16])));
+            let reads = scope.spawn(|| until_it_fails(|| io.read(0, &mut vec![0; long])));
+            let writes = scope.spawn(|| until_it_fails(|| io.write(5, &vec![1; long])));
             let waits = scope.spawn(|| until_it_fails(|| io.read(7, &mut [0; 8])));
-            let write = scope.spawn(|| until_it_fails(|| writer.write(&vec![1; LARGE * 16])));
-            let read = scope.spawn(|| until_it_fails(|| reader.read(&mut vec![0; LARGE * 16])));
+            let write = scope.spawn(|| until_it_fails(|| writer.write(&vec![1; long])));
+            let read = scope.spawn(|| until_it_fails(|| reader.read(&mut vec![0; long])));
 
             eventually("data arrive", || {
                 io.statistics().packets_received > 20 && reader.statistics().packets_received > 20

@@ -448,7 +448,7 @@ pub fn a_deregistered_region_is_not_touched(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 8 * MIB);
     let target = here.to(&there);
 
-    for turn in 0..10u8 {
+    for turn in 0..rig.repetitions(10) as u8 {
         here.write(0, &vec![turn + 1; 8 * MIB]);
         here.port.put(target, here.at(0), there.at(0), 8 * MIB as u64, Notify::REQUESTER).unwrap();
         there.region.take().unwrap().deregister().unwrap();

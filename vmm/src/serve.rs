@@ -1,6 +1,10 @@
 //! `nicforge serve`: serves a machine on sockets. Other commands use the same code to serve one
 //! while they run.
 
+mod control;
+#[cfg(test)]
+mod tests;
+
 use std::{
     path::{Path, PathBuf},
     sync::{
@@ -12,10 +16,10 @@ use std::{
 };
 
 use nicforge_core::{ids::FunctionId, machine::Machine, spec::Identity};
-use nicforge_engine::{Engine, EngineError, EngineHandle, FunctionSnapshot, Stop};
+use nicforge_engine::{Engine, EngineError, EngineHandle, Stop};
 use nicforge_family::{Families, Plan};
 use nicforge_machine::{
-    build::{Built, Node, NodeAttachment, NodeFunction, build},
+    build::{Built, Node, NodeAttachment, build},
     description,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -23,16 +27,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::{
     access::{SocketRules, Word},
     cli::ServeOptions,
-    control::{ControlServer, Request, Response},
+    control::ControlServer,
     descriptors,
     directory::{Directory, SocketFile},
     failure::{EXIT_HELD, ErrorContext, Failure, print_line, program},
     signals::Signals,
-    stat::{AttachmentSnapshot, ColumnSnapshot, LongestTurn, NodeSnapshot, Snapshot},
+    stat::Snapshot,
 };
-
-/// How long the engine may take to answer. It answers between two steps.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the engine may take to end before its thread is abandoned.
 const LAST_TURN: Duration = Duration::from_millis(1200);
@@ -177,7 +178,7 @@ impl Served {
         // directory.
         let control = ControlServer::start(&directory.control_socket(), {
             let (built, handle) = (built.clone(), handle.clone());
-            move |request| answer(&built, &handle, &request)
+            move |request| control::answer(&built, &handle, &request)
         })?;
 
         let mut sockets = Vec::new();
@@ -231,7 +232,7 @@ impl Served {
 
     /// Returns a snapshot of the machine's counters and clients.
     pub fn snapshot(&self) -> Result<Snapshot, Failure> {
-        snapshot(&self.built, &self.handle).map_err(Failure::environment)
+        control::snapshot(&self.built, &self.handle).map_err(Failure::environment)
     }
 
     /// Returns whether the engine has ended by itself, which it never should.
@@ -336,177 +337,4 @@ fn welcome(served: &Served) -> String {
         program()
     ));
     text
-}
-
-fn failed(message: String) -> Response {
-    Response::Refused { message, asked_wrongly: false }
-}
-
-fn answer(built: &Built, handle: &EngineHandle, request: &Request) -> Response {
-    match request {
-        Request::Stat => match snapshot(built, handle) {
-            Ok(snapshot) => Response::Stat(snapshot),
-            Err(message) => failed(message),
-        },
-        Request::Reset { node } => match built.node(node) {
-            Some(node) => reset(node, handle),
-            None => {
-                let names: Vec<_> = built.nodes.iter().take(20).map(|node| node.name.as_str()).collect();
-                Response::Refused {
-                    message: format!("there is no node {node}; there are {}", names.join(", ")),
-                    asked_wrongly: true,
-                }
-            }
-        },
-    }
-}
-
-/// Resets all functions of a node.
-fn reset(node: &Node, handle: &EngineHandle) -> Response {
-    for function in &node.functions {
-        match handle.reset_function(function.id, PATIENCE) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return failed(error.to_string()),
-            Err(error) => return failed(error.to_string()),
-        }
-    }
-    Response::Done
-}
-
-fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
-    let raw = handle.snapshot(PATIENCE).map_err(|error| error.to_string())?;
-
-    Ok(Snapshot {
-        machine: built.name.clone(),
-        uptime_ms: raw.uptime.as_millis() as u64,
-        event_loop: raw.event_loop.to_owned(),
-        awake: raw.hot_functions,
-        longest_turn: longest_turn(built, &raw.longest_turn),
-        nodes: built.nodes.iter().map(|node| node_snapshot(node, &raw.functions)).collect(),
-        columns: built.columns.iter().map(ColumnSnapshot::from).collect(),
-    })
-}
-
-/// Returns the state of a node. `functions` are those of the machine, by their numbers.
-fn node_snapshot(node: &Node, functions: &[FunctionSnapshot]) -> NodeSnapshot {
-    let mut snapshot = NodeSnapshot {
-        name: node.name.clone(),
-        role: node.role.name().to_owned(),
-        rank: node.rank,
-        functions: node.functions.iter().filter_map(|function| function.name.clone()).collect(),
-        panics: Vec::new(),
-        companions: Vec::new(),
-        counters: Vec::new(),
-        attachments: Vec::new(),
-    };
-
-    for function in &node.functions {
-        let Some(raw) = functions.get(function.id.0 as usize) else { continue };
-        snapshot.panics.extend(raw.panic.as_ref().map(|panic| format!("device {} {panic}", raw.name)));
-        let halted = raw.companions.iter().filter(|companion| !companion.is_healthy());
-        snapshot
-            .companions
-            .extend(halted.map(|companion| format!("device {}: companion {companion}", raw.name)));
-
-        let counters = raw.counters.iter();
-        snapshot
-            .counters
-            .extend(counters.map(|counter| (name_in_node(function, counter.name), counter.value)));
-
-        snapshot.attachments.extend(raw.attachments.iter().map(|attachment| AttachmentSnapshot {
-            name: name_in_node(function, &attachment.name),
-            pid: attachment.client.map(|client| client.pid),
-            trapped: attachment.counters.trapped_reads + attachment.counters.trapped_writes,
-            posted: attachment.counters.posted_writes,
-            stalls: attachment.counters.stalls,
-            interrupts: attachment.counters.interrupts,
-            errors: attachment.counters.dma_errors + attachment.counters.malformed_records,
-            longest_turn_us: microseconds(attachment.server.longest_turn),
-        }));
-    }
-    snapshot
-}
-
-/// Returns the name of a function's counter or attachment among those of its node.
-fn name_in_node(function: &NodeFunction, name: &str) -> String {
-    match &function.name {
-        Some(function) => format!("{function}.{name}"),
-        None => name.to_owned(),
-    }
-}
-
-fn longest_turn(built: &Built, turn: &nicforge_engine::LongestTurn) -> LongestTurn {
-    let name = |(function, id)| {
-        let node = built.nodes.iter().find(|node| node.has_function(function))?;
-        let is_it = |attachment: &&NodeAttachment| (attachment.function, attachment.id) == (function, id);
-        let attachment = node.attachments.iter().find(is_it)?;
-        Some(format!("{}.{}", node.name, attachment.name))
-    };
-    LongestTurn { us: microseconds(turn.time), attachment: turn.client.and_then(name), pid: turn.pid }
-}
-
-fn microseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-    use crate::{cli::EventLoop, failure::EXIT_PANICKED};
-
-    /// The longest wait for anything in these tests.
-    const SOON: Duration = Duration::from_secs(60);
-    /// The time within which a server must end after a signal.
-    const IN_TIME: Duration = Duration::from_secs(2);
-
-    #[test]
-    fn a_server_whose_engine_is_held_removes_its_sockets_and_stops_in_time() {
-        let folder = tempfile::tempdir().unwrap();
-        let text = "name = \"m\"\n[[function]]\nname = \"fifo0\"\nkind = \"slot-fifo\"\n";
-        let plan = description::parse(text, "a test's machine", &nicforge_nics::families()).unwrap();
-        let options = ServeOptions::new(Some(folder.path().join("m")), EventLoop::Auto);
-        let served = Served::start_plan(&plan, &options).unwrap();
-
-        assert!(folder.path().join("m/fifo0.user0").exists());
-        let (held, is_held) = mpsc::channel();
-        let (release, released) = mpsc::channel::<()>();
-        let hold = move |_: &mut nicforge_engine::Control<'_>| {
-            held.send(()).unwrap();
-            // The receive ends with the test.
-            let _ = released.recv();
-        };
-
-        served.handle.send(hold).unwrap();
-        is_held.recv_timeout(SOON).unwrap();
-
-        let since = Instant::now();
-        let failure = served.stop().unwrap_err();
-
-        assert!(since.elapsed() < IN_TIME, "{:?}", since.elapsed());
-        assert_eq!(failure.code, EXIT_HELD);
-        assert!(!folder.path().join("m").exists(), "the directory is left behind");
-        drop(release);
-    }
-    #[test]
-    fn a_server_whose_engine_panics_ends_with_a_code_of_its_own_and_removes_its_sockets() {
-        let folder = tempfile::tempdir().unwrap();
-        let text = "name = \"m\"\n[[function]]\nname = \"fifo0\"\nkind = \"slot-fifo\"\n";
-        let plan = description::parse(text, "a test's machine", &nicforge_nics::families()).unwrap();
-        let options = ServeOptions::new(Some(folder.path().join("m")), EventLoop::Auto);
-        let served = Served::start_plan(&plan, &options).unwrap();
-
-        served.handle.send(|_| std::panic::panic_any("a broken command")).unwrap();
-        let until = Instant::now() + SOON;
-        while !served.has_failed() {
-            assert!(Instant::now() < until, "the engine goes on");
-            std::thread::yield_now();
-        }
-        let failure = served.stop().unwrap_err();
-
-        assert_eq!(failure.code, EXIT_PANICKED);
-        assert!(failure.message.contains("a broken command"), "{failure}");
-        assert!(!folder.path().join("m").exists(), "the directory is left behind");
-    }
 }

@@ -16,7 +16,7 @@ use nicforge_hwi::{
 use nicforge_test_body::body;
 use zerocopy::IntoBytes;
 
-use super::{LARGE, MACHINE, all_is_well, compute_core, eventually, io_node};
+use super::{LARGE, MACHINE, all_is_well, compute_core, eventually, io_node, long_message};
 use crate::backing::Rig;
 
 /// A deadline on either side before the transfer leaves no state behind.
@@ -98,12 +98,12 @@ pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
 /// The core's read is cancelled during its data: the I/O node's write ends as well.
 #[body]
 pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
+    let long = long_message(rig);
     let (io, core) = (io_node(rig), compute_core(rig, 2));
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
-        let write = scope.spawn(|| io.write(2, &vec![1; LARGE * 16]));
-        let read =
-            scope.spawn(|| core.read_until(&mut vec![0; LARGE * 16], Deadline::never(), Some(&cancel)));
+        let write = scope.spawn(|| io.write(2, &vec![1; long]));
+        let read = scope.spawn(|| core.read_until(&mut vec![0; long], Deadline::never(), Some(&cancel)));
         eventually("data arrive", || core.statistics().packets_received > 20);
         cancel.cancel();
         assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
@@ -116,11 +116,12 @@ pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
 /// The core's write is cancelled during its data: the I/O node's read ends as well.
 #[body]
 pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
+    let long = long_message(rig);
     let (io, core) = (io_node(rig), compute_core(rig, 2));
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
-        let read = scope.spawn(|| io.read(2, &mut vec![0; LARGE * 16]));
-        let write = scope.spawn(|| core.write_until(&vec![1; LARGE * 16], Deadline::never(), Some(&cancel)));
+        let read = scope.spawn(|| io.read(2, &mut vec![0; long]));
+        let write = scope.spawn(|| core.write_until(&vec![1; long], Deadline::never(), Some(&cancel)));
         eventually("data arrive", || io.statistics().packets_received > 20);
         cancel.cancel();
         assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
@@ -133,11 +134,12 @@ pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
 /// The I/O node's write is cancelled during its data: the core's read ends as well.
 #[body]
 pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
+    let long = long_message(rig);
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
-        let write = scope.spawn(|| io.write_until(0, &vec![1; LARGE * 16], Deadline::never(), Some(&cancel)));
-        let read = scope.spawn(|| core.read(&mut vec![0; LARGE * 16]));
+        let write = scope.spawn(|| io.write_until(0, &vec![1; long], Deadline::never(), Some(&cancel)));
+        let read = scope.spawn(|| core.read(&mut vec![0; long]));
         eventually("data leave", || io.statistics().packets_sent > 20);
         cancel.cancel();
         assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
@@ -151,16 +153,16 @@ pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
 /// succeeds.
 #[body(not_through(guests) = REAL_PROCESSORS_TIMES)]
 pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
+    let long = long_message(rig);
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
-        let read =
-            scope.spawn(|| io.read_until(0, &mut vec![0; LARGE * 16], Deadline::never(), Some(&cancel)));
-        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
+        let read = scope.spawn(|| io.read_until(0, &mut vec![0; long], Deadline::never(), Some(&cancel)));
+        let write = scope.spawn(|| core.write(&vec![1; long]));
         eventually("data arrive", || io.statistics().packets_received > 20);
         cancel.cancel();
         assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
-        assert_eq!(write.join().unwrap(), Ok(LARGE * 16));
+        assert_eq!(write.join().unwrap(), Ok(long));
     });
 
     all_is_well(&io, &core);
@@ -302,10 +304,11 @@ pub fn withdrawn_requests_leave_the_queue(rig: &dyn Rig) {
 /// to reopen the device.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn soft_reset_of_the_io_node_ends_its_calls(rig: &dyn Rig) {
+    let long = long_message(rig);
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     thread::scope(|scope| {
-        let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE * 16]));
-        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
+        let read = scope.spawn(|| io.read(0, &mut vec![0; long]));
+        let write = scope.spawn(|| core.write(&vec![1; long]));
         eventually("data arrive", || io.statistics().packets_received > 20);
         let admin = rig.open("io0", "admin");
         admin.bar(0).unwrap().write32(dcr(ARB_RCFG), rcfg::RST).unwrap();

@@ -28,7 +28,7 @@ const SLOW_TIME: Duration = Duration::from_secs(1);
 pub(crate) const LONG_CALL: Duration = Duration::from_millis(10);
 /// Time that the long calls of a client may take at once. It covers several calls that were long
 /// by chance. A client that hangs 200,000 watches on its socket spends it in two.
-const CALL_BUDGET: Duration = Duration::from_millis(100);
+pub(crate) const CALL_BUDGET: Duration = Duration::from_millis(100);
 /// Time that must pass for a refill of the budget, for each nanosecond of the refill.
 const REFILL: u32 = 10;
 
@@ -69,7 +69,7 @@ fn duration(time: TimeVal) -> Duration {
 
 /// Time that long calls for a client have taken, less a tenth of the time since.
 #[derive(Clone, Copy, Debug, Default)]
-struct CallBudget {
+pub(crate) struct CallBudget {
     spent: Duration,
     /// The time up to which the budget has been refilled.
     refilled: Option<Instant>,
@@ -77,7 +77,7 @@ struct CallBudget {
 
 impl CallBudget {
     /// Charges a call that ended now. Returns whether the budget is overspent.
-    fn charge(&mut self, call: Duration, now: Instant) -> bool {
+    pub(crate) fn charge(&mut self, call: Duration, now: Instant) -> bool {
         let refill = self.refilled.map_or(Duration::ZERO, |at| now.saturating_duration_since(at) / REFILL);
         self.spent = self.spent.saturating_sub(refill).saturating_add(call);
         self.refilled = Some(now);

@@ -6,8 +6,13 @@
 //!
 //! So the [watchdog](crate::watchdog) checks the engine's writes, and ends one that blocks by a
 //! signal to the engine's thread. Each write is also timed. A client whose write had to be ended,
-//! or was slow twice, is *given up*. None of its eventfds is written or bound any more until the
-//! engine takes the attachment from it.
+//! or who slows writes down, is *given up*. None of its eventfds is written or bound any more until
+//! the engine takes the attachment from it.
+//!
+//! A write can take long by chance: a hypervisor may take the processor away, and the kernel may
+//! account that time to the thread. An eventfd with many watches is slow each time. So two long
+//! writes to one eventfd in a row prove it, and a write that takes its usual microseconds clears
+//! the eventfd. Long writes to different eventfds are charged to a budget of their client.
 
 use std::{
     collections::HashMap,
@@ -17,7 +22,7 @@ use std::{
         atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering},
     },
     thread::Thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use nicforge_core::interrupt::InterruptSink;
@@ -30,7 +35,7 @@ use nix::{
 
 use crate::{
     interrupt,
-    pace::{LONG_CALL, ThreadTime},
+    pace::{CALL_BUDGET, CallBudget, LONG_CALL, ThreadTime},
 };
 
 /// Name of an eventfd in `/proc`.
@@ -44,11 +49,20 @@ pub(crate) struct Owner {
     /// Whether a write to one of its eventfds took long by the clock; the next writes are also
     /// measured by the thread's account.
     suspected: AtomicBool,
+    /// Time that writes took which were long by the account too.
+    long_writes: Mutex<CallBudget>,
 }
 
 impl Owner {
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
+    }
+
+    /// Charges a long write that ended now. Returns whether the client has overspent its budget. A
+    /// single write does not, as a whole machine can be stopped during it.
+    fn charge(&self, length: Duration, now: Instant) -> bool {
+        let mut budget = self.long_writes.lock().unwrap_or_else(PoisonError::into_inner);
+        budget.charge(length.min(CALL_BUDGET / 2), now)
     }
 }
 
@@ -170,6 +184,8 @@ pub(crate) struct EventFdSink {
     id: u64,
     owner: Arc<Owner>,
     signals: Arc<Signals>,
+    /// Whether the last write took long by the clock.
+    was_long: AtomicBool,
 }
 
 impl EventFdSink {
@@ -188,19 +204,31 @@ impl EventFdSink {
         let id = signals.next.fetch_add(1, Ordering::Relaxed) + 1;
         signals.sinks().insert(id, Arc::clone(owner));
         signals.wake_watchdog();
-        Ok(Arc::new(Self { fd, id, owner: Arc::clone(owner), signals: Arc::clone(signals) }))
+        Ok(Arc::new(Self {
+            fd,
+            id,
+            owner: Arc::clone(owner),
+            signals: Arc::clone(signals),
+            was_long: AtomicBool::new(false),
+        }))
     }
 
-    /// Declares a client given up whose writes take long, once the thread's account proves it.
-    ///
-    /// One proof is enough: the account covers this write alone, and a write to an eventfd that is
-    /// not full waits for nothing.
+    /// Judges a write that began at `start` and has just ended. `account` is that of its begin, if
+    /// the client is suspected.
     fn judge(&self, start: Instant, account: Option<ThreadTime>) {
-        if start.elapsed() < LONG_CALL {
+        let now = Instant::now();
+        let length = now.saturating_duration_since(start);
+        if length < LONG_CALL {
+            if account.is_some() {
+                self.was_long.store(false, Ordering::Relaxed);
+            }
             return;
         }
+
         self.owner.suspected.store(true, Ordering::Relaxed);
-        if account.is_some_and(|account| account.proves(LONG_CALL)) {
+        let was_long = self.was_long.swap(true, Ordering::Relaxed);
+        let is_proven = account.is_some_and(|account| account.proves(LONG_CALL));
+        if is_proven && (self.owner.charge(length, now) || was_long) {
             self.signals.give_up(&self.owner);
         }
     }
@@ -246,7 +274,7 @@ fn set_nonblocking(fd: &PeerFd) -> Result<(), SystemErrno> {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::fd::OwnedFd, time::Duration};
+    use std::os::fd::OwnedFd;
 
     use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -315,6 +343,57 @@ mod tests {
         sink.signal();
 
         assert_eq!(full.read(), Ok(u64::MAX - 1));
+    }
+
+    /// Ends a write that took `length` by the clock and by the thread's account.
+    fn end_long_write(sink: &EventFdSink, length: Duration) {
+        let account = sink.owner.suspected.load(Ordering::Relaxed).then(|| ThreadTime::now().unwrap());
+        let start = Instant::now();
+        let deadline = start + Duration::from_secs(20);
+        while start.elapsed() < length || account.is_some_and(|account| !account.proves(length)) {
+            assert!(Instant::now() < deadline);
+        }
+        sink.judge(start, account);
+    }
+
+    /// Ends a write that took no time.
+    fn end_short_write(sink: &EventFdSink) {
+        let account = sink.owner.suspected.load(Ordering::Relaxed).then(|| ThreadTime::now().unwrap());
+        sink.judge(Instant::now() + LONG_CALL, account);
+    }
+
+    #[test]
+    fn eventfd_that_is_slow_twice_in_a_row_costs_its_client_all() {
+        let sink = sink(eventfd().1, &Arc::new(Signals::default()));
+        end_long_write(&sink, LONG_CALL);
+        assert!(!sink.owner.is_given_up());
+
+        end_long_write(&sink, LONG_CALL);
+        assert!(sink.owner.is_given_up());
+    }
+
+    #[test]
+    fn eventfd_that_is_slow_now_and_then_costs_its_client_nothing() {
+        let sink = sink(eventfd().1, &Arc::new(Signals::default()));
+        for _ in 0..4 {
+            end_long_write(&sink, LONG_CALL);
+            end_short_write(&sink);
+        }
+        assert!(!sink.owner.is_given_up());
+    }
+
+    #[test]
+    fn many_slow_eventfds_of_one_client_cost_it_all() {
+        let (owner, signals) = (Arc::new(Owner::default()), Arc::new(Signals::default()));
+        let count = 2 + CALL_BUDGET.as_nanos() / LONG_CALL.as_nanos() * 2;
+        let given_up = (0..count).any(|_| {
+            let sink = EventFdSink::bind(eventfd().1.into(), &owner, &signals);
+            sink.map_or(true, |sink| {
+                end_long_write(&sink, LONG_CALL * 2);
+                owner.is_given_up()
+            })
+        });
+        assert!(given_up);
     }
 
     #[test]

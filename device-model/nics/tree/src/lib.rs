@@ -5,7 +5,7 @@
 //!
 //! In: accesses and mapped memory of the clients, packets from up to three links.
 //! Out: packets, interrupts, mirrored state.
-//! May touch: `core`, `family`, `hwi`, `kit`, `shm`. No unsafe, no threads, no clocks.
+//! May touch: `core`, `family`, `hwi`, `kit`, `network`, `shm`. No unsafe, no threads, no clocks.
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -1,8 +1,9 @@
 //! The usual shapes of networks.
 
 use nicforge_hwi::extoll::{LINKS, MAX_NODES};
+use nicforge_network::shape::{Dimension, Direction, FullMesh, Hypercube, Shape, ShapeError, Torus};
 
-use super::{Route, Routes, Topology, TopologyError, TopologyLink};
+use super::{Route, Routes, Topology, TopologyError};
 
 impl Topology {
     /// Builds a network of one card without links.
@@ -25,30 +26,15 @@ impl Topology {
         if dimensions.len() * 2 > LINKS {
             return Err(TopologyError::Degree { what: "a torus", links: dimensions.len() as u64 * 2 });
         }
-
-        let nodes = product(dimensions)?;
-        let mut links = Vec::new();
-        let mut routes = Routes::new(nodes);
-
-        for node in 0..nodes {
-            let mut stride = 1;
-            for (dimension, &size) in dimensions.iter().enumerate() {
-                let position = node / stride % size;
-                let next = node - position * stride + (position + 1) % size * stride;
-                // Two nodes share one link, which the lower one creates.
-                if size > 2 || (size == 2 && position == 0) {
-                    let port = dimension as u8 * 2;
-                    links.push(TopologyLink { a: (node, port), b: (next, port + 1) });
-                }
-                stride *= size;
-            }
-
-            for target in 0..nodes {
-                routes.set(node, target, torus_route(dimensions, node, target));
-            }
+        if dimensions.is_empty() {
+            return Self::single();
         }
 
-        Self::with_routes(nodes, links, routes)
+        // A dimension of 2 has one link, so it is a mesh.
+        let own = |&length: &u32| Dimension { length, wraps: length > 2 };
+        let torus = Torus::new(&dimensions.iter().map(own).collect::<Vec<_>>())?;
+
+        Self::with_shape(&torus, |node, target| torus_route(&torus, node, target))
     }
 
     /// Builds a hypercube of `dimensions` (0 to 6). Nodes whose numbers differ in bit `d` are
@@ -61,25 +47,8 @@ impl Topology {
             return Err(TopologyError::Degree { what: "a hypercube", links: dimensions.into() });
         }
 
-        let nodes = 1 << dimensions;
-        let mut links = Vec::new();
-        let mut routes = Routes::new(nodes);
-
-        for node in 0..nodes {
-            for port in 0..dimensions {
-                let other = node ^ (1 << port);
-                if node < other {
-                    links.push(TopologyLink { a: (node, port as u8), b: (other, port as u8) });
-                }
-            }
-
-            for target in (0..nodes).filter(|&target| target != node) {
-                let port = (node ^ target).trailing_zeros() as u8;
-                routes.set(node, target, Route::Port { port, lane: 0 });
-            }
-        }
-
-        Self::with_routes(nodes, links, routes)
+        let cube = Hypercube::new(dimensions)?;
+        Self::with_shape(&cube, |node, target| on_one_lane(&cube, node, target))
     }
 
     /// Builds a full mesh of up to 7 nodes, in which each node is linked with each other node.
@@ -95,31 +64,40 @@ impl Topology {
             return Err(TopologyError::Degree { what: "a full mesh", links: u64::from(nodes) - 1 });
         }
 
-        let mut links = Vec::new();
-        let mut routes = Routes::new(nodes);
-        // A node's ports to the others count up in their order, without the node itself.
-        let port = |node: u32, other: u32| if other < node { other as u8 } else { other as u8 - 1 };
+        let mesh = FullMesh::new(nodes)?;
+        Self::with_shape(&mesh, |node, target| on_one_lane(&mesh, node, target))
+    }
 
+    /// Builds a network of a shape. `route` returns the route from a node to another one.
+    fn with_shape(shape: &impl Shape, route: impl Fn(u32, u32) -> Route) -> Result<Self, TopologyError> {
+        let nodes = shape.nodes();
+        if nodes > MAX_NODES {
+            return Err(TopologyError::Nodes { nodes: nodes.into() });
+        }
+
+        let mut routes = Routes::new(nodes);
         for node in 0..nodes {
-            for other in (0..nodes).filter(|&other| other != node) {
-                if node < other {
-                    links.push(TopologyLink { a: (node, port(node, other)), b: (other, port(other, node)) });
-                }
-                routes.set(node, other, Route::Port { port: port(node, other), lane: 0 });
+            for target in (0..nodes).filter(|&target| target != node) {
+                routes.set(node, target, route(node, target));
             }
         }
 
-        Self::with_routes(nodes, links, routes)
+        Self::with_routes(nodes, shape.cables().map(Into::into).collect(), routes)
     }
 }
 
-/// Returns the number of nodes of a torus, if it is in range.
-fn product(dimensions: &[u32]) -> Result<u32, TopologyError> {
-    let nodes: u64 = dimensions.iter().map(|&size| u64::from(size)).fold(1, u64::saturating_mul);
-    match u32::try_from(nodes) {
-        Ok(nodes @ 1..=MAX_NODES) => Ok(nodes),
-        _ => Err(TopologyError::Nodes { nodes }),
+impl From<ShapeError> for TopologyError {
+    fn from(error: ShapeError) -> Self {
+        match error {
+            ShapeError::Nodes { nodes } => Self::Nodes { nodes },
+            other => Self::Shape(other),
+        }
     }
+}
+
+/// Returns a route by a shape's fixed path on lane 0.
+fn on_one_lane(shape: &impl Shape, node: u32, target: u32) -> Route {
+    shape.port_towards(node, target).map_or(Route::Local, |port| Route::Port { port, lane: 0 })
 }
 
 /// Returns a route in dimension order.
@@ -127,20 +105,18 @@ fn product(dimensions: &[u32]) -> Result<u32, TopologyError> {
 /// The dateline of a ring is between its last node and its first. A packet that has yet to cross it
 /// travels on lane 0, all others on lane 1. Lane 0 ends at the dateline and lane 1 never crosses
 /// it, so neither lane closes the ring.
-fn torus_route(dimensions: &[u32], node: u32, target: u32) -> Route {
-    let mut stride = 1;
-    for (dimension, &size) in dimensions.iter().enumerate() {
-        let (from, to) = (node / stride % size, target / stride % size);
-        stride *= size;
-        if from == to {
-            continue;
-        }
+fn torus_route(torus: &Torus, node: u32, target: u32) -> Route {
+    let (Some(from), Some(to)) = (torus.coordinates(node), torus.coordinates(target)) else {
+        return Route::None;
+    };
 
-        let forward = (to + size - from) % size;
-        // Two nodes have one link, which leads up from the first and down from the second.
-        let up = if size == 2 { from == 0 } else { forward <= size - forward };
-        let wraps = if up { to < from } else { to > from };
-        return Route::Port { port: dimension as u8 * 2 + u8::from(!up), lane: u8::from(!wraps) };
+    for dimension in 0..torus.dimensions().len() {
+        let (from, to) = (from[dimension], to[dimension]);
+        let Some(way) = torus.way(dimension, from, to) else { continue };
+
+        let down = way.direction == Direction::Down;
+        let wraps = if down { to > from } else { to < from };
+        return Route::Port { port: dimension as u8 * 2 + u8::from(down), lane: u8::from(!wraps) };
     }
     Route::Local
 }

@@ -5,6 +5,9 @@
 //!
 //! Any network with at most six links for each node is possible. `generators` builds the usual
 //! shapes; [`Topology::from_links`] makes shortest-path tables for any other.
+//!
+//! Shapes, cables and the search for deadlocks are those of [`nicforge_network`]. This module has
+//! the card's own part: tables, lanes and limits.
 
 mod check;
 mod generators;
@@ -12,6 +15,10 @@ mod generators;
 use std::collections::VecDeque;
 
 use nicforge_hwi::extoll::{LINKS, MAX_NODES, reg};
+use nicforge_network::{
+    deadlock::{Cycle, DeadlockError},
+    shape::{Cable, CableEnd, Cabling, ShapeError, Wiring, WiringError},
+};
 use thiserror::Error;
 
 use crate::config::CardConfig;
@@ -41,6 +48,19 @@ pub struct TopologyLink {
     pub a: (u32, u8),
     /// Node and port of the other end.
     pub b: (u32, u8),
+}
+
+impl From<Cable> for TopologyLink {
+    fn from(cable: Cable) -> Self {
+        Self { a: (cable.a.node, cable.a.port), b: (cable.b.node, cable.b.port) }
+    }
+}
+
+impl From<TopologyLink> for Cable {
+    fn from(link: TopologyLink) -> Self {
+        let end = |(node, port)| CableEnd { node, port };
+        Self { a: end(link.a), b: end(link.b) }
+    }
 }
 
 /// The routing tables of all cards.
@@ -133,7 +153,7 @@ pub enum TopologyError {
     },
     /// The tables allow a cycle of channels that wait for each other.
     #[error(
-        "the routing tables can deadlock: a packet at node {node} that leaves by port {port} on lane {lane} can end up waiting for itself"
+        "the routing tables can deadlock: a packet at node {node} that leaves by port {port} on lane {lane} can end up waiting for itself: {cycle}"
     )]
     Deadlock {
         /// A node on the cycle.
@@ -142,7 +162,15 @@ pub enum TopologyError {
         port: u8,
         /// The lane.
         lane: u8,
+        /// The whole cycle. Its virtual channels are the lanes of a class.
+        cycle: Cycle,
     },
+    /// The shape is impossible for another reason.
+    #[error(transparent)]
+    Shape(ShapeError),
+    /// The tables can't be checked.
+    #[error(transparent)]
+    Check(DeadlockError),
 }
 
 /// Lane of a hop up the breadth-first order: see [`up_down`]. A packet changes from this lane to
@@ -150,9 +178,6 @@ pub enum TopologyError {
 const LANE_UP: u8 = 0;
 /// Lane of a hop down the breadth-first order.
 const LANE_DOWN: u8 = 1;
-
-/// The node and port at the other end of each node's ports.
-pub(crate) type Neighbours = Vec<[Option<(u32, u8)>; LINKS]>;
 
 impl Topology {
     /// Builds a network of any shape with shortest up*/down* routes: up a breadth-first tree first,
@@ -162,8 +187,7 @@ impl Topology {
     /// [`TopologyError::Nodes`], [`TopologyError::Link`], [`TopologyError::PortTaken`],
     /// [`TopologyError::Unreachable`].
     pub fn from_links(nodes: u32, links: Vec<TopologyLink>) -> Result<Self, TopologyError> {
-        let neighbours = neighbours(nodes, &links)?;
-        let routes = up_down(nodes, &neighbours);
+        let routes = up_down(&wiring(nodes, &links)?);
         Self::with_routes(nodes, links, routes)
     }
 
@@ -172,8 +196,7 @@ impl Topology {
     /// # Errors
     /// Each [`TopologyError`] is possible.
     pub fn with_routes(nodes: u32, links: Vec<TopologyLink>, routes: Routes) -> Result<Self, TopologyError> {
-        let neighbours = neighbours(nodes, &links)?;
-        check::check(nodes, &neighbours, &routes)?;
+        check::check(&wiring(nodes, &links)?, &routes)?;
         Ok(Self { nodes, links, routes })
     }
 
@@ -206,40 +229,35 @@ impl Topology {
 
     /// Returns the number of links on the route between two nodes; `None` if there is no route.
     pub fn hops(&self, from: u32, to: u32) -> Option<u32> {
-        let neighbours = neighbours(self.nodes, &self.links).ok()?;
+        let wiring = wiring(self.nodes, &self.links).ok()?;
         let (mut node, mut hops) = (from, 0);
 
         while node != to {
             let Route::Port { port, .. } = self.routes.get(node, to) else { return None };
-            node = neighbours[node as usize][usize::from(port)]?.0;
+            node = wiring.far_end(node, port)?.node;
             hops += 1;
         }
         Some(hops)
     }
 }
 
-/// Returns the other end of each port, after checking the links.
-fn neighbours(nodes: u32, links: &[TopologyLink]) -> Result<Neighbours, TopologyError> {
+/// Returns the network of these links, after checking them.
+fn wiring(nodes: u32, links: &[TopologyLink]) -> Result<Wiring, TopologyError> {
     if nodes == 0 || nodes > MAX_NODES {
         return Err(TopologyError::Nodes { nodes: nodes.into() });
     }
-
-    let mut neighbours: Neighbours = vec![[None; LINKS]; nodes as usize];
-    for &link in links {
-        let is_valid = |(node, port): (u32, u8)| node < nodes && usize::from(port) < LINKS;
-
-        if !is_valid(link.a) || !is_valid(link.b) || link.a.0 == link.b.0 {
-            return Err(TopologyError::Link { link });
-        }
-
-        for ((node, port), other) in [(link.a, link.b), (link.b, link.a)] {
-            let end = &mut neighbours[node as usize][usize::from(port)];
-            if end.replace(other).is_some() {
-                return Err(TopologyError::PortTaken { node, port });
-            }
-        }
+    if let Some(&link) = links.iter().find(|link| link.a.0 == link.b.0) {
+        return Err(TopologyError::Link { link });
     }
-    Ok(neighbours)
+
+    let cables = links.iter().copied().map(Cable::from);
+    Wiring::new(nodes, LINKS as u8, cables).map_err(|error| match error {
+        WiringError::Nodes { nodes } => TopologyError::Nodes { nodes: nodes.into() },
+        WiringError::NoNode { cable, .. } | WiringError::NoPort { cable, .. } => {
+            TopologyError::Link { link: cable.into() }
+        }
+        WiringError::PortTaken { node, port } => TopologyError::PortTaken { node, port },
+    })
 }
 
 /// Returns up*/down* tables. Each node has a rank: its position in a breadth-first walk from
@@ -248,15 +266,16 @@ fn neighbours(nodes: u32, links: &[TopologyLink]) -> Result<Neighbours, Topology
 ///
 /// A table's entry depends on (node, target) alone. So a node sends down as soon as the target can
 /// be reached by hops down only, and up until then.
-fn up_down(nodes: u32, neighbours: &Neighbours) -> Routes {
-    let bfs_rank = breadth_first(nodes, neighbours);
+fn up_down(wiring: &Wiring) -> Routes {
+    let nodes = wiring.nodes();
+    let bfs_rank = breadth_first(wiring);
     let mut routes = Routes::new(nodes);
 
     for target in 0..nodes {
         // First step: nodes from which the target is reached by hops down only, nearest first.
         let mut waiting = VecDeque::from([target]);
         while let Some(node) = waiting.pop_front() {
-            for (neighbour, port) in neighbours[node as usize].iter().flatten().copied() {
+            for (_, CableEnd { node: neighbour, port }) in wiring.neighbours(node) {
                 let is_above = bfs_rank[neighbour as usize] < bfs_rank[node as usize];
                 if is_above && routes.get(neighbour, target) == Route::None {
                     routes.set(neighbour, target, Route::Port { port, lane: LANE_DOWN });
@@ -271,11 +290,9 @@ fn up_down(nodes: u32, neighbours: &Neighbours) -> Routes {
         rest.sort_unstable_by_key(|&node| bfs_rank[node as usize]);
 
         for node in rest {
-            let links = (0..)
-                .zip(&neighbours[node as usize])
-                .filter_map(|(port, end)| end.map(|(other, _)| (port, other)));
-
-            let best = links
+            let best = wiring
+                .neighbours(node)
+                .map(|(port, end)| (port, end.node))
                 .filter(|&(_, other)| {
                     bfs_rank[other as usize] < bfs_rank[node as usize]
                         && routes.get(other, target) != Route::None
@@ -292,18 +309,18 @@ fn up_down(nodes: u32, neighbours: &Neighbours) -> Routes {
 
 /// Returns each node's rank, which is its position in a breadth-first walk from node 0; `u32::MAX`
 /// for a node that is not reached.
-fn breadth_first(nodes: u32, neighbours: &Neighbours) -> Vec<u32> {
-    let mut bfs_rank = vec![u32::MAX; nodes as usize];
+fn breadth_first(wiring: &Wiring) -> Vec<u32> {
+    let mut bfs_rank = vec![u32::MAX; wiring.nodes() as usize];
     let mut waiting = VecDeque::from([0]);
     bfs_rank[0] = 0;
     let mut next_rank = 1;
 
     while let Some(node) = waiting.pop_front() {
-        for (other, _) in neighbours[node as usize].iter().flatten() {
-            if bfs_rank[*other as usize] == u32::MAX {
-                bfs_rank[*other as usize] = next_rank;
+        for (_, CableEnd { node: other, .. }) in wiring.neighbours(node) {
+            if bfs_rank[other as usize] == u32::MAX {
+                bfs_rank[other as usize] = next_rank;
                 next_rank += 1;
-                waiting.push_back(*other);
+                waiting.push_back(other);
             }
         }
     }

@@ -75,7 +75,31 @@ fn impossible_shapes_are_refused_with_their_numbers() {
 }
 
 #[test]
-fn a_ring_without_a_dateline_is_refused() {
+fn tables_of_a_torus_are_in_dimension_order_and_change_lanes_at_the_dateline() {
+    let torus = Topology::torus(&[4, 2]).unwrap();
+    let port = |port, lane| Route::Port { port, lane };
+
+    let first =
+        [Route::Local, port(0, 1), port(0, 1), port(1, 0), port(2, 1), port(0, 1), port(0, 1), port(1, 0)];
+    assert_eq!(torus.routes().of(0), first);
+    let last =
+        [port(0, 0), port(0, 0), port(1, 1), port(3, 1), port(0, 0), port(0, 0), port(1, 1), Route::Local];
+    assert_eq!(torus.routes().of(7), last);
+}
+
+#[test]
+fn links_of_a_torus_begin_at_ports_that_lead_up() {
+    let link = |a, b| TopologyLink { a, b };
+
+    assert_eq!(Topology::torus(&[2]).unwrap().links(), [link((0, 0), (1, 1))]);
+    assert_eq!(
+        Topology::torus(&[3]).unwrap().links(),
+        [link((0, 0), (1, 1)), link((1, 0), (2, 1)), link((2, 0), (0, 1))]
+    );
+}
+
+#[test]
+fn a_ring_without_a_dateline_is_refused_and_its_cycle_is_named() {
     let ring = Topology::torus(&[4]).unwrap();
     let mut routes = Routes::new(4);
     for node in 0..4 {
@@ -86,6 +110,8 @@ fn a_ring_without_a_dateline_is_refused() {
 
     let refused = Topology::with_routes(4, ring.links().to_vec(), routes);
     assert!(matches!(refused, Err(TopologyError::Deadlock { lane: 0, port: 0, .. })), "{refused:?}");
+    let text = refused.unwrap_err().to_string();
+    assert!((0..4).all(|node| text.contains(&format!("node {node} port 0 channel 0 -> "))), "{text}");
 }
 
 #[test]

@@ -1,22 +1,21 @@
 //! Checks that a topology is a machine whose packets all arrive.
 
-use std::collections::VecDeque;
-
 use nicforge_hwi::tree::PORTS;
-
-use super::{
-    Topology, TopologyError,
-    links::{Peers, ports_towards},
+use nicforge_network::{
+    deadlock::{Channel, DeadlockError, NodeChannels, WaitGraph},
+    shape::{CableEnd, Cabling, Wiring},
 };
+
+use super::{Topology, TopologyError, links::ports_towards};
 use crate::config::{CLASSES, Route};
 
 impl Topology {
     /// Checks that links and routes make a machine whose packets all arrive.
     pub fn validate(&self) -> Result<(), TopologyError> {
-        let peers = self.peers()?;
+        let wiring = self.wiring()?;
 
-        for target in 0..peers.len() as u32 {
-            for (address, port) in ports_towards(&peers, target)?.into_iter().enumerate() {
+        for target in 0..wiring.nodes() {
+            for (address, port) in ports_towards(&wiring, target)?.into_iter().enumerate() {
                 let route =
                     self.nodes[address].routes.targets.get(target as usize).copied().unwrap_or_default();
                 if route != port.map_or(Route::Local, Route::Port) {
@@ -25,17 +24,17 @@ impl Topology {
             }
         }
 
-        self.check_classes(&peers)?;
-        self.check_waiting(&peers)
+        self.check_classes(&wiring)?;
+        self.check_waiting(&wiring)
     }
 
     /// Checks that both ends of each link agree which one is up, in each class.
-    fn check_classes(&self, peers: &Peers) -> Result<(), TopologyError> {
+    fn check_classes(&self, wiring: &Wiring) -> Result<(), TopologyError> {
         for address in 0..self.nodes.len() {
             for (class, port) in
                 (0..CLASSES).flat_map(|class| (0..PORTS as u8).map(move |port| (class, port)))
             {
-                if !self.class_fits(peers, class, address, port) {
+                if !self.class_fits(wiring, class, address, port) {
                     return Err(TopologyError::ClassMismatch { class, node: address as u32, port });
                 }
             }
@@ -44,15 +43,15 @@ impl Topology {
     }
 
     /// Returns whether a node's route of a class fits the node at the other end of a port.
-    fn class_fits(&self, peers: &Peers, class: usize, address: usize, port: u8) -> bool {
+    fn class_fits(&self, wiring: &Wiring, class: usize, address: usize, port: u8) -> bool {
         let (route, bit) = (self.nodes[address].routes.classes[class], 1u8 << port);
         let (child, up) = (route.children() & bit != 0, route.up() & bit != 0);
         if up && (child || route.up() != bit) {
             return false;
         }
 
-        let Some((peer, peer_port)) = peers[address][usize::from(port)] else { return !child && !up };
-        let (theirs, bit) = (self.nodes[peer as usize].routes.classes[class], 1u8 << peer_port);
+        let Some(peer) = wiring.far_end(address as u32, port) else { return !child && !up };
+        let (theirs, bit) = (self.nodes[peer.node as usize].routes.classes[class], 1u8 << peer.port);
         child == (theirs.up() & bit != 0) && up == (theirs.children() & bit != 0)
     }
 
@@ -60,50 +59,47 @@ impl Topology {
     ///
     /// Each direction of a link waits for those that its packets take next. Point-to-point packets
     /// never turn round; the packets of a class do so at its root.
-    fn check_waiting(&self, peers: &Peers) -> Result<(), TopologyError> {
-        let waits = self.waits(peers);
-        let mut users = vec![0u32; waits.len()];
-        for exit in waits.iter().flatten() {
-            users[*exit] += 1;
-        }
+    fn check_waiting(&self, wiring: &Wiring) -> Result<(), TopologyError> {
+        let mut graph = WaitGraph::new(wiring, NodeChannels { vcs: 1, fifos: 0 })?;
 
-        // Remove each port that no other port waits for. The ports that are left have a cycle.
-        let mut free: VecDeque<usize> = (0..waits.len()).filter(|&exit| users[exit] == 0).collect();
-        while let Some(exit) = free.pop_front() {
-            for &next in &waits[exit] {
-                users[next] -= 1;
-                if users[next] == 0 {
-                    free.push_back(next);
+        for node in 0..wiring.nodes() {
+            for (port, peer) in wiring.neighbours(node) {
+                let from = channel(CableEnd { node, port });
+                for exit in self.exits(wiring, peer) {
+                    graph.add_wait(from, channel(exit))?;
                 }
             }
         }
 
-        match users.iter().position(|&users| users > 0) {
-            Some(exit) => {
-                Err(TopologyError::Deadlock { node: (exit / PORTS) as u32, port: (exit % PORTS) as u8 })
-            }
-            None => Ok(()),
-        }
+        Ok(graph.check()?)
     }
 
-    /// Returns, for each port of each node, the ports that it waits for: those through which its
-    /// packets leave the next node. The ports of all nodes are numbered in a row.
-    fn waits(&self, peers: &Peers) -> Vec<Vec<usize>> {
-        let next_exits = |peer: &Option<(u32, u8)>| {
-            let Some((node, entry)) = *peer else { return Vec::new() };
-            let turns = self.nodes[node as usize]
-                .routes
-                .classes
-                .iter()
-                .any(|route| route.up() == 0 && route.children() & (1 << entry) != 0);
+    /// Returns the ports by which packets leave a node that have arrived at one of its ports.
+    fn exits(&self, wiring: &Wiring, entry: CableEnd) -> impl Iterator<Item = CableEnd> {
+        let classes = &self.nodes[entry.node as usize].routes.classes;
+        let turns = classes.iter().any(|route| route.up() == 0 && route.children() & (1 << entry.port) != 0);
 
-            (0..PORTS)
-                .filter(|&exit| peers[node as usize][exit].is_some())
-                .filter(|&exit| turns || exit != usize::from(entry))
-                .map(|exit| node as usize * PORTS + exit)
-                .collect()
-        };
+        wiring
+            .neighbours(entry.node)
+            .filter(move |&(port, _)| turns || port != entry.port)
+            .map(move |(port, _)| CableEnd { node: entry.node, port })
+    }
+}
 
-        peers.iter().flatten().map(next_exits).collect()
+/// Returns the channel of a link, as packets enter it at a port. The two virtual channels of a link
+/// have the same routes, and a packet stays in its own.
+fn channel(end: CableEnd) -> Channel {
+    Channel::Link { node: end.node, port: end.port, vc: 0 }
+}
+
+impl From<DeadlockError> for TopologyError {
+    fn from(error: DeadlockError) -> Self {
+        match error {
+            DeadlockError::Deadlock { cycle } => {
+                let (node, port, _) = cycle.first_link().unwrap_or_default();
+                Self::Deadlock { node, port, cycle }
+            }
+            other => Self::Check(other),
+        }
     }
 }

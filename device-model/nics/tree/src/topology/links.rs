@@ -3,30 +3,45 @@
 use std::collections::VecDeque;
 
 use nicforge_hwi::tree::{MAX_NODES, PORTS};
+use nicforge_network::shape::{Cable, CableEnd, Cabling, Wiring, WiringError};
 
-use super::{Topology, TopologyError};
+use super::{Topology, TopologyError, TopologyLink};
 
-/// The node and port at the other end of each node's ports; `None` for a port without a link.
-pub(super) type Peers = Vec<[Option<(u32, u8)>; PORTS]>;
+impl From<TopologyLink> for Cable {
+    fn from(link: TopologyLink) -> Self {
+        let end = |(node, port)| CableEnd { node, port };
+        Self { a: end(link.a), b: end(link.b) }
+    }
+}
+
+impl From<WiringError> for TopologyError {
+    fn from(error: WiringError) -> Self {
+        match error {
+            WiringError::Nodes { nodes } => Self::Nodes { nodes: nodes as usize },
+            WiringError::NoNode { node, .. } => Self::NoNode { node },
+            WiringError::NoPort { node, port, .. } => Self::NoPort { node, port },
+            WiringError::PortTaken { node, port } => Self::PortTaken { node, port },
+        }
+    }
+}
 
 /// Returns each node's port on the way to `target`; `None` for the target itself.
-pub(super) fn ports_towards(peers: &Peers, target: u32) -> Result<Vec<Option<u8>>, TopologyError> {
-    let mut found: Vec<Option<Option<u8>>> = vec![None; peers.len()];
+pub(super) fn ports_towards(wiring: &Wiring, target: u32) -> Result<Vec<Option<u8>>, TopologyError> {
+    let mut found: Vec<Option<Option<u8>>> = vec![None; wiring.nodes() as usize];
     let mut queue = VecDeque::from([target]);
     found[target as usize] = Some(None);
 
     while let Some(node) = queue.pop_front() {
-        for (port, peer) in peers[node as usize].iter().enumerate() {
-            let Some((peer, peer_port)) = *peer else { continue };
-            if found[node as usize] == Some(Some(port as u8)) {
+        for (port, peer) in wiring.neighbours(node) {
+            if found[node as usize] == Some(Some(port)) {
                 continue;
             }
 
-            if found[peer as usize].is_some() {
-                return Err(TopologyError::Cycle { node: peer });
+            if found[peer.node as usize].is_some() {
+                return Err(TopologyError::Cycle { node: peer.node });
             }
-            found[peer as usize] = Some(Some(peer_port));
-            queue.push_back(peer);
+            found[peer.node as usize] = Some(Some(peer.port));
+            queue.push_back(peer.node);
         }
     }
 
@@ -38,27 +53,17 @@ pub(super) fn ports_towards(peers: &Peers, target: u32) -> Result<Vec<Option<u8>
 }
 
 impl Topology {
-    /// Returns the other end of each port, after a check that the links make a tree.
-    pub(super) fn peers(&self) -> Result<Peers, TopologyError> {
+    /// Returns the network of the links, after a check that they make a tree.
+    pub(super) fn wiring(&self) -> Result<Wiring, TopologyError> {
         if self.nodes.is_empty() || self.nodes.len() > MAX_NODES as usize {
             return Err(TopologyError::Nodes { nodes: self.nodes.len() });
         }
 
-        let mut peers: Peers = vec![[None; PORTS]; self.nodes.len()];
-        for link in &self.links {
-            for ((node, port), peer) in [(link.a, link.b), (link.b, link.a)] {
-                if usize::from(port) >= PORTS {
-                    return Err(TopologyError::NoPort { node, port });
-                }
-                let ports = peers.get_mut(node as usize).ok_or(TopologyError::NoNode { node })?;
-                if ports[usize::from(port)].replace(peer).is_some() {
-                    return Err(TopologyError::PortTaken { node, port });
-                }
-            }
-        }
+        let cables = self.links.iter().copied().map(Cable::from);
+        let wiring = Wiring::new(self.nodes.len() as u32, PORTS as u8, cables)?;
 
         // Node 0 reaches every node, by one path.
-        ports_towards(&peers, 0)?;
-        Ok(peers)
+        ports_towards(&wiring, 0)?;
+        Ok(wiring)
     }
 }

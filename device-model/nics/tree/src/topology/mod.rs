@@ -13,6 +13,10 @@ mod links;
 mod tests;
 
 use nicforge_hwi::tree::{DEFAULT_FIFO_DEPTH, MAX_NODES};
+use nicforge_network::{
+    deadlock::{Cycle, DeadlockError},
+    shape::{Cable, Cabling, ShapeError, Tree},
+};
 use thiserror::Error;
 
 use self::links::ports_towards;
@@ -61,7 +65,7 @@ pub struct Topology {
 }
 
 /// Reasons why a topology is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TopologyError {
     /// Too few or too many nodes.
     #[error("{nodes} nodes: a machine has 1 to {MAX_NODES}")]
@@ -124,14 +128,22 @@ pub enum TopologyError {
     },
     /// Packets of the classes in use could wait for each other in a circle.
     #[error(
-        "the class routes can deadlock: packets leaving node {node} through port {port} can wait for themselves"
+        "the class routes can deadlock: packets leaving node {node} through port {port} can wait for themselves: {cycle}"
     )]
     Deadlock {
         /// The node.
         node: u32,
         /// The port.
         port: u8,
+        /// The whole cycle.
+        cycle: Cycle,
     },
+    /// A pset's shape is impossible.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The routes can't be checked.
+    #[error(transparent)]
+    Check(DeadlockError),
 }
 
 impl Topology {
@@ -166,12 +178,7 @@ impl Topology {
                 });
             }
 
-            links.extend(
-                (0..size).map(|rank| TopologyLink {
-                    a: parent_of(io_node, rank, alone),
-                    b: (io_node + 1 + rank, 0),
-                }),
-            );
+            links.extend(pset_links(io_node, size, alone)?);
 
             if let Some(previous) = previous.replace(io_node) {
                 links.push(TopologyLink { a: (previous, 2), b: (io_node, 0) });
@@ -215,12 +222,12 @@ impl Topology {
 
     /// Derives every node's point-to-point routes from the links.
     pub fn set_targets(&mut self) -> Result<(), TopologyError> {
-        let peers = self.peers()?;
+        let wiring = self.wiring()?;
 
-        for target in 0..self.nodes.len() as u32 {
-            let towards = ports_towards(&peers, target)?;
+        for target in 0..wiring.nodes() {
+            let towards = ports_towards(&wiring, target)?;
             for (node, port) in self.nodes.iter_mut().zip(towards) {
-                node.routes.targets.resize(peers.len(), Route::None);
+                node.routes.targets.resize(wiring.nodes() as usize, Route::None);
                 node.routes.targets[target as usize] = port.map_or(Route::Local, Route::Port);
             }
         }
@@ -257,24 +264,21 @@ impl Topology {
         inside: impl Fn(&TopologyNode) -> bool,
         member: impl Fn(&TopologyNode) -> bool,
     ) -> Result<(), TopologyError> {
-        let peers = self.peers()?;
-        if root as usize >= peers.len() || class >= CLASSES {
+        let wiring = self.wiring()?;
+        if root >= wiring.nodes() || class >= CLASSES {
             return Err(TopologyError::NoNode { node: root });
         }
 
-        let towards = ports_towards(&peers, root)?;
-        for address in 0..peers.len() {
+        let towards = ports_towards(&wiring, root)?;
+        for address in 0..self.nodes.len() {
             if !inside(&self.nodes[address]) {
                 continue;
             }
 
             let up = if address == root as usize { None } else { towards[address] };
             let mut children = 0;
-            for (port, peer) in peers[address].iter().enumerate() {
-                if let Some((peer, _)) = *peer
-                    && Some(port as u8) != up
-                    && inside(&self.nodes[peer as usize])
-                {
+            for (port, peer) in wiring.neighbours(address as u32) {
+                if Some(port) != up && inside(&self.nodes[peer.node as usize]) {
                     children |= 1 << port;
                 }
             }
@@ -286,12 +290,24 @@ impl Topology {
     }
 }
 
-/// Returns the address and port of the node above the compute node of `rank`. `alone` says that the
-/// machine has no other pset, so that the I/O node has two branches.
-fn parent_of(io_node: u32, rank: u32, alone: bool) -> (u32, u8) {
-    match rank.checked_sub(1) {
-        _ if alone => (io_node + rank / 2, 1 + (rank % 2) as u8),
-        None => (io_node, 1),
-        Some(before) => (io_node + 1 + before / 2, 1 + (before % 2) as u8),
+/// Returns the links of a pset, in the order of their compute nodes. `alone` says that the machine
+/// has no other pset, so that the I/O node has two branches.
+fn pset_links(io_node: u32, size: u32, alone: bool) -> Result<Vec<TopologyLink>, TopologyError> {
+    if size == 0 {
+        return Ok(Vec::new());
     }
+    if alone {
+        return binary_tree(io_node, size + 1);
+    }
+
+    // The I/O node has one branch, below which the compute nodes are a tree of their own.
+    let mut links = vec![TopologyLink { a: (io_node, 1), b: (io_node + 1, 0) }];
+    links.extend(binary_tree(io_node + 1, size)?);
+    Ok(links)
+}
+
+/// Returns the links of a binary tree whose addresses begin at `root`.
+fn binary_tree(root: u32, nodes: u32) -> Result<Vec<TopologyLink>, TopologyError> {
+    let link = |Cable { a, b }| TopologyLink { a: (root + a.node, a.port), b: (root + b.node, b.port) };
+    Ok(Tree::new(nodes, 2)?.cables().map(link).collect())
 }

@@ -1,0 +1,127 @@
+//! Answers to requests about a served machine: its state, and resets of nodes.
+
+use std::time::Duration;
+
+use nicforge_engine::{EngineHandle, FunctionSnapshot};
+use nicforge_machine::build::{Built, Node, NodeAttachment, NodeFunction};
+
+use crate::{
+    control::{Request, Response},
+    stat::{AttachmentSnapshot, ColumnSnapshot, LongestTurn, NodeSnapshot, Snapshot},
+};
+
+/// How long the engine may take to answer. It answers between two steps.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+fn failed(message: String) -> Response {
+    Response::Refused { message, asked_wrongly: false }
+}
+
+/// Answers a request of the control socket.
+pub(super) fn answer(built: &Built, handle: &EngineHandle, request: &Request) -> Response {
+    match request {
+        Request::Stat => match snapshot(built, handle) {
+            Ok(snapshot) => Response::Stat(snapshot),
+            Err(message) => failed(message),
+        },
+        Request::Reset { node } => match built.node(node) {
+            Some(node) => reset(node, handle),
+            None => {
+                let names: Vec<_> = built.nodes.iter().take(20).map(|node| node.name.as_str()).collect();
+                Response::Refused {
+                    message: format!("there is no node {node}; there are {}", names.join(", ")),
+                    asked_wrongly: true,
+                }
+            }
+        },
+    }
+}
+
+/// Resets all functions of a node.
+fn reset(node: &Node, handle: &EngineHandle) -> Response {
+    for function in &node.functions {
+        match handle.reset_function(function.id, PATIENCE) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return failed(error.to_string()),
+            Err(error) => return failed(error.to_string()),
+        }
+    }
+    Response::Done
+}
+
+/// Returns the state of a served machine, or why the engine gave none.
+pub(super) fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
+    let raw = handle.snapshot(PATIENCE).map_err(|error| error.to_string())?;
+
+    Ok(Snapshot {
+        machine: built.name.clone(),
+        uptime_ms: raw.uptime.as_millis() as u64,
+        event_loop: raw.event_loop.to_owned(),
+        awake: raw.hot_functions,
+        longest_turn: longest_turn(built, &raw.longest_turn),
+        nodes: built.nodes.iter().map(|node| node_snapshot(node, &raw.functions)).collect(),
+        columns: built.columns.iter().map(ColumnSnapshot::from).collect(),
+    })
+}
+
+/// Returns the state of a node. `functions` are those of the machine, by their numbers.
+fn node_snapshot(node: &Node, functions: &[FunctionSnapshot]) -> NodeSnapshot {
+    let mut snapshot = NodeSnapshot {
+        name: node.name.clone(),
+        role: node.role.name().to_owned(),
+        rank: node.rank,
+        functions: node.functions.iter().filter_map(|function| function.name.clone()).collect(),
+        panics: Vec::new(),
+        companions: Vec::new(),
+        counters: Vec::new(),
+        attachments: Vec::new(),
+    };
+
+    for function in &node.functions {
+        let Some(raw) = functions.get(function.id.0 as usize) else { continue };
+        snapshot.panics.extend(raw.panic.as_ref().map(|panic| format!("device {} {panic}", raw.name)));
+        let halted = raw.companions.iter().filter(|companion| !companion.is_healthy());
+        snapshot
+            .companions
+            .extend(halted.map(|companion| format!("device {}: companion {companion}", raw.name)));
+
+        let counters = raw.counters.iter();
+        snapshot
+            .counters
+            .extend(counters.map(|counter| (name_in_node(function, counter.name), counter.value)));
+
+        snapshot.attachments.extend(raw.attachments.iter().map(|attachment| AttachmentSnapshot {
+            name: name_in_node(function, &attachment.name),
+            pid: attachment.client.map(|client| client.pid),
+            trapped: attachment.counters.trapped_reads + attachment.counters.trapped_writes,
+            posted: attachment.counters.posted_writes,
+            stalls: attachment.counters.stalls,
+            interrupts: attachment.counters.interrupts,
+            errors: attachment.counters.dma_errors + attachment.counters.malformed_records,
+            longest_turn_us: microseconds(attachment.server.longest_turn),
+        }));
+    }
+    snapshot
+}
+
+/// Returns the name of a function's counter or attachment among those of its node.
+fn name_in_node(function: &NodeFunction, name: &str) -> String {
+    match &function.name {
+        Some(function) => format!("{function}.{name}"),
+        None => name.to_owned(),
+    }
+}
+
+fn longest_turn(built: &Built, turn: &nicforge_engine::LongestTurn) -> LongestTurn {
+    let name = |(function, id)| {
+        let node = built.nodes.iter().find(|node| node.has_function(function))?;
+        let is_it = |attachment: &&NodeAttachment| (attachment.function, attachment.id) == (function, id);
+        let attachment = node.attachments.iter().find(is_it)?;
+        Some(format!("{}.{}", node.name, attachment.name))
+    };
+    LongestTurn { us: microseconds(turn.time), attachment: turn.client.and_then(name), pid: turn.pid }
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
