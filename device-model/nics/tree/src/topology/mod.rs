@@ -270,12 +270,12 @@ impl Topology {
         }
 
         let towards = ports_towards(&wiring, root)?;
-        for address in 0..self.nodes.len() {
+        for (address, towards_root) in towards.into_iter().enumerate() {
             if !inside(&self.nodes[address]) {
                 continue;
             }
 
-            let up = if address == root as usize { None } else { towards[address] };
+            let up = if address == root as usize { None } else { towards_root };
             let mut children = 0;
             for (port, peer) in wiring.neighbours(address as u32) {
                 if Some(port) != up && inside(&self.nodes[peer.node as usize]) {
