@@ -1,8 +1,9 @@
 //! An attachment: one client's view of a function.
 //!
 //! It has its own configuration space, windows, posted-write rings, DMA map and interrupts, and it
-//! ends alone. Without a client it has no files, and little more state than configuration space.
-//! Each tenant gets new files, so that a former tenant that kept the old ones reaches nothing.
+//! ends alone. Before its first client it has no state at all, and after one no files and no
+//! configuration space of its own. Each tenant gets new files, so that a former tenant that kept
+//! the old ones reaches nothing.
 
 use std::sync::atomic::Ordering;
 
@@ -13,7 +14,7 @@ use crate::{
     decode::RegisterRange,
     dma::{DmaError, DmaMap},
     error::MachineError,
-    ids::DmaToken,
+    ids::{AttachmentId, DmaToken},
     interrupt::Interrupts,
     pci::{ConfigSpace, MsixTable},
     spec::{AreaKind, BarSpec, FunctionSpec, Scope},
@@ -103,21 +104,26 @@ pub(crate) struct RemoteRead {
 /// State that belongs to the current client of an attachment.
 pub(crate) struct Tenant {
     pub(crate) rings: Vec<Ring>,
-    pub(crate) mirror: Option<MirrorWords>,
+    pub(crate) mirror: Option<Box<MirrorWords>>,
     pub(crate) remote_reads: Vec<RemoteRead>,
     /// Numbers of the DMA writes that wait for the client's reply.
     pub(crate) remote_writes: Vec<u64>,
 }
 
+/// The memory behind each BAR that has some.
+pub(crate) type Memories = [Option<SharedMemory>; 6];
+
 /// One attachment of a function.
 pub(crate) struct Attachment {
     pub(crate) generation: u32,
     pub(crate) config: ConfigSpace,
-    pub(crate) msix: Option<MsixTable>,
+    /// The MSI-X table of a client, if the function has MSI-X.
+    pub(crate) msix: Option<Box<MsixTable>>,
     pub(crate) interrupts: Interrupts,
     pub(crate) dma: DmaMap,
     pub(crate) tenant: Option<Tenant>,
-    pub(crate) memories: [Option<SharedMemory>; 6],
+    /// The memory behind the BARs, while there is a client.
+    memories: Option<Box<Memories>>,
     pub(crate) ring_selected: u32,
     pub(crate) counters: AttachmentCounters,
     /// Finished DMA reads whose result the device has not received.
@@ -135,16 +141,16 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
-    /// Returns an attachment without a client, its configuration space as after power-on.
+    /// Returns an attachment without a client. `config` is its configuration space without one.
     pub(crate) fn new(spec: &FunctionSpec, config: ConfigSpace) -> Self {
         Self {
             generation: 0,
             config,
-            msix: spec.msix.map(|msix| MsixTable::new(msix.vectors)),
+            msix: None,
             interrupts: Interrupts::new(spec),
             dma: DmaMap::new(DMA_QUOTA),
             tenant: None,
-            memories: Default::default(),
+            memories: None,
             ring_selected: 0,
             counters: AttachmentCounters::default(),
             waiting_reads: 0,
@@ -156,8 +162,14 @@ impl Attachment {
         }
     }
 
-    /// Sets up the state of a new tenant. The caller has put its windows in `memories`.
-    pub(crate) fn set_up_tenant(&mut self, spec: &FunctionSpec) -> Result<(), MachineError> {
+    /// Sets up the state of a new tenant, whose windows are in `memories`.
+    pub(crate) fn set_up_tenant(
+        &mut self,
+        spec: &FunctionSpec,
+        memories: Memories,
+    ) -> Result<(), MachineError> {
+        self.memories = Some(Box::new(memories));
+
         let mut rings = Vec::new();
         let mut words = None;
         if let Some(ring_spec) = spec.rings {
@@ -165,12 +177,12 @@ impl Attachment {
             if let Some(page) = page {
                 page.u32(mirror::MAGIC)?.store(mirror::MAGIC_VALUE, Ordering::Release);
 
-                words = Some(MirrorWords {
+                words = Some(Box::new(MirrorWords {
                     generation: page.u32(mirror::GENERATION)?,
                     heartbeat: page.u64(mirror::HEARTBEAT)?,
                     sleeping: page.u32(mirror::SLEEPING)?,
                     flags: page.u32(mirror::FLAGS)?,
-                });
+                }));
             }
 
             if let (Some(cells), Some(page)) = (self.memory(ring_spec.bar), page) {
@@ -189,6 +201,9 @@ impl Attachment {
             }
         }
 
+        self.msix = spec.msix.map(|msix| Box::new(MsixTable::new(msix.vectors)));
+        self.config.power_on();
+        self.config.set_interrupt_status(self.intx);
         self.tenant =
             Some(Tenant { rings, mirror: words, remote_reads: Vec::new(), remote_writes: Vec::new() });
         self.next_generation();
@@ -197,13 +212,13 @@ impl Attachment {
     }
 
     /// Drops the tenant and all its state.
-    pub(crate) fn drop_tenant(&mut self, spec: &FunctionSpec) {
+    pub(crate) fn drop_tenant(&mut self) {
         self.tenant = None;
         self.dma = DmaMap::new(DMA_QUOTA);
         self.interrupts.reset();
-        self.config.power_on();
-        self.msix = spec.msix.map(|msix| MsixTable::new(msix.vectors));
-        self.memories = Default::default();
+        self.config.power_off();
+        self.msix = None;
+        self.memories = None;
         self.ring_selected = 0;
         self.intx = false;
         self.write_stalled = false;
@@ -273,7 +288,8 @@ impl Attachment {
 
     /// Zeroes the attachment's own windows.
     fn zero_windows(&self, spec: &FunctionSpec) -> Result<(), MemoryError> {
-        for (index, (bar, memory)) in spec.bars.iter().zip(&self.memories).enumerate() {
+        let memories = self.memories.as_deref().into_iter().flatten();
+        for (index, (bar, memory)) in spec.bars.iter().zip(memories).enumerate() {
             let (Some(bar), Some(memory)) = (bar, memory) else { continue };
             if bar.scope != Scope::Attachment {
                 continue;
@@ -307,8 +323,8 @@ impl Attachment {
     }
 
     /// Returns the memory behind a BAR.
-    fn memory(&self, bar: u8) -> Option<&SharedMemory> {
-        self.memories.get(usize::from(bar))?.as_ref()
+    pub(crate) fn memory(&self, bar: u8) -> Option<&SharedMemory> {
+        self.memories.as_ref()?.get(usize::from(bar))?.as_ref()
     }
 
     /// Advances the generation, which reports to the client through its mirror that it starts anew.
@@ -326,6 +342,60 @@ impl Attachment {
         if let Some(words) = self.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
             words.sleeping.store(sleeping.into(), Ordering::SeqCst);
         }
+    }
+}
+
+/// The attachments of a function.
+///
+/// The state of an attachment is allocated when its first client comes, and kept for the clients
+/// after it. Machines of many nodes have thousands of attachments without software.
+pub(crate) struct AttachmentList {
+    /// By attachment, the state of those that have or had a client.
+    states: Box<[Option<Box<Attachment>>]>,
+    /// The configuration space of an attachment without a client. A hub has none.
+    config: Option<ConfigSpace>,
+}
+
+impl AttachmentList {
+    /// Returns `count` attachments without clients. `config` is the configuration space of one,
+    /// which a function without attachments does not need.
+    pub(crate) fn new(count: usize, config: Option<ConfigSpace>) -> Self {
+        Self { states: (0..count).map(|_| None).collect(), config }
+    }
+
+    /// Returns the number of attachments, with and without state.
+    pub(crate) fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Returns an attachment that has or had a client.
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> Option<&Attachment> {
+        self.states.get(index)?.as_deref()
+    }
+
+    /// Returns an attachment that has or had a client, for changes.
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut Attachment> {
+        self.states.get_mut(index)?.as_deref_mut()
+    }
+
+    /// Returns an attachment whose client comes. Allocates its state before the first client.
+    /// Returns `None` if the function does not have the attachment.
+    pub(crate) fn open(&mut self, index: usize, spec: &FunctionSpec) -> Option<&mut Attachment> {
+        let (state, config) = (self.states.get_mut(index)?, self.config.as_ref()?);
+        Some(state.get_or_insert_with(|| Box::new(Attachment::new(spec, config.clone()))))
+    }
+
+    /// Returns the attachments that have or had a client, with their numbers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (AttachmentId, &Attachment)> {
+        // The numbers fit: a description has at most 65535 attachments.
+        self.states.iter().zip(0..).filter_map(|(state, who)| Some((AttachmentId(who), state.as_deref()?)))
+    }
+
+    /// As [`AttachmentList::iter`], for changes.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Attachment> {
+        self.states.iter_mut().filter_map(Option::as_deref_mut)
     }
 }
 

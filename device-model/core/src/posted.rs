@@ -86,18 +86,21 @@ impl<'a> Posted<'a> {
     /// only short records to the same registers as the last record of [`Posted::next`], and none
     /// while tracing is on. Other records may follow; the caller must go on with [`Posted::next`].
     ///
-    /// The third argument of `accept` is true if the record has the address and length of the
-    /// record that was accepted just before.
+    /// The first argument of `accept` is the record's address. It is `None` if the record has the
+    /// address and length of the record that was accepted just before.
     #[inline]
-    pub fn take_while(&mut self, mut accept: impl FnMut(Address, &[u8], bool) -> bool) -> u32 {
+    pub fn take_while(&mut self, mut accept: impl FnMut(Option<Address>, &[u8]) -> bool) -> u32 {
         if self.traced {
             return 0;
         }
 
         let known = self.ring.registers;
         let accepted = self.ring.consumer.take_while(self.left, |record, is_repeat| {
+            if is_repeat {
+                return accept(None, record.data);
+            }
             let at = Address { bar: record.bar, offset: record.offset.into() };
-            (is_repeat || known.contains(at, record.data.len())) && accept(at, record.data, is_repeat)
+            known.contains(at, record.data.len()) && accept(Some(at), record.data)
         });
 
         if accepted > 0 {

@@ -160,6 +160,11 @@ impl Life {
         self.is_signalled.load(Ordering::SeqCst)
     }
 
+    /// Returns whether a stepped companion is to be polled.
+    pub(super) fn has_work(&self) -> bool {
+        self.has_work.load(Ordering::Relaxed)
+    }
+
     /// Returns whether a stepped companion is to be polled, and clears that.
     pub(super) fn take_work(&self) -> bool {
         self.has_work.load(Ordering::Relaxed) && self.has_work.swap(false, Ordering::AcqRel)

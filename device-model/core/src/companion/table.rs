@@ -155,6 +155,14 @@ impl Companions {
         busy
     }
 
+    /// Returns whether a stepped companion has work, or a companion has something for its device.
+    pub(crate) fn has_work(&self) -> bool {
+        let mut current = self.named.iter().filter_map(|named| named.current.as_ref());
+        current.any(|current| {
+            current.life.is_signalled() || current.stepped.is_some() && current.life.has_work()
+        })
+    }
+
     /// Passes the functions to `wake` whose companions have sent events or halted.
     pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
         for named in &self.named {

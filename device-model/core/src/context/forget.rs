@@ -18,6 +18,8 @@ impl Context<'_> {
         self.forget_matching(who, |other| other == token);
     }
 
+    /// Drops the results of an attachment's reads whose tokens `forgets` selects, done or not.
+    /// Their late answers are dropped when they arrive.
     fn forget_matching(&mut self, who: AttachmentId, forgets: impl Fn(DmaToken) -> bool) {
         self.shared.drop_results(self.function, |done| done.who == who && forgets(done.token));
 

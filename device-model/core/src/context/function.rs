@@ -4,26 +4,27 @@ use std::collections::VecDeque;
 
 use super::Completion;
 use crate::{
-    attachment::Attachment,
+    attachment::AttachmentList,
     ids::{AttachmentId, FunctionId},
     panic::DevicePanic,
     spec::FunctionSpec,
     time::Nanos,
 };
 
-/// State of one function, apart from its device.
+/// State of one function, apart from its device. The fields that every turn uses come first.
+#[repr(C)]
 pub(crate) struct FunctionState {
     pub(crate) id: FunctionId,
-    pub(crate) name: String,
-    pub(crate) spec: FunctionSpec,
-    pub(crate) attachments: Vec<Attachment>,
-    /// Attachments that have a client, in the order in which a turn drains their rings.
-    pub(crate) clients: Vec<AttachmentId>,
     /// True when a record stalled in the last turn and several clients exist. Only turns drain the
     /// rings then, so that the scheduler shares out what the device has.
     pub(crate) contended: bool,
-    pub(crate) completions: VecDeque<Completion>,
     pub(crate) wake_at: Nanos,
+    pub(crate) completions: VecDeque<Completion>,
+    /// Attachments that have a client, in the order in which a turn drains their rings.
+    pub(crate) clients: Vec<AttachmentId>,
+    pub(crate) attachments: AttachmentList,
+    pub(crate) spec: FunctionSpec,
+    pub(crate) name: String,
     /// The panic that took the function out of service.
     pub(crate) panic: Option<DevicePanic>,
 }
@@ -32,12 +33,8 @@ impl FunctionState {
     /// Rebuilds the list of attachments that have a client.
     pub(crate) fn refresh_clients(&mut self) {
         self.clients.clear();
-        let attachments = self.attachments.iter().zip(0..);
-        self.clients.extend(
-            attachments
-                .filter(|(attachment, _)| attachment.tenant.is_some())
-                .map(|(_, number)| AttachmentId(number)),
-        );
+        let attached = self.attachments.iter().filter(|(_, attachment)| attachment.tenant.is_some());
+        self.clients.extend(attached.map(|(who, _)| who));
     }
 
     /// Sorts the clients by the number of records carried out recently, fewest first, after a turn

@@ -64,7 +64,7 @@ impl Context<'_> {
     /// A device calls this when a client comes ([`crate::device::Device::attached`]) and makes its
     /// windows from the result.
     pub fn memory(&self, who: AttachmentId, bar: u8) -> Option<SharedMemory> {
-        self.attachment(who)?.memories.get(usize::from(bar))?.clone()
+        self.attachment(who)?.memory(bar).cloned()
     }
 
     /// Returns the function's ports to the fabric.

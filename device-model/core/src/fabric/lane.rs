@@ -1,12 +1,14 @@
 //! Lanes: the virtual channels of each direction of a link, with their buffers and credits.
 
+mod timed;
+
 use std::collections::VecDeque;
 
 use super::{
     CreditUnit, LaneStats, LinkSpec, MAX_CHANNELS, Node, Packet,
     queue::{Moved, Queue},
-    schedule::{Event, EventKind, Schedule},
-    track::Track,
+    schedule::Schedule,
+    track::{Track, is_simple},
 };
 use crate::time::Nanos;
 
@@ -30,13 +32,83 @@ impl PacketLimits {
 /// The two ends of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    /// Index of the sending node.
+    /// Index of the sending node, and its port.
     pub(super) sender: u32,
+    pub(super) sender_port: u8,
     /// Index of the receiving node, and its port.
     pub(super) receiver: u32,
     pub(super) port: u8,
     /// Number of the virtual channel.
     pub(super) channel: u8,
+}
+
+impl Ends {
+    /// Returns the mask of the receiving port among the ports of its node.
+    #[inline(always)]
+    fn port_bit(self) -> u64 {
+        1 << (self.port % 64)
+    }
+
+    /// Returns the virtual channel's index in the masks of a node.
+    #[inline(always)]
+    fn mask_index(self) -> usize {
+        usize::from(self.channel) % MAX_CHANNELS
+    }
+}
+
+/// The buffers at the receiving end of a lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Capacity {
+    /// Credits in total, at most [`super::MAX_CREDITS`].
+    total: u16,
+    /// Bytes of buffer that a credit stands for, or 0 for a packet of any length.
+    unit_bytes: u32,
+}
+
+// Numbers of credits fit into 16 bits.
+const _: () = assert!(super::MAX_CREDITS <= u16::MAX as u32);
+
+impl Capacity {
+    fn new(credits: u32, unit: CreditUnit) -> Self {
+        let unit_bytes = match unit {
+            CreditUnit::Packets => 0,
+            CreditUnit::Bytes(bytes) => bytes,
+        };
+        Self { total: saturated(credits), unit_bytes }
+    }
+
+    /// Returns the credits in total.
+    pub(super) fn total(self) -> u32 {
+        self.total.into()
+    }
+
+    /// Returns the amount of buffer that a credit stands for.
+    #[inline]
+    pub(super) fn unit(self) -> CreditUnit {
+        if self.unit_bytes == 0 { CreditUnit::Packets } else { CreditUnit::Bytes(self.unit_bytes) }
+    }
+}
+
+/// Returns a number of credits in 16 bits.
+fn saturated(credits: u32) -> u16 {
+    u16::try_from(credits).unwrap_or(u16::MAX)
+}
+
+/// The influences on the time and the credits of a packet.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    /// Only the delay affects a packet: see [`super::path::Path::is_plain`].
+    is_plain: bool,
+    /// Each packet takes one credit, and arrives as a whole.
+    is_simple: bool,
+    /// A packet arrives when it is sent, and takes one credit.
+    is_instant: bool,
+}
+
+impl Pace {
+    fn new(is_plain: bool, delay: u64, is_simple: bool) -> Self {
+        Self { is_plain, is_simple, is_instant: is_plain && delay == 0 && is_simple }
+    }
 }
 
 /// One virtual channel in one direction of a link, with its own buffers and credits. The fabric
@@ -45,22 +117,25 @@ pub(super) struct Ends {
 /// A lane is of one of these kinds, which [`Lane::new`] decides:
 ///
 /// - An instant lane takes no time, and each of its packets takes one credit.
-/// - A timed lane takes time, and each of its packets takes one credit.
-/// - A tracked lane has a [`Track`] of its packets, because it cuts through or counts bytes.
+/// - A timed lane takes time, cuts through or counts bytes. It has a [`Track`] of the packets that
+///   are coming and the credits that go back, from the first packet on.
+///
+/// An instant lane, too, gets a track with the first packet that takes time, because of a fault
+/// hook or because its tail is still coming in.
+#[repr(align(64))]
 pub(super) struct Lane {
     /// Packets sent and not taken.
     pub(super) queue: Queue,
     /// Number of packets that have arrived, from the front of `queue`.
     pub(super) visible: u32,
-    /// Credits that the sender has left.
+    /// Credits that the sender has left, without those that are back and that it has not looked at.
     pub(super) credits: u32,
+    /// The buffers that credits stand for.
+    pub(super) capacity: Capacity,
     /// Number of credits at which the sender is woken, or 0.
-    wake_at: u32,
+    wake_at: u16,
     ends: Ends,
-    /// Only the delay affects a packet: see [`super::path::Path::is_plain`].
-    plain: bool,
-    /// A packet arrives when it is sent, and takes one credit.
-    instant: bool,
+    pace: Pace,
     /// A credit returns when its packet is taken, and the sender waits for no number of credits.
     pub(super) direct: bool,
     /// A stall was counted since the last credit returned.
@@ -72,29 +147,32 @@ pub(super) struct Lane {
     /// Arrival time of the last packet. A later packet must not arrive before it.
     pub(super) last_arrival: Nanos,
     pub(super) stats: LaneStats,
-    /// State of a tracked lane.
+    /// The packets and credits that are under way, from the first packet that takes time on.
     pub(super) track: Option<Box<Track>>,
 }
 
+// Large networks have more lanes than a cache holds.
+const _: () = assert!(size_of::<Lane>() <= 128);
+
 impl Lane {
     pub(super) fn new(path: u32, ends: Ends, credits: u32, spec: &LinkSpec) -> Self {
-        let track = Track::needed_for(spec, credits).map(Box::new);
+        let is_simple = is_simple(spec);
         Self {
-            queue: Queue::new(credits),
+            queue: Queue::new(),
             visible: 0,
             credits,
+            capacity: Capacity::new(credits, spec.credit_unit),
             wake_at: 0,
             ends,
-            plain: spec.bits_per_second == 0,
-            instant: spec.bits_per_second == 0 && spec.delay == 0 && track.is_none(),
-            direct: spec.delay == 0 && track.is_none(),
+            pace: Pace::new(spec.bits_per_second == 0, spec.delay, is_simple),
+            direct: spec.delay == 0 && is_simple,
             stall_counted: false,
             path,
             delay: spec.delay,
             limits: PacketLimits { longest: spec.max_packet as u32, longest_small: 0 },
             last_arrival: Nanos::ZERO,
             stats: LaneStats::default(),
-            track,
+            track: None,
         }
     }
 
@@ -102,41 +180,25 @@ impl Lane {
     /// has delayed also prevents this.
     #[inline]
     pub(super) fn is_instant(&self, now: Nanos) -> bool {
-        self.instant && self.last_arrival <= now
+        self.pace.is_instant && self.last_arrival <= now
     }
 
-    /// Returns whether only the delay affects a packet.
+    /// Returns whether only the delay affects a packet that has arrived here as a whole.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
-        self.plain
+        self.pace.is_plain && self.pace.is_simple
     }
 
     /// Sets whether only the delay affects a packet.
     pub(super) fn set_plain(&mut self, plain: bool) {
-        self.plain = plain;
-        self.instant = plain && self.delay == 0 && self.track.is_none();
+        self.pace = Pace::new(plain, self.delay, self.pace.is_simple);
     }
 
-    /// Adds a packet that arrives at `arrival`, and takes one credit. Not for tracked lanes.
+    /// Adds a packet that arrives at `arrival`, and takes one credit. Only for instant lanes.
     #[inline]
     pub(super) fn push(&mut self, arrival: Nanos, packet: Packet) {
         self.count_sent(1, packet.wire_bytes(), arrival);
         self.queue.push(packet);
-    }
-
-    /// Adds a packet to a lane of any kind. Its tail arrives at `tail`, and it takes `credits`
-    /// credits.
-    pub(super) fn push_timed(&mut self, tail: Nanos, credits: u32, packet: Packet) {
-        let bytes = packet.wire_bytes();
-        self.queue.push(packet);
-        if let Some(track) = &mut self.track {
-            track.push(tail, credits);
-        }
-
-        self.credits -= credits;
-        self.last_arrival = tail;
-        self.stats.packets += 1;
-        self.stats.bytes += bytes;
     }
 
     /// Counts sent packets of one credit each. The last of them arrives at `arrival`.
@@ -206,14 +268,14 @@ impl Lane {
         if self.direct {
             self.return_credits(packets, nodes, woken);
         } else {
-            self.return_later(packets, lane_index, now, nodes, woken, schedule);
+            self.return_taken(packets, lane_index, now, nodes, woken, schedule);
         }
     }
 
     /// Returns the credits of the first packets, which were taken at `now`, after the delay.
     #[cold]
     #[inline(never)]
-    fn return_later(
+    fn return_taken(
         &mut self,
         packets: u32,
         lane_index: u32,
@@ -223,25 +285,23 @@ impl Lane {
         schedule: &mut Schedule,
     ) {
         let credits = self.credits_of_first(packets);
-        let due = now.after(self.delay);
-        if due <= now {
-            self.return_timed(credits, nodes, woken);
-        } else {
-            schedule.add(due, Event::of_lane(lane_index, EventKind::Credit { credits }));
-        }
+        self.end_hush(lane_index, now, nodes, schedule);
+        self.return_later(credits, lane_index, (now, now), nodes, woken, schedule);
     }
 
-    /// Returns the credits that the first packets have taken, and forgets the packets' track.
+    /// Returns the credits that the first packets have taken, and forgets them.
+    #[inline]
     pub(super) fn credits_of_first(&mut self, packets: u32) -> u32 {
-        match &mut self.track {
-            None => packets,
-            Some(track) => (0..packets).map(|_| track.pop().credits).sum(),
+        let Some(track) = &mut self.track else { return packets };
+        match self.capacity.unit() {
+            CreditUnit::Packets => packets,
+            CreditUnit::Bytes(_) => track.pop_costs(packets),
         }
     }
 
     /// Returns the credits that a packet takes.
     pub(super) fn credits_for(&self, packet: &Packet) -> u32 {
-        self.track.as_ref().map_or(1, |track| track.unit.needed(packet.wire_bytes()))
+        self.capacity.unit().needed(packet.wire_bytes())
     }
 
     /// Counts packets that were taken after their arrival.
@@ -249,8 +309,8 @@ impl Lane {
     pub(super) fn count_taken(&mut self, packets: u32, nodes: &mut [Node]) {
         self.visible -= packets;
         if self.visible == 0 {
-            nodes[self.ends.receiver as usize].arrived[usize::from(self.ends.channel) % MAX_CHANNELS] &=
-                !(1 << (self.ends.port % 64));
+            let node = &mut nodes[self.ends.receiver as usize];
+            node.arrived[self.ends.mask_index()] &= !self.ends.port_bit();
         }
     }
 
@@ -259,16 +319,17 @@ impl Lane {
     pub(super) fn deliver(&mut self, packets: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
         self.visible += packets;
         let node = &mut nodes[self.ends.receiver as usize];
-        node.arrived[usize::from(self.ends.channel) % MAX_CHANNELS] |= 1 << (self.ends.port % 64);
+        node.arrived[self.ends.mask_index()] |= self.ends.port_bit();
         node.wake(self.ends.receiver, woken);
     }
 
     /// Returns the longest packet in bytes, with its framing, if a packet that takes `credits`
     /// credits is longer.
     pub(super) fn longest_for(&self, credits: u32) -> Option<u32> {
-        let track = self.track.as_ref()?;
-        match track.unit {
-            CreditUnit::Bytes(unit) if credits > track.total => Some(unit.saturating_mul(track.total)),
+        match self.capacity.unit() {
+            CreditUnit::Bytes(unit) if credits > self.capacity.total() => {
+                Some(unit.saturating_mul(self.capacity.total()))
+            }
             _ => None,
         }
     }
@@ -284,102 +345,18 @@ impl Lane {
         self.stall_counted = false;
     }
 
-    /// Returns credits to the sender of any lane. Wakes it if it had none, or has as many as it
-    /// waits for.
-    pub(super) fn return_timed(&mut self, credits: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
-        let had_none = self.credits == 0;
-        self.credits += credits;
-        self.stall_counted = false;
-
-        let has_enough = self.wake_at > 0 && self.credits >= self.wake_at;
-        if has_enough {
-            self.wake_at = 0;
-            self.direct = self.delay == 0 && self.track.is_none();
-        }
-        if had_none || has_enough {
-            nodes[self.ends.sender as usize].wake(self.ends.sender, woken);
-        }
-    }
-
-    /// Lets the sender wake when it has `credits` credits, or a smaller number that it already
-    /// waits for.
-    pub(super) fn wake_sender_at(&mut self, credits: u32) {
-        // A sender without credits is woken at the first one in any case.
-        if credits > 1 {
-            self.wake_at = if self.wake_at == 0 { credits } else { self.wake_at.min(credits) };
-            self.direct = false;
-        }
-    }
-
-    /// Shows the receiver the head of the next packet.
-    pub(super) fn show_head(&mut self, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
-        let Some(track) = &mut self.track else { return };
-        track.heads += 1;
-        let node = &mut nodes[self.ends.receiver as usize];
-        node.heads[usize::from(self.ends.channel) % MAX_CHANNELS] |= 1 << (self.ends.port % 64);
-        node.wake(self.ends.receiver, woken);
-    }
-
-    /// Makes the packet visible whose tail has arrived, unless it was forwarded before.
-    pub(super) fn show_tail(&mut self, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
-        let Some(track) = &mut self.track else { return };
-        if track.forwarded_heads > 0 {
-            track.forwarded_heads -= 1;
-            return;
-        }
-
-        track.heads = track.heads.saturating_sub(1);
-        self.update_heads(nodes);
-        self.deliver(1, nodes, woken);
-    }
-
-    /// Clears the port's bit for heads, if there are none.
-    fn update_heads(&self, nodes: &mut [Node]) {
-        if self.heads() == 0 {
-            nodes[self.ends.receiver as usize].heads[usize::from(self.ends.channel) % MAX_CHANNELS] &=
-                !(1 << (self.ends.port % 64));
-        }
-    }
-
-    /// Returns the number of packets of which only the head has arrived, behind the visible ones.
-    pub(super) fn heads(&self) -> u32 {
-        self.track.as_ref().map_or(0, |track| track.heads)
-    }
-
     /// Returns whether the head of the first packet has arrived, or all of it.
     #[inline]
     pub(super) fn has_head(&self) -> bool {
-        self.visible > 0 || self.heads() > 0
-    }
-
-    /// Takes the first packet for forwarding, if its head has arrived. Returns it with the credits
-    /// that it has taken, and the time of its tail if that has not arrived.
-    pub(super) fn pop_head(&mut self, nodes: &mut [Node]) -> Option<(Packet, u32, Option<Nanos>)> {
-        if !self.has_head() {
-            return None;
-        }
-
-        let packet = self.queue.pop()?;
-        if self.visible > 0 {
-            self.count_taken(1, nodes);
-            return Some((packet, self.credits_of_first(1), None));
-        }
-
-        let track = self.track.as_mut()?;
-        track.heads -= 1;
-        track.forwarded_heads += 1;
-        let flight = track.pop();
-        self.update_heads(nodes);
-
-        Some((packet, flight.credits, Some(flight.tail)))
+        self.visible > 0 || self.track.as_ref().is_some_and(|track| track.has_head)
     }
 
     /// Counts a stall of a packet that has too few credits, and lets the sender wake when it has
     /// enough.
     #[cold]
-    pub(super) fn refuse(&mut self, packet: &Packet) {
+    pub(super) fn refuse(&mut self, packet: &Packet, lane_index: u32, now: Nanos, schedule: &mut Schedule) {
         self.count_stall();
-        self.wake_sender_at(self.credits_for(packet));
+        self.wake_sender_at(self.credits_for(packet), lane_index, now, schedule);
     }
 
     /// Counts a stall, unless one was counted since the last credit returned.

@@ -25,8 +25,10 @@
 //!   the links' sizes.
 //! - Operations on several packets in a row ([`Run`], [`Arrivals`]) share fixed costs only. Order,
 //!   credits and faults are those of single packets.
-//! - Nothing allocates after the first packets: queues have room for all credits, and buffers come
-//!   from a pool.
+//! - Nothing allocates after the first packets: queues grow to the most packets that they have
+//!   held, and buffers come from a pool. A link without packets has no memory for them.
+//! - Only the first coming packet of a lane is an event. Credits on their way back are one only for
+//!   a sender that waits for them.
 //! - The cost of [`Fabric::advance`] grows with the events that are due, not with the size of the
 //!   fabric.
 
@@ -47,7 +49,7 @@ mod timed;
 mod track;
 mod wires;
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, num::NonZeroU8};
 
 pub use self::{
     error::{FabricError, Refusal, Unsent},
@@ -90,8 +92,6 @@ pub struct Fabric {
     paths: Vec<Path>,
     /// Virtual channels of the paths.
     lanes: Vec<Lane>,
-    /// Sum of the credits of all lanes.
-    credits: usize,
     pool: Pool,
     schedule: Schedule,
     /// Indices of the nodes whose functions should run.
@@ -117,7 +117,6 @@ impl Fabric {
             nodes: Vec::new(),
             paths: Vec::new(),
             lanes: Vec::new(),
-            credits: 0,
             pool: Pool::new(DEFAULT_MAX_PACKET, DEFAULT_POOL_BOUND),
             schedule: Schedule::default(),
             woken: VecDeque::new(),
@@ -153,11 +152,13 @@ impl Fabric {
         let (from, to) = (self.node_of(a.0)?, self.node_of(b.0)?);
         self.add_buffers(spec.max_packet);
         let (forward, out) = self.add_path((from, a.1), (to, b), &spec);
-        let (_, back) = self.add_path((to, b.1), (from, a), &spec);
-        let channels = spec.credits.len() as u8;
-        let link = PortLink { out, inward: back, channels, open: channels };
+        let (backward, back) = self.add_path((to, b.1), (from, a), &spec);
+        // The check has refused links without channels, and with more than 16.
+        let open = spec.credits.len() as u8;
+        let channels = NonZeroU8::new(open).unwrap_or(NonZeroU8::MIN);
+        let link = PortLink { out, inward: back, path: forward, channels, open };
         self.nodes[from as usize].record_link(a.1, link);
-        self.nodes[to as usize].record_link(b.1, PortLink { out: back, inward: out, ..link });
+        self.nodes[to as usize].record_link(b.1, PortLink { out: back, inward: out, path: backward, ..link });
         self.record_change(from, a.1);
         self.record_change(to, b.1);
 
@@ -169,18 +170,13 @@ impl Fabric {
         let (path, first_lane) = (self.paths.len() as u32, self.lanes.len() as u32);
         self.paths.push(Path::new(from, to.1, first_lane, spec));
         for (channel, &credits) in spec.credits.iter().enumerate() {
-            let ends = Ends { sender: from.0, receiver: to.0, port: to.1.1, channel: channel as u8 };
+            let (sender, sender_port) = from;
+            let ends = Ends { sender, sender_port, receiver: to.0, port: to.1.1, channel: channel as u8 };
             let mut lane = Lane::new(path, ends, credits, spec);
             lane.limits.set_smallest_buffer(self.pool.smallest_size());
             self.lanes.push(lane);
-            self.credits += credits as usize;
             self.pool.raise_bound(credits as usize);
         }
-
-        // A credit needs at most two events. It is with the sender, under a packet whose head and
-        // tail are coming, or on its way back from a router that has forwarded the head. A path
-        // needs one event.
-        self.schedule.reserve(2 * self.credits + self.paths.len() + self.wires.len());
 
         (path, first_lane)
     }
@@ -266,8 +262,10 @@ impl Fabric {
     }
 
     fn advance_until(&mut self, now: Nanos) {
-        while let Some((due, event)) = self.schedule.pop(now) {
-            self.carry_out(due, event);
+        while let Some(due) = self.schedule.begin(now) {
+            while let Some(event) = self.schedule.pop() {
+                self.carry_out(due, event);
+            }
         }
     }
 
@@ -303,6 +301,37 @@ impl Fabric {
         }
     }
 
+    /// Takes the next function that should run, with a bit mask of the ports whose link has
+    /// changed. The fabric names it again at its next event.
+    #[inline]
+    pub(crate) fn take_next_woken(&mut self) -> Option<(FunctionId, u64)> {
+        while let Some(node) = self.woken.pop_front() {
+            let node = &mut self.nodes[node as usize];
+            // The caller may have run the function for another reason: see `Fabric::name_again`.
+            if std::mem::take(&mut node.woken) {
+                return Some((node.function, std::mem::take(&mut node.changed)));
+            }
+        }
+        None
+    }
+
+    /// Names the function again at its next event, and returns a bit mask of the ports whose link
+    /// has changed. The caller runs the function now, so that it need not be named for earlier
+    /// events.
+    #[inline]
+    pub(crate) fn name_again(&mut self, function: FunctionId) -> u64 {
+        let Some(node) = self.index.get(function.0 as usize).copied().flatten() else { return 0 };
+        let node = &mut self.nodes[node as usize];
+        node.woken = false;
+        std::mem::take(&mut node.changed)
+    }
+
+    /// Returns the most functions that [`Fabric::take_next_woken`] can name now.
+    #[inline]
+    pub(crate) fn count_woken(&self) -> usize {
+        self.woken.len()
+    }
+
     /// Returns the next function to run. A packet arrived there, a virtual channel has credit
     /// again, a wire changed, or a link was connected or changed its state. A function is queued at
     /// most once at a time.
@@ -323,8 +352,7 @@ impl Fabric {
     ) -> Result<(), FabricError> {
         let path = self.path(link, direction)?;
         let path = &mut self.paths[path];
-        path.hook = hook;
-        path.transmissions = 0;
+        path.set_hook(hook);
         let (lanes, plain) = (path.lanes(), path.is_plain());
         for lane in &mut self.lanes[lanes] {
             lane.set_plain(plain);
@@ -344,7 +372,7 @@ impl Fabric {
             let (node, port) = self.paths[path].sender;
             let Some(Some(end)) = self.nodes[node as usize].ends.get_mut(usize::from(port)) else { continue };
 
-            let open = if up { end.channels } else { 0 };
+            let open = if up { end.channels.get() } else { 0 };
             if std::mem::replace(&mut end.open, open) != open {
                 self.record_change(node, port);
             }
@@ -388,36 +416,28 @@ impl Fabric {
         if path < self.paths.len() { Ok(path) } else { Err(FabricError::NoLink { link }) }
     }
 
-    /// Carries out `event` now if it is due, and schedules it otherwise.
-    #[inline]
-    fn carry_out_at(&mut self, now: Nanos, due: Nanos, event: Event) {
-        if due <= now {
-            self.carry_out(due, event);
-        } else {
-            self.schedule.add(due, event);
-        }
-    }
-
     /// Carries out one event.
-    #[inline]
+    #[inline(always)]
     fn carry_out(&mut self, due: Nanos, event: Event) {
         let (index, kind) = event.parts();
-        if let EventKind::Wire { wire } = kind {
-            return self.show_wire(wire, due);
+        if kind == EventKind::Wire {
+            return self.show_wire(index as u8, due);
         }
 
         let Some(lane) = self.lanes.get_mut(index) else { return };
-        let (nodes, woken) = (&mut self.nodes, &mut self.woken);
+        let (nodes, woken, schedule) = (&mut self.nodes, &mut self.woken, &mut self.schedule);
         match kind {
-            EventKind::Arrival => lane.deliver(1, nodes, woken),
-            EventKind::Credit { credits } => lane.return_timed(credits, nodes, woken),
-            EventKind::Head => lane.show_head(nodes, woken),
-            EventKind::Tail => lane.show_tail(nodes, woken),
+            EventKind::Credit => lane.return_due(index as u32, due, (nodes, woken), schedule),
+            EventKind::Arrival => {
+                if let Some(next) = lane.arrive(due, nodes, woken) {
+                    lane.schedule_arrival(index as u32, due, next, schedule);
+                }
+            }
             EventKind::Idle => {
                 let path = lane.path;
                 self.report_idle(path as usize, due);
             }
-            EventKind::Wire { .. } => {}
+            EventKind::Wire => {}
         }
     }
 
@@ -428,13 +448,15 @@ impl Fabric {
         let idle_at = entry.idle_at();
         if idle_at > due {
             let event = Event::of_lane(entry.first_lane, EventKind::Idle);
-            self.schedule.add(idle_at, event);
+            self.schedule.add(due, idle_at, event);
             return;
         }
 
         entry.idle_scheduled = false;
-        let (node, _) = entry.sender;
-        self.nodes[node as usize].wake(node, &mut self.woken);
+        let (index, port) = entry.sender;
+        let node = &mut self.nodes[index as usize];
+        node.freed |= 1 << (port % MAX_PORTS);
+        node.wake(index, &mut self.woken);
     }
 
     /// Records that a port's link has changed. The function is named even if the machine polls it.
@@ -442,6 +464,7 @@ impl Fabric {
         let entry = &mut self.nodes[node as usize];
         let is_queued = entry.changed != 0 || entry.woken && self.woken.contains(&node);
         entry.changed |= 1 << (port % MAX_PORTS);
+        entry.freed |= 1 << (port % MAX_PORTS);
         entry.woken = true;
 
         if !is_queued {

@@ -1,6 +1,6 @@
 //! The nodes of the fabric: the functions that have a port or a wire.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, num::NonZeroU8};
 
 use super::{MAX_CHANNELS, MAX_PORTS};
 use crate::ids::FunctionId;
@@ -12,8 +12,10 @@ pub(super) struct PortLink {
     pub(super) out: u32,
     /// First lane in.
     pub(super) inward: u32,
-    /// Number of virtual channels.
-    pub(super) channels: u8,
+    /// Path out.
+    pub(super) path: u32,
+    /// Number of virtual channels. Its type lets `Option<PortLink>` be no larger than this.
+    pub(super) channels: NonZeroU8,
     /// Number of virtual channels that take packets: all of them, or none while the link is down.
     pub(super) open: u8,
 }
@@ -22,7 +24,7 @@ impl PortLink {
     /// Returns the lane in of a virtual channel, if it exists.
     #[inline]
     pub(super) fn lane_in(&self, channel: usize) -> Option<usize> {
-        (channel < usize::from(self.channels)).then_some(self.inward as usize + channel)
+        (channel < usize::from(self.channels.get())).then_some(self.inward as usize + channel)
     }
 
     /// Returns the lane out of a virtual channel, if it exists and is up.
@@ -43,6 +45,9 @@ pub(super) struct Node {
     /// Bit mask of the ports whose link has come, gone up or gone down since the machine called the
     /// device. The node is in the fabric's queue while there are any.
     pub(super) changed: u64,
+    /// Bit mask of the ports to which credits have returned that the function waited for, and of
+    /// those whose wire has fallen idle.
+    pub(super) freed: u64,
     /// Bit mask of the ports with a packet to take, for each virtual channel.
     pub(super) arrived: [u64; MAX_CHANNELS],
     /// Bit mask of the ports with a packet of which only the head has arrived, for each virtual
@@ -69,6 +74,7 @@ impl Node {
             ends: Vec::new(),
             plugged: 0,
             changed: 0,
+            freed: 0,
             arrived: [0; MAX_CHANNELS],
             heads: [0; MAX_CHANNELS],
             woken: false,

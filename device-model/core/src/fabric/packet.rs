@@ -41,8 +41,9 @@ impl Packet {
     }
 }
 
-/// Content and headers of a [`Packet`].
+/// Content and headers of a [`Packet`], which are on one cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Contents {
     buffer: Box<[u8]>,
     length: u32,

@@ -32,22 +32,25 @@ pub(super) struct Path {
     /// Index of its first lane in the fabric's table. The lanes of the other virtual channels
     /// follow.
     pub(super) first_lane: u32,
-    /// Credits of each lane in total.
-    pub(super) credits: Box<[u32]>,
+    /// Number of its lanes.
+    channels: u8,
     delay: u64,
     /// Bytes of a packet's head: see [`LinkSpec::cut_through`].
     head_bytes: u64,
-    /// Transmission time of a byte in 2^-32 ns.
-    per_byte: u128,
+    /// Transmission time of a byte in 2^-32 ns: at most 4.29 s, which is just above 2 bits a
+    /// second.
+    per_byte: u64,
     /// End of the last transmission in 2^-32 ns.
     busy_until: u128,
+    /// Time at which the wire is idle, as far as it is booked, rounded up.
+    idle_at: Nanos,
     /// The sender has asked for the wire, and starts transmissions when it falls idle.
     arbitrated: bool,
     /// An event at the end of the last transmission is scheduled.
     pub(super) idle_scheduled: bool,
     /// Transmissions since the hook was set.
-    pub(super) transmissions: u64,
-    pub(super) hook: Option<FaultHook>,
+    transmissions: u64,
+    hook: Option<FaultHook>,
     /// The times in which the receiver discards packets, in order.
     discards: VecDeque<Discard>,
 }
@@ -70,7 +73,7 @@ pub(super) struct Incoming {
     /// Bytes of the head, which has arrived.
     head_bytes: u64,
     /// Transmission time of a byte in 2^-32 ns.
-    per_byte: u128,
+    per_byte: u64,
 }
 
 impl Incoming {
@@ -88,7 +91,7 @@ impl Incoming {
             return 0;
         }
 
-        let behind = u128::from(bytes - head) * self.per_byte;
+        let behind = duration(self.per_byte, bytes - head);
         exact(self.tail).saturating_sub(behind)
     }
 }
@@ -113,18 +116,22 @@ impl Path {
     ) -> Self {
         let per_byte = match spec.bits_per_second {
             0 => 0,
-            bits => ((8 * 1_000_000_000u128) << FRACTION) / u128::from(bits),
+            bits => {
+                u64::try_from(((8 * 1_000_000_000u128) << FRACTION) / u128::from(bits)).unwrap_or(u64::MAX)
+            }
         };
 
         Self {
             sender,
             receiver_end,
             first_lane,
-            credits: spec.credits.clone().into_boxed_slice(),
+            // A checked specification has at most `MAX_CHANNELS` channels.
+            channels: spec.credits.len() as u8,
             delay: spec.delay,
             head_bytes: spec.cut_through.map_or(u64::MAX, u64::from),
             per_byte,
             busy_until: 0,
+            idle_at: Nanos::ZERO,
             arbitrated: false,
             idle_scheduled: false,
             transmissions: 0,
@@ -135,7 +142,7 @@ impl Path {
 
     /// Returns the indices of the path's lanes in the fabric's table.
     pub(super) fn lanes(&self) -> std::ops::Range<usize> {
-        self.first_lane as usize..self.first_lane as usize + self.credits.len()
+        self.first_lane as usize..self.first_lane as usize + usize::from(self.channels)
     }
 
     /// Returns whether only the delay affects a packet, so that a send can skip the path.
@@ -144,8 +151,22 @@ impl Path {
     }
 
     /// Returns the time at which the wire is idle, which can be in the past.
+    #[inline]
     pub(super) fn idle_at(&self) -> Nanos {
-        if self.is_plain() { Nanos::ZERO } else { rounded_up(self.busy_until) }
+        self.idle_at
+    }
+
+    /// Sets or removes the fault hook, and begins to count transmissions anew.
+    pub(super) fn set_hook(&mut self, hook: Option<FaultHook>) {
+        self.hook = hook;
+        self.transmissions = 0;
+        self.update_idle_at();
+    }
+
+    /// Takes over the time at which the wire is idle.
+    #[inline]
+    fn update_idle_at(&mut self) {
+        self.idle_at = if self.is_plain() { Nanos::ZERO } else { rounded_up(self.busy_until) };
     }
 
     /// Notes that the sender waits for the wire to fall idle.
@@ -167,7 +188,28 @@ impl Path {
     /// The hook decides at the start of a transmission. A corrupt one occupies the wire, and the
     /// receiver shows nothing of it. The request to repeat it arrives after the round trip, and
     /// the sender goes back to the corrupt packet (go-back-N).
+    #[inline]
     pub(super) fn transmit(&mut self, now: Nanos, packet: &mut Packet, incoming: Incoming) -> (Passage, u64) {
+        if self.hook.is_none() && self.discards.is_empty() {
+            let passage = self.transmit_once(now, packet.wire_bytes(), incoming);
+            self.update_idle_at();
+            return (passage, 0);
+        }
+
+        let result = self.transmit_with_errors(now, packet, incoming);
+        self.update_idle_at();
+        result
+    }
+
+    /// Does the work of [`Path::transmit`] on a path with a hook, or with packets to repeat.
+    #[cold]
+    #[inline(never)]
+    fn transmit_with_errors(
+        &mut self,
+        now: Nanos,
+        packet: &mut Packet,
+        incoming: Incoming,
+    ) -> (Passage, u64) {
         let bytes = packet.wire_bytes();
         let mut repeats = self.count_discarded(now, bytes);
 
@@ -189,10 +231,11 @@ impl Path {
     }
 
     /// Transmits `bytes` as soon as the wire is idle.
+    #[inline]
     fn transmit_once(&mut self, now: Nanos, bytes: u64, incoming: Incoming) -> Passage {
         self.transmissions += 1;
         let start = self.start(now);
-        let sent = start + self.per_byte * u128::from(bytes);
+        let sent = start + duration(self.per_byte, bytes);
         let end = sent.max(exact(incoming.tail));
 
         // A wire of infinite bandwidth carries other packets meanwhile.
@@ -202,7 +245,7 @@ impl Path {
         let head = if head_bytes == bytes {
             end
         } else {
-            let own = start + self.per_byte * u128::from(head_bytes);
+            let own = start + duration(self.per_byte, head_bytes);
             own.max(incoming.arrival_of(head_bytes, bytes))
         };
 
@@ -228,7 +271,7 @@ impl Path {
     /// Returns the number of transmissions of a packet sent at `now` that the receiver discards,
     /// because they follow a corrupt one.
     fn count_discarded(&mut self, now: Nanos, bytes: u64) -> u64 {
-        let (now, duration) = (exact(now), self.per_byte * u128::from(bytes));
+        let (now, duration) = (exact(now), duration(self.per_byte, bytes));
         while self.discards.front().is_some_and(|discard| discard.end <= now) {
             self.discards.pop_front();
         }
@@ -258,12 +301,20 @@ impl Passage {
     }
 }
 
+/// Returns the transmission time of `bytes` bytes in 2^-32 ns.
+#[inline]
+fn duration(per_byte: u64, bytes: u64) -> u128 {
+    u128::from(per_byte) * u128::from(bytes)
+}
+
 /// Returns a time in 2^-32 ns.
+#[inline]
 fn exact(time: Nanos) -> u128 {
     u128::from(time.0) << FRACTION
 }
 
 /// Returns a time of 2^-32 ns in nanoseconds, rounded up.
+#[inline]
 fn rounded_up(time: u128) -> Nanos {
     Nanos(u64::try_from((time + (NANOSECOND - 1)) >> FRACTION).unwrap_or(u64::MAX))
 }

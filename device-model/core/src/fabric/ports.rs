@@ -40,6 +40,11 @@ impl<'a> Ports<'a> {
         self.fabric.nodes.get(self.node)
     }
 
+    #[inline]
+    pub(super) fn node_mut(&mut self) -> Option<&mut Node> {
+        self.fabric.nodes.get_mut(self.node)
+    }
+
     /// Returns the time of this call.
     #[inline]
     pub fn now(&self) -> Nanos {
@@ -73,8 +78,8 @@ impl<'a> Ports<'a> {
     }
 
     #[inline]
-    pub(super) fn end(&self, port: u8) -> Option<super::PortLink> {
-        *self.node()?.ends.get(usize::from(port))?
+    pub(super) fn end(&self, port: u8) -> Option<&super::PortLink> {
+        self.node()?.ends.get(usize::from(port))?.as_ref()
     }
 
     /// Returns the index of the lane out of a port, if it exists and is up.
@@ -106,7 +111,7 @@ impl<'a> Ports<'a> {
     /// [`super::CreditUnit::Bytes`]. After 0, the function is woken when a credit returns.
     #[inline]
     pub fn credits(&self, port: u8, channel: usize) -> u32 {
-        self.lane_out(port, channel).map_or(0, |lane| self.fabric.lanes[lane].credits)
+        self.lane_out(port, channel).map_or(0, |lane| self.fabric.lanes[lane].credits_at(self.now))
     }
 
     /// Returns whether a packet can be sent now. A negative result counts as a stall. If credits
@@ -139,7 +144,7 @@ impl<'a> Ports<'a> {
         }
 
         if lane.credits == 0 {
-            lane.refuse(&packet);
+            lane.refuse(&packet, index as u32, self.now, &mut self.fabric.schedule);
             return Err(Unsent { packet, reason: Refusal::NoCredit });
         }
 
@@ -158,7 +163,7 @@ impl<'a> Ports<'a> {
     fn reason_for_no_lane(&self, port: u8, channel: usize) -> Refusal {
         match self.end(port) {
             None => Refusal::NoLink,
-            Some(end) if channel >= usize::from(end.channels) => Refusal::NoChannel,
+            Some(end) if channel >= usize::from(end.channels.get()) => Refusal::NoChannel,
             Some(_) => Refusal::LinkDown,
         }
     }
@@ -189,8 +194,13 @@ impl<'a> Ports<'a> {
     /// Forwards the first packet as [`Ports::forward`] does, to any virtual channel.
     #[inline]
     pub fn forward_between(&mut self, from: PortChannel, to: PortChannel) -> bool {
-        self.forward_row_between(from, 1, |_| Some((to, |_: &Packet| true)))
-            .is_some_and(|(moved, _)| moved == 1)
+        let lanes = self.lane_in(from.port, from.channel).zip(self.lane_out(to.port, to.channel));
+        let Some((index, out)) = lanes else { return false };
+        if self.fabric.lanes[out].is_instant(self.now) {
+            let row = self.forward_row_between(from, 1, |_| Some((to, |_: &Packet| true)));
+            return row.is_some_and(|(moved, _)| moved == 1);
+        }
+        self.forward_head(index, out)
     }
 
     /// Forwards up to `limit` packets that arrived at port `from`.
@@ -229,12 +239,12 @@ impl<'a> Ports<'a> {
     ) -> Option<(u32, bool)> {
         let Fabric { lanes, nodes, woken, .. } = &mut *self.fabric;
         let ends = nodes.get(self.node)?.ends.as_slice();
-        let end = (*ends.get(usize::from(from.port))?)?;
+        let end = ends.get(usize::from(from.port))?.as_ref()?;
         let index = end.lane_in(from.channel)?;
         let lane = lanes.get(index).filter(|lane| lane.has_head())?;
 
         let (to, goes) = way(lane.queue.front()?)?;
-        let out = ends.get(usize::from(to.port)).copied().flatten();
+        let out = ends.get(usize::from(to.port)).and_then(Option::as_ref);
         let Some(out) = out.and_then(|out| out.lane_out(to.channel)) else {
             return Some((0, true));
         };
@@ -256,7 +266,7 @@ impl<'a> Ports<'a> {
 
     /// Returns the statistics of a virtual channel out of a port, which include the link errors.
     pub fn sent(&self, port: u8, channel: usize) -> super::LaneStats {
-        let end = self.end(port).filter(|end| channel < usize::from(end.channels));
+        let end = self.end(port).filter(|end| channel < usize::from(end.channels.get()));
         end.map_or_else(Default::default, |end| self.fabric.lanes[end.out as usize + channel].stats)
     }
 
@@ -279,7 +289,7 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn take(&mut self, port: u8, channel: usize) -> Option<Packet> {
         let index = self.lane_in(port, channel)?;
-        let Fabric { lanes, nodes, woken, .. } = &mut *self.fabric;
+        let Fabric { lanes, nodes, woken, schedule, .. } = &mut *self.fabric;
         let lane = &mut lanes[index];
         let packet = lane.pop_arrived(nodes)?;
 
@@ -287,6 +297,7 @@ impl<'a> Ports<'a> {
             lane.return_credits(1, nodes, woken);
         } else {
             let credits = lane.credits_of_first(1);
+            lane.end_hush(index as u32, self.now, nodes, schedule);
             self.return_credits_at(index, credits, self.now);
         }
         Some(packet)

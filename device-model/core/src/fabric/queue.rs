@@ -1,39 +1,71 @@
-//! The packets on a lane, in order: a ring with one slot for each credit of the lane.
+//! The packets on a lane, in order: a ring that grows to the most packets that it has held.
 
 use super::Packet;
 
+/// Slots of a queue that has held a packet.
+const FEWEST_SLOTS: usize = 4;
+
 /// A ring of packets.
 pub(super) struct Queue {
-    /// Slots, a power of two. Those from `first` on hold `length` packets.
+    /// Slots, a power of two or none. Those from `first` on hold `length` packets.
     slots: Box<[Option<Packet>]>,
-    first: usize,
-    length: usize,
+    first: u32,
+    length: u32,
 }
 
 impl Queue {
-    /// Returns a queue with room for `packets` packets.
-    pub(super) fn new(packets: u32) -> Self {
-        let slots = (0..packets.next_power_of_two()).map(|_| None).collect();
-        Self { slots, first: 0, length: 0 }
+    /// Returns a queue without slots.
+    pub(super) fn new() -> Self {
+        Self { slots: Box::default(), first: 0, length: 0 }
     }
 
     /// Returns the slot of the packet at position `behind`, counted from the front.
     #[inline]
     fn slot(&self, behind: usize) -> usize {
-        (self.first + behind) & (self.slots.len() - 1)
+        (self.first as usize + behind) & self.slots.len().wrapping_sub(1)
     }
 
-    /// Adds a packet. There is a free slot, because each packet on a lane uses one of its credits.
+    /// Adds a packet.
     #[inline(always)]
     pub(super) fn push(&mut self, packet: Packet) {
-        debug_assert!(self.length < self.slots.len(), "more packets than credits");
-
-        let slot = self.slot(self.length);
+        let slot = self.slot(self.length as usize);
         // The slot is empty, so the assignment drops nothing. The pattern shows that to the
         // compiler.
         if let Some(slot @ None) = self.slots.get_mut(slot) {
             *slot = Some(packet);
             self.length += 1;
+        } else {
+            self.push_to_more(packet);
+        }
+    }
+
+    /// Adds a packet to a full queue.
+    #[cold]
+    #[inline(never)]
+    fn push_to_more(&mut self, packet: Packet) {
+        self.grow();
+        let slot = self.slot(self.length as usize);
+        if let Some(slot) = self.slots.get_mut(slot) {
+            *slot = Some(packet);
+            self.length += 1;
+        }
+    }
+
+    /// Doubles the number of slots. The credits of the lane bound it.
+    #[cold]
+    #[inline(never)]
+    fn grow(&mut self) {
+        let more = (2 * self.slots.len()).max(FEWEST_SLOTS);
+        let packets = (0..self.slots.len()).map(|behind| self.take(behind)).collect::<Vec<_>>();
+        self.slots = packets.into_iter().chain(std::iter::repeat_with(|| None)).take(more).collect();
+        self.first = 0;
+    }
+
+    /// Makes room for this many more packets.
+    #[inline]
+    pub(super) fn reserve(&mut self, packets: usize) {
+        while self.slots.len() - (self.length as usize) < packets {
+            self.grow();
         }
     }
 
@@ -42,7 +74,7 @@ impl Queue {
     pub(super) fn pop(&mut self) -> Option<Packet> {
         let slot = self.slot(0);
         let packet = self.slots.get_mut(slot)?.take()?;
-        self.first = slot + 1;
+        self.first = slot as u32 + 1;
         self.length -= 1;
 
         Some(packet)
@@ -82,13 +114,12 @@ impl Queue {
     /// Frees the slots of the first `packets` packets, which [`Queue::take`] has emptied.
     #[inline]
     pub(super) fn skip(&mut self, packets: usize) {
-        self.first = self.slot(packets);
-        self.length -= packets;
+        self.first = self.slot(packets) as u32;
+        self.length -= packets as u32;
     }
 
-    /// Moves the first packets to the end of another queue while `goes` returns true. At most
-    /// `most` packets move, and no more than the other queue has room for. Reports them in `moved`,
-    /// also if `goes` panics.
+    /// Moves the first packets to the end of another queue while `goes` returns true, at most
+    /// `most`. Reports them in `moved`, also if `goes` panics.
     // Not inlined: on its own, the loop keeps all its variables in registers.
     #[inline(never)]
     pub(super) fn move_to(
@@ -98,11 +129,12 @@ impl Queue {
         moved: &mut Moved,
         goes: impl Fn(&Packet) -> bool,
     ) {
-        let most = most.min(self.length).min(to.slots.len() - to.length);
-        let (first, behind) = (self.first, to.first + to.length);
+        let most = most.min(self.length as usize);
+        to.reserve(most);
+        let (first, behind) = (self.first as usize, (to.first + to.length) as usize);
         let mut row = Move { from: self, to, moved, packets: 0, bytes: 0 };
         let (from, into) = (&mut *row.from.slots, &mut *row.to.slots);
-        let (from_mask, into_mask) = (from.len() - 1, into.len() - 1);
+        let (from_mask, into_mask) = (from.len().wrapping_sub(1), into.len().wrapping_sub(1));
 
         while row.packets < most {
             let (Some(from), Some(into)) = (
@@ -158,7 +190,7 @@ impl Drop for Move<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.from.skip(self.packets);
-        self.to.length += self.packets;
+        self.to.length += self.packets as u32;
         *self.moved = Moved { packets: self.packets as u32, bytes: self.bytes };
     }
 }

@@ -1,8 +1,13 @@
 //! Packets that take time, and the calls for routers that choose by time, room and wire.
 
+use std::collections::VecDeque;
+
 use super::{
-    Event, EventKind, Fabric, Packet, Ports, Refusal, Unsent,
-    path::{Incoming, Passage},
+    Event, EventKind, Fabric, MAX_CHANNELS, Node, Packet, Ports, Refusal, Unsent,
+    lane::Lane,
+    path::{Incoming, Passage, Path},
+    schedule::Schedule,
+    track::Flight,
 };
 use crate::time::Nanos;
 
@@ -13,6 +18,13 @@ impl Ports<'_> {
     #[inline]
     pub fn heads(&self, channel: usize) -> u64 {
         self.node().and_then(|node| node.heads.get(channel)).copied().unwrap_or(0)
+    }
+
+    /// Returns the masks of [`Ports::heads`] for all virtual channels.
+    #[inline]
+    pub fn head_arrivals(&self) -> &[u64; MAX_CHANNELS] {
+        const NONE: &[u64; MAX_CHANNELS] = &[0; MAX_CHANNELS];
+        self.node().map_or(NONE, |node| &node.heads)
     }
 
     /// Returns the first packet on a virtual channel if its head has arrived: the packet that
@@ -27,9 +39,22 @@ impl Ports<'_> {
     /// Returns the time at which the tail of the packet of [`Ports::peek_head`] arrives, or `None`
     /// if there is no packet or all of it has arrived.
     pub fn tail_due(&self, port: u8, channel: usize) -> Option<Nanos> {
-        let lane = &self.fabric.lanes[self.lane_in(port, channel)?];
-        let only_head = lane.visible == 0 && lane.heads() > 0;
-        if only_head { Some(lane.track.as_ref()?.first()?.tail) } else { None }
+        self.fabric.lanes[self.lane_in(port, channel)?].tail_due()
+    }
+
+    /// Lets no arrival on a virtual channel wake the function until the packet of
+    /// [`Ports::peek_head`] leaves. Until then the function does not see later arrivals: a packet
+    /// of which it saw the head stays one that it cannot take as a whole.
+    ///
+    /// A router that waits for a wire or for credits to forward that packet has no use for its
+    /// tail, and none for the packets behind it. It looks at the next packet when it has forwarded
+    /// this one. On links without a delay, and without a packet, the call has no effect.
+    #[inline]
+    pub fn hush(&mut self, port: u8, channel: usize) {
+        if let Some(lane) = self.lane_in(port, channel) {
+            let Fabric { lanes, schedule, .. } = &mut *self.fabric;
+            lanes[lane].hush(schedule);
+        }
     }
 
     /// Returns whether a virtual channel has at least `credits` credits. If it has fewer, the
@@ -42,15 +67,36 @@ impl Ports<'_> {
         let limit = self.credit_limit(port, channel);
         let Some(index) = self.lane_out(port, channel) else { return false };
         let lane = &mut self.fabric.lanes[index];
+        lane.count_returns(self.now);
         if lane.credits >= credits {
             return true;
         }
 
         lane.count_stall();
         if credits <= limit {
-            lane.wake_sender_at(credits);
+            lane.wake_sender_at(credits, index as u32, self.now, &mut self.fabric.schedule);
         }
         false
+    }
+
+    /// Returns the credits of a virtual channel as [`Ports::credits`] does. The call is cheaper for
+    /// a caller that sends next.
+    #[inline]
+    pub fn update_credits(&mut self, port: u8, channel: usize) -> u32 {
+        let Some(index) = self.lane_out(port, channel) else { return 0 };
+        let lane = &mut self.fabric.lanes[index];
+        lane.count_returns(self.now);
+        lane.credits
+    }
+
+    /// Returns a bit mask of the ports at which a wait has ended since the last call: the wire has
+    /// fallen idle, enough credits have returned, or the link has changed.
+    ///
+    /// A router need not look at other ports that it found busy or without room. On links without
+    /// a delay, credits can return without a bit here.
+    #[inline]
+    pub fn take_freed(&mut self) -> u64 {
+        self.node_mut().map_or(0, |node| std::mem::take(&mut node.freed))
     }
 
     /// Returns the credits that a packet takes on a virtual channel, or 0 if it does not exist or
@@ -62,9 +108,7 @@ impl Ports<'_> {
     /// Returns the credits of a virtual channel whose buffers are all empty, or 0 if it does not
     /// exist or is down.
     pub fn credit_limit(&self, port: u8, channel: usize) -> u32 {
-        let Some(lane) = self.lane_out(port, channel) else { return 0 };
-        let path = self.fabric.lanes[lane].path;
-        self.fabric.paths[path as usize].credits.get(channel).copied().unwrap_or(0)
+        self.lane_out(port, channel).map_or(0, |lane| self.fabric.lanes[lane].capacity.total())
     }
 
     /// Returns whether the wire out of a port is idle, so that a packet sent now starts now. If it
@@ -73,30 +117,33 @@ impl Ports<'_> {
     /// A router that sends only on an idle wire chooses among its packets each time, instead of
     /// booking the wire for the packet that came first. If a packet has to be repeated, the wire is
     /// idle after the repetition.
+    #[inline]
     pub fn request_wire(&mut self, port: u8) -> bool {
-        let Some(end) = self.end(port) else { return false };
-        let Fabric { lanes, paths, schedule, .. } = &mut *self.fabric;
-        let path = &mut paths[lanes[end.out as usize].path as usize];
+        self.await_wire(port) <= self.now
+    }
+
+    /// Requests the wire as [`Ports::request_wire`] does. Returns the time from which it is idle,
+    /// as far as it is booked now, or [`Nanos::NEVER`] if there is no link.
+    #[inline]
+    pub fn await_wire(&mut self, port: u8) -> Nanos {
+        let Some(index) = self.end(port).map(|end| end.path) else { return Nanos::NEVER };
+        let path = &mut self.fabric.paths[index as usize];
         path.arbitrate();
 
         let idle_at = path.idle_at();
-        if idle_at <= self.now {
-            return true;
-        }
-
-        if !path.idle_scheduled {
+        if idle_at > self.now && !path.idle_scheduled {
             path.idle_scheduled = true;
-            schedule.add(idle_at, Event::of_lane(path.first_lane, EventKind::Idle));
+            let event = Event::of_lane(path.first_lane, EventKind::Idle);
+            self.fabric.schedule.add(self.now, idle_at, event);
         }
-        false
+        idle_at.max(self.now)
     }
 
     /// Returns the time from which the wire out of a port is idle, as far as it is booked now.
     /// Returns [`Nanos::NEVER`] if there is no link.
     pub fn wire_idle_at(&self, port: u8) -> Nanos {
         let Some(end) = self.end(port) else { return Nanos::NEVER };
-        let path = self.fabric.lanes[end.out as usize].path;
-        self.fabric.paths[path as usize].idle_at().max(self.now)
+        self.fabric.paths[end.path as usize].idle_at().max(self.now)
     }
 
     /// Sends a packet over a lane of any kind.
@@ -107,12 +154,15 @@ impl Ports<'_> {
             return Err(Unsent { packet, reason: Refusal::TooLong { longest } });
         }
 
+        lane.count_returns(self.now);
         if lane.credits < credits {
-            lane.refuse(&packet);
+            lane.refuse(&packet, index as u32, self.now, &mut self.fabric.schedule);
             return Err(Unsent { packet, reason: Refusal::NoCredit });
         }
 
-        self.put(index, packet, credits, Incoming::WHOLE);
+        let Fabric { lanes, paths, nodes, woken, schedule, .. } = &mut *self.fabric;
+        let transmission = Transmission { index: index as u32, now: self.now, paths, nodes, woken, schedule };
+        transmission.put(&mut lanes[index], packet, credits, Incoming::WHOLE);
         Ok(())
     }
 
@@ -129,49 +179,77 @@ impl Ports<'_> {
     ) -> u32 {
         let mut moved = 0;
         while moved < limit {
-            let Ok([lane, out_lane]) = self.fabric.lanes.get_disjoint_mut([index, out]) else { break };
-            let Some(packet) = lane.queue.front().filter(|_| lane.has_head()) else { break };
-            let needed = out_lane.credits_for(packet);
-            let is_too_long =
-                packet.is_longer_than(out_lane.limits.longest) || out_lane.longest_for(needed).is_some();
-            if is_too_long || !goes(packet) {
+            let lane = self.fabric.lanes.get(index).filter(|lane| lane.has_head());
+            let front = lane.and_then(|lane| lane.queue.front());
+            if !front.is_some_and(&goes) || !self.forward_head(index, out) {
                 break;
             }
-
-            if out_lane.credits < needed {
-                out_lane.count_stall();
-                out_lane.wake_sender_at(needed);
-                break;
-            }
-
-            let Some((packet, credits, tail)) = lane.pop_head(&mut self.fabric.nodes) else { break };
-            let path = &self.fabric.paths[lane.path as usize];
-            let incoming = tail.map_or(Incoming::WHOLE, |tail| path.incoming(tail));
-            let end = self.put(out, packet, needed, incoming);
-
-            self.return_credits_at(index, credits, end);
             moved += 1;
         }
         moved
     }
 
-    /// Returns credits of a lane whose packet leaves the buffer at `end`.
-    pub(super) fn return_credits_at(&mut self, index: usize, credits: u32, end: Nanos) {
-        let due = end.max(self.now).after(self.fabric.lanes[index].delay);
-        let event = Event::of_lane(index as u32, EventKind::Credit { credits });
-        self.fabric.carry_out_at(self.now, due, event);
+    /// Forwards the first packet of a lane over a lane of any kind. Returns false, and changes
+    /// nothing, if its head has not arrived, or it cannot be sent now.
+    #[inline]
+    pub(super) fn forward_head(&mut self, index: usize, out: usize) -> bool {
+        let now = self.now;
+        let Fabric { lanes, paths, nodes, woken, schedule, .. } = &mut *self.fabric;
+        let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return false };
+        let Some(packet) = lane.queue.front().filter(|_| lane.has_head()) else { return false };
+
+        let needed = out_lane.credits_for(packet);
+        if packet.is_longer_than(out_lane.limits.longest) || out_lane.longest_for(needed).is_some() {
+            return false;
+        }
+
+        out_lane.count_returns(now);
+        if out_lane.credits < needed {
+            out_lane.count_stall();
+            out_lane.wake_sender_at(needed, out as u32, now, schedule);
+            return false;
+        }
+
+        let Some((packet, credits, tail)) = lane.pop_head(index as u32, now, nodes, schedule) else {
+            return false;
+        };
+        let incoming = tail.map_or(Incoming::WHOLE, |tail| paths[lane.path as usize].incoming(tail));
+
+        let transmission = Transmission { index: out as u32, now, paths, nodes, woken, schedule };
+        let end = transmission.put(out_lane, packet, needed, incoming);
+        lane.return_later(credits, index as u32, (now, end), nodes, woken, schedule);
+        true
     }
 
-    /// Puts a packet on a lane, which must have `credits` credits. Returns the time at which the
-    /// packet's tail has left this node.
-    fn put(&mut self, index: usize, mut packet: Packet, credits: u32, incoming: Incoming) -> Nanos {
-        let fabric = &mut *self.fabric;
-        let lane = &mut fabric.lanes[index];
-        let passage = if lane.is_plain() && lane.track.is_none() && incoming.is_whole() {
-            Passage::plain(self.now, lane.delay)
+    /// Returns credits of a lane whose packet leaves the buffer at `end`.
+    pub(super) fn return_credits_at(&mut self, index: usize, credits: u32, end: Nanos) {
+        let Fabric { lanes, nodes, woken, schedule, .. } = &mut *self.fabric;
+        lanes[index].return_later(credits, index as u32, (self.now, end), nodes, woken, schedule);
+    }
+}
+
+/// The parts of the fabric that a packet concerns which is put on a lane.
+struct Transmission<'a> {
+    /// Index of the lane.
+    index: u32,
+    now: Nanos,
+    paths: &'a mut [Path],
+    nodes: &'a mut [Node],
+    woken: &'a mut VecDeque<u32>,
+    schedule: &'a mut Schedule,
+}
+
+impl Transmission<'_> {
+    /// Puts a packet on a lane of any kind, which must have `credits` credits. Returns the time at
+    /// which the packet's tail has left this node.
+    #[inline]
+    fn put(self, lane: &mut Lane, mut packet: Packet, credits: u32, incoming: Incoming) -> Nanos {
+        let Self { index, now, paths, nodes, woken, schedule } = self;
+        let passage = if lane.is_plain() && incoming.is_whole() {
+            Passage::plain(now, lane.delay)
         } else {
-            let path = &mut fabric.paths[lane.path as usize];
-            let (passage, repeats) = path.transmit(self.now, &mut packet, incoming);
+            let path = &mut paths[lane.path as usize];
+            let (passage, repeats) = path.transmit(now, &mut packet, incoming);
             lane.stats.retransmissions += repeats;
             passage
         };
@@ -179,14 +257,13 @@ impl Ports<'_> {
         // A packet stays behind the one in front of it, which a fault may have delayed.
         let head = passage.head.max(lane.last_arrival);
         let tail = passage.tail.max(head);
-        lane.push_timed(tail, credits, packet);
+        let event = lane.push_timed(now, Flight { head, tail }, credits, packet);
+        lane.watch_credits(index, now, schedule);
 
-        let index = index as u32;
-        if head < tail {
-            fabric.carry_out_at(self.now, head, Event::of_lane(index, EventKind::Head));
-            fabric.carry_out_at(self.now, tail, Event::of_lane(index, EventKind::Tail));
-        } else {
-            fabric.carry_out_at(self.now, tail, Event::of_lane(index, EventKind::Arrival));
+        if let Some(due) = event
+            && let Some(due) = if due > now { Some(due) } else { lane.arrive_at_once(now, nodes, woken) }
+        {
+            lane.schedule_arrival(index, now, due, schedule);
         }
         passage.end
     }

@@ -1,57 +1,232 @@
-//! The track of the packets on a lane that cuts through or whose credits count bytes.
+//! The track of a lane that takes time: the packets that are coming, and the credits on their way
+//! back.
+//!
+//! Only the first coming packet of a lane is an event of the schedule, and the first return of
+//! credits only while the sender waits for one. All other credits are counted when the sender
+//! looks, or when others follow them.
 
 use std::collections::VecDeque;
 
-use super::{CreditUnit, LinkSpec};
+use super::{CreditUnit, LinkSpec, schedule::Place};
 use crate::time::Nanos;
 
-/// Times, credits and heads of the packets on a tracked lane.
+/// The packets and credits that are under way on a lane.
+///
+/// Large networks have more tracks than a cache holds. Most lanes have one packet and one return
+/// under way, and then need only this cache line.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Track {
-    pub(super) unit: CreditUnit,
-    /// Credits of the lane in total.
-    pub(super) total: u32,
-    /// Number of packets of which only the head has arrived. They are behind the visible ones.
-    pub(super) heads: u32,
-    /// The packets in the lane's queue, in order.
-    flights: VecDeque<Flight>,
-    /// Packets that were forwarded before their tails arrived. The events of these tails are
-    /// scheduled, and concern no packet.
-    pub(super) forwarded_heads: u32,
+    /// The first packet that has not arrived as a whole, or [`Flight::NONE`].
+    first: Flight,
+    /// The first credits on their way back, or [`Return::NONE`].
+    next_return: Return,
+    /// Time of the first event for credits, or [`Nanos::NEVER`] if none is scheduled.
+    pub(super) credit_event: Nanos,
+    /// Place in the schedule of the event for the first coming packet, or [`Place::NONE`]. The
+    /// event is not later than that packet's next time.
+    pub(super) arrival_place: Place,
+    /// Number of packets that have arrived as a whole and that the receiver has not been shown,
+    /// because of [`Track::is_hushed`].
+    pub(super) hidden: u16,
+    /// Whether the head of the first coming packet has arrived. That packet is behind the visible
+    /// ones.
+    pub(super) has_head: bool,
+    /// No arrival is shown or wakes the receiver until the first packet of the queue leaves.
+    pub(super) is_hushed: bool,
+    /// [`More::flights`] and [`More::returns`] are not empty.
+    has_flights: bool,
+    has_returns: bool,
+    more: Option<Box<More>>,
 }
 
-/// A packet of a tracked lane.
-#[derive(Clone, Copy, Debug, Default)]
+/// The packets and credits that only few lanes have under way.
+#[derive(Debug, Default)]
+struct More {
+    /// The packets behind [`Track::first`], in order.
+    flights: VecDeque<Flight>,
+    /// The credits behind [`Track::next_return`], in order of time.
+    returns: VecDeque<Return>,
+    /// Credits of the packets in the lane's queue, in order, if credits count bytes.
+    costs: VecDeque<u32>,
+}
+
+/// A packet that is coming.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Flight {
+    /// Time at which the head arrives. It is not before the tail of the packet in front.
+    pub(super) head: Nanos,
     /// Time at which the tail arrives.
     pub(super) tail: Nanos,
-    /// Credits that the packet has taken.
-    pub(super) credits: u32,
+}
+
+impl Flight {
+    /// No packet. It never arrives.
+    const NONE: Self = Self { head: Nanos::NEVER, tail: Nanos::NEVER };
+}
+
+/// Credits on their way back.
+#[derive(Clone, Copy, Debug)]
+struct Return {
+    due: Nanos,
+    credits: u32,
+}
+
+impl Return {
+    /// No credits. They never return.
+    const NONE: Self = Self { due: Nanos::NEVER, credits: 0 };
+}
+
+impl Default for Track {
+    fn default() -> Self {
+        Self {
+            first: Flight::NONE,
+            next_return: Return::NONE,
+            credit_event: Nanos::NEVER,
+            arrival_place: Place::NONE,
+            hidden: 0,
+            has_head: false,
+            is_hushed: false,
+            has_flights: false,
+            has_returns: false,
+            more: None,
+        }
+    }
 }
 
 impl Track {
-    /// Returns the track of a lane with this many credits, if a link of this kind needs one.
-    pub(super) fn needed_for(spec: &LinkSpec, credits: u32) -> Option<Self> {
-        if spec.cut_through.is_none() && spec.credit_unit == CreditUnit::Packets {
+    fn more(&mut self) -> &mut More {
+        self.more.get_or_insert_default()
+    }
+
+    /// Adds a packet behind the others that are coming.
+    #[inline]
+    pub(super) fn push_coming(&mut self, flight: Flight) {
+        if self.first.tail == Nanos::NEVER {
+            self.first = flight;
+        } else {
+            self.has_flights = true;
+            self.more().flights.push_back(flight);
+        }
+    }
+
+    /// Returns the first packet that is coming. Without one, it arrives at [`Nanos::NEVER`].
+    #[inline]
+    pub(super) fn coming(&self) -> Flight {
+        self.first
+    }
+
+    /// Removes the first packet that is coming, and returns it. Returns whether there are others.
+    #[inline]
+    pub(super) fn pop_coming(&mut self) -> (Flight, bool) {
+        let next = if self.has_flights { self.next_flight() } else { Flight::NONE };
+        (std::mem::replace(&mut self.first, next), next.tail < Nanos::NEVER)
+    }
+
+    /// Removes the packet behind the first one.
+    fn next_flight(&mut self) -> Flight {
+        let flights = &mut self.more().flights;
+        let next = flights.pop_front().unwrap_or(Flight::NONE);
+        let has_flights = !flights.is_empty();
+        self.has_flights = has_flights;
+        next
+    }
+
+    /// Counts the packets that have arrived at `now` as hidden, while the receiver is shown none.
+    #[inline]
+    pub(super) fn hide_arrived(&mut self, now: Nanos) {
+        while self.first.tail <= now && self.first.tail < Nanos::NEVER {
+            self.pop_coming();
+            self.hidden += 1;
+        }
+    }
+
+    /// Adds credits that are back at `due`.
+    #[inline]
+    pub(super) fn push_return(&mut self, due: Nanos, credits: u32) {
+        if self.next_return.due == Nanos::NEVER {
+            self.next_return = Return { due, credits };
+        } else {
+            self.push_other_return(Return { due, credits });
+        }
+    }
+
+    /// Adds credits to others that are on their way back.
+    fn push_other_return(&mut self, mut last: Return) {
+        if last.due < self.next_return.due {
+            std::mem::swap(&mut last, &mut self.next_return);
+        }
+
+        let returns = &mut self.more().returns;
+        let is_last = returns.back().is_none_or(|back| back.due <= last.due);
+        returns.push_back(last);
+        self.has_returns = true;
+        if !is_last {
+            self.sort_last_return();
+        }
+    }
+
+    /// Moves the last return to its place. Packets can leave in another order than that in which
+    /// their transmissions end.
+    #[inline(never)]
+    fn sort_last_return(&mut self) {
+        let returns = &mut self.more().returns;
+        let mut at = returns.len().saturating_sub(1);
+        while at > 0 && returns[at - 1].due > returns[at].due {
+            returns.swap(at - 1, at);
+            at -= 1;
+        }
+    }
+
+    /// Removes the first credits that are back at `now`, and returns their number.
+    #[inline]
+    pub(super) fn pop_return(&mut self, now: Nanos) -> Option<u32> {
+        let Return { due, credits } = self.next_return;
+        if due > now || due == Nanos::NEVER {
             return None;
         }
 
-        let flights = VecDeque::with_capacity(credits as usize);
-        Some(Self { unit: spec.credit_unit, total: credits, heads: 0, flights, forwarded_heads: 0 })
+        self.next_return = if self.has_returns { self.other_return() } else { Return::NONE };
+        Some(credits)
     }
 
-    /// Adds a packet.
-    pub(super) fn push(&mut self, tail: Nanos, credits: u32) {
-        self.flights.push_back(Flight { tail, credits });
+    /// Removes the credits behind the first ones.
+    fn other_return(&mut self) -> Return {
+        let returns = &mut self.more().returns;
+        let next = returns.pop_front().unwrap_or(Return::NONE);
+        let has_returns = !returns.is_empty();
+        self.has_returns = has_returns;
+        next
     }
 
-    /// Removes the first packet.
-    pub(super) fn pop(&mut self) -> Flight {
-        self.flights.pop_front().unwrap_or_default()
+    /// Returns the number of credits that are back at `now`.
+    pub(super) fn count_returned(&self, now: Nanos) -> u32 {
+        let others = self.more.iter().flat_map(|more| &more.returns);
+        let all = std::iter::once(&self.next_return).chain(others);
+        all.take_while(|back| back.due <= now).map(|back| back.credits).sum()
     }
 
-    /// Returns the first packet.
-    pub(super) fn first(&self) -> Option<Flight> {
-        self.flights.front().copied()
+    /// Returns the time of the next return of credits, or [`Nanos::NEVER`].
+    #[inline]
+    pub(super) fn next_return(&self) -> Nanos {
+        self.next_return.due
     }
+
+    /// Adds the credits of the last packet of the lane's queue.
+    #[inline]
+    pub(super) fn push_cost(&mut self, credits: u32) {
+        self.more().costs.push_back(credits);
+    }
+
+    /// Removes the credits of the first packets of the lane's queue, and returns their sum.
+    #[inline]
+    pub(super) fn pop_costs(&mut self, packets: u32) -> u32 {
+        let costs = &mut self.more().costs;
+        (0..packets).filter_map(|_| costs.pop_front()).sum()
+    }
+}
+
+/// Returns whether each packet of a link takes one credit, and arrives as a whole.
+pub(super) fn is_simple(spec: &LinkSpec) -> bool {
+    spec.cut_through.is_none() && spec.credit_unit == CreditUnit::Packets
 }

@@ -106,7 +106,16 @@ impl Fabric {
             line.later = Some((seen_at, driven));
         } else if driven != (line.shown.and, line.shown.or) {
             line.coming = Some(driven);
-            self.carry_out_at(now, seen_at, Event::of_wire(wire));
+            self.show_wire_at(now, seen_at, wire);
+        }
+    }
+
+    /// Shows a wire's members its levels at `due`, which may be now.
+    fn show_wire_at(&mut self, now: Nanos, due: Nanos, wire: u8) {
+        if due <= now {
+            self.show_wire(wire, due);
+        } else {
+            self.schedule.add(now, due, Event::of_wire(wire));
         }
     }
 
@@ -145,7 +154,7 @@ impl Fabric {
             && levels != (line.shown.and, line.shown.or)
         {
             line.coming = Some(levels);
-            self.carry_out_at(due, at, Event::of_wire(wire));
+            self.show_wire_at(due, at, wire);
         }
     }
 }

@@ -135,14 +135,17 @@ struct IntxLine {
 /// State of one attachment's interrupts.
 pub struct Interrupts {
     line: Option<IntxLine>,
-    vectors: Vec<Sink>,
+    /// Number of MSI-X vectors.
+    vectors: u16,
+    /// Sinks of the MSI-X vectors, or nothing before the first one is bound.
+    sinks: Vec<Sink>,
     error: Sink,
     request: Sink,
     /// DMA writes are in flight, and interrupts wait for them.
     holding: bool,
     /// Held interrupts in order, each once. After a release it holds the vectors that had no sink.
     held: Vec<u16>,
-    /// Bit mask of the MSI-X vectors in `held`.
+    /// Bit mask of the MSI-X vectors in `held`, or nothing before the first hold.
     is_held: Vec<u64>,
     counters: InterruptCounters,
 }
@@ -150,15 +153,15 @@ pub struct Interrupts {
 impl Interrupts {
     /// Returns the interrupts that `spec` describes, none of them bound.
     pub fn new(spec: &FunctionSpec) -> Self {
-        let vectors = spec.msix.map_or(0, |msix| usize::from(msix.vectors));
         Self {
             line: spec.intx.then(IntxLine::default),
-            vectors: vec![None; vectors],
+            vectors: spec.msix.map_or(0, |msix| msix.vectors),
+            sinks: Vec::new(),
             error: None,
             request: None,
             holding: false,
-            held: Vec::with_capacity(vectors + 1),
-            is_held: vec![0; vectors.div_ceil(64)],
+            held: Vec::new(),
+            is_held: Vec::new(),
             counters: InterruptCounters::default(),
         }
     }
@@ -185,6 +188,9 @@ impl Interrupts {
     pub fn bind(&mut self, index: u32, start: u32, sinks: Vec<Sink>) -> Result<(), IrqError> {
         let count = u32::try_from(sinks.len()).unwrap_or(u32::MAX);
         let range = self.range(index, start, count)?;
+        if index == MSIX {
+            self.sinks.resize(self.vectors.into(), None);
+        }
 
         for (slot, sink) in self.slots(index, range).iter_mut().zip(sinks) {
             *slot = sink;
@@ -277,7 +283,7 @@ impl Interrupts {
 
     /// Raises an MSI-X vector. A vector raised again while it is held is delivered once.
     pub fn raise_msix(&mut self, vector: u16) -> Raised {
-        let Some(sink) = self.vectors.get(usize::from(vector)) else {
+        let Some(sink) = self.sinks.get(usize::from(vector)).or_else(|| self.unbound(vector)) else {
             self.counters.spurious += 1;
             return Raised::Spurious;
         };
@@ -300,6 +306,12 @@ impl Interrupts {
             self.counters.pending += 1;
             Raised::Pending
         }
+    }
+
+    /// Returns the sink of a vector that exists, before any vector is bound.
+    #[cold]
+    fn unbound(&self, vector: u16) -> Option<&Sink> {
+        (vector < self.vectors).then_some(&None)
     }
 
     /// Sets the level of the INTx line. For a function without INTx, an assertion counts as
@@ -328,7 +340,10 @@ impl Interrupts {
     /// [`Interrupts::release`] have no effect.
     pub fn hold(&mut self) {
         if !self.holding {
+            let vectors = usize::from(self.vectors);
+            self.is_held.resize(vectors.div_ceil(64), 0);
             self.held.clear();
+            self.held.reserve(vectors + 1);
             self.holding = true;
         }
     }
@@ -391,7 +406,7 @@ impl Interrupts {
     /// and masks.
     pub fn reset(&mut self) {
         self.clear();
-        self.vectors.fill(None);
+        self.sinks = Vec::new();
         self.error = None;
         self.request = None;
         if let Some(line) = &mut self.line {
@@ -404,7 +419,7 @@ impl Interrupts {
         match index {
             INTX => Some(self.line.is_some().into()),
             MSI => Some(0),
-            MSIX => Some(self.vectors.len() as u32),
+            MSIX => Some(self.vectors.into()),
             ERROR | REQUEST => Some(1),
             _ => None,
         }
@@ -427,7 +442,7 @@ impl Interrupts {
     fn slots(&mut self, index: u32, range: Range<usize>) -> &mut [Sink] {
         let all = match index {
             INTX => self.line.as_mut().map_or(&mut [][..], |line| slice::from_mut(&mut line.sink)),
-            MSIX => &mut self.vectors[..],
+            MSIX => &mut self.sinks[..],
             ERROR => slice::from_mut(&mut self.error),
             REQUEST => slice::from_mut(&mut self.request),
             _ => &mut [],

@@ -131,6 +131,7 @@ impl Machine {
 }
 
 impl ActiveFunction<'_> {
+    /// Carries out a read of a region. Reads of a function that is out of service return ones.
     fn read(
         &mut self,
         who: AttachmentId,
@@ -180,7 +181,7 @@ impl ActiveFunction<'_> {
 
         match space {
             BarSpace::Memory | BarSpace::Mirror => {
-                if let Some(memory) = &attachment.memories[usize::from(at.bar)] {
+                if let Some(memory) = attachment.memory(at.bar) {
                     memory.read(at.offset, &mut data[..length]).map_err(MachineError::from)?;
                 }
                 Ok(length)
@@ -214,6 +215,7 @@ impl ActiveFunction<'_> {
         }
     }
 
+    /// Carries out a write to a region. Writes to a function that is out of service have no effect.
     fn write(
         &mut self,
         who: AttachmentId,
@@ -278,10 +280,10 @@ impl ActiveFunction<'_> {
 
         let stalled = result == Write::Stalled;
         let attachment = self.attachment(who)?;
-        let newly = stalled && !attachment.write_stalled;
+        let is_new_stall = stalled && !attachment.write_stalled;
         attachment.write_stalled = stalled;
-        attachment.counters.stalls += u64::from(newly);
-        if newly {
+        attachment.counters.stalls += u64::from(is_new_stall);
+        if is_new_stall {
             self.trace(who, Event::Stalled { at });
         }
 
@@ -361,7 +363,7 @@ impl Attachment {
             // The machine has refused a write to a mirror. Software does not write pending bits.
             BarSpace::Mirror | BarSpace::PendingBits(_) | BarSpace::Device => {}
             BarSpace::Memory => {
-                if let Some(memory) = &self.memories[usize::from(at.bar)] {
+                if let Some(memory) = self.memory(at.bar) {
                     memory.write(at.offset, data)?;
                 }
             }

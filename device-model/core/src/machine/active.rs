@@ -59,13 +59,15 @@ impl Machine {
 }
 
 impl FunctionSlot {
-    /// Returns an attachment of the function, with or without a client.
+    /// Returns an attachment of the function that has or had a client.
     fn attachment(&mut self, who: AttachmentId) -> Result<&mut Attachment, MachineError> {
-        let function = self.state.id;
-        self.state
-            .attachments
-            .get_mut(usize::from(who.0))
-            .ok_or(MachineError::NoSuchAttachment { function: function.0, attachment: who.0 })
+        let (function, attachment) = (self.state.id.0, who.0);
+        let attachments = &mut self.state.attachments;
+        let missing = match usize::from(who.0) < attachments.len() {
+            true => MachineError::NotAttached { function, attachment },
+            false => MachineError::NoSuchAttachment { function, attachment },
+        };
+        attachments.get_mut(usize::from(who.0)).ok_or(missing)
     }
 }
 
@@ -81,7 +83,7 @@ impl ActiveFunction<'_> {
         self.slot.state.id
     }
 
-    /// Returns an attachment, with or without a client.
+    /// Returns an attachment that has or had a client.
     pub(super) fn attachment(&mut self, who: AttachmentId) -> Result<&mut Attachment, MachineError> {
         self.slot.attachment(who)
     }

@@ -38,6 +38,14 @@ impl Machine {
         let companions = &mut self.shared.companions;
         companions.begin_step();
         companions.supervise(self.shared.now);
+        self.poll_companions(budget)
+    }
+
+    /// Polls stepped companions, and wakes the functions for which companions have something.
+    /// Returns whether there is more to do at once.
+    #[cold]
+    pub(super) fn poll_companions(&mut self, budget: u32) -> bool {
+        let companions = &mut self.shared.companions;
         let mut busy = companions.poll(budget);
 
         let (slots, schedule) = (&mut self.slots, &mut self.schedule);

@@ -71,17 +71,17 @@ impl Device for Inert {
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let mut ports = context.ports();
-        let mut left = budget;
+        let mut remaining = budget;
         for channel in 0..MAX_CHANNELS {
             let mut arrived = ports.arrived(channel);
             while arrived != 0 {
                 let port = arrived.trailing_zeros() as u8;
                 arrived &= arrived - 1;
-                left -= ports.take_while(port, channel, left, |_| true);
+                remaining -= ports.take_while(port, channel, remaining, |_| true);
             }
         }
 
-        if left == 0 { Progress::Busy } else { Progress::Idle }
+        if remaining == 0 { Progress::Busy } else { Progress::Idle }
     }
 }
 
@@ -140,7 +140,7 @@ impl ActiveFunction<'_> {
 
         self.drop_pending_dma(None);
         self.give_up_clients();
-        self.take_links_down();
+        self.disconnect_from_fabric();
         self.restart_schedule();
     }
 
@@ -167,8 +167,8 @@ impl ActiveFunction<'_> {
         }
     }
 
-    /// Takes the function's links down, and drives its wires low.
-    fn take_links_down(&mut self) {
+    /// Takes the function's links down, and drives its global interrupt wires low.
+    fn disconnect_from_fabric(&mut self) {
         let function = self.id();
         for link in (0..self.fabric.links()).map(LinkId) {
             let ends = self.fabric.link_ends(link);

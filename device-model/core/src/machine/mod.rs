@@ -2,7 +2,8 @@
 //!
 //! A machine never blocks, does no I/O and reads no clock. Its owner drives it: the owner passes
 //! accesses in ([`Machine::read`], [`Machine::write`]), calls [`Machine::step`] with the current
-//! time, and takes the DMA messages out ([`Machine::pop_outgoing`]).
+//! time, and takes the DMA messages out ([`Machine::pop_outgoing`]). In virtual time, it calls
+//! [`Machine::run_until`] instead.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -13,17 +14,21 @@
 //! | `dma.rs` | client memory, and replies to DMA messages |
 //! | `schedule.rs` | stepping, sleeping and waking |
 //! | `companions.rs` | companions of devices |
+//! | `heartbeat.rs` | the heartbeat in clients' mirrors |
 //! | `contain.rs` | containment of panics of devices |
 //! | `query.rs` | queries, which change nothing |
+//! | `virtual_time.rs` | running from event to event, without a clock |
 
 mod access;
 mod active;
 mod companions;
 mod contain;
 mod dma;
+mod heartbeat;
 mod query;
 mod rings;
 mod schedule;
+mod virtual_time;
 
 use std::{
     collections::VecDeque,
@@ -38,22 +43,24 @@ pub use self::{
     access::{Access, AccessError},
     query::{RegionView, region},
     schedule::Next,
+    virtual_time::{Endless, TurnLimits},
 };
 use self::{
     active::ActiveFunction,
     contain::{Lent, drop_device},
     schedule::Schedule,
+    virtual_time::{TurnCount, VirtualTime},
 };
 pub use crate::{attachment::DMA_QUOTA, context::Outgoing, error::MachineError};
 use crate::{
-    attachment::{Attachment, create_memory},
+    attachment::{AttachmentList, Memories, create_memory},
     context::{FunctionState, Shared},
     device::{Device, Ended, Reset},
     fabric::Fabric,
     ids::{AttachmentId, FunctionId},
     interrupt::{Interrupts, MSIX, Raised, Sink},
     panic::{DeviceMethod, message_of},
-    pci::ConfigSpace,
+    pci::ConfigLayouts,
     spec::{MAX_NAME, Scope, SpecError},
     time::Nanos,
     trace::{Event, TraceSink},
@@ -70,17 +77,23 @@ pub(crate) enum PollState {
 }
 
 /// A function of the machine: its state, its device, and its place in the schedule.
+///
+/// The fields that every turn uses come first, on as few cache lines as possible. Large networks
+/// have more functions than a cache holds.
+#[repr(C)]
 struct FunctionSlot {
-    state: FunctionState,
     device: Box<dyn Device>,
-    poll_state: PollState,
-    /// The function is among the hot ones of [`Schedule`], or being put there.
-    queued: bool,
+    /// The function's turns in virtual time.
+    turns: TurnCount,
     /// Time of the device's next step, or [`Nanos::NEVER`] if it requested none. A timer of
     /// [`Schedule`] with another time is stale.
     timer: Nanos,
+    /// The function is among the hot ones of [`Schedule`], or being put there.
+    queued: bool,
     /// The device's method that is under way.
     under_way: Option<DeviceMethod>,
+    state: FunctionState,
+    poll_state: PollState,
     lent: Lent,
 }
 
@@ -89,7 +102,9 @@ pub struct Machine {
     slots: Vec<FunctionSlot>,
     fabric: Fabric,
     shared: Shared,
+    config_layouts: ConfigLayouts,
     schedule: Schedule,
+    virtual_time: VirtualTime,
     heartbeat_due: Nanos,
     heartbeat: u64,
     sleeper: Sleeper<Membarrier>,
@@ -108,7 +123,9 @@ impl Machine {
             slots: Vec::new(),
             fabric: Fabric::new(),
             shared: Shared::new(),
+            config_layouts: ConfigLayouts::default(),
             schedule: Schedule::new(),
+            virtual_time: VirtualTime::default(),
             heartbeat_due: Nanos::ZERO,
             heartbeat: 0,
             sleeper: Sleeper::open(),
@@ -133,8 +150,9 @@ impl Machine {
         spec.validate()?;
 
         let id = FunctionId(self.slots.len() as u32);
-        let config = ConfigSpace::new(&spec);
-        let attachments = spec.attachments.iter().map(|_| Attachment::new(&spec, config.clone())).collect();
+        let count = spec.attachments.len();
+        let config = (count > 0).then(|| self.config_layouts.config_space(&spec));
+        let attachments = AttachmentList::new(count, config);
         let state = FunctionState {
             id,
             name: name.to_owned(),
@@ -153,6 +171,7 @@ impl Machine {
             poll_state: PollState::Cold,
             queued: false,
             timer: Nanos::NEVER,
+            turns: TurnCount::default(),
             under_way: None,
             lent: Lent::NOTHING,
         });
@@ -290,34 +309,33 @@ impl ActiveFunction<'_> {
         let state = &mut self.slot.state;
         let index = usize::from(who.0);
 
-        if state.attachments[index].tenant.is_some() {
+        if state.attachments.get(index).is_some_and(|attachment| attachment.tenant.is_some()) {
             return Err(MachineError::Taken { function: state.id.0, attachment: who.0 });
         }
 
-        let group = state.spec.attachments[index].group;
+        let group_of = |index: usize| state.spec.attachments.get(index).map(|spec| spec.group);
         let neighbour = state
-            .spec
             .attachments
             .iter()
-            .zip(&state.attachments)
-            .find(|(spec, attachment)| spec.group == group && attachment.tenant.is_some())
-            .map(|(_, attachment)| attachment.memories.clone());
+            .filter(|(_, attachment)| attachment.tenant.is_some())
+            .find(|(other, _)| group_of(usize::from(other.0)) == group_of(index))
+            .map(|(_, attachment)| attachment);
 
-        let mut memories: [Option<_>; 6] = Default::default();
+        let mut memories = Memories::default();
         for (bar, (spec, memory)) in state.spec.bars.iter().zip(&mut memories).enumerate() {
             let Some(spec) = spec else { continue };
             *memory = match (&neighbour, spec.scope) {
-                (Some(theirs), Scope::Group) => theirs[bar].clone(),
+                (Some(theirs), Scope::Group) => theirs.memory(bar as u8).cloned(),
                 _ => {
                     create_memory(&memory_name(&state.name, &state.spec.attachments[index].name, bar), spec)?
                 }
             };
         }
 
-        let attachment = &mut state.attachments[index];
-        attachment.memories = memories;
-        if let Err(error) = attachment.set_up_tenant(&state.spec) {
-            attachment.drop_tenant(&state.spec);
+        let missing = MachineError::NoSuchAttachment { function: state.id.0, attachment: who.0 };
+        let attachment = state.attachments.open(index, &state.spec).ok_or(missing)?;
+        if let Err(error) = attachment.set_up_tenant(&state.spec, memories) {
+            attachment.drop_tenant();
             return Err(error);
         }
 
@@ -346,7 +364,9 @@ impl ActiveFunction<'_> {
     fn drop_client(&mut self, who: AttachmentId) {
         self.drop_pending_dma(Some(who));
         let state = &mut self.slot.state;
-        state.attachments[usize::from(who.0)].drop_tenant(&state.spec);
+        if let Some(attachment) = state.attachments.get_mut(usize::from(who.0)) {
+            attachment.drop_tenant();
+        }
         state.refresh_clients();
         self.trace(who, Event::Detached);
         self.wake();
@@ -355,7 +375,8 @@ impl ActiveFunction<'_> {
     fn reset_attachment(&mut self, who: AttachmentId) -> Result<(), MachineError> {
         self.drop_pending_dma(Some(who));
         let state = &mut self.slot.state;
-        let zeroed = state.attachments[usize::from(who.0)].reset(&state.spec);
+        let attachment = state.attachments.get_mut(usize::from(who.0));
+        let zeroed = attachment.map_or(Ok(()), |attachment| attachment.reset(&state.spec));
 
         self.trace(who, Event::Reset);
         self.call(DeviceMethod::Reset, |device, context| device.reset(context, Reset::Attachment(who)));
@@ -370,7 +391,7 @@ impl ActiveFunction<'_> {
 
         let mut zeroed = Ok(());
         let state = &mut self.slot.state;
-        for attachment in &mut state.attachments {
+        for attachment in state.attachments.iter_mut() {
             if attachment.tenant.is_some() {
                 zeroed = zeroed.and(attachment.clear(&state.spec));
             }

@@ -7,9 +7,10 @@ use crate::{
     attachment::AttachmentCounters,
     device::Counter,
     ids::{AttachmentId, FunctionId},
-    interrupt::IrqInfo,
+    interrupt::{Interrupts, IrqInfo},
     panic::DeviceMethod,
     spec::{Area, BarSpec, FunctionSpec},
+    time::Nanos,
 };
 
 /// VFIO region indices of a PCI function.
@@ -50,6 +51,11 @@ pub struct RegionView {
 }
 
 impl Machine {
+    /// Returns the machine's time: that of the last step, or of the last event in virtual time.
+    pub fn now(&self) -> Nanos {
+        self.shared.now
+    }
+
     /// Returns the number of functions.
     pub fn functions(&self) -> u32 {
         self.slots.len() as u32
@@ -75,9 +81,13 @@ impl Machine {
     ) -> Result<RegionView, MachineError> {
         let missing = MachineError::NoSuchAttachment { function: function.0, attachment: who.0 };
         let Some(slot) = self.slots.get(function.0 as usize) else { return Err(missing) };
-        let Some(attachment) = slot.state.attachments.get(usize::from(who.0)) else { return Err(missing) };
+        let position = usize::from(who.0);
+        if position >= slot.state.attachments.len() {
+            return Err(missing);
+        }
 
         let spec = &slot.state.spec;
+        let attachment = slot.state.attachments.get(position);
         let bar = spec.bars.get(index as usize).and_then(Option::as_ref);
         let size = region::size(spec, index);
         let mirrored = bar.is_some_and(BarSpec::is_mirrored);
@@ -87,15 +97,18 @@ impl Machine {
             readable: size > 0,
             writable: size > 0 && !mirrored,
             areas: bar.map(|bar| bar.areas.clone()).unwrap_or_default(),
-            memory: attachment.memories.get(index as usize).cloned().flatten(),
+            memory: u8::try_from(index).ok().and_then(|bar| attachment?.memory(bar)).cloned(),
         })
     }
 
     /// Returns the information that VFIO reports for an interrupt index, or `None` if it does not
     /// exist.
     pub fn irq_info(&self, function: FunctionId, who: AttachmentId, index: u32) -> Option<IrqInfo> {
-        let slot = self.slots.get(function.0 as usize)?;
-        slot.state.attachments.get(usize::from(who.0))?.interrupts.info(index)
+        let state = &self.slots.get(function.0 as usize)?.state;
+        if usize::from(who.0) >= state.attachments.len() {
+            return None;
+        }
+        Interrupts::new(&state.spec).info(index)
     }
 
     /// Returns whether a client has the attachment.
@@ -126,8 +139,10 @@ impl Machine {
 
     /// Returns the statistics that the core keeps for an attachment.
     pub fn attachment_counters(&self, function: FunctionId, who: AttachmentId) -> Option<AttachmentCounters> {
-        let slot = self.slots.get(function.0 as usize)?;
-        slot.state.attachments.get(usize::from(who.0)).map(|attachment| attachment.counters)
+        let attachments = &self.slots.get(function.0 as usize)?.state.attachments;
+        let index = usize::from(who.0);
+        let counters = || attachments.get(index).map_or_else(Default::default, |found| found.counters);
+        (index < attachments.len()).then(counters)
     }
 
     /// Returns the number of functions whose mapped memory the machine polls.

@@ -14,7 +14,6 @@
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},
-    sync::atomic::Ordering,
 };
 
 use super::{FunctionSlot, Machine, PollState, active::ActiveFunction};
@@ -33,8 +32,6 @@ const COOL_AFTER: u64 = 50_000;
 /// for the next step. The kernel may have to allocate each page first, which takes far longer than
 /// the copy.
 const MOST_TOUCHED: usize = 512 << 10;
-/// Interval of the heartbeat in every client's mirror, in nanoseconds.
-const HEARTBEAT: u64 = 50_000_000;
 
 /// Time of the next [`Machine::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +48,7 @@ pub enum Next {
 /// Which functions run in the next turns, and the timers of the others.
 pub(super) struct Schedule {
     /// Functions to run in the next turns.
-    hot: VecDeque<FunctionId>,
+    pub(super) hot: VecDeque<FunctionId>,
     /// Timers of the functions, earliest first. Some entries are stale: see
     /// [`FunctionSlot::timer`].
     timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
@@ -125,7 +122,7 @@ impl Schedule {
     }
 
     /// Returns the first timer that is not stale. It stays in the heap.
-    fn next_timer(&mut self, slots: &[FunctionSlot]) -> Option<(Nanos, FunctionId)> {
+    pub(super) fn next_timer(&mut self, slots: &[FunctionSlot]) -> Option<(Nanos, FunctionId)> {
         while let Some(&Reverse((time, function))) = self.timers.peek() {
             if slots.get(function.0 as usize).is_some_and(|slot| slot.timer == time) {
                 return Some((time, function));
@@ -150,7 +147,7 @@ impl FunctionSlot {
     /// Sets or clears the sleeping words of the function's clients.
     #[cold]
     fn set_sleeping(&self, sleeping: bool) {
-        for attachment in &self.state.attachments {
+        for (_, attachment) in self.state.attachments.iter() {
             attachment.set_sleeping(sleeping);
         }
     }
@@ -169,17 +166,10 @@ impl Machine {
         let budget = budget.max(1);
         self.update_heartbeats(now);
 
-        if self.schedule.crowded {
-            self.schedule.remove_stale_timers(&self.slots);
+        if self.virtual_time.is_on {
+            self.end_virtual_time();
         }
-
-        while let Some((time, function)) = self.schedule.next_timer(&self.slots)
-            && time <= now
-        {
-            self.schedule.timers.pop();
-            self.slots[function.0 as usize].timer = Nanos::NEVER;
-            self.wake(function);
-        }
+        self.fire_timers();
 
         let mut busy = false;
         self.shared.touched = 0;
@@ -211,6 +201,22 @@ impl Machine {
         }
     }
 
+    /// Wakes the functions whose timers are due.
+    #[inline(always)]
+    pub(super) fn fire_timers(&mut self) {
+        if self.schedule.crowded {
+            self.schedule.remove_stale_timers(&self.slots);
+        }
+
+        while let Some((time, function)) = self.schedule.next_timer(&self.slots)
+            && time <= self.shared.now
+        {
+            self.schedule.timers.pop();
+            self.slots[function.0 as usize].timer = Nanos::NEVER;
+            self.wake(function);
+        }
+    }
+
     /// Runs the turns of the functions that are hot now, and then lets functions cool down. Returns
     /// whether there was work.
     ///
@@ -233,7 +239,7 @@ impl Machine {
             }
 
             let Some(function) = self.schedule.hot.pop_front() else { break };
-            busy |= self.active(function).is_some_and(|mut active| active.turn(budget));
+            busy |= self.active(function).is_some_and(|mut active| active.run_and_requeue(budget));
             // A function that got packets from this turn runs in this step if its turn is still to
             // come, and in the next step otherwise.
             self.collect_woken();
@@ -283,7 +289,7 @@ impl Machine {
 
     /// Wakes the functions that the fabric names, and reports changes of their links.
     #[inline(never)]
-    fn wake_named(&mut self) {
+    pub(super) fn wake_named(&mut self) {
         loop {
             let (slots, schedule) = (&mut self.slots, &mut self.schedule);
             self.fabric.take_woken(|function, changed| {
@@ -302,7 +308,7 @@ impl Machine {
 
     /// Reports to a device that the links at these ports have changed.
     #[cold]
-    fn report_links(&mut self, function: FunctionId, mut ports: u64) {
+    pub(super) fn report_links(&mut self, function: FunctionId, mut ports: u64) {
         let now = self.shared.now;
         let Some(mut active) = self.active(function) else { return };
         while ports != 0 {
@@ -330,7 +336,7 @@ impl Machine {
         let mut busy = false;
         while let Some(function) = self.schedule.cooling.pop() {
             let Some(mut active) = self.active(function) else { continue };
-            if active.run(budget) {
+            if active.drain_and_step(budget) {
                 active.wake();
                 busy = true;
             }
@@ -338,31 +344,14 @@ impl Machine {
 
         busy
     }
-
-    /// Advances the heartbeat in every client's mirror when it is due.
-    fn update_heartbeats(&mut self, now: Nanos) {
-        if now < self.heartbeat_due {
-            return;
-        }
-
-        self.heartbeat_due = now.after(HEARTBEAT);
-        self.heartbeat += 1;
-        for slot in &self.slots {
-            for attachment in &slot.state.attachments {
-                if let Some(words) = attachment.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
-                    words.heartbeat.store(self.heartbeat, Ordering::Relaxed);
-                }
-            }
-        }
-    }
 }
 
 impl ActiveFunction<'_> {
     /// Runs the function for one turn, and queues it for the next unless it may go cold. Returns
     /// whether it did work.
     #[inline(always)]
-    fn turn(&mut self, budget: u32) -> bool {
-        let busy = self.run(budget);
+    fn run_and_requeue(&mut self, budget: u32) -> bool {
+        let busy = self.drain_and_step(budget);
         let now = self.shared.now;
         let function = self.id();
 
@@ -391,7 +380,7 @@ impl ActiveFunction<'_> {
     /// Runs one turn: drains the rings, delivers DMA results and steps the device. Returns whether
     /// there was work.
     #[inline(always)]
-    fn run(&mut self, budget: u32) -> bool {
+    pub(super) fn drain_and_step(&mut self, budget: u32) -> bool {
         let handed_over = self.deliver_results(budget);
         let mut busy = handed_over > 0;
         let mut from = (0, 0);

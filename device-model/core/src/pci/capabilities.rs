@@ -32,6 +32,7 @@ pub(super) const MSIX_ENABLE: u16 = 1 << 15;
 pub(super) const MSIX_FUNCTION_MASK: u16 = 1 << 14;
 
 /// Offsets of the registers that affect the rest of the function, and the kinds of its BARs.
+#[derive(PartialEq)]
 pub(super) struct RegisterOffsets {
     pub(super) power_control: usize,
     pub(super) device_control: usize,
@@ -41,7 +42,7 @@ pub(super) struct RegisterOffsets {
 }
 
 /// Offsets of the registers through which software reaches BARs ([`crate::spec::BarWindow`]).
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub(super) struct WindowOffsets {
     pub(super) bar: usize,
     pub(super) offset: usize,

@@ -75,7 +75,8 @@ pub(crate) struct WindowAccess {
 /// One byte for each byte of configuration space.
 pub(super) type Bytes = Box<[u8]>;
 
-/// Values and rules during construction.
+/// Values at power-on, and rules.
+#[derive(PartialEq)]
 pub(super) struct Image {
     pub(super) value: Bytes,
     /// Bits that software can write.
@@ -104,33 +105,75 @@ impl Image {
     }
 }
 
-/// State shared by the configuration spaces of one function: the power-on values and the rules.
+/// State shared by the configuration spaces of equal functions: the power-on values and the rules.
+#[derive(PartialEq)]
 struct ConfigLayout {
     power_on: Image,
     offsets: RegisterOffsets,
 }
 
+impl ConfigLayout {
+    /// Returns the layout of a function's configuration space. The caller has validated `spec`.
+    fn new(spec: &FunctionSpec) -> Self {
+        let mut image = Image::new();
+        put_header(&mut image, spec);
+        let offsets = capabilities::put(&mut image, spec);
+        Self { power_on: image, offsets }
+    }
+}
+
+/// The layouts of a machine's functions, which equal functions share.
+#[derive(Default)]
+pub(crate) struct ConfigLayouts(Vec<Arc<ConfigLayout>>);
+
+impl ConfigLayouts {
+    /// Most layouts that a new function is compared with. Machines have few kinds of functions.
+    const MOST: usize = 32;
+
+    /// Returns the configuration space of a function without a client, which has no values of its
+    /// own.
+    pub(crate) fn config_space(&mut self, spec: &FunctionSpec) -> ConfigSpace {
+        let layout = ConfigLayout::new(spec);
+        let shared = self.0.iter().find(|known| ***known == layout).cloned();
+        let layout = shared.unwrap_or_else(|| {
+            let layout = Arc::new(layout);
+            if self.0.len() < Self::MOST {
+                self.0.push(Arc::clone(&layout));
+            }
+            layout
+        });
+
+        ConfigSpace { value: Bytes::default(), layout }
+    }
+}
+
 /// Configuration space of a function as one attachment sees it. A clone belongs to the same
 /// function and has its own values.
+///
+/// Without a client it has the power-on values, no memory for others, and takes no changes.
 #[derive(Clone)]
 pub struct ConfigSpace {
+    /// The values, or nothing without a client.
     value: Bytes,
     layout: Arc<ConfigLayout>,
 }
 
 impl ConfigSpace {
-    /// Returns configuration space at power-on. The caller has validated `spec`.
+    /// Returns configuration space at power-on, for a client. The caller has validated `spec`.
     pub fn new(spec: &FunctionSpec) -> Self {
-        let mut image = Image::new();
-        put_header(&mut image, spec);
-        let offsets = capabilities::put(&mut image, spec);
-        Self { value: image.value.clone(), layout: Arc::new(ConfigLayout { power_on: image, offsets }) }
+        let layout = ConfigLayout::new(spec);
+        Self { value: layout.power_on.value.clone(), layout: Arc::new(layout) }
+    }
+
+    /// Returns the values.
+    fn values(&self) -> &[u8] {
+        if self.value.is_empty() { &self.layout.power_on.value } else { &self.value }
     }
 
     /// Reads bytes. Bytes beyond configuration space read as ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let available = self.value.get(start..).unwrap_or_default();
+        let available = self.values().get(start..).unwrap_or_default();
         let count = available.len().min(data.len());
         let (inside, beyond) = data.split_at_mut(count);
         inside.copy_from_slice(&available[..count]);
@@ -143,7 +186,7 @@ impl ConfigSpace {
         let before = self.interrupt_controls();
 
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        for (at, &byte) in (start..CONFIG_SIZE).zip(data) {
+        for (at, &byte) in (start..self.value.len()).zip(data) {
             let old = self.value[at];
             let mut writable = self.layout.power_on.writable[at];
             if at == self.layout.offsets.power_control && !matches!(byte & capabilities::POWER_STATE, 0 | 3) {
@@ -197,7 +240,7 @@ impl ConfigSpace {
 
     /// Returns the power state that software set.
     pub fn power_state(&self) -> PowerState {
-        match self.value[self.layout.offsets.power_control] & capabilities::POWER_STATE {
+        match self.get::<1>(self.layout.offsets.power_control)[0] & capabilities::POWER_STATE {
             0 => PowerState::D0,
             _ => PowerState::D3Hot,
         }
@@ -265,12 +308,20 @@ impl ConfigSpace {
     pub fn set_master_abort(&mut self) {
         let status = u16::from_le_bytes(self.get(header::STATUS)) | STATUS_RECEIVED_MASTER_ABORT;
         self.set(header::STATUS, status.to_le_bytes());
-        self.value[self.layout.offsets.device_control + 2] |= capabilities::UNSUPPORTED_REQUEST;
+
+        let at = self.layout.offsets.device_control + 2;
+        let [value] = self.get(at);
+        self.set(at, [value | capabilities::UNSUPPORTED_REQUEST]);
     }
 
-    /// Restores the power-on values.
+    /// Sets the power-on values, for a client.
     pub fn power_on(&mut self) {
-        self.value.copy_from_slice(&self.layout.power_on.value);
+        self.value.clone_from(&self.layout.power_on.value);
+    }
+
+    /// Drops the values after the client's end.
+    pub(crate) fn power_off(&mut self) {
+        self.value = Bytes::default();
     }
 
     /// Carries out a function-level reset. It restores the power-on values except maximum payload
@@ -304,13 +355,24 @@ impl ConfigSpace {
     /// Returns a field at an offset that the layout fixed.
     fn get<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut out = [0; N];
-        out.copy_from_slice(&self.value[at..at + N]);
+        match self.value.get(at..at + N) {
+            Some(field) => out.copy_from_slice(field),
+            None => out.copy_from_slice(self.power_on_value(at, N)),
+        }
         out
     }
 
-    /// Sets a field, whatever bits software can write.
+    /// Returns a field of a configuration space without a client.
+    #[cold]
+    fn power_on_value(&self, at: usize, length: usize) -> &[u8] {
+        &self.layout.power_on.value[at..at + length]
+    }
+
+    /// Sets a field, whatever bits software can write. Without a client, it does nothing.
     fn set<const N: usize>(&mut self, at: usize, value: [u8; N]) {
-        self.value[at..at + N].copy_from_slice(&value);
+        if let Some(field) = self.value.get_mut(at..at + N) {
+            field.copy_from_slice(&value);
+        }
     }
 }
 

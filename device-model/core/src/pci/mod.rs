@@ -14,5 +14,6 @@ mod msix;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use config::ConfigLayouts;
 pub use config::{CONFIG_SIZE, ConfigEffect, ConfigSpace, PowerState};
 pub use msix::{MAX_TABLE_WRITE, MsixTable, Unmasked};

@@ -19,3 +19,4 @@ mod property;
 mod rings;
 mod schedule;
 mod spec;
+mod virtual_time;

@@ -29,6 +29,34 @@ fn a_sender_that_asks_is_woken_when_the_wire_falls_idle() {
 }
 
 #[test]
+fn ports_are_freed_by_their_wire_and_by_their_credits() {
+    let spec = LinkSpec { delay: 20, ..LinkSpec::new(1, 2, 512) };
+    let (mut fabric, link) = pair(LinkSpec { bits_per_second: BYTE_A_NANOSECOND, ..spec });
+    let freed = |fabric: &mut Fabric, now: u64| {
+        fabric.advance(Nanos(now));
+        ports(fabric, A, now).take_freed()
+    };
+    freed(&mut fabric, 0);
+
+    send(&mut fabric, 0, 0, (100, 0)).unwrap();
+    assert_eq!(ports(&mut fabric, A, 0).await_wire(0), Nanos(100));
+    let by_wire = [99, 100, 100].map(|now| freed(&mut fabric, now));
+
+    send(&mut fabric, 100, 0, (100, 1)).unwrap();
+    assert!(!ports(&mut fabric, A, 100).request_credits(0, 0, 2));
+    assert_eq!(take(&mut fabric, B, 220, 0), Some(0));
+    let by_first_credit = [239, 240, 240].map(|now| freed(&mut fabric, now));
+    assert_eq!(take(&mut fabric, B, 240, 0), Some(1));
+    let by_second_credit = [259, 260, 260].map(|now| freed(&mut fabric, now));
+
+    fabric.set_link_up(link, false).unwrap();
+    let by_link = freed(&mut fabric, 300);
+
+    assert_eq!((by_wire, by_first_credit), ([0, 1, 0], [0, 1, 0]));
+    assert_eq!((by_second_credit, by_link), ([0, 1, 0], 1));
+}
+
+#[test]
 fn the_channel_that_matters_most_goes_first_when_the_wire_falls_idle() {
     let (mut fabric, _) = pair(link(BYTE_A_NANOSECOND));
     send(&mut fabric, 0, 0, (100, 1)).unwrap();

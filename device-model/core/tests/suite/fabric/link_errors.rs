@@ -176,7 +176,7 @@ proptest! {
             }
         }
 
-        now = finish(&mut fabric, now);
+        now = finish(&mut fabric, now) + LONGEST_DELAY;
         for channel in 0..2 {
             prop_assert_eq!(ports(&mut fabric, A, now).credits(0, channel), 9);
             prop_assert_eq!(ports(&mut fabric, B, now).credits(1, channel), 9);

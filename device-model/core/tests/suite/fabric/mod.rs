@@ -20,6 +20,10 @@ const C: FunctionId = FunctionId(2);
 /// Bandwidth at which a byte takes one nanosecond.
 const BYTE_A_NANOSECOND: u64 = 8_000_000_000;
 
+/// A time after the last event in which all credits return. Only those that a sender waits for are
+/// events.
+const LONGEST_DELAY: u64 = 1000;
+
 /// Returns A and B with a link at their ports 0.
 fn pair(spec: LinkSpec) -> (Fabric, LinkId) {
     let mut fabric = Fabric::new();

@@ -1,0 +1,112 @@
+//! The events that are due at one time.
+
+use super::{Event, EventKind, WORD};
+use crate::fabric::GI_WIRES;
+
+/// A set of events, which gives them in their order.
+///
+/// Thousands of events of a large network can be due at one time. A bit for each possible event
+/// orders them without comparisons.
+#[derive(Debug, Default)]
+pub(super) struct DueEvents {
+    /// A bit for each event of a lane.
+    words: Vec<u64>,
+    /// A bit for each of `words` that is not zero.
+    groups: Vec<u64>,
+    /// A bit for each of `groups` that is not zero.
+    blocks: Vec<u64>,
+    /// A bit for each event of a wire.
+    wires: u64,
+    /// The rest of the word that [`DueEvents::pop`] has begun, and its index.
+    rest: u64,
+    word: usize,
+    /// Number of events in `words`.
+    count: u32,
+}
+
+// The wires of the global interrupt network have a bit each.
+const _: () = assert!(GI_WIRES as usize <= WORD);
+
+impl DueEvents {
+    /// Adds an event. [`DueEvents::pop`] must have returned all earlier ones.
+    #[inline]
+    pub(super) fn insert(&mut self, event: Event) {
+        let word = event.0 as usize / WORD;
+        let Some(bits) = self.words.get_mut(word) else { return self.insert_new(event) };
+
+        let bit = 1 << (event.0 as usize % WORD);
+        if *bits & bit == 0 {
+            *bits |= bit;
+            self.count += 1;
+            let group = word / WORD;
+            self.groups[group] |= 1 << (word % WORD);
+            self.blocks[group / WORD] |= 1 << (group % WORD);
+        }
+    }
+
+    /// Adds an event of a wire, or of a lane for which there is no bit yet.
+    #[cold]
+    #[inline(never)]
+    fn insert_new(&mut self, event: Event) {
+        let (index, kind) = event.parts();
+        if kind == EventKind::Wire {
+            self.wires |= 1 << (index % WORD);
+            return;
+        }
+
+        let words = (event.0 as usize / WORD + 1).next_power_of_two();
+        self.words.resize(words, 0);
+        self.groups.resize(words.div_ceil(WORD), 0);
+        self.blocks.resize(self.groups.len().div_ceil(WORD), 0);
+        self.insert(event);
+    }
+
+    /// Returns whether there are no events.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0 && self.wires == 0
+    }
+
+    /// Removes and returns the first event.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Event> {
+        if self.rest == 0 && !self.begin_word() {
+            return self.pop_wire();
+        }
+
+        let bit = self.rest.trailing_zeros();
+        self.rest &= self.rest - 1;
+        self.count -= 1;
+        Some(Event((self.word * WORD) as u32 | bit))
+    }
+
+    /// Takes the next word that is not zero. Returns false if there is none.
+    #[inline]
+    fn begin_word(&mut self) -> bool {
+        if self.count == 0 {
+            return false;
+        }
+
+        let Some(block) = self.blocks.iter().position(|&block| block != 0) else { return false };
+        let group = block * WORD + self.blocks[block].trailing_zeros() as usize;
+        self.word = group * WORD + self.groups[group].trailing_zeros() as usize;
+        self.rest = std::mem::take(&mut self.words[self.word]);
+
+        self.groups[group] &= self.groups[group] - 1;
+        if self.groups[group] == 0 {
+            self.blocks[block] &= self.blocks[block] - 1;
+        }
+        true
+    }
+
+    /// Removes and returns the event of the first wire.
+    #[inline]
+    fn pop_wire(&mut self) -> Option<Event> {
+        if self.wires == 0 {
+            return None;
+        }
+        let wire = self.wires.trailing_zeros() as u8;
+        self.wires &= self.wires - 1;
+        Some(Event::of_wire(wire))
+    }
+}
