@@ -174,6 +174,8 @@ impl Plan {
         self.push_function(node, name.to_owned(), None, source)
     }
 
+    /// Adds a function to a node, if the machine has room for it. The caller has checked that no
+    /// other function has its name.
     fn push_function(
         &mut self,
         node: NodeKey,
@@ -205,20 +207,10 @@ impl Plan {
             return Err(PlanError::SamePort { port: self.port_name(a) });
         }
 
-        let credits = &link.credits;
-        if credits.is_empty() || credits.len() > MAX_CHANNELS {
-            return Err(PlanError::Channels { channels: credits.len() });
-        }
-        if let Some(&credits) = credits.iter().find(|credits| !(1..=MAX_CREDITS).contains(*credits)) {
-            return Err(PlanError::Credits { credits });
-        }
-        if !(1..=MAX_PACKET).contains(&link.max_packet) {
-            return Err(PlanError::Packet { bytes: link.max_packet });
-        }
-        link.check().map_err(|reason| PlanError::LinkUnits { reason })?;
+        link.check()?;
 
         // A link has the buffers twice, one set for each direction.
-        let buffers = self.buffers + 2 * credits.iter().map(|&credits| u64::from(credits)).sum::<u64>();
+        let buffers = self.buffers + 2 * link.credits.iter().map(|&credits| u64::from(credits)).sum::<u64>();
         if buffers > MAX_BUFFERS {
             return Err(PlanError::Buffers { buffers });
         }
@@ -347,6 +339,18 @@ fn check_name(name: &str) -> Result<(), PlanError> {
     if is_good { Ok(()) } else { Err(PlanError::Name { name: name.to_owned() }) }
 }
 
+impl From<FabricError> for PlanError {
+    /// Returns the error of a link that a fabric refuses.
+    fn from(reason: FabricError) -> Self {
+        match reason {
+            FabricError::Channels { count } => Self::Channels { channels: count },
+            FabricError::Credits { credits } => Self::Credits { credits },
+            FabricError::PacketSize { bytes } => Self::Packet { bytes },
+            reason => Self::LinkUnits { reason },
+        }
+    }
+}
+
 /// The reason why something cannot be added to a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{} is {}; expected {}", self.parts().0, self.parts().1, self.parts().2)]
@@ -436,42 +440,44 @@ impl PlanError {
 
     /// Returns what is wrong, its value, and the expected values.
     pub(crate) fn parts(&self) -> (String, String, String) {
-        let parts = |what: &str, found: String, expected: &str| (what.to_owned(), found, expected.to_owned());
+        let text = |what: &str, found: String, expected: &str| (what.to_owned(), found, expected.to_owned());
 
         match self.clone() {
-            Self::Name { name } => parts("name", name, "1 to 32 letters, digits and '-'"),
-            Self::NameTaken { name } => parts("name", name, "a name that no other node has"),
+            Self::Name { name } => text("name", name, "1 to 32 letters, digits and '-'"),
+            Self::NameTaken { name } => text("name", name, "a name that no other node has"),
             Self::FunctionTaken { name, node } => {
-                parts("name", name, &format!("a name that no other function of node {node} has"))
+                text("name", name, &format!("a name that no other function of node {node} has"))
             }
             Self::Functions => {
-                parts("the number of functions", "too large".into(), &format!("at most {MAX_FUNCTIONS}"))
+                text("the number of functions", "too large".into(), &format!("at most {MAX_FUNCTIONS}"))
             }
-            Self::NoNode => parts("a node", "of another plan".into(), "a node of this plan"),
+            Self::NoNode => text("a node", "of another plan".into(), "a node of this plan"),
             Self::NoFunction { name, some } => {
-                parts("a function", name, &format!("a function of this machine: {some}"))
+                text("the function", name, &format!("one of this machine: {some}"))
             }
             Self::NoPort { port } => {
-                parts("a port", port, &format!("a number of 0 to {} behind the ':'", MAX_PORTS - 1))
+                text("a port", port, &format!("a number of 0 to {} behind the ':'", MAX_PORTS - 1))
             }
-            Self::PortTaken { port } => parts("a port", port, "a port that has no link yet"),
-            Self::SamePort { port } => parts("the other end", port, "another port than the first end"),
+            Self::PortTaken { port } => text("a port", port, "a port that has no link yet"),
+            Self::SamePort { port } => text("the other end", port, "another port than the first end"),
             Self::Channels { channels } => {
-                parts("channels", channels.to_string(), &format!("1 to {MAX_CHANNELS}"))
+                text("channels", channels.to_string(), &format!("1 to {MAX_CHANNELS}"))
             }
-            Self::Credits { credits } => {
-                parts("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}"))
+            Self::Credits { credits } => text("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}")),
+            Self::Packet { bytes } => {
+                text("the longest packet", bytes.to_string(), &format!("1 to {MAX_PACKET} bytes"))
             }
-            Self::Packet { bytes } => parts("the longest packet", bytes.to_string(), "1 to 65536 bytes"),
-            Self::LinkUnits { reason } => parts(
+            Self::LinkUnits { reason } => text(
                 "a link's cut-through or credit unit",
                 reason.to_string(),
                 "a head of at least 1 byte, and credits for the longest packet",
             ),
-            Self::Buffers { buffers } => {
-                parts("the packets of buffer of all links", buffers.to_string(), "8388608 at most")
-            }
-            Self::Variable { name } => parts(
+            Self::Buffers { buffers } => text(
+                "the packets of buffer of all links",
+                buffers.to_string(),
+                &format!("{MAX_BUFFERS} at most"),
+            ),
+            Self::Variable { name } => text(
                 "an environment variable",
                 name,
                 "letters, digits and '_', without the start NICFORGE_, and a value without a zero byte",

@@ -56,25 +56,25 @@ impl<const WORDS: usize> AttachmentSet<WORDS> {
     /// Returns the member with the lowest id.
     #[inline]
     pub fn first(&self) -> Option<AttachmentId> {
-        self.at_or_behind(0)
+        self.first_from(0)
     }
 
     /// Returns the next member behind `who`, which need not be one. A loop can go through a set
     /// with it while the set changes.
     #[inline]
     pub fn behind(&self, who: AttachmentId) -> Option<AttachmentId> {
-        self.at_or_behind(u32::from(who.0) + 1)
+        self.first_from(u32::from(who.0) + 1)
     }
 
     /// Returns the member whose turn it is: the first from `turn` on, or else the first of all.
     #[inline]
     pub fn in_turn(&self, turn: AttachmentId) -> Option<AttachmentId> {
-        self.at_or_behind(turn.0.into()).or_else(|| self.first())
+        self.first_from(turn.0.into()).or_else(|| self.first())
     }
 
     /// Returns the first member from the id `from` on.
     #[inline]
-    fn at_or_behind(&self, from: u32) -> Option<AttachmentId> {
+    fn first_from(&self, from: u32) -> Option<AttachmentId> {
         let mut filled = self.filled & (u32::MAX << (from / 64).min(31));
 
         while filled != 0 {

@@ -16,6 +16,7 @@
 //! | [`mirror`] | mirror words that are written when their value changes |
 //! | [`register`] | the widths of register accesses |
 //! | [`retry`] | delays before a retry, and times that have to come |
+//! | [`server`] | parts that take cycles of a clock, one piece of work after another |
 //! | [`watchdog`] | time limits that do not count time in which the NIC was not driven |
 #![forbid(unsafe_code)]
 
@@ -26,9 +27,10 @@ pub mod interrupt;
 pub mod mirror;
 pub mod register;
 pub mod retry;
+pub mod server;
 pub mod watchdog;
 
 pub use self::{
     agenda::Agenda, attachment_set::AttachmentSet, in_turn::in_turn, interrupt::InterruptEnables,
-    mirror::MirrorWord, register::RegisterValue, watchdog::WatchdogLimit,
+    mirror::MirrorWord, register::RegisterValue, server::Clock, server::Server, watchdog::WatchdogLimit,
 };

@@ -21,6 +21,7 @@
 //! | `window` | sub-ranges, with the accessors of the hot path |
 //! | `word` | atomic words |
 //! | `slots` | rings of packet slots |
+//! | `records` | rings of a header word and data, emptied by their owner |
 //! | `copy` | the volatile copies |
 //! | [`posted`] | the ring of posted writes |
 //! | `permission` | the accesses that a device may make |
@@ -48,6 +49,7 @@ mod error;
 mod memory;
 mod permission;
 pub mod posted;
+mod records;
 mod sigbus;
 mod slots;
 pub mod wake;
@@ -58,6 +60,7 @@ pub use error::{GuardError, MemoryError};
 pub use memory::{Access, SharedMemory};
 pub use permission::DmaPermission;
 pub use posted::{Cells, Consumer, Peek, Producer, PushError, RecordRef, RingError, SharedCells};
+pub use records::Records;
 pub use sigbus::{MAX_GUARDED_RANGES, guard_faults, install_sigbus_guard};
 pub use slots::Slots;
 pub use wake::{SAFETY_TIMEOUT, register_membarrier};

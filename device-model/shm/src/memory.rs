@@ -222,6 +222,7 @@ impl SharedMemory {
         Self::create_sealed(name, len, MFdFlags::MFD_HUGETLB, SealFlag::empty())
     }
 
+    /// Creates and maps a memory file of `len` bytes in whole pages, and seals its size.
     fn create_sealed(name: &str, len: usize, flags: MFdFlags, seals: SealFlag) -> Result<Self, MemoryError> {
         if len == 0 {
             return Err(MemoryError::Empty);

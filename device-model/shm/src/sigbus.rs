@@ -123,6 +123,8 @@ impl Drop for Guard {
     }
 }
 
+/// Takes a free slot of the table of guarded ranges. The table grows by a chunk, which is never
+/// freed, because the signal handler reads it without a lock.
 fn take_slot() -> Result<&'static GuardSlot, GuardError> {
     let mut free = lock(&FREE);
     if let Some(slot) = free.slots.pop() {
@@ -192,6 +194,8 @@ pub fn install_sigbus_guard() -> Result<(), GuardError> {
     Ok(())
 }
 
+/// Handles SIGBUS: replaces the guarded range of the faulting address by zeroed memory. Any other
+/// signal goes to the handler that was installed before.
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let errno = Errno::last_raw();
 

@@ -221,6 +221,8 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         payloads.len()
     }
 
+    /// Takes slots one after the other, up to the first that is not filled. Returns the number
+    /// taken. It is for the last lap before the numbers of the slots wrap.
     #[cold]
     fn take_one_by_one(&self, number: u32, mask: u64, targets: &mut [[u8; N]]) -> usize {
         let mut taken = 0;

@@ -164,6 +164,22 @@ impl Window {
         Ok(())
     }
 
+    /// Loads a record as [`Window::store_record`] stores it: the header with *acquire* order, then
+    /// the word, which belongs to that header or a later one.
+    ///
+    /// # Errors
+    /// Those of the word loads.
+    #[inline]
+    pub fn load_record(&self, offset: u64) -> Result<(u64, u64), MemoryError> {
+        let first = self.aligned(offset, 16)?.cast::<u64>();
+        // SAFETY: 16 bytes at `offset` are in bounds and aligned by the check; the mapping lives as
+        // long as `self`.
+        let header = unsafe { AtomicU64::from_ptr(first) }.load(Ordering::Acquire);
+        // SAFETY: as above.
+        let word = unsafe { AtomicU64::from_ptr(first.wrapping_add(1)) }.load(Ordering::Relaxed);
+        Ok((header, word))
+    }
+
     /// Returns whether an access has met the end of the file: see [`crate::SharedMemory::faulted`].
     #[inline]
     pub fn faulted(&self) -> bool {

@@ -131,57 +131,61 @@ impl<C: Cells> Consumer<C> {
     /// has the BAR, offset and length of the record that was popped just before.
     #[inline]
     pub fn take_while(&mut self, limit: u32, mut accept: impl FnMut(RecordRef<'_>, bool) -> bool) -> u32 {
-        // A peeked record is the first one, if it is valid and has one cell. Its memory is not read
-        // again.
-        let mut is_read = self.peeked_cells != 0;
-        if is_read && (self.peeked_cells != 1 || self.len == 0) {
+        if limit == 0 || self.peeked_cells == 0 && !self.read_head() {
+            return 0;
+        }
+        if self.peeked_cells != 1 || self.len == 0 {
             return 0;
         }
 
-        let (mut header, mut refused) = (self.header, false);
         let (first, cell_count) = (self.consumed, self.cell_count);
+        let end = first.wrapping_add(limit);
+        let (mut header, mut len, mut is_repeat) = (self.header, self.len as usize, false);
+        let mut position = first;
+        // The position behind the ring's last cell, or the end.
+        let mut stop = first.wrapping_add(limit.min(cell_count - (first & (cell_count - 1))));
 
-        // Without its phase bit, no header has all bits set: this value matches none.
-        let (mut last, mut len) = (u64::MAX, self.len as usize);
-        let mut popped = 0;
-
-        while popped < limit {
-            let position = first.wrapping_add(popped);
-            let cell = (position & (cell_count - 1)) as usize;
-            if !is_read {
-                header = self.cells.header_acquire(cell);
-                if header & PHASE != phase_of(position, cell_count) {
-                    break;
-                }
-                if header & !PHASE != last {
-                    (.., len) = posted::fields(header);
-                    if !fits_one_cell(len) {
-                        break;
-                    }
-                }
-                self.cells.data_read_bytes(cell, &mut self.buffer[0], len);
-            }
-
-            is_read = false;
+        let refused = loop {
             let (bar, offset, _) = posted::fields(header);
-            let data = self.buffer[0].as_bytes().get(..len).unwrap_or_default();
-            if !accept(RecordRef { bar, offset, data }, header & !PHASE == last) {
-                refused = true;
-                break;
+            let data = &self.buffer[0].as_bytes()[..len.min(CELL_DATA)];
+            if !accept(RecordRef { bar, offset, data }, is_repeat) {
+                break true;
             }
 
-            last = header & !PHASE;
-            popped += 1;
-        }
+            position = position.wrapping_add(1);
+            if position == stop {
+                if position == end {
+                    break false;
+                }
+                // An equal record in the next lap has the other phase.
+                header ^= PHASE;
+                stop = position.wrapping_add(cell_count.min(end.wrapping_sub(position)));
+            }
 
-        self.consumed = first.wrapping_add(popped);
-        if refused || is_read {
+            let cell = (position & (cell_count - 1)) as usize;
+            let last = header;
+            header = self.cells.header_acquire(cell);
+            is_repeat = header == last;
+            if !is_repeat {
+                if header & PHASE != phase_of(position, cell_count) {
+                    break false;
+                }
+                (.., len) = posted::fields(header);
+                if !fits_one_cell(len) {
+                    break false;
+                }
+            }
+            self.cells.data_read_bytes(cell, &mut self.buffer[0], len);
+        };
+
+        self.consumed = position;
+        if refused {
             (self.header, self.peeked_cells, self.len) = (header, 1, len as u32);
         } else {
             (self.peeked_cells, self.len) = (0, 0);
         }
 
-        popped
+        position.wrapping_sub(first)
     }
 
     /// Returns the data of the record that [`Consumer::peek`] returned, or nothing if it returned
