@@ -58,6 +58,7 @@
 //! | the search for cycles | 80 for each channel at most |
 //!
 //! A 3D torus of 8,192 nodes with dimension order has 67 million pairs and 49,152 channels.
+//! Its check takes a few seconds.
 
 mod graph;
 mod routing;

@@ -1,6 +1,12 @@
-//! Tests of shapes and of the deadlock check through the crate's public interface.
+//! Tests of shapes, the deadlock check, routers, collectives and presence through the crate's
+//! public interface.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod bed;
+mod collective;
 mod deadlock;
+mod presence;
+mod properties;
+mod router;
 mod shapes;
 mod strategies;

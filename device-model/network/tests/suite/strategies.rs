@@ -22,6 +22,11 @@ pub(crate) fn torus() -> impl Strategy<Value = Torus> {
     })
 }
 
+/// Rings of 3 to 64 nodes.
+pub(crate) fn ring() -> impl Strategy<Value = Torus> {
+    (3..=NODES).prop_map(|nodes| Torus::new(&[Dimension::torus(nodes)]).unwrap())
+}
+
 /// Connected networks of 2 to 24 nodes with six ports each, and cables from a list.
 pub(crate) fn wiring() -> impl Strategy<Value = Wiring> {
     let picks = proptest::collection::vec((any::<u32>(), any::<u32>()), 0..60);

@@ -1,0 +1,180 @@
+//! The header word of a collective packet.
+
+use super::{ByteOrder, CLASSES, Flags, Number, Operand, Operation};
+
+/// The kind of a collective operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// One node's packet reaches all members. It is not combined.
+    Broadcast,
+    /// The combination of all members' packets reaches one member.
+    Reduce,
+    /// The combination of all members' packets reaches all members.
+    Allreduce,
+}
+
+/// The header word of a collective packet, in [`nicforge_core::fabric::Contents::header`].
+///
+/// | bits | contents |
+/// | --- | --- |
+/// | 0 to 3 | class |
+/// | 4, 5 | kind: 0 broadcast, 1 reduce, 2 allreduce |
+/// | 6 to 8 | operation: OR, AND, XOR, min, max, add |
+/// | 9, 10 | number: 0 unsigned, 1 signed, 2 floating point |
+/// | 11 | bytes of an operand: 0 big-endian, 1 little-endian |
+/// | 12 to 21 | bytes of an operand, 1 to 1023 |
+/// | 22 to 38 | node that gets the result of a reduce |
+/// | 39 | the packet is on its way down |
+/// | 40, 41 | exceptions: not a number, overflow |
+/// | 42 to 63 | zero |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CollectiveWord {
+    /// Number of the class, 0 to 15.
+    pub class: u8,
+    /// Kind of the operation.
+    pub kind: Kind,
+    /// Operation of the ALU. A broadcast has one that is not used.
+    pub operation: Operation,
+    /// Operands of the content.
+    pub operand: Operand,
+    /// Node that gets the result of [`Kind::Reduce`].
+    pub target: u32,
+    /// Exceptions so far.
+    pub flags: Flags,
+    /// Whether the packet is on its way down. Contributions are not.
+    pub is_down: bool,
+}
+
+const KIND: u32 = 4;
+const OPERATION: u32 = 6;
+const NUMBER: u32 = 9;
+const LITTLE: u32 = 11;
+const BYTES: u32 = 12;
+const TARGET: u32 = 22;
+const DOWN: u32 = 39;
+const NAN: u32 = 40;
+const OVERFLOW: u32 = 41;
+/// First bit that must be zero.
+const RESERVED: u32 = 42;
+
+impl CollectiveWord {
+    /// Returns the word of a contribution to an allreduce.
+    pub const fn allreduce(class: u8, operation: Operation, operand: Operand) -> Self {
+        let flags = Flags { not_a_number: false, overflow: false };
+        Self { class, kind: Kind::Allreduce, operation, operand, target: 0, flags, is_down: false }
+    }
+
+    /// Returns the bits. Values that are too large for their field lose their upper bits.
+    pub fn bits(self) -> u64 {
+        let kind = match self.kind {
+            Kind::Broadcast => 0,
+            Kind::Reduce => 1,
+            Kind::Allreduce => 2,
+        };
+        let operation = match self.operation {
+            Operation::Or => 0,
+            Operation::And => 1,
+            Operation::Xor => 2,
+            Operation::Min => 3,
+            Operation::Max => 4,
+            Operation::Add => 5,
+        };
+        let number = match self.operand.number {
+            Number::Unsigned => 0,
+            Number::Signed => 1,
+            Number::Float => 2,
+        };
+
+        (u64::from(self.class) % CLASSES as u64)
+            | (kind << KIND)
+            | operation << OPERATION
+            | number << NUMBER
+            | u64::from(self.operand.order == ByteOrder::Little) << LITTLE
+            | u64::from(self.operand.bytes & 0x3ff) << BYTES
+            | u64::from(self.target & 0x1_ffff) << TARGET
+            | u64::from(self.is_down) << DOWN
+            | u64::from(self.flags.not_a_number) << NAN
+            | u64::from(self.flags.overflow) << OVERFLOW
+    }
+
+    /// Returns the word of these bits, or `None` if they are no such word.
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        let field = |first: u32, width: u32| bits >> first & ((1 << width) - 1);
+        if bits >> RESERVED != 0 {
+            return None;
+        }
+
+        let kind = match field(KIND, 2) {
+            0 => Kind::Broadcast,
+            1 => Kind::Reduce,
+            2 => Kind::Allreduce,
+            _ => return None,
+        };
+        let operation = match field(OPERATION, 3) {
+            0 => Operation::Or,
+            1 => Operation::And,
+            2 => Operation::Xor,
+            3 => Operation::Min,
+            4 => Operation::Max,
+            5 => Operation::Add,
+            _ => return None,
+        };
+        let operand = operand(field(NUMBER, 2), field(BYTES, 10) as u16, field(LITTLE, 1) == 1)?;
+
+        Some(Self {
+            class: field(0, 4) as u8,
+            kind,
+            operation,
+            operand,
+            target: field(TARGET, 17) as u32,
+            flags: Flags { not_a_number: field(NAN, 1) == 1, overflow: field(OVERFLOW, 1) == 1 },
+            is_down: field(DOWN, 1) == 1,
+        })
+    }
+}
+
+/// Returns the operand of these fields, if there is such a one.
+fn operand(number: u64, bytes: u16, is_little: bool) -> Option<Operand> {
+    let number = match number {
+        0 => Number::Unsigned,
+        1 => Number::Signed,
+        2 => Number::Float,
+        _ => return None,
+    };
+    if bytes == 0 || number == Number::Float && bytes != 8 {
+        return None;
+    }
+
+    let order = if is_little { ByteOrder::Little } else { ByteOrder::Big };
+    Some(Operand { number, bytes, order })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_survives_its_bits() {
+        let word = CollectiveWord {
+            class: 11,
+            kind: Kind::Reduce,
+            operation: Operation::Max,
+            operand: Operand { number: Number::Signed, bytes: 256, order: ByteOrder::Big },
+            target: 98_304,
+            flags: Flags { not_a_number: true, overflow: true },
+            is_down: true,
+        };
+
+        assert_eq!(CollectiveWord::from_bits(word.bits()), Some(word));
+    }
+
+    #[test]
+    fn bits_that_are_no_word_are_refused() {
+        let word = CollectiveWord::allreduce(3, Operation::Add, Operand::FLOAT).bits();
+
+        assert!(CollectiveWord::from_bits(word).is_some());
+        for wrong in [word | 1 << 42, word | 3 << KIND, word | 7 << OPERATION, word & !(0x3ff << BYTES)] {
+            assert_eq!(CollectiveWord::from_bits(wrong), None, "{wrong:#x}");
+        }
+    }
+}

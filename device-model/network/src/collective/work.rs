@@ -1,0 +1,271 @@
+//! The work of a collective unit on a packet up and a packet down.
+
+use nicforge_core::{
+    fabric::{Packet, Ports},
+    time::Nanos,
+};
+
+use super::{
+    CollectiveWord, Flags, Kind, alu,
+    unit::{Active, CollectiveUnit, OWN, Slot, inputs_of, operands},
+};
+use crate::router::{copy_head, fifo::wire_bytes};
+
+impl CollectiveUnit {
+    /// Begins with a packet that came down, if there is one and the unit works on no other. Returns
+    /// the number of packets taken.
+    pub(super) fn begin_down(&mut self, ports: &mut Ports<'_>) -> u32 {
+        if self.down.is_some() {
+            return 0;
+        }
+
+        let inputs = (0..self.spec.ports).map(|port| 1 << port);
+        let came_down = inputs.filter_map(|input| Some((input, self.waiting(input)?)));
+        let Some((input, word)) = came_down.into_iter().find(|(_, word)| word.is_down) else { return 0 };
+        let Some((packet, complete)) = self.take_operand(ports, input) else { return 0 };
+
+        let delay = self.spec.delays[1];
+        self.down = Some(self.active_down(packet, &word, complete.after(delay), ports.now().after(delay)));
+        1
+    }
+
+    /// Returns a packet on its way down from here.
+    fn active_down(&self, packet: Packet, word: &CollectiveWord, complete: Nanos, due: Nanos) -> Active {
+        let route = &self.routes[usize::from(word.class)];
+        let is_for_this_node = word.kind != Kind::Reduce || word.target == self.spec.node;
+        Active { packet, ports: route.inputs, is_local: route.is_member && is_for_this_node, due, complete }
+    }
+
+    /// Sends the copies of the packet on its way down. Returns the number of packets moved.
+    pub(super) fn advance_down(&mut self, ports: &mut Ports<'_>) -> u32 {
+        let Some(mut active) = self.down.take() else { return 0 };
+        let now = ports.now();
+        let mut moved = 0;
+
+        if active.due <= now {
+            moved += self.send_copies(ports, &mut active);
+            moved += u32::from(self.deliver_copy(ports, &mut active));
+        }
+
+        if active.ports == 0 && !active.is_local {
+            ports.recycle(active.packet);
+        } else {
+            self.down = Some(active);
+        }
+        moved
+    }
+
+    /// Sends copies through ports that have room and an idle wire.
+    fn send_copies(&mut self, ports: &mut Ports<'_>, active: &mut Active) -> u32 {
+        let mut sent = 0;
+        let targets = active.ports;
+        for port in (0..self.spec.ports).filter(|port| targets >> port & 1 == 1) {
+            if !self.has_way(ports, port) {
+                continue;
+            }
+            let Ok(copy) = ports.copy_packet(&active.packet) else {
+                self.starved = true;
+                break;
+            };
+            if let Err(unsent) = ports.send(port, self.spec.vc.into(), copy) {
+                ports.recycle(unsent.packet);
+                continue;
+            }
+            active.ports &= !(1 << port);
+            self.counters.sent += 1;
+            sent += 1;
+        }
+        sent
+    }
+
+    /// Delivers a copy of the packet on its way down, if the reception FIFO has room.
+    fn deliver_copy(&mut self, ports: &mut Ports<'_>, active: &mut Active) -> bool {
+        if !active.is_local || !self.reception.has_room(wire_bytes(&active.packet)) {
+            return false;
+        }
+        let Ok(copy) = ports.copy_packet(&active.packet) else {
+            self.starved = true;
+            return false;
+        };
+
+        self.reception.push(copy, active.complete, ports.now());
+        self.counters.delivered += 1;
+        active.is_local = false;
+        true
+    }
+
+    /// Returns whether the longest packet can leave by a port now.
+    fn has_way(&self, ports: &mut Ports<'_>, port: u8) -> bool {
+        ports.request_wire(port) && ports.request_credits(port, self.spec.vc.into(), self.longest_credits)
+    }
+
+    /// Begins with the operation of a class whose operands are all there, if the unit works on no
+    /// other. Returns the number of packets taken.
+    pub(super) fn begin_up(&mut self, ports: &mut Ports<'_>) -> u32 {
+        self.drop_own(ports);
+        if self.up.is_some() {
+            return 0;
+        }
+
+        let inputs = std::iter::once(OWN).chain((0..self.spec.ports).map(|port| 1 << port));
+        let mut ready = inputs.filter_map(|input| {
+            let word = self.waiting(input).filter(|word| !word.is_down)?;
+            let set = if word.kind == Kind::Broadcast { input } else { self.complete_set(&word)? };
+            Some((set, word))
+        });
+        match ready.next() {
+            Some((set, word)) => self.combine(ports, set, word),
+            None => 0,
+        }
+    }
+
+    /// Removes an own packet that no class route expects.
+    fn drop_own(&mut self, ports: &mut Ports<'_>) {
+        if matches!(self.own, Slot::Used)
+            && let Some(packet) = self.injection.pop(ports.now())
+        {
+            ports.recycle(packet);
+            self.own = Slot::Empty;
+        }
+    }
+
+    /// Returns the operands of a class if all of them are there.
+    fn complete_set(&self, word: &CollectiveWord) -> Option<u64> {
+        let set = operands(&self.routes[usize::from(word.class)]);
+        let is_there = |input: u64| {
+            let operand = self.waiting(input);
+            operand.is_some_and(|other| {
+                !other.is_down && other.class == word.class && other.kind != Kind::Broadcast
+            })
+        };
+        inputs_of(set).all(is_there).then_some(set)
+    }
+
+    /// Combines a set of operands, the own one first and then by port. Returns the number of
+    /// packets taken.
+    fn combine(&mut self, ports: &mut Ports<'_>, set: u64, mut word: CollectiveWord) -> u32 {
+        let in_order = (set & OWN != 0).then_some(OWN).into_iter().chain(inputs_of(set & !OWN));
+        let mut result: Option<Packet> = None;
+        let mut complete = ports.now();
+        let (mut flags, mut taken) = (Flags::default(), 0);
+
+        for input in in_order {
+            let Some(other) = self.waiting(input) else { continue };
+            let Some(mut sum) = result.take() else {
+                let Some((first, tail)) = self.take_operand(ports, input) else { return 0 };
+                (word, complete, taken) = (other, complete.max(tail), 1);
+                result = Some(first);
+                continue;
+            };
+
+            let (exceptions, tail) = self.add_operand(ports, input, &word, &mut sum);
+            let is_alike =
+                (other.operation, other.operand, other.kind) == (word.operation, word.operand, word.kind);
+            self.counters.mismatched += u64::from(!is_alike);
+            flags |= exceptions;
+            word.flags |= other.flags;
+            complete = complete.max(tail);
+            taken += 1;
+            result = Some(sum);
+        }
+
+        let Some(mut packet) = result else { return 0 };
+        self.counters.combined += u64::from(taken > 1);
+        self.counters.exceptions += u64::from(flags != Flags::default());
+        word.flags |= flags;
+        packet.header = word.bits();
+
+        let ports_up = self.routes[usize::from(word.class)].output.map_or(0, |port| 1 << port);
+        let delay = self.spec.delays[0];
+        let (due, complete) = (ports.now().after(delay), complete.after(delay));
+        self.up = Some(Active { packet, ports: ports_up, is_local: false, due, complete });
+        taken
+    }
+
+    /// Takes the packet of an input, with the time at which its tail is here. A packet whose tail
+    /// has not arrived stays in its buffer, and the caller gets a copy.
+    fn take_operand(&mut self, ports: &mut Ports<'_>, input: u64) -> Option<(Packet, Nanos)> {
+        let now = ports.now();
+        if input == OWN {
+            self.own = Slot::Empty;
+            return Some((self.injection.pop(now)?, now));
+        }
+
+        let (port, vc) = (input.trailing_zeros() as u8, usize::from(self.spec.vc));
+        let Some(tail) = ports.tail_due(port, vc) else {
+            let packet = ports.take(port, vc)?;
+            self.slots[usize::from(port)] = Slot::Empty;
+            return Some((packet, now));
+        };
+
+        let Some(copy) = copy_head(ports, port, vc) else {
+            self.starved = true;
+            return None;
+        };
+        self.slots[usize::from(port)] = Slot::Used;
+        Some((copy, tail))
+    }
+
+    /// Combines the packet of an input into `sum`. Returns the exceptions, and the time at which
+    /// the packet's tail is here.
+    fn add_operand(
+        &mut self,
+        ports: &mut Ports<'_>,
+        input: u64,
+        word: &CollectiveWord,
+        sum: &mut Packet,
+    ) -> (Flags, Nanos) {
+        let now = ports.now();
+        let (port, vc) = (input.trailing_zeros() as u8, usize::from(self.spec.vc));
+        let tail = ports.tail_due(port, vc).unwrap_or(now);
+
+        let mut flags = Flags::default();
+        if let Some(packet) = ports.peek_head(port, vc) {
+            self.counters.mismatched += u64::from(packet.len() != sum.len());
+            flags = alu::combine(word.operation, word.operand, sum.bytes_mut(), packet.bytes());
+        }
+
+        self.slots[usize::from(port)] = Slot::Used;
+        (flags, tail)
+    }
+
+    /// Sends the packet on its way up, or turns it around at the root. Returns the number of
+    /// packets moved.
+    pub(super) fn advance_up(&mut self, ports: &mut Ports<'_>) -> u32 {
+        let Some(active) = self.up.take_if(|active| active.due <= ports.now()) else { return 0 };
+        if active.ports == 0 {
+            return self.turn(active, ports.now());
+        }
+
+        let port = active.ports.trailing_zeros() as u8;
+        if !self.has_way(ports, port) {
+            self.up = Some(active);
+            return 0;
+        }
+        match ports.send(port, self.spec.vc.into(), active.packet) {
+            Ok(()) => {
+                self.counters.sent += 1;
+                1
+            }
+            Err(unsent) => {
+                self.up = Some(Active { packet: unsent.packet, ..active });
+                0
+            }
+        }
+    }
+
+    /// Turns a packet around at the root, if the unit works on no other on its way down.
+    fn turn(&mut self, mut active: Active, now: Nanos) -> u32 {
+        if self.down.is_some() {
+            self.up = Some(active);
+            return 0;
+        }
+
+        if let Some(mut word) = CollectiveWord::from_bits(active.packet.header) {
+            word.is_down = true;
+            active.packet.header = word.bits();
+            self.down = Some(self.active_down(active.packet, &word, active.complete, now));
+        }
+        1
+    }
+}

@@ -1,0 +1,157 @@
+//! The FIFOs between a router and its device.
+
+use std::collections::VecDeque;
+
+use nicforge_core::{fabric::Packet, time::Nanos};
+
+use super::{FifoSpec, counters::Level};
+
+/// Returns the bytes of a packet with its framing.
+#[inline]
+pub(crate) fn wire_bytes(packet: &Packet) -> u32 {
+    packet.len() as u32 + packet.framing
+}
+
+/// An injection FIFO: packets of the device that wait for the network.
+///
+/// One packet is in service at a time. The next one is considered when the tail of the one before
+/// has left, and its place is free from then on.
+#[derive(Debug)]
+pub(crate) struct InjectionFifo {
+    spec: FifoSpec,
+    packets: VecDeque<Packet>,
+    /// Bytes of these packets.
+    bytes: u32,
+    /// Time until which the last packet in service occupies the FIFO.
+    pub(super) busy_until: Nanos,
+    /// Bytes of that packet.
+    leaving: u32,
+    pub(super) level: Level,
+}
+
+impl InjectionFifo {
+    pub(crate) fn new(spec: FifoSpec) -> Self {
+        Self {
+            spec,
+            packets: VecDeque::with_capacity(spec.packets.into()),
+            bytes: 0,
+            busy_until: Nanos::ZERO,
+            leaving: 0,
+            level: Level::default(),
+        }
+    }
+
+    /// Returns the bytes and packets that have room.
+    #[inline]
+    pub(crate) fn room(&self, now: Nanos) -> (u32, usize) {
+        let is_leaving = now < self.busy_until;
+        let bytes = self.bytes + if is_leaving { self.leaving } else { 0 };
+        let packets = self.packets.len() + usize::from(is_leaving);
+        (self.spec.bytes.saturating_sub(bytes), usize::from(self.spec.packets).saturating_sub(packets))
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, packet: Packet, now: Nanos) {
+        self.bytes += wire_bytes(&packet);
+        self.packets.push_back(packet);
+        self.level.set(self.packets.len() as u64, now);
+    }
+
+    #[inline]
+    pub(crate) fn front(&self) -> Option<&Packet> {
+        self.packets.front()
+    }
+
+    /// Takes the first packet, whose tail leaves later: see [`InjectionFifo::serve_until`].
+    #[inline]
+    pub(crate) fn pop(&mut self, now: Nanos) -> Option<Packet> {
+        let packet = self.packets.pop_front()?;
+        self.leaving = wire_bytes(&packet);
+        self.bytes -= self.leaving;
+        self.busy_until = now;
+        self.level.set(self.packets.len() as u64, now);
+        Some(packet)
+    }
+
+    /// Puts the packet back that [`InjectionFifo::pop`] has returned.
+    pub(crate) fn put_back(&mut self, packet: Packet, now: Nanos) {
+        self.bytes += wire_bytes(&packet);
+        self.packets.push_front(packet);
+        self.level.set(self.packets.len() as u64, now);
+    }
+
+    /// Notes the time at which the tail of the packet that was taken last has left.
+    #[inline]
+    pub(crate) fn serve_until(&mut self, time: Nanos) {
+        self.busy_until = time;
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+}
+
+/// A packet in a reception FIFO.
+#[derive(Debug)]
+struct Received {
+    packet: Packet,
+    /// Time at which its tail is there.
+    complete: Nanos,
+}
+
+/// A reception FIFO: packets of the network that wait for the device.
+#[derive(Debug)]
+pub(crate) struct ReceptionFifo {
+    spec: FifoSpec,
+    packets: VecDeque<Received>,
+    /// Bytes of these packets.
+    bytes: u32,
+    /// Input that was served last.
+    pub(super) last: u8,
+    pub(super) level: Level,
+}
+
+impl ReceptionFifo {
+    pub(crate) fn new(spec: FifoSpec) -> Self {
+        let packets = VecDeque::with_capacity(spec.packets.into());
+        Self { spec, packets, bytes: 0, last: 0, level: Level::default() }
+    }
+
+    /// Returns whether there is room for a packet of `bytes` bytes with its framing.
+    #[inline]
+    pub(crate) fn has_room(&self, bytes: u32) -> bool {
+        self.packets.len() < usize::from(self.spec.packets) && bytes <= self.spec.bytes - self.bytes
+    }
+
+    /// Adds a packet that has room. Its tail is there at `complete`.
+    #[inline]
+    pub(crate) fn push(&mut self, packet: Packet, complete: Nanos, now: Nanos) {
+        self.bytes += wire_bytes(&packet);
+        self.packets.push_back(Received { packet, complete });
+        self.level.set(self.packets.len() as u64, now);
+    }
+
+    /// Returns the first packet, and the time at which its tail is there.
+    #[inline]
+    pub(crate) fn front(&self) -> Option<(&Packet, Nanos)> {
+        self.packets.front().map(|received| (&received.packet, received.complete))
+    }
+
+    /// Takes the first packet if its tail is there.
+    #[inline]
+    pub(crate) fn pop(&mut self, now: Nanos) -> Option<Packet> {
+        if self.packets.front()?.complete > now {
+            return None;
+        }
+        self.pop_any(now)
+    }
+
+    /// Takes the first packet.
+    pub(crate) fn pop_any(&mut self, now: Nanos) -> Option<Packet> {
+        let packet = self.packets.pop_front()?.packet;
+        self.bytes -= wire_bytes(&packet);
+        self.level.set(self.packets.len() as u64, now);
+        Some(packet)
+    }
+}

@@ -1,0 +1,272 @@
+//! The grants: inputs that have room behind an output, and the transmission.
+
+use nicforge_core::fabric::{PortChannel, Ports};
+
+use super::{
+    Candidates, Decision, Policy, Router, Source, Targets,
+    plan::Plan,
+    requests::{Inputs, bits},
+};
+
+/// The inputs that a port can serve now.
+#[derive(Clone, Copy, Debug)]
+struct Offer {
+    inputs: Inputs,
+    /// The virtual channel with the most room among those of adaptive packets, if any has enough.
+    least_loaded: Option<u8>,
+}
+
+impl<P: Policy> Router<P> {
+    /// Sends packets through all ports that are not blocked. Returns their number.
+    #[inline]
+    pub(super) fn serve_outputs(&mut self, ports: &mut Ports<'_>) -> u32 {
+        let mut sent = 0;
+        for port in bits(self.outputs.open()) {
+            while self.outputs.wanted >> port & 1 == 1 && self.serve_output(ports, port) {
+                sent += 1;
+            }
+        }
+        sent
+    }
+
+    /// Sends a packet through a port that inputs want, if its wire is idle. Returns false if there
+    /// is none to send now; the function is then woken when that may have changed.
+    pub(super) fn serve_output(&mut self, ports: &mut Ports<'_>, port: u8) -> bool {
+        let idle_at = ports.await_wire(port);
+        if idle_at > ports.now() {
+            self.outputs.note_busy(idle_at, port);
+            return false;
+        }
+
+        let offer = self.inputs_with_room(ports, port);
+        if offer.inputs == 0 {
+            self.outputs.note_full(port);
+        }
+
+        let mut inputs = offer.inputs;
+        while inputs != 0 {
+            let choice = self.outputs.choose(&self.plan.rules, inputs, port);
+            if self.send_from(ports, choice.input, port, offer.least_loaded) {
+                self.outputs.of[usize::from(port)].count_sent(choice);
+                return true;
+            }
+            inputs &= !(1 << choice.input);
+        }
+
+        self.request_room(ports, port);
+        false
+    }
+
+    /// Returns the inputs that want a port and have room behind it.
+    #[inline]
+    fn inputs_with_room(&mut self, ports: &mut Ports<'_>, port: u8) -> Offer {
+        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
+        let (mut open, mut best) = (0, None);
+        for vc in bits(adaptive_vcs.into()) {
+            let credits = ports.update_credits(port, vc.into());
+            if credits >= self.plan.longest_credits {
+                open |= 1 << vc;
+                if best.is_none_or(|(most, _)| credits > most) {
+                    best = Some((credits, vc));
+                }
+            }
+        }
+
+        let mut inputs = self.adaptive_with_room(port, open, adaptive_vcs);
+        for vc in bits(fixed_vcs.into()) {
+            // Packets that have room on an adaptive channel need no other.
+            let wants = self.outputs.wanting(port, vc) & !inputs;
+            if wants != 0 {
+                inputs |= self.fixed_with_room(ports, port, vc, wants);
+            }
+        }
+
+        Offer { inputs, least_loaded: best.map(|(_, vc)| vc) }
+    }
+
+    /// Returns those inputs that have room on a virtual channel, which they want as their exit.
+    #[inline]
+    fn fixed_with_room(&mut self, ports: &mut Ports<'_>, port: u8, vc: u8, wants: Inputs) -> Inputs {
+        let credits = ports.update_credits(port, vc.into());
+        let tracked = &self.plan.tracked;
+        if !tracked.has(vc.into()) {
+            return if credits >= self.plan.longest_credits { wants } else { 0 };
+        }
+        match self.outputs.slots.free(tracked, port, vc.into(), credits) {
+            0 => 0,
+            1 => wants & !self.outputs.entering(port),
+            _ => wants,
+        }
+    }
+
+    /// Returns the inputs that have a port among their candidates and want one of its virtual
+    /// channels that are open. `all` are those that any adaptive packet wants.
+    #[inline]
+    fn adaptive_with_room(&self, port: u8, open: u16, all: u16) -> Inputs {
+        let inputs = self.outputs.adaptive(port);
+        if open == 0 || open == all {
+            return if open == 0 { 0 } else { inputs };
+        }
+
+        let has_room = |input: &u8| match self.heads.of[usize::from(*input)].decision {
+            Decision::Any(candidates) => candidates.vcs & open != 0,
+            _ => false,
+        };
+        bits(inputs).filter(has_room).fold(0, |set, input| set | 1 << input)
+    }
+
+    /// Has the function woken when the virtual channels that inputs want have more room.
+    fn request_room(&mut self, ports: &mut Ports<'_>, port: u8) {
+        let Plan { tracked, longest_credits, .. } = &*self.plan;
+        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
+        for vc in bits((fixed_vcs | adaptive_vcs).into()) {
+            let channel = usize::from(vc);
+            if !tracked.has(channel) {
+                ports.request_credits(port, channel, *longest_credits);
+                continue;
+            }
+
+            let credits = ports.update_credits(port, channel);
+            let slots = &mut self.outputs.slots;
+            let free = slots.free(tracked, port, channel, credits);
+            if free >= 2 {
+                continue;
+            }
+            let needed = slots.credits_until(tracked, (port, channel), credits, free + 1);
+            ports.request_credits(port, channel, needed);
+        }
+    }
+
+    /// Sends the first packet of an input through a port, which it wants and where it has room.
+    #[inline]
+    fn send_from(&mut self, ports: &mut Ports<'_>, input: usize, port: u8, least_loaded: Option<u8>) -> bool {
+        match self.heads.of[input].decision {
+            Decision::One(exit) => self.move_to(ports, input, port, exit.vc),
+            Decision::Any(candidates) => {
+                let wanted = least_loaded
+                    .filter(|&vc| candidates.vcs >> vc & 1 == 1 && candidates.ports >> port & 1 == 1);
+                let Some(vc) = wanted.or_else(|| self.vc_for(ports, input, port, &candidates)) else {
+                    return false;
+                };
+                self.move_to(ports, input, port, vc)
+            }
+            Decision::Many(targets) => self.send_to_many(ports, input, port, targets),
+            Decision::Local | Decision::Drop => false,
+        }
+    }
+
+    /// Returns the virtual channel of a port on which a packet with candidates leaves, if it does
+    /// not take the least loaded one: another of its own with the most room, or the escape channel.
+    #[inline(never)]
+    fn vc_for(&mut self, ports: &Ports<'_>, input: usize, port: u8, candidates: &Candidates) -> Option<u8> {
+        let own = if candidates.ports >> port & 1 == 1 { candidates.vcs } else { 0 };
+        let with_credits = bits(own.into()).map(|vc| (ports.credits(port, vc.into()), vc));
+        let with_room = with_credits.filter(|&(credits, _)| credits >= self.plan.longest_credits);
+        if let Some((_, vc)) = with_room.max_by_key(|&(credits, _)| credits) {
+            return Some(vc);
+        }
+
+        // The port was found to have room for the packet, so the escape channel has it.
+        let escape = candidates.escape.filter(|exit| exit.port == port)?;
+        let came_by = self.plan.layout.sources[input];
+        let leaves = !matches!(came_by, Source::Link { vc, .. } if vc == escape.vc);
+        self.counters.router.escaped += u64::from(leaves);
+        Some(escape.vc)
+    }
+
+    /// Moves the first packet of an input to a virtual channel of a port.
+    #[inline]
+    fn move_to(&mut self, ports: &mut Ports<'_>, input: usize, port: u8, vc: u8) -> bool {
+        let to = PortChannel { port, channel: vc.into() };
+        let is_tracked = self.plan.tracked.has(to.channel);
+        let credits = if is_tracked { ports.credits(port, to.channel) } else { 0 };
+        let is_sent = match self.plan.layout.sources[input] {
+            Source::Link { port, vc } => ports.forward_between(PortChannel { port, channel: vc.into() }, to),
+            Source::Injection { fifo } => self.send_injected(ports, fifo, to),
+        };
+
+        if is_sent {
+            if is_tracked {
+                let taken = credits - ports.credits(port, to.channel);
+                self.outputs.slots.take(&self.plan.tracked, port, to.channel, taken);
+            }
+            self.leave(input, ports.now());
+        }
+        is_sent
+    }
+
+    /// Sends the first packet of an injection FIFO.
+    #[inline]
+    fn send_injected(&mut self, ports: &mut Ports<'_>, fifo: u8, to: PortChannel) -> bool {
+        let now = ports.now();
+        let queue = &mut self.fifos.injection[usize::from(fifo)];
+        let Some(packet) = queue.pop(now) else { return false };
+
+        match ports.send(to.port, to.channel, packet) {
+            Ok(()) => {
+                // The function is woken when the place of the packet is free.
+                queue.serve_until(ports.wire_idle_at(to.port));
+                ports.request_wire(to.port);
+                true
+            }
+            Err(unsent) => {
+                queue.put_back(unsent.packet, now);
+                false
+            }
+        }
+    }
+
+    /// Sends a packet with several targets through one port: a copy, or the packet itself if this
+    /// is the last target.
+    fn send_to_many(&mut self, ports: &mut Ports<'_>, input: usize, port: u8, targets: Targets) -> bool {
+        if targets.ports != 1 << port {
+            return self.send_copy(ports, input, port, targets);
+        }
+
+        let waits_for_delivery = self.heads.local >> input & 1 == 1;
+        if waits_for_delivery && !self.deliver_ahead(ports, input) {
+            return false;
+        }
+        self.move_to(ports, input, port, targets.vc)
+    }
+
+    /// Sends a copy of the first packet of an input through one of several ports.
+    fn send_copy(&mut self, ports: &mut Ports<'_>, input: usize, port: u8, targets: Targets) -> bool {
+        let to = PortChannel { port, channel: targets.vc.into() };
+        let credits = ports.credits(port, to.channel);
+        let Some(copy) = self.copy_first(ports, input) else { return false };
+
+        if let Err(unsent) = ports.send(port, to.channel, copy) {
+            ports.recycle(unsent.packet);
+            return false;
+        }
+
+        if self.plan.tracked.has(to.channel) {
+            let taken = credits - ports.credits(port, to.channel);
+            self.outputs.slots.take(&self.plan.tracked, port, to.channel, taken);
+        }
+        self.outputs.forget(input, port, targets.vc);
+        let left = Targets { ports: targets.ports & !(1 << port), ..targets };
+        self.heads.of[input].decision = Decision::Many(left);
+        true
+    }
+
+    /// Delivers a copy of a packet whose tail has not arrived. It is complete when the tail has.
+    fn deliver_ahead(&mut self, ports: &mut Ports<'_>, input: usize) -> bool {
+        let now = ports.now();
+        let Source::Link { port, vc } = self.plan.layout.sources[input] else { return false };
+        let Some(complete) = ports.tail_due(port, vc.into()) else { return false };
+
+        let (fifo, bytes) = (usize::from(self.heads.of[input].fifo), self.heads.of[input].bytes);
+        if !self.fifos.reception[fifo].has_room(bytes) {
+            return false;
+        }
+        let Some(copy) = self.copy_first(ports, input) else { return false };
+
+        self.fifos.reception[fifo].push(copy, complete, now);
+        self.fifos.complete = self.fifos.complete.min(complete);
+        self.counters.router.delivered += 1;
+        self.heads.local &= !(1 << input);
+        true
+    }
+}

@@ -1,0 +1,377 @@
+//! The router of a node: a part that a NIC's device owns.
+//!
+//! The device puts packets into injection FIFOs, calls [`Router::step`] in each of its steps, and
+//! takes packets out of reception FIFOs. The router moves packets from links and injection FIFOs to
+//! links and reception FIFOs. A [`Policy`] decides where each one goes.
+//!
+//! ```text
+//!   injection FIFOs ──┐                          ┌── reception FIFOs
+//!                     ├── policy ── arbitration ─┤
+//!   virtual channels ─┘   a packet   an output   └── virtual channels
+//!   of the links in                                  of the links out
+//! ```
+//!
+//! # Rules
+//!
+//! - The buffers of packets from the network are the fabric's lanes. The router sees the first
+//!   packet of each lane, as soon as its head has arrived. A virtual output queue is a lane of its
+//!   own: a policy that wants some spreads its packets over several virtual channels, and keeps the
+//!   packets of a flow on one.
+//! - A packet is forwarded when the wire of its output is idle, and the next buffer has room for a
+//!   packet of the longest kind. Short packets thus cannot keep out long ones.
+//! - Each time a wire falls idle, the output chooses among the inputs that want it. The highest
+//!   priority goes first. Inputs of a priority take turns. Between two injected packets, as many
+//!   packets from links are sent as the ratio says, while both are waiting.
+//! - On a virtual channel with the bubble rule, each packet takes a slot of the longest kind. A
+//!   packet that enters a ring needs two free slots, and one that moves along it needs one.
+//! - An injection FIFO has one packet in service at a time.
+//! - A packet is delivered when its tail has arrived and its reception FIFO has room. Until then it
+//!   stays in its lane, and its sender runs out of credits. Nothing is dropped, except for packets
+//!   whose route word has no meaning.
+//! - A packet with several targets stays in its input until the last of them has a copy. Copies to
+//!   links leave when the head has arrived; those for the device are complete when the tail has.
+//! - Nothing allocates for a packet. The work of a hop does not depend on the size of the network.
+//!
+//! # What the device does
+//!
+//! 1. It takes packets from the reception FIFOs ([`Router::take`]) and puts new ones into the
+//!    injection FIFOs ([`Router::inject`]).
+//! 2. It calls [`Router::step`], and passes [`Outcome::wake`] to
+//!    [`nicforge_core::context::Context::wake_at`].
+//! 3. It repeats that after each event of the fabric, and whenever it has done one of the first.
+//!
+//! The function is woken when a place in an injection FIFO becomes free.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | `policy` | the decision where a packet goes |
+//! | `policies` | policies for tori and meshes, and for tables |
+//! | `spec` | description of a router, and its errors |
+//! | `plan` | the part that routers of one description share |
+//! | `requests`, `outputs` | inputs that want an output, and the choice among them |
+//! | `grant` | room behind an output, and the sending |
+//! | `slots` | places on rings with the bubble rule |
+//! | `step` | the work of a step |
+//! | `fifo`, `counters` | injection and reception FIFOs; what a router counts |
+
+mod counters;
+pub(crate) mod fifo;
+mod grant;
+mod outputs;
+mod plan;
+pub mod policies;
+mod policy;
+mod requests;
+mod slots;
+mod spec;
+mod step;
+
+use std::sync::Arc;
+
+use nicforge_core::{
+    fabric::{Packet, Ports},
+    time::Nanos,
+};
+use thiserror::Error;
+
+pub(crate) use self::step::copy_head;
+pub use self::{
+    counters::{InputCounters, Level, OutputCounters, RouterCounters},
+    plan::RouterPlan,
+    policy::{Candidates, Decision, Exit, Policy, Room, Source, Targets},
+    spec::{FifoSpec, MAX_FIFOS, MAX_INPUTS, MAX_PORTS, PRIORITIES, RouterError, RouterSpec},
+};
+use self::{
+    fifo::{InjectionFifo, ReceptionFifo, wire_bytes},
+    outputs::Outputs,
+    plan::Plan,
+    requests::Inputs,
+};
+
+/// Result of [`Router::step`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Outcome {
+    /// Number of packets moved.
+    pub moved: u32,
+    /// The budget is spent, and more packets can possibly move.
+    pub has_more: bool,
+    /// Time at which the router has to run again even without an event of the fabric, or
+    /// [`Nanos::NEVER`].
+    pub wake: Nanos,
+}
+
+/// Reason why an injection FIFO does not take a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum InjectionRefusal {
+    /// The FIFO does not exist.
+    #[error("there is no injection FIFO {fifo}: choose one that the router has")]
+    NoFifo {
+        /// Number of the FIFO.
+        fifo: u8,
+    },
+    /// The packet does not fit now. The function is woken when there is more room.
+    #[error("injection FIFO {fifo} is full: inject the packet when it has room")]
+    Full {
+        /// Number of the FIFO.
+        fifo: u8,
+    },
+    /// The packet is longer than the router's links permit.
+    #[error("a packet of {bytes} bytes with its framing: the longest has {longest}")]
+    TooLong {
+        /// Bytes of the packet with its framing.
+        bytes: u32,
+        /// Bytes of the longest packet.
+        longest: u32,
+    },
+}
+
+/// A packet that an injection FIFO did not take. It belongs to the caller again.
+#[derive(Debug, Error)]
+#[error("the packet was not injected: {reason}")]
+pub struct NotInjected {
+    /// The packet.
+    pub packet: Packet,
+    /// Reason for the refusal.
+    pub reason: InjectionRefusal,
+}
+
+/// An input: its first packet, and its counters.
+///
+/// The inputs of a large network are more than a cache holds. One has one cache line.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Head {
+    decision: Decision,
+    /// Time at which it became the first.
+    since: Nanos,
+    /// Bytes of the packet with its framing.
+    bytes: u32,
+    /// Reception FIFO for the packet or its copy.
+    fifo: u8,
+    /// The packet was counted in [`RouterCounters::full`].
+    found_full: bool,
+    counters: InputCounters,
+}
+
+// A head has one cache line.
+const _: () = assert!(size_of::<Head>() == 64);
+
+impl Head {
+    /// Returns an input without packets.
+    fn new() -> Self {
+        Self {
+            decision: Decision::Drop,
+            since: Nanos::ZERO,
+            bytes: 0,
+            fifo: 0,
+            found_full: false,
+            counters: InputCounters::default(),
+        }
+    }
+
+    /// Notes the packet that has become the first one.
+    #[inline]
+    fn become_first(&mut self, decision: Decision, now: Nanos, bytes: u32, fifo: u8) {
+        (self.decision, self.since) = (decision, now);
+        (self.bytes, self.fifo, self.found_full) = (bytes, fifo, false);
+    }
+}
+
+/// The first packets of all inputs, as far as the policy has decided on them.
+#[derive(Debug)]
+struct Heads {
+    of: Vec<Head>,
+    /// Inputs whose first packet has a decision.
+    decided: Inputs,
+    /// Inputs whose first packet is to be delivered here, or a copy of it.
+    local: Inputs,
+    /// Inputs whose first packet is to be dropped.
+    dropped: Inputs,
+    /// Inputs whose first packet got its decision in this step.
+    fresh: Inputs,
+}
+
+impl Heads {
+    fn new(inputs: usize) -> Self {
+        Self { of: vec![Head::new(); inputs], decided: 0, local: 0, dropped: 0, fresh: 0 }
+    }
+
+    /// Forgets all decisions.
+    fn clear(&mut self) {
+        (self.decided, self.local, self.dropped, self.fresh) = (0, 0, 0, 0);
+    }
+}
+
+/// The FIFOs between the router and its device.
+#[derive(Debug)]
+struct Fifos {
+    injection: Vec<InjectionFifo>,
+    reception: Vec<ReceptionFifo>,
+    /// Bytes of the longest packet that can be injected.
+    longest: u32,
+    /// Injection FIFOs that are not empty and whose first packet has no decision.
+    waiting: u64,
+    /// A packet of a reception FIFO is complete at this time, or [`Nanos::NEVER`].
+    complete: Nanos,
+}
+
+impl Fifos {
+    fn new(spec: &RouterSpec) -> Self {
+        Self {
+            injection: spec.injection.iter().map(|&fifo| InjectionFifo::new(fifo)).collect(),
+            reception: spec.reception.iter().map(|&fifo| ReceptionFifo::new(fifo)).collect(),
+            longest: spec.longest_bytes(),
+            waiting: 0,
+            complete: Nanos::NEVER,
+        }
+    }
+
+    /// Empties all FIFOs.
+    fn clear(&mut self, ports: &mut Ports<'_>) {
+        let now = ports.now();
+        for fifo in &mut self.injection {
+            while let Some(packet) = fifo.pop(now) {
+                ports.recycle(packet);
+            }
+        }
+        for fifo in &mut self.reception {
+            while let Some(packet) = fifo.pop_any(now) {
+                ports.recycle(packet);
+            }
+        }
+        (self.waiting, self.complete) = (0, Nanos::NEVER);
+    }
+}
+
+/// The counters of a router, apart from those of inputs and outputs.
+#[derive(Debug, Default)]
+struct Counters {
+    router: RouterCounters,
+    /// A copy had no packet in this step.
+    starved: bool,
+}
+
+/// A node's router. The module documentation states its rules.
+#[derive(Debug)]
+pub struct Router<P> {
+    plan: Arc<Plan>,
+    policy: P,
+    heads: Heads,
+    outputs: Outputs,
+    fifos: Fifos,
+    counters: Counters,
+}
+
+impl<P: Policy> Router<P> {
+    /// Returns a router without packets. The routers of a network should share a plan:
+    /// [`Router::with_plan`].
+    ///
+    /// # Errors
+    /// [`RouterError`] names the value that does not fit.
+    pub fn new(spec: &RouterSpec, policy: P) -> Result<Self, RouterError> {
+        Ok(Self::with_plan(&RouterPlan::new(spec)?, policy))
+    }
+
+    /// Returns a router without packets.
+    pub fn with_plan(plan: &RouterPlan, policy: P) -> Self {
+        let plan = Arc::clone(&plan.0);
+        Self {
+            policy,
+            heads: Heads::new(plan.layout.sources.len()),
+            outputs: Outputs::new(&plan),
+            fifos: Fifos::new(&plan.spec),
+            counters: Counters::default(),
+            plan,
+        }
+    }
+
+    /// Returns the policy.
+    pub fn policy(&self) -> &P {
+        &self.policy
+    }
+
+    /// Returns the bytes and packets that an injection FIFO has room for; none if it does not
+    /// exist.
+    #[inline]
+    pub fn injection_room(&self, fifo: u8, now: Nanos) -> (u32, usize) {
+        self.fifos.injection.get(usize::from(fifo)).map_or((0, 0), |fifo| fifo.room(now))
+    }
+
+    /// Puts a packet into an injection FIFO. [`Router::step`] sends it.
+    ///
+    /// # Errors
+    /// [`NotInjected`] with the packet and the reason.
+    #[inline]
+    pub fn inject(&mut self, fifo: u8, packet: Packet, now: Nanos) -> Result<(), NotInjected> {
+        let Some(queue) = self.fifos.injection.get_mut(usize::from(fifo)) else {
+            return Err(NotInjected { packet, reason: InjectionRefusal::NoFifo { fifo } });
+        };
+
+        let (bytes, longest) = (wire_bytes(&packet), self.fifos.longest);
+        if bytes > longest {
+            return Err(NotInjected { packet, reason: InjectionRefusal::TooLong { bytes, longest } });
+        }
+
+        let (room, places) = queue.room(now);
+        if bytes > room || places == 0 {
+            return Err(NotInjected { packet, reason: InjectionRefusal::Full { fifo } });
+        }
+
+        queue.push(packet, now);
+        if self.heads.decided >> (self.plan.layout.links + usize::from(fifo)) & 1 == 0 {
+            self.fifos.waiting |= 1 << fifo;
+        }
+        Ok(())
+    }
+
+    /// Returns the first packet of a reception FIFO, if it is complete.
+    #[inline]
+    pub fn front(&self, fifo: u8, now: Nanos) -> Option<&Packet> {
+        let (packet, complete) = self.fifos.reception.get(usize::from(fifo))?.front()?;
+        (complete <= now).then_some(packet)
+    }
+
+    /// Takes the first packet of a reception FIFO, if it is complete. The caller must return it to
+    /// the fabric ([`Ports::recycle`]), and call [`Router::step`] afterwards: a packet may wait for
+    /// the room.
+    #[inline]
+    pub fn take(&mut self, fifo: u8, now: Nanos) -> Option<Packet> {
+        self.fifos.reception.get_mut(usize::from(fifo))?.pop(now)
+    }
+
+    /// Empties all FIFOs and forgets all decisions. The device must call [`Router::step`]
+    /// afterwards. Packets on links stay there, and are decided upon again. A packet of which some
+    /// targets have a copy is then copied to all of them.
+    pub fn reset(&mut self, ports: &mut Ports<'_>) {
+        self.fifos.clear(ports);
+        self.heads.clear();
+        self.outputs.clear();
+    }
+
+    /// Returns the counters of an input; zeros if it does not exist.
+    pub fn input_counters(&self, source: Source) -> InputCounters {
+        let input = self.plan.layout.input(source);
+        input.map_or_else(Default::default, |input| self.heads.of[input].counters)
+    }
+
+    /// Returns the counters of an output port; zeros if it does not exist.
+    pub fn output_counters(&self, port: u8) -> OutputCounters {
+        self.outputs.of.get(usize::from(port)).map_or_else(Default::default, |output| output.counters)
+    }
+
+    /// Returns the counters that belong to no port.
+    pub fn counters(&self) -> RouterCounters {
+        self.counters.router
+    }
+
+    /// Returns the number of packets in an injection FIFO, with its integral.
+    pub fn injection_level(&self, fifo: u8) -> Level {
+        self.fifos.injection.get(usize::from(fifo)).map_or_else(Level::default, |fifo| fifo.level)
+    }
+
+    /// Returns the number of packets in a reception FIFO, with its integral.
+    pub fn reception_level(&self, fifo: u8) -> Level {
+        self.fifos.reception.get(usize::from(fifo)).map_or_else(Level::default, |fifo| fifo.level)
+    }
+}

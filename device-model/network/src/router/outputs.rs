@@ -1,0 +1,154 @@
+//! The output ports: which of them can send, and the choice among the inputs that want one.
+
+use nicforge_core::{fabric::Ports, time::Nanos};
+
+use super::{
+    OutputCounters, PRIORITIES,
+    plan::{Layout, Plan, Rules},
+    requests::{Inputs, PortRequests, next_in_turn},
+    slots::Slots,
+};
+
+/// An output port: the inputs that want it, and the state of its arbitration.
+///
+/// The ports of a large network are more than a cache holds. One has one cache line.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Output {
+    pub(super) requests: PortRequests,
+    /// Input of each priority that was served last: from links, and from injection FIFOs.
+    last: [[u8; 2]; PRIORITIES],
+    /// Packets of each priority sent from links while injected ones were waiting, since the last
+    /// injected one.
+    run: [u8; PRIORITIES],
+    pub(super) counters: OutputCounters,
+}
+
+/// A choice of an output.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice {
+    pub(super) input: usize,
+    priority: usize,
+    is_injected: bool,
+    /// Packets from links and from injection FIFOs were both waiting.
+    competes: bool,
+}
+
+/// Ports that cannot send now, so that a step does not look at them.
+#[derive(Debug)]
+struct Blocked {
+    /// Ports whose wire is busy. The function is woken when it falls idle.
+    busy: u64,
+    /// Ports without room for any of the inputs that want them. The function is woken when there is
+    /// more.
+    full: u64,
+}
+
+/// The output ports of a router, and the inputs that want them.
+#[derive(Debug)]
+pub(super) struct Outputs {
+    pub(super) of: Vec<Output>,
+    /// Inputs by port and virtual channel, for packets with one exit, copies and escapes.
+    pub(super) fixed: Vec<Inputs>,
+    /// Ports that inputs want.
+    pub(super) wanted: u64,
+    /// Virtual channels that adaptive packets have wanted so far.
+    pub(super) adaptive_vcs: u16,
+    pub(super) vcs: u8,
+    blocked: Blocked,
+    pub(super) slots: Slots,
+}
+
+impl Output {
+    /// Notes that the choice was sent.
+    #[inline]
+    pub(super) fn count_sent(&mut self, choice: Choice) {
+        self.last[choice.priority][usize::from(choice.is_injected)] = choice.input as u8;
+        if choice.is_injected {
+            self.run[choice.priority] = 0;
+            self.counters.injected += 1;
+        } else {
+            self.run[choice.priority] = self.run[choice.priority].saturating_add(choice.competes.into());
+            self.counters.through += 1;
+        }
+    }
+}
+
+impl Outputs {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let Layout { ports, vcs, .. } = plan.layout;
+        Self {
+            of: vec![Output::default(); ports.into()],
+            fixed: vec![0; usize::from(ports) * usize::from(vcs)],
+            wanted: 0,
+            adaptive_vcs: 0,
+            vcs,
+            blocked: Blocked { busy: 0, full: 0 },
+            slots: Slots::new(ports, &plan.tracked),
+        }
+    }
+
+    /// Forgets all requests.
+    pub(super) fn clear(&mut self) {
+        self.fixed.fill(0);
+        for output in &mut self.of {
+            output.requests = PortRequests::default();
+        }
+        (self.wanted, self.blocked.full) = (0, 0);
+    }
+
+    /// Lets ports with too little room send again.
+    #[inline]
+    pub(super) fn end_full(&mut self, ports: u64) {
+        self.blocked.full &= !ports;
+    }
+
+    /// Lets the ports that were blocked send again, if their wire or their credits may permit it.
+    #[inline]
+    pub(super) fn update_blocked(&mut self, rules: &Rules, ports: &mut Ports<'_>) {
+        let freed = ports.take_freed();
+        self.blocked.busy &= !freed;
+        self.blocked.full &= if rules.reports_credits { !freed } else { 0 };
+    }
+
+    /// Returns the ports that inputs want and that may send.
+    #[inline]
+    pub(super) fn open(&self) -> u64 {
+        self.wanted & !(self.blocked.busy | self.blocked.full)
+    }
+
+    /// Returns those of some ports whose wire is not known to be busy.
+    #[inline]
+    pub(super) fn maybe_idle(&self, ports: u64) -> u64 {
+        ports & !self.blocked.busy
+    }
+
+    /// Notes that the wire of a port is busy until a time. A port without a link never falls idle,
+    /// and is asked again at each event.
+    #[inline]
+    pub(super) fn note_busy(&mut self, idle_at: Nanos, port: u8) {
+        self.blocked.busy |= u64::from(idle_at < Nanos::NEVER) << port;
+    }
+
+    /// Notes that a port has no room for any of the inputs that want it.
+    #[inline]
+    pub(super) fn note_full(&mut self, port: u8) {
+        self.blocked.full |= 1 << port;
+        self.of[usize::from(port)].counters.stalls += 1;
+    }
+
+    /// Chooses among inputs for a port, of which there is at least one.
+    #[inline]
+    pub(super) fn choose(&self, rules: &Rules, inputs: Inputs, port: u8) -> Choice {
+        let Output { last, run, .. } = &self.of[usize::from(port)];
+        let (priority, first) = rules.highest(inputs);
+        let (injected, through) = (first & rules.injection, first & !rules.injection);
+
+        let competes = injected != 0 && through != 0;
+        let is_injected = if competes { run[priority] >= rules.through_ratio } else { through == 0 };
+        let set = if is_injected { injected } else { through };
+        let input = next_in_turn(set, last[priority][usize::from(is_injected)]);
+
+        Choice { input, priority, is_injected, competes }
+    }
+}

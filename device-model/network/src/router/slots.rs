@@ -1,0 +1,185 @@
+//! Places for packets on virtual channels that have the bubble rule.
+//!
+//! A ring with the bubble rule always has a place for a packet of the longest kind. Credits that
+//! count bytes do not show that: a short packet that moves on leaves a gap in two buffers, and no
+//! long packet fits into either. A buffer of the bubble rule therefore has *slots* for packets of
+//! the longest kind, and a packet of any length takes one.
+//!
+//! The sender counts them. It takes the oldest packets as gone whose credits have returned in sum.
+//! Packets of one buffer begin to leave in their order, but the tail of a short one can leave
+//! before that of a long one in front of it. The packets that have not begun to leave are the
+//! youngest, and their credits are missing: the count is never less than their number.
+
+/// The virtual channels with the bubble rule, which are the same at all ports and nodes.
+#[derive(Debug)]
+pub(super) struct TrackedChannels {
+    /// Number of each virtual channel among those with the rule, or [`TrackedChannels::NONE`].
+    index: Vec<u8>,
+    /// The empty buffer of each virtual channel with the rule.
+    empty: Vec<Buffer>,
+    /// The most slots of a buffer.
+    most_slots: usize,
+}
+
+/// Slots of the virtual channels with the bubble rule, for all ports of a router.
+#[derive(Debug)]
+pub(super) struct Slots {
+    /// State by port and virtual channel with the rule.
+    buffers: Vec<Buffer>,
+    /// Rings of the credits that packets took, one for each buffer.
+    taken: Vec<u32>,
+}
+
+/// The packets that have been sent to a buffer and that may still be there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Buffer {
+    /// Slots in total.
+    slots: u32,
+    /// Credits in total.
+    credits: u32,
+    /// Position of the oldest packet in its ring.
+    first: u32,
+    /// Number of packets.
+    packets: u32,
+    /// Credits that these packets took.
+    sum: u32,
+}
+
+impl TrackedChannels {
+    const NONE: u8 = u8::MAX;
+
+    /// Returns the virtual channels with the rule. Each virtual channel has a number of credits,
+    /// and `vcs` has a bit for each that has the rule. The longest packet takes `longest` credits.
+    pub(super) fn new(credits: &[u32], vcs: u16, longest: u32) -> Self {
+        let mut index = vec![Self::NONE; credits.len()];
+        let mut empty = Vec::new();
+        for (vc, &credits) in credits.iter().enumerate().filter(|(vc, _)| vcs >> vc & 1 == 1) {
+            index[vc] = empty.len() as u8;
+            empty.push(Buffer { slots: credits / longest.max(1), credits, ..Buffer::default() });
+        }
+
+        let most_slots = empty.iter().map(|buffer| buffer.slots as usize).max().unwrap_or(0);
+        Self { index, empty, most_slots }
+    }
+
+    /// Returns whether a virtual channel has the rule.
+    #[inline]
+    pub(super) fn has(&self, vc: usize) -> bool {
+        self.index[vc] != Self::NONE
+    }
+
+    /// Returns the index of the buffer of a virtual channel, which must have the rule.
+    #[inline]
+    fn buffer(&self, port: u8, vc: usize) -> usize {
+        usize::from(port) * self.empty.len() + usize::from(self.index[vc])
+    }
+}
+
+impl Slots {
+    /// Returns the empty buffers of `ports` ports.
+    pub(super) fn new(ports: u8, tracked: &TrackedChannels) -> Self {
+        let buffers = tracked.empty.repeat(usize::from(ports));
+        let taken = vec![0; buffers.len() * tracked.most_slots];
+        Self { buffers, taken }
+    }
+
+    /// Returns the number of free slots of a virtual channel, which must have the rule and has
+    /// `credits` credits left.
+    #[inline]
+    pub(super) fn free(&mut self, tracked: &TrackedChannels, port: u8, vc: usize, credits: u32) -> u32 {
+        let (index, stride) = (tracked.buffer(port, vc), tracked.most_slots);
+        let buffer = &mut self.buffers[index];
+        let missing = buffer.credits.saturating_sub(credits);
+
+        while buffer.packets > 0 {
+            let oldest = self.taken[index * stride + buffer.first as usize];
+            if buffer.sum - oldest < missing {
+                break;
+            }
+            buffer.sum -= oldest;
+            buffer.packets -= 1;
+            buffer.first += 1;
+            if buffer.first == stride as u32 {
+                buffer.first = 0;
+            }
+        }
+        buffer.slots - buffer.packets
+    }
+
+    /// Returns the credits at which a virtual channel has `slots` free slots, after
+    /// [`Slots::free`]. It has `credits` credits and fewer slots now.
+    pub(super) fn credits_until(
+        &self,
+        tracked: &TrackedChannels,
+        (port, vc): (u8, usize),
+        credits: u32,
+        slots: u32,
+    ) -> u32 {
+        let (index, stride) = (tracked.buffer(port, vc), tracked.most_slots);
+        let buffer = &self.buffers[index];
+        let leaving = slots.saturating_sub(buffer.slots - buffer.packets).min(buffer.packets);
+
+        let ring = &self.taken[index * stride..][..stride];
+        let oldest = ring.iter().cycle().skip(buffer.first as usize).take(leaving as usize);
+        let missing = buffer.credits.saturating_sub(credits);
+
+        // Some credits of the oldest packet cannot have returned, since they return together.
+        let returned = buffer.sum.saturating_sub(missing);
+        credits + oldest.sum::<u32>().saturating_sub(returned)
+    }
+
+    /// Notes a packet that took `credits` credits.
+    #[inline]
+    pub(super) fn take(&mut self, tracked: &TrackedChannels, port: u8, vc: usize, credits: u32) {
+        let (index, stride) = (tracked.buffer(port, vc), tracked.most_slots);
+        let buffer = &mut self.buffers[index];
+        if buffer.packets < buffer.slots {
+            let last = (buffer.first + buffer.packets) % stride as u32;
+            self.taken[index * stride + last as usize] = credits;
+            buffer.packets += 1;
+            buffer.sum += credits;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a port with two virtual channels of 32 credits. The second has the bubble rule, and
+    /// slots of 8 credits.
+    fn slots() -> (TrackedChannels, Slots) {
+        let tracked = TrackedChannels::new(&[32, 32], 0b10, 8);
+        let slots = Slots::new(1, &tracked);
+        (tracked, slots)
+    }
+
+    #[test]
+    fn a_packet_of_any_length_takes_a_slot() {
+        let (tracked, mut slots) = slots();
+        let free = slots.free(&tracked, 0, 1, 32);
+        assert_eq!((tracked.has(0), tracked.has(1), free), (false, true, 4));
+
+        slots.take(&tracked, 0, 1, 1);
+        slots.take(&tracked, 0, 1, 8);
+        slots.take(&tracked, 0, 1, 2);
+
+        assert_eq!(slots.free(&tracked, 0, 1, 21), 1);
+    }
+
+    #[test]
+    fn slots_return_with_the_credits_of_the_oldest_packets() {
+        let (tracked, mut slots) = slots();
+        for credits in [1, 8, 2] {
+            slots.take(&tracked, 0, 1, credits);
+        }
+
+        assert_eq!(slots.credits_until(&tracked, (0, 1), 21, 2), 22);
+        assert_eq!(slots.credits_until(&tracked, (0, 1), 21, 3), 30);
+        assert_eq!(slots.free(&tracked, 0, 1, 22), 2);
+        assert_eq!(slots.credits_until(&tracked, (0, 1), 22, 3), 30);
+        assert_eq!(slots.free(&tracked, 0, 1, 29), 2);
+        assert_eq!(slots.free(&tracked, 0, 1, 30), 3);
+        assert_eq!(slots.free(&tracked, 0, 1, 32), 4);
+    }
+}

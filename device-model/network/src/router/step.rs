@@ -1,0 +1,339 @@
+//! The work of a step: decisions on new packets, deliveries, and the outputs.
+
+use nicforge_core::{
+    fabric::{Packet, Ports},
+    time::Nanos,
+};
+
+use super::{
+    Candidates, Decision, Fifos, Outcome, Policy, Router, Source, Targets,
+    fifo::wire_bytes,
+    requests::{Inputs, bits, next_in_turn},
+};
+
+/// Nanoseconds after which a router tries again whose fabric had no packet for a copy.
+const STARVED_RETRY: u64 = 1000;
+
+impl<P: Policy> Router<P> {
+    /// Moves packets, at most about `budget`.
+    pub fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
+        self.counters.starved = false;
+        self.outputs.update_blocked(&self.plan.rules, ports);
+
+        let mut moved = 0;
+        let has_more = loop {
+            let before = moved;
+            moved += self.look(ports);
+            moved += self.deliver(ports);
+            moved += self.serve_outputs(ports);
+
+            // Packets behind those that have left may go on at once.
+            if moved == before {
+                break false;
+            }
+            if moved >= budget.max(1) {
+                break true;
+            }
+        };
+
+        self.hush(ports);
+        Outcome { moved, has_more, wake: self.next_wake(ports.now()) }
+    }
+
+    /// Lets the tails of packets that wait for an output, and the packets behind them, arrive
+    /// without a wake-up.
+    #[inline]
+    fn hush(&mut self, ports: &mut Ports<'_>) {
+        let needs_tail = self.heads.local | self.heads.dropped;
+        for input in bits(self.heads.fresh & self.heads.decided & !needs_tail) {
+            if let Source::Link { port, vc } = self.plan.layout.sources[usize::from(input)] {
+                ports.hush(port, vc.into());
+            }
+        }
+        self.heads.fresh = 0;
+    }
+
+    /// Returns the time at which the router has to run again.
+    #[inline]
+    fn next_wake(&mut self, now: Nanos) -> Nanos {
+        let Fifos { reception, complete, .. } = &mut self.fifos;
+        if *complete <= now {
+            let fronts = reception.iter().filter_map(|fifo| Some(fifo.front()?.1));
+            let next = fronts.filter(|&complete| complete > now).min();
+            *complete = next.unwrap_or(Nanos::NEVER);
+        }
+
+        if self.counters.starved { (*complete).min(now.after(STARVED_RETRY)) } else { *complete }
+    }
+
+    /// Decides on packets that have become the first of their input. Returns the number of packets
+    /// that have left by that.
+    #[inline]
+    fn look(&mut self, ports: &mut Ports<'_>) -> u32 {
+        let layout = &self.plan.layout;
+        let present = layout.inputs_of(ports.arrivals()) | layout.inputs_of(ports.head_arrivals());
+        let mut new = present & !self.heads.decided;
+        let now = ports.now();
+        for fifo in bits(self.fifos.waiting).map(usize::from) {
+            new |=
+                Inputs::from(self.fifos.injection[fifo].busy_until <= now) << (self.plan.layout.links + fifo);
+        }
+
+        let mut moved = 0;
+        while new != 0 {
+            let input = new.trailing_zeros() as usize;
+            new &= new - 1;
+            moved += u32::from(self.decide(ports, input));
+        }
+        moved
+    }
+
+    /// Decides on the first packet of an input. Returns whether a packet has left by that.
+    #[inline]
+    fn decide(&mut self, ports: &mut Ports<'_>, input: usize) -> bool {
+        let source = self.plan.layout.sources[input];
+        let packet = match source {
+            Source::Link { port, vc } => ports.peek_head(port, vc.into()),
+            Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)].front(),
+        };
+        let Some(packet) = packet else { return false };
+
+        let word = packet.header;
+        let bytes = wire_bytes(packet);
+        let mut decision = self.checked(self.policy.decide(word, source));
+
+        let bit = 1 << input;
+        self.heads.decided |= bit;
+        self.heads.fresh |= bit;
+        let mut fifo = 0;
+        match decision {
+            Decision::One(_) | Decision::Any(_) | Decision::Many(Targets { local: false, .. }) => {}
+            Decision::Drop => self.heads.dropped |= bit,
+            Decision::Local | Decision::Many(_) => {
+                fifo = self.policy.reception(word, source);
+                if usize::from(fifo) < self.fifos.reception.len() {
+                    self.heads.local |= bit;
+                } else {
+                    decision = Decision::Drop;
+                    self.heads.dropped |= bit;
+                }
+            }
+        }
+
+        if let Source::Injection { fifo } = source {
+            self.fifos.waiting &= !(1 << fifo);
+        }
+
+        self.outputs.add(input, &decision);
+        self.heads.of[input].become_first(decision, ports.now(), bytes, fifo);
+
+        match decision {
+            Decision::Any(candidates) => self.prefer(ports, &candidates),
+            _ => false,
+        }
+    }
+
+    /// Returns a decision without the ports and virtual channels that the router does not have.
+    #[inline]
+    fn checked(&self, decision: Decision) -> Decision {
+        let (ports, vcs) = (self.plan.layout.ports, self.plan.layout.vcs);
+        match decision {
+            Decision::One(exit) if exit.port >= ports || exit.vc >= vcs => Decision::Drop,
+            Decision::Any(candidates) => self.checked_candidates(candidates),
+            Decision::Many(targets) => {
+                let known = targets.ports & self.plan.layout.all_ports;
+                match (known, targets.local) {
+                    (0, true) => Decision::Local,
+                    (0, false) => Decision::Drop,
+                    _ if targets.vc >= vcs => Decision::Drop,
+                    _ => Decision::Many(Targets { ports: known, ..targets }),
+                }
+            }
+            other => other,
+        }
+    }
+
+    /// Returns candidates without the ports and virtual channels that the router does not have.
+    #[inline]
+    fn checked_candidates(&self, candidates: Candidates) -> Decision {
+        let vcs = self.plan.layout.vcs;
+        let known = ((1_u32 << vcs) - 1) as u16;
+        let ports = candidates.ports & self.plan.layout.all_ports;
+        let escape = candidates.escape.filter(|exit| exit.port < self.plan.layout.ports && exit.vc < vcs);
+        let dynamic = candidates.vcs & known;
+
+        if (ports == 0 || dynamic == 0) && escape.is_none() {
+            return Decision::Drop;
+        }
+        Decision::Any(Candidates { ports, vcs: dynamic, escape })
+    }
+
+    /// Lets the least loaded port of a new packet's candidates choose first. Returns whether it has
+    /// sent a packet.
+    #[inline]
+    fn prefer(&mut self, ports: &mut Ports<'_>, candidates: &Candidates) -> bool {
+        let idle = self.outputs.maybe_idle(candidates.ports);
+        if idle & idle.wrapping_sub(1) == 0 {
+            // With one port or none there is no choice, and the outputs follow.
+            return false;
+        }
+
+        let mut best = None;
+        for port in bits(idle) {
+            let vcs = bits(candidates.vcs.into());
+            let credits = vcs.map(|vc| ports.credits(port, vc.into())).max().unwrap_or(0);
+            if best.is_none_or(|(most, _)| credits > most) {
+                best = Some((credits, port));
+            }
+        }
+        best.is_some_and(|(_, port)| self.serve_output(ports, port))
+    }
+
+    /// Delivers packets whose tails have arrived, and drops those without a route. Returns the
+    /// number of packets that have left their input or have been copied.
+    #[inline]
+    fn deliver(&mut self, ports: &mut Ports<'_>) -> u32 {
+        if self.heads.local | self.heads.dropped == 0 {
+            return 0;
+        }
+
+        let arrived = self.plan.layout.inputs_of(ports.arrivals());
+        let complete = self.plan.layout.injection | arrived;
+
+        let dropped = self.drop_packets(ports, complete);
+        dropped + self.deliver_packets(ports, complete)
+    }
+
+    /// Delivers packets of inputs whose first packet is complete.
+    #[inline]
+    fn deliver_packets(&mut self, ports: &mut Ports<'_>, complete: Inputs) -> u32 {
+        let mut delivered = 0;
+        let mut full_fifos = 0_u64;
+        let mut waiting = self.heads.local & complete;
+
+        while waiting != 0 {
+            // Inputs of one reception FIFO take turns.
+            let first = waiting.trailing_zeros() as usize;
+            let fifo = self.heads.of[first].fifo;
+            let same: Inputs = bits(waiting)
+                .filter(|&input| self.heads.of[usize::from(input)].fifo == fifo)
+                .fold(0, |set, input| set | 1 << input);
+            let input = next_in_turn(same, self.fifos.reception[usize::from(fifo)].last);
+
+            if full_fifos >> fifo & 1 == 0 && self.deliver_from(ports, input) {
+                delivered += 1;
+                waiting &= !(1 << input);
+            } else {
+                full_fifos |= 1 << fifo;
+                waiting &= !same;
+            }
+        }
+        delivered
+    }
+
+    /// Delivers the first packet of an input, which is complete, or a copy of it. Returns false if
+    /// that is not possible now.
+    #[inline]
+    fn deliver_from(&mut self, ports: &mut Ports<'_>, input: usize) -> bool {
+        let now = ports.now();
+        let head = &mut self.heads.of[input];
+        let (fifo, decision) = (usize::from(head.fifo), head.decision);
+        if !self.fifos.reception[fifo].has_room(head.bytes) {
+            self.counters.router.full += u64::from(!head.found_full);
+            head.found_full = true;
+            return false;
+        }
+
+        let packet = if decision == Decision::Local {
+            self.take_first(ports, input)
+        } else {
+            self.copy_first(ports, input)
+        };
+        let Some(packet) = packet else { return false };
+
+        let queue = &mut self.fifos.reception[fifo];
+        queue.last = input as u8;
+        queue.push(packet, now, now);
+        self.counters.router.delivered += 1;
+        self.heads.local &= !(1 << input);
+        if decision == Decision::Local {
+            self.leave(input, now);
+        }
+        true
+    }
+
+    /// Drops the first packets without a route of inputs whose first packet is complete.
+    fn drop_packets(&mut self, ports: &mut Ports<'_>, complete: Inputs) -> u32 {
+        let mut dropped = 0;
+        for input in bits(self.heads.dropped & complete) {
+            let input = usize::from(input);
+            let Some(packet) = self.take_first(ports, input) else { continue };
+            ports.recycle(packet);
+            self.heads.dropped &= !(1 << input);
+            self.leave(input, ports.now());
+            self.counters.router.dropped += 1;
+            dropped += 1;
+        }
+        dropped
+    }
+
+    /// Takes the first packet of an input, if it is complete.
+    #[inline]
+    fn take_first(&mut self, ports: &mut Ports<'_>, input: usize) -> Option<Packet> {
+        match self.plan.layout.sources[input] {
+            Source::Link { port, vc } => ports.take(port, vc.into()),
+            Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)].pop(ports.now()),
+        }
+    }
+
+    /// Returns a copy of the first packet of an input, whose head has arrived. Returns `None` if
+    /// the fabric has no packet, and sees to a further try.
+    pub(super) fn copy_first(&mut self, ports: &mut Ports<'_>, input: usize) -> Option<Packet> {
+        let source = self.plan.layout.sources[input];
+        let copy = match source {
+            Source::Link { port, vc } => copy_head(ports, port, vc.into()),
+            Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)]
+                .front()
+                .and_then(|packet| ports.copy_packet(packet).ok()),
+        };
+        if copy.is_none() {
+            self.counters.starved = true;
+            self.counters.router.starved += 1;
+        }
+        copy
+    }
+
+    /// Notes that the first packet of an input has left it.
+    #[inline]
+    pub(super) fn leave(&mut self, input: usize, now: Nanos) {
+        let head = &mut self.heads.of[input];
+        self.outputs.remove(input, &head.decision);
+        head.counters.packets += 1;
+        head.counters.bytes += u64::from(head.bytes);
+        head.counters.waited += now.0 - head.since.0;
+
+        self.heads.decided &= !(1 << input);
+        if let Source::Injection { fifo } = self.plan.layout.sources[input]
+            && !self.fifos.injection[usize::from(fifo)].is_empty()
+        {
+            self.fifos.waiting |= 1 << fifo;
+        }
+    }
+}
+
+/// Returns a copy of the first packet of a virtual channel, if its head has arrived and the fabric
+/// has a packet.
+pub(crate) fn copy_head(ports: &mut Ports<'_>, port: u8, channel: usize) -> Option<Packet> {
+    let length = ports.peek_head(port, channel)?.len();
+    let mut copy = ports.new_packet(length).ok()?;
+    let Some(original) = ports.peek_head(port, channel) else {
+        ports.recycle(copy);
+        return None;
+    };
+
+    copy.bytes_mut().copy_from_slice(original.bytes());
+    copy.header = original.header;
+    copy.framing = original.framing;
+    copy.memory.clone_from(&original.memory);
+    Some(copy)
+}
