@@ -17,6 +17,7 @@ pub mod idio16;
 pub mod pci;
 pub mod posted;
 pub mod proof;
+pub mod seastar;
 pub mod shim;
 pub mod tree;
 pub mod tree_dcr;

@@ -22,6 +22,9 @@ pub const VENDOR_EXTOLL: u16 = 0x1cad;
 /// Device id of the EXTOLL card.
 pub const DEVICE_EXTOLL: u16 = 0x0010;
 
+/// Device id of the Cray SeaStar.
+pub const DEVICE_SEASTAR: u16 = 0x5354;
+
 /// PCI capability id "vendor specific".
 pub const CAP_ID_VENDOR: u8 = 0x09;
 

@@ -110,9 +110,9 @@ fn c_header_and_rust_structs_agree_on_every_size_offset_and_value() {
     let mut expected = structs();
     expected.extend(constants());
 
-    let said = compiled(expected.keys().cloned());
+    let layout = compiled(expected.keys().cloned());
 
-    assert_eq!(said, expected);
+    assert_eq!(layout, expected);
 }
 
 #[test]
