@@ -15,7 +15,7 @@ use nicforge_hwi::extoll::{MAX_VPIDS, vector, window};
 use nicforge_kit::{AttachmentSet, InterruptEnables};
 use nicforge_shm::SharedU64;
 
-use crate::{config::CardConfig, mirror::Mirror, rma, velo};
+use crate::{config::CardConfig, mirror::Mirror, per_client::PerClient, rma, velo};
 
 /// A set of a card's attachments.
 pub(crate) type Set = AttachmentSet<{ (MAX_VPIDS as usize + 1).div_ceil(64) }>;
@@ -65,7 +65,7 @@ struct Attachment {
 
 /// All attachments of a card.
 pub(crate) struct Attachments {
-    list: Vec<Attachment>,
+    list: PerClient<Attachment>,
     /// Attachments whose counters must be shown at the end of the step.
     with_changed_counters: Set,
     /// Number of errors of all attachments and tenants.
@@ -76,7 +76,7 @@ impl Attachments {
     /// Returns the attachments of a card with this number of VPIDs, none of them with a client.
     pub(crate) fn new(vpids: u16) -> Self {
         Self {
-            list: (0..=vpids).map(|_| Attachment::default()).collect(),
+            list: PerClient::new(usize::from(vpids) + 1),
             with_changed_counters: Set::default(),
             errors: 0,
         }
@@ -84,18 +84,22 @@ impl Attachments {
 
     /// Returns the ids of all attachments.
     pub(crate) fn ids(&self) -> impl Iterator<Item = AttachmentId> + use<> {
-        // The number of attachments fits: there are at most MAX_VPIDS and the admin.
-        (0..self.list.len() as u16).map(AttachmentId)
+        self.list.ids()
+    }
+
+    /// Allocates the state of an attachment, whose client comes.
+    pub(crate) fn open(&mut self, who: AttachmentId) {
+        self.list.open(who);
     }
 
     fn get(&mut self, who: AttachmentId) -> Option<&mut Attachment> {
-        self.list.get_mut(usize::from(who.0))
+        self.list.get_mut(who)
     }
 
     /// Returns whether an attachment has a client.
     #[inline]
     pub(crate) fn is_present(&self, who: AttachmentId) -> bool {
-        self.list.get(usize::from(who.0)).is_some_and(|attachment| attachment.mirror.is_some())
+        self.list.get(who).is_some_and(|attachment| attachment.mirror.is_some())
     }
 
     /// Returns the number of errors of all attachments and tenants.
@@ -105,7 +109,7 @@ impl Attachments {
 
     /// Returns the number of errors of an attachment; 0 if it does not exist.
     pub(crate) fn errors_of(&self, who: u64) -> u64 {
-        let attachment = usize::try_from(who).ok().and_then(|index| self.list.get(index));
+        let attachment = u16::try_from(who).ok().and_then(|who| self.list.get(AttachmentId(who)));
         attachment.map_or(0, |attachment| attachment.errors.count)
     }
 
@@ -150,14 +154,14 @@ impl Attachments {
 
     /// Returns the enabled interrupts of an attachment, one bit for each vector.
     pub(crate) fn interrupts_enabled(&self, who: AttachmentId) -> u64 {
-        let attachment = self.list.get(usize::from(who.0));
+        let attachment = self.list.get(who);
         attachment.map_or(0, |attachment| attachment.interrupts.bits().into())
     }
 
     /// Returns whether an attachment's interrupt is enabled.
     #[inline]
     pub(crate) fn is_interrupt_enabled(&self, who: AttachmentId, vector: u16) -> bool {
-        self.list.get(usize::from(who.0)).is_some_and(|attachment| attachment.interrupts.has(vector))
+        self.list.get(who).is_some_and(|attachment| attachment.interrupts.has(vector))
     }
 
     /// Sets the enabled interrupts of an attachment.
@@ -180,6 +184,10 @@ impl Attachments {
         &mut self,
         counts: impl Fn(AttachmentId) -> Option<(&'a velo::Counts, &'a rma::Counts)>,
     ) {
+        if self.with_changed_counters.is_empty() {
+            return;
+        }
+
         let mut next = self.with_changed_counters.first();
         while let Some(who) = next {
             if let Some(Attachment { mirror: Some(mirror), errors, .. }) = self.get(who)

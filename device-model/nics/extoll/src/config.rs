@@ -1,10 +1,21 @@
 //! The configuration of one card.
 
+use std::sync::Arc;
+
 use nicforge_core::ids::AttachmentId;
 use nicforge_hwi::extoll::{DEFAULT_VPIDS, LINKS, MAX_NODES, MAX_VPIDS, reg};
+use nicforge_kit::Clock;
 use thiserror::Error;
 
 use crate::{topology::Route, wire::LANES};
+
+/// The most bytes of data that an RMA packet carries on any card.
+pub const MAX_RMA_MTU: u32 = 64 << 10;
+/// Bytes of data of an RMA packet of the R1 prototype.
+///
+/// It is calibrated: with 80 bytes of header and framing, 256 of each 336 bytes are data. A link of
+/// 624 MB/s thus moves 475 MB/s. The paper reports a peak of 480 MB/s (section V.A).
+pub const R1_RMA_MTU: u32 = 256;
 
 /// Configuration of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,12 +27,17 @@ pub struct CardConfig {
     pub nodes: u32,
     /// Number of VPIDs, 1 to [`MAX_VPIDS`]; the same on all cards of a network.
     pub vpids: u16,
-    /// The routing table, by target node.
-    pub routes: Vec<Route>,
+    /// The routing table, by target node. Copies of the configuration share it.
+    pub routes: Arc<[Route]>,
     /// The watchdog of VELO sends at power-on, in nanoseconds; 0 disables it.
     pub watchdog: u64,
     /// The watchdog of RMA at power-on, in nanoseconds; 0 disables it.
     pub rma_watchdog: u64,
+    /// The most bytes of data that an RMA packet carries: a multiple of 8, 64 to [`MAX_RMA_MTU`].
+    pub rma_mtu: u32,
+    /// The clock of the core, whose cycles VELO and RMA take for their work. The data path is 32
+    /// bits wide. By default their work takes no time.
+    pub clock: Clock,
 }
 
 impl CardConfig {
@@ -31,9 +47,11 @@ impl CardConfig {
             node: 0,
             nodes: 1,
             vpids: DEFAULT_VPIDS,
-            routes: vec![Route::Local],
+            routes: Arc::new([Route::Local]),
             watchdog: reg::WATCHDOG_DEFAULT,
             rma_watchdog: reg::RMA_WATCHDOG_DEFAULT,
+            rma_mtu: MAX_RMA_MTU,
+            clock: Clock::default(),
         }
     }
 
@@ -43,12 +61,12 @@ impl CardConfig {
         AttachmentId(self.vpids)
     }
 
-    /// Checks node id, number of VPIDs and routing table.
+    /// Checks node id, number of VPIDs, RMA packets and routing table.
     ///
     /// # Errors
     /// The first value that is out of range.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let Self { node, nodes, vpids, ref routes, .. } = *self;
+        let Self { node, nodes, vpids, ref routes, rma_mtu, .. } = *self;
 
         if nodes == 0 || nodes > MAX_NODES || node >= nodes {
             return Err(ConfigError::Node { node, nodes });
@@ -56,11 +74,14 @@ impl CardConfig {
         if vpids == 0 || vpids > MAX_VPIDS {
             return Err(ConfigError::Vpids { vpids });
         }
+        if !(64..=MAX_RMA_MTU).contains(&rma_mtu) || !rma_mtu.is_multiple_of(8) {
+            return Err(ConfigError::RmaMtu { bytes: rma_mtu });
+        }
         if routes.len() != nodes as usize {
             return Err(ConfigError::Table { entries: routes.len(), nodes });
         }
 
-        for (target, route) in (0..).zip(routes) {
+        for (target, route) in (0..).zip(routes.iter()) {
             let good = match *route {
                 Route::None => true,
                 Route::Local => target == node,
@@ -94,6 +115,12 @@ pub enum ConfigError {
     Vpids {
         /// Number of VPIDs.
         vpids: u16,
+    },
+    /// An RMA packet can't have this size.
+    #[error("RMA packets of {bytes} bytes: a multiple of 8 from 64 to {MAX_RMA_MTU} is possible")]
+    RmaMtu {
+        /// Bytes of data of a packet.
+        bytes: u32,
     },
     /// The routing table does not have one entry for each node.
     #[error("a routing table of {entries} entries in a network of {nodes} nodes")]

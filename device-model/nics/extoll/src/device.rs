@@ -50,11 +50,10 @@ fn take_arrivals(
                 None => waiting |= 1 << arrival.source(),
             }
         } else if arrival.wire.kind == Kind::Velo {
-            let run = velo.receive(unit, arrival, RUN.min(budget - taken));
-            if run == 0 {
-                break;
+            match velo.receive(unit, arrival, RUN.min(budget - taken)) {
+                0 => waiting |= 1 << arrival.source(),
+                run => taken += run,
             }
-            taken += run;
         } else {
             let Some(packet) = unit.parts.switch.take_packet(&mut unit.context.ports(), arrival) else {
                 break;
@@ -112,6 +111,10 @@ impl Device for Card {
         if self.clients == 1 {
             self.parts.directory.show_in(context.memory(who, BAR_DIRECTORY));
         }
+
+        self.parts.attachments.open(who);
+        self.velo.open(who);
+        self.rma.open(who);
         self.reset_attachment(context, who);
     }
 

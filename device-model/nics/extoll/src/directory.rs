@@ -2,6 +2,9 @@
 //! and with how much credit.
 //!
 //! A generation is odd while the VPID's receive ring is enabled. Credit belongs to one generation.
+//!
+//! A node's entries are allocated when its first ring is announced. Until then they count as the
+//! default: generation 0, which is down.
 
 use nicforge_hwi::extoll::directory::STRIDE;
 use nicforge_shm::{MemoryError, SharedMemory, Window};
@@ -26,16 +29,15 @@ impl Entry {
 pub(crate) struct Directory {
     nodes: u32,
     vpids: u16,
-    /// Entries by node, then VPID.
-    entries: Vec<Entry>,
+    /// By node, the entries of its VPIDs. It is empty until the first announcement of any node.
+    entries: Vec<Option<Box<[Entry]>>>,
     /// The memory in which clients see the generations, while there are clients.
     shown: Option<Window>,
 }
 
 impl Directory {
     pub(crate) fn new(nodes: u32, vpids: u16) -> Self {
-        let entries = vec![Entry::default(); nodes as usize * usize::from(vpids)];
-        Self { nodes, vpids, entries, shown: None }
+        Self { nodes, vpids, entries: Vec::new(), shown: None }
     }
 
     /// Returns the size of the memory that clients see, in bytes.
@@ -43,28 +45,36 @@ impl Directory {
         (u64::from(nodes) * STRIDE).next_power_of_two().max(4096)
     }
 
-    /// Returns the index of a VPID's entry, if the VPID exists.
-    #[inline]
-    pub(crate) fn index(&self, node: u32, vpid: u16) -> Option<usize> {
-        (node < self.nodes && vpid < self.vpids)
-            .then(|| node as usize * usize::from(self.vpids) + usize::from(vpid))
-    }
-
-    /// Returns a VPID's entry, if the VPID exists.
+    /// Returns a VPID's entry, if the VPID exists and its node has announced a ring.
     #[inline]
     pub(crate) fn entry(&mut self, node: u32, vpid: u16) -> Option<&mut Entry> {
-        self.at(self.index(node, vpid)?)
+        self.of_node(node)?.get_mut(usize::from(vpid))
     }
 
-    /// Returns the entry at an index.
+    /// Returns the entries of a node's VPIDs, if the node has announced a ring.
     #[inline]
-    pub(crate) fn at(&mut self, index: usize) -> Option<&mut Entry> {
-        self.entries.get_mut(index)
+    pub(crate) fn of_node(&mut self, node: u32) -> Option<&mut [Entry]> {
+        self.entries.get_mut(node as usize)?.as_deref_mut()
+    }
+
+    /// Allocates the entries of a node, unless it has some.
+    fn open(&mut self, node: u32) {
+        if self.entries.is_empty() {
+            self.entries.resize_with(self.nodes as usize, || None);
+        }
+
+        if let Some(entries @ None) = self.entries.get_mut(node as usize) {
+            *entries = Some(vec![Entry::default(); usize::from(self.vpids)].into_boxed_slice());
+        }
     }
 
     /// Notes that a VPID's ring was enabled, with credit, or disabled. A generation that is known
     /// already changes nothing, because part of its credit has been used.
     pub(crate) fn update(&mut self, node: u32, vpid: u16, entry: Entry) {
+        if entry != Entry::default() {
+            self.open(node);
+        }
+
         if let Some(known) = self.entry(node, vpid).filter(|known| known.generation != entry.generation) {
             *known = entry;
             // The offset is below the size that `bytes` returns.

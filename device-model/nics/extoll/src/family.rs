@@ -6,32 +6,46 @@
 //! vpids = 16                # processes of each card, 1 to 256
 //! watchdog_ms = 500         # how long a send may wait for credit; 0: for ever
 //! rma_watchdog_ms = 2000    # how long nothing may come from the target of a transfer; 0: for ever
+//! core_mhz = 156            # the clock of the cores; without it, cards and links take no time
+//! hop_cycles = 0            # cycles that a packet takes to the next card, besides delay_ns
+//! rma_mtu = 256             # data bytes of an RMA packet, 64 to 65536
 //!
 //! [extoll.link]
-//! delay_ns = 300
-//! gbit_s = 5.0
+//! delay_ns = 274
+//! gbit_s = 4.992            # 32 bits in each cycle of the clock, if the file does not say it
+//! cut_through_bytes = 16
 //! credits = 64              # packets of buffer at the receiving end of a virtual channel
 //! ```
+//!
+//! Packets of RMA carry up to 64 KiB over links without a bandwidth, and 256 bytes over others,
+//! unless the file says otherwise.
 //!
 //! The cards are `ex0`, `ex1`, ..., counted through all networks.
 
 use nicforge_family::{
     Column, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError, Spanned,
-    check_range,
+    check_range, refuse_value,
 };
 use nicforge_hwi::{
     extoll::{DEFAULT_VPIDS, MAX_NODES, MAX_VPIDS},
     extoll_velo::MAX_MESSAGE,
 };
+use nicforge_kit::Clock;
 use serde::Deserialize;
 
-use crate::{Card, Topology, TopologyError, wire};
+use crate::{Card, MAX_RMA_MTU, R1_RMA_MTU, Topology, TopologyError, wire};
 
 /// Packets of buffer at the receiving end of each virtual channel of a link, unless the file says
 /// otherwise.
 const CREDITS: u32 = 64;
 /// The longest watchdog in milliseconds.
 const MAX_WATCHDOG: u64 = 60_000;
+/// The highest frequency of a core in MHz.
+const MAX_CLOCK: u32 = 10_000;
+/// Bits that a link carries in a cycle of the core's clock (the paper's section V).
+const BITS_A_CYCLE: u64 = 32;
+/// The most cycles that a packet takes to the next card.
+const MAX_HOP_CYCLES: u32 = 1 << 20;
 /// Nanoseconds of a millisecond.
 const MILLISECOND: u64 = 1_000_000;
 
@@ -65,6 +79,15 @@ struct Network {
     /// ever.
     #[serde(default)]
     rma_watchdog_ms: Option<Spanned<u64>>,
+    /// The clock of the cores in MHz, 1 to 10,000. Without it, the cards' work takes no time.
+    #[serde(default)]
+    core_mhz: Option<Spanned<u32>>,
+    /// Cycles of that clock that a packet takes to the next card, besides the delay of the link.
+    #[serde(default)]
+    hop_cycles: Option<Spanned<u32>>,
+    /// The most bytes of data of an RMA packet: a multiple of 8, 64 to 65,536.
+    #[serde(default)]
+    rma_mtu: Option<Spanned<u32>>,
     /// The network's links.
     #[serde(default)]
     link: LinkSection,
@@ -76,6 +99,8 @@ struct NetworkValues {
     vpids: u16,
     watchdog: Option<u64>,
     rma_watchdog: Option<u64>,
+    rma_mtu: u32,
+    clock: Clock,
     link: LinkSpec,
 }
 
@@ -98,7 +123,15 @@ impl Network {
         };
         let watchdog = watchdog("watchdog_ms", self.watchdog_ms.as_ref())?;
         let rma_watchdog = self::watchdog("rma_watchdog_ms", self.rma_watchdog_ms.as_ref())?;
-        let link = self.link.over(LinkSpec::new(wire::CHANNELS, CREDITS, MAX_MESSAGE))?;
+        let (clock, link) = self.clock_and_link()?;
+        let rma_mtu = match &self.rma_mtu {
+            Some(bytes) if !bytes.get_ref().is_multiple_of(8) => {
+                return Err(refuse_value("rma_mtu", bytes, "a multiple of 8, 64 to 65536"));
+            }
+            Some(bytes) => check_range("rma_mtu", bytes, 64, MAX_RMA_MTU)?,
+            None if link.bits_per_second == 0 => MAX_RMA_MTU,
+            None => R1_RMA_MTU,
+        };
 
         let refuse = |what, found, expected| SectionError::value(section.span(), what, found, expected);
         let topology = match self.topology() {
@@ -110,7 +143,26 @@ impl Network {
             }
         };
 
-        Ok(NetworkValues { topology, vpids, watchdog, rma_watchdog, link })
+        Ok(NetworkValues { topology, vpids, watchdog, rma_watchdog, rma_mtu, clock, link })
+    }
+
+    /// Checks the clock of the cores, and the links, whose bandwidth and delay follow from it.
+    fn clock_and_link(&self) -> Result<(Clock, LinkSpec), SectionError> {
+        let mhz = match &self.core_mhz {
+            Some(mhz) => check_range("core_mhz", mhz, 1, MAX_CLOCK)?,
+            None => 0,
+        };
+        let hop_cycles = match &self.hop_cycles {
+            Some(cycles) => check_range("hop_cycles", cycles, 0, MAX_HOP_CYCLES)?,
+            None => 0,
+        };
+
+        let clock = Clock::of_mhz(mhz);
+        let mut link = LinkSpec::new(wire::CHANNELS, CREDITS, MAX_MESSAGE);
+        link.bits_per_second = u64::from(mhz) * 1_000_000 * BITS_A_CYCLE;
+        let mut link = self.link.over(link)?;
+        link.delay += clock.nanoseconds(hop_cycles);
+        Ok((clock, link))
     }
 }
 
@@ -172,6 +224,7 @@ fn add_network(
         let mut config = network.topology.config(node, network.vpids);
         config.watchdog = network.watchdog.unwrap_or(config.watchdog);
         config.rma_watchdog = network.rma_watchdog.unwrap_or(config.rma_watchdog);
+        (config.rma_mtu, config.clock) = (network.rma_mtu, network.clock);
 
         let admin = config.admin();
         let card = DeviceSource::fallible(move || Card::new(config.clone()))
@@ -186,4 +239,58 @@ fn add_network(
         plan.link(end(link.a), end(link.b), network.link.clone()).map_err(|error| section.refuse(error))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use toml::de::DeTable;
+
+    use super::*;
+
+    /// Returns the values of a network of two cards with these lines, or the error's message.
+    fn network(lines: &str) -> Result<NetworkValues, String> {
+        let text = format!("mesh = 2\n{lines}");
+        let section = Section::new(DeTable::parse(&text).unwrap());
+        let network: Network = section.parse().map_err(|error| error.to_string())?;
+        network.check(&section).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_clock_gives_the_links_their_bandwidth_and_hop() {
+        for (mhz, bits, hop) in [(156, 4_992_000_000, 65), (117, 3_744_000_000, 86)] {
+            let lines = format!("core_mhz = {mhz}\nhop_cycles = 10\n[link]\ndelay_ns = 200\n");
+            let values = network(&lines).unwrap();
+
+            assert_eq!((values.link.bits_per_second, values.link.delay), (bits, 200 + hop));
+            assert_eq!((values.clock, values.rma_mtu), (Clock::of_mhz(mhz), R1_RMA_MTU));
+        }
+    }
+
+    #[test]
+    fn links_without_a_bandwidth_carry_large_rma_packets() {
+        let values = network("").unwrap();
+        assert_eq!((values.link.bits_per_second, values.rma_mtu), (0, MAX_RMA_MTU));
+        assert!(values.clock.is_instant());
+
+        let values = network("[link]\ngbit_s = 4.992\n").unwrap();
+        assert_eq!((values.link.bits_per_second, values.rma_mtu), (4_992_000_000, R1_RMA_MTU));
+        assert!(values.clock.is_instant());
+
+        let values = network("core_mhz = 156\nrma_mtu = 4096\n[link]\ngbit_s = 0.0\n").unwrap();
+        assert_eq!((values.link.bits_per_second, values.rma_mtu), (0, 4096));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        for (line, expected) in [
+            ("rma_mtu = 100", "a multiple of 8"),
+            ("rma_mtu = 56", "64 to 65536"),
+            ("rma_mtu = 65544", "64 to 65536"),
+            ("core_mhz = 0", "1 to 10000"),
+            ("hop_cycles = 2000000", "0 to 1048576"),
+        ] {
+            let Err(message) = network(line) else { panic!("{line} is taken") };
+            assert!(message.contains(expected), "{message}");
+        }
+    }
 }

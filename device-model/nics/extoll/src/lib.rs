@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod arrival;
 mod attachment;
 mod atu;
 pub mod card;
@@ -9,6 +10,7 @@ mod device;
 mod directory;
 pub mod family;
 mod mirror;
+mod per_client;
 mod registers;
 mod ring_registers;
 mod rma;
@@ -22,7 +24,7 @@ mod work;
 
 pub use self::{
     card::Card,
-    config::{CardConfig, ConfigError},
+    config::{CardConfig, ConfigError, MAX_RMA_MTU, R1_RMA_MTU},
     family::Networks,
     topology::{Route, Routes, Topology, TopologyError, TopologyLink},
 };

@@ -10,15 +10,19 @@
 //! virtual output queuing, paper section III.A). When that queue is full, the packet stays in its
 //! input buffer, and the link's credits stop the sender.
 //!
+//! A transit packet whose output is free leaves at once, over links that cut through when its head
+//! has arrived. A packet without a free output stays in its input buffer until all of it is there.
+//!
 //! Packets between two nodes stay in order: they take one way, and a queue is emptied before its
 //! inputs.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
-use nicforge_core::fabric::{Arrivals, Packet, Ports};
+use nicforge_core::fabric::{Arrivals, Packet, PortChannel, Ports};
 use nicforge_hwi::extoll::LINKS;
 use nicforge_kit::in_turn;
 
+pub use crate::arrival::{Arrival, QUEUES};
 use crate::{
     sharing::Sharing,
     topology::Route,
@@ -39,38 +43,10 @@ pub enum Refused {
     NoRoute(Packet),
 }
 
-/// A packet for this card, in front of the queue in which it waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrival {
-    /// The input link and lane; `None` for a packet of this card itself.
-    input: Option<(u8, u8)>,
-    class: Class,
-    /// The packet's header.
-    pub wire: Wire,
-}
-
-impl Arrival {
-    /// Returns the input at which the packet waits: a link, or [`LINKS`] for this card itself.
-    #[inline]
-    pub fn source(self) -> u8 {
-        self.input.map_or(LINKS as u8, |(input, _)| input)
-    }
-
-    /// Returns the index of the packet's queue, 0 to [`QUEUES`] less one.
-    #[inline]
-    pub fn queue(self) -> usize {
-        let (source, lane) = self.input.map_or((LINKS, 0), |(input, lane)| (usize::from(input), lane));
-        (self.class as usize * (LINKS + 1) + source) * LANES + usize::from(lane)
-    }
-}
-
-/// Number of queues at which packets for a card arrive.
-pub const QUEUES: usize = Class::ALL.len() * (LINKS + 1) * LANES;
-
 /// A card's switch.
 pub struct Switch {
     node: u32,
-    routes: Vec<Route>,
+    routes: Arc<[Route]>,
     /// Output queues by port, then virtual channel.
     output: [[VecDeque<Packet>; CHANNELS]; LINKS],
     /// Output queues that are not empty: for each virtual channel, one bit for each port.
@@ -90,13 +66,13 @@ pub struct Switch {
 
 impl Switch {
     /// Builds a switch with a routing table of one entry for each node.
-    pub fn new(node: u32, routes: Vec<Route>) -> Self {
+    pub fn new(node: u32, routes: Arc<[Route]>) -> Self {
         Self {
             node,
             routes,
-            output: std::array::from_fn(|_| std::array::from_fn(|_| VecDeque::with_capacity(OUTPUT_QUEUE))),
+            output: std::array::from_fn(|_| std::array::from_fn(|_| VecDeque::new())),
             queued: [0; CHANNELS],
-            loopback: std::array::from_fn(|_| VecDeque::with_capacity(LOOPBACK_QUEUE)),
+            loopback: std::array::from_fn(|_| VecDeque::new()),
             first: 0,
             next_source: 0,
             sharing: Sharing::default(),
@@ -146,16 +122,22 @@ impl Switch {
                     Refused::Full(packet)
                 })
             }
-            Route::Local => {
-                let queue = &mut self.loopback[class as usize];
-                if queue.len() >= LOOPBACK_QUEUE {
-                    return Err(Refused::Full(packet));
-                }
-                queue.push_back(packet);
-                Ok(())
-            }
+            Route::Local => self.loop_back(class, packet).map_err(Refused::Full),
             Route::None => Err(Refused::NoRoute(packet)),
         }
+    }
+
+    /// Queues a packet for this card itself.
+    fn loop_back(&mut self, class: Class, packet: Packet) -> Result<(), Packet> {
+        let queue = &mut self.loopback[class as usize];
+        if queue.len() >= LOOPBACK_QUEUE {
+            return Err(packet);
+        }
+
+        // The first packet allocates, and none after it.
+        queue.reserve_exact(LOOPBACK_QUEUE - queue.len());
+        queue.push_back(packet);
+        Ok(())
     }
 
     /// As [`Switch::send_to`], for a client's packet. It is refused if clients have used up their
@@ -283,6 +265,8 @@ impl Switch {
             return Err(packet);
         }
 
+        // The first packet allocates, and none after it.
+        queue.reserve_exact(OUTPUT_QUEUE - queue.len());
         queue.push_back(packet);
         self.queued[vc] |= 1 << port;
         Ok(())
@@ -294,6 +278,7 @@ impl Switch {
     pub fn is_quiet(&self, ports: &Ports<'_>) -> bool {
         let arrived = ports.arrivals().iter().take(CHANNELS).fold(0, |all, arrived| all | arrived);
         arrived == 0
+            && (0..CHANNELS).all(|vc| ports.heads(vc) == 0)
             && self.queued == [0; CHANNELS]
             && !self.sharing.is_crowded()
             && self.loopback.iter().all(VecDeque::is_empty)
@@ -311,7 +296,7 @@ impl Switch {
         }
 
         for vc in 0..CHANNELS {
-            let mut arrived = ports.arrived(vc) & ((1 << LINKS) - 1);
+            let mut arrived = (ports.arrived(vc) | ports.heads(vc)) & ((1 << LINKS) - 1);
             while let Some(input) = in_turn(arrived, self.first) {
                 arrived &= !(1 << input);
                 moved += self.pass(ports, input, vc, budget.saturating_sub(moved));
@@ -351,43 +336,75 @@ impl Switch {
     fn pass(&mut self, ports: &mut Ports<'_>, input: u8, vc: usize, budget: u32) -> u32 {
         let mut moved = 0;
         while moved < budget {
-            let Some(target) = ports.peek(input, vc).map(|packet| Wire::target_of(packet.header)) else {
-                break;
-            };
+            let head = ports.peek_head(input, vc);
+            let Some(target) = head.map(|packet| Wire::target_of(packet.header)) else { break };
             if target == self.node {
                 break;
             }
 
             let Route::Port { port, lane } = self.route(target) else {
                 // A packet without a route comes from no card with a checked table.
-                if let Some(packet) = ports.take(input, vc) {
-                    ports.recycle(packet);
-                }
+                let Some(packet) = ports.take(input, vc) else { break };
+                ports.recycle(packet);
                 continue;
             };
 
             // The class stays, the lane may change.
             let out = vc / LANES * LANES + usize::from(lane);
+            let most = budget - moved;
+            let passed = match self.pass_directly(ports, (input, vc), (port, out), target, most) {
+                0 => self.pass_to_queue(ports, (input, vc), (port, out)),
+                passed => passed,
+            };
 
-            let queued = self.output[usize::from(port)][out].len();
-            let only_direct = self.sharing.is_wanted(port, out);
-            if queued >= OUTPUT_QUEUE || only_direct && (queued > 0 || ports.credits(port, out) == 0) {
+            if passed == 0 {
                 self.sharing.crowd(port, out);
                 break;
             }
-
-            let Some(packet) = ports.take(input, vc) else { break };
-            if let Err(packet) = self.output(ports, port, out, packet) {
-                // Not reached: the queue had room.
-                ports.recycle(packet);
-            }
-
             self.sharing.pass(port, out);
-            moved += 1;
+            moved += passed;
         }
 
         self.forwarded += u64::from(moved);
         moved
+    }
+
+    /// Forwards the first packets of an input that go to one target, at most `most`, by a way on
+    /// which none waits. Returns their number.
+    fn pass_directly(
+        &self,
+        ports: &mut Ports<'_>,
+        (input, vc): (u8, usize),
+        (port, out): (u8, usize),
+        target: u32,
+        most: u32,
+    ) -> u32 {
+        if self.queued[out] & (1 << port) != 0 {
+            return 0;
+        }
+
+        let (from, to) = (PortChannel { port: input, channel: vc }, PortChannel { port, channel: out });
+        let same = |packet: &Packet| Wire::target_of(packet.header) == target;
+        ports.forward_row_between(from, most, |_| Some((to, same))).map_or(0, |(moved, _)| moved)
+    }
+
+    /// Moves the first packet of an input to the queue of its way, if all of it has arrived and it
+    /// may wait there. Returns the number of packets moved, 0 or 1.
+    fn pass_to_queue(
+        &mut self,
+        ports: &mut Ports<'_>,
+        (input, vc): (u8, usize),
+        (port, out): (u8, usize),
+    ) -> u32 {
+        let is_full = self.output[usize::from(port)][out].len() >= OUTPUT_QUEUE;
+        if is_full || self.sharing.is_wanted(port, out) {
+            return 0;
+        }
+
+        // Not more than a head may have arrived.
+        let Some(packet) = ports.take(input, vc) else { return 0 };
+        self.queue(port, out, packet).map_or_else(|packet| ports.recycle(packet), drop);
+        1
     }
 
     /// Returns the place of the next packet of a class for this card; the packet stays in its

@@ -10,7 +10,7 @@ use nicforge_core::{
     fabric::{Contents, Packet},
     ids::AttachmentId,
 };
-use nicforge_kit::retry;
+use nicforge_kit::{Server, retry};
 
 use crate::{
     attachment::Attachments,
@@ -71,6 +71,18 @@ impl UnitContext<'_, '_> {
     #[inline]
     pub(crate) fn is_admin(&self, who: AttachmentId) -> bool {
         who == self.parts.config.admin()
+    }
+
+    /// Returns whether a part of the card is idle. If it is not, asks for a step once it is.
+    #[inline]
+    pub(crate) fn request_idle(&mut self, server: &Server) -> bool {
+        retry::is_due(self.context, server.idle_at())
+    }
+
+    /// Adds a piece of work to a part of the card, which takes some cycles of the core's clock.
+    #[inline]
+    pub(crate) fn work(&self, server: &mut Server, cycles: u32) {
+        server.work(self.context.now(), self.parts.config.clock, cycles);
     }
 
     /// Counts an error of an attachment and raises its error interrupt.

@@ -90,9 +90,15 @@ impl Work {
     }
 
     /// Ends a turn and refills the budget. Returns true if any attachment waits.
+    #[inline]
     pub(crate) fn turn(&mut self) -> bool {
         self.left = TURN;
+        !self.line.is_empty() && self.turn_of_line()
+    }
 
+    /// Ends a turn of the attachments that wait. Returns true if any of them still does.
+    #[cold]
+    fn turn_of_line(&mut self) -> bool {
         self.line.retain_mut(|waiting| {
             waiting.away += 1;
             waiting.away <= PATIENCE

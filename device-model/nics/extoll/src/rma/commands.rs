@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use nicforge_hwi::extoll_rma::{Command, MAX_COMMANDS, MAX_IMMEDIATE, MAX_LENGTH, command, status};
 
-use super::part::{MTU, Part};
+use super::part::{Part, most_requested};
 use crate::wire::Endpoint;
 
 /// Targets that are considered in the search for a command that can proceed.
@@ -142,11 +142,12 @@ impl InFlightCommand {
         if read_elsewhere || self.owner == Owner::Orphaned { status::WITHDRAWN } else { status }
     }
 
-    /// Returns the next part of the command, as large as a packet allows.
+    /// Returns the next part of the command, as large as packets of `mtu` bytes of data allow.
     #[inline]
-    pub(super) fn next_part(&self, id: u32) -> Part {
+    pub(super) fn next_part(&self, id: u32, mtu: u32) -> Part {
         let Request { command, notify, length: total, source, destination, .. } = self.request;
         let rest = self.rest();
+        let most = if command == command::GET { most_requested(mtu) } else { mtu };
         Part {
             id,
             command,
@@ -154,7 +155,7 @@ impl InFlightCommand {
             status: self.status,
             last: false,
             staged: false,
-            length: rest.min(MTU),
+            length: rest.min(most),
             rest,
             total,
             address: if command == command::GET { source } else { destination },

@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | `part` | the content of a packet: a part of a command, at most [`part::MTU`] bytes of data |
+//! | `part` | the content of a packet: a part of a command |
 //! | `commands` | the list of a VPID's commands |
 //! | `requester` | the commands of this card's VPIDs, until they are sent |
 //! | `answers` | the answers to these commands, and their ends |
@@ -59,6 +59,8 @@ mod watchdog;
 use std::sync::Arc;
 
 use nicforge_core::{dma::DmaLease, ids::AttachmentId};
+use nicforge_hwi::extoll_rma::COMMAND_BYTES;
+use nicforge_kit::Server;
 use nicforge_shm::SharedU64;
 
 pub(crate) use self::registers::Register;
@@ -74,18 +76,27 @@ use self::{
 };
 use crate::{
     attachment::Set,
+    per_client::PerClient,
     switch::{Arrival, QUEUES},
     unit::UnitContext,
     wire::{Kind, Wire},
 };
 
-/// Bytes that count as one packet's worth of work.
+/// Bytes that count as one packet's worth of work, unless packets are smaller.
 const BYTES_A_UNIT: u32 = 4096;
 
-/// Returns the cost of a part of `bytes` bytes, in units of a step's budget.
+/// Returns the cost of a part of `bytes` bytes, in units of a step's budget. Packets carry at most
+/// `mtu` bytes. A request for a part of a get costs as much as its answers.
 #[inline]
-const fn cost(bytes: u32) -> u32 {
-    1 + bytes / BYTES_A_UNIT
+fn cost(bytes: u32, mtu: u32) -> u32 {
+    1 + bytes / BYTES_A_UNIT.min(mtu)
+}
+
+/// Returns the cycles of the core for which a DMA engine is busy with a packet: one for each word
+/// of 32 bits of its descriptor and its data.
+#[inline]
+fn cycles(bytes: u32) -> u32 {
+    (COMMAND_BYTES as u32 + bytes).div_ceil(4)
 }
 
 /// RMA counters of an attachment.
@@ -161,7 +172,7 @@ impl Default for Client {
 /// A card's RMA unit.
 pub(crate) struct Rma {
     /// State by attachment.
-    clients: Vec<Client>,
+    clients: PerClient<Client>,
     /// Attachments with commands that are not sent completely.
     sending: Set,
     /// The attachment that sends next.
@@ -179,6 +190,10 @@ pub(crate) struct Rma {
     refused: u64,
     /// Number of bytes moved to this card's memory.
     bytes: u64,
+    /// The DMA engine that reads memory for packets.
+    reading: Server,
+    /// The DMA engine that writes the data of packets.
+    writing: Server,
     watchdog: Watchdog,
 }
 
@@ -186,7 +201,7 @@ impl Rma {
     /// Returns the unit of a card with this number of attachments.
     pub(crate) fn new(attachments: usize, watchdog: u64) -> Self {
         Self {
-            clients: (0..attachments).map(|_| Client::default()).collect(),
+            clients: PerClient::new(attachments),
             sending: Set::default(),
             turn: AttachmentId(0),
             streams: Streams::new(),
@@ -196,26 +211,33 @@ impl Rma {
             before: Counts::default(),
             refused: 0,
             bytes: 0,
+            reading: Server::default(),
+            writing: Server::default(),
             watchdog: Watchdog::new(watchdog),
         }
     }
 
-    /// Returns an attachment's state, if the attachment exists.
+    /// Allocates the state of an attachment, whose client comes.
+    pub(crate) fn open(&mut self, who: AttachmentId) {
+        self.clients.open(who);
+    }
+
+    /// Returns an attachment's state, if it has or had a client.
     #[inline]
     fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
-        self.clients.get_mut(usize::from(who.0))
+        self.clients.get_mut(who)
     }
 
     /// Returns whether packets wait in a side queue of a client.
     fn has_side_packets(&self, who: AttachmentId, class: usize) -> bool {
-        let client = self.clients.get(usize::from(who.0));
+        let client = self.clients.get(who);
         client.is_some_and(|client| client.side_queues.get(class).is_some_and(|queue| !queue.is_empty()))
     }
 
-    /// Returns an attachment's counters, if the attachment exists.
+    /// Returns an attachment's counters, if it has or had a client.
     #[inline]
     pub(crate) fn counts(&self, who: AttachmentId) -> Option<&Counts> {
-        self.clients.get(usize::from(who.0)).map(|client| &client.counts)
+        self.clients.get(who).map(|client| &client.counts)
     }
 
     /// Returns the counters of the card.
@@ -293,7 +315,7 @@ impl Rma {
         if let Some(packet) = unit.parts.switch.take_packet(&mut ports, arrival) {
             ports.recycle(packet);
         }
-        Some(cost(part.map_or(0, |part| part.length)))
+        Some(cost(part.map_or(0, |part| part.length), unit.parts.config.rma_mtu))
     }
 
     /// Handles an RMA packet from a queue of the network or a side queue.
@@ -306,7 +328,13 @@ impl Rma {
         memory: Option<Arc<DmaLease>>,
         waiting: &mut Waiting,
     ) -> Handled {
-        match wire.kind {
+        // The packets with data refer to memory, or are immediate puts.
+        let writes = matches!(wire.kind, Kind::Put | Kind::Answer) && part.length > 0;
+        if writes && !unit.request_idle(&self.writing) {
+            return Handled::NoRoom;
+        }
+
+        let handled = match wire.kind {
             Kind::Put => self.put_arrived(unit, wire, part, memory, waiting),
             Kind::Get => self.get_arrived(unit, wire, part, waiting),
             Kind::Answer => self.answer_arrived(unit, wire, part, memory, waiting),
@@ -314,6 +342,11 @@ impl Rma {
                 self.get_ended(unit, wire, part);
                 Handled::Done
             }
+        };
+
+        if writes && handled == Handled::Done {
+            unit.work(&mut self.writing, cycles(part.length));
         }
+        handled
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use nicforge_core::dma::DmaLease;
 
 use crate::{
+    config::MAX_RMA_MTU,
     unit::{Origin, UnitContext, Unsent, send_packet},
     wire::{Endpoint, Kind, Wire},
 };
@@ -12,8 +13,15 @@ use crate::{
 /// Bytes of a packet's content. The data are not in it: the packet refers to them, or they are one
 /// of its words.
 pub(super) const BYTES: usize = 40;
-/// Bytes that a packet refers to at most.
-pub(super) const MTU: u32 = 64 << 10;
+/// Answers that a get's request asks for at most.
+const ANSWERS: u32 = 16;
+
+/// Returns the most bytes of data that a request for a part of a get asks for. The answers carry at
+/// most `mtu` each.
+#[inline]
+pub(super) fn most_requested(mtu: u32) -> u32 {
+    mtu.saturating_mul(ANSWERS).min(MAX_RMA_MTU)
+}
 
 /// A part of a command, or the answer to one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -16,7 +16,8 @@ use nicforge_kit::retry;
 use super::{
     Rma,
     commands::{Ahead, InFlightCommand, Owner, State, WatchdogState},
-    part::{MTU, Part},
+    cycles,
+    part::{Part, most_requested},
     transfer::{Lent, Role, Unreadable, Wanted},
 };
 use crate::{
@@ -25,8 +26,8 @@ use crate::{
     wire::{Class, Endpoint, Kind},
 };
 
-/// Bytes that a VPID's gets may have requested and not received.
-const GET_WINDOW: u32 = 8 * MTU;
+/// Requests of the largest size that a VPID's gets may have sent, and whose data have not arrived.
+const GET_WINDOW: u32 = 8;
 
 /// The outcome of a VPID's turn.
 pub(super) enum Turn {
@@ -135,7 +136,8 @@ impl Rma {
         let Some(client) = self.client(who) else { return Turn::Blocked };
         let commands = &client.commands;
         let Some(in_flight) = commands.list.get(index).cloned() else { return Turn::Blocked };
-        let (part, asked) = (in_flight.next_part(commands.id(index)), commands.asked);
+        let part = in_flight.next_part(commands.id(index), unit.parts.config.rma_mtu);
+        let asked = commands.asked;
         if !unit.parts.switch.request_idle_way(in_flight.request.target.node, Class::Request) {
             return Turn::Blocked;
         }
@@ -160,7 +162,8 @@ impl Rma {
         if in_flight.is_stopped() || part.rest == 0 {
             return self.finish_requests_of_get(unit, who, index);
         }
-        if asked > 0 && asked + part.length > GET_WINDOW {
+        let window = GET_WINDOW * most_requested(unit.parts.config.rma_mtu);
+        if asked > 0 && asked + part.length > window {
             return Turn::Blocked;
         }
 
@@ -176,6 +179,10 @@ impl Rma {
         in_flight: &InFlightCommand,
         mut part: Part,
     ) -> Turn {
+        if !unit.request_idle(&self.reading) {
+            return Turn::Blocked;
+        }
+
         let memory = match self.fill_part(unit, who, in_flight, &mut part) {
             PartData::Ready(memory) => memory,
             PartData::Pending => {
@@ -185,7 +192,11 @@ impl Rma {
         };
 
         part.last = part.length == part.rest || part.status != status::DONE;
-        self.send_next(unit, who, index, (Kind::Put, in_flight.request.target), &part, memory)
+        let turn = self.send_next(unit, who, index, (Kind::Put, in_flight.request.target), &part, memory);
+        if let Turn::Advanced { .. } = turn {
+            unit.work(&mut self.reading, cycles(part.length));
+        }
+        turn
     }
 
     /// Sets the data of a put's part, or the status with which the put ends.
@@ -311,9 +322,10 @@ impl Rma {
             return Err(Unreadable);
         }
 
-        let piece = region.piece(offset, rest.min(MTU).into()).ok_or(Unreadable)?;
+        let most = rest.min(unit.parts.config.rma_mtu);
+        let piece = region.piece(offset, most.into()).ok_or(Unreadable)?;
 
-        // The length fits: it is at most MTU.
+        // The length fits: it is at most `most`.
         let length = piece.length as u32;
         if let Some((lease, offset)) = piece.lease {
             return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));

@@ -26,11 +26,12 @@ use super::{
     Client, Rma,
     budget::{self, Budget},
     cost,
-    part::{MTU, Part},
+    part::Part,
     transfer::Waiting,
 };
 use crate::{
     attachment::Set,
+    config::MAX_RMA_MTU,
     switch::Arrival,
     unit::UnitContext,
     wire::{Class, Wire},
@@ -108,10 +109,10 @@ impl SideQueue {
     fn copy(&mut self, stage: &DmaLease, part: &Part) -> Option<usize> {
         let slot = self.used.iter().position(|used| !used)?;
         if self.memory.is_none() {
-            self.memory = SharedMemory::create("rma-aside", COPIES * MTU as usize).ok();
+            self.memory = SharedMemory::create("rma-aside", COPIES * MAX_RMA_MTU as usize).ok();
         }
 
-        let length = u64::from(part.length.min(MTU));
+        let length = u64::from(part.length.min(MAX_RMA_MTU));
         stage.copy_to(part.data, &*self.lease(slot)?, 0, length).ok()?;
         self.used[slot] = true;
         Some(slot)
@@ -119,7 +120,7 @@ impl SideQueue {
 
     /// Returns a lease of a slot.
     fn lease(&self, slot: usize) -> Option<Arc<DmaLease>> {
-        let mtu = u64::from(MTU);
+        let mtu = u64::from(MAX_RMA_MTU);
         let window = self.memory.as_ref()?.window(slot as u64 * mtu, mtu).ok()?;
         Some(Arc::new(DmaLease::new(window, Term::default())))
     }
@@ -219,7 +220,7 @@ impl Rma {
 
         // The look at this packet, or at the packet that made room, may have copied as much as
         // this.
-        Some(cost(part.length))
+        Some(cost(part.length, unit.parts.config.rma_mtu))
     }
 
     /// Returns whether a side queue has room for a packet. If necessary and allowed, it ends the
@@ -323,7 +324,7 @@ impl Rma {
         side_queue.pop();
         self.client(owner)?.budget.release(now);
         self.side_queues.budget.release(now);
-        Some(cost(part.length))
+        Some(cost(part.length, unit.parts.config.rma_mtu))
     }
 }
 

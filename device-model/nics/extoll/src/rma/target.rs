@@ -6,8 +6,8 @@ use nicforge_core::{dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
-    Rma,
-    part::{MTU, Part},
+    Rma, cycles,
+    part::Part,
     side_queue::Handled,
     transfer::{Data, Lent, Role, Unreadable, Waiting, Wanted},
 };
@@ -175,7 +175,8 @@ impl Rma {
         waiting: &mut Waiting,
     ) -> Handled {
         loop {
-            if !unit.parts.switch.request_room(wire.source.node, Class::Response) {
+            let has_room = unit.parts.switch.request_room(wire.source.node, Class::Response);
+            if !has_room || !unit.request_idle(&self.reading) {
                 return Handled::NoRoom;
             }
 
@@ -201,7 +202,11 @@ impl Rma {
                 Err(refused) => answer.status = refused,
             }
 
-            match answer.send(unit, Kind::Answer, wire.source, wire.target.vpid, memory) {
+            let sent = answer.send(unit, Kind::Answer, wire.source, wire.target.vpid, memory);
+            if sent.is_ok() {
+                unit.work(&mut self.reading, cycles(answer.length));
+            }
+            match sent {
                 Err(Unsent::Starved | Unsent::Full) => return Handled::NoRoom,
                 Ok(()) if !answer.last => waiting.done += answer.length,
                 Ok(()) | Err(Unsent::Unreachable) => return Handled::Done,
@@ -219,9 +224,10 @@ impl Rma {
         waiting: &mut Waiting,
     ) -> Result<Option<Lent>, Unreadable> {
         let (region, offset) = unit.parts.atu.find(address, rest.into()).ok_or(Unreadable)?;
-        let piece = region.piece(offset, left.min(MTU).into()).ok_or(Unreadable)?;
+        let most = left.min(unit.parts.config.rma_mtu);
+        let piece = region.piece(offset, most.into()).ok_or(Unreadable)?;
 
-        // The length fits: it is at most MTU.
+        // The length fits: it is at most `most`.
         let length = piece.length as u32;
         if let Some((lease, offset)) = piece.lease {
             return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));

@@ -17,14 +17,14 @@ use nicforge_core::{
 use nicforge_hwi::extoll_rma::status;
 use nicforge_shm::{SharedMemory, Window};
 
-use super::{Rma, part::MTU, side_queue::SideQueue};
-use crate::{atu::Region, unit::UnitContext, wire::Endpoint};
+use super::{Rma, side_queue::SideQueue};
+use crate::{atu::Region, config::MAX_RMA_MTU, unit::UnitContext, wire::Endpoint};
 
 /// Time after which the memory of a client that has not answered a message counts as withdrawn, in
 /// nanoseconds.
 pub(super) const PATIENCE: u64 = 100_000_000;
 
-const _: () = assert!(MTU as usize <= MAX_DMA);
+const _: () = assert!(MAX_RMA_MTU as usize <= MAX_DMA);
 
 /// Progress of a packet, and the time since which it waits for a client.
 #[derive(Clone, Copy, Debug, Default)]
@@ -351,7 +351,7 @@ impl Rma {
         let moved = deposit(unit.context, &mut self.scratch, to, data, length, &mut waiting.done);
         self.bytes += u64::from(waiting.done - before);
 
-        let client = self.clients.get_mut(usize::from(region.owner))?;
+        let client = self.clients.get_mut(AttachmentId(region.owner))?;
         match moved {
             Moved::Done => {
                 client.unresponsive = false;

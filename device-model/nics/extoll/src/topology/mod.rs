@@ -14,7 +14,7 @@ mod generators;
 
 use std::collections::VecDeque;
 
-use nicforge_hwi::extoll::{LINKS, MAX_NODES, reg};
+use nicforge_hwi::extoll::{LINKS, MAX_NODES};
 use nicforge_network::{
     deadlock::{Cycle, DeadlockError},
     shape::{Cable, CableEnd, Cabling, ShapeError, Wiring, WiringError},
@@ -221,9 +221,8 @@ impl Topology {
             node,
             nodes: self.nodes,
             vpids,
-            routes: self.routes.of(node).to_vec(),
-            watchdog: reg::WATCHDOG_DEFAULT,
-            rma_watchdog: reg::RMA_WATCHDOG_DEFAULT,
+            routes: self.routes.of(node).into(),
+            ..CardConfig::alone()
         }
     }
 

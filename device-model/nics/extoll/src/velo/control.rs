@@ -58,10 +58,10 @@ impl Velo {
             Kind::Hello => {
                 // The sender was reset. Announce each enabled ring again, with the credit that the
                 // sender has left.
-                for (client, attachment) in self.clients.iter_mut().zip(0..) {
+                for (who, client) in self.clients.iter_mut() {
                     if client.ring.is_some() {
                         client.announcement = Some(Announcement::default());
-                        self.with_pending_control.add(AttachmentId(attachment));
+                        self.with_pending_control.add(who);
                     }
                 }
             }
@@ -69,31 +69,37 @@ impl Velo {
         }
     }
 
-    /// Sends credit returns and announcements of all VPIDs. Returns the number of VPIDs that had
-    /// some to send.
+    /// Sends credit returns and announcements of all VPIDs, as far as there is room. Returns the
+    /// number of packets sent and of announcements that are now complete.
     #[inline]
     pub(crate) fn send_pending_control(&mut self, unit: &mut UnitContext<'_, '_>) -> u32 {
-        let mut served = 0;
+        if self.with_pending_control.is_empty() {
+            return 0;
+        }
+
+        let mut done = 0;
         let mut next = self.with_pending_control.first();
         while let Some(who) = next {
-            self.send_control_of(unit, who);
-            served += 1;
+            done += self.send_control_of(unit, who);
             next = self.with_pending_control.behind(who);
         }
-        served
+        done
     }
 
-    /// Sends a VPID's credit returns, then its announcements, as far as there is room.
-    fn send_control_of(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) {
+    /// Sends a VPID's credit returns, then its announcements, as far as there is room. Returns the
+    /// number of packets sent, and one more for a complete announcement.
+    fn send_control_of(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> u32 {
         let (node, nodes) = (unit.parts.config.node, unit.parts.config.nodes);
-        let Some(client) = self.clients.get_mut(usize::from(who.0)) else { return };
+        let Some(client) = self.clients.get_mut(who) else { return 0 };
         let Client { ring, generation, announcement, .. } = client;
         let about = (who, *generation);
+        let mut done = 0;
 
         while let Some((target, credit)) = ring.as_ref().and_then(Ring::credit_due) {
             if !send_control(unit, Kind::Credit, target, about, credit) {
-                return;
+                return done;
             }
+            done += 1;
             if let Some(ring) = ring {
                 ring.mark_returned();
             }
@@ -103,6 +109,7 @@ impl Velo {
             let Some(Announcement { next }) = *announcement else { break };
             if next == nodes {
                 *announcement = None;
+                done += 1;
                 break;
             }
 
@@ -111,14 +118,16 @@ impl Velo {
             let target = (node + 1 + next) % nodes;
             let credit = ring.as_ref().map_or(0, |ring| ring.credit_of(target));
             if !send_control(unit, Kind::Directory, target, about, credit) {
-                return;
+                return done;
             }
+            done += 1;
             *announcement = Some(Announcement { next: next + 1 });
         }
 
         if announcement.is_none() {
             self.with_pending_control.remove(who);
         }
+        done
     }
 
     /// Asks the nodes that were not asked yet, after a reset, for their enabled rings.

@@ -5,6 +5,7 @@
 //! | `address` | the address of a send |
 //! | `assembly` | assembly of split bursts |
 //! | `send` | packets from stores |
+//! | `row` | messages that leave in one packet |
 //! | `stall` | sends that wait, and the watchdog that ends them |
 //! | `ring` | a VPID's receive ring in its own memory, and the credit returned for its slots |
 //! | `receive` | delivery of packets to receive rings |
@@ -29,6 +30,7 @@ mod control;
 mod receive;
 mod registers;
 mod ring;
+mod row;
 mod send;
 mod stall;
 
@@ -36,7 +38,7 @@ use std::sync::atomic::Ordering;
 
 use nicforge_core::ids::AttachmentId;
 use nicforge_hwi::extoll::{error, reg};
-use nicforge_kit::WatchdogLimit;
+use nicforge_kit::{Server, WatchdogLimit};
 use nicforge_shm::SharedU64;
 
 pub(crate) use self::registers::Register;
@@ -46,7 +48,7 @@ use self::{
     ring::{LIMITS, Ring},
     stall::Stall,
 };
-use crate::{attachment::Set, ring_registers::RingRegisters, unit::UnitContext};
+use crate::{attachment::Set, per_client::PerClient, ring_registers::RingRegisters, unit::UnitContext};
 
 /// VELO counters of an attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,10 +113,17 @@ impl Client {
     }
 }
 
+/// Returns the cycles of the core for which the unit is busy with a message of `bytes` bytes: one
+/// for each word of 32 bits of the message and of the quadword in front of it.
+fn cycles(bytes: usize) -> u32 {
+    // The value fits: a message has at most MAX_MESSAGE bytes.
+    2 + bytes.div_ceil(4) as u32
+}
+
 /// A card's VELO unit.
 pub(crate) struct Velo {
     /// State by attachment.
-    clients: Vec<Client>,
+    clients: PerClient<Client>,
     /// Limit of the send watchdog.
     watchdog: WatchdogLimit,
     /// VPIDs with unread messages, whose read pointers are polled.
@@ -125,6 +134,10 @@ pub(crate) struct Velo {
     with_pending_control: Set,
     /// The next node that is asked for its enabled rings, after a reset.
     next_request: Option<u32>,
+    /// The part of the unit that sends messages.
+    sending: Server,
+    /// The part of the unit that delivers messages.
+    receiving: Server,
     /// Counters, without those that the clients' present tenants have sent.
     totals: Totals,
 }
@@ -133,26 +146,33 @@ impl Velo {
     /// Returns the unit of a card with this number of attachments.
     pub(crate) fn new(attachments: usize, watchdog: u64) -> Self {
         Self {
-            clients: (0..attachments).map(|_| Client::default()).collect(),
+            clients: PerClient::new(attachments),
             watchdog: WatchdogLimit::new(watchdog),
             unread: Set::default(),
             splits: Set::default(),
             with_pending_control: Set::default(),
             next_request: None,
+            sending: Server::default(),
+            receiving: Server::default(),
             totals: Totals::default(),
         }
     }
 
-    /// Returns an attachment's state, if the attachment exists.
-    #[inline]
-    fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
-        self.clients.get_mut(usize::from(who.0))
+    /// Allocates the state of an attachment, whose client comes.
+    pub(crate) fn open(&mut self, who: AttachmentId) {
+        self.clients.open(who);
     }
 
-    /// Returns an attachment's counters, if the attachment exists.
+    /// Returns an attachment's state, if it has or had a client.
+    #[inline]
+    fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
+        self.clients.get_mut(who)
+    }
+
+    /// Returns an attachment's counters, if it has or had a client.
     #[inline]
     pub(crate) fn counts(&self, who: AttachmentId) -> Option<&Counts> {
-        self.clients.get(usize::from(who.0)).map(|client| &client.counts)
+        self.clients.get(who).map(|client| &client.counts)
     }
 
     /// Returns the counters of the card.
@@ -234,6 +254,10 @@ impl Velo {
     /// credit.
     #[inline]
     pub(crate) fn poll_read_pointers(&mut self, unit: &mut UnitContext<'_, '_>) -> u32 {
+        if self.unread.is_empty() {
+            return 0;
+        }
+
         let mut due = 0;
         let mut next = self.unread.first();
         while let Some(who) = next {
@@ -245,8 +269,7 @@ impl Velo {
 
     /// Reads a VPID's read pointer of its receive ring. Returns whether the VPID owes credit.
     fn poll_read_pointer(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> bool {
-        let Some(Client { ring: Some(ring), read_pointer: Some(pointer), .. }) =
-            self.clients.get_mut(usize::from(who.0))
+        let Some(Client { ring: Some(ring), read_pointer: Some(pointer), .. }) = self.clients.get_mut(who)
         else {
             return false;
         };

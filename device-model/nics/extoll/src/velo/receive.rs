@@ -1,6 +1,7 @@
 //! Delivery of arrived packets to receive rings.
 //!
-//! Messages are delivered in rows. A packet of this card itself is a row of one.
+//! Messages are delivered in rows: the messages of a packet, and the packets behind each other. A
+//! packet of this card itself is a row of one.
 
 use nicforge_core::{
     fabric::{Arrivals, Packet},
@@ -11,7 +12,7 @@ use nicforge_hwi::{
     extoll_velo::header,
 };
 
-use super::{Client, Velo, ring::Delivered};
+use super::{Client, Velo, cycles, ring::Delivered};
 use crate::{
     attachment::Attachments,
     switch::Arrival,
@@ -67,10 +68,25 @@ struct Outcome {
 }
 
 impl Velo {
-    /// Takes an arrival that is a message and the messages behind it in a row, at most `limit`.
-    /// Returns the number taken.
+    /// Takes an arrival that is a message and those behind it in a row, out of at most `limit`
+    /// packets. Returns the number of messages, which is 0 while the unit is busy.
     #[inline(always)]
     pub(crate) fn receive(&mut self, unit: &mut UnitContext<'_, '_>, arrival: Arrival, limit: u32) -> u32 {
+        if unit.parts.config.clock.is_instant() {
+            return self.receive_row(unit, arrival, limit);
+        }
+
+        // A unit that takes time delivers one message after another.
+        if !unit.request_idle(&self.receiving) {
+            return 0;
+        }
+        unit.work(&mut self.receiving, cycles(arrival.wire.quadwords * 8));
+        self.receive_row(unit, arrival, 1)
+    }
+
+    /// As [`Velo::receive`], for a unit that is idle.
+    #[inline(always)]
+    fn receive_row(&mut self, unit: &mut UnitContext<'_, '_>, arrival: Arrival, limit: u32) -> u32 {
         let node = unit.parts.config.node;
         let mut ports = unit.context.ports();
 
@@ -98,7 +114,7 @@ impl Velo {
             self.disable_ring(who);
             unit.fail(who, error::RING_MEMORY, 0);
         }
-        taken
+        (outcome.delivered + outcome.undelivered).max(taken)
     }
 
     /// Delivers the messages of a row, up to one that causes an interrupt or ends a ring. These
@@ -135,12 +151,13 @@ impl Velo {
         let wire = Wire::decode(packet_header);
         let who = AttachmentId(wire.target.vpid);
 
-        let client =
-            self.clients.get_mut(usize::from(who.0)).filter(|client| client.generation == wire.generation);
+        let client = self.clients.get_mut(who).filter(|client| client.generation == wire.generation);
         let Some(Client { ring: Some(ring), counts, .. }) = client else {
-            // The message was sent before its sender knew that the ring was disabled.
+            // The messages were sent before their sender knew that the ring was disabled.
+            let bytes = row.front().map_or(0, |packet| packet.len());
             row.pass();
-            return (Delivered { undelivered: 1, ..Delivered::default() }, false);
+            let undelivered = (bytes / (wire.quadwords * 8)) as u32;
+            return (Delivered { undelivered, ..Delivered::default() }, false);
         };
 
         let was_empty = !ring.has_unread();

@@ -7,11 +7,14 @@
 use std::collections::VecDeque;
 
 use nicforge_core::dma::DmaLease;
-use nicforge_hwi::extoll_velo::{MAX_MESSAGE, MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER};
+use nicforge_hwi::extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER};
 use nicforge_shm::Window;
 
 use super::receive::Row;
-use crate::ring_registers::{RingLimits, RingRegisters};
+use crate::{
+    ring_registers::{RingLimits, RingRegisters},
+    wire::Wire,
+};
 
 /// The rings that VELO can use.
 pub(super) const LIMITS: RingLimits = RingLimits { entries: MIN_SLOTS..=MAX_SLOTS, entry: SLOT };
@@ -31,19 +34,19 @@ pub(super) struct Delivered {
     pub(super) gone: bool,
 }
 
-/// The outcome of putting a message into the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Put {
-    /// The message is in the ring.
-    Done,
-    /// The sender had no credit for it, which happens only around the reset of a card.
-    NoCredit,
-    /// The ring's memory is gone.
-    MemoryGone,
-}
+/// Bytes of a quadword, the shortest message.
+const QUADWORD: usize = 8;
 
 // The data of a message of one quadword directly follow the slot's header.
 const _: () = assert!(SLOT_DATA == SLOT_HEADER + 8);
+
+/// The sender of messages in slots behind each other.
+#[derive(Clone, Copy, Debug)]
+struct Sender {
+    node: u16,
+    /// Number of slots, at least one.
+    slots: u32,
+}
 
 /// An enabled ring.
 pub(crate) struct Ring {
@@ -53,8 +56,8 @@ pub(crate) struct Ring {
     delivered: u64,
     /// Number of messages that the owner has taken out.
     taken: u64,
-    /// By slot, the node whose message is in it.
-    from: Vec<u16>,
+    /// The nodes whose messages are in the slots from `taken` to `delivered`, in order.
+    senders: VecDeque<Sender>,
     /// By node, the slots that were freed and whose credit was not returned.
     freed: Vec<u32>,
     /// By node, the slots of its share that it may not fill: those with unread messages, and those
@@ -78,7 +81,8 @@ impl Ring {
             slots,
             delivered: 0,
             taken: 0,
-            from: vec![0; slots as usize],
+            // There are never more entries than slots with a message.
+            senders: VecDeque::with_capacity(slots as usize),
             freed: vec![0; nodes as usize],
             used: vec![0; nodes as usize],
             share,
@@ -117,14 +121,15 @@ impl Ring {
             next,
             end: next.wrapping_add(room.into()),
             delivered: &mut self.delivered,
-            from: &mut self.from,
+            senders: &mut self.senders,
             node: node as u16,
             used,
         };
 
+        let headers = Headers { packet: packet_header, slot: slot_header };
         match self.memory.whole() {
-            Some(window) => filling.put_row(window, slot_header, packet_header, row),
-            None => filling.put_scattered_row(&self.memory, slot_header, packet_header, row),
+            Some(window) => filling.put_row(window, headers, row),
+            None => filling.put_scattered_row(&self.memory, headers, row),
         }
     }
 
@@ -135,20 +140,21 @@ impl Ring {
             return false;
         }
 
-        let from = |at: u64| self.from.get((at & (self.slots - 1)) as usize).copied();
-
         while self.taken < taken
-            && let Some(node) = from(self.taken)
+            && let Some(Sender { node, slots }) = self.senders.front_mut()
         {
-            // Messages of one node in a row are counted together.
-            let start = self.taken;
-            while self.taken < taken && from(self.taken) == Some(node) {
-                self.taken += 1;
+            let node = *node;
+            // The number fits: it is at most `slots`.
+            let count = (taken - self.taken).min((*slots).into()) as u32;
+            *slots -= count;
+            if *slots == 0 {
+                self.senders.pop_front();
             }
+            self.taken += u64::from(count);
 
             let freed = &mut self.freed[usize::from(node)];
             let before = *freed;
-            *freed += (self.taken - start) as u32;
+            *freed += count;
             if before < self.batch && *freed >= self.batch {
                 self.nodes_due.push_back(node.into());
             }
@@ -175,12 +181,19 @@ impl Ring {
 /// The memory of a ring's slots: one window, or a lease in several mappings.
 trait SlotMemory {
     /// Writes a slot's message, and then its header.
-    fn put(&self, at: u64, header: u64, message: &[u8]) -> Put;
+    ///
+    /// # Errors
+    /// The memory is gone.
+    fn put(&self, at: u64, header: u64, message: &[u8]) -> Result<(), MemoryGone>;
 }
+
+/// The memory of a ring is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MemoryGone;
 
 impl SlotMemory for Window {
     #[inline(always)]
-    fn put(&self, at: u64, header: u64, message: &[u8]) -> Put {
+    fn put(&self, at: u64, header: u64, message: &[u8]) -> Result<(), MemoryGone> {
         // Only the needed part of the slot is written: a short message takes one cache line, which
         // its reader fetches.
         let written = match *message {
@@ -188,26 +201,27 @@ impl SlotMemory for Window {
                 let quadword = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
                 self.store_record(at + SLOT_HEADER, header, quadword)
             }
-            _ if message.len() <= MAX_MESSAGE => self
+            _ => self
                 .write(at + SLOT_DATA, message)
                 .and_then(|()| self.store_u64_release(at + SLOT_HEADER, header)),
-            _ => return Put::NoCredit,
         };
-        if written.is_ok() { Put::Done } else { Put::MemoryGone }
+        written.map_err(|_| MemoryGone)
     }
 }
 
 impl SlotMemory for DmaLease {
-    fn put(&self, at: u64, header: u64, message: &[u8]) -> Put {
-        if message.len() > MAX_MESSAGE {
-            return Put::NoCredit;
-        }
-
-        let written = self
-            .write(at + SLOT_DATA, message)
-            .and_then(|()| self.store_u64_release(at + SLOT_HEADER, header));
-        if written.is_ok() { Put::Done } else { Put::MemoryGone }
+    fn put(&self, at: u64, header: u64, message: &[u8]) -> Result<(), MemoryGone> {
+        self.write(at + SLOT_DATA, message)
+            .and_then(|()| self.store_u64_release(at + SLOT_HEADER, header))
+            .map_err(|_| MemoryGone)
     }
+}
+
+/// The header of the packets of a row, and that of the slots into which their messages are put.
+#[derive(Clone, Copy, Debug)]
+struct Headers {
+    packet: u64,
+    slot: u64,
 }
 
 /// The slots into which messages of one node are put in a row. The ring counts them when this value
@@ -219,7 +233,7 @@ struct Filling<'a> {
     /// Number of the first message for which the node has no slot.
     end: u64,
     delivered: &'a mut u64,
-    from: &'a mut [u16],
+    senders: &'a mut VecDeque<Sender>,
     node: u16,
     used: Option<&'a mut u32>,
 }
@@ -227,29 +241,28 @@ struct Filling<'a> {
 impl Filling<'_> {
     /// Writes the messages of a row into slots: see [`Ring::put_row`].
     #[inline(always)]
-    fn put_row(
-        mut self,
-        memory: &impl SlotMemory,
-        slot_header: u64,
-        packet_header: u64,
-        row: &mut impl Row,
-    ) -> Delivered {
+    fn put_row(mut self, memory: &impl SlotMemory, headers: Headers, row: &mut impl Row) -> Delivered {
+        let length = Wire::decode(headers.packet).quadwords * 8;
         let (mut undelivered, mut gone) = (0, false);
 
-        while let Some(packet) = row.front()
-            && packet.header == packet_header
+        while !gone
+            && let Some(packet) = row.front()
+            && packet.header == headers.packet
         {
-            let put = self.put(memory, slot_header, packet.bytes());
-            row.pass();
-            if put == Put::Done {
-                continue;
-            }
+            let (bytes, before) = (packet.bytes(), self.next);
+            // The numbers fit: a packet has at most 8 messages.
+            let count = (bytes.len() / length) as u32;
+            let messages = bytes.get(..count.min(self.room()) as usize * length).unwrap_or_default();
 
-            undelivered += 1;
-            if put == Put::MemoryGone {
-                gone = true;
-                break;
-            }
+            // The shortest message is the most frequent one.
+            gone = if length == QUADWORD {
+                self.put_all(memory, headers.slot, messages.as_chunks::<QUADWORD>().0)
+            } else {
+                self.put_all(memory, headers.slot, messages.chunks_exact(length))
+            };
+
+            undelivered += count - self.next.wrapping_sub(before) as u32;
+            row.pass();
         }
 
         Delivered { delivered: self.put_count(), undelivered, gone }
@@ -258,33 +271,34 @@ impl Filling<'_> {
     /// As [`Filling::put_row`], for memory in several mappings. It is not inlined, because the loop
     /// for memory in one mapping needs all registers.
     #[inline(never)]
-    fn put_scattered_row(
-        self,
-        memory: &DmaLease,
-        slot_header: u64,
-        packet_header: u64,
-        row: &mut impl Row,
-    ) -> Delivered {
-        self.put_row(memory, slot_header, packet_header, row)
+    fn put_scattered_row(self, memory: &DmaLease, headers: Headers, row: &mut impl Row) -> Delivered {
+        self.put_row(memory, headers, row)
     }
 
-    /// Writes a message into the next slot.
+    /// Returns the number of slots that are left for the node.
     #[inline(always)]
-    fn put(&mut self, memory: &impl SlotMemory, header: u64, message: &[u8]) -> Put {
-        if self.next == self.end {
-            return Put::NoCredit;
-        }
+    fn room(&self) -> u32 {
+        // The value fits: it is at most the node's share.
+        self.end.wrapping_sub(self.next) as u32
+    }
 
-        let index = self.next & self.mask;
-        let put = memory.put(index * SLOT, header, message);
-        if put != Put::Done {
-            return put;
+    /// Writes messages, for which there is room, into the next slots. Returns whether the ring's
+    /// memory is gone.
+    #[inline(always)]
+    fn put_all(
+        &mut self,
+        memory: &impl SlotMemory,
+        header: u64,
+        messages: impl IntoIterator<Item: AsRef<[u8]>>,
+    ) -> bool {
+        for message in messages {
+            let index = self.next & self.mask;
+            if memory.put(index * SLOT, header, message.as_ref()).is_err() {
+                return true;
+            }
+            self.next = self.next.wrapping_add(1);
         }
-
-        let Some(from) = self.from.get_mut(index as usize) else { return Put::MemoryGone };
-        *from = self.node;
-        self.next = self.next.wrapping_add(1);
-        Put::Done
+        false
     }
 
     /// Returns the number of messages written so far.
@@ -300,6 +314,11 @@ impl Drop for Filling<'_> {
     fn drop(&mut self) {
         let put = self.put_count();
         *self.delivered = self.next;
+        match self.senders.back_mut() {
+            Some(last) if last.node == self.node => last.slots += put,
+            _ if put > 0 => self.senders.push_back(Sender { node: self.node, slots: put }),
+            _ => {}
+        }
         if let Some(used) = &mut self.used {
             **used += put;
         }

@@ -1,17 +1,15 @@
 //! Packets from stores.
 
 use nicforge_core::{device::Write, ids::AttachmentId, posted::Posted};
-use nicforge_hwi::extoll::{BAR_VELO, error};
+use nicforge_hwi::{
+    extoll::{BAR_VELO, error},
+    extoll_velo::MAX_MESSAGE,
+};
 use nicforge_kit::retry;
 
-use super::{
-    Velo,
-    address::SendAddress,
-    assembly::{Burst, is_start},
-    stall::Reason,
-};
+use super::{Velo, address::SendAddress, assembly::Burst, cycles, row::Rows, stall::Reason};
 use crate::{
-    unit::{Origin, UnitContext, Unsent, frame, send_packet},
+    unit::{Origin, UnitContext, Unsent, send_packet},
     wire::{Class, Endpoint},
 };
 
@@ -57,6 +55,9 @@ impl Velo {
 
     /// Sends the first messages of a ring that go to the same node as the first one. The row ends
     /// at the first message that can't be sent at once; the caller must send that one singly.
+    ///
+    /// Messages with one header leave in one packet, as many as it can carry, because packets take
+    /// no time here and this spares most of their work. A way is shared by packets.
     fn send_run(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -66,7 +67,9 @@ impl Velo {
     ) -> Sent {
         let Endpoint { node, vpid } = SendAddress::decode(first).receiver;
         let source = Endpoint { node: unit.parts.config.node, vpid: who.0 };
-        let way = unit.parts.switch.way_out(node, Class::Request).filter(|_| !unit.is_admin(who));
+        // A unit that takes time takes one message after another.
+        let in_rows = !unit.is_admin(who) && unit.parts.config.clock.is_instant();
+        let way = unit.parts.switch.way_out(node, Class::Request).filter(|_| in_rows);
         let Some(way) = way else { return Sent::Nothing };
 
         let client = self.client(who).filter(|client| client.assembly.is_empty());
@@ -81,30 +84,27 @@ impl Velo {
             return if goes { Sent::Blocked } else { Sent::Nothing };
         }
 
-        let Some(run) = ports.run(way.0, way.1) else { return Sent::Nothing };
-        let mut run = run.at_most(most);
+        // The last packet is sent after the messages in it have left the ring. This one keeps a
+        // buffer of the pool free for it.
+        let Some(entries) = directory.of_node(node) else { return Sent::Nothing };
+        let Ok(spare) = ports.new_packet(MAX_MESSAGE) else { return Sent::Nothing };
+        let takes_all = ports.max_packet(way.0) >= MAX_MESSAGE;
+        let Some(run) = ports.run(way.0, way.1).filter(|_| takes_all) else {
+            ports.recycle(spare);
+            return Sent::Nothing;
+        };
 
-        // The header and the directory entry of the last record, reused for records with the same
-        // address.
-        let (mut header, mut index) = (0, usize::MAX);
-        let sent = posted.take_while(|at, data, is_repeat| {
-            if !is_repeat {
-                let address = SendAddress::decode(at.offset);
-                let whole = is_start(at.offset) && data.len() == address.bytes();
-                let valid = at.bar == BAR_VELO && address.receiver.node == node && whole;
-                let found = directory.index(node, address.receiver.vpid).filter(|_| valid);
-                let entry = found.and_then(|found| directory.at(found)).filter(|entry| entry.is_up());
-                let (Some(found), Some(entry)) = (found, entry) else {
-                    return false;
-                };
-                (header, index) = (address.message(source, entry.generation).encode(), found);
-            }
-
-            let Some(entry) = directory.at(index) else { return false };
-            let sends = entry.credit > 0 && run.send(data, |packet| frame(packet, header)).is_ok();
-            entry.credit -= u32::from(sends);
-            sends
+        let mut rows = Rows::new(run.at_most(most), entries, source, node);
+        let sent = posted.take_while(|at, data| match at {
+            None => rows.repeat(data) || rows.add(None, data),
+            Some(at) => at.bar == BAR_VELO && rows.add(Some(at.offset), data),
         });
+
+        let (packets, unsent) = rows.finish();
+        ports.recycle(spare);
+        if let Some(row) = unsent {
+            row.send_last(&mut ports, way);
+        }
 
         if sent == 0 {
             return Sent::Nothing;
@@ -113,7 +113,7 @@ impl Velo {
         client.counts.sent += u64::from(sent);
         client.stall = None;
         unit.parts.attachments.mark_changed(who);
-        switch.spend(way, sent);
+        switch.spend(way, packets);
         Sent::Some
     }
 
@@ -185,6 +185,10 @@ impl Velo {
             return self.stall(unit, who, offset, Reason::Credit);
         }
 
+        if !retry::is_due(unit.context, self.sending.idle_at()) {
+            return self.stall(unit, who, offset, Reason::Unit);
+        }
+
         let source = Endpoint { node: unit.parts.config.node, vpid: who.0 };
         let wire = address.message(source, entry.generation);
         let sent = send_packet(
@@ -205,6 +209,7 @@ impl Velo {
                     client.counts.sent += 1;
                     client.stall = None;
                 }
+                unit.work(&mut self.sending, cycles(message.len()));
                 unit.parts.attachments.mark_changed(who);
                 Write::Accepted
             }
@@ -240,7 +245,7 @@ impl Velo {
     #[cold]
     fn end_overdue_splits_of_clients(&mut self, unit: &mut UnitContext<'_, '_>) {
         for who in self.splits.iter() {
-            let client = self.clients.get(usize::from(who.0));
+            let client = self.clients.get(who);
             let since = client.and_then(|client| client.assembly.waiting_since());
             let (Some(client), Some(since)) = (client, since) else {
                 self.splits.remove(who);

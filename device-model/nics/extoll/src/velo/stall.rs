@@ -13,6 +13,8 @@ pub(super) enum Reason {
     Credit,
     /// The pool has no packet left. The wait ends by itself.
     Packets,
+    /// The unit is busy with another message. The wait ends by itself.
+    Unit,
     /// The way has no room. The wait ends by itself, unless the network stands still.
     Way,
 }
@@ -43,7 +45,7 @@ impl Velo {
     ) -> Write {
         let (now, watchdog) = (unit.context.now(), self.watchdog);
         let Self { clients, totals, .. } = self;
-        let Some(Client { stall, counts, .. }) = clients.get_mut(usize::from(who.0)) else {
+        let Some(Client { stall, counts, .. }) = clients.get_mut(who) else {
             return Write::Accepted;
         };
 

@@ -30,6 +30,17 @@ pub(crate) fn plain_link() -> LinkSpec {
     LinkSpec { credits: vec![4; wire::CHANNELS], ..LinkSpec::default() }
 }
 
+/// Returns a link with the times of the R1 prototype: a hop of 300 ns, of which the head takes 26.
+pub(crate) fn cut_through_link(credits: u32) -> LinkSpec {
+    LinkSpec {
+        delay: 274,
+        bits_per_second: 4_992_000_000,
+        cut_through: Some(16),
+        credits: vec![credits; wire::CHANNELS],
+        ..LinkSpec::default()
+    }
+}
+
 /// A machine of EXTOLL cards.
 pub(crate) struct Rig {
     pub(crate) machine: Testbed,
@@ -90,6 +101,21 @@ impl Rig {
     pub(crate) fn pass(&mut self, nanoseconds: u64) {
         self.machine.advance(nanoseconds);
         self.run();
+    }
+
+    /// Steps the machine every `nanoseconds` until `condition` holds, so that the timers of its
+    /// devices fire in time.
+    #[track_caller]
+    pub(crate) fn run_in_steps(&mut self, nanoseconds: u64, mut condition: impl FnMut(&mut Testbed) -> bool) {
+        for _ in 0..kit::MOST_STEPS {
+            self.machine.rescan();
+            let _ = self.machine.step(kit::BUDGET);
+            if condition(&mut self.machine) {
+                return;
+            }
+            self.machine.advance(nanoseconds);
+        }
+        panic!("the condition does not hold at {:?}", self.machine.now());
     }
 
     /// Attaches a client and runs the machine.

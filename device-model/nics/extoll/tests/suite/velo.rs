@@ -1,7 +1,7 @@
 //! VELO from one client's stores to another's receive ring.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use crate::common::{Message, RING_BASE, Rig};
+use crate::common::{Message, RING_BASE, Rig, cut_through_link, plain_link};
 use nicforge_core::{machine::Access, time::Nanos};
 use nicforge_extoll::Topology;
 use nicforge_hwi::{
@@ -55,8 +55,9 @@ fn messages_cross_every_topology_in_order() {
         Topology::hypercube(3).unwrap(),
         Topology::full_mesh(5).unwrap(),
     ];
-    for topology in shapes {
-        let mut rig = Rig::new(&topology, 1);
+    let plain = [plain_link(), cut_through_link(4)];
+    for (topology, link) in shapes.iter().flat_map(|shape| plain.iter().map(move |link| (shape, link))) {
+        let mut rig = Rig::with(topology, 1, link, |_| {});
         let nodes = topology.nodes();
         let mut clients: Vec<_> = (0..nodes).map(|node| rig.receiver(node, 0, 1024)).collect();
 

@@ -15,6 +15,7 @@ use nicforge_hwi::{
     extoll::{BAR_VELO, error, mirror},
     extoll_velo::address,
 };
+use nicforge_kit::retry;
 use proptest::prelude::*;
 
 /// A message, or several, that a writer posts.
@@ -58,10 +59,15 @@ proptest! {
         posts in posts(),
         credits in prop_oneof![Just(1u32), 2u32..9, Just(64)],
         delay in prop_oneof![3 => Just(0u64), 1 => Just(300)],
+        cut_through in prop_oneof![3 => Just(None), 1 => Just(Some(16u32))],
+        pool in prop_oneof![3 => Just(None), 1 => (1usize..4).prop_map(Some)],
         traced: bool,
         steps in prop_oneof![Just(0u32), 1u32..5],
     ) {
-        let link = LinkSpec { delay, credits: vec![credits; plain_link().credits.len()], ..plain_link() };
+        // Only a link with a bandwidth has heads that arrive before their packets.
+        let bits_per_second = if cut_through.is_some() { 10_000_000_000 } else { 0 };
+        let credits = vec![credits; plain_link().credits.len()];
+        let link = LinkSpec { delay, bits_per_second, cut_through, credits, ..plain_link() };
         let mut rig = Rig::with(&Topology::full_mesh(2).unwrap(), 4, &link, |_| {});
         let events = Arc::new(Mutex::new(0));
         if traced {
@@ -71,6 +77,10 @@ proptest! {
         let senders = [rig.attach(0, 0), rig.attach(0, 1)];
         let mut readers = [rig.receiver(1, 0, 64), rig.receiver(1, 1, 64), rig.receiver(0, 2, 64)];
         let mut rings = senders.each_ref().map(|sender| Posting::of(&rig, sender));
+
+        if let Some(packets) = pool {
+            rig.machine.fabric().set_pool_bound(packets);
+        }
 
         // The expected messages, by reader, then writer.
         let mut expected: [[Vec<Message>; 2]; 3] = Default::default();
@@ -129,7 +139,8 @@ proptest! {
             for sender in &senders {
                 rig.machine.wake(sender.function);
             }
-            rig.run();
+            // The time after which a card looks for free packets again.
+            rig.pass(retry::STARVED);
             rest += 1;
             for (reader, got) in readers.iter_mut().zip(&mut got) {
                 for message in reader.take_all() {
