@@ -202,13 +202,13 @@ impl Device for DmaEngine {
             (State::Idle, _) => None,
             (_, Err(_)) => Some(STATUS_DMA_ERROR),
             (State::List { .. }, Ok(bytes)) => {
-                channel.load(bytes);
+                channel.store_list(bytes);
                 None
             }
             (State::Copy { .. }, Ok(bytes)) => match context.dma_write(who, channel.destination(), bytes) {
                 Ok(()) => {
                     self.bytes += bytes.len() as u64;
-                    channel.copied(bytes.len() as u32);
+                    channel.record_copied(bytes.len() as u32);
                     None
                 }
                 // There is no room for the write now. A later step reads the piece again.
@@ -285,7 +285,7 @@ impl Channel {
 
                 match self.descriptors.get(self.done as usize) {
                     None => Next::Finish,
-                    Some(descriptor) => match check(descriptor) {
+                    Some(descriptor) => match check_descriptor(descriptor) {
                         Ok(()) => Next::Read {
                             iova: descriptor.source + u64::from(offset),
                             length: ((descriptor.length - offset) as usize).min(MAX_DMA),
@@ -305,7 +305,7 @@ impl Channel {
         context.wake_at(time);
     }
 
-    /// Notes whether a read is in flight.
+    /// Records whether a read is in flight.
     fn set_under_way(&mut self, now: bool) {
         match &mut self.state {
             State::Idle => {}
@@ -313,8 +313,8 @@ impl Channel {
         }
     }
 
-    /// Takes the list that was read.
-    fn load(&mut self, bytes: &[u8]) {
+    /// Stores the descriptors of the list that was read.
+    fn store_list(&mut self, bytes: &[u8]) {
         let size = size_of::<Descriptor>();
         self.descriptors.clear();
         self.descriptors
@@ -330,16 +330,16 @@ impl Channel {
         }
     }
 
-    /// Notes that `length` more bytes of the descriptor are copied.
-    fn copied(&mut self, length: u32) {
+    /// Records that `length` more bytes of the descriptor are copied.
+    fn record_copied(&mut self, length: u32) {
         let State::Copy { offset, .. } = self.state else { return };
 
         let offset = offset + length;
-        let over =
+        let is_copied =
             self.descriptors.get(self.done as usize).is_none_or(|descriptor| offset >= descriptor.length);
 
-        self.done += u32::from(over);
-        self.state = State::Copy { offset: if over { 0 } else { offset }, under_way: false };
+        self.done += u32::from(is_copied);
+        self.state = State::Copy { offset: if is_copied { 0 } else { offset }, under_way: false };
     }
 
     /// Shows the outcome of the last start in the client's mirror.
@@ -352,14 +352,17 @@ impl Channel {
     }
 }
 
-/// Checks a descriptor that has bytes. Otherwise returns the status bit to report.
-fn check(descriptor: &Descriptor) -> Result<(), u32> {
+/// Checks a descriptor. Its length must not be 0: the caller has skipped descriptors without bytes.
+///
+/// # Errors
+/// Returns the status bit to report.
+fn check_descriptor(descriptor: &Descriptor) -> Result<(), u32> {
     if descriptor.length > MAX_LENGTH || descriptor.reserved != 0 {
         return Err(STATUS_BAD_DESCRIPTOR);
     }
-    let last = u64::from(descriptor.length) - 1;
 
     // No byte may lie beyond the end of the address space.
+    let last = u64::from(descriptor.length) - 1;
     match (descriptor.source.checked_add(last), descriptor.destination.checked_add(last)) {
         (Some(_), Some(_)) => Ok(()),
         _ => Err(STATUS_DMA_ERROR),

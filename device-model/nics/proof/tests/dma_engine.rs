@@ -20,7 +20,7 @@ const COPIES: usize = MAX_REMOTE + 8;
 
 /// Steps the machine until it has nothing to do at once. Returns the ids of the writes to the
 /// client.
-fn rest(bed: &mut Testbed) -> Vec<u64> {
+fn step_until_idle(bed: &mut Testbed) -> Vec<u64> {
     let mut writes = Vec::new();
     for _ in 0..1000 {
         let next = bed.step(64);
@@ -59,18 +59,18 @@ fn an_engine_without_answers_to_its_writes_rests() {
     user.write32(&mut bed, BAR0, REG_COUNT, COPIES as u32);
     user.write32(&mut bed, BAR0, REG_START, 1);
 
-    let first = rest(&mut bed);
+    let first = step_until_idle(&mut bed);
 
     assert_eq!((first.len(), register(&mut bed, REG_DONE)), (MAX_REMOTE, MAX_REMOTE as u32));
     // The engine also rests when its retry is due and there is still no room.
     bed.advance(100_000);
-    assert!(rest(&mut bed).is_empty());
+    assert!(step_until_idle(&mut bed).is_empty());
 
     for id in first {
         bed.dma_write_done(user.function, user.attachment, id, Ok(())).unwrap();
     }
     bed.advance(100_000);
-    assert_eq!(rest(&mut bed).len(), COPIES - MAX_REMOTE);
+    assert_eq!(step_until_idle(&mut bed).len(), COPIES - MAX_REMOTE);
     let outcome = (register(&mut bed, REG_STATUS), register(&mut bed, REG_DONE));
     assert_eq!(outcome, (0, COPIES as u32));
 }

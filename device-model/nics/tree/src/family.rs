@@ -8,7 +8,8 @@
 //! [pset.link]               # of each tree link, per direction; all zero is "as fast as it goes"
 //! delay_ns = 0
 //! gbit_s = 0.0
-//! credits = 4               # packets of buffer at the receiving end of a virtual channel
+//! credits = 8               # packets of buffer at the receiving end of a virtual channel
+//! cut_through_bytes = 4     # a node forwards a packet after these; without it, after the tail
 //! ```
 //!
 //! The psets of a file share one tree. The nodes are `io0`, `io1`, ... and `cn0`, `cn1`, ...,
@@ -27,8 +28,9 @@ use crate::{Topology, TreeNic};
 /// The greatest number of compute nodes in a pset.
 pub const MAX_COMPUTE_NODES: u32 = 256;
 /// Packets of buffer at the receiving end of each virtual channel of a link, unless the file says
-/// otherwise.
-const CREDITS: u32 = 4;
+/// otherwise. The papers do not say how many there are. These are as many as a FIFO of the machine
+/// holds, and as a router moves in a row.
+const CREDITS: u32 = 8;
 
 /// The role of an I/O node.
 pub const IO: Role = Role::new("io", "the I/O node of a pset");
@@ -84,7 +86,7 @@ impl Family for Psets {
         let mut psets = Vec::with_capacity(sections.len());
         let mut nodes = 0;
         for section in &sections {
-            psets.push(check(&section.parse()?, &mut nodes)?);
+            psets.push(PsetValues::from_section(&section.parse()?, &mut nodes)?);
         }
 
         let sizes: Vec<u32> = psets.iter().map(|pset| pset.compute_nodes).collect();
@@ -94,27 +96,30 @@ impl Family for Psets {
     }
 }
 
-/// Checks a pset. `nodes` counts the nodes of all psets.
-fn check(pset: &Pset, nodes: &mut u32) -> Result<PsetValues, SectionError> {
-    let compute_nodes = check_range("compute_nodes", &pset.compute_nodes, 1, MAX_COMPUTE_NODES)?;
-    *nodes += compute_nodes + 1;
-    if *nodes > MAX_NODES {
-        let expected = format!("at most {MAX_NODES} nodes in all psets together");
-        return Err(refuse_value("compute_nodes", &pset.compute_nodes, expected));
-    }
+impl PsetValues {
+    /// Returns the checked values of a pset's section. `nodes` counts the nodes of all psets so
+    /// far, and those of this one are added.
+    fn from_section(pset: &Pset, nodes: &mut u32) -> Result<Self, SectionError> {
+        let compute_nodes = check_range("compute_nodes", &pset.compute_nodes, 1, MAX_COMPUTE_NODES)?;
+        *nodes += compute_nodes + 1;
+        if *nodes > MAX_NODES {
+            let expected = format!("at most {MAX_NODES} nodes in all psets together");
+            return Err(refuse_value("compute_nodes", &pset.compute_nodes, expected));
+        }
 
-    if let Some(depth) = &pset.fifo_depth
-        && (!depth.get_ref().is_power_of_two() || *depth.get_ref() > MAX_FIFO_DEPTH)
-    {
-        let expected = format!("a power of two, at most {MAX_FIFO_DEPTH}");
-        return Err(refuse_value("fifo_depth", depth, expected));
-    }
+        if let Some(depth) = &pset.fifo_depth
+            && (!depth.get_ref().is_power_of_two() || *depth.get_ref() > MAX_FIFO_DEPTH)
+        {
+            let expected = format!("a power of two, at most {MAX_FIFO_DEPTH}");
+            return Err(refuse_value("fifo_depth", depth, expected));
+        }
 
-    Ok(PsetValues {
-        compute_nodes,
-        fifo_depth: pset.fifo_depth.as_ref().map(|depth| *depth.get_ref()),
-        link: pset.link.over(LinkSpec::new(VCS, CREDITS, PAYLOAD))?,
-    })
+        Ok(Self {
+            compute_nodes,
+            fifo_depth: pset.fifo_depth.as_ref().map(|depth| *depth.get_ref()),
+            link: pset.link.over(LinkSpec::new(VCS, CREDITS, PAYLOAD))?,
+        })
+    }
 }
 
 /// Adds the nodes of all psets, and the links between them.

@@ -36,7 +36,7 @@ fn second_port(who: AttachmentId) -> bool {
 }
 
 /// Checks that an access covers a whole register: an aligned word.
-fn check(offset: u64, length: usize) -> Result<(), Refused> {
+fn check_whole_register(offset: u64, length: usize) -> Result<(), Refused> {
     if u32::is_whole_access(offset, length) { Ok(()) } else { Err(Refused::Align) }
 }
 
@@ -64,7 +64,7 @@ impl TreeNic {
         };
 
         let error = match result {
-            Ok(()) | Err(Refused::Noted) => 0,
+            Ok(()) | Err(Refused::Reported) => 0,
             Err(Refused::Align) if second_port(from) => prx::ALIGN1,
             Err(Refused::Align) => prx::ALIGN0,
             Err(Refused::Address) if second_port(from) => prx::ADDR1,
@@ -84,19 +84,19 @@ impl TreeNic {
     ) -> Result<(), Refused> {
         let value = match offset & !3 {
             base if base < DCR_END => {
-                check(offset, data.len())?;
+                check_whole_register(offset, data.len())?;
                 self.read_dcr(context, from, (base - DCR_BASE) / 4).ok_or(Refused::Address)?
             }
             gi::BASE => {
-                check(offset, data.len())?;
+                check_whole_register(offset, data.len())?;
                 self.global_interrupts.status(&context.ports())
             }
             REG_INT_ENABLE => {
-                check(offset, data.len())?;
+                check_whole_register(offset, data.len())?;
                 self.interrupts.enabled(from)
             }
             REG_INT_STATUS => {
-                check(offset, data.len())?;
+                check_whole_register(offset, data.len())?;
                 self.conditions(from)
             }
             _ => return Err(Refused::Address),
@@ -126,7 +126,7 @@ impl TreeNic {
         };
 
         let error = match result {
-            Ok(()) | Err(Refused::Noted) => 0,
+            Ok(()) | Err(Refused::Reported) => 0,
             Err(Refused::Align) if second_port(from) => pix::ALIGN1,
             Err(Refused::Align) => pix::ALIGN0,
             Err(Refused::Address) if second_port(from) => pix::ADDR1,
@@ -144,7 +144,7 @@ impl TreeNic {
         offset: u64,
         data: &[u8],
     ) -> Result<(), Refused> {
-        check(offset, data.len())?;
+        check_whole_register(offset, data.len())?;
 
         let value = u32::from_write(data).ok_or(Refused::Align)?;
         let admin = from.0 == ATTACHMENT_ADMIN;

@@ -96,7 +96,7 @@ struct Ethernet {
 }
 
 /// The values of a network after the checks.
-struct Values {
+struct NetworkValues {
     stations: Vec<NicConfig>,
     switch: Option<SwitchConfig>,
     link: LinkSpec,
@@ -104,7 +104,7 @@ struct Values {
 
 /// The stations of all networks so far.
 #[derive(Default)]
-struct Known {
+struct KnownStations {
     stations: u32,
     macs: BTreeSet<MacAddress>,
 }
@@ -123,55 +123,61 @@ impl Family for Ethernets {
     }
 
     fn plan(&self, sections: Vec<Section<'_>>, plan: &mut Plan) -> Result<(), SectionError> {
-        let mut known = Known::default();
+        let mut known = KnownStations::default();
         let mut networks = Vec::with_capacity(sections.len());
         for section in &sections {
-            networks.push(check(section, &section.parse()?, &mut known)?);
+            networks.push(NetworkValues::from_section(section, &section.parse()?, &mut known)?);
         }
 
         let (mut stations, mut switches) = (0, 0);
         for (section, network) in sections.iter().zip(networks) {
-            add(plan, section, network, &mut stations, &mut switches)?;
+            add_network(plan, section, network, &mut stations, &mut switches)?;
         }
         Ok(())
     }
 }
 
-/// Checks a network.
-fn check(section: &Section<'_>, network: &Ethernet, known: &mut Known) -> Result<Values, SectionError> {
-    let count = check_range("stations", &network.stations, 2, MAX_STATIONS)?;
-    let mtu = check_mtu(network.mtu.as_ref())?;
-    let addresses = check_addresses(network.addresses.as_ref())?;
+impl NetworkValues {
+    /// Returns the checked values of a network's section. Its stations are added to the known ones.
+    fn from_section(
+        section: &Section<'_>,
+        network: &Ethernet,
+        known: &mut KnownStations,
+    ) -> Result<Self, SectionError> {
+        let count = check_range("stations", &network.stations, 2, MAX_STATIONS)?;
+        let mtu = mtu_or_default(network.mtu.as_ref())?;
+        let addresses = addresses_or_default(network.addresses.as_ref())?;
 
-    let has_switch = network.switch.as_ref().is_none_or(|switch| *switch.get_ref());
-    if let Some(switch) = network.switch.as_ref().filter(|_| !has_switch && count != 2) {
-        return Err(refuse_value("switch", switch, "true, unless there are 2 stations"));
+        let has_switch = network.switch.as_ref().is_none_or(|switch| *switch.get_ref());
+        if let Some(switch) = network.switch.as_ref().filter(|_| !has_switch && count != 2) {
+            return Err(refuse_value("switch", switch, "true, unless there are 2 stations"));
+        }
+
+        let mut stations = Vec::with_capacity(count as usize);
+        for mac in macs(section, network, count, known)? {
+            stations.push(NicConfig { mtu, ..NicConfig::new(mac) });
+        }
+
+        Ok(Self {
+            stations,
+            switch: has_switch.then_some(SwitchConfig { addresses, ..SwitchConfig::default() }),
+            link: network.link.over(LinkSpec::new(CHANNELS, CREDITS, max_frame(mtu)))?,
+        })
     }
-
-    let mut stations = Vec::with_capacity(count as usize);
-    for mac in macs(section, network, count, known)? {
-        stations.push(NicConfig { mtu, ..NicConfig::new(mac) });
-    }
-
-    Ok(Values {
-        stations,
-        switch: has_switch.then_some(SwitchConfig { addresses, ..SwitchConfig::default() }),
-        link: network.link.over(LinkSpec::new(CHANNELS, CREDITS, max_frame(mtu)))?,
-    })
 }
 
 /// Returns the MTU that a file gives, or the usual one.
-fn check_mtu(mtu: Option<&Spanned<u16>>) -> Result<u16, SectionError> {
+fn mtu_or_default(mtu: Option<&Spanned<u16>>) -> Result<u16, SectionError> {
     mtu.map_or(Ok(DEFAULT_MTU), |mtu| check_range("mtu", mtu, MIN_MTU, MAX_MTU))
 }
 
 /// Returns the number of addresses that a file gives, or the usual one.
-fn check_addresses(addresses: Option<&Spanned<usize>>) -> Result<usize, SectionError> {
+fn addresses_or_default(addresses: Option<&Spanned<usize>>) -> Result<usize, SectionError> {
     addresses.map_or(Ok(DEFAULT_ADDRESSES), |addresses| check_range("addresses", addresses, 1, MAX_ADDRESSES))
 }
 
 /// Returns the address that a file gives.
-fn check_mac(what: &str, text: &Spanned<String>) -> Result<MacAddress, SectionError> {
+fn parse_mac(what: &str, text: &Spanned<String>) -> Result<MacAddress, SectionError> {
     let address = text.get_ref().parse().ok().filter(|mac: &MacAddress| mac.is_valid_source());
     address.ok_or_else(|| refuse_value(what, text, "an address of one station, as in 52:54:01:00:00:01"))
 }
@@ -181,19 +187,19 @@ fn macs(
     section: &Section<'_>,
     network: &Ethernet,
     count: u32,
-    known: &mut Known,
+    known: &mut KnownStations,
 ) -> Result<Vec<MacAddress>, SectionError> {
     let numbers = known.stations..known.stations + count;
     known.stations = numbers.end;
 
     let macs = match &network.macs {
-        Some(given) if !given.get_ref().is_empty() => {
-            let found = given.get_ref().len();
+        Some(listed) if !listed.get_ref().is_empty() => {
+            let found = listed.get_ref().len();
             if found != count as usize {
                 let expected = format!("{count}, one for each station, or none");
-                return Err(SectionError::value(given.span(), "the number of macs", found, expected));
+                return Err(SectionError::value(listed.span(), "the number of macs", found, expected));
             }
-            given.get_ref().iter().map(|text| check_mac("macs", text)).collect::<Result<_, _>>()?
+            listed.get_ref().iter().map(|text| parse_mac("macs", text)).collect::<Result<_, _>>()?
         }
         _ => numbers.map(MacAddress::derived).collect::<Vec<_>>(),
     };
@@ -206,10 +212,10 @@ fn macs(
 }
 
 /// Adds the nodes of a network, and the links between them.
-fn add(
+fn add_network(
     plan: &mut Plan,
     section: &Section<'_>,
-    network: Values,
+    network: NetworkValues,
     stations: &mut u32,
     switches: &mut u32,
 ) -> Result<(), SectionError> {
@@ -270,12 +276,12 @@ pub fn kinds() -> [DeviceKind; 2] {
 
     let nics = DeviceKind::new("virtio-net", |section| {
         let Nic { mac, mtu } = section.parse()?;
-        let (mac, mtu) = (check_mac("mac", &mac)?, check_mtu(mtu.as_ref())?);
+        let (mac, mtu) = (parse_mac("mac", &mac)?, mtu_or_default(mtu.as_ref())?);
         Ok(nic(NicConfig { mtu, ..NicConfig::new(mac) }))
     });
     let switches = DeviceKind::new("ethernet-switch", |section| {
         let Parameters { addresses } = section.parse()?;
-        let addresses = check_addresses(addresses.as_ref())?;
+        let addresses = addresses_or_default(addresses.as_ref())?;
         Ok(switch(SwitchConfig { addresses, ..SwitchConfig::default() }))
     });
 

@@ -176,7 +176,7 @@ impl VirtioNet {
         self.transport.require_reset(context);
     }
 
-    /// Notes whether the link is up, and reports a change.
+    /// Records whether the link is up, and reports a change.
     fn update_link(&mut self, context: &mut Context<'_>) {
         let ports = context.ports();
         let link_up = ports.is_up(PORT);

@@ -287,7 +287,7 @@ impl Transport {
         Request::None
     }
 
-    /// Notes a change of the device's configuration, and reports it.
+    /// Records a change of the device's configuration, and reports it.
     pub(crate) fn change_config(&mut self, context: &mut Context<'_>) {
         self.generation = self.generation.wrapping_add(1);
         if self.status & status::DRIVER_OK != 0 {

@@ -113,7 +113,7 @@ impl Events {
         self.watermarks = Watermarks::default();
     }
 
-    /// Notes an event of a vector.
+    /// Records an event of a vector.
     #[inline]
     pub(crate) fn note(&mut self, vector: u16) {
         self.noted |= 1 << vector;

@@ -162,7 +162,7 @@ impl Channel {
     /// side queue; received packets are dropped.
     pub(crate) fn close(&mut self, ports: &mut Ports<'_>) {
         if let Some(slots) = self.tenancy.send_slots() {
-            self.send.keep_sent(slots, ports);
+            self.send.move_to_side_queue(slots, ports);
             self.tenancy = Tenancy::Over;
         }
         self.restart();
@@ -210,18 +210,18 @@ impl Channel {
         self.send.look_at_head(self.tenancy.send_slots())
     }
 
-    /// Sends packets out of the slots while `goes` accepts their headers, at most `most`. Returns
-    /// the number sent and why the row ended. A packet that must be taken with
+    /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most `most`.
+    /// Returns the number sent and why the row ended. A packet that must be taken with
     /// [`Channel::take_send_head`] ends the row.
     #[inline]
     pub(crate) fn send_row(
         &mut self,
         run: &mut Run<'_>,
         most: u32,
-        goes: impl Fn(Header) -> bool,
+        belongs_to_row: impl Fn(Header) -> bool,
     ) -> (u32, RowEnd) {
         let Some(slots) = self.tenancy.send_slots() else { return (0, RowEnd::Other) };
-        self.send.send_row(slots, run, most, goes)
+        self.send.send_row(slots, run, most, belongs_to_row)
     }
 
     /// Takes the first packet out of the send FIFO, and adds it to the checksums. Returns `None` if
@@ -331,12 +331,13 @@ impl Channel {
         discarded
     }
 
-    /// Notes that a core has a client.
+    /// Records that a core has a client.
     pub(crate) fn core_attached(&mut self, core: u16) {
         self.receive.receivers.attach(core);
     }
 
-    /// Notes that a core has lost its client. Packets for it in the FIFO no longer have a receiver.
+    /// Records that a core has lost its client. Packets for it in the FIFO no longer have a
+    /// receiver.
     pub(crate) fn core_detached(&mut self, core: u16) {
         let tail = if self.is_open() { Some(self.receive.tail()) } else { None };
         self.receive.receivers.detach(core, tail);

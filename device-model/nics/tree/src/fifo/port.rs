@@ -56,7 +56,7 @@ pub(crate) enum Refused {
     /// No register is there, or it does not allow this direction.
     Address,
     /// The exception bit is set already.
-    Noted,
+    Reported,
 }
 
 /// The number of quads and headers that the port can pop.
@@ -249,7 +249,7 @@ impl Channel {
         };
         let Some(quad) = quad else {
             self.events.payload_underflow();
-            return Err(Refused::Noted);
+            return Err(Refused::Reported);
         };
 
         popped.quad += 1;
@@ -271,7 +271,7 @@ impl Channel {
         let header = memory.and_then(|memory| self.receive.header(&memory.receive, popped.header));
         let Some(header) = header else {
             self.events.header_underflow();
-            return Err(Refused::Noted);
+            return Err(Refused::Reported);
         };
 
         popped.header = popped.header.wrapping_add(1);

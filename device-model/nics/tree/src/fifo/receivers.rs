@@ -51,25 +51,25 @@ impl Receivers {
         self.reader = Reader::Alive;
     }
 
-    /// Notes that a core has a client.
+    /// Records that a core has a client.
     pub(super) fn attach(&mut self, core: u16) {
         self.absent &= !(1 << core);
     }
 
-    /// Notes that a core has lost its client. In an open channel `tail` is the receive FIFO's:
+    /// Records that a core has lost its client. In an open channel `tail` is the receive FIFO's:
     /// packets for the core up to there no longer have a receiver.
     pub(super) fn detach(&mut self, core: u16, tail: Option<u32>) {
         self.absent |= 1 << core;
         self.orphans_until = tail.or(self.orphans_until);
     }
 
-    /// Notes that the owner of the receive lock has died.
+    /// Records that the owner of the receive lock has died.
     pub(super) fn reader_died(&mut self) {
         self.reader = Reader::Dead;
     }
 
-    /// Notes that software has freed `packets` packets. Only a core that has the lock does so, so a
-    /// live reader has had the lock since.
+    /// Records that software has freed `packets` packets. Only a core that has the lock does so, so
+    /// a live reader has had the lock since.
     #[inline]
     pub(super) fn note_freed(&mut self, packets: u32) {
         if packets != 0 {

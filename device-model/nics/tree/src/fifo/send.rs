@@ -118,8 +118,8 @@ impl SendFifo {
         }
     }
 
-    /// Sends packets out of the slots while `goes` accepts their headers, at most `most`. Returns
-    /// the number sent and why the row ended.
+    /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most `most`.
+    /// Returns the number sent and why the row ended.
     ///
     /// An item of the side queue ends the row, and so does a packet with a checksum.
     #[inline]
@@ -128,7 +128,7 @@ impl SendFifo {
         slots: &Ring,
         run: &mut Run<'_>,
         most: u32,
-        goes: impl Fn(Header) -> bool,
+        belongs_to_row: impl Fn(Header) -> bool,
     ) -> (u32, RowEnd) {
         let first = self.head;
         let most = self.side.slots_before(first, most);
@@ -147,7 +147,7 @@ impl SendFifo {
 
             let header = Header((control >> 32) as u32);
             if row_header != Some(header) {
-                if header.checksum_mode() != checksum::NONE || !goes(header) {
+                if header.checksum_mode() != checksum::NONE || !belongs_to_row(header) {
                     break RowEnd::Other;
                 }
                 row_header = Some(header);
@@ -232,16 +232,16 @@ impl SendFifo {
     ///
     /// The side queue takes packets up to twice the depth, however many tenants come and go while
     /// the tree is blocked. The rest is discarded.
-    pub(super) fn keep_sent(&mut self, slots: &Ring, ports: &mut Ports<'_>) {
+    pub(super) fn move_to_side_queue(&mut self, slots: &Ring, ports: &mut Ports<'_>) {
         let filled = self.refresh_filled_slots(Some(slots));
-        let mut left = std::mem::take(&mut self.side);
+        let mut earlier = std::mem::take(&mut self.side);
 
         for _ in 0..filled {
-            while left.before(self.head).is_some() {
-                self.keep_first(&mut left);
+            while earlier.before(self.head).is_some() {
+                self.move_first(&mut earlier);
             }
 
-            let has_room = self.side.packets() + left.packets() < 2 * self.depth;
+            let has_room = self.side.packets() + earlier.packets() < 2 * self.depth;
             match if has_room { self.take_slot(Some(slots), ports) } else { None } {
                 Some(packet) => self.side.push(0, SideItem::Packet(packet)),
                 None => {
@@ -251,16 +251,16 @@ impl SendFifo {
             }
         }
 
-        while !left.is_empty() {
-            self.keep_first(&mut left);
+        while !earlier.is_empty() {
+            self.move_first(&mut earlier);
         }
 
         self.restart();
     }
 
-    /// Moves the first item of `left` to the side queue.
-    fn keep_first(&mut self, left: &mut SideQueue) {
-        if let Some(item) = left.pop() {
+    /// Moves the first item of `earlier` to the side queue.
+    fn move_first(&mut self, earlier: &mut SideQueue) {
+        if let Some(item) = earlier.pop() {
             self.side.push(0, item);
         }
     }

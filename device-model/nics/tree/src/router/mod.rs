@@ -4,6 +4,10 @@
 //! taken out and copied to each target as room becomes available; it holds up only its own source.
 //! The two virtual channels share no resource that one could wait for.
 //!
+//! Over links that cut through, a packet from a port to another port moves when its head has
+//! arrived. All others wait for the tail: those for the receive FIFO and the ALU, and those with
+//! several targets.
+//!
 //! | module | contents |
 //! | --- | --- |
 //! | `route` | the decision where a packet goes |
@@ -222,13 +226,13 @@ impl Router {
         let (moved, end) = self.move_row(context, channel, source, limit);
 
         // No other source has packets, so none waits if this one does not.
+        if end == RowEnd::Empty {
+            self.blocked[channel] = 0;
+            return moved;
+        }
         if moved >= limit {
             self.blocked[channel] = 0;
             self.again = true;
-            return moved;
-        }
-        if end == RowEnd::Empty {
-            self.blocked[channel] = 0;
             return moved;
         }
 
@@ -256,14 +260,17 @@ impl Router {
         moved
     }
 
-    /// Returns the sources that have a packet, by virtual channel, one bit for each source.
+    /// Returns the sources that have a packet, by virtual channel, one bit for each source. A port
+    /// has one when the head of a packet has arrived.
     #[inline]
     fn active(&mut self, context: &mut RouterContext<'_, '_>) -> [u8; VCS] {
-        let arrived = context.ports.arrivals();
-        let mut active = [0; VCS];
+        let mut active = [VC_SYSTEM, VC_USER].map(|channel| {
+            let arrived = context.ports.arrived(channel) | context.ports.heads(channel);
+            arrived as u8 & ALL_PORTS
+        });
 
         for (channel, sources) in active.iter_mut().enumerate() {
-            *sources = (arrived[channel] as u8 & ALL_PORTS) | self.held.mask(channel);
+            *sources |= self.held.mask(channel);
 
             let fifo = &mut context.channels[channel];
             if context.injecting && fifo.may_send() && fifo.look_at_send_head() != Head::Empty {
@@ -319,7 +326,7 @@ impl Router {
         }
     }
 
-    /// Notes that a source waits, and counts the stall if it did not wait before.
+    /// Records that a source waits, and counts the stall if it did not wait before.
     #[inline]
     fn wait(&mut self, channel: usize, bit: u8) {
         if self.blocked[channel] & bit == 0 {

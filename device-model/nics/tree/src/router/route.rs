@@ -104,7 +104,7 @@ impl RouteTable {
         self.connected
     }
 
-    /// Notes the ports that have a link.
+    /// Records the ports that have a link.
     #[inline]
     pub(super) fn set_connected(&mut self, ports: u64) {
         self.connected = ports as u8 & ALL_PORTS;

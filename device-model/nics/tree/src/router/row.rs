@@ -74,7 +74,8 @@ impl Router {
         if self.rcfg == 0 { usable } else { usable & !self.disabled_targets(channel) }
     }
 
-    /// Moves packets that have arrived at a port.
+    /// Moves packets that have arrived at a port. To another port, it also moves packets of which
+    /// only the head has arrived.
     #[inline(never)]
     fn move_port_row(
         &mut self,
@@ -108,14 +109,19 @@ impl Router {
 
         if let Some((moved, more)) = forwarded {
             self.counters[channel].forwarded += u64::from(moved);
-            let end =
-                if more { RowEnd::before(context.ports.peek(port, channel), first) } else { RowEnd::Empty };
+            let end = if more {
+                RowEnd::before(context.ports.peek_head(port, channel), first)
+            } else {
+                RowEnd::Empty
+            };
             return (moved, end);
         }
 
         match decision {
             None => EMPTY,
             Some((RouteDecision::Port(_), _)) => BLOCKED,
+            // Only the head of the packet has arrived. The tail wakes this node.
+            Some(_) if context.ports.arrived(channel) & u64::from(source.bit()) == 0 => EMPTY,
             Some((RouteDecision::Local, header)) => {
                 self.receive_row(context, port, request, Header(header as u32))
             }
@@ -215,10 +221,10 @@ impl Router {
 
         if let Some(mut run) = context.ports.run(port, channel) {
             let routes = &self.routes;
-            let goes = |header: Header| {
+            let belongs_to_row = |header: Header| {
                 header == first || routes.route(source, header.0.into()) == RouteDecision::Port(port)
             };
-            let (sent, end) = context.channels[channel].send_row(&mut run, limit, goes);
+            let (sent, end) = context.channels[channel].send_row(&mut run, limit, belongs_to_row);
             if sent > 0 || end != RowEnd::Other {
                 let counters = &mut self.counters[channel];
                 counters.sent += u64::from(sent);

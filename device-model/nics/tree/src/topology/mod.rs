@@ -234,15 +234,15 @@ impl Topology {
         Ok(())
     }
 
-    /// Sets a class to the whole tree with `root`. The nodes for which `member` holds send and
+    /// Sets a class to the whole tree with `root`. The nodes for which `is_member` holds send and
     /// receive.
     pub fn set_class(
         &mut self,
         class: usize,
         root: u32,
-        member: impl Fn(&TopologyNode) -> bool,
+        is_member: impl Fn(&TopologyNode) -> bool,
     ) -> Result<(), TopologyError> {
-        self.span(class, root, |_| true, member)
+        self.set_class_of_nodes(class, root, |_| true, is_member)
     }
 
     /// Sets a class to the nodes of one pset.
@@ -251,18 +251,18 @@ impl Topology {
         class: usize,
         root: u32,
         pset: u32,
-        member: impl Fn(&TopologyNode) -> bool,
+        is_member: impl Fn(&TopologyNode) -> bool,
     ) -> Result<(), TopologyError> {
-        self.span(class, root, |node| node.pset == pset, member)
+        self.set_class_of_nodes(class, root, |node| node.pset == pset, is_member)
     }
 
-    /// Sets a class to the nodes for which `inside` holds.
-    fn span(
+    /// Sets a class to the nodes for which `is_inside` holds.
+    fn set_class_of_nodes(
         &mut self,
         class: usize,
         root: u32,
-        inside: impl Fn(&TopologyNode) -> bool,
-        member: impl Fn(&TopologyNode) -> bool,
+        is_inside: impl Fn(&TopologyNode) -> bool,
+        is_member: impl Fn(&TopologyNode) -> bool,
     ) -> Result<(), TopologyError> {
         let wiring = self.wiring()?;
         if root >= wiring.nodes() || class >= CLASSES {
@@ -271,19 +271,19 @@ impl Topology {
 
         let towards = ports_towards(&wiring, root)?;
         for (address, towards_root) in towards.into_iter().enumerate() {
-            if !inside(&self.nodes[address]) {
+            if !is_inside(&self.nodes[address]) {
                 continue;
             }
 
             let up = if address == root as usize { None } else { towards_root };
             let mut children = 0;
             for (port, peer) in wiring.neighbours(address as u32) {
-                if Some(port) != up && inside(&self.nodes[peer.node as usize]) {
+                if Some(port) != up && is_inside(&self.nodes[peer.node as usize]) {
                     children |= 1 << port;
                 }
             }
 
-            let takes_part = member(&self.nodes[address]);
+            let takes_part = is_member(&self.nodes[address]);
             self.nodes[address].routes.classes[class] = ClassRoute::new(children, up, takes_part, takes_part);
         }
         Ok(())

@@ -5,6 +5,7 @@
 mod common;
 
 mod collective;
+mod cut_through;
 mod flood;
 mod hostile;
 mod interrupts;

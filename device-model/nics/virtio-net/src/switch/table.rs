@@ -38,7 +38,7 @@ impl AddressTable {
         Self { sets: vec![[FREE; WAYS]; sets], age, moved: 0, evicted: 0 }
     }
 
-    /// Notes that a frame of `address` came by `port`.
+    /// Records that a frame of `address` came by `port`.
     pub(super) fn learn(&mut self, address: MacAddress, port: u8, now: Nanos) {
         let age = self.age;
         let index = self.set_of(address);
