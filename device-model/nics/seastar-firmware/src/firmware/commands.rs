@@ -1,0 +1,280 @@
+//! Commands of the trusted mailbox and of the untrusted ones.
+
+use nicforge_hwi::seastar::{
+    COMMAND_BYTES, Command, CommandResult, KERNEL, KernelCommand, Piece, code, command, kernel_command,
+    kernel_flag, message,
+};
+use zerocopy::FromBytes;
+
+use super::{
+    Firmware,
+    headers::one_piece,
+    kernel::{self, KernelQueue},
+    node::{Node, write_events},
+    outbox::Message,
+    pending::{Owner, Quota},
+    process::{self, Map, NicBased, Process, client_of, process_of},
+    streams::Reception,
+};
+use crate::{
+    chip::{Chip, Client, Halted, Pieces},
+    costs,
+    matching::{self, Identity, Outgoing, Request, Source},
+};
+
+/// Returns the result of a command with one of [`code`].
+fn refusal(code: u32) -> CommandResult {
+    CommandResult { code, ..CommandResult::default() }
+}
+
+impl Firmware {
+    /// Carries out a command of the trusted mailbox.
+    pub(super) fn kernel_command<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        number: u32,
+        bytes: &[u8; COMMAND_BYTES],
+    ) -> Result<(), Halted> {
+        chip.charge(costs::KERNEL_COMMAND);
+        let result = match KernelCommand::read_from_bytes(bytes) {
+            Ok(given) if kernel::has_no_other_fields(&given) => self.carry_out(chip, &given)?,
+            _ => Err(code::COMMAND_INVALID),
+        };
+
+        self.statistics.refused_commands += u64::from(result.is_err());
+        let result = result.map_or_else(refusal, |()| CommandResult::default());
+        chip.answer(Client(KERNEL), number, result)
+    }
+
+    fn carry_out<C: Chip>(&mut self, chip: &mut C, given: &KernelCommand) -> Result<Result<(), u32>, Halted> {
+        if given.kind == kernel_command::BOOT {
+            return self.boot(chip, given);
+        }
+        let Some(node) = &mut self.node else { return Ok(Err(code::NO_INTERFACE)) };
+        if let Err(code) = node.kernel.note_taken(given.taken) {
+            return Ok(Err(code));
+        }
+        node.note_taken();
+
+        Ok(match given.kind {
+            kernel_command::START_PROCESS => self.start_process(given),
+            kernel_command::MAP => node.add_ranges(given),
+            kernel_command::STOP_PROCESS => {
+                self.stop(chip, given.process).then_some(()).ok_or(code::PROCESS_INVALID)
+            }
+            kernel_command::SEND => node.send(chip, given),
+            kernel_command::RECEIVE => return self.receive(chip, given),
+            kernel_command::TAKE => Ok(()),
+            _ => Err(code::COMMAND_INVALID),
+        })
+    }
+
+    /// Begins a life of the node.
+    fn boot<C: Chip>(&mut self, chip: &mut C, given: &KernelCommand) -> Result<Result<(), u32>, Halted> {
+        let queue = match KernelQueue::new(given.list, given.length) {
+            Ok(queue) if given.taken == 0 => queue,
+            Ok(_) => return Ok(Err(code::SEGMENT_VIOLATION)),
+            Err(code) => return Ok(Err(code)),
+        };
+        if self.node.is_some() {
+            return Ok(Err(code::COMMAND_INVALID));
+        }
+
+        let place = (chip.node(), chip.nodes());
+        let generation = self.generation.wrapping_add(1);
+        let Ok(mut node) = Node::new(self.settings, place, queue, generation, &mut self.scratch) else {
+            return Ok(Err(code::NO_SPACE));
+        };
+        chip.charge(costs::BOOT_NODE * place.1);
+        chip.set_booted(true)?;
+
+        let Some(life) = chip.life(place.0) else {
+            node.give_back(&mut self.scratch);
+            return Ok(Err(code::NO_SPACE));
+        };
+        node.life = life;
+        self.generation = generation;
+        self.node = Some(node);
+        Ok(Ok(()))
+    }
+
+    /// Lets a process use the network.
+    fn start_process(&mut self, given: &KernelCommand) -> Result<(), u32> {
+        let Some(node) = &mut self.node else { return Err(code::NO_INTERFACE) };
+        if given.process >= node.limit || given.flags & !kernel_flag::HOST_BASED != 0 {
+            return Err(code::PROCESS_INVALID);
+        }
+        let shares =
+            node.processes.iter().take(usize::from(node.limit)).filter(|slot| slot.is_none()).count();
+        let identity = Identity { node: node.number, process: given.process };
+        let outgoing = Node::process_messages(node.limit);
+        let slot = node.processes.get_mut(usize::from(given.process)).ok_or(code::PROCESS_INVALID)?;
+        if slot.is_some() {
+            return Err(code::PROCESS_INVALID);
+        }
+
+        let ranges = ranges_of(given)?;
+        if given.flags & kernel_flag::HOST_BASED != 0 {
+            if !ranges.is_empty() {
+                return Err(code::SEGMENT_VIOLATION);
+            }
+            *slot = Some(Process::HostBased);
+            return Ok(());
+        }
+
+        let mut map = Map::default();
+        map.add(client_of(given.process), ranges)?;
+        let process = NicBased::new(identity, map, outgoing, shares as u16, &mut self.scratch)
+            .map_err(|_| code::NO_SPACE)?;
+        *slot = Some(Process::NicBased(process.into()));
+        Ok(())
+    }
+
+    /// Sets the destination of a message for a process in host-based mode.
+    fn receive<C: Chip>(&mut self, chip: &mut C, given: &KernelCommand) -> Result<Result<(), u32>, Halted> {
+        let Some((stream, process, length)) = self.streams.waiting(given.token) else {
+            return Ok(Err(code::TOKEN_INVALID));
+        };
+        if given.length > length {
+            return Ok(Err(code::SEGMENT_VIOLATION));
+        }
+        let pieces = match kernel::pieces_of(given, given.length, self.settings.processes + 1) {
+            Ok(pieces) => pieces,
+            Err(code) => return Ok(Err(code)),
+        };
+
+        let pieces = if given.length == 0 { Pieces::None } else { pieces };
+        self.streams.set(stream, Reception::Kernel { token: given.token, process, kept: given.length });
+        chip.charge(costs::RECEIVE);
+        chip.receive(stream, given.length, pieces)?;
+        Ok(Ok(()))
+    }
+
+    /// Carries out a command of an untrusted mailbox.
+    pub(super) fn process_command<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        client: Client,
+        number: u32,
+        bytes: &[u8; COMMAND_BYTES],
+    ) -> Result<(), Halted> {
+        chip.charge(costs::COMMAND);
+        let given = Command::read_from_bytes(bytes).ok().filter(process::has_no_other_fields);
+        let result = match (given, process_of(client), &mut self.node) {
+            (None, ..) => Err(code::COMMAND_INVALID),
+            (Some(given), Some(process), Some(node)) => node.command(chip, process, &given)?,
+            (Some(_), ..) => Err(code::NO_INTERFACE),
+        };
+
+        let result = result.unwrap_or_else(refusal);
+        self.statistics.refused_commands += u64::from(result.code != code::OK);
+        chip.answer(client, number, result)
+    }
+}
+
+/// Returns the ranges of an address map in a command.
+fn ranges_of(given: &KernelCommand) -> Result<&[Piece], u32> {
+    given.pieces.get(..usize::from(given.count)).ok_or(code::SEGMENT_VIOLATION)
+}
+
+impl Node {
+    /// Adds ranges to the address map of a process.
+    fn add_ranges(&mut self, given: &KernelCommand) -> Result<(), u32> {
+        let process = self.nic_based(given.process).ok_or(code::PROCESS_INVALID)?;
+        process.map.add(client_of(given.process), ranges_of(given)?)
+    }
+
+    /// Sends a message of a process in host-based mode.
+    fn send<C: Chip>(&mut self, chip: &mut C, given: &KernelCommand) -> Result<(), u32> {
+        let is_host_based =
+            matches!(self.processes.get(usize::from(given.process)), Some(Some(Process::HostBased)));
+        if !is_host_based || given.node >= self.nodes {
+            return Err(code::PROCESS_INVALID);
+        }
+        if !(message::PUT..=message::PORTALS_ACK).contains(&given.message) {
+            return Err(code::COMMAND_INVALID);
+        }
+        let pieces = kernel::pieces_of(given, given.length, self.limit + 1)?;
+        if !self.has_room_for_kernel(given.node) {
+            return Err(code::NO_SPACE);
+        }
+
+        let what = (given.message, given.length);
+        let packet = self.packet(given.process, given.target, what, given.header);
+        let owner = Owner::Kernel { token: given.token };
+        let message = Message { node: given.node, packet, pieces, owner, quota: Quota::Kernel };
+        chip.charge(costs::SUBMIT);
+        if !self.outbox.submit(&mut self.pairs, message, chip.now()) {
+            return Err(code::NO_SPACE);
+        }
+        self.kernel.promise();
+        Ok(())
+    }
+
+    /// Carries out a command of a process.
+    fn command<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        process: u16,
+        given: &Command,
+    ) -> Result<Result<CommandResult, u32>, Halted> {
+        if matches!(given.kind, command::PUT | command::GET) {
+            return self.start_operation(chip, process, given);
+        }
+        let Some(process) = self.nic_based(process) else { return Ok(Err(code::NO_INTERFACE)) };
+
+        let is_in_map =
+            matching::memory(given).is_none_or(|(start, length)| process.map.contains(start, length));
+        if !is_in_map {
+            return Ok(Err(code::SEGMENT_VIOLATION));
+        }
+        Ok(Ok(process.portals.command(given)))
+    }
+
+    /// Starts a put or a get.
+    fn start_operation<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        process: u16,
+        given: &Command,
+    ) -> Result<Result<CommandResult, u32>, Halted> {
+        let has_room = self.outbox.has_room(given.node);
+        let nodes = self.nodes;
+        let Some(nic_based) = self.nic_based(process) else { return Ok(Err(code::NO_INTERFACE)) };
+        let request = match Request::from_command(given) {
+            Ok(request) => request,
+            Err(refused) => return Ok(Err(refused.0)),
+        };
+        if request.target.node >= nodes {
+            return Ok(Err(code::PROCESS_INVALID));
+        }
+        if !has_room {
+            return Ok(Err(code::NO_SPACE));
+        }
+
+        let begun = match given.kind {
+            command::PUT => nic_based.portals.put(&request),
+            _ => nic_based.portals.get(&request),
+        };
+        let Outgoing { operation, kind, target, header, length, source, events } = match begun {
+            Ok(outgoing) => outgoing,
+            Err(refused) => return Ok(Err(refused.0)),
+        };
+        write_events(chip, process, &events)?;
+
+        let mut packet = self.packet(process, target.process, (kind, length), header);
+        let pieces = match source {
+            Source::None => Pieces::None,
+            Source::Memory(address) => one_piece(client_of(process), address, length),
+            Source::Inline(bytes) => {
+                packet.inline = bytes;
+                Pieces::None
+            }
+        };
+        let owner = Owner::Operation { process, operation };
+        let message = Message { node: target.node, packet, pieces, owner, quota: Quota::Process };
+        chip.charge(costs::SUBMIT);
+        self.outbox.submit(&mut self.pairs, message, chip.now());
+        Ok(Ok(CommandResult::default()))
+    }
+}

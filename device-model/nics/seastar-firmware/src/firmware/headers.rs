@@ -1,0 +1,437 @@
+//! Arrivals from other nodes: messages, acknowledgements of flow control, ends of streams.
+
+use nicforge_hwi::seastar::{
+    HeaderPacket, INLINE, KernelEvent, MessageHeader, Piece, TrustedHeader, failure, kernel_event, message,
+    option, trusted_flag,
+};
+
+use super::{
+    Firmware,
+    node::{Node, write_events},
+    outbox::Message,
+    pending::{Owner, Quota},
+    process::{Process, client_of},
+    streams::{Reception, Streams},
+};
+use crate::{
+    chip::{Channel, Chip, Client, DataEnd, Halted, Life, Pieces, Stream, Transmission, Transmit},
+    costs,
+    matching::{Accepted, Answer, Incoming, OperationHandle, Refused},
+    protocol::{self, Reaction, Response, Sequence, WIRE_MODULUS},
+};
+
+/// Whether a message could be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    Yes,
+    /// No process wants it: it is taken, and its data are discarded.
+    Unwanted,
+    /// A table or queue is full: it must be sent again.
+    Full,
+}
+
+/// Returns the sequence number in a header.
+fn sequence_of(trusted: &TrustedHeader) -> Sequence<WIRE_MODULUS> {
+    // Each value of 16 bits is a number on the wire.
+    Sequence::new(trusted.sequence).unwrap_or(Sequence::INITIAL)
+}
+
+fn has_flag(trusted: &TrustedHeader, flag: u8) -> bool {
+    trusted.flags & flag != 0
+}
+
+/// Returns one piece of a client's memory.
+pub(super) fn one_piece(client: Client, address: u64, length: u32) -> Pieces {
+    match length {
+        0 => Pieces::None,
+        _ => Pieces::One(Piece { address, length, attachment: client.0, reserved: 0 }),
+    }
+}
+
+impl Firmware {
+    /// Handles the header of a message.
+    pub(super) fn header<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        packet: &HeaderPacket,
+        life: Life,
+        stream: Option<Stream>,
+    ) -> Result<(), Halted> {
+        let trusted = &packet.trusted;
+        let is_for_this_life = self.life() == Some(life);
+        if trusted.kind >= message::FIRST_CONTROL {
+            if is_for_this_life {
+                self.respond(chip, trusted);
+            }
+            return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
+        }
+
+        chip.charge(costs::HEADER);
+        let Some(node) = self.node.as_mut().filter(|_| is_for_this_life) else {
+            if let Some(stream) = stream {
+                self.discard(chip, stream)?;
+            }
+            return self.stale(chip, packet);
+        };
+        if trusted.source_node >= node.nodes {
+            return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
+        }
+
+        // The sequence number is checked only in the abnormal state.
+        let sequence = sequence_of(trusted);
+        let resynchronizes = has_flag(trusted, trusted_flag::RESYNCHRONIZE);
+        let mut receiver = node.pairs.receiver(trusted.source_node);
+        let takes = receiver.takes(sequence, resynchronizes);
+        let taken = if takes { node.take(chip, &mut self.streams, packet, stream)? } else { Taken::Full };
+        let judgement = if takes && taken == Taken::Full {
+            receiver.dropped(sequence, resynchronizes)
+        } else {
+            receiver.header(sequence, resynchronizes)
+        };
+        let place = node.pairs.store(trusted.source_node, receiver, judgement);
+
+        let is_implicit = has_flag(trusted, trusted_flag::IMPLICIT);
+        self.statistics.messages += u64::from(judgement.taken);
+        self.statistics.without_process += u64::from(taken == Taken::Unwanted);
+        self.statistics.refused += u64::from(!judgement.taken);
+        self.statistics.lost += u64::from(!judgement.taken && is_implicit);
+        if let Some(stream) = stream.filter(|_| taken != Taken::Yes) {
+            self.discard(chip, stream)?;
+        }
+        if is_implicit {
+            return Ok(());
+        }
+        self.acknowledge(chip, trusted, judgement.answer, place)
+    }
+
+    /// Handles the header of a message that the hardware has dropped.
+    pub(super) fn dropped<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        packet: &HeaderPacket,
+        life: Life,
+    ) -> Result<(), Halted> {
+        let trusted = &packet.trusted;
+        chip.charge(costs::HEADER);
+        let is_for_this_life = self.life() == Some(life);
+        let Some(node) = self.node.as_mut().filter(|_| is_for_this_life) else {
+            return self.stale(chip, packet);
+        };
+        if trusted.source_node >= node.nodes {
+            return Ok(());
+        }
+
+        let mut receiver = node.pairs.receiver(trusted.source_node);
+        let resynchronizes = has_flag(trusted, trusted_flag::RESYNCHRONIZE);
+        let judgement = receiver.dropped(sequence_of(trusted), resynchronizes);
+        let place = node.pairs.store(trusted.source_node, receiver, judgement);
+        self.statistics.dropped += 1;
+        self.acknowledge(chip, trusted, judgement.answer, place)
+    }
+
+    /// Handles the header of a message for another life of this node, or before its boot.
+    pub(super) fn stale<C: Chip>(&mut self, chip: &mut C, packet: &HeaderPacket) -> Result<(), Halted> {
+        let trusted = &packet.trusted;
+        let needs_answer =
+            trusted.kind < message::FIRST_CONTROL && !has_flag(trusted, trusted_flag::IMPLICIT);
+        self.statistics.stale += 1;
+        if !needs_answer || trusted.source_node >= chip.nodes() {
+            return Ok(());
+        }
+        self.acknowledge(chip, trusted, protocol::Answer::PrebootAck, 0)
+    }
+
+    /// Handles the end of a stream.
+    pub(super) fn received<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        stream: Stream,
+        end: DataEnd,
+    ) -> Result<(), Halted> {
+        chip.charge(costs::RECEIVED);
+        let reception = self.streams.take(stream);
+        let Some(node) = &mut self.node else { return Ok(()) };
+        let reason = match end {
+            DataEnd::Complete => 0,
+            DataEnd::Corrupt | DataEnd::Cut => failure::DATA,
+            DataEnd::MemoryFault => failure::MEMORY,
+        };
+
+        match reception {
+            Reception::None | Reception::Orphan => Ok(()),
+            Reception::Process { process, operation, answer } => {
+                node.end_operation(chip, process, operation, reason)?;
+                if let Some((answer, target, target_process)) = answer {
+                    node.outbox.quotas.promised = node.outbox.quotas.promised.saturating_sub(1);
+                    if reason == 0 {
+                        node.acknowledge_put(chip, process, &answer, (target, target_process));
+                    }
+                }
+                Ok(())
+            }
+            Reception::Waiting { token, .. } => node.tell_received(chip, token, 0, failure::DATA),
+            Reception::Kernel { token, kept, .. } => {
+                node.tell_received(chip, token, if reason == 0 { kept } else { 0 }, reason)
+            }
+        }
+    }
+
+    /// Handles an acknowledgement of flow control.
+    fn respond<C: Chip>(&mut self, chip: &mut C, trusted: &TrustedHeader) {
+        let response = match trusted.kind {
+            message::ACK => Response::Ack,
+            message::NACK => Response::Nack,
+            message::PREBOOT_ACK => Response::PrebootAck,
+            message::FIRST_POSTBOOT_ACK => Response::FirstPostbootAck,
+            _ => return,
+        };
+        let Some(node) = &mut self.node else { return };
+
+        chip.charge(costs::ACKNOWLEDGEMENT);
+        let response = (response, trusted.length);
+        let reaction = node.outbox.respond(trusted.source_node, response, sequence_of(trusted), chip.now());
+        self.statistics.repetitions += u64::from(reaction == Reaction::Repeat);
+    }
+
+    /// Sends an acknowledgement of flow control.
+    fn acknowledge<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        trusted: &TrustedHeader,
+        answer: protocol::Answer,
+        place: u16,
+    ) -> Result<(), Halted> {
+        let (kind, length) = match answer {
+            protocol::Answer::Ack => (message::ACK, 0),
+            protocol::Answer::Nack => (message::NACK, u32::from(place)),
+            protocol::Answer::PrebootAck => (message::PREBOOT_ACK, 0),
+            protocol::Answer::FirstPostbootAck => (message::FIRST_POSTBOOT_ACK, 0),
+        };
+        let answer = TrustedHeader {
+            source_node: chip.node(),
+            length,
+            sequence: trusted.sequence,
+            kind,
+            ..TrustedHeader::default()
+        };
+
+        chip.charge(costs::SEND_ACKNOWLEDGEMENT);
+        chip.transmit(&Transmit {
+            name: Transmission(u32::MAX),
+            target: trusted.source_node,
+            target_life: chip.life(trusted.source_node).unwrap_or(Life(0)),
+            channel: Channel::Control,
+            packet: HeaderPacket { trusted: answer, ..HeaderPacket::default() },
+            pieces: Pieces::None,
+        })
+    }
+}
+
+impl Node {
+    /// Takes a message, unless a table or queue is full.
+    fn take<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        streams: &mut Streams,
+        packet: &HeaderPacket,
+        stream: Option<Stream>,
+    ) -> Result<Taken, Halted> {
+        let kind = packet.trusted.kind;
+        if !(message::PUT..=message::PORTALS_ACK).contains(&kind) {
+            // A void message keeps the place of one whose process has ended.
+            let is_void = kind == message::VOID && stream.is_none();
+            return Ok(if is_void { Taken::Yes } else { Taken::Unwanted });
+        }
+
+        match self.processes.get(usize::from(packet.trusted.target_process)) {
+            Some(Some(Process::HostBased)) => self.take_for_kernel(chip, streams, packet, stream),
+            Some(Some(Process::NicBased(_))) => self.take_for_process(chip, streams, packet, stream),
+            Some(None) | None => Ok(Taken::Unwanted),
+        }
+    }
+
+    /// Shows the kernel a message for a process in host-based mode.
+    fn take_for_kernel<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        streams: &mut Streams,
+        packet: &HeaderPacket,
+        stream: Option<Stream>,
+    ) -> Result<Taken, Halted> {
+        if !self.kernel.has_room(1 + u32::from(stream.is_some())) {
+            return Ok(Taken::Full);
+        }
+
+        let token = streams.name(stream);
+        let TrustedHeader { length, target_process: process, .. } = packet.trusted;
+        if let Some(stream) = stream {
+            self.kernel.promise();
+            streams.set(stream, Reception::Waiting { token, process, length });
+        }
+        let has_fault = has_flag(&packet.trusted, trusted_flag::INLINE_FAULT);
+        let event = KernelEvent {
+            packet: *packet,
+            token,
+            moved: if stream.is_none() { length } else { 0 },
+            failure: if has_fault { failure::DATA } else { 0 },
+            kind: kernel_event::MESSAGE,
+            ..KernelEvent::default()
+        };
+        self.tell_kernel(chip, event, false)?;
+        Ok(Taken::Yes)
+    }
+
+    /// Tells the kernel that the data of a message are in memory.
+    fn tell_received<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        token: u32,
+        moved: u32,
+        failure: u16,
+    ) -> Result<(), Halted> {
+        let event =
+            KernelEvent { token, moved, failure, kind: kernel_event::RECEIVED, ..KernelEvent::default() };
+        self.tell_kernel(chip, event, true)
+    }
+
+    /// Matches a message for a process in NIC-based mode.
+    fn take_for_process<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        streams: &mut Streams,
+        packet: &HeaderPacket,
+        stream: Option<Stream>,
+    ) -> Result<Taken, Halted> {
+        let HeaderPacket { trusted, message: header, .. } = packet;
+        chip.charge(costs::PORTALS_HEADER);
+        let needs_answer =
+            trusted.kind == message::GET || trusted.kind == message::PUT && header.options & option::ACK != 0;
+        if needs_answer && !self.has_room_for_answer(trusted.source_node) {
+            return Ok(Taken::Full);
+        }
+
+        let process = trusted.target_process;
+        let Some(nic_based) = self.nic_based(process) else { return Ok(Taken::Unwanted) };
+        let incoming = match trusted.kind {
+            message::REPLY => nic_based.portals.reply(trusted, header),
+            message::PORTALS_ACK => {
+                let events = nic_based.portals.acknowledgement(trusted, header);
+                write_events(chip, process, &events)?;
+                return Ok(if stream.is_none() { Taken::Yes } else { Taken::Unwanted });
+            }
+            _ => nic_based.portals.incoming(trusted, header),
+        };
+
+        let accepted = match incoming {
+            Incoming::Accepted(accepted) => accepted,
+            Incoming::Dropped(drop) => {
+                chip.charge(costs::MATCH_ENTRY * drop.traversed);
+                return Ok(if drop.reason == Refused::Busy { Taken::Full } else { Taken::Unwanted });
+            }
+        };
+        chip.charge(costs::MATCH_ENTRY * accepted.traversed);
+        write_events(chip, process, &accepted.events)?;
+        if trusted.kind == message::GET {
+            self.reply(chip, process, &accepted, trusted)?;
+            return Ok(if stream.is_none() { Taken::Yes } else { Taken::Unwanted });
+        }
+
+        match stream {
+            Some(stream) => {
+                let answer =
+                    accepted.answer.map(|answer| (answer, trusted.source_node, trusted.source_process));
+                self.outbox.quotas.promised += u16::from(answer.is_some());
+                streams.set(stream, Reception::Process { process, operation: accepted.operation, answer });
+                let pieces = one_piece(client_of(process), accepted.address, accepted.length);
+                chip.charge(costs::RECEIVE);
+                chip.receive(stream, accepted.length, pieces)?;
+            }
+            None => self.deposit(chip, process, &accepted, packet)?,
+        }
+        Ok(Taken::Yes)
+    }
+
+    /// Writes the data of a header packet to a process's memory, and ends the operation.
+    fn deposit<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        process: u16,
+        accepted: &Accepted,
+        packet: &HeaderPacket,
+    ) -> Result<(), Halted> {
+        let trusted = &packet.trusted;
+        let length = (accepted.length as usize).min(INLINE);
+        let has_fault = has_flag(trusted, trusted_flag::INLINE_FAULT);
+        if let Some(data) = packet.inline.get(..length).filter(|data| !data.is_empty() && !has_fault) {
+            chip.charge(costs::INLINE_DEPOSIT);
+            chip.write_host(client_of(process), accepted.address, data)?;
+        }
+
+        let reason = if has_fault { failure::DATA } else { 0 };
+        self.end_operation(chip, process, accepted.operation, reason)?;
+        if let Some(answer) = accepted.answer.filter(|_| !has_fault) {
+            let target = (trusted.source_node, trusted.source_process);
+            self.acknowledge_put(chip, process, &answer, target);
+        }
+        Ok(())
+    }
+
+    /// Sends the reply to a get.
+    fn reply<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        process: u16,
+        accepted: &Accepted,
+        get: &TrustedHeader,
+    ) -> Result<(), Halted> {
+        let Some(answer) = accepted.answer else { return Ok(()) };
+        let operation: OperationHandle = accepted.operation;
+        let owner = Owner::Operation { process, operation };
+        let pieces = one_piece(client_of(process), accepted.address, answer.length);
+        let target = (get.source_node, get.source_process);
+
+        if self.send_answer(chip, process, &answer, target, (owner, pieces)) {
+            return Ok(());
+        }
+        self.end_operation(chip, process, operation, failure::NODE)
+    }
+
+    /// Sends the Portals acknowledgement of a put. There is room for it.
+    fn acknowledge_put<C: Chip>(&mut self, chip: &mut C, process: u16, answer: &Answer, target: (u32, u16)) {
+        let owner = Owner::Acknowledgement { process };
+        self.send_answer(chip, process, answer, target, (owner, Pieces::None));
+    }
+
+    fn send_answer<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        process: u16,
+        answer: &Answer,
+        (node, target_process): (u32, u16),
+        (owner, pieces): (Owner, Pieces),
+    ) -> bool {
+        let packet = self.packet(process, target_process, (answer.kind, answer.length), answer.header);
+        let message = Message { node, packet, pieces, owner, quota: Quota::Answer };
+        chip.charge(costs::SUBMIT);
+        self.outbox.submit(&mut self.pairs, message, chip.now())
+    }
+
+    /// Makes a header packet, whose trusted part names this node.
+    pub(super) fn packet(
+        &self,
+        process: u16,
+        target_process: u16,
+        (kind, length): (u8, u32),
+        header: MessageHeader,
+    ) -> HeaderPacket {
+        let trusted = TrustedHeader {
+            source_node: self.number,
+            source_process: process,
+            target_process,
+            length,
+            kind,
+            ..TrustedHeader::default()
+        };
+        HeaderPacket { trusted, message: header, inline: [0; INLINE] }
+    }
+}

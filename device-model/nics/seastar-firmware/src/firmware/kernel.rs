@@ -1,0 +1,183 @@
+//! The kernel's event queue, and the inspection of commands of the trusted mailbox.
+
+use nicforge_hwi::seastar::{
+    KernelCommand, KernelEvent, MAX_KERNEL_EVENTS, MAX_MESSAGE, MAX_PIECES, MessageHeader, PIECES, Piece,
+    code, kernel_command,
+};
+
+use crate::chip::Pieces;
+
+/// The kernel's event queue. An event that will follow has its place from the start on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KernelQueue {
+    start: u64,
+    events: u32,
+    /// Events written, modulo 2^32.
+    written: u32,
+    /// Events that the kernel has taken, modulo 2^32.
+    taken: u32,
+    /// Events that will follow.
+    promised: u32,
+}
+
+impl KernelQueue {
+    /// Makes a queue of `events` slots: a power of two from 2 to [`MAX_KERNEL_EVENTS`].
+    pub(super) fn new(start: u64, events: u32) -> Result<Self, u32> {
+        let bytes = size_of::<KernelEvent>() as u64;
+        let has_good_size = events.is_power_of_two() && (2..=MAX_KERNEL_EVENTS).contains(&events);
+        let has_good_place =
+            start.is_multiple_of(bytes) && start.checked_add(u64::from(events) * bytes).is_some();
+        if !has_good_size || !has_good_place {
+            return Err(code::SEGMENT_VIOLATION);
+        }
+        Ok(Self { start, events, written: 0, taken: 0, promised: 0 })
+    }
+
+    /// Takes over how many events the kernel has taken. A number that cannot be is refused.
+    pub(super) fn note_taken(&mut self, taken: u16) -> Result<(), u32> {
+        let more = u32::from(taken.wrapping_sub(self.taken as u16));
+        if more > self.written.wrapping_sub(self.taken) {
+            return Err(code::SEGMENT_VIOLATION);
+        }
+        self.taken = self.taken.wrapping_add(more);
+        Ok(())
+    }
+
+    /// Returns whether this many more events have a place.
+    pub(super) fn has_room(&self, events: u32) -> bool {
+        self.written.wrapping_sub(self.taken) + self.promised + events <= self.events
+    }
+
+    /// Keeps a place for an event that will follow. The caller has checked [`Self::has_room`].
+    pub(super) fn promise(&mut self) {
+        self.promised += 1;
+    }
+
+    /// Frees the places of events that will not follow.
+    pub(super) fn release(&mut self, events: u32) {
+        self.promised = self.promised.saturating_sub(events);
+    }
+
+    /// Returns the address and the number of the next event. `was_promised` tells whether it had
+    /// a place.
+    pub(super) fn advance(&mut self, was_promised: bool) -> (u64, u32) {
+        let slot = u64::from(self.written & (self.events - 1));
+        self.written = self.written.wrapping_add(1);
+        self.promised = self.promised.saturating_sub(u32::from(was_promised));
+        (self.start + slot * size_of::<KernelEvent>() as u64, self.written)
+    }
+}
+
+/// Returns whether all fields that a command does not use are zero.
+pub(super) fn has_no_other_fields(given: &KernelCommand) -> bool {
+    let mut rest = *given;
+    rest.taken = 0;
+    let pieces = |rest: &mut KernelCommand| {
+        rest.count = 0;
+        rest.pieces = [Piece::default(); PIECES];
+    };
+
+    match given.kind {
+        kernel_command::BOOT => {
+            rest.list = 0;
+            rest.length = 0;
+        }
+        kernel_command::START_PROCESS => {
+            rest.process = 0;
+            rest.flags = 0;
+            pieces(&mut rest);
+        }
+        kernel_command::MAP => {
+            rest.process = 0;
+            pieces(&mut rest);
+        }
+        kernel_command::STOP_PROCESS => rest.process = 0,
+        kernel_command::SEND => {
+            rest.token = 0;
+            rest.process = 0;
+            rest.node = 0;
+            rest.target = 0;
+            rest.message = 0;
+            rest.length = 0;
+            rest.header = MessageHeader::default();
+            rest.list = 0;
+            pieces(&mut rest);
+        }
+        kernel_command::RECEIVE => {
+            rest.token = 0;
+            rest.length = 0;
+            rest.list = 0;
+            pieces(&mut rest);
+        }
+        kernel_command::TAKE => {}
+        _ => return false,
+    }
+    rest == KernelCommand { kind: given.kind, ..KernelCommand::default() }
+}
+
+/// Returns the pieces of a command, which must have room for `length` bytes. `clients` is the
+/// number of attachments. The DMA engine inspects a list itself when it reads it.
+pub(super) fn pieces_of(given: &KernelCommand, length: u32, clients: u16) -> Result<Pieces, u32> {
+    let count = usize::from(given.count);
+    if length > MAX_MESSAGE || count > MAX_PIECES {
+        return Err(code::SEGMENT_VIOLATION);
+    }
+    if count > PIECES {
+        return Ok(Pieces::List { address: given.list, count: given.count });
+    }
+
+    let pieces = given.pieces.get(..count).ok_or(code::SEGMENT_VIOLATION)?;
+    let is_good = |piece: &Piece| {
+        piece.attachment < clients
+            && piece.reserved == 0
+            && piece.address.checked_add(u64::from(piece.length)).is_some()
+    };
+    let bytes: u64 = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+    if bytes < u64::from(length) || given.list != 0 || !pieces.iter().all(is_good) {
+        return Err(code::SEGMENT_VIOLATION);
+    }
+    Ok(match pieces {
+        _ if length == 0 => Pieces::None,
+        [piece] => Pieces::One(*piece),
+        _ => Pieces::Few { count: count as u8, pieces: given.pieces },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promised_events_keep_their_places() {
+        let mut queue = KernelQueue::new(0x1000, 2).unwrap();
+        queue.promise();
+        assert!(queue.has_room(1));
+        assert!(!queue.has_room(2));
+
+        assert_eq!(queue.advance(false), (0x1000, 1));
+        assert!(!queue.has_room(1));
+        assert_eq!(queue.note_taken(1), Ok(()));
+        assert!(queue.has_room(1));
+        assert_eq!(queue.advance(true), (0x1080, 2));
+        assert_eq!(queue.note_taken(3), Err(code::SEGMENT_VIOLATION));
+    }
+
+    #[test]
+    fn queue_of_a_wrong_size_or_place_is_refused() {
+        for (start, events) in [(0, 3), (0, 1), (0, MAX_KERNEL_EVENTS * 2), (64, 2), (u64::MAX - 127, 2)] {
+            assert!(KernelQueue::new(start, events).is_err());
+        }
+    }
+
+    #[test]
+    fn pieces_must_have_room_and_belong_to_clients() {
+        let piece = Piece { address: 0, length: 8, attachment: 1, reserved: 0 };
+        let send = KernelCommand { count: 1, pieces: [piece; PIECES], ..KernelCommand::default() };
+
+        assert_eq!(pieces_of(&send, 8, 2), Ok(Pieces::One(piece)));
+        assert_eq!(pieces_of(&send, 9, 2), Err(code::SEGMENT_VIOLATION));
+        assert_eq!(pieces_of(&send, 8, 1), Err(code::SEGMENT_VIOLATION));
+        let list = KernelCommand { count: 5, list: 64, ..KernelCommand::default() };
+        assert_eq!(pieces_of(&list, 9, 1), Ok(Pieces::List { address: 64, count: 5 }));
+    }
+}

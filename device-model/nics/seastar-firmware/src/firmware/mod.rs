@@ -1,0 +1,300 @@
+//! The firmware's program: its polling loop, and what it does for each event.
+//!
+//! ```text
+//!   chip's events ──▶ poll ──┬─▶ commands ──▶ outbox: lines of messages ──▶ transmit engine
+//!                            ├─▶ headers ───▶ matching, streams ─────────▶ receive engine
+//!                            └─▶ ends ──────▶ events of processes and of the kernel
+//! ```
+//!
+//! A poll handles one event and at most `STEPS` pieces of other work. So reception never waits
+//! for transmission, and long work, such as failing a thousand messages, extends over many polls.
+
+mod commands;
+mod headers;
+mod kernel;
+mod node;
+mod outbox;
+mod pairs;
+mod pending;
+mod process;
+mod streams;
+
+use nicforge_hwi::seastar::{DEFAULT_PROCESSES, KERNEL, MAX_PROCESSES};
+
+use self::{node::Node, streams::Streams};
+use crate::{
+    chip::{Chip, Client, Event, Halted, Life, Polled, Program, Stream},
+    costs,
+    scratch::{MAILBOX, Scratch},
+};
+
+/// Pieces of work of a poll, besides its event.
+const STEPS: usize = 2;
+/// Streams without a destination that are discarded in a poll.
+const DISCARDS: usize = 4;
+/// The default time after which a silent node is taken to be off.
+pub const TIMEOUT_NS: u64 = 10_000_000_000;
+
+/// Choices of a machine for a firmware.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Number of processes that the node can have, at most [`MAX_PROCESSES`].
+    pub processes: u16,
+    /// Messages of one packet are acknowledged implicitly where the paper's rule allows it. They
+    /// are lost if the target restarts, or has no room for an event of the kernel.
+    pub implicit_acknowledgements: bool,
+    /// Time in nanoseconds after which a node that answers nothing is taken to be off.
+    pub timeout: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { processes: DEFAULT_PROCESSES, implicit_acknowledgements: false, timeout: TIMEOUT_NS }
+    }
+}
+
+/// Counters of the firmware since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Messages that were taken.
+    pub messages: u64,
+    /// Messages that the hardware has dropped because all streams were in use.
+    pub dropped: u64,
+    /// Messages that were refused, because a table or queue was full, or behind a dropped one.
+    pub refused: u64,
+    /// Messages acknowledged implicitly that were lost, because a table or queue was full.
+    pub lost: u64,
+    /// Messages for another life of this node.
+    pub stale: u64,
+    /// Messages for a process that does not exist, or of a kind that does not.
+    pub without_process: u64,
+    /// Transmissions, and those among them that repeat a message.
+    pub transmissions: u64,
+    /// Negative acknowledgements that have moved a line back.
+    pub repetitions: u64,
+    /// Messages of this node that have failed.
+    pub failed: u64,
+    /// Commands that were refused.
+    pub refused_commands: u64,
+    /// Nodes that were taken to be off.
+    pub timeouts: u64,
+}
+
+/// The firmware of a SeaStar.
+pub struct Firmware {
+    settings: Settings,
+    scratch: Scratch,
+    streams: Streams,
+    /// The state of the node's life, if it has booted.
+    node: Option<Node>,
+    /// Number of boots, modulo 2^16.
+    generation: u16,
+    /// Messages on the data channel in the transmit DMA engine.
+    in_engine: u16,
+    /// Time for which the chip's timer is set.
+    timer: Option<u64>,
+    statistics: Statistics,
+}
+
+impl Firmware {
+    /// Makes the firmware of a node that has not booted.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        let settings = Settings {
+            processes: settings.processes.min(MAX_PROCESSES),
+            timeout: settings.timeout.max(1_000),
+            ..settings
+        };
+        let mut scratch = Scratch::new();
+        let mailboxes = (usize::from(settings.processes) + 1) * MAILBOX as usize;
+        // The mailboxes of 16 clients and all streams always fit.
+        let _ = scratch.take(mailboxes + Streams::BYTES);
+
+        Self {
+            settings,
+            scratch,
+            streams: Streams::new(),
+            node: None,
+            generation: 0,
+            in_engine: 0,
+            timer: None,
+            statistics: Statistics::default(),
+        }
+    }
+
+    /// Returns the counters.
+    #[must_use]
+    pub fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    /// Returns the number of free bytes of the scratch memory.
+    #[must_use]
+    pub fn free_scratch(&self) -> u32 {
+        self.scratch.free()
+    }
+
+    /// Returns the number of messages that are being sent, and are not complete.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.node.as_ref().map_or(0, |node| node.outbox.count())
+    }
+
+    /// Returns whether the node has booted.
+    #[must_use]
+    pub fn is_booted(&self) -> bool {
+        self.node.is_some()
+    }
+
+    fn handle<C: Chip>(&mut self, chip: &mut C, event: Event) -> Result<(), Halted> {
+        match event {
+            Event::Attached { .. } => Ok(()),
+            Event::Detached { client, .. } => self.detached(chip, client),
+            Event::Command { client: Client(KERNEL), number, bytes } => {
+                self.kernel_command(chip, number, &bytes)
+            }
+            Event::Command { client, number, bytes } => self.process_command(chip, client, number, &bytes),
+            Event::Header { packet, life, stream } => self.header(chip, &packet, life, stream),
+            Event::Dropped { packet, life } => self.dropped(chip, &packet, life),
+            Event::Stale { packet } => self.stale(chip, &packet),
+            Event::Received { stream, end } => self.received(chip, stream, end),
+            Event::Transmitted { .. } | Event::NodeDown { .. } | Event::Timer => {
+                self.note(chip, event);
+                Ok(())
+            }
+        }
+    }
+
+    /// Handles an event that needs no answer now. What follows from it is work for this poll and
+    /// later ones.
+    fn note<C: Chip>(&mut self, chip: &mut C, event: Event) {
+        if let Event::Transmitted { .. } = event {
+            chip.charge(costs::TRANSMITTED);
+            self.in_engine = self.in_engine.saturating_sub(1);
+        }
+        if event == Event::Timer {
+            self.timer = None;
+        }
+
+        let Some(own) = &mut self.node else { return };
+        match event {
+            Event::Transmitted { name, end } => {
+                own.outbox.transmitted(name, end);
+                own.outbox.engine_has_room();
+            }
+            Event::NodeDown { node } => own.node_down(node),
+            Event::Timer => own.outbox.tick(chip.now()),
+            _ => {}
+        }
+    }
+
+    /// Ends what belongs to a client that is gone.
+    fn detached<C: Chip>(&mut self, chip: &mut C, client: Client) -> Result<(), Halted> {
+        if client.0 == KERNEL {
+            return self.end_life(chip);
+        }
+        if let Some(process) = process::process_of(client) {
+            self.stop(chip, process);
+        }
+        Ok(())
+    }
+
+    /// Ends the life of the node. Its messages are forgotten, because their owners are.
+    fn end_life<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
+        let Some(node) = self.node.take() else { return Ok(()) };
+        node.give_back(&mut self.scratch);
+        self.streams.disown(None);
+        chip.charge(costs::SCAN * u32::from(nicforge_hwi::seastar::STREAMS));
+        chip.set_booted(false)
+    }
+
+    /// Discards streams that have lost their process before they had a destination.
+    fn discard_streams<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
+        for _ in 0..DISCARDS {
+            let Some(stream) = self.streams.take_orphan() else { break };
+            self.discard(chip, stream)?;
+        }
+        Ok(())
+    }
+
+    /// Discards the data of a stream.
+    fn discard<C: Chip>(&mut self, chip: &mut C, stream: Stream) -> Result<(), Halted> {
+        chip.charge(costs::RECEIVE);
+        chip.receive(stream, 0, crate::chip::Pieces::None)
+    }
+
+    /// Sets the chip's timer to the next time at which something is to do.
+    fn set_timer<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
+        let next = self.node.as_ref().and_then(|node| node.outbox.next_time());
+        match (next, self.timer) {
+            (Some(next), timer) if timer.is_none_or(|timer| next < timer) => {
+                self.timer = Some(next);
+                chip.set_timer(next)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns whether there is work besides events.
+    fn has_work(&self, now: u64) -> bool {
+        self.streams.has_orphan() || self.node.as_ref().is_some_and(|node| node.has_work(now))
+    }
+
+    /// Returns the life of this node.
+    fn life(&self) -> Option<Life> {
+        self.node.as_ref().map(|node| node.life)
+    }
+}
+
+impl Program for Firmware {
+    const COUNTERS: &'static [&'static str] = &[
+        "firmware_messages",
+        "firmware_refused",
+        "firmware_lost",
+        "firmware_without_process",
+        "firmware_transmissions",
+        "firmware_repetitions",
+        "firmware_failed",
+        "firmware_refused_commands",
+        "firmware_timeouts",
+        "firmware_free_scratch",
+    ];
+
+    fn count(&self, values: &mut [u64]) {
+        let statistics = &self.statistics;
+        let current = [
+            statistics.messages,
+            statistics.refused,
+            statistics.lost,
+            statistics.without_process,
+            statistics.transmissions,
+            statistics.repetitions,
+            statistics.failed,
+            statistics.refused_commands,
+            statistics.timeouts,
+            self.scratch.free().into(),
+        ];
+        for (value, current) in values.iter_mut().zip(current) {
+            *value = current;
+        }
+    }
+
+    fn poll<C: Chip>(&mut self, chip: &mut C) -> Result<Polled, Halted> {
+        let event = chip.next_event()?;
+        if event.is_none() && !self.has_work(chip.now()) {
+            return Ok(Polled::Idle);
+        }
+        chip.charge(costs::POLL);
+
+        if let Some(event) = event {
+            self.handle(chip, event)?;
+        }
+        if self.streams.has_orphan() {
+            self.discard_streams(chip)?;
+        } else {
+            self.work(chip)?;
+        }
+        self.set_timer(chip)?;
+        Ok(Polled::Busy)
+    }
+}

@@ -1,0 +1,334 @@
+//! The state of a node's life: all that is allocated at boot.
+
+use nicforge_hwi::seastar::{
+    Event as EventRecord, KERNEL, KernelEvent, MAX_PROCESSES, failure, kernel_event, message, vector,
+};
+use zerocopy::IntoBytes;
+
+use super::{
+    Firmware, STEPS, Settings,
+    kernel::KernelQueue,
+    outbox::{Ended, Outbox, Work},
+    pairs::{Bits, Pairs},
+    pending::Owner,
+    process::{NicBased, Process, client_of},
+};
+use crate::{
+    chip::{Chip, Client, Halted, Life},
+    costs,
+    matching::{Event, OperationHandle},
+    protocol::Outcome,
+    scratch::{NoSpace, Scratch},
+};
+
+/// Messages of the kernel that can be in flight.
+const KERNEL_MESSAGES: u16 = 64;
+/// Replies and Portals acknowledgements that can be in flight or promised.
+const ANSWERS: u16 = 64;
+/// Messages of all processes that can be in flight.
+const PROCESS_MESSAGES: u16 = 128;
+/// Words of bits that a poll looks at for nodes whose life has ended.
+const WORDS: usize = 32;
+
+/// The state of a node's life.
+pub(super) struct Node {
+    pub(super) life: Life,
+    /// Number of this node, and of all.
+    pub(super) number: u32,
+    pub(super) nodes: u32,
+    /// Number of processes that the node can have.
+    pub(super) limit: u16,
+    pub(super) kernel: KernelQueue,
+    pub(super) processes: [Option<Process>; MAX_PROCESSES as usize],
+    pub(super) pairs: Pairs,
+    pub(super) outbox: Outbox,
+    downs: Downs,
+    /// Bytes of scratch memory that were taken at boot.
+    bytes: usize,
+}
+
+/// Nodes whose end has to be shown to gets that wait for a reply.
+struct Downs {
+    nodes: Bits,
+    count: u32,
+    /// The word at which the search goes on.
+    word: usize,
+    /// The kernel must be told of a node, and its queue is full.
+    is_blocked: bool,
+}
+
+/// Consequence of the end of a node's life.
+enum Lost {
+    /// This get of a process has no reply any more.
+    Get(u16, OperationHandle),
+    /// The kernel must be told: it may have such gets for processes in host-based mode.
+    Kernel(u32),
+}
+
+impl Node {
+    /// Allocates the state of a life.
+    pub(super) fn new(
+        settings: Settings,
+        (number, nodes): (u32, u32),
+        kernel: KernelQueue,
+        generation: u16,
+        scratch: &mut Scratch,
+    ) -> Result<Self, NoSpace> {
+        let mut rest = *scratch;
+        let pairs = Pairs::new(nodes, &mut rest)?;
+        let downs = Downs { nodes: Bits::new(nodes), count: 0, word: 0, is_blocked: false };
+        rest.take((nodes as usize).div_ceil(8))?;
+        let share = Self::process_messages(settings.processes) * settings.processes;
+        let options = (settings.implicit_acknowledgements, settings.timeout);
+        let outbox = Outbox::new(KERNEL_MESSAGES + ANSWERS + share, options, generation, &mut rest)?;
+
+        let bytes = (scratch.free() - rest.free()) as usize;
+        *scratch = rest;
+        Ok(Self {
+            life: Life(0),
+            number,
+            nodes,
+            limit: settings.processes,
+            kernel,
+            processes: [const { None }; MAX_PROCESSES as usize],
+            pairs,
+            outbox,
+            downs,
+            bytes,
+        })
+    }
+
+    /// Returns all bytes of the life to the scratch memory.
+    pub(super) fn give_back(&self, scratch: &mut Scratch) {
+        let processes: usize = self.processes.iter().flatten().map(Process::bytes).sum();
+        scratch.give_back(self.bytes + processes);
+    }
+
+    /// Returns the number of messages that a process can have in flight.
+    pub(super) fn process_messages(processes: u16) -> u16 {
+        PROCESS_MESSAGES / processes.max(1)
+    }
+
+    /// Returns whether the kernel can send a message to a node, and be told of its end.
+    pub(super) fn has_room_for_kernel(&self, node: u32) -> bool {
+        self.outbox.quotas.kernel < KERNEL_MESSAGES && self.kernel.has_room(1) && self.outbox.has_room(node)
+    }
+
+    /// Returns whether an answer to a node can be promised.
+    pub(super) fn has_room_for_answer(&self, node: u32) -> bool {
+        let quotas = self.outbox.quotas;
+        quotas.answers + quotas.promised < ANSWERS && self.outbox.has_room(node)
+    }
+
+    /// Returns a process in NIC-based mode.
+    pub(super) fn nic_based(&mut self, process: u16) -> Option<&mut NicBased> {
+        match self.processes.get_mut(usize::from(process))? {
+            Some(Process::NicBased(process)) => Some(process),
+            _ => None,
+        }
+    }
+
+    /// Notes that a life of another node has ended.
+    pub(super) fn node_down(&mut self, node: u32) {
+        self.outbox.fail_all(node);
+        self.pairs.forget(node);
+        self.fail_gets(node);
+    }
+
+    /// Lets all gets fail that wait for a reply of a node.
+    fn fail_gets(&mut self, node: u32) {
+        if node < self.nodes && !self.downs.nodes.get(node) {
+            self.downs.nodes.set(node, true);
+            self.downs.count += 1;
+        }
+    }
+
+    pub(super) fn has_work(&self, now: u64) -> bool {
+        self.downs.count > 0 && !self.downs.is_blocked || self.outbox.has_work(now)
+    }
+
+    /// Notes that the kernel's queue may have room again.
+    pub(super) fn note_taken(&mut self) {
+        self.downs.is_blocked = false;
+    }
+
+    /// Returns the next consequence of the end of a node's life.
+    fn next_lost(&mut self) -> Option<Lost> {
+        if self.downs.count == 0 {
+            return None;
+        }
+        let Some(node) = self.downs.nodes.find(self.downs.word, WORDS) else {
+            self.downs.word = (self.downs.word + WORDS) % self.downs.nodes.words();
+            return None;
+        };
+
+        for process in 0..self.limit {
+            let waiting = self.nic_based(process).and_then(|process| process.portals.waiting_get(node));
+            if let Some(operation) = waiting {
+                return Some(Lost::Get(process, operation));
+            }
+        }
+
+        let matches = self.processes.iter().flatten().any(|process| matches!(process, Process::HostBased));
+        self.downs.is_blocked = matches && !self.kernel.has_room(1);
+        if self.downs.is_blocked {
+            return None;
+        }
+        self.downs.nodes.set(node, false);
+        self.downs.count -= 1;
+        matches.then_some(Lost::Kernel(node))
+    }
+
+    /// Ends an operation of a process and writes its events.
+    pub(super) fn end_operation<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        process: u16,
+        operation: OperationHandle,
+        reason: u16,
+    ) -> Result<(), Halted> {
+        let Some(nic_based) = self.nic_based(process) else { return Ok(()) };
+        let events = nic_based.portals.end(operation, reason);
+        write_events(chip, process, &events)
+    }
+
+    /// Writes an event of the kernel, and raises an interrupt.
+    pub(super) fn tell_kernel<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        event: KernelEvent,
+        was_promised: bool,
+    ) -> Result<(), Halted> {
+        let (address, number) = self.kernel.advance(was_promised);
+        let event = KernelEvent { number, ..event };
+
+        chip.charge(costs::EVENT + costs::INTERRUPT);
+        chip.write_host(Client(KERNEL), address, event.as_bytes())?;
+        chip.interrupt(Client(KERNEL), vector::EVENT)
+    }
+
+    /// Passes the end of a message on to its owner.
+    fn ended<C: Chip>(&mut self, chip: &mut C, ended: Ended) -> Result<(), Halted> {
+        let reason = match ended.outcome {
+            Outcome::Failed => failure::NODE,
+            Outcome::Taken if ended.has_fault => failure::MEMORY,
+            Outcome::Taken => 0,
+        };
+
+        match ended.owner {
+            Owner::Gone | Owner::Acknowledgement { .. } => Ok(()),
+            Owner::Kernel { token } => {
+                let event = KernelEvent {
+                    token,
+                    failure: reason,
+                    kind: kernel_event::SENT,
+                    ..KernelEvent::default()
+                };
+                self.tell_kernel(chip, event, true)
+            }
+            // A get ends with its reply, unless it has failed before.
+            Owner::Operation { .. } if ended.kind == message::GET && reason == 0 => Ok(()),
+            Owner::Operation { process, operation } => self.end_operation(chip, process, operation, reason),
+        }
+    }
+}
+
+impl Process {
+    /// Returns the bytes of scratch memory that a process takes.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::HostBased => 0,
+            Self::NicBased(process) => process.bytes(),
+        }
+    }
+}
+
+/// Writes events of a process, the number of each one last.
+pub(super) fn write_events<C: Chip>(chip: &mut C, process: u16, events: &[Event]) -> Result<(), Halted> {
+    for event in events {
+        let record: &EventRecord = &event.record;
+        chip.charge(costs::EVENT);
+        chip.write_host(client_of(process), event.address, record.as_bytes())?;
+    }
+    Ok(())
+}
+
+impl Firmware {
+    /// Does pieces of the work that events have left.
+    pub(super) fn work<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
+        let Some(node) = &mut self.node else { return Ok(()) };
+        for _ in 0..STEPS {
+            let life = |target| chip.life(target).unwrap_or(Life(0));
+            match node.outbox.step(self.in_engine, chip.now(), life) {
+                None => break,
+                Some(Work::Nothing) => {}
+                Some(Work::Transmit(message)) => {
+                    self.in_engine += 1;
+                    self.statistics.transmissions += 1;
+                    chip.charge(costs::TRANSMIT);
+                    chip.transmit(&message)?;
+                }
+                Some(Work::Ended(ended)) => {
+                    self.statistics.failed += u64::from(ended.outcome == Outcome::Failed);
+                    chip.charge(costs::COMPLETE);
+                    node.ended(chip, ended)?;
+                }
+            }
+        }
+
+        if let Some(silent) = node.outbox.look(chip.now()) {
+            self.statistics.timeouts += 1;
+            node.pairs.resynchronize(silent);
+            node.fail_gets(silent);
+        }
+        match node.next_lost() {
+            Some(Lost::Get(process, operation)) => {
+                node.end_operation(chip, process, operation, failure::NODE)
+            }
+            Some(Lost::Kernel(token)) => {
+                let event = KernelEvent { token, kind: kernel_event::NODE_DOWN, ..KernelEvent::default() };
+                node.tell_kernel(chip, event, false)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a process. What it sends goes on without its data.
+    pub(super) fn stop<C: Chip>(&mut self, chip: &mut C, process: u16) -> bool {
+        let Some(node) = &mut self.node else { return false };
+        let Some(ended) = node.processes.get_mut(usize::from(process)).and_then(Option::take) else {
+            return false;
+        };
+        self.scratch.give_back(ended.bytes());
+
+        let pendings = node.outbox.disown(process);
+        let (events, answers) = self.streams.disown(Some(process));
+        node.kernel.release(events);
+        node.outbox.quotas.promised = node.outbox.quotas.promised.saturating_sub(answers);
+        chip.charge(costs::SCAN * (pendings as u32 + u32::from(nicforge_hwi::seastar::STREAMS)));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nicforge_hwi::seastar::MAX_NODES;
+
+    use super::*;
+    use crate::{firmware::streams::Streams, scratch::MAILBOX};
+
+    #[test]
+    fn largest_network_fits_into_the_scratch_memory() {
+        let settings = Settings { processes: MAX_PROCESSES, ..Settings::default() };
+        let mut scratch = Scratch::new();
+        scratch.take(usize::from(MAX_PROCESSES + 1) * MAILBOX as usize + Streams::BYTES).unwrap();
+        let before = scratch.free();
+
+        let queue = KernelQueue::new(0, 64).unwrap();
+        let node = Node::new(settings, (0, MAX_NODES), queue, 1, &mut scratch).unwrap();
+        assert!(before - scratch.free() >= 4 * MAX_NODES);
+
+        node.give_back(&mut scratch);
+        assert_eq!(scratch.free(), before);
+    }
+}

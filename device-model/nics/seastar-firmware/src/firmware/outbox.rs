@@ -1,0 +1,480 @@
+//! Messages to other nodes: their lines, the transmit DMA engine's share, back-off and time-outs.
+
+use alloc::{
+    boxed::Box,
+    collections::{BinaryHeap, VecDeque},
+    vec,
+    vec::Vec,
+};
+use core::cmp::Reverse;
+
+use nicforge_hwi::seastar::{HeaderPacket, INLINE, MAX_IN_FLIGHT, message, option, trusted_flag};
+
+use super::{
+    pairs::Pairs,
+    pending::{NONE, Owner, Pendings, Quota},
+};
+use crate::{
+    chip::{Channel, DataEnd, Life, MAX_TRANSMISSIONS, Pieces, Transmission, Transmit},
+    protocol::{Flight, Outcome, Reaction, Response, Sender, Sequence, Slot, WIRE_MODULUS},
+    scratch::{NoSpace, Scratch},
+};
+
+/// Number of chains of the lines' hash table: a power of two.
+const CHAINS: usize = 64;
+/// Time for which a sender waits, for each place in line that a negative acknowledgement names.
+pub(super) const BACK_OFF_NS: u64 = 2_000;
+/// Lines that a poll looks at for a time-out.
+const SCANNED: u16 = 8;
+/// Parts of the time-out after which the lines are looked at.
+const SCANS: u64 = 4;
+
+/// Where a line is registered for work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Nothing can be done.
+    Idle,
+    /// In the queue of lines with work.
+    Ready,
+    /// In the queue of lines that wait for room in the transmit DMA engine.
+    Stalled,
+}
+
+/// The messages in flight to a node.
+#[derive(Debug)]
+struct Line {
+    sender: Sender,
+    node: u32,
+    /// The next line of its chain.
+    chain: u16,
+    place: Place,
+    /// It starts nothing before this time, and is in the heap of paused lines.
+    paused_until: Option<u64>,
+    /// Time of the last sign of life of the node.
+    heard: u64,
+}
+
+/// Numbers of messages of each quota.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Quotas {
+    pub(super) kernel: u16,
+    pub(super) answers: u16,
+    /// Answers that will follow when messages have been received.
+    pub(super) promised: u16,
+}
+
+/// A message to send.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) node: u32,
+    /// Its header. The sequence number is not set.
+    pub(super) packet: HeaderPacket,
+    pub(super) pieces: Pieces,
+    pub(super) owner: Owner,
+    pub(super) quota: Quota,
+}
+
+/// A message that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ended {
+    pub(super) owner: Owner,
+    /// Kind of the message, as it was sent at last.
+    pub(super) kind: u8,
+    pub(super) outcome: Outcome,
+    pub(super) has_fault: bool,
+}
+
+/// Result of a step of the outbox.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "it lives on the stack for the time of a call")]
+pub(super) enum Work {
+    /// This message has ended.
+    Ended(Ended),
+    /// This message goes to the transmit DMA engine.
+    Transmit(Transmit),
+    /// A line was looked at.
+    Nothing,
+}
+
+/// All messages that are being sent.
+pub(super) struct Outbox {
+    pendings: Pendings,
+    lines: Vec<Option<Line>>,
+    free: Vec<u16>,
+    chains: Box<[u16]>,
+    ready: VecDeque<u16>,
+    stalled: VecDeque<u16>,
+    paused: BinaryHeap<Reverse<(u64, u16)>>,
+    pub(super) quotas: Quotas,
+    /// Short messages are acknowledged implicitly where that is safe.
+    implicit: bool,
+    timeout: u64,
+    /// Time of the next look for silent nodes.
+    scan_at: Option<u64>,
+    /// The next line that the look comes to.
+    scan: Option<u16>,
+    /// Upper half of the names of transmissions: it tells lives apart.
+    generation: u16,
+}
+
+impl Outbox {
+    /// Allocates the pools.
+    pub(super) fn new(
+        capacity: u16,
+        (implicit, timeout): (bool, u64),
+        generation: u16,
+        scratch: &mut Scratch,
+    ) -> Result<Self, NoSpace> {
+        // A line is in the queues at most once, and in the heap at most once.
+        let each = size_of::<Option<Line>>() + 3 * size_of::<u16>() + size_of::<Reverse<(u64, u16)>>();
+        scratch.take(usize::from(capacity) * each + CHAINS * size_of::<u16>())?;
+
+        let mut lines = Vec::with_capacity(usize::from(capacity));
+        lines.resize_with(usize::from(capacity), || None);
+        Ok(Self {
+            pendings: Pendings::new(capacity, scratch)?,
+            lines,
+            free: (0..capacity).rev().collect(),
+            chains: vec![NONE; CHAINS].into_boxed_slice(),
+            ready: VecDeque::with_capacity(usize::from(capacity)),
+            stalled: VecDeque::with_capacity(usize::from(capacity)),
+            paused: BinaryHeap::with_capacity(usize::from(capacity)),
+            quotas: Quotas::default(),
+            implicit,
+            timeout,
+            scan_at: None,
+            scan: None,
+            generation,
+        })
+    }
+
+    /// Returns whether a message to a node finds room.
+    pub(super) fn has_room(&self, node: u32) -> bool {
+        let count = self.find(node).and_then(|line| self.line(line)).map_or(0, |line| line.sender.count());
+        self.pendings.free() > 0 && count + 1 < MAX_IN_FLIGHT
+    }
+
+    /// Puts a message at the end of its line. Returns whether there was room.
+    pub(super) fn submit(&mut self, pairs: &mut Pairs, message: Message, now: u64) -> bool {
+        let Message { node, mut packet, pieces, owner, quota } = message;
+        if !self.has_room(node) {
+            return false;
+        }
+        let Some(index) = self.find(node).or_else(|| self.open(node, now)) else { return false };
+        let Some((sequence, resynchronizes)) = pairs.take_number(node) else { return false };
+
+        let is_long = packet.trusted.length as usize > INLINE;
+        let may_be_implicit = self.implicit && !is_long && can_be_implicit(&packet);
+        packet.trusted.sequence = sequence.value();
+        let flight = Flight::new(sequence, is_long);
+        let Some(slot) = self.pendings.insert(flight, node, packet, pieces, (owner, quota)) else {
+            return false;
+        };
+        match quota {
+            Quota::Kernel => self.quotas.kernel += 1,
+            Quota::Answer => self.quotas.answers += 1,
+            Quota::Process => {}
+        }
+
+        if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
+            line.sender.join(&mut self.pendings.to(node), slot, may_be_implicit, resynchronizes);
+        }
+        self.make_ready(index);
+        true
+    }
+
+    /// Handles an acknowledgement of flow control. Returns what it has changed.
+    pub(super) fn respond(
+        &mut self,
+        node: u32,
+        (response, place): (Response, u32),
+        sequence: Sequence<WIRE_MODULUS>,
+        now: u64,
+    ) -> Reaction {
+        let Some(index) = self.find(node) else { return Reaction::Ignored };
+        let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) else {
+            return Reaction::Ignored;
+        };
+        line.heard = now;
+
+        let reaction = line.sender.respond(&mut self.pendings.to(node), response, sequence);
+        if reaction == Reaction::Repeat && line.paused_until.is_none() {
+            let time = now + u64::from(place) * BACK_OFF_NS;
+            line.paused_until = Some(time);
+            self.paused.push(Reverse((time, index)));
+        } else if reaction != Reaction::Ignored {
+            self.make_ready(index);
+        }
+        reaction
+    }
+
+    /// Notes that the transmit DMA engine has sent a message.
+    pub(super) fn transmitted(&mut self, name: Transmission, end: DataEnd) {
+        let slot = Slot(name.0 as u16);
+        if name.0 >> 16 != u32::from(self.generation) {
+            return;
+        }
+        let Some(pending) = self.pendings.get_mut(slot) else { return };
+        pending.has_fault |= end != DataEnd::Complete;
+        let node = pending.node;
+
+        let Some(index) = self.find(node) else { return };
+        if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
+            line.sender.transmitted(&mut self.pendings.to(node), slot);
+        }
+        self.make_ready(index);
+    }
+
+    /// Lets the next line that waits for the transmit DMA engine go on.
+    pub(super) fn engine_has_room(&mut self) {
+        if let Some(index) = self.stalled.pop_front() {
+            self.set_place(index, Place::Ready);
+            self.ready.push_back(index);
+        }
+    }
+
+    /// Fails all messages to a node.
+    pub(super) fn fail_all(&mut self, node: u32) {
+        if let Some(index) = self.find(node) {
+            self.fail_line(index);
+        }
+    }
+
+    /// Detaches the messages of a process that has ended.
+    pub(super) fn disown(&mut self, process: u16) -> usize {
+        for pending in self.pendings.iter_mut() {
+            let owner = match pending.owner {
+                Owner::Operation { process, .. } | Owner::Acknowledgement { process } => Some(process),
+                Owner::Gone | Owner::Kernel { .. } => None,
+            };
+            if owner == Some(process) {
+                pending.owner = Owner::Gone;
+            }
+        }
+        self.pendings.capacity()
+    }
+
+    /// Lets lines go on whose back-off is over, and begins to look for silent nodes.
+    pub(super) fn tick(&mut self, now: u64) {
+        if self.scan_at.is_some_and(|time| time <= now) {
+            self.scan_at = None;
+            self.scan = Some(0);
+        }
+    }
+
+    /// Returns the time at which [`Self::tick`] must be called.
+    pub(super) fn next_time(&self) -> Option<u64> {
+        let paused = self.paused.peek().map(|Reverse((time, _))| *time);
+        [paused, self.scan_at].into_iter().flatten().min()
+    }
+
+    /// Returns whether [`Self::step`] or [`Self::look`] has something to do.
+    pub(super) fn has_work(&self, now: u64) -> bool {
+        let resumes = self.paused.peek().is_some_and(|Reverse((time, _))| *time <= now);
+        !self.ready.is_empty() || self.scan.is_some() || resumes
+    }
+
+    /// Handles one line with work. `engine` is the number of messages in the transmit DMA engine.
+    pub(super) fn step(&mut self, engine: u16, now: u64, life: impl Fn(u32) -> Life) -> Option<Work> {
+        if let Some(Reverse((time, index))) = self.paused.peek().copied()
+            && time <= now
+        {
+            self.paused.pop();
+            if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
+                line.paused_until = None;
+            }
+            self.make_ready(index);
+        }
+
+        let index = self.ready.pop_front()?;
+        let line = self.lines.get_mut(usize::from(index))?.as_mut()?;
+        line.place = Place::Idle;
+        let node = line.node;
+
+        if let Some((slot, outcome)) = line.sender.leave(&mut self.pendings.to(node)) {
+            self.make_ready(index);
+            return Some(self.end(slot, outcome).map_or(Work::Nothing, Work::Ended));
+        }
+        if line.sender.count() == 0 {
+            if line.paused_until.is_none() {
+                self.close(index);
+            }
+            return Some(Work::Nothing);
+        }
+        if line.paused_until.is_some() {
+            return Some(Work::Nothing);
+        }
+        let Some(slot) = line.sender.next(&self.pendings.to(node)) else { return Some(Work::Nothing) };
+
+        if engine >= MAX_TRANSMISSIONS {
+            line.place = Place::Stalled;
+            self.stalled.push_back(index);
+            return Some(Work::Nothing);
+        }
+        line.sender.start(&mut self.pendings.to(node), slot);
+        self.make_ready(index);
+        Some(self.transmission(slot, life(node)).map_or(Work::Nothing, Work::Transmit))
+    }
+
+    /// Looks for lines whose node was silent for the time-out, and fails them. Returns their nodes'
+    /// number if there is one. At most [`SCANNED`] lines are looked at.
+    pub(super) fn look(&mut self, now: u64) -> Option<u32> {
+        let first = self.scan?;
+        let count = self.lines.len() as u16;
+        for index in first..count.min(first.saturating_add(SCANNED)) {
+            let Some(Some(line)) = self.lines.get(usize::from(index)) else { continue };
+            if line.sender.count() > 0 && line.heard + self.timeout <= now {
+                let node = line.node;
+                self.fail_line(index);
+                self.scan = Some(index + 1);
+                return Some(node);
+            }
+        }
+
+        let next = first.saturating_add(SCANNED);
+        self.scan = (next < count).then_some(next);
+        if self.scan.is_none() && self.free.len() < self.lines.len() {
+            self.scan_at = Some(now + self.timeout / SCANS);
+        }
+        None
+    }
+
+    /// Returns the number of pending messages.
+    pub(super) fn count(&self) -> usize {
+        self.pendings.capacity() - self.pendings.free()
+    }
+
+    /// Takes a message that has left its line out of the pool.
+    fn end(&mut self, slot: Slot, outcome: Outcome) -> Option<Ended> {
+        let pending = self.pendings.remove(slot)?;
+        match pending.quota {
+            Quota::Kernel => self.quotas.kernel -= 1,
+            Quota::Answer => self.quotas.answers -= 1,
+            Quota::Process => {}
+        }
+        Some(Ended {
+            owner: pending.owner,
+            kind: pending.packet.trusted.kind,
+            outcome,
+            has_fault: pending.has_fault,
+        })
+    }
+
+    /// Makes the transmission of a message.
+    fn transmission(&mut self, slot: Slot, target_life: Life) -> Option<Transmit> {
+        let pending = self.pendings.get_mut(slot)?;
+        if pending.owner == Owner::Gone {
+            pending.make_void();
+        }
+        pending.has_fault = false;
+
+        let flight = self.pendings.flight(slot)?;
+        let mut flags = 0;
+        if flight.resynchronizes() {
+            flags |= trusted_flag::RESYNCHRONIZE;
+        }
+        if flight.is_implicit() {
+            flags |= trusted_flag::IMPLICIT;
+        }
+
+        let pending = self.pendings.get_mut(slot)?;
+        pending.packet.trusted.flags = flags;
+        Some(Transmit {
+            name: Transmission(u32::from(self.generation) << 16 | u32::from(slot.0)),
+            target: pending.node,
+            target_life,
+            channel: Channel::Data,
+            packet: pending.packet,
+            pieces: pending.pieces,
+        })
+    }
+
+    fn fail_line(&mut self, index: u16) {
+        if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
+            line.sender.fail_all(&mut self.pendings.to(line.node));
+        }
+        self.make_ready(index);
+    }
+
+    fn line(&self, index: u16) -> Option<&Line> {
+        self.lines.get(usize::from(index))?.as_ref()
+    }
+
+    /// Returns the line to a node.
+    fn find(&self, node: u32) -> Option<u16> {
+        let mut next = *self.chains.get(node as usize % CHAINS)?;
+        while let Some(line) = self.line(next) {
+            if line.node == node {
+                return Some(next);
+            }
+            next = line.chain;
+        }
+        None
+    }
+
+    /// Opens the line to a node.
+    fn open(&mut self, node: u32, now: u64) -> Option<u16> {
+        let index = self.free.pop()?;
+        let head = self.chains.get_mut(node as usize % CHAINS)?;
+        let chain = core::mem::replace(head, index);
+        let line = Line {
+            sender: Sender::default(),
+            node,
+            chain,
+            place: Place::Idle,
+            paused_until: None,
+            heard: now,
+        };
+        *self.lines.get_mut(usize::from(index))? = Some(line);
+
+        if self.scan_at.is_none() && self.scan.is_none() {
+            self.scan_at = Some(now + self.timeout / SCANS);
+        }
+        Some(index)
+    }
+
+    /// Closes a line without messages.
+    fn close(&mut self, index: u16) {
+        let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::take) else { return };
+        self.free.push(index);
+        if self.free.len() == self.lines.len() {
+            self.scan_at = None;
+        }
+
+        let Some(head) = self.chains.get_mut(line.node as usize % CHAINS) else { return };
+        if *head == index {
+            *head = line.chain;
+            return;
+        }
+        let mut next = *head;
+        while let Some(other) = self.lines.get_mut(usize::from(next)).and_then(Option::as_mut) {
+            if other.chain == index {
+                other.chain = line.chain;
+                return;
+            }
+            next = other.chain;
+        }
+    }
+
+    fn set_place(&mut self, index: u16, place: Place) {
+        if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
+            line.place = place;
+        }
+    }
+
+    fn make_ready(&mut self, index: u16) {
+        if self.line(index).is_some_and(|line| line.place == Place::Idle) {
+            self.set_place(index, Place::Ready);
+            self.ready.push_back(index);
+        }
+    }
+}
+
+/// Returns whether the receiver can always take a message: it may need no answer.
+fn can_be_implicit(packet: &HeaderPacket) -> bool {
+    match packet.trusted.kind {
+        message::PUT => packet.message.options & option::ACK == 0,
+        message::PORTALS_ACK => true,
+        _ => false,
+    }
+}

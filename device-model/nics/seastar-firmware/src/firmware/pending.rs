@@ -1,0 +1,200 @@
+//! The pool of messages that are being sent.
+
+use alloc::{boxed::Box, vec, vec::Vec};
+
+use nicforge_hwi::seastar::{HeaderPacket, INLINE, MessageHeader, message};
+
+use crate::{
+    chip::Pieces,
+    matching::OperationHandle,
+    protocol::{Flight, Flights, Sequence, Slot, WIRE_MODULUS},
+    scratch::{NoSpace, Scratch},
+};
+
+/// No entry, in chains.
+pub(super) const NONE: u16 = u16::MAX;
+/// Number of chains of a hash table: a power of two.
+const CHAINS: usize = 256;
+
+/// The part of the firmware that waits for the end of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// The process has ended: the message is sent without its data.
+    Gone,
+    /// The kernel, which knows the message by this name.
+    Kernel { token: u32 },
+    /// A process. Its operation ends with the message.
+    Operation { process: u16, operation: OperationHandle },
+    /// A process, whose Portals acknowledgement it is.
+    Acknowledgement { process: u16 },
+}
+
+/// A message that is being sent.
+#[derive(Debug)]
+pub(super) struct Pending {
+    flight: Flight<WIRE_MODULUS>,
+    pub(super) node: u32,
+    pub(super) packet: HeaderPacket,
+    pub(super) pieces: Pieces,
+    pub(super) owner: Owner,
+    /// The quota that it counts in.
+    pub(super) quota: Quota,
+    /// Its memory could not be read.
+    pub(super) has_fault: bool,
+    /// The next entry of its chain, or of the free ones.
+    chain: u16,
+}
+
+/// Quotas of the pool. What processes send of their own is bounded by their operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Quota {
+    /// Messages of the kernel.
+    Kernel,
+    /// Commands of processes.
+    Process,
+    /// Replies and Portals acknowledgements.
+    Answer,
+}
+
+impl Pending {
+    /// Turns the message into one without data, which only keeps its place in the line.
+    pub(super) fn make_void(&mut self) {
+        self.packet.trusted.kind = message::VOID;
+        self.packet.trusted.length = 0;
+        self.packet.message = MessageHeader::default();
+        self.packet.inline = [0; INLINE];
+        self.pieces = Pieces::None;
+    }
+}
+
+/// The pool, with a hash table of its messages by node and sequence number.
+pub(super) struct Pendings {
+    entries: Vec<Option<Pending>>,
+    /// The first free entry. Free entries that were never used lie from `fresh` on.
+    free: Vec<u16>,
+    chains: Box<[u16]>,
+}
+
+impl Pendings {
+    /// Allocates the pool.
+    pub(super) fn new(capacity: u16, scratch: &mut Scratch) -> Result<Self, NoSpace> {
+        let each = size_of::<Option<Pending>>() + size_of::<u16>();
+        scratch.take(usize::from(capacity) * each + CHAINS * size_of::<u16>())?;
+
+        let mut entries = Vec::with_capacity(usize::from(capacity));
+        entries.resize_with(usize::from(capacity), || None);
+        Ok(Self {
+            entries,
+            free: (0..capacity).rev().collect(),
+            chains: vec![NONE; CHAINS].into_boxed_slice(),
+        })
+    }
+
+    /// Adds a message.
+    pub(super) fn insert(
+        &mut self,
+        flight: Flight<WIRE_MODULUS>,
+        node: u32,
+        packet: HeaderPacket,
+        pieces: Pieces,
+        (owner, quota): (Owner, Quota),
+    ) -> Option<Slot> {
+        let index = self.free.pop()?;
+        let head = self.chains.get_mut(chain_of(node, flight.sequence()))?;
+        let chain = core::mem::replace(head, index);
+        let entry = self.entries.get_mut(usize::from(index))?;
+        *entry = Some(Pending { flight, node, packet, pieces, owner, quota, has_fault: false, chain });
+        Some(Slot(index))
+    }
+
+    #[inline]
+    pub(super) fn get(&self, slot: Slot) -> Option<&Pending> {
+        self.entries.get(usize::from(slot.0))?.as_ref()
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut Pending> {
+        self.entries.get_mut(usize::from(slot.0))?.as_mut()
+    }
+
+    /// Returns the flow control's part of a message.
+    pub(super) fn flight(&self, slot: Slot) -> Option<&Flight<WIRE_MODULUS>> {
+        self.get(slot).map(|pending| &pending.flight)
+    }
+
+    /// Removes a message.
+    pub(super) fn remove(&mut self, slot: Slot) -> Option<Pending> {
+        let pending = self.entries.get_mut(usize::from(slot.0))?.take()?;
+        self.free.push(slot.0);
+
+        let head = self.chains.get_mut(chain_of(pending.node, pending.flight.sequence()))?;
+        if *head == slot.0 {
+            *head = pending.chain;
+            return Some(pending);
+        }
+        let mut next = *head;
+        while let Some(other) = self.get_mut(Slot(next)) {
+            if other.chain == slot.0 {
+                other.chain = pending.chain;
+                break;
+            }
+            next = other.chain;
+        }
+        Some(pending)
+    }
+
+    /// Returns all messages.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pending> {
+        self.entries.iter_mut().flatten()
+    }
+
+    /// Returns the number of entries.
+    pub(super) fn capacity(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the number of free entries.
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Returns the messages to a node.
+    pub(super) fn to(&mut self, node: u32) -> ToNode<'_> {
+        ToNode { pendings: self, node }
+    }
+}
+
+/// Returns the chain of a message.
+#[inline]
+fn chain_of(node: u32, sequence: Sequence<WIRE_MODULUS>) -> usize {
+    (node.wrapping_mul(31).wrapping_add(u32::from(sequence.value()))) as usize % CHAINS
+}
+
+/// The messages to a node.
+pub(super) struct ToNode<'a> {
+    pendings: &'a mut Pendings,
+    node: u32,
+}
+
+impl Flights<WIRE_MODULUS> for ToNode<'_> {
+    #[inline]
+    fn flight(&self, slot: Slot) -> Option<&Flight<WIRE_MODULUS>> {
+        self.pendings.flight(slot)
+    }
+
+    #[inline]
+    fn flight_mut(&mut self, slot: Slot) -> Option<&mut Flight<WIRE_MODULUS>> {
+        self.pendings.get_mut(slot).map(|pending| &mut pending.flight)
+    }
+
+    fn find(&self, sequence: Sequence<WIRE_MODULUS>) -> Option<Slot> {
+        let mut next = *self.pendings.chains.get(chain_of(self.node, sequence))?;
+        while let Some(pending) = self.pendings.get(Slot(next)) {
+            if pending.node == self.node && pending.flight.sequence() == sequence {
+                return Some(Slot(next));
+            }
+            next = pending.chain;
+        }
+        None
+    }
+}

@@ -1,0 +1,131 @@
+//! Messages that are being received.
+
+use alloc::{boxed::Box, vec};
+
+use nicforge_hwi::seastar::STREAMS;
+
+use crate::{
+    chip::Stream,
+    matching::{Answer, OperationHandle},
+};
+
+/// The use of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Reception {
+    /// No message, or one whose data are discarded.
+    #[default]
+    None,
+    /// A message for a process in NIC-based mode.
+    Process {
+        process: u16,
+        operation: OperationHandle,
+        /// The Portals acknowledgement that follows, and the node and process that it goes to.
+        answer: Option<(Answer, u32, u16)>,
+    },
+    /// A message for a process in host-based mode. Its destination is not known.
+    Waiting { token: u32, process: u16, length: u32 },
+    /// A message for a process in host-based mode. This many bytes are kept.
+    Kernel { token: u32, process: u16, kept: u32 },
+    /// Its process has ended before the destination was known: it must be discarded.
+    Orphan,
+}
+
+/// The table of all streams.
+pub(super) struct Streams {
+    receptions: Box<[Reception]>,
+    orphans: u16,
+    /// Number of messages for processes in host-based mode.
+    messages: u32,
+}
+
+impl Streams {
+    /// Bytes of scratch memory.
+    pub(super) const BYTES: usize = STREAMS as usize * size_of::<Reception>();
+
+    pub(super) fn new() -> Self {
+        let receptions = vec![Reception::None; usize::from(STREAMS)].into_boxed_slice();
+        Self { receptions, orphans: 0, messages: 0 }
+    }
+
+    /// Returns a new name of a message for the kernel. The lower byte is the stream, if there is
+    /// one.
+    pub(super) fn name(&mut self, stream: Option<Stream>) -> u32 {
+        self.messages = self.messages.wrapping_add(1);
+        self.messages << 8 | stream.map_or(0, |stream| u32::from(stream.0))
+    }
+
+    /// Sets what a stream is for.
+    pub(super) fn set(&mut self, stream: Stream, reception: Reception) {
+        if let Some(entry) = self.receptions.get_mut(usize::from(stream.0)) {
+            *entry = reception;
+        }
+    }
+
+    /// Takes what a stream was for, at its end.
+    pub(super) fn take(&mut self, stream: Stream) -> Reception {
+        let taken = self.receptions.get_mut(usize::from(stream.0)).map(core::mem::take).unwrap_or_default();
+        if matches!(taken, Reception::Orphan) {
+            self.orphans -= 1;
+        }
+        taken
+    }
+
+    /// Returns the stream of a message whose destination the kernel must name, its process, and
+    /// its length.
+    pub(super) fn waiting(&self, name: u32) -> Option<(Stream, u16, u32)> {
+        let stream = Stream((name & 0xff) as u16);
+        match self.receptions.get(usize::from(stream.0))? {
+            Reception::Waiting { token, process, length } if *token == name => {
+                Some((stream, *process, *length))
+            }
+            _ => None,
+        }
+    }
+
+    /// Detaches the streams of a process, or all. Those without a destination become orphans.
+    /// Returns the number of events that the kernel will not get and of answers that will not
+    /// follow.
+    pub(super) fn disown(&mut self, ended: Option<u16>) -> (u32, u16) {
+        let (mut events, mut answers) = (0, 0);
+        for entry in &mut self.receptions {
+            let owner = match *entry {
+                Reception::Process { process, .. }
+                | Reception::Waiting { process, .. }
+                | Reception::Kernel { process, .. } => process,
+                Reception::None | Reception::Orphan => continue,
+            };
+            if ended.is_some_and(|process| process != owner) {
+                continue;
+            }
+
+            let former = core::mem::take(entry);
+            match former {
+                Reception::Process { answer, .. } => answers += u16::from(answer.is_some()),
+                Reception::Kernel { .. } => events += 1,
+                Reception::Waiting { .. } => {
+                    events += 1;
+                    *entry = Reception::Orphan;
+                    self.orphans += 1;
+                }
+                Reception::None | Reception::Orphan => {}
+            }
+        }
+        (events, answers)
+    }
+
+    /// Returns whether a stream has lost its process before it had a destination.
+    pub(super) fn has_orphan(&self) -> bool {
+        self.orphans > 0
+    }
+
+    /// Takes such a stream.
+    pub(super) fn take_orphan(&mut self) -> Option<Stream> {
+        if self.orphans == 0 {
+            return None;
+        }
+        let place = self.receptions.iter().position(|entry| matches!(entry, Reception::Orphan))?;
+        *self.receptions.get_mut(place)? = Reception::None;
+        self.orphans -= 1;
+        Some(Stream(place as u16))
+    }
+}

@@ -1,0 +1,176 @@
+//! Operations in progress: their counts, their end, and the events that they write.
+
+use core::ops::Deref;
+
+use nicforge_hwi::seastar::{Event as EventRecord, event, option};
+
+use super::objects::{Kind, Operation, OperationHandle};
+use super::process::Process;
+use super::table::NONE;
+
+/// Bit of an event's flags: its operation has unlinked the descriptor.
+const UNLINKED: u16 = 1;
+
+/// An event, and where it belongs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Event {
+    /// Device address of its slot in the process's memory.
+    pub address: u64,
+    /// Handle of its queue.
+    pub queue: u32,
+    /// The event.
+    pub record: EventRecord,
+}
+
+/// At most two events, which must be written in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    events: [Event; 2],
+    count: u8,
+}
+
+impl Events {
+    fn push(&mut self, event: Event) {
+        if let Some(slot) = self.events.get_mut(usize::from(self.count)) {
+            *slot = event;
+            self.count += 1;
+        }
+    }
+}
+
+impl Deref for Events {
+    type Target = [Event];
+
+    fn deref(&self) -> &[Event] {
+        &self.events[..usize::from(self.count)]
+    }
+}
+
+impl Process {
+    /// Ends an operation and returns its last events. `failure` is 0, or one of
+    /// [`nicforge_hwi::seastar::failure`]. The operation may have ended already; then there are no
+    /// events.
+    pub fn end(&mut self, operation: OperationHandle, failure: u16) -> Events {
+        let Some(index) = self.operations.find(operation.0) else { return Events::default() };
+        let (descriptor, kind) = (self.operations[index].descriptor, self.operations[index].kind);
+        self.leave(descriptor, kind);
+
+        let mut events = Events::default();
+        let is_last = self.descriptors[descriptor].is_finished();
+        let flags = if is_last { UNLINKED } else { 0 };
+        if !self.descriptors[descriptor].has(option::END_DISABLE) {
+            let kind = match kind {
+                Kind::Put => event::SEND_END,
+                Kind::Get | Kind::Reply => event::REPLY_END,
+                Kind::IncomingPut => event::PUT_END,
+                Kind::IncomingGet => event::GET_END,
+            };
+            self.record(&mut events, index, kind, failure, flags);
+        }
+        if is_last {
+            self.record(&mut events, index, event::UNLINK, 0, flags);
+        }
+
+        self.remove_operation(index);
+        if is_last {
+            self.remove_descriptor(descriptor);
+        }
+        events
+    }
+
+    /// Returns a get that waits for a reply from a node, if there is one. After the node's life has
+    /// ended, the caller ends such operations one by one.
+    pub fn waiting_get(&self, node: u32) -> Option<OperationHandle> {
+        (0..self.operations.end())
+            .find(|&index| {
+                let operation = &self.operations[index];
+                self.operations.is_used(index) && operation.kind == Kind::Get && operation.node == node
+            })
+            .map(|index| OperationHandle(self.operations.handle(index)))
+    }
+
+    /// Adds an event of an operation to a list, if its descriptor has a queue.
+    pub(super) fn record(&mut self, events: &mut Events, operation: u16, kind: u8, failure: u16, flags: u16) {
+        let operation = &self.operations[operation];
+        let descriptor = operation.descriptor;
+        let record = EventRecord {
+            match_bits: operation.match_bits,
+            header_data: operation.header_data,
+            offset: operation.offset,
+            requested: operation.requested,
+            moved: operation.moved,
+            node: operation.node,
+            process: operation.process,
+            portal: operation.portal,
+            kind,
+            failure,
+            flags,
+            link: operation.link,
+            ..EventRecord::default()
+        };
+        self.record_for(events, descriptor, record);
+    }
+
+    /// Adds an event of a descriptor to a list, if the descriptor has a queue.
+    pub(super) fn record_for(&mut self, events: &mut Events, descriptor: u16, mut record: EventRecord) {
+        let queue = self.descriptors[descriptor].queue;
+        if queue == NONE {
+            return;
+        }
+
+        let (number, address) = self.queues[queue].advance();
+        record.number = number;
+        record.user_pointer = self.descriptors[descriptor].user_pointer;
+        record.descriptor = self.descriptors.handle(descriptor);
+        events.push(Event { address, queue: self.queues.handle(queue), record });
+    }
+
+    /// Counts an operation that is in progress from now on.
+    pub(super) fn enter(&mut self, descriptor: u16) {
+        let queue = self.descriptors[descriptor].queue;
+        self.descriptors[descriptor].in_progress += 1;
+        if queue != NONE {
+            self.queues[queue].in_progress += 1;
+        }
+    }
+
+    /// Ends the count of an operation at its descriptor and its queue.
+    pub(super) fn leave(&mut self, descriptor: u16, kind: Kind) {
+        if kind == Kind::Get {
+            self.descriptors[descriptor].waiting -= 1;
+            return;
+        }
+
+        let queue = self.descriptors[descriptor].queue;
+        self.descriptors[descriptor].in_progress -= 1;
+        if queue != NONE {
+            self.queues[queue].in_progress -= 1;
+        }
+    }
+
+    /// Adds an operation. The caller has counted it at its descriptor.
+    pub(super) fn add_operation(&mut self, operation: Operation) -> Option<u16> {
+        let is_outgoing = operation.kind.is_outgoing();
+        let index = self.operations.insert(operation)?;
+        if is_outgoing {
+            self.outgoing += 1;
+        } else {
+            self.incoming += 1;
+        }
+        Some(index)
+    }
+
+    pub(super) fn remove_operation(&mut self, index: u16) {
+        if self.operations[index].kind.is_outgoing() {
+            self.outgoing -= 1;
+        } else {
+            self.incoming -= 1;
+        }
+        self.operations.remove(index);
+    }
+
+    pub(super) fn next_link(&mut self) -> u32 {
+        self.links = self.links.wrapping_add(1);
+        self.links
+    }
+}

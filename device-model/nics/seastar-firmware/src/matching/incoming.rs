@@ -1,0 +1,303 @@
+//! Messages that come to the process.
+
+use nicforge_hwi::seastar::{
+    Event as EventRecord, MAX_MESSAGE, MessageHeader, TrustedHeader, event, message, option,
+};
+
+use super::events::Events;
+use super::objects::{DescriptorHandle, Kind, Operation, OperationHandle};
+use super::process::Process;
+use super::table::NONE;
+
+/// The message that answers an incoming one. It goes to the sender of that one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// [`message::REPLY`] or [`message::PORTALS_ACK`].
+    pub kind: u8,
+    /// Its header.
+    pub header: MessageHeader,
+    /// Bytes of data that it carries: those of [`Accepted::address`] and [`Accepted::length`] for a
+    /// reply, and none for an acknowledgement.
+    pub length: u32,
+}
+
+/// A message that the process takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// The operation, for [`Process::end`].
+    pub operation: OperationHandle,
+    /// The descriptor.
+    pub descriptor: DescriptorHandle,
+    /// Offset of the data in the descriptor.
+    pub offset: u64,
+    /// Device address of the data.
+    pub address: u64,
+    /// Bytes to move. The rest of a longer message is discarded.
+    pub length: u32,
+    /// Match entries that the search has visited.
+    pub traversed: u32,
+    /// Of a get: the reply, to be sent now. Of a put that asks for it: the acknowledgement, to be
+    /// sent when the data are in memory, and not if that fails.
+    pub answer: Option<Answer>,
+    /// Events to write now.
+    pub events: Events,
+}
+
+/// Reason why a message is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is none of the kinds that a process gets.
+    Kind,
+    /// The portal does not exist. It is counted as a drop.
+    Portal,
+    /// Access control refuses it. It is counted as a violation.
+    Access,
+    /// No match entry takes it. It is counted as a drop.
+    NoMatch,
+    /// The reply or acknowledgement belongs to no operation any more.
+    Stale,
+    /// As many operations are in progress as the process can have. It must be sent again.
+    Busy,
+}
+
+/// A message that the process does not take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drop {
+    /// The reason.
+    pub reason: Refused,
+    /// Match entries that the search has visited.
+    pub traversed: u32,
+}
+
+/// Fate of a put, a get, or a reply that has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "it lives on the stack for the time of a call")]
+pub enum Incoming {
+    /// The process takes it.
+    Accepted(Accepted),
+    /// The process does not take it.
+    Dropped(Drop),
+}
+
+impl Incoming {
+    fn dropped(reason: Refused, traversed: u32) -> Self {
+        Self::Dropped(Drop { reason, traversed })
+    }
+}
+
+/// A put or get in search of a descriptor.
+struct Arrival<'a> {
+    trusted: &'a TrustedHeader,
+    header: &'a MessageHeader,
+    /// Bytes that the initiator asks for.
+    requested: u32,
+    /// The option that the descriptor must have.
+    operation: u16,
+}
+
+/// Result of a search.
+struct Found {
+    descriptor: u16,
+    offset: u64,
+    length: u64,
+}
+
+impl Process {
+    /// Takes the header of a put or get, and finds its descriptor (section 2.2).
+    pub fn incoming(&mut self, trusted: &TrustedHeader, header: &MessageHeader) -> Incoming {
+        let (requested, operation) = match trusted.kind {
+            message::PUT => (u64::from(trusted.length), option::OP_PUT),
+            message::GET => (header.header_data, option::OP_GET),
+            _ => return Incoming::dropped(Refused::Kind, 0),
+        };
+        if requested > u64::from(MAX_MESSAGE) {
+            return Incoming::dropped(Refused::Kind, 0);
+        }
+        if self.incoming >= self.limits.incoming {
+            return Incoming::dropped(Refused::Busy, 0);
+        }
+
+        let Some(list) = self.portals.get(usize::from(header.portal)) else {
+            self.drops += 1;
+            return Incoming::dropped(Refused::Portal, 0);
+        };
+        let head = list.head;
+        if !self.access.permits(header.access, trusted.source_node, trusted.source_process, header.portal) {
+            self.violations += 1;
+            return Incoming::dropped(Refused::Access, 0);
+        }
+
+        let arrival = Arrival { trusted, header, requested: requested as u32, operation };
+        let (found, traversed) = self.search(head, &arrival);
+        match found.and_then(|found| self.take(&arrival, found, traversed)) {
+            Some(accepted) => Incoming::Accepted(accepted),
+            None => {
+                self.drops += 1;
+                Incoming::dropped(Refused::NoMatch, traversed)
+            }
+        }
+    }
+
+    /// Walks a match list to the first descriptor that takes a message.
+    fn search(&self, head: u16, arrival: &Arrival<'_>) -> (Option<Found>, u32) {
+        let (bits, requested) = (arrival.header.match_bits, u64::from(arrival.requested));
+        let (node, process) = (arrival.trusted.source_node, arrival.trusted.source_process);
+        let (mut next, mut traversed) = (head, 0);
+
+        while next != NONE {
+            let entry = &self.entries[next];
+            next = entry.next;
+            traversed += 1;
+            if entry.descriptor == NONE || !entry.criteria.accept(bits, node, process) {
+                continue;
+            }
+
+            let descriptor = &self.descriptors[entry.descriptor];
+            if descriptor.inactive || !descriptor.has(arrival.operation) {
+                continue;
+            }
+            if let Some((offset, length)) = descriptor.fit(requested, arrival.header.offset) {
+                return (Some(Found { descriptor: entry.descriptor, offset, length }), traversed);
+            }
+        }
+        (None, traversed)
+    }
+
+    /// Begins the operation of a message on the descriptor that was found.
+    fn take(&mut self, arrival: &Arrival<'_>, found: Found, traversed: u32) -> Option<Accepted> {
+        let Arrival { trusted, header, requested, .. } = *arrival;
+        let is_put = arrival.operation == option::OP_PUT;
+        let Found { descriptor, offset, length } = found;
+        let link = self.next_link();
+        let index = self.add_operation(Operation {
+            match_bits: header.match_bits,
+            header_data: if is_put { header.header_data } else { 0 },
+            offset,
+            requested,
+            moved: length as u32,
+            node: trusted.source_node,
+            link,
+            process: trusted.source_process,
+            descriptor,
+            portal: header.portal,
+            kind: if is_put { Kind::IncomingPut } else { Kind::IncomingGet },
+        })?;
+
+        self.enter(descriptor);
+        self.descriptors[descriptor].count();
+        self.descriptors[descriptor].advance(offset + length);
+
+        let mut events = Events::default();
+        if !self.descriptors[descriptor].has(option::START_DISABLE) {
+            let kind = if is_put { event::PUT_START } else { event::GET_START };
+            self.record(&mut events, index, kind, 0, 0);
+        }
+        Some(Accepted {
+            operation: OperationHandle(self.operations.handle(index)),
+            descriptor: DescriptorHandle(self.descriptors.handle(descriptor)),
+            offset,
+            address: self.descriptors[descriptor].start + offset,
+            length: length as u32,
+            traversed,
+            answer: self.answer(arrival, index),
+            events,
+        })
+    }
+
+    /// Returns the answer to a put or get that was taken.
+    fn answer(&self, arrival: &Arrival<'_>, operation: u16) -> Option<Answer> {
+        let Operation { offset, requested, moved, descriptor, .. } = self.operations[operation];
+        let header = MessageHeader {
+            match_bits: arrival.header.match_bits,
+            offset,
+            operation: arrival.header.operation,
+            portal: arrival.header.portal,
+            ..MessageHeader::default()
+        };
+        if arrival.operation == option::OP_GET {
+            return Some(Answer { kind: message::REPLY, header, length: moved });
+        }
+
+        let is_wanted = arrival.header.options & option::ACK != 0;
+        if !is_wanted || self.descriptors[descriptor].has(option::ACK_DISABLE) {
+            return None;
+        }
+        let header_data = u64::from(requested) << 32 | u64::from(moved);
+        Some(Answer {
+            kind: message::PORTALS_ACK,
+            header: MessageHeader { header_data, ..header },
+            length: 0,
+        })
+    }
+
+    /// Takes the header of a reply. The answer is [`Incoming::Accepted`] for a get that waits for
+    /// it, and [`Refused::Stale`] for any other.
+    pub fn reply(&mut self, trusted: &TrustedHeader, header: &MessageHeader) -> Incoming {
+        let is_expected = |operation: &Operation| {
+            operation.kind == Kind::Get
+                && operation.node == trusted.source_node
+                && operation.process == trusted.source_process
+        };
+        let Some(index) =
+            self.operations.find(header.operation).filter(|&index| is_expected(&self.operations[index]))
+        else {
+            return Incoming::dropped(Refused::Stale, 0);
+        };
+
+        let operation = &mut self.operations[index];
+        operation.kind = Kind::Reply;
+        operation.moved = trusted.length.min(operation.requested);
+        let Operation { descriptor, offset, moved, .. } = *operation;
+        self.descriptors[descriptor].waiting -= 1;
+        self.enter(descriptor);
+
+        let mut events = Events::default();
+        if !self.descriptors[descriptor].has(option::START_DISABLE) {
+            self.record(&mut events, index, event::REPLY_START, 0, 0);
+        }
+        Incoming::Accepted(Accepted {
+            operation: OperationHandle(header.operation),
+            descriptor: DescriptorHandle(self.descriptors.handle(descriptor)),
+            offset,
+            address: self.descriptors[descriptor].start + offset,
+            length: moved,
+            traversed: 0,
+            answer: None,
+            events,
+        })
+    }
+
+    /// Takes Portals' acknowledgement of a put, and returns its events. An acknowledgement for a
+    /// descriptor that is inactive or unlinked has none.
+    pub fn acknowledgement(&mut self, trusted: &TrustedHeader, header: &MessageHeader) -> Events {
+        let mut events = Events::default();
+        let Some(index) =
+            self.descriptors.find(header.operation).filter(|&index| !self.descriptors[index].inactive)
+        else {
+            return events;
+        };
+
+        self.descriptors[index].count();
+        let is_last = self.descriptors[index].is_finished();
+        let record = EventRecord {
+            match_bits: header.match_bits,
+            offset: header.offset,
+            requested: (header.header_data >> 32) as u32,
+            moved: header.header_data as u32,
+            node: trusted.source_node,
+            process: trusted.source_process,
+            portal: header.portal,
+            kind: event::ACK,
+            flags: u16::from(is_last),
+            link: self.next_link(),
+            ..EventRecord::default()
+        };
+
+        self.record_for(&mut events, index, record);
+        if is_last {
+            self.record_for(&mut events, index, EventRecord { kind: event::UNLINK, ..record });
+            self.remove_descriptor(index);
+        }
+        events
+    }
+}

@@ -1,0 +1,334 @@
+//! The sender's side of a pair of nodes.
+//!
+//! The messages in flight to a node stand in a line, in the order of their sequence numbers. They
+//! leave it at its head. The *cursor* is the first message that must be transmitted, again or for
+//! the first time; all behind it must be transmitted, too.
+//!
+//! ```text
+//!   head                       cursor              tail
+//!    |  transmitted, waiting     |  to be transmitted |
+//!    v  for an acknowledgement   v                    v
+//! ```
+//!
+//! Each transmission is answered once, in order. So when a negative acknowledgement arrives for
+//! the latest transmission of a message, all that was transmitted behind it is refused as well: the
+//! cursor moves back to the message. A negative acknowledgement for an earlier transmission says
+//! nothing new.
+
+use super::Sequence;
+
+/// Place of a message in the caller's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Slot(pub u16);
+
+/// Fate of a message as far as the sender knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Verdict {
+    /// It is not acknowledged.
+    Waiting,
+    /// The receiver has taken it.
+    Taken,
+    /// The receiver will not take it, or it is not known whether it has.
+    Failed,
+}
+
+/// The flow control's part of a message in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Flight<const MODULUS: u32> {
+    sequence: Sequence<MODULUS>,
+    /// The message behind it in the line.
+    next: Option<Slot>,
+    verdict: Verdict,
+    /// Number of transmissions without an answer.
+    unanswered: u8,
+    /// The transmit DMA engine has it.
+    in_engine: bool,
+    /// It needs a stream at the receiver.
+    is_long: bool,
+    /// It counts as taken when it has been transmitted.
+    is_implicit: bool,
+    resynchronizes: bool,
+}
+
+impl<const MODULUS: u32> Flight<MODULUS> {
+    /// Makes a message that has not joined a line. A *long* one needs a stream at the receiver.
+    #[must_use]
+    #[inline]
+    pub const fn new(sequence: Sequence<MODULUS>, is_long: bool) -> Self {
+        Self {
+            sequence,
+            next: None,
+            verdict: Verdict::Waiting,
+            unanswered: 0,
+            in_engine: false,
+            is_long,
+            is_implicit: false,
+            resynchronizes: false,
+        }
+    }
+
+    /// Returns the sequence number.
+    #[must_use]
+    #[inline]
+    pub const fn sequence(&self) -> Sequence<MODULUS> {
+        self.sequence
+    }
+
+    /// Returns whether the transmit DMA engine has the message.
+    #[must_use]
+    #[inline]
+    pub const fn is_in_engine(&self) -> bool {
+        self.in_engine
+    }
+
+    /// Returns whether the header must say that no acknowledgement is wanted.
+    #[must_use]
+    #[inline]
+    pub const fn is_implicit(&self) -> bool {
+        self.is_implicit
+    }
+
+    /// Returns whether the header must resynchronise the receiver.
+    #[must_use]
+    #[inline]
+    pub const fn resynchronizes(&self) -> bool {
+        self.resynchronizes
+    }
+
+    /// Returns whether the receiver is known to have taken the message.
+    #[must_use]
+    #[inline]
+    pub fn is_taken(&self) -> bool {
+        self.verdict == Verdict::Taken
+    }
+}
+
+/// The messages in flight to a node, in the caller's memory.
+pub trait Flights<const MODULUS: u32> {
+    /// Returns a message.
+    fn flight(&self, slot: Slot) -> Option<&Flight<MODULUS>>;
+
+    /// Returns a message.
+    fn flight_mut(&mut self, slot: Slot) -> Option<&mut Flight<MODULUS>>;
+
+    /// Returns the message with a sequence number.
+    fn find(&self, sequence: Sequence<MODULUS>) -> Option<Slot>;
+}
+
+/// An acknowledgement of flow control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Response {
+    /// The message was taken.
+    Ack,
+    /// The message must be sent again.
+    Nack,
+    /// The message and all before it fail.
+    PrebootAck,
+    /// The message was taken, and all before it fail.
+    FirstPostbootAck,
+}
+
+/// Effect of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reaction {
+    /// Nothing: no message in flight has the number, or the response is for an earlier
+    /// transmission.
+    Ignored,
+    /// Messages may have ended: see [`Sender::leave`].
+    Ended,
+    /// Messages must be transmitted again: see [`Sender::next`].
+    Repeat,
+}
+
+/// How a message has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// The receiver has taken it.
+    Taken,
+    /// It has failed: the node is off, or its life has ended.
+    Failed,
+}
+
+/// The line of messages in flight to a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Sender {
+    head: Option<Slot>,
+    tail: Option<Slot>,
+    cursor: Option<Slot>,
+    /// All messages in front of this one fail, unless they were taken.
+    fail_before: Option<Slot>,
+    count: u16,
+    /// Number of long messages that were not taken yet.
+    long: u16,
+}
+
+impl Sender {
+    /// Returns the number of messages in the line.
+    #[must_use]
+    #[inline]
+    pub const fn count(&self) -> u16 {
+        self.count
+    }
+
+    /// Puts a message at the end of the line.
+    ///
+    /// With `implicit`, a short message needs no acknowledgement, if no long message is in front of
+    /// it: it cannot be dropped, nor can one be whose repetition it would have to wait for.
+    pub fn join<const MODULUS: u32>(
+        &mut self,
+        flights: &mut impl Flights<MODULUS>,
+        slot: Slot,
+        implicit: bool,
+        resynchronizes: bool,
+    ) {
+        let Some(flight) = flights.flight_mut(slot) else { return };
+        flight.is_implicit = implicit && !flight.is_long && self.long == 0;
+        flight.resynchronizes = resynchronizes;
+        self.long += u16::from(flight.is_long);
+        self.count += 1;
+
+        match self.tail.replace(slot).and_then(|tail| flights.flight_mut(tail)) {
+            Some(tail) => tail.next = Some(slot),
+            None => self.head = Some(slot),
+        }
+        if self.cursor.is_none() {
+            self.cursor = Some(slot);
+        }
+    }
+
+    /// Returns the message to transmit next, or `None` if all are transmitted, or if the transmit
+    /// DMA engine still has the one to repeat: a message is sent whole before it is repeated.
+    pub fn next<const MODULUS: u32>(&mut self, flights: &impl Flights<MODULUS>) -> Option<Slot> {
+        loop {
+            let slot = self.cursor?;
+            let flight = flights.flight(slot)?;
+            if flight.verdict == Verdict::Waiting {
+                return (!flight.in_engine).then_some(slot);
+            }
+            self.cursor = flight.next;
+        }
+    }
+
+    /// Passes a message that [`Self::next`] has returned to the transmit DMA engine.
+    pub fn start<const MODULUS: u32>(&mut self, flights: &mut impl Flights<MODULUS>, slot: Slot) {
+        let Some(flight) = flights.flight_mut(slot) else { return };
+        flight.in_engine = true;
+        flight.unanswered = flight.unanswered.saturating_add(u8::from(!flight.is_implicit));
+        self.cursor = flight.next;
+    }
+
+    /// Notes that the transmit DMA engine has sent all of a message.
+    pub fn transmitted<const MODULUS: u32>(&mut self, flights: &mut impl Flights<MODULUS>, slot: Slot) {
+        let Some(flight) = flights.flight_mut(slot) else { return };
+        flight.in_engine = false;
+        if flight.is_implicit && flight.verdict == Verdict::Waiting {
+            flight.verdict = Verdict::Taken;
+        }
+    }
+
+    /// Handles a response.
+    pub fn respond<const MODULUS: u32>(
+        &mut self,
+        flights: &mut impl Flights<MODULUS>,
+        response: Response,
+        sequence: Sequence<MODULUS>,
+    ) -> Reaction {
+        let Some(slot) = flights.find(sequence) else { return Reaction::Ignored };
+        let repeats = self.is_at_or_behind(flights, slot, self.cursor);
+        let fails = self.fail_before.is_some() && !self.is_at_or_behind(flights, slot, self.fail_before);
+        let Some(flight) = flights.flight_mut(slot) else { return Reaction::Ignored };
+
+        if fails || flight.verdict != Verdict::Waiting {
+            return Reaction::Ignored;
+        }
+        flight.unanswered = flight.unanswered.saturating_sub(1);
+
+        match response {
+            Response::Nack => {
+                if repeats || flight.unanswered != 0 {
+                    return Reaction::Ignored;
+                }
+                self.cursor = Some(slot);
+                Reaction::Repeat
+            }
+            Response::Ack => {
+                self.decide(flight, Verdict::Taken);
+                Reaction::Ended
+            }
+            Response::FirstPostbootAck | Response::PrebootAck => {
+                let taken = response == Response::FirstPostbootAck;
+                self.decide(flight, if taken { Verdict::Taken } else { Verdict::Failed });
+
+                // No message in front of this one is repeated.
+                if repeats {
+                    self.cursor = flight.next;
+                }
+                self.fail_before = Some(slot);
+                Reaction::Ended
+            }
+        }
+    }
+
+    /// Fails all messages in the line, unless they were taken: the life of the target has ended, or
+    /// it has not answered for a long time.
+    pub fn fail_all<const MODULUS: u32>(&mut self, flights: &mut impl Flights<MODULUS>) {
+        let Some(tail) = self.tail else { return };
+        if let Some(flight) = flights.flight_mut(tail).filter(|flight| flight.verdict == Verdict::Waiting) {
+            self.decide(flight, Verdict::Failed);
+        }
+        self.cursor = None;
+        self.fail_before = Some(tail);
+    }
+
+    /// Takes the message at the head out of the line, if it has ended and the transmit DMA engine
+    /// does not have it. A caller calls this until it returns `None`.
+    pub fn leave<const MODULUS: u32>(
+        &mut self,
+        flights: &mut impl Flights<MODULUS>,
+    ) -> Option<(Slot, Outcome)> {
+        let slot = self.head?;
+        let flight = *flights.flight(slot)?;
+        let fails = self.fail_before.is_some_and(|limit| limit != slot);
+        let outcome = match flight.verdict {
+            Verdict::Taken => Outcome::Taken,
+            Verdict::Failed => Outcome::Failed,
+            Verdict::Waiting if fails => Outcome::Failed,
+            Verdict::Waiting => return None,
+        };
+        if flight.in_engine {
+            return None;
+        }
+
+        if flight.verdict == Verdict::Waiting {
+            self.long -= u16::from(flight.is_long);
+        }
+        self.fail_before = self.fail_before.filter(|limit| *limit != slot);
+        self.head = flight.next;
+        self.tail = self.tail.filter(|_| flight.next.is_some());
+        self.count -= 1;
+        Some((slot, outcome))
+    }
+
+    /// Decides a message.
+    fn decide<const MODULUS: u32>(&mut self, flight: &mut Flight<MODULUS>, verdict: Verdict) {
+        flight.verdict = verdict;
+        self.long -= u16::from(flight.is_long);
+    }
+
+    /// Returns whether a message is `other`, or stands behind it. Behind no message is none.
+    fn is_at_or_behind<const MODULUS: u32>(
+        &self,
+        flights: &impl Flights<MODULUS>,
+        slot: Slot,
+        other: Option<Slot>,
+    ) -> bool {
+        let place = |slot: Option<Slot>| {
+            let head = flights.flight(self.head?)?;
+            Some(head.sequence.distance(flights.flight(slot?)?.sequence))
+        };
+        match (place(Some(slot)), place(other)) {
+            (Some(slot), Some(other)) => slot >= other,
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Processes in NIC-based mode.
+
+use nicforge_hwi::seastar::{
+    Command, KernelCommand, NO_HANDLE, THRESHOLD_INFINITE, code, command, event, failure, kernel_command,
+    option, status,
+};
+use nicforge_seastar_firmware::{costs, firmware::Settings};
+
+use crate::network::{Network, Put, RECEIVE, SEND};
+
+fn kinds(events: &[nicforge_hwi::seastar::Event]) -> Vec<u8> {
+    events.iter().map(|event| event.kind).collect()
+}
+
+#[test]
+fn put_of_each_length_arrives_with_its_data() {
+    for length in [0, 1, 8, 16, 17, 64, 4096] {
+        let mut network = Network::new(2, 4, length + 1);
+        network.start_all();
+        let descriptor = network.bind(0, 0);
+        let data: Vec<u8> = (0..length).map(|byte| byte as u8 ^ 0x5a).collect();
+        network.nodes[0].chip.memory(1)[SEND as usize..][..data.len()].copy_from_slice(&data);
+
+        assert_eq!(network.put(0, 0, descriptor, Put::new(1, 0x77, length)), code::OK);
+        network.settle();
+
+        let sent = network.events(0, 0);
+        assert_eq!(kinds(&sent), [event::SEND_END]);
+        assert_eq!(sent[0].failure, 0);
+        let received = network.events(1, 0);
+        assert_eq!(kinds(&received), [event::PUT_END]);
+        assert_eq!((received[0].match_bits, u64::from(received[0].moved)), (0x77, length));
+        assert_eq!(received[0].user_pointer, 7);
+        assert_eq!(network.nodes[1].chip.memory(1)[RECEIVE as usize..][..data.len()], data);
+        assert_eq!(network.nodes[0].firmware.pending(), 0);
+        assert_eq!([0, 1].map(|node: usize| network.nodes[node].chip.interrupts), [0, 0]);
+    }
+}
+
+#[test]
+fn put_with_its_data_in_the_command_reads_no_memory() {
+    let mut network = Network::new(2, 4, 3);
+    network.start_all();
+    let descriptor = network.bind(0, 0);
+    let put = Command {
+        kind: command::PUT,
+        handle: descriptor,
+        length: 5,
+        node: 1,
+        portal: 4,
+        options: option::INLINE,
+        inline: *b"helloworld123456",
+        ..Command::default()
+    };
+
+    assert_eq!(network.process(0, 0, put).code, code::OK);
+    network.settle();
+
+    assert_eq!(&network.nodes[1].chip.memory(1)[RECEIVE as usize..][..6], b"hello\0");
+}
+
+#[test]
+fn get_is_answered_with_the_data_of_the_target() {
+    for length in [0, 8, 100] {
+        let mut network = Network::new(2, 4, length);
+        network.start_all();
+        let descriptor = network.bind(0, 0);
+        network.nodes[1].chip.memory(1)[RECEIVE as usize..][..100].fill(0x3c);
+        let get = Command {
+            kind: command::GET,
+            handle: descriptor,
+            length,
+            node: 1,
+            portal: 4,
+            ..Command::default()
+        };
+
+        assert_eq!(network.process(0, 0, get).code, code::OK);
+        network.settle();
+
+        let got = network.events(0, 0);
+        assert_eq!(kinds(&got), [event::REPLY_END]);
+        assert_eq!((got[0].failure, u64::from(got[0].moved)), (0, length));
+        assert_eq!(kinds(&network.events(1, 0)), [event::GET_END]);
+        let memory = &network.nodes[0].chip.memory(1)[SEND as usize..][..101];
+        assert_eq!(memory.iter().filter(|byte| **byte == 0x3c).count() as u64, length);
+    }
+}
+
+#[test]
+fn put_that_asks_for_it_is_acknowledged() {
+    for length in [8, 1000] {
+        let mut network = Network::new(2, 4, length);
+        network.start_all();
+        let descriptor = network.bind(0, 0);
+
+        network.put(0, 0, descriptor, Put { options: option::ACK, ..Put::new(1, 5, length) });
+        network.settle();
+
+        let mut sent = kinds(&network.events(0, 0));
+        sent.sort_unstable();
+        assert_eq!(sent, [event::SEND_END, event::ACK]);
+    }
+}
+
+#[test]
+fn message_that_nothing_takes_is_dropped_and_counted() {
+    let mut network = Network::new(2, 4, 1);
+    network.start_all();
+    let descriptor = network.bind(0, 0);
+    let drops = Command { kind: command::STATUS, handle: status::DROP_COUNT, ..Command::default() };
+
+    // One goes beyond the end of the descriptor, which does not truncate.
+    let far = Command {
+        kind: command::PUT,
+        handle: descriptor,
+        length: 100,
+        offset: SEND,
+        node: 1,
+        portal: 4,
+        ..Command::default()
+    };
+    assert_eq!(network.process(0, 0, far).code, code::OK);
+    // The process of the other one does not exist.
+    network.put(0, 0, descriptor, Put { process: 1, ..Put::new(1, 5, 100) });
+    network.settle();
+
+    assert_eq!(kinds(&network.events(0, 0)), [event::SEND_END; 2]);
+    assert_eq!(network.process(1, 0, drops).value, 1);
+    assert_eq!(network.nodes[1].firmware.statistics().without_process, 2);
+    assert!(network.events(1, 0).is_empty());
+}
+
+#[test]
+fn each_visited_match_entry_costs_30_ns() {
+    let cycles = |entries: u64| {
+        let mut network = Network::new(2, 4, 1);
+        network.boot(0);
+        network.start(0, 0);
+        network.boot(1);
+        network.start(1, 0);
+        let attach = Command {
+            kind: command::ATTACH_ENTRY,
+            portal: 4,
+            node: u32::MAX,
+            process: u16::MAX,
+            match_bits: 1,
+            ..Command::default()
+        };
+        for _ in 0..entries {
+            assert_eq!(network.process(1, 0, attach).code, code::OK);
+        }
+        network.receive_all(1, 0);
+        network.settle();
+        let descriptor = network.bind(0, 0);
+        let before = network.nodes[1].chip.cycles;
+
+        network.put(0, 0, descriptor, Put::new(1, 2, 8));
+        network.settle();
+        assert_eq!(network.events(1, 0).len(), 1);
+        network.nodes[1].chip.cycles - before
+    };
+
+    assert_eq!(cycles(51) - cycles(1), 50 * u64::from(costs::MATCH_ENTRY));
+    assert_eq!(costs::MATCH_ENTRY * 2, 30);
+    assert_eq!(costs::POLL * 2, 130);
+}
+
+#[test]
+fn put_to_a_node_without_a_kernel_fails() {
+    let mut network = Network::new(2, 4, 1);
+    network.boot(0);
+    network.start(0, 0);
+    let descriptor = network.bind(0, 0);
+
+    for length in [8, 1000] {
+        network.put(0, 0, descriptor, Put::new(1, 2, length));
+    }
+    network.settle();
+
+    let events = network.events(0, 0);
+    assert_eq!(kinds(&events), [event::SEND_END; 2]);
+    assert!(events.iter().all(|event| event.failure == failure::NODE));
+    assert_eq!(network.nodes[0].firmware.pending(), 0);
+}
+
+#[test]
+fn messages_to_a_node_that_is_off_fail_after_the_time_out() {
+    let mut network = Network::new(2, 4, 1);
+    network.start_all();
+    let descriptor = network.bind(0, 0);
+    network.nodes[1].is_off = true;
+    let free = network.nodes[0].firmware.free_scratch();
+
+    for length in [8, 1000, 4000] {
+        network.put(0, 0, descriptor, Put::new(1, 2, length));
+    }
+    let get = Command { kind: command::GET, handle: descriptor, node: 1, portal: 4, ..Command::default() };
+    network.process(0, 0, get);
+    network.settle();
+
+    let events = network.events(0, 0);
+    assert_eq!(events.len(), 4);
+    assert!(events.iter().all(|event| event.failure == failure::NODE));
+    assert_eq!(network.nodes[0].firmware.pending(), 0);
+    assert_eq!(network.nodes[0].firmware.free_scratch(), free);
+    assert_eq!(network.nodes[0].firmware.statistics().timeouts, 1);
+
+    // The node was only slow. The next message resynchronises it.
+    network.nodes[1].is_off = false;
+    network.put(0, 0, descriptor, Put::new(1, 3, 1000));
+    network.settle();
+    assert_eq!(network.events(0, 0)[0].failure, 0);
+}
+
+#[test]
+fn get_that_waits_for_a_reply_fails_with_the_life_of_its_target() {
+    let mut network = Network::new(2, 4, 1);
+    network.start_all();
+    let descriptor = network.bind(0, 0);
+    let far = Command {
+        kind: command::GET,
+        handle: descriptor,
+        length: 100,
+        offset: SEND,
+        node: 1,
+        portal: 4,
+        ..Command::default()
+    };
+    assert_eq!(network.process(0, 0, far).code, code::OK);
+    network.settle();
+    assert!(network.events(0, 0).is_empty());
+
+    network.detach(1, 0);
+    network.settle();
+
+    let events = network.events(0, 0);
+    assert_eq!(kinds(&events), [event::REPLY_END]);
+    assert_eq!(events[0].failure, failure::NODE);
+}
+
+#[test]
+fn implicitly_acknowledged_message_needs_no_control_message() {
+    let settings = Settings { implicit_acknowledgements: true, ..Settings::default() };
+    let mut network = Network::with(2, 4, 1, settings);
+    network.start_all();
+    let descriptor = network.bind(0, 0);
+    network.put(0, 0, descriptor, Put::new(1, 2, 8));
+    network.settle();
+    assert_eq!(kinds(&network.events(0, 0)), [event::SEND_END]);
+    assert_eq!(kinds(&network.events(1, 0)), [event::PUT_END]);
+    assert_eq!(network.control_packets, 0);
+
+    // Behind a long message, a short one is acknowledged.
+    network.put(0, 0, descriptor, Put::new(1, 2, 80));
+    network.put(0, 0, descriptor, Put::new(1, 2, 8));
+    network.settle();
+    assert_eq!(network.control_packets, 2);
+}
+
+#[test]
+fn process_that_ends_keeps_its_place_in_line_without_its_data() {
+    let mut network = Network::new(2, 4, 1);
+    network.start_all();
+    let descriptor = network.bind(0, 0);
+    network.nodes[0].chip.memory(1)[SEND as usize..][..100].fill(0x11);
+    let free = network.nodes[0].firmware.free_scratch();
+    // The first message is dropped once, so that it must be sent again.
+    network.drop_one_of = Some(1);
+    network.drops_left = 1;
+    for _ in 0..3 {
+        network.put(0, 0, descriptor, Put::new(1, 2, 100));
+    }
+    while network.nodes[1].firmware.statistics().dropped == 0 {
+        network.step();
+    }
+
+    network.detach(0, 1);
+    network.settle();
+    assert_eq!(network.nodes[0].firmware.pending(), 0);
+    assert!(network.events(1, 0).is_empty());
+    assert!(network.nodes[1].chip.memory(1)[RECEIVE as usize..][..100].iter().all(|byte| *byte == 0));
+
+    // The kernel stops what has already ended, and the next process finds all memory free.
+    let stop = KernelCommand { kind: kernel_command::STOP_PROCESS, ..KernelCommand::default() };
+    assert_eq!(network.kernel(0, stop).code, code::PROCESS_INVALID);
+    network.start(0, 0);
+    assert_eq!(network.nodes[0].firmware.free_scratch(), free);
+    let descriptor = network.bind(0, 0);
+    network.put(0, 0, descriptor, Put::new(1, 2, 100));
+    network.settle();
+    assert_eq!(kinds(&network.events(0, 0)), [event::SEND_END]);
+}
+
+#[test]
+fn a_thousand_receives_fit_and_then_there_is_no_space() {
+    let mut network = Network::new(2, 4, 1);
+    network.boot(0);
+    for process in 0..2 {
+        network.start(0, process);
+        let post = Command {
+            kind: command::POST,
+            handle: NO_HANDLE,
+            portal: 4,
+            node: u32::MAX,
+            process: u16::MAX,
+            start: RECEIVE,
+            length: 64,
+            threshold: THRESHOLD_INFINITE,
+            options: option::OP_PUT,
+            queue: NO_HANDLE,
+            test_queue: NO_HANDLE,
+            ..Command::default()
+        };
+
+        let mut posted = 0;
+        while network.process(0, process, post).code == code::OK {
+            posted += 1;
+        }
+        println!(
+            "process {process}: {posted} receives, {} bytes left",
+            network.nodes[0].firmware.free_scratch()
+        );
+        assert_eq!(network.process(0, process, post).code, code::NO_SPACE);
+        assert!(posted >= 1000);
+    }
+}
