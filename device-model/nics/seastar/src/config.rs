@@ -1,0 +1,303 @@
+//! A network of SeaStars: its shape, its routes, and the options of its nodes.
+
+use std::sync::Arc;
+
+use nicforge_core::fabric::LinkSpec;
+use nicforge_hwi::seastar::{DEFAULT_PROCESSES, MAX_NODES, MAX_PROCESSES, PACKET};
+use nicforge_kit::Clock;
+use nicforge_network::{
+    deadlock::{DeadlockError, NodeChannels, WaitGraph},
+    router::{
+        RouterError,
+        policies::{TablePolicy, TableRules, table_routes},
+    },
+    shape::{Cable, Cabling, Dimension, Direction, ShapeError, Torus},
+};
+use thiserror::Error;
+
+use crate::{
+    lives::{Lives, SharedLives},
+    wire::{CHANNELS, CONTROL, DATA, FIRST_VCS},
+};
+
+/// Most bytes of a packet over links without a bandwidth.
+pub const DEFAULT_MTU: usize = 8 << 10;
+/// Largest such number.
+pub const MAX_MTU: usize = 1 << 16;
+/// Packets of buffer at the receiving end of each virtual channel of a link.
+pub const CREDITS: u32 = 32;
+/// Most dimensions of a torus.
+const MAX_DIMENSIONS: usize = 3;
+
+/// Options of a network's SeaStars.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Number of processes of a node, 1 to [`MAX_PROCESSES`].
+    pub processes: u16,
+    /// Clock of the embedded processor. The cycles of the default take no time.
+    pub clock: Clock,
+    /// Rate of the host interface in each direction in megabytes a second; 0 for no limit.
+    pub host_rate: u32,
+    /// Whether messages with data in several packets carry an end-to-end check; `None` for links
+    /// with a bandwidth alone.
+    pub end_to_end_crc: Option<bool>,
+    /// Most bytes of a packet over links without a bandwidth, [`PACKET`] to [`MAX_MTU`]. Over other
+    /// links a packet has [`PACKET`] bytes.
+    pub mtu: usize,
+    /// Links. The number of virtual channels and the longest packet are the network's own.
+    pub link: LinkSpec,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            processes: DEFAULT_PROCESSES,
+            clock: Clock::default(),
+            host_rate: 0,
+            end_to_end_crc: None,
+            mtu: DEFAULT_MTU,
+            link: LinkSpec::new(CHANNELS, CREDITS, DEFAULT_MTU),
+        }
+    }
+}
+
+/// Reasons why a network or a node is refused.
+#[derive(Debug, Error)]
+pub enum NetworkError {
+    /// The shape does not exist.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// Too many dimensions.
+    #[error("a torus of {dimensions} dimensions: a SeaStar has links for {MAX_DIMENSIONS}")]
+    Dimensions {
+        /// Number of dimensions.
+        dimensions: usize,
+    },
+    /// More nodes than the firmware has sequence numbers for.
+    #[error("a network of {nodes} nodes: choose 1 to {MAX_NODES}")]
+    Nodes {
+        /// Number of nodes.
+        nodes: u32,
+    },
+    /// The node does not exist.
+    #[error("there is no node {node}: the network has {nodes}")]
+    NoNode {
+        /// The node.
+        node: u32,
+        /// Number of nodes.
+        nodes: u32,
+    },
+    /// Too few or too many processes.
+    #[error("{processes} processes: choose 1 to {MAX_PROCESSES}")]
+    Processes {
+        /// Number of processes.
+        processes: u16,
+    },
+    /// Packets of a length that is not possible.
+    #[error("packets of {mtu} bytes: choose {PACKET} to {MAX_MTU}")]
+    Mtu {
+        /// Bytes.
+        mtu: usize,
+    },
+    /// The routes can deadlock.
+    #[error(transparent)]
+    Deadlock(#[from] DeadlockError),
+    /// The router is not possible.
+    #[error(transparent)]
+    Router(#[from] RouterError),
+}
+
+/// A network of SeaStars: its shape, its routes, and what its devices share.
+#[derive(Clone, Debug)]
+pub struct Network {
+    torus: Torus,
+    tables: Arc<Vec<TablePolicy>>,
+    options: Options,
+    lives: Arc<SharedLives>,
+}
+
+impl Network {
+    /// Returns a torus with these lengths. Dimension `d` is closed to rings if `wraps` says so for
+    /// it, or says nothing; one of fewer than three nodes never is, since its nodes are neighbours
+    /// anyhow.
+    ///
+    /// # Errors
+    /// [`NetworkError`] names the value that does not fit. Routes that could deadlock are refused.
+    pub fn torus(lengths: &[u32], wraps: &[bool], mut options: Options) -> Result<Self, NetworkError> {
+        if lengths.is_empty() || lengths.len() > MAX_DIMENSIONS {
+            return Err(NetworkError::Dimensions { dimensions: lengths.len() });
+        }
+
+        let wraps = wraps.iter().copied().chain(std::iter::repeat(true));
+        let dimensions: Vec<_> = lengths
+            .iter()
+            .zip(wraps)
+            .map(|(&length, wraps)| Dimension { length, wraps: wraps && length > 2 })
+            .collect();
+        let torus = Torus::new(&dimensions)?;
+        let nodes = torus.nodes();
+        if nodes > MAX_NODES {
+            return Err(NetworkError::Nodes { nodes });
+        }
+
+        check_options(&options)?;
+        let is_timed = options.link.bits_per_second > 0;
+        options.link.max_packet = if is_timed { PACKET } else { options.mtu };
+        options.end_to_end_crc.get_or_insert(is_timed);
+
+        let tables: Vec<_> = (0..nodes).map(|node| table(&torus, node)).collect();
+        check_deadlock(&torus, &tables)?;
+
+        let lives = Arc::new(SharedLives::new(nodes));
+        Ok(Self { torus, tables: Arc::new(tables), options, lives })
+    }
+
+    /// Returns the number of nodes.
+    pub fn nodes(&self) -> u32 {
+        self.torus.nodes()
+    }
+
+    /// Returns the options. Those of links are complete.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Returns the cables between the nodes.
+    pub fn cables(&self) -> impl Iterator<Item = Cable> + '_ {
+        self.torus.cables()
+    }
+
+    /// Returns what the device of a node needs.
+    pub(crate) fn node(&self, node: u32) -> Result<Site, NetworkError> {
+        let nodes = self.nodes();
+        let table = self.tables.get(node as usize).ok_or(NetworkError::NoNode { node, nodes })?;
+        Ok(Site {
+            node,
+            nodes,
+            ports: self.torus.ports(),
+            table: table.clone(),
+            options: self.options.clone(),
+            lives: self.lives.of_node(node),
+        })
+    }
+}
+
+/// A node's place in its network.
+#[derive(Debug)]
+pub(crate) struct Site {
+    pub(crate) node: u32,
+    pub(crate) nodes: u32,
+    pub(crate) ports: u8,
+    pub(crate) table: TablePolicy,
+    pub(crate) options: Options,
+    pub(crate) lives: Arc<Lives>,
+}
+
+/// Checks the options that no other part checks.
+fn check_options(options: &Options) -> Result<(), NetworkError> {
+    let processes = options.processes;
+    if !(1..=MAX_PROCESSES).contains(&processes) {
+        return Err(NetworkError::Processes { processes });
+    }
+
+    let mtu = options.mtu;
+    if !(PACKET..=MAX_MTU).contains(&mtu) {
+        return Err(NetworkError::Mtu { mtu });
+    }
+    Ok(())
+}
+
+/// Returns the table of a node: the first dimension in which a target is elsewhere comes first.
+///
+/// In a ring, a packet is on the first channel of its class while the cable from the last node to
+/// the first is still ahead of it, and on the second one otherwise. No channel thus closes a ring.
+fn table(torus: &Torus, node: u32) -> TablePolicy {
+    let mut table = TablePolicy::new(torus.nodes(), TableRules { first_vcs: FIRST_VCS });
+    let Some(here) = torus.coordinates(node) else { return table };
+
+    for target in 0..torus.nodes() {
+        let Some(there) = torus.coordinates(target) else { continue };
+        let Some(dimension) = (0..here.len()).find(|&dimension| here[dimension] != there[dimension]) else {
+            table.set_local(target);
+            continue;
+        };
+
+        let (from, to) = (here[dimension], there[dimension]);
+        let Some(way) = torus.way(dimension, from, to) else { continue };
+        let is_up = match way.direction {
+            Direction::Up => true,
+            Direction::Down => false,
+            // Half a ring: the nodes share out both directions.
+            Direction::Either => from % 2 == 0,
+        };
+
+        let wraps = torus.dimensions()[dimension].wraps;
+        let crosses = wraps && is_up == (to < from);
+        table.set_exit(target, dimension as u8 * 2 + u8::from(!is_up), u8::from(!crosses));
+    }
+    table
+}
+
+/// Checks that packets of either class cannot wait for each other in a circle.
+///
+/// The classes have virtual channels of their own. A receiver takes the packets of both without
+/// waiting for its own transmission.
+fn check_deadlock(torus: &Torus, tables: &[TablePolicy]) -> Result<(), DeadlockError> {
+    let mut graph = WaitGraph::new(torus, NodeChannels { vcs: CHANNELS as u8, fifos: 0 })?;
+    for class in [DATA, CONTROL] {
+        graph.add_routes(&table_routes(tables, class))?;
+    }
+    graph.check()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tori_and_meshes_have_routes_without_deadlock() {
+        for (lengths, wraps) in [
+            (&[2, 2, 2][..], &[][..]),
+            (&[5, 4, 3], &[]),
+            (&[3, 4, 5], &[false, false, true]),
+            (&[8, 7], &[]),
+            (&[9], &[]),
+            (&[1, 6, 1], &[]),
+        ] {
+            let network = Network::torus(lengths, wraps, Options::default()).unwrap();
+            assert_eq!(network.nodes(), lengths.iter().product::<u32>());
+        }
+    }
+
+    #[test]
+    fn rings_without_a_dateline_are_refused() {
+        let torus = Torus::new(&[Dimension::torus(5)]).unwrap();
+        let mut tables: Vec<_> = (0..5).map(|node| table(&torus, node)).collect();
+        for (node, table) in tables.iter_mut().enumerate() {
+            for hops in 1..3 {
+                assert!(table.set_exit((node as u32 + hops) % 5, 0, 0));
+            }
+        }
+
+        assert!(matches!(check_deadlock(&torus, &tables), Err(DeadlockError::Deadlock { .. })));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let torus = |lengths: &[u32], options| Network::torus(lengths, &[], options).map(drop);
+        let options = Options::default;
+
+        assert!(matches!(torus(&[], options()), Err(NetworkError::Dimensions { dimensions: 0 })));
+        assert!(matches!(torus(&[2; 4], options()), Err(NetworkError::Dimensions { dimensions: 4 })));
+        assert!(matches!(torus(&[200, 100], options()), Err(NetworkError::Nodes { nodes: 20_000 })));
+        assert!(matches!(torus(&[0], options()), Err(NetworkError::Shape(_))));
+        for processes in [0, MAX_PROCESSES + 1] {
+            let options = Options { processes, ..options() };
+            assert!(matches!(torus(&[2], options), Err(NetworkError::Processes { .. })));
+        }
+        for mtu in [63, MAX_MTU + 1] {
+            let options = Options { mtu, ..options() };
+            assert!(matches!(torus(&[2], options), Err(NetworkError::Mtu { .. })));
+        }
+    }
+}

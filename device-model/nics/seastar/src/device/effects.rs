@@ -1,0 +1,130 @@
+//! The effects of the program's calls.
+
+use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
+use nicforge_seastar_firmware::chip::{Channel, Client, Event, MAX_HOST_WRITE, Program, Transmit};
+
+use super::{ClientState, SeaStar};
+use crate::{
+    memory::Access,
+    processor::{Call, Effect},
+};
+
+/// Bytes of the word by which an event is handed over.
+const HAND_OVER: usize = 4;
+
+impl<P: Program + Send + 'static> SeaStar<P> {
+    /// Carries out effects whose time has come. Returns their number.
+    pub(super) fn carry_out(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        let now = context.now();
+        let mut done = 0;
+
+        while done < budget {
+            let Some(effect) = self.firmware.held.take().or_else(|| self.parts.firmware.receive()) else {
+                break;
+            };
+            if effect.time > now || !self.carry_out_one(context, &effect) {
+                self.firmware.held = Some(effect);
+                break;
+            }
+            done += 1;
+        }
+        done
+    }
+
+    /// Carries out an effect. Returns false if it has to wait.
+    pub(super) fn carry_out_one(&mut self, context: &mut Context<'_>, effect: &Effect) -> bool {
+        let tenant = effect.tenant;
+
+        match &effect.call {
+            Call::Answer { client, number, result } => {
+                if let Some(client) = self.known_client(*client, tenant)
+                    && let Some(mailbox) = &mut client.mailbox
+                {
+                    mailbox.answer(*number, *result);
+                }
+            }
+            Call::Transmit(message) => self.queue(context, message, tenant),
+            Call::Receive { stream, length, pieces } => {
+                self.receiver.set_destination(*stream, *length, pieces, tenant);
+            }
+            Call::WriteHost { client, address, length, bytes } => {
+                let bytes = &bytes[..usize::from(*length).min(MAX_HOST_WRITE)];
+                let owner = (AttachmentId(client.0), tenant);
+                return self.write_host(context, owner, *address, bytes);
+            }
+            Call::Interrupt { client, vector } => {
+                let who = AttachmentId(client.0);
+                if self.parts.tenants.is_known(who, tenant) {
+                    context.interrupt(who, *vector);
+                }
+            }
+            Call::SetBooted(true) => {
+                let life = self.parts.site.lives.begin(self.parts.site.node, context.now());
+                (self.parts.own_life, self.firmware.last_life) = (life, life);
+            }
+            Call::SetBooted(false) => self.end_life(context),
+            Call::SetTimer(time) => self.firmware.timer = *time,
+            Call::Broken => self.halt(context),
+        }
+        true
+    }
+
+    /// Returns a client whose present tenant the program knew.
+    pub(super) fn known_client(&mut self, client: Client, seen: u32) -> Option<&mut ClientState> {
+        let is_known = self.parts.tenants.is_known(AttachmentId(client.0), seen);
+        self.clients.get_mut(usize::from(client.0)).filter(|_| is_known)
+    }
+
+    /// Queues a message for the transmit engine. A program with too many messages is broken.
+    pub(super) fn queue(&mut self, context: &mut Context<'_>, message: &Transmit, seen: u32) {
+        let life = self.parts.own_life;
+        let has_room = match message.channel {
+            Channel::Control => self.transmitter.queue_control(message, life),
+            Channel::Data if life == 0 => {
+                self.transmitter.refuse(message.name);
+                true
+            }
+            Channel::Data => self.transmitter.queue_data(*message, life, seen),
+        };
+        if !has_room {
+            self.halt(context);
+        }
+    }
+
+    /// Writes to a client's memory: the word that hands an event over comes last. Returns false if
+    /// it has to wait.
+    pub(super) fn write_host(
+        &mut self,
+        context: &mut Context<'_>,
+        owner: (AttachmentId, u32),
+        address: u64,
+        bytes: &[u8],
+    ) -> bool {
+        while self.firmware.written < bytes.len() {
+            let left = bytes.len() - self.firmware.written;
+            let part = if left > HAND_OVER { left - HAND_OVER } else { left };
+            let start = self.firmware.written;
+            let target = address.wrapping_add(start as u64);
+
+            let data = &bytes[start..start + part];
+            match self.parts.tenants.write(context, owner, target, data, &mut self.firmware.waits_since) {
+                Access::Done => self.firmware.written += part,
+                Access::Wait => return false,
+                Access::Fault => {
+                    self.errors += 1;
+                    break;
+                }
+            }
+        }
+
+        self.firmware.written = 0;
+        true
+    }
+
+    /// Shows the firmware that the time of its timer has come.
+    pub(super) fn ring_timer(&mut self, now: Nanos) {
+        if self.firmware.timer <= now && self.parts.firmware.send(now, Event::Timer) {
+            self.firmware.timer = Nanos::NEVER;
+        }
+    }
+}

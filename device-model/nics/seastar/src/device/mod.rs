@@ -1,0 +1,408 @@
+//! The device: attachments, resets, the firmware's lives, and one step.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | the device's methods, and its state |
+//! | `lifecycle.rs` | lives of the firmware and of nodes, tenants |
+//! | `effects.rs` | the effects of the program's calls |
+
+mod effects;
+mod lifecycle;
+
+use std::sync::atomic::Ordering;
+
+use nicforge_core::{
+    context::Context,
+    device::{Counter, Device, Ended, Progress, Reset, Write},
+    dma::DmaError,
+    ids::{Address, AttachmentId, DmaToken},
+    spec::{AttachmentSpec, FunctionSpec, Identity},
+    time::Nanos,
+};
+use nicforge_hwi::{
+    pci,
+    seastar::{self, REGISTERS, RING_CELLS, firmware, mirror, reg, vector, window},
+};
+use nicforge_kit::{AttachmentSet, RegisterValue};
+use nicforge_network::router::{FifoSpec, Router, RouterSpec};
+use nicforge_seastar_firmware::chip::{Client, Event, Program};
+
+use crate::{
+    config::{Network, NetworkError, Options, Site},
+    lives::Cursor,
+    mailbox::{Mailbox, Next, Shown},
+    memory::{MAX_CLIENTS, Tenants},
+    parts::{FirmwareLink, Parts},
+    processor::{Counters, Effect},
+    receive::Receiver,
+    transmit::Transmitter,
+};
+
+/// Packets of an injection FIFO, and of the reception FIFO.
+const FIFO_PACKETS: u16 = 8;
+
+/// The place of a program of the embedded processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProgramSite {
+    /// The node.
+    pub node: u32,
+    /// Number of nodes of the network.
+    pub nodes: u32,
+    /// Number of processes of the node.
+    pub processes: u16,
+}
+
+/// A node's SeaStar; the crate's documentation describes it.
+pub struct SeaStar<P> {
+    /// Makes the program of each life of the processor.
+    make: Box<dyn FnMut(ProgramSite) -> P + Send>,
+    parts: Parts,
+    clients: [ClientState; MAX_CLIENTS],
+    attached: AttachmentSet<1>,
+    /// Client whose commands come first in the next step.
+    turn: u16,
+    firmware: FirmwareState,
+    lives: LifeChanges,
+    transmitter: Transmitter,
+    receiver: Receiver,
+    /// The counters of the program.
+    counters: Counters,
+    /// Commands taken, and errors of clients.
+    commands: u64,
+    errors: u64,
+}
+
+/// State of an attachment.
+#[derive(Default)]
+struct ClientState {
+    mailbox: Option<Mailbox>,
+    /// Tenant that the firmware knows, 0 for none.
+    known: u32,
+}
+
+/// State of the firmware, as the device sees it.
+struct FirmwareState {
+    /// One of [`firmware`].
+    shown: u32,
+    /// Number of its life.
+    epoch: u32,
+    /// Number of this node's last life.
+    last_life: u32,
+    /// Time of [`Event::Timer`].
+    timer: Nanos,
+    /// An effect whose time has not come, or that has to wait.
+    held: Option<Effect>,
+    /// Time from which a write to a client waits, and bytes of it that are written.
+    waits_since: Option<Nanos>,
+    written: usize,
+    halts: u64,
+}
+
+/// Changes of other nodes' lives that the firmware has not seen.
+#[derive(Default)]
+struct LifeChanges {
+    cursor: Cursor,
+    nodes: Vec<u32>,
+}
+
+impl<P: Program + Send + 'static> SeaStar<P> {
+    /// Builds the SeaStar of a node in the state of power-on. `make` makes the program of each life
+    /// of its processor.
+    ///
+    /// # Errors
+    /// [`NetworkError::NoNode`], and [`NetworkError::Router`] if the links do not fit.
+    pub fn new(
+        network: &Network,
+        node: u32,
+        make: impl FnMut(ProgramSite) -> P + Send + 'static,
+    ) -> Result<Self, NetworkError> {
+        let site = network.node(node)?;
+        let router = Router::new(&router_spec(&site), site.table.clone())?;
+        let receiver = Receiver::new(site.nodes);
+
+        Ok(Self {
+            make: Box::new(make),
+            parts: Parts {
+                site,
+                router,
+                firmware: FirmwareLink::default(),
+                tenants: Tenants::default(),
+                own_life: 0,
+            },
+            clients: std::array::from_fn(|_| ClientState::default()),
+            attached: AttachmentSet::default(),
+            turn: 0,
+            firmware: FirmwareState {
+                shown: firmware::DOWN,
+                epoch: 0,
+                last_life: 0,
+                timer: Nanos::NEVER,
+                held: None,
+                waits_since: None,
+                written: 0,
+                halts: 0,
+            },
+            lives: LifeChanges::default(),
+            transmitter: Transmitter::new(),
+            receiver,
+            counters: Counters::default(),
+            commands: 0,
+            errors: 0,
+        })
+    }
+
+    fn options(&self) -> &Options {
+        &self.parts.site.options
+    }
+
+    /// Returns what the mirrors show.
+    fn shown(&self) -> Shown {
+        Shown {
+            node: self.parts.site.node,
+            nodes: self.parts.site.nodes,
+            processes: self.options().processes.into(),
+            firmware: self.firmware.shown,
+            epoch: self.firmware.epoch,
+        }
+    }
+
+    /// Shows the state of the firmware in all mirrors.
+    fn show_firmware(&mut self, state: u32) {
+        self.firmware.shown = state;
+        let shown = self.shown();
+        for who in self.attached.iter() {
+            if let Some(mailbox) = &mut self.clients[usize::from(who.0)].mailbox {
+                mailbox.show_firmware(shown);
+            }
+        }
+    }
+
+    /// Passes commands to the firmware, from the mailboxes in turn. Returns their number.
+    fn take_commands(&mut self, now: Nanos, budget: u32) -> u32 {
+        let mut taken = 0;
+        let mut clients = self.attached;
+
+        while taken < budget
+            && let Some(who) = clients.in_turn(AttachmentId(self.turn))
+        {
+            let Some(mailbox) = &mut self.clients[usize::from(who.0)].mailbox else {
+                clients.remove(who);
+                continue;
+            };
+            match mailbox.next() {
+                Next::Command(number, bytes) => {
+                    let event = Event::Command { client: Client(who.0), number, bytes };
+                    if !self.parts.firmware.send(now, event) {
+                        break;
+                    }
+                    mailbox.advance();
+                    taken += 1;
+                }
+                Next::Nothing => clients.remove(who),
+                Next::Invalid => {
+                    clients.remove(who);
+                    self.errors += 1;
+                }
+            }
+            self.turn = who.0 + 1;
+        }
+
+        self.commands += u64::from(taken);
+        taken
+    }
+
+    /// Moves packets. Returns their number, and whether there are more.
+    fn move_packets(&mut self, context: &mut Context<'_>, budget: u32, receives: bool) -> (u32, bool) {
+        let mut total = 0;
+        loop {
+            let left = budget.saturating_sub(total);
+            let mut moved = self.transmitter.step(&mut self.parts, context, left);
+            if receives {
+                moved += self.receiver.step(&mut self.parts, context, left);
+            }
+
+            let outcome = self.parts.router.step(&mut context.ports(), budget);
+            context.wake_at(outcome.wake);
+            moved += outcome.moved;
+            total += moved;
+            if moved == 0 || outcome.has_more || total >= budget {
+                return (total, moved > 0 || outcome.has_more);
+            }
+        }
+    }
+
+    /// Requests the next step that no event causes.
+    fn arm(&mut self, context: &mut Context<'_>) {
+        let now = context.now();
+        let held = self.firmware.held.as_ref().map_or(Nanos::NEVER, |effect| effect.time);
+        let times = [held, self.firmware.timer, self.transmitter.next_time(), self.receiver.next_time()];
+        let next = times.into_iter().filter(|&time| time > now).min().unwrap_or(Nanos::NEVER);
+        let next = next.min(self.parts.firmware.take_retry(now));
+        if next < Nanos::NEVER {
+            context.wake_at(next);
+        }
+    }
+
+    /// Opens the mailbox of a client that has come, or was reset.
+    fn open(&mut self, context: &Context<'_>, who: AttachmentId) {
+        let shown = self.shown();
+        let Some(client) = self.clients.get_mut(usize::from(who.0)) else { return };
+        client.mailbox = Mailbox::open(context, who, shown);
+        if client.mailbox.is_some() {
+            self.attached.add(who);
+            self.parts.tenants.begin(who);
+        }
+    }
+}
+
+/// Returns the description of a node's router.
+fn router_spec(site: &Site) -> RouterSpec {
+    let link = site.options.link.clone();
+    let bytes = link.max_packet as u32 * u32::from(FIFO_PACKETS);
+    let fifo = |priority| FifoSpec { bytes, packets: FIFO_PACKETS, priority };
+    RouterSpec {
+        ports: site.ports,
+        link,
+        framing: 0,
+        // The channels of control messages go first.
+        priorities: vec![1, 1, 0, 0],
+        bubble_vcs: 0,
+        through_ratio: 1,
+        injection: vec![fifo(1), fifo(0)],
+        reception: vec![fifo(0)],
+    }
+}
+
+impl<P: Program + Send + 'static> Device for SeaStar<P> {
+    fn spec(&self) -> FunctionSpec {
+        let identity = Identity {
+            vendor: pci::VENDOR_ID,
+            device: pci::DEVICE_SEASTAR,
+            subsystem_vendor: pci::VENDOR_ID,
+            subsystem: pci::DEVICE_SEASTAR,
+            class: 0x02_80_00,
+            revision: 1,
+        };
+
+        let processes = (0..self.options().processes).map(|process| format!("p{process}"));
+        let attachments = std::iter::once("kernel".to_owned())
+            .chain(processes)
+            .map(|name| AttachmentSpec { name, group: 0 })
+            .collect();
+        FunctionSpec::nic(
+            identity,
+            attachments,
+            REGISTERS,
+            vector::COUNT,
+            RING_CELLS,
+            window::SIZE,
+            mirror::SIZE,
+        )
+    }
+
+    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        self.open(context, who);
+        context.wake_at(Nanos::ZERO);
+    }
+
+    fn detached(&mut self, context: &mut Context<'_>, who: AttachmentId, _: Ended) {
+        self.attached.remove(who);
+        self.parts.tenants.end(who);
+        if let Some(client) = self.clients.get_mut(usize::from(who.0)) {
+            client.mailbox = None;
+        }
+        context.wake_at(Nanos::ZERO);
+    }
+
+    fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
+        if reach == Reset::Function {
+            self.stop_firmware(context, firmware::DOWN);
+            self.parts.router.reset(&mut context.ports());
+        }
+
+        for who in self.attached.iter().filter(|&who| reach.reaches(who)) {
+            self.open(context, who);
+        }
+        context.wake_at(Nanos::ZERO);
+    }
+
+    fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
+        if at.bar == 0 && at.offset == reg::IDENTITY {
+            reg::IDENTITY_VALUE.answer_read(data);
+        }
+    }
+
+    fn write(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &[u8]) -> Write {
+        Write::Accepted
+    }
+
+    fn dma_done(
+        &mut self,
+        _: &mut Context<'_>,
+        _: AttachmentId,
+        token: DmaToken,
+        result: Result<&[u8], DmaError>,
+    ) {
+        self.transmitter.reader().answered(token, result);
+        self.receiver.reader().answered(token, result);
+    }
+
+    fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        let now = context.now();
+        self.watch_firmware(context);
+
+        let is_current = self.announce(context);
+        let mut moved = 0;
+        if is_current {
+            moved += self.carry_out(context, budget);
+            self.ring_timer(now);
+            moved += self.take_commands(now, budget);
+        }
+
+        // Without a firmware, packets are discarded.
+        let receives = is_current || !self.parts.firmware.is_running();
+        let (packets, has_more) = self.move_packets(context, budget, receives);
+        self.arm(context);
+
+        if moved + packets > 0 || has_more { Progress::Busy } else { Progress::Idle }
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let (sent, received) = (&self.transmitter.counters, &self.receiver.counters);
+        let router = self.parts.router.counters();
+        let ports = 0..self.parts.site.ports;
+        let forwarded: u64 = ports.map(|port| self.parts.router.output_counters(port).through).sum();
+
+        let list = [
+            ("sent", sent.messages),
+            ("received", received.messages),
+            ("control_sent", sent.control),
+            ("control_received", received.control),
+            ("bytes_sent", sent.bytes),
+            ("bytes_received", received.bytes),
+            ("packets_sent", sent.packets),
+            ("forwarded", forwarded),
+            ("dropped", received.dropped),
+            ("stale", received.stale),
+            ("cut", received.cut),
+            ("corrupt", received.corrupt),
+            ("memory_faults", sent.faults + received.faults),
+            ("discarded", received.discarded + router.dropped),
+            ("streams", self.receiver.streams_in_use()),
+            ("most_streams", received.most_streams),
+            ("transmissions", self.transmitter.waiting()),
+            ("commands", self.commands),
+            ("life", self.parts.own_life.into()),
+            ("firmware_state", self.firmware.shown.into()),
+            ("firmware_life", self.firmware.epoch.into()),
+            ("firmware_halts", self.firmware.halts),
+            ("errors", self.errors),
+        ];
+        let program = P::COUNTERS.iter().zip(self.counters.iter());
+        let program = program.map(|(&name, value)| (name, value.load(Ordering::Relaxed)));
+        list.into_iter().chain(program).map(|(name, value)| Counter { name, value }).collect()
+    }
+}
+
+/// The numbers of attachments fit a set of one word.
+const _: () = assert!(MAX_CLIENTS <= 64 && seastar::MAX_PROCESSES < 64);

@@ -1,0 +1,340 @@
+//! The family of the machine file's tables `[[seastar]]`.
+//!
+//! ```toml
+//! [[seastar]]               # SeaStars on one network
+//! torus = [2, 2, 2]         # the number of nodes in each of up to three dimensions
+//! wrap = [true, true, true] # whether each dimension is closed to rings; Red Storm's is z alone
+//! processes = 2             # processes of a node, 1 to 15
+//! firmware_mhz = 500        # clock of the embedded processor; 0: its work takes no time
+//! ht_mbytes_s = 2400        # host interface, in each direction; 0: no limit
+//! end_to_end_crc = true     # else: if the links have a bandwidth
+//! mtu = 8192                # bytes of a packet over links without a bandwidth, 64 to 65536
+//! implicit_acks = false     # messages of one packet need no acknowledgement of flow control
+//! node_timeout_ms = 10000   # how long a node may be silent before it is taken to be off
+//!
+//! [seastar.link]
+//! delay_ns = 30
+//! gbit_s = 20.0
+//! cut_through_bytes = 16
+//! credits = 32              # packets of buffer at the receiving end of a virtual channel
+//! ```
+//!
+//! The nodes are `ss0`, `ss1`, ..., counted through all networks.
+//!
+//! [`Networks::default`] has the firmware that comes with nicforge, and [`Networks::new`] takes
+//! another one.
+
+use nicforge_core::ids::AttachmentId;
+use nicforge_family::{
+    Column, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, check_range,
+    refuse_value,
+};
+use nicforge_hwi::seastar::{KERNEL, MAX_PROCESSES, PACKET};
+use nicforge_kit::Clock;
+use nicforge_seastar_firmware::{
+    chip::Program,
+    firmware::{Firmware, Settings},
+};
+use serde::Deserialize;
+
+use crate::{Network, Options, ProgramSite, SeaStar, config::MAX_MTU};
+
+/// Most nodes of all networks of a machine file together.
+const MAX_ALL_NODES: u32 = nicforge_hwi::seastar::MAX_NODES;
+/// The highest frequency of the processor in MHz.
+const MAX_CLOCK: u32 = 10_000;
+/// The highest rate of the host interface in megabytes a second.
+const MAX_HOST_RATE: u32 = 1_000_000;
+/// The longest time-out of a node in milliseconds: an hour.
+const MAX_TIMEOUT: u64 = 3_600_000;
+/// The time-out unless the file says otherwise, in milliseconds.
+const TIMEOUT: u64 = 10_000;
+/// Nanoseconds of a millisecond.
+const MILLISECOND: u64 = 1_000_000;
+
+/// The role of a node with a SeaStar.
+pub const NODE: Role = Role::new("seastar", "a node with a SeaStar");
+
+/// The options of a node's firmware, as a machine file has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirmwareOptions {
+    /// The node.
+    pub site: ProgramSite,
+    /// Messages of one packet need no acknowledgement of flow control.
+    pub implicit_acks: bool,
+    /// Nanoseconds after which a silent node is taken to be off.
+    pub node_timeout: u64,
+}
+
+/// The family of SeaStar networks. The module documentation describes their tables.
+#[derive(Clone, Copy, Debug)]
+pub struct Networks<P> {
+    make: fn(FirmwareOptions) -> P,
+}
+
+impl<P: Program + Send + 'static> Networks<P> {
+    /// Returns the family with a firmware: `make` makes it at the start of each life of a node's
+    /// processor.
+    pub const fn new(make: fn(FirmwareOptions) -> P) -> Self {
+        Self { make }
+    }
+}
+
+impl Default for Networks<Firmware> {
+    /// Returns the family with the firmware that comes with nicforge.
+    fn default() -> Self {
+        Self::new(|options| {
+            let FirmwareOptions { site, implicit_acks, node_timeout } = options;
+            Firmware::new(Settings {
+                processes: site.processes,
+                implicit_acknowledgements: implicit_acks,
+                timeout: node_timeout,
+            })
+        })
+    }
+}
+
+/// SeaStars on one network.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NetworkSection {
+    /// The number of nodes in each of up to three dimensions.
+    torus: Spanned<Vec<u32>>,
+    /// Whether each dimension is closed to rings. Those that are left out are.
+    #[serde(default)]
+    wrap: Option<Spanned<Vec<bool>>>,
+    /// Number of processes of a node.
+    #[serde(default)]
+    processes: Option<Spanned<u16>>,
+    /// The clock of the embedded processor in MHz.
+    #[serde(default)]
+    firmware_mhz: Option<Spanned<u32>>,
+    /// Rate of the host interface in megabytes a second.
+    #[serde(default)]
+    ht_mbytes_s: Option<Spanned<u32>>,
+    /// Whether long messages carry an end-to-end check.
+    #[serde(default)]
+    end_to_end_crc: Option<bool>,
+    /// Bytes of a packet over links without a bandwidth.
+    #[serde(default)]
+    mtu: Option<Spanned<u32>>,
+    /// Messages of one packet need no acknowledgement of flow control.
+    #[serde(default)]
+    implicit_acks: bool,
+    /// How long a node may be silent, in milliseconds.
+    #[serde(default)]
+    node_timeout_ms: Option<Spanned<u64>>,
+    /// The network's links.
+    #[serde(default)]
+    link: LinkSection,
+}
+
+/// Returns a value of the file, or its default.
+fn value<T: PartialOrd + std::fmt::Display + Copy>(
+    what: &str,
+    value: Option<&Spanned<T>>,
+    (least, most): (T, T),
+    default: T,
+) -> Result<T, SectionError> {
+    value.map_or(Ok(default), |value| check_range(what, value, least, most))
+}
+
+impl NetworkSection {
+    /// Returns the options that the file gives.
+    fn options(&self) -> Result<Options, SectionError> {
+        let default = Options::default();
+        let processes = self.processes.as_ref();
+        let mhz = value("firmware_mhz", self.firmware_mhz.as_ref(), (0, MAX_CLOCK), 0)?;
+        let mtu = value("mtu", self.mtu.as_ref(), (PACKET as u32, MAX_MTU as u32), default.mtu as u32)?;
+
+        Ok(Options {
+            processes: value("processes", processes, (1, MAX_PROCESSES), default.processes)?,
+            clock: Clock::of_mhz(mhz),
+            host_rate: value("ht_mbytes_s", self.ht_mbytes_s.as_ref(), (0, MAX_HOST_RATE), 0)?,
+            end_to_end_crc: self.end_to_end_crc,
+            mtu: mtu as usize,
+            link: self.link.over(default.link)?,
+        })
+    }
+
+    /// Returns the network.
+    fn network(&self, section: &Section<'_>) -> Result<Network, SectionError> {
+        let lengths = self.torus.get_ref();
+        let wraps = match &self.wrap {
+            Some(wrap) if wrap.get_ref().len() != lengths.len() => {
+                let (found, expected) = (wrap.get_ref().len(), format!("{} values", lengths.len()));
+                return Err(SectionError::value(wrap.span(), "wrap's length", found, expected));
+            }
+            Some(wrap) => wrap.get_ref().as_slice(),
+            None => &[],
+        };
+
+        Network::torus(lengths, wraps, self.options()?).map_err(|error| {
+            SectionError::value(section.span(), "the network", "impossible", error.to_string())
+        })
+    }
+
+    /// Returns the time-out of nodes in nanoseconds.
+    fn node_timeout(&self) -> Result<u64, SectionError> {
+        let milliseconds =
+            value("node_timeout_ms", self.node_timeout_ms.as_ref(), (1, MAX_TIMEOUT), TIMEOUT)?;
+        Ok(milliseconds * MILLISECOND)
+    }
+}
+
+impl<P: Program + Send + 'static> Family for Networks<P> {
+    fn table(&self) -> &'static str {
+        "seastar"
+    }
+
+    fn roles(&self) -> &'static [Role] {
+        &[NODE]
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const COLUMNS: &[Column] = &[
+            Column::packets("sent", &["sent", "control_sent"]),
+            Column::packets("received", &["received", "control_received"]),
+            Column::new("forwarded", &["forwarded"]),
+            Column::new("dropped", &["dropped"]),
+            Column::new("repeated", &["firmware_repetitions"]),
+            Column::new("streams", &["streams"]),
+            Column::new("halts", &["firmware_halts"]),
+        ];
+        COLUMNS
+    }
+
+    fn plan(&self, sections: Vec<Section<'_>>, plan: &mut Plan) -> Result<(), SectionError> {
+        let mut nodes = 0;
+        for section in &sections {
+            let parsed: NetworkSection = section.parse()?;
+            let network = parsed.network(section)?;
+            if network.nodes() > MAX_ALL_NODES - nodes {
+                let expected = format!("at most {MAX_ALL_NODES} nodes in all networks together");
+                return Err(refuse_value("torus", &debug(&parsed.torus), expected));
+            }
+
+            self.add_network(plan, section, &network, &parsed, nodes)?;
+            nodes += network.nodes();
+        }
+        Ok(())
+    }
+}
+
+/// Returns the lengths of a torus as the text of an error shows them.
+fn debug(torus: &Spanned<Vec<u32>>) -> Spanned<String> {
+    Spanned::new(torus.span(), format!("{:?}", torus.get_ref()))
+}
+
+impl<P: Program + Send + 'static> Networks<P> {
+    /// Adds the nodes of one network. Their numbers begin at `first`.
+    fn add_network(
+        &self,
+        plan: &mut Plan,
+        section: &Section<'_>,
+        network: &Network,
+        parsed: &NetworkSection,
+        first: u32,
+    ) -> Result<(), SectionError> {
+        let (make, implicit_acks, node_timeout) = (self.make, parsed.implicit_acks, parsed.node_timeout()?);
+        let mut functions = Vec::with_capacity(network.nodes() as usize);
+
+        for node in 0..network.nodes() {
+            let network = network.clone();
+            let program = move |site| make(FirmwareOptions { site, implicit_acks, node_timeout });
+            let max_packet = network.options().link.max_packet;
+            let source = DeviceSource::fallible(move || SeaStar::new(&network, node, program))
+                .with_admin(AttachmentId(KERNEL))
+                .with_max_packet(max_packet);
+            let name = format!("ss{}", first + node);
+            functions.push(plan.single(&name, NODE, source).map_err(|error| section.refuse(error))?);
+        }
+
+        for cable in network.cables() {
+            let ends = [cable.a, cable.b].map(|end| (functions[end.node as usize], end.port));
+            let link = network.options().link.clone();
+            plan.link(ends[0], ends[1], link).map_err(|error| section.refuse(error))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nicforge_seastar_firmware::chip::{Chip, Halted, Polled};
+    use toml::de::DeTable;
+
+    use super::*;
+
+    struct Nothing;
+
+    impl Program for Nothing {
+        fn poll<C: Chip>(&mut self, _: &mut C) -> Result<Polled, Halted> {
+            Ok(Polled::Idle)
+        }
+    }
+
+    /// Returns the plan of a machine with this section, or the error's message.
+    fn plan(lines: &str) -> Result<Plan, String> {
+        let section = Section::new(DeTable::parse(lines).unwrap());
+        let mut plan = Plan::new("test").unwrap();
+        let family = Networks::new(|_| Nothing);
+        family.plan(vec![section], &mut plan).map_err(|error| error.to_string())?;
+        Ok(plan)
+    }
+
+    #[test]
+    fn torus_has_nodes_and_links() {
+        let plan = plan("torus = [3, 4]\n").unwrap();
+
+        assert_eq!((plan.nodes().len(), plan.links().len()), (12, 24));
+        assert!(plan.find_node("ss11").is_some() && plan.find_node("ss12").is_none());
+        assert_eq!(plan.links()[0].link.max_packet, crate::config::DEFAULT_MTU);
+        for function in plan.functions() {
+            assert!(function.source.make().is_ok());
+        }
+    }
+
+    #[test]
+    fn open_dimension_has_fewer_links_and_links_with_a_bandwidth_have_packets_of_64_bytes() {
+        let plan = plan("torus = [4, 4, 4]\nwrap = [false, false, true]\n[link]\ngbit_s = 20.0\n").unwrap();
+
+        assert_eq!(plan.links().len(), 48 + 48 + 64);
+        assert_eq!(plan.links()[0].link.max_packet, PACKET);
+    }
+
+    #[test]
+    fn machine_files_that_come_with_nicforge_have_eight_nodes() {
+        for text in [
+            include_str!("../../../../machines/seastar.toml"),
+            include_str!("../../../../machines/seastar-timed.toml"),
+        ] {
+            let mut file = Section::new(DeTable::parse(text).unwrap());
+            let sections = file.take_sections("seastar").unwrap();
+            let mut plan = Plan::new("test").unwrap();
+            Networks::default().plan(sections, &mut plan).unwrap();
+
+            assert_eq!((plan.nodes().len(), plan.links().len()), (8, 12));
+            assert!(plan.functions().iter().all(|function| function.source.make().is_ok()));
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        for (lines, expected) in [
+            ("torus = []", "0 dimensions"),
+            ("torus = [2, 2, 2, 2]", "4 dimensions"),
+            ("torus = [20000]", "1 to 16000"),
+            ("torus = [2]\nwrap = [true, true]", "1 values"),
+            ("torus = [2]\nprocesses = 16", "1 to 15"),
+            ("torus = [2]\nfirmware_mhz = 20000", "0 to 10000"),
+            ("torus = [2]\nmtu = 63", "64 to 65536"),
+            ("torus = [2]\nnode_timeout_ms = 0", "1 to 3600000"),
+            ("torus = [2]\nht_mbytes_s = 2000000", "0 to 1000000"),
+            ("torus = [2]\nspeed = 1", "unknown field"),
+        ] {
+            let Err(message) = plan(lines) else { panic!("{lines} is taken") };
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! Client memory, as the DMA engines reach it: the tenants of the attachments, and lists of pieces.
+//!
+//! Mapped memory is copied within a call. Memory that only messages reach is read split-phase by a
+//! [`Reader`], and written by posted messages. A client that does not answer these in time is cut
+//! off: its memory counts as unreadable, and the engines go on.
+//!
+//! *Invariant:* an engine accesses an attachment only if its program knew the present tenant when
+//! it made the call. A message of an earlier tenant thus never reaches the memory of a later one.
+
+use nicforge_core::{
+    context::Context,
+    dma::DmaError,
+    ids::{AttachmentId, DmaToken},
+    time::Nanos,
+};
+use nicforge_hwi::seastar::{KERNEL, MAX_PIECES, MAX_PROCESSES, PIECES, Piece};
+use nicforge_kit::retry;
+use nicforge_seastar_firmware::chip::Pieces;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Number of attachments of a node with all processes.
+pub(crate) const MAX_CLIENTS: usize = MAX_PROCESSES as usize + 1;
+/// How long an engine waits for the answer to a read by message, in nanoseconds.
+const READ_LIMIT: u64 = 1_000_000_000;
+/// How long an engine waits for room for a write by message, in nanoseconds. Reception waits as
+/// long, once for each tenant.
+const WRITE_LIMIT: u64 = 100_000_000;
+/// Pieces of a command list that are read at once.
+const LIST_PART: usize = 8;
+
+/// The tenants of a node's attachments.
+#[derive(Debug, Default)]
+pub(crate) struct Tenants {
+    of: [Tenant; MAX_CLIENTS],
+    last: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tenant {
+    /// Number of the tenant, 0 for none.
+    number: u32,
+    /// It has not answered writes by message in time.
+    is_unresponsive: bool,
+}
+
+impl Tenants {
+    /// Notes a new tenant of an attachment, and returns its number.
+    pub(crate) fn begin(&mut self, who: AttachmentId) -> u32 {
+        self.last += 1;
+        if let Some(tenant) = self.of.get_mut(usize::from(who.0)) {
+            *tenant = Tenant { number: self.last, is_unresponsive: false };
+        }
+        self.last
+    }
+
+    /// Notes that an attachment has no tenant.
+    pub(crate) fn end(&mut self, who: AttachmentId) {
+        if let Some(tenant) = self.of.get_mut(usize::from(who.0)) {
+            *tenant = Tenant::default();
+        }
+    }
+
+    /// Returns the number of an attachment's tenant, 0 if it has none.
+    #[inline]
+    pub(crate) fn number(&self, who: AttachmentId) -> u32 {
+        self.of.get(usize::from(who.0)).map_or(0, |tenant| tenant.number)
+    }
+
+    /// Returns whether an attachment has a tenant that a call knew. `seen` is the highest number
+    /// that the program had seen.
+    #[inline]
+    pub(crate) fn is_known(&self, who: AttachmentId, seen: u32) -> bool {
+        (1..=seen).contains(&self.number(who))
+    }
+
+    /// Writes to the memory of a known tenant. `since` is the time from which the write waits, and
+    /// belongs to the caller.
+    pub(crate) fn write(
+        &mut self,
+        context: &mut Context<'_>,
+        (who, seen): (AttachmentId, u32),
+        address: u64,
+        data: &[u8],
+        since: &mut Option<Nanos>,
+    ) -> Access {
+        if !self.is_known(who, seen) {
+            *since = None;
+            return Access::Fault;
+        }
+
+        let written = match context.copy_to(who, address, data) {
+            Err(DmaError::Remote { .. }) => context.dma_write(who, address, data),
+            other => other,
+        };
+        match written {
+            Err(DmaError::Busy) => self.wait_for_write(context, who, since),
+            result => {
+                *since = None;
+                if result.is_ok() { Access::Done } else { Access::Fault }
+            }
+        }
+    }
+
+    /// Waits for room for a write by message, or gives up.
+    #[cold]
+    fn wait_for_write(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        since: &mut Option<Nanos>,
+    ) -> Access {
+        let Some(tenant) = self.of.get_mut(usize::from(who.0)) else { return Access::Fault };
+        let now = context.now();
+        let began = *since.get_or_insert(now);
+        tenant.is_unresponsive |= now >= began.after(WRITE_LIMIT);
+        if tenant.is_unresponsive {
+            *since = None;
+            return Access::Fault;
+        }
+
+        context.wake_at(now.after(retry::MEMORY_BUSY));
+        Access::Wait
+    }
+}
+
+/// Result of an access to client memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Access {
+    /// It is done.
+    Done,
+    /// It is not done yet. The device is stepped when it can go on.
+    Wait,
+    /// The memory cannot be accessed.
+    Fault,
+}
+
+/// Reads client memory for one engine, one read at a time.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    /// Number of the engine, which its tokens carry.
+    engine: u64,
+    serial: u64,
+    /// The read by message that is under way.
+    pending: Option<PendingRead>,
+    /// Data of the last read by message.
+    buffer: Vec<u8>,
+}
+
+/// Number of engines that read.
+const ENGINES: u64 = 2;
+
+#[derive(Debug)]
+struct PendingRead {
+    who: AttachmentId,
+    address: u64,
+    since: Nanos,
+    state: ReadState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadState {
+    /// There was no room to start it.
+    Unsent,
+    Sent,
+    Answered,
+    Failed,
+}
+
+impl Reader {
+    /// Returns a reader of an engine, 0 or 1.
+    pub(crate) fn new(engine: u64) -> Self {
+        Self { engine, serial: 0, pending: None, buffer: Vec::new() }
+    }
+
+    fn token(&self) -> DmaToken {
+        DmaToken(self.serial * ENGINES + self.engine)
+    }
+
+    /// Reads memory of a known tenant. After [`Access::Wait`], the caller must repeat the call, or
+    /// [`Reader::cancel`] it.
+    pub(crate) fn read(
+        &mut self,
+        context: &mut Context<'_>,
+        tenants: &Tenants,
+        (who, seen): (AttachmentId, u32),
+        address: u64,
+        out: &mut [u8],
+    ) -> Access {
+        if !tenants.is_known(who, seen) {
+            self.cancel(context);
+            return Access::Fault;
+        }
+
+        if self.pending.is_none() {
+            match context.copy_from(who, address, out) {
+                Ok(()) => return Access::Done,
+                Err(DmaError::Remote { .. }) => {}
+                Err(_) => return Access::Fault,
+            }
+        }
+        self.read_by_message(context, who, address, out)
+    }
+
+    #[cold]
+    fn read_by_message(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        address: u64,
+        out: &mut [u8],
+    ) -> Access {
+        let now = context.now();
+        let is_same = |read: &PendingRead| (read.who, read.address) == (who, address);
+        if !self.pending.as_ref().is_some_and(is_same) {
+            self.cancel(context);
+            self.serial += 1;
+            self.pending = Some(PendingRead { who, address, since: now, state: ReadState::Unsent });
+        }
+
+        let token = self.token();
+        let Some(read) = &mut self.pending else { return Access::Fault };
+        if read.state == ReadState::Unsent && context.dma_read(who, address, out.len(), token).is_ok() {
+            read.state = ReadState::Sent;
+        }
+
+        let is_late = now >= read.since.after(READ_LIMIT);
+        match read.state {
+            ReadState::Answered if self.buffer.len() == out.len() => {
+                out.copy_from_slice(&self.buffer);
+                self.pending = None;
+                Access::Done
+            }
+            ReadState::Unsent | ReadState::Sent if !is_late => {
+                let again = if read.state == ReadState::Sent {
+                    read.since.after(READ_LIMIT)
+                } else {
+                    now.after(retry::MEMORY_BUSY)
+                };
+                context.wake_at(again);
+                Access::Wait
+            }
+            _ => {
+                self.cancel(context);
+                Access::Fault
+            }
+        }
+    }
+
+    /// Takes the answer to a read by message, if it is this reader's.
+    pub(crate) fn answered(&mut self, token: DmaToken, result: Result<&[u8], DmaError>) {
+        if token != self.token() {
+            return;
+        }
+        let Some(read) = &mut self.pending else { return };
+
+        read.state = match result {
+            Ok(data) => {
+                self.buffer.clear();
+                self.buffer.extend_from_slice(data);
+                ReadState::Answered
+            }
+            Err(_) => ReadState::Failed,
+        };
+    }
+
+    /// Forgets a read that waits.
+    pub(crate) fn cancel(&mut self, context: &mut Context<'_>) {
+        if let Some(read) = self.pending.take() {
+            let token = self.token();
+            context.forget_read(read.who, token);
+        }
+    }
+}
+
+/// A place in the pieces of a message.
+#[derive(Clone, Debug)]
+pub(crate) struct Cursor {
+    /// The piece in which it is, from its place on.
+    current: Piece,
+    /// Pieces behind it that are known, and the number of those.
+    part: [Piece; LIST_PART],
+    known: u8,
+    next: u8,
+    /// The rest of a list in the kernel's memory.
+    address: u64,
+    left: u16,
+    /// Highest tenant that the call knew.
+    seen: u32,
+}
+
+/// The memory at a place in pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Run {
+    /// This piece of memory, of at least one byte.
+    Piece(Piece),
+    /// Nothing yet: the list is being read.
+    Wait,
+    /// Nothing: the pieces end here, or the list cannot be read.
+    End,
+}
+
+impl Cursor {
+    /// Returns the start of the pieces of a call. `seen` is the highest tenant that the call knew.
+    pub(crate) fn new(pieces: &Pieces, seen: u32) -> Self {
+        let mut cursor = Self {
+            current: Piece::default(),
+            part: [Piece::default(); LIST_PART],
+            known: 0,
+            next: 0,
+            address: 0,
+            left: 0,
+            seen,
+        };
+
+        match *pieces {
+            Pieces::None => {}
+            Pieces::One(piece) => cursor.current = piece,
+            Pieces::Few { count, pieces } => {
+                cursor.part[..PIECES].copy_from_slice(&pieces);
+                cursor.known = count.min(PIECES as u8);
+            }
+            Pieces::List { address, count } => {
+                cursor.address = address;
+                cursor.left = count.min(MAX_PIECES as u16);
+            }
+        }
+        cursor
+    }
+
+    /// Returns the highest tenant that the call knew.
+    #[inline]
+    pub(crate) fn seen(&self) -> u32 {
+        self.seen
+    }
+
+    /// Returns what is at the place. The number of pieces bounds the work.
+    #[inline]
+    pub(crate) fn run(&mut self, context: &mut Context<'_>, tenants: &Tenants, reader: &mut Reader) -> Run {
+        if self.current.length > 0 {
+            return Run::Piece(self.current);
+        }
+        self.next_piece(context, tenants, reader)
+    }
+
+    /// Goes to the next piece that is not empty.
+    fn next_piece(&mut self, context: &mut Context<'_>, tenants: &Tenants, reader: &mut Reader) -> Run {
+        while self.current.length == 0 {
+            if self.next < self.known {
+                self.current = self.part[usize::from(self.next)];
+                self.next += 1;
+                continue;
+            }
+            if self.left == 0 {
+                return Run::End;
+            }
+
+            let count = usize::from(self.left).min(LIST_PART);
+            self.part.zero();
+            let kernel = (AttachmentId(KERNEL), self.seen);
+            let bytes = self.part[..count].as_mut_bytes();
+            let length = bytes.len() as u64;
+            match reader.read(context, tenants, kernel, self.address, bytes) {
+                Access::Done => {}
+                Access::Wait => return Run::Wait,
+                Access::Fault => {
+                    self.left = 0;
+                    return Run::End;
+                }
+            }
+
+            self.address = self.address.wrapping_add(length);
+            self.left -= count as u16;
+            (self.known, self.next) = (count as u8, 0);
+        }
+        Run::Piece(self.current)
+    }
+
+    /// Goes on by a number of bytes of the current piece.
+    #[inline]
+    pub(crate) fn advance(&mut self, bytes: usize) {
+        let bytes = (bytes as u32).min(self.current.length);
+        self.current.length -= bytes;
+        self.current.address = self.current.address.wrapping_add(bytes.into());
+    }
+}

@@ -1,0 +1,86 @@
+//! The parts that the engines of a node share: its place in the network, the router, the FIFO to
+//! the firmware, and the tenants of its attachments.
+
+use nicforge_core::{
+    companion::{DeviceEnd, SendError},
+    time::Nanos,
+};
+use nicforge_network::router::{Router, policies::TablePolicy};
+use nicforge_seastar_firmware::chip::Event;
+
+use crate::{
+    config::Site,
+    memory::Tenants,
+    processor::{Effect, Input, News},
+};
+
+/// Delay before an input that had no room is sent again, in nanoseconds.
+const FULL_RETRY: u64 = 10_000;
+
+/// The shared parts.
+pub(crate) struct Parts {
+    pub(crate) site: Site,
+    pub(crate) router: Router<TablePolicy>,
+    pub(crate) firmware: FirmwareLink,
+    pub(crate) tenants: Tenants,
+    /// This node's life, 0 if it has none.
+    pub(crate) own_life: u32,
+}
+
+/// The device's end of the FIFOs of the processor's life.
+#[derive(Default)]
+pub(crate) struct FirmwareLink {
+    end: Option<DeviceEnd<Input, Effect>>,
+    /// An input had no room in this step.
+    is_full: bool,
+}
+
+impl FirmwareLink {
+    /// Takes the FIFOs of a new life. Those of the earlier life end.
+    pub(crate) fn begin(&mut self, end: Option<DeviceEnd<Input, Effect>>) {
+        self.end = end;
+    }
+
+    /// Returns whether the processor runs.
+    #[inline]
+    pub(crate) fn is_running(&self) -> bool {
+        self.end.is_some()
+    }
+
+    /// Returns whether the companion of this life has halted.
+    #[inline]
+    pub(crate) fn has_halted(&self) -> bool {
+        self.end.as_ref().is_some_and(|end| end.halt().is_some())
+    }
+
+    /// Sends an event. Returns false if it has no room; the caller must send it again in a later
+    /// step. A processor that does not run takes everything.
+    #[inline]
+    pub(crate) fn send(&mut self, time: Nanos, event: Event) -> bool {
+        self.send_news(time, News::Event(event))
+    }
+
+    /// Sends a message as [`FirmwareLink::send`] does.
+    #[inline]
+    pub(crate) fn send_news(&mut self, time: Nanos, news: News) -> bool {
+        let Some(end) = &self.end else { return true };
+        match end.send(Input { time, news }) {
+            Err(SendError::Full(_)) => {
+                self.is_full = true;
+                false
+            }
+            Ok(()) | Err(SendError::Ended(_)) => true,
+        }
+    }
+
+    /// Takes the next effect.
+    #[inline]
+    pub(crate) fn receive(&mut self) -> Option<Effect> {
+        self.end.as_ref()?.receive()
+    }
+
+    /// Returns the time of the next attempt if an input had no room in this step, and forgets that.
+    pub(crate) fn take_retry(&mut self, now: Nanos) -> Nanos {
+        if std::mem::take(&mut self.is_full) { now.after(FULL_RETRY) } else { Nanos::NEVER }
+    }
+}

@@ -1,0 +1,353 @@
+//! The embedded processor: the device's companion, which runs a [`Program`].
+//!
+//! ```text
+//!   device                        FIFOs                       processor
+//!   engines, mailboxes ── Input: an event and its time ──▶  Chip::next_event
+//!   engines, mailboxes ◀── Effect: a call and its time ───  Chip::transmit, receive, ...
+//! ```
+//!
+//! The processor is a server. It begins an event when the event's time has come and the earlier
+//! work is done, and [`Chip::charge`] adds to that. Each effect carries the time of its call, and
+//! the device carries it out then. The order of effects is that of the calls.
+//!
+//! The program is polled only when the outbox has room for the effects of a poll.
+//!
+//! An effect also carries the highest tenant number that the program has seen. The device thus
+//! recognizes what belongs to a tenant that is gone.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use nicforge_core::{
+    companion::{Companion, CompanionEnd, CompanionSpec, SendError},
+    device::Progress,
+    time::Nanos,
+};
+use nicforge_hwi::seastar::CommandResult;
+use nicforge_kit::{Clock, Server};
+use nicforge_seastar_firmware::chip::{
+    Chip, Client, Event, Halted, Life, MAX_CALLS, MAX_COUNTERS, MAX_HOST_WRITE, Pieces, Polled, Program,
+    Stream, Transmit,
+};
+
+/// Most inputs on their way to the processor.
+pub(crate) const INPUTS: usize = 256;
+/// Most effects on their way to the device.
+const EFFECTS: usize = 256;
+/// The companion.
+pub(crate) const SPEC: CompanionSpec = CompanionSpec { name: "firmware", commands: INPUTS, events: EFFECTS };
+
+/// A message to the processor.
+#[derive(Debug)]
+pub(crate) struct Input {
+    /// Time from which the processor can see it.
+    pub(crate) time: Nanos,
+    pub(crate) news: News,
+}
+
+/// The content of a message to the processor.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "most messages are events")]
+pub(crate) enum News {
+    /// An event of the program.
+    Event(Event),
+    /// The life that a node shows has changed to this one, 0 for none.
+    Life { node: u32, life: u32 },
+}
+
+/// A message to the device: a call of the program.
+#[derive(Debug)]
+pub(crate) struct Effect {
+    /// Time of the call.
+    pub(crate) time: Nanos,
+    /// Highest number of a tenant that the program had seen.
+    pub(crate) tenant: u32,
+    pub(crate) call: Call,
+}
+
+/// A call that has an effect.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "effects are not boxed: none allocates")]
+pub(crate) enum Call {
+    Answer {
+        client: Client,
+        number: u32,
+        result: CommandResult,
+    },
+    Transmit(Transmit),
+    Receive {
+        stream: Stream,
+        length: u32,
+        pieces: Pieces,
+    },
+    WriteHost {
+        client: Client,
+        address: u64,
+        length: u8,
+        bytes: [u8; MAX_HOST_WRITE],
+    },
+    Interrupt {
+        client: Client,
+        vector: u16,
+    },
+    SetBooted(bool),
+    SetTimer(Nanos),
+    /// The program has broken the rules of [`Program::poll`]. It is polled no more.
+    Broken,
+}
+
+/// The values that a processor knows from its start on.
+#[derive(Clone, Debug)]
+pub(crate) struct Start {
+    pub(crate) node: u32,
+    pub(crate) clock: Clock,
+    /// The life of each node, 0 for none.
+    pub(crate) lives: Box<[u32]>,
+    /// The number of this node's last life.
+    pub(crate) last_life: u32,
+    pub(crate) now: Nanos,
+}
+
+/// The program's counters, as the device shows them.
+pub(crate) type Counters = Arc<[AtomicU64; MAX_COUNTERS]>;
+
+/// The processor and its program.
+pub(crate) struct Processor<P> {
+    program: P,
+    counters: Counters,
+    state: State,
+    outbox: VecDeque<Effect>,
+    /// The program has said that it has more to do, or was never polled.
+    is_busy: bool,
+    is_broken: bool,
+}
+
+/// The state of the chip besides its FIFOs.
+struct State {
+    start: Start,
+    server: Server,
+    now: Nanos,
+    tenant: u32,
+    /// The next message, if it has been taken from the FIFO.
+    next: Option<Input>,
+}
+
+impl<P: Program> Processor<P> {
+    pub(crate) fn new(program: P, start: Start, counters: Counters) -> Self {
+        let (server, now) = (Server::default(), start.now);
+        Self {
+            program,
+            counters,
+            state: State { start, server, now, tenant: 0, next: None },
+            outbox: VecDeque::with_capacity(2 * MAX_CALLS),
+            is_busy: true,
+            is_broken: false,
+        }
+    }
+
+    /// Sends the effects of the outbox. Returns whether all of them had room.
+    fn send_effects(&mut self, end: &mut CompanionEnd<Input, Effect>) -> bool {
+        while let Some(effect) = self.outbox.pop_front() {
+            match end.send(effect) {
+                Ok(()) => {}
+                Err(SendError::Full(effect)) => {
+                    self.outbox.push_front(effect);
+                    return false;
+                }
+                Err(SendError::Ended(_)) => self.outbox.clear(),
+            }
+        }
+        true
+    }
+}
+
+impl<P: Program + Send + 'static> Companion for Processor<P> {
+    type Command = Input;
+    type Event = Effect;
+
+    fn poll(&mut self, end: &mut CompanionEnd<Input, Effect>, budget: u32) -> Progress {
+        let progress = self.run(end, budget);
+        self.show_counters();
+        progress
+    }
+}
+
+impl<P: Program> Processor<P> {
+    /// Shows the program's counters to the device.
+    fn show_counters(&self) {
+        let count = P::COUNTERS.len().min(MAX_COUNTERS);
+        let mut values = [0; MAX_COUNTERS];
+        self.program.count(&mut values[..count]);
+        for (shown, value) in self.counters.iter().zip(&values[..count]) {
+            shown.store(*value, Ordering::Relaxed);
+        }
+    }
+
+    /// Polls the program, at most `budget` times.
+    fn run(&mut self, end: &mut CompanionEnd<Input, Effect>, budget: u32) -> Progress {
+        for _ in 0..budget {
+            if !self.send_effects(end) || self.is_broken {
+                return Progress::Idle;
+            }
+
+            if self.state.next.is_none() {
+                self.state.next = end.receive();
+            }
+            if self.state.next.is_none() && !self.is_busy {
+                return Progress::Idle;
+            }
+
+            let Self { program, state, outbox, .. } = self;
+            let mut chip = Wired { state, end, outbox, is_overrun: false };
+            let polled = program.poll(&mut chip);
+            let is_overrun = chip.is_overrun;
+
+            self.is_busy = matches!(polled, Ok(Polled::Busy));
+            // A program that returns `Halted` without a reason is as broken as one with too many
+            // calls.
+            if is_overrun || polled == Err(Halted) && !end.has_ended() {
+                self.is_broken = true;
+                let (time, tenant) = (self.state.now, self.state.tenant);
+                self.outbox.push_back(Effect { time, tenant, call: Call::Broken });
+            }
+        }
+
+        self.send_effects(end);
+        Progress::Busy
+    }
+}
+
+/// The chip, for one poll of the program.
+struct Wired<'a> {
+    state: &'a mut State,
+    end: &'a mut CompanionEnd<Input, Effect>,
+    outbox: &'a mut VecDeque<Effect>,
+    /// The program has made more than [`MAX_CALLS`] calls.
+    is_overrun: bool,
+}
+
+impl Wired<'_> {
+    /// Adds an effect at the processor's time.
+    #[inline]
+    fn call(&mut self, call: Call) -> Result<(), Halted> {
+        if self.outbox.len() >= MAX_CALLS {
+            self.is_overrun = true;
+            return Err(Halted);
+        }
+
+        self.outbox.push_back(Effect { time: self.state.now, tenant: self.state.tenant, call });
+        Ok(())
+    }
+}
+
+impl Chip for Wired<'_> {
+    #[inline]
+    fn charge(&mut self, cycles: u32) {
+        let state = &mut *self.state;
+        state.server.work(state.now, state.start.clock, cycles);
+        state.now = state.now.max(state.server.idle_at());
+    }
+
+    #[inline]
+    fn now(&self) -> u64 {
+        self.state.now.0
+    }
+
+    fn node(&self) -> u32 {
+        self.state.start.node
+    }
+
+    fn nodes(&self) -> u32 {
+        self.state.start.lives.len() as u32
+    }
+
+    #[inline]
+    fn life(&self, node: u32) -> Option<Life> {
+        let life = self.state.start.lives.get(node as usize).copied().unwrap_or(0);
+        (life != 0).then_some(Life(life))
+    }
+
+    fn next_event(&mut self) -> Result<Option<Event>, Halted> {
+        loop {
+            if self.end.has_ended() {
+                return Err(Halted);
+            }
+            let Some(input) = self.state.next.take().or_else(|| self.end.receive()) else {
+                return Ok(None);
+            };
+
+            self.state.now = self.state.now.max(input.time);
+            if let Some(event) = self.state.take(input.news) {
+                return Ok(Some(event));
+            }
+        }
+    }
+
+    fn answer(&mut self, client: Client, number: u32, result: CommandResult) -> Result<(), Halted> {
+        self.call(Call::Answer { client, number, result })
+    }
+
+    fn transmit(&mut self, message: &Transmit) -> Result<(), Halted> {
+        self.call(Call::Transmit(*message))
+    }
+
+    fn receive(&mut self, stream: Stream, length: u32, pieces: Pieces) -> Result<(), Halted> {
+        self.call(Call::Receive { stream, length, pieces })
+    }
+
+    fn write_host(&mut self, client: Client, address: u64, bytes: &[u8]) -> Result<(), Halted> {
+        let mut copy = [0; MAX_HOST_WRITE];
+        let Some(target) = copy.get_mut(..bytes.len()) else {
+            self.is_overrun = true;
+            return Err(Halted);
+        };
+        target.copy_from_slice(bytes);
+        self.call(Call::WriteHost { client, address, length: bytes.len() as u8, bytes: copy })
+    }
+
+    fn interrupt(&mut self, client: Client, vector: u16) -> Result<(), Halted> {
+        self.call(Call::Interrupt { client, vector })
+    }
+
+    fn set_booted(&mut self, booted: bool) -> Result<(), Halted> {
+        self.call(Call::SetBooted(booted))?;
+
+        let start = &mut self.state.start;
+        if let Some(own) = start.lives.get_mut(start.node as usize)
+            && booted != (*own != 0)
+        {
+            // The network's table counts in the same way.
+            start.last_life += u32::from(booted);
+            *own = if booted { start.last_life } else { 0 };
+        }
+        Ok(())
+    }
+
+    fn set_timer(&mut self, time: u64) -> Result<(), Halted> {
+        self.call(Call::SetTimer(Nanos(time)))
+    }
+}
+
+impl State {
+    /// Takes over what a message says. Returns the event that it is for the program, if it is one.
+    fn take(&mut self, news: News) -> Option<Event> {
+        match news {
+            News::Event(event) => {
+                if let Event::Attached { epoch, .. } = event {
+                    self.tenant = self.tenant.max(epoch);
+                }
+                Some(event)
+            }
+            News::Life { node, life } => {
+                let shown = self.start.lives.get_mut(node as usize)?;
+                let former = std::mem::replace(shown, life);
+                (former != 0 && former != life).then_some(Event::NodeDown { node })
+            }
+        }
+    }
+}

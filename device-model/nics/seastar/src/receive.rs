@@ -1,0 +1,399 @@
+//! The receive DMA engine: packets become messages in client memory.
+//!
+//! The *demultiplexer* keeps the packets of concurrent messages apart. The packets of a source are
+//! in order, so each source has at most one stream. A message of more than [`INLINE`] bytes that
+//! finds no free stream is dropped: the firmware sees its header, and its data are discarded.
+//!
+//! ```text
+//!   free ── header packet ──▶ waiting ── Chip::receive ──▶ moving ── last packet ──▶ free
+//!                                │  the sender's life ends    │
+//!                                └────────▶ cut ◀─────────────┘
+//! ```
+//!
+//! A packet whose stream has no destination yet waits at the head of the reception FIFO, and so do
+//! the packets behind it. Nothing else makes reception wait, transmission least of all.
+//!
+//! A cut stream is free only after the firmware's call of `receive`. A call thus never meets
+//! another message than the one that it is for.
+//!
+//! [`INLINE`]: nicforge_hwi::seastar::INLINE
+
+use std::collections::VecDeque;
+
+use crc32fast::Hasher;
+use nicforge_core::{context::Context, time::Nanos};
+use nicforge_hwi::seastar::{HeaderPacket, INLINE, STREAMS};
+use nicforge_kit::{Clock, Server};
+use nicforge_seastar_firmware::chip::{self, DataEnd, Event, Life, Pieces};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::{
+    memory::{Access, Cursor, Reader},
+    parts::Parts,
+    stream::{Destination, Memory, State, Stream},
+    wire::{self, Kind, ShortLife},
+};
+
+/// Reception FIFO of the router.
+const FIFO: u8 = 0;
+/// No stream.
+const NONE: u16 = u16::MAX;
+
+/// The engine.
+pub(crate) struct Receiver {
+    streams: Vec<Stream>,
+    free: Vec<u16>,
+    /// The stream of each source, or [`NONE`].
+    of_source: Box<[u16]>,
+    /// Cut streams whose end the firmware has not seen.
+    cut: VecDeque<u16>,
+    reader: Reader,
+    host: Server,
+    /// Time from which a deposit waits for its client.
+    waits_since: Option<Nanos>,
+    pub(crate) counters: ReceiveCounters,
+}
+
+/// Counters of the engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReceiveCounters {
+    pub(crate) messages: u64,
+    pub(crate) control: u64,
+    pub(crate) bytes: u64,
+    /// Messages dropped because all streams were in use.
+    pub(crate) dropped: u64,
+    /// Messages for another life of this node, or of a life of their sender that is over.
+    pub(crate) stale: u64,
+    pub(crate) cut: u64,
+    pub(crate) corrupt: u64,
+    pub(crate) faults: u64,
+    /// Packets discarded while the firmware did not run, and packets without a meaning.
+    pub(crate) discarded: u64,
+    /// The largest number of streams in use.
+    pub(crate) most_streams: u64,
+}
+
+impl Receiver {
+    pub(crate) fn new(nodes: u32) -> Self {
+        Self {
+            streams: Vec::new(),
+            free: Vec::new(),
+            of_source: vec![NONE; nodes as usize].into_boxed_slice(),
+            cut: VecDeque::new(),
+            reader: Reader::new(1),
+            host: Server::default(),
+            waits_since: None,
+            counters: ReceiveCounters::default(),
+        }
+    }
+
+    /// Frees all streams, at the end of the firmware's life.
+    pub(crate) fn clear(&mut self, context: &mut Context<'_>) {
+        self.reader.cancel(context);
+        self.streams.clear();
+        self.free.clear();
+        self.of_source.fill(NONE);
+        self.cut.clear();
+        self.waits_since = None;
+    }
+
+    /// Returns the reader, for answers to its reads.
+    pub(crate) fn reader(&mut self) -> &mut Reader {
+        &mut self.reader
+    }
+
+    /// Returns the number of streams in use.
+    pub(crate) fn streams_in_use(&self) -> u64 {
+        (self.streams.len() - self.free.len()) as u64
+    }
+
+    /// Returns the time at which the engine goes on by itself.
+    pub(crate) fn next_time(&self) -> Nanos {
+        self.host.idle_at()
+    }
+
+    /// Sets the destination of a stream, at the firmware's call. A stream that does not wait for
+    /// it is left as it is.
+    pub(crate) fn set_destination(&mut self, stream: chip::Stream, length: u32, pieces: &Pieces, seen: u32) {
+        let Some(entry) = self.streams.get_mut(usize::from(stream.0)) else { return };
+        match entry.state {
+            State::Waiting => {
+                entry.state = State::Moving;
+                entry.destination =
+                    Destination { cursor: Cursor::new(pieces, seen), length, is_faulty: false };
+            }
+            State::Cut => {
+                entry.state = State::Ending;
+                self.cut.push_back(stream.0);
+            }
+            State::Free | State::Moving | State::Ending => {}
+        }
+    }
+
+    /// Cuts the stream of a node whose life is another one now.
+    pub(crate) fn life_changed(&mut self, context: &mut Context<'_>, node: u32, life: u32) {
+        let index = self.stream_of(node);
+        let is_over = self.streams.get(usize::from(index)).is_some_and(|entry| entry.source_life != life);
+        if is_over {
+            self.cut_stream(context, index);
+        }
+    }
+
+    /// Cuts all streams, at the end of this node's life.
+    pub(crate) fn cut_all(&mut self, context: &mut Context<'_>) {
+        for index in 0..self.streams.len() as u16 {
+            self.cut_stream(context, index);
+        }
+    }
+
+    /// Cuts a stream. The packets that follow from its source belong to no stream.
+    fn cut_stream(&mut self, context: &mut Context<'_>, index: u16) {
+        let Some(entry) = self.streams.get_mut(usize::from(index)) else { return };
+        entry.state = match entry.state {
+            State::Waiting => State::Cut,
+            State::Moving => {
+                self.cut.push_back(index);
+                State::Ending
+            }
+            State::Free | State::Cut | State::Ending => return,
+        };
+
+        if let Some(of_source) = self.of_source.get_mut(entry.source as usize) {
+            *of_source = NONE;
+        }
+        self.reader.cancel(context);
+        self.waits_since = None;
+        self.counters.cut += 1;
+    }
+
+    /// Shows the firmware the ends of cut streams. Returns whether it has seen all of them.
+    pub(crate) fn show_cuts(&mut self, parts: &mut Parts, now: Nanos) -> bool {
+        while let Some(&index) = self.cut.front() {
+            let event = Event::Received { stream: chip::Stream(index), end: DataEnd::Cut };
+            if !parts.firmware.send(now, event) {
+                return false;
+            }
+            self.cut.pop_front();
+            self.release(index);
+        }
+        true
+    }
+
+    #[inline]
+    fn stream_of(&self, source: u32) -> u16 {
+        self.of_source.get(source as usize).copied().unwrap_or(NONE)
+    }
+
+    /// Makes a stream free.
+    fn release(&mut self, index: u16) {
+        let Some(entry) = self.streams.get_mut(usize::from(index)) else { return };
+        entry.state = State::Free;
+        if let Some(of_source) = self.of_source.get_mut(entry.source as usize)
+            && *of_source == index
+        {
+            *of_source = NONE;
+        }
+        self.free.push(index);
+    }
+
+    /// Takes packets, at most `budget`, until one has to wait. Returns their number.
+    pub(crate) fn step(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
+        let now = context.now();
+        let mut taken = 0;
+
+        while taken < budget && self.host.idle_at() <= now {
+            if !self.show_cuts(parts, now) || !self.take_packet(parts, context) {
+                break;
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Takes the first packet. Returns false if there is none, or if it has to wait.
+    fn take_packet(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
+        let now = context.now();
+        let Some(packet) = parts.router.front(FIFO, now) else { return false };
+
+        let is_running = parts.firmware.is_running();
+        let is_taken = match wire::decode(packet.header) {
+            Some(Kind::Farewell) => true,
+            Some(_) if !is_running => self.discard(),
+            Some(Kind::Header { is_control, source_life, target_life }) => {
+                match HeaderPacket::read_from_bytes(packet.bytes()) {
+                    Ok(header) => {
+                        let lives = (source_life, target_life);
+                        self.take_header(parts, context, header, is_control, lives)
+                    }
+                    Err(_) => self.discard(),
+                }
+            }
+            Some(Kind::Body { source, is_last, is_corrupt }) => {
+                self.take_body(parts, context, source, is_last, is_corrupt)
+            }
+            None => self.discard(),
+        };
+
+        if is_taken && let Some(packet) = parts.router.take(FIFO, now) {
+            context.ports().recycle(packet);
+        }
+        is_taken
+    }
+
+    /// Counts a packet that is discarded.
+    fn discard(&mut self) -> bool {
+        self.counters.discarded += 1;
+        true
+    }
+
+    /// Takes a header packet. Returns false if it has to wait.
+    fn take_header(
+        &mut self,
+        parts: &mut Parts,
+        context: &mut Context<'_>,
+        packet: HeaderPacket,
+        is_control: bool,
+        (source_life, target_life): (ShortLife, ShortLife),
+    ) -> bool {
+        let source = packet.trusted.source_node;
+        if source >= parts.site.nodes {
+            return self.discard();
+        }
+
+        // A message that has lost its end is over when the next one begins.
+        let now = context.now();
+        if !is_control {
+            self.cut_stream(context, self.stream_of(source));
+            if !self.show_cuts(parts, now) {
+                return false;
+            }
+        }
+
+        let shown = parts.site.lives.shown(source);
+        if source_life != ShortLife::of(shown) {
+            self.counters.stale += 1;
+            return true;
+        }
+        if parts.own_life == 0 || target_life != ShortLife::of(parts.own_life) {
+            let is_seen = parts.firmware.send(now, Event::Stale { packet });
+            self.counters.stale += u64::from(is_seen);
+            return is_seen;
+        }
+
+        if is_control || packet.trusted.length <= INLINE as u32 {
+            let life = Life(parts.own_life);
+            let is_seen = parts.firmware.send(now, Event::Header { packet, life, stream: None });
+            let counter = if is_control { &mut self.counters.control } else { &mut self.counters.messages };
+            *counter += u64::from(is_seen);
+            return is_seen;
+        }
+        self.open_stream(parts, now, packet, shown)
+    }
+
+    /// Opens a stream for a message, or drops it. Returns false if its header has to wait.
+    fn open_stream(&mut self, parts: &mut Parts, now: Nanos, packet: HeaderPacket, source_life: u32) -> bool {
+        let life = Life(parts.own_life);
+        let Some(index) = self.free_stream() else {
+            let is_seen = parts.firmware.send(now, Event::Dropped { packet, life });
+            self.counters.dropped += u64::from(is_seen);
+            return is_seen;
+        };
+
+        let event = Event::Header { packet, life, stream: Some(chip::Stream(index)) };
+        if !parts.firmware.send(now, event) {
+            self.free.push(index);
+            return false;
+        }
+
+        let is_checked = parts.site.options.end_to_end_crc == Some(true);
+        let check = is_checked.then(|| {
+            let mut check = Hasher::new();
+            check.update(packet.as_bytes());
+            check
+        });
+        let source = packet.trusted.source_node;
+        if let Some(entry) = self.streams.get_mut(usize::from(index)) {
+            *entry = Stream {
+                state: State::Waiting,
+                source,
+                source_life,
+                length: packet.trusted.length,
+                check,
+                ..Stream::unused()
+            };
+        }
+        if let Some(of_source) = self.of_source.get_mut(source as usize) {
+            *of_source = index;
+        }
+        self.counters.most_streams = self.counters.most_streams.max(self.streams_in_use());
+        true
+    }
+
+    /// Returns a stream that is free.
+    fn free_stream(&mut self) -> Option<u16> {
+        if let Some(index) = self.free.pop() {
+            return Some(index);
+        }
+
+        let index = self.streams.len() as u16;
+        if index >= STREAMS {
+            return None;
+        }
+        self.streams.push(Stream::unused());
+        Some(index)
+    }
+
+    /// Takes a packet of data. Returns false if it has to wait.
+    fn take_body(
+        &mut self,
+        parts: &mut Parts,
+        context: &mut Context<'_>,
+        source: u32,
+        is_last: bool,
+        is_corrupt: bool,
+    ) -> bool {
+        let index = self.stream_of(source);
+        // The data of a message that has no stream are discarded.
+        let Some(entry) = self.streams.get_mut(usize::from(index)) else { return true };
+        if entry.state != State::Moving {
+            return false;
+        }
+
+        let now = context.now();
+        if entry.end.is_none() {
+            let Parts { router, tenants, site, .. } = &mut *parts;
+            let Some(packet) = router.front(FIFO, now) else { return false };
+            let check_bytes = if is_last && entry.check.is_some() { wire::CHECK } else { 0 };
+            let (data, check) = packet.bytes().split_at(packet.len().saturating_sub(check_bytes));
+
+            let memory = Memory { tenants, reader: &mut self.reader, waits_since: &mut self.waits_since };
+            if entry.deposit(context, memory, data) == Access::Wait {
+                return false;
+            }
+            entry.count(data);
+            self.host.work(now, Clock::of_mhz(site.options.host_rate), data.len() as u32);
+            self.counters.bytes += data.len() as u64;
+            if is_last {
+                entry.end = Some(entry.finish(check, is_corrupt));
+            }
+        }
+
+        entry.end.is_none_or(|end| self.show_end(parts, now, index, end))
+    }
+
+    /// Shows the firmware the end of a message whose data were moved. Returns false if the event
+    /// has to wait.
+    fn show_end(&mut self, parts: &mut Parts, now: Nanos, index: u16, end: DataEnd) -> bool {
+        let event = Event::Received { stream: chip::Stream(index), end };
+        // The firmware sees the end when the host interface has delivered the data.
+        if !parts.firmware.send(self.host.idle_at().max(now), event) {
+            return false;
+        }
+
+        self.counters.messages += 1;
+        self.counters.corrupt += u64::from(end == DataEnd::Corrupt);
+        self.counters.faults += u64::from(end == DataEnd::MemoryFault);
+        self.release(index);
+        true
+    }
+}

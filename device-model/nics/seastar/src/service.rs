@@ -1,0 +1,284 @@
+//! The data message in service of the transmit engine, and how its packets are made.
+//!
+//! ```text
+//!   header ──▶ data ──▶ ... ──▶ last data, with the check ──▶ end
+//!                                └▶ last data ──▶ check alone ─▶ end   if it has no room there
+//! ```
+
+use crc32fast::Hasher;
+use nicforge_core::{context::Context, fabric::Packet, ids::AttachmentId};
+use nicforge_hwi::seastar::{INLINE, PACKET, trusted_flag};
+use nicforge_seastar_firmware::chip::{DataEnd, Pieces, Transmission, Transmit};
+use zerocopy::IntoBytes;
+
+use crate::{
+    memory::{Access, Cursor, Reader, Run},
+    parts::Parts,
+    wire,
+};
+
+/// A data message.
+pub(crate) struct Job {
+    pub(crate) message: Transmit,
+    /// The sender's life, and the highest tenant that the program had seen.
+    pub(crate) life: u32,
+    pub(crate) seen: u32,
+}
+
+/// The data message in service.
+pub(crate) struct Service {
+    job: Job,
+    cursor: Cursor,
+    /// Bytes of data in packets so far.
+    sent: u32,
+    progress: Progress,
+    /// The end-to-end check so far, if there is one.
+    check: Option<Hasher>,
+    is_faulty: bool,
+}
+
+/// The next packet of a message.
+enum Progress {
+    /// The header packet, of whose data some bytes are filled.
+    Header { filled: usize },
+    /// A packet of data, of which some bytes are filled.
+    Body { packet: Packet, filled: usize },
+    /// The next packet of data.
+    NextBody,
+    /// A packet with the check alone.
+    Check,
+}
+
+/// Result of making a packet.
+pub(crate) enum Made {
+    /// The packet, and the bytes that were read for it.
+    Packet { packet: Packet, read: u32, is_last: bool },
+    /// The data are not there yet.
+    Wait,
+    /// The fabric has no packet.
+    Starved,
+}
+
+impl Service {
+    /// Begins a message.
+    pub(crate) fn new(job: Job, parts: &Parts) -> Self {
+        let cursor = Cursor::new(&job.message.pieces, job.seen);
+        let has_check = parts.site.options.end_to_end_crc == Some(true);
+        let is_checked = has_check && job.message.packet.trusted.length > INLINE as u32;
+
+        Self {
+            job,
+            cursor,
+            sent: 0,
+            progress: Progress::Header { filled: 0 },
+            check: is_checked.then(Hasher::new),
+            is_faulty: false,
+        }
+    }
+
+    /// Returns the message's name.
+    pub(crate) fn name(&self) -> Transmission {
+        self.job.message.name
+    }
+
+    /// Returns how a message has ended, all of whose packets are made.
+    pub(crate) fn end(&self) -> DataEnd {
+        if self.is_faulty { DataEnd::MemoryFault } else { DataEnd::Complete }
+    }
+
+    /// Returns the packet that is being filled, at the end of a message that is dropped.
+    pub(crate) fn into_packet(self) -> Option<Packet> {
+        match self.progress {
+            Progress::Body { packet, .. } => Some(packet),
+            Progress::Header { .. } | Progress::NextBody | Progress::Check => None,
+        }
+    }
+
+    /// Makes the next packet. After [`Made::Wait`] and [`Made::Starved`], the caller must repeat
+    /// the call.
+    pub(crate) fn make(&mut self, parts: &mut Parts, context: &mut Context<'_>, reader: &mut Reader) -> Made {
+        match std::mem::replace(&mut self.progress, Progress::NextBody) {
+            Progress::Header { filled } => self.make_header(parts, context, reader, filled),
+            Progress::Check => self.make_check(parts, context),
+            Progress::Body { packet, filled } => self.fill_body(parts, context, reader, packet, filled),
+            Progress::NextBody => match context.ports().new_packet(self.body_length(parts)) {
+                Ok(packet) => self.fill_body(parts, context, reader, packet, 0),
+                Err(_) => Made::Starved,
+            },
+        }
+    }
+
+    /// Returns the bytes of the message.
+    pub(crate) fn length(&self) -> u32 {
+        self.job.message.packet.trusted.length
+    }
+
+    /// Returns the bytes of data in the next packet.
+    fn payload(&self, parts: &Parts) -> usize {
+        ((self.length() - self.sent) as usize).min(parts.site.options.link.max_packet)
+    }
+
+    /// Returns the bytes of the next packet: data, and the check if it has room behind them.
+    fn body_length(&self, parts: &Parts) -> usize {
+        let payload = self.payload(parts);
+        let ends_here = self.sent as usize + payload == self.length() as usize;
+        let with_check = payload + wire::CHECK;
+        let takes_check =
+            self.check.is_some() && ends_here && with_check <= parts.site.options.link.max_packet;
+        if takes_check { with_check } else { payload }
+    }
+
+    /// Makes the header packet. It carries the data of a short message, of which `filled` bytes are
+    /// there.
+    fn make_header(
+        &mut self,
+        parts: &mut Parts,
+        context: &mut Context<'_>,
+        reader: &mut Reader,
+        mut filled: usize,
+    ) -> Made {
+        let length = self.length() as usize;
+        let header = &mut self.job.message.packet;
+        header.trusted.source_node = parts.site.node;
+
+        let mut read = 0;
+        let is_last = length <= INLINE;
+        if is_last && !self.is_faulty && self.job.message.pieces != Pieces::None {
+            let data = &mut header.inline[..length];
+            match gather(&mut self.cursor, parts, context, reader, data, &mut filled) {
+                Access::Done => read = length as u32,
+                Access::Wait => {
+                    self.progress = Progress::Header { filled };
+                    return Made::Wait;
+                }
+                Access::Fault => {
+                    header.inline = [0; INLINE];
+                    header.trusted.flags |= trusted_flag::INLINE_FAULT;
+                    self.is_faulty = true;
+                }
+            }
+        }
+
+        let Ok(mut packet) = context.ports().new_packet(PACKET) else {
+            self.progress = Progress::Header { filled };
+            return Made::Starved;
+        };
+        packet.bytes_mut().copy_from_slice(header.as_bytes());
+        if let Some(check) = &mut self.check {
+            check.update(header.as_bytes());
+        }
+
+        let Transmit { target, target_life, .. } = self.job.message;
+        packet.header = wire::header(target, wire::DATA, self.job.life, target_life.0);
+        Made::Packet { packet, read, is_last }
+    }
+
+    /// Fills a packet of data from client memory, from its byte `filled` on.
+    fn fill_body(
+        &mut self,
+        parts: &mut Parts,
+        context: &mut Context<'_>,
+        reader: &mut Reader,
+        mut packet: Packet,
+        mut filled: usize,
+    ) -> Made {
+        let payload = self.payload(parts);
+        if !self.is_faulty {
+            let data = &mut packet.bytes_mut()[..payload];
+            match gather(&mut self.cursor, parts, context, reader, data, &mut filled) {
+                Access::Done => {}
+                Access::Wait => {
+                    self.progress = Progress::Body { packet, filled };
+                    return Made::Wait;
+                }
+                Access::Fault => self.is_faulty = true,
+            }
+        }
+        if self.is_faulty {
+            packet.bytes_mut()[filled..payload].fill(0);
+        }
+
+        if let Some(check) = &mut self.check {
+            check.update(&packet.bytes()[..payload]);
+        }
+        let room = packet.len() - payload;
+        self.sent += payload as u32;
+        let is_end = self.sent == self.length();
+        let needs_check = is_end && self.check.is_some();
+        if needs_check && room == wire::CHECK {
+            self.put_check(&mut packet, payload);
+        }
+
+        let is_last = is_end && (!needs_check || room == wire::CHECK);
+        if is_end && !is_last {
+            self.progress = Progress::Check;
+        }
+        self.set_word(&mut packet, parts, is_last);
+        Made::Packet { packet, read: payload as u32, is_last }
+    }
+
+    /// Makes the packet of a check that had no room behind the data.
+    fn make_check(&mut self, parts: &Parts, context: &mut Context<'_>) -> Made {
+        let Ok(mut packet) = context.ports().new_packet(wire::CHECK) else {
+            self.progress = Progress::Check;
+            return Made::Starved;
+        };
+        self.put_check(&mut packet, 0);
+        self.set_word(&mut packet, parts, true);
+        Made::Packet { packet, read: 0, is_last: true }
+    }
+
+    /// Puts the check into a packet, behind `at` bytes.
+    fn put_check(&mut self, packet: &mut Packet, at: usize) {
+        let check = self.check.take().map_or(0, Hasher::finalize);
+        packet.bytes_mut()[at..].copy_from_slice(&check.to_le_bytes());
+    }
+
+    fn set_word(&self, packet: &mut Packet, parts: &Parts, is_last: bool) {
+        let (target, source) = (self.job.message.target, parts.site.node);
+        packet.header = if is_last {
+            wire::last_body(target, source, self.is_faulty)
+        } else {
+            wire::body(target, source)
+        };
+        pad(packet, parts);
+    }
+}
+
+/// Has a short packet take the time of a whole one, over links with a bandwidth.
+#[inline]
+pub(crate) fn pad(packet: &mut Packet, parts: &Parts) {
+    if parts.site.options.link.bits_per_second > 0 {
+        packet.framing = (PACKET - packet.len().min(PACKET)) as u32;
+    }
+}
+
+/// Copies client memory to `out`, from its byte `filled` on.
+#[inline]
+fn gather(
+    cursor: &mut Cursor,
+    parts: &Parts,
+    context: &mut Context<'_>,
+    reader: &mut Reader,
+    out: &mut [u8],
+    filled: &mut usize,
+) -> Access {
+    while *filled < out.len() {
+        let piece = match cursor.run(context, &parts.tenants, reader) {
+            Run::Piece(piece) => piece,
+            Run::Wait => return Access::Wait,
+            Run::End => return Access::Fault,
+        };
+
+        let bytes = (piece.length as usize).min(out.len() - *filled);
+        let owner = (AttachmentId(piece.attachment), cursor.seen());
+        let target = &mut out[*filled..*filled + bytes];
+        match reader.read(context, &parts.tenants, owner, piece.address, target) {
+            Access::Done => {}
+            other => return other,
+        }
+        cursor.advance(bytes);
+        *filled += bytes;
+    }
+    Access::Done
+}

@@ -1,0 +1,170 @@
+//! Packets of the network, and their route word.
+//!
+//! A message is a header packet and, if it has more than [`INLINE`] bytes, packets of data. All
+//! packets of a message take the same path, so they stay in order, and the packets of one source
+//! never mix with each other. Only the header packet thus names the lives of both ends; the packets
+//! behind it belong to it.
+//!
+//! | bits of the route word | contents |
+//! | --- | --- |
+//! | 0 to 23 | target |
+//! | 24, 25 | class: 0 for data, 1 for control messages |
+//! | 26, 27 | kind of packet |
+//! | 28 to 45 | header packet: lowest bits of the source's life |
+//! | 46 to 63 | header packet: lowest bits of the target's life |
+//! | 28 to 51 | other packets: source |
+//! | 52 | last packet of a message |
+//! | 53 | last packet: the sender could not read all of its memory |
+//!
+//! A life of 0 stands for a node without a life.
+//!
+//! [`INLINE`]: nicforge_hwi::seastar::INLINE
+
+use nicforge_network::router::policies::TableWord;
+
+/// Virtual channels of a link: a pair for each class, as datelines need.
+pub(crate) const CHANNELS: usize = 4;
+/// First virtual channel of each class.
+pub(crate) const FIRST_VCS: [u8; 4] = [0, 2, 0, 0];
+
+/// Class of data packets.
+pub(crate) const DATA: u8 = 0;
+/// Class of control packets.
+pub(crate) const CONTROL: u8 = 1;
+
+/// Bytes of the end-to-end check at the end of a message.
+pub(crate) const CHECK: usize = 4;
+
+/// Position and bits of the kind of packet.
+const KIND: u32 = 26;
+const HEADER: u64 = 0;
+const BODY: u64 = 1;
+const FAREWELL: u64 = 2;
+
+/// Bits of a life in a header packet.
+const LIFE_BITS: u32 = 18;
+const LIFE_MASK: u32 = (1 << LIFE_BITS) - 1;
+const SOURCE_LIFE: u32 = 28;
+const TARGET_LIFE: u32 = SOURCE_LIFE + LIFE_BITS;
+
+/// Position of the source in other packets, and the flags behind it.
+const SOURCE: u32 = 28;
+const SOURCE_MASK: u64 = 0xff_ffff;
+const LAST: u64 = 1 << 52;
+const CORRUPT: u64 = 1 << 53;
+
+/// A packet, as its route word describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The first packet of a message.
+    Header {
+        /// The message is a control message.
+        is_control: bool,
+        /// The lives of both ends.
+        source_life: ShortLife,
+        target_life: ShortLife,
+    },
+    /// Data of a message.
+    Body {
+        /// The sender.
+        source: u32,
+        /// The packet is the last one.
+        is_last: bool,
+        /// The last packet: the sender could not read all of its memory.
+        is_corrupt: bool,
+    },
+    /// A life of the sender has ended. The packet wakes its target, and says nothing else.
+    Farewell,
+}
+
+/// The lowest bits of the number of a life; 0 for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShortLife(u32);
+
+impl ShortLife {
+    /// Returns the lowest bits of a life.
+    #[inline]
+    pub(crate) fn of(life: u32) -> Self {
+        Self(life & LIFE_MASK)
+    }
+
+    /// Returns the bits.
+    pub(crate) fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+/// Returns the route word of a header packet.
+#[inline]
+pub(crate) fn header(target: u32, class: u8, source_life: u32, target_life: u32) -> u64 {
+    let (source, target_life) = (ShortLife::of(source_life).0, ShortLife::of(target_life).0);
+    TableWord::new(target, class).0
+        | HEADER << KIND
+        | u64::from(source) << SOURCE_LIFE
+        | u64::from(target_life) << TARGET_LIFE
+}
+
+/// Returns the route word of a packet of data that is not the last one.
+#[inline]
+pub(crate) fn body(target: u32, source: u32) -> u64 {
+    TableWord::new(target, DATA).0 | BODY << KIND | u64::from(source) << SOURCE
+}
+
+/// Returns the route word of the last packet of data.
+#[inline]
+pub(crate) fn last_body(target: u32, source: u32, is_corrupt: bool) -> u64 {
+    body(target, source) | LAST | if is_corrupt { CORRUPT } else { 0 }
+}
+
+/// Returns the route word of the packet that says that a life has ended.
+pub(crate) fn farewell(target: u32) -> u64 {
+    TableWord::new(target, CONTROL).0 | FAREWELL << KIND
+}
+
+/// Returns what a route word says; `None` if it has no meaning.
+#[inline]
+pub(crate) fn decode(word: u64) -> Option<Kind> {
+    let life = |shift: u32| ShortLife::of((word >> shift) as u32);
+    match word >> KIND & 0b11 {
+        HEADER => Some(Kind::Header {
+            is_control: TableWord(word).class() == CONTROL,
+            source_life: life(SOURCE_LIFE),
+            target_life: life(TARGET_LIFE),
+        }),
+        BODY => Some(Kind::Body {
+            source: (word >> SOURCE & SOURCE_MASK) as u32,
+            is_last: word & LAST != 0,
+            is_corrupt: word & CORRUPT != 0,
+        }),
+        FAREWELL => Some(Kind::Farewell),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn route_words_keep_what_is_put_into_them() {
+        let word = header(15_999, CONTROL, 0x2_ffff, 7);
+        assert_eq!((TableWord(word).target(), TableWord(word).class()), (15_999, CONTROL));
+        let kind = Kind::Header {
+            is_control: true,
+            source_life: ShortLife::of(0x2_ffff),
+            target_life: ShortLife::of(7),
+        };
+        assert_eq!(decode(word), Some(kind));
+
+        let kind = |is_last, is_corrupt| Some(Kind::Body { source: 15_998, is_last, is_corrupt });
+        assert_eq!(decode(body(1, 15_998)), kind(false, false));
+        assert_eq!(decode(last_body(1, 15_998, false)), kind(true, false));
+        assert_eq!(decode(last_body(1, 15_998, true)), kind(true, true));
+        assert_eq!(decode(farewell(3)), Some(Kind::Farewell));
+    }
+
+    #[test]
+    fn word_without_meaning_is_refused() {
+        assert_eq!(decode(3 << KIND), None);
+    }
+}

@@ -1,0 +1,17 @@
+//! The SeaStar in a machine that the test steps, with a program of the test in place of its
+//! firmware. Each file has its own topic.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod detached;
+mod firmware;
+mod halts;
+mod lives;
+mod mailboxes;
+mod messages;
+mod order;
+mod pieces;
+mod streams;
+mod timing;
