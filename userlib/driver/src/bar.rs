@@ -154,6 +154,8 @@ impl Bar {
         self.burst(offset, data, |memory| memory.store_64(offset, *data))
     }
 
+    /// Stores a burst to mapped memory by `store`, or makes it one trapped write where the BAR is
+    /// not mapped.
     #[inline]
     fn burst(
         &self,

@@ -1,11 +1,13 @@
 //! Detects whether the heartbeat in a mirror still moves.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
-    time::{Duration, Instant},
+    sync::{Mutex, MutexGuard, atomic::Ordering},
+    time::Duration,
 };
 
 use nicforge_shm::SharedU64;
+
+use crate::runtime::{self, Instant};
 
 /// The time without a beat after which waits check the server. An engine with clients beats every
 /// 50 ms.
@@ -35,6 +37,8 @@ impl Observation {
         Self { beat, last_beat: now, checked: now, gap_ended: None }
     }
 
+    /// Records an observation of the heartbeat at `now`. Returns the time since it last moved,
+    /// bounded after a gap.
     fn time_since_beat(&mut self, beat: u64, now: Instant) -> Duration {
         if self.beat != beat {
             *self = Self::new(beat, now);
@@ -62,7 +66,7 @@ impl Heartbeat {
     }
 
     fn observation(&self) -> MutexGuard<'_, Observation> {
-        self.observation.lock().unwrap_or_else(PoisonError::into_inner)
+        runtime::lock(&self.observation)
     }
 
     /// Restarts the time without a beat at zero.

@@ -1,7 +1,7 @@
 //! Interrupts: a wait polls first, and blocks in the kernel last.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt,
     os::fd::{AsFd, BorrowedFd},
     sync::{Arc, PoisonError, RwLock, Weak},
@@ -72,7 +72,7 @@ impl Interrupt {
             return Err(Error::NoSuch { what: "interrupt vector", index: vector, count: info.count });
         }
 
-        let mut bound: std::sync::MutexGuard<'_, HashMap<_, Weak<Bound>>> = lock(&shared.interrupts);
+        let mut bound: std::sync::MutexGuard<'_, BTreeMap<_, Weak<Bound>>> = lock(&shared.interrupts);
         if let Some(present) = bound.get(&(index, vector)).and_then(Weak::upgrade) {
             return Ok(Self(present));
         }
@@ -267,7 +267,7 @@ pub(crate) fn block<B: Backing + ?Sized>(
     let event = backing.event_fd();
     if event.is_some() {
         // An event that another call has read already makes no descriptor readable.
-        backing.attend()?;
+        backing.handle_events()?;
     }
 
     let all = fds.iter().copied().chain(event).chain(cancel.map(AsFd::as_fd));
@@ -297,7 +297,7 @@ pub(crate) fn block<B: Backing + ?Sized>(
     }
 
     let ready = |at: usize| polled.get(at).is_some_and(|fd| fd.any().unwrap_or(true));
-    if event.is_some() && ready(fds.len()) { backing.attend() } else { Ok(()) }
+    if event.is_some() && ready(fds.len()) { backing.handle_events() } else { Ok(()) }
 }
 
 /// Waits for one source, as [`InterruptSource::wait`] must. It blocks in the kernel if the source

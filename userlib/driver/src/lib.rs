@@ -47,6 +47,7 @@ mod error;
 mod heartbeat;
 mod interrupt;
 mod posted;
+pub mod runtime;
 mod wait;
 mod waiter;
 

@@ -16,7 +16,7 @@ use nicforge_shm::{Producer, PushError, SharedCells, SharedU32};
 
 use crate::{
     Cancel, Deadline, Error, WriteMode,
-    device::{Shared, capability, lock},
+    device::{EngineWaker, Shared, capability, lock},
 };
 
 /// The producer's end of a ring, with all that a post needs.
@@ -24,6 +24,7 @@ pub(crate) struct Ring {
     index: u8,
     producer: Producer<SharedCells>,
     consumed: SharedU32,
+    waker: EngineWaker,
     epoch: u32,
     max_data: usize,
 }
@@ -32,8 +33,8 @@ impl Ring {
     /// Opens ring `index` at the record that the engine reads next.
     pub(crate) fn open(shared: &Shared, index: u8) -> Result<Self, Error> {
         let count = shared.rings.len() as u32;
-        let none = Error::NoSuch { what: "posted-write ring", index: index.into(), count };
-        let capability = shared.capability.filter(|found| index < found.ring_count).ok_or(none)?;
+        let none = || Error::NoSuch { what: "posted-write ring", index: index.into(), count };
+        let capability = shared.capability.filter(|found| index < found.ring_count).ok_or_else(none)?;
 
         let bytes = capability::ring_bytes(&capability);
         let offset = u64::from(capability.ring_offset) + u64::from(index) * bytes;
@@ -46,12 +47,15 @@ impl Ring {
         let cells = SharedCells::new(window)
             .map_err(|_| Error::Protocol { what: "the ring's memory cannot be a ring", value: bytes })?;
 
+        let waker = shared.engine_waker().ok_or_else(none)?;
         let epoch = shared.epoch(Ordering::Acquire);
         let (cell, phase) = shared.ring_state(index)?;
         let producer = Producer::resume(cells, cell, phase);
-        Ok(Self { index, producer, consumed, epoch, max_data: capability::max_data(&capability) })
+        Ok(Self { index, producer, consumed, waker, epoch, max_data: capability::max_data(&capability) })
     }
 
+    /// Posts a write, and wakes the engine if it sleeps. After a reset of the device, the ring is
+    /// opened again first.
     #[inline(always)]
     fn try_post(&mut self, shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<(), Error> {
         if self.epoch != shared.epoch(Ordering::Relaxed) {
@@ -64,7 +68,7 @@ impl Ring {
 
         let consumed = &self.consumed;
         match self.producer.try_push(|| consumed.load(Ordering::Acquire), bar, offset, data) {
-            Ok(()) => shared.after_store(),
+            Ok(()) => shared.after_store_with(&self.waker),
             // The ring needs no kick. The engine was woken, where needed, for every record in it.
             Err(PushError::Full) => Err(Error::RingFull { ring: self.index }),
             Err(PushError::BadLength { len }) => Err(Error::BadLength { len, most: self.max_data }),
@@ -90,14 +94,15 @@ impl RingSlot {
     }
 }
 
-/// Checks that a posted write lies in its BAR and that its offset fits into a record.
+/// Returns the offset of a posted write as a record has it. The write must lie in its BAR.
 #[inline]
-fn check(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<u32, Error> {
+fn record_offset(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<u32, Error> {
     let size = shared.bar_size(bar);
     let len = data.len() as u64;
 
     match u32::try_from(offset) {
-        Ok(short) if offset <= size && len <= size - offset => Ok(short),
+        // The sum fits: a slice is shorter than half of the address space.
+        Ok(short) if offset + len <= size => Ok(short),
         _ => Err(Error::OutOfRange { what: "BAR", index: bar.into(), offset, len, size }),
     }
 }
@@ -126,7 +131,7 @@ fn wait_for_room(
 
 /// Posts a write to ring 0, which all callers share by a lock.
 pub(crate) fn post_shared(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
-    let offset = check(shared, bar, offset, data)?;
+    let offset = record_offset(shared, bar, offset, data)?;
     let Some(slot) = shared.rings.first() else { return post_trapped(shared, bar, offset, data) };
 
     // The lock is released between attempts, so that no other thread waits for it without a
@@ -217,7 +222,7 @@ impl Poster {
     /// [`Poster::post`].
     #[inline(always)]
     pub fn try_post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let offset = check(&self.shared, bar, offset, data)?;
+        let offset = record_offset(&self.shared, bar, offset, data)?;
 
         match &mut self.ring {
             Some(ring) => ring.try_post(&self.shared, bar, offset, data),

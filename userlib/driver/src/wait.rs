@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::{
@@ -15,7 +15,10 @@ use nix::{
     sys::eventfd::{EfdFlags, EventFd},
 };
 
-use crate::Error;
+use crate::{
+    Error,
+    runtime::{self, Instant},
+};
 
 /// The end of a wait: a point on the monotonic clock, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,7 +209,7 @@ impl Turn {
         match self {
             Turn::Spin => std::hint::spin_loop(),
             Turn::Yield => std::thread::yield_now(),
-            Turn::Sleep(time) => std::thread::sleep(time),
+            Turn::Sleep(time) => runtime::sleep(time),
         }
     }
 }
@@ -254,9 +257,18 @@ impl Relax {
     /// Counts one more call of a device's waiting loop, and returns the count. It counts even if
     /// the backing takes no turn.
     #[inline]
-    pub(crate) fn count(&mut self) -> u32 {
+    pub(crate) fn count_call(&mut self) -> u32 {
         self.count = self.count.wrapping_add(1);
         self.count
+    }
+
+    /// Makes one turn: counts it, and spins, yields or sleeps as the patience says.
+    ///
+    /// It is for loops that wait for memory without a device. A loop that waits for a device calls
+    /// [`crate::Device::relax`].
+    #[inline]
+    pub fn pause(&mut self) {
+        self.turn().take();
     }
 
     /// Counts a turn, and returns the action that it should take.

@@ -99,6 +99,7 @@ impl Function {
         self.file.as_fd()
     }
 
+    /// Returns a region. The first call asks the kernel for its description.
     fn region(&self, region: u32) -> Result<&KernelRegion, Error> {
         let none = Error::NoSuch { what: "region", index: region, count: REGIONS as u32 };
         let slot = self.regions.get(region as usize).ok_or(none)?;
@@ -180,6 +181,8 @@ impl Function {
         Ok(known.file_offset + offset)
     }
 
+    /// Reads from a region, from its mapping if there is one. A function that was pulled is
+    /// recorded as lost.
     pub(super) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let at = self.file_offset(region, offset, out.len())?;
 

@@ -36,7 +36,7 @@ pub const IRQ_MSI: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSI_IRQ_INDEX;
 pub const IRQ_MSIX: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSIX_IRQ_INDEX;
 
 /// Yielding turns of a waiting loop between two checks that the device is there.
-const ATTEND_EVERY: u32 = 64;
+const TURNS_BETWEEN_EVENTS: u32 = 64;
 
 /// A range of a region that is memory and can be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -356,8 +356,8 @@ pub trait Backing: Send + Sync + 'static {
     /// Makes one turn of a waiting loop. In process, it steps the machine.
     ///
     /// The provided method is for a device that runs elsewhere. It spins, then yields, then blocks
-    /// for a short time on [`Backing::event_fd`]. It calls [`Backing::attend`] now and then when it
-    /// yields, and each time if [`Backing::expects_events`].
+    /// for a short time on [`Backing::event_fd`]. It calls [`Backing::handle_events`] now and then
+    /// when it yields, and each time if [`Backing::expects_events`].
     ///
     /// # Errors
     /// Returns [`Error::DeviceGone`].
@@ -367,8 +367,8 @@ pub trait Backing: Send + Sync + 'static {
             Turn::Spin => turn.take(),
             Turn::Yield => {
                 turn.take();
-                if relax.turns().is_multiple_of(ATTEND_EVERY) || self.expects_events() {
-                    self.attend()?;
+                if relax.turns().is_multiple_of(TURNS_BETWEEN_EVENTS) || self.expects_events() {
+                    self.handle_events()?;
                 }
             }
             Turn::Sleep(time) => block(self, &[], Some(time), None)?,
@@ -388,8 +388,8 @@ pub trait Backing: Send + Sync + 'static {
     /// unless that is a plain PCI function.
     fn set_heartbeat(&self, _heartbeat: SharedU64) {}
 
-    /// Returns a descriptor that is readable when [`Backing::attend`] has work, for waits that
-    /// block in the kernel. Returns `None` when time passes only in [`Backing::relax`].
+    /// Returns a descriptor that is readable when [`Backing::handle_events`] has work, for waits
+    /// that block in the kernel. Returns `None` when time passes only in [`Backing::relax`].
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -405,7 +405,7 @@ pub trait Backing: Send + Sync + 'static {
     ///
     /// # Errors
     /// Returns [`Error::DeviceGone`].
-    fn attend(&self) -> Result<(), Error> {
+    fn handle_events(&self) -> Result<(), Error> {
         Ok(())
     }
 }

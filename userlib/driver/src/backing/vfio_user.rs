@@ -165,7 +165,8 @@ struct VfioUserConnection {
 #[derive(Clone)]
 pub struct VfioUser(Arc<VfioUserConnection>);
 
-fn failed(what: &'static str, error: ClientError) -> Error {
+/// Converts an error of the vfio-user client. `what` names the operation.
+fn driver_error(what: &'static str, error: ClientError) -> Error {
     match error {
         ClientError::Disconnected { .. } => Error::DeviceGone { cause: GoneCause::HungUp },
         ClientError::Refused { errno: Errno::ENODEV, .. } => Error::DeviceGone { cause: GoneCause::Evicted },
@@ -199,6 +200,7 @@ impl VfioUser {
         Self::negotiate(options, |config| Client::from_socket(socket, config))
     }
 
+    /// Connects by `connect`, and checks that the server has a PCI function.
     fn negotiate(
         options: &OpenOptions,
         connect: impl FnOnce(ClientConfig) -> Result<Client, ClientError>,
@@ -215,10 +217,10 @@ impl VfioUser {
             ..ClientConfig::default()
         };
 
-        let client = connect(config).map_err(|error| failed(what, error))?;
+        let client = connect(config).map_err(|error| driver_error(what, error))?;
         monitor.set_process(client.server_process());
 
-        let info = client.device_info().map_err(|error| failed(what, error))?;
+        let info = client.device_info().map_err(|error| driver_error(what, error))?;
         if info.num_regions <= REGION_CONFIG {
             return Err(Error::Protocol {
                 what: "a PCI function has more regions",
@@ -241,9 +243,10 @@ impl VfioUser {
     /// # Errors
     /// Returns [`Error::Refused`] when the system call fails.
     pub fn server_pid(&self) -> Result<i32, Error> {
-        self.0.client.server_pid().map_err(|error| failed("asking who the server is", error))
+        self.0.client.server_pid().map_err(|error| driver_error("asking who the server is", error))
     }
 
+    /// Returns a region. The first call asks the server for its description.
     fn region(&self, region: u32) -> Result<&RemoteRegion, Error> {
         let none = Error::NoSuch { what: "region", index: region, count: REGIONS as u32 };
         let slot = self.0.regions.get(region as usize).ok_or(none)?;
@@ -290,7 +293,7 @@ impl VfioUser {
     /// its reply. The descriptor no longer signals these to a thread that blocks, so they are
     /// served here.
     fn done<T>(&self, what: &'static str, result: Result<T, ClientError>) -> Result<T, Error> {
-        let value = result.map_err(|error| failed(what, error))?;
+        let value = result.map_err(|error| driver_error(what, error))?;
         if self.0.memory.has_private() {
             self.serve()?;
         }
@@ -302,7 +305,7 @@ impl VfioUser {
     fn serve(&self) -> Result<(), Error> {
         for _ in 0..MESSAGES_AT_ONCE {
             let served = self.0.client.poll_incoming(Duration::ZERO);
-            if served.map_err(|error| failed("serving DMA messages", error))? == 0 {
+            if served.map_err(|error| driver_error("serving DMA messages", error))? == 0 {
                 break;
             }
         }
@@ -436,7 +439,7 @@ impl Backing for VfioUser {
         self.0.memory.has_private()
     }
 
-    fn attend(&self) -> Result<(), Error> {
+    fn handle_events(&self) -> Result<(), Error> {
         self.serve()?;
         if self.0.client.is_alive() { Ok(()) } else { Err(Error::DeviceGone { cause: GoneCause::HungUp }) }
     }

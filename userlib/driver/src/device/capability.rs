@@ -114,7 +114,7 @@ pub(crate) fn find(
             && usize::from(len) >= size_of::<AttachmentCapability>()
             && let Some(found) = read_attachment(backing, at)?
         {
-            return check(found, bars).map(Some);
+            return validated(found, bars).map(Some);
         }
 
         at = u64::from(next & 0xfc);
@@ -123,6 +123,8 @@ pub(crate) fn find(
     Err(Error::Protocol { what: "the list of capabilities has no end", value: first.into() })
 }
 
+/// Reads the attachment capability at `at` of configuration space. Returns `None` for a version
+/// that this library does not know.
 fn read_attachment(backing: &dyn Backing, at: u64) -> Result<Option<AttachmentCapability>, Error> {
     if at + size_of::<AttachmentCapability>() as u64 > CONFIG_SIZE {
         return Err(Error::Protocol {
@@ -155,7 +157,8 @@ pub(crate) fn max_data(capability: &AttachmentCapability) -> usize {
     1usize.checked_shl(capability.max_data_log2.into()).unwrap_or(MAX_DATA).min(MAX_DATA)
 }
 
-fn check(found: AttachmentCapability, bars: &[RegionInfo; 6]) -> Result<AttachmentCapability, Error> {
+/// Returns the capability that was found, if its pages and rings lie in the BARs.
+fn validated(found: AttachmentCapability, bars: &[RegionInfo; 6]) -> Result<AttachmentCapability, Error> {
     let check_range = |what, bar: u8, offset: u32, len: u64| {
         let end = u64::from(offset) + len;
         let inside = bars.get(usize::from(bar)).is_some_and(|info| end <= info.size);

@@ -12,7 +12,7 @@ use nicforge_hwi::attachment::control;
 use nicforge_shm::SharedMemory;
 
 pub use capability::Identity;
-pub(crate) use shared::{Shared, lock};
+pub(crate) use shared::{EngineWaker, Shared, lock};
 
 use crate::{
     Backing, Bar, Cancel, Deadline, DeviceAddress, DmaBuffer, DmaPermission, Doorbell, Error, GoneCause,
@@ -338,7 +338,7 @@ impl Device {
 
     /// Checks now whether the device is lost, and returns the cause. It does not wait.
     pub fn gone_cause(&self) -> Option<GoneCause> {
-        match self.0.note_loss(self.0.backing.attend()).and_then(|()| self.0.check_alive()) {
+        match self.0.note_loss(self.0.backing.handle_events()).and_then(|()| self.0.check_alive()) {
             Err(Error::DeviceGone { cause }) => Some(cause),
             _ => None,
         }

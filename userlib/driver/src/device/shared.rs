@@ -2,9 +2,9 @@
 //! device is lost.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, Weak,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -27,30 +27,59 @@ use crate::{
     heartbeat::{BEAT_TIMEOUT, Heartbeat},
     interrupt::Bound,
     posted::{Ring, RingSlot},
+    runtime::{self, Cost, cost, note_store},
 };
 
 /// Turns of a waiting loop between two checks of the mirror.
-const CHECK_EVERY: u32 = 64;
+const TURNS_BETWEEN_CHECKS: u32 = 64;
 
 /// Turns of a wait for the mirror's generation between two reads of the register.
-const READ_EVERY: u32 = 16;
+const TURNS_BETWEEN_READS: u32 = 16;
 
 /// The words of the attachment mirror.
 struct Mirror {
     page: Window,
     generation: SharedU32,
     heartbeat: Heartbeat,
-    sleeping: SharedU32,
     flags: SharedU32,
+}
+
+impl Mirror {
+    /// Returns the cause for which the device is lost, if the page shows one: the server has
+    /// truncated the page, or set its DEAD flag.
+    fn loss(&self) -> Option<GoneCause> {
+        if self.page.faulted() {
+            Some(GoneCause::HungUp)
+        } else if self.flags.load(Ordering::Acquire) & mirror::FLAG_DEAD != 0 {
+            Some(GoneCause::Evicted)
+        } else {
+            None
+        }
+    }
 }
 
 /// The attachment of a device with the pages of nicforge's core.
 struct Attachment {
     number: u32,
     mirror: Mirror,
-    /// Whether writers must fence before they load the engine's sleeping flag. They must if there
-    /// is no `membarrier`, or if it does not reach this process.
+    waker: EngineWaker,
+}
+
+/// The engine's sleeping flag.
+#[derive(Clone)]
+pub(crate) struct EngineWaker {
+    sleeping: SharedU32,
+    /// Whether writers must fence before they load the flag. They must if there is no `membarrier`,
+    /// or if it does not reach this process.
     fence: bool,
+}
+
+impl EngineWaker {
+    /// Returns whether the engine sleeps and must be woken, after a store.
+    #[inline]
+    fn must_wake(&self) -> bool {
+        if self.fence { must_kick(&self.sleeping, &FullFence) } else { must_kick(&self.sleeping, &NoFence) }
+    }
 }
 
 /// The BARs of a device.
@@ -86,13 +115,13 @@ pub(crate) struct Shared {
     resets: Resets,
     /// `None` where the backing chooses addresses.
     pub(crate) iova: Option<Mutex<IovaAllocator>>,
-    pub(crate) interrupts: Mutex<HashMap<(u32, u32), Weak<Bound>>>,
+    pub(crate) interrupts: Mutex<BTreeMap<(u32, u32), Weak<Bound>>>,
 }
 
 /// Locks a mutex, also after a holder's panic. No holder panics in the middle of a change, so the
 /// data is consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    runtime::lock(mutex)
 }
 
 impl Shared {
@@ -129,7 +158,7 @@ impl Shared {
             tenancy: Tenancy::default(),
             resets: Resets::default(),
             iova,
-            interrupts: Mutex::new(HashMap::new()),
+            interrupts: Mutex::new(BTreeMap::new()),
         });
 
         shared.open_attachment()?;
@@ -140,6 +169,8 @@ impl Shared {
         Ok(shared)
     }
 
+    /// Opens the control page and the mirror of the attachment, and takes over its generation. A
+    /// plain PCI function has none.
     fn open_attachment(&self) -> Result<(), Error> {
         let Some(capability) = self.capability else { return Ok(()) };
 
@@ -159,17 +190,17 @@ impl Shared {
         let mirror = Mirror {
             generation: page.u32(mirror::GENERATION)?,
             heartbeat: Heartbeat::new(heartbeat),
-            sleeping: page.u32(mirror::SLEEPING)?,
             flags: page.u32(mirror::FLAGS)?,
-            page,
+            page: page.clone(),
         };
 
         // A fence in the writer is always correct, whichever of the two conditions fails.
         let fence = !self.backing.engine_is_near() || !register_membarrier().unwrap_or(false);
+        let waker = EngineWaker { sleeping: page.u32(mirror::SLEEPING)?, fence };
         let number = self.control_read(control::ATTACHMENT)?;
 
         // `open` calls this function once, so the cell is empty.
-        let _ = self.attachment.set(Attachment { number, mirror, fence });
+        let _ = self.attachment.set(Attachment { number, mirror, waker });
         self.adopt_generation()
     }
 
@@ -191,7 +222,7 @@ impl Shared {
             }
 
             self.backing.relax(&mut relax)?;
-            if relax.turns().is_multiple_of(READ_EVERY) {
+            if relax.turns().is_multiple_of(TURNS_BETWEEN_READS) {
                 let present = self.control_read(control::GENERATION)?;
                 if present != generation {
                     // Another client's reset came between, which has also disabled the function.
@@ -265,10 +296,12 @@ impl Shared {
     }
 
     pub(crate) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        cost(Cost::TrappedAccess, 1);
         self.note_loss(self.backing.read(region, offset, out))
     }
 
     pub(crate) fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
+        cost(Cost::TrappedAccess, 1);
         self.note_loss(self.backing.write(region, offset, data, mode))
     }
 
@@ -284,18 +317,29 @@ impl Shared {
         self.tenancy.gone()
     }
 
-    /// Wakes the engine if it sleeps. It is called after a store to mapped memory or to a ring.
+    /// Returns the engine's sleeping flag, if the device has an attachment's pages.
+    pub(crate) fn engine_waker(&self) -> Option<EngineWaker> {
+        self.attachment.get().map(|attachment| attachment.waker.clone())
+    }
+
+    /// Wakes the engine if it sleeps. It is called after a store to mapped memory.
     #[inline]
     pub(crate) fn after_store(&self) -> Result<(), Error> {
-        let Some(Attachment { mirror, fence, .. }) = self.attachment.get() else { return Ok(()) };
+        match self.attachment.get() {
+            Some(Attachment { waker, .. }) => self.after_store_with(waker),
+            None => {
+                note_store();
+                Ok(())
+            }
+        }
+    }
 
-        let kick = if *fence {
-            must_kick(&mirror.sleeping, &FullFence)
-        } else {
-            must_kick(&mirror.sleeping, &NoFence)
-        };
-
-        if kick { self.kick() } else { Ok(()) }
+    /// As [`Shared::after_store`], with a copy of the engine's sleeping flag, after a store to
+    /// mapped memory or to a ring.
+    #[inline]
+    pub(crate) fn after_store_with(&self, waker: &EngineWaker) -> Result<(), Error> {
+        note_store();
+        if waker.must_wake() { self.kick() } else { Ok(()) }
     }
 
     #[cold]
@@ -313,7 +357,7 @@ impl Shared {
     #[inline]
     pub(crate) fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
         self.note_loss(self.backing.relax(relax))?;
-        if relax.count().is_multiple_of(CHECK_EVERY) { self.check_alive() } else { Ok(()) }
+        if relax.count_call().is_multiple_of(TURNS_BETWEEN_CHECKS) { self.check_alive() } else { Ok(()) }
     }
 
     /// Checks the mirror for the loss of the device.
@@ -324,26 +368,40 @@ impl Shared {
 
         let Some(Attachment { mirror, .. }) = self.attachment.get() else { return Ok(()) };
 
-        let cause = if mirror.page.faulted() {
-            GoneCause::HungUp
-        } else if mirror.flags.load(Ordering::Acquire) & mirror::FLAG_DEAD != 0 {
-            GoneCause::Evicted
-        } else if mirror.generation.load(Ordering::Acquire) != self.tenancy.generation() {
-            return Err(self.tenancy.handle_reset(&mirror.generation));
-        } else {
-            let stopped_for = mirror.heartbeat.time_since_beat();
-            if stopped_for > BEAT_TIMEOUT {
-                // A busy loop of the caller may never reach the slow part of the backing, so its
-                // events are handled here.
-                self.note_loss(self.backing.attend())?;
-            }
-            if self.options.heartbeat.is_none_or(|limit| stopped_for <= limit) {
-                return Ok(());
-            }
-            GoneCause::Stopped
-        };
+        if let Some(cause) = mirror.loss() {
+            return self.note_loss(Err(Error::DeviceGone { cause }));
+        }
+        self.check_generation(mirror)?;
+        self.check_heartbeat(mirror)
+    }
 
-        self.note_loss(Err(Error::DeviceGone { cause }))
+    /// Checks that the attachment is of the generation that this process uses.
+    fn check_generation(&self, mirror: &Mirror) -> Result<(), Error> {
+        if mirror.generation.load(Ordering::Acquire) == self.tenancy.generation() {
+            return Ok(());
+        }
+        Err(self.tenancy.handle_reset(&mirror.generation))
+    }
+
+    /// Checks the engine's heartbeat against the limit of the options. A late heartbeat first
+    /// handles the backing's events.
+    fn check_heartbeat(&self, mirror: &Mirror) -> Result<(), Error> {
+        let stopped_for = mirror.heartbeat.time_since_beat();
+
+        // The event of a dead server is a hang-up, which the backing notices only when it handles
+        // its events. A caller that keeps making progress never reaches the slow part of the
+        // backing, where this happens otherwise. A late heartbeat is the first sign of such an
+        // event, and it is rare, so that the system call costs nothing while the engine runs.
+        if stopped_for > BEAT_TIMEOUT {
+            self.note_loss(self.backing.handle_events())?;
+        }
+
+        match self.options.heartbeat {
+            Some(limit) if stopped_for > limit => {
+                self.note_loss(Err(Error::DeviceGone { cause: GoneCause::Stopped }))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn attachment(&self) -> u32 {

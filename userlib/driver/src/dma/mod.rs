@@ -124,6 +124,7 @@ impl DmaBuffer {
         Ok(Some(Self { shared: shared.clone(), iova, window, memory: Some(memory) }))
     }
 
+    /// Lets the device reach the memory `target`, whose mapping in this process is `window`.
     fn map(
         shared: &Arc<Shared>,
         window: Window,

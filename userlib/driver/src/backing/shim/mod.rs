@@ -65,6 +65,7 @@ impl Shim {
             .map_err(|problem| Error::Open { device: format!("shim:{}", path.display()), problem })
     }
 
+    /// Opens a device file of the kernel module, and checks the module's version.
     fn try_open(path: &Path) -> Result<Self, OpenProblem> {
         let refused = |advice| {
             move |errno| match errno {
@@ -293,7 +294,7 @@ impl Backing for Shim {
         Some(self.fd())
     }
 
-    fn attend(&self) -> Result<(), Error> {
+    fn handle_events(&self) -> Result<(), Error> {
         self.check_alive()
     }
 }

@@ -46,6 +46,7 @@ impl Interrupts {
         (*self.device).as_fd()
     }
 
+    /// Describes the interrupts of an index. A device without the index has none of them.
     pub(super) fn info(&self, index: u32) -> Result<IrqInfo, Errno> {
         let found = match sys::irq_info(self.fd(), index) {
             // The device does not have this index.

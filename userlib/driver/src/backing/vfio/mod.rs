@@ -256,7 +256,7 @@ impl Backing for Vfio {
         Some(self.0.events.0.as_fd())
     }
 
-    fn attend(&self) -> Result<(), Error> {
+    fn handle_events(&self) -> Result<(), Error> {
         self.check_alive()
     }
 }

@@ -49,6 +49,8 @@ fn members(group: u32) -> String {
     names.join(" ")
 }
 
+/// Opens a function that is bound to vfio-pci: its group, a container with an IOMMU, and the device
+/// in them.
 fn try_open(address: PciAddress) -> Result<Opened, OpenProblem> {
     let name = address.to_string();
     let sysfs = PathBuf::from(format!("/sys/bus/pci/devices/{name}"));

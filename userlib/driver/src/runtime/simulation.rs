@@ -1,0 +1,92 @@
+//! Virtual time: the simulation in which the calling thread runs.
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    time::Duration,
+};
+
+use super::Cost;
+
+/// A simulation: it runs the threads of programs one at a time, on a clock of its own.
+///
+/// The calls concern the simulated thread that makes them. Those that take time return when that
+/// time has come.
+pub trait Simulation {
+    /// Returns the time since the simulation began.
+    fn now(&self) -> Duration;
+
+    /// Passes the time of `count` times work of a kind.
+    fn charge(&self, kind: Cost, count: usize);
+
+    /// Takes note of a store that a device or another thread may see.
+    fn note_store(&self);
+
+    /// Passes the time of one turn of a loop that waits for a lock.
+    fn pause(&self);
+
+    /// Passes time.
+    fn sleep(&self, time: Duration);
+
+    /// Passes time until [`Simulation::notify`] is called with the same event, at most `most`.
+    fn wait(&self, event: usize, most: Duration);
+
+    /// Ends the waits for an event.
+    fn notify(&self, event: usize);
+
+    /// Returns the number of the calling thread, unique in the simulation.
+    fn thread(&self) -> u32;
+
+    /// Starts a thread in the calling thread's process. Returns its number.
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce()>) -> u32;
+
+    /// Passes time until a thread has ended.
+    fn join(&self, thread: u32);
+
+    /// Returns the next number of the simulation's random sequence.
+    fn random(&self) -> u64;
+}
+
+thread_local! {
+    static ENTERED: Cell<bool> = const { Cell::new(false) };
+    static CURRENT: RefCell<Option<Rc<dyn Simulation>>> = const { RefCell::new(None) };
+}
+
+/// The time in which an operating-system thread runs the threads of a simulation. It ends with
+/// this value.
+#[must_use]
+pub struct Entered {
+    former: Option<Rc<dyn Simulation>>,
+}
+
+/// Lets the calling operating-system thread run threads of a simulation from now on.
+pub fn enter(simulation: Rc<dyn Simulation>) -> Entered {
+    ENTERED.set(true);
+    Entered { former: CURRENT.replace(Some(simulation)) }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        ENTERED.set(self.former.is_some());
+        CURRENT.replace(self.former.take());
+    }
+}
+
+/// Returns whether the calling thread runs in a simulation.
+#[inline(always)]
+pub(super) fn is_entered() -> bool {
+    ENTERED.get()
+}
+
+/// Calls `f` with the simulation in which the calling thread runs, if any.
+#[inline(always)]
+pub(super) fn with<R>(f: impl FnOnce(&dyn Simulation) -> R) -> Option<R> {
+    if ENTERED.get() { in_simulation(f) } else { None }
+}
+
+#[cold]
+fn in_simulation<R>(f: impl FnOnce(&dyn Simulation) -> R) -> Option<R> {
+    // The cell is free again before the call, which may continue with another simulated thread.
+    let simulation = CURRENT.with_borrow(Clone::clone)?;
+    Some(f(&*simulation))
+}

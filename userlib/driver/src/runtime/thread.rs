@@ -1,0 +1,60 @@
+//! Threads of a library.
+
+use std::{
+    io,
+    sync::atomic::{AtomicU32, Ordering},
+    thread::{Builder, JoinHandle},
+};
+
+/// A thread that a library has started.
+#[derive(Debug)]
+pub struct Thread(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    System(JoinHandle<()>),
+    #[cfg(feature = "virtual-time")]
+    Simulated(u32),
+}
+
+impl Thread {
+    /// Waits until the thread has ended. The panic of the thread counts as its end.
+    pub fn join(self) {
+        match self.0 {
+            Kind::System(handle) => drop(handle.join()),
+            #[cfg(feature = "virtual-time")]
+            Kind::Simulated(thread) => {
+                super::simulation::with(|simulation| simulation.join(thread));
+            }
+        }
+    }
+}
+
+/// Starts a thread.
+///
+/// # Errors
+/// Returns the operating system's error.
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
+    #[cfg(feature = "virtual-time")]
+    if super::simulation::is_entered() {
+        let thread = super::simulation::with(|simulation| simulation.spawn(name, Box::new(body)));
+        return thread.map(|thread| Thread(Kind::Simulated(thread))).ok_or(io::ErrorKind::Other.into());
+    }
+
+    Builder::new().name(name.to_owned()).spawn(body).map(|handle| Thread(Kind::System(handle)))
+}
+
+/// Returns the calling thread's number. Threads of one process have different numbers while the
+/// process starts fewer than 2^32.
+pub fn thread_number() -> u32 {
+    #[cfg(feature = "virtual-time")]
+    if let Some(thread) = super::simulation::with(|simulation| simulation.thread()) {
+        return thread;
+    }
+
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    thread_local! {
+        static NUMBER: u32 = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    NUMBER.with(|number| *number)
+}
