@@ -60,6 +60,9 @@
 //! A rank is one tenant of its VPID. When the card's directory shows another tenant, messages that
 //! have arrived are offered first, and the rank is reported then. Gets from the rank end with
 //! errors. A successor at the same VPID is not a rank of this job, and its messages are dropped.
+//!
+//! A tenant that goes before it has answered or connected was a process of an earlier job, whose
+//! end travelled while this job began. The rank is then the next tenant of the address.
 
 mod arena;
 mod config;

@@ -4,7 +4,10 @@
 
 use std::ptr::NonNull;
 
-use nicforge_driver::{Device, DmaBuffer, Error as DriverError, HugePages};
+use nicforge_driver::{
+    Device, DmaBuffer, Error as DriverError, HugePages,
+    runtime::{Cost, cost},
+};
 use nicforge_matching::{Access, Memory, Rank, Region, RemoteRegion};
 use nicforge_rma::{Access as Allow, Error as RmaError, Port, Region as Registration};
 
@@ -79,6 +82,7 @@ impl Destination {
         // SAFETY: the range is within memory lent for writing, and is initialised. By the caller's
         // contract nothing else accesses it.
         let target = unsafe { std::slice::from_raw_parts_mut(start, length) };
+        cost(Cost::CopyByte, length);
         Ok(memory.read(from, target)?)
     }
 }
@@ -194,6 +198,7 @@ impl Registered {
             (StagedCopy::Own { bytes: length, _memory: registered }, address)
         };
 
+        cost(Cost::CopyByte, length);
         let own = matches!(copied, StagedCopy::Own { .. });
         let handle = self.insert(Entry::Source(copied));
         Ok(Some(Staged { region: Region { handle, remote: RemoteRegion { key: 0, offset: address } }, own }))

@@ -77,6 +77,8 @@ impl ExtollTransport {
         if peer.tenant != sender {
             if peer.tenant == 0 {
                 peer.tenant = sender;
+            } else if sender != 0 && !self.has_come(rank) {
+                self.await_successor(rank, sender);
             } else if sender != 0 {
                 // The message is a successor's. With `sender` 0 the grant has ended already, and
                 // the message is the rank's own.
@@ -137,7 +139,11 @@ impl ExtollTransport {
 
         if peer.tenant != 0 && peer.tenant != now {
             let why = loss_of(peer.tenant, now);
-            self.mark_lost(rank, why);
+            if self.has_come(rank) {
+                self.mark_lost(rank, why);
+            } else {
+                self.await_successor(rank, 0);
+            }
             return Ok(());
         }
 
@@ -147,6 +153,25 @@ impl ExtollTransport {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Returns whether the tenant that counts as a rank has answered this rank, or has connected to
+    /// it.
+    ///
+    /// Another tenant may be a process of an earlier job, whose end the directory did not show yet
+    /// when this rank connected to it.
+    fn has_come(&self, rank: Rank) -> bool {
+        let peer = &self.peers[rank as usize];
+        peer.link.is_some_and(|link| self.velo.has_answered(link))
+            || self.velo.sender_of(peer.address) == peer.tenant
+    }
+
+    /// Forgets a tenant that has gone before it came. The rank is the next tenant of its address;
+    /// `tenant` is its generation, or 0 if it is not known.
+    #[cold]
+    fn await_successor(&mut self, rank: Rank, tenant: u8) {
+        let peer = &mut self.peers[rank as usize];
+        (peer.tenant, peer.link) = (tenant, None);
     }
 
     /// Fails the transport: this rank is no longer the tenant of its address, so no rank can send
@@ -217,15 +242,7 @@ impl ExtollTransport {
         match &error {
             VeloError::PeerGone { address } => {
                 if let Some(rank) = self.ranks.at(*address) {
-                    // `check_rank` may connect to the rank. No message has gone over that new link,
-                    // so only a previous link matters.
-                    let had_link = self.peers[rank as usize].link.is_some();
                     self.check_rank(rank)?;
-                    if had_link {
-                        // The directory still shows the rank, but a message for it was dropped, so
-                        // later messages would be out of order.
-                        self.mark_lost(rank, Loss::Undelivered);
-                    }
                 }
             }
 

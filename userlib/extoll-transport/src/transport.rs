@@ -142,8 +142,8 @@ impl ExtollTransport {
         Ok(transport)
     }
 
-    /// Waits until every rank has come and messages can be sent to it. A rank that came and went
-    /// counts; the endpoint reports it.
+    /// Waits until every rank has come and messages can be sent to it. A rank that answered and
+    /// went counts; the endpoint reports it.
     ///
     /// # Errors
     /// [`VeloError::Timeout`], [`VeloError::Cancelled`]; errors of the libraries.

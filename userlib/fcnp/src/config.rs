@@ -12,11 +12,27 @@ pub enum Mode {
     Interrupt,
 }
 
-/// The options of an endpoint. [`Config::default`] is the paper's configuration.
+/// The threads of the I/O node that poll the receive FIFO while a call waits for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Poller {
+    /// The call itself polls. No request waits until the daemon has woken the call's thread.
+    #[default]
+    Calls,
+    /// Only the daemon polls for requests, and calls sleep until it has taken theirs, as in the
+    /// paper (IV). An application whose threads have other work thus has one thread that polls.
+    ///
+    /// A call that transfers looks at the FIFO itself when it must wait. The daemon pauses while a
+    /// call receives data.
+    Daemon,
+}
+
+/// The options of an endpoint. [`Config::default`] has the paper's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The way in which the daemon thread waits. Compute cores always poll.
     pub mode: Mode,
+    /// The threads of the I/O node that poll while calls wait.
+    pub poller: Poller,
     /// How long the daemon, or a call that waits on the I/O node, polls the receive FIFO before it
     /// sleeps. The default is 50 us.
     pub poll_phase: Duration,
@@ -35,6 +51,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             mode: Mode::Polling,
+            poller: Poller::Calls,
             poll_phase: Duration::from_micros(50),
             timeout: None,
             open_timeout: Duration::from_secs(10),

@@ -74,7 +74,7 @@ mod statistics;
 mod wait;
 
 pub use compute::ComputeCore;
-pub use config::{Config, Mode};
+pub use config::{Config, Mode, Poller};
 pub use error::{Error, Peer};
 pub use io::IoNode;
 pub use statistics::Statistics;

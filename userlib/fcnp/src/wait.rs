@@ -1,5 +1,7 @@
 //! The waits of a call: deadline, cancellation, and the turns of the loop.
 
+use std::time::Duration;
+
 use nicforge_driver::{Cancel, Deadline, Waiter as DriverWaiter};
 use nicforge_hwi::tree::PAYLOAD;
 
@@ -51,6 +53,11 @@ impl<'a> Waiter<'a> {
     fn check_now(&mut self, what: &'static str) -> Result<(), Error> {
         self.packets_until_check = PACKETS_PER_CHECK;
         self.check(what)
+    }
+
+    /// Returns the time until the call's deadline, or `None` if it has none.
+    pub(crate) fn remaining(&self) -> Option<Duration> {
+        self.waits.deadline().remaining()
     }
 
     /// Checks whether the call must end.

@@ -12,8 +12,10 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
+
+use nicforge_driver::runtime;
 
 use crate::{
     Access, Get, Gone, Loss, Memory, Rank, Region, RemoteRegion, Taken, Transport, TransportError, wire,
@@ -138,7 +140,7 @@ impl Fabric {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        runtime::lock(&self.0)
     }
 }
 

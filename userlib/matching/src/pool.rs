@@ -1,4 +1,4 @@
-//! A table of values with handles. The place freed last is used again first, with a new generation.
+//! A table of values with handles. The slot freed last is used again first, with a new generation.
 
 use crate::lists::NONE;
 
@@ -21,13 +21,13 @@ impl Handle {
 
 #[derive(Debug)]
 struct Slot<T> {
-    /// Odd while the place is taken, so that no handle is 0.
+    /// Odd while the slot is taken, so that no handle is 0.
     generation: u32,
     next_free: u32,
     value: T,
 }
 
-/// A table of `T`. A new place holds a default value.
+/// A table of `T`. A new slot holds a default value.
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     slots: Vec<Slot<T>>,
@@ -36,7 +36,7 @@ pub(crate) struct Pool<T> {
 }
 
 impl<T: Default> Pool<T> {
-    /// Greatest number of places.
+    /// The greatest number of slots.
     pub(crate) const LIMIT: u32 = 1 << 28;
 
     pub(crate) fn new() -> Self {
@@ -50,7 +50,7 @@ impl<T: Default> Pool<T> {
         Ok(handle)
     }
 
-    /// Takes a free place and returns its handle. Its value is as [`Pool::release`] left it, or
+    /// Takes a free slot and returns its handle. Its value is as [`Pool::release`] left it, or
     /// new. Returns `None` when the table is full.
     #[inline]
     pub(crate) fn allocate(&mut self) -> Option<Handle> {
@@ -67,7 +67,7 @@ impl<T: Default> Pool<T> {
         Some(Handle { index, generation: slot.generation })
     }
 
-    /// Adds a free place.
+    /// Adds a free slot.
     #[cold]
     fn grow(&mut self) -> Option<()> {
         if self.slots.len() >= Self::LIMIT as usize {
@@ -78,7 +78,7 @@ impl<T: Default> Pool<T> {
         Some(())
     }
 
-    /// Frees a taken place. Its value stays for the next [`Pool::allocate`]. The caller of that
+    /// Frees a taken slot. Its value stays for the next [`Pool::allocate`]. The caller of that
     /// must set every field that differs from a new value.
     #[inline]
     pub(crate) fn release(&mut self, index: u32) {
@@ -89,40 +89,40 @@ impl<T: Default> Pool<T> {
         self.used -= 1;
     }
 
-    /// Returns the place that `handle` names, if its value is still there.
+    /// Returns the slot that `handle` names, if its value is still there.
     pub(crate) fn find(&self, handle: Handle) -> Option<u32> {
         let slot = self.slots.get(handle.index as usize)?;
         (slot.generation == handle.generation && slot.generation & 1 == 1).then_some(handle.index)
     }
 
-    /// Returns the handle of a taken place.
+    /// Returns the handle of a taken slot.
     #[inline]
     pub(crate) fn handle(&self, index: u32) -> Handle {
         Handle { index, generation: self.slots[index as usize].generation }
     }
 
-    /// Frees a taken place and returns its value.
+    /// Frees a taken slot and returns its value.
     pub(crate) fn remove(&mut self, index: u32) -> T {
         self.release(index);
         std::mem::take(&mut self.slots[index as usize].value)
     }
 
-    /// Returns the number of places, taken or free.
-    pub(crate) fn places(&self) -> u32 {
+    /// Returns the number of slots, taken or free.
+    pub(crate) fn slot_count(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// Returns whether a place is taken.
+    /// Returns whether a slot is taken.
     pub(crate) fn is_taken(&self, index: u32) -> bool {
         self.slots.get(index as usize).is_some_and(|slot| slot.generation & 1 == 1)
     }
 
-    /// Returns the number of taken places.
+    /// Returns the number of taken slots.
     pub(crate) fn len(&self) -> usize {
         self.used
     }
 
-    /// Iterates over the values of all taken places.
+    /// Iterates over the values of all taken slots.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter(|slot| slot.generation & 1 == 1).map(|slot| &mut slot.value)
     }

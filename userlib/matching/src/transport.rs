@@ -46,9 +46,6 @@ pub enum Loss {
     /// A message for it waited in the network longer than the network allows, and was dropped.
     #[error("a message for it was dropped by the network's watchdog")]
     TimedOut,
-    /// A message for it was dropped as undeliverable, although it has a tenant.
-    #[error("a message for it could not be delivered")]
-    Undelivered,
 }
 
 /// The loss of a rank.
@@ -222,7 +219,7 @@ pub unsafe trait Transport {
     /// # Errors
     /// The transport has failed.
     fn relax(&mut self, relax: &mut Relax) -> Result<(), TransportError> {
-        relax.turn().take();
+        relax.pause();
         Ok(())
     }
 }

@@ -142,7 +142,7 @@ impl<'a, T: Transport> Side<'a, T> {
         }
 
         if self.end == End::Receiver {
-            check(&data, cookie)?;
+            check_stamp(&data, cookie)?;
         }
 
         self.free.push(data);
@@ -169,7 +169,7 @@ fn stamp(data: &mut [u8], number: u64) {
 }
 
 /// Checks the bytes that [`stamp`] has written.
-fn check(data: &[u8], number: u64) -> Result<(), Error> {
+fn check_stamp(data: &[u8], number: u64) -> Result<(), Error> {
     let wrong = |found: u8, expected: u8| Error::Wrong {
         what: "a message",
         found: found.into(),
@@ -262,11 +262,15 @@ mod tests {
     fn corrupted_messages_are_detected() {
         let mut data = [0; 4];
         stamp(&mut data, 7);
-        assert!(check(&data, 7).is_ok() && check(&data[..1], 7).is_ok() && check(&[], 7).is_ok());
+        assert!(
+            check_stamp(&data, 7).is_ok()
+                && check_stamp(&data[..1], 7).is_ok()
+                && check_stamp(&[], 7).is_ok()
+        );
 
-        assert!(check(&data, 8).is_err());
+        assert!(check_stamp(&data, 8).is_err());
 
         data[3] ^= 1;
-        assert!(check(&data, 7).is_err());
+        assert!(check_stamp(&data, 7).is_err());
     }
 }

@@ -1,15 +1,16 @@
 //! Latency: one message there and back, after `osu_latency`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use nicforge_driver::runtime::Instant;
 use nicforge_matching::{Endpoint, Envelope, Kind, Mode, Rank, Selector, Transport};
 
 use crate::{Error, Program, succeeded, vector};
 
-/// One end of a pair. The end that begins measures the time.
+/// One end of a pair. The end that sends first measures the time.
 pub struct Side<'a, T: Transport> {
     endpoint: &'a mut Endpoint<T>,
-    begins: bool,
+    sends_first: bool,
     peer: Rank,
     context: u32,
     rounds: u32,
@@ -30,7 +31,7 @@ impl<'a, T: Transport> Side<'a, T> {
     /// Errors of the endpoint.
     pub fn new(
         endpoint: &'a mut Endpoint<T>,
-        begins: bool,
+        sends_first: bool,
         peer: Rank,
         bytes: usize,
         rounds: u32,
@@ -38,7 +39,7 @@ impl<'a, T: Transport> Side<'a, T> {
     ) -> Result<Self, Error> {
         let mut side = Self {
             endpoint,
-            begins,
+            sends_first,
             peer,
             context,
             rounds,
@@ -46,12 +47,12 @@ impl<'a, T: Transport> Side<'a, T> {
             outstanding: 0,
             to_send: vec![vec![0; bytes]; 2],
             sent_at: Instant::now(),
-            times: Vec::with_capacity(if begins { rounds as usize } else { 0 }),
+            times: Vec::with_capacity(if sends_first { rounds as usize } else { 0 }),
         };
 
         if rounds > 0 {
             side.receive(vec![0; bytes])?;
-            if begins {
+            if sends_first {
                 side.send()?;
             }
         }
@@ -76,7 +77,7 @@ impl<'a, T: Transport> Side<'a, T> {
         Ok(())
     }
 
-    /// Returns half of the time of each round trip, for the end that begins.
+    /// Returns half of the time of each round trip, for the end that sends first.
     pub fn times(&self) -> &[Duration] {
         &self.times
     }
@@ -98,7 +99,7 @@ impl<T: Transport> Program for Side<'_, T> {
                 continue;
             }
 
-            if self.begins {
+            if self.sends_first {
                 self.times.push(self.sent_at.elapsed() / 2);
             }
 
@@ -107,14 +108,14 @@ impl<T: Transport> Program for Side<'_, T> {
                 return Err(Error::Wrong { what: "an echo", found: found.into(), expected: expected.into() });
             }
 
-            if !self.begins {
+            if !self.sends_first {
                 self.send()?;
             }
 
             self.received += 1;
             if self.received < self.rounds {
                 self.receive(data)?;
-                if self.begins {
+                if self.sends_first {
                     self.send()?;
                 }
             }

@@ -13,6 +13,7 @@
 //! Updates for another rank go to that rank's bucket. When a rank stores as many updates as it may,
 //! the fullest bucket leaves as one message.
 
+use nicforge_driver::runtime::{Cost, burst, cost};
 use nicforge_matching::{Endpoint, Envelope, Kind, Mode, Rank, Request, Selector, Transport};
 
 use crate::{Error, Program, succeeded, vector};
@@ -27,8 +28,9 @@ const UPDATES: u64 = 4;
 const POLYNOMIAL: u64 = 7;
 /// The period of the sequence.
 const PERIOD: u64 = 1_317_624_576_693_539_401;
-/// Updates made in one step.
-const BATCH: u32 = 64;
+/// Updates made in one step on a host. In virtual time it is one, as in the original program, which
+/// calls the library after each.
+const BATCH: usize = 64;
 /// Posted receives of a rank.
 const RECEIVES: usize = 8;
 /// Messages that a rank has in flight.
@@ -45,14 +47,14 @@ fn next(number: u64) -> u64 {
     number << 1 ^ if number >> 63 != 0 { POLYNOMIAL } else { 0 }
 }
 
-/// Returns number `place` of the sequence, which begins with 1.
-fn number_at(place: u64) -> u64 {
-    let place = place % PERIOD;
-    if place == 0 {
+/// Returns number `index` of the sequence, which begins with 1.
+fn number_at(index: u64) -> u64 {
+    let index = index % PERIOD;
+    if index == 0 {
         return 1;
     }
 
-    // Number `place` is x^`place`. `squares[i]` is x^(2i), so the sum of the squares of its bits is
+    // Number `index` is x^`index`. `squares[i]` is x^(2i), so the sum of the squares of its bits is
     // the square of a number.
     let mut squares = [0_u64; 64];
     let mut number = 1_u64;
@@ -62,11 +64,11 @@ fn number_at(place: u64) -> u64 {
     }
 
     let mut result = 2_u64;
-    for bit in (0..place.ilog2()).rev() {
+    for bit in (0..index.ilog2()).rev() {
         let of_bits = (0..64).filter(|at| result >> at & 1 != 0);
 
         result = of_bits.fold(0, |sum, at| sum ^ squares[at]);
-        if place >> bit & 1 != 0 {
+        if index >> bit & 1 != 0 {
             result = next(result);
         }
     }
@@ -133,11 +135,12 @@ impl Table {
     /// Applies an update to a word of this part.
     #[inline]
     fn update(&mut self, number: u64) -> Result<(), Error> {
-        let place = (number & self.mask).wrapping_sub(self.first) as usize;
+        let index = (number & self.mask).wrapping_sub(self.first) as usize;
 
-        match self.words.get_mut(place) {
+        match self.words.get_mut(index) {
             Some(word) => {
                 *word ^= number;
+                cost(Cost::Compute, 1);
                 Ok(())
             }
             None => Err(Error::Wrong {
@@ -203,6 +206,15 @@ impl<'a, T: Transport> Updates<'a, T> {
         Ok(updates)
     }
 
+    /// Lets the sequence of all ranks begin at a later place: this pass is a part of a longer run.
+    /// Close to the beginning of the sequence, some ranks have to make more updates than others.
+    #[must_use]
+    pub fn starting_at(mut self, index: u64) -> Self {
+        let first = u64::from(self.endpoint.rank()) * self.left;
+        self.number = number_at(index.wrapping_add(first));
+        self
+    }
+
     /// Returns the number of messages with updates that were sent.
     pub fn messages(&self) -> u64 {
         self.messages
@@ -219,10 +231,10 @@ impl<'a, T: Transport> Updates<'a, T> {
     }
 
     /// Makes updates until as many are stored as may be, or `most` were made.
-    fn make_updates(&mut self, most: u32) -> Result<usize, Error> {
+    fn make_updates(&mut self, most: usize) -> Result<usize, Error> {
         let own = self.endpoint.rank() as usize;
         let mut made = 0;
-        while made < most as usize && self.left > 0 && self.stored < MAX_STORED {
+        while made < most && self.left > 0 && self.stored < MAX_STORED {
             self.number = next(self.number);
 
             let rank = self.table.rank_of(self.number);
@@ -294,7 +306,7 @@ impl<'a, T: Transport> Updates<'a, T> {
     }
 
     /// Handles a message with updates, or the announcement of a rank's end.
-    fn received(&mut self, tag: u64, length: usize, data: Vec<u8>) -> Result<(), Error> {
+    fn handle_message(&mut self, tag: u64, length: usize, data: Vec<u8>) -> Result<(), Error> {
         if tag == END {
             self.ended += 1;
         }
@@ -310,7 +322,7 @@ impl<T: Transport> Program for Updates<'_, T> {
     type Transport = T;
 
     fn step(&mut self) -> Result<usize, Error> {
-        let mut steps = self.make_updates(BATCH)?;
+        let mut steps = self.make_updates(burst(BATCH))?;
         if self.stored >= MAX_STORED || self.left == 0 && self.stored > 0 {
             steps += self.send()?;
         } else if self.left == 0 && self.announced < self.others() {
@@ -330,7 +342,7 @@ impl<T: Transport> Program for Updates<'_, T> {
                 self.free.push(data);
             } else {
                 self.receives.retain(|other| *other != request);
-                self.received(tag, length, data)?;
+                self.handle_message(tag, length, data)?;
             }
         }
 
@@ -367,8 +379,8 @@ mod tests {
     #[test]
     fn the_sequence_can_be_entered_anywhere() {
         let mut number = 1;
-        for place in 0..2_000 {
-            assert_eq!(number_at(place), number, "place {place}");
+        for index in 0..2_000 {
+            assert_eq!(number_at(index), number, "place {index}");
             number = next(number);
         }
 

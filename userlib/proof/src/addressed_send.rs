@@ -59,7 +59,11 @@ impl AddressedSend {
     /// Returns [`Error::Unsupported`] when `device` has another type, [`Error::RingTaken`], and the
     /// errors of mapping its memory.
     pub fn open(device: &Device) -> Result<Self, Error> {
-        crate::check(device, pci::DEVICE_ADDRESSED_SEND, "driving another device as addressed send")?;
+        crate::check_identity(
+            device,
+            pci::DEVICE_ADDRESSED_SEND,
+            "driving another device as addressed send",
+        )?;
 
         Ok(Self {
             registers: device.bar(0)?,

@@ -37,7 +37,7 @@ impl DmaEngine {
     /// Returns [`Error::Unsupported`] when `device` has another type, and the errors of allocating
     /// and mapping memory.
     pub fn open(device: &Device) -> Result<Self, Error> {
-        crate::check(device, pci::DEVICE_DMA_ENGINE, "driving another device as a DMA engine")?;
+        crate::check_identity(device, pci::DEVICE_DMA_ENGINE, "driving another device as a DMA engine")?;
 
         let mirror = device.bar(2)?.window(MIRROR_ENDED, 16)?;
         let registers = device.bar(0)?;

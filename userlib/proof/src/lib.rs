@@ -19,7 +19,7 @@ use nicforge_driver::{Device, Error};
 use nicforge_hwi::pci;
 
 /// Refuses a device of another type, so that its registers are not misinterpreted.
-fn check(device: &Device, wanted: u16, what: &'static str) -> Result<(), Error> {
+fn check_identity(device: &Device, wanted: u16, what: &'static str) -> Result<(), Error> {
     let identity = device.identity();
 
     if (identity.vendor, identity.device) == (pci::VENDOR_ID, wanted) {

@@ -33,7 +33,7 @@ impl SlotFifo {
     /// Returns [`Error::Unsupported`] when `device` has another type, and the errors of mapping its
     /// memory.
     pub fn open(device: &Device) -> Result<Self, Error> {
-        crate::check(device, pci::DEVICE_SLOT_FIFO, "driving another device as a slot FIFO")?;
+        crate::check_identity(device, pci::DEVICE_SLOT_FIFO, "driving another device as a slot FIFO")?;
 
         let (windows, mirror) = (device.bar(1)?, device.bar(2)?);
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use nicforge_driver::{Device, DmaBuffer, HugePages};
+use nicforge_driver::{Device, DmaBuffer, HugePages, runtime::note_store};
 use nicforge_hwi::extoll_rma::{self as hw, MAX_ENTRIES, MIN_ENTRIES};
 use nicforge_shm::SharedU64;
 
@@ -66,6 +66,7 @@ impl Queue {
 
         self.taken += 1;
         self.pointer.store(self.taken, Ordering::Release);
+        note_store();
         Ok(())
     }
 }

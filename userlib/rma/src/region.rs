@@ -2,10 +2,13 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, atomic::Ordering},
 };
 
-use nicforge_driver::{Bar, Device};
+use nicforge_driver::{
+    Bar, Device,
+    runtime::{Cost, cost, lock},
+};
 use nicforge_hwi::extoll_atu::{command, page};
 use nicforge_shm::SharedU64;
 
@@ -76,7 +79,8 @@ impl Translation {
 
     /// Runs a command, and returns its result: the first address, for a registration.
     fn command(&self, what: &'static str, address: u64, pages: u64, command: u64) -> Result<u64, Error> {
-        let registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
+        cost(Cost::Registration, 1);
+        let registers = lock(&self.registers);
         self.check()?;
 
         registers.write64(command::ADDRESS, address)?;

@@ -4,7 +4,8 @@ use nicforge_driver::{Cancel, Deadline};
 use nicforge_hwi::extoll_velo::address;
 
 use crate::{
-    Address, CONTROL_TAG, Error, Message, PeerLink, Port, control::Control, peer::Outgoing, wait::Waiter,
+    Address, CONTROL_TAG, Error, Message, PeerLink, Port, control::Control, directory::TableEntry,
+    peer::Outgoing, tenant::Tenant, wait::Waiter,
 };
 
 /// Result of an attempt to send the pending control messages of a peer.
@@ -42,7 +43,7 @@ impl Port {
             let known = self.flow.peers[index];
             if let Some(tenant) = self.directory.tenant(address) {
                 if tenant.is(known.outgoing.receiver) && !known.outgoing.refused {
-                    return Ok(PeerLink { address, index: index as u32, tenant });
+                    return Ok(self.link_to(address, index, tenant));
                 }
 
                 let (own, window) = (self.own.tenant, self.flow.window);
@@ -58,6 +59,13 @@ impl Port {
             self.pump()?;
             waiter.pause(self, "a peer")?;
         }
+    }
+
+    /// Returns the link to a tenant.
+    fn link_to(&self, address: Address, index: usize, tenant: Tenant) -> PeerLink {
+        // The address fits: the send aperture has 4 GiB.
+        let target = address::encode(address.node, address.vpid, 0, 1) as u32;
+        PeerLink { address, index: index as u32, tenant, entry: TableEntry::of(address), target }
     }
 
     /// Closes the sending direction: the peer may grant its credits to others. The link is invalid
@@ -101,6 +109,15 @@ impl Port {
         })
     }
 
+    /// Returns whether the peer has answered the connection by credits or a refusal. Without flow
+    /// control no peer answers.
+    pub fn has_answered(&self, link: PeerLink) -> bool {
+        self.flow.peers.get(link.index as usize).is_some_and(|peer| {
+            let outgoing = &peer.outgoing;
+            link.tenant.is(outgoing.receiver) && outgoing.answered
+        })
+    }
+
     /// Returns the credits of a link: the messages that may be sent now. Returns `None` without
     /// flow control.
     pub fn credits(&self, link: PeerLink) -> Option<u32> {
@@ -112,7 +129,7 @@ impl Port {
     /// Posts a control message. Returns false when the posted-write ring is full.
     fn post_control(&mut self, to: Address, control: Control) -> Result<bool, Error> {
         let offset = address::encode(to.node, to.vpid, CONTROL_TAG, 1);
-        let posted = self.path.post(offset, &control.encode())?;
+        let posted = self.path.post(offset, &control.encode()).map_err(|error| *error)?;
 
         self.statistics.control += u64::from(posted);
         Ok(posted)
@@ -170,17 +187,20 @@ impl Port {
     /// the message to an earlier tenant of this VPID, and the message waited in the sender's card.
     #[inline]
     pub(crate) fn account_received(&mut self, from: Address) -> Result<bool, Error> {
+        let index = self.directory.index(from);
+        self.account_received_of(index.unwrap_or(usize::MAX), from)
+    }
+
+    /// As [`Port::account_received`]; `index` is the number of `from` in the directory.
+    #[inline]
+    pub(crate) fn account_received_of(&mut self, index: usize, from: Address) -> Result<bool, Error> {
         self.statistics.received += 1;
 
         if !self.flow.enabled {
             return Ok(true);
         }
 
-        let index = self.directory.index(from);
-        let Some(peer) = index.and_then(|index| self.flow.peers.get_mut(index)) else {
-            return Ok(true);
-        };
-
+        let Some(peer) = self.flow.peers.get_mut(index) else { return Ok(true) };
         if !peer.incoming.has_grant() {
             return Ok(self.accept_counted(from));
         }

@@ -15,6 +15,18 @@ pub(crate) struct Directory {
     generations: Window,
 }
 
+/// The place of an address in the card's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TableEntry(u64);
+
+impl TableEntry {
+    /// Returns the place of an address.
+    #[inline]
+    pub(crate) fn of(address: Address) -> Self {
+        Self(u64::from(address.node) * directory::STRIDE + u64::from(address.vpid))
+    }
+}
+
 impl Directory {
     /// Opens the directory of a card. Returns it, and the device's own address.
     pub(crate) fn open(device: &Device) -> Result<(Self, Address), Error> {
@@ -69,7 +81,12 @@ impl Directory {
     /// Returns the generation that the table shows for an address.
     #[inline]
     pub(crate) fn generation(&self, address: Address) -> u8 {
-        let entry = u64::from(address.node) * directory::STRIDE + u64::from(address.vpid);
+        self.generation_at(TableEntry::of(address))
+    }
+
+    /// Returns the generation in an entry of the table.
+    #[inline]
+    pub(crate) fn generation_at(&self, TableEntry(entry): TableEntry) -> u8 {
         self.generations.load_u8_relaxed(entry).unwrap_or(0)
     }
 

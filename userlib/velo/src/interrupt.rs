@@ -1,8 +1,8 @@
 //! The receive interrupt of a port that sleeps.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nicforge_driver::{Device, Error as DriverError, Interrupt, RingPosition, Waiter};
+use nicforge_driver::{Device, Error as DriverError, Interrupt, RingPosition, Waiter, runtime::Instant};
 use nicforge_hwi::extoll::{reg, vector};
 
 use crate::{Config, Error, card::BAR_REGISTERS, send_path::SendPath};

@@ -70,6 +70,14 @@ impl Message {
         Some(Self { from: Address { node, vpid }, tag, length, data: [0; MAX_MESSAGE] })
     }
 
+    /// Returns a message of one quadword.
+    #[inline(always)]
+    pub(crate) fn of_quadword(from: Address, tag: u8, quadword: u64) -> Self {
+        let mut data = [0; MAX_MESSAGE];
+        data[..8].copy_from_slice(&quadword.to_ne_bytes());
+        Self { from, tag, length: 8, data }
+    }
+
     /// Returns the data.
     #[inline]
     pub fn bytes(&self) -> &[u8] {

@@ -29,11 +29,14 @@ pub(crate) struct Peer {
 
 /// The connection to a peer: its receiver grants credits, and this port spends them.
 ///
-/// Invariant: `credits` and `refused` are of `receiver`, and each message spends one credit.
+/// Invariant: `answered`, `refused` and `credits` are of `receiver`, and each message spends one
+/// credit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outgoing {
     /// The tenant that this port sends to.
     pub(crate) receiver: Option<Tenant>,
+    /// Whether it has sent a credit message, which may be a refusal.
+    pub(crate) answered: bool,
     /// Whether its last credit message was a refusal.
     pub(crate) refused: bool,
     /// Messages that this port may send to it.
@@ -43,14 +46,14 @@ pub(crate) struct Outgoing {
 impl Outgoing {
     /// Returns a new connection, which has no credits yet.
     pub(crate) fn to(receiver: Tenant) -> Self {
-        Self { receiver: Some(receiver), refused: false, credits: 0 }
+        Self { receiver: Some(receiver), ..Self::default() }
     }
 
     /// Takes over the credits of a credit message; 0 is a refusal.
     pub(crate) fn add_credits(&mut self, messages: u32) {
         if self.receiver.is_some() {
             self.credits = self.credits.saturating_add(messages);
-            self.refused = messages == 0;
+            (self.answered, self.refused) = (true, messages == 0);
         }
     }
 }
@@ -83,7 +86,8 @@ impl Incoming {
     #[inline]
     pub(crate) fn add_spent(&mut self) -> bool {
         self.unreturned += 1;
-        self.unreturned >= self.granted.div_ceil(2)
+        // Twice the number fits: a grant is at most the slots of a receive ring.
+        2 * self.unreturned >= self.granted
     }
 }
 

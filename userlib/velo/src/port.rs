@@ -9,10 +9,11 @@ use crate::{
     Address, Config, DeviceError, Error, Waiting,
     card::{MirrorPage, check_identity},
     card_errors::CardErrors,
-    directory::Directory,
+    directory::{Directory, TableEntry},
     flow::FlowControl,
     interrupt::ReceiveInterrupt,
     kept::KeptMessages,
+    receive::Recent,
     ring::ReceiveRing,
     send_path::SendPath,
     tenant::{Endpoint, Tenant},
@@ -26,6 +27,10 @@ pub struct PeerLink {
     /// Number of the peer's address in the directory.
     pub(crate) index: u32,
     pub(crate) tenant: Tenant,
+    /// The place of the peer's generation in the card's table.
+    pub(crate) entry: TableEntry,
+    /// The address of a message to the peer with tag 0 and one quadword.
+    pub(crate) target: u32,
 }
 
 impl PeerLink {
@@ -71,6 +76,8 @@ pub struct Port {
     pub(crate) path: SendPath,
     pub(crate) ring: ReceiveRing,
     pub(crate) kept: KeptMessages,
+    /// The last header that [`Port::poll`] has decoded.
+    pub(crate) recent: Recent,
     pub(crate) flow: FlowControl,
     pub(crate) errors: CardErrors,
     /// The interrupt of a port that sleeps; `None` when it only polls.
@@ -121,7 +128,20 @@ impl Port {
         errors.skip();
 
         let (own, statistics) = (Endpoint { address, tenant }, Statistics::default());
-        Ok(Self { device, resets, own, directory, path, ring, kept, flow, errors, interrupt, statistics })
+        Ok(Self {
+            device,
+            resets,
+            own,
+            directory,
+            path,
+            ring,
+            kept,
+            recent: Recent::NONE,
+            flow,
+            errors,
+            interrupt,
+            statistics,
+        })
     }
 
     /// Returns this port's own address.
@@ -199,10 +219,9 @@ impl Port {
         let (count, word) = self.errors.take_unreported();
 
         match word.error() {
-            // Otherwise the message answered a peer that went away meanwhile.
-            DeviceError::NoReceiver { to } if self.is_connected_to(to) => {
-                Err(Error::PeerGone { address: to })
-            }
+            // Otherwise the message was for an earlier tenant of an address that this port has
+            // connected to again since, or it answered a peer that went away meanwhile.
+            DeviceError::NoReceiver { to } if self.has_lost(to) => Err(Error::PeerGone { address: to }),
             DeviceError::NoReceiver { .. } => Ok(()),
             // A peer that only sends to this port, and reads no credits, is no error of this port.
             DeviceError::Watchdog { to }
@@ -226,6 +245,17 @@ impl Port {
     fn is_connected_to(&self, address: Address) -> bool {
         let index = self.directory.index(address);
         index.is_some_and(|index| self.flow.peers[index].outgoing.receiver.is_some())
+    }
+
+    /// Returns whether this port sends to a tenant that the directory no longer shows.
+    ///
+    /// The card drops a message for want of a receiver only while its directory shows none, and the
+    /// directory changes before the count of errors does. So a message for a tenant that is shown
+    /// was not dropped.
+    fn has_lost(&self, address: Address) -> bool {
+        let index = self.directory.index(address);
+        let receiver = index.and_then(|index| self.flow.peers[index].outgoing.receiver);
+        receiver.is_some_and(|receiver| !receiver.is(self.directory.tenant(address)))
     }
 
     /// Returns whether this port is still the tenant of its VPID, as far as the card has announced.

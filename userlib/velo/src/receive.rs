@@ -27,6 +27,22 @@ impl TakeBudget {
     }
 }
 
+/// The header of a message of one quadword that was for the application, decoded.
+#[derive(Clone, Copy)]
+pub(crate) struct Recent {
+    header: u64,
+    from: Address,
+    tag: u8,
+    /// Number of `from` in the directory.
+    index: u32,
+}
+
+impl Recent {
+    /// The value before the first message. Its header is neither valid nor that of an empty slot.
+    pub(crate) const NONE: Self =
+        Self { header: 1, from: Address { node: 0, vpid: 0 }, tag: 0, index: u32::MAX };
+}
+
 impl Port {
     /// Returns the next message, if one has arrived; kept messages come first.
     ///
@@ -34,26 +50,38 @@ impl Port {
     /// Errors of the driver.
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Message>, Error> {
-        let slot = self.ring.front();
-        let header = match self.ring.load_header(slot) {
-            Ok(header) if self.kept.is_empty() => header,
-            _ => return self.poll_later(),
-        };
-
-        // The shortest message is the most frequent one. This function handles all of it, and
-        // copies no byte twice.
-        let quadword = match Message::of_header(header) {
-            Some(found) if found.len() == 8 && !self.is_control(&found) => self.ring.load_quadword(slot),
-            _ => return self.poll_later(),
-        };
-
-        let (Ok(quadword), Some(mut message)) = (quadword, Message::of_header(header)) else {
+        let (header, quadword) = self.ring.load_short();
+        if !self.kept.is_empty() {
             return self.poll_later();
-        };
+        }
 
-        message.data[..8].copy_from_slice(&quadword.to_ne_bytes());
-        self.ring.free(slot)?;
-        if self.account_received(message.from)? { Ok(Some(message)) } else { self.poll_later() }
+        // The shortest message is the most frequent one, and often of the last sender. This
+        // function handles all of it.
+        if header != self.recent.header && !self.recognize(header) {
+            return self.poll_later();
+        }
+        self.ring.free()?;
+
+        let Recent { from, tag, index, .. } = self.recent;
+        if self.account_received_of(index as usize, from)? {
+            Ok(Some(Message::of_quadword(from, tag, quadword)))
+        } else {
+            self.poll_later()
+        }
+    }
+
+    /// Returns whether a header is that of a message of one quadword for the application. If so,
+    /// the header is the recent one from now on.
+    #[inline(never)]
+    fn recognize(&mut self, header: u64) -> bool {
+        let Some(found) = Message::of_header(header) else { return false };
+        let Some(index) = self.directory.index(found.from) else { return false };
+        if found.len() != 8 || self.is_control(&found) {
+            return false;
+        }
+
+        self.recent = Recent { header, from: found.from, tag: found.tag, index: index as u32 };
+        true
     }
 
     /// As [`Port::poll`], into a buffer of the caller. Returns false when no message has arrived;
@@ -63,22 +91,20 @@ impl Port {
     /// Errors of the driver.
     #[inline]
     pub fn poll_into(&mut self, message: &mut Message) -> Result<bool, Error> {
-        let slot = self.ring.front();
-        let header = self.ring.load_header(slot)?;
-
+        let header = self.ring.load_header();
         if !self.kept.is_empty() {
             return self.poll_into_later(message);
         }
 
         match message.head(header) {
-            Some(data) => self.ring.load_data(slot, data)?,
+            Some(data) => self.ring.load_data(data),
             None => return self.poll_into_later(message),
         }
         if self.is_control(message) {
             return self.poll_into_later(message);
         }
 
-        self.ring.free(slot)?;
+        self.ring.free()?;
         if self.account_received(message.from)? { Ok(true) } else { self.poll_into_later(message) }
     }
 
@@ -254,7 +280,7 @@ impl Port {
         }
 
         for _ in 0..self.ring.slots() {
-            match self.ring.peek()? {
+            match self.ring.peek() {
                 Some(message) if !self.is_control(&message) => return Ok(true),
                 Some(_) => {}
                 None => break,

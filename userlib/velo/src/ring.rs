@@ -2,12 +2,15 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use nicforge_driver::{Bar, Deadline, Device, DmaBuffer, Doorbell, HugePages};
+use nicforge_driver::{
+    Bar, Deadline, Device, DmaBuffer, Doorbell, HugePages,
+    runtime::{Cost, cost},
+};
 use nicforge_hwi::{
     extoll::{reg, window},
     extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER},
 };
-use nicforge_shm::{MemoryError, SharedU64, Window};
+use nicforge_shm::{Records, SharedU64};
 
 use crate::{
     Address, Config, Error, Message,
@@ -17,18 +20,20 @@ use crate::{
     tenant::Tenant,
 };
 
+// A slot starts with its header, and the data of its message follow.
+const _: () = assert!(SLOT_HEADER == 0 && SLOT_DATA == 8);
+
 /// Time that the card may take to enable a ring.
 const OPENING: Duration = Duration::from_secs(5);
 
 /// The ring into which the card writes messages, and how far this port has read it.
 ///
-/// Invariants: `slots` is a power of two, and `taken` messages have left the ring. A taken
-/// message's slot has a zero header. The card reuses the slot when the read pointer is behind it,
-/// and the read pointer is `taken - unreported`.
+/// Invariants: `taken` messages have left the ring. A taken message's slot has a zero header. The
+/// card reuses the slot when the read pointer is behind it, and the read pointer is `taken -
+/// unreported`.
 pub(crate) struct ReceiveRing {
     registers: Bar,
-    window: Window,
-    slots: u64,
+    slots: Records<{ SLOT as usize }>,
     /// Messages taken out of the ring so far.
     taken: u64,
     /// Taken messages that the card does not know of yet.
@@ -46,12 +51,12 @@ impl ReceiveRing {
     pub(crate) fn allocate(device: &Device, config: &Config, directory: &Directory) -> Result<Self, Error> {
         let slots = slots(config, directory)?;
         let memory = device.dma_buffer((u64::from(slots) * SLOT) as usize, HugePages::Try)?;
+        let window = memory.window().window(0, u64::from(slots) * SLOT)?;
         let pointers = device.bar(BAR_WINDOWS)?.window(window::VELO_READ_POINTER, window::SIZE)?;
 
         Ok(Self {
             registers: device.bar(BAR_REGISTERS)?,
-            window: memory.window().clone(),
-            slots: slots.into(),
+            slots: Records::new(window)?,
             taken: 0,
             unreported: 0,
             batch: (slots / directory.nodes() / 8).clamp(1, 64),
@@ -80,11 +85,11 @@ impl ReceiveRing {
 
         self.read_pointer.store(0, Ordering::Release);
         self.registers.write64(reg::VELO_RING_BASE, self.memory.iova())?;
-        self.registers.write64(reg::VELO_RING_SLOTS, self.slots)?;
+        self.registers.write64(reg::VELO_RING_SLOTS, self.slots())?;
         self.registers.write64(reg::VELO_RING_ENABLE, 1)?;
 
         if !self.is_enabled()? {
-            return Err(Error::BadRing { slots: self.slots as u32, least: least_slots(directory.nodes()) });
+            return Err(Error::BadRing { slots: self.slots() as u32, least: least_slots(directory.nodes()) });
         }
 
         device.wait_for(deadline, None, what, || Ok(directory.tenant(own)))
@@ -103,7 +108,7 @@ impl ReceiveRing {
 
     /// Returns the number of slots.
     pub(crate) fn slots(&self) -> u64 {
-        self.slots
+        self.slots.count()
     }
 
     /// Returns whether the card does not know of all taken messages.
@@ -111,43 +116,34 @@ impl ReceiveRing {
         self.unreported > 0
     }
 
-    /// Returns the offset of the slot of the next message.
+    /// Loads the header of the next message's slot. The data of its message are loaded afterwards.
     #[inline]
-    pub(crate) fn front(&self) -> u64 {
-        (self.taken & (self.slots - 1)) * SLOT
+    pub(crate) fn load_header(&self) -> u64 {
+        self.slots.header(self.taken)
     }
 
-    /// Loads the header of a slot. The data of its message are loaded afterwards.
+    /// Loads the header of the next message's slot, and the first quadword of its message, if it
+    /// has one.
     #[inline]
-    pub(crate) fn load_header(&self, slot: u64) -> Result<u64, MemoryError> {
-        self.window.load_u64_acquire(slot + SLOT_HEADER)
+    pub(crate) fn load_short(&self) -> (u64, u64) {
+        self.slots.header_and_word(self.taken)
     }
 
-    /// Loads the first quadword of the message in a slot.
+    /// Loads the data of the next message, and no more of the slot.
     #[inline]
-    pub(crate) fn load_quadword(&self, slot: u64) -> Result<u64, MemoryError> {
-        self.window.load_u64_relaxed(slot + SLOT_DATA)
-    }
-
-    /// Loads the data of the message in a slot, and no more of the slot.
-    #[inline]
-    pub(crate) fn load_data(&self, slot: u64, data: &mut [[u8; 8]]) -> Result<(), Error> {
-        for (place, offset) in data.iter_mut().zip((slot + SLOT_DATA..).step_by(8)) {
-            *place = self.window.load_u64_relaxed(offset)?.to_ne_bytes();
-        }
-        Ok(())
+    pub(crate) fn load_data(&self, data: &mut [[u8; 8]]) {
+        self.slots.data(self.taken, data);
     }
 
     /// Returns the next message without its data, and leaves it in the ring.
-    pub(crate) fn peek(&self) -> Result<Option<Message>, Error> {
-        Ok(Message::of_header(self.load_header(self.front())?))
+    pub(crate) fn peek(&self) -> Option<Message> {
+        Message::of_header(self.load_header())
     }
 
     /// Takes the next message out of the ring. When the ring is empty, informs the card of all
     /// taken messages.
     pub(crate) fn take(&mut self) -> Result<Option<Message>, Error> {
-        let slot = self.front();
-        let Some(mut message) = Message::of_header(self.load_header(slot)?) else {
+        let Some(mut message) = Message::of_header(self.load_header()) else {
             if self.has_unreported() {
                 self.report_taken()?;
             }
@@ -155,18 +151,17 @@ impl ReceiveRing {
         };
 
         let length = message.len();
-        self.load_data(slot, message.data[..length].as_chunks_mut().0)?;
-        self.free(slot)?;
+        self.load_data(message.data[..length].as_chunks_mut().0);
+        self.free()?;
         Ok(Some(message))
     }
 
     /// Frees the slot of the next message, whose data have been loaded. Informs the card in
     /// batches.
     #[inline]
-    pub(crate) fn free(&mut self, slot: u64) -> Result<(), Error> {
-        if let Err(error) = self.window.store_u64_release(slot + SLOT_HEADER, 0) {
-            return Err(error.into());
-        }
+    pub(crate) fn free(&mut self) -> Result<(), Error> {
+        cost(Cost::ReceivePacket, 1);
+        self.slots.set_header(self.taken, 0);
 
         self.taken += 1;
         self.unreported += 1;

@@ -31,23 +31,26 @@ impl Port {
 
         self.check()?;
 
-        let index = link.index as usize;
-        let known = self.flow.peers.get(index).is_some_and(|peer| link.tenant.is(peer.outgoing.receiver));
-        if !known || self.directory.generation(link.address) != link.tenant.generation() {
+        let peer = self.flow.peers.get_mut(link.index as usize);
+        let Some(peer) = peer.filter(|peer| link.tenant.is(peer.outgoing.receiver)) else {
+            return Err(Error::PeerGone { address: link.address });
+        };
+        if self.directory.generation_at(link.entry) != link.tenant.generation() {
             return Err(Error::PeerGone { address: link.address });
         }
 
-        if self.flow.enabled && self.flow.peers[index].outgoing.credits == 0 {
+        if self.flow.enabled && peer.outgoing.credits == 0 {
             return self.without_credit(link);
         }
 
-        let offset = address::encode(link.address.node, link.address.vpid, tag, length / 8);
-        if !self.path.post(offset, data)? {
-            return Err(Error::WouldBlock);
+        let offset = u64::from(link.target) | address::encode(0, 0, tag, length / 8);
+        match self.path.post(offset, data) {
+            Ok(true) => {}
+            Ok(false) => return Err(Error::WouldBlock),
+            Err(error) => return Err(*error),
         }
 
-        let outgoing = &mut self.flow.peers[index].outgoing;
-        outgoing.credits = outgoing.credits.wrapping_sub(1);
+        peer.outgoing.credits = peer.outgoing.credits.wrapping_sub(1);
         self.statistics.sent += 1;
         Ok(())
     }

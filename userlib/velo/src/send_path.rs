@@ -7,7 +7,10 @@
 //! an incomplete message. If the count has not changed, the message was torn, and is stored again
 //! before the next one. So messages stay in order, and each is sent once.
 
-use nicforge_driver::{Bar, Device, Error as DriverError, Poster, RingPosition, SharedPoster};
+use nicforge_driver::{
+    Bar, Device, Error as DriverError, Poster, RingPosition, SharedPoster,
+    runtime::{Cost, cost},
+};
 use nicforge_hwi::extoll::{BAR_VELO, mirror, reg};
 use nicforge_shm::SharedU64;
 
@@ -111,17 +114,41 @@ impl SendPath {
     }
 
     /// Posts a message. Returns false when the posted-write ring is full.
-    #[inline]
-    pub(crate) fn post(&mut self, offset: u64, data: &[u8]) -> Result<bool, Error> {
+    ///
+    /// An error is boxed, so that the result of a post that succeeds fits into registers.
+    #[inline(always)]
+    pub(crate) fn post(&mut self, offset: u64, data: &[u8]) -> Result<bool, Box<Error>> {
+        let (None, PortPoster::Own(poster)) = (&self.stores, &mut self.poster) else {
+            return self.post_otherwise(offset, data);
+        };
+
+        match poster.try_post(BAR_VELO, offset, data) {
+            Ok(()) => Ok(true),
+            Err(error) => Self::refused(error),
+        }
+    }
+
+    /// As [`SendPath::post`], through a shared ring or by stores.
+    #[inline(never)]
+    fn post_otherwise(&mut self, offset: u64, data: &[u8]) -> Result<bool, Box<Error>> {
         if let Some(stores) = &mut self.stores {
-            return stores.store(&mut self.poster, offset, data).map(|()| true);
+            return stores.store(&mut self.poster, offset, data).map(|()| true).map_err(Box::new);
         }
 
         match self.poster.with(|poster| poster.try_post(BAR_VELO, offset, data)) {
-            Ok(()) => Ok(true),
-            Err(DriverError::RingFull { .. }) => Ok(false),
-            Err(error) => Err(error.into()),
+            Ok(()) => {
+                // The card sends the message while the processor stores it.
+                cost(Cost::Burst, 1);
+                Ok(true)
+            }
+            Err(error) => Self::refused(error),
         }
+    }
+
+    /// Returns the result of a post that the driver refused.
+    #[cold]
+    fn refused(error: DriverError) -> Result<bool, Box<Error>> {
+        if let DriverError::RingFull { .. } = error { Ok(false) } else { Err(Box::new(error.into())) }
     }
 }
 

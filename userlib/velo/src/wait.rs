@@ -1,8 +1,6 @@
 //! The pauses of calls that wait.
 
-use std::time::Instant;
-
-use nicforge_driver::{Cancel, Deadline, Waiter as DriverWaiter};
+use nicforge_driver::{Cancel, Deadline, Waiter as DriverWaiter, runtime::Instant};
 
 use crate::{Error, Port, interrupt::ReceiveInterrupt};
 

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{Ordering, fence},
 };
 
-use nicforge_driver::Deadline;
+use nicforge_driver::{Deadline, runtime};
 use nicforge_hwi::tree::CORES;
 
 use super::{ComputeCore, Direction, link::IoNodeLink};
@@ -22,16 +22,15 @@ impl ComputeCore {
     /// call.
     pub(super) fn ensure_linked(&self, waiter: &mut Waiter<'_>) -> Result<IoNodeLink, Error> {
         loop {
-            let (link, dirty) = (self.link(), self.dirty());
-            if let (Some(link), None) = (link, dirty) {
+            if let (Some(link), None) = (self.link(), self.direction_to_reset()) {
                 return Ok(link);
             }
 
             let mut token = self.lock_handshake(waiter)?;
-            match (self.link(), self.dirty()) {
+            match (self.link(), self.direction_to_reset()) {
                 // Another thread has completed the handshake meanwhile.
                 (Some(_), None) => {}
-                (Some(_), Some(dirty)) => self.reset(dirty.scope(), &mut token, waiter)?,
+                (Some(_), Some(direction)) => self.reset(direction.scope(), &mut token, waiter)?,
                 (None, _) => {
                     // A RESET of everything must not overtake data that the other thread still
                     // sends to the process that is gone.
@@ -47,8 +46,10 @@ impl ComputeCore {
 
     /// Returns a direction whose request could not be withdrawn.
     #[inline]
-    fn dirty(&self) -> Option<Direction> {
-        Direction::BOTH.into_iter().find(|direction| self.state(*direction).dirty.load(Ordering::Acquire))
+    fn direction_to_reset(&self) -> Option<Direction> {
+        Direction::BOTH
+            .into_iter()
+            .find(|direction| self.state(*direction).needs_reset.load(Ordering::Acquire))
     }
 
     fn lock_handshake(&self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'_, u32>, Error> {
@@ -70,7 +71,7 @@ impl ComputeCore {
             .and_then(|mut token| self.reset(direction.scope(), &mut token, &mut waiter));
 
         if done.is_err() {
-            self.state(direction).dirty.store(true, Ordering::Release);
+            self.state(direction).needs_reset.store(true, Ordering::Release);
         }
     }
 
@@ -143,11 +144,11 @@ impl ComputeCore {
     fn finish_reset(&self, scope: Scope, link: IoNodeLink) {
         if scope.has_read() {
             self.node.forget(Kind::Read);
-            self.state(Direction::Read).dirty.store(false, Ordering::Release);
+            self.state(Direction::Read).needs_reset.store(false, Ordering::Release);
         }
         if scope.has_write() {
             self.node.forget(Kind::Write);
-            self.state(Direction::Write).dirty.store(false, Ordering::Release);
+            self.state(Direction::Write).needs_reset.store(false, Ordering::Release);
         }
 
         if scope == Scope::All {
@@ -160,7 +161,5 @@ impl ComputeCore {
 
 /// Returns the first token. Tokens of successive processes on a core should differ.
 pub(super) fn first_token() -> u32 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |now| now.subsec_nanos() ^ (now.as_secs() as u32).rotate_left(16))
+    runtime::random() as u32
 }

@@ -33,6 +33,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use nicforge_driver::runtime::note_store;
 use nicforge_hwi::tree::{CORES, PAYLOAD};
 use nicforge_shm::{SharedU32, Window};
 
@@ -83,6 +84,7 @@ impl Mailbox {
         self.memory.write_array(CONTENT, payload)?;
 
         self.delivered.store(number, Ordering::Release);
+        note_store();
         Ok(())
     }
 
@@ -145,6 +147,7 @@ impl StreamWord {
         };
 
         self.0.store(word, Ordering::Release);
+        note_store();
     }
 }
 

@@ -65,7 +65,7 @@ struct DirectionState {
     /// That call has passed the check of the link.
     running: AtomicBool,
     /// The RESET that withdraws a request was not acknowledged.
-    dirty: AtomicBool,
+    needs_reset: AtomicBool,
     /// [`IoNodeLink::to_word`] of the process on the I/O node with which this direction's calls
     /// communicate. It is 0 once a call has reported the loss of that process.
     known: AtomicU32,

@@ -22,6 +22,7 @@ use crate::{
     statistics::Counters,
     tree::{Generation, Held, LockBox, Receiver, TreeChannel},
 };
+use nicforge_driver::runtime::{Cost, cost};
 use nicforge_hwi::tree::{CORES, PAYLOAD};
 
 /// A receiver that holds the node's receive lock.
@@ -38,6 +39,17 @@ pub(super) enum Polled {
     StreamHandedOver,
     /// Another packet, which has been handled.
     Other,
+}
+
+/// Whether a core may touch the receive FIFO of its node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FifoAccess {
+    /// No stream is in the way.
+    Free,
+    /// The stream has ended without a clear stream word, which the core must clear.
+    AfterClear,
+    /// Another core receives its stream.
+    Refused,
 }
 
 /// The kind of a control packet within a stream of data.
@@ -136,15 +148,15 @@ impl Node {
         stream.generation != self.generation(stream.core)
     }
 
-    /// Returns whether a core that waits for an acknowledgement of `want` may touch the FIFO, and
-    /// whether it must clear the stream word first.
-    fn admits(&self, stream: Option<Stream>, want: Kind) -> (bool, bool) {
+    /// Returns whether a core that waits for an acknowledgement of `want` may touch the FIFO.
+    fn access_for(&self, stream: Option<Stream>, want: Kind) -> FifoAccess {
         match stream {
-            None => (true, false),
-            Some(stream) if self.is_stale(stream) => (true, true),
-            Some(stream) if stream.core != self.name.core => (false, false),
-            Some(stream) if self.is_reading(stream.core, stream.generation) => (want == Kind::Read, false),
-            Some(_) => (true, true),
+            None => FifoAccess::Free,
+            Some(stream) if self.is_stale(stream) => FifoAccess::AfterClear,
+            Some(stream) if stream.core != self.name.core => FifoAccess::Refused,
+            Some(stream) if !self.is_reading(stream.core, stream.generation) => FifoAccess::AfterClear,
+            Some(_) if want == Kind::Read => FifoAccess::Free,
+            Some(_) => FifoAccess::Refused,
         }
     }
 
@@ -152,7 +164,7 @@ impl Node {
     #[inline]
     pub(super) fn try_receiver_for(&self, want: Kind) -> Option<LockedReceiver<'_>> {
         let stream = self.stream.get();
-        if !self.admits(stream, want).0 {
+        if self.access_for(stream, want) == FifoAccess::Refused {
             return None;
         }
 
@@ -162,12 +174,12 @@ impl Node {
 
         let receiver = self.try_receiver()?;
         // Another core may have received a READ acknowledgement before this core took the lock.
-        let (admitted, clear) = self.admits(self.stream.get(), want);
-        if clear {
+        let access = self.access_for(self.stream.get(), want);
+        if access == FifoAccess::AfterClear {
             self.stream.set(None);
         }
 
-        admitted.then_some(receiver)
+        (access != FifoAccess::Refused).then_some(receiver)
     }
 
     /// Takes the receive lock for the owner of the stream, if it is free or was handed to this
@@ -200,7 +212,7 @@ impl Node {
         let Some((control, payload)) = self.control(receiver) else { return Ok(Polled::Other) };
 
         let number = receiver.position();
-        let mine = control.core == self.name && control.kind == want;
+        let is_awaited = control.core == self.name && control.kind == want;
         let streams = control.kind == Kind::Read && Split::new(control.size, control.size).packets != 0;
         let generation = self.generation(control.core.core);
         let core = control.core.core;
@@ -216,7 +228,7 @@ impl Node {
             self.stream.set(Some(Stream { core, generation }));
         }
 
-        if mine {
+        if is_awaited {
             receiver.advance();
             return Ok(Polled::Wanted(control));
         }
@@ -268,6 +280,7 @@ impl Node {
     fn control(&self, receiver: &mut LockedReceiver<'_>) -> Option<(Control, [u8; PAYLOAD])> {
         let mut payload = [0; PAYLOAD];
         receiver.payload(&mut payload);
+        cost(Cost::ControlPacket, 1);
 
         let control = Control::decode(&payload).ok().filter(|control| {
             let name = control.core;

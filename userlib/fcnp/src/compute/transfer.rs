@@ -35,6 +35,8 @@ impl ComputeCore {
         self.transfer_out_requested(data, requested, link, waiter).map_err(|error| (error, Sent::Request))
     }
 
+    /// Waits for the acknowledgement of a requested write, and sends the data that it asks for.
+    /// Returns the number of bytes agreed on.
     fn transfer_out_requested(
         &self,
         data: &[u8],
@@ -47,7 +49,7 @@ impl ComputeCore {
             self.await_acknowledgement(Kind::Write, gone, waiter, "the acknowledgement of a write")?;
         drop(receiver);
 
-        let agreed = self.agreed(&answer, requested)?;
+        let agreed = self.agreed_size(&answer, requested)?;
         let split = Split::new(requested, agreed);
         let body = &data[split.head..agreed as usize];
         let header = self.header(false);
@@ -96,6 +98,8 @@ impl ComputeCore {
         self.transfer_in_requested(buffer, requested, link, waiter).map_err(|error| (error, Sent::Request))
     }
 
+    /// Waits for the acknowledgement of a requested read, and receives the data that follow it.
+    /// Returns the number of bytes agreed on.
     fn transfer_in_requested(
         &self,
         buffer: &mut [u8],
@@ -107,7 +111,7 @@ impl ComputeCore {
         let (answer, receiver) =
             self.await_acknowledgement(Kind::Read, gone, waiter, "the acknowledgement of a read")?;
 
-        let agreed = self.agreed(&answer, requested)?;
+        let agreed = self.agreed_size(&answer, requested)?;
         let split = Split::new(agreed, agreed);
         let (head, body) = buffer[..agreed as usize].split_at_mut(split.head);
         head.copy_from_slice(&answer.head[..split.head]);
@@ -184,7 +188,7 @@ impl ComputeCore {
     }
 
     /// Returns the size in an acknowledgement, after a check.
-    fn agreed(&self, answer: &Control, requested: u32) -> Result<u32, Error> {
+    fn agreed_size(&self, answer: &Control, requested: u32) -> Result<u32, Error> {
         if answer.size > requested {
             return Err(Error::BadPeer {
                 peer: self.peer(),

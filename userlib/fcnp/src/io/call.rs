@@ -1,12 +1,9 @@
 //! A call of the application. It waits for the core's request and the pset's slot, and then
 //! transfers.
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::{sync::atomic::Ordering, time::Duration};
 
-use nicforge_driver::{Cancel, Deadline, Error as DriverError};
+use nicforge_driver::{Cancel, Deadline, Error as DriverError, runtime::Instant};
 use nicforge_hwi::tree::{Header, PAYLOAD};
 
 use super::{
@@ -15,7 +12,7 @@ use super::{
     service::Inner,
 };
 use crate::{
-    Error, Mode, Peer,
+    Error, Mode, Peer, Poller,
     compute::{BATCH, CLASS},
     protocol::{Control, Kind, Split, request_size},
     statistics::Tally,
@@ -42,13 +39,16 @@ pub(super) struct Call<'a> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.leave();
-        self.inner.daemon.remove_caller();
+        self.leave_slot_queue();
+        if self.inner.config.poller == Poller::Calls {
+            self.inner.daemon.remove_caller();
+        }
         self.inner.cores[self.core as usize].busy[self.direction as usize].store(false, Ordering::Release);
     }
 }
 
 impl<'a> Call<'a> {
+    /// Begins a call for a core. One call for each core and direction may run.
     pub(super) fn begin(
         inner: &'a Inner,
         core: u32,
@@ -69,7 +69,9 @@ impl<'a> Call<'a> {
             return Err(Error::Busy { what });
         }
 
-        inner.daemon.add_caller();
+        if inner.config.poller == Poller::Calls {
+            inner.daemon.add_caller();
+        }
         let waiter = Waiter::new(&inner.channel, deadline, cancel);
 
         Ok(Self { inner, core, direction, waiter, link: None, queued: false, idle_since: None })
@@ -141,8 +143,8 @@ impl<'a> Call<'a> {
 
             if !self.has_request() {
                 // The request may have been withdrawn, and other calls are queued behind this one.
-                self.leave();
-                self.turn(count, "a request of the core")?;
+                self.leave_slot_queue();
+                self.wait_turn(count, "a request of the core")?;
                 continue;
             }
 
@@ -159,12 +161,12 @@ impl<'a> Call<'a> {
             }
 
             self.queued = true;
-            self.turn(count, "another transfer of the pset to end")?;
+            self.wait_turn(count, "another transfer of the pset to end")?;
         }
     }
 
     /// Leaves the queue for the pset's slot.
-    fn leave(&mut self) {
+    fn leave_slot_queue(&mut self) {
         if std::mem::take(&mut self.queued) {
             self.inner.slots[self.direction as usize].leave(self.core);
             self.inner.event.notify();
@@ -226,6 +228,8 @@ impl<'a> Call<'a> {
         sent
     }
 
+    /// Sends the acknowledgement of the transfer when there is room. With `reads`, only this call
+    /// receives data from then on.
     fn try_acknowledge(&mut self, answer: &Control, link: CoreLink, reads: bool) -> Result<(), Error> {
         loop {
             self.check_transfer(link)?;
@@ -237,10 +241,11 @@ impl<'a> Call<'a> {
             }
 
             if self.inner.try_send(answer, link) {
+                self.inner.daemon.count_acknowledged();
                 return Ok(());
             }
             if reads {
-                self.inner.receive.set_read(false);
+                self.stop_reading();
             }
 
             self.inner.service()?;
@@ -272,6 +277,7 @@ impl<'a> Call<'a> {
         Error::PeerGone { peer: Peer::Core { rank: self.core } }
     }
 
+    /// Sends the data of a transfer, in batches. It ends early when the core ends the transfer.
     fn send_data(&mut self, data: &[u8], link: CoreLink) -> Result<(), Error> {
         let inner = self.inner;
         let header = Header::to_core(CLASS, link.name.node, link.name.core, false);
@@ -288,9 +294,12 @@ impl<'a> Call<'a> {
             at = data.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
-            let over = self.needs_check(&mut watch, link);
-            if over || sent == 0 || inner.send.is_wanted() {
+            let (over, is_wanted) = (self.needs_check(&mut watch, link), inner.send.is_wanted());
+            if over || sent == 0 || is_wanted {
                 send_lock = None;
+            }
+            if is_wanted {
+                inner.send.let_waiter_take();
             }
 
             if over {
@@ -392,12 +401,21 @@ impl<'a> Call<'a> {
 
         // The flag is cleared last. Until then no other thread takes the FIFO's lock.
         drop(receiver);
-        self.inner.receive.set_read(false);
+        self.stop_reading();
         result
     }
 
     /// Makes one turn of waiting for a packet. In interrupt mode, the call sleeps after a while.
-    fn turn(&mut self, count: u32, what: &'static str) -> Result<(), Error> {
+    fn wait_turn(&mut self, count: u32, what: &'static str) -> Result<(), Error> {
+        if self.inner.config.poller == Poller::Daemon {
+            self.inner.check_own()?;
+            self.waiter.check(what)?;
+            if let Some(error) = self.inner.daemon.failure() {
+                return Err(error.clone());
+            }
+            return self.sleep(count);
+        }
+
         if self.inner.service()? {
             self.idle_since = None;
             self.waiter.progress();
@@ -413,16 +431,30 @@ impl<'a> Call<'a> {
                 if self.inner.daemon.remove_caller() {
                     self.inner.daemon.wake();
                 }
-                self.inner.event.sleep(count, SLICE);
+                let slept = self.sleep(count);
                 self.inner.daemon.add_caller();
-                // Nothing else on this path notices that the device is lost, and the daemon does
-                // not report it.
-                return match self.inner.channel.device().gone_cause() {
-                    Some(cause) => Err(DriverError::DeviceGone { cause }.into()),
-                    None => Ok(()),
-                };
+                return slept;
             }
         }
         self.waiter.turn(what)
+    }
+
+    /// Lets other threads take data packets again, and wakes the daemon if only it polls.
+    fn stop_reading(&self) {
+        self.inner.receive.set_read(false);
+        if self.inner.config.poller == Poller::Daemon {
+            self.inner.daemon.wake();
+        }
+    }
+
+    /// Sleeps until the daemon has handled a packet since `count` was read.
+    fn sleep(&self, count: u32) -> Result<(), Error> {
+        self.inner.event.sleep(count, self.waiter.remaining().map_or(SLICE, |left| left.min(SLICE)));
+        // Nothing else on this path notices that the device is lost, and the daemon does not report
+        // it.
+        match self.inner.channel.device().gone_cause() {
+            Some(cause) => Err(DriverError::DeviceGone { cause }.into()),
+            None => Ok(()),
+        }
     }
 }

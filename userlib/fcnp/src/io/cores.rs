@@ -11,6 +11,8 @@ use std::{
     },
 };
 
+use nicforge_driver::runtime::{self, Cost, cost};
+
 use crate::{
     protocol::{CoreName, HEAD, Scope},
     tree::Generation,
@@ -19,12 +21,15 @@ use crate::{
 /// Locks the mutex if it is free.
 #[inline]
 pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
+    let guard = match mutex.try_lock() {
+        Ok(guard) => guard,
         // No holder panics in the middle of a change, so the data are consistent.
-        Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
-        Err(TryLockError::WouldBlock) => None,
-    }
+        Err(TryLockError::Poisoned(poisoned)) => PoisonError::into_inner(poisoned),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+
+    cost(Cost::Lock, 1);
+    Some(guard)
 }
 
 /// Spins until it has locked the mutex. Holders keep it for the work of a few packets and never
@@ -37,7 +42,7 @@ pub(super) fn spin_lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
             return guard;
         }
         turns = turns.wrapping_add(1);
-        if turns.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        runtime::pause(turns);
     }
 }
 

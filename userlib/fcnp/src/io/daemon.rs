@@ -1,13 +1,19 @@
 //! The thread that takes requests while no call does (paper, IV and IV-A).
 
 use std::{
-    sync::atomic::{AtomicU32, Ordering},
-    time::{Duration, Instant},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
 };
 
-use nicforge_driver::{Cancel, Deadline, Interrupt, Relax};
+use nicforge_driver::{
+    Cancel, Deadline, Interrupt, Relax,
+    runtime::{Cost, Event, Instant, cost},
+};
 
-use super::{event::Event, service::Inner};
+use super::service::Inner;
 use crate::{Error, Mode};
 
 /// How long the thread sleeps while a call polls the FIFO or receives data.
@@ -18,23 +24,36 @@ const DAEMON_SLEEP: Duration = Duration::from_millis(100);
 
 /// State by which the calls stop, wake and end the daemon.
 ///
-/// Invariant: while a call polls the FIFO it is counted in `callers`, and the daemon sleeps on
-/// `wakeup`.
+/// Invariant: with [`Poller::Calls`], a call is counted in `callers` while it may poll the FIFO,
+/// and the daemon sleeps on `wakeup`.
+///
+/// [`Poller::Calls`]: crate::Poller::Calls
 #[derive(Debug)]
 pub(super) struct DaemonControl {
     callers: AtomicU32,
+    /// Number of requests that calls have acknowledged.
+    acknowledged: AtomicU32,
     wakeup: Event,
     stop: Cancel,
+    /// The error that has ended the daemon.
+    failure: OnceLock<Error>,
 }
 
 impl DaemonControl {
     pub(super) fn new() -> Result<Self, Error> {
-        Ok(Self { callers: AtomicU32::new(0), wakeup: Event::default(), stop: Cancel::new()? })
+        Ok(Self {
+            callers: AtomicU32::new(0),
+            acknowledged: AtomicU32::new(0),
+            wakeup: Event::default(),
+            stop: Cancel::new()?,
+            failure: OnceLock::new(),
+        })
     }
 
     /// Counts a call that polls the FIFO itself.
     pub(super) fn add_caller(&self) {
         self.callers.fetch_add(1, Ordering::AcqRel);
+        cost(Cost::HandOff, 1);
     }
 
     /// Removes a call from the count. Returns whether no call is left.
@@ -42,9 +61,20 @@ impl DaemonControl {
         self.callers.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
+    /// Counts an acknowledged request. The daemon's time of polling begins anew: the core's next
+    /// request often follows soon.
+    pub(super) fn count_acknowledged(&self) {
+        self.acknowledged.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Lets the daemon poll from here on.
     pub(super) fn wake(&self) {
         self.wakeup.notify();
+    }
+
+    /// Returns the error that has ended the daemon, if any.
+    pub(super) fn failure(&self) -> Option<&Error> {
+        self.failure.get()
     }
 
     /// Ends the daemon.
@@ -57,20 +87,27 @@ impl DaemonControl {
 /// Runs until the endpoint stops or the device is gone. Calls detect the loss of the device
 /// themselves.
 pub(super) fn run(inner: &Inner, interrupt: Option<&Interrupt>) {
-    // Every error here comes from the device, and the next call meets it, too.
-    let _ = serve(inner, interrupt);
+    // A call that polls meets the device's error itself. One that sleeps gets it from here.
+    if let Err(error) = serve(inner, interrupt) {
+        let _ = inner.daemon.failure.set(error);
+        inner.event.notify();
+    }
 }
 
+/// Receives packets for all calls until the daemon must stop. While calls poll themselves, it
+/// pauses.
 fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
     let mut relax: Relax = inner.channel.device().new_relax();
     let mut idle_since = Instant::now();
 
     let control = &inner.daemon;
+    let mut acknowledged = 0;
 
     while !control.stop.is_cancelled() {
         let count = control.wakeup.count();
         if control.callers.load(Ordering::Acquire) != 0 || inner.receive.is_read() {
             control.wakeup.sleep(count, DAEMON_PAUSE);
+            relax.reset();
             idle_since = Instant::now();
             continue;
         }
@@ -79,6 +116,12 @@ fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
             relax.reset();
             idle_since = Instant::now();
             continue;
+        }
+
+        let now_acknowledged = control.acknowledged.load(Ordering::Relaxed);
+        if std::mem::replace(&mut acknowledged, now_acknowledged) != now_acknowledged {
+            relax.reset();
+            idle_since = Instant::now();
         }
 
         inner.counters.polls.add(1);

@@ -5,9 +5,14 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
+use nicforge_driver::runtime;
+
 use super::cores::{spin_lock, try_lock};
 use crate::tree::{Held, HoldsLock, LockBox};
 
+/// Turns for which the lock of the send FIFO stays free for a thread that waits for it. They are
+/// few, since that thread may not run at all.
+const WAITER_TURNS: u32 = 8;
 /// A value that no packet count has.
 const NOT_EMPTY: u64 = u64::MAX;
 
@@ -54,6 +59,17 @@ impl SendLock {
         let guard = spin_lock(&self.held);
         self.wanted.fetch_sub(1, Ordering::Relaxed);
         guard
+    }
+
+    /// Leaves the lock free for a few turns, so that a waiting thread takes it. A caller that took
+    /// it again at once would starve that thread.
+    pub(super) fn let_waiter_take(&self) {
+        for turn in 1..=WAITER_TURNS {
+            if !self.is_wanted() {
+                break;
+            }
+            runtime::pause(turn);
+        }
     }
 
     /// Returns whether a thread waits for the lock. A holder with more than a batch of packets then

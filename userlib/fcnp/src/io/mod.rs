@@ -6,31 +6,27 @@
 //! - `daemon.rs`: the thread that does this while no call does;
 //! - `cores.rs`: the state of each compute core, and the pset's read and write slots;
 //! - `fifos.rs`: the locks of the two FIFOs;
-//! - `replies.rs`: the cores to which control packets are due;
-//! - `event.rs`: the condition on which threads sleep.
+//! - `replies.rs`: the cores to which control packets are due.
 
 mod call;
 mod cores;
 mod daemon;
-mod event;
 mod fifos;
 mod replies;
 mod service;
 
-use std::{
-    sync::Arc,
-    thread::{Builder, JoinHandle},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use nicforge_driver::{Cancel, Deadline, Device};
+use nicforge_driver::{
+    Cancel, Deadline, Device,
+    runtime::{self, Event, Thread},
+};
 use nicforge_hwi::tree::CORES;
 
 use self::{
     call::Call,
     cores::{Core, Direction, Slot},
     daemon::DaemonControl,
-    event::Event,
     fifos::{ReceiveFifo, SendLock},
     replies::ReplyQueue,
     service::{Inner, Ownership},
@@ -56,7 +52,7 @@ const TAKE_OVER: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct IoNode {
     inner: Arc<Inner>,
-    daemon: Option<JoinHandle<()>>,
+    daemon: Option<Thread>,
 }
 
 impl IoNode {
@@ -106,9 +102,7 @@ impl IoNode {
         });
 
         let served = inner.clone();
-        let daemon = Builder::new()
-            .name("fcnp".into())
-            .spawn(move || daemon::run(&served, interrupt.as_ref()))
+        let daemon = runtime::spawn("fcnp", move || daemon::run(&served, interrupt.as_ref()))
             .map_err(|error| Error::Thread { errno: error.raw_os_error().unwrap_or(0) })?;
         Ok(Self { inner, daemon: Some(daemon) })
     }
@@ -192,8 +186,7 @@ impl Drop for IoNode {
     fn drop(&mut self) {
         self.inner.daemon.stop();
         if let Some(daemon) = self.daemon.take() {
-            // The daemon does not panic. A panic would have ended it as well.
-            let _ = daemon.join();
+            daemon.join();
         }
     }
 }

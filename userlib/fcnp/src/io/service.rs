@@ -5,13 +5,15 @@
 
 use std::sync::atomic::Ordering;
 
-use nicforge_driver::{Error as DriverError, GoneCause};
+use nicforge_driver::{
+    Error as DriverError, GoneCause,
+    runtime::{Cost, Event, cost},
+};
 use nicforge_hwi::tree::{CORES, Header, PAYLOAD};
 
 use super::{
     cores::{Answer, Core, CoreLink, CoreState, Direction, Request, Slot, spin_lock, try_lock},
     daemon::DaemonControl,
-    event::Event,
     fifos::{Incoming, ReceiveFifo, SendLock},
     replies::ReplyQueue,
 };
@@ -191,6 +193,7 @@ impl Inner {
 
     /// Handles a control packet.
     pub(super) fn control(&self, payload: &[u8; PAYLOAD], incoming: &mut Incoming) {
+        cost(Cost::ControlPacket, 1);
         let known = Control::decode(payload).ok().and_then(|control| Some((self.rank(&control)?, control)));
         let Some((rank, control)) = known else {
             self.counters.strays.add(1);
@@ -230,6 +233,8 @@ impl Inner {
         linked
     }
 
+    /// Handles a RESET of a core: drops its requests, revokes its running transfers, and answers.
+    /// Returns whether the RESET was valid.
     fn reset(&self, rank: u32, control: &Control, incoming: &mut Incoming) -> bool {
         let Some(scope) = Scope::from_size(control.size) else { return false };
 

@@ -7,11 +7,9 @@
 //! A box can be handed to another core without being free in between ([`Held::hand_over`]). It then
 //! belongs to that core, but to no thread of it yet.
 
-use std::sync::{
-    MutexGuard,
-    atomic::{AtomicU16, Ordering},
-};
+use std::sync::{MutexGuard, atomic::Ordering};
 
+use nicforge_driver::runtime;
 use nicforge_hwi::tree::window;
 use nicforge_shm::{SharedU32, Window};
 
@@ -26,12 +24,7 @@ const NO_THREAD: u16 = u16::MAX;
 /// The number only identifies the lock's owner. Two threads with the same number still exclude each
 /// other.
 pub fn thread_number() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    thread_local! {
-        static NUMBER: u16 = NEXT.fetch_add(1, Ordering::Relaxed) % NO_THREAD;
-    }
-
-    NUMBER.with(|number| *number)
+    (runtime::thread_number() % u32::from(NO_THREAD)) as u16
 }
 
 /// Returns the value by which thread `thread` of attachment `core` owns boxes.
@@ -162,5 +155,6 @@ impl<L: AsRef<LockBox>> Drop for Held<L> {
     fn drop(&mut self) {
         // The box has another owner if the attachment was reset, because the NIC has freed it then.
         let _ = self.lock.as_ref().word.compare_exchange(self.owner, 0, Ordering::Release, Ordering::Relaxed);
+        runtime::note_store();
     }
 }

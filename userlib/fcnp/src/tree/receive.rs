@@ -2,7 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use nicforge_driver::Doorbell;
+use nicforge_driver::{
+    Doorbell,
+    runtime::{Cost, burst, cost},
+};
 use nicforge_hwi::tree::{Header, PAYLOAD, mirror, window};
 use nicforge_shm::{SharedU32, Window};
 
@@ -100,6 +103,7 @@ impl<'a, G> Receiver<'a, G> {
     /// Copies the payload of the first packet, which [`Receiver::peek`] has returned.
     #[inline]
     pub fn payload(&self, out: &mut [u8; PAYLOAD]) {
+        cost(Cost::ReceivePacket, 1);
         self.port.slots.payload(self.head, out);
     }
 
@@ -132,9 +136,11 @@ impl<'a, G> Receiver<'a, G> {
 
         while packets < full.len() {
             // A run ends where slots are freed.
-            let end = full.len().min(packets + (port.batch - head.wrapping_sub(published)) as usize);
+            let room = (port.batch - head.wrapping_sub(published)) as usize;
+            let end = full.len().min(packets + burst(room));
             let Some(run) = full.get_mut(packets..end) else { break };
             let taken = port.slots.take_run(head, IRQ, run);
+            cost(Cost::ReceivePacket, taken);
 
             head = head.wrapping_add(taken as u32);
             packets += taken;
@@ -153,7 +159,10 @@ impl<'a, G> Receiver<'a, G> {
 
         if !rest.is_empty() {
             match self.peek() {
-                Some(header) if !header.irq() => self.port.slots.payload_start(self.head, rest),
+                Some(header) if !header.irq() => {
+                    self.port.slots.payload_start(self.head, rest);
+                    cost(Cost::ReceivePacket, 1);
+                }
                 found => return Taken { packets, control: found.is_some() },
             }
             self.advance();

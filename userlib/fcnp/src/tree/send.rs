@@ -2,7 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use nicforge_driver::Doorbell;
+use nicforge_driver::{
+    Doorbell,
+    runtime::{Cost, burst, cost, note_store},
+};
 use nicforge_hwi::tree::{Header, PAYLOAD, mirror, window};
 use nicforge_shm::{SharedU32, Window};
 
@@ -43,6 +46,7 @@ pub struct SendBatch<'a, G> {
 }
 
 impl<'a, G> SendBatch<'a, G> {
+    /// Begins a batch behind the filled slots. `held` is the send lock.
     #[inline]
     pub(super) fn begin(port: &'a SendPort, doorbell: &'a Doorbell, held: G) -> Self {
         let started = port.tail.load(Ordering::Relaxed);
@@ -81,6 +85,9 @@ impl<'a, G> SendBatch<'a, G> {
         }
 
         self.port.slots.put(self.tail, header.0, payload);
+        note_store();
+        // The NIC transmits the packet while the core stores it.
+        cost(Cost::SendPacket, 1);
         self.tail = self.tail.wrapping_add(1);
         self.free -= 1;
         true
@@ -95,12 +102,14 @@ impl<'a, G> SendBatch<'a, G> {
         let mut sent = 0;
 
         while sent < full && self.find_room() {
-            let end = full.min(sent + self.free as usize);
+            let end = full.min(sent + burst(self.free as usize));
             let run = packets.get(sent..end).unwrap_or_default();
             let put = self.port.slots.put_run(self.tail, header.0, run);
             self.tail = self.tail.wrapping_add(put as u32);
             self.free -= put as u32;
             sent += put;
+            note_store();
+            cost(Cost::SendPacket, put);
         }
 
         if sent == full && sent < most && !rest.is_empty() {

@@ -1,6 +1,7 @@
 //! Messages from other ranks. No field is trusted; a peer that sends an invalid one is treated as
 //! dead.
 
+use nicforge_driver::runtime::{self, Cost};
 use zerocopy::FromBytes;
 
 use super::{
@@ -21,7 +22,7 @@ type Violation = (&'static str, u64);
 
 impl Core {
     /// Handles a message of `from`.
-    pub(super) fn arrive(&mut self, from: Rank, kind: u8, bytes: &[u8]) -> Taken {
+    pub(super) fn handle_message(&mut self, from: Rank, kind: u8, bytes: &[u8]) -> Taken {
         if !self.peers.is_source(from) {
             self.statistics.strays += 1;
             return Taken::Yes;
@@ -58,22 +59,23 @@ impl Core {
             return Err(("more data than the message has", data.len() as u64));
         }
 
-        let target = if let Some(op) = self.queues.arrive(&envelope) {
+        let target = if let Some(slot) = self.queues.take_posted_for(&envelope) {
             self.statistics.expected += 1;
             self.consume(from, cost);
-            let request = &mut self.requests[op];
+            let request = &mut self.requests[slot];
             (request.envelope, request.length) = (envelope, size);
 
             if data.len() as u64 == size {
                 // The message is complete.
                 request.buffer.write(0, data);
                 self.statistics.eager += 1;
-                self.finish_receive(op);
+                runtime::cost(Cost::ReceiveMessage, 1);
+                self.finish_receive(slot);
                 return Ok(Taken::Yes);
             }
 
             request.state = State::Filling;
-            Target::Op(op)
+            Target::Request(slot)
         } else {
             if cost > self.limits.window {
                 // Without this, the message would be refused for ever.
@@ -85,7 +87,7 @@ impl Core {
                 size,
                 cost,
                 claimed: false,
-                content: Content::Stored(Chain::EMPTY, false),
+                content: Content::Stored { chain: Chain::EMPTY, is_complete: false },
             };
             match self.store_within_window(unexpected) {
                 Some(message) => Target::Message(message),
@@ -94,6 +96,7 @@ impl Core {
         };
 
         self.statistics.eager += 1;
+        runtime::cost(Cost::ReceiveMessage, 1);
         self.fill(from, Incoming { target, received: 0, size }, data);
         Ok(Taken::Yes)
     }
@@ -121,10 +124,10 @@ impl Core {
         let complete = incoming.received == incoming.size;
 
         match incoming.target {
-            Target::Op(op) => {
-                self.requests[op].buffer.write(offset, data);
+            Target::Request(slot) => {
+                self.requests[slot].buffer.write(offset, data);
                 if complete {
-                    self.finish_receive(op);
+                    self.finish_receive(slot);
                 }
             }
             Target::Message(message) => {
@@ -163,10 +166,10 @@ impl Core {
             return Ok(Taken::NotNow);
         }
 
-        if let Some(op) = self.queues.arrive(&envelope) {
+        if let Some(slot) = self.queues.take_posted_for(&envelope) {
             self.statistics.expected += 1;
             self.consume(from, cost);
-            self.start_fetch(op, envelope, size, remote, header.request.get());
+            self.start_fetch(slot, envelope, size, remote, header.request.get());
         } else {
             let content = Content::Remote(remote, header.request.get());
             let unexpected = UnexpectedMessage { envelope, size, cost, claimed: false, content };
@@ -176,6 +179,7 @@ impl Core {
         }
 
         self.statistics.rendezvous += 1;
+        runtime::cost(Cost::ReceiveMessage, 1);
         Ok(Taken::Yes)
     }
 
@@ -188,11 +192,11 @@ impl Core {
         }
 
         let handle = Handle::from_bits(finish.request.get());
-        let Some(op) = self.requests.pool.find(handle) else {
+        let Some(slot) = self.requests.pool.find(handle) else {
             return Err(("an answer to no request", finish.request.get()));
         };
 
-        let request = &mut self.requests[op];
+        let request = &mut self.requests[slot];
         if request.state != State::Offered || request.envelope.peer != from {
             return Err(("an answer to another's request", finish.request.get()));
         }
@@ -200,7 +204,7 @@ impl Core {
         if finish.status.get() != wire::FETCHED {
             request.error = Some(crate::Error::NotFetched { peer: from });
         }
-        self.requests.settle(op);
+        self.requests.settle(slot);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use super::{
 use crate::{Config, Error, Rank, Statistics, queues::Queues, wire::First};
 
 /// Length in bytes of the longest short message: one that is assembled on the stack.
-pub(super) const SHORT: usize = 64;
+pub(super) const MAX_SHORT: usize = 64;
 
 /// The sizes that an endpoint keeps to. They never change.
 pub(super) struct Limits {
@@ -19,7 +19,7 @@ pub(super) struct Limits {
     pub(super) max_message: usize,
     pub(super) max_get: usize,
     /// Length in bytes of the longest eager message that leaves as one short message.
-    pub(super) short: usize,
+    pub(super) max_short: usize,
 }
 
 /// The state of an endpoint without its transport.
@@ -37,8 +37,8 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn new(config: Config, rank: Rank, size: u32, max_message: usize, max_get: usize) -> Self {
-        let short = config.eager_threshold.min(max_message.min(SHORT) - size_of::<First>());
-        let limits = Limits { config, window: config.window_units(), max_message, max_get, short };
+        let max_short = config.eager_threshold.min(max_message.min(MAX_SHORT) - size_of::<First>());
+        let limits = Limits { config, window: config.window_units(), max_message, max_get, max_short };
         let assembled = max_message.min(config.eager_threshold.saturating_add(64)).max(64);
 
         Self {
@@ -55,8 +55,8 @@ impl Core {
 
     /// Completes a request successfully. It must not be in any list, nor posted.
     #[inline]
-    pub(super) fn complete(&mut self, op: u32) {
-        let request = &mut self.requests[op];
+    pub(super) fn complete(&mut self, slot: u32) {
+        let request = &mut self.requests[slot];
         request.state = State::Done;
 
         if request.kind == Kind::Send {
@@ -65,44 +65,44 @@ impl Core {
             self.statistics.received += 1;
             self.statistics.bytes_received += request.length;
         }
-        self.requests.add_done(op);
+        self.requests.add_done(slot);
     }
 
     /// Completes a request with an error. It must not be in any list, nor posted.
     #[cold]
-    pub(super) fn fail(&mut self, op: u32, error: Error) {
+    pub(super) fn fail(&mut self, slot: u32, error: Error) {
         self.statistics.failed += u64::from(error.is_peer());
-        let request = &mut self.requests[op];
+        let request = &mut self.requests[slot];
         (request.state, request.error) = (State::Done, Some(error));
-        self.requests.add_done(op);
+        self.requests.add_done(slot);
     }
 
     /// Completes a request, with an error if there is one.
-    pub(super) fn finish(&mut self, op: u32, error: Option<Error>) {
+    pub(super) fn finish(&mut self, slot: u32, error: Option<Error>) {
         match error {
-            None => self.complete(op),
-            Some(error) => self.fail(op, error),
+            None => self.complete(slot),
+            Some(error) => self.fail(slot, error),
         }
     }
 
     /// Completes a receive whose buffer holds all that fits of its message.
     #[inline]
-    pub(super) fn finish_receive(&mut self, op: u32) {
-        let request = &self.requests[op];
+    pub(super) fn finish_receive(&mut self, slot: u32) {
+        let request = &self.requests[slot];
         let (length, capacity) = (request.length, request.buffer.len());
         if length > capacity as u64 {
-            self.fail(op, Error::Truncated { length, capacity });
+            self.fail(slot, Error::Truncated { length, capacity });
         } else {
-            self.complete(op);
+            self.complete(slot);
         }
     }
 
-    /// Returns whether a request, at a taken place, waits for `peer`.
-    pub(super) fn waits_for(&self, op: u32, peer: Rank) -> bool {
-        let request = &self.requests[op];
+    /// Returns whether a request, in a taken slot, waits for `peer`.
+    pub(super) fn waits_for(&self, slot: u32, peer: Rank) -> bool {
+        let request = &self.requests[slot];
         match request.state {
             State::Settling | State::Done => false,
-            State::Posted => self.queues.source(op) == Some(peer),
+            State::Posted => self.queues.source(slot) == Some(peer),
             _ => request.envelope.peer == peer,
         }
     }

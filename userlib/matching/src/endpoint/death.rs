@@ -3,83 +3,108 @@
 //! From the moment a peer is known to be lost, nothing is sent to it, and its messages are ignored.
 //! Many requests may wait for it, so they fail in the following calls of `progress`, a bounded
 //! number in each. No list of them exists, because death is rare and messages are not. Instead all
-//! places of requests are checked once. Later requests that need a lost peer fail at once.
+//! slots of requests are checked once. Later requests that need a lost peer fail at once.
 
-use super::{Endpoint, Kind, core::Core, peers::Health, requests::State, unexpected::Content};
+use super::{
+    Endpoint, Kind,
+    core::Core,
+    peers::{Health, LostPeer},
+    requests::State,
+    unexpected::Content,
+};
 use crate::{Error, Gone, Rank, Transport};
 
-/// Number of places checked in one call.
-const CHECKED_PLACES: u32 = 4096;
+/// Number of slots of requests that one call checks.
+const CHECKED_SLOTS: u32 = 4096;
 
 impl<T: Transport> Endpoint<T> {
     /// Asks the transport for lost ranks, and fails requests that wait for them. Returns the number
     /// of steps.
     pub(super) fn handle_lost_peers(&mut self, budget: usize) -> usize {
-        let mut steps = 0;
-
-        while steps < budget {
-            let Some(Gone { rank: peer, why }) = self.transport.poll_gone() else { break };
-            steps += 1;
-            if peer != self.core.peers.own() && peer < self.core.peers.size() {
-                self.core.mark_lost(peer, Health::Gone(why));
-            }
-        }
-
+        let lost = self.take_lost_peers(budget);
         if self.core.peers.lost.is_empty() {
-            return steps;
+            return lost;
         }
-        // Settling requests complete before any request fails.
-        steps += self.settle_all();
 
-        for _ in 0..CHECKED_PLACES {
-            let Some(&(peer, op)) = self.core.peers.lost.front().filter(|_| steps < budget) else { break };
+        // Requests that only wait for the deregistration of their memory still complete, although
+        // their peer is lost. They complete before any request fails.
+        let steps = lost + self.settle_all();
+        steps + self.fail_waiting_requests(budget.saturating_sub(steps))
+    }
 
-            match self.core.peers.error(peer).filter(|_| op < self.core.requests.pool.places()) {
-                Some(error) => {
-                    if self.core.requests.pool.is_taken(op) && self.core.waits_for(op, peer) {
-                        self.fail(op, error);
-                        steps += 1;
-                    }
-                    if let Some((_, next)) = self.core.peers.lost.front_mut() {
-                        *next = op + 1;
-                    }
-                }
-                None => {
-                    self.core.peers.lost.pop_front();
-                }
+    /// Takes up to `budget` lost ranks from the transport, and marks them as lost. Returns the
+    /// number of ranks taken.
+    #[inline]
+    fn take_lost_peers(&mut self, budget: usize) -> usize {
+        let mut taken = 0;
+        while taken < budget {
+            let Some(Gone { rank, why }) = self.transport.poll_gone() else { break };
+            taken += 1;
+            if rank != self.core.peers.own() && rank < self.core.peers.size() {
+                self.core.mark_lost(rank, Health::Gone(why));
             }
         }
-        steps
+        taken
+    }
+
+    /// Fails up to `budget` requests that wait for lost peers, and checks a bounded number of
+    /// slots for them. Returns the number of requests failed.
+    #[cold]
+    fn fail_waiting_requests(&mut self, budget: usize) -> usize {
+        let slot_count = self.core.requests.pool.slot_count();
+        let mut failed = 0;
+
+        for _ in 0..CHECKED_SLOTS {
+            if failed == budget {
+                break;
+            }
+            let Some(&LostPeer { rank, next_slot: slot }) = self.core.peers.lost.front() else { break };
+
+            // The search for a peer ends when all slots were checked.
+            let Some(error) = self.core.peers.error(rank).filter(|_| slot < slot_count) else {
+                self.core.peers.lost.pop_front();
+                continue;
+            };
+
+            if self.core.requests.pool.is_taken(slot) && self.core.waits_for(slot, rank) {
+                self.fail(slot, error);
+                failed += 1;
+            }
+            if let Some(lost) = self.core.peers.lost.front_mut() {
+                lost.next_slot = slot + 1;
+            }
+        }
+        failed
     }
 
     /// Fails a request that is neither done nor settling.
-    pub(super) fn fail(&mut self, op: u32, error: Error) {
+    pub(super) fn fail(&mut self, slot: u32, error: Error) {
         let core = &mut self.core;
-        let request = &mut core.requests[op];
+        let request = &mut core.requests[slot];
         let (peer, kind, state) = (request.envelope.peer, request.kind, request.state);
 
         match state {
             State::Queued | State::Sending => {
-                core.requests.links.remove(&mut core.peers[peer].sends, op);
+                core.requests.links.remove(&mut core.peers[peer].sends, slot);
                 // The send behind it may need less of the window.
                 core.peers.activate(peer);
             }
-            State::Posted => core.queues.unpost(op),
-            State::Fetching => core.requests.remove_transfer(op),
+            State::Posted => core.queues.unpost(slot),
+            State::Fetching => core.requests.remove_transfer(slot),
             State::Offered | State::Filling | State::Draining => {}
             State::Settling | State::Done => return,
         }
 
         // The receiver knows the memory of a rendezvous send.
         let is_known = kind == Kind::Send && state == State::Offered;
-        if let Some(region) = core.requests[op].region.take() {
+        if let Some(region) = core.requests[slot].region.take() {
             match is_known {
                 true => self.transport.abandon(region, peer),
                 false => self.transport.deregister(region),
             }
         }
 
-        core.fail(op, error);
+        core.fail(slot, error);
     }
 }
 
@@ -101,8 +126,8 @@ impl Core {
             next = self.unexpected.links.next(message);
 
             match self.unexpected[message].content {
-                Content::Stored(_, true) | Content::ToSelf(_) | Content::Lost => continue,
-                Content::Stored(chain, false) => self.unexpected.store.release(chain),
+                Content::Stored { is_complete: true, .. } | Content::ToSelf(_) | Content::Lost => continue,
+                Content::Stored { chain, is_complete: false } => self.unexpected.store.release(chain),
                 Content::Remote(..) => {}
             }
 
@@ -113,6 +138,6 @@ impl Core {
             }
         }
 
-        self.peers.lost.push_back((peer, 0));
+        self.peers.lost.push_back(LostPeer { rank: peer, next_slot: 0 });
     }
 }

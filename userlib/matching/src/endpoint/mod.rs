@@ -31,7 +31,10 @@ mod unexpected;
 
 use std::fmt;
 
-use nicforge_driver::{Cancel, Deadline, Relax};
+use nicforge_driver::{
+    Cancel, Deadline, Relax,
+    runtime::{Cost, cost},
+};
 
 use self::{core::Core, requests::State};
 use crate::{
@@ -218,10 +221,11 @@ impl<T: Transport> Endpoint<T> {
         self.core.peers.check(to.peer)?;
         let handle = self.core.requests.allocate()?;
 
-        let op = &mut self.core.requests[handle.index];
-        op.buffer = buffer.into();
-        op.length = op.buffer.len() as u64;
-        (op.kind, op.mode, op.state, op.cookie, op.envelope) = (Kind::Send, mode, State::Queued, cookie, to);
+        let request = &mut self.core.requests[handle.index];
+        request.buffer = buffer.into();
+        request.length = request.buffer.len() as u64;
+        (request.kind, request.mode, request.state, request.cookie, request.envelope) =
+            (Kind::Send, mode, State::Queued, cookie, to);
 
         self.start_send(handle.index);
         Ok(Request(handle))
@@ -293,10 +297,10 @@ impl<T: Transport> Endpoint<T> {
     /// # Errors
     /// [`Error::NoSuchRequest`].
     pub fn cancel(&mut self, request: Request) -> Result<bool, Error> {
-        let op = self.find(request)?;
-        match self.core.requests[op].state {
+        let slot = self.find(request)?;
+        match self.core.requests[slot].state {
             State::Posted | State::Queued => {
-                self.fail(op, Error::Cancelled);
+                self.fail(slot, Error::Cancelled);
                 Ok(true)
             }
             _ => Ok(false),
@@ -309,15 +313,15 @@ impl<T: Transport> Endpoint<T> {
     /// # Errors
     /// [`Error::NoSuchRequest`].
     pub fn test(&mut self, request: Request) -> Result<Option<Completion>, Error> {
-        let op = self.find(request)?;
-        Ok((self.core.requests[op].state == State::Done).then(|| self.core.requests.take(op)))
+        let slot = self.find(request)?;
+        Ok((self.core.requests[slot].state == State::Done).then(|| self.core.requests.take(slot)))
     }
 
     /// Returns the oldest completion in the completion queue. [`Endpoint::test`] and
     /// [`Endpoint::wait`] remove the completions that they return.
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {
-        self.core.requests.first_done().map(|op| self.core.requests.take(op))
+        self.core.requests.first_done().map(|slot| self.core.requests.take(slot))
     }
 
     /// Makes progress until `request` is complete.
@@ -385,6 +389,7 @@ impl<T: Transport> Endpoint<T> {
     /// # Errors
     /// [`Error::Transport`]: the transport as a whole has failed.
     pub fn progress(&mut self) -> Result<usize, Error> {
+        cost(Cost::Progress, 1);
         let budget = self.core.limits.config.budget;
         let mut steps = self.handle_lost_peers(budget);
 
@@ -400,7 +405,8 @@ impl<T: Transport> Endpoint<T> {
     /// Offers the transport's messages and completions of gets to the core.
     fn poll(&mut self, budget: usize) -> Result<usize, TransportError> {
         let Self { transport, core } = self;
-        let messages = transport.poll(budget, &mut |from, kind, bytes| core.arrive(from, kind, bytes))?;
+        let messages =
+            transport.poll(budget, &mut |from, kind, bytes| core.handle_message(from, kind, bytes))?;
         let gets = transport.poll_gets(budget, &mut |cookie, result| core.get_ended(cookie, result))?;
         Ok(messages + gets)
     }
@@ -412,8 +418,8 @@ impl<T: Transport> Endpoint<T> {
 
 impl<T: Transport> Drop for Endpoint<T> {
     fn drop(&mut self) {
-        for op in self.core.requests.pool.iter_mut() {
-            if let Some(region) = op.region.take() {
+        for request in self.core.requests.pool.iter_mut() {
+            if let Some(region) = request.region.take() {
                 self.transport.deregister(region);
             }
         }

@@ -22,7 +22,7 @@ pub(super) enum Health {
 /// Destination of the remaining data of an eager message.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
-    Op(u32),
+    Request(u32),
     Message(u32),
     Discard,
 }
@@ -119,6 +119,14 @@ impl Acknowledgements {
     }
 }
 
+/// A lost peer, and how far the search for requests that wait for it has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LostPeer {
+    pub(super) rank: Rank,
+    /// The first slot of the pool of requests that was not checked yet.
+    pub(super) next_slot: u32,
+}
+
 /// The ranks of the transport.
 ///
 /// Invariant: a rank is in `active` at most once, and exactly while its peer's `active` is set.
@@ -129,9 +137,8 @@ pub(super) struct Peers {
     states: Vec<Peer>,
     /// Peers with something to send.
     active: VecDeque<Rank>,
-    /// Lost peers that may still have requests, each with the first place of requests not yet
-    /// checked.
-    pub(super) lost: VecDeque<(Rank, u32)>,
+    /// Lost peers that may still have requests.
+    pub(super) lost: VecDeque<LostPeer>,
 }
 
 impl Index<Rank> for Peers {

@@ -1,5 +1,7 @@
 //! The match of a receive with a message.
 
+use nicforge_driver::runtime::{self, Cost};
+
 use super::{
     Kind,
     core::Core,
@@ -20,54 +22,55 @@ impl Core {
     ) -> Result<Handle, Error> {
         let handle = self.requests.allocate()?;
 
-        let op = &mut self.requests[handle.index];
-        (op.kind, op.state, op.cookie, op.envelope, op.length) =
+        let request = &mut self.requests[handle.index];
+        (request.kind, request.state, request.cookie, request.envelope, request.length) =
             (Kind::Receive, State::Queued, cookie, envelope, 0);
-        op.buffer = buffer;
+        request.buffer = buffer;
         Ok(handle)
     }
 
     /// Starts a new receive: attaches it to an unexpected message, or posts it.
     #[inline]
-    pub(super) fn receive(&mut self, op: u32, selector: Selector) {
+    pub(super) fn receive(&mut self, slot: u32, selector: Selector) {
         if let Some(message) = self.queues.find(&selector) {
             self.queues.unstore(message);
-            return self.receive_unexpected(op, message);
+            return self.receive_unexpected(slot, message);
         }
 
         if let Some(source) = selector.source.filter(|source| !self.peers.is_alive(*source)) {
             let error = self.peers.error(source);
-            return self.finish(op, error);
+            return self.finish(slot, error);
         }
 
-        self.requests[op].state = State::Posted;
-        self.queues.post(op, selector);
+        self.requests[slot].state = State::Posted;
+        self.queues.post(slot, selector);
     }
 
-    /// Delivers the unexpected message `message` to the receive request `op`. The caller has
+    /// Delivers the unexpected message `message` to the receive request `slot`. The caller has
     /// removed the message from the queues.
-    pub(super) fn receive_unexpected(&mut self, op: u32, message: u32) {
+    pub(super) fn receive_unexpected(&mut self, slot: u32, message: u32) {
         let unexpected = &self.unexpected[message];
         let (envelope, size, content) = (unexpected.envelope, unexpected.size, unexpected.content);
 
-        let request = &mut self.requests[op];
+        let request = &mut self.requests[slot];
         (request.envelope, request.length) = (envelope, size);
 
         match content {
-            Content::Stored(chain, complete) => {
+            Content::Stored { chain, is_complete } => {
                 self.unexpected.store.copy(&chain, &mut request.buffer);
-                if complete {
-                    self.finish_receive(op);
+                runtime::cost(Cost::CopyByte, request.fitting_bytes());
+                if is_complete {
+                    self.finish_receive(slot);
                 } else {
                     request.state = State::Filling;
-                    self.redirect(envelope.peer, Target::Op(op));
+                    self.redirect(envelope.peer, Target::Request(slot));
                 }
             }
-            Content::Remote(remote, request) => self.start_fetch(op, envelope, size, remote, request),
-            Content::ToSelf(send) => self.deliver_to_self(send, op),
+            Content::Remote(remote, request) => self.start_fetch(slot, envelope, size, remote, request),
+            Content::ToSelf(send) => self.deliver_to_self(send, slot),
             Content::Lost => {
                 let error = self.peers.error(envelope.peer);
-                self.finish(op, error);
+                self.finish(slot, error);
             }
         }
 
@@ -77,23 +80,23 @@ impl Core {
     /// Starts to fetch a rendezvous message.
     pub(super) fn start_fetch(
         &mut self,
-        op: u32,
+        slot: u32,
         envelope: Envelope,
         size: u64,
         remote: RemoteRegion,
         ack: u64,
     ) {
-        let request = &mut self.requests[op];
+        let request = &mut self.requests[slot];
         (request.envelope, request.length, request.remote) = (envelope, size, remote);
 
         request.ack_handle = Some(ack);
 
-        if self.requests[op].fitting_bytes() == 0 {
-            return self.requests.settle(op);
+        if self.requests[slot].fitting_bytes() == 0 {
+            return self.requests.settle(slot);
         }
 
-        self.requests[op].state = State::Fetching;
-        self.requests.add_transfer(op);
+        self.requests[slot].state = State::Fetching;
+        self.requests.add_transfer(slot);
     }
 
     /// Copies the data of a send to this rank to its receive, and completes both.
@@ -132,10 +135,10 @@ impl Core {
         let peer = self.unexpected[message].envelope.peer;
 
         match self.unexpected[message].content {
-            Content::Stored(_, false) => self.redirect(peer, Target::Discard),
+            Content::Stored { is_complete: false, .. } => self.redirect(peer, Target::Discard),
             Content::Remote(_, request) => self.queue_ack(peer, request, wire::FETCHED),
             Content::ToSelf(send) => self.finish(send, None),
-            Content::Stored(_, true) | Content::Lost => {}
+            Content::Stored { is_complete: true, .. } | Content::Lost => {}
         }
 
         self.free_message(message);

@@ -34,10 +34,11 @@ pub(super) enum State {
     Done,
 }
 
-/// A request. The pool reuses its place without a reset. [`Requests::take`] clears `buffer`,
-/// `moved`, `gets`, `region`, `ack_handle` and `error`; a new request sets the other fields.
+/// The operation that a request names. The pool reuses its slot without a reset. [`Requests::take`]
+/// clears `buffer`, `moved`, `gets`, `region`, `ack_handle` and `error`; a new request sets the
+/// other fields.
 #[derive(Debug, Default)]
-pub(super) struct Op {
+pub(super) struct Operation {
     pub(super) kind: Kind,
     pub(super) mode: Mode,
     pub(super) state: State,
@@ -60,7 +61,7 @@ pub(super) struct Op {
     pub(super) error: Option<Error>,
 }
 
-impl Op {
+impl Operation {
     /// Returns the number of bytes of the message that fit in the buffer.
     #[inline]
     pub(super) fn fitting_bytes(&self) -> usize {
@@ -82,7 +83,7 @@ impl Op {
 /// Invariant: a request is in one list at most, and its state says in which: its peer's sends, the
 /// transfers, the settling or the completed requests.
 pub(super) struct Requests {
-    pub(super) pool: Pool<Op>,
+    pub(super) pool: Pool<Operation>,
     pub(super) links: Lists,
     transfers: List,
     settling: List,
@@ -90,18 +91,18 @@ pub(super) struct Requests {
 }
 
 impl Index<u32> for Requests {
-    type Output = Op;
+    type Output = Operation;
 
     #[inline]
-    fn index(&self, op: u32) -> &Op {
-        &self.pool[op]
+    fn index(&self, slot: u32) -> &Operation {
+        &self.pool[slot]
     }
 }
 
 impl IndexMut<u32> for Requests {
     #[inline]
-    fn index_mut(&mut self, op: u32) -> &mut Op {
-        &mut self.pool[op]
+    fn index_mut(&mut self, slot: u32) -> &mut Operation {
+        &mut self.pool[slot]
     }
 }
 
@@ -116,10 +117,10 @@ impl Requests {
         }
     }
 
-    /// Takes a place for a request.
+    /// Takes a slot for a request.
     #[inline]
     pub(super) fn allocate(&mut self) -> Result<Handle, Error> {
-        self.pool.allocate().ok_or(Error::TooManyRequests { limit: Pool::<Op>::LIMIT })
+        self.pool.allocate().ok_or(Error::TooManyRequests { limit: Pool::<Operation>::LIMIT })
     }
 
     /// Returns the transfer whose gets are started next.
@@ -128,19 +129,19 @@ impl Requests {
     }
 
     /// Adds a receive to the end of the transfers.
-    pub(super) fn add_transfer(&mut self, op: u32) {
-        self.links.push(&mut self.transfers, op);
+    pub(super) fn add_transfer(&mut self, slot: u32) {
+        self.links.push(&mut self.transfers, slot);
     }
 
     /// Removes a receive from the transfers.
-    pub(super) fn remove_transfer(&mut self, op: u32) {
-        self.links.remove(&mut self.transfers, op);
+    pub(super) fn remove_transfer(&mut self, slot: u32) {
+        self.links.remove(&mut self.transfers, slot);
     }
 
     /// Queues a request for deregistration of its memory, after which it completes.
-    pub(super) fn settle(&mut self, op: u32) {
-        self.pool[op].state = State::Settling;
-        self.links.push(&mut self.settling, op);
+    pub(super) fn settle(&mut self, slot: u32) {
+        self.pool[slot].state = State::Settling;
+        self.links.push(&mut self.settling, slot);
     }
 
     /// Takes the next request whose memory must be deregistered.
@@ -150,8 +151,8 @@ impl Requests {
 
     /// Adds a request to the completed ones. It is in no list and has the state [`State::Done`].
     #[inline]
-    pub(super) fn add_done(&mut self, op: u32) {
-        self.links.push(&mut self.done, op);
+    pub(super) fn add_done(&mut self, slot: u32) {
+        self.links.push(&mut self.done, slot);
     }
 
     /// Returns the oldest completed request.
@@ -162,19 +163,20 @@ impl Requests {
 
     /// Takes the completion of a request that is done.
     #[inline]
-    pub(super) fn take(&mut self, op: u32) -> Completion {
-        let request = Request(self.pool.handle(op));
-        self.links.remove(&mut self.done, op);
+    pub(super) fn take(&mut self, slot: u32) -> Completion {
+        let request = Request(self.pool.handle(slot));
+        self.links.remove(&mut self.done, slot);
 
-        let place = &mut self.pool[op];
-        let fitting = place.fitting_bytes();
-        let (length, result) = if place.error.is_none() { (fitting, Ok(())) } else { place.failure(fitting) };
+        let operation = &mut self.pool[slot];
+        let fitting = operation.fitting_bytes();
+        let (length, result) =
+            if operation.error.is_none() { (fitting, Ok(())) } else { operation.failure(fitting) };
 
-        let buffer = std::mem::take(&mut place.buffer);
-        (place.moved, place.gets, place.region, place.ack_handle) = (0, 0, None, None);
+        let buffer = std::mem::take(&mut operation.buffer);
+        (operation.moved, operation.gets, operation.region, operation.ack_handle) = (0, 0, None, None);
 
-        let Op { kind, cookie, envelope, .. } = *place;
-        self.pool.release(op);
+        let Operation { kind, cookie, envelope, .. } = *operation;
+        self.pool.release(slot);
         Completion { request, kind, cookie, envelope, length, result, buffer }
     }
 }

@@ -1,11 +1,12 @@
 //! Messages to other ranks. For each peer grants and acknowledgements leave first, then the sends
 //! in their order.
 
+use nicforge_driver::runtime::{Cost, cost};
 use zerocopy::IntoBytes;
 
 use super::{
     Endpoint, Mode,
-    core::{Core, SHORT},
+    core::{Core, MAX_SHORT},
     peers::Health,
     requests::State,
     transfer::register,
@@ -20,11 +21,11 @@ use crate::{
 
 /// Whether a peer must be tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum Flushed {
     /// Nothing is left, or the rest waits for the peer's window.
-    Rest,
+    Idle,
     /// A later call must continue.
-    Again,
+    Unfinished,
 }
 
 /// Result of one step of a send.
@@ -40,31 +41,32 @@ enum Step {
 
 impl<T: Transport> Endpoint<T> {
     /// Starts a new send. It leaves at once if nothing else waits for the peer.
-    pub(super) fn start_send(&mut self, op: u32) {
-        let peer = self.core.requests[op].envelope.peer;
+    pub(super) fn start_send(&mut self, slot: u32) {
+        cost(Cost::SendMessage, 1);
+        let peer = self.core.requests[slot].envelope.peer;
         if peer == self.core.peers.own() {
-            return self.core.send_to_self(op);
+            return self.core.send_to_self(slot);
         }
 
         if !self.core.peers.is_alive(peer) {
             let error = self.core.peers.error(peer);
-            return self.core.finish(op, error);
+            return self.core.finish(slot, error);
         }
 
         let first = self.core.peers[peer].sends.is_empty();
-        let at_once = if first { self.send_at_once(peer, op) } else { None };
+        let at_once = if first { self.send_at_once(peer, slot) } else { None };
         if at_once == Some(Step::Done) {
             return;
         }
 
-        self.core.requests.links.push(&mut self.core.peers[peer].sends, op);
+        self.core.requests.links.push(&mut self.core.peers[peer].sends, slot);
 
         if at_once == Some(Step::NoRoom) {
             self.core.peers.activate(peer);
         } else if first {
             let mut budget = self.core.limits.config.budget;
             // The next call of `progress` reports a failure of the transport.
-            if self.flush(peer, &mut budget) != Ok(Next::Rest) {
+            if self.flush(peer, &mut budget) != Ok(Flushed::Idle) {
                 self.core.peers.activate(peer);
             }
         }
@@ -73,14 +75,14 @@ impl<T: Transport> Endpoint<T> {
     /// Sends a short message at once when nothing must leave before it. Returns `None` when the
     /// send does not qualify or can't leave now.
     #[inline]
-    fn send_at_once(&mut self, rank: Rank, op: u32) -> Option<Step> {
+    fn send_at_once(&mut self, rank: Rank, slot: u32) -> Option<Step> {
         let core = &mut self.core;
-        let (peer, request) = (&mut core.peers[rank], &core.requests[op]);
+        let (peer, request) = (&mut core.peers[rank], &core.requests[slot]);
 
         let data = request.buffer.as_slice();
         let cost = wire::cost(data.len() as u64);
 
-        let fits = data.len() <= core.limits.short
+        let fits = data.len() <= core.limits.max_short
             && request.mode == Mode::Standard
             && peer.acks.is_empty()
             && !peer.grant_due(core.limits.window)
@@ -90,7 +92,7 @@ impl<T: Transport> Endpoint<T> {
             return None;
         }
 
-        let mut room = [0; SHORT];
+        let mut room = [0; MAX_SHORT];
         let (header, rest) = room.split_first_chunk_mut::<{ size_of::<First>() }>()?;
         *header = zerocopy::transmute!(first_header(&request.envelope, data.len()));
 
@@ -104,7 +106,7 @@ impl<T: Transport> Endpoint<T> {
         match self.transport.try_send(rank, wire::FIRST, room.get(..length)?) {
             Ok(true) => {
                 peer.sent += cost;
-                core.complete(op);
+                core.complete(slot);
                 Some(Step::Done)
             }
             // The next call of `progress` reports a failure of the transport.
@@ -121,44 +123,44 @@ impl<T: Transport> Endpoint<T> {
             }
             let Some(peer) = self.core.peers.take_active() else { break };
 
-            let next = self.flush(peer, &mut budget);
-            if next != Ok(Next::Rest) {
+            let flushed = self.flush(peer, &mut budget);
+            if flushed != Ok(Flushed::Idle) {
                 self.core.peers.activate(peer);
             }
-            next?;
+            flushed?;
         }
         Ok(before - budget)
     }
 
     /// Sends to one peer until the transport or the window has no room, or `budget` is used up. A
     /// step that sends nothing costs no budget.
-    fn flush(&mut self, rank: Rank, budget: &mut usize) -> Result<Next, TransportError> {
+    fn flush(&mut self, rank: Rank, budget: &mut usize) -> Result<Flushed, TransportError> {
         while *budget > 0 {
             let peer = &self.core.peers[rank];
             if peer.health != Health::Alive {
-                return Ok(Next::Rest);
+                return Ok(Flushed::Idle);
             }
 
             let step = if peer.grant_due(self.core.limits.window) {
                 self.send_grant(rank)?
             } else if let Some(ack) = peer.acks.first() {
                 self.send_ack(rank, ack)?
-            } else if let Some(op) = peer.sends.first() {
-                self.send_part(rank, op)?
+            } else if let Some(slot) = peer.sends.first() {
+                self.send_part(rank, slot)?
             } else {
-                return Ok(Next::Rest);
+                return Ok(Flushed::Idle);
             };
 
             match step {
                 Step::Done => *budget -= 1,
-                Step::NoRoom => return Ok(Next::Again),
+                Step::NoRoom => return Ok(Flushed::Unfinished),
                 Step::NoWindow => {
                     self.core.statistics.window_waits += 1;
-                    return Ok(Next::Rest);
+                    return Ok(Flushed::Idle);
                 }
             }
         }
-        Ok(Next::Again)
+        Ok(Flushed::Unfinished)
     }
 
     /// Grants the peer the whole window beyond what it has consumed.
@@ -191,8 +193,8 @@ impl<T: Transport> Endpoint<T> {
     }
 
     /// Sends the next message of the first send in a peer's queue.
-    fn send_part(&mut self, rank: Rank, op: u32) -> Result<Step, TransportError> {
-        let request = &self.core.requests[op];
+    fn send_part(&mut self, rank: Rank, slot: u32) -> Result<Step, TransportError> {
+        let request = &self.core.requests[slot];
         let length = request.buffer.len();
         if request.state == State::Sending {
             let part = length.min(request.moved + self.core.limits.max_message);
@@ -201,7 +203,7 @@ impl<T: Transport> Endpoint<T> {
                 return Ok(Step::NoRoom);
             }
 
-            self.core.record_sent(rank, op, part);
+            self.core.record_sent(rank, slot, part);
             return Ok(Step::Done);
         }
 
@@ -213,13 +215,13 @@ impl<T: Transport> Endpoint<T> {
             return Ok(Step::NoWindow);
         }
 
-        if eager { self.send_first(rank, op, cost) } else { self.send_request(rank, op, cost) }
+        if eager { self.send_first(rank, slot, cost) } else { self.send_request(rank, slot, cost) }
     }
 
     /// Sends the beginning of an eager message.
-    fn send_first(&mut self, rank: Rank, op: u32, cost: u64) -> Result<Step, TransportError> {
+    fn send_first(&mut self, rank: Rank, slot: u32, cost: u64) -> Result<Step, TransportError> {
         let core = &mut self.core;
-        let request = &core.requests[op];
+        let request = &core.requests[slot];
         let header = first_header(&request.envelope, request.buffer.len());
         let part = request.buffer.len().min(core.limits.max_message - size_of::<First>());
 
@@ -232,26 +234,26 @@ impl<T: Transport> Endpoint<T> {
         }
 
         core.peers[rank].sent += cost;
-        core.requests[op].state = State::Sending;
-        core.record_sent(rank, op, part);
+        core.requests[slot].state = State::Sending;
+        core.record_sent(rank, slot, part);
         Ok(Step::Done)
     }
 
     /// Sends a rendezvous request. If the memory can't be registered, the send fails and nothing
     /// leaves.
-    fn send_request(&mut self, rank: Rank, op: u32, cost: u64) -> Result<Step, TransportError> {
+    fn send_request(&mut self, rank: Rank, slot: u32, cost: u64) -> Result<Step, TransportError> {
         let core = &mut self.core;
-        let region = match register(&mut self.transport, &mut core.requests[op], Access::Source) {
+        let region = match register(&mut self.transport, &mut core.requests[slot], Access::Source) {
             Ok(Some(region)) => region,
             Ok(None) => return Ok(Step::NoRoom),
             Err(error) => {
-                core.requests.links.remove(&mut core.peers[rank].sends, op);
-                core.finish(op, Some(Error::Transport(error)));
+                core.requests.links.remove(&mut core.peers[rank].sends, slot);
+                core.finish(slot, Some(Error::Transport(error)));
                 return Ok(Step::Done);
             }
         };
 
-        let request = &core.requests[op];
+        let request = &core.requests[slot];
         let message = Rendezvous {
             context: request.envelope.context.into(),
             reserved: 0.into(),
@@ -259,7 +261,7 @@ impl<T: Transport> Endpoint<T> {
             size: request.length.into(),
             key: region.remote.key.into(),
             offset: region.remote.offset.into(),
-            request: core.requests.pool.handle(op).to_bits().into(),
+            request: core.requests.pool.handle(slot).to_bits().into(),
         };
 
         if !self.transport.try_send(rank, wire::REQUEST, message.as_bytes())? {
@@ -267,8 +269,8 @@ impl<T: Transport> Endpoint<T> {
         }
 
         core.peers[rank].sent += cost;
-        core.requests[op].state = State::Offered;
-        core.requests.links.remove(&mut core.peers[rank].sends, op);
+        core.requests[slot].state = State::Offered;
+        core.requests.links.remove(&mut core.peers[rank].sends, slot);
         Ok(Step::Done)
     }
 }
@@ -281,25 +283,25 @@ fn first_header(envelope: &Envelope, length: usize) -> First {
 
 impl Core {
     /// Records that an eager send has reached byte `part`, and completes it at the end.
-    fn record_sent(&mut self, rank: Rank, op: u32, part: usize) {
-        let request = &mut self.requests[op];
+    fn record_sent(&mut self, rank: Rank, slot: u32, part: usize) {
+        let request = &mut self.requests[slot];
         request.moved = part;
 
         if part == request.buffer.len() {
-            self.requests.links.remove(&mut self.peers[rank].sends, op);
-            self.complete(op);
+            self.requests.links.remove(&mut self.peers[rank].sends, slot);
+            self.complete(slot);
         }
     }
 
     /// Sends to this rank. The data goes to a posted receive, or into the store. A long message
     /// stays in its buffer until its receive.
-    fn send_to_self(&mut self, op: u32) {
-        let request = &self.requests[op];
+    fn send_to_self(&mut self, slot: u32) {
+        let request = &self.requests[slot];
         let (envelope, size) = (request.envelope, request.length);
 
-        if let Some(receive) = self.queues.arrive(&envelope) {
+        if let Some(receive) = self.queues.take_posted_for(&envelope) {
             self.statistics.expected += 1;
-            return self.deliver_to_self(op, receive);
+            return self.deliver_to_self(slot, receive);
         }
 
         self.statistics.unexpected += 1;
@@ -311,11 +313,11 @@ impl Core {
 
         if !store {
             // It uses none of the window, since the application holds the memory.
-            self.requests[op].state = State::Offered;
+            self.requests[slot].state = State::Offered;
             let unexpected =
-                UnexpectedMessage { envelope, size, cost: 0, claimed: false, content: Content::ToSelf(op) };
+                UnexpectedMessage { envelope, size, cost: 0, claimed: false, content: Content::ToSelf(slot) };
             if self.store_unexpected(unexpected).is_none() {
-                self.finish(op, Some(Error::TooManyRequests { limit: Pool::<UnexpectedMessage>::LIMIT }));
+                self.finish(slot, Some(Error::TooManyRequests { limit: Pool::<UnexpectedMessage>::LIMIT }));
             }
             return;
         }
@@ -325,13 +327,14 @@ impl Core {
             size,
             cost,
             claimed: false,
-            content: Content::Stored(Chain::EMPTY, true),
+            content: Content::Stored { chain: Chain::EMPTY, is_complete: true },
         };
         let Some(message) = self.store_unexpected(unexpected) else {
-            return self.finish(op, Some(Error::TooManyRequests { limit: Pool::<UnexpectedMessage>::LIMIT }));
+            return self
+                .finish(slot, Some(Error::TooManyRequests { limit: Pool::<UnexpectedMessage>::LIMIT }));
         };
 
-        self.unexpected.append(message, self.requests[op].buffer.as_slice(), true);
-        self.finish(op, None);
+        self.unexpected.append(message, self.requests[slot].buffer.as_slice(), true);
+        self.finish(slot, None);
     }
 }

@@ -5,7 +5,7 @@
 use super::{
     Endpoint, Kind,
     core::Core,
-    requests::{Op, State},
+    requests::{Operation, State},
 };
 use crate::{Access, Error, Get, Region, Transport, TransportError, pool::Handle, wire};
 
@@ -13,19 +13,19 @@ use crate::{Access, Error, Get, Region, Transport, TransportError, pool::Handle,
 /// region. Returns `None` when there is no room now.
 pub(super) fn register<T: Transport>(
     transport: &mut T,
-    op: &mut Op,
+    request: &mut Operation,
     access: Access,
 ) -> Result<Option<Region>, TransportError> {
-    if op.region.is_none() && op.fitting_bytes() > 0 {
-        let memory = crate::Memory { length: op.fitting_bytes(), ..op.buffer.memory() };
+    if request.region.is_none() && request.fitting_bytes() > 0 {
+        let memory = crate::Memory { length: request.fitting_bytes(), ..request.buffer.memory() };
         // SAFETY: by the contract of its buffer, or because the buffer owns it, the memory is lent
-        // to the request until the request completes or the endpoint is dropped. `Op::region` is
-        // deregistered before either. Meanwhile a source is only read. A destination is not
-        // accessed, because its request is in `Fetching`.
-        op.region = unsafe { transport.register(memory, access) }?;
-        return Ok(op.region);
+        // to the request until the request completes or the endpoint is dropped.
+        // `Operation::region` is deregistered before either. Meanwhile a source is only read. A
+        // destination is not accessed, because its request is in `Fetching`.
+        request.region = unsafe { transport.register(memory, access) }?;
+        return Ok(request.region);
     }
-    Ok(Some(op.region.unwrap_or_default()))
+    Ok(Some(request.region.unwrap_or_default()))
 }
 
 impl<T: Transport> Endpoint<T> {
@@ -35,13 +35,13 @@ impl<T: Transport> Endpoint<T> {
         let mut started = 0;
         let mut first = None;
         for _ in 0..budget {
-            let Some(op) = self.core.requests.first_transfer() else { break };
-            if first == Some(op) {
+            let Some(slot) = self.core.requests.first_transfer() else { break };
+            if first == Some(slot) {
                 break;
             }
 
-            first.get_or_insert(op);
-            let Some(gets) = self.start_gets(op) else { break };
+            first.get_or_insert(slot);
+            let Some(gets) = self.start_gets(slot) else { break };
             started += gets;
         }
         started
@@ -49,10 +49,10 @@ impl<T: Transport> Endpoint<T> {
 
     /// Starts gets of one transfer, up to its limit. A transfer with more to fetch moves to the end
     /// of the list. Returns `None` when the transport has no room for gets.
-    fn start_gets(&mut self, op: u32) -> Option<usize> {
+    fn start_gets(&mut self, slot: u32) -> Option<usize> {
         let Self { transport, core } = self;
-        let cookie = core.requests.pool.handle(op).to_bits();
-        let request = &mut core.requests[op];
+        let cookie = core.requests.pool.handle(slot).to_bits();
+        let request = &mut core.requests[slot];
         let fitting = request.fitting_bytes();
 
         let mut started = 0;
@@ -85,11 +85,11 @@ impl<T: Transport> Endpoint<T> {
         };
 
         let over = request.moved == fitting || result.is_err();
-        core.requests.remove_transfer(op);
+        core.requests.remove_transfer(slot);
         if !over {
-            core.requests.add_transfer(op);
+            core.requests.add_transfer(slot);
         } else {
-            start_draining(core, op, result.err());
+            start_draining(core, slot, result.err());
         }
         Some(started)
     }
@@ -98,10 +98,10 @@ impl<T: Transport> Endpoint<T> {
     /// requests.
     pub(super) fn settle_all(&mut self) -> usize {
         let mut settled = 0;
-        while let Some(op) = self.core.requests.take_settling() {
+        while let Some(slot) = self.core.requests.take_settling() {
             settled += 1;
 
-            let request = &mut self.core.requests[op];
+            let request = &mut self.core.requests[slot];
             if let Some(region) = request.region.take() {
                 self.transport.deregister(region);
             }
@@ -113,8 +113,8 @@ impl<T: Transport> Endpoint<T> {
             }
 
             match (kind, error) {
-                (Kind::Receive, None) => self.core.finish_receive(op),
-                (_, error) => self.core.finish(op, error),
+                (Kind::Receive, None) => self.core.finish_receive(slot),
+                (_, error) => self.core.finish(slot, error),
             }
         }
         settled
@@ -122,8 +122,8 @@ impl<T: Transport> Endpoint<T> {
 }
 
 /// Records that no further get of a transfer will be started. The transfer must not be in the list.
-fn start_draining(core: &mut Core, op: u32, error: Option<TransportError>) {
-    let request = &mut core.requests[op];
+fn start_draining(core: &mut Core, slot: u32, error: Option<TransportError>) {
+    let request = &mut core.requests[slot];
     request.state = State::Draining;
 
     if let Some(error) = error {
@@ -131,28 +131,28 @@ fn start_draining(core: &mut Core, op: u32, error: Option<TransportError>) {
     }
 
     if request.gets == 0 {
-        core.requests.settle(op);
+        core.requests.settle(slot);
     }
 }
 
 impl Core {
     /// Handles the completion of a get.
     pub(super) fn get_ended(&mut self, cookie: u64, result: Result<(), TransportError>) {
-        let Some(op) = self.requests.pool.find(Handle::from_bits(cookie)) else { return };
+        let Some(slot) = self.requests.pool.find(Handle::from_bits(cookie)) else { return };
 
-        let state = self.requests[op].state;
-        if !matches!(state, State::Fetching | State::Draining) || self.requests[op].gets == 0 {
+        let state = self.requests[slot].state;
+        if !matches!(state, State::Fetching | State::Draining) || self.requests[slot].gets == 0 {
             return;
         }
 
-        self.requests[op].gets -= 1;
+        self.requests[slot].gets -= 1;
         match (state, result) {
             (State::Fetching, Ok(())) => {}
             (State::Fetching, Err(error)) => {
-                self.requests.remove_transfer(op);
-                start_draining(self, op, Some(error));
+                self.requests.remove_transfer(slot);
+                start_draining(self, slot, Some(error));
             }
-            (_, result) => start_draining(self, op, result.err()),
+            (_, result) => start_draining(self, slot, result.err()),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::ops::{Index, IndexMut};
 
+use nicforge_driver::runtime::{Cost, cost};
+
 use super::Arrived;
 use crate::{
     Envelope, RemoteRegion,
@@ -28,8 +30,8 @@ pub(super) enum Content {
     /// Its sender was lost before the data was complete. Only claimed messages have this state.
     #[default]
     Lost,
-    /// Eager data, and whether it is complete.
-    Stored(Chain, bool),
+    /// Eager data, of which a part may still be missing.
+    Stored { chain: Chain, is_complete: bool },
     /// The memory to fetch it from, and the sender's handle of its request.
     Remote(RemoteRegion, u64),
     /// A send of this rank to itself, by its request.
@@ -79,7 +81,7 @@ impl UnexpectedMessages {
         self.links.remove(of_peer, message);
 
         let unexpected = self.pool.remove(message);
-        if let Content::Stored(chain, _) = unexpected.content {
+        if let Content::Stored { chain, .. } = unexpected.content {
             self.store.release(chain);
         }
         unexpected
@@ -87,9 +89,10 @@ impl UnexpectedMessages {
 
     /// Appends data to an eager message, which is `complete` with them.
     pub(super) fn append(&mut self, message: u32, data: &[u8], complete: bool) {
-        if let Content::Stored(chain, all) = &mut self.pool[message].content {
+        if let Content::Stored { chain, is_complete } = &mut self.pool[message].content {
             self.store.append(chain, data);
-            *all = complete;
+            cost(Cost::CopyByte, data.len());
+            *is_complete = complete;
         }
     }
 

@@ -9,7 +9,7 @@
 //! explains, the table changes the secret. It does so at most once for as many new bins as it has
 //! chains. Even without that, the peer's window would limit the damage.
 
-use std::hash::{BuildHasher, RandomState};
+use nicforge_driver::runtime::random;
 
 use crate::lists::{List, Lists, NONE};
 
@@ -257,13 +257,8 @@ struct Secret {
 }
 
 impl Secret {
-    /// Takes random numbers from the source of the standard library's hash maps.
     fn new() -> Self {
-        let random = RandomState::new();
-        Self {
-            base: random.hash_one(0_u8),
-            factors: [1_u8, 2, 3, 4, 5].map(|number| random.hash_one(number)),
-        }
+        Self { base: random(), factors: std::array::from_fn(|_| random()) }
     }
 
     /// Multilinear hash: the upper half of a sum of 32-bit words times 64-bit factors.

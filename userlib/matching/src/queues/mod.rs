@@ -190,7 +190,7 @@ impl Queues {
 
     /// Removes and returns the oldest posted receive that takes a message with `envelope`.
     #[inline]
-    pub(crate) fn arrive(&mut self, envelope: &Envelope) -> Option<u32> {
+    pub(crate) fn take_posted_for(&mut self, envelope: &Envelope) -> Option<u32> {
         let class = self.posted_classes.trailing_zeros() as usize;
         // With one class in use, the order of its bin is the order of posting.
         if self.posted_classes & self.posted_classes.wrapping_sub(1) == 0
@@ -203,11 +203,11 @@ impl Queues {
             }
             return Some(receive);
         }
-        self.arrive_among_classes(envelope)
+        self.take_posted_among_classes(envelope)
     }
 
-    /// As [`Queues::arrive`], with posted receives in several classes or without a table.
-    fn arrive_among_classes(&mut self, envelope: &Envelope) -> Option<u32> {
+    /// As [`Queues::take_posted_for`], with posted receives in several classes or without a table.
+    fn take_posted_among_classes(&mut self, envelope: &Envelope) -> Option<u32> {
         let mut oldest: Option<u32> = None;
         let mut classes = self.posted_classes;
         while classes != 0 {

@@ -67,7 +67,7 @@ fn run(steps: Vec<Step>) {
             }
             Step::Arrive(envelope) => {
                 let expected = model.posted.iter().position(|(_, selector)| selector.matches(&envelope));
-                let found = queues.arrive(&envelope);
+                let found = queues.take_posted_for(&envelope);
 
                 assert_eq!(found, expected.map(|place| model.posted[place].0));
                 if let Some(place) = expected {
@@ -135,9 +135,9 @@ fn receives_without_a_table_keep_their_order() {
     }
 
     for bit in (0..20).rev() {
-        assert_eq!(queues.arrive(&Envelope::new(0, 0, 1 << bit)), Some(bit));
+        assert_eq!(queues.take_posted_for(&Envelope::new(0, 0, 1 << bit)), Some(bit));
     }
 
-    assert_eq!(queues.arrive(&Envelope::new(0, 0, 0)), None);
+    assert_eq!(queues.take_posted_for(&Envelope::new(0, 0, 0)), None);
     assert_eq!(queues.posted_classes, 0);
 }
