@@ -1,0 +1,126 @@
+//! Puts and gets.
+
+use nicforge_driver::runtime;
+use nicforge_hwi::seastar::{ACCESS_ENTRIES, Command, INLINE, MAX_MESSAGE, PORTALS, command, option};
+
+use super::{Interface, MemoryDescriptor};
+use crate::{Ack, Error, Refusal, Target};
+
+impl Interface {
+    /// Sends all of a descriptor's memory (`PtlPut`).
+    ///
+    /// # Errors
+    /// As [`Interface::put_region`].
+    pub fn put(
+        &self,
+        descriptor: &MemoryDescriptor,
+        ack: Ack,
+        target: &Target,
+        header_data: u64,
+    ) -> Result<(), Error> {
+        self.put_region(descriptor, 0, descriptor.length, ack, target, header_data)
+    }
+
+    /// Sends a part of a descriptor's memory (`PtlPutRegion`). Its events tell the rest.
+    ///
+    /// The memory of a put of at most [`INLINE`] bytes may change when the call returns. That of a
+    /// longer one may change after its [`crate::EventKind::SendEnd`].
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::TooLong`], [`Error::NoSuchNode`]; [`Refusal::Portal`],
+    /// [`Refusal::Access`]; [`Refusal::Descriptor`] for one that is inactive; [`Refusal::NoSpace`]
+    /// when too many operations of this process are in progress.
+    pub fn put_region(
+        &self,
+        descriptor: &MemoryDescriptor,
+        offset: u64,
+        length: u64,
+        ack: Ack,
+        target: &Target,
+        header_data: u64,
+    ) -> Result<(), Error> {
+        const CALL: &str = "PtlPutRegion";
+        let mut put = self.request(command::PUT, CALL, descriptor, (offset, length), target)?;
+        put.header_data = header_data;
+        if ack == Ack::Requested {
+            put.options |= option::ACK;
+        }
+
+        // The kernel reads the memory itself, so that the command needs no data there.
+        if length <= INLINE as u64 && !self.link.is_host_based() {
+            put.options |= option::INLINE;
+            descriptor.region.read(descriptor.offset + offset, &mut put.inline[..length as usize])?;
+        }
+        self.link.call(CALL, &put).map(drop)
+    }
+
+    /// Fetches data for all of a descriptor's memory (`PtlGet`).
+    ///
+    /// # Errors
+    /// As [`Interface::put_region`].
+    pub fn get(&self, descriptor: &MemoryDescriptor, target: &Target) -> Result<(), Error> {
+        self.get_region(descriptor, 0, descriptor.length, target)
+    }
+
+    /// Fetches data for a part of a descriptor's memory (`PtlGetRegion`). A get that nothing at the
+    /// target matches has no event: it ends when its descriptor is unlinked.
+    ///
+    /// # Errors
+    /// As [`Interface::put_region`].
+    pub fn get_region(
+        &self,
+        descriptor: &MemoryDescriptor,
+        offset: u64,
+        length: u64,
+        target: &Target,
+    ) -> Result<(), Error> {
+        const CALL: &str = "PtlGetRegion";
+        let get = self.request(command::GET, CALL, descriptor, (offset, length), target)?;
+        self.link.call(CALL, &get).map(drop)
+    }
+
+    /// Makes the part that the commands of puts and gets have in common.
+    #[inline]
+    fn request(
+        &self,
+        kind: u16,
+        call: &'static str,
+        descriptor: &MemoryDescriptor,
+        (offset, length): (u64, u64),
+        target: &Target,
+    ) -> Result<Command, Error> {
+        if offset.checked_add(length).is_none_or(|end| end > descriptor.length) {
+            return Err(Error::OutOfRange { offset, length, size: descriptor.length });
+        }
+        if length > u64::from(MAX_MESSAGE) {
+            return Err(Error::TooLong { length });
+        }
+        self.check_node(target.process.node)?;
+        for (is_bad, reason) in
+            [(target.portal >= PORTALS, Refusal::Portal), (target.access >= ACCESS_ENTRIES, Refusal::Access)]
+        {
+            if is_bad {
+                return Err(Error::Refused { call, reason });
+            }
+        }
+
+        runtime::cost(runtime::Cost::SendMessage, 1);
+        Ok(Command {
+            kind,
+            handle: descriptor.id.0,
+            local_offset: offset,
+            length,
+            node: target.process.node,
+            process: target.process.process,
+            portal: target.portal,
+            access: target.access,
+            match_bits: target.match_bits,
+            offset: target.offset,
+            ..Command::default()
+        })
+    }
+
+    pub(super) fn check_node(&self, node: u32) -> Result<(), Error> {
+        if node < self.nodes { Ok(()) } else { Err(Error::NoSuchNode { node, nodes: self.nodes }) }
+    }
+}

@@ -1,0 +1,73 @@
+//! A process in host-based mode.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use nicforge_driver::runtime;
+use nicforge_hwi::seastar::{HeaderPacket, INLINE};
+use nicforge_seastar_firmware::matching::{self, Events};
+use zerocopy::IntoBytes;
+
+use crate::{Error, region::Pieces};
+
+/// Offset of an event's number, which is written last.
+const NUMBER: usize = 60;
+
+/// A process.
+pub(super) struct HostProcess {
+    /// Number of its start: messages of an earlier one are not its own.
+    pub(super) start: u32,
+    pub(super) matching: matching::Process,
+    regions: Vec<Arc<Pieces>>,
+    /// Messages that wait until operations in progress end, with the firmware's names.
+    pub(super) waiting: VecDeque<(HeaderPacket, u32)>,
+}
+
+impl HostProcess {
+    pub(super) fn new(start: u32, matching: matching::Process) -> Self {
+        Self { start, matching, regions: Vec::new(), waiting: VecDeque::new() }
+    }
+
+    pub(super) fn add_region(&mut self, pieces: &Arc<Pieces>) {
+        let at = self.regions.partition_point(|other| other.base < pieces.base);
+        self.regions.insert(at, pieces.clone());
+    }
+
+    /// Returns the region that a range lies in, and its offset there. An empty range may lie
+    /// anywhere.
+    pub(super) fn region(&self, address: u64, length: u64) -> Option<(&Arc<Pieces>, u64)> {
+        let after = self.regions.partition_point(|region| region.base <= address);
+        let region = self.regions.get(after.checked_sub(1)?)?;
+        let offset = address - region.base;
+        let fits = offset.checked_add(length).is_some_and(|end| end <= region.length);
+        fits.then_some((region, offset))
+    }
+
+    /// Writes events into the process's queues. A queue lies in memory that was checked.
+    pub(super) fn write_events(&self, events: &Events) -> Result<(), Error> {
+        for event in events.iter() {
+            let Some((region, offset)) = self.region(event.address, size_of_val(&event.record) as u64) else {
+                continue;
+            };
+            let [buffer] = &*region.buffers else { continue };
+
+            let bytes = event.record.as_bytes();
+            buffer.write(offset, &bytes[..NUMBER])?;
+            // Release: a process that sees the number sees the event.
+            buffer.window().store_u32_release(offset + NUMBER as u64, event.record.number)?;
+            runtime::note_store();
+        }
+        Ok(())
+    }
+
+    /// Writes the data of a short message.
+    pub(super) fn write_inline(&self, address: u64, data: &[u8; INLINE], length: u32) -> Result<(), Error> {
+        let mut left = &data[..INLINE.min(length as usize)];
+        let Some((region, offset)) = self.region(address, left.len() as u64) else { return Ok(()) };
+
+        region.each(offset, left.len() as u64, |buffer, at, length| {
+            let (part, rest) = left.split_at(length as usize);
+            left = rest;
+            Ok(buffer.write(at, part)?)
+        })
+    }
+}

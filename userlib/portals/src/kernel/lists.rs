@@ -1,0 +1,141 @@
+//! The kernel's memory for the DMA engines: command lists, and data of short messages.
+
+use nicforge_driver::{Device, DmaBuffer, HugePages};
+use nicforge_hwi::seastar::{INLINE, KERNEL, MAX_PIECES, PIECES, Piece};
+use zerocopy::IntoBytes;
+
+use crate::{Error, region::Pieces};
+
+/// Number of command lists: messages of more than [`PIECES`] pieces that are moved at a time.
+const LISTS: u16 = 64;
+/// Number of messages in flight that the kernel has sent.
+pub(crate) const MOST_SENDS: u16 = 1024;
+/// Bytes of a command list.
+const LIST_BYTES: u64 = (MAX_PIECES * size_of::<Piece>()) as u64;
+
+/// The pieces of a message's memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Scatter {
+    pub(crate) pieces: [Piece; PIECES],
+    pub(crate) count: u16,
+    /// Address of the command list, or 0.
+    pub(crate) address: u64,
+    /// The command list in use.
+    pub(crate) list: Option<u16>,
+}
+
+/// Why memory can't be described to the DMA engine.
+pub(crate) enum NoScatter {
+    /// All command lists are in use. It is possible later.
+    Later,
+    /// The memory has too many pieces.
+    Never,
+}
+
+/// The memory.
+pub(crate) struct Lists {
+    lists: DmaBuffer,
+    free: Vec<u16>,
+    /// Data of short messages, one slot for each message in flight.
+    inline: DmaBuffer,
+}
+
+impl Lists {
+    pub(crate) fn allocate(device: &Device) -> Result<Self, Error> {
+        Ok(Self {
+            lists: device.dma_buffer(usize::from(LISTS) * LIST_BYTES as usize, HugePages::Try)?,
+            free: (0..LISTS).rev().collect(),
+            inline: device.dma_buffer(usize::from(MOST_SENDS) * INLINE, HugePages::Never)?,
+        })
+    }
+
+    /// Describes a range of a region of a process to the DMA engine.
+    pub(crate) fn scatter(
+        &mut self,
+        process: u16,
+        region: &Pieces,
+        offset: u64,
+        length: u64,
+    ) -> Result<Scatter, NoScatter> {
+        if length == 0 {
+            return Ok(Scatter::default());
+        }
+
+        let count = if region.buffers.len() == 1 {
+            1
+        } else {
+            (offset + length - 1) / region.piece - offset / region.piece + 1
+        };
+        if count > MAX_PIECES as u64 {
+            return Err(NoScatter::Never);
+        }
+        let mut scatter = Scatter { count: count as u16, ..Scatter::default() };
+        if count > PIECES as u64 {
+            let list = self.free.pop().ok_or(NoScatter::Later)?;
+            scatter.list = Some(list);
+            scatter.address = self.lists.iova() + u64::from(list) * LIST_BYTES;
+        }
+
+        let filled = self.fill(&mut scatter, process, region, offset, length);
+        if filled.is_err() {
+            self.release(&scatter);
+            return Err(NoScatter::Never);
+        }
+        Ok(scatter)
+    }
+
+    /// Writes the pieces of a range into the command or the list.
+    fn fill(
+        &self,
+        scatter: &mut Scatter,
+        process: u16,
+        region: &Pieces,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), Error> {
+        let mut number = 0;
+        region.each(offset, length, |buffer, at, length| {
+            let piece = Piece {
+                address: buffer.iova() + at,
+                length: length as u32,
+                attachment: process + 1,
+                reserved: 0,
+            };
+
+            match scatter.list {
+                Some(list) => {
+                    let slot = u64::from(list) * LIST_BYTES + (number * size_of::<Piece>()) as u64;
+                    self.lists.write(slot, piece.as_bytes())?;
+                }
+                None => {
+                    if let Some(slot) = scatter.pieces.get_mut(number) {
+                        *slot = piece;
+                    }
+                }
+            }
+            number += 1;
+            Ok(())
+        })
+    }
+
+    /// Puts the data of a short message into the slot of its token.
+    pub(crate) fn store_inline(
+        &self,
+        token: u16,
+        data: &[u8; INLINE],
+        length: u32,
+    ) -> Result<Scatter, Error> {
+        let slot = u64::from(token) * INLINE as u64;
+        self.inline.write(slot, data)?;
+
+        let mut scatter = Scatter { count: 1, ..Scatter::default() };
+        let address = self.inline.iova() + slot;
+        scatter.pieces[0] = Piece { address, length, attachment: KERNEL, reserved: 0 };
+        Ok(scatter)
+    }
+
+    /// Frees the command list of a message that has ended.
+    pub(crate) fn release(&mut self, scatter: &Scatter) {
+        self.free.extend(scatter.list);
+    }
+}

@@ -1,0 +1,202 @@
+//! The kernel's part: it boots the node, lets processes use the network, and matches the messages
+//! of those in host-based mode.
+
+mod host;
+mod lists;
+mod messages;
+mod state;
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, TryLockError},
+    time::Duration,
+};
+
+use nicforge_driver::{Cancel, Deadline, Device, Waiter, runtime};
+use nicforge_hwi::seastar::{
+    Command, CommandResult, KERNEL, KernelCommand, MAX_KERNEL_EVENTS, PIECES, Piece, code, kernel_command,
+    kernel_flag, vector,
+};
+
+use crate::{Error, KernelConfig, Refusal, region::Pieces};
+use state::State;
+
+/// Most events that one call handles, so that it ends while events keep coming.
+const MOST_EVENTS: usize = 256;
+/// The longest sleep of [`Kernel::serve`] without an interrupt.
+const SLEEP: Duration = Duration::from_millis(100);
+/// Longest range of an address map.
+const MAX_RANGE: u64 = u32::MAX as u64 & !0xfff;
+
+/// The kernel of a node: the holder of its admin attachment. The interfaces of the node's processes
+/// share it.
+///
+/// # Host-based mode
+/// The kernel runs inside the calls of interfaces, and of [`Kernel::progress`]. A program whose
+/// threads compute for long runs [`Kernel::serve`] on a thread of its own, which sleeps until the
+/// card interrupts it.
+pub struct Kernel {
+    state: Mutex<State>,
+    device: Device,
+    node: u32,
+    nodes: u32,
+    config: KernelConfig,
+}
+
+impl Kernel {
+    /// Boots the node whose admin attachment `device` is: from now on it takes messages.
+    ///
+    /// # Errors
+    /// - [`Error::WrongDevice`] if it is no SeaStar's admin attachment.
+    /// - [`Error::Refused`] for a number of events that the card does not take.
+    /// - [`Error::FirmwareHalted`], [`Error::Timeout`] if the firmware does not start.
+    /// - Errors of the driver.
+    pub fn boot(device: Device, config: KernelConfig) -> Result<Arc<Self>, Error> {
+        if device.attachment() != u32::from(KERNEL) {
+            let found = format!("attachment {}", device.attachment());
+            return Err(Error::WrongDevice { wanted: "the admin attachment of a SeaStar", found });
+        }
+        let events = config.events;
+        if !events.is_power_of_two() || !(64..=MAX_KERNEL_EVENTS).contains(&events) {
+            return Err(Error::Refused { call: "boot", reason: Refusal::Segment });
+        }
+
+        let (state, place) = State::boot(&device, &config)?;
+        let state = Mutex::new(state);
+        let (node, nodes) = (place.node, place.nodes);
+        Ok(Arc::new(Self { state, device, node, nodes, config }))
+    }
+
+    /// Returns the number of the node.
+    pub fn node(&self) -> u32 {
+        self.node
+    }
+
+    /// Returns the number of nodes of the network.
+    pub fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    /// Returns the device of the admin attachment.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Handles the events that the card has written. If another thread does so, the call returns at
+    /// once.
+    ///
+    /// # Errors
+    /// Those of a lost card: [`Error::is_gone`].
+    pub fn progress(&self) -> Result<(), Error> {
+        match self.state.try_lock() {
+            Ok(mut state) => state.progress(MOST_EVENTS).map(drop),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().progress(MOST_EVENTS).map(drop),
+            Err(TryLockError::WouldBlock) => Ok(()),
+        }
+    }
+
+    /// Handles events, and sleeps until the card's interrupt while there are none. It returns when
+    /// `cancel` is cancelled.
+    ///
+    /// # Errors
+    /// Those of a lost card: [`Error::is_gone`].
+    pub fn serve(&self, cancel: &Cancel) -> Result<(), Error> {
+        let interrupt = self.device.interrupt(vector::EVENT.into())?;
+        let waiter = Waiter::new(&self.device, Deadline::never(), Some(cancel));
+
+        while waiter.check().is_ok() {
+            let handled = runtime::lock(&self.state).progress(MOST_EVENTS)?;
+            if handled == 0 {
+                interrupt.sleep(Deadline::after(SLEEP), Some(cancel))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.config.timeout
+    }
+
+    /// Lets a process use the network in NIC-based mode.
+    pub(crate) fn start(&self, process: u16) -> Result<(), Error> {
+        let start =
+            KernelCommand { kind: kernel_command::START_PROCESS, process, ..KernelCommand::default() };
+        runtime::cost(runtime::Cost::SystemCall, 1);
+        runtime::lock(&self.state).command("PtlNIInit", start).map(drop)
+    }
+
+    /// Adds memory of a process to its address map.
+    pub(crate) fn map(&self, process: u16, base: u64, length: u64) -> Result<(), Error> {
+        const CALL: &str = "mapping a region";
+        let mut pieces = [Piece::default(); PIECES];
+        let count = length.div_ceil(MAX_RANGE);
+        if count > PIECES as u64 {
+            return Err(Error::Refused { call: CALL, reason: Refusal::Segment });
+        }
+
+        for (number, piece) in (0..count).zip(&mut pieces) {
+            let start = number * MAX_RANGE;
+            let length = (length - start).min(MAX_RANGE) as u32;
+            *piece = Piece { address: base + start, length, attachment: process + 1, reserved: 0 };
+        }
+        runtime::cost(runtime::Cost::SystemCall, 1);
+        let count = count as u16;
+        let map =
+            KernelCommand { kind: kernel_command::MAP, process, count, pieces, ..KernelCommand::default() };
+        runtime::lock(&self.state).command(CALL, map).map(drop)
+    }
+
+    /// Lets a process use the network in host-based mode. Returns the number of this start.
+    pub(crate) fn start_host_based(&self, process: u16) -> Result<u32, Error> {
+        let start = KernelCommand {
+            kind: kernel_command::START_PROCESS,
+            flags: kernel_flag::HOST_BASED,
+            process,
+            ..KernelCommand::default()
+        };
+        runtime::cost(runtime::Cost::SystemCall, 1);
+
+        let mut state = runtime::lock(&self.state);
+        state.command("PtlNIInit", start)?;
+        Ok(state.add_process(process, &self.config))
+    }
+
+    /// Adds memory of a process in host-based mode.
+    pub(crate) fn add_region(&self, process: u16, pieces: &Arc<Pieces>) {
+        runtime::cost(runtime::Cost::SystemCall, 1);
+        runtime::lock(&self.state).add_region(process, pieces);
+    }
+
+    /// Ends a process's use of the network. `start` is the number of its start in host-based mode.
+    pub(crate) fn stop(&self, process: u16, start: Option<u32>) {
+        let mut state = runtime::lock(&self.state);
+        if let Some(start) = start {
+            state.remove_process(process, start);
+        }
+        let stop = KernelCommand { kind: kernel_command::STOP_PROCESS, process, ..KernelCommand::default() };
+        // A lost card has no process any more.
+        let _ = state.command("PtlNIFini", stop);
+    }
+
+    /// Makes a call of a process in host-based mode.
+    pub(crate) fn system_call(
+        &self,
+        process: u16,
+        start: u32,
+        command: &Command,
+    ) -> Result<CommandResult, Error> {
+        runtime::cost(runtime::Cost::SystemCall, 1);
+        let mut state = runtime::lock(&self.state);
+        // Messages that have arrived are matched first, as the interrupts came before the call.
+        state.progress(MOST_EVENTS)?;
+        state.process_command(process, start, command).map(|result| {
+            result.unwrap_or(CommandResult { code: code::NO_INTERFACE, ..CommandResult::default() })
+        })
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("node", &self.node).finish()
+    }
+}

@@ -1,0 +1,271 @@
+//! The state of a kernel: its mailbox, its event queue, and the processes in host-based mode.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use nicforge_driver::{Device, DmaBuffer, HugePages, runtime};
+use nicforge_hwi::seastar::{
+    Command, CommandResult, KernelCommand, KernelEvent, code, command, kernel_command, kernel_event,
+};
+use nicforge_seastar_firmware::matching::{self, Identity, Request};
+use zerocopy::FromBytes;
+
+use super::{
+    host::HostProcess,
+    lists::{Lists, MOST_SENDS},
+    messages::{Letter, Receiving, Sending, Source},
+};
+use crate::{
+    Error, KernelConfig, Refusal,
+    mailbox::{Mailbox, Place},
+    region::Pieces,
+};
+
+/// Bytes of an event of the kernel.
+const EVENT_BYTES: u64 = size_of::<KernelEvent>() as u64;
+/// Offset of its number, which is written last.
+const NUMBER: u64 = EVENT_BYTES - 4;
+
+/// The kernel's event queue.
+struct Queue {
+    memory: DmaBuffer,
+    mask: u32,
+    /// Number of events taken, modulo 2^32.
+    taken: u32,
+    /// The number that the firmware knows.
+    reported: u32,
+}
+
+impl Queue {
+    /// Takes the next event.
+    fn take(&mut self) -> Result<Option<KernelEvent>, Error> {
+        let slot = u64::from(self.taken & self.mask) * EVENT_BYTES;
+        let number = self.taken.wrapping_add(1);
+        if self.memory.window().load_u32_acquire(slot + NUMBER)? != number {
+            return Ok(None);
+        }
+
+        let mut bytes = [0; EVENT_BYTES as usize];
+        self.memory.window().read_array(slot, &mut bytes)?;
+        self.taken = number;
+        Ok(Some(KernelEvent::read_from_bytes(&bytes).unwrap_or_default()))
+    }
+
+    /// Returns whether the firmware knows of too few taken events.
+    fn is_report_due(&self) -> bool {
+        self.taken.wrapping_sub(self.reported) > self.mask / 4
+    }
+}
+
+/// The state of a kernel.
+pub(crate) struct State {
+    mailbox: Mailbox,
+    queue: Queue,
+    node: u32,
+    /// Processes in host-based mode, by number.
+    pub(super) processes: Vec<Option<HostProcess>>,
+    /// Number of starts of processes.
+    starts: u32,
+    /// Most messages that wait for a process.
+    pub(super) most_waiting: usize,
+    pub(super) lists: Lists,
+    /// Messages that the firmware has no room for yet, in order.
+    pub(super) outbox: VecDeque<Letter>,
+    /// Messages in flight by token, and free tokens.
+    pub(super) sends: Vec<Option<Sending>>,
+    pub(super) free_tokens: Vec<u16>,
+    /// Messages that are being received, by the firmware's names.
+    pub(super) receives: HashMap<u32, Receiving>,
+    /// Messages whose data wait for a command list.
+    pub(super) unlisted: VecDeque<(u32, Receiving)>,
+}
+
+impl State {
+    /// Boots a node.
+    pub(super) fn boot(device: &Device, config: &KernelConfig) -> Result<(Self, Place), Error> {
+        let (mailbox, place) = Mailbox::open(device, config.timeout)?;
+        if place.process.is_some() {
+            let found = "the attachment of a process".to_owned();
+            return Err(Error::WrongDevice { wanted: "the admin attachment of a SeaStar", found });
+        }
+
+        let bytes = u64::from(config.events) * EVENT_BYTES;
+        let memory = device.dma_buffer(bytes as usize, HugePages::Never)?;
+        let queue = Queue { memory, mask: config.events - 1, taken: 0, reported: 0 };
+        let mut state = Self {
+            mailbox,
+            queue,
+            node: place.node,
+            processes: Vec::new(),
+            starts: 0,
+            most_waiting: config.waiting,
+            lists: Lists::allocate(device)?,
+            outbox: VecDeque::new(),
+            sends: (0..MOST_SENDS).map(|_| None).collect(),
+            free_tokens: (0..MOST_SENDS).rev().collect(),
+            receives: HashMap::new(),
+            unlisted: VecDeque::new(),
+        };
+        state.processes.resize_with(place.processes.min(u16::MAX.into()) as usize, || None);
+
+        let (list, length) = (state.queue.memory.iova(), config.events);
+        let boot = KernelCommand { kind: kernel_command::BOOT, list, length, ..KernelCommand::default() };
+        state.command("boot", boot)?;
+        Ok((state, place))
+    }
+
+    /// Carries out a command of the trusted mailbox, and returns its result whatever its code.
+    pub(super) fn try_command(&mut self, mut command: KernelCommand) -> Result<CommandResult, Error> {
+        command.taken = self.queue.taken as u16;
+        self.queue.reported = self.queue.taken;
+        self.mailbox.call(&command)
+    }
+
+    /// Carries out a command of the trusted mailbox.
+    pub(super) fn command(
+        &mut self,
+        call: &'static str,
+        command: KernelCommand,
+    ) -> Result<CommandResult, Error> {
+        let result = self.try_command(command)?;
+        match result.code {
+            code::OK => Ok(result),
+            refused => Err(Error::Refused { call, reason: Refusal::of_code(refused) }),
+        }
+    }
+
+    /// Adds a process in host-based mode. Returns the number of its start.
+    pub(super) fn add_process(&mut self, process: u16, config: &KernelConfig) -> u32 {
+        self.starts = self.starts.wrapping_add(1);
+        let identity = Identity { node: self.node, process };
+        let made = HostProcess::new(self.starts, matching::Process::new(identity, config.limits));
+        if let Some(slot) = self.processes.get_mut(usize::from(process)) {
+            *slot = Some(made);
+        }
+        self.starts
+    }
+
+    pub(super) fn add_region(&mut self, process: u16, pieces: &Arc<Pieces>) {
+        if let Some(Some(process)) = self.processes.get_mut(usize::from(process)) {
+            process.add_region(pieces);
+        }
+    }
+
+    /// Removes a process in host-based mode. Its messages that wait are discarded.
+    pub(super) fn remove_process(&mut self, process: u16, start: u32) {
+        if self.process(process, start).is_none() {
+            return;
+        }
+        let removed = self.processes.get_mut(usize::from(process)).and_then(Option::take);
+        self.outbox.retain(|letter| letter.start != start);
+
+        for (packet, token) in removed.into_iter().flat_map(|process| process.waiting) {
+            // Of a lost card, no message waits for an answer.
+            let _ = self.discard(&packet, token);
+        }
+    }
+
+    /// Returns a process, if this start of it goes on.
+    pub(super) fn process(&mut self, process: u16, start: u32) -> Option<&mut HostProcess> {
+        let found = self.processes.get_mut(usize::from(process))?.as_mut()?;
+        (found.start == start).then_some(found)
+    }
+
+    /// Handles up to `most` events, and what waited for them. Returns the number of events.
+    pub(super) fn progress(&mut self, most: usize) -> Result<usize, Error> {
+        let mut handled = 0;
+        while handled < most {
+            let Some(event) = self.queue.take()? else { break };
+            handled += 1;
+            runtime::cost(runtime::Cost::InterruptWake, 1);
+            self.handle(&event)?;
+        }
+
+        if handled == 0 && self.outbox.is_empty() {
+            self.mailbox.life().check()?;
+            return Ok(0);
+        }
+        self.receive_unlisted()?;
+        // Processes in NIC-based mode may have taken the room that these messages wait for.
+        self.flush()?;
+        if self.queue.is_report_due() {
+            self.try_command(KernelCommand { kind: kernel_command::TAKE, ..KernelCommand::default() })?;
+        }
+        Ok(handled)
+    }
+
+    fn handle(&mut self, event: &KernelEvent) -> Result<(), Error> {
+        match event.kind {
+            kernel_event::MESSAGE => self.arrived(&event.packet, event.token),
+            kernel_event::RECEIVED => self.received(event.token, event.failure),
+            kernel_event::SENT => self.sent(event.token, event.failure),
+            kernel_event::NODE_DOWN => self.node_down(event.token),
+            _ => Ok(()),
+        }
+    }
+
+    /// Carries out a call of a process. Returns `None` if this start of it has ended.
+    pub(super) fn process_command(
+        &mut self,
+        number: u16,
+        start: u32,
+        given: &Command,
+    ) -> Result<Option<CommandResult>, Error> {
+        let Some(process) = self.process(number, start) else { return Ok(None) };
+        if matches!(given.kind, command::PUT | command::GET) {
+            return self.process_request(number, start, given).map(Some);
+        }
+
+        let is_mapped = matching::memory(given).is_none_or(|(address, length)| {
+            let is_queue = given.kind == command::ALLOCATE_QUEUE;
+            let holds = |region: &Pieces| !is_queue || region.buffers.len() == 1;
+            length == 0 || process.region(address, length).is_some_and(|(region, _)| holds(region))
+        });
+        if !is_mapped {
+            return Ok(Some(refused(code::SEGMENT_VIOLATION)));
+        }
+        Ok(Some(process.matching.command(given)))
+    }
+
+    /// Starts a put or get of a process.
+    fn process_request(&mut self, number: u16, start: u32, given: &Command) -> Result<CommandResult, Error> {
+        let Some(process) = self.process(number, start) else { return Ok(refused(code::NO_INTERFACE)) };
+        let begun = Request::from_command(given).and_then(|request| {
+            if given.kind == command::PUT {
+                process.matching.put(&request)
+            } else {
+                process.matching.get(&request)
+            }
+        });
+        let begun = match begun {
+            Ok(begun) => begun,
+            Err(matching::Refusal(code)) => return Ok(refused(code)),
+        };
+
+        process.write_events(&begun.events)?;
+        let source = match begun.source {
+            matching::Source::None => Source::None,
+            matching::Source::Memory(address) => Source::Memory(address),
+            matching::Source::Inline(data) => Source::Inline(data),
+        };
+        self.outbox.push_back(Letter {
+            process: number,
+            start,
+            operation: Some(begun.operation),
+            is_get: given.kind == command::GET,
+            target: begun.target,
+            kind: begun.kind,
+            header: begun.header,
+            length: begun.length,
+            source,
+        });
+        self.flush()?;
+        Ok(CommandResult::default())
+    }
+}
+
+fn refused(code: u32) -> CommandResult {
+    CommandResult { code, ..CommandResult::default() }
+}

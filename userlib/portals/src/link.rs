@@ -1,0 +1,93 @@
+//! The way of an interface's calls: to the card's mailbox, or into the kernel.
+
+use std::sync::{Arc, Mutex};
+
+use nicforge_driver::{Device, runtime};
+use nicforge_hwi::seastar::{Command, CommandResult, code};
+
+use crate::{
+    Error, Kernel, Refusal,
+    mailbox::{Life, Mailbox},
+    queue::QueueMemory,
+};
+
+/// Where the calls of an interface go.
+pub(crate) enum Path {
+    /// To the process's mailbox, in NIC-based mode.
+    Mailbox(Mutex<Mailbox>),
+    /// To the kernel, in host-based mode. The number is that of the process's start.
+    Kernel(u32),
+}
+
+/// The part of an interface that its objects share.
+pub(crate) struct Link {
+    pub(crate) kernel: Arc<Kernel>,
+    pub(crate) process: u16,
+    life: Life,
+    path: Path,
+    /// Memory of queues that were freed.
+    freed: Mutex<Vec<QueueMemory>>,
+}
+
+impl Link {
+    pub(crate) fn new(kernel: Arc<Kernel>, process: u16, life: Life, path: Path) -> Arc<Self> {
+        Arc::new(Self { kernel, process, life, path, freed: Mutex::default() })
+    }
+
+    /// Returns the device of the process.
+    pub(crate) fn device(&self) -> &Device {
+        self.life.device()
+    }
+
+    /// Returns whether the kernel matches the process's messages.
+    #[inline]
+    pub(crate) fn is_host_based(&self) -> bool {
+        matches!(self.path, Path::Kernel(_))
+    }
+
+    /// Makes a call. `name` is the standard's name of it.
+    pub(crate) fn call(&self, name: &'static str, command: &Command) -> Result<CommandResult, Error> {
+        let result = match &self.path {
+            Path::Mailbox(mailbox) => runtime::lock(mailbox).call(command)?,
+            Path::Kernel(start) => {
+                self.life.check()?;
+                self.kernel.system_call(self.process, *start, command)?
+            }
+        };
+
+        match result.code {
+            code::OK => Ok(result),
+            refused => Err(Error::Refused { call: name, reason: Refusal::of_code(refused) }),
+        }
+    }
+
+    /// Lets the kernel handle its events in host-based mode, and checks that the card works.
+    #[inline]
+    pub(crate) fn progress(&self) -> Result<(), Error> {
+        if self.is_host_based() {
+            self.kernel.progress()?;
+        }
+        self.life.check()
+    }
+
+    /// Keeps the memory of a queue that was freed, for another one.
+    pub(crate) fn release_queue(&self, memory: QueueMemory) {
+        runtime::lock(&self.freed).push(memory);
+    }
+
+    /// Returns memory of exactly this length that a queue has had.
+    pub(crate) fn reuse_queue(&self, length: u64) -> Option<QueueMemory> {
+        let mut freed = runtime::lock(&self.freed);
+        let position = freed.iter().position(|memory| memory.window.len() == length)?;
+        Some(freed.swap_remove(position))
+    }
+
+    /// Ends the process's use of the network.
+    pub(crate) fn stop(&self) {
+        let start = match self.path {
+            Path::Mailbox(_) => None,
+            Path::Kernel(start) => Some(start),
+        };
+        self.kernel.stop(self.process, start);
+    }
+}

@@ -1,0 +1,203 @@
+//! A mailbox of the card: commands that this process writes, and their results.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use nicforge_driver::{Deadline, Device, Doorbell, Waiter, runtime};
+use nicforge_hwi::{
+    pci,
+    seastar::{
+        BAR_MIRROR, BAR_WINDOW, COMMAND_BYTES, CommandResult, RESULT_BYTES, SLOTS, firmware, mirror, window,
+    },
+};
+use nicforge_shm::{SharedU32, Window};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::Error;
+
+/// Offset of the word of a result that is written last.
+const LAST_WORD: u64 = RESULT_BYTES as u64 - 8;
+
+/// A client's place in the network, as the card's mirror says.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) node: u32,
+    pub(crate) nodes: u32,
+    /// The client's process, or `None` for the kernel.
+    pub(crate) process: Option<u16>,
+    /// Number of processes that the node can have.
+    pub(crate) processes: u32,
+}
+
+/// The words by which a client recognises that the firmware's life has ended.
+#[derive(Clone)]
+pub(crate) struct Life {
+    device: Device,
+    /// Value of [`Device::resets`] at the start.
+    resets: u32,
+    state: SharedU32,
+    epoch: SharedU32,
+    /// Number of the firmware's life at the start.
+    began: u32,
+}
+
+impl Life {
+    /// Returns the device.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Checks that the firmware's life of the start goes on.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let state = self.state.load(Ordering::Acquire);
+        if state == firmware::RUNNING
+            && self.epoch.load(Ordering::Acquire) == self.began
+            && self.device.resets() == self.resets
+        {
+            return Ok(());
+        }
+        Err(self.end_reason(state))
+    }
+
+    #[cold]
+    fn end_reason(&self, state: u32) -> Error {
+        if self.device.resets() != self.resets {
+            Error::Reset
+        } else if state == firmware::HALTED {
+            Error::FirmwareHalted
+        } else {
+            Error::Restarted
+        }
+    }
+}
+
+/// A mailbox. One command at a time is in it.
+pub(crate) struct Mailbox {
+    life: Life,
+    doorbell: Doorbell,
+    commands: Window,
+    tail: SharedU32,
+    results: Window,
+    /// Number of the next command.
+    next: u32,
+    /// A command was not answered in time, and its slot is lost.
+    stuck: bool,
+    timeout: Duration,
+}
+
+impl Mailbox {
+    /// Opens the mailbox of a device when its firmware runs.
+    pub(crate) fn open(device: &Device, timeout: Duration) -> Result<(Self, Place), Error> {
+        let identity = device.identity();
+        if (identity.vendor, identity.device) != (pci::VENDOR_ID, pci::DEVICE_SEASTAR) {
+            let found = format!("PCI {:04x}:{:04x}", identity.vendor, identity.device);
+            return Err(Error::WrongDevice { wanted: "a SeaStar", found });
+        }
+
+        let mirrors = device.bar(BAR_MIRROR)?.window(mirror::BASE, mirror::SIZE)?;
+        let windows = device.bar(BAR_WINDOW)?.window(window::BASE, window::SIZE)?;
+        let word = |offset| mirrors.u32(offset);
+        let state = word(mirror::FIRMWARE)?;
+        let (deadline, what) = (Deadline::after(timeout), "the firmware's start");
+        device.wait_for(deadline, None, what, || match state.load(Ordering::Acquire) {
+            firmware::RUNNING => Ok(Some(())),
+            firmware::HALTED => Err(Error::FirmwareHalted),
+            _ => Ok(None),
+        })?;
+
+        let process = mirrors.load_u32_relaxed(mirror::PROCESS)?;
+        let place = Place {
+            node: mirrors.load_u32_relaxed(mirror::NODE)?,
+            nodes: mirrors.load_u32_relaxed(mirror::NODES)?,
+            process: (process != mirror::NO_PROCESS).then_some(process as u16),
+            processes: mirrors.load_u32_relaxed(mirror::PROCESSES)?,
+        };
+
+        let epoch = word(mirror::EPOCH)?;
+        let began = epoch.load(Ordering::Acquire);
+        let tail = windows.u32(window::COMMAND_TAIL)?;
+        let slots = u64::from(SLOTS);
+        let mailbox = Self {
+            life: Life { device: device.clone(), resets: device.resets(), state, epoch, began },
+            doorbell: device.doorbell(),
+            commands: windows.window(window::COMMANDS, slots * COMMAND_BYTES as u64)?,
+            next: tail.load(Ordering::Acquire),
+            tail,
+            results: mirrors.window(mirror::RESULTS, slots * RESULT_BYTES as u64)?,
+            stuck: false,
+            timeout,
+        };
+        Ok((mailbox, place))
+    }
+
+    /// Returns the firmware's life in which the mailbox was opened.
+    pub(crate) fn life(&self) -> &Life {
+        &self.life
+    }
+
+    /// Writes a command and waits for its result. The firmware answers each command without
+    /// waiting for anything.
+    pub(crate) fn call(&mut self, command: &impl AsCommand) -> Result<CommandResult, Error> {
+        self.life.check()?;
+        if self.stuck {
+            return Err(Error::Unresponsive);
+        }
+
+        let number = self.next;
+        let slot = u64::from(number % SLOTS);
+        runtime::cost(runtime::Cost::Burst, COMMAND_BYTES / 64);
+        self.commands.write_array(slot * COMMAND_BYTES as u64, command.bytes())?;
+        self.next = number.wrapping_add(1);
+        self.tail.store(self.next, Ordering::Release);
+        runtime::note_store();
+        self.doorbell.after_store()?;
+
+        self.stuck = true;
+        self.await_result(slot * RESULT_BYTES as u64)?;
+        // The result lies in the card's memory. A load of it crosses the bus and returns.
+        runtime::cost(runtime::Cost::TrappedAccess, 1);
+        let mut bytes = [0; RESULT_BYTES];
+        self.results.read_array(slot * RESULT_BYTES as u64, &mut bytes)?;
+        self.stuck = false;
+        Ok(CommandResult::read_from_bytes(&bytes).unwrap_or_default())
+    }
+
+    /// Waits until the result of the last command is there.
+    fn await_result(&self, slot: u64) -> Result<(), Error> {
+        let device = &self.life.device;
+        let mut waiter: Option<Waiter<'_>> = None;
+
+        loop {
+            let last = self.results.load_u64_acquire(slot + LAST_WORD)?;
+            if (last >> 32) as u32 == self.next {
+                return Ok(());
+            }
+
+            self.life.check()?;
+            let waiter =
+                waiter.get_or_insert_with(|| Waiter::new(device, Deadline::after(self.timeout), None));
+            waiter.check().map_err(|_| Error::Unresponsive)?;
+            waiter.turn(device)?;
+        }
+    }
+}
+
+/// A command of a mailbox.
+pub(crate) trait AsCommand {
+    /// Returns the bytes of the command.
+    fn bytes(&self) -> &[u8; COMMAND_BYTES];
+}
+
+macro_rules! as_command {
+    ($($command:ty),*) => {
+        $(impl AsCommand for $command {
+            fn bytes(&self) -> &[u8; COMMAND_BYTES] {
+                const EMPTY: &[u8; COMMAND_BYTES] = &[0; COMMAND_BYTES];
+                // The sizes are equal by the definition of the commands.
+                self.as_bytes().try_into().unwrap_or(EMPTY)
+            }
+        })*
+    };
+}
+
+as_command!(nicforge_hwi::seastar::Command, nicforge_hwi::seastar::KernelCommand);
