@@ -19,8 +19,8 @@ use nicforge_driver::{Device, SharedPoster};
 use crate::{
     rma::{self, rma_options, rma_port},
     support::{
-        Failure, guarded_status, last_error, non_null, open_device, options as given, path, reference,
-        release,
+        Failure, guarded_status, last_error, non_null, open_device, options_or_default, path, reference,
+        release, store_opened,
     },
     velo::{self, velo_options, velo_port},
 };
@@ -53,14 +53,10 @@ pub unsafe extern "C" fn nicforge_extoll_open(
     extoll: *mut *mut nicforge_extoll,
 ) -> i32 {
     guarded_status(|| {
-        let out = non_null(extoll, "extoll")?;
         // SAFETY: NULL or a C string by this function's contract.
         let socket = unsafe { path(socket) };
-
-        let opened = Box::into_raw(Box::new(open(socket)?));
-        // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(opened) };
-        Ok(())
+        // SAFETY: NULL or valid by this function's contract.
+        unsafe { store_opened(extoll, "extoll", || open(socket)) }
     })
 }
 
@@ -100,7 +96,7 @@ pub unsafe extern "C" fn velo_open_on(
         // SAFETY: by this function's contract.
         let extoll = unsafe { reference(extoll) }?;
         // SAFETY: NULL or valid by this function's contract.
-        let options = unsafe { given(options) };
+        let options = unsafe { options_or_default(options) };
 
         let busy = || Failure::new(libc::EBUSY, "VELO is open on this VPID, or being opened");
         let mut open = extoll.velo.try_lock().map_err(|_| busy())?;
@@ -132,18 +128,14 @@ pub unsafe extern "C" fn rma_open_on(
     port: *mut *mut rma_port,
 ) -> i32 {
     guarded_status(|| {
-        let out = non_null(port, "port")?;
-
         // SAFETY: by this function's contract.
         let extoll = unsafe { reference(extoll) }?;
         // SAFETY: NULL or valid by this function's contract.
-        let options = unsafe { given(options) };
+        let options = unsafe { options_or_default(options) };
 
-        let opened = rma::open_device_as(&extoll.device, Some(extoll.poster.clone()), options)?;
-
-        // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(Box::into_raw(Box::new(opened))) };
-        Ok(())
+        let open = || rma::open_device_as(&extoll.device, Some(extoll.poster.clone()), &options);
+        // SAFETY: NULL or valid by this function's contract.
+        unsafe { store_opened(port, "port", open) }
     })
 }
 

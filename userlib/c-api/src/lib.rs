@@ -10,6 +10,7 @@
 //! - [`rma`], `nicforge/rma.h`: remote memory on an EXTOLL card;
 //! - [`extoll`], `nicforge/extoll.h`: VELO and RMA over one VPID of a card;
 //! - [`matching`], `nicforge/matching.h`: messages with tags between the ranks of a program;
+//! - [`portals3`], `nicforge/portals3.h`: Portals 3.3 on a SeaStar;
 //! - `support`: handles, errors and pointers, for all of them.
 //!
 //! All protocols are in one library, because a device has one owner. Two libraries that each
@@ -20,5 +21,6 @@ mod support;
 pub mod extoll;
 pub mod fcnp;
 pub mod matching;
+pub mod portals3;
 pub mod rma;
 pub mod velo;

@@ -101,6 +101,7 @@ impl<T> Singleton<T> {
         only.clone().ok_or_else(|| Failure::new(libc::ENOTCONN, "fcnp_init has not been called"))
     }
 
+    /// Opens the process's endpoint by `open`, unless there is one.
     pub(crate) fn init(
         &self,
         open: impl FnOnce() -> Result<Arc<Endpoint<T>>, Failure>,

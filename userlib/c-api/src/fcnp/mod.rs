@@ -18,12 +18,13 @@ use std::{
     sync::Arc,
 };
 
-use nicforge_fcnp::{ComputeCore, IoNode};
+use nicforge_driver::Device;
+use nicforge_fcnp::{ComputeCore, Config, Error, IoNode};
 
 use self::endpoint::{Endpoint, Singleton};
 use crate::support::{
-    guarded_size as guarded, guarded_status, input, last_error, non_null, options as given, output, path,
-    reference as handle, release,
+    Failure, guarded_size, guarded_status, input, last_error, options_or_default, output, path, reference,
+    release, store_opened,
 };
 
 /// Options of an endpoint. All fields 0 are the defaults.
@@ -72,18 +73,28 @@ pub unsafe extern "C" fn nicforge_fcnp_open_compute(
     compute: *mut *mut nicforge_fcnp_compute,
 ) -> i32 {
     guarded_status(|| {
-        let out = non_null(compute, "compute")?;
-
-        // SAFETY: `socket` is NULL or a C string by this function's contract.
-        let socket = unsafe { path(socket) };
-        // SAFETY: `options` is NULL or valid by this function's contract.
-        let options = unsafe { given(options) };
-
-        let opened = Box::new(nicforge_fcnp_compute(Endpoint::open(socket, &options, ComputeCore::open)?));
-        // SAFETY: `compute` is not NULL, and valid by this function's contract.
-        unsafe { out.write(Box::into_raw(opened)) };
-        Ok(())
+        // SAFETY: `socket` and `options` are NULL or valid by this function's contract.
+        let endpoint = unsafe { unopened(socket, options, ComputeCore::open) };
+        // SAFETY: `compute` is NULL or valid by this function's contract.
+        unsafe { store_opened(compute, "compute", || endpoint().map(nicforge_fcnp_compute)) }
     })
+}
+
+/// Returns a function that opens an endpoint at `socket` by `open`.
+///
+/// # Safety
+/// `socket` and `options` are NULL or valid. The returned function does not use them.
+unsafe fn unopened<T>(
+    socket: *const c_char,
+    options: *const nicforge_fcnp_options,
+    open: fn(Device, Config) -> Result<T, Error>,
+) -> impl FnOnce() -> Result<Arc<Endpoint<T>>, Failure> {
+    // SAFETY: `socket` is NULL or a C string by this function's contract.
+    let socket = unsafe { path(socket) };
+    // SAFETY: `options` is NULL or valid by this function's contract.
+    let options = unsafe { options_or_default(options) };
+
+    move || Endpoint::open(socket, &options, open)
 }
 
 /// Closes the endpoint. No other thread may be in a call: end such calls by
@@ -113,7 +124,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_write(
     size: usize,
 ) -> isize {
     // SAFETY: `compute` and `ptr` are valid by this function's contract.
-    guarded(|| unsafe { handle(compute) }?.0.write(unsafe { input(ptr, size) }?))
+    guarded_size(|| unsafe { reference(compute) }?.0.write(unsafe { input(ptr, size) }?))
 }
 
 /// Receives up to `size` bytes from the I/O node. Returns the number of bytes that both sides
@@ -129,7 +140,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_read(
     size: usize,
 ) -> isize {
     // SAFETY: `compute` and `ptr` are valid by this function's contract.
-    guarded(|| unsafe { handle(compute) }?.0.read(unsafe { output(ptr, size) }?))
+    guarded_size(|| unsafe { reference(compute) }?.0.read(unsafe { output(ptr, size) }?))
 }
 
 /// Returns the core's rank in its pset, by which the I/O node names it, or a negative error number.
@@ -139,7 +150,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_read(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_compute_rank(compute: *const nicforge_fcnp_compute) -> isize {
     // SAFETY: `compute` is a handle by this function's contract.
-    guarded(|| Ok(unsafe { handle(compute) }?.0.rank() as usize))
+    guarded_size(|| Ok(unsafe { reference(compute) }?.0.rank() as usize))
 }
 
 /// Ends running and later calls with -ECANCELED while `on`. Returns 0 or a negative error number.
@@ -153,7 +164,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_cancel(
 ) -> i32 {
     guarded_status(|| {
         // SAFETY: `compute` is a handle by this function's contract.
-        unsafe { handle(compute) }?.0.cancel(on);
+        unsafe { reference(compute) }?.0.cancel(on);
         Ok(())
     })
 }
@@ -171,17 +182,10 @@ pub unsafe extern "C" fn nicforge_fcnp_open_io(
     io: *mut *mut nicforge_fcnp_io,
 ) -> i32 {
     guarded_status(|| {
-        let out = non_null(io, "io")?;
-
-        // SAFETY: `socket` is NULL or a C string by this function's contract.
-        let socket = unsafe { path(socket) };
-        // SAFETY: `options` is NULL or valid by this function's contract.
-        let options = unsafe { given(options) };
-
-        let opened = Box::new(nicforge_fcnp_io(Endpoint::open(socket, &options, IoNode::open)?));
-        // SAFETY: `io` is not NULL, and valid by this function's contract.
-        unsafe { out.write(Box::into_raw(opened)) };
-        Ok(())
+        // SAFETY: `socket` and `options` are NULL or valid by this function's contract.
+        let endpoint = unsafe { unopened(socket, options, IoNode::open) };
+        // SAFETY: `io` is NULL or valid by this function's contract.
+        unsafe { store_opened(io, "io", || endpoint().map(nicforge_fcnp_io)) }
     })
 }
 
@@ -211,7 +215,7 @@ pub unsafe extern "C" fn nicforge_fcnp_io_write(
     core: u32,
 ) -> isize {
     // SAFETY: `io` and `ptr` are valid by this function's contract.
-    guarded(|| unsafe { handle(io) }?.0.write(core, unsafe { input(ptr, size) }?))
+    guarded_size(|| unsafe { reference(io) }?.0.write(core, unsafe { input(ptr, size) }?))
 }
 
 /// Receives up to `size` bytes from compute core `core`. Returns the number of bytes that both
@@ -227,7 +231,7 @@ pub unsafe extern "C" fn nicforge_fcnp_io_read(
     core: u32,
 ) -> isize {
     // SAFETY: `io` and `ptr` are valid by this function's contract.
-    guarded(|| unsafe { handle(io) }?.0.read(core, unsafe { output(ptr, size) }?))
+    guarded_size(|| unsafe { reference(io) }?.0.read(core, unsafe { output(ptr, size) }?))
 }
 
 /// Returns the number of compute cores in the pset, or a negative error number.
@@ -237,7 +241,7 @@ pub unsafe extern "C" fn nicforge_fcnp_io_read(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_io_cores(io: *const nicforge_fcnp_io) -> isize {
     // SAFETY: `io` is a handle by this function's contract.
-    guarded(|| Ok(unsafe { handle(io) }?.0.cores() as usize))
+    guarded_size(|| Ok(unsafe { reference(io) }?.0.cores() as usize))
 }
 
 /// Ends running and later calls with -ECANCELED while `on`. Returns 0 or a negative error number.
@@ -248,7 +252,7 @@ pub unsafe extern "C" fn nicforge_fcnp_io_cores(io: *const nicforge_fcnp_io) -> 
 pub unsafe extern "C" fn nicforge_fcnp_io_cancel(io: *const nicforge_fcnp_io, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: `io` is a handle by this function's contract.
-        unsafe { handle(io) }?.0.cancel(on);
+        unsafe { reference(io) }?.0.cancel(on);
         Ok(())
     })
 }
@@ -274,7 +278,7 @@ pub extern "C" fn nicforge_fcnp_cn_exit() -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_cn_write(ptr: *const c_void, size: usize) -> isize {
     // SAFETY: `ptr` has `size` readable bytes by this function's contract.
-    guarded(|| COMPUTE_NODE.get()?.write(unsafe { input(ptr, size) }?))
+    guarded_size(|| COMPUTE_NODE.get()?.write(unsafe { input(ptr, size) }?))
 }
 
 /// The paper's fcnp_read on a compute node.
@@ -284,7 +288,7 @@ pub unsafe extern "C" fn nicforge_fcnp_cn_write(ptr: *const c_void, size: usize)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_cn_read(ptr: *mut c_void, size: usize) -> isize {
     // SAFETY: `ptr` has `size` writable bytes by this function's contract.
-    guarded(|| COMPUTE_NODE.get()?.read(unsafe { output(ptr, size) }?))
+    guarded_size(|| COMPUTE_NODE.get()?.read(unsafe { output(ptr, size) }?))
 }
 
 /// The paper's fcnp_init on an I/O node: serves the node that NICFORGE_SOCKET names.
@@ -307,7 +311,7 @@ pub extern "C" fn nicforge_fcnp_ion_exit() -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_ion_write(ptr: *const c_void, size: usize, core: u32) -> isize {
     // SAFETY: `ptr` has `size` readable bytes by this function's contract.
-    guarded(|| IO_NODE.get()?.write(core, unsafe { input(ptr, size) }?))
+    guarded_size(|| IO_NODE.get()?.write(core, unsafe { input(ptr, size) }?))
 }
 
 /// The paper's fcnp_read on an I/O node.
@@ -317,7 +321,7 @@ pub unsafe extern "C" fn nicforge_fcnp_ion_write(ptr: *const c_void, size: usize
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_ion_read(ptr: *mut c_void, size: usize, core: u32) -> isize {
     // SAFETY: `ptr` has `size` writable bytes by this function's contract.
-    guarded(|| IO_NODE.get()?.read(core, unsafe { output(ptr, size) }?))
+    guarded_size(|| IO_NODE.get()?.read(core, unsafe { output(ptr, size) }?))
 }
 
 #[cfg(test)]

@@ -26,8 +26,8 @@ use nicforge_mpi_programs::collective;
 
 use self::failure::{failure, of_program, of_request, of_transport};
 use crate::support::{
-    Failure, Handle, guarded_number as guarded, guarded_status, last_error, non_null, options as options_of,
-    reference, release, timeout,
+    Failure, Handle, HasHandle, guarded_number, guarded_status, last_error, non_null, options_or_default,
+    reference, release, store_opened, timeout, with_object,
 };
 
 /// In place of a source, for receives: any rank.
@@ -61,12 +61,18 @@ pub struct matching_status {
 }
 
 /// An opened rank.
-pub struct matching_endpoint {
-    inner: Handle<Inner>,
+pub struct matching_endpoint(Handle<Inner>);
+
+impl HasHandle for matching_endpoint {
+    type Object = Inner;
+
+    fn handle(&self) -> &Handle<Inner> {
+        &self.0
+    }
 }
 
 /// The Rust side of a [`matching_endpoint`].
-struct Inner {
+pub(crate) struct Inner {
     endpoint: Endpoint<ExtollTransport>,
     timeout: Option<Duration>,
 }
@@ -123,15 +129,11 @@ pub unsafe extern "C" fn matching_open(
     options: *const matching_options,
     endpoint: *mut *mut matching_endpoint,
 ) -> i32 {
-    guarded(|| {
-        let out = non_null(endpoint, "endpoint")?;
+    guarded_status(|| {
         // SAFETY: NULL or valid by this function's contract.
-        let options = unsafe { options_of(options) };
-
-        let opened = Box::into_raw(Box::new(open(&options)?));
-        // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(opened) };
-        Ok(0)
+        let options = unsafe { options_or_default(options) };
+        // SAFETY: NULL or valid by this function's contract.
+        unsafe { store_opened(endpoint, "endpoint", || open(&options)) }
     })
 }
 
@@ -149,7 +151,7 @@ fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
     let transport = transport.map_err(of_transport)?;
     let endpoint = Endpoint::new(transport, config).map_err(failure)?;
     let inner = Handle::new(Inner { endpoint, timeout }).map_err(|error| of_transport(error.into()))?;
-    Ok(matching_endpoint { inner })
+    Ok(matching_endpoint(inner))
 }
 
 /// Closes an endpoint: its requests end, and it is gone for the other ranks. NULL is allowed.
@@ -173,7 +175,7 @@ pub unsafe extern "C" fn matching_close(endpoint: *mut matching_endpoint) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_rank(endpoint: *const matching_endpoint) -> i32 {
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(endpoint, |inner, _| Ok(inner.endpoint.rank() as i32)) })
+    guarded_number(|| unsafe { with_object(endpoint, |inner, _| Ok(inner.endpoint.rank() as i32)) })
 }
 
 /// Returns the number of ranks, or a negative error number.
@@ -183,7 +185,7 @@ pub unsafe extern "C" fn matching_rank(endpoint: *const matching_endpoint) -> i3
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_size(endpoint: *const matching_endpoint) -> i32 {
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(endpoint, |inner, _| Ok(inner.endpoint.size() as i32)) })
+    guarded_number(|| unsafe { with_object(endpoint, |inner, _| Ok(inner.endpoint.size() as i32)) })
 }
 
 /// Starts a send of `size` bytes to rank `to`. Returns 0 and stores a number for the request in
@@ -202,16 +204,16 @@ pub unsafe extern "C" fn matching_isend(
     size: usize,
     request: *mut u64,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         let out = non_null(request, "request")?;
         // SAFETY: by this function's contract.
-        let buffer = unsafe { lent(data.cast_mut(), size) }?;
+        let buffer = unsafe { borrowed_buffer(data.cast_mut(), size) }?;
         let send = |inner: &mut Inner, _: &Cancel| {
             let to = Envelope::new(to, context, tag);
             inner.endpoint.isend(to, Mode::Standard, buffer, 0).map_err(failure)
         };
         // SAFETY: by this function's contract.
-        let started = unsafe { with(endpoint, send) }?;
+        let started = unsafe { with_object(endpoint, send) }?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(started.to_bits()) };
         Ok(0)
@@ -236,15 +238,16 @@ pub unsafe extern "C" fn matching_irecv(
     size: usize,
     request: *mut u64,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         let out = non_null(request, "request")?;
         let selector = selector(from, context, tag, ignore)?;
 
         // SAFETY: by this function's contract.
-        let buffer = unsafe { lent(data, size) }?;
+        let buffer = unsafe { borrowed_buffer(data, size) }?;
         // SAFETY: by this function's contract.
-        let started =
-            unsafe { with(endpoint, |inner, _| inner.endpoint.irecv(selector, buffer, 0).map_err(failure)) }?;
+        let started = unsafe {
+            with_object(endpoint, |inner, _| inner.endpoint.irecv(selector, buffer, 0).map_err(failure))
+        }?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(started.to_bits()) };
         Ok(0)
@@ -282,13 +285,13 @@ pub unsafe extern "C" fn matching_wait(
     request: u64,
     status: *mut matching_status,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         let wait = |inner: &mut Inner, cancel: &Cancel| {
             let deadline = inner.deadline();
             inner.endpoint.wait(Request::from_bits(request), deadline, Some(cancel)).map_err(failure)
         };
         // SAFETY: by this function's contract.
-        let done = unsafe { with(endpoint, wait) }?;
+        let done = unsafe { with_object(endpoint, wait) }?;
         // SAFETY: by this function's contract.
         unsafe { store_status(done, status) }
     })
@@ -305,13 +308,13 @@ pub unsafe extern "C" fn matching_test(
     request: u64,
     status: *mut matching_status,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         let test = |inner: &mut Inner, _: &Cancel| {
             inner.endpoint.progress().map_err(failure)?;
             inner.endpoint.test(Request::from_bits(request)).map_err(failure)
         };
         // SAFETY: by this function's contract.
-        match unsafe { with(endpoint, test) }? {
+        match unsafe { with_object(endpoint, test) }? {
             None => Ok(0),
             // SAFETY: by this function's contract.
             Some(done) => unsafe { store_status(done, status) }.map(|_| 1),
@@ -331,7 +334,7 @@ pub unsafe extern "C" fn matching_cancel(endpoint: *const matching_endpoint, req
         inner.endpoint.cancel(Request::from_bits(request)).map(i32::from).map_err(failure)
     };
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(endpoint, cancel) })
+    guarded_number(|| unsafe { with_object(endpoint, cancel) })
 }
 
 /// Sends, and waits until the data can be written again. Returns 0, or a negative error number:
@@ -352,16 +355,16 @@ pub unsafe extern "C" fn matching_send(
     data: *const c_void,
     size: usize,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         // SAFETY: by this function's contract.
-        let buffer = unsafe { lent(data.cast_mut(), size) }?;
+        let buffer = unsafe { borrowed_buffer(data.cast_mut(), size) }?;
         let send = |inner: &mut Inner, cancel: &Cancel| {
             let to = Envelope::new(to, context, tag);
             let request = inner.endpoint.isend(to, Mode::Standard, buffer, 0).map_err(failure)?;
             inner.finish(request, cancel)
         };
         // SAFETY: by this function's contract.
-        let done = unsafe { with(endpoint, send) }?;
+        let done = unsafe { with_object(endpoint, send) }?;
         done.result.map(|()| 0).map_err(of_request)
     })
 }
@@ -383,16 +386,16 @@ pub unsafe extern "C" fn matching_recv(
     size: usize,
     status: *mut matching_status,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         let selector = selector(from, context, tag, ignore)?;
         // SAFETY: by this function's contract.
-        let buffer = unsafe { lent(data, size) }?;
+        let buffer = unsafe { borrowed_buffer(data, size) }?;
         let receive = |inner: &mut Inner, cancel: &Cancel| {
             let request = inner.endpoint.irecv(selector, buffer, 0).map_err(failure)?;
             inner.finish(request, cancel)
         };
         // SAFETY: by this function's contract.
-        let done = unsafe { with(endpoint, receive) }?;
+        let done = unsafe { with_object(endpoint, receive) }?;
         // SAFETY: by this function's contract.
         unsafe { store_status(done, status) }
     })
@@ -408,7 +411,7 @@ pub unsafe extern "C" fn matching_recv(
 pub unsafe extern "C" fn matching_interrupt(endpoint: *const matching_endpoint, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: by this function's contract.
-        unsafe { reference(endpoint) }?.inner.cancel(on);
+        unsafe { reference(endpoint) }?.handle().cancel(on);
         Ok(())
     })
 }
@@ -422,7 +425,7 @@ pub unsafe extern "C" fn matching_interrupt(endpoint: *const matching_endpoint, 
 pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -> i32 {
     let progress = |inner: &mut Inner, _: &Cancel| inner.endpoint.progress().map(|_| 0).map_err(failure);
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(endpoint, progress) })
+    guarded_number(|| unsafe { with_object(endpoint, progress) })
 }
 
 /// Waits until all ranks have called it, for example before they close. Returns 0, or a negative
@@ -437,7 +440,7 @@ pub unsafe extern "C" fn matching_barrier(endpoint: *const matching_endpoint) ->
         collective::barrier(&mut inner.endpoint, deadline).map(|()| 0).map_err(of_program)
     };
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(endpoint, barrier) })
+    guarded_number(|| unsafe { with_object(endpoint, barrier) })
 }
 
 /// Returns the selector for the arguments of a receive.
@@ -453,7 +456,7 @@ fn selector(from: i32, context: u32, tag: u64, ignore: u64) -> Result<Selector, 
 ///
 /// # Safety
 /// `data` has `size` bytes, which are lent as [`Buffer::from_raw_parts`] says.
-unsafe fn lent(data: *mut c_void, size: usize) -> Result<Buffer, Failure> {
+unsafe fn borrowed_buffer(data: *mut c_void, size: usize) -> Result<Buffer, Failure> {
     if data.is_null() && size > 0 {
         return Err(Failure::new(libc::EFAULT, "the data are NULL"));
     }
@@ -464,19 +467,6 @@ unsafe fn lent(data: *mut c_void, size: usize) -> Result<Buffer, Failure> {
 
     // SAFETY: by this function's contract.
     Ok(unsafe { Buffer::from_raw_parts(data.cast(), size) })
-}
-
-/// Calls `call` with the endpoint of a handle.
-///
-/// # Safety
-/// `endpoint` is NULL or a handle.
-unsafe fn with<T>(
-    endpoint: *const matching_endpoint,
-    call: impl FnOnce(&mut Inner, &Cancel) -> Result<T, Failure>,
-) -> Result<T, Failure> {
-    // SAFETY: by this function's contract.
-    let endpoint = unsafe { reference(endpoint) }?;
-    endpoint.inner.with(call)
 }
 
 /// Stores the status of a completed request, and returns its result.

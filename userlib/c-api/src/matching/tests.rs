@@ -19,7 +19,7 @@ fn alone() -> matching_endpoint {
     let endpoint = Endpoint::new(transport, Config::default()).unwrap();
 
     let timeout = Some(Duration::from_secs(60));
-    matching_endpoint { inner: Handle::new(Inner { endpoint, timeout }).unwrap() }
+    matching_endpoint(Handle::new(Inner { endpoint, timeout }).unwrap())
 }
 
 /// Interrupting a wait does not cancel the request; its number remains valid.

@@ -7,8 +7,8 @@ use std::ffi::c_void;
 use nicforge_driver::{Cancel, DmaBuffer, HugePages};
 use nicforge_rma::{Access, Error, Port, Region};
 
-use super::{failure::failure, rma_port, with};
-use crate::support::{Failure, guarded_status, non_null, reference, release};
+use super::{failure::failure, rma_port};
+use crate::support::{Failure, guarded_status, reference, release, store_opened, with_object};
 
 /// Access of other processes to a region: they may get from it. The owner may both read and write.
 pub const RMA_READ: u32 = 1;
@@ -33,13 +33,14 @@ pub unsafe extern "C" fn rma_allocate(
     buffer: *mut *mut rma_buffer,
 ) -> i32 {
     guarded_status(|| {
-        let out = non_null(buffer, "buffer")?;
-        let allocate = |port: &mut Port, _: &Cancel| Ok(port.device().dma_buffer(size, HugePages::Try)?);
-        // SAFETY: by this function's contract.
-        let buffer = unsafe { with(port, allocate) }?;
-        // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(Box::into_raw(Box::new(rma_buffer(buffer)))) };
-        Ok(())
+        let allocate = |port: &mut Port, _: &Cancel| {
+            let buffer = port.device().dma_buffer(size, HugePages::Try)?;
+            Ok(rma_buffer(buffer))
+        };
+        // SAFETY: NULL or valid by this function's contract.
+        let allocated = || unsafe { with_object(port, allocate) };
+        // SAFETY: NULL or valid by this function's contract.
+        unsafe { store_opened(buffer, "buffer", allocated) }
     })
 }
 
@@ -98,8 +99,6 @@ pub unsafe extern "C" fn rma_register(
     region: *mut *mut rma_region,
 ) -> i32 {
     guarded_status(|| {
-        let out = non_null(region, "region")?;
-
         if access & !(RMA_READ | RMA_WRITE) != 0 {
             return Err(Failure::new(
                 libc::EINVAL,
@@ -118,14 +117,13 @@ pub unsafe extern "C" fn rma_register(
                 Some(end) if end <= size => {}
                 _ => return Err(failure(Error::OutsideRegion { offset, length, size })),
             }
-            port.register_range(buffer.iova() + offset, length, access).map_err(failure)
+            port.register_range(buffer.iova() + offset, length, access).map(rma_region).map_err(failure)
         };
 
-        // SAFETY: by this function's contract.
-        let registered = unsafe { with(port, register) }?;
-        // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(Box::into_raw(Box::new(rma_region(registered)))) };
-        Ok(())
+        // SAFETY: NULL or valid by this function's contract.
+        let registered = || unsafe { with_object(port, register) };
+        // SAFETY: NULL or valid by this function's contract.
+        unsafe { store_opened(region, "region", registered) }
     })
 }
 

@@ -15,7 +15,7 @@ mod memory;
 mod notification;
 
 use std::{
-    ffi::{OsString, c_char, c_void},
+    ffi::{c_char, c_void},
     time::Duration,
 };
 
@@ -27,8 +27,8 @@ use self::{
     notification::{notify_set, store_notification},
 };
 use crate::support::{
-    Failure, Handle, guarded_count, guarded_number, guarded_status, input, last_error, non_null, open_device,
-    options as given, path, reference, release, timeout,
+    Failure, Handle, HasHandle, guarded_count, guarded_number, guarded_status, input, last_error, non_null,
+    open_device, options_or_default, path, reference, release, store_opened, timeout, with_object,
 };
 
 pub use self::memory::{
@@ -71,6 +71,14 @@ pub struct rma_target {
 /// RMA of a VPID of a card.
 pub struct rma_port(Handle<Port>);
 
+impl HasHandle for rma_port {
+    type Object = Port;
+
+    fn handle(&self) -> &Handle<Port> {
+        &self.0
+    }
+}
+
 /// Returns the text of the calling thread's last error in any call of libnicforge; an empty text
 /// without one. It is valid until the thread's next error.
 #[unsafe(no_mangle)]
@@ -91,40 +99,34 @@ pub unsafe extern "C" fn rma_open(
     port: *mut *mut rma_port,
 ) -> i32 {
     guarded_status(|| {
-        let out = non_null(port, "port")?;
         // SAFETY: NULL or valid by this function's contract.
-        let options = unsafe { given(options) };
+        let options = unsafe { options_or_default(options) };
         // SAFETY: NULL or a C string by this function's contract.
         let socket = unsafe { path(socket) };
 
-        let opened = Box::into_raw(Box::new(open(socket, options)?));
-        // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(opened) };
-        Ok(())
+        let open = || open_device_as(&open_device(socket)?, None, &options);
+        // SAFETY: NULL or valid by this function's contract.
+        unsafe { store_opened(port, "port", open) }
     })
-}
-
-fn open(socket: Option<OsString>, given: rma_options) -> Result<rma_port, Failure> {
-    open_device_as(&open_device(socket)?, None, given)
 }
 
 /// Opens a device that other libraries may use too; they then share its posted-write ring.
 pub(crate) fn open_device_as(
     device: &Device,
     shared: Option<SharedPoster>,
-    given: rma_options,
+    options: &rma_options,
 ) -> Result<rma_port, Failure> {
-    let mut options = Options::default();
-    if given.entries != 0 {
-        options.entries = given.entries;
+    let mut port_options = Options::default();
+    if options.entries != 0 {
+        port_options.entries = options.entries;
     }
-    if given.poll_us != 0 {
-        options.spin = Duration::from_micros(given.poll_us.into());
+    if options.poll_us != 0 {
+        port_options.spin = Duration::from_micros(options.poll_us.into());
     }
 
     let port = match shared {
-        None => Port::open(device, options),
-        Some(poster) => Port::with_poster(device, poster, options),
+        None => Port::open(device, port_options),
+        Some(poster) => Port::with_poster(device, poster, port_options),
     };
 
     let port = port.map_err(failure)?;
@@ -152,7 +154,7 @@ pub unsafe extern "C" fn rma_close(port: *mut rma_port) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rma_node(port: *const rma_port) -> i32 {
     // SAFETY: by this function's contract.
-    guarded_number(|| unsafe { with(port, |port, _| Ok(port.node() as i32)) })
+    guarded_number(|| unsafe { with_object(port, |port, _| Ok(port.node() as i32)) })
 }
 
 /// Returns the VPID, or a negative error number.
@@ -162,7 +164,7 @@ pub unsafe extern "C" fn rma_node(port: *const rma_port) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rma_vpid(port: *const rma_port) -> i32 {
     // SAFETY: by this function's contract.
-    guarded_number(|| unsafe { with(port, |port, _| Ok(port.vpid().into())) })
+    guarded_number(|| unsafe { with_object(port, |port, _| Ok(port.vpid().into())) })
 }
 
 /// Determines the target for a VPID. Nothing is exchanged with it; only a command shows whether the
@@ -182,7 +184,7 @@ pub unsafe extern "C" fn rma_connect(
         let out = non_null(target, "target")?;
 
         // SAFETY: by this function's contract.
-        unsafe { with(port, |port, _| connect(port, rma_target { node, vpid })) }?;
+        unsafe { with_object(port, |port, _| connect(port, rma_target { node, vpid })) }?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(rma_target { node, vpid }) };
         Ok(())
@@ -216,7 +218,7 @@ pub unsafe extern "C" fn rma_put(
             port.put(target, source, destination, length, notify).map_err(failure)
         };
         // SAFETY: by this function's contract.
-        unsafe { with(port, put) }
+        unsafe { with_object(port, put) }
     })
 }
 
@@ -241,7 +243,7 @@ pub unsafe extern "C" fn rma_get(
             port.get(target, source, destination, length, notify).map_err(failure)
         };
         // SAFETY: by this function's contract.
-        unsafe { with(port, get) }
+        unsafe { with_object(port, get) }
     })
 }
 
@@ -268,7 +270,7 @@ pub unsafe extern "C" fn rma_put_immediate(
             port.put_immediate(target, data, destination, notify).map_err(failure)
         };
         // SAFETY: by this function's contract.
-        unsafe { with(port, put) }
+        unsafe { with_object(port, put) }
     })
 }
 
@@ -279,7 +281,7 @@ pub unsafe extern "C" fn rma_put_immediate(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rma_under_way(port: *const rma_port) -> i64 {
     // SAFETY: by this function's contract.
-    guarded_count(|| unsafe { with(port, |port, _| Ok(port.under_way())) })
+    guarded_count(|| unsafe { with_object(port, |port, _| Ok(port.under_way())) })
 }
 
 /// Waits until every posted command has ended, successfully or not. Waits for at most `timeout_ms`
@@ -294,7 +296,7 @@ pub unsafe extern "C" fn rma_drain(port: *const rma_port, timeout_ms: u64) -> i3
             port.drain(deadline(timeout_ms), Some(cancel)).map_err(failure)
         };
         // SAFETY: by this function's contract.
-        unsafe { with(port, drain) }
+        unsafe { with_object(port, drain) }
     })
 }
 
@@ -308,7 +310,7 @@ pub unsafe extern "C" fn rma_drain(port: *const rma_port, timeout_ms: u64) -> i3
 pub unsafe extern "C" fn rma_probe(port: *const rma_port, notification: *mut rma_notification) -> i32 {
     guarded_number(|| {
         // SAFETY: by this function's contract.
-        let found = unsafe { with(port, |port, _| port.probe().map_err(failure)) }?;
+        let found = unsafe { with_object(port, |port, _| port.probe().map_err(failure)) }?;
         if let Some(found) = &found {
             // SAFETY: by this function's contract.
             unsafe { store_notification(found, notification) };
@@ -333,7 +335,7 @@ pub unsafe extern "C" fn rma_wait(
         let wait =
             |port: &mut Port, cancel: &Cancel| port.wait(deadline(timeout_ms), Some(cancel)).map_err(failure);
         // SAFETY: by this function's contract.
-        let found = unsafe { with(port, wait) }?;
+        let found = unsafe { with_object(port, wait) }?;
         // SAFETY: by this function's contract.
         unsafe { store_notification(&found, notification) };
         Ok(())
@@ -348,7 +350,7 @@ pub unsafe extern "C" fn rma_wait(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rma_free(port: *const rma_port) -> i32 {
     // SAFETY: by this function's contract.
-    guarded_status(|| unsafe { with(port, |port, _| port.free().map_err(failure)) })
+    guarded_status(|| unsafe { with_object(port, |port, _| port.free().map_err(failure)) })
 }
 
 /// Waits for a notification and takes it: rma_wait, then rma_free.
@@ -365,7 +367,7 @@ pub unsafe extern "C" fn rma_next(
         let next =
             |port: &mut Port, cancel: &Cancel| port.next(deadline(timeout_ms), Some(cancel)).map_err(failure);
         // SAFETY: by this function's contract.
-        let found = unsafe { with(port, next) }?;
+        let found = unsafe { with_object(port, next) }?;
         // SAFETY: by this function's contract.
         unsafe { store_notification(&found, notification) };
         Ok(())
@@ -389,18 +391,6 @@ pub unsafe extern "C" fn rma_cancel(port: *const rma_port, on: bool) -> i32 {
 /// Returns the deadline for a time limit of C.
 fn deadline(timeout_ms: u64) -> Deadline {
     timeout(timeout_ms).map_or(Deadline::never(), Deadline::after)
-}
-
-/// Calls `call` with the port of a handle.
-///
-/// # Safety
-/// `port` is NULL or a handle.
-unsafe fn with<T>(
-    port: *const rma_port,
-    call: impl FnOnce(&mut Port, &Cancel) -> Result<T, Failure>,
-) -> Result<T, Failure> {
-    // SAFETY: by this function's contract.
-    unsafe { reference(port) }?.0.with(call)
 }
 
 #[cfg(test)]

@@ -54,6 +54,15 @@ impl<T> Handle<T> {
     }
 }
 
+/// The type of a C handle whose object is behind a [`Handle`].
+pub(crate) trait HasHandle {
+    /// The object that the calls use.
+    type Object;
+
+    /// Returns the lock around the object.
+    fn handle(&self) -> &Handle<Self::Object>;
+}
+
 /// Opens the device at `socket`, or the first one that the environment variable `NICFORGE_SOCKET`
 /// names.
 ///

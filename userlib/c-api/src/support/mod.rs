@@ -14,5 +14,7 @@ mod pointers;
 pub(crate) use failure::{
     Failure, driver_errno, guarded_count, guarded_number, guarded_size, guarded_status, last_error,
 };
-pub(crate) use handle::{Handle, open_device, timeout};
-pub(crate) use pointers::{input, non_null, options, output, path, reference, release};
+pub(crate) use handle::{Handle, HasHandle, open_device, timeout};
+pub(crate) use pointers::{
+    input, non_null, options_or_default, output, path, reference, release, store_opened, with_object,
+};

@@ -11,7 +11,9 @@ use std::{
     ptr::NonNull,
 };
 
-use super::Failure;
+use nicforge_driver::Cancel;
+
+use super::{Failure, HasHandle};
 
 /// Returns the pointer to a result, which must not be NULL. `name` is its name in the error's text.
 ///
@@ -33,6 +35,42 @@ pub(crate) unsafe fn reference<'a, T>(handle: *const T) -> Result<&'a T, Failure
     unsafe { handle.as_ref() }.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))
 }
 
+/// Calls `call` with the object behind a handle of C, and the token that cancels the call.
+///
+/// # Errors
+/// Returns `EFAULT` for NULL, and the errors of [`super::Handle::with`].
+///
+/// # Safety
+/// `handle` is NULL, or valid during the call.
+pub(crate) unsafe fn with_object<H: HasHandle, R>(
+    handle: *const H,
+    call: impl FnOnce(&mut H::Object, &Cancel) -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    // SAFETY: `handle` is NULL or valid by this function's contract.
+    unsafe { reference(handle) }?.handle().with(call)
+}
+
+/// Calls `open`, and stores the object's handle in `*handle`, to be released by [`release`]. `name`
+/// is the name of `handle` in the error's text.
+///
+/// # Errors
+/// Returns `EFAULT` for NULL without a call of `open`, and the errors of `open`.
+///
+/// # Safety
+/// `handle` is NULL or valid.
+pub(crate) unsafe fn store_opened<H>(
+    handle: *mut *mut H,
+    name: &str,
+    open: impl FnOnce() -> Result<H, Failure>,
+) -> Result<(), Failure> {
+    let handle = non_null(handle, name)?;
+    let opened = Box::into_raw(Box::new(open()?));
+
+    // SAFETY: `handle` is not NULL, and valid by this function's contract.
+    unsafe { handle.write(opened) };
+    Ok(())
+}
+
 /// Drops the object behind a handle. NULL is allowed.
 ///
 /// # Safety
@@ -49,7 +87,7 @@ pub(crate) unsafe fn release<T>(handle: *mut T) {
 ///
 /// # Safety
 /// `options` is NULL or valid.
-pub(crate) unsafe fn options<T: Copy + Default>(options: *const T) -> T {
+pub(crate) unsafe fn options_or_default<T: Copy + Default>(options: *const T) -> T {
     // SAFETY: `options` is NULL or valid by this function's contract.
     unsafe { options.as_ref() }.copied().unwrap_or_default()
 }
@@ -66,7 +104,8 @@ pub(crate) unsafe fn path(path: *const c_char) -> Option<OsString> {
     })
 }
 
-fn check(pointer: *const c_void, size: usize) -> Result<(), Failure> {
+/// Refuses NULL for a buffer with bytes, and a size that no buffer has.
+fn check_buffer(pointer: *const c_void, size: usize) -> Result<(), Failure> {
     if pointer.is_null() && size != 0 {
         return Err(Failure::new(libc::EFAULT, "the buffer is NULL"));
     }
@@ -84,7 +123,7 @@ fn check(pointer: *const c_void, size: usize) -> Result<(), Failure> {
 /// # Safety
 /// `pointer` has `size` readable bytes, which no thread writes as long as the result is used.
 pub(crate) unsafe fn input<'a>(pointer: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
-    check(pointer, size)?;
+    check_buffer(pointer, size)?;
 
     if size == 0 {
         return Ok(&[]);
@@ -103,7 +142,7 @@ pub(crate) unsafe fn input<'a>(pointer: *const c_void, size: usize) -> Result<&'
 /// # Safety
 /// `pointer` has `size` writable bytes, which no other code uses as long as the result is used.
 pub(crate) unsafe fn output<'a>(pointer: *mut c_void, size: usize) -> Result<&'a mut [u8], Failure> {
-    check(pointer, size)?;
+    check_buffer(pointer, size)?;
 
     if size == 0 {
         return Ok(&mut []);

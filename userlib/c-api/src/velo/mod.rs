@@ -12,7 +12,7 @@
 mod failure;
 
 use std::{
-    ffi::{OsString, c_char, c_void},
+    ffi::{c_char, c_void},
     ptr::NonNull,
     sync::Arc,
     time::Duration,
@@ -23,8 +23,8 @@ use nicforge_velo::{Address, Config, Error, Filter, MAX_MESSAGE, Message, PeerLi
 
 use self::failure::failure;
 use crate::support::{
-    Failure, Handle, guarded_number as guarded, guarded_status, input, last_error, non_null, open_device,
-    options as given, path, reference, release, timeout,
+    Failure, Handle, HasHandle, guarded_number, guarded_status, input, last_error, non_null, open_device,
+    options_or_default, path, reference, release, store_opened, timeout, with_object,
 };
 
 /// Length of the longest message in bytes, and least size of a buffer that receives one.
@@ -69,8 +69,16 @@ pub struct velo_message {
 /// An opened VPID of a card.
 pub struct velo_port(Handle<Inner>);
 
+impl HasHandle for velo_port {
+    type Object = Inner;
+
+    fn handle(&self) -> &Handle<Inner> {
+        &self.0
+    }
+}
+
 /// The Rust side of a [`velo_port`].
-struct Inner {
+pub(crate) struct Inner {
     port: Port,
     /// Links of the connections; a connection's number in C is its index here.
     links: Vec<PeerLink>,
@@ -109,23 +117,16 @@ pub unsafe extern "C" fn velo_open(
     options: *const velo_options,
     port: *mut *mut velo_port,
 ) -> i32 {
-    guarded(|| {
-        let out = non_null(port, "port")?;
-
+    guarded_status(|| {
         // SAFETY: NULL or valid by this function's contract.
-        let options = unsafe { given(options) };
+        let options = unsafe { options_or_default(options) };
         // SAFETY: NULL or a C string by this function's contract.
         let socket = unsafe { path(socket) };
 
-        let opened = Box::into_raw(Box::new(open(socket, &options)?));
-        // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(opened) };
-        Ok(0)
+        let open = || open_device_as(open_device(socket)?, None, Arc::default(), &options);
+        // SAFETY: NULL or valid by this function's contract.
+        unsafe { store_opened(port, "port", open) }
     })
-}
-
-fn open(socket: Option<OsString>, options: &velo_options) -> Result<velo_port, Failure> {
-    open_device_as(open_device(socket)?, None, Arc::default(), options)
 }
 
 /// Opens a device that other libraries may use too; they then share its posted-write ring. The port
@@ -176,7 +177,7 @@ pub unsafe extern "C" fn velo_close(port: *mut velo_port) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn velo_node(port: *const velo_port) -> i32 {
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(port, |inner, _| Ok(inner.port.address().node as i32)) })
+    guarded_number(|| unsafe { with_object(port, |inner, _| Ok(inner.port.address().node as i32)) })
 }
 
 /// Returns the VPID, or a negative error number.
@@ -186,7 +187,7 @@ pub unsafe extern "C" fn velo_node(port: *const velo_port) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn velo_vpid(port: *const velo_port) -> i32 {
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(port, |inner, _| Ok(inner.port.address().vpid.into())) })
+    guarded_number(|| unsafe { with_object(port, |inner, _| Ok(inner.port.address().vpid.into())) })
 }
 
 /// Connects to a VPID of a node, and waits until it has a tenant. Returns the number of the
@@ -196,7 +197,7 @@ pub unsafe extern "C" fn velo_vpid(port: *const velo_port) -> i32 {
 /// `port` is a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn velo_connect(port: *const velo_port, node: u32, vpid: u16) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         let connect = |inner: &mut Inner, cancel: &Cancel| {
             let deadline = inner.deadline();
             let link = inner.port.connect(Address { node, vpid }, deadline, Some(cancel)).map_err(failure)?;
@@ -211,7 +212,7 @@ pub unsafe extern "C" fn velo_connect(port: *const velo_port, node: u32, vpid: u
             Ok(i32::try_from(number).unwrap_or(i32::MAX))
         };
         // SAFETY: by this function's contract.
-        unsafe { with(port, connect) }
+        unsafe { with_object(port, connect) }
     })
 }
 
@@ -221,14 +222,14 @@ pub unsafe extern "C" fn velo_connect(port: *const velo_port, node: u32, vpid: u
 /// `port` is a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn velo_disconnect(port: *const velo_port, connection: i32) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         let disconnect = |inner: &mut Inner, _: &Cancel| {
             let link = inner.link(connection)?;
             inner.port.disconnect(link).map_err(failure)?;
             Ok(0)
         };
         // SAFETY: by this function's contract.
-        unsafe { with(port, disconnect) }
+        unsafe { with_object(port, disconnect) }
     })
 }
 
@@ -248,7 +249,7 @@ pub unsafe extern "C" fn velo_send(
     data: *const c_void,
     size: usize,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         // SAFETY: by this function's contract.
         let data = unsafe { message(data, size) }?;
         let send = |inner: &mut Inner, cancel: &Cancel| {
@@ -257,7 +258,7 @@ pub unsafe extern "C" fn velo_send(
             Ok(0)
         };
         // SAFETY: by this function's contract.
-        unsafe { with(port, send) }
+        unsafe { with_object(port, send) }
     })
 }
 
@@ -273,7 +274,7 @@ pub unsafe extern "C" fn velo_send_nb(
     data: *const c_void,
     size: usize,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         // SAFETY: by this function's contract.
         let data = unsafe { message(data, size) }?;
         let send = |inner: &mut Inner, _: &Cancel| {
@@ -282,7 +283,7 @@ pub unsafe extern "C" fn velo_send_nb(
             Ok(0)
         };
         // SAFETY: by this function's contract.
-        unsafe { with(port, send) }
+        unsafe { with_object(port, send) }
     })
 }
 
@@ -299,7 +300,7 @@ pub unsafe extern "C" fn velo_recv(
     data: *mut c_void,
     message: *mut velo_message,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         let filter = filter(tag)?;
         let out = non_null(data, "data")?;
 
@@ -308,7 +309,7 @@ pub unsafe extern "C" fn velo_recv(
             inner.port.recv(filter, deadline, Some(cancel)).map_err(failure)
         };
         // SAFETY: by this function's contract.
-        let received = unsafe { with(port, receive) }?;
+        let received = unsafe { with_object(port, receive) }?;
         // SAFETY: by this function's contract.
         Ok(unsafe { store_message(&received, out, message) })
     })
@@ -325,12 +326,12 @@ pub unsafe extern "C" fn velo_poll(
     data: *mut c_void,
     message: *mut velo_message,
 ) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         let filter = filter(tag)?;
         let out = non_null(data, "data")?;
 
         // SAFETY: by this function's contract.
-        let received = unsafe { with(port, |inner, _| inner.port.poll_for(filter).map_err(failure)) }?;
+        let received = unsafe { with_object(port, |inner, _| inner.port.poll_for(filter).map_err(failure)) }?;
         Ok(match received {
             // SAFETY: by this function's contract.
             Some(received) => unsafe { store_message(&received, out, message) },
@@ -351,7 +352,7 @@ pub unsafe extern "C" fn velo_progress(port: *const velo_port) -> i32 {
         Ok(0)
     };
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(port, progress) })
+    guarded_number(|| unsafe { with_object(port, progress) })
 }
 
 /// Sets or clears cancellation: while `on`, calls that wait end with -ECANCELED. Any thread may
@@ -361,7 +362,7 @@ pub unsafe extern "C" fn velo_progress(port: *const velo_port) -> i32 {
 /// `port` is a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn velo_cancel(port: *const velo_port, on: bool) -> i32 {
-    guarded(|| {
+    guarded_number(|| {
         // SAFETY: by this function's contract.
         unsafe { reference(port) }?.0.cancel(on);
         Ok(0)
@@ -393,18 +394,6 @@ unsafe fn store_message(received: &Message, out: NonNull<c_void>, message: *mut 
     }
 
     bytes.len() as i32
-}
-
-/// Calls `call` with the port of a handle.
-///
-/// # Safety
-/// `port` is NULL or a handle.
-unsafe fn with<T>(
-    port: *const velo_port,
-    call: impl FnOnce(&mut Inner, &Cancel) -> Result<T, Failure>,
-) -> Result<T, Failure> {
-    // SAFETY: by this function's contract.
-    unsafe { reference(port) }?.0.with(call)
 }
 
 /// Returns the bytes of a message to send.

@@ -1,0 +1,396 @@
+//! Memory descriptors.
+//!
+//! UNSAFETY: as in the module above.
+
+use std::{ffi::c_int, sync::Arc};
+
+use nicforge_portals::{
+    Descriptor as Description, Error, EventQueue, MatchEntry, MemoryDescriptor, Options, Position, Refusal,
+    Region, Threshold, Unlink,
+};
+
+use super::{criteria_of, entries::is_gone, place, position_of, unlink_of};
+use crate::{
+    portals3::{
+        failure::{failure, guarded, refused},
+        interface::NetworkInterface,
+        library::with,
+        objects::{Descriptor, Entry, Queue, Values},
+        types::{
+            PTL_EQ_INVALID, PTL_EQ_NONE, PTL_MD_ACK_DISABLE, PTL_MD_EVENT_END_DISABLE,
+            PTL_MD_EVENT_START_DISABLE, PTL_MD_ILLEGAL, PTL_MD_MANAGE_REMOTE, PTL_MD_MAX_SIZE,
+            PTL_MD_NO_UPDATE, PTL_MD_OP_GET, PTL_MD_OP_PUT, PTL_MD_THRESH_INF, PTL_MD_TRUNCATE,
+            PTL_ME_INVALID, PTL_OK, ptl_handle_eq_t, ptl_handle_md_t, ptl_handle_me_t, ptl_handle_ni_t,
+            ptl_ins_pos_t, ptl_match_bits_t, ptl_md_t, ptl_process_id_t, ptl_unlink_t,
+        },
+    },
+    support::Failure,
+};
+
+/// Options that the library has under the same meaning.
+const OPTIONS: [(u32, Options); 7] = [
+    (PTL_MD_OP_PUT, Options::PUT),
+    (PTL_MD_OP_GET, Options::GET),
+    (PTL_MD_MANAGE_REMOTE, Options::MANAGE_REMOTE),
+    (PTL_MD_TRUNCATE, Options::TRUNCATE),
+    (PTL_MD_ACK_DISABLE, Options::ACK_DISABLE),
+    (PTL_MD_EVENT_START_DISABLE, Options::START_DISABLE),
+    (PTL_MD_EVENT_END_DISABLE, Options::END_DISABLE),
+];
+
+/// The checked values of a descriptor, and what they refer to.
+struct Prepared<'a> {
+    ni_handle: ptl_handle_ni_t,
+    interface: &'a NetworkInterface,
+    values: Values,
+    region: Region,
+    offset: u64,
+    options: Options,
+    threshold: Threshold,
+    unlink: Unlink,
+    queue: Option<Arc<Queue>>,
+}
+
+impl<'a> Prepared<'a> {
+    /// Checks the values of a descriptor.
+    fn new(
+        ni_handle: ptl_handle_ni_t,
+        interface: &'a NetworkInterface,
+        values: Values,
+        unlink: Unlink,
+    ) -> Result<Self, Failure> {
+        let queue = match values.queue {
+            PTL_EQ_NONE => None,
+            handle => Some(with(|objects| objects.queue(handle))?),
+        };
+        if queue.as_ref().is_some_and(|queue| queue.interface != ni_handle) {
+            return Err(illegal("its event queue belongs to another interface"));
+        }
+
+        let threshold = match (values.threshold, u32::try_from(values.threshold)) {
+            (PTL_MD_THRESH_INF, _) => Threshold::Infinite,
+            (_, Ok(count)) => Threshold::Operations(count),
+            _ => return Err(illegal("its threshold is negative")),
+        };
+
+        let options = options(values.options)?;
+        let Some((region, offset)) = interface.locate(values.start, values.length)? else {
+            return Err(illegal("its memory is not from nicforge_portals_allocate of this interface"));
+        };
+        interface.note_unlinked()?;
+        Ok(Self { ni_handle, interface, values, region, offset, options, threshold, unlink, queue })
+    }
+
+    /// Returns the descriptor for the library. Its events carry `handle`.
+    fn description(&self, handle: ptl_handle_md_t) -> Description<'_> {
+        let Values { length, max_size, .. } = self.values;
+        let watch = self.watch();
+        let silent = Options::START_DISABLE | Options::END_DISABLE;
+
+        Description {
+            region: &self.region,
+            offset: self.offset,
+            length,
+            threshold: self.threshold,
+            max_size: (self.values.options & PTL_MD_MAX_SIZE != 0).then_some(max_size),
+            options: if watch.is_some() { self.options | silent } else { self.options },
+            unlink: self.unlink,
+            user_pointer: handle.into(),
+            queue: self.queue.as_ref().map(|queue| &queue.events).or(watch),
+        }
+    }
+
+    /// Returns the queue that tells when the descriptor is unlinked automatically, if the program
+    /// has given it no queue.
+    fn watch(&self) -> Option<&EventQueue> {
+        let needs_it = self.queue.is_none() && self.unlink == Unlink::Automatic;
+        if needs_it { self.interface.watch() } else { None }
+    }
+
+    /// Adds the descriptor's record, by which events find it.
+    fn add(&self, entry: Option<ptl_handle_me_t>) -> Result<ptl_handle_md_t, Failure> {
+        let Self { ni_handle: interface, values, unlink, .. } = *self;
+        with(|objects| objects.add_descriptor(Descriptor { interface, values, unlink, entry, made: None }))
+    }
+
+    /// Completes the record by the result of the call, or removes it. An event may have retired it
+    /// already.
+    fn complete(
+        handle: ptl_handle_md_t,
+        made: Result<MemoryDescriptor, Error>,
+    ) -> Result<ptl_handle_md_t, Failure> {
+        with(|objects| {
+            let Ok(made) = &made else {
+                objects.descriptors.remove(handle);
+                return Ok(());
+            };
+            let Some(record) = objects.descriptors.find_mut(handle) else { return Ok(()) };
+            record.made = Some(made.clone());
+
+            let entry = record.entry.and_then(|entry| objects.entries.find_mut(entry));
+            if let Some(entry) = entry {
+                entry.descriptor = Some(handle);
+            }
+            Ok(())
+        })?;
+        made.map(|_| handle).map_err(failure)
+    }
+}
+
+fn illegal(text: &str) -> Failure {
+    refused(PTL_MD_ILLEGAL, format!("the descriptor: {text}"))
+}
+
+/// Returns the library's options.
+fn options(given: u32) -> Result<Options, Failure> {
+    let known = OPTIONS.iter().fold(PTL_MD_MAX_SIZE, |all, (bit, _)| all | bit);
+    if given & !known != 0 {
+        return Err(illegal(&format!("its options have bits {:#x}, which are not known", given & !known)));
+    }
+    let set = OPTIONS.iter().filter(|(bit, _)| given & bit != 0);
+    Ok(set.fold(Options::empty(), |all, (_, option)| all | *option))
+}
+
+/// Adds a descriptor to a match entry. With PTL_UNLINK it is removed when it is inactive and its
+/// last operation has ended.
+///
+/// Returns PTL_OK, PTL_NO_INIT, PTL_ME_INVALID, PTL_ME_IN_USE when the entry has a descriptor,
+/// PTL_MD_ILLEGAL, PTL_EQ_INVALID, PTL_NO_SPACE, PTL_SEGV, or PTL_FAIL. PTL_MD_ILLEGAL is also the
+/// result for memory that is not from nicforge_portals_allocate.
+///
+/// # Safety
+/// `md_handle` is NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn PtlMDAttach(
+    me_handle: ptl_handle_me_t,
+    md: ptl_md_t,
+    unlink_op: ptl_unlink_t,
+    md_handle: *mut ptl_handle_md_t,
+) -> c_int {
+    guarded(|| {
+        let (entry, ni_handle, interface) = with(|objects| {
+            let (made, entry) = objects.entry(me_handle)?;
+            Ok((made, entry.interface, objects.interface(entry.interface)?))
+        })?;
+        let out = place(md_handle, "md_handle")?;
+        let unlink = unlink_of("unlink_op", unlink_op)?;
+        let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink)?;
+
+        let handle = prepared.add(Some(me_handle))?;
+        let made = interface.calls().attach_descriptor(entry, &prepared.description(handle));
+        let handle = Prepared::complete(handle, made)?;
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(handle) };
+        Ok(PTL_OK)
+    })
+}
+
+/// Makes a descriptor for puts and gets of this process. With PTL_UNLINK it is removed when it is
+/// inactive and its last operation has ended.
+///
+/// Returns PTL_OK, PTL_NO_INIT, PTL_NI_INVALID, PTL_MD_ILLEGAL as PtlMDAttach, PTL_EQ_INVALID,
+/// PTL_NO_SPACE, PTL_SEGV, or PTL_FAIL.
+///
+/// # Safety
+/// `md_handle` is NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn PtlMDBind(
+    ni_handle: ptl_handle_ni_t,
+    md: ptl_md_t,
+    unlink_op: ptl_unlink_t,
+    md_handle: *mut ptl_handle_md_t,
+) -> c_int {
+    guarded(|| {
+        let interface = with(|objects| objects.interface(ni_handle))?;
+        let out = place(md_handle, "md_handle")?;
+        let unlink = unlink_of("unlink_op", unlink_op)?;
+        let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink)?;
+
+        let handle = prepared.add(None)?;
+        let made = interface.calls().bind_descriptor(&prepared.description(handle));
+        let handle = Prepared::complete(handle, made)?;
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(handle) };
+        Ok(PTL_OK)
+    })
+}
+
+/// Removes a descriptor, and its match entry if that has PTL_UNLINK. Gets without a reply end
+/// without an event.
+///
+/// Returns PTL_OK, PTL_NO_INIT, PTL_MD_INVALID, PTL_MD_IN_USE while it has operations in progress,
+/// or PTL_FAIL.
+#[unsafe(no_mangle)]
+pub extern "C" fn PtlMDUnlink(md_handle: ptl_handle_md_t) -> c_int {
+    guarded(|| {
+        let (made, interface) = with(|objects| {
+            let (made, record) = objects.descriptor(md_handle)?;
+            Ok((made.clone(), objects.interface(record.interface)?))
+        })?;
+
+        let unlinked = interface.calls().unlink_descriptor(&made);
+        if is_gone(&unlinked, Refusal::Descriptor) {
+            with(|objects| {
+                objects.retire_descriptor(md_handle);
+                Ok(())
+            })?;
+        }
+        unlinked.map(|()| PTL_OK).map_err(failure)
+    })
+}
+
+/// Replaces the values of a descriptor if the event queue `eq_handle` is empty and no operation in
+/// progress will write an event there, or always for PTL_EQ_NONE. `*old_md` gets the values as the
+/// program has set them: its threshold does not count down. Either pointer may be NULL; without
+/// `new_md` nothing is changed.
+///
+/// Returns PTL_OK, PTL_NO_INIT, PTL_MD_INVALID, PTL_MD_ILLEGAL as PtlMDAttach, PTL_EQ_INVALID,
+/// PTL_MD_NO_UPDATE when the queue is not empty or the descriptor has operations in progress, or
+/// PTL_FAIL.
+///
+/// # Safety
+/// `old_md` and `new_md` are NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn PtlMDUpdate(
+    md_handle: ptl_handle_md_t,
+    old_md: *mut ptl_md_t,
+    new_md: *const ptl_md_t,
+    eq_handle: ptl_handle_eq_t,
+) -> c_int {
+    guarded(|| {
+        let (mut made, old, unlink, ni_handle, interface) = with(|objects| {
+            let (made, record) = objects.descriptor(md_handle)?;
+            let interface = objects.interface(record.interface)?;
+            Ok((made.clone(), record.values, record.unlink, record.interface, interface))
+        })?;
+        // SAFETY: NULL or valid by this function's contract.
+        let new = unsafe { new_md.as_ref() }.map(|md| Values::from(*md));
+        if let Ok(out) = place(old_md, "old_md") {
+            // SAFETY: not NULL, and valid by this function's contract.
+            unsafe { out.write(old.into()) };
+        }
+
+        let Some(values) = new else { return Ok(PTL_OK) };
+        let test = tested_queue(ni_handle, eq_handle)?;
+        let prepared = Prepared::new(ni_handle, &interface, values, unlink)?;
+        let (values, test) = (prepared.description(md_handle), test.as_ref().map(|queue| &queue.events));
+        if !interface.calls().update_descriptor(&mut made, &values, test).map_err(failure)? {
+            return Ok(PTL_MD_NO_UPDATE);
+        }
+
+        with(|objects| {
+            if let Some(record) = objects.descriptors.find_mut(md_handle) {
+                (record.made, record.values) = (Some(made), prepared.values);
+            }
+            Ok(PTL_OK)
+        })
+    })
+}
+
+/// Returns the queue that a call tests, which must belong to the interface.
+fn tested_queue(ni_handle: ptl_handle_ni_t, handle: ptl_handle_eq_t) -> Result<Option<Arc<Queue>>, Failure> {
+    if handle == PTL_EQ_NONE {
+        return Ok(None);
+    }
+    let queue = with(|objects| objects.queue(handle))?;
+    if queue.interface != ni_handle {
+        return Err(refused(PTL_EQ_INVALID, "the tested event queue belongs to another interface"));
+    }
+    Ok(Some(queue))
+}
+
+/// Adds a match entry beside the entry `base`, and its descriptor, if the event queue `eq_handle`
+/// is empty and no operation in progress will write an event there. `eq_handle` may be PTL_EQ_NONE.
+///
+/// The call is PtlMEInsert, PtlMDAttach and PtlMDUpdate in one command of the card, as
+/// R. Brightwell and others describe it. The Cray XT has it as PtlMEMDPost.
+///
+/// Returns PTL_OK, PTL_NO_INIT, PTL_NI_INVALID, PTL_ME_INVALID, PTL_PROCESS_INVALID, PTL_MD_ILLEGAL
+/// as PtlMDAttach, PTL_EQ_INVALID, PTL_MD_NO_UPDATE when the queue is not empty, PTL_NO_SPACE,
+/// PTL_SEGV, or PTL_FAIL.
+///
+/// # Safety
+/// `me_handle` and `md_handle` are NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn PtlPost(
+    ni_handle: ptl_handle_ni_t,
+    base: ptl_handle_me_t,
+    match_id: ptl_process_id_t,
+    match_bits: ptl_match_bits_t,
+    ignore_bits: ptl_match_bits_t,
+    unlink: ptl_unlink_t,
+    position: ptl_ins_pos_t,
+    md: ptl_md_t,
+    unlink_op: ptl_unlink_t,
+    me_handle: *mut ptl_handle_me_t,
+    md_handle: *mut ptl_handle_md_t,
+    eq_handle: ptl_handle_eq_t,
+) -> c_int {
+    guarded(|| {
+        let (interface, base) = with(|objects| {
+            let interface = objects.interface(ni_handle)?;
+            match objects.entry(base)? {
+                (made, entry) if entry.interface == ni_handle => Ok((interface, made)),
+                _ => Err(refused(PTL_ME_INVALID, "the base belongs to another interface")),
+            }
+        })?;
+        let (entry_out, descriptor_out) = (place(me_handle, "me_handle")?, place(md_handle, "md_handle")?);
+
+        let position = position_of(position, base, Position::Before, Position::After)?;
+        let criteria = criteria_of(&interface, match_id, match_bits, ignore_bits)?;
+        let (unlink, unlink_op) = (unlink_of("unlink", unlink)?, unlink_of("unlink_op", unlink_op)?);
+        let test = tested_queue(ni_handle, eq_handle)?;
+        let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink_op)?;
+
+        let entry = Entry { interface: ni_handle, made: None, unlink, descriptor: None };
+        let entry = with(|objects| objects.add_entry(entry))?;
+        let posted = post(&prepared, entry, |descriptor| {
+            let test = test.as_ref().map(|queue| &queue.events);
+            interface.calls().post(position, criteria, unlink, descriptor, test).map_err(failure)
+        });
+        let posted = posted.inspect_err(|_| drop(remove_entry(entry)))?;
+
+        let Some(descriptor) = posted else {
+            remove_entry(entry)?;
+            return Ok(PTL_MD_NO_UPDATE);
+        };
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { entry_out.write(entry) };
+        // SAFETY: as above.
+        unsafe { descriptor_out.write(descriptor) };
+        Ok(PTL_OK)
+    })
+}
+
+fn remove_entry(entry: ptl_handle_me_t) -> Result<(), Failure> {
+    with(|objects| {
+        objects.remove_entry(entry);
+        Ok(())
+    })
+}
+
+/// Posts a descriptor with its entry, whose record is `entry`. Returns `None` when the tested queue
+/// is not empty.
+fn post(
+    prepared: &Prepared<'_>,
+    entry: ptl_handle_me_t,
+    call: impl FnOnce(&Description<'_>) -> Result<Option<(MatchEntry, MemoryDescriptor)>, Failure>,
+) -> Result<Option<ptl_handle_md_t>, Failure> {
+    let handle = prepared.add(Some(entry))?;
+    let posted = call(&prepared.description(handle));
+
+    let Ok(Some((made_entry, made))) = posted else {
+        with(|objects| {
+            objects.descriptors.remove(handle);
+            Ok(())
+        })?;
+        return posted.map(|_| None);
+    };
+    with(|objects| {
+        if let Some(record) = objects.entries.find_mut(entry) {
+            record.made = Some(made_entry);
+        }
+        Ok(())
+    })?;
+    Prepared::complete(handle, Ok(made)).map(Some)
+}

@@ -1,0 +1,153 @@
+//! Puts and gets.
+
+use std::{ffi::c_int, sync::Arc};
+
+use nicforge_portals::{Ack, MemoryDescriptor, Target};
+
+use super::{no_constant, small, target_of};
+use crate::{
+    portals3::{
+        failure::{failure, guarded},
+        interface::NetworkInterface,
+        library::with,
+        types::{
+            PTL_AC_INDEX_INVALID, PTL_ACK_REQ, PTL_EQ_NONE, PTL_NOACK_REQ, PTL_OK, PTL_PT_INDEX_INVALID,
+            ptl_ac_index_t, ptl_ack_req_t, ptl_handle_md_t, ptl_hdr_data_t, ptl_match_bits_t,
+            ptl_process_id_t, ptl_pt_index_t, ptl_size_t,
+        },
+    },
+    support::Failure,
+};
+
+/// A descriptor of this process, from which messages go or into which replies come.
+struct Local {
+    interface: Arc<NetworkInterface>,
+    made: MemoryDescriptor,
+    has_queue: bool,
+}
+
+impl Local {
+    fn find(handle: ptl_handle_md_t) -> Result<Self, Failure> {
+        with(|objects| {
+            let (made, record) = objects.descriptor(handle)?;
+            let interface = objects.interface(record.interface)?;
+            Ok(Self { interface, made: made.clone(), has_queue: record.values.queue != PTL_EQ_NONE })
+        })
+    }
+
+    /// Returns whether to ask for an acknowledgement: only a descriptor with a queue gets one.
+    fn ack(&self, ack_req: ptl_ack_req_t) -> Result<Ack, Failure> {
+        match ack_req {
+            PTL_ACK_REQ if self.has_queue => Ok(Ack::Requested),
+            PTL_ACK_REQ | PTL_NOACK_REQ => Ok(Ack::No),
+            other => Err(no_constant("ack_req", other)),
+        }
+    }
+}
+
+/// Returns what a put or get addresses.
+fn target(
+    process: ptl_process_id_t,
+    portal: ptl_pt_index_t,
+    access: ptl_ac_index_t,
+    match_bits: ptl_match_bits_t,
+    offset: ptl_size_t,
+) -> Result<Target, Failure> {
+    Ok(Target {
+        process: target_of(process)?,
+        portal: small(portal, PTL_PT_INDEX_INVALID, "portal")?,
+        access: small(access, PTL_AC_INDEX_INVALID, "access control entry")?,
+        match_bits,
+        offset,
+    })
+}
+
+/// Sends all memory of a descriptor. Its events tell the rest.
+///
+/// Returns PTL_OK, PTL_NO_INIT, PTL_MD_INVALID, PTL_PROCESS_INVALID, PTL_PT_INDEX_INVALID,
+/// PTL_AC_INDEX_INVALID, PTL_MD_ILLEGAL for more than 2^30 bytes, PTL_NO_SPACE when too many
+/// operations are in progress, or PTL_FAIL.
+#[unsafe(no_mangle)]
+pub extern "C" fn PtlPut(
+    md_handle: ptl_handle_md_t,
+    ack_req: ptl_ack_req_t,
+    target_id: ptl_process_id_t,
+    pt_index: ptl_pt_index_t,
+    ac_index: ptl_ac_index_t,
+    match_bits: ptl_match_bits_t,
+    remote_offset: ptl_size_t,
+    hdr_data: ptl_hdr_data_t,
+) -> c_int {
+    guarded(|| {
+        let local = Local::find(md_handle)?;
+        let target = target(target_id, pt_index, ac_index, match_bits, remote_offset)?;
+        let put = local.interface.calls().put(&local.made, local.ack(ack_req)?, &target, hdr_data);
+        put.map(|()| PTL_OK).map_err(failure)
+    })
+}
+
+/// Sends `length` bytes at `local_offset` of a descriptor's memory. As PtlPut otherwise;
+/// PTL_MD_ILLEGAL also for a range that leaves the memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn PtlPutRegion(
+    md_handle: ptl_handle_md_t,
+    local_offset: ptl_size_t,
+    length: ptl_size_t,
+    ack_req: ptl_ack_req_t,
+    target_id: ptl_process_id_t,
+    pt_index: ptl_pt_index_t,
+    ac_index: ptl_ac_index_t,
+    match_bits: ptl_match_bits_t,
+    remote_offset: ptl_size_t,
+    hdr_data: ptl_hdr_data_t,
+) -> c_int {
+    guarded(|| {
+        let local = Local::find(md_handle)?;
+        let target = target(target_id, pt_index, ac_index, match_bits, remote_offset)?;
+        let (calls, ack) = (local.interface.calls(), local.ack(ack_req)?);
+        let put = calls.put_region(&local.made, local_offset, length, ack, &target, hdr_data);
+        put.map(|()| PTL_OK).map_err(failure)
+    })
+}
+
+/// Fetches data for all memory of a descriptor. A get that nothing at the target matches has no
+/// event: it ends when its descriptor is unlinked.
+///
+/// Returns as PtlPut.
+#[unsafe(no_mangle)]
+pub extern "C" fn PtlGet(
+    md_handle: ptl_handle_md_t,
+    target_id: ptl_process_id_t,
+    pt_index: ptl_pt_index_t,
+    ac_index: ptl_ac_index_t,
+    match_bits: ptl_match_bits_t,
+    remote_offset: ptl_size_t,
+) -> c_int {
+    guarded(|| {
+        let local = Local::find(md_handle)?;
+        let target = target(target_id, pt_index, ac_index, match_bits, remote_offset)?;
+        let get = local.interface.calls().get(&local.made, &target);
+        get.map(|()| PTL_OK).map_err(failure)
+    })
+}
+
+/// Fetches data for `length` bytes at `local_offset` of a descriptor's memory. As PtlGet otherwise;
+/// PTL_MD_ILLEGAL also for a range that leaves the memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn PtlGetRegion(
+    md_handle: ptl_handle_md_t,
+    local_offset: ptl_size_t,
+    length: ptl_size_t,
+    target_id: ptl_process_id_t,
+    pt_index: ptl_pt_index_t,
+    ac_index: ptl_ac_index_t,
+    match_bits: ptl_match_bits_t,
+    remote_offset: ptl_size_t,
+) -> c_int {
+    guarded(|| {
+        let local = Local::find(md_handle)?;
+        let target = target(target_id, pt_index, ac_index, match_bits, remote_offset)?;
+        let get = local.interface.calls().get_region(&local.made, local_offset, length, &target);
+        get.map(|()| PTL_OK).map_err(failure)
+    })
+}

@@ -1,0 +1,118 @@
+//! A network interface, its memory, and the events of descriptors that have no queue.
+
+use std::sync::{Mutex, OnceLock};
+
+use nicforge_driver::runtime::lock;
+use nicforge_portals::{Error, EventKind, EventQueue, Interface, Mode, Region};
+
+use super::{failure::failure, library::with};
+use crate::support::Failure;
+
+/// Most descriptors of a process in each mode.
+pub(super) const NIC_BASED_DESCRIPTORS: u32 = 4096;
+pub(super) const HOST_BASED_DESCRIPTORS: u32 = 16_384;
+
+/// Memory that the program has allocated.
+struct Allocation {
+    /// Its address in this process.
+    start: usize,
+    region: Region,
+}
+
+/// A network interface. Its watch is dropped before it, and its memory after it.
+pub(super) struct NetworkInterface {
+    /// The queue of descriptors that the program has given none, and that are unlinked
+    /// automatically. It tells when their handles become invalid.
+    watch: OnceLock<EventQueue>,
+    interface: Interface,
+    /// Ordered by address.
+    memory: Mutex<Vec<Allocation>>,
+}
+
+impl NetworkInterface {
+    pub(super) fn new(interface: Interface) -> Self {
+        Self { watch: OnceLock::new(), interface, memory: Mutex::default() }
+    }
+
+    /// Returns the interface of the library.
+    pub(super) fn calls(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// Returns the most descriptors that the mode allows.
+    pub(super) fn descriptors(&self) -> u32 {
+        match self.interface.mode() {
+            Mode::NicBased => NIC_BASED_DESCRIPTORS,
+            Mode::HostBased => HOST_BASED_DESCRIPTORS,
+        }
+    }
+
+    /// Allocates memory and returns its address.
+    pub(super) fn allocate(&self, bytes: u64) -> Result<usize, Failure> {
+        let mut memory = lock(&self.memory);
+        let region = self.interface.allocate(bytes).map_err(failure)?;
+        let size = region.len();
+        let buffer = region.buffer().ok_or(Error::OutOfRange { offset: 0, length: bytes, size });
+        let start = buffer.map_err(failure)?.window().base_address();
+
+        let at = memory.partition_point(|other| other.start < start);
+        memory.insert(at, Allocation { start, region });
+        Ok(start)
+    }
+
+    /// Returns the region that a range of memory lies in, and its offset there. An empty range may
+    /// lie anywhere.
+    pub(super) fn locate(&self, start: usize, length: u64) -> Result<Option<(Region, u64)>, Failure> {
+        if let Some(found) = self.find(start, length) {
+            return Ok(Some(found));
+        }
+        if length > 0 {
+            return Ok(None);
+        }
+
+        let first = lock(&self.memory).first().map(|allocation| allocation.region.clone());
+        if let Some(region) = first {
+            return Ok(Some((region, 0)));
+        }
+        let any = self.allocate(1)?;
+        Ok(self.find(any, 0))
+    }
+
+    fn find(&self, start: usize, length: u64) -> Option<(Region, u64)> {
+        let memory = lock(&self.memory);
+        let after = memory.partition_point(|allocation| allocation.start <= start);
+        let allocation = memory.get(after.checked_sub(1)?)?;
+        let offset = (start - allocation.start) as u64;
+        let fits = offset.checked_add(length).is_some_and(|end| end <= allocation.region.len());
+        fits.then(|| (allocation.region.clone(), offset))
+    }
+
+    /// Returns the watch. Without room for a queue there is none. The handles of descriptors that
+    /// need it then stay valid until the program unlinks them.
+    pub(super) fn watch(&self) -> Option<&EventQueue> {
+        if self.watch.get().is_none()
+            && let Ok(queue) = self.interface.allocate_queue(self.descriptors() - 1)
+        {
+            // Another thread may have been faster. Its queue stays then.
+            let _ = self.watch.set(queue);
+        }
+        self.watch.get()
+    }
+
+    /// Retires the descriptors that the watch reports.
+    pub(super) fn note_unlinked(&self) -> Result<(), Failure> {
+        let Some(watch) = self.watch.get() else { return Ok(()) };
+        for _ in 0..self.descriptors() {
+            match watch.get() {
+                Ok(None) => break,
+                Ok(Some(event)) if event.kind == EventKind::Unlink => with(|objects| {
+                    objects.retire_descriptor(event.user_pointer as u32);
+                    Ok(())
+                })?,
+                Ok(Some(_)) | Err(Error::EventsLost { .. }) => {}
+                Err(error) => return Err(failure(error)),
+            }
+        }
+        Ok(())
+    }
+}

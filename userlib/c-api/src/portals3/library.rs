@@ -1,0 +1,234 @@
+//! The library in this process: the node's kernel, and the objects that C names.
+//!
+//! Two locks keep it. [`SETUP`] is held by calls that begin or end something. [`LIBRARY`] is held
+//! for the time of a look-up, and never while the card or the kernel works.
+
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    thread::JoinHandle,
+};
+
+use nicforge_driver::{Cancel, Device, OpenOptions, environment, runtime::lock};
+use nicforge_portals::{Interface, Kernel, KernelConfig, Mode};
+
+use super::{
+    failure::{driver_failure, failure, refused},
+    interface::NetworkInterface,
+    objects::Objects,
+    types::{PTL_FAIL, PTL_NO_INIT, PTL_NO_SPACE, PTL_PID_INVALID, ptl_handle_ni_t},
+};
+use crate::support::Failure;
+
+/// Most processes of a node, which the card's scratch memory bounds.
+const MAX_PROCESSES: usize = 15;
+
+/// The library between PtlInit and PtlFini.
+static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
+/// Held by calls that begin or end the library or an interface.
+static SETUP: Mutex<()> = Mutex::new(());
+
+/// The devices of a node.
+pub(super) trait Node: Send + Sync {
+    /// Opens the kernel's attachment.
+    fn open_kernel(&self) -> Result<Device, Failure>;
+    /// Opens a process's attachment.
+    fn open_process(&self, process: usize) -> Result<Device, Failure>;
+    /// Returns the number of processes.
+    fn processes(&self) -> usize;
+}
+
+/// The sockets of a node, or other addresses of its devices.
+pub(super) struct Sockets {
+    pub(super) kernel: OsString,
+    pub(super) processes: Vec<OsString>,
+}
+
+impl Sockets {
+    /// Returns the sockets of the node on which `nicforge run` has started this program.
+    pub(super) fn of_environment() -> Result<Self, Failure> {
+        let directory = environment::directory().map_err(driver_failure)?;
+        let node = environment::node().map_err(driver_failure)?;
+
+        let kernel = directory.join("admin").join(format!("{node}.kernel")).into_os_string();
+        let processes = (0..MAX_PROCESSES).map(|process| directory.join(format!("{node}.p{process}")));
+        let processes = processes.take_while(|path| path.exists()).map(PathBuf::into_os_string).collect();
+        Ok(Self { kernel, processes })
+    }
+}
+
+impl Node for Sockets {
+    fn open_kernel(&self) -> Result<Device, Failure> {
+        Device::open_named(&self.kernel, OpenOptions::default()).map_err(driver_failure)
+    }
+
+    fn open_process(&self, process: usize) -> Result<Device, Failure> {
+        let address = self.processes.get(process).ok_or_else(|| no_process(process))?;
+        Device::open_named(address, OpenOptions::default()).map_err(driver_failure)
+    }
+
+    fn processes(&self) -> usize {
+        self.processes.len()
+    }
+}
+
+fn no_process(process: usize) -> Failure {
+    refused(PTL_PID_INVALID, format!("the node has no process {process}"))
+}
+
+/// The thread that matches messages of processes in host-based mode, as a kernel does on the card's
+/// interrupts.
+struct Service {
+    cancel: Arc<Cancel>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    fn start(kernel: &Arc<Kernel>) -> Result<Self, Failure> {
+        let cancel = Arc::new(Cancel::new().map_err(driver_failure)?);
+        let (kernel, token) = (kernel.clone(), cancel.clone());
+        let name = "portals-kernel".to_owned();
+        // An error of a lost card is also the result of the calls that need the card.
+        let serve = move || drop(kernel.serve(&token));
+
+        let thread = std::thread::Builder::new().name(name).spawn(serve);
+        let thread = thread.map_err(|error| refused(PTL_NO_SPACE, format!("no thread: {error}")))?;
+        Ok(Self { cancel, thread: Some(thread) })
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Library {
+    /// Calls of PtlInit without their PtlFini.
+    starts: u32,
+    node: Arc<dyn Node>,
+    kernel: Arc<Kernel>,
+    /// From the first interface in host-based mode on.
+    service: Option<Service>,
+    objects: Objects,
+}
+
+/// Calls `call` with the objects.
+///
+/// # Errors
+/// Returns `PTL_NO_INIT` outside of PtlInit and PtlFini, and the errors of `call`.
+pub(super) fn with<T>(call: impl FnOnce(&mut Objects) -> Result<T, Failure>) -> Result<T, Failure> {
+    match lock(&LIBRARY).as_mut() {
+        Some(library) => call(&mut library.objects),
+        None => Err(no_init()),
+    }
+}
+
+fn no_init() -> Failure {
+    refused(PTL_NO_INIT, "Portals is not initialised: call PtlInit first")
+}
+
+/// Boots the node, unless the library has been initialised before. Returns the number of processes.
+pub(super) fn init(node: impl FnOnce() -> Result<Arc<dyn Node>, Failure>) -> Result<usize, Failure> {
+    let _setup = lock(&SETUP);
+    if let Some(library) = lock(&LIBRARY).as_mut() {
+        library.starts += 1;
+        return Ok(library.node.processes());
+    }
+
+    let node = node()?;
+    let kernel = Kernel::boot(node.open_kernel()?, KernelConfig::default()).map_err(failure)?;
+    let processes = node.processes();
+    let library = Library { starts: 1, node, kernel, service: None, objects: Objects::new() };
+    *lock(&LIBRARY) = Some(library);
+    Ok(processes)
+}
+
+/// Takes one initialisation back. The last one ends everything.
+pub(super) fn fini() {
+    let _setup = lock(&SETUP);
+    let mut library = lock(&LIBRARY);
+    let Some(starts) = library.as_mut().map(|library| &mut library.starts) else { return };
+    *starts -= 1;
+    if *starts > 0 {
+        return;
+    }
+
+    let ended = library.take();
+    drop(library);
+    if let Some(mut ended) = ended {
+        // Interfaces stop their processes before the kernel's thread ends.
+        drop(ended.objects.remove_all());
+        drop(ended.service);
+    }
+}
+
+/// Opens an interface of a process, or of the first free one, and returns its handle.
+pub(super) fn open_interface(mode: Mode, process: Option<u32>) -> Result<ptl_handle_ni_t, Failure> {
+    let _setup = lock(&SETUP);
+    let (node, kernel, used) = match lock(&LIBRARY).as_ref() {
+        Some(library) => (library.node.clone(), library.kernel.clone(), library.objects.processes()),
+        None => return Err(no_init()),
+    };
+
+    let is_used = |process: usize| used.iter().any(|&other| usize::from(other) == process);
+    let opened = match process.map(|process| process as usize) {
+        Some(process) if process >= node.processes() => Err(no_process(process)),
+        Some(process) if is_used(process) => {
+            Err(refused(PTL_PID_INVALID, format!("process {process} has an interface already")))
+        }
+        Some(process) => open_process(&*node, &kernel, mode, process),
+        None => open_free(&*node, &kernel, mode, is_used),
+    }?;
+
+    let mut library = lock(&LIBRARY);
+    let library = library.as_mut().ok_or_else(no_init)?;
+    if mode == Mode::HostBased && library.service.is_none() {
+        library.service = Some(Service::start(&kernel)?);
+    }
+    library.objects.add_interface(NetworkInterface::new(opened))
+}
+
+/// Opens the first process that neither this program nor another one uses.
+fn open_free(
+    node: &dyn Node,
+    kernel: &Arc<Kernel>,
+    mode: Mode,
+    is_used: impl Fn(usize) -> bool,
+) -> Result<Interface, Failure> {
+    let mut last = refused(PTL_PID_INVALID, "all processes of the node are in use");
+    for process in (0..node.processes()).filter(|&process| !is_used(process)) {
+        match open_process(node, kernel, mode, process) {
+            Ok(interface) => return Ok(interface),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn open_process(
+    node: &dyn Node,
+    kernel: &Arc<Kernel>,
+    mode: Mode,
+    process: usize,
+) -> Result<Interface, Failure> {
+    let interface = Interface::open(kernel, node.open_process(process)?, mode).map_err(failure)?;
+    if usize::from(interface.id().process) != process {
+        let found = interface.id();
+        return Err(refused(PTL_FAIL, format!("the device for process {process} is that of {found}")));
+    }
+    Ok(interface)
+}
+
+/// Ends an interface, with all its objects.
+pub(super) fn close_interface(handle: ptl_handle_ni_t) -> Result<(), Failure> {
+    let _setup = lock(&SETUP);
+    let ended = with(|objects| objects.remove_interface(handle))?;
+    drop(ended);
+    Ok(())
+}

@@ -1,0 +1,288 @@
+//! The objects that C names by handles.
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    ptr::with_exposed_provenance_mut,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use nicforge_driver::Device;
+use nicforge_portals::{Error, Event, EventQueue, MatchEntry, MemoryDescriptor, ProcessId, Unlink};
+
+use super::{
+    failure::{failure, refused},
+    interface::NetworkInterface,
+    table::{Kind, Table},
+    types::{
+        PTL_EQ_INVALID, PTL_EQ_NONE, PTL_HANDLE_INVALID, PTL_MD_INVALID, PTL_ME_INVALID, PTL_NI_INVALID,
+        PTL_NO_SPACE, ptl_handle_any_t, ptl_handle_eq_t, ptl_handle_md_t, ptl_handle_me_t, ptl_handle_ni_t,
+        ptl_md_t,
+    },
+};
+use crate::support::Failure;
+
+/// The values of a [`ptl_md_t`], with addresses in place of pointers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Values {
+    pub(super) start: usize,
+    pub(super) length: u64,
+    pub(super) threshold: c_int,
+    pub(super) max_size: u64,
+    pub(super) options: c_uint,
+    user_ptr: usize,
+    pub(super) queue: ptl_handle_eq_t,
+}
+
+impl Values {
+    /// The values that an event shows when those of its descriptor are not known any more.
+    pub(super) const UNKNOWN: Self =
+        Self { start: 0, length: 0, threshold: 0, max_size: 0, options: 0, user_ptr: 0, queue: PTL_EQ_NONE };
+}
+
+impl From<ptl_md_t> for Values {
+    fn from(md: ptl_md_t) -> Self {
+        Self {
+            start: md.start.expose_provenance(),
+            length: md.length,
+            threshold: md.threshold,
+            max_size: md.max_size,
+            options: md.options,
+            user_ptr: md.user_ptr.expose_provenance(),
+            queue: md.eq_handle,
+        }
+    }
+}
+
+impl From<Values> for ptl_md_t {
+    fn from(values: Values) -> Self {
+        let pointer = |address: usize| -> *mut c_void { with_exposed_provenance_mut(address) };
+        Self {
+            start: pointer(values.start),
+            length: values.length,
+            threshold: values.threshold,
+            max_size: values.max_size,
+            options: values.options,
+            user_ptr: pointer(values.user_ptr),
+            eq_handle: values.queue,
+        }
+    }
+}
+
+/// How often a call looks for an event behind lost ones.
+const TRIES: usize = 4;
+
+/// An event queue.
+pub(super) struct Queue {
+    pub(super) interface: ptl_handle_ni_t,
+    pub(super) events: EventQueue,
+    /// The process that it belongs to, and its device.
+    pub(super) owner: ProcessId,
+    pub(super) device: Device,
+    /// Its handle became invalid while a thread waits for an event.
+    is_closed: AtomicBool,
+    /// Events before the next one were lost.
+    has_lost: AtomicBool,
+}
+
+impl Queue {
+    pub(super) fn new(
+        interface: ptl_handle_ni_t,
+        events: EventQueue,
+        owner: ProcessId,
+        device: Device,
+    ) -> Self {
+        let (is_closed, has_lost) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { interface, events, owner, device, is_closed, has_lost }
+    }
+
+    /// Ends the waits of other threads.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes the next event, and returns whether events before it were lost.
+    pub(super) fn take(&self) -> Result<Option<(Event, bool)>, Failure> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(no_queue());
+        }
+
+        // A queue that is written round meanwhile may lose events more than once.
+        for _ in 0..TRIES {
+            match self.events.get() {
+                Ok(Some(event)) => {
+                    let has_lost = self.has_lost.load(Ordering::Relaxed);
+                    return Ok(Some((event, has_lost && self.has_lost.swap(false, Ordering::Relaxed))));
+                }
+                Ok(None) => break,
+                Err(Error::EventsLost { .. }) => self.has_lost.store(true, Ordering::Relaxed),
+                Err(error) => return Err(failure(error)),
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A match entry.
+pub(super) struct Entry {
+    pub(super) interface: ptl_handle_ni_t,
+    /// `None` while the call that makes it is under way.
+    pub(super) made: Option<MatchEntry>,
+    /// Whether it is unlinked with its descriptor.
+    pub(super) unlink: Unlink,
+    pub(super) descriptor: Option<ptl_handle_md_t>,
+}
+
+/// A memory descriptor. Its events carry its handle.
+pub(super) struct Descriptor {
+    pub(super) interface: ptl_handle_ni_t,
+    pub(super) values: Values,
+    pub(super) unlink: Unlink,
+    pub(super) entry: Option<ptl_handle_me_t>,
+    /// `None` while the call that makes it is under way, and after it was retired.
+    pub(super) made: Option<MemoryDescriptor>,
+}
+
+/// All objects.
+pub(super) struct Objects {
+    interfaces: Table<Arc<NetworkInterface>>,
+    queues: Table<Arc<Queue>>,
+    pub(super) entries: Table<Entry>,
+    pub(super) descriptors: Table<Descriptor>,
+}
+
+/// Removed queues and interfaces. Their drop waits for the card, so it happens without a lock.
+pub(super) struct Ended {
+    _queues: Vec<Arc<Queue>>,
+    _interfaces: Vec<Arc<NetworkInterface>>,
+}
+
+impl Objects {
+    pub(super) fn new() -> Self {
+        Self {
+            interfaces: Table::new(Kind::Interface),
+            queues: Table::new(Kind::Queue),
+            entries: Table::new(Kind::Entry),
+            descriptors: Table::new(Kind::Descriptor),
+        }
+    }
+
+    /// Returns the numbers of the processes that have an interface.
+    pub(super) fn processes(&self) -> Vec<u16> {
+        self.interfaces.iter().map(|interface| interface.calls().id().process).collect()
+    }
+
+    pub(super) fn add_interface(&mut self, interface: NetworkInterface) -> Result<ptl_handle_ni_t, Failure> {
+        self.interfaces.insert(Arc::new(interface)).ok_or_else(no_room)
+    }
+
+    pub(super) fn add_queue(&mut self, queue: Queue) -> Result<ptl_handle_eq_t, Failure> {
+        self.interface(queue.interface)?;
+        self.queues.insert(Arc::new(queue)).ok_or_else(no_room)
+    }
+
+    pub(super) fn add_entry(&mut self, entry: Entry) -> Result<ptl_handle_me_t, Failure> {
+        self.interface(entry.interface)?;
+        self.entries.insert(entry).ok_or_else(no_room)
+    }
+
+    pub(super) fn add_descriptor(&mut self, descriptor: Descriptor) -> Result<ptl_handle_md_t, Failure> {
+        self.interface(descriptor.interface)?;
+        self.descriptors.insert(descriptor).ok_or_else(no_room)
+    }
+
+    /// Returns the interface of a handle, or `PTL_NI_INVALID`.
+    pub(super) fn interface(&self, handle: ptl_handle_ni_t) -> Result<Arc<NetworkInterface>, Failure> {
+        let invalid = || refused(PTL_NI_INVALID, "there is no such network interface");
+        self.interfaces.find(handle).cloned().ok_or_else(invalid)
+    }
+
+    /// Returns the event queue of a handle, or `PTL_EQ_INVALID`.
+    pub(super) fn queue(&self, handle: ptl_handle_eq_t) -> Result<Arc<Queue>, Failure> {
+        self.queues.find(handle).cloned().ok_or_else(no_queue)
+    }
+
+    /// Returns the match entry of a handle and its record, or `PTL_ME_INVALID`.
+    pub(super) fn entry(&self, handle: ptl_handle_me_t) -> Result<(MatchEntry, &Entry), Failure> {
+        let found = self.entries.find(handle).and_then(|entry| Some((entry.made?, entry)));
+        found.ok_or_else(|| refused(PTL_ME_INVALID, "there is no such match entry"))
+    }
+
+    /// Returns the memory descriptor of a handle and its record, or `PTL_MD_INVALID`.
+    pub(super) fn descriptor(
+        &self,
+        handle: ptl_handle_md_t,
+    ) -> Result<(&MemoryDescriptor, &Descriptor), Failure> {
+        let found = self.descriptors.find(handle).and_then(|record| Some((record.made.as_ref()?, record)));
+        found.ok_or_else(|| refused(PTL_MD_INVALID, "there is no such memory descriptor"))
+    }
+
+    /// Returns the interface that an object of any kind belongs to, or `PTL_HANDLE_INVALID`.
+    pub(super) fn interface_of(&self, handle: ptl_handle_any_t) -> Result<ptl_handle_ni_t, Failure> {
+        let found = match Kind::of(handle) {
+            Kind::Interface => self.interfaces.find(handle).map(|_| handle),
+            Kind::Queue => self.queues.find(handle).map(|queue| queue.interface),
+            Kind::Entry => self.entries.find(handle).map(|entry| entry.interface),
+            Kind::Descriptor => self.descriptors.find(handle).map(|descriptor| descriptor.interface),
+        };
+        found.ok_or_else(|| refused(PTL_HANDLE_INVALID, "the handle names no object"))
+    }
+
+    /// Makes the handle of a descriptor invalid, and that of its entry if it is unlinked with it.
+    /// Events that are still in a queue find the descriptor's values.
+    pub(super) fn retire_descriptor(&mut self, handle: ptl_handle_md_t) {
+        let Some(descriptor) = self.descriptors.retire(handle) else { return };
+        descriptor.made = None;
+
+        let Some(at) = descriptor.entry else { return };
+        match self.entries.find_mut(at) {
+            Some(entry) if entry.unlink == Unlink::Retain => entry.descriptor = None,
+            _ => drop(self.entries.remove(at)),
+        }
+    }
+
+    /// Makes the handles of an entry and of its descriptor invalid.
+    pub(super) fn remove_entry(&mut self, handle: ptl_handle_me_t) {
+        if let Some(Entry { descriptor: Some(descriptor), .. }) = self.entries.remove(handle) {
+            self.retire_descriptor(descriptor);
+        }
+    }
+
+    /// Removes an event queue and returns it, or `PTL_EQ_INVALID`.
+    pub(super) fn remove_queue(&mut self, handle: ptl_handle_eq_t) -> Result<Arc<Queue>, Failure> {
+        let queue = self.queues.remove(handle).ok_or_else(no_queue)?;
+        queue.close();
+        Ok(queue)
+    }
+
+    /// Removes an interface with all its objects, or returns `PTL_NI_INVALID`.
+    pub(super) fn remove_interface(&mut self, handle: ptl_handle_ni_t) -> Result<Ended, Failure> {
+        let interface = self.interface(handle)?;
+        self.interfaces.remove(handle);
+        self.entries.remove_all(|entry| entry.interface == handle);
+        self.descriptors.remove_all(|descriptor| descriptor.interface == handle);
+
+        let queues = self.queues.remove_all(|queue| queue.interface == handle);
+        queues.iter().for_each(|queue| queue.close());
+        Ok(Ended { _queues: queues, _interfaces: vec![interface] })
+    }
+
+    /// Removes everything.
+    pub(super) fn remove_all(&mut self) -> Ended {
+        self.entries.remove_all(|_| true);
+        self.descriptors.remove_all(|_| true);
+        let queues = self.queues.remove_all(|_| true);
+        queues.iter().for_each(|queue| queue.close());
+        Ended { _queues: queues, _interfaces: self.interfaces.remove_all(|_| true) }
+    }
+}
+
+fn no_room() -> Failure {
+    refused(PTL_NO_SPACE, "the table of handles is full: unlink what is not used")
+}
+
+fn no_queue() -> Failure {
+    refused(PTL_EQ_INVALID, "there is no such event queue")
+}
