@@ -640,6 +640,8 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_PCI_VENDOR_EXTOLL 0x1cad
 /* Device id of the EXTOLL card. */
 #define NICFORGE_PCI_DEVICE_EXTOLL 0x0010
+/* Device id of the Cray SeaStar. */
+#define NICFORGE_PCI_DEVICE_SEASTAR 0x5354
 /* PCI capability id "vendor specific". */
 #define NICFORGE_PCI_CAP_ID_VENDOR 0x09
 /* Value of AttachmentCapability::kind. */
@@ -1008,6 +1010,617 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_PROOF_CHECKSUM_VECTOR_DONE 0
 /* MSI-X vector: a sum has ended with an error, or its start was refused. */
 #define NICFORGE_PROOF_CHECKSUM_VECTOR_ERROR 1
+
+/* ---- seastar ---- */
+/* BAR of the mailbox. */
+#define NICFORGE_SEASTAR_BAR_WINDOW 1
+/* BAR of the results. */
+#define NICFORGE_SEASTAR_BAR_MIRROR 2
+/* Number of cells of an attachment's posted-write ring. */
+#define NICFORGE_SEASTAR_RING_CELLS 64
+/* Size of the registers in bytes. */
+#define NICFORGE_SEASTAR_REGISTERS 0x1000
+/* Attachment of the kernel: the trusted mailbox. */
+#define NICFORGE_SEASTAR_KERNEL 0
+/*
+ * Largest number of processes of a node. Process *p* has attachment *p*
+ * + 1.
+ */
+#define NICFORGE_SEASTAR_MAX_PROCESSES 15
+/* Default number of processes of a node. */
+#define NICFORGE_SEASTAR_DEFAULT_PROCESSES 2
+/*
+ * Largest number of nodes of a network: the sequence numbers of 16,000
+ * pairs take 64 KB.
+ */
+#define NICFORGE_SEASTAR_MAX_NODES 16000
+/* Largest number of links of a node: two in each of three dimensions. */
+#define NICFORGE_SEASTAR_LINKS 6
+/*
+ * Bytes of scratch memory: mailboxes, pending messages and sequence
+ * numbers lie in it.
+ */
+#define NICFORGE_SEASTAR_SCRATCH (384ULL << 10)
+/* Number of concurrent message streams that the receiver tells apart. */
+#define NICFORGE_SEASTAR_STREAMS 256
+/* Bytes of a packet of the network. */
+#define NICFORGE_SEASTAR_PACKET 64
+/*
+ * Most bytes of a message that its header packet carries. A longer
+ * message needs a stream.
+ */
+#define NICFORGE_SEASTAR_INLINE 16
+/* Most messages in flight from a node to another one. */
+#define NICFORGE_SEASTAR_MAX_IN_FLIGHT 1024
+/* Largest length of a message in bytes. */
+#define NICFORGE_SEASTAR_MAX_MESSAGE (1ULL << 30)
+/* MSI-X vectors of each attachment. */
+/* The kernel's event queue has a new event. Processes get no interrupts. */
+#define NICFORGE_SEASTAR_VECTOR_EVENT 0
+/* Number of vectors. */
+#define NICFORGE_SEASTAR_VECTOR_COUNT 1
+/*
+ * Offsets in BAR 0. Registers are 32 bits wide, and read only. Any other
+ * access reads as ones and has no effect.
+ */
+/* Read: IDENTITY_VALUE. */
+#define NICFORGE_SEASTAR_REG_IDENTITY 0x00
+/* "STAR" in little-endian order. */
+#define NICFORGE_SEASTAR_REG_IDENTITY_VALUE 0x52415453
+/* Offsets in the mailbox, from the start of the device's windows. */
+/*
+ * Start of the device's windows in BAR_WINDOW, behind the posted-write
+ * ring.
+ */
+#define NICFORGE_SEASTAR_WINDOW_BASE 0x10000
+/* Number of commands that the client has written, modulo 2^32 (32-bit). */
+#define NICFORGE_SEASTAR_WINDOW_COMMAND_TAIL 0x000
+/* Slots of commands. */
+#define NICFORGE_SEASTAR_WINDOW_COMMANDS 0x1000
+/* Size of the mailbox in bytes. */
+#define NICFORGE_SEASTAR_WINDOW_SIZE (NICFORGE_SEASTAR_WINDOW_COMMANDS + (NICFORGE_SEASTAR_SLOTS * NICFORGE_SEASTAR_COMMAND_BYTES))
+/* Offsets in the device's part of the mirror. Words have 32 bits. */
+/* Start of the device's part in BAR_MIRROR, behind the core's page. */
+#define NICFORGE_SEASTAR_MIRROR_BASE 0x1000
+/* Number of this node. */
+#define NICFORGE_SEASTAR_MIRROR_NODE 0x00
+/* Number of nodes of the network. */
+#define NICFORGE_SEASTAR_MIRROR_NODES 0x04
+/* Number of the client's process; NO_PROCESS for the kernel. */
+#define NICFORGE_SEASTAR_MIRROR_PROCESS 0x08
+/* Value of PROCESS for the kernel. */
+#define NICFORGE_SEASTAR_MIRROR_NO_PROCESS NICFORGE_SEASTAR_MIRROR_U32_MAX
+/* State of the firmware: one of firmware. */
+#define NICFORGE_SEASTAR_MIRROR_FIRMWARE 0x0c
+/* Number of the firmware's life, from 1. */
+#define NICFORGE_SEASTAR_MIRROR_EPOCH 0x10
+/* Number of processes that the node can have. */
+#define NICFORGE_SEASTAR_MIRROR_PROCESSES 0x14
+/* Slots of results. */
+#define NICFORGE_SEASTAR_MIRROR_RESULTS 0x1000
+/* Size of the device's part of the mirror in bytes. */
+#define NICFORGE_SEASTAR_MIRROR_SIZE (NICFORGE_SEASTAR_MIRROR_RESULTS + (NICFORGE_SEASTAR_SLOTS * NICFORGE_SEASTAR_RESULT_BYTES))
+/* States of the firmware (mirror::FIRMWARE). */
+/* It has not started, or starts. */
+#define NICFORGE_SEASTAR_FIRMWARE_DOWN 0
+/* It takes commands. */
+#define NICFORGE_SEASTAR_FIRMWARE_RUNNING 1
+/* It has panicked or hung. A reset of the function starts it again. */
+#define NICFORGE_SEASTAR_FIRMWARE_HALTED 2
+/*
+ * Number of command slots, and of result slots, of a mailbox: a power of
+ * two.
+ */
+#define NICFORGE_SEASTAR_SLOTS 64
+/* Size of a command in bytes. */
+#define NICFORGE_SEASTAR_COMMAND_BYTES 128
+/* Size of a result in bytes. */
+#define NICFORGE_SEASTAR_RESULT_BYTES 32
+/* The trusted part of a message's header. The firmware makes it. */
+struct nicforge_seastar_trusted_header {
+	/* Node that sends it. */
+	uint32_t source_node;
+	/* Process that sends it. */
+	uint16_t source_process;
+	/* Process that gets it. */
+	uint16_t target_process;
+	/*
+	 * Bytes of data. In a negative acknowledgement: the sender's place in
+	 * line.
+	 */
+	uint32_t length;
+	/*
+	 * Sequence number. In an acknowledgement: that of the acknowledged
+	 * message.
+	 */
+	uint16_t sequence;
+	/* One of message. */
+	uint8_t kind;
+	/* Bits of trusted_flag. */
+	uint8_t flags;
+};
+/* Bits of TrustedHeader::flags. */
+/*
+ * All messages before this one have ended at the sender: the receiver
+ * expects none of them.
+ */
+#define NICFORGE_SEASTAR_TRUSTED_FLAG_RESYNCHRONIZE (1ULL << 0)
+/*
+ * The sender wants no acknowledgement of flow control: the message needs
+ * no stream, and no message before it can be dropped.
+ */
+#define NICFORGE_SEASTAR_TRUSTED_FLAG_IMPLICIT (1ULL << 1)
+/*
+ * The sender's engine could not read the data of a message of at most
+ * INLINE bytes, and has put zeros in their place.
+ */
+#define NICFORGE_SEASTAR_TRUSTED_FLAG_INLINE_FAULT (1ULL << 7)
+/* Kinds of messages. */
+/* A put, with its data. */
+#define NICFORGE_SEASTAR_MESSAGE_PUT 1
+/* A get. */
+#define NICFORGE_SEASTAR_MESSAGE_GET 2
+/* The data that answer a get. */
+#define NICFORGE_SEASTAR_MESSAGE_REPLY 3
+/* Portals' acknowledgement of a put. */
+#define NICFORGE_SEASTAR_MESSAGE_PORTALS_ACK 4
+/*
+ * The place of a message whose process has ended before it was sent
+ * (again). It has no data.
+ */
+#define NICFORGE_SEASTAR_MESSAGE_VOID 5
+/*
+ * First of the kinds that belong to flow control. They use the virtual
+ * channel of control messages, and are not acknowledged.
+ */
+#define NICFORGE_SEASTAR_MESSAGE_FIRST_CONTROL 16
+/* Flow control: the message was taken. */
+#define NICFORGE_SEASTAR_MESSAGE_ACK 16
+/* Flow control: the message was dropped, and must be sent again. */
+#define NICFORGE_SEASTAR_MESSAGE_NACK 17
+/*
+ * Flow control: the node has not booted. This message and all before it
+ * fail.
+ */
+#define NICFORGE_SEASTAR_MESSAGE_PREBOOT_ACK 18
+/*
+ * Flow control: the message was taken as the first since the node
+ * booted. All before it fail.
+ */
+#define NICFORGE_SEASTAR_MESSAGE_FIRST_POSTBOOT_ACK 19
+/* The part of a message's header that a process determines. */
+struct nicforge_seastar_message_header {
+	/* Match bits. */
+	uint64_t match_bits;
+	/*
+	 * Data for the target's event. In a get: the bytes that it asks for. In
+	 * a Portals acknowledgement: the bytes that were moved, and in the upper
+	 * 32 bits those that were asked.
+	 */
+	uint64_t header_data;
+	/*
+	 * Offset at the target. In a reply or a Portals acknowledgement: the
+	 * offset that was used.
+	 */
+	uint64_t offset;
+	/*
+	 * Handle of the initiator's operation, which a reply or an
+	 * acknowledgement returns.
+	 */
+	uint32_t operation;
+	/* Portal. */
+	uint8_t portal;
+	/* Access control entry. */
+	uint8_t access;
+	/* Bits of option: option::ACK in a put. */
+	uint16_t options;
+};
+/* The first packet of a message. */
+struct nicforge_seastar_header_packet {
+	/* The trusted part. */
+	struct nicforge_seastar_trusted_header trusted;
+	/* The process's part. */
+	struct nicforge_seastar_message_header message;
+	/* The data of a message of at most INLINE bytes. */
+	uint8_t inline_[NICFORGE_SEASTAR_INLINE];
+};
+/* Kinds of commands of an untrusted mailbox (Command::kind). */
+/* PtlEQAlloc. */
+#define NICFORGE_SEASTAR_COMMAND_ALLOCATE_QUEUE 1
+/* PtlEQFree. */
+#define NICFORGE_SEASTAR_COMMAND_FREE_QUEUE 2
+/* PtlMEAttach. */
+#define NICFORGE_SEASTAR_COMMAND_ATTACH_ENTRY 3
+/* PtlMEInsert. */
+#define NICFORGE_SEASTAR_COMMAND_INSERT_ENTRY 4
+/* PtlMEUnlink. */
+#define NICFORGE_SEASTAR_COMMAND_UNLINK_ENTRY 5
+/* PtlMDAttach. */
+#define NICFORGE_SEASTAR_COMMAND_ATTACH_DESCRIPTOR 6
+/* PtlMDBind. */
+#define NICFORGE_SEASTAR_COMMAND_BIND_DESCRIPTOR 7
+/* PtlMDUnlink. */
+#define NICFORGE_SEASTAR_COMMAND_UNLINK_DESCRIPTOR 8
+/* PtlMDUpdate. */
+#define NICFORGE_SEASTAR_COMMAND_UPDATE_DESCRIPTOR 9
+/* PtlACEntry. */
+#define NICFORGE_SEASTAR_COMMAND_SET_ACCESS 10
+/* PtlPut and PtlPutRegion. */
+#define NICFORGE_SEASTAR_COMMAND_PUT 11
+/* PtlGet and PtlGetRegion. */
+#define NICFORGE_SEASTAR_COMMAND_GET 12
+/*
+ * PtlPost: insert an entry, attach a descriptor and update it, in one
+ * command.
+ */
+#define NICFORGE_SEASTAR_COMMAND_POST 13
+/* PtlNIStatus. */
+#define NICFORGE_SEASTAR_COMMAND_STATUS 14
+/* Bits of Command::options. */
+/*
+ * Entry: new entries go in front of the base (PTL_INS_BEFORE), or to the
+ * head of the list.
+ */
+#define NICFORGE_SEASTAR_OPTION_BEFORE (1ULL << 0)
+/* Entry or descriptor: it is unlinked automatically (PTL_UNLINK). */
+#define NICFORGE_SEASTAR_OPTION_UNLINK (1ULL << 1)
+/* Descriptor: it takes puts. */
+#define NICFORGE_SEASTAR_OPTION_OP_PUT (1ULL << 2)
+/* Descriptor: it answers gets. */
+#define NICFORGE_SEASTAR_OPTION_OP_GET (1ULL << 3)
+/* Descriptor: the initiator's offset counts (PTL_MD_MANAGE_REMOTE). */
+#define NICFORGE_SEASTAR_OPTION_MANAGE_REMOTE (1ULL << 4)
+/*
+ * Descriptor: a longer message is truncated (PTL_MD_TRUNCATE). Without
+ * it, the message does not match.
+ */
+#define NICFORGE_SEASTAR_OPTION_TRUNCATE (1ULL << 5)
+/* Descriptor: no acknowledgement is sent (PTL_MD_ACK_DISABLE). */
+#define NICFORGE_SEASTAR_OPTION_ACK_DISABLE (1ULL << 6)
+/* Descriptor: no events of starts (PTL_MD_EVENT_START_DISABLE). */
+#define NICFORGE_SEASTAR_OPTION_START_DISABLE (1ULL << 7)
+/* Descriptor: no events of ends (PTL_MD_EVENT_END_DISABLE). */
+#define NICFORGE_SEASTAR_OPTION_END_DISABLE (1ULL << 8)
+/*
+ * Descriptor: it is used up when fewer than max_size bytes are left
+ * (PTL_MD_MAX_SIZE).
+ */
+#define NICFORGE_SEASTAR_OPTION_MAX_SIZE (1ULL << 9)
+/* Put: an acknowledgement is wanted (PTL_ACK_REQ). */
+#define NICFORGE_SEASTAR_OPTION_ACK (1ULL << 10)
+/* Put: the data are in Command::inline. */
+#define NICFORGE_SEASTAR_OPTION_INLINE (1ULL << 11)
+/*
+ * Post: the entry is unlinked automatically. There, UNLINK is the
+ * descriptor's alone.
+ */
+#define NICFORGE_SEASTAR_OPTION_UNLINK_ENTRY (1ULL << 12)
+/* Status registers of an interface (command::STATUS). */
+/* Messages that no descriptor took (PTL_SR_DROP_COUNT). */
+#define NICFORGE_SEASTAR_STATUS_DROP_COUNT 0
+/* Messages that access control refused (PTL_SR_PERMISSIONS_VIOLATIONS). */
+#define NICFORGE_SEASTAR_STATUS_PERMISSION_VIOLATIONS 1
+/* A threshold that never counts down (PTL_MD_THRESH_INF). */
+#define NICFORGE_SEASTAR_THRESHOLD_INFINITE (-1)
+/* No handle: no queue, no base entry. */
+#define NICFORGE_SEASTAR_NO_HANDLE NICFORGE_SEASTAR_U32_MAX
+/* Any node, in a match entry or an access control entry (PTL_NID_ANY). */
+#define NICFORGE_SEASTAR_ANY_NODE NICFORGE_SEASTAR_U32_MAX
+/* Any process (PTL_PID_ANY). */
+#define NICFORGE_SEASTAR_ANY_PROCESS NICFORGE_SEASTAR_U16_MAX
+/* Any portal, in an access control entry (PTL_PT_INDEX_ANY). */
+#define NICFORGE_SEASTAR_ANY_PORTAL NICFORGE_SEASTAR_U8_MAX
+/* Number of portals of a process. */
+#define NICFORGE_SEASTAR_PORTALS 64
+/*
+ * Number of access control entries of a process. Entry 0 permits
+ * everything at first.
+ */
+#define NICFORGE_SEASTAR_ACCESS_ENTRIES 8
+/* Largest number of events of a queue: a power of two. */
+#define NICFORGE_SEASTAR_MAX_EVENTS (1ULL << 16)
+/* Largest number of events of the kernel's queue: a power of two. */
+#define NICFORGE_SEASTAR_MAX_KERNEL_EVENTS (1ULL << 15)
+/*
+ * A command of an untrusted mailbox. command says which fields each kind
+ * uses.
+ */
+struct nicforge_seastar_command {
+	/* One of command. */
+	uint16_t kind;
+	/* Bits of option. */
+	uint16_t options;
+	/* The object that the command concerns. */
+	uint32_t handle;
+	/* Event queue of a descriptor, or NO_HANDLE. */
+	uint32_t queue;
+	/* Queue that must be empty for an update, or NO_HANDLE. */
+	uint32_t test_queue;
+	/* Start of memory of the process, as its device address. */
+	uint64_t start;
+	/* Bytes of that memory, of the message, or events of a queue. */
+	uint64_t length;
+	/* Match bits. */
+	uint64_t match_bits;
+	/* Bits that do not count in the comparison. */
+	uint64_t ignore_bits;
+	/* Offset at the target. */
+	uint64_t offset;
+	/* Offset in the local descriptor. */
+	uint64_t local_offset;
+	/* Data that the target's event shows. */
+	uint64_t header_data;
+	/* Value that events of the descriptor show. */
+	uint64_t user_pointer;
+	/* Bytes below which a descriptor is used up. */
+	uint64_t max_size;
+	/* Number of operations of a descriptor, or THRESHOLD_INFINITE. */
+	int32_t threshold;
+	/* The other node, or ANY_NODE. */
+	uint32_t node;
+	/* The process there, or ANY_PROCESS. */
+	uint16_t process;
+	/* Portal, 0 to PORTALS - 1. */
+	uint8_t portal;
+	/* Access control entry, 0 to ACCESS_ENTRIES - 1. */
+	uint8_t access;
+	/*
+	 * Number of events that the process has taken from test_queue, modulo
+	 * 2^32. The queue is empty if it has no others, and no operation in
+	 * progress will write one to it.
+	 */
+	uint32_t test_number;
+	/* Zero. */
+	uint32_t reserved[2];
+	/* Data of a put of at most INLINE bytes. */
+	uint8_t inline_[NICFORGE_SEASTAR_INLINE];
+};
+/* Kinds of commands of the trusted mailbox (KernelCommand::kind). */
+/*
+ * Boots the node: from now on it takes messages, and events go to the
+ * kernel's queue.
+ */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_BOOT 1
+/* Lets a process use the network, in NIC-based or host-based mode. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_START_PROCESS 2
+/* Adds ranges to the address map of a process in NIC-based mode. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_MAP 3
+/* Ends a process. Its messages fail. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_STOP_PROCESS 4
+/* Sends a message of a process in host-based mode. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_SEND 5
+/*
+ * Says where a message to a process in host-based mode goes. Bytes
+ * beyond length are discarded; with length 0, all of them.
+ */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_RECEIVE 6
+/* Reports how many events the kernel has taken. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_TAKE 7
+/* Bits of KernelCommand::flags. */
+/* The process is in host-based mode: the kernel matches its messages. */
+#define NICFORGE_SEASTAR_KERNEL_FLAG_HOST_BASED (1ULL << 0)
+/* Number of pieces in a command of the trusted mailbox. */
+#define NICFORGE_SEASTAR_PIECES 4
+/* Most pieces of a message in host-based mode. */
+#define NICFORGE_SEASTAR_MAX_PIECES 1024
+/* Most ranges of a process's address map. */
+#define NICFORGE_SEASTAR_MAX_RANGES 16
+/* A contiguous piece of a client's memory. */
+struct nicforge_seastar_piece {
+	/* Device address. */
+	uint64_t address;
+	/* Length in bytes. */
+	uint32_t length;
+	/* Attachment whose memory it is. */
+	uint16_t attachment;
+	/* Zero. */
+	uint16_t reserved;
+};
+/*
+ * A command of the trusted mailbox. kernel_command says which fields
+ * each kind uses.
+ */
+struct nicforge_seastar_kernel_command {
+	/* One of kernel_command. */
+	uint16_t kind;
+	/* Bits of kernel_flag. */
+	uint8_t flags;
+	/*
+	 * Kind of a message that is sent: one of message before
+	 * message::FIRST_CONTROL.
+	 */
+	uint8_t message;
+	/* Process of this node. */
+	uint16_t process;
+	/* Process of the target node. */
+	uint16_t target;
+	/*
+	 * Name of a message: the kernel's for one that it sends, the firmware's
+	 * for one that arrived.
+	 */
+	uint32_t token;
+	/* Number of pieces. */
+	uint16_t count;
+	/*
+	 * Number of events that the kernel has taken from its queue, modulo
+	 * 2^16. Each command has it. A message whose event would not fit into
+	 * the queue is not accepted.
+	 */
+	uint16_t taken;
+	/*
+	 * Address of a list of Pieces, or of the event queue, in the kernel's
+	 * memory.
+	 */
+	uint64_t list;
+	/* Target node. */
+	uint32_t node;
+	/* Bytes of the message, or events of the queue. */
+	uint32_t length;
+	/* Header of the message. */
+	struct nicforge_seastar_message_header header;
+	/* Pieces of memory. */
+	struct nicforge_seastar_piece pieces[NICFORGE_SEASTAR_PIECES];
+};
+/* Result of a command. */
+struct nicforge_seastar_command_result {
+	/* Result of the command: see command. */
+	uint64_t value;
+	/* Second result. */
+	uint64_t extra;
+	/* One of code. */
+	uint32_t code;
+	/* Zero. */
+	uint32_t reserved[2];
+	/* Number of the command plus 1, modulo 2^32. It is written last. */
+	uint32_t number;
+};
+/* Codes of results. Names are those of Portals 3.3 without PTL_. */
+/* The command was carried out. */
+#define NICFORGE_SEASTAR_CODE_OK 0
+/* No memory on the SeaStar, or no free slot of a table. */
+#define NICFORGE_SEASTAR_CODE_NO_SPACE 1
+/* An argument is out of range. */
+#define NICFORGE_SEASTAR_CODE_SEGMENT_VIOLATION 2
+/* The portal does not exist. */
+#define NICFORGE_SEASTAR_CODE_PORTAL_INVALID 3
+/* The access control entry does not exist. */
+#define NICFORGE_SEASTAR_CODE_ACCESS_INVALID 4
+/* The match entry does not exist. */
+#define NICFORGE_SEASTAR_CODE_ENTRY_INVALID 5
+/*
+ * The match entry is in use: it has a descriptor, or one with operations
+ * in progress.
+ */
+#define NICFORGE_SEASTAR_CODE_ENTRY_IN_USE 6
+/* The descriptor does not exist. */
+#define NICFORGE_SEASTAR_CODE_DESCRIPTOR_INVALID 7
+/* The descriptor has operations in flight. */
+#define NICFORGE_SEASTAR_CODE_DESCRIPTOR_IN_USE 8
+/* The descriptor's values make no sense. */
+#define NICFORGE_SEASTAR_CODE_DESCRIPTOR_ILLEGAL 9
+/* The event queue does not exist. */
+#define NICFORGE_SEASTAR_CODE_QUEUE_INVALID 10
+/* The event queue is in use. */
+#define NICFORGE_SEASTAR_CODE_QUEUE_IN_USE 11
+/* The target process does not exist. */
+#define NICFORGE_SEASTAR_CODE_PROCESS_INVALID 12
+/*
+ * The interface is not initialised: the kernel has not started this
+ * process.
+ */
+#define NICFORGE_SEASTAR_CODE_NO_INTERFACE 13
+/*
+ * The kind of command does not exist, or a field that must be zero is
+ * not.
+ */
+#define NICFORGE_SEASTAR_CODE_COMMAND_INVALID 14
+/* The message is not known. */
+#define NICFORGE_SEASTAR_CODE_TOKEN_INVALID 15
+/* The status register does not exist. */
+#define NICFORGE_SEASTAR_CODE_STATUS_INVALID 16
+/* An event of a process: one slot of an event queue in its memory. */
+struct nicforge_seastar_event {
+	/* Match bits of the message. */
+	uint64_t match_bits;
+	/* Data of the message's header. */
+	uint64_t header_data;
+	/* Offset in the descriptor. */
+	uint64_t offset;
+	/* Command::user_pointer of the descriptor. */
+	uint64_t user_pointer;
+	/* Length that the initiator asked for. */
+	uint32_t requested;
+	/* Length that was moved. */
+	uint32_t moved;
+	/* The other node. */
+	uint32_t node;
+	/* The process there. */
+	uint16_t process;
+	/* Portal. */
+	uint8_t portal;
+	/* One of event. */
+	uint8_t kind;
+	/* The descriptor. */
+	uint32_t descriptor;
+	/* 0, or one of failure. */
+	uint16_t failure;
+	/* Bit 0: the descriptor was unlinked automatically by this operation. */
+	uint16_t flags;
+	/* The same value in the events of one operation. */
+	uint32_t link;
+	/*
+	 * Number of this event in its queue plus 1, modulo 2^32. It is written
+	 * last.
+	 */
+	uint32_t number;
+};
+/* Kinds of events, in the order of Portals 3.3. */
+/* A get arrives. */
+#define NICFORGE_SEASTAR_EVENT_GET_START 0
+/* A get was answered. */
+#define NICFORGE_SEASTAR_EVENT_GET_END 1
+/* A put arrives. */
+#define NICFORGE_SEASTAR_EVENT_PUT_START 2
+/* A put is in memory. */
+#define NICFORGE_SEASTAR_EVENT_PUT_END 3
+/* The reply to a get arrives. */
+#define NICFORGE_SEASTAR_EVENT_REPLY_START 4
+/* The reply to a get is in memory. */
+#define NICFORGE_SEASTAR_EVENT_REPLY_END 5
+/* The sending of a message begins. */
+#define NICFORGE_SEASTAR_EVENT_SEND_START 6
+/* A message was sent and accepted. */
+#define NICFORGE_SEASTAR_EVENT_SEND_END 7
+/* The target has acknowledged a put. */
+#define NICFORGE_SEASTAR_EVENT_ACK 8
+/* A descriptor was unlinked automatically. */
+#define NICFORGE_SEASTAR_EVENT_UNLINK 9
+/* Reasons why an operation failed (Event::failure). */
+/* The target node is off, restarts, or was restarted. */
+#define NICFORGE_SEASTAR_FAILURE_NODE 1
+/*
+ * The data did not arrive as they were sent, or the sender stopped in
+ * the middle.
+ */
+#define NICFORGE_SEASTAR_FAILURE_DATA 2
+/* Memory of the process could not be read or written. */
+#define NICFORGE_SEASTAR_FAILURE_MEMORY 3
+/* An event of the kernel: one slot of the queue in its memory. */
+struct nicforge_seastar_kernel_event {
+	/* Header packet of a new message. */
+	struct nicforge_seastar_header_packet packet;
+	/*
+	 * The message: the firmware's name for a new one, the kernel's for one
+	 * that it sent.
+	 */
+	uint32_t token;
+	/* Bytes that were moved. */
+	uint32_t moved;
+	/* 0, or one of failure. */
+	uint16_t failure;
+	/* One of kernel_event. */
+	uint16_t kind;
+	/* Zero. */
+	uint32_t reserved[12];
+	/* Number of this event plus 1, modulo 2^32. It is written last. */
+	uint32_t number;
+};
+/* Kinds of events of the kernel. */
+/*
+ * A message for a process in host-based mode has arrived. If it carries
+ * more than INLINE bytes, the kernel must answer with
+ * kernel_command::RECEIVE.
+ */
+#define NICFORGE_SEASTAR_KERNEL_EVENT_MESSAGE 1
+/* The data of a message are in memory, or were discarded. */
+#define NICFORGE_SEASTAR_KERNEL_EVENT_RECEIVED 2
+/* A message was sent and accepted, or has failed. */
+#define NICFORGE_SEASTAR_KERNEL_EVENT_SENT 3
+/*
+ * The life of another node has ended, after all that it sent before.
+ * token is the node. Gets that wait for its replies fail.
+ */
+#define NICFORGE_SEASTAR_KERNEL_EVENT_NODE_DOWN 4
 
 /* ---- tree ---- */
 /* Number of cores of a node: attachments 0 to 3. */

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Most connections accepted in a round, at all sockets.
-const ACCEPTS: usize = 16;
+const MAX_ACCEPTS: usize = 16;
 /// Time without accepting when the process has no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -41,7 +41,7 @@ impl DescriptorReserve {
     }
 
     /// Frees the descriptor during a call of `action`.
-    fn lend<T>(&mut self, action: impl FnOnce() -> T) -> T {
+    fn free_during<T>(&mut self, action: impl FnOnce() -> T) -> T {
         self.0 = None;
         let result = action();
         self.0 = Self::open();
@@ -63,11 +63,11 @@ impl Engine {
         }
     }
 
-    /// Accepts connections, one at each socket in turn, until [`ACCEPTS`] were accepted or the time
-    /// of the round is over. One is accepted in any case. The sockets that are left come first in
-    /// the next round.
+    /// Accepts connections, one at each socket in turn, until [`MAX_ACCEPTS`] were accepted or the
+    /// time of the round is over. One is accepted in any case. The sockets that are left come first
+    /// in the next round.
     pub(crate) fn accept_queued(&mut self, round_end: Instant) {
-        for _ in 0..ACCEPTS {
+        for _ in 0..MAX_ACCEPTS {
             let Some(index) = self.queues.pop_accepting() else { return };
             if self.accept(index, Instant::now()) {
                 self.queues.push_accepting(index);
@@ -124,12 +124,12 @@ impl Engine {
         }
 
         let is_refused = attachment.client.is_some() || !attachment.back_off.is_over(now);
-        let admitted =
+        let is_authorized =
             if is_refused { attachment.closing.admits_refusal() } else { attachment.closing.admits_client() };
-        if !admitted {
+        if !is_authorized {
             self.queues.hold(index);
         }
-        admitted
+        is_authorized
     }
 
     /// Handles a lack of descriptors. The reserve lets one connection in, which is closed at once,
@@ -139,7 +139,7 @@ impl Engine {
         let attachment = &mut self.attachments[index];
         attachment.counters.refused += 1;
 
-        self.reserve.lend(|| {
+        self.reserve.free_during(|| {
             if let Ok(Some(fd)) = attachment.listener.accept() {
                 attachment.closing.close_unanswered(fd);
             }

@@ -178,13 +178,13 @@ pub(crate) struct Closing {
 
 impl Closing {
     /// Items at which a client is no longer served.
-    const MOST_OF_CLIENT: usize = 64;
+    const MAX_OF_CLIENT: usize = 64;
     /// Items of earlier clients at which no new client is accepted.
-    const MOST_OF_PREDECESSORS: usize = 16;
+    const MAX_OF_PREDECESSORS: usize = 16;
     /// Most refused connections that are answered at a time.
-    const MOST_ANSWERED: usize = 8;
+    const MAX_ANSWERED: usize = 8;
     /// Refused connections at which no more are accepted.
-    const MOST_REFUSED: usize = 64;
+    const MAX_REFUSED: usize = 64;
 
     pub(crate) fn new(waker: &Waker, closers: &Closers) -> Self {
         let (clients, refused) = (Backlog::new(waker.clone()), Backlog::new(waker.clone()));
@@ -194,17 +194,17 @@ impl Closing {
 
     /// Returns whether a connection may be accepted to become the client.
     pub(crate) fn admits_client(&self) -> bool {
-        self.clients.admits(Self::MOST_OF_PREDECESSORS)
+        self.clients.admits(Self::MAX_OF_PREDECESSORS)
     }
 
     /// Returns whether a connection may be accepted to be refused.
     pub(crate) fn admits_refusal(&self) -> bool {
-        self.refused.admits(Self::MOST_REFUSED)
+        self.refused.admits(Self::MAX_REFUSED)
     }
 
     /// Returns whether the client may be served.
     pub(crate) fn admits_service(&self) -> bool {
-        self.clients.admits(Self::MOST_OF_CLIENT)
+        self.clients.admits(Self::MAX_OF_CLIENT)
     }
 
     /// Makes the queue of a client.
@@ -215,7 +215,7 @@ impl Closing {
     /// Answers a connection's first message with an error and closes it. When too many are being
     /// answered, it is closed without an answer.
     pub(crate) fn refuse(&self, closers: &Closers, fd: OwnedFd, errno: Errno) {
-        if self.refused.len() < Self::MOST_ANSWERED {
+        if self.refused.len() < Self::MAX_ANSWERED {
             closers.queue(&self.refused).refuse(Refusal::new(fd, errno));
         } else {
             self.close_unanswered(fd);

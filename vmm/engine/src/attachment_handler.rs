@@ -21,7 +21,7 @@ use crate::{
     closer::CloseQueue,
     errno,
     mapper::{MapRequest, Mapper},
-    memory::Backing,
+    memory::{Backing, FileId},
     sink::{self, EventFdSink, Signals},
     stats::ServerCounters,
     watched::ClientKey,
@@ -125,7 +125,7 @@ impl AttachmentHandler<'_> {
         }
 
         let fd = fds.into_iter().next().flatten();
-        fd.as_ref().map_or(Ok(()), sink::check)?;
+        fd.as_ref().map_or(Ok(()), sink::check_eventfd)?;
         self.client.new_unmask = Some(fd);
         Ok(())
     }
@@ -302,12 +302,12 @@ impl Handler for AttachmentHandler<'_> {
     }
 }
 
-/// Maps a range for the device.
+/// Maps a range for the device, and records it with the client's file behind it.
 pub(crate) fn map_range(
     machine: &mut Machine,
     client: &mut ClientState,
     map: &DmaMap,
-    file: Option<u64>,
+    file: Option<FileId>,
     backing: DmaBacking,
 ) -> Result<(), Errno> {
     let permission =

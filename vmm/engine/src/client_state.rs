@@ -227,7 +227,7 @@ impl ClientState {
 
     /// Returns when the first DMA message is due. Messages are sent in the order of arrival, so
     /// those that were sent are due first.
-    pub(crate) fn due(&self) -> Option<Instant> {
+    pub(crate) fn first_deadline(&self) -> Option<Instant> {
         let sent = self.outstanding.front().map(|first| first.until);
         sent.or_else(|| self.unsent.front().map(|first| first.until))
     }
@@ -258,7 +258,7 @@ impl ClientState {
             counters.dma_timeouts += 1;
             self.fail(machine, id, write, Errno::ETIMEDOUT);
         }
-        self.due()
+        self.first_deadline()
     }
 
     /// Takes the messages that the machine has for the client by now, so that all unsent ones are

@@ -77,11 +77,11 @@ impl EngineClock {
             let sleeps = time.as_nanos().div_ceil(shortest.as_nanos().max(1)).max(1);
             shortest.saturating_mul(u32::try_from(sleeps).unwrap_or(u32::MAX))
         };
-        let coarse = [scan, deadline].into_iter().flatten().min().map(whole);
+        let rounded = [scan, deadline].into_iter().flatten().min().map(whole);
 
         let machine =
             (machine < Nanos::NEVER).then(|| Duration::from_nanos(machine.0).saturating_sub(since_start));
-        [coarse, machine].into_iter().flatten().min()
+        [rounded, machine].into_iter().flatten().min()
     }
 }
 

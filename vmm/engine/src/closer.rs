@@ -252,6 +252,7 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Queues work for a thread of the pool, and starts one if none is idle.
     fn schedule(self: &Arc<Self>, queue: Arc<CloseQueue>) {
         let mut state = self.lock();
         state.waiting.push_back(queue);
@@ -270,14 +271,16 @@ impl Pool {
     fn start_thread(self: &Arc<Self>) {
         let pool = Arc::clone(self);
         let started =
-            std::thread::Builder::new().name("nicforge-close".to_owned()).spawn(move || pool.work());
+            std::thread::Builder::new().name("nicforge-close".to_owned()).spawn(move || pool.close_queued());
         if let Err(error) = started {
             // The queue waits until a thread is free or can be started; the backlog bounds it.
             tracing::warn!(%error, "a thread that closes clients' descriptors could not be started");
         }
     }
 
-    fn work(&self) {
+    /// Runs queues until the pool ends, or until none has come for [`IDLE_TIME`]. It is the body of
+    /// the threads.
+    fn close_queued(&self) {
         let mut state = self.lock();
         loop {
             if let Some(queue) = state.waiting.pop_front() {

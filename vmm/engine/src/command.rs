@@ -54,7 +54,7 @@ impl Engine {
         while let Some(mapped) = self.mapper.take_done() {
             self.on_mapped(mapped);
         }
-        self.release_held();
+        self.resume_held();
 
         for _ in 0..MAX_COMMANDS {
             let Ok(command) = self.commands.receiver.try_recv() else { return };

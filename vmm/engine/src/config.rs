@@ -100,14 +100,14 @@ pub struct EngineConfig {
 
 /// Processors from which on a spinning engine disturbs no one: one for it, two for applications,
 /// and one for the rest.
-const PLENTY: usize = 4;
+const MIN_UNSHARED_PROCESSORS: usize = 4;
 
 impl Default for EngineConfig {
     fn default() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             event_loop: EventLoopKind::Auto,
-            spin: if processors >= PLENTY { 32 } else { 1 },
+            spin: if processors >= MIN_UNSHARED_PROCESSORS { 32 } else { 1 },
             cool_after: Duration::from_micros(50),
             budget: 64,
             messages: 16,

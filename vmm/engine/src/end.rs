@@ -77,7 +77,7 @@ impl Engine {
     }
 
     /// Ends the clients whose eventfds blocked the engine.
-    pub(crate) fn end_blocking(&mut self) {
+    pub(crate) fn end_clients_of_blocking_eventfds(&mut self) {
         for index in 0..self.attachments.len() {
             let client = self.attachments[index].client.as_ref();
             if client.is_some_and(|client| client.state.eventfds.is_given_up()) {

@@ -171,13 +171,13 @@ impl Engine {
     /// engine or the machine panics; the caller should drop the engine then. A panic of a device is
     /// contained, and no error.
     pub fn run(&mut self, stop: &Stop) -> Result<(), EngineError> {
-        interrupt::allow().map_err(|errno| EngineError::System { what: "unblocking SIGURG", errno })?;
+        interrupt::unblock().map_err(|errno| EngineError::System { what: "unblocking SIGURG", errno })?;
 
         // After a panic the engine only ends its clients, and guards that too.
-        let ran = panic::catch_unwind(AssertUnwindSafe(|| {
+        let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
             self.watch_all(stop).and_then(|()| self.run_rounds(stop))
         }));
-        let result = match ran {
+        let result = match outcome {
             Ok(result) => result,
             Err(payload) => return Err(self.end_after_panic(payload)),
         };

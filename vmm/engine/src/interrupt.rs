@@ -23,16 +23,16 @@ pub(crate) fn prepare() -> Result<(), Errno> {
     static PREPARED: OnceLock<Result<(), Errno>> = OnceLock::new();
     *PREPARED.get_or_init(|| {
         // Without SA_RESTART, so that the call ends.
-        let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+        let action = SigAction::new(SigHandler::Handler(ignore_signal), SaFlags::empty(), SigSet::empty());
         // SAFETY: the handler touches nothing, so it may run at any time on any thread.
         unsafe { sigaction(Signal::SIGURG, &action) }.map(drop)
     })
 }
 
-extern "C" fn nothing(_: libc::c_int) {}
+extern "C" fn ignore_signal(_: libc::c_int) {}
 
 /// Unblocks the signal for this thread.
-pub(crate) fn allow() -> Result<(), Errno> {
+pub(crate) fn unblock() -> Result<(), Errno> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGURG);
     set.thread_unblock()

@@ -42,7 +42,7 @@ impl Mapper {
         let (outbox, done) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("nicforge-map".to_owned())
-            .spawn(move || work(&inbox, &outbox, &waker))
+            .spawn(move || map_requested(&inbox, &outbox, &waker))
             .map_err(|reason| EngineError::Thread { what: "that maps client memory", reason })?;
         Ok(Self { requests: Some(requests), done, thread: Some(thread) })
     }
@@ -68,7 +68,7 @@ impl Drop for Mapper {
     }
 }
 
-fn work(inbox: &mpsc::Receiver<MapRequest>, outbox: &mpsc::Sender<Mapped>, waker: &Waker) {
+fn map_requested(inbox: &mpsc::Receiver<MapRequest>, outbox: &mpsc::Sender<Mapped>, waker: &Waker) {
     while let Ok(MapRequest { client, file, backlog }) = inbox.recv() {
         let result = SharedMemory::map_guarded(file.fd.as_fd(), 0, file.length, file.access);
         drop(file);

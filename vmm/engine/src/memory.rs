@@ -6,7 +6,7 @@
 //!
 //! The quota of bytes counts whole files: while a client punches a hole into a file, an access to
 //! any page of the hole waits in the kernel. A file that can grow counts as at least
-//! [`GROWABLE`] bytes. Memory beyond the quota is reached by messages.
+//! [`MIN_GROWABLE_CHARGE`] bytes. Memory beyond the quota is reached by messages.
 //!
 //! The client's file is checked here, by calls that no file can block. Seals are queried first, and
 //! only files of tmpfs and hugetlbfs have any. Any other file could stop the engine in a page
@@ -30,7 +30,7 @@ use crate::config::Quotas;
 const MAX_PAGE: i64 = 2 << 20;
 
 /// Bytes that a file counts at least if no seal keeps it from growing.
-const GROWABLE: u64 = 1 << 30;
+const MIN_GROWABLE_CHARGE: u64 = 1 << 30;
 
 /// Identity of a file: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,9 +39,13 @@ struct FileKey {
     inode: u64,
 }
 
+/// The number of a mapped file among those of one client. Numbers are not used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FileId(u64);
+
 /// A mapping of a client's file, whole or in part.
 struct ClientFile {
-    id: u64,
+    id: FileId,
     key: FileKey,
     memory: SharedMemory,
     /// Bytes that count against the quota.
@@ -53,7 +57,7 @@ struct ClientFile {
 struct Range {
     length: u64,
     /// `None` for memory that is reached by messages.
-    file: Option<u64>,
+    file: Option<FileId>,
 }
 
 /// A client's file, and how to map it.
@@ -83,7 +87,7 @@ pub(crate) enum Backing {
         first: bool,
     },
     /// A file that is mapped already, with its number.
-    Ready(u64, Window),
+    Ready(FileId, Window),
     /// A part of a file that must be mapped first.
     NotMapped(FileToMap, MappingSource),
 }
@@ -94,7 +98,7 @@ pub(crate) struct ClientMemory {
     files: Vec<ClientFile>,
     ranges: BTreeMap<u64, Range>,
     bytes: u64,
-    next: u64,
+    next_file: FileId,
     /// Whether a device holds files that no range uses.
     leftover: bool,
     /// Whether a range had a file that cannot be mapped.
@@ -108,7 +112,7 @@ impl ClientMemory {
             files: Vec::new(),
             ranges: BTreeMap::new(),
             bytes: 0,
-            next: 0,
+            next_file: FileId(0),
             leftover: false,
             had_unmappable: false,
         }
@@ -120,6 +124,7 @@ impl ClientMemory {
             return Err(Errno::ENOSPC);
         }
 
+        // Ranges must not overlap.
         let last = map.address.checked_add(map.size.wrapping_sub(1)).ok_or(Errno::EINVAL)?;
         if self
             .ranges
@@ -138,6 +143,7 @@ impl ClientMemory {
             return Ok(self.unmappable());
         }
 
+        // The client may map only what its descriptor lets it access.
         let write = map.flags & DMA_FLAG_WRITE != 0;
         let mode = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?) & OFlag::O_ACCMODE;
         if mode == OFlag::O_WRONLY || (write && mode != OFlag::O_RDWR) {
@@ -153,6 +159,7 @@ impl ClientMemory {
             return Err(Errno::EINVAL);
         }
 
+        // An earlier range may have mapped the file.
         let key = FileKey { device: stat.st_dev, inode: stat.st_ino };
         if let Some((id, window)) = self.find(key, map.offset, map.size, write) {
             return Ok(Backing::Ready(id, window));
@@ -163,7 +170,7 @@ impl ClientMemory {
         }
 
         let grows = !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_GROW);
-        let charge = if grows { size.max(GROWABLE) } else { size };
+        let charge = if grows { size.max(MIN_GROWABLE_CHARGE) } else { size };
         if charge > self.quotas.mapped_bytes.saturating_sub(self.bytes) {
             return Ok(self.unmappable());
         }
@@ -179,7 +186,8 @@ impl ClientMemory {
         Backing::Unmappable { first: !std::mem::replace(&mut self.had_unmappable, true) }
     }
 
-    fn find(&self, key: FileKey, offset: u64, length: u64, write: bool) -> Option<(u64, Window)> {
+    /// Returns a mapped file with these bytes, and their window.
+    fn find(&self, key: FileKey, offset: u64, length: u64, write: bool) -> Option<(FileId, Window)> {
         self.files.iter().filter(|file| file.key == key).find_map(|file| {
             let window = file.memory.window(offset, length).ok()?;
             (!write || window.is_writable()).then_some((file.id, window))
@@ -192,11 +200,11 @@ impl ClientMemory {
         source: MappingSource,
         memory: SharedMemory,
         map: &DmaMap,
-    ) -> Result<(u64, Window), Errno> {
+    ) -> Result<(FileId, Window), Errno> {
         let window = memory.window(map.offset, map.size).map_err(|_| Errno::EINVAL)?;
 
-        let id = self.next;
-        self.next += 1;
+        let id = self.next_file;
+        self.next_file = FileId(id.0 + 1);
         self.bytes += source.charge;
 
         self.files.push(ClientFile { id, key: source.key, memory, charge: source.charge, ranges: 0 });
@@ -204,7 +212,7 @@ impl ClientMemory {
     }
 
     /// Records a range that is in use now.
-    pub(crate) fn insert(&mut self, map: &DmaMap, file: Option<u64>) {
+    pub(crate) fn insert(&mut self, map: &DmaMap, file: Option<FileId>) {
         if let Some(file) = file.and_then(|id| self.files.iter_mut().find(|file| file.id == id)) {
             file.ranges += 1;
         }
@@ -248,7 +256,7 @@ impl ClientMemory {
         unused
     }
 
-    /// Whether [`ClientMemory::sweep`] left mappings for later.
+    /// Returns whether [`ClientMemory::sweep`] left mappings for later.
     pub(crate) fn has_leftover(&self) -> bool {
         self.leftover
     }
@@ -260,7 +268,7 @@ impl ClientMemory {
         self.files.drain(..).map(|file| file.memory).collect()
     }
 
-    /// Whether the client truncated a file that is mapped here.
+    /// Returns whether the client truncated a file that is mapped here.
     pub(crate) fn is_faulted(&self) -> bool {
         self.files.iter().any(|file| file.memory.faulted())
     }

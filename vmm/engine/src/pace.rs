@@ -145,7 +145,7 @@ mod tests {
     const SHORT: Duration = Duration::from_micros(10);
 
     /// Uses the processor for longer than a call may take.
-    fn burn() {
+    fn use_processor() {
         let account = ThreadTime::now().unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
         while !account.proves(LONG_CALL * 2) {
@@ -156,7 +156,7 @@ mod tests {
     /// Takes a turn whose slowest call took `call` by the clock, and was the client's doing.
     fn proven(pace: &mut Pace, call: Duration) -> Verdict {
         let start = pace.start(Instant::now());
-        burn();
+        use_processor();
         pace.finish(start, call).1
     }
 

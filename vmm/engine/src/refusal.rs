@@ -21,7 +21,7 @@ use nix::{
 /// Time that a refused client may take to send its first message.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Most bytes that are read past the header of that message.
-const MOST_READ_PAST: usize = 4096;
+const MAX_READ_PAST: usize = 4096;
 
 /// A connection that is refused.
 #[derive(Debug)]
@@ -44,21 +44,22 @@ impl Refusal {
         }
 
         // A close with unread bytes would discard the answer for some readers.
-        let mut rest = [0; MOST_READ_PAST];
-        let _ = recv(self.fd.as_raw_fd(), &mut rest, MsgFlags::MSG_DONTWAIT);
+        let mut unread = [0; MAX_READ_PAST];
+        let _ = recv(self.fd.as_raw_fd(), &mut unread, MsgFlags::MSG_DONTWAIT);
         let reply = Header::error_reply(header.id, header.command, self.errno).to_bytes();
         // An empty socket takes 16 bytes; a client that is gone needs no answer.
         let _ = send(self.fd.as_raw_fd(), &reply, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 
+    /// Receives the header of the client's first message, within [`PATIENCE`].
     fn first_header(&self) -> Option<Header> {
         let until = Instant::now() + PATIENCE;
         let mut header = [0; HEADER_SIZE];
-        let mut got = 0;
-        while got < HEADER_SIZE {
-            match recv(self.fd.as_raw_fd(), &mut header[got..], MsgFlags::MSG_DONTWAIT) {
+        let mut received = 0;
+        while received < HEADER_SIZE {
+            match recv(self.fd.as_raw_fd(), &mut header[received..], MsgFlags::MSG_DONTWAIT) {
                 Ok(0) => return None,
-                Ok(count) => got += count,
+                Ok(count) => received += count,
                 Err(SystemErrno::EINTR) => {}
                 Err(SystemErrno::EAGAIN) => self.wait(until)?,
                 Err(_) => return None,

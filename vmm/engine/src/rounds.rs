@@ -23,9 +23,9 @@ const IDLE_ROUNDS: u32 = 8;
 #[derive(Default)]
 struct LoopState {
     /// Rounds in a row that found no work.
-    empty: u32,
-    /// Rounds since the sockets were checked.
-    unchecked: u32,
+    empty_rounds: u32,
+    /// Rounds since the events were polled for.
+    rounds_without_poll: u32,
     /// Whether the machine had nothing to do in the last round but to wait for its time.
     asleep: bool,
 }
@@ -42,9 +42,9 @@ impl Engine {
             let next = self.step(before, state.asleep);
             state.asleep = matches!(next, Next::At(_));
             let now = Instant::now();
-            self.turns.longest.note(self.clock.since_start(now).saturating_sub(before), None, 0);
+            self.turns.longest.record(self.clock.since_start(now).saturating_sub(before), None, 0);
 
-            self.route(now);
+            self.distribute_dma_messages(now);
             if self.queues.count_stalled() > 0 {
                 self.retry_stalled(now);
             }
@@ -65,7 +65,7 @@ impl Engine {
         }
 
         self.clock.note_scan(now);
-        self.sweep();
+        self.unmap_released();
         if asleep {
             self.machine.set_cool_after(0);
         }
@@ -83,7 +83,7 @@ impl Engine {
     }
 
     /// Unmaps memory that devices have released since its ranges were unmapped.
-    fn sweep(&mut self) {
+    fn unmap_released(&mut self) {
         for attachment in self.attachments.iter_mut() {
             if let Some(client) = &mut attachment.client
                 && client.state.memory.has_leftover()
@@ -103,46 +103,46 @@ impl Engine {
         state: &mut LoopState,
         events: &mut Vec<Event>,
     ) -> Result<(), EngineError> {
-        let mut check = true;
+        let mut must_poll = true;
         match next {
-            _ if self.queues.has_work() => state.empty = 0,
+            _ if self.queues.has_work() => state.empty_rounds = 0,
             Next::Now => {
-                state.empty = 0;
-                state.unchecked += 1;
-                check = self.events.poll_is_cheap() || state.unchecked >= BUSY_ROUNDS;
+                state.empty_rounds = 0;
+                state.rounds_without_poll += 1;
+                must_poll = self.events.poll_is_cheap() || state.rounds_without_poll >= BUSY_ROUNDS;
             }
             Next::Poll => {
-                self.rest(state);
-                state.unchecked += 1;
-                check = self.events.poll_is_cheap() || state.unchecked >= IDLE_ROUNDS;
+                self.pause(state);
+                state.rounds_without_poll += 1;
+                must_poll = self.events.poll_is_cheap() || state.rounds_without_poll >= IDLE_ROUNDS;
             }
-            Next::At(_) if self.queues.count_stalled() > 0 => self.rest(state),
+            Next::At(_) if self.queues.count_stalled() > 0 => self.pause(state),
             Next::At(time) => match self.sleep_time(time, now) {
-                Some(time) if time < self.events.shortest_sleep() => self.rest(state),
+                Some(time) if time < self.events.shortest_sleep() => self.pause(state),
                 time => {
                     self.turns.sleeps += 1;
                     self.events.wait(time, events).map_err(|reason| self.failed(reason))?;
-                    check = false;
-                    state.empty = 0;
+                    must_poll = false;
+                    state.empty_rounds = 0;
                 }
             },
         }
 
-        if check {
-            state.unchecked = 0;
+        if must_poll {
+            state.rounds_without_poll = 0;
             self.events.poll(events).map_err(|reason| self.failed(reason))?;
         }
         Ok(())
     }
 
     /// Spins after an empty step, and from the `spin`th one on yields the processor.
-    fn rest(&self, state: &mut LoopState) {
-        if state.empty >= self.config.spin {
+    fn pause(&self, state: &mut LoopState) {
+        if state.empty_rounds >= self.config.spin {
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();
         }
-        state.empty = state.empty.saturating_add(1);
+        state.empty_rounds = state.empty_rounds.saturating_add(1);
     }
 
     /// Returns how long to sleep: until the machine has work or an event is due, and with clients
@@ -179,8 +179,8 @@ impl Engine {
         if self.faults.take_new_fault() {
             self.end_faulted();
         }
-        if self.watchdog.take_new_rescue() {
-            self.end_blocking();
+        if self.watchdog.take_newly_given_up() {
+            self.end_clients_of_blocking_eventfds();
         }
         if let Some(now) = self.clock.take_due() {
             self.on_deadline(now);

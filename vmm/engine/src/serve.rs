@@ -137,8 +137,8 @@ impl Engine {
         let (state, connection) = (&mut client.state, &mut client.connection);
         let has_more_to_send = state.send(&mut self.machine, connection, &mut attachment.counters, turn_end);
         let has_more = has_more || has_more_to_send || connection.ready();
-        if let Some(due) = state.due() {
-            self.clock.note_deadline(due);
+        if let Some(deadline) = state.first_deadline() {
+            self.clock.note_deadline(deadline);
         }
 
         let events = &mut *self.events;
@@ -165,7 +165,7 @@ impl Engine {
 
         attachment.counters.longest_turn = attachment.counters.longest_turn.max(length);
         let owner = (attachment.function, attachment.id);
-        self.turns.longest.note(length, Some(owner), client.pid);
+        self.turns.longest.record(length, Some(owner), client.pid);
         if verdict == Verdict::HoldsEngine {
             let reason = "it made a system call of the engine take too long";
             self.end(index, EndReason::HeldEngine(reason));
@@ -192,9 +192,9 @@ impl Engine {
         }
     }
 
-    /// Serves again where that had to wait for items to be closed, and accepts again there.
-    pub(crate) fn release_held(&mut self) {
-        for _ in 0..self.queues.held() {
+    /// Serves and accepts again at the attachments that were held back until items are closed.
+    pub(crate) fn resume_held(&mut self) {
+        for _ in 0..self.queues.count_held() {
             let Some(index) = self.queues.pop_held() else { return };
             self.resume_accepting(index);
             self.queue_client(index);
@@ -236,7 +236,7 @@ impl Engine {
 
     /// Hands the DMA messages of the machine to the clients that they are for. They are sent in the
     /// clients' turns.
-    pub(crate) fn route(&mut self, now: Instant) {
+    pub(crate) fn distribute_dma_messages(&mut self, now: Instant) {
         while let Some(message) = self.machine.pop_outgoing() {
             let (Outgoing::DmaRead { function, attachment, .. }
             | Outgoing::DmaWrite { function, attachment, .. }) = &message;

@@ -129,7 +129,7 @@ impl ServiceQueues {
     }
 
     /// Returns the number of attachments that are held back.
-    pub(crate) fn held(&self) -> usize {
+    pub(crate) fn count_held(&self) -> usize {
         self.held.order.len()
     }
 

@@ -83,7 +83,7 @@ pub(crate) struct Signals {
     /// Number of writes so far.
     writes: AtomicU64,
     /// Number of clients that were given up.
-    rescues: AtomicU64,
+    given_up_count: AtomicU64,
     next: AtomicU64,
     /// The owner of each sink.
     sinks: Mutex<HashMap<u64, Arc<Owner>>>,
@@ -94,8 +94,8 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Returns the number of clients that were given up so far.
-    pub(crate) fn rescues(&self) -> u64 {
-        self.rescues.load(Ordering::Acquire)
+    pub(crate) fn given_up_count(&self) -> u64 {
+        self.given_up_count.load(Ordering::Acquire)
     }
 
     /// Returns the write in progress, if there is one.
@@ -131,7 +131,7 @@ impl Signals {
     }
 
     /// Ends a write that blocks, and gives up its client.
-    pub(crate) fn rescue(&self, write: WriteUnderWay) {
+    pub(crate) fn end_blocked_write(&self, write: WriteUnderWay) {
         let Some(owner) = self.sinks().get(&write.sink).cloned() else { return };
         self.give_up(&owner);
         if let Err(errno) = interrupt::interrupt(self.writer()) {
@@ -139,10 +139,10 @@ impl Signals {
         }
     }
 
-    /// Marks the client of an eventfd as given up. Only the first call counts as a rescue.
+    /// Marks the client of an eventfd as given up. Only the first call is counted.
     fn give_up(&self, owner: &Owner) {
         if !owner.given_up.swap(true, Ordering::AcqRel) {
-            self.rescues.fetch_add(1, Ordering::AcqRel);
+            self.given_up_count.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -198,7 +198,7 @@ impl EventFdSink {
         if owner.is_given_up() {
             return Err(Errno::EPERM);
         }
-        check(&fd)?;
+        check_eventfd(&fd)?;
         set_nonblocking(&fd)?;
 
         let id = signals.next.fetch_add(1, Ordering::Relaxed) + 1;
@@ -213,9 +213,12 @@ impl EventFdSink {
         }))
     }
 
-    /// Judges a write that began at `start` and has just ended. `account` is that of its begin, if
-    /// the client is suspected.
-    fn judge(&self, start: Instant, account: Option<ThreadTime>) {
+    /// Checks the length of a write that began at `start` and has just ended. `account` is the
+    /// thread's time at its begin, which is taken only for a suspected client.
+    ///
+    /// A client is suspected after its first long write. It is given up after long writes that the
+    /// thread's own time proves: two in a row to one eventfd, or more than its budget.
+    fn check_length(&self, start: Instant, account: Option<ThreadTime>) {
         let now = Instant::now();
         let length = now.saturating_duration_since(start);
         if length < LONG_CALL {
@@ -257,12 +260,12 @@ impl InterruptSink for EventFdSink {
         {}
         self.signals.end_write();
 
-        self.judge(start, account);
+        self.check_length(start, account);
     }
 }
 
 /// Returns an error for anything but an eventfd, without a call to the file itself.
-pub(crate) fn check(fd: &PeerFd) -> Result<(), Errno> {
+pub(crate) fn check_eventfd(fd: &PeerFd) -> Result<(), Errno> {
     let target = readlink(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).as_str())?;
     if target.to_str() == Some(EVENTFD) { Ok(()) } else { Err(Errno::EINVAL) }
 }
@@ -315,7 +318,7 @@ mod tests {
         }
 
         watch.check(&signals, start);
-        assert_eq!(signals.rescues(), 0);
+        assert_eq!(signals.given_up_count(), 0);
         // The thread may not be asleep yet.
         while !writer.is_finished() {
             assert!(Instant::now() < deadline);
@@ -324,7 +327,7 @@ mod tests {
         }
         writer.join().unwrap();
 
-        assert_eq!(signals.rescues(), 1);
+        assert_eq!(signals.given_up_count(), 1);
         assert_eq!(full.read(), Ok(u64::MAX - 1));
         sibling.signal();
         of_another_client.signal();
@@ -353,13 +356,13 @@ mod tests {
         while start.elapsed() < length || account.is_some_and(|account| !account.proves(length)) {
             assert!(Instant::now() < deadline);
         }
-        sink.judge(start, account);
+        sink.check_length(start, account);
     }
 
     /// Ends a write that took no time.
     fn end_short_write(sink: &EventFdSink) {
         let account = sink.owner.suspected.load(Ordering::Relaxed).then(|| ThreadTime::now().unwrap());
-        sink.judge(Instant::now() + LONG_CALL, account);
+        sink.check_length(Instant::now() + LONG_CALL, account);
     }
 
     #[test]

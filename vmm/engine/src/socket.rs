@@ -171,7 +171,7 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
         let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
         // SAFETY: the kernel writes no more than `bytes` bytes to `groups`, which has that size,
         // and any bytes are groups.
-        let got = unsafe {
+        let result = unsafe {
             libc::getsockopt(
                 fd.as_raw_fd(),
                 libc::SOL_SOCKET,
@@ -182,7 +182,7 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
         };
 
         let count = bytes as usize / size_of::<libc::gid_t>();
-        match SystemErrno::result(got) {
+        match SystemErrno::result(result) {
             Ok(_) => {
                 groups.truncate(count);
                 return Ok(groups);
@@ -213,6 +213,7 @@ fn own(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
+/// Removes the socket of a server that has ended, if there is one at `path`.
 fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
     let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.to_owned(), reason };
 
@@ -227,15 +228,15 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
     }
 
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let probe = socket(AddressFamily::Unix, SockType::Stream, flags, None)
+    let trial = socket(AddressFamily::Unix, SockType::Stream, flags, None)
         .map_err(|errno| failed("making a socket for", errno.into()))?;
 
-    match connect(probe.as_raw_fd(), address) {
+    match connect(trial.as_raw_fd(), address) {
         Err(SystemErrno::ECONNREFUSED) => {}
         Err(SystemErrno::ENOENT) => return Ok(()),
         // The kernel may hold the socket of a killed server for a moment, while it tears its
         // io_uring down.
-        Ok(()) if listener_is_dead(&probe) => {}
+        Ok(()) if listener_is_dead(&trial) => {}
         // The server answers, or would if it were less busy.
         Ok(()) | Err(SystemErrno::EAGAIN | SystemErrno::EPROTOTYPE) => {
             return Err(EngineError::SocketInUse { path: path.to_owned() });

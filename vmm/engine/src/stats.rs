@@ -105,7 +105,7 @@ pub struct LongestTurn {
 }
 
 impl LongestTurn {
-    pub(crate) fn note(&mut self, time: Duration, client: Option<(FunctionId, AttachmentId)>, pid: i32) {
+    pub(crate) fn record(&mut self, time: Duration, client: Option<(FunctionId, AttachmentId)>, pid: i32) {
         if time > self.time {
             *self = Self { time, client, pid };
         }
@@ -156,6 +156,7 @@ impl Engine {
         }
     }
 
+    /// Returns the state of a function and its attachments.
     fn function_snapshot(&mut self, id: FunctionId) -> FunctionSnapshot {
         // The counters come first: the device may panic there.
         let counters = self.machine.counters(id);
@@ -170,6 +171,7 @@ impl Engine {
         }
     }
 
+    /// Returns the state of all attachments of a function.
     fn attachment_snapshots(&self, function: FunctionId) -> Vec<AttachmentSnapshot> {
         let Some(spec) = self.machine.spec(function) else { return Vec::new() };
         let one = |(number, name): (usize, &String)| {

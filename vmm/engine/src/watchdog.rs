@@ -25,17 +25,17 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// usually takes a microsecond.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
 /// Time without an interrupt after which the watchdog checks less often.
-const REST_AFTER: Duration = Duration::from_secs(1);
+const IDLE_AFTER: Duration = Duration::from_secs(1);
 /// Longest time between two checks then. The engine wakes the watchdog without a fence, so a
 /// wake-up can get lost; this bounds how long one write can block in that case.
-const LONGEST_REST: Duration = Duration::from_millis(50);
+const MAX_IDLE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The eventfds of an engine, and the thread that checks the writes to them. Dropping this value
 /// ends the thread.
 pub(crate) struct Watchdog {
     signals: Arc<Signals>,
-    /// Rescues that [`Self::take_new_rescue`] has returned.
-    seen_rescues: u64,
+    /// Rescues that [`Self::take_newly_given_up`] has returned.
+    seen_given_up: u64,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -47,11 +47,11 @@ impl Watchdog {
         let (checked, stopped) = (Arc::clone(&signals), Arc::clone(&stop));
         let thread = std::thread::Builder::new()
             .name("nicforge-watch".to_owned())
-            .spawn(move || work(&checked, &stopped))
+            .spawn(move || check_writes(&checked, &stopped))
             .map_err(|reason| EngineError::Thread { what: "that watches eventfds", reason })?;
 
         signals.set_watchdog(thread.thread().clone());
-        Ok(Self { signals, seen_rescues: 0, stop, thread: Some(thread) })
+        Ok(Self { signals, seen_given_up: 0, stop, thread: Some(thread) })
     }
 
     /// Returns the eventfds, to which clients' eventfds are added.
@@ -60,9 +60,9 @@ impl Watchdog {
     }
 
     /// Returns whether a client was given up since the last call.
-    pub(crate) fn take_new_rescue(&mut self) -> bool {
-        let rescues = self.signals.rescues();
-        std::mem::replace(&mut self.seen_rescues, rescues) != rescues
+    pub(crate) fn take_newly_given_up(&mut self) -> bool {
+        let given_up_count = self.signals.given_up_count();
+        std::mem::replace(&mut self.seen_given_up, given_up_count) != given_up_count
     }
 }
 
@@ -77,7 +77,9 @@ impl Drop for Watchdog {
     }
 }
 
-fn work(signals: &Signals, stop: &AtomicBool) {
+/// Checks the engine's writes to eventfds until `stop` is set. It is the body of the watchdog's
+/// thread.
+fn check_writes(signals: &Signals, stop: &AtomicBool) {
     let mut watch = Watch::default();
     let mut last_write = (signals.writes(), Instant::now());
     while !stop.load(Ordering::Acquire) {
@@ -88,12 +90,12 @@ fn work(signals: &Signals, stop: &AtomicBool) {
         if writes != last_write.0 {
             last_write = (writes, now);
         }
-        let rests = now.saturating_duration_since(last_write.1) >= REST_AFTER;
-        signals.set_watchdog_checks_often(!rests && signals.has_sinks());
+        let is_idle = now.saturating_duration_since(last_write.1) >= IDLE_AFTER;
+        signals.set_watchdog_checks_often(!is_idle && signals.has_sinks());
         // A second check: an eventfd that was bound before `set_watchdog_checks_often` has sent no
         // wake-up.
         if signals.has_sinks() {
-            std::thread::park_timeout(if rests { LONGEST_REST } else { CHECK_INTERVAL });
+            std::thread::park_timeout(if is_idle { MAX_IDLE_INTERVAL } else { CHECK_INTERVAL });
         } else {
             // Binding the first eventfd wakes the thread, before that eventfd is written.
             std::thread::park();
@@ -121,7 +123,7 @@ impl Watch {
                 // sleeps in that write. The signal is sent at each check, because a signal just
                 // before the call ends nothing.
                 if is_late && sleeps(signals.writer()) && signals.under_way() == Some(write) {
-                    signals.rescue(write);
+                    signals.end_blocked_write(write);
                 }
             }
             _ => self.seen = Some((write, now)),

@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// Time limit of the trial boot. Under a working KVM the guest prints its word within two seconds.
-const TRY: Duration = Duration::from_secs(20);
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(20);
 /// The word that the trial guest prints on its console.
-const WORD: &str = "nicforge-kvm-works";
+const TRIAL_WORD: &str = "nicforge-kvm-works";
 const DEVICE: &str = "/dev/kvm";
 
 /// How a guest's processors are executed.
@@ -119,15 +119,15 @@ impl Toolkit {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
 
-        let mut child = tool::end_with_us(&mut command).spawn().context(|| "start QEMU".into())?;
+        let mut child = tool::end_with_this_thread(&mut command).spawn().context(|| "start QEMU".into())?;
         let start = Instant::now();
         let works = loop {
             let output = std::fs::read(&console).unwrap_or_default();
-            if String::from_utf8_lossy(&output).contains(WORD) {
+            if String::from_utf8_lossy(&output).contains(TRIAL_WORD) {
                 break true;
             }
             let ended = child.try_wait().context(|| "wait for QEMU".into())?.is_some();
-            if ended || start.elapsed() > TRY || progress.is_cancelled() {
+            if ended || start.elapsed() > TRIAL_TIMEOUT || progress.is_cancelled() {
                 break false;
             }
             std::thread::sleep(CHECK_INTERVAL);
@@ -141,17 +141,18 @@ impl Toolkit {
         Ok(works)
     }
 
+    /// Writes the initramfs of the trial guest, which prints [`TRIAL_WORD`] and powers off.
     fn write_probe(&self, path: &Path) -> Result<(), GuestError> {
         let shown = || path.display().to_string();
         let busybox = std::fs::read(&self.programs.busybox).context(|| "busybox".into())?;
         let init = format!(
             "#!/busybox sh\n/busybox mkdir /dev\n/busybox mount -t devtmpfs dev /dev\n\
-             /busybox echo {WORD} > /dev/console\n/busybox poweroff -f\n"
+             /busybox echo {TRIAL_WORD} > /dev/console\n/busybox poweroff -f\n"
         );
         let mut archive = Archive::new(std::fs::File::create(path).context(shown)?);
 
-        archive.file("busybox", 0o755, &busybox).context(shown)?;
-        archive.file("init", 0o755, init.as_bytes()).context(shown)?;
+        archive.add_file("busybox", 0o755, &busybox).context(shown)?;
+        archive.add_file("init", 0o755, init.as_bytes()).context(shown)?;
         archive.finish().context(shown).map(drop)
     }
 }

@@ -19,7 +19,7 @@ use crate::{
 const FOLDER: &str = "aliases";
 const FILE: &str = "index";
 /// The number of indexes that are kept.
-const KEEP: usize = 8;
+const KEPT_INDEXES: usize = 8;
 
 /// The beginning of an index. It has the version of the format.
 const TITLE: &str = "nicforge-aliases 1";
@@ -60,15 +60,15 @@ impl AliasIndex {
         }
 
         let key = tree_key(tree)?;
-        let place = Path::new(FOLDER).join(&key);
-        let file = cache.path(&place).join(FILE);
-        if let Some(index) = Self::cached(&file, &key) {
+        let directory = Path::new(FOLDER).join(&key);
+        let file = cache.path(&directory).join(FILE);
+        if let Some(index) = Self::read_cached(&file, &key) {
             return Ok(index);
         }
 
         let lock = cache.lock(progress)?;
         // Another process may have made it while this one waited for the lock.
-        if let Some(index) = Self::cached(&file, &key) {
+        if let Some(index) = Self::read_cached(&file, &key) {
             return Ok(index);
         }
 
@@ -76,12 +76,12 @@ impl AliasIndex {
         progress.done();
         let index = index?;
 
-        cache.remove(&place, &lock)?;
-        cache.make(&place, |folder| {
+        cache.remove(&directory, &lock)?;
+        cache.make(&directory, |folder| {
             let file = folder.join(FILE);
             std::fs::write(&file, index.to_text(&key)).context(|| file.display().to_string())
         })?;
-        cache.keep_newest(FOLDER, KEEP, &lock);
+        cache.keep_newest(FOLDER, KEPT_INDEXES, &lock);
 
         Ok(index)
     }
@@ -123,7 +123,7 @@ impl AliasIndex {
 
     /// Reads the index of the tree with this key. Returns `None` when there is none, or when the
     /// file is not a whole index of this tree.
-    fn cached(path: &Path, key: &str) -> Option<Self> {
+    fn read_cached(path: &Path, key: &str) -> Option<Self> {
         let size = std::fs::metadata(path).ok()?.len();
         let text = (size <= MAX_SIZE).then(|| std::fs::read_to_string(path).ok()).flatten();
         let index = text.and_then(|text| Self::from_text(&text, key));
@@ -174,8 +174,8 @@ impl AliasIndex {
     /// Parses the text of an index's file. Returns `None` unless it is whole and of this tree.
     fn from_text(text: &str, key: &str) -> Option<Self> {
         let (title, body) = text.split_once('\n')?;
-        let said = title.strip_prefix(TITLE)?.strip_prefix(' ')?;
-        if said != digest(key, body) {
+        let stored_digest = title.strip_prefix(TITLE)?.strip_prefix(' ')?;
+        if stored_digest != digest(key, body) {
             return None;
         }
 
@@ -202,7 +202,7 @@ fn too_large(path: &Path) -> GuestError {
     GuestError::Unsuitable { path: path.to_owned(), problem }
 }
 
-/// Returns a name for a tree, which changes with its place and with its modules' names, sizes and
+/// Returns a name for a tree, which changes with its path and with its modules' names, sizes and
 /// times.
 fn tree_key(tree: &ModuleTree) -> Result<String, GuestError> {
     let root = tree.root().canonicalize().context(|| tree.root().display().to_string())?;

@@ -164,6 +164,7 @@ struct Apt {
 }
 
 impl Apt {
+    /// Creates the folders and files of a private apt, which does not touch the host's packages.
     fn set_up(selection: &Selection, mirror: &str, folder: &Path) -> Result<Self, GuestError> {
         let folder = std::path::absolute(folder).context(|| folder.display().to_string())?;
         for part in ["lists/partial", "cache/archives/partial", NO_ARCHIVES, "log"] {
@@ -279,6 +280,7 @@ fn package_database(assumed: &[&str]) -> String {
     unique.iter().map(stanza).collect()
 }
 
+/// Returns the configuration of a private apt in `folder`.
 fn configuration(folder: &Path) -> String {
     let folder = folder.display();
     // The host's hooks, which clean its cache or notify its desktop, must not run here.

@@ -1,9 +1,9 @@
 //! A kernel's boot image (bzImage), and the kernel in it.
 //!
-//! A boot image decompresses itself, which takes an emulated guest about 7 of the 12 seconds of its
-//! start. The host therefore decompresses the kernel, once for each image, and QEMU starts that by
-//! its PVH entry. An image without one, or with a compression that this host has no program for, is
-//! started as it is.
+//! A boot image decompresses itself, which takes an emulated guest about half of its start (the
+//! book, "Where its parts come from"). The host therefore decompresses the kernel, once for each
+//! image, and QEMU starts that by its PVH entry. An image without one, or with a compression that
+//! this host has no program for, is started as it is.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use crate::{
 const FOLDER: &str = "kernels";
 const FILE: &str = "vmlinux";
 /// The number of unpacked kernels that are kept. One takes about 70 MB.
-const KEEP: usize = 4;
+const KEPT_KERNELS: usize = 4;
 
 /// The first version of the boot protocol whose header locates the compressed kernel: 2.08.
 const PAYLOAD_VERSION: usize = 0x208;
@@ -51,12 +51,12 @@ impl BootImage {
 
     /// Returns the compressed kernel, and the host's program that decompresses it.
     fn payload(&self) -> Option<(&[u8], &'static str)> {
-        let field = |place: usize, size: usize| elf::number(&self.bytes, place, size);
+        let field = |offset: usize, size: usize| elf::number(&self.bytes, offset, size);
         if field(0x206, 2)? < PAYLOAD_VERSION {
             return None;
         }
 
-        // A number of 0 sectors means 4. The payload's place counts from the code behind them.
+        // A number of 0 sectors means 4. The payload's offset counts from the code behind them.
         let sectors = match field(0x1f1, 1)? {
             0 => 4,
             sectors => sectors,
@@ -81,8 +81,8 @@ fn version_of(image: &[u8]) -> Option<String> {
         return None;
     }
 
-    let place = 0x200 + elf::number(image, 0x20e, 2)?;
-    let text = image.get(place..(place + 128).min(image.len()))?;
+    let offset = 0x200 + elf::number(image, 0x20e, 2)?;
+    let text = image.get(offset..(offset + 128).min(image.len()))?;
     let end = text.iter().position(|byte| matches!(byte, b' ' | 0))?;
     std::str::from_utf8(&text[..end]).ok().map(str::to_owned)
 }
@@ -100,13 +100,13 @@ pub(crate) fn unpack(
 ) -> Result<Option<PathBuf>, GuestError> {
     let image = BootImage::read(path)?;
     let Some((payload, program)) = image.payload() else { return Ok(None) };
-    let place = Path::new(FOLDER).join(hex(&Sha256::digest(payload)[..12]));
+    let directory = Path::new(FOLDER).join(hex(&Sha256::digest(payload)[..12]));
 
-    let folder = cache.path(&place);
+    let folder = cache.path(&directory);
     if !folder.is_dir() {
         progress.step(&format!("unpacking the kernel {}", image.version));
-        match cache.make(&place, |folder| fill(folder, payload, program, progress)) {
-            Ok(_) => cache.keep_newest(FOLDER, KEEP, lock),
+        match cache.make(&directory, |folder| fill(folder, payload, program, progress)) {
+            Ok(_) => cache.keep_newest(FOLDER, KEPT_KERNELS, lock),
             Err(error @ (GuestError::Start { .. } | GuestError::Tool { .. })) => {
                 tracing::debug!(%error, "the kernel unpacks itself");
                 return Ok(None);
@@ -163,8 +163,8 @@ mod tests {
     fn kernel(kind: u32) -> Vec<u8> {
         let mut bytes = vec![0; 120];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        for (place, value) in [(32, 64), (54, 56), (56, 1), (64, 4), (72, 120), (96, 20)] {
-            bytes[place] = value;
+        for (offset, value) in [(32, 64), (54, 56), (56, 1), (64, 4), (72, 120), (96, 20)] {
+            bytes[offset] = value;
         }
         for word in [4, 4, kind, u32::from_le_bytes(*b"Xen\0"), 0x0100_0000] {
             bytes.extend(word.to_le_bytes());
@@ -215,6 +215,9 @@ mod tests {
         assert_eq!(unpack(&image(&gzip(folder.path(), &kernel(17)))), None);
         assert_eq!(unpack(&image(b"no known compression")), None);
         assert_eq!(unpack(&image(b"\xfd7zXZ")), None);
+
+        let missing = fill(folder.path(), b"", "no-such-program", &progress).unwrap_err();
+        assert!(matches!(missing, GuestError::Tool { .. }), "{missing}");
 
         let mut beyond = startable.clone();
         beyond[0x24c..0x250].fill(0xff);

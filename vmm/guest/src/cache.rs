@@ -13,6 +13,7 @@
 //! A tree is made under a temporary name and renamed, so a tree under its own name is complete.
 
 use std::{
+    ffi::OsString,
     fs::{DirBuilder, File},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -30,7 +31,7 @@ use crate::{
 };
 
 /// The environment variable that names the cache.
-pub const VARIABLE: &str = "NICFORGE_CACHE";
+pub const CACHE_VARIABLE: &str = "NICFORGE_CACHE";
 
 /// Mode bit of a directory in which users can remove and rename only their own entries.
 const STICKY: u32 = 0o1000;
@@ -48,26 +49,43 @@ pub struct Locked {
 }
 
 impl Cache {
-    /// Opens the user's cache. The first of these that is set counts: `$NICFORGE_CACHE`,
-    /// `$XDG_CACHE_HOME/nicforge`, `~/.cache/nicforge`. Without a home it is a directory of this
-    /// user among the temporary files.
+    /// Opens the user's cache, and creates it if necessary. The first of these directories whose
+    /// variable is set and not empty counts:
+    ///
+    /// 1. `$NICFORGE_CACHE`, which is never replaced by another one;
+    /// 2. `$XDG_CACHE_HOME/nicforge`;
+    /// 3. `$HOME/.cache/nicforge`.
+    ///
+    /// A directory of this user among the temporary files is the cache when no variable is set, and
+    /// when the second or the third directory is unusable.
     ///
     /// # Errors
-    /// [`GuestError::Cache`] when it can't be made, or other users may write to it.
+    /// [`GuestError::Cache`] when the directory can't be made, or other users may write to it.
     pub fn open() -> Result<Self, GuestError> {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let named = variable(VARIABLE)
-            .or_else(|| variable("XDG_CACHE_HOME").map(|path| path.join("nicforge")))
-            .or_else(|| variable("HOME").map(|home| home.join(".cache/nicforge")));
         let temporary = std::env::temp_dir().join(format!("nicforge-cache-{}", geteuid()));
+        Self::from_variables(|name| std::env::var_os(name), &temporary)
+    }
 
-        match named {
-            Some(path) => Self::at(&path).or_else(|error| {
-                // Users of services often have no home, or not their own. A cache named by the
-                // variable is meant, so it is not replaced.
-                if std::env::var_os(VARIABLE).is_some() { Err(error) } else { Self::at(&temporary) }
-            }),
-            None => Self::at(&temporary),
+    /// Opens the cache that the environment variables name, or else the one at `temporary`.
+    fn from_variables(
+        variable: impl Fn(&str) -> Option<OsString>,
+        temporary: &Path,
+    ) -> Result<Self, GuestError> {
+        let directory = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+
+        // The user means this directory, so an unusable one is an error.
+        if let Some(named) = directory(CACHE_VARIABLE) {
+            return Self::at(&named);
+        }
+
+        let usual = directory("XDG_CACHE_HOME")
+            .map(|caches| caches.join("nicforge"))
+            .or_else(|| directory("HOME").map(|home| home.join(".cache/nicforge")));
+
+        // Users of services often have no home, or not their own.
+        match usual.and_then(|usual| Self::at(&usual).ok()) {
+            Some(cache) => Ok(cache),
+            None => Self::at(temporary),
         }
     }
 
@@ -123,18 +141,18 @@ impl Cache {
         let path = self.path("lock");
         let mut file =
             File::options().create(true).append(true).open(&path).context(|| path.display().to_string())?;
-        let mut said = false;
+        let mut is_reported = false;
 
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Locked { _lock: lock }),
-                Err((back, Errno::EWOULDBLOCK)) => file = back,
+                Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
                 Err((_, errno)) => return Err(errno).context(|| format!("lock {}", path.display())),
             }
 
-            if !said {
+            if !is_reported {
                 progress.step(&format!("waiting for another process that uses {}", path.display()));
-                said = true;
+                is_reported = true;
             }
 
             progress.check()?;
@@ -198,9 +216,9 @@ impl Cache {
     /// Removes the unfinished directories of killed processes. Requires the lock.
     pub(crate) fn sweep(&self, _lock: &Locked) {
         let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let beside = entries(&self.root).flat_map(|entry| entries(&entry.path()));
+        let nested = entries(&self.root).flat_map(|entry| entries(&entry.path()));
 
-        for entry in entries(&self.root).chain(beside) {
+        for entry in entries(&self.root).chain(nested) {
             if entry.file_name().to_string_lossy().starts_with(".making-") {
                 // A directory that can't be removed costs only space.
                 let _ = std::fs::remove_dir_all(entry.path());
@@ -219,6 +237,51 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    /// Opens the cache of a user whose environment has these variables. The directory among the
+    /// temporary files is `temporary` in `folder`.
+    fn opened(folder: &Path, variables: &[(&str, &Path)]) -> Result<PathBuf, GuestError> {
+        let value =
+            |name: &str| variables.iter().find(|variable| variable.0 == name).map(|found| found.1.into());
+        let cache = Cache::from_variables(value, &folder.join("temporary"))?;
+        Ok(cache.root.strip_prefix(folder).unwrap().to_owned())
+    }
+
+    #[test]
+    fn an_unusable_home_is_replaced_by_a_temporary_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let unusable = folder.path().join("file");
+        std::fs::write(&unusable, "").unwrap();
+
+        let of_home = opened(folder.path(), &[("HOME", &unusable)]);
+        let of_usable_home = opened(folder.path(), &[("HOME", folder.path())]);
+
+        assert_eq!(of_home.unwrap(), Path::new("temporary"));
+        assert_eq!(of_usable_home.unwrap(), Path::new(".cache/nicforge"));
+    }
+
+    #[test]
+    fn an_empty_cache_variable_does_not_forbid_the_temporary_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let unusable = folder.path().join("file");
+        std::fs::write(&unusable, "").unwrap();
+
+        let opened = opened(folder.path(), &[(CACHE_VARIABLE, Path::new("")), ("HOME", &unusable)]);
+
+        assert_eq!(opened.unwrap(), Path::new("temporary"));
+    }
+
+    #[test]
+    fn an_unusable_named_cache_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let unusable = folder.path().join("file");
+        std::fs::write(&unusable, "").unwrap();
+
+        let error =
+            opened(folder.path(), &[(CACHE_VARIABLE, &unusable), ("HOME", folder.path())]).unwrap_err();
+
+        assert!(matches!(error, GuestError::Cache { .. }), "{error}");
+    }
 
     #[test]
     fn a_cache_that_others_can_write_is_refused() {

@@ -24,7 +24,7 @@ impl<W: Write> Archive<W> {
     }
 
     /// Adds a directory and its parents.
-    pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
+    pub(crate) fn add_directory(&mut self, path: &str) -> io::Result<()> {
         let mut parent = String::new();
         for part in path.split('/').filter(|part| !part.is_empty()) {
             if !parent.is_empty() {
@@ -32,7 +32,7 @@ impl<W: Write> Archive<W> {
             }
             parent.push_str(part);
             if self.directories.insert(parent.clone()) {
-                self.entry(&parent, DIRECTORY | 0o755, &[])?;
+                self.add_entry(&parent, DIRECTORY | 0o755, &[])?;
             }
         }
 
@@ -40,27 +40,29 @@ impl<W: Write> Archive<W> {
     }
 
     /// Adds a file with its permissions.
-    pub(crate) fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
-        self.above(path)?;
-        self.entry(path, FILE | (mode & 0o7777), content)
+    pub(crate) fn add_file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
+        self.add_parent(path)?;
+        self.add_entry(path, FILE | (mode & 0o7777), content)
     }
 
     /// Ends the archive.
     pub(crate) fn finish(mut self) -> io::Result<W> {
-        self.entry(TRAILER, 0, &[])?;
+        self.add_entry(TRAILER, 0, &[])?;
         // Another archive may follow. The kernel looks for it at the next multiple of four bytes.
         self.out.flush()?;
         Ok(self.out)
     }
 
-    fn above(&mut self, path: &str) -> io::Result<()> {
+    /// Adds the directories above a path.
+    fn add_parent(&mut self, path: &str) -> io::Result<()> {
         match path.rsplit_once('/') {
-            Some((parent, _)) => self.directory(parent),
+            Some((parent, _)) => self.add_directory(parent),
             None => Ok(()),
         }
     }
 
-    fn entry(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
+    /// Adds an entry: its header, its name and its content, each padded to four bytes.
+    fn add_entry(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
         let name = path.trim_start_matches('/');
         let size = u32::try_from(content.len()).map_err(|_| {
             io::Error::other(format!("{path} has {} bytes; an archive's files end at 4 GiB", content.len()))
@@ -91,10 +93,10 @@ impl<W: Write> Archive<W> {
         self.write(text.as_bytes())?;
         self.write(name.as_bytes())?;
         self.write(&[0])?;
-        self.align()?;
+        self.pad_to_four()?;
         self.write(content)?;
 
-        self.align()
+        self.pad_to_four()
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -102,7 +104,7 @@ impl<W: Write> Archive<W> {
         self.out.write_all(bytes)
     }
 
-    fn align(&mut self) -> io::Result<()> {
+    fn pad_to_four(&mut self) -> io::Result<()> {
         let missing = self.written.wrapping_neg() % 4;
         self.write(&[0; 3][..missing as usize])
     }
@@ -137,8 +139,8 @@ mod tests {
     #[test]
     fn entries_come_back_with_the_directories_above_them_once() {
         let mut archive = Archive::new(Vec::new());
-        archive.file("/a/b/c", 0o755, b"12345").unwrap();
-        archive.directory("/a/e").unwrap();
+        archive.add_file("/a/b/c", 0o755, b"12345").unwrap();
+        archive.add_directory("/a/e").unwrap();
 
         let entries = read(&archive.finish().unwrap());
         let expected = [
@@ -160,7 +162,7 @@ mod tests {
     fn an_archive_ends_where_another_can_begin() {
         for length in 0..8 {
             let mut archive = Archive::new(Vec::new());
-            archive.file("f", 0o644, &vec![1; length]).unwrap();
+            archive.add_file("f", 0o644, &vec![1; length]).unwrap();
             assert_eq!(archive.finish().unwrap().len() % 4, 0);
         }
     }

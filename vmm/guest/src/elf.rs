@@ -42,23 +42,23 @@ pub(crate) fn has_pvh_entry(kernel: &[u8]) -> bool {
 /// Returns whether a segment of notes has one of an owner and a type.
 fn has_note(mut notes: &[u8], owner: &[u8], kind: usize) -> bool {
     let mut next = || {
-        let [name, content, found] = [0, 4, 8].map(|place| number(notes, place, 4));
+        let [name, content, found] = [0, 4, 8].map(|offset| number(notes, offset, 4));
         let name_end = NOTE_HEADER.checked_add(name?)?;
         let end = name_end.checked_next_multiple_of(4)?.checked_add(content?.checked_next_multiple_of(4)?)?;
 
-        let is_meant = notes.get(NOTE_HEADER..name_end)? == owner && found? == kind;
+        let is_wanted = notes.get(NOTE_HEADER..name_end)? == owner && found? == kind;
         notes = notes.get(end..).unwrap_or_default();
-        Some(is_meant)
+        Some(is_wanted)
     };
 
-    std::iter::from_fn(&mut next).any(|is_meant| is_meant)
+    std::iter::from_fn(&mut next).any(|is_wanted| is_wanted)
 }
 
 /// Returns the bytes of all segments of a type in a 64-bit ELF file. Segments that are not within
 /// the file are left out. A file of another kind has none.
 fn segments(file: &[u8], kind: usize) -> impl Iterator<Item = &[u8]> {
     let is_elf = file.starts_with(b"\x7fELF\x02\x01");
-    let field = move |place: usize, size: usize| number(file, place, size).filter(|_| is_elf);
+    let field = move |offset: usize, size: usize| number(file, offset, size).filter(|_| is_elf);
     let (table, size, count) = (field(32, 8), field(54, 2), field(56, 2).unwrap_or_default());
 
     (0..count).filter_map(move |index| {
@@ -73,9 +73,9 @@ fn segments(file: &[u8], kind: usize) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Returns the little-endian number of `size` bytes at a place.
-pub(crate) fn number(bytes: &[u8], place: usize, size: usize) -> Option<usize> {
-    let bytes = bytes.get(place..place.checked_add(size)?)?;
+/// Returns the little-endian number of `size` bytes at an offset.
+pub(crate) fn number(bytes: &[u8], offset: usize, size: usize) -> Option<usize> {
+    let bytes = bytes.get(offset..offset.checked_add(size)?)?;
     let value = bytes.iter().rev().fold(0_u64, |value, &byte| (value << 8) | u64::from(byte));
     usize::try_from(value).ok()
 }
@@ -102,13 +102,13 @@ impl Loader {
         let mut libraries = Vec::new();
 
         for line in &lines {
-            match listed(line) {
-                Listed::At(path) if Path::new(path) != self.path => libraries.push(PathBuf::from(path)),
-                Listed::Missing(name) => {
+            match parse_library(line) {
+                LibraryLine::At(path) if Path::new(path) != self.path => libraries.push(PathBuf::from(path)),
+                LibraryLine::Missing(name) => {
                     let problem = format!("needs {name}, which is not there");
                     return Err(GuestError::Unsuitable { path: program.to_owned(), problem });
                 }
-                Listed::At(_) | Listed::Nothing => {}
+                LibraryLine::At(_) | LibraryLine::Nothing => {}
             }
         }
 
@@ -117,24 +117,24 @@ impl Loader {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Listed<'a> {
+enum LibraryLine<'a> {
     At(&'a str),
     Missing(&'a str),
     Nothing,
 }
 
 /// Parses a line such as `libc.so.6 => /lib/libc.so.6 (0x7f...)` or `linux-vdso.so.1 (0x7f...)`.
-fn listed(line: &str) -> Listed<'_> {
-    let (name, place) = match line.trim().split_once(" => ") {
-        Some((name, place)) => (name, place),
+fn parse_library(line: &str) -> LibraryLine<'_> {
+    let (name, location) = match line.trim().split_once(" => ") {
+        Some((name, location)) => (name, location),
         None => ("", line.trim()),
     };
-    if place.starts_with("not found") {
-        return Listed::Missing(name);
+    if location.starts_with("not found") {
+        return LibraryLine::Missing(name);
     }
 
-    let path = place.rsplit_once(" (").map_or(place, |(path, _)| path);
-    if path.starts_with('/') { Listed::At(path) } else { Listed::Nothing }
+    let path = location.rsplit_once(" (").map_or(location, |(path, _)| path);
+    if path.starts_with('/') { LibraryLine::At(path) } else { LibraryLine::Nothing }
 }
 
 /// Returns a program's content and the host's files that it needs: the libraries and the loader.
@@ -156,11 +156,14 @@ mod tests {
 
     #[test]
     fn a_loaders_lines_are_understood() {
-        assert_eq!(listed("\tlibc.so.6 => /lib/libc.so.6 (0x00007f)"), Listed::At("/lib/libc.so.6"));
-        assert_eq!(listed("\t/lib64/ld.so (0x00007f)"), Listed::At("/lib64/ld.so"));
-        assert_eq!(listed("\tlinux-vdso.so.1 (0x00007f)"), Listed::Nothing);
-        assert_eq!(listed("\tlibx.so.1 => not found"), Listed::Missing("libx.so.1"));
-        assert_eq!(listed("\tstatically linked"), Listed::Nothing);
+        assert_eq!(
+            parse_library("\tlibc.so.6 => /lib/libc.so.6 (0x00007f)"),
+            LibraryLine::At("/lib/libc.so.6")
+        );
+        assert_eq!(parse_library("\t/lib64/ld.so (0x00007f)"), LibraryLine::At("/lib64/ld.so"));
+        assert_eq!(parse_library("\tlinux-vdso.so.1 (0x00007f)"), LibraryLine::Nothing);
+        assert_eq!(parse_library("\tlibx.so.1 => not found"), LibraryLine::Missing("libx.so.1"));
+        assert_eq!(parse_library("\tstatically linked"), LibraryLine::Nothing);
     }
 
     #[test]

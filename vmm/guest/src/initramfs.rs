@@ -41,7 +41,7 @@ pub(crate) struct Extra {
     /// Path on the host.
     pub(crate) source: PathBuf,
     /// Absolute path in the guest.
-    pub(crate) place: String,
+    pub(crate) guest_path: String,
     /// Whether it is a program whose libraries are copied too.
     pub(crate) program: bool,
 }
@@ -80,31 +80,31 @@ pub(crate) fn write(
     }
 
     let mut builder = Builder { archive: Archive::new(out), libraries: BTreeSet::new(), context: context() };
-    builder.file("/nicforge/init", 0o755, INIT)?;
-    builder.file("/nicforge/agent", 0o755, AGENT)?;
-    builder.file("/nicforge/job", 0o755, JOB)?;
-    builder.file("/nicforge/config", 0o644, contents.config.as_bytes())?;
-    builder.file("/nicforge/environment", 0o644, contents.environment.as_bytes())?;
-    builder.copy(&toolkit.programs.busybox, "/nicforge/busybox")?;
+    builder.add_file("/nicforge/init", 0o755, INIT)?;
+    builder.add_file("/nicforge/agent", 0o755, AGENT)?;
+    builder.add_file("/nicforge/job", 0o755, JOB)?;
+    builder.add_file("/nicforge/config", 0o644, contents.config.as_bytes())?;
+    builder.add_file("/nicforge/environment", 0o644, contents.environment.as_bytes())?;
+    builder.add_copy(&toolkit.programs.busybox, "/nicforge/busybox")?;
     if let Some(lspci) = &toolkit.programs.lspci {
-        builder.lspci(lspci)?;
+        builder.add_lspci(lspci)?;
     }
 
     if contents.barriers {
-        builder.file("/nicforge/tools/nicforge-barrier", 0o755, BARRIER)?;
+        builder.add_file("/nicforge/tools/nicforge-barrier", 0o755, BARRIER)?;
     }
 
-    builder.file("/nicforge/modules", 0o644, contents.modules.load.as_bytes())?;
+    builder.add_file("/nicforge/modules", 0o644, contents.modules.load.as_bytes())?;
     if toolkit.kernel.modules.is_some() {
-        builder.modules(&contents.modules.included, &toolkit.kernel.version)?;
+        builder.add_modules(&contents.modules.included, &toolkit.kernel.version)?;
     }
 
     if let Some(shim) = contents.shim {
-        builder.copy(shim, "/nicforge/shim.ko")?;
+        builder.add_copy(shim, "/nicforge/shim.ko")?;
     }
 
     for extra in contents.extras {
-        builder.extra(extra, progress)?;
+        builder.add_extra(extra, progress)?;
     }
 
     builder.archive.finish().context(context)?;
@@ -121,40 +121,41 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn file(&mut self, place: &str, mode: u32, content: &[u8]) -> Result<(), GuestError> {
-        self.archive.file(place, mode, content).context(|| self.context.clone())
+    /// Adds a file with this content.
+    fn add_file(&mut self, guest_path: &str, mode: u32, content: &[u8]) -> Result<(), GuestError> {
+        self.archive.add_file(guest_path, mode, content).context(|| self.context.clone())
     }
 
-    /// Copies a file of the host, with its permissions.
-    fn copy(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
+    /// Adds a file of the host, with its permissions.
+    fn add_copy(&mut self, source: &Path, guest_path: &str) -> Result<(), GuestError> {
         let content = std::fs::read(source).context(|| source.display().to_string())?;
         let mode = std::fs::metadata(source).context(|| source.display().to_string())?.permissions().mode();
-        self.file(place, mode | 0o444, &content)
+        self.add_file(guest_path, mode | 0o444, &content)
     }
 
     /// Adds `lspci` with its own loader and libraries in a folder, as it may come from another tree
     /// than the guest's programs.
-    fn lspci(&mut self, lspci: &Lspci) -> Result<(), GuestError> {
+    fn add_lspci(&mut self, lspci: &Lspci) -> Result<(), GuestError> {
         const FOLDER: &str = "/nicforge/lspci";
 
-        self.copy(&lspci.program, &format!("{FOLDER}/lspci"))?;
-        self.copy(&lspci.loader, &format!("{FOLDER}/loader"))?;
-        self.copy(&lspci.names, &format!("{FOLDER}/pci.ids"))?;
+        self.add_copy(&lspci.program, &format!("{FOLDER}/lspci"))?;
+        self.add_copy(&lspci.loader, &format!("{FOLDER}/loader"))?;
+        self.add_copy(&lspci.names, &format!("{FOLDER}/pci.ids"))?;
 
         for library in &lspci.libraries {
             let name = library.file_name().unwrap_or_default().to_string_lossy();
-            self.copy(library, &format!("{FOLDER}/lib/{name}"))?;
+            self.add_copy(library, &format!("{FOLDER}/lib/{name}"))?;
         }
 
         let script = format!(
             "#!/nicforge/busybox sh\nexec {FOLDER}/loader --library-path {FOLDER}/lib {FOLDER}/lspci -i {FOLDER}/pci.ids \"$@\"\n"
         );
 
-        self.file("/nicforge/tools/lspci", 0o755, script.as_bytes())
+        self.add_file("/nicforge/tools/lspci", 0o755, script.as_bytes())
     }
 
     /// Adds modules, with `modules.dep` for `modprobe`.
-    fn modules(&mut self, modules: &[Module], version: &str) -> Result<(), GuestError> {
+    fn add_modules(&mut self, modules: &[Module], version: &str) -> Result<(), GuestError> {
         let mut dependencies = String::new();
 
         for module in modules {
@@ -164,46 +165,50 @@ impl Builder<'_> {
         }
 
         for module in modules {
-            self.file(&format!("/lib/modules/{version}/kernel/{}.ko", module.name), 0o644, &module.object)?;
+            self.add_file(
+                &format!("/lib/modules/{version}/kernel/{}.ko", module.name),
+                0o644,
+                &module.object,
+            )?;
         }
 
         for index in INDEXES {
-            self.file(&format!("/lib/modules/{version}/{index}"), 0o644, &EMPTY_INDEX)?;
+            self.add_file(&format!("/lib/modules/{version}/{index}"), 0o644, &EMPTY_INDEX)?;
         }
 
-        self.file(&format!("/lib/modules/{version}/modules.dep"), 0o644, dependencies.as_bytes())
+        self.add_file(&format!("/lib/modules/{version}/modules.dep"), 0o644, dependencies.as_bytes())
     }
 
     /// Adds a file, a directory, or a program with its libraries.
-    fn extra(&mut self, extra: &Extra, progress: &Progress) -> Result<(), GuestError> {
+    fn add_extra(&mut self, extra: &Extra, progress: &Progress) -> Result<(), GuestError> {
         if !extra.program {
-            return self.tree(&extra.source, &extra.place);
+            return self.add_tree(&extra.source, &extra.guest_path);
         }
 
         let (content, files) = elf::read_with_dependencies(&extra.source, progress)?;
-        self.file(&extra.place, 0o755, &content)?;
+        self.add_file(&extra.guest_path, 0o755, &content)?;
 
         for file in files {
             if self.libraries.insert(file.clone()) {
                 // Links are followed: the guest has the file under the name that programs look for.
-                self.copy(&file, &file.to_string_lossy())?;
+                self.add_copy(&file, &file.to_string_lossy())?;
             }
         }
 
         Ok(())
     }
 
-    /// Copies a file, or a directory with its content.
-    fn tree(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
+    /// Adds a file, or a directory with its content.
+    fn add_tree(&mut self, source: &Path, guest_path: &str) -> Result<(), GuestError> {
         if !source.is_dir() {
-            return self.copy(source, place);
+            return self.add_copy(source, guest_path);
         }
 
-        self.archive.directory(place).context(|| self.context.clone())?;
+        self.archive.add_directory(guest_path).context(|| self.context.clone())?;
         for entry in std::fs::read_dir(source).context(|| source.display().to_string())? {
             let entry = entry.context(|| source.display().to_string())?;
-            let place = format!("{place}/{}", entry.file_name().to_string_lossy());
-            self.tree(&entry.path(), &place)?;
+            let guest_path = format!("{guest_path}/{}", entry.file_name().to_string_lossy());
+            self.add_tree(&entry.path(), &guest_path)?;
         }
 
         Ok(())

@@ -8,7 +8,7 @@ use thiserror::Error;
 /// Size limit of a section that is read, in bytes. Those of Linux 6.1 have less than 100 KB.
 const MAX_SECTION: u64 = 4 << 20;
 /// The name of the section, with its end.
-const NAME: &[u8] = b".modinfo\0";
+const SECTION_NAME: &[u8] = b".modinfo\0";
 
 /// Length of an ELF file's header, and of an entry of its table of sections, in bytes.
 const HEADER: usize = 64;
@@ -38,19 +38,19 @@ pub(crate) enum ModInfoError {
 
 /// The bytes of a module, in memory or in a file.
 pub(crate) trait Bytes {
-    /// Fills `out` with the bytes from `place` on.
-    fn read_at(&self, place: u64, out: &mut [u8]) -> io::Result<()>;
+    /// Fills `out` with the bytes from `offset` on.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 }
 
 impl Bytes for File {
-    fn read_at(&self, place: u64, out: &mut [u8]) -> io::Result<()> {
-        self.read_exact_at(out, place)
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.read_exact_at(out, offset)
     }
 }
 
 impl Bytes for [u8] {
-    fn read_at(&self, place: u64, out: &mut [u8]) -> io::Result<()> {
-        let start = usize::try_from(place).ok();
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).ok();
         let range = start.and_then(|start| Some(start..start.checked_add(out.len())?));
 
         match range.and_then(|range| self.get(range)) {
@@ -86,7 +86,7 @@ impl ModInfo {
         let names = content(module, sections().nth(names).ok_or(ModInfoError::Foreign)?)?;
         let is_wanted = |section: &&[u8]| {
             let start = u32_at(section, 0) as usize;
-            names.get(start..).is_some_and(|name| name.starts_with(NAME))
+            names.get(start..).is_some_and(|name| name.starts_with(SECTION_NAME))
         };
 
         let section = sections().find(is_wanted).ok_or(ModInfoError::Missing)?;
@@ -119,57 +119,57 @@ impl ModInfo {
 
 /// Returns the bytes of the section that an entry of the table describes.
 fn content(module: &(impl Bytes + ?Sized), section: &[u8]) -> Result<Vec<u8>, ModInfoError> {
-    let (place, size) = (u64_at(section, 24), u64_at(section, 32));
+    let (offset, size) = (u64_at(section, 24), u64_at(section, 32));
     if size > MAX_SECTION {
         return Err(ModInfoError::TooLarge(size));
     }
 
     let mut bytes = vec![0; size as usize];
-    read(module, place, &mut bytes)?;
+    read(module, offset, &mut bytes)?;
     Ok(bytes)
 }
 
-fn read(module: &(impl Bytes + ?Sized), place: u64, out: &mut [u8]) -> Result<(), ModInfoError> {
-    module.read_at(place, out).map_err(|error| match error.kind() {
-        // The kernel refuses places beyond any file's end as invalid.
+fn read(module: &(impl Bytes + ?Sized), offset: u64, out: &mut [u8]) -> Result<(), ModInfoError> {
+    module.read_at(offset, out).map_err(|error| match error.kind() {
+        // The kernel refuses offsets beyond any file's end as invalid.
         io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidInput => ModInfoError::Truncated,
         _ => error.into(),
     })
 }
 
-/// Returns `N` bytes from `place` on, or zeros where there are fewer.
-fn bytes_at<const N: usize>(bytes: &[u8], place: usize) -> [u8; N] {
-    bytes.get(place..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
+/// Returns `N` bytes from `offset` on, or zeros where there are fewer.
+fn bytes_at<const N: usize>(bytes: &[u8], offset: usize) -> [u8; N] {
+    bytes.get(offset..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
 }
 
-fn u16_at(bytes: &[u8], place: usize) -> u16 {
-    u16::from_le_bytes(bytes_at(bytes, place))
+fn u16_at(bytes: &[u8], offset: usize) -> u16 {
+    u16::from_le_bytes(bytes_at(bytes, offset))
 }
 
-fn u32_at(bytes: &[u8], place: usize) -> u32 {
-    u32::from_le_bytes(bytes_at(bytes, place))
+fn u32_at(bytes: &[u8], offset: usize) -> u32 {
+    u32::from_le_bytes(bytes_at(bytes, offset))
 }
 
-fn u64_at(bytes: &[u8], place: usize) -> u64 {
-    u64::from_le_bytes(bytes_at(bytes, place))
+fn u64_at(bytes: &[u8], offset: usize) -> u64 {
+    u64::from_le_bytes(bytes_at(bytes, offset))
 }
 
 /// Module files for tests.
 #[cfg(test)]
 pub(crate) mod samples {
-    use super::{HEADER, MAGIC, NAME, SECTION};
+    use super::{HEADER, MAGIC, SECTION, SECTION_NAME};
 
     /// Returns an ELF file with these strings in its `.modinfo`.
     pub(crate) fn module_file(strings: &[&str]) -> Vec<u8> {
         let info: Vec<u8> = strings.iter().flat_map(|string| [string.as_bytes(), b"\0"].concat()).collect();
-        let names = [b"\0".as_slice(), NAME].concat();
+        let names = [b"\0".as_slice(), SECTION_NAME].concat();
         let (info_at, names_at) = (HEADER, HEADER + info.len());
         let table_at = names_at + names.len();
 
-        let section = |name: u32, place: usize, size: usize| {
+        let section = |name: u32, offset: usize, size: usize| {
             let mut section = [0; SECTION];
             section[..4].copy_from_slice(&name.to_le_bytes());
-            section[24..32].copy_from_slice(&(place as u64).to_le_bytes());
+            section[24..32].copy_from_slice(&(offset as u64).to_le_bytes());
             section[32..40].copy_from_slice(&(size as u64).to_le_bytes());
             section
         };
@@ -224,13 +224,13 @@ mod tests {
         let object = module_file(&["depends=a"]);
         let table = u64_at(&object, 40) as usize;
 
-        // The place of the table, the entry of the names, and the places and sizes of sections.
-        let places = [40, 62, table + SECTION + 24, table + SECTION + 32, table + 2 * SECTION + 24];
-        for place in places {
+        // The offset of the table, the entry of the names, and the offsets and sizes of sections.
+        let offsets = [40, 62, table + SECTION + 24, table + SECTION + 32, table + 2 * SECTION + 24];
+        for offset in offsets {
             let mut wrong = object.clone();
-            wrong[place..place + 2].copy_from_slice(&[0xff; 2]);
-            wrong[place + 6] = 0xff;
-            assert!(ModInfo::read(wrong.as_slice()).is_err(), "{place}");
+            wrong[offset..offset + 2].copy_from_slice(&[0xff; 2]);
+            wrong[offset + 6] = 0xff;
+            assert!(ModInfo::read(wrong.as_slice()).is_err(), "{offset}");
         }
     }
 

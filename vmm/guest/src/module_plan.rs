@@ -52,7 +52,7 @@ impl ModulePlan {
             return Self::without_tree(toolkit, software, &named);
         };
 
-        let found = toolkit.drivers_beside(shim, &software.identities, progress)?;
+        let found = toolkit.drivers_not_in_shim(shim, &software.identities, progress)?;
 
         // Init loads what the configuration names, what a function needs, and what `/share` needs.
         let mut wanted = named;
@@ -109,23 +109,23 @@ impl Toolkit {
             Driver::Shim => Some(self.shim(progress)?),
             Driver::None | Driver::Vfio => None,
         };
-        self.drivers_beside(shim.as_deref(), &[identity], progress)
+        self.drivers_not_in_shim(shim.as_deref(), &[identity], progress)
     }
 
     /// Returns the kernel's own drivers of functions that are not in the aliases of `shim`.
-    fn drivers_beside(
+    fn drivers_not_in_shim(
         &self,
         shim: Option<&Path>,
         identities: &[PciIdentity],
         progress: &Progress,
     ) -> Result<Vec<String>, GuestError> {
-        let left = left_by(shim, identities)?;
-        let Some(tree) = self.kernel.modules.as_ref().filter(|_| !left.is_empty()) else {
+        let unclaimed = identities_without_alias(shim, identities)?;
+        let Some(tree) = self.kernel.modules.as_ref().filter(|_| !unclaimed.is_empty()) else {
             return Ok(Vec::new());
         };
 
         let index = AliasIndex::of(tree, &self.cache, progress)?;
-        let found = left.iter().flat_map(|identity| index.modules_for(identity));
+        let found = unclaimed.iter().flat_map(|identity| index.modules_for(identity));
         Ok(found.map(str::to_owned).collect())
     }
 }
@@ -189,16 +189,19 @@ impl ModuleRequest {
 }
 
 /// Returns the identities that the built kernel module does not have in its aliases.
-fn left_by(shim: Option<&Path>, identities: &[PciIdentity]) -> Result<Vec<PciIdentity>, GuestError> {
+fn identities_without_alias(
+    shim: Option<&Path>,
+    identities: &[PciIdentity],
+) -> Result<Vec<PciIdentity>, GuestError> {
     let Some(shim) = shim.filter(|_| !identities.is_empty()) else { return Ok(identities.to_vec()) };
 
     let info = File::open(shim).map_err(Into::into).and_then(|file| ModInfo::read(&file));
     let info =
         info.map_err(|error| GuestError::Unsuitable { path: shim.to_owned(), problem: error.to_string() })?;
 
-    let is_left =
+    let has_no_alias =
         |identity: &&PciIdentity| !info.values("alias").any(|alias| matches(alias, &identity.modalias()));
-    Ok(identities.iter().filter(is_left).copied().collect())
+    Ok(identities.iter().filter(has_no_alias).copied().collect())
 }
 
 /// Returns the lines by which init loads modules. Modules that are built into the kernel have none.
@@ -280,8 +283,8 @@ mod tests {
         std::fs::write(&shim, module_file(&["alias=pci:v00001EFCd*sv*sd*bc*sc*i*"])).unwrap();
         let other = PciIdentity { vendor: 0x494f, ..CARD };
 
-        assert_eq!(left_by(Some(&shim), &[CARD, other]).unwrap(), [other]);
-        assert_eq!(left_by(None, &[CARD, other]).unwrap(), [CARD, other]);
+        assert_eq!(identities_without_alias(Some(&shim), &[CARD, other]).unwrap(), [other]);
+        assert_eq!(identities_without_alias(None, &[CARD, other]).unwrap(), [CARD, other]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::error::GuestError;
 /// Interval at which work that waits for a process checks for cancellation.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval of progress lines where standard error is no terminal.
-const REPEAT: Duration = Duration::from_secs(10);
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Progress display and cancellation. Clones share both.
 #[derive(Clone)]
@@ -120,7 +120,7 @@ impl Progress {
                 bar.set_position(percent.clamp(0.0, 100.0) as u64);
             }
             Show::Lines { last, step } => {
-                if last.elapsed() >= REPEAT {
+                if last.elapsed() >= LINE_INTERVAL {
                     *last = Instant::now();
                     let _ = writeln!(std::io::stderr(), "nicforge: {step}: {percent:.0}%");
                 }

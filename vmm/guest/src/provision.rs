@@ -117,6 +117,7 @@ impl Provision {
         toolkit
     }
 
+    /// Finds or provisions QEMU, a kernel and the programs of a guest, with the cache locked.
     fn provide_all(&self, progress: &Progress) -> Result<Toolkit, GuestError> {
         for file in [&self.kernel, &self.initrd].into_iter().flatten() {
             if !file.is_file() {
@@ -185,7 +186,7 @@ fn qemu_tree(cache: &Cache, _locked: &Locked, progress: &Progress) -> Result<Pat
         assumed: vec!["adduser", "debconf", "passwd", "openssl-provider-legacy"],
     };
 
-    tree(cache, "qemu-trixie", &selection, progress, |_| Ok(()))
+    provide_tree(cache, "qemu-trixie", &selection, progress, |_| Ok(()))
 }
 
 /// Returns the private tree with a kernel and the programs for a guest.
@@ -205,7 +206,7 @@ fn linux_tree(cache: &Cache, _locked: &Locked, progress: &Progress) -> Result<Pa
 
     let selection = Selection { what: "a kernel", suites: &["bookworm"], target: None, packages, assumed };
     let name = if compiler { "linux-bookworm-gcc" } else { "linux-bookworm" };
-    tree(cache, name, &selection, progress, relocate_headers)
+    provide_tree(cache, name, &selection, progress, relocate_headers)
 }
 
 /// Returns whether the host has the compiler of this major version, as `gcc-N` or as `gcc`.
@@ -219,8 +220,8 @@ pub(crate) fn gcc(major: u32, progress: &Progress) -> Result<Option<String>, Gue
         let mut command = std::process::Command::new(&program);
         match tool::run_quietly("asking the compiler", command.arg("-dumpversion"), progress) {
             Ok(lines) => {
-                let said = lines.first().and_then(|line| line.split('.').next()?.parse().ok());
-                if said == Some(major) {
+                let version = lines.first().and_then(|line| line.split('.').next()?.parse().ok());
+                if version == Some(major) {
                     return Ok(Some(program));
                 }
             }
@@ -233,7 +234,7 @@ pub(crate) fn gcc(major: u32, progress: &Progress) -> Result<Option<String>, Gue
 }
 
 /// Downloads and unpacks a selection, unless its tree exists.
-fn tree(
+fn provide_tree(
     cache: &Cache,
     name: &str,
     selection: &Selection,
@@ -289,6 +290,7 @@ fn relocate_headers(tree: &Path) -> Result<(), GuestError> {
     std::fs::write(&makefile, text).context(|| makefile.display().to_string())
 }
 
+/// Returns the kernel of an unpacked tree of packages.
 fn kernel_in_tree(tree: &Path) -> Result<Kernel, GuestError> {
     let image = entry(&tree.join("boot"), "vmlinuz-", "-amd64")?;
     let version = BootImage::read(&image)?.version;

@@ -27,7 +27,7 @@ impl Qemu {
     /// # Errors
     /// [`GuestError::Unsuitable`] when it has no `vfio-user-pci`.
     pub fn at(program: &Path, progress: &Progress) -> Result<Self, GuestError> {
-        Self::examine(program.to_owned(), Vec::new(), program, progress)
+        Self::query(program.to_owned(), Vec::new(), program, progress)
     }
 
     /// Returns the system's QEMU, if it is installed and new enough.
@@ -56,10 +56,11 @@ impl Qemu {
             tree.join("usr/share/seabios").into(),
         ];
 
-        Self::examine(tree.join("usr/lib64/ld-linux-x86-64.so.2"), arguments, &program, progress)
+        Self::query(tree.join("usr/lib64/ld-linux-x86-64.so.2"), arguments, &program, progress)
     }
 
-    fn examine(
+    /// Asks a QEMU for its devices and its version. Without the required device it is refused.
+    fn query(
         program: PathBuf,
         arguments: Vec<OsString>,
         shown: &Path,
@@ -75,8 +76,8 @@ impl Qemu {
             return Err(GuestError::Unsuitable { path: shown.to_owned(), problem });
         }
 
-        let said = ask(&["-version"])?;
-        let version = said.first().map(|line| line.trim_start_matches("QEMU emulator ").to_owned());
+        let lines = ask(&["-version"])?;
+        let version = lines.first().map(|line| line.trim_start_matches("QEMU emulator ").to_owned());
         qemu.version = version.unwrap_or_default();
 
         Ok(qemu)

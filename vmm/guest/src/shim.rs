@@ -64,14 +64,15 @@ impl Toolkit {
             });
         };
 
-        let place = format!("modules/{name}-{}", digest(sources, &self.kernel));
-        if !self.cache.path(&place).is_dir() {
+        let directory = format!("modules/{name}-{}", module_digest(sources, &self.kernel));
+        if !self.cache.path(&directory).is_dir() {
             let _lock = self.cache.lock(progress)?;
             progress.step(&format!("building {name} for kernel {}", self.kernel.version));
-            self.cache.make(&place, |folder| self.kbuild(name, sources, build, folder, progress))?;
+            self.cache
+                .make(&directory, |folder| self.build_by_kbuild(name, sources, build, folder, progress))?;
         }
 
-        let folder = self.cache.path(&place);
+        let folder = self.cache.path(&directory);
         let entries = std::fs::read_dir(&folder).context(|| folder.display().to_string())?;
         let module = entries
             .flatten()
@@ -81,7 +82,8 @@ impl Toolkit {
         module.ok_or_else(|| GuestError::Unsuitable { path: folder, problem: "has no module (*.ko)".into() })
     }
 
-    fn kbuild(
+    /// Builds a kernel module from these sources by kbuild, and copies it to `folder`.
+    fn build_by_kbuild(
         &self,
         name: &str,
         sources: &[(&str, &[u8])],
@@ -159,7 +161,7 @@ fn tree_libraries(tree: &Path) -> Result<PathBuf, GuestError> {
         let Ok(entries) = std::fs::read_dir(tree.join(from)) else { continue };
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if WANTED.iter().any(|wanted| name.starts_with(wanted)) {
+            if KBUILD_LIBRARIES.iter().any(|wanted| name.starts_with(wanted)) {
                 // Two folders may have the same library; one is enough.
                 let _ = std::os::unix::fs::symlink(format!("{up}/{name}"), making.path().join(&name));
             }
@@ -176,7 +178,7 @@ fn tree_libraries(tree: &Path) -> Result<PathBuf, GuestError> {
 }
 
 /// Libraries that kbuild's programs and the compiler need besides the C library.
-const WANTED: [&str; 12] = [
+const KBUILD_LIBRARIES: [&str; 12] = [
     "libelf",
     "libz.so",
     "libzstd",
@@ -196,7 +198,8 @@ fn has_sources() -> bool {
     SOURCES.iter().any(|(name, _)| *name == "Kbuild" || *name == "Makefile")
 }
 
-fn digest(sources: &[(&str, &[u8])], kernel: &Kernel) -> String {
+/// Returns a name for a module, which changes with its sources and with the kernel.
+fn module_digest(sources: &[(&str, &[u8])], kernel: &Kernel) -> String {
     let mut hash = Sha256::new();
     let mut add = |bytes: &[u8]| {
         hash.update((bytes.len() as u64).to_le_bytes());

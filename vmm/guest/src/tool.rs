@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The part of a tool's output that its error keeps, in bytes.
-const KEEP: usize = 4096;
+const MAX_KEPT_OUTPUT: usize = 4096;
 /// The longest line that is passed on in one piece, in bytes.
 const MAX_LINE: u64 = 64 * 1024;
 
@@ -34,7 +34,7 @@ const MAX_LINE: u64 = 64 * 1024;
 /// thread ends.
 ///
 /// The *thread* counts, so it must outlive the child.
-pub(crate) fn end_with_us(command: &mut Command) -> &mut Command {
+pub(crate) fn end_with_this_thread(command: &mut Command) -> &mut Command {
     command.process_group(0);
     let parent = getpid();
     let ask = move || {
@@ -58,7 +58,7 @@ pub(crate) fn run(
 ) -> Result<Vec<String>, GuestError> {
     progress.check()?;
     let program = command.get_program().to_string_lossy().into_owned();
-    let mut child = end_with_us(command)
+    let mut child = end_with_this_thread(command)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -68,15 +68,15 @@ pub(crate) fn run(
     let output = child.stdout.take().map(|pipe| collect(pipe, line));
     let errors = child.stderr.take().map(|pipe| collect(pipe, |_| ()));
     let status = wait(what, &mut child, progress);
-    let output = output.map(joined).unwrap_or_default();
-    let errors = errors.map(joined).unwrap_or_default();
+    let output = output.map(join_reader).unwrap_or_default();
+    let errors = errors.map(join_reader).unwrap_or_default();
     let status = status?;
     if status.success() {
         return Ok(output);
     }
 
-    let said = if errors.iter().all(|line| line.trim().is_empty()) { &output } else { &errors };
-    Err(GuestError::Tool { what: what.to_owned(), status, output: end_of(said) })
+    let reported = if errors.iter().all(|line| line.trim().is_empty()) { &output } else { &errors };
+    Err(GuestError::Tool { what: what.to_owned(), status, output: last_lines(reported) })
 }
 
 /// Runs a tool without looking at its output before its end.
@@ -88,6 +88,7 @@ pub(crate) fn run_quietly(
     run(what, command, progress, |_| ())
 }
 
+/// Waits for the end of a tool. A cancellation ends the tool and its children.
 fn wait(what: &str, child: &mut Child, progress: &Progress) -> Result<std::process::ExitStatus, GuestError> {
     loop {
         if let Some(status) = child.try_wait().context(|| what.to_owned())? {
@@ -105,6 +106,8 @@ fn wait(what: &str, child: &mut Child, progress: &Progress) -> Result<std::proce
     }
 }
 
+/// Starts a thread that reads lines until the pipe ends, passes each to `line`, and returns all of
+/// them.
 fn collect(
     pipe: impl Read + Send + 'static,
     line: impl Fn(&str) + Send + 'static,
@@ -128,15 +131,17 @@ fn collect(
     })
 }
 
-fn joined(reader: JoinHandle<Vec<String>>) -> Vec<String> {
+/// Waits for the end of a thread that collects lines, and returns them.
+fn join_reader(reader: JoinHandle<Vec<String>>) -> Vec<String> {
     reader.join().unwrap_or_default()
 }
 
-fn end_of(lines: &[String]) -> String {
+/// Returns the last whole lines that fit into [`MAX_KEPT_OUTPUT`].
+fn last_lines(lines: &[String]) -> String {
     let mut bytes = 0;
     let fits = |line: &&String| {
         bytes += line.len() + 1;
-        bytes <= KEEP
+        bytes <= MAX_KEPT_OUTPUT
     };
     let mut end: Vec<&str> = lines.iter().rev().take_while(fits).map(String::as_str).collect();
 

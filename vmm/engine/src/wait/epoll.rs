@@ -23,6 +23,7 @@ impl Epoll {
         Ok(Self { set, batch: [EpollEvent::empty(); BATCH] })
     }
 
+    /// Waits for events, and appends them to `events`.
     fn collect(&mut self, timeout: EpollTimeout, events: &mut Vec<Event>) -> io::Result<()> {
         let count = match self.set.wait(&mut self.batch, timeout) {
             Ok(count) => count,

@@ -108,25 +108,26 @@ impl Uring {
             next_poll: IGNORED + 1,
             ended: Vec::new(),
         };
-        new.try_out()?;
+        new.check_multishot()?;
         Ok(new)
     }
 
-    fn try_out(&mut self) -> io::Result<()> {
+    /// Checks that multishot polls report: two events of an eventfd must arrive.
+    fn check_multishot(&mut self) -> io::Result<()> {
         const TOKEN: u64 = 1;
-        let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        self.watch(probe.as_fd(), TOKEN, Interest::READ)?;
+        let eventfd = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+        self.watch(eventfd.as_fd(), TOKEN, Interest::READ)?;
 
         let mut reported = true;
         for _ in 0..2 {
-            probe.write(1)?;
+            eventfd.write(1)?;
             let mut events = Vec::new();
             self.wait(Some(Duration::from_millis(200)), &mut events)?;
             reported &= events.iter().any(|event| event.token == TOKEN && event.readable);
-            probe.read()?;
+            eventfd.read()?;
         }
 
-        self.unwatch(probe.as_fd(), TOKEN);
+        self.unwatch(eventfd.as_fd(), TOKEN);
         if reported {
             Ok(())
         } else {
@@ -168,6 +169,7 @@ impl Uring {
         self.submit()
     }
 
+    /// Appends the completed polls to `events`, and arms again those that have ended.
     fn collect(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         for completion in self.ring.completion() {
             let id = completion.user_data();

@@ -119,12 +119,12 @@ fn index_of_another_tree_is_not_taken() {
 #[test]
 fn cache_keeps_a_few_indexes() {
     let rig = Rig::new(&[("a.ko", "pci:v000010ECd*sv*sd*bc*sc*i*")]);
-    for number in 0..KEEP + 3 {
+    for number in 0..KEPT_INDEXES + 3 {
         rig.add(&format!("m{number}.ko"), "pci:*");
         assert_eq!(rig.found().len(), number + 2);
     }
 
-    assert_eq!(rig.files().len(), KEEP);
+    assert_eq!(rig.files().len(), KEPT_INDEXES);
 }
 
 #[test]

@@ -17,12 +17,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
     Guest,
-    agent::Agent,
+    agent::AgentChannel,
     command_line,
     config::{Driver, GuestConfig, PluggedFunction, quoted},
-    console, ended,
+    console, ended_error,
     logs::Logs,
-    monitor::{Monitor, Trouble},
+    monitor::{Monitor, MonitorError},
     process::Process,
 };
 use crate::{
@@ -156,7 +156,7 @@ impl Listeners {
             let path = folder.join(name);
             UnixListener::bind(&path).context(|| format!("listen on {}", path.display()))
         };
-        let [console, agent, monitor] = command_line::LINES.map(listen);
+        let [console, agent, monitor] = command_line::SOCKETS.map(listen);
         let terminal = has_terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
 
         Ok(Self { console: console?, agent: agent?, monitor: monitor?, terminal })
@@ -165,7 +165,7 @@ impl Listeners {
 
 /// The connections to a guest.
 struct Channels {
-    agent: Agent,
+    agent: AgentChannel,
     monitor: Monitor,
     terminal: Option<UnixStream>,
 }
@@ -188,17 +188,18 @@ impl Starting<'_> {
         console::spawn_writer(self.accept(&listeners.console)?, file)
             .context(|| format!("{node}: its console"))?;
 
-        let agent = Agent::new(self.accept(&listeners.agent)?).context(|| format!("{node}: its agent"))?;
+        let agent =
+            AgentChannel::new(self.accept(&listeners.agent)?).context(|| format!("{node}: its agent"))?;
         let monitor = self.accept(&listeners.monitor)?;
         let terminal = listeners.terminal.map(|listener| self.accept(&listener)).transpose()?;
 
-        for name in command_line::LINES.into_iter().chain([command_line::TERMINAL]) {
+        for name in command_line::SOCKETS.into_iter().chain([command_line::TERMINAL]) {
             // The sockets are connected. A name that can't be removed now is removed with the
             // folder.
             let _ = std::fs::remove_file(folder.join(name));
         }
 
-        let monitor = Monitor::new(monitor, self.until).map_err(|trouble| self.monitor(trouble))?;
+        let monitor = Monitor::new(monitor, self.until).map_err(|error| self.monitor_error(error))?;
         Ok(Channels { agent, monitor, terminal })
     }
 
@@ -217,12 +218,12 @@ impl Starting<'_> {
     }
 
     /// Waits until the agent has started. Ends with an error when QEMU or the channel has ended.
-    fn wait_for_agent(&self, agent: &Agent) -> Result<(), GuestError> {
+    fn wait_for_agent(&self, agent: &AgentChannel) -> Result<(), GuestError> {
         loop {
             match agent.wait_started(1, Instant::now() + CHECK_INTERVAL) {
                 Ok(true) => return Ok(()),
                 Ok(false) => self.check()?,
-                Err(()) => return Err(ended(&self.config.node, "booting", self.process, self.logs)),
+                Err(()) => return Err(ended_error(&self.config.node, "booting", self.process, self.logs)),
             }
         }
     }
@@ -230,12 +231,12 @@ impl Starting<'_> {
     fn check(&self) -> Result<(), GuestError> {
         self.progress.check()?;
         if self.process.status().is_some() {
-            return Err(ended(&self.config.node, "booting", self.process, self.logs));
+            return Err(ended_error(&self.config.node, "booting", self.process, self.logs));
         }
-        if Instant::now() >= self.until { Err(self.late()) } else { Ok(()) }
+        if Instant::now() >= self.until { Err(self.timeout()) } else { Ok(()) }
     }
 
-    fn late(&self) -> GuestError {
+    fn timeout(&self) -> GuestError {
         GuestError::Timeout {
             node: self.config.node.clone(),
             what: "booting".into(),
@@ -244,11 +245,11 @@ impl Starting<'_> {
         }
     }
 
-    fn monitor(&self, trouble: Trouble) -> GuestError {
-        match trouble {
-            Trouble::Late => self.late(),
-            Trouble::Refused(_) | Trouble::Gone(_) => {
-                ended(&self.config.node, "booting", self.process, self.logs)
+    fn monitor_error(&self, error: MonitorError) -> GuestError {
+        match error {
+            MonitorError::DeadlinePassed => self.timeout(),
+            MonitorError::Refused(_) | MonitorError::Gone(_) => {
+                ended_error(&self.config.node, "booting", self.process, self.logs)
             }
         }
     }

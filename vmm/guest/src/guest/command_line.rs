@@ -17,7 +17,7 @@ pub(crate) struct Files<'a> {
 }
 
 /// The sockets of every guest, in the order in which QEMU connects them.
-pub(crate) const LINES: [&str; 3] = ["console", "agent", "monitor"];
+pub(crate) const SOCKETS: [&str; 3] = ["console", "agent", "monitor"];
 /// The socket of the optional terminal.
 pub(crate) const TERMINAL: &str = "terminal";
 
@@ -74,7 +74,7 @@ pub(crate) fn command(
         command.args(["-chardev", &format!("socket,id={id},path={path}")]);
     };
 
-    for id in LINES {
+    for id in SOCKETS {
         line(id);
     }
 

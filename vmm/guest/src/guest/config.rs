@@ -218,7 +218,7 @@ impl GuestConfig {
     pub fn program(mut self, source: impl Into<PathBuf>) -> Self {
         let source = source.into();
         let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        self.software.extras.push(Extra { source, place: format!("/root/{name}"), program: true });
+        self.software.extras.push(Extra { source, guest_path: format!("/root/{name}"), program: true });
         self
     }
 
@@ -226,15 +226,19 @@ impl GuestConfig {
     pub fn program_as(mut self, source: impl Into<PathBuf>, name: &str) -> Self {
         self.software.extras.push(Extra {
             source: source.into(),
-            place: format!("/root/{name}"),
+            guest_path: format!("/root/{name}"),
             program: true,
         });
         self
     }
 
     /// Copies a file or directory of the host to an absolute path in the guest.
-    pub fn file(mut self, source: impl Into<PathBuf>, place: impl Into<String>) -> Self {
-        self.software.extras.push(Extra { source: source.into(), place: place.into(), program: false });
+    pub fn file(mut self, source: impl Into<PathBuf>, guest_path: impl Into<String>) -> Self {
+        self.software.extras.push(Extra {
+            source: source.into(),
+            guest_path: guest_path.into(),
+            program: false,
+        });
         self
     }
 

@@ -25,16 +25,16 @@ pub use config::{Driver, Function, GuestConfig};
 pub use running::Running;
 
 use self::{
-    agent::Agent,
+    agent::AgentChannel,
     config::PluggedFunction,
     logs::Logs,
-    monitor::{Monitor, Trouble},
+    monitor::{Monitor, MonitorError},
     process::Process,
 };
 use crate::error::{ErrorContext, GuestError, LogEnds};
 
 /// Time limit for an answer of QEMU's monitor.
-const ANSWER: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A booted guest. It is killed on drop.
 pub struct Guest {
@@ -44,7 +44,7 @@ pub struct Guest {
     // Fields drop in this order: QEMU first, then its peers, then the files.
     process: Arc<Process>,
     monitor: Mutex<Monitor>,
-    agent: Arc<Agent>,
+    agent: Arc<AgentChannel>,
     terminal: Option<UnixStream>,
     logs: Logs,
     show_logs: bool,
@@ -92,7 +92,7 @@ impl Guest {
         let number = match self.agent.start(&job) {
             Ok(number) => number,
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                return Err(ended(&self.node, &what, &self.process, &self.logs));
+                return Err(ended_error(&self.node, &what, &self.process, &self.logs));
             }
             Err(error) => return Err(error).context(|| format!("{}: start {what}", self.node)),
         };
@@ -137,7 +137,7 @@ impl Guest {
                 limit: self.boot_deadline,
                 end: self.logs.ends(),
             }),
-            Err(()) => Err(ended(&self.node, "starting anew", &self.process, &self.logs)),
+            Err(()) => Err(ended_error(&self.node, "starting anew", &self.process, &self.logs)),
         }
     }
 
@@ -160,7 +160,7 @@ impl Guest {
             |event: &str, data: &serde_json::Value| event == "DEVICE_DELETED" && data["device"] == id;
         let unplugged = self.monitor().event(deleted, Instant::now() + limit);
 
-        unplugged.map_err(|trouble| self.trouble(&format!("unplugging {name}"), limit, trouble))
+        unplugged.map_err(|error| self.error(&format!("unplugging {name}"), limit, error))
     }
 
     /// Plugs an unplugged function in again.
@@ -193,8 +193,8 @@ impl Guest {
         command: &str,
         arguments: serde_json::Value,
     ) -> Result<serde_json::Value, GuestError> {
-        let result = self.monitor().execute(command, arguments, Instant::now() + ANSWER);
-        result.map_err(|trouble| self.trouble(command, ANSWER, trouble))
+        let result = self.monitor().execute(command, arguments, Instant::now() + ANSWER_TIMEOUT);
+        result.map_err(|error| self.error(command, ANSWER_TIMEOUT, error))
     }
 
     /// Powers the guest off and waits for its end.
@@ -229,7 +229,7 @@ impl Guest {
     /// [`GuestError::Ended`] at once when the guest ends. `what` is the operation in progress.
     pub fn watch(&self, what: &str, limit: Duration) -> Result<(), GuestError> {
         match self.process.wait(limit) {
-            Some(_) => Err(ended(&self.node, what, &self.process, &self.logs)),
+            Some(_) => Err(ended_error(&self.node, what, &self.process, &self.logs)),
             None => Ok(()),
         }
     }
@@ -247,7 +247,7 @@ impl Guest {
     pub fn answer_barrier(&self, call: u64, status: u8, text: &str) -> Result<(), GuestError> {
         match self.agent.answer(call, status, text) {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                Err(ended(&self.node, "a barrier", &self.process, &self.logs))
+                Err(ended_error(&self.node, "a barrier", &self.process, &self.logs))
             }
             answered => answered.context(|| format!("{}: answer a barrier", self.node)),
         }
@@ -267,14 +267,14 @@ impl Guest {
         self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn trouble(&self, what: &str, limit: Duration, trouble: Trouble) -> GuestError {
+    fn error(&self, what: &str, limit: Duration, error: MonitorError) -> GuestError {
         let (node, what) = (self.node.clone(), what.to_owned());
-        match trouble {
-            Trouble::Refused(answer) => GuestError::Monitor { node, command: what, answer },
-            Trouble::Late => GuestError::Timeout { node, what, limit, end: self.logs.ends() },
-            Trouble::Gone(error) => {
+        match error {
+            MonitorError::Refused(answer) => GuestError::Monitor { node, command: what, answer },
+            MonitorError::DeadlinePassed => GuestError::Timeout { node, what, limit, end: self.logs.ends() },
+            MonitorError::Gone(error) => {
                 tracing::debug!(%error, node, "monitor");
-                ended(&node, &what, &self.process, &self.logs)
+                ended_error(&node, &what, &self.process, &self.logs)
             }
         }
     }
@@ -283,14 +283,15 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         self.process.signal(Signal::SIGKILL);
-        self.process.wait(ANSWER);
+        self.process.wait(ANSWER_TIMEOUT);
         if self.show_logs && std::thread::panicking() {
             eprintln!("{}: the ends of its logs{}", self.node, self.logs.ends());
         }
     }
 }
 
-fn ended(node: &str, what: &str, process: &Process, logs: &Logs) -> GuestError {
+/// Returns the error of an operation whose guest has ended.
+fn ended_error(node: &str, what: &str, process: &Process, logs: &Logs) -> GuestError {
     // The channel may have ended shortly before the process.
     let status = process.wait(Duration::from_secs(5));
     let status = status.map_or_else(|| "QEMU still runs".to_owned(), |status| format!("QEMU: {status}"));

@@ -24,19 +24,19 @@ pub(crate) struct Monitor {
 
 /// Why a command of the monitor has no result.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum MonitorError {
     /// QEMU refused it, with this reason.
     Refused(String),
     /// No answer came in time.
-    Late,
+    DeadlinePassed,
     /// The connection is gone.
     Gone(io::Error),
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for MonitorError {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Late,
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::DeadlinePassed,
             _ => Self::Gone(error),
         }
     }
@@ -44,7 +44,7 @@ impl From<io::Error> for Trouble {
 
 impl Monitor {
     /// Creates the monitor and negotiates capabilities.
-    pub(crate) fn new(stream: UnixStream, until: Instant) -> Result<Self, Trouble> {
+    pub(crate) fn new(stream: UnixStream, until: Instant) -> Result<Self, MonitorError> {
         let mut monitor = Self { stream, buffer: Vec::new(), events: Vec::new(), id: 0 };
         monitor.message(until)?;
         monitor.execute("qmp_capabilities", json!({}), until)?;
@@ -57,10 +57,10 @@ impl Monitor {
         command: &str,
         arguments: Value,
         until: Instant,
-    ) -> Result<Value, Trouble> {
+    ) -> Result<Value, MonitorError> {
         self.id += 1;
         let request = json!({ "execute": command, "arguments": arguments, "id": self.id });
-        self.stream.set_write_timeout(Some(left(until)?))?;
+        self.stream.set_write_timeout(Some(remaining(until)?))?;
         self.stream.write_all(format!("{request}\n").as_bytes())?;
 
         loop {
@@ -77,7 +77,7 @@ impl Monitor {
 
             if let Some(error) = message.get("error") {
                 let text = error["desc"].as_str().map_or_else(|| error.to_string(), str::to_owned);
-                return Err(Trouble::Refused(text));
+                return Err(MonitorError::Refused(text));
             }
         }
     }
@@ -87,11 +87,11 @@ impl Monitor {
         &mut self,
         wanted: impl Fn(&str, &Value) -> bool,
         until: Instant,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), MonitorError> {
         let fits = |event: &Value| event["event"].as_str().is_some_and(|name| wanted(name, &event["data"]));
         loop {
-            if let Some(place) = self.events.iter().position(&fits) {
-                self.events.remove(place);
+            if let Some(index) = self.events.iter().position(&fits) {
+                self.events.remove(index);
                 return Ok(());
             }
             let message = self.message(until)?;
@@ -115,21 +115,22 @@ impl Monitor {
         }
     }
 
-    fn message(&mut self, until: Instant) -> Result<Value, Trouble> {
+    /// Receives the next message of the monitor.
+    fn message(&mut self, until: Instant) -> Result<Value, MonitorError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
-                return serde_json::from_slice(&line).map_err(|error| Trouble::Gone(error.into()));
+                return serde_json::from_slice(&line).map_err(|error| MonitorError::Gone(error.into()));
             }
 
             if self.buffer.len() > MAX_LINE {
-                return Err(Trouble::Gone(io::Error::other("the monitor's line has no end")));
+                return Err(MonitorError::Gone(io::Error::other("the monitor's line has no end")));
             }
 
-            self.stream.set_read_timeout(Some(left(until)?))?;
+            self.stream.set_read_timeout(Some(remaining(until)?))?;
             let mut piece = [0; 4096];
             match self.stream.read(&mut piece) {
-                Ok(0) => return Err(Trouble::Gone(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(MonitorError::Gone(io::ErrorKind::UnexpectedEof.into())),
                 Ok(length) => self.buffer.extend_from_slice(&piece[..length]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
@@ -138,9 +139,10 @@ impl Monitor {
     }
 }
 
-fn left(until: Instant) -> Result<Duration, Trouble> {
-    let left = until.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(Trouble::Late) } else { Ok(left) }
+/// Returns the time that is left until a deadline.
+fn remaining(until: Instant) -> Result<Duration, MonitorError> {
+    let remaining = until.saturating_duration_since(Instant::now());
+    if remaining.is_zero() { Err(MonitorError::DeadlinePassed) } else { Ok(remaining) }
 }
 
 #[cfg(test)]
@@ -171,7 +173,7 @@ mod tests {
         let (mut monitor, _qemu) =
             monitor("{\"error\": {\"class\": \"G\", \"desc\": \"no such device\"}, \"id\": 2}\n");
         match monitor.execute("x", json!({}), soon()) {
-            Err(Trouble::Refused(text)) => assert_eq!(text, "no such device"),
+            Err(MonitorError::Refused(text)) => assert_eq!(text, "no such device"),
             other => panic!("{other:?}"),
         }
     }
@@ -180,7 +182,7 @@ mod tests {
     fn a_late_answer_is_not_taken_for_the_next_commands() {
         let (mut monitor, mut qemu) = monitor("");
         let now = Instant::now() + Duration::from_millis(20);
-        assert!(matches!(monitor.execute("slow", json!({}), now), Err(Trouble::Late)));
+        assert!(matches!(monitor.execute("slow", json!({}), now), Err(MonitorError::DeadlinePassed)));
         qemu.write_all(b"{\"return\": \"late\", \"id\": 2}\n{\"return\": \"mine\", \"id\": 3}\n").unwrap();
         assert_eq!(monitor.execute("next", json!({}), soon()).unwrap(), "mine");
     }
@@ -189,8 +191,8 @@ mod tests {
     fn a_monitor_that_says_nothing_is_late_and_one_that_went_is_gone() {
         let (mut monitor, qemu) = monitor("");
         let now = Instant::now() + Duration::from_millis(20);
-        assert!(matches!(monitor.execute("x", json!({}), now), Err(Trouble::Late)));
+        assert!(matches!(monitor.execute("x", json!({}), now), Err(MonitorError::DeadlinePassed)));
         drop(qemu);
-        assert!(matches!(monitor.execute("x", json!({}), soon()), Err(Trouble::Gone(_))));
+        assert!(matches!(monitor.execute("x", json!({}), soon()), Err(MonitorError::Gone(_))));
     }
 }

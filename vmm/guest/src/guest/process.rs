@@ -47,7 +47,7 @@ impl Process {
         let (report, reported) = mpsc::channel();
         let keeper = std::thread::Builder::new().name("qemu".into()).spawn({
             let shared = shared.clone();
-            move || match tool::end_with_us(&mut command).spawn() {
+            move || match tool::end_with_this_thread(&mut command).spawn() {
                 Ok(child) => {
                     // The caller waits for this message, so it can't fail.
                     let _ = report.send(Ok(child.id()));
@@ -128,20 +128,20 @@ mod tests {
 
     #[test]
     fn a_process_that_ends_gives_its_status_and_says_so() {
-        let said = Arc::new(AtomicBool::new(false));
+        let has_reported = Arc::new(AtomicBool::new(false));
         let mut command = Command::new("sh");
         command.args(["-c", "exit 7"]);
 
         let process = Process::start(command, {
-            let said = said.clone();
-            move || said.store(true, Ordering::SeqCst)
+            let has_reported = has_reported.clone();
+            move || has_reported.store(true, Ordering::SeqCst)
         })
         .unwrap();
 
         assert_eq!(process.wait(LONG).unwrap().code(), Some(7));
 
         drop(process);
-        assert!(said.load(Ordering::SeqCst));
+        assert!(has_reported.load(Ordering::SeqCst));
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    agent::{Agent, Outcome, Output},
-    ended,
+    agent::{AgentChannel, Outcome, Output},
+    ended_error,
     logs::Logs,
     process::Process,
 };
@@ -16,7 +16,7 @@ use crate::error::{ErrorContext, GuestError};
 /// A job that runs in a guest.
 pub struct Running {
     pub(super) node: String,
-    pub(super) agent: Arc<Agent>,
+    pub(super) agent: Arc<AgentChannel>,
     pub(super) process: Arc<Process>,
     pub(super) logs: Logs,
     pub(super) number: u64,
@@ -34,7 +34,7 @@ impl Running {
             Some(output) => Ok(output),
             None => {
                 self.kill()?;
-                let what = format!("{} (which said: {:?})", self.what, self.agent.said(self.number));
+                let what = format!("{} (which said: {:?})", self.what, self.agent.output_so_far(self.number));
                 Err(GuestError::Timeout { node: self.node.clone(), what, limit, end: self.logs.ends() })
             }
         }
@@ -47,11 +47,11 @@ impl Running {
     pub fn wait_for(&self, limit: Duration) -> Result<Option<Output>, GuestError> {
         match self.agent.wait(self.number, Instant::now() + limit) {
             Outcome::Done(output) => Ok(Some(output)),
-            Outcome::Late => Ok(None),
+            Outcome::TimedOut => Ok(None),
             Outcome::Restarted => {
                 Err(GuestError::Restarted { node: self.node.clone(), what: self.what.clone() })
             }
-            Outcome::Gone => Err(ended(&self.node, &self.what, &self.process, &self.logs)),
+            Outcome::Gone => Err(ended_error(&self.node, &self.what, &self.process, &self.logs)),
         }
     }
 
@@ -65,8 +65,8 @@ impl Running {
     }
 
     /// Returns the job's output so far.
-    pub fn said(&self) -> Output {
-        self.agent.said(self.number)
+    pub fn output_so_far(&self) -> Output {
+        self.agent.output_so_far(self.number)
     }
 }
 

@@ -79,6 +79,7 @@ pub fn parse(text: &str, path: &str, families: &Families) -> Result<Plan, Descri
     plan_of(text, families).map_err(|problem| DescriptionError::in_file(path, text, problem))
 }
 
+/// Parses a machine file, and lets each family plan its sections.
 fn plan_of(text: &str, families: &Families) -> Result<Plan, SectionError> {
     let table = DeTable::parse(text)
         .map_err(|error| SectionError::Syntax { span: error.span(), message: error.message().to_owned() })?;

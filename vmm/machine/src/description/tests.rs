@@ -42,10 +42,7 @@ fn a_path_that_is_no_regular_file_is_refused_unread() {
 
 #[test]
 fn a_machine_without_devices_is_refused() {
-    assert!(
-        error("name = \"p\"\n")
-            .contains("expected at least one [[pset]], [[extoll]], [[ethernet]] or [[function]]")
-    );
+    assert!(error("name = \"p\"\n").contains("expected at least one [[pset]], "));
 }
 
 #[test]

@@ -1,11 +1,8 @@
 //! [`Backing`] for one attachment of a machine in this process.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Instant,
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
 
 use nicforge_core::{
@@ -18,6 +15,7 @@ use nicforge_core::{
 use nicforge_driver::{
     Backing, DmaMemory, DmaPermission, Error, GoneCause, InterruptSource, IrqInfo, MappableArea,
     PrivateMemory, RegionInfo, Relax, WriteMode,
+    runtime::{Instant, note_store},
 };
 use nicforge_shm::{Access as MemoryAccess, SharedMemory};
 use nix::errno::Errno;
@@ -54,7 +52,7 @@ impl LocalAttachment {
 
     /// Calls `f` under the machine's lock, if this backing still holds the attachment.
     fn with<R>(&self, f: impl FnOnce(&mut Inner) -> Result<R, Error>) -> Result<R, Error> {
-        let mut inner = self.machine.lock()?;
+        let mut inner = self.machine.lock_now()?;
         if !self.holds_attachment(&inner) {
             self.gone.store(true, Ordering::Release);
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });
@@ -103,7 +101,7 @@ impl LocalAttachment {
                 return Err(Error::Timeout { what, waited });
             }
 
-            self.machine.relax(&mut relax)?;
+            self.machine.relax(self.function, &mut relax)?;
         }
     }
 
@@ -159,6 +157,7 @@ impl Backing for LocalAttachment {
     /// In process there is no queue between a client and the machine. A posted write that is
     /// stalled therefore waits, too, like a processor's store without credits.
     fn write(&self, region: u32, offset: u64, data: &[u8], _: WriteMode) -> Result<(), Error> {
+        note_store();
         self.access("a trapped write", |inner| {
             let machine = &mut inner.machine;
             machine.write(self.function, self.attachment, region, offset, data).map_err(access_error)
@@ -201,7 +200,8 @@ impl Backing for LocalAttachment {
                 .map_err(machine_error)
         })?;
 
-        Ok(Arc::new(interrupt::Source { counter, machine: self.machine.clone(), gone: self.gone.clone() }))
+        let (machine, gone) = (self.machine.clone(), self.gone.clone());
+        Ok(Arc::new(interrupt::Source { counter, machine, function: self.function, gone }))
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
@@ -265,10 +265,11 @@ impl Backing for LocalAttachment {
         if self.gone.load(Ordering::Relaxed) {
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });
         }
-        self.machine.relax(relax)
+        self.machine.relax(self.function, relax)
     }
 }
 
+/// Converts an error of the machine to one of the driver library.
 fn machine_error(error: MachineError) -> Error {
     match error {
         MachineError::NotAttached { .. } => Error::DeviceGone { cause: GoneCause::Evicted },

@@ -5,8 +5,11 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use nicforge_core::interrupt::InterruptSink;
-use nicforge_driver::{Cancel, Deadline, Error, GoneCause, InterruptSource, Relax};
+use nicforge_core::{ids::FunctionId, interrupt::InterruptSink};
+use nicforge_driver::{
+    Cancel, Deadline, Error, GoneCause, InterruptSource, Relax,
+    runtime::{Cost, cost},
+};
 
 use super::{LocalMachine, Sleepers};
 
@@ -35,6 +38,7 @@ impl InterruptSink for Counter {
 pub(super) struct Source {
     pub(super) counter: Arc<Counter>,
     pub(super) machine: Arc<LocalMachine>,
+    pub(super) function: FunctionId,
     /// Set when the attachment has ended.
     pub(super) gone: Arc<AtomicBool>,
 }
@@ -54,6 +58,7 @@ impl InterruptSource for Source {
         loop {
             let count = self.take();
             if count > 0 {
+                cost(Cost::InterruptWake, 1);
                 return Ok(count);
             }
 
@@ -69,7 +74,7 @@ impl InterruptSource for Source {
                 return Err(deadline.timeout("an interrupt"));
             }
 
-            self.machine.relax(&mut relax)?;
+            self.machine.relax(self.function, &mut relax)?;
         }
     }
 }

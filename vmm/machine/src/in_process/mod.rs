@@ -9,6 +9,9 @@
 //! lock's holder. When the machine has no work until a client's next access, waiting threads sleep.
 //! A sleep lasts at most [`LONGEST_SLEEP`], and every access to the machine ends it.
 //!
+//! A machine in virtual time ([`LocalMachine::with_clock`]) is driven by its clock's owner, and a
+//! waiting loop leaves the time to the clock.
+//!
 //! - `mod.rs`: the machine behind its lock, stepping and sleeping;
 //! - `attachment.rs`: [`Backing`] for one attachment;
 //! - `interrupt.rs`: interrupts as counters;
@@ -32,7 +35,7 @@ use std::{
 use nicforge_core::{
     device::Ended,
     ids::{AttachmentId, FunctionId},
-    machine::{Machine, MachineError, Next},
+    machine::{Machine, MachineError, Next, TurnLimits},
     time::Nanos,
 };
 use nicforge_driver::{Backing, Error, GoneCause, Relax, Turn};
@@ -81,9 +84,21 @@ pub enum OpenError {
     Broken,
 }
 
+/// The clock of a machine in virtual time. Its owner drives the machine, by
+/// [`Machine::run_until`].
+pub trait Clock: Send + Sync {
+    /// Returns the current time, at which accesses take effect.
+    fn now(&self) -> Nanos;
+
+    /// Passes the time of one turn of a loop that waits for a function.
+    fn wait(&self, function: FunctionId);
+}
+
 /// A machine that threads of this process share. The module describes how they drive it.
 pub struct LocalMachine {
     inner: Mutex<Inner>,
+    /// The clock of a machine in virtual time.
+    clock: Option<Box<dyn Clock>>,
     started: Instant,
     sleepers: Arc<Sleepers>,
 }
@@ -128,10 +143,21 @@ impl Sleepers {
 impl LocalMachine {
     /// Shares a machine. Its time starts now.
     pub fn new(machine: Machine) -> Arc<Self> {
+        Self::create(machine, None)
+    }
+
+    /// Shares a machine in virtual time. A client's access first brings the machine to the clock's
+    /// time, and nothing else but the clock's owner does.
+    pub fn with_clock(machine: Machine, clock: Box<dyn Clock>) -> Arc<Self> {
+        Self::create(machine, Some(clock))
+    }
+
+    fn create(machine: Machine, clock: Option<Box<dyn Clock>>) -> Arc<Self> {
         let started = Instant::now();
         let tenants = HashMap::new();
         Arc::new(Self {
             inner: Mutex::new(Inner { machine, tenants, last_tenant: 0, last_rescan: started }),
+            clock,
             started,
             sleepers: Arc::default(),
         })
@@ -147,7 +173,7 @@ impl LocalMachine {
         function: FunctionId,
         attachment: AttachmentId,
     ) -> Result<Arc<dyn Backing>, OpenError> {
-        let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
+        let mut inner = self.lock_now().map_err(|_| OpenError::Broken)?;
         inner.machine.attach(function, attachment)?;
 
         inner.last_tenant += 1;
@@ -174,6 +200,7 @@ impl LocalMachine {
         self.open(function, attachment)
     }
 
+    /// Returns the attachment of these names.
     fn find(&self, function: &str, attachment: &str) -> Result<(FunctionId, AttachmentId), OpenError> {
         let inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
         let machine = &inner.machine;
@@ -200,7 +227,7 @@ impl LocalMachine {
     /// # Errors
     /// Returns [`OpenError::Machine`] when no client holds it, and [`OpenError::Broken`].
     pub fn evict(&self, function: FunctionId, attachment: AttachmentId) -> Result<(), OpenError> {
-        let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
+        let mut inner = self.lock_now().map_err(|_| OpenError::Broken)?;
         inner.machine.detach(function, attachment, Ended::Evicted)?;
 
         if let Some(tenant) = inner.tenants.remove(&(function, attachment)) {
@@ -246,9 +273,13 @@ impl LocalMachine {
         self.sleepers.wake();
     }
 
-    /// Makes one turn of a waiting loop.
-    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
+    /// Makes one turn of a loop that waits for a function.
+    fn relax(&self, function: FunctionId, relax: &mut Relax) -> Result<(), Error> {
         let turn = relax.turn();
+        if let Some(clock) = &self.clock {
+            clock.wait(function);
+            return Ok(());
+        }
 
         let mut inner = match self.inner.try_lock() {
             Ok(inner) => inner,
@@ -288,6 +319,8 @@ impl LocalMachine {
         (left > NEAR).then(|| (left - NEAR).min(LONGEST_SLEEP))
     }
 
+    /// Sleeps until another thread has driven the machine, or for `limit`. It rescans mapped memory
+    /// now and then, for stores without a doorbell.
     fn sleep(&self, inner: MutexGuard<'_, Inner>, limit: Duration) -> Result<(), Error> {
         self.sleepers.count.fetch_add(1, Ordering::Relaxed);
         let outcome = self.sleepers.changed.wait_timeout(inner, limit);
@@ -304,6 +337,16 @@ impl LocalMachine {
 
     fn lock(&self) -> Result<MutexGuard<'_, Inner>, Error> {
         self.inner.lock().map_err(|_| broken())
+    }
+
+    /// Locks the machine for an access, which takes effect at the current time.
+    fn lock_now(&self) -> Result<MutexGuard<'_, Inner>, Error> {
+        let mut inner = self.lock()?;
+        if let Some(clock) = &self.clock {
+            // Work that does not end comes to the notice of the machine's driver.
+            let _ = inner.machine.run_until(clock.now(), TurnLimits::default());
+        }
+        Ok(inner)
     }
 
     fn now(&self) -> Nanos {

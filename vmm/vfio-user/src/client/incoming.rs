@@ -27,13 +27,14 @@ pub(super) fn answer(memory: Option<&dyn GuestMemory>, max_data: u32, message: &
     result.unwrap_or_else(|errno| Header::error_reply(header.id, header.command, errno).to_bytes().to_vec())
 }
 
+/// Reads the memory that a request of the server names. Returns the whole reply.
 fn read(
     memory: Option<&dyn GuestMemory>,
     max_data: u32,
     header: Header,
     payload: &[u8],
 ) -> Result<Vec<u8>, Errno> {
-    let (access, count, _) = check(max_data, payload)?;
+    let (access, count, _) = parse_access(max_data, payload)?;
 
     let mut reply = vec![0; FIXED + count];
     let (fixed, data) = reply.split_at_mut(FIXED);
@@ -42,13 +43,14 @@ fn read(
     Ok(reply)
 }
 
+/// Writes the memory that a request of the server names. Returns the whole reply.
 fn write(
     memory: Option<&dyn GuestMemory>,
     max_data: u32,
     header: Header,
     payload: &[u8],
 ) -> Result<Vec<u8>, Errno> {
-    let (access, count, data) = check(max_data, payload)?;
+    let (access, count, data) = parse_access(max_data, payload)?;
     if data.len() != count {
         return Err(Errno::EINVAL);
     }
@@ -59,7 +61,9 @@ fn write(
     Ok(reply)
 }
 
-fn check(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8]), Errno> {
+/// Parses the beginning of a request, and returns it with its number of bytes and the data behind
+/// it.
+fn parse_access(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8]), Errno> {
     let (access, data) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EINVAL)?;
     let count = access.count.get();
     if count > max_data.into() || access.address.get().checked_add(count).is_none() {

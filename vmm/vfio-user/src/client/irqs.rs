@@ -102,6 +102,7 @@ impl Client {
         Ok(())
     }
 
+    /// Sends one `DEVICE_SET_IRQS`, and waits for its reply.
     fn set_irqs_once(
         &self,
         flags: u32,

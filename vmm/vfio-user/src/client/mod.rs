@@ -208,7 +208,7 @@ pub struct ServerLimits {
 
 impl ServerLimits {
     /// Checks the server's answer, and fills in the defaults.
-    fn of(answer: &VersionMessage, said: &Capabilities) -> Result<Self, ClientError> {
+    fn of(answer: &VersionMessage, capabilities: &Capabilities) -> Result<Self, ClientError> {
         let command = Command::Version;
         if answer.major != VERSION_MAJOR || answer.minor > VERSION_MINOR {
             let what = format!("version {}.{} was not proposed", answer.major, answer.minor);
@@ -219,11 +219,11 @@ impl ServerLimits {
         };
         let limits = Self {
             minor: answer.minor,
-            max_msg_fds: small(said.max_msg_fds, DEFAULT_MAX_MSG_FDS),
-            max_data_xfer_size: small(said.max_data_xfer_size, DEFAULT_MAX_DATA_XFER_SIZE),
-            pgsizes: said.pgsizes.unwrap_or(DEFAULT_PGSIZES),
-            max_dma_maps: said.max_dma_maps.unwrap_or(DEFAULT_MAX_DMA_MAPS.into()),
-            write_multiple: said.write_multiple.unwrap_or(false),
+            max_msg_fds: small(capabilities.max_msg_fds, DEFAULT_MAX_MSG_FDS),
+            max_data_xfer_size: small(capabilities.max_data_xfer_size, DEFAULT_MAX_DATA_XFER_SIZE),
+            pgsizes: capabilities.pgsizes.unwrap_or(DEFAULT_PGSIZES),
+            max_dma_maps: capabilities.max_dma_maps.unwrap_or(DEFAULT_MAX_DMA_MAPS.into()),
+            write_multiple: capabilities.write_multiple.unwrap_or(false),
             twin_socket: false,
         };
         if limits.max_data_xfer_size == 0 {
@@ -293,6 +293,8 @@ impl Client {
         Self::negotiate(fd, config, deadline)
     }
 
+    /// Negotiates the version and the limits on a connected socket, and starts the second one if
+    /// both sides want it.
     fn negotiate(fd: OwnedFd, config: ClientConfig, deadline: Deadline) -> Result<Self, ClientError> {
         if config.max_data_xfer_size == 0 {
             return Err(ClientError::Argument("max_data_xfer_size is zero"));
@@ -313,10 +315,10 @@ impl Client {
             Ok((answer, fds))
         })?;
 
-        let said = answer.capabilities.clone().unwrap_or_default();
-        let mut limits = ServerLimits::of(&answer, &said)?;
+        let capabilities = answer.capabilities.clone().unwrap_or_default();
+        let mut limits = ServerLimits::of(&answer, &capabilities)?;
 
-        let second_socket = match said.twin_socket.filter(|offer| offer.supported) {
+        let second_socket = match capabilities.twin_socket.filter(|offer| offer.supported) {
             Some(_) if !wants_second_socket => {
                 return Err(malformed(command, "a twin socket was not proposed"));
             }

@@ -53,13 +53,15 @@ impl Client {
         if argsz as usize > MAX_INFO_REPLY {
             return Err(malformed(command, format!("it would need {argsz} bytes")));
         }
-        let (info, again) = self.region_info_once(index, argsz, deadline)?;
-        if again > argsz {
-            return Err(malformed(command, format!("it needed {argsz} bytes and now needs {again}")));
+        let (info, needed) = self.region_info_once(index, argsz, deadline)?;
+        if needed > argsz {
+            return Err(malformed(command, format!("it needed {argsz} bytes and now needs {needed}")));
         }
         Ok(info)
     }
 
+    /// Asks for a region with room for `argsz` bytes. Returns its description and the size of the
+    /// complete one.
     fn region_info_once(
         &self,
         index: u32,

@@ -11,6 +11,7 @@ use crate::socket::Outlet;
 use crate::wire::{RegionAccess, parse_prefix};
 
 impl Dispatcher {
+    /// Carries out `REGION_READ`, and replies unless the handler defers it.
     pub(super) fn region_read(
         &mut self,
         out: &mut Outlet<'_>,
@@ -36,6 +37,7 @@ impl Dispatcher {
         }
     }
 
+    /// Carries out `REGION_WRITE`, and replies unless the handler defers it.
     pub(super) fn region_write(
         &mut self,
         out: &mut Outlet<'_>,

@@ -223,6 +223,8 @@ impl ServerConnection {
         self.complete_with(token, result)
     }
 
+    /// Stores the result of the deferred request that has this token. The next turn of the
+    /// connection sends the reply.
     fn complete_with(&mut self, token: Token, result: Result<&[u8], Errno>) -> Result<(), CompleteError> {
         let waiting = self.dispatcher.deferred.as_mut();
         let Some(deferred) = waiting.filter(|it| it.token == token && it.awaits_handler()) else {

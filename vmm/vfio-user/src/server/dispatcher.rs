@@ -105,7 +105,7 @@ impl Dispatcher {
             Command::DeviceGetInfo => info::device_info(out, request, message.payload, handler),
             Command::DeviceGetRegionInfo => self.region_info(out, request, message.payload, handler),
             Command::DeviceGetIrqInfo => info::irq_info(out, request, message.payload, handler),
-            Command::DeviceSetIrqs => match irqs::check(message, handler) {
+            Command::DeviceSetIrqs => match irqs::parse_set_irqs(message, handler) {
                 Ok(irqs) => match handler.set_irqs(irqs) {
                     Ok(()) => Ok(reply(out, request, &[], &[], &[])?),
                     Err(errno) => Err(errno.into()),

@@ -114,6 +114,8 @@ impl DmaTable {
         }
     }
 
+    /// Starts a read of client memory, whose result has `token`. It is sent in pieces, one after
+    /// the other.
     pub(super) fn read(
         &mut self,
         out: &mut Outlet<'_>,
@@ -132,6 +134,8 @@ impl DmaTable {
         Ok(())
     }
 
+    /// Starts a write of client memory, whose result has `token`. It is sent in pieces, one after
+    /// the other.
     pub(super) fn write(
         &mut self,
         out: &mut Outlet<'_>,

@@ -16,6 +16,7 @@ use crate::wire::{
 };
 
 impl Dispatcher {
+    /// Replies to `DEVICE_GET_REGION_INFO`, with the region's descriptor if the client can map it.
     pub(super) fn region_info(
         &mut self,
         out: &mut Outlet<'_>,
@@ -52,6 +53,7 @@ impl Dispatcher {
     }
 }
 
+/// Replies to `DEVICE_GET_INFO`.
 pub(super) fn device_info(
     out: &mut Outlet<'_>,
     request: Request,
@@ -72,6 +74,7 @@ pub(super) fn device_info(
     Ok(reply(out, request, body.as_bytes(), &[], &[])?)
 }
 
+/// Replies to `DEVICE_GET_IRQ_INFO`.
 pub(super) fn irq_info(
     out: &mut Outlet<'_>,
     request: Request,

@@ -8,10 +8,10 @@ use crate::socket::{Message, PeerFd};
 use crate::types::{IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE, IrqAction, IrqData, SetIrqs};
 use crate::wire::{SetIrqsPayload, parse_prefix};
 
-/// Checks a request against the handler's description of the interrupt type. Descriptors of a
-/// refused request are closed. `argsz` is not checked: clients disagree about it, and the size of
-/// the payload is sufficient.
-pub(super) fn check(message: Message<'_>, handler: &mut dyn Handler) -> Result<SetIrqs, Errno> {
+/// Parses a request, and checks it against the handler's description of the interrupt type.
+/// Descriptors of a refused request are closed. `argsz` is not checked: clients disagree about it,
+/// and the size of the payload is sufficient.
+pub(super) fn parse_set_irqs(message: Message<'_>, handler: &mut dyn Handler) -> Result<SetIrqs, Errno> {
     let (raw, data) = parse_prefix::<SetIrqsPayload>(message.payload).map_err(|_| Errno::EINVAL)?;
     let (index, start, count) = (raw.index.get(), raw.start.get(), raw.count.get());
 

@@ -12,6 +12,8 @@ use crate::types::{DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, DmaUnmap};
 use crate::wire::{DEFAULT_MAX_DATA_XFER_SIZE, DmaMapPayload, DmaUnmapPayload, parse_prefix};
 
 impl Dispatcher {
+    /// Checks a `DMA_MAP`, lets the handler map the range, and replies unless the handler defers
+    /// it.
     pub(super) fn dma_map(
         &mut self,
         out: &mut Outlet<'_>,
@@ -48,6 +50,8 @@ impl Dispatcher {
         self.outcome(out, request, outcome, ReplyKind::Empty)
     }
 
+    /// Checks a `DMA_UNMAP`, lets the handler unmap the ranges, and replies unless the handler
+    /// defers it.
     pub(super) fn dma_unmap(
         &mut self,
         out: &mut Outlet<'_>,

@@ -16,6 +16,7 @@ use crate::wire::*;
 const MULTI_PIECE: usize = 64;
 
 impl Dispatcher {
+    /// Carries out `REGION_WRITE_MULTI`, after all of its writes were checked.
     pub(super) fn write_multi(
         &mut self,
         out: &mut Outlet<'_>,

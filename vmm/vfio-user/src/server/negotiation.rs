@@ -37,42 +37,42 @@ impl Dispatcher {
             return Err(ConnectionError::Major { major: proposed.major });
         }
 
-        let asked = proposed.capabilities.clone().unwrap_or_default();
+        let client = proposed.capabilities.clone().unwrap_or_default();
         // With zero bytes in a message every transfer would be endless.
-        let transfer = asked.max_data_xfer_size.unwrap_or(DEFAULT_MAX_DATA_XFER_SIZE.into());
+        let transfer = client.max_data_xfer_size.unwrap_or(DEFAULT_MAX_DATA_XFER_SIZE.into());
         if transfer == 0 {
             self.fail(out, request, Errno::EINVAL)?;
             return Err(ConnectionError::NoTransfers);
         }
         // The client assumes the default for a limit that it did not name.
-        if asked.max_data_xfer_size.is_none() {
+        if client.max_data_xfer_size.is_none() {
             self.transfer = DEFAULT_MAX_DATA_XFER_SIZE as usize;
         }
         self.limits.transfer =
             usize::try_from(transfer).unwrap_or(usize::MAX).min(self.config.max_data_xfer_size as usize);
         self.new_limit = Some(self.config.message_limit(self.transfer.max(self.limits.transfer)));
 
-        let theirs = self.make_second_socket(&asked, request);
+        let client_socket = self.make_second_socket(&client, request);
         let answer = VersionMessage {
             major: VERSION_MAJOR,
             // The version here is the lowest there is, so it never exceeds the proposed one.
             minor: VERSION_MINOR,
             has_json: proposed.has_json,
-            capabilities: proposed.capabilities.as_ref().map(|asked| self.answer(asked)),
+            capabilities: proposed.capabilities.as_ref().map(|client| self.answer(client)),
         };
-        self.peer = asked;
+        self.peer = client;
         self.phase = Phase::Running;
 
-        let fd = theirs.as_ref().map(AsFd::as_fd);
+        let fd = client_socket.as_ref().map(AsFd::as_fd);
         Ok(reply(out, request, &build_version(&answer), &[], fd.as_slice())?)
     }
 
     /// Makes a second socket for a client that proposed it and takes descriptors, and returns the
     /// client's end. A server without a free descriptor does not agree, and sends its requests on
     /// the first socket.
-    fn make_second_socket(&mut self, asked: &Capabilities, request: Request) -> Option<OwnedFd> {
-        let wanted = asked.twin_socket.as_ref().is_some_and(|offer| offer.supported);
-        let takes_fds = asked.max_msg_fds.is_none_or(|fds| fds > 0);
+    fn make_second_socket(&mut self, client: &Capabilities, request: Request) -> Option<OwnedFd> {
+        let wanted = client.twin_socket.as_ref().is_some_and(|offer| offer.supported);
+        let takes_fds = client.max_msg_fds.is_none_or(|fds| fds > 0);
         if !wanted || !takes_fds || request.no_reply {
             return None;
         }
@@ -86,15 +86,15 @@ impl Dispatcher {
     /// Builds the answer: a subset of the capabilities that the client named, as the specification
     /// wants it. So the reply is no longer than the request, but for a digit or two and for the
     /// index of the second socket's descriptor.
-    fn answer(&self, asked: &Capabilities) -> Capabilities {
+    fn answer(&self, client: &Capabilities) -> Capabilities {
         let config = &self.config;
         Capabilities {
-            max_msg_fds: asked.max_msg_fds.map(|_| config.max_msg_fds.into()),
-            max_data_xfer_size: asked.max_data_xfer_size.map(|_| config.max_data_xfer_size.into()),
-            pgsizes: asked.pgsizes.map(|_| config.pgsizes),
+            max_msg_fds: client.max_msg_fds.map(|_| config.max_msg_fds.into()),
+            max_data_xfer_size: client.max_data_xfer_size.map(|_| config.max_data_xfer_size.into()),
+            pgsizes: client.pgsizes.map(|_| config.pgsizes),
             // QEMU ends the connection over a limit that is higher than its own.
-            max_dma_maps: asked.max_dma_maps.map(|theirs| theirs.min(config.max_dma_maps.into())),
-            write_multiple: asked.write_multiple.filter(|wanted| *wanted && config.write_multiple),
+            max_dma_maps: client.max_dma_maps.map(|theirs| theirs.min(config.max_dma_maps.into())),
+            write_multiple: client.write_multiple.filter(|wanted| *wanted && config.write_multiple),
             twin_socket: self
                 .second_socket
                 .as_ref()

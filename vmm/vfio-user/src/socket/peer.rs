@@ -33,6 +33,7 @@ pub(crate) fn has_exited(process: BorrowedFd<'_>) -> bool {
     matches!(poll(&mut fds, PollTimeout::ZERO), Ok(ready) if ready > 0)
 }
 
+/// Returns a descriptor of the process at the other end.
 fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut fd: RawFd = -1;
     let mut len = size_of::<RawFd>() as libc::socklen_t;

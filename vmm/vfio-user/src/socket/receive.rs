@@ -154,6 +154,7 @@ impl Receiver {
         self.fill_by(socket, true)
     }
 
+    /// Reads the socket once into the buffer. With `wait`, the read blocks.
     fn fill_by(&mut self, socket: BorrowedFd<'_>, wait: bool) -> Result<Fill, FrameError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -209,6 +210,8 @@ impl Receiver {
         true
     }
 
+    /// Keeps received descriptors until their message is complete. Those beyond the limit are
+    /// closed, and the message is marked.
     fn keep(&mut self, mut fds: Vec<PeerFd>, mut lost: bool) {
         if fds.is_empty() && !lost {
             return;
@@ -306,6 +309,7 @@ impl Receiver {
         self.pending_fds -= dropped;
     }
 
+    /// Returns the header at an offset of the buffer, or `None` if it is not complete.
     fn checked_header(&self, at: usize) -> Result<Option<Header>, FrameError> {
         let bytes = self.buffer.get(at..self.end).unwrap_or_default();
         let Some(header) = Header::parse(bytes) else { return Ok(None) };

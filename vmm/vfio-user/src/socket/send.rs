@@ -41,6 +41,7 @@ impl Sender {
         self.ended
     }
 
+    /// Sends a message of two parts, or queues what the socket does not take.
     pub(crate) fn send(
         &mut self,
         socket: BorrowedFd<'_>,

@@ -89,6 +89,7 @@ pub fn build_region_info(index: u32, info: &RegionInfo, argsz: u32) -> Vec<u8> {
     reply
 }
 
+/// Appends the capability that lists the mappable areas, if there are any.
 fn push_sparse_cap(reply: &mut Vec<u8>, info: &RegionInfo) {
     if info.areas.is_empty() {
         return;

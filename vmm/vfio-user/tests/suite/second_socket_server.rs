@@ -60,8 +60,8 @@ fn version_that_proposes_a_second_socket_is_answered_with_it_and_its_index() {
 
     let reply = pair.ask(Command::Version, &version(PROPOSAL));
 
-    let said = parse_version(&reply.payload).unwrap().capabilities.unwrap();
-    assert_eq!(said.twin_socket, Some(TwinSocket { supported: true, fd_index: Some(0) }));
+    let capabilities = parse_version(&reply.payload).unwrap().capabilities.unwrap();
+    assert_eq!(capabilities.twin_socket, Some(TwinSocket { supported: true, fd_index: Some(0) }));
     assert_eq!(reply.fds.len(), 1);
     assert!(pair.server.second_socket().is_some());
 }

@@ -50,24 +50,24 @@ pub(super) struct State {
     pub(super) notes: Vec<String>,
     /// Calls of barriers that the caller has not taken yet.
     pub(super) calls: Vec<BarrierCall>,
-    pub(super) jobs: BTreeMap<u64, Entry>,
-    pub(super) next: u64,
+    pub(super) jobs: BTreeMap<u64, JobState>,
+    pub(super) last_number: u64,
     pub(super) gone: bool,
     /// The reader is in a sink, which may block indefinitely.
-    pub(super) showing: bool,
-    /// The agent is dropped; further lines are discarded.
+    pub(super) is_in_sink: bool,
+    /// The channel is dropped; further lines are discarded.
     pub(super) closed: bool,
 }
 
 /// A line to pass to a sink.
-pub(super) struct Shown {
+pub(super) struct SinkLine {
     pub(super) sink: LineSink,
     pub(super) stream: Stream,
     pub(super) line: String,
 }
 
 /// A job that was started.
-pub(super) struct Entry {
+pub(super) struct JobState {
     /// The number of the guest's start in which the job runs.
     pub(super) start: u64,
     pub(super) output: Output,
@@ -78,7 +78,7 @@ pub(super) struct Entry {
 
 impl State {
     /// Handles a line of the guest and returns the part to pass to a sink.
-    pub(super) fn handle_line(&mut self, line: &str) -> Option<Shown> {
+    pub(super) fn handle_line(&mut self, line: &str) -> Option<SinkLine> {
         let mut words = line.splitn(3, ' ');
         let number = words.next()?.parse().ok()?;
         let kind = words.next()?;
@@ -95,7 +95,7 @@ impl State {
                 self.calls.clear();
             }
             (0, "b") => {
-                // A call without a place gets no answer, and ends by its own clock.
+                // A call without room gets no answer, and ends by its own clock.
                 if self.calls.len() < MAX_CALLS {
                     self.calls.extend(BarrierCall::parse(text));
                 }
@@ -113,10 +113,10 @@ impl State {
     }
 }
 
-impl Entry {
+impl JobState {
     /// Handles a report of the job: a whole line or a part of one, on standard output (`o`, `o+`)
     /// or standard error (`e`, `e+`), or the job's status (`x`).
-    fn handle_report(&mut self, kind: &str, text: &str) -> Option<Shown> {
+    fn handle_report(&mut self, kind: &str, text: &str) -> Option<SinkLine> {
         match kind {
             "o" => self.line(Stream::Output, text, true),
             "o+" => self.line(Stream::Output, text, false),
@@ -132,7 +132,8 @@ impl Entry {
         }
     }
 
-    fn line(&mut self, stream: Stream, text: &str, whole: bool) -> Option<Shown> {
+    /// Adds a line, or a part of one, to the job's output. Returns a whole line for the sink.
+    fn line(&mut self, stream: Stream, text: &str, whole: bool) -> Option<SinkLine> {
         let Output { stdout, stderr, truncated, .. } = &mut self.output;
         let line = &mut self.partial[stream as usize];
         if line.len() + text.len() <= MAX_OUTPUT {
@@ -159,6 +160,6 @@ impl Entry {
         }
 
         let sink = self.sink.clone()?;
-        Some(Shown { sink, stream, line })
+        Some(SinkLine { sink, stream, line })
     }
 }

@@ -1,5 +1,5 @@
-//! The host's end of the agent's channel: it sends jobs and receives lines and exit statuses.
-//! `inside/agent.sh` documents the protocol.
+//! The host's end of the channel to a guest's agent: it sends jobs and receives lines and exit
+//! statuses. `inside/agent.sh` documents the protocol.
 
 mod base64;
 mod job;
@@ -17,7 +17,7 @@ use std::{
 
 use self::{
     base64::base64,
-    jobs::{Entry, Shown, State},
+    jobs::{JobState, SinkLine, State},
 };
 pub use self::{
     job::{Job, LineSink, Output, Stream},
@@ -28,8 +28,8 @@ pub use self::{
 const MAX_SCRIPT: usize = 32 << 10;
 /// The longest line of the protocol, in bytes; the agent's are shorter.
 const MAX_LINE: usize = 8 << 10;
-/// Time in which a working guest takes a request from its channel.
-const TAKE: Duration = Duration::from_secs(20);
+/// The longest time that a working guest takes to read a request from its channel.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The result of waiting for a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,12 +41,12 @@ pub(crate) enum Outcome {
     /// The guest is gone.
     Gone,
     /// The deadline passed first.
-    Late,
+    TimedOut,
 }
 
-/// The channel to the agent.
-pub(crate) struct Agent {
-    line: Mutex<UnixStream>,
+/// The host's end of the channel to the agent in a guest.
+pub(crate) struct AgentChannel {
+    channel: Mutex<UnixStream>,
     shared: Arc<Shared>,
     reader: Mutex<Option<JoinHandle<()>>>,
 }
@@ -63,17 +63,18 @@ impl Shared {
     }
 }
 
-impl Agent {
-    /// Creates the agent on a connected channel.
-    pub(crate) fn new(line: UnixStream) -> io::Result<Self> {
-        line.set_write_timeout(Some(TAKE))?;
+impl AgentChannel {
+    /// Starts the thread that reads a connected channel. A request that the guest does not read in
+    /// time fails.
+    pub(crate) fn new(channel: UnixStream) -> io::Result<Self> {
+        channel.set_write_timeout(Some(REQUEST_TIMEOUT))?;
         let shared = Arc::new(Shared::default());
         let reader = std::thread::Builder::new().name("guest-agent".into()).spawn({
-            let (line, shared) = (line.try_clone()?, shared.clone());
-            move || read_lines(line, &shared)
+            let (channel, shared) = (channel.try_clone()?, shared.clone());
+            move || read_lines(channel, &shared)
         })?;
 
-        Ok(Self { line: Mutex::new(line), shared, reader: Mutex::new(Some(reader)) })
+        Ok(Self { channel: Mutex::new(channel), shared, reader: Mutex::new(Some(reader)) })
     }
 
     /// Returns how often the guest has started.
@@ -120,9 +121,9 @@ impl Agent {
 
         let number = {
             let mut state = self.shared.state();
-            state.next += 1;
-            let (number, start) = (state.next, state.starts);
-            let entry = Entry {
+            state.last_number += 1;
+            let (number, start) = (state.last_number, state.starts);
+            let entry = JobState {
                 start,
                 output: Output::default(),
                 partial: Default::default(),
@@ -161,8 +162,8 @@ impl Agent {
 
     /// Sends a line to the agent in the guest.
     fn send_line(&self, text: &str) -> io::Result<()> {
-        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        line.write_all(format!("{text}\n").as_bytes())
+        let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        channel.write_all(format!("{text}\n").as_bytes())
     }
 
     /// Waits for a job's end. The result stays available until the job is forgotten.
@@ -185,7 +186,7 @@ impl Agent {
 
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Outcome::Late;
+                return Outcome::TimedOut;
             }
 
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -198,40 +199,40 @@ impl Agent {
     }
 
     /// Returns a job's output so far.
-    pub(crate) fn said(&self, number: u64) -> Output {
+    pub(crate) fn output_so_far(&self, number: u64) -> Output {
         self.shared.state().jobs.get(&number).map(|entry| entry.output.clone()).unwrap_or_default()
     }
 }
 
-impl Drop for Agent {
+impl Drop for AgentChannel {
     fn drop(&mut self) {
-        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         // The shutdown ends the reader; the channel may be closed already.
-        let _ = line.shutdown(std::net::Shutdown::Both);
-        drop(line);
+        let _ = channel.shutdown(std::net::Shutdown::Both);
+        drop(channel);
 
-        let showing = {
+        let is_in_sink = {
             let mut state = self.shared.state();
             state.closed = true;
-            state.showing
+            state.is_in_sink
         };
 
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
         // A sink may block for ever, so a reader that is in one is not joined. It ends when the
         // sink returns.
-        if let Some(reader) = reader.filter(|_| !showing) {
+        if let Some(reader) = reader.filter(|_| !is_in_sink) {
             let _ = reader.join();
         }
     }
 }
 
 /// Reads the channel until it ends, and passes each line to `shared`.
-fn read_lines(mut line: UnixStream, shared: &Shared) {
+fn read_lines(mut channel: UnixStream, shared: &Shared) {
     let mut buffer = vec![0; 16 << 10];
-    let mut rest: Vec<u8> = Vec::new();
+    let mut line: Vec<u8> = Vec::new();
 
     loop {
-        let length = match line.read(&mut buffer) {
+        let length = match channel.read(&mut buffer) {
             Ok(0) => break,
             Ok(length) => length,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -240,15 +241,15 @@ fn read_lines(mut line: UnixStream, shared: &Shared) {
 
         for piece in buffer[..length].split_inclusive(|&byte| byte == b'\n') {
             // A line that is too long is not the agent's; its end is dropped.
-            let room = MAX_LINE.saturating_sub(rest.len());
-            rest.extend_from_slice(&piece[..piece.len().min(room)]);
+            let room = MAX_LINE.saturating_sub(line.len());
+            line.extend_from_slice(&piece[..piece.len().min(room)]);
 
             if piece.ends_with(b"\n") {
-                let text = String::from_utf8_lossy(&rest);
+                let text = String::from_utf8_lossy(&line);
                 if !shared.handle_line(text.trim_end_matches(['\n', '\r'])) {
                     return;
                 }
-                rest.clear();
+                line.clear();
             }
         }
     }
@@ -261,20 +262,20 @@ impl Shared {
     /// Handles a line of the guest. Returns `false` when the agent is dropped. The sink runs
     /// without the lock, so that callers who wait for a job can continue.
     fn handle_line(&self, line: &str) -> bool {
-        let shown = {
+        let sink_line = {
             let mut state = self.state();
             if state.closed {
                 return false;
             }
-            let shown = state.handle_line(line);
-            state.showing = shown.is_some();
-            shown
+            let sink_line = state.handle_line(line);
+            state.is_in_sink = sink_line.is_some();
+            sink_line
         };
 
         self.changed.notify_all();
-        if let Some(Shown { sink, stream, line }) = shown {
+        if let Some(SinkLine { sink, stream, line }) = sink_line {
             sink(stream, &line);
-            self.state().showing = false;
+            self.state().is_in_sink = false;
         }
 
         true

@@ -6,12 +6,12 @@ use super::{jobs::MAX_OUTPUT, *};
 
 const LONG: Duration = Duration::from_secs(60);
 
-fn agent() -> (Agent, UnixStream) {
+fn agent() -> (AgentChannel, UnixStream) {
     let (host, guest) = UnixStream::pair().unwrap();
-    (Agent::new(host).unwrap(), guest)
+    (AgentChannel::new(host).unwrap(), guest)
 }
 
-fn started() -> (Agent, UnixStream) {
+fn started() -> (AgentChannel, UnixStream) {
     let (agent, mut guest) = agent();
     guest.write_all(b"0 n something\n0 ready\n").unwrap();
     assert_eq!(agent.wait_started(1, Instant::now() + LONG), Ok(true));
@@ -96,7 +96,7 @@ fn a_sink_that_blocks_holds_up_neither_a_wait_nor_the_end() {
         sender.send(Outcome::Gone).unwrap();
     });
 
-    assert_eq!(receiver.recv_timeout(LONG), Ok(Outcome::Late));
+    assert_eq!(receiver.recv_timeout(LONG), Ok(Outcome::TimedOut));
     assert_eq!(receiver.recv_timeout(LONG), Ok(Outcome::Gone), "the end waits for the sink");
     drop(release);
 }

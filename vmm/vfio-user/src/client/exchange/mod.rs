@@ -45,8 +45,8 @@ struct OwnedReply {
     fds: Vec<PeerFd>,
 }
 
-/// A request without a reply.
-struct Waiting {
+/// A request whose reply its thread has not taken.
+struct PendingRequest {
     id: u16,
     command: Command,
     reply: Option<OwnedReply>,
@@ -57,7 +57,7 @@ struct State {
     /// Receiver of the first socket; the thread that reads takes it out.
     rx: Option<Receiver>,
     tx: Sender,
-    waiting: Vec<Waiting>,
+    pending: Vec<PendingRequest>,
     next_id: u16,
     dead: Option<Arc<FrameError>>,
     /// Requests of the server that were served on the first socket.
@@ -102,7 +102,7 @@ impl Exchange {
         let state = State {
             rx: Some(rx),
             tx,
-            waiting: Vec::new(),
+            pending: Vec::new(),
             next_id: 0,
             dead: None,
             served: 0,
@@ -133,13 +133,14 @@ impl Exchange {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Whether the configured watch reports the server lost, even if the socket is still open.
+    /// Returns whether the configured watch reports the server lost, even if the socket is still
+    /// open.
     pub(super) fn is_lost(&self) -> bool {
         self.watch.as_ref().is_some_and(|watch| watch.is_lost())
     }
 
-    /// Sends a request made of `fixed` and `data`, waits for its reply, and passes that to `take`.
-    /// It returns at the deadline at the latest.
+    /// Sends a request made of `fixed` and `data`, waits for its reply, and passes that to
+    /// `on_reply`. It returns at the deadline at the latest.
     pub(super) fn call<T>(
         &self,
         command: Command,
@@ -147,23 +148,20 @@ impl Exchange {
         data: &[u8],
         fds: &[BorrowedFd<'_>],
         deadline: Deadline,
-        take: impl FnOnce(Reply<'_>) -> Result<T, ClientError>,
+        on_reply: impl FnOnce(Reply<'_>) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
         let mut state = self.lock();
         check_dead(&state)?;
-        if state.waiting.len() >= MAX_PENDING_REQUESTS {
+        if state.pending.len() >= MAX_PENDING_REQUESTS {
             return Err(ClientError::System { call: "request", errno: Errno::EBUSY });
         }
+
         let id = fresh_id(&mut state);
-        self.send(
-            &mut state,
-            &Header::request(id, command, fixed.len() + data.len(), false),
-            fixed,
-            data,
-            fds,
-        )?;
-        state.waiting.push(Waiting { id, command, reply: None });
-        let result = self.wait_reply(state, id, command, deadline, take);
+        let header = Header::request(id, command, fixed.len() + data.len(), false);
+        self.send(&mut state, &header, fixed, data, fds)?;
+
+        state.pending.push(PendingRequest { id, command, reply: None });
+        let result = self.wait_reply(state, id, command, deadline, on_reply);
 
         if let Some(second_socket) = self.second_socket() {
             self.wait_until_served(second_socket, deadline);
@@ -183,57 +181,60 @@ impl Exchange {
         let mut state = self.lock();
         check_dead(&state)?;
         let id = fresh_id(&mut state);
-        self.send(
-            &mut state,
-            &Header::request(id, command, fixed.len() + data.len(), true),
-            fixed,
-            data,
-            &[],
-        )?;
+        let header = Header::request(id, command, fixed.len() + data.len(), true);
+        self.send(&mut state, &header, fixed, data, &[])?;
 
         while state.tx.queued() > 0 {
             check_dead(&state)?;
             if deadline.is_over() {
                 return Err(ClientError::Timeout { command, timeout: deadline.timeout });
             }
+
             let served = state.served;
             // The server may wait for this side to read, so this thread reads while it waits to
             // write.
             state = match state.rx.take() {
                 Some(rx) => {
-                    self.read_for_all(state, rx, Goal::Incoming { served }, short(deadline), no_reply).0
+                    let (goal, deadline) = (Goal::Incoming { served }, at_most_max_wait(deadline));
+                    self.read_for_all(state, rx, goal, deadline, no_reply).0
                 }
-                None => self.push(state, deadline)?,
+                None => self.flush_when_writable(state, deadline)?,
             };
         }
         Ok(())
     }
 
+    /// Serves requests of the server until one was served or the deadline has passed. Returns the
+    /// number of requests served meanwhile, with those that the second socket's thread has served
+    /// since the last call.
     pub(super) fn poll_incoming(&self, deadline: Deadline) -> Result<u64, ClientError> {
         let mut state = self.lock();
         let before = state.served;
+
         // With a second socket its thread serves requests, and this one sleeps. The first socket
         // reports the end of the server.
         let has_second_socket =
             self.second_socket().is_some() && state.second_socket.phase != SecondSocketPhase::Ended;
-        let look = if has_second_socket { Deadline::after(Duration::ZERO) } else { deadline };
+        let read_deadline = if has_second_socket { Deadline::after(Duration::ZERO) } else { deadline };
+
         loop {
             check_dead(&state)?;
-            let led = if let Some(rx) = state.rx.take() {
-                state = self.read_for_all(state, rx, Goal::Incoming { served: before }, look, no_reply).0;
-                !has_second_socket
-            } else {
-                false
-            };
+            let mut has_waited = false;
+            if let Some(rx) = state.rx.take() {
+                let goal = Goal::Incoming { served: before };
+                state = self.read_for_all(state, rx, goal, read_deadline, no_reply).0;
+                has_waited = !has_second_socket;
+            }
 
             let served = state.served - before + std::mem::take(&mut state.second_socket.unreported);
             if served != 0 || deadline.is_over() {
                 return Ok(served);
             }
             if has_second_socket && self.is_lost() {
-                return Err(self.die(&mut state, FrameError::Died));
+                return Err(self.end_connection(&mut state, FrameError::Died));
             }
-            if !led {
+
+            if !has_waited {
                 state = self.wait_timeout(state, deadline);
             }
         }
@@ -242,7 +243,7 @@ impl Exchange {
     /// Ends the connection because of an error on the second socket, also for the thread that reads
     /// the first one.
     pub(super) fn give_up(&self, error: FrameError) {
-        self.die(&mut self.lock(), error);
+        self.end_connection(&mut self.lock(), error);
         let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
     }
 
@@ -256,6 +257,7 @@ impl Exchange {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sends a message, or queues the part of it that the socket does not take now.
     fn send(
         &self,
         state: &mut State,
@@ -267,6 +269,7 @@ impl Exchange {
         let header = header.to_bytes();
         let mut small = [0; 64];
         let length = HEADER_SIZE + fixed.len();
+
         let sent = if let Some(head) = small.get_mut(..length) {
             head[..HEADER_SIZE].copy_from_slice(&header);
             head[HEADER_SIZE..].copy_from_slice(fixed);
@@ -276,10 +279,11 @@ impl Exchange {
         } else {
             state.tx.send(self.fd.as_fd(), &header, &[fixed, data].concat(), fds)
         };
+
         sent.map_err(|error| match error {
             // A lack of descriptors or memory in this process does not end the connection.
             FrameError::Io(error) => ClientError::System { call: "sendmsg", errno: error.into() },
-            error => self.die(state, error),
+            error => self.end_connection(state, error),
         })
     }
 
@@ -297,7 +301,7 @@ impl Exchange {
     }
 
     /// Waits until the socket takes more, while another thread reads, and sends what is queued.
-    fn push<'a>(
+    fn flush_when_writable<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
         deadline: Deadline,
@@ -306,55 +310,70 @@ impl Exchange {
         self.poll_socket(PollFlags::POLLOUT, deadline.remaining().min(MAX_WAIT));
         let mut state = self.lock();
         let flushed = state.tx.flush(self.fd.as_fd());
-        flushed.map_err(|error| self.die(&mut state, error))?;
+        flushed.map_err(|error| self.end_connection(&mut state, error))?;
         Ok(state)
     }
 
+    /// Waits for the reply to request `id`, and passes it to `on_reply`. It returns at the deadline
+    /// at the latest.
+    ///
+    /// The caller has added the request to the pending ones. This function removes it from them,
+    /// whatever the result is.
     fn wait_reply<'a, T>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         id: u16,
         command: Command,
         deadline: Deadline,
-        take: impl FnOnce(Reply<'_>) -> Result<T, ClientError>,
+        on_reply: impl FnOnce(Reply<'_>) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
-        let mut take = Some(take);
+        // A reply arrives once, either here or through another thread.
+        let mut on_reply = Some(on_reply);
+
         loop {
-            let Some(index) = state.waiting.iter().position(|waiting| waiting.id == id) else {
+            let Some(index) = state.pending.iter().position(|request| request.id == id) else {
                 return Err(ClientError::System { call: "reply", errno: Errno::EIO });
             };
 
-            if let Some(reply) = state.waiting[index].reply.take() {
-                state.waiting.swap_remove(index);
+            // Another thread has read the reply.
+            if let Some(reply) = state.pending[index].reply.take() {
+                state.pending.swap_remove(index);
                 drop(state);
                 let OwnedReply { header, payload, fds } = reply;
-                return finish(&mut take, header, Reply { payload: &payload, fds });
+                return hand_over(&mut on_reply, header, Reply { payload: &payload, fds });
             }
 
-            if state.dead.is_some() || deadline.is_over() {
-                state.waiting.swap_remove(index);
-                check_dead(&state)?;
+            if let Err(error) = check_dead(&state) {
+                state.pending.swap_remove(index);
+                return Err(error);
+            }
+            if deadline.is_over() {
+                state.pending.swap_remove(index);
                 return Err(ClientError::Timeout { command, timeout: deadline.timeout });
             }
 
+            // This thread reads if no other thread does.
             if let Some(rx) = state.rx.take() {
                 let goal = Goal::Reply { id, command };
-                let on_reply = |header, reply: Reply<'_>| finish(&mut take, header, reply);
-                let (guard, stop) = self.read_for_all(state, rx, goal, deadline, on_reply);
+                let hand_over = |header, reply: Reply<'_>| hand_over(&mut on_reply, header, reply);
+                let (guard, stop) = self.read_for_all(state, rx, goal, deadline, hand_over);
                 state = guard;
+
                 if let Stop::Reply(result) = stop {
-                    state.waiting.retain(|waiting| waiting.id != id);
+                    state.pending.retain(|request| request.id != id);
                     return result;
                 }
             } else if state.tx.queued() > 0 {
-                state = self.push(state, deadline)?;
+                state = self.flush_when_writable(state, deadline)?;
             } else {
                 state = self.wait_timeout(state, deadline);
             }
         }
     }
 
-    fn die(&self, state: &mut State, error: FrameError) -> ClientError {
+    /// Records the end of the connection, unless it has ended already, and wakes all threads.
+    /// Returns the error for the calls.
+    fn end_connection(&self, state: &mut State, error: FrameError) -> ClientError {
         self.dead.store(true, Ordering::Release);
         let reason = state.dead.get_or_insert_with(|| Arc::new(error)).clone();
         self.changed.notify_all();
@@ -362,7 +381,7 @@ impl Exchange {
     }
 }
 
-/// Whether one of `events`, an error or a hang-up is reported within the time.
+/// Returns whether one of `events`, an error or a hang-up is reported within the time.
 fn poll_one(fd: BorrowedFd<'_>, events: PollFlags, time: PollTimeout) -> bool {
     poll(&mut [PollFd::new(fd, events)], time).is_ok_and(|ready| ready > 0)
 }
@@ -379,22 +398,24 @@ fn fresh_id(state: &mut State) -> u16 {
     loop {
         state.next_id = state.next_id.wrapping_add(1);
         let id = state.next_id;
-        if state.waiting.iter().all(|waiting| waiting.id != id) {
+        if state.pending.iter().all(|request| request.id != id) {
             return id;
         }
     }
 }
 
-fn finish<T>(
-    take: &mut Option<impl FnOnce(Reply<'_>) -> Result<T, ClientError>>,
+/// Passes a reply to `on_reply`, which is empty from then on, or returns the reply's error.
+fn hand_over<T>(
+    on_reply: &mut Option<impl FnOnce(Reply<'_>) -> Result<T, ClientError>>,
     header: Header,
     reply: Reply<'_>,
 ) -> Result<T, ClientError> {
     if let Some(errno) = header.reply_error() {
         return Err(ClientError::Refused { command: header.command, errno });
     }
-    match take.take() {
-        Some(take) => take(reply),
+
+    match on_reply.take() {
+        Some(on_reply) => on_reply(reply),
         None => Err(super::malformed(header.command, "it came twice")),
     }
 }
@@ -403,7 +424,7 @@ fn no_reply(header: Header, _: Reply<'_>) -> Result<(), ClientError> {
     Err(super::malformed(header.command, "no thread waits for one"))
 }
 
-/// Returns `deadline`, or one after [`MAX_WAIT`] if that is earlier.
-fn short(deadline: Deadline) -> Deadline {
+/// Returns the earlier of `deadline` and the end of [`MAX_WAIT`] from now.
+fn at_most_max_wait(deadline: Deadline) -> Deadline {
     Deadline::after(deadline.remaining().min(MAX_WAIT))
 }

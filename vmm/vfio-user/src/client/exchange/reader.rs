@@ -93,7 +93,7 @@ impl Exchange {
         state.rx = Some(rx);
         let stop = match stop {
             Stop::Dead(error) => {
-                self.die(&mut state, error);
+                self.end_connection(&mut state, error);
                 Stop::Deadline
             }
             stop => stop,
@@ -222,12 +222,12 @@ impl Exchange {
     fn deliver(&self, message: Message<'_>) {
         let header = message.header;
         let mut state = self.lock();
-        let found = state.waiting.iter_mut().find(|waiting| {
-            waiting.id == header.id && waiting.command == header.command && waiting.reply.is_none()
+        let found = state.pending.iter_mut().find(|request| {
+            request.id == header.id && request.command == header.command && request.reply.is_none()
         });
-        if let Some(waiting) = found {
+        if let Some(request) = found {
             let payload = message.payload.to_vec();
-            waiting.reply = Some(OwnedReply { header, payload, fds: message.fds });
+            request.reply = Some(OwnedReply { header, payload, fds: message.fds });
             self.changed.notify_all();
         }
     }
