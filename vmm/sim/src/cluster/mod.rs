@@ -1,0 +1,297 @@
+//! A cluster of nodes with EXTOLL cards, and parallel programs on it, in virtual time.
+//!
+//! A program has ranks. Each rank is a process with its own VPID of a node's card, and uses the
+//! matching layer over VELO and RMA as on a host. The programs are those of
+//! [`nicforge_mpi_programs`]: [`programs`] sets them up, and measures them.
+
+pub mod programs;
+
+use std::{cell::RefCell, path::Path, rc::Rc, time::Duration};
+
+use nicforge::failure::Failure;
+use nicforge_core::ids::FunctionId;
+use nicforge_driver::{Deadline, runtime};
+use nicforge_extoll::family::NODE;
+use nicforge_extoll_transport::{Config, Error as TransportError, ExtollTransport, Job};
+use nicforge_family::Plan;
+use nicforge_machine::{
+    build::{self, BuildError},
+    description::{self, DescriptionError},
+};
+use nicforge_matching::{Endpoint, Error as MatchingError};
+use nicforge_mpi_programs::{Error as ProgramError, collective::barrier};
+use nicforge_nics::families;
+use thiserror::Error;
+
+use crate::{
+    interrupted::Interrupted,
+    world::{DeviceError, Devices, Picos, Profile, World, WorldError},
+};
+
+/// Virtual time after which a program counts as stuck, unless the cluster has another limit.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The most time by which the start of a rank is late. It differs from rank to rank and by the
+/// seed, as on a real cluster.
+const LATE_START: Duration = Duration::from_nanos(100);
+
+/// The reason why a program has no result.
+#[derive(Debug, Error)]
+pub enum ClusterError {
+    /// The simulation did not end.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// The machine file is wrong.
+    #[error(transparent)]
+    Description(#[from] DescriptionError),
+    /// The machine could not be built.
+    #[error("the machine cannot be built: {0}")]
+    Build(#[from] BuildError),
+    /// The machine has no node with an EXTOLL card.
+    #[error(
+        "machine {name} has no EXTOLL cards, which programs in virtual time need: add a section [[extoll]]"
+    )]
+    NoCards {
+        /// The machine's name.
+        name: String,
+    },
+    /// A node has fewer VPIDs than ranks.
+    #[error("node {node} has {vpids} VPIDs, too few for {ranks} ranks")]
+    Vpids {
+        /// The node.
+        node: String,
+        /// Its VPIDs.
+        vpids: usize,
+        /// The ranks of each node.
+        ranks: u16,
+    },
+    /// The program can't run on so many ranks or nodes.
+    #[error("there are {found} {what}; {program} needs {needed}")]
+    Size {
+        /// The counted items.
+        what: &'static str,
+        /// Their number.
+        found: usize,
+        /// The program.
+        program: &'static str,
+        /// The numbers that are possible.
+        needed: &'static str,
+    },
+    /// A rank failed.
+    #[error("rank {rank}: {error}")]
+    Rank {
+        /// The rank.
+        rank: u32,
+        /// Its error.
+        error: RankError,
+    },
+}
+
+impl From<ClusterError> for Failure {
+    fn from(error: ClusterError) -> Self {
+        match error {
+            ClusterError::World(error) => error.into(),
+            _ => Self::result(error.to_string()),
+        }
+    }
+}
+
+/// The reason why a rank failed.
+#[derive(Debug, Error)]
+pub enum RankError {
+    /// The device could not be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The transport failed.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// The endpoint failed.
+    #[error(transparent)]
+    Matching(#[from] MatchingError),
+    /// The program failed.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+}
+
+/// A rank's end of the network.
+pub type RankEndpoint = Endpoint<ExtollTransport>;
+
+/// A node of a cluster.
+#[derive(Clone, Debug)]
+struct Node {
+    name: String,
+    /// Names of its VPIDs' attachments.
+    vpids: Vec<String>,
+}
+
+/// A modelled cluster and its software.
+#[derive(Debug)]
+pub struct Cluster<'a> {
+    plan: Plan,
+    nodes: Vec<Node>,
+    name: String,
+    /// The costs of each rank's software.
+    pub profile: Profile,
+    /// Determines the random numbers of libraries and programs, and how late each rank starts.
+    pub seed: u64,
+    /// Virtual time after which a program counts as stuck: 60 s, unless it is set.
+    pub limit: Duration,
+    /// The question whether the user has ended the run: never, unless it is set.
+    pub interrupted: Interrupted<'a>,
+}
+
+impl Cluster<'_> {
+    /// Creates the cluster of a machine file's text.
+    ///
+    /// # Errors
+    /// [`ClusterError::Description`], [`ClusterError::Build`], [`ClusterError::NoCards`].
+    pub fn parse(text: &str, profile: Profile, seed: u64) -> Result<Self, ClusterError> {
+        Self::of(description::parse(text, "the cluster", &families())?, profile, seed)
+    }
+
+    /// Creates the cluster of a machine file.
+    ///
+    /// # Errors
+    /// As [`Cluster::parse`].
+    pub fn read(path: &Path, profile: Profile, seed: u64) -> Result<Self, ClusterError> {
+        Self::of(description::read(path, &families())?, profile, seed)
+    }
+
+    /// Returns the cluster of a plan, which is built once to check it.
+    fn of(plan: Plan, profile: Profile, seed: u64) -> Result<Self, ClusterError> {
+        let (_, built) = build::build(&plan)?;
+        let node = |node: &build::Node| Node {
+            name: node.name.clone(),
+            vpids: node.users().map(|vpid| vpid.name.clone()).collect(),
+        };
+
+        let nodes: Vec<_> = built.nodes.iter().filter(|node| node.role == NODE).map(node).collect();
+        if nodes.is_empty() {
+            return Err(ClusterError::NoCards { name: built.name });
+        }
+        let interrupted = Interrupted::default();
+        Ok(Self { plan, nodes, name: built.name, profile, seed, limit: LIMIT, interrupted })
+    }
+
+    /// Returns the name of the machine.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the number of nodes.
+    pub fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Returns the number of VPIDs that each node has.
+    pub fn vpids(&self) -> u16 {
+        let least = self.nodes.iter().map(|node| node.vpids.len()).min();
+        least.unwrap_or_default().try_into().unwrap_or(u16::MAX)
+    }
+
+    /// Runs a program with `per_node` ranks on each node. Ranks are numbered node by node. The
+    /// program begins on each rank after a barrier, and a rank ends when all ranks have. Returns
+    /// the results of the ranks, and the virtual time at the end. The failure of a rank ends the
+    /// run.
+    ///
+    /// # Errors
+    /// [`ClusterError`].
+    pub fn run<R: 'static>(
+        &self,
+        per_node: u16,
+        program: impl Fn(&mut RankEndpoint) -> Result<R, RankError> + 'static,
+    ) -> Result<(Vec<R>, Picos), ClusterError> {
+        let (machine, built) = build::build(&self.plan)?;
+        let mut world = World::new(machine, self.seed);
+        let job = Rc::new(Job::of_nodes(self.nodes.len() as u32, per_node));
+        let ranks = Ranks { job, program: Rc::new(program), devices: world.devices(), ends: Rc::default() };
+
+        let mut rank = 0;
+        for node in &self.nodes {
+            let Some(attachments) = node.vpids.get(..usize::from(per_node)) else {
+                let (node, vpids) = (node.name.clone(), node.vpids.len());
+                return Err(ClusterError::Vpids { node, vpids, ranks: per_node });
+            };
+
+            let functions: Vec<FunctionId> = built
+                .node(&node.name)
+                .map(|node| node.functions.iter().map(|function| function.id).collect())
+                .unwrap_or_default();
+            for attachment in attachments {
+                let process = world.add_process(functions.clone(), self.profile.clone());
+                let name = format!("rank {rank}");
+                world.start(process, &name, ranks.body(rank, node.name.clone(), attachment.clone()));
+                rank += 1;
+            }
+        }
+
+        // The other ranks would wait for ever for one that has failed.
+        let is_stopped = || ranks.has_failed() || self.interrupted.ask();
+        let ended = world.run_unless(self.limit, &is_stopped);
+        ranks.results(ended).map(|results| (results, world.now()))
+    }
+}
+
+/// The result of a rank, with its number.
+type End<R> = (u32, Result<R, RankError>);
+
+/// The ranks of a run, and their results so far.
+struct Ranks<P, R> {
+    job: Rc<Job>,
+    program: Rc<P>,
+    devices: Devices,
+    /// In the order of the ends.
+    ends: Rc<RefCell<Vec<End<R>>>>,
+}
+
+impl<R: 'static, P: Fn(&mut RankEndpoint) -> Result<R, RankError> + 'static> Ranks<P, R> {
+    /// Returns what the thread of a rank does.
+    fn body(&self, rank: u32, node: String, attachment: String) -> impl FnOnce() + 'static {
+        let (job, program) = (self.job.clone(), self.program.clone());
+        let (devices, ends) = (self.devices.clone(), self.ends.clone());
+        move || {
+            let result = run_rank(&devices, &node, &attachment, &job, &*program);
+            ends.borrow_mut().push((rank, result));
+        }
+    }
+
+    /// Returns whether a rank has failed.
+    fn has_failed(&self) -> bool {
+        self.ends.borrow().iter().any(|(_, end)| end.is_err())
+    }
+
+    /// Returns the results of all ranks in their order, or the first error.
+    fn results(self, ended: Result<(), WorldError>) -> Result<Vec<R>, ClusterError> {
+        let mut results = Vec::new();
+        for (rank, end) in self.ends.take() {
+            results.push((rank, end.map_err(|error| ClusterError::Rank { rank, error })?));
+        }
+
+        ended?;
+        results.sort_by_key(|(rank, _)| *rank);
+        Ok(results.into_iter().map(|(_, result)| result).collect())
+    }
+}
+
+/// Opens a rank, waits for all others, and runs a program on it between two barriers.
+fn run_rank<R>(
+    devices: &Devices,
+    node: &str,
+    attachment: &str,
+    job: &Job,
+    program: &impl Fn(&mut RankEndpoint) -> Result<R, RankError>,
+) -> Result<R, RankError> {
+    let deadline = Deadline::never();
+    let device = devices.open(node, attachment)?;
+    let mut transport = ExtollTransport::open(device, job, Config::default())?;
+    transport.wait_for_all(deadline, None)?;
+
+    let mut endpoint = Endpoint::new(transport, Default::default())?;
+    barrier(&mut endpoint, deadline)?;
+    let late = runtime::random() % (LATE_START.as_nanos() as u64 + 1);
+    runtime::sleep(Duration::from_nanos(late));
+
+    let result = program(&mut endpoint)?;
+    barrier(&mut endpoint, deadline)?;
+    Ok(result)
+}

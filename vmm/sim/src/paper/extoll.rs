@@ -1,0 +1,322 @@
+//! H. Fröning, M. Nüssle, H. Litz, C. Leber and U. Brüning, *On Achieving High Message Rates*:
+//! message rate, bandwidth and latency of MPI over EXTOLL, at four frequencies of the card's core,
+//! and RandomAccess (sections II, V and VI).
+//!
+//! The libraries are VELO, RMA, their MPI transport and the matching layer as they are, on cards
+//! with the paper's links and clock. The software's costs are those of an Opteron of 2.5 GHz. Each
+//! is calibrated by the rows that its constant names, and so is the part of a hop that scales with
+//! the clock. Everything else follows.
+//!
+//! `model.rs` has the machine and the costs, and `rows.rs` the paper's values. The experiments are
+//! here.
+
+mod model;
+mod rows;
+
+use nicforge::failure::Failure;
+
+pub use self::model::opteron;
+use self::{
+    model::{CLOCK, COPY, Model, RANKS, UPDATE},
+    rows::{DELAYS, FREQUENCIES},
+};
+use super::{
+    experiment::{Experiment, Mechanism, Run},
+    figure::{Axis, Figure, Point, Scale, Series},
+};
+use crate::cluster::{
+    Cluster,
+    programs::{Pairs, window_of},
+};
+
+const PROTOCOL_BYTES: Mechanism =
+    Mechanism { name: "protocol-bytes", about: "packets have no header, framing and gap on the link" };
+const SOFTWARE_COST: Mechanism =
+    Mechanism { name: "software-cost", about: "software takes no time: only cards and links do" };
+const CUT_THROUGH: Mechanism =
+    Mechanism { name: "cut-through", about: "a card forwards a packet when all of it has arrived" };
+
+/// The experiments of the paper.
+pub const EXTOLL: Experiment = Experiment {
+    name: "extoll",
+    title: "EXTOLL: On Achieving High Message Rates",
+    citation: "H. Fröning, M. Nüssle, H. Litz, C. Leber, U. Brüning, On Achieving High Message Rates, CCGrid 2013",
+    mechanisms: &[PROTOCOL_BYTES, SOFTWARE_COST, CUT_THROUGH],
+    rows: rows::all,
+    run,
+};
+
+/// Pairs that saturate the link: one more than it takes.
+const MANY_PAIRS: u16 = 5;
+/// Windows of a pair in a measurement.
+const WINDOWS: u32 = 40;
+/// Windows of each of four pairs. The pairs begin at the same time. It takes some windows until
+/// their pauses between two windows no longer coincide.
+const WINDOWS_OF_FOUR: u32 = 150;
+/// Round trips of a measurement.
+const ROUNDS: u32 = 4;
+/// Ranks of all nodes in RandomAccess.
+const ALL_RANKS: f64 = 64.0;
+/// Words of a rank in the two runs of RandomAccess, as powers of two. The difference is that of a
+/// long run, without its beginning and its end.
+const ORDERS: [u32; 2] = [9, 11];
+/// Length of most messages of RandomAccess, in bytes.
+const UPDATES_BYTES: usize = 256;
+
+fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    let model = Model::of(run);
+
+    let peak = measure_message_rate(run, model)?;
+    measure_bandwidth(run, model)?;
+    measure_hop(run, model)?;
+    measure_frequencies(run, model, peak)?;
+    measure_random_access(run, model)?;
+    if !run.is_quick() {
+        draw_curves(run, model)?;
+    }
+
+    run.note(format!("assumed, because the paper does not name it: {COPY} ns to copy a byte"));
+    Ok(())
+}
+
+/// Measures messages of one length between some pairs of ranks. Returns millions of messages per
+/// second.
+fn million_messages_per_s(cluster: &Cluster, pairs: u16, bytes: usize) -> Result<f64, Failure> {
+    let windows = match bytes {
+        ..=8 if pairs == 4 => WINDOWS_OF_FOUR,
+        ..=512 => WINDOWS,
+        _ => 2,
+    };
+    Ok(cluster.message_rate(Pairs { pairs, bytes, window: window_of(bytes), windows })? / 1e6)
+}
+
+/// Measures the rate of messages of 8 bytes, and the pairs that it takes. Returns the rate.
+fn measure_message_rate(run: &mut Run<'_>, model: Model) -> Result<f64, Failure> {
+    run.show("message rate")?;
+    let cluster = model.pair()?;
+    let peak = million_messages_per_s(&cluster, MANY_PAIRS, 8)?;
+    run.record(rows::peak(), peak)?;
+    run.record(rows::rate_of_three_pairs(), 100.0 * million_messages_per_s(&cluster, 3, 8)? / peak)?;
+    run.record(rows::rate_of_four_pairs(), 100.0 * million_messages_per_s(&cluster, 4, 8)? / peak)?;
+
+    run.note(
+        "\"EXTOLL requires four simultaneous pairs to saturate\" is read as: four pairs are within 2 % of the \
+         peak, and three are not",
+    );
+    Ok(peak)
+}
+
+/// Measures the peak bandwidth of the message rate test.
+fn measure_bandwidth(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    run.measure(rows::bandwidth(), |_| {
+        let bytes = 64 << 10;
+        Ok(million_messages_per_s(&model.pair()?, 4, bytes)? * bytes as f64)
+    })?;
+    Ok(())
+}
+
+/// Measures the time of a hop, between ranks whose software takes no time.
+fn measure_hop(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    run.measure(rows::hop(), |_| {
+        let cluster = model.without_software().torus()?;
+        let [near, far] = [cluster.ping_pong(1, 8, ROUNDS)?, cluster.ping_pong(7, 8, ROUNDS)?];
+        Ok((far - near) * 1e6 / 2.0)
+    })?;
+    Ok(())
+}
+
+/// Sizes of the messages whose means Table III is read as: powers of two from 8 bytes to 1 MB.
+const SIZES: std::ops::RangeInclusive<u32> = 3..=20;
+
+/// Measurements of messages of one size.
+#[derive(Clone, Copy)]
+struct SizeMeasurement {
+    /// Millions of messages per second.
+    rate: f64,
+    /// The reciprocal of the latency, in messages per second.
+    speed: f64,
+}
+
+/// Measures and draws Table III: message rate, bandwidth and latency at lower frequencies.
+fn measure_frequencies(run: &mut Run<'_>, model: Model, peak: f64) -> Result<(), Failure> {
+    let rates = measure_rates(run, model, peak)?;
+    if run.is_quick() {
+        return Ok(());
+    }
+
+    let [bandwidths, latencies] = measure_means(run, model)?;
+    draw_frequencies(run, [rates, bandwidths, latencies]);
+    run.note(
+        "bandwidth and latency are means over messages of 8 bytes to 1 MB, of one pair; the paper does not \
+         list its sizes",
+    );
+    Ok(())
+}
+
+/// Measures the message rate at each lower frequency. Returns it in percent of `peak`, by the
+/// frequency in MHz.
+fn measure_rates(run: &mut Run<'_>, model: Model, peak: f64) -> Result<Vec<Point>, Failure> {
+    let mut rates = Vec::new();
+    for (mhz, [paper, _, _]) in FREQUENCIES {
+        let percent = run.measure(rows::rate_at(mhz, paper), |_| {
+            Ok(100.0 * million_messages_per_s(&model.at(mhz).pair()?, MANY_PAIRS, 8)? / peak)
+        })?;
+        rates.push((f64::from(mhz), percent.unwrap_or_default()));
+    }
+    Ok(rates)
+}
+
+/// Measures bandwidth and latency at each lower frequency, as means over all sizes of messages.
+/// Returns each in percent of that at [`CLOCK`], by the frequency in MHz.
+fn measure_means(run: &mut Run<'_>, model: Model) -> Result<[Vec<Point>; 2], Failure> {
+    let fast = measure_sizes(run, model)?;
+    let mut curves = [Vec::new(), Vec::new()];
+
+    for (mhz, [_, bandwidth, latency]) in FREQUENCIES {
+        let slow = measure_sizes(run, model.at(mhz))?;
+        let mean = |of: fn(&SizeMeasurement) -> f64| {
+            let ratios = slow.iter().zip(&fast).map(|(slow, fast)| of(slow) / of(fast));
+            100.0 * ratios.sum::<f64>() / fast.len() as f64
+        };
+
+        // The bandwidths of messages of one size have the same ratio as their rates.
+        let means = [mean(|size| size.rate), mean(|size| size.speed)];
+        let expected = [rows::bandwidth_at(mhz, bandwidth), rows::latency_at(mhz, latency)];
+        for (expected, mean) in expected.into_iter().zip(means) {
+            run.record(expected, mean)?;
+        }
+        for (curve, mean) in curves.iter_mut().zip(means) {
+            curve.push((f64::from(mhz), mean));
+        }
+    }
+    Ok(curves)
+}
+
+/// Draws Table III: message rate, bandwidth and latency by frequency.
+fn draw_frequencies(run: &mut Run<'_>, curves: [Vec<Point>; 3]) {
+    let names = ["message rate", "bandwidth", "latency"];
+    let full = (f64::from(CLOCK), 100.0);
+
+    let series = names.iter().enumerate().zip(curves).map(|((index, name), mut ours)| {
+        let paper = FREQUENCIES.map(|(mhz, paper)| (f64::from(mhz), paper[index]));
+        ours.insert(0, full);
+        Series::new(*name, paper, ours)
+    });
+    run.figure(Figure {
+        name: "frequencies",
+        title: "Table III: Impact of frequency variation".into(),
+        x: Axis::new("frequency (MHz)", Scale::Linear),
+        y: Axis::new("performance (% of that at 156 MHz)", Scale::Linear),
+        series: series.collect(),
+    });
+}
+
+/// Measures messages of all sizes between one pair.
+fn measure_sizes(run: &Run<'_>, model: Model) -> Result<Vec<SizeMeasurement>, Failure> {
+    let cluster = model.pair()?;
+    let measure = |order| {
+        let bytes = 1_usize << order;
+        run.show(format!("{} MHz, {bytes} bytes", model.mhz))?;
+        let speed = cluster.ping_pong(1, bytes, ROUNDS)?.recip();
+        Ok(SizeMeasurement { rate: million_messages_per_s(&cluster, 1, bytes)?, speed })
+    };
+    SIZES.map(measure).collect()
+}
+
+/// Updates of RandomAccess, in a long run.
+#[derive(Clone, Copy)]
+struct Updates {
+    /// Billions of updates per second of all ranks.
+    gups: f64,
+    /// Share of the time that is spent in MPI.
+    mpi: f64,
+}
+
+impl Updates {
+    fn of(model: Model) -> Result<Self, Failure> {
+        let cluster = model.torus()?;
+        let [short, long] = ORDERS.map(|order| cluster.random_access(RANKS, order, false));
+        let ((short, _), (long, _)) = (short?, long?);
+        let updates = (long.updates - short.updates) as f64;
+        let seconds = long.seconds - short.seconds;
+        Ok(Self { gups: updates / seconds / 1e9, mpi: 1.0 - updates / ALL_RANKS * UPDATE / 1e9 / seconds })
+    }
+}
+
+/// Measures RandomAccess on eight nodes, and with lower message rates and frequencies.
+fn measure_random_access(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    run.show("RandomAccess")?;
+    let base = Updates::of(model)?;
+    run.record(rows::time_in_mpi(), 100.0 * base.mpi)?;
+    run.record(rows::updates(), base.gups)?;
+
+    if run.is_quick() {
+        return Ok(());
+    }
+    measure_delays(run, model, base)?;
+    for (mhz, _) in FREQUENCIES {
+        run.measure(rows::updates_at(mhz), |_| Ok(100.0 * Updates::of(model.at(mhz))?.gups / base.gups))?;
+    }
+
+    run.note(
+        "RandomAccess at lower rates and frequencies: the paper's text has no numbers; those shown are of \
+         its exponential fit to the time in MPI, whose exponents follow from its Table IV",
+    );
+    Ok(())
+}
+
+/// Measures RandomAccess with delays after each send.
+fn measure_delays(run: &mut Run<'_>, model: Model, base: Updates) -> Result<(), Failure> {
+    let full = million_messages_per_s(&model.pair()?, 4, UPDATES_BYTES)?;
+    for delayed in DELAYS {
+        let slower = model.with_delay(delayed.1);
+        run.measure(rows::rate_with_delay(delayed), |_| {
+            Ok(100.0 * million_messages_per_s(&slower.pair()?, 4, UPDATES_BYTES)? / full)
+        })?;
+
+        run.show("RandomAccess with delays")?;
+        let ours = 100.0 * Updates::of(slower)?.gups / base.gups;
+        run.record(rows::updates_with_delay(delayed), ours)?;
+    }
+    Ok(())
+}
+
+/// Draws figures 3 and 4: the message rate by the size of messages, and by the number of pairs.
+fn draw_curves(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    let cluster = model.pair()?;
+    let mut by_size = Vec::new();
+    for bytes in (3..=16).map(|order| 1_usize << order) {
+        run.show(format!("figure 3, {bytes} bytes"))?;
+        by_size.push((bytes as f64, million_messages_per_s(&cluster, 4, bytes)?));
+    }
+    let bandwidth: Vec<_> = by_size.iter().map(|&(bytes, rate)| (bytes, bytes * rate)).collect();
+
+    run.figure(Figure {
+        name: "rate-by-size",
+        title: "Figure 3: Message rate over message size".into(),
+        x: Axis::new("message size (bytes)", Scale::Log2),
+        y: Axis::new("message rate (M/s)", Scale::Log10),
+        series: vec![Series::new("EXTOLL", [(8.0, 9.73)], by_size)],
+    });
+    run.figure(Figure {
+        name: "bandwidth-by-size",
+        title: "Figure 3: Bandwidth in the message rate test".into(),
+        x: Axis::new("message size (bytes)", Scale::Log2),
+        y: Axis::new("bandwidth (MB/s)", Scale::Linear),
+        series: vec![Series::new("EXTOLL", [(8.0, 8.0 * 9.73), (65_536.0, 480.0)], bandwidth)],
+    });
+
+    let mut by_pairs = Vec::new();
+    for pairs in 1..=RANKS {
+        run.show(format!("figure 4, {pairs} pairs"))?;
+        by_pairs.push((f64::from(pairs), million_messages_per_s(&cluster, pairs, 8)?));
+    }
+    run.figure(Figure {
+        name: "rate-by-pairs",
+        title: "Figure 4: Message rate over pair count".into(),
+        x: Axis::new("pairs", Scale::Linear),
+        y: Axis::new("message rate (M/s)", Scale::Linear),
+        series: vec![Series::new("EXTOLL", [(4.0, 9.73)], by_pairs)],
+    });
+    Ok(())
+}

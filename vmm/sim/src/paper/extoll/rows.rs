@@ -1,0 +1,146 @@
+//! The rows of EXTOLL's paper.
+
+use super::model::{CLOCK, HOP};
+use crate::paper::{
+    number::rounded,
+    row::{Expected, Tolerance},
+};
+
+/// The other frequencies in MHz, and the paper's message rate, bandwidth and latency in percent of
+/// those at [`CLOCK`] (Table III).
+pub(super) const FREQUENCIES: [(u32, [f64; 3]); 3] =
+    [(140, [88.62, 92.64, 93.16]), (125, [79.21, 85.23, 87.18]), (117, [74.61, 80.89, 83.79])];
+
+/// Calibrated: delays after a send, in nanoseconds, by the message rate in percent that four pairs
+/// achieve with them. The messages are as long as those of RandomAccess.
+pub(super) const DELAYS: [(f64, f64); 2] = [(95.0, 1_800.0), (70.0, 3_130.0)];
+
+/// Exponents of the paper's fits to the time in MPI: by the message rate, and by the frequency.
+///
+/// They follow from Table IV. A time of 0.89 exp(k (1 - r)) in MPI and of 0.11 outside of it gives
+/// 1.452 GUPS at a relative rate r of 4, and 1.538 GUPS at a relative frequency of 3.84.
+const FITS: [f64; 2] = [1.092, 1.250];
+
+/// Returns all rows, in the order of the table.
+pub(super) fn all() -> Vec<Expected> {
+    let mut rows = vec![peak(), rate_of_three_pairs(), rate_of_four_pairs(), bandwidth(), hop()];
+    rows.extend(FREQUENCIES.map(|(mhz, [rate, _, _])| rate_at(mhz, rate)));
+    rows.extend(
+        FREQUENCIES.into_iter().flat_map(|(mhz, [_, bandwidth, latency])| {
+            [bandwidth_at(mhz, bandwidth), latency_at(mhz, latency)]
+        }),
+    );
+
+    rows.extend([time_in_mpi(), updates()]);
+    rows.extend(
+        DELAYS.into_iter().flat_map(|delayed| [rate_with_delay(delayed), updates_with_delay(delayed)]),
+    );
+    rows.extend(FREQUENCIES.map(|(mhz, _)| updates_at(mhz)));
+    rows
+}
+
+pub(super) fn peak() -> Expected {
+    Expected::predicted("message rate at 8 bytes", "M/s", 9.73)
+        .null_model("the network's protocol bytes", 26.0)
+        .within(Tolerance::Percent(1.0))
+        .quick()
+}
+
+pub(super) fn rate_of_three_pairs() -> Expected {
+    Expected::calibrates("message rate of 3 pairs, of the peak", "%", 98.0)
+        .null_model("the cost of software", 100.0)
+        .at_most()
+        .quick()
+}
+
+pub(super) fn rate_of_four_pairs() -> Expected {
+    Expected::calibrates("message rate of 4 pairs, of the peak", "%", 98.0).at_least().quick()
+}
+
+pub(super) fn bandwidth() -> Expected {
+    Expected::calibrates("peak bandwidth", "MB/s", 480.0)
+        .null_model("the network's protocol bytes", 624.0)
+        .within(Tolerance::Percent(2.0))
+        .quick()
+}
+
+pub(super) fn hop() -> Expected {
+    Expected::calibrates("time of a hop more", "us", HOP / 1e3)
+        .null_model("cut-through", 0.377)
+        .within(Tolerance::Microseconds(0.015))
+        .quick()
+}
+
+pub(super) fn rate_at(mhz: u32, paper: f64) -> Expected {
+    Expected::predicted(format!("message rate at {mhz} MHz, of that at {CLOCK}"), "%", paper)
+        .null_model("the clock", 100.0)
+        .within(Tolerance::Percent(2.0))
+        .quick()
+}
+
+pub(super) fn bandwidth_at(mhz: u32, paper: f64) -> Expected {
+    of_frequency(format!("bandwidth at {mhz} MHz, of that at {CLOCK}"), mhz, paper)
+}
+
+pub(super) fn latency_at(mhz: u32, paper: f64) -> Expected {
+    of_frequency(format!("latency at {CLOCK} MHz, of that at {mhz}"), mhz, paper)
+}
+
+/// Returns the row of a mean over all sizes. Its null model is a machine in which everything scales
+/// with the clock, which is closer than one without a clock.
+fn of_frequency(what: String, mhz: u32, paper: f64) -> Expected {
+    let expected = match mhz {
+        117 => Expected::calibrates(what, "%", paper),
+        _ => Expected::predicted(what, "%", paper),
+    };
+
+    let scaled = 100.0 * f64::from(mhz) / f64::from(CLOCK);
+    let percent = if mhz == 140 { 1.5 } else { 2.0 };
+    expected
+        .null_model("times that do not depend on the clock", rounded(scaled, 2))
+        .within(Tolerance::Percent(percent))
+}
+
+pub(super) fn time_in_mpi() -> Expected {
+    Expected::calibrates("RandomAccess, time in MPI", "%", 89.0)
+        .null_model("the cost of software", 75.0)
+        .within(Tolerance::Points(1.0))
+        .quick()
+}
+
+pub(super) fn updates() -> Expected {
+    Expected::predicted("RandomAccess, 8 nodes, 64 processes", "GUPS", 0.208_53)
+        .null_model("the cost of software", 0.47)
+        .within(Tolerance::Percent(10.0))
+        .quick()
+}
+
+pub(super) fn updates_at(mhz: u32) -> Expected {
+    let paper = fitted(FITS[1], f64::from(mhz) / f64::from(CLOCK));
+    Expected::predicted(format!("RandomAccess at {mhz} MHz"), "%", paper)
+}
+
+/// Returns the row of the message rate in percent with a delay.
+pub(super) fn rate_with_delay((percent, delay): (f64, f64)) -> Expected {
+    let what = format!("message rate of 4 pairs with delays of {} us", delay / 1e3);
+    Expected::calibrates(what, "%", percent).null_model("delays", 100.0).within(Tolerance::Points(2.0))
+}
+
+/// Returns the row of RandomAccess with a delay that lowers the message rate to `percent`.
+pub(super) fn updates_with_delay((percent, delay): (f64, f64)) -> Expected {
+    let what = format!("RandomAccess with delays of {} us", delay / 1e3);
+    if (percent, delay) == DELAYS[0] {
+        // "The sharp performance drop from 100% to 95%": more than proportional.
+        return Expected::predicted(what, "%", percent)
+            .null_model("time that delays take from the program", 100.0)
+            .at_most();
+    }
+
+    Expected::predicted(what, "%", fitted(FITS[0], percent / 100.0))
+}
+
+/// Returns the performance of RandomAccess in percent that the paper's fit gives.
+fn fitted(exponent: f64, relative: f64) -> f64 {
+    let time = 0.11 + 0.89 * (exponent * (1.0 - relative)).exp();
+    rounded(100.0 / time, 1)
+}

@@ -1,0 +1,33 @@
+//! The papers' experiments in virtual time, and the tables of their results.
+//!
+//! A table has a line for each figure of the paper: the paper's value, ours, the difference and the
+//! tolerance. Each row says whether the model's costs were chosen by it, and what a model without
+//! the mechanism gives instead. The program fails when a judged row is out.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | [`row`] | a row, and the rule that its tolerance must be able to fail |
+//! | [`figure`] | the points of a figure |
+//! | [`experiment`] | an experiment, and one run of it |
+//! | [`table`] | the result of a run, as text, Markdown and JSON |
+//! | [`plot`] | figures as SVG |
+//! | [`command`] | the command line |
+//!
+//! A paper is a file beside these: a constant [`Experiment`], and a line in [`ALL`]. The same seed
+//! gives the same bytes on standard output and in the SVG files. Neither contains a time of day.
+
+pub mod command;
+pub mod experiment;
+pub mod extoll;
+pub mod fcnp;
+pub mod figure;
+mod number;
+pub mod plot;
+pub mod row;
+pub mod seastar;
+pub mod table;
+
+use self::experiment::Experiment;
+
+/// The papers, in the order in which `all` runs their experiments.
+pub const ALL: &[&Experiment] = &[&fcnp::FCNP, &extoll::EXTOLL, &seastar::SEASTAR];

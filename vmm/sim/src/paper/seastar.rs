@@ -1,0 +1,296 @@
+//! R. Brightwell, K. T. Pedretti, K. D. Underwood and T. Hudson, *SeaStar Interconnect: Balanced
+//! Bandwidth for Scalable Performance*: latency, bandwidth and message rates of Portals in
+//! host-based and in NIC-based mode.
+//!
+//! The paper prints figures without tables. So the rows are the inequalities and shapes of its
+//! text. The library is Portals as it is, the firmware that of the device, on a line of nodes with
+//! Red Storm's links: a torus in the dimension z alone.
+
+mod rows;
+
+use nicforge::failure::Failure;
+use nicforge_driver::runtime::Cost;
+use nicforge_portals::Mode;
+
+use super::{
+    experiment::{Experiment, Mechanism, Run},
+    figure::{Axis, Figure, Scale, Series},
+};
+use crate::{
+    seastar::{SeaStars, SeaStarsError, programs::Collective},
+    world::{Picos, Profile},
+};
+
+const INTERRUPTS: Mechanism = Mechanism { name: "interrupts", about: "an interrupt takes no time" };
+const SOFTWARE_COST: Mechanism =
+    Mechanism { name: "software-cost", about: "software takes no time, on the host and on the card" };
+
+/// The experiments of the paper.
+pub const SEASTAR: Experiment = Experiment {
+    name: "seastar",
+    title: "SeaStar: Portals in host-based and NIC-based mode",
+    citation: "R. Brightwell, K. T. Pedretti, K. D. Underwood, T. Hudson, SeaStar Interconnect: Balanced Bandwidth \
+               for Scalable Performance, IEEE Micro 26(3), 2006",
+    mechanisms: &[SOFTWARE_COST, INTERRUPTS],
+    rows: rows::all,
+    run,
+};
+
+/// Frequency of the embedded processor in MHz.
+const FIRMWARE: u32 = 500;
+/// Rate of a link's payload in Gb/s, and the delay of a hop in nanoseconds. The paper does not name
+/// the delay; it calls the router's share of the latency small.
+const LINK: f64 = 20.0;
+const HOP: u32 = 60;
+/// Time of a system call of Catamount in nanoseconds (section *MPI receive posting*).
+const SYSTEM_CALL: f64 = 65.0;
+
+/// Calibrated by the peak bandwidth: rate of the host interface in MB/s.
+const HOST_RATE: u32 = 1_150;
+/// Calibrated by the round trip of a call: time of 64 bytes from the processor to the card's
+/// memory, and of a load of that memory, in nanoseconds.
+const STORE: f64 = 150.0;
+const LOAD: f64 = 310.0;
+/// Calibrated by the difference of the modes' latencies for long messages: time of an interrupt in
+/// nanoseconds.
+const INTERRUPT: f64 = 1_250.0;
+/// Calibrated by the length of the queue at which the modes are equally fast: time in which the
+/// host compares a message with a posted receive, in nanoseconds.
+const HOST_MATCH: f64 = 9.5;
+/// Time of a library's path for a message, in nanoseconds. The paper calls MPI's share of the
+/// latency small.
+const LIBRARY: f64 = 150.0;
+/// Time of one look of a waiting process, in nanoseconds. The paper does not name it.
+const POLL: u64 = 20;
+
+/// Round trips of a measurement. The simulation is deterministic.
+const ROUNDS: u32 = 4;
+/// Messages of a stream. The receiver has posted receives for all of them.
+const MESSAGES: u32 = 64;
+
+/// The model, as far as the run has its mechanisms.
+#[derive(Clone, Copy)]
+struct Model {
+    software: bool,
+    interrupts: bool,
+    seed: u64,
+}
+
+impl Model {
+    fn of(run: &Run<'_>) -> Self {
+        Self { software: run.has(&SOFTWARE_COST), interrupts: run.has(&INTERRUPTS), seed: run.seed() }
+    }
+
+    /// Returns nodes on a line, with further keys of the section of their cards.
+    fn nodes(self, nodes: u32, mode: Mode, keys: &str) -> SeaStars {
+        let mhz = if self.software { FIRMWARE } else { 0 };
+        let interrupt = if self.interrupts { INTERRUPT } else { 0.0 };
+        let costs = [
+            (Cost::SystemCall, SYSTEM_CALL),
+            (Cost::InterruptWake, interrupt),
+            (Cost::Burst, STORE),
+            (Cost::TrappedAccess, LOAD),
+            (Cost::Match, HOST_MATCH),
+            (Cost::SendMessage, LIBRARY),
+            (Cost::ReceiveMessage, LIBRARY),
+        ];
+        let profile = if self.software {
+            Profile::of_nanos(costs).with_poll(Picos::nanos(POLL))
+        } else {
+            Profile::default()
+        };
+
+        SeaStars {
+            nodes,
+            card: format!(
+                "wrap = [false, false, true]\nprocesses = 1\nfirmware_mhz = {mhz}\nht_mbytes_s = {HOST_RATE}\n{keys}"
+            ),
+            link: format!("delay_ns = {HOP}\ngbit_s = {LINK}\ncut_through_bytes = 64"),
+            mode,
+            profile,
+            seed: self.seed,
+        }
+    }
+
+    fn pair(self, mode: Mode) -> SeaStars {
+        self.nodes(2, mode, "")
+    }
+}
+
+impl From<SeaStarsError> for Failure {
+    fn from(error: SeaStarsError) -> Self {
+        match error {
+            SeaStarsError::World(error) => error.into(),
+            _ => Self::result(error.to_string()),
+        }
+    }
+}
+
+/// The modes, in the order of the paper's figures.
+const MODES: [(Mode, &str); 2] = [(Mode::HostBased, "host-based"), (Mode::NicBased, "NIC-based")];
+
+fn micros(time: Picos) -> f64 {
+    time.as_nanos() / 1e3
+}
+
+fn run(run: &mut Run<'_>) -> Result<(), Failure> {
+    let model = Model::of(run);
+    posting(run, model)?;
+    latency(run, model)?;
+    bandwidth(run, model)?;
+    rates(run, model)?;
+    queues(run, model)?;
+    collectives(run, model)?;
+    if !run.is_quick() {
+        curves(run, model)?;
+    }
+
+    run.note(format!(
+        "assumed, because the paper does not name them: {HOP} ns a hop, {LIBRARY} ns a message in the library, \
+         {POLL} ns a look at memory"
+    ));
+    Ok(())
+}
+
+/// The time in which a receive is posted (Figure 3).
+fn posting(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    let nic = model.pair(Mode::NicBased);
+    let one = micros(nic.post_time(false, 16)?);
+    run.record(rows::posting_with_one_call(), one)?;
+
+    let three = micros(nic.post_time(true, 16)?);
+    run.record(rows::posting_with_three_calls(), 100.0 * three / one)?;
+
+    run.measure(rows::posting_host_based(), |_| {
+        Ok(micros(model.pair(Mode::HostBased).post_time(true, 16)?))
+    })?;
+    Ok(())
+}
+
+/// Latencies of small messages (Figure 4).
+fn latency(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    let half =
+        |mode, bytes| -> Result<f64, Failure> { Ok(micros(model.pair(mode).ping_pong(bytes, ROUNDS, 0)?)) };
+    let advantage =
+        |bytes| -> Result<f64, Failure> { Ok(half(Mode::HostBased, bytes)? - half(Mode::NicBased, bytes)?) };
+
+    run.measure(rows::advantage_of_1_kb(), |_| advantage(1024))?;
+
+    run.measure(rows::advantage_of_8_bytes(), |_| advantage(8))?;
+
+    run.measure(rows::advantage_of_one_interrupt(), |_| Ok(100.0 * advantage(8)? / advantage(1024)?))?;
+
+    for (mode, name) in MODES {
+        run.measure(rows::second_packet(name), |_| Ok(half(mode, 32)? - half(mode, 16)?))?;
+    }
+    Ok(())
+}
+
+/// Bandwidths of long messages (Figures 5 and 7).
+fn bandwidth(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    const BYTES: usize = 1 << 20;
+    let rate = |time: Picos| BYTES as f64 / time.as_nanos();
+
+    let nic = model.pair(Mode::NicBased);
+    let one = rate(nic.stream(BYTES, 6, false)?);
+    run.record(rows::bandwidth(), one)?;
+
+    run.measure(rows::both_ways(), |_| Ok(200.0 * rate(nic.stream(BYTES, 6, true)?) / one))?;
+    Ok(())
+}
+
+/// Rates of messages in a stream (Figure 6).
+fn rates(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    let time = |nodes: SeaStars, bytes| -> Result<f64, Failure> {
+        Ok(nodes.stream(bytes, MESSAGES, false)?.as_nanos())
+    };
+
+    run.measure(rows::rate_of_1_kb(), |_| {
+        Ok(100.0 * time(model.pair(Mode::HostBased), 1024)? / time(model.pair(Mode::NicBased), 1024)?)
+    })?;
+
+    run.measure(rows::implicit_acks(), |_| {
+        let implicit = model.nodes(2, Mode::NicBased, "implicit_acks = true");
+        Ok(100.0 * time(model.pair(Mode::NicBased), 8)? / time(implicit, 8)?)
+    })?;
+    run.note(
+        "implicit acknowledgements gain nothing here: a put waits for the card's answer, so that the sender is \
+         bound by round trips to its own card",
+    );
+    Ok(())
+}
+
+/// Latencies behind posted receives that do not match (Figure 11).
+fn queues(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    const QUEUED: u32 = 100;
+    let half = |mode, queued| -> Result<f64, Failure> {
+        Ok(model.pair(mode).ping_pong(8, ROUNDS, queued)?.as_nanos())
+    };
+
+    run.show("queues of posted receives")?;
+    let [host, nic] = [Mode::HostBased, Mode::NicBased].map(|mode| -> Result<_, Failure> {
+        let empty = half(mode, 0)?;
+        Ok((empty, (half(mode, QUEUED)? - empty) / f64::from(QUEUED)))
+    });
+    let ((host, host_item), (nic, nic_item)) = (host?, nic?);
+
+    run.record(rows::passed_receive(), nic_item)?;
+
+    run.record(rows::equal_queues(), (host - nic) / (nic_item - host_item))
+}
+
+/// Collective operations (Figures 8 and 9).
+fn collectives(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    let time = |mode, nodes, collective| -> Result<f64, Failure> {
+        Ok(micros(model.nodes(nodes, mode, "").collective(collective, 2)?))
+    };
+    let advantage = |nodes, collective| -> Result<f64, Failure> {
+        Ok(time(Mode::HostBased, nodes, collective)? - time(Mode::NicBased, nodes, collective)?)
+    };
+
+    for (collective, name) in Collective::ALL {
+        run.measure(rows::collective(name), |_| {
+            Ok(100.0 * time(Mode::NicBased, 16, collective)? / time(Mode::HostBased, 16, collective)?)
+        })?;
+    }
+
+    run.measure(rows::advantage_of_64_nodes(), |_| {
+        Ok(100.0 * advantage(64, Collective::Barrier)? / advantage(16, Collective::Barrier)?)
+    })?;
+    Ok(())
+}
+
+/// Figures 4 and 11.
+fn curves(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    let mut by_size = Vec::new();
+    let mut by_queue = Vec::new();
+    for (mode, name) in MODES {
+        let (mut sizes, mut queues) = (Vec::new(), Vec::new());
+        for bytes in (0..=10).map(|order| 1_usize << order) {
+            run.show(format!("figure 4, {bytes} bytes"))?;
+            sizes.push((bytes as f64, micros(model.pair(mode).ping_pong(bytes, ROUNDS, 0)?)));
+        }
+        for queued in (0..=100).step_by(10) {
+            run.show(format!("figure 11, {queued} receives"))?;
+            queues.push((f64::from(queued), micros(model.pair(mode).ping_pong(8, ROUNDS, queued)?)));
+        }
+        by_size.push(Series::new(name, [], sizes));
+        by_queue.push(Series::new(name, [], queues));
+    }
+
+    run.figure(Figure {
+        name: "latency",
+        title: "Figure 4: Small-message latency".into(),
+        x: Axis::new("message size (bytes)", Scale::Log2),
+        y: Axis::new("latency (us)", Scale::Linear),
+        series: by_size,
+    });
+    run.figure(Figure {
+        name: "queues",
+        title: "Figure 11: Latency behind posted receives".into(),
+        x: Axis::new("posted receives that are passed", Scale::Linear),
+        y: Axis::new("latency (us)", Scale::Linear),
+        series: by_queue,
+    });
+    Ok(())
+}

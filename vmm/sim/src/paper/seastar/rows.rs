@@ -1,0 +1,122 @@
+//! The rows of SeaStar's paper.
+
+use super::MODES;
+use crate::{
+    paper::row::{Expected, Tolerance},
+    seastar::programs::Collective,
+};
+
+/// Returns all rows, in the order of the table.
+pub(super) fn all() -> Vec<Expected> {
+    let mut rows = vec![posting_with_one_call(), posting_with_three_calls(), posting_host_based()];
+    rows.extend([advantage_of_1_kb(), advantage_of_8_bytes(), advantage_of_one_interrupt()]);
+    rows.extend(MODES.map(|(_, name)| second_packet(name)));
+    rows.extend([
+        bandwidth(),
+        both_ways(),
+        rate_of_1_kb(),
+        implicit_acks(),
+        passed_receive(),
+        equal_queues(),
+    ]);
+    rows.extend(Collective::ALL.map(|(_, name)| collective(name)));
+    rows.push(advantage_of_64_nodes());
+    rows
+}
+
+pub(super) fn posting_with_one_call() -> Expected {
+    Expected::calibrates("posting a receive with PtlPost, NIC-based", "us", 1.0)
+        .within(Tolerance::Microseconds(0.1))
+        .quick()
+}
+
+pub(super) fn posting_with_three_calls() -> Expected {
+    Expected::predicted("the same with three calls, of that with PtlPost", "%", 300.0)
+        .null_model("PtlPost", 100.0)
+        .within(Tolerance::Percent(5.0))
+        .quick()
+}
+
+pub(super) fn posting_host_based() -> Expected {
+    Expected::derived("three calls, host-based", "us", 0.195)
+        .null_model("system calls", 1.0)
+        .within(Tolerance::Microseconds(0.02))
+        .quick()
+}
+
+pub(super) fn advantage_of_1_kb() -> Expected {
+    Expected::calibrates("latency of 1 KB, host-based more than NIC-based", "us", 3.0)
+        .null_model("interrupts", 0.3)
+        .within(Tolerance::Microseconds(0.3))
+        .quick()
+}
+
+pub(super) fn advantage_of_8_bytes() -> Expected {
+    Expected::predicted("latency of 8 bytes, host-based more than NIC-based", "us", 1.0)
+        .null_model("interrupts", -0.5)
+        .at_least()
+        .quick()
+}
+
+pub(super) fn advantage_of_one_interrupt() -> Expected {
+    Expected::predicted("the same, of the difference for 1 KB: one interrupt against two", "%", 70.0)
+        .null_model("data in the header packet", 100.0)
+        .at_most()
+        .quick()
+}
+
+pub(super) fn second_packet(name: &str) -> Expected {
+    Expected::predicted(format!("latency of 32 bytes, more than of 16, {name}"), "us", 0.2)
+        .null_model("data in the header packet", 0.05)
+        .at_least()
+        .quick()
+}
+
+pub(super) fn bandwidth() -> Expected {
+    Expected::calibrates("bandwidth of 1 MB", "GB/s", 1.1).at_least().quick()
+}
+
+pub(super) fn both_ways() -> Expected {
+    Expected::predicted("bandwidth of 1 MB in both directions, of one", "%", 200.0)
+        .null_model("an engine for each direction", 100.0)
+        .within(Tolerance::Points(4.0))
+        .quick()
+}
+
+pub(super) fn rate_of_1_kb() -> Expected {
+    Expected::predicted("messages of 1 KB, NIC-based, of the host-based rate", "%", 120.0)
+        .null_model("interrupts", 100.0)
+        .at_least()
+        .quick()
+}
+
+pub(super) fn implicit_acks() -> Expected {
+    Expected::predicted("messages of 8 bytes with implicit acknowledgements, NIC-based", "%", 110.0).quick()
+}
+
+pub(super) fn passed_receive() -> Expected {
+    Expected::derived("a posted receive that is passed, NIC-based", "ns", 30.0)
+        .null_model("the embedded processor", 5.0)
+        .within(Tolerance::Percent(10.0))
+        .quick()
+}
+
+pub(super) fn equal_queues() -> Expected {
+    Expected::calibrates("posted receives that are passed when the modes are equally fast", "", 50.0)
+        .null_model("the embedded processor", 1000.0)
+        .within(Tolerance::Percent(20.0))
+        .quick()
+}
+
+pub(super) fn collective(name: &str) -> Expected {
+    Expected::predicted(format!("{name} of 16 nodes, NIC-based, of host-based"), "%", 90.0)
+        .null_model("interrupts", 100.0)
+        .at_most()
+        .quick()
+}
+
+pub(super) fn advantage_of_64_nodes() -> Expected {
+    Expected::predicted("advantage in a barrier of 64 nodes, of that of 16", "%", 120.0)
+        .null_model("steps that each gain", 100.0)
+        .at_least()
+}

@@ -1,0 +1,401 @@
+//! `nicforge run --virtual`: a parallel program on each node of a machine with EXTOLL cards.
+//!
+//! The programs are those of [`nicforge_mpi_programs`]. They run in this process, on the machine's
+//! clock, with the costs of the processors in the paper about EXTOLL.
+
+use std::{fmt::Write, path::PathBuf, time::Duration};
+
+use clap::Args;
+use nicforge::{
+    failure::{EXIT_RESULT, ErrorContext, Failure, print_line},
+    signals::Signals,
+    table::{Column, TableData},
+};
+use nicforge_driver::runtime::Cost;
+use nicforge_mpi_programs::message_rate::Terms;
+use serde::Serialize;
+
+use crate::{
+    cluster::{
+        Cluster, ClusterError, RankEndpoint, RankError,
+        programs::{Updated, echo, rate_of, time_of_messages},
+    },
+    interrupted::Interrupted,
+    paper::extoll,
+    world::{Picos, Profile},
+};
+
+/// The programs, for help texts and messages.
+pub const PROGRAMS: &str = "message_rate [WINDOWS], ping_pong [ROUNDS] and random_access [ORDER]";
+/// The programs with their arguments, which the help text shows.
+const HELP: &str = "\
+Programs:
+  message_rate [WINDOWS]   messages of 1 B to 4 KB between pairs of ranks, in windows of 64 [default: 4]
+  ping_pong [ROUNDS]       messages of 1 B to 1 MB from the first to the last rank and back [default: 4]
+  random_access [ORDER]    updates of a table of 2^ORDER words on each rank, verified [default: 10]";
+
+/// Messages of a window.
+const WINDOW: u32 = 64;
+/// Sizes of messages as powers of two.
+const RATE_SIZES: std::ops::RangeInclusive<u32> = 0..=12;
+const ECHO_SIZES: std::ops::RangeInclusive<u32> = 0..=20;
+/// The most windows or round trips.
+const MAX_COUNT: u32 = 10_000;
+/// The most words of a rank, as a power of two.
+const MAX_ORDER: u32 = 24;
+
+/// The arguments of `nicforge run --virtual`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = HELP)]
+pub struct Arguments {
+    /// The machine file (TOML).
+    pub machine: PathBuf,
+    /// Start a rank for each VPID, instead of one for each node.
+    #[arg(long)]
+    pub per_core: bool,
+    /// The software whose costs are charged.
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = Software::Opteron)]
+    pub profile: Software,
+    /// The seed of all random numbers. The same seed gives the same output.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// The program and its argument; see below.
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    pub program: Vec<String>,
+}
+
+/// The costs of software.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Software {
+    /// Those of the paper about EXTOLL: an Opteron of 2.5 GHz.
+    Opteron,
+    /// None: software takes no time.
+    None,
+}
+
+impl Software {
+    fn profile(self) -> Profile {
+        match self {
+            Self::Opteron => extoll::opteron(),
+            Self::None => Profile::default(),
+        }
+    }
+}
+
+/// A program and its parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Program {
+    MessageRate { windows: u32 },
+    PingPong { rounds: u32 },
+    RandomAccess { order: u32 },
+}
+
+impl Program {
+    /// Parses the words behind `--`.
+    fn parse(words: &[String]) -> Result<Self, Failure> {
+        let (name, argument) = match words {
+            [name] => (name.as_str(), None),
+            [name, argument] => (name.as_str(), Some(argument.as_str())),
+            _ => {
+                return Err(Failure::usage(format!("one program with one argument is possible: {PROGRAMS}")));
+            }
+        };
+        let number = |what, default, most| match argument {
+            None => Ok(default),
+            Some(text) => {
+                text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(|| {
+                    Failure::usage(format!("{name}: {what} is {text}; 1 to {most} are possible"))
+                })
+            }
+        };
+
+        match name {
+            "message_rate" => Ok(Self::MessageRate { windows: number("WINDOWS", 4, MAX_COUNT)? }),
+            "ping_pong" => Ok(Self::PingPong { rounds: number("ROUNDS", 4, MAX_COUNT)? }),
+            "random_access" => Ok(Self::RandomAccess { order: number("ORDER", 10, MAX_ORDER)? }),
+            _ => Err(Failure::usage(format!(
+                "there is no program {name} for virtual time; there are {PROGRAMS}"
+            ))),
+        }
+    }
+}
+
+/// The rate of messages of one size.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct RateRow {
+    pairs: u32,
+    bytes: usize,
+    messages_per_s: f64,
+    mb_per_s: f64,
+}
+
+/// The latency of messages of one size.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct LatencyRow {
+    bytes: usize,
+    us: f64,
+}
+
+/// The updates of RandomAccess.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct UpdatesRow {
+    words: u64,
+    updates: u64,
+    messages: u64,
+    us: f64,
+    gups: f64,
+    wrong_words: u64,
+}
+
+/// The result of a program.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+enum Rows {
+    MessageRate(Vec<RateRow>),
+    PingPong(Vec<LatencyRow>),
+    RandomAccess([UpdatesRow; 1]),
+}
+
+impl Rows {
+    fn of_updates(updated: Updated) -> Self {
+        Self::RandomAccess([UpdatesRow {
+            words: updated.words,
+            updates: updated.updates,
+            messages: updated.messages,
+            us: updated.seconds * 1e6,
+            gups: updated.updates as f64 / updated.seconds / 1e9,
+            wrong_words: updated.wrong.unwrap_or_default(),
+        }])
+    }
+
+    /// Returns whether the data was right. One wrong word of a hundred is allowed in RandomAccess.
+    fn is_good(&self) -> bool {
+        match self {
+            Self::RandomAccess([row]) => row.wrong_words * 100 <= row.words,
+            Self::MessageRate(_) | Self::PingPong(_) => true,
+        }
+    }
+
+    fn table(&self) -> TableData {
+        let (names, rows): (&[&str], Vec<Vec<String>>) = match self {
+            Self::MessageRate(rows) => {
+                (&["pairs", "bytes", "messages/s", "MB/s"], rows.iter().map(RateRow::cells).collect())
+            }
+            Self::PingPong(rows) => (&["bytes", "us"], rows.iter().map(LatencyRow::cells).collect()),
+            Self::RandomAccess(rows) => (
+                &["words", "updates", "messages", "us", "GUPS", "wrong words"],
+                rows.iter().map(UpdatesRow::cells).collect(),
+            ),
+        };
+
+        TableData { columns: names.iter().map(|name| Column::new(*name, true)).collect(), rows }
+    }
+}
+
+impl RateRow {
+    fn cells(&self) -> Vec<String> {
+        let (rate, bytes) = (format!("{:.0}", self.messages_per_s), format!("{:.1}", self.mb_per_s));
+        vec![self.pairs.to_string(), self.bytes.to_string(), rate, bytes]
+    }
+}
+
+impl LatencyRow {
+    fn cells(&self) -> Vec<String> {
+        vec![self.bytes.to_string(), format!("{:.3}", self.us)]
+    }
+}
+
+impl UpdatesRow {
+    fn cells(&self) -> Vec<String> {
+        let (time, gups) = (format!("{:.1}", self.us), format!("{:.5}", self.gups));
+        let [words, updates, messages, wrong] =
+            [self.words, self.updates, self.messages, self.wrong_words].map(|count| count.to_string());
+        vec![words, updates, messages, time, gups, wrong]
+    }
+}
+
+/// A kind of work, such as `send-message`, and its time.
+#[derive(Clone, Debug, Serialize)]
+struct CostRow {
+    work: String,
+    ns: f64,
+}
+
+/// The object of `--json`.
+#[derive(Clone, Debug, Serialize)]
+struct Report {
+    machine: String,
+    program: String,
+    ranks: usize,
+    profile: Software,
+    costs: Vec<CostRow>,
+    /// Virtual time at the end of the program, with its start, in microseconds.
+    virtual_us: f64,
+    results: Rows,
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let Self { machine, program, ranks, virtual_us, .. } = self;
+        let mut text = format!("{program} on {machine}, {ranks} ranks\n{}\n", self.results.table().table());
+
+        let costs: Vec<_> = self.costs.iter().map(|cost| format!("{} {}", cost.work, cost.ns)).collect();
+        let costs = if costs.is_empty() { "software takes no time".to_owned() } else { costs.join(", ") };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{virtual_us:.1} us of virtual time; costs in ns: {costs}");
+        text
+    }
+}
+
+/// Runs the command. Returns the exit code.
+///
+/// # Errors
+/// Returns an error when the command line or the machine file is wrong, and when a rank fails.
+pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
+    let program = Program::parse(&arguments.program)?;
+    let profile = arguments.profile.profile();
+    let signals = Signals::block().context(|| "signals".into())?;
+    let interrupted = || signals.take().is_some();
+    let mut cluster =
+        Cluster::read(&arguments.machine, profile.clone(), arguments.seed).map_err(wrong_machine)?;
+    // The user ends a program that takes too long.
+    cluster.limit = Duration::MAX;
+    cluster.interrupted = Interrupted::new(&interrupted);
+
+    let per_node = if arguments.per_core { cluster.vpids() } else { 1 };
+    let ranks = cluster.nodes() * usize::from(per_node);
+    check_ranks(program, ranks)?;
+
+    let (results, end) = carry_out(program, &cluster, per_node).map_err(wrong_machine)?;
+    let cost = |(kind, time): (Cost, Picos)| CostRow { work: name_of(kind), ns: time.as_nanos() };
+    let report = Report {
+        machine: cluster.name().to_owned(),
+        program: arguments.program.join(" "),
+        ranks,
+        profile: arguments.profile,
+        costs: profile.costs().map(cost).collect(),
+        virtual_us: end.as_nanos() / 1e3,
+        results,
+    };
+
+    if arguments.json {
+        print_line(serde_json::to_string_pretty(&report).context(|| "the result".into())?)?;
+    } else {
+        print_line(report.text())?;
+    }
+    Ok(if report.results.is_good() { 0 } else { EXIT_RESULT })
+}
+
+/// Returns the name of a kind of work, in words with hyphens between them.
+fn name_of(kind: Cost) -> String {
+    let mut name = String::new();
+    for letter in format!("{kind:?}").chars() {
+        if letter.is_uppercase() && !name.is_empty() {
+            name.push('-');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
+}
+
+/// Returns the failure of a cluster. Most are defects of the machine file.
+fn wrong_machine(error: ClusterError) -> Failure {
+    match error {
+        ClusterError::World(_) | ClusterError::Rank { .. } => error.into(),
+        _ => Failure::usage(error.to_string()),
+    }
+}
+
+/// Checks that a program can run on a number of ranks.
+fn check_ranks(program: Program, ranks: usize) -> Result<(), Failure> {
+    match program {
+        Program::RandomAccess { .. } if !ranks.is_power_of_two() => {
+            Err(Failure::usage(format!("random_access on {ranks} ranks: a power of two is possible")))
+        }
+        Program::MessageRate { .. } | Program::PingPong { .. } if ranks < 2 => {
+            Err(Failure::usage("the program needs two ranks: add nodes, or give --per-core"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Runs a program. Returns its result, and the virtual time at its end.
+fn carry_out(program: Program, cluster: &Cluster, per_node: u16) -> Result<(Rows, Picos), ClusterError> {
+    match program {
+        Program::MessageRate { windows } => {
+            let (times, end) = cluster.run(per_node, move |endpoint| times(endpoint, windows))?;
+            Ok((Rows::MessageRate(rates(&times, windows)), end))
+        }
+        Program::PingPong { rounds } => {
+            let (times, end) = cluster.run(per_node, move |endpoint| latencies(endpoint, rounds))?;
+            let times = times.into_iter().next().unwrap_or_default();
+            let row = |(order, us)| LatencyRow { bytes: 1_usize << order, us };
+            Ok((Rows::PingPong(ECHO_SIZES.zip(times).map(row).collect()), end))
+        }
+        Program::RandomAccess { order } => {
+            let (updated, end) = cluster.random_access(per_node, order, true)?;
+            Ok((Rows::of_updates(updated), end))
+        }
+    }
+}
+
+/// Returns the numbers of pairs of a number of ranks, each with all sizes of messages.
+fn exchanges(ranks: u32) -> impl Iterator<Item = (u32, usize)> {
+    let doubled = std::iter::successors(Some(1_u32), |pairs| pairs.checked_mul(2));
+    let counts = doubled.take_while(move |pairs| *pairs <= ranks / 2);
+    counts.flat_map(|pairs| RATE_SIZES.map(move |order| (pairs, 1 << order)))
+}
+
+fn terms(bytes: usize, windows: u32, context: u32) -> Terms {
+    Terms { bytes, window: WINDOW, windows, context }
+}
+
+/// Takes part in the exchanges of one pair, two, four and so on. Returns their times on this rank.
+fn times(endpoint: &mut RankEndpoint, windows: u32) -> Result<Vec<Duration>, RankError> {
+    let (ranks, mut context) = (endpoint.size(), 0);
+    let measure = |(pairs, bytes)| {
+        context += 1;
+        time_of_messages(endpoint, pairs, ranks / 2, terms(bytes, windows, context))
+    };
+    exchanges(ranks).map(measure).collect()
+}
+
+/// Returns the rates of all exchanges, by their times on each rank.
+fn rates(times: &[Vec<Duration>], windows: u32) -> Vec<RateRow> {
+    let row = |(number, (pairs, bytes)): (usize, (u32, usize))| {
+        let of_rank = |times: &Vec<Duration>| times.get(number).copied().unwrap_or_default();
+        let senders: Vec<_> = times.iter().take(pairs as usize).map(of_rank).collect();
+        let rate = rate_of(&senders, terms(bytes, windows, 0).messages());
+        RateRow { pairs, bytes, messages_per_s: rate, mb_per_s: rate * bytes as f64 / 1e6 }
+    };
+    exchanges(times.len() as u32).enumerate().map(row).collect()
+}
+
+/// Takes part in round trips from the first rank to the last one. Returns the latencies in
+/// microseconds on the first.
+fn latencies(endpoint: &mut RankEndpoint, rounds: u32) -> Result<Vec<f64>, RankError> {
+    let last = endpoint.size() - 1;
+    let of_size = |order: u32| Ok(echo(endpoint, last, 1 << order, rounds)?.as_secs_f64() * 1e6);
+    ECHO_SIZES.map(of_size).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_a_name_and_a_number() {
+        let parse = |words: &str| Program::parse(&words.split(' ').map(str::to_owned).collect::<Vec<_>>());
+
+        assert_eq!(parse("message_rate").unwrap(), Program::MessageRate { windows: 4 });
+        assert_eq!(parse("ping_pong 7").unwrap(), Program::PingPong { rounds: 7 });
+        assert_eq!(parse("random_access 12").unwrap(), Program::RandomAccess { order: 12 });
+        for wrong in ["./a", "ping_pong x", "ping_pong 0", "random_access 25", "message_rate 1 2"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Measurements that the nodes of a network make together.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use nicforge_core::time::Nanos;
+
+use super::Latency;
+
+/// Buckets of a power of two.
+const SUB_BUCKETS: u64 = 64;
+const SUB_BITS: u32 = SUB_BUCKETS.trailing_zeros();
+/// Number of buckets for all times.
+const BUCKETS: usize = ((64 - SUB_BITS + 1) as usize) << SUB_BITS;
+
+/// Counts of times by their size. A bucket is at most 1/64 of its times wide.
+#[derive(Debug)]
+struct Histogram {
+    buckets: Box<[AtomicU64]>,
+    count: AtomicU64,
+    sum: AtomicU64,
+    largest: AtomicU64,
+}
+
+impl Histogram {
+    fn new() -> Self {
+        Self {
+            buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
+            count: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
+            largest: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the bucket of a time.
+    fn bucket(time: u64) -> usize {
+        let power = (u64::BITS - time.leading_zeros()).saturating_sub(SUB_BITS + 1);
+        ((u64::from(power) << SUB_BITS) + (time >> power)) as usize
+    }
+
+    /// Returns the largest time of a bucket.
+    fn upper(bucket: usize) -> u64 {
+        let power = (bucket as u64 >> SUB_BITS).saturating_sub(1);
+        let first = bucket as u64 - (power << SUB_BITS);
+        (first << power) + (1 << power) - 1
+    }
+
+    fn add(&self, time: u64) {
+        self.buckets[Self::bucket(time)].fetch_add(1, Relaxed);
+        self.count.fetch_add(1, Relaxed);
+        self.sum.fetch_add(time, Relaxed);
+        self.largest.fetch_max(time, Relaxed);
+    }
+
+    /// Returns the time that this share of all times does not exceed, to 1/64.
+    fn percentile(&self, percent: u64) -> u64 {
+        let rank = (self.count.load(Relaxed) * percent).div_ceil(100);
+        let mut seen = 0;
+        for (bucket, count) in self.buckets.iter().enumerate() {
+            seen += count.load(Relaxed);
+            if seen >= rank.max(1) {
+                return Self::upper(bucket).min(self.largest.load(Relaxed));
+            }
+        }
+        0
+    }
+
+    fn summary(&self) -> Latency {
+        let count = self.count.load(Relaxed);
+        Latency {
+            packets: count,
+            mean: if count == 0 { 0.0 } else { self.sum.load(Relaxed) as f64 / count as f64 },
+            p50: self.percentile(50),
+            p90: self.percentile(90),
+            p99: self.percentile(99),
+            max: self.largest.load(Relaxed),
+        }
+    }
+}
+
+/// The times of a measurement: warm-up, windows of equal length, and the rest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spans {
+    pub(super) warm_up: u64,
+    pub(super) window: u64,
+    pub(super) windows: u32,
+}
+
+impl Spans {
+    /// Returns the end of the last window.
+    pub(super) fn end(&self) -> Nanos {
+        Nanos(self.warm_up.saturating_add(self.window.saturating_mul(self.windows.into())))
+    }
+
+    /// Returns the window that a time is in.
+    fn window_of(&self, time: Nanos) -> Option<usize> {
+        let since = time.0.checked_sub(self.warm_up)?;
+        let window = since / self.window.max(1);
+        (window < u64::from(self.windows)).then_some(window as usize)
+    }
+}
+
+/// Counts of all nodes of a network together.
+#[derive(Debug)]
+pub(super) struct Collector {
+    spans: Spans,
+    /// Times of packets that were created in a window.
+    latency: Histogram,
+    /// Bytes received in each window, with framing.
+    received: Box<[AtomicU64]>,
+    /// Packets that were created in a window.
+    created: AtomicU64,
+    /// Packets received at any time, and the time of the last.
+    all_received: AtomicU64,
+    last_received: AtomicU64,
+}
+
+impl Collector {
+    pub(super) fn new(spans: Spans) -> Self {
+        Self {
+            spans,
+            latency: Histogram::new(),
+            received: (0..spans.windows).map(|_| AtomicU64::new(0)).collect(),
+            created: AtomicU64::new(0),
+            all_received: AtomicU64::new(0),
+            last_received: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts a packet that a node has put into its injection FIFO. It was created before, and
+    /// waited for room.
+    pub(super) fn injected(&self, created: Nanos) {
+        if self.spans.window_of(created).is_some() {
+            self.created.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Counts a packet that a node has received.
+    pub(super) fn received(&self, created: Nanos, now: Nanos, bytes: u64) {
+        if let Some(window) = self.spans.window_of(now) {
+            self.received[window].fetch_add(bytes, Relaxed);
+        }
+        if self.spans.window_of(created).is_some() {
+            self.latency.add(now.0 - created.0);
+        }
+        self.all_received.fetch_add(1, Relaxed);
+        self.last_received.fetch_max(now.0, Relaxed);
+    }
+
+    pub(super) fn latency(&self) -> Latency {
+        self.latency.summary()
+    }
+
+    /// Returns the bytes received in each window.
+    pub(super) fn bytes(&self) -> Vec<u64> {
+        self.received.iter().map(|bytes| bytes.load(Relaxed)).collect()
+    }
+
+    /// Returns the packets that were created in a window and have not arrived.
+    pub(super) fn unfinished(&self) -> u64 {
+        self.created.load(Relaxed) - self.latency.count.load(Relaxed)
+    }
+
+    /// Returns the number of packets received, and the time of the last.
+    pub(super) fn total(&self) -> (u64, Nanos) {
+        (self.all_received.load(Relaxed), Nanos(self.last_received.load(Relaxed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_follow_each_other_without_a_gap() {
+        let mut next = 0;
+        for bucket in 0..2000 {
+            let upper = Histogram::upper(bucket);
+            assert_eq!((Histogram::bucket(next), Histogram::bucket(upper)), (bucket, bucket));
+            assert!(upper - next <= next / 64);
+            next = upper + 1;
+        }
+        assert!(Histogram::bucket(u64::MAX) < BUCKETS);
+    }
+
+    #[test]
+    fn percentiles_are_those_of_the_times() {
+        let histogram = Histogram::new();
+        (1..=1000).for_each(|time| histogram.add(time));
+
+        let summary = histogram.summary();
+
+        assert_eq!((summary.packets, summary.mean, summary.max), (1000, 500.5, 1000));
+        assert!((500..=508).contains(&summary.p50), "{summary:?}");
+        assert!((990..=1000).contains(&summary.p99), "{summary:?}");
+    }
+}

@@ -1,0 +1,363 @@
+//! The order in which a world's machine and threads run.
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
+
+use nicforge_core::{
+    ids::FunctionId,
+    machine::{Endless, TurnLimits},
+    time::Nanos,
+};
+use nicforge_driver::runtime::{Cost, Simulation};
+use nicforge_machine::in_process::{Clock, LocalMachine};
+
+use super::{
+    Picos, Profile,
+    agenda::{Agenda, Process, ThreadId, Wait},
+    fiber::{Fiber, suspend},
+};
+
+/// Turns of machine and threads between two questions whether to go on.
+const TURNS: u32 = 4096;
+/// The most waits of a thread that panics. A destructor that waits for longer waits for a thread
+/// that is suspended.
+const MAX_UNWINDING_WAITS: u32 = 1 << 16;
+/// The longest time of such a wait. The machine can have timers for ever.
+const LONGEST_UNWINDING_WAIT: Picos = Picos::nanos(1_000_000_000);
+
+thread_local! {
+    /// The world that runs on this thread.
+    static CURRENT: RefCell<Option<Rc<WorldState>>> = const { RefCell::new(None) };
+}
+
+/// The state that a world shares with the libraries of its programs.
+pub(super) struct WorldState {
+    machine: Arc<LocalMachine>,
+    agenda: RefCell<Agenda>,
+    /// The clock of the thread that runs, or the time of the last event.
+    now: Cell<Picos>,
+    /// Time at which the run ends.
+    end: Cell<Picos>,
+    /// The thread that runs.
+    running: Cell<ThreadId>,
+    /// The running thread has stored to memory since the machine last looked.
+    has_stored: Cell<bool>,
+    /// Turns of machine and threads since the caller was last asked whether to go on.
+    turns: Cell<u32>,
+    /// Waits of threads that panic.
+    unwinding_waits: Cell<u32>,
+    /// Work of the machine that did not end.
+    endless: Cell<Option<Endless>>,
+    /// State of the sequence of random numbers.
+    random: Cell<u64>,
+}
+
+/// The clock of a machine in the world that runs on the calling thread.
+pub(super) struct VirtualClock;
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Nanos {
+        CURRENT.with_borrow(|world| world.as_ref().map_or(Nanos::ZERO, |world| world.now.get().round_up()))
+    }
+
+    fn wait(&self, function: FunctionId) {
+        if let Some(world) = CURRENT.with_borrow(Clone::clone) {
+            world.poll(function);
+        }
+    }
+}
+
+/// The way in which a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RunEnd {
+    /// All threads have ended.
+    AllEnded,
+    /// The end of its time has come.
+    Late,
+    /// The caller has stopped it.
+    Stopped,
+}
+
+/// The time in which a world runs on this thread. The former world goes on afterwards.
+pub(super) struct CurrentWorld {
+    former: Option<Rc<WorldState>>,
+}
+
+impl Drop for CurrentWorld {
+    fn drop(&mut self) {
+        CURRENT.replace(self.former.take());
+    }
+}
+
+impl WorldState {
+    pub(super) fn new(machine: Arc<LocalMachine>, seed: u64) -> Rc<Self> {
+        Rc::new(Self {
+            machine,
+            agenda: RefCell::default(),
+            now: Cell::default(),
+            end: Cell::default(),
+            running: Cell::default(),
+            has_stored: Cell::default(),
+            turns: Cell::default(),
+            unwinding_waits: Cell::default(),
+            endless: Cell::default(),
+            random: Cell::new(seed),
+        })
+    }
+
+    pub(super) fn make_current(self: &Rc<Self>) -> CurrentWorld {
+        CurrentWorld { former: CURRENT.replace(Some(self.clone())) }
+    }
+
+    /// Adds a function to the process of the thread that runs, whose stores then reach it.
+    pub(super) fn add_function(function: FunctionId) {
+        let Some(world) = CURRENT.with_borrow(Clone::clone) else { return };
+        let mut agenda = world.agenda.borrow_mut();
+        let process = agenda.threads.get(world.running.get() as usize).map(|thread| thread.process);
+        if let Some(process) = process.and_then(|process| agenda.processes.get_mut(process))
+            && !process.functions.contains(&function)
+        {
+            process.functions.push(function);
+        }
+    }
+
+    pub(super) fn add_process(&self, functions: Vec<FunctionId>, profile: Profile) -> usize {
+        let processes = &mut self.agenda.borrow_mut().processes;
+        processes.push(Process { functions, profile });
+        processes.len() - 1
+    }
+
+    pub(super) fn start(&self, process: usize, name: &str, fiber: Fiber) -> ThreadId {
+        self.agenda.borrow_mut().add(process, name, fiber, self.now.get())
+    }
+
+    pub(super) fn now(&self) -> Picos {
+        self.now.get()
+    }
+
+    pub(super) fn waiting(&self) -> Vec<String> {
+        self.agenda.borrow().waiting()
+    }
+
+    /// Runs machine and threads until all threads have ended, until `end`, or until `is_stopped`
+    /// returns true. It is asked every [`TURNS`] turns.
+    pub(super) fn run_until(&self, end: Picos, is_stopped: &dyn Fn() -> bool) -> Result<RunEnd, Endless> {
+        // Threads that wait for ever are later than any end.
+        let end = end.min(Picos(u64::MAX - 2));
+        self.end.set(end);
+        loop {
+            let Some(thread) = self.agenda.borrow().next() else { return Ok(RunEnd::AllEnded) };
+
+            let event = Picos::from(self.machine.with(|machine| machine.next_event()));
+            let next = thread.min(event);
+            if next > end {
+                return Ok(RunEnd::Late);
+            }
+
+            if self.is_question_due() {
+                self.turns.set(0);
+                if is_stopped() {
+                    return Ok(RunEnd::Stopped);
+                }
+            }
+
+            self.now.set(next.max(self.now.get()));
+            if event <= thread {
+                self.run_machine();
+            } else {
+                self.resume_next();
+            }
+            if let Some(endless) = self.endless.take() {
+                return Err(endless);
+            }
+        }
+    }
+
+    /// Counts a turn. Returns whether [`TURNS`] have passed since the last question.
+    fn is_question_due(&self) -> bool {
+        self.turns.set(self.turns.get().saturating_add(1));
+        self.turns.get() >= TURNS
+    }
+
+    /// Runs the thread whose time has come, until it waits or has ended.
+    fn resume_next(&self) {
+        let Some((id, mut fiber)) = self.agenda.borrow_mut().pop() else { return };
+        self.running.set(id);
+        let has_ended = fiber.resume();
+        self.show_stores();
+
+        self.agenda.borrow_mut().end_turn(id, fiber, has_ended, self.now.get());
+    }
+
+    /// Runs the machine until now, and lets threads look at what it did.
+    fn run_machine(&self) {
+        let now = self.now.get().round_up();
+        let mut agenda = self.agenda.borrow_mut();
+        self.machine.with(|machine| {
+            if let Err(endless) = machine.run_until(now, TurnLimits::default()) {
+                self.endless.set(Some(endless));
+            }
+            machine.take_active(|function| agenda.note_activity(function, now.into()));
+        });
+    }
+
+    /// Lets the machine look at the stores of the running thread.
+    fn show_stores(&self) {
+        if !self.has_stored.take() {
+            return;
+        }
+
+        let agenda = self.agenda.borrow();
+        let process = agenda.threads[self.running.get() as usize].process;
+        let now = self.now.get().round_up();
+        self.machine.with(|machine| {
+            // The stores take effect now, and not at the time of the machine's last event.
+            if let Err(endless) = machine.run_until(now, TurnLimits::default()) {
+                self.endless.set(Some(endless));
+            }
+            for &function in &agenda.processes[process].functions {
+                machine.wake(function);
+            }
+        });
+
+        drop(agenda);
+        self.run_machine();
+    }
+
+    /// Lets the running thread wait.
+    fn wait_for(&self, wait: Wait, at: Picos) {
+        if std::thread::panicking() {
+            return self.pass_unwinding(at);
+        }
+
+        let id = self.running.get();
+        self.agenda.borrow_mut().put(id, wait, at);
+        suspend();
+    }
+
+    /// Passes the time until `at` for a thread that panics, with the machine alone. The other
+    /// threads stay suspended, because the panic ends the run.
+    ///
+    /// A destructor that waits for one of them would wait for ever. It ends the process instead.
+    fn pass_unwinding(&self, at: Picos) {
+        let waits = self.unwinding_waits.get() + 1;
+        self.unwinding_waits.set(waits);
+        if waits >= MAX_UNWINDING_WAITS {
+            let agenda = self.agenda.borrow();
+            let name = agenda.threads.get(self.running.get() as usize).map_or("", |thread| &thread.name);
+            eprintln!("{name} panics, and a destructor of it waits for a thread that is suspended");
+            std::process::abort();
+        }
+
+        let now = self.now.get();
+        self.now.set(at.min(now + LONGEST_UNWINDING_WAIT).min(self.end.get()).max(now));
+        self.run_machine();
+    }
+
+    /// Passes the time of a turn of a loop that waits for a function.
+    fn poll(&self, function: FunctionId) {
+        self.show_stores();
+        let (id, now) = (self.running.get(), self.now.get());
+        if std::thread::panicking() {
+            let period = self.agenda.borrow().profile(id).poll();
+            return self.pass_unwinding(now + period);
+        }
+
+        self.agenda.borrow_mut().put_poller(id, function, now);
+        suspend();
+    }
+
+    /// Passes a length of time. The thread goes on at once if nothing else happens until then.
+    fn pass(&self, time: Picos) {
+        self.show_stores();
+        let at = self.now.get() + time;
+        if std::thread::panicking() {
+            return self.pass_unwinding(at);
+        }
+
+        let event = Picos::from(self.machine.with(|machine| machine.next_event()));
+        let other = self.agenda.borrow().next().unwrap_or(Picos::NEVER);
+        let is_alone = event > at && other > at && at <= self.end.get();
+        if is_alone && !self.is_question_due() {
+            self.now.set(at);
+        } else {
+            self.wait_for(Wait::Time, at);
+        }
+    }
+}
+
+impl Simulation for WorldState {
+    fn now(&self) -> Duration {
+        self.now.get().into()
+    }
+
+    fn charge(&self, kind: Cost, count: usize) {
+        let time = self.agenda.borrow().profile(self.running.get()).cost(kind, count);
+        if time > Picos::ZERO {
+            self.pass(time);
+        }
+    }
+
+    fn note_store(&self) {
+        self.has_stored.set(true);
+    }
+
+    fn pause(&self) {
+        let period = self.agenda.borrow().profile(self.running.get()).poll();
+        self.pass(period);
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.pass(time.into());
+    }
+
+    fn wait(&self, event: usize, most: Duration) {
+        self.show_stores();
+        self.wait_for(Wait::Event(event), self.now.get() + most.into());
+    }
+
+    fn notify(&self, event: usize) {
+        self.agenda.borrow_mut().notify(Wait::Event(event), self.now.get());
+    }
+
+    fn thread(&self) -> u32 {
+        self.running.get()
+    }
+
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce()>) -> u32 {
+        let process = self.agenda.borrow().threads[self.running.get() as usize].process;
+        self.start(process, name, Fiber::new(body))
+    }
+
+    fn join(&self, thread: u32) {
+        let has_ended =
+            |agenda: &Agenda| agenda.threads.get(thread as usize).is_none_or(|thread| thread.has_ended);
+
+        self.show_stores();
+        while !has_ended(&self.agenda.borrow()) && !std::thread::panicking() {
+            self.wait_for(Wait::End(thread), Picos::NEVER);
+        }
+    }
+
+    fn random(&self) -> u64 {
+        let state = self.random.get();
+        self.random.set(state.wrapping_add(INCREMENT));
+        mix(state)
+    }
+}
+
+/// The difference between two states of [`mix`]'s sequence.
+const INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Returns the random number of a state, or of a seed: SplitMix64 (G. L. Steele, D. Lea, C. H.
+/// Flood, 2014).
+pub(crate) fn mix(state: u64) -> u64 {
+    let state = state.wrapping_add(INCREMENT);
+    let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}

@@ -1,0 +1,54 @@
+//! FCNP in virtual time.
+
+use nicforge_driver::runtime::Cost;
+use nicforge_sim::{
+    interrupted::Interrupted,
+    pset::{Pset, Waiting, Way},
+    world::{Picos, Profile},
+};
+
+/// A pset whose cores take as long for a packet as the link, and poll every 100 ns.
+fn pset() -> Pset<'static> {
+    let profile = Profile::default()
+        .with(Cost::SendPacket, Picos::nanos(300))
+        .with(Cost::ReceivePacket, Picos::nanos(300))
+        .with_poll(Picos::nanos(100));
+    Pset {
+        link: "delay_ns = 100\ngbit_s = 6.8\ncredits = 8".into(),
+        io: profile.clone(),
+        compute: profile,
+        waiting: Waiting::Polling,
+        seed: 1,
+        interrupted: Interrupted::default(),
+    }
+}
+
+#[test]
+fn a_message_of_n_packets_takes_their_time_and_a_constant() {
+    let pset = pset();
+    for way in [Way::ToCompute, Way::ToIo] {
+        let time = |packets: usize| pset.stream(way, 240 + 256 * packets, 4).unwrap().0;
+        // A packet takes 305.9 ns on the link, which is the slowest part. Each of the two ends is
+        // seen at a poll, up to 100 ns later.
+        let per_packet = (time(400) - time(100)) as f64 / 300.0;
+        assert!((305_500.0..306_300.0).contains(&per_packet), "{way:?}: {per_packet} ps");
+    }
+}
+
+#[test]
+fn messages_of_both_directions_share_nothing_but_the_nodes() {
+    let pset = pset();
+    let alone = pset.stream(Way::ToCompute, 256 << 10, 4).unwrap().as_nanos();
+    for time in pset.both_ways(256 << 10, 4).unwrap() {
+        assert!(time.as_nanos() < 1.02 * alone, "{} ns beside {alone} ns alone", time.as_nanos());
+    }
+}
+
+#[test]
+fn bytes_through_ciod_take_time_at_every_size() {
+    let pset = pset();
+    for bytes in [1, 256, 65_536, 65_537, 100_000] {
+        let time = pset.ciod(bytes, 4).unwrap().as_nanos();
+        assert!(time >= (bytes.div_ceil(256) * 300) as f64, "{bytes} bytes in {time} ns");
+    }
+}

@@ -1,0 +1,14 @@
+//! Tests of virtual time, of traffic on networks alone, of the papers' framework with a made-up
+//! experiment, and of the program's command line.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod extoll;
+mod fcnp;
+mod made_up;
+mod paper;
+mod papers;
+mod polls;
+mod program;
+mod traffic;
+mod world;
