@@ -13,7 +13,7 @@ use nicforge::failure::{ErrorContext, Failure};
 use nicforge_hwi::posted::CELL;
 use nicforge_shm::{Consumer, Peek, Producer, PushError, SharedCells, SharedMemory, SharedU32};
 
-use crate::{machine::awake, placement::pin};
+use crate::{machine::never_sleeping_wait, placement::pin};
 
 /// Number of records that the consumer takes before it publishes its count, as the engine does.
 const BUDGET: u32 = 64;
@@ -105,7 +105,7 @@ fn consume<const N: usize>(cells: SharedCells, consumed: &SharedU32, stop: &Atom
     let mut ring = Consumer::new(cells);
     let mut sum = 0_u64;
     // The consumer yields and never sleeps, like the engine.
-    let mut relax = awake();
+    let mut idle = never_sleeping_wait();
 
     loop {
         let mut taken = 0;
@@ -121,11 +121,11 @@ fn consume<const N: usize>(cells: SharedCells, consumed: &SharedU32, stop: &Atom
 
         if taken > 0 {
             consumed.store(ring.consumed(), Ordering::Release);
-            relax.reset();
+            idle.reset();
         } else if stop.load(Ordering::Acquire) {
             return sum;
         } else {
-            relax.turn().take();
+            idle.pause();
         }
     }
 }

@@ -151,6 +151,7 @@ impl Callgrind {
     }
 }
 
+/// Returns the error of a child under callgrind, with the end of its output.
 fn failed(name: &str, status: ExitStatus, errors: &Path) -> Failure {
     let errors = fs::read_to_string(errors).unwrap_or_default();
     let hint = if errors.contains("unhandled instruction") || errors.contains("Illegal opcode") {

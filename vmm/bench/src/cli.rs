@@ -85,6 +85,7 @@ fn run_part(bench: &Bench, part: &str) -> Result<u8, Failure> {
     body(part)
 }
 
+/// Prints the benches, as text or as JSON.
 fn list(benches: &[&Bench], json: bool) -> Result<u8, Failure> {
     if json {
         let benches: Vec<_> = benches

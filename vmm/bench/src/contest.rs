@@ -12,22 +12,22 @@ use crate::{
     samples::{Samples, median},
 };
 
-/// The result of one turn of a contestant.
+/// One measurement of a contestant.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Turn {
-    /// Operations per second, if the turn measured a rate.
+pub struct Measurement {
+    /// Operations per second, if one was measured.
     pub rate: Option<f64>,
     /// Times of single operations; empty when only the rate counts.
     pub samples: Samples,
 }
 
-impl Turn {
-    /// Returns the result of a turn that measured a rate alone, in operations per second.
+impl Measurement {
+    /// Returns a measurement of a rate alone, in operations per second.
     pub fn of_rate(rate: f64) -> Self {
         Self { rate: Some(rate), samples: Samples::default() }
     }
 
-    /// Returns the result of a turn that measured times alone.
+    /// Returns a measurement of times alone.
     pub fn of_samples(samples: Samples) -> Self {
         Self { rate: None, samples }
     }
@@ -44,74 +44,77 @@ pub fn run<C, T>(
     mut contestants: Vec<C>,
     mut measure: impl FnMut(&mut C, usize) -> Result<T, Failure>,
 ) -> Result<Results<C, T>, Failure> {
-    let turns = in_turns(rounds, contestants.len(), |index, round| {
+    let measurements = measure_in_turns(rounds, contestants.len(), |index, round| {
         run.check()?;
         measure(&mut contestants[index], round)
     })?;
 
-    Ok(Results { entries: contestants.into_iter().zip(turns).collect() })
+    Ok(Results { entries: contestants.into_iter().zip(measurements).collect() })
 }
 
-/// The contestants of a contest, and the results of each.
+/// The contestants of a contest, and the measurements of each.
 #[derive(Clone, Debug)]
-pub struct Results<C, T = Turn> {
+pub struct Results<C, T = Measurement> {
     entries: Vec<(C, Vec<T>)>,
 }
 
 impl<C, T> Results<C, T> {
-    /// Iterates over the contestants with the results of their turns, in the contestants' order.
+    /// Iterates over the contestants with their measurements, in the contestants' order.
     pub fn iter(&self) -> impl Iterator<Item = (&C, &[T])> {
-        self.entries.iter().map(|(contestant, turns)| (contestant, turns.as_slice()))
+        self.entries.iter().map(|(contestant, measurements)| (contestant, measurements.as_slice()))
     }
 
-    /// Returns the contestants with the results of their turns.
+    /// Returns the contestants with their measurements.
     pub fn into_entries(self) -> Vec<(C, Vec<T>)> {
         self.entries
     }
 
-    /// Returns the results of a contestant, or none if it did not take part.
+    /// Returns the measurements of a contestant, or none if it did not take part.
     pub fn of(&self, wanted: &C) -> &[T]
     where
         C: PartialEq,
     {
-        self.iter().find(|(contestant, _)| *contestant == wanted).map_or(&[], |(_, turns)| turns)
+        self.iter()
+            .find(|(contestant, _)| *contestant == wanted)
+            .map_or(&[], |(_, measurements)| measurements)
     }
 }
 
-/// Returns the median rate of the turns that measured one.
-pub fn median_rate(turns: &[Turn]) -> Option<f64> {
-    let rates: Vec<_> = turns.iter().filter_map(|turn| turn.rate).collect();
+/// Returns the median rate of the measurements that have one.
+pub fn median_rate(measurements: &[Measurement]) -> Option<f64> {
+    let rates: Vec<_> = measurements.iter().filter_map(|measurement| measurement.rate).collect();
     (!rates.is_empty()).then(|| median(&rates))
 }
 
-/// Returns the samples of all turns.
-pub fn all_samples(turns: &[Turn]) -> Samples {
+/// Returns the samples of all measurements.
+pub fn all_samples(measurements: &[Measurement]) -> Samples {
     let mut all = Samples::default();
-    for turn in turns {
-        all.append(turn.samples.clone());
+    for measurement in measurements {
+        all.append(measurement.samples.clone());
     }
     all
 }
 
 /// Returns the median rate of one contestant as a multiple of another's. A contestant without a
 /// rate counts as one operation per second at most.
-pub fn ratio(one: &[Turn], other: &[Turn]) -> f64 {
+pub fn ratio(one: &[Measurement], other: &[Measurement]) -> f64 {
     median_rate(one).unwrap_or(0.0) / median_rate(other).unwrap_or(0.0).max(1.0)
 }
 
 /// Returns the ratio of two rates in the same round, as the median over all rounds.
-pub fn ratio_in_rounds(one: &[Turn], other: &[Turn]) -> f64 {
-    let rate = |turn: &Turn| turn.rate.unwrap_or(0.0);
+pub fn ratio_in_rounds(one: &[Measurement], other: &[Measurement]) -> f64 {
+    let rate = |measurement: &Measurement| measurement.rate.unwrap_or(0.0);
     let ratios: Vec<_> = one.iter().zip(other).map(|(one, other)| rate(one) / rate(other)).collect();
     median(&ratios)
 }
 
 impl Row {
-    /// Fills in the median rate of a contestant's turns, and the percentiles of all its samples.
+    /// Fills in the median rate of a contestant's measurements, and the percentiles of all its
+    /// samples.
     #[must_use]
-    pub fn with_turns(mut self, turns: &[Turn]) -> Self {
-        self.rate_per_s = median_rate(turns).filter(|&rate| rate > 0.0);
-        let samples = all_samples(turns);
+    pub fn with_measurements(mut self, measurements: &[Measurement]) -> Self {
+        self.rate_per_s = median_rate(measurements).filter(|&rate| rate > 0.0);
+        let samples = all_samples(measurements);
         if !samples.is_empty() {
             self.p50_us = Some(samples.p50_us());
             self.p99_us = Some(samples.p99_us());
@@ -130,7 +133,7 @@ impl Row {
 
 /// Calls `measure` with each contestant's index and the round, every second round backwards.
 /// Returns the results of each contestant.
-fn in_turns<T, E>(
+fn measure_in_turns<T, E>(
     rounds: usize,
     contestants: usize,
     mut measure: impl FnMut(usize, usize) -> Result<T, E>,
@@ -155,7 +158,7 @@ mod tests {
     #[test]
     fn every_second_round_runs_backwards() {
         let mut order = Vec::new();
-        let results = in_turns(2, 3, |contestant, round| {
+        let results = measure_in_turns(2, 3, |contestant, round| {
             order.push(contestant);
             Ok::<_, ()>(round)
         });
@@ -165,20 +168,21 @@ mod tests {
 
     #[test]
     fn a_ratio_is_of_medians_or_the_median_of_the_rounds() {
-        let turns = |rates: [f64; 3]| rates.map(Turn::of_rate);
-        let (one, other) = (turns([2.0, 8.0, 30.0]), turns([1.0, 16.0, 10.0]));
+        let measurements = |rates: [f64; 3]| rates.map(Measurement::of_rate);
+        let (one, other) = (measurements([2.0, 8.0, 30.0]), measurements([1.0, 16.0, 10.0]));
         assert_eq!(ratio(&one, &other), 0.8);
         assert_eq!(ratio_in_rounds(&one, &other), 2.0);
     }
 
     #[test]
     fn a_row_has_what_its_turns_measured_and_no_more() {
-        let rated = Row::new("rate").with_turns(&[Turn::of_rate(1e6)]).with_bandwidth(1000);
+        let rated = Row::new("rate").with_measurements(&[Measurement::of_rate(1e6)]).with_bandwidth(1000);
         assert_eq!((rated.rate_per_s, rated.gbit_s, rated.p50_us), (Some(1e6), Some(8.0), None));
 
         let mut samples = Samples::default();
         samples.add(Duration::from_micros(3));
-        let timed = Row::new("time").with_turns(&[Turn::of_samples(samples), Turn::default()]);
+        let timed =
+            Row::new("time").with_measurements(&[Measurement::of_samples(samples), Measurement::default()]);
         assert_eq!((timed.rate_per_s, timed.p50_us, timed.p99_us), (None, Some(3.0), Some(3.0)));
     }
 }

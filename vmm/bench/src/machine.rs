@@ -113,7 +113,7 @@ fn may_pass(address: &DeviceAddress, error: &Error) -> bool {
 }
 
 /// Returns a waiting loop that never sleeps, like the engine's.
-pub fn awake() -> Relax {
+pub fn never_sleeping_wait() -> Relax {
     Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() })
 }
 

@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
-use comfy_table::{CellAlignment, Table, presets};
-use nicforge::failure::{ErrorContext, Failure, print_line};
+use nicforge::{
+    failure::{ErrorContext, Failure, print_line},
+    table::{Column, TableData},
+};
 use serde::Serialize;
 
 use crate::{
@@ -94,65 +96,6 @@ impl Report {
             "{processor}, {processors} processors, Linux {kernel}, load {load:.1}{}",
             if self.quick { ", QUICK: not for quoting" } else { "" }
         )
-    }
-}
-
-/// A column of a table.
-struct Column {
-    name: String,
-    /// Whether it holds numbers, which are aligned to the right.
-    is_numeric: bool,
-}
-
-impl Column {
-    fn new(name: impl Into<String>, is_numeric: bool) -> Self {
-        Self { name: name.into(), is_numeric }
-    }
-}
-
-/// The contents of a table.
-struct TableData {
-    columns: Vec<Column>,
-    /// The texts of the cells, with one cell for each column in a row.
-    rows: Vec<Vec<String>>,
-}
-
-impl TableData {
-    /// Formats the data as a table for a terminal.
-    fn table(self) -> Table {
-        let mut table = Table::new();
-        table.load_style(presets::UTF8_BORDERS_ONLY);
-        table.set_header(self.columns.iter().map(|column| &column.name));
-
-        for row in self.rows {
-            table.add_row(row);
-        }
-
-        for (index, _) in self.columns.iter().enumerate().filter(|(_, column)| column.is_numeric) {
-            if let Some(column) = table.column_mut(index) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
-
-        table
-    }
-
-    /// Formats the data as a Markdown table: the names of the columns, a line of delimiters that
-    /// also align the columns, and the rows.
-    fn markdown(self) -> String {
-        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-        let delimiter = |column: &Column| if column.is_numeric { "--:" } else { "---" }.to_owned();
-        let names = self.columns.iter().map(|column| column.name.clone()).collect();
-        let delimiters = self.columns.iter().map(delimiter).collect();
-
-        let mut text = line(names);
-        text.push_str(&line(delimiters));
-
-        for row in self.rows {
-            text.push_str(&line(row));
-        }
-
-        text
     }
 }
 

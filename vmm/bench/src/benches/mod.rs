@@ -4,12 +4,14 @@
 //! line, `all`, `list` and the files of results come from that list.
 
 pub mod extoll;
+pub mod fabric;
 pub mod fcnp;
 pub mod guest;
 pub mod matching;
 pub mod mmio;
 pub mod packet;
 pub mod rest;
+pub mod seastar;
 
 use crate::bench::Bench;
 
@@ -20,10 +22,12 @@ pub const ALL: &[&Bench] = &[
     &mmio::BENCH,
     &fcnp::BENCH,
     &packet::BENCH,
+    &fabric::BENCH,
     &extoll::velo::BENCH,
     &extoll::rma::BENCH,
     &matching::BENCH,
     &extoll::mpi::BENCH,
+    &seastar::BENCH,
     &guest::BENCH,
 ];
 

@@ -16,7 +16,7 @@ pub struct Parts {
     /// inlined in.
     pub shared: &'static [&'static str],
     /// The part of all other code.
-    pub rest: &'static str,
+    pub other: &'static str,
 }
 
 impl Parts {
@@ -43,7 +43,7 @@ impl Parts {
         let mut counts = HashMap::new();
         // The part of the function, and the part of the code inlined in it.
         let (mut outer, mut inner) = (None, None);
-        let mut below = false;
+        let mut is_call_cost = false;
 
         for line in text.lines() {
             if let Some((key, value)) = line.split_once('=') {
@@ -61,16 +61,16 @@ impl Parts {
                     }
                 }
 
-                below |= key == "calls";
+                is_call_cost |= key == "calls";
                 continue;
             }
 
             let is_cost = line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first));
             if is_cost
-                && !std::mem::take(&mut below)
+                && !std::mem::take(&mut is_call_cost)
                 && let Some(cost) = line.split_whitespace().nth(1).and_then(|cost| cost.parse::<u64>().ok())
             {
-                *counts.entry(inner.or(outer).unwrap_or(self.rest)).or_default() += cost;
+                *counts.entry(inner.or(outer).unwrap_or(self.other)).or_default() += cost;
             }
         }
 
@@ -97,7 +97,7 @@ mod tests {
             ("machine", &["device-model/", "vmm/machine/"]),
         ],
         shared: &["device-model/shm/"],
-        rest: "program",
+        other: "program",
     };
 
     #[test]

@@ -48,6 +48,27 @@ fn a_packets_instructions_are_counted() {
 }
 
 #[test]
+fn packets_over_links_are_counted_in_virtual_time() {
+    let report = quick("fabric");
+
+    assert_report(&report, "fabric", &["virtual-hops", "unattended-extoll"]);
+    let rows = report["rows"].as_array().unwrap();
+    let nodes: Vec<_> = rows
+        .iter()
+        .filter(|row| row["path"] == "virtual-hops" && row["rate_per_s"].as_f64() > Some(0.0))
+        .map(|row| row["nodes"].as_f64().unwrap())
+        .collect();
+    assert_eq!(nodes, [512.0, 8192.0]);
+
+    // There are no counts without valgrind.
+    for instructions in rows.iter().filter_map(|row| row["instructions"].as_f64()) {
+        assert!((100.0..100_000.0).contains(&instructions), "{report:#}");
+    }
+    let bytes = rows.iter().find_map(|row| row["bytes_per_node"].as_f64()).unwrap();
+    assert!((1_000.0..1e6).contains(&bytes), "{report:#}");
+}
+
+#[test]
 fn matching_is_measured_at_every_depth() {
     let report = quick("matching");
     let paths = ["posted", "posted-wildcard", "unexpected", "unexpected-wildcard", "list-posted"];
@@ -96,13 +117,36 @@ fn messages_over_extoll_are_measured_by_pairs_and_sizes() {
 }
 
 #[test]
+fn portals_are_measured_on_seastars() {
+    let report = quick("seastar");
+    let paths = ["put1m", "memcpy", "posted-nic-based", "posted-host-based", "streams"];
+    assert_report(&report, "seastar", &paths);
+
+    let rows = report["rows"].as_array().unwrap();
+    let of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
+    for row in paths.iter().flat_map(|path| of(path)) {
+        let measured = row["rate_per_s"].as_f64().or(row["receives"].as_f64());
+        assert!(measured > Some(0.0), "{row:#}");
+    }
+    assert!(of("posted-nic-based").all(|row| row["receives"].as_f64() >= Some(1_000.0)));
+    assert!(of("posted-host-based").all(|row| row["receives"] == 10_000.0));
+
+    // There are no such rows without valgrind.
+    for row in of("put8") {
+        for part in ["library_put", "library_event", "driver", "machine", "network", "device", "firmware"] {
+            assert!((10.0..100_000.0).contains(&row[part].as_f64().unwrap()), "{row:#}");
+        }
+    }
+}
+
+#[test]
 fn without_valgrind_the_packet_bench_says_what_to_install() {
     let nothing = tempfile::TempDir::new().unwrap();
     let output = bench(&["packet", "--quick", "--json"]).env("PATH", nothing.path()).output().unwrap();
 
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("valgrind") && said.contains("install"), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    assert!(stderr.contains("valgrind") && stderr.contains("install"), "{stderr}");
 }
 
 #[test]
@@ -177,9 +221,9 @@ fn the_list_names_every_bench_and_an_unknown_one_is_refused_with_the_names() {
     let refused = bench(&["nothing"]).output().unwrap();
 
     assert_eq!(refused.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
     for bench in list["benches"].as_array().unwrap() {
-        assert!(said.contains(bench["name"].as_str().unwrap()), "{said}");
+        assert!(stderr.contains(bench["name"].as_str().unwrap()), "{stderr}");
     }
 }
 

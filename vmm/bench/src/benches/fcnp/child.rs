@@ -17,7 +17,7 @@ use super::{
     flow::{self, Endpoint},
     relay::Relay,
     sockets::{self, Listeners},
-    task::{Addresses, Answer, Measured, Order, Side, Task},
+    task::{Addresses, Answer, FlowTimes, Order, Side, Task},
     tree,
 };
 use crate::{machine, placement, process::carry_out_orders};
@@ -64,6 +64,7 @@ pub(super) fn main(part: &str) -> Result<u8, Failure> {
 }
 
 impl Child {
+    /// Carries an order out, and returns the answer to it.
     fn execute(&mut self, order: Order) -> Result<Answer, Failure> {
         match order {
             Order::Open { task, processor, device, peer } => {
@@ -78,7 +79,7 @@ impl Child {
                 }
                 Some(Open::Relay(relay, task)) => {
                     relay.start_threads(task);
-                    Ok(Answer::Done(Measured::default()))
+                    Ok(Answer::Done(FlowTimes::default()))
                 }
                 None => Err(Failure::environment("nothing is open")),
             },

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::{
     BENCH,
     machine::Machine,
-    task::{Addresses, Answer, Measured, Middle, Order, Side, Task},
+    task::{Addresses, Answer, FlowTimes, Middle, Order, Side, Task},
 };
 use crate::{
     bench::Run,
@@ -82,7 +82,7 @@ impl Children {
         task: &Task,
         machine: Option<&Machine>,
         placement: &Placement,
-    ) -> Result<Measured, Failure> {
+    ) -> Result<FlowTimes, Failure> {
         let what = format!("{}, {} bytes, {}", task.path.name(), task.bytes, task.direction.name());
         let sides: &[Side] = match task.path.middle() {
             Middle::None => &[Side::Io, Side::Compute],
@@ -102,7 +102,7 @@ impl Children {
         }
 
         self.collect(run, sides, &what)?;
-        let mut measured = Measured::default();
+        let mut measured = FlowTimes::default();
         for (_, answer) in self.order(run, sides, &Order::Measure, &what)? {
             if let Answer::Done(one) = answer {
                 measured = measured.and(one);

@@ -30,7 +30,7 @@ pub(super) fn stamp(message: &mut [u8], number: u64) {
 }
 
 /// Checks that `message` is message `number` of its flow.
-pub(super) fn check(message: &[u8], number: u64) -> Result<(), Failure> {
+pub(super) fn check_number(message: &[u8], number: u64) -> Result<(), Failure> {
     let start = message.first_chunk().copied().map(u64::from_le_bytes);
     let end = message.last_chunk().copied().map(u64::from_le_bytes);
     if start == Some(number) && end == Some(!number) {
@@ -66,8 +66,8 @@ mod tests {
         for bytes in [2 * NUMBER, 256, 1000] {
             let mut data = message(bytes);
             stamp(&mut data, 7);
-            assert!(check(&data, 7).is_ok() && check_pattern(&data).is_ok());
-            assert!(check(&data, 8).is_err());
+            assert!(check_number(&data, 7).is_ok() && check_pattern(&data).is_ok());
+            assert!(check_number(&data, 8).is_err());
         }
     }
 
@@ -77,7 +77,7 @@ mod tests {
             let mut data = message(300);
             stamp(&mut data, 0);
             data[at] ^= 1;
-            assert!(check(&data, 0).is_err() || check_pattern(&data).is_err(), "{at}");
+            assert!(check_number(&data, 0).is_err() || check_pattern(&data).is_err(), "{at}");
         }
     }
 }

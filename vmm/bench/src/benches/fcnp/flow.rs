@@ -7,7 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{
     content,
-    task::{Direction, Kind, Measured, Side, Task},
+    task::{Direction, FlowTimes, Kind, Side, Task},
 };
 
 /// One side's end of a path.
@@ -59,7 +59,11 @@ fn flows(side: Side, task: &Task) -> Vec<Flow> {
 }
 
 /// Runs this side's part of `task`.
-pub(in crate::benches) fn run(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measured, Failure> {
+pub(in crate::benches) fn run(
+    endpoint: &dyn Endpoint,
+    side: Side,
+    task: &Task,
+) -> Result<FlowTimes, Failure> {
     match task.kind {
         Kind::PingPong => ping_pong(endpoint, side, task),
         Kind::Stream => thread::scope(|scope| {
@@ -68,7 +72,7 @@ pub(in crate::benches) fn run(endpoint: &dyn Endpoint, side: Side, task: &Task) 
                 flows.into_iter().map(|flow| scope.spawn(move || stream(endpoint, &flow, task))).collect();
             // All threads are joined, so that none outlives the endpoint.
             let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-            results.into_iter().try_fold(Measured::default(), |all, result| {
+            results.into_iter().try_fold(FlowTimes::default(), |all, result| {
                 let one =
                     result.unwrap_or_else(|_| Err(Failure::environment("a thread of the bench failed")))?;
                 Ok(all.and(one))
@@ -77,7 +81,8 @@ pub(in crate::benches) fn run(endpoint: &dyn Endpoint, side: Side, task: &Task) 
     }
 }
 
-fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<Measured, Failure> {
+/// Sends or receives the messages of one flow. The receiver returns the time that they took.
+fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<FlowTimes, Failure> {
     let mut message = content::message(task.bytes);
     if flow.sends {
         let mut sender = endpoint.sender()?;
@@ -87,14 +92,14 @@ fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<Measured,
                 sender.send(core, &message)?;
             }
         }
-        return Ok(Measured::default());
+        return Ok(FlowTimes::default());
     }
 
     let mut receiver = endpoint.receiver()?;
     message.fill(0);
     for core in flow.cores.clone() {
         receiver.receive(core, &mut message)?;
-        content::check(&message, 0)?;
+        content::check_number(&message, 0)?;
         content::check_pattern(&message)?;
     }
 
@@ -102,14 +107,15 @@ fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<Measured,
     for number in 1..=u64::from(task.count) {
         for core in flow.cores.clone() {
             receiver.receive(core, &mut message)?;
-            content::check(&message, number)?;
+            content::check_number(&message, number)?;
         }
     }
 
-    Ok(Measured { spans: vec![(start, now()?)], round_trips: Vec::new() })
+    Ok(FlowTimes { spans: vec![(start, now()?)], round_trips: Vec::new() })
 }
 
-fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measured, Failure> {
+/// Exchanges messages in both directions. The side that sends first returns the round trips.
+fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<FlowTimes, Failure> {
     let begins = (side == Side::Io) == task.direction.has(Direction::IoToCompute);
     let mut sender = endpoint.sender()?;
     let mut receiver = endpoint.receiver()?;
@@ -123,7 +129,7 @@ fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measure
             sender.send(0, &message)?;
             receiver.receive(0, &mut message)?;
             round_trips.push(now()? - start);
-            content::check(&message, number)?;
+            content::check_number(&message, number)?;
         } else {
             receiver.receive(0, &mut message)?;
             sender.send(0, &message)?;
@@ -135,7 +141,7 @@ fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measure
         round_trips.remove(0);
     }
 
-    Ok(Measured { spans: Vec::new(), round_trips })
+    Ok(FlowTimes { spans: Vec::new(), round_trips })
 }
 
 /// Reads the monotonic clock, which all processes share, in nanoseconds.

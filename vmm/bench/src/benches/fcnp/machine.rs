@@ -16,7 +16,7 @@ use nicforge_machine::in_process::LocalMachine;
 
 use super::{
     BENCH, flow,
-    task::{Measured, Side, Task},
+    task::{FlowTimes, Side, Task},
     tree,
 };
 use crate::{
@@ -88,7 +88,7 @@ impl InProcessMachine {
         run: &Run<'_>,
         task: &Task,
         placement: &Placement,
-    ) -> Result<Measured, Failure> {
+    ) -> Result<FlowTimes, Failure> {
         let cancel = Cancel::new().context(|| "starting".into())?;
         let both_ready = std::sync::Barrier::new(2);
         let (result_sender, results) = channel();
@@ -122,13 +122,13 @@ impl InProcessMachine {
             }
 
             let start = Instant::now();
-            let mut all = Ok(Measured::default());
+            let mut all = Ok(FlowTimes::default());
             let mut missing = 2;
 
             while missing > 0 {
                 if let Ok(measured) = results.recv_timeout(CHECK_INTERVAL) {
                     missing -= 1;
-                    all = all.and_then(|all: Measured| Ok(all.and(measured?)));
+                    all = all.and_then(|all: FlowTimes| Ok(all.and(measured?)));
                 }
 
                 let stopped = run.check().and_then(|()| {

@@ -32,11 +32,11 @@ use self::{
     children::Children,
     machine::{InProcessMachine, Machine},
     rows::{Contestant, Results},
-    task::{Direction, Kind, Measured, Path, Task},
+    task::{Direction, FlowTimes, Kind, Path, Task},
 };
 use crate::{
     bench::{Bench, Run},
-    contest::{self, Turn},
+    contest::{self, Measurement},
     placement::{Placement, processors},
     row::{Backing, Outcome},
     samples::{Samples, median},
@@ -303,18 +303,18 @@ impl Setting<'_> {
                 let task = contestant.task(direction, bytes, Kind::PingPong, sweep.round_trips);
                 samples = self.measure(contestant, &task)?.latencies();
             }
-            Ok(Turn { rate: Some(rate), samples })
+            Ok(Measurement { rate: Some(rate), samples })
         })?;
 
-        for ((contestant, _), turns) in measured.into_entries() {
-            results.add(contestant, direction, bytes, turns);
+        for ((contestant, _), measurements) in measured.into_entries() {
+            results.add(contestant, direction, bytes, measurements);
         }
 
         Ok(())
     }
 
     /// Measures a contestant once.
-    fn measure(&mut self, contestant: &Contestant, task: &Task) -> Result<Measured, Failure> {
+    fn measure(&mut self, contestant: &Contestant, task: &Task) -> Result<FlowTimes, Failure> {
         if contestant.backing == Some(Backing::InProcess) {
             let mut machines = self.in_process.iter();
             let machine = machines.find(|machine| Some(machine.fifo_depth) == contestant.depth);

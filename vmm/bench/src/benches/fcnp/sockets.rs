@@ -112,7 +112,7 @@ impl Stream {
     /// Reads at least one byte, and at most as many as `buffer` holds. Returns 0 when the other
     /// side has closed.
     pub(super) fn read_some(&self, buffer: &mut [u8]) -> Result<usize, Failure> {
-        let mut relax = Relax::new();
+        let mut idle = Relax::new();
         loop {
             let read = match self {
                 Self::Unix(stream) => (&mut &*stream).read(buffer),
@@ -121,7 +121,7 @@ impl Stream {
 
             match read {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.rest(&mut relax, PollFlags::POLLIN)?;
+                    self.pause(&mut idle, PollFlags::POLLIN)?;
                 }
                 // A side that closes while data for it is in flight resets the connection.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(0),
@@ -148,7 +148,7 @@ impl Stream {
 
     /// Writes `head` and then `data`.
     pub(super) fn write_all(&self, head: &[u8], data: &[u8]) -> Result<(), Failure> {
-        let mut relax = Relax::new();
+        let mut idle = Relax::new();
         let mut at = 0;
         let length = head.len() + data.len();
 
@@ -166,11 +166,11 @@ impl Stream {
 
             match written {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.rest(&mut relax, PollFlags::POLLOUT)?;
+                    self.pause(&mut idle, PollFlags::POLLOUT)?;
                 }
                 written => {
                     at += written.context(|| "writing to a socket".into())?;
-                    relax.reset();
+                    idle.reset();
                 }
             }
         }
@@ -187,8 +187,8 @@ impl Stream {
         };
     }
 
-    fn rest(&self, relax: &mut Relax, flags: PollFlags) -> Result<(), Failure> {
-        match relax.turn() {
+    fn pause(&self, idle: &mut Relax, flags: PollFlags) -> Result<(), Failure> {
+        match idle.turn() {
             // The parent kills children that take too long.
             Turn::Sleep(_) => wait(self.fd(), flags, Duration::from_secs(3600)),
             turn => {

@@ -205,7 +205,7 @@ pub(in crate::benches) enum Answer {
     /// The answer to [`Order::Open`].
     Opened,
     /// The answer to [`Order::Measure`].
-    Done(Measured),
+    Done(FlowTimes),
     /// The answer to [`Order::Close`].
     Closed,
     /// The answer to any order that failed.
@@ -215,9 +215,9 @@ pub(in crate::benches) enum Answer {
     },
 }
 
-/// The measurements of one side.
+/// The times of the flows and round trips that one side has measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(in crate::benches) struct Measured {
+pub(in crate::benches) struct FlowTimes {
     /// One span for each flow that this side received, in nanoseconds of the monotonic clock. It
     /// begins when the first message has come, which is not counted, and ends when the last one
     /// has.
@@ -226,8 +226,8 @@ pub(in crate::benches) struct Measured {
     pub(in crate::benches) round_trips: Vec<u64>,
 }
 
-impl Measured {
-    /// Returns the measurements of both sides together.
+impl FlowTimes {
+    /// Returns the times of both sides together.
     pub(in crate::benches) fn and(mut self, other: Self) -> Self {
         self.spans.extend(other.spans);
         self.round_trips.extend(other.round_trips);
@@ -253,7 +253,7 @@ impl Measured {
 
 impl Task {
     /// Returns the messages per second, as the sum of both directions.
-    pub(in crate::benches) fn rate(&self, measured: &Measured) -> f64 {
+    pub(in crate::benches) fn rate(&self, measured: &FlowTimes) -> f64 {
         let directions = if self.direction == Direction::Both { 2.0 } else { 1.0 };
         let messages = directions * f64::from(self.count) * f64::from(self.compute_cores);
         messages / measured.seconds()

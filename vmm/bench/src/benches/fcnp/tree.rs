@@ -154,7 +154,7 @@ impl Raw {
     }
 
     /// Makes one turn of a waiting loop.
-    fn turn(&self, relax: &mut Relax) -> Result<(), Failure> {
+    fn wait_turn(&self, relax: &mut Relax) -> Result<(), Failure> {
         self.cancel.check().context(|| "raw packets".into())?;
         self.channel.relax(relax).context(|| "raw packets".into())
     }
@@ -165,7 +165,7 @@ impl Raw {
             if let Some(held) = lock.try_lock(self.channel.owner()) {
                 return Ok(held);
             }
-            self.turn(&mut relax)?;
+            self.wait_turn(&mut relax)?;
         }
     }
 }
@@ -212,7 +212,7 @@ impl Sender for RawSender<'_> {
 
             at += sent * nicforge_hwi::tree::PAYLOAD;
             if sent == 0 {
-                self.raw.turn(&mut self.relax)?;
+                self.raw.wait_turn(&mut self.relax)?;
             } else {
                 self.relax.reset();
             }
@@ -241,7 +241,7 @@ impl Receiver for RawReceiver<'_> {
                 return Err(Failure::result("a control packet came where there is no protocol"));
             } else {
                 self.packets.publish();
-                self.raw.turn(&mut self.relax)?;
+                self.raw.wait_turn(&mut self.relax)?;
             }
         }
 

@@ -25,7 +25,7 @@ use super::{
     order::{Access, Answer, Order},
     velo,
 };
-use crate::{machine, process::carry_out_orders};
+use crate::{contest::Measurement, machine, process::carry_out_orders};
 
 /// How long the previous client of a device may take to detach.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(20);
@@ -57,45 +57,21 @@ struct Child {
 }
 
 impl Child {
+    /// Carries an order out, and returns the answer to it.
     fn execute(&mut self, order: Order) -> Result<Answer, Failure> {
         match order {
-            Order::OpenRegisters { first } => {
-                let polling = self.open_device(first, OpenOptions::default())?;
-                let asleep = self.open_device(first + 1, blocking())?;
-                let mut all = contestants(&polling, &asleep)?;
-                all.push(Box::new(Irq::new(&self.open_device(first + 2, blocking())?)?));
-                self.open = Some(Open::Registers(all));
+            Order::OpenRegisters { first } => self.open_registers(first)?,
+            Order::MeasureRegisters { path, quick } => {
+                return self.measure_registers(&path, quick).map(Answer::Measurement);
             }
-            Order::Turn { path, quick } => {
-                let Some(Open::Registers(all)) = &mut self.open else { return Err(not_open()) };
-                let contestant = all.iter_mut().find(|contestant| contestant.path() == path);
-                let contestant = contestant.ok_or_else(|| Failure::usage(format!("no path {path}")))?;
-                return Ok(Answer::Turn(contestant.turn(&effort(quick))?));
-            }
-            Order::OpenCounted { device } => {
-                let device = self.open_device(device, OpenOptions::default())?;
-                let registers = accessing(device.bar(REGISTERS))?;
-                let posted = Posted::new(&device)?;
-                self.open = Some(Open::Counted { registers, posted });
-            }
-            Order::Count { kind, times } => {
-                let Some(Open::Counted { registers, posted }) = &mut self.open else {
-                    return Err(not_open());
-                };
-                match kind {
-                    Access::Posted => posted.write(times)?,
-                    Access::Read => {
-                        (0..times).try_for_each(|_| accessing(registers.read32(REG_COUNT)).map(drop))?;
-                    }
-                    Access::Write => {
-                        (0..times).try_for_each(|value| accessing(registers.write32(REG_COUNT, value)))?;
-                    }
-                }
-            }
+
+            Order::OpenCounted { device } => self.open_counted(device)?,
+            Order::Count { kind, times } => self.access_counted(kind, times)?,
             Order::Check => {
                 let Some(Open::Counted { posted, .. }) = &self.open else { return Err(not_open()) };
                 posted.check()?;
             }
+
             Order::OpenTree { side, task, device } => {
                 let device = self.open_device(device, OpenOptions::default())?;
                 let endpoint = tree::open(side, &task, vec![device], &self.cancel)?;
@@ -109,16 +85,56 @@ impl Child {
             Order::OpenTcp { side, task, address } => {
                 self.open = Some(Open::Endpoint { side, task, endpoint: sockets::open_tcp(side, address)? });
             }
+
             Order::Measure => {
                 let Some(Open::Endpoint { side, task, endpoint }) = &self.open else {
                     return Err(not_open());
                 };
-                return Ok(Answer::Measured(flow::run(endpoint.as_ref(), *side, task)?));
+                return Ok(Answer::FlowTimes(flow::run(endpoint.as_ref(), *side, task)?));
             }
             Order::Close => self.open = None,
         }
 
         Ok(Answer::Done)
+    }
+
+    /// Opens three attachments of a device of registers: one whose waits poll, one whose waits
+    /// block, and one for interrupts.
+    fn open_registers(&mut self, first: usize) -> Result<(), Failure> {
+        let polling = self.open_device(first, OpenOptions::default())?;
+        let asleep = self.open_device(first + 1, blocking())?;
+        let interrupts = self.open_device(first + 2, blocking())?;
+
+        let mut all = contestants(&polling, &asleep)?;
+        all.push(Box::new(Irq::new(&interrupts)?));
+        self.open = Some(Open::Registers(all));
+        Ok(())
+    }
+
+    /// Measures one of the open contestants once.
+    fn measure_registers(&mut self, path: &str, quick: bool) -> Result<Measurement, Failure> {
+        let Some(Open::Registers(all)) = &mut self.open else { return Err(not_open()) };
+        let contestant = all.iter_mut().find(|contestant| contestant.path() == path);
+        contestant.ok_or_else(|| Failure::usage(format!("no path {path}")))?.measure(&effort(quick))
+    }
+
+    /// Opens the attachment whose accesses are counted.
+    fn open_counted(&mut self, device: usize) -> Result<(), Failure> {
+        let device = self.open_device(device, OpenOptions::default())?;
+        let registers = accessing(device.bar(REGISTERS))?;
+        let posted = Posted::new(&device)?;
+        self.open = Some(Open::Counted { registers, posted });
+        Ok(())
+    }
+
+    /// Makes accesses that are counted.
+    fn access_counted(&mut self, kind: Access, times: u32) -> Result<(), Failure> {
+        let Some(Open::Counted { registers, posted }) = &mut self.open else { return Err(not_open()) };
+        match kind {
+            Access::Posted => posted.write(times),
+            Access::Read => (0..times).try_for_each(|_| accessing(registers.read32(REG_COUNT)).map(drop)),
+            Access::Write => (0..times).try_for_each(|value| accessing(registers.write32(REG_COUNT, value))),
+        }
     }
 
     /// Opens a device whose previous client may still be detaching.

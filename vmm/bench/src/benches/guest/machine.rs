@@ -45,9 +45,13 @@ pub(super) struct Done {
 }
 
 impl Machine {
-    /// Serves a machine. `awake` is how long its engine polls after the last work. `None` means the
-    /// default time.
-    pub(super) fn serve(name: &str, event_loop: EventLoop, awake: Option<Duration>) -> Result<Self, Failure> {
+    /// Serves a machine. `polls_for` is how long its engine polls after the last work. `None` means
+    /// the default time.
+    pub(super) fn serve(
+        name: &str,
+        event_loop: EventLoop,
+        polls_for: Option<Duration>,
+    ) -> Result<Self, Failure> {
         let pset = format!("[[pset]]\ncompute_nodes = 1\nfifo_depth = {FIFO_DEPTH}\n");
         let ethernet = format!("[[ethernet]]\nstations = 2\nmacs = {STATIONS:?}\n");
         let cards = "[[extoll]]\nmesh = 2\nvpids = 1\n";
@@ -59,7 +63,7 @@ impl Machine {
         let usual = EngineConfig::default();
         let config = EngineConfig {
             event_loop: event_loop.into(),
-            cool_after: awake.unwrap_or(usual.cool_after),
+            cool_after: polls_for.unwrap_or(usual.cool_after),
             ..usual
         };
 

@@ -73,7 +73,7 @@ struct Sweep {
     directions: &'static [Direction],
     /// Sizes of messages.
     sizes: &'static [usize],
-    /// Number of turns of each contestant.
+    /// Number of measurements of each contestant.
     rounds: usize,
     /// Approximate duration of a measurement of bandwidth in seconds.
     seconds: f64,
@@ -102,7 +102,7 @@ const QUICK: Sweep = Sweep {
     counted: 50_000,
 };
 
-/// Returns the amount of work for a device of registers in one turn.
+/// Returns the amount of work for a device of registers in one measurement.
 fn effort(quick: bool) -> Effort {
     if quick {
         Effort { rounds: 1, paced: 20, in_a_row: 40, batches: 3, sustained: Duration::from_millis(10) }

@@ -4,16 +4,16 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::fcnp::task::{Measured, Side, Task};
-use crate::contest::Turn;
+use super::super::fcnp::task::{FlowTimes, Side, Task};
+use crate::contest::Measurement;
 
 /// An order to a worker. Devices are indexes in the worker's list of devices.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Order {
     /// Opens three attachments of a device of registers, of which `first` is the first one.
     OpenRegisters { first: usize },
-    /// Measures a path of that device for one turn.
-    Turn { path: String, quick: bool },
+    /// Measures a path of that device once.
+    MeasureRegisters { path: String, quick: bool },
     /// Opens one attachment of a device of registers, whose accesses are counted.
     OpenCounted { device: usize },
     /// Makes accesses.
@@ -50,10 +50,10 @@ pub(super) enum Answer {
     Ready,
     /// The order was carried out.
     Done,
-    /// The answer to [`Order::Turn`].
-    Turn(Turn),
+    /// The answer to [`Order::MeasureRegisters`].
+    Measurement(Measurement),
     /// The answer to [`Order::Measure`].
-    Measured(Measured),
+    FlowTimes(FlowTimes),
     /// The answer to any order that failed.
     Failed {
         /// The reason.

@@ -8,7 +8,7 @@ use nicforge_hwi::{extoll_velo::MAX_MESSAGE, tree::PAYLOAD};
 
 use super::{
     super::{
-        fcnp::task::{Direction, Kind, Measured, Path, Side, Task},
+        fcnp::task::{Direction, FlowTimes, Kind, Path, Side, Task},
         mmio::REGISTER_PATHS,
     },
     Sweep,
@@ -21,14 +21,14 @@ use super::{
 };
 use crate::{
     bench::Run,
-    contest::{self, Turn},
+    contest::{self, Measurement},
     row::{Backing, Row},
     samples::Samples,
 };
 
 /// How long the engine of the counted machine polls. It is longer than the host ever delays a
 /// guest's processor.
-const AWAKE: Duration = Duration::from_secs(5);
+const POLLING_TIME: Duration = Duration::from_secs(5);
 /// The port of the guests' TCP connection.
 const PORT: u16 = 7000;
 /// The size of a probe, which determines how many messages are measured: bytes, and the least and
@@ -120,7 +120,7 @@ pub(super) struct GuestPair<'a> {
     backing: Backing,
     guests: [&'a BenchGuest; 2],
     /// The machine that counts are taken from.
-    awake: &'a Machine,
+    polling: &'a Machine,
     io: Worker<'a>,
     compute: Worker<'a>,
     host: Worker<'a>,
@@ -140,66 +140,75 @@ pub(super) fn measure(
     run.step(format!("booting two guests, {names}"))?;
     let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
     let folder = folder.context(|| "a directory for guests".into())?;
-    let usual = Machine::serve("usual", run.event_loop, None)?;
-    let awake = Machine::serve("awake", run.event_loop, Some(AWAKE))?;
-    let first = Role {
-        name: "first",
-        number: 1,
-        functions: &[
-            (&usual, "dma0.0"),
-            (&usual, "dma0.1"),
-            (&usual, "dma0.2"),
-            (&usual, "io0.core0"),
-            (&awake, "dma0.0"),
-            (&awake, "io0.core0"),
-            (&usual, "ex0.vpid0"),
-        ],
-        network: (&usual, "en0.user0"),
-    };
+    let sleeping = Machine::serve("sleeping", run.event_loop, None)?;
+    let polling = Machine::serve("polling", run.event_loop, Some(POLLING_TIME))?;
 
-    let second = Role {
-        name: "second",
-        number: 2,
-        functions: &[
-            (&usual, "cn0.core0"),
-            (&usual, "cn1.core0"),
-            (&awake, "cn0.core0"),
-            (&usual, "ex1.vpid0"),
-        ],
-        network: (&usual, "en1.user0"),
-    };
-
-    let boot = |role| BenchGuest::boot(toolkit, progress, role, accelerator, driver, folder.path());
-    let (first, second) = std::thread::scope(|scope| {
-        let second = scope.spawn(|| boot(&second));
-        let first = boot(&first);
-        (first, second.join().unwrap_or_else(|_| Err(Failure::environment("a thread of the bench failed"))))
-    });
-
+    let boot =
+        |role: &Role<'_>| BenchGuest::boot(toolkit, progress, role, accelerator, driver, folder.path());
+    let [first, second] = boot_both(&sleeping, &polling, boot);
     // When Ctrl-C prevented a boot, the run ends here and reports no failure.
     run.check()?;
     let (first, second) = (first?, second?);
 
-    let rows = {
-        let mut pair = GuestPair {
-            run,
-            sweep,
-            accelerator,
-            backing,
-            guests: [&first, &second],
-            awake: &awake,
-            io: Worker::in_guest(run, "the first guest", &first.guest)?,
-            compute: Worker::in_guest(run, "the second guest", &second.guest)?,
-            host: Worker::on_host(run, "the host", &[usual.socket("io1.core0")])?,
-        };
-        pair.measure_all()?
+    let mut pair = GuestPair {
+        run,
+        sweep,
+        accelerator,
+        backing,
+        guests: [&first, &second],
+        polling: &polling,
+        io: Worker::in_guest(run, "the first guest", &first.guest)?,
+        compute: Worker::in_guest(run, "the second guest", &second.guest)?,
+        host: Worker::on_host(run, "the host", &[sleeping.socket("io1.core0")])?,
     };
+    let rows = pair.measure_all()?;
 
+    drop(pair);
     drop((first, second));
-    usual.stop()?;
-    awake.stop()?;
+    sleeping.stop()?;
+    polling.stop()?;
 
     Ok(rows)
+}
+
+/// Boots both guests at the same time. Each has functions of both machines.
+fn boot_both(
+    sleeping: &Machine,
+    polling: &Machine,
+    boot: impl Fn(&Role<'_>) -> Result<BenchGuest, Failure> + Sync,
+) -> [Result<BenchGuest, Failure>; 2] {
+    let first = Role {
+        name: "first",
+        number: 1,
+        functions: &[
+            (sleeping, "dma0.0"),
+            (sleeping, "dma0.1"),
+            (sleeping, "dma0.2"),
+            (sleeping, "io0.core0"),
+            (polling, "dma0.0"),
+            (polling, "io0.core0"),
+            (sleeping, "ex0.vpid0"),
+        ],
+        network: (sleeping, "en0.user0"),
+    };
+    let second = Role {
+        name: "second",
+        number: 2,
+        functions: &[
+            (sleeping, "cn0.core0"),
+            (sleeping, "cn1.core0"),
+            (polling, "cn0.core0"),
+            (sleeping, "ex1.vpid0"),
+        ],
+        network: (sleeping, "en1.user0"),
+    };
+
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| boot(&second));
+        let first = boot(&first);
+        let second = second.join();
+        [first, second.unwrap_or_else(|_| Err(Failure::environment("a thread of the bench failed")))]
+    })
 }
 
 impl<'a> GuestPair<'a> {
@@ -228,17 +237,17 @@ impl<'a> GuestPair<'a> {
         self.io.execute(self.run, &Order::OpenRegisters { first: REGISTERS })?;
         let rounds = effort(self.run.quick).rounds;
         let results = contest::run(self.run, rounds, REGISTER_PATHS.to_vec(), |&mut path, _| {
-            let order = Order::Turn { path: path.into(), quick: self.run.quick };
+            let order = Order::MeasureRegisters { path: path.into(), quick: self.run.quick };
             match self.io.execute(self.run, &order)? {
-                Answer::Turn(turn) => Ok(turn),
+                Answer::Measurement(measurement) => Ok(measurement),
                 answer => Err(unexpected(&answer)),
             }
         })?;
 
         self.io.execute(self.run, &Order::Close)?;
-        let row = |(path, turns): (&&str, &[Turn])| Row {
+        let row = |(path, measurements): (&&str, &[Measurement])| Row {
             placement: Some("client@guest".into()),
-            ..self.row(path).with_turns(turns)
+            ..self.row(path).with_measurements(measurements)
         };
 
         Ok(results.iter().map(row).collect())
@@ -285,12 +294,12 @@ impl<'a> GuestPair<'a> {
             if bytes == LATENCY_AT {
                 samples = self.measure_once(via, &task(via, Kind::PingPong, round_trips))?.latencies();
             }
-            Ok(Turn { rate: Some(rate), samples })
+            Ok(Measurement { rate: Some(rate), samples })
         })?;
 
-        let row = |(&(via, _), turns): (&(MessagePath, u32), &[Turn])| {
+        let row = |(&(via, _), measurements): (&(MessagePath, u32), &[Measurement])| {
             let device = !matches!(via, MessagePath::Tcp(_));
-            let row = self.row(via.row()).with_turns(turns).with_bandwidth(bytes);
+            let row = self.row(via.row()).with_measurements(measurements).with_bandwidth(bytes);
             Row {
                 backing: row.backing.filter(|_| device),
                 placement: Some(via.placement().into()),
@@ -304,7 +313,7 @@ impl<'a> GuestPair<'a> {
     }
 
     /// Opens both endpoints of a path, passes a task's messages once, and closes the endpoints.
-    fn measure_once(&mut self, via: MessagePath, task: &Task) -> Result<Measured, Failure> {
+    fn measure_once(&mut self, via: MessagePath, task: &Task) -> Result<FlowTimes, Failure> {
         let devices = match via {
             MessagePath::Host => (HOST_IO, COMPUTE_OF_HOST),
             MessagePath::Velo => (FIRST_VPID, SECOND_VPID),
@@ -360,11 +369,11 @@ impl<'a> GuestPair<'a> {
     }
 
     /// Lets both workers measure with their open endpoints, and returns what both measured.
-    fn measure_open_endpoints(&mut self, via: MessagePath) -> Result<Measured, Failure> {
-        let mut measured = Measured::default();
+    fn measure_open_endpoints(&mut self, via: MessagePath) -> Result<FlowTimes, Failure> {
+        let mut measured = FlowTimes::default();
         for answer in self.order_both(via, [Order::Measure, Order::Measure])? {
             match answer {
-                Answer::Measured(one) => measured = measured.and(one),
+                Answer::FlowTimes(one) => measured = measured.and(one),
                 answer => return Err(unexpected(&answer)),
             }
         }
@@ -379,7 +388,7 @@ impl<'a> GuestPair<'a> {
     /// Counts the work of the server and of QEMU.
     fn count_work(&mut self) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
-        let (run, awake, guests) = (self.run, self.awake, self.guests);
+        let (run, polling, guests) = (self.run, self.polling, self.guests);
         self.io.execute(run, &Order::OpenCounted { device: COUNTED_REGISTERS })?;
         let kinds = [
             (counts::POSTED, Access::Posted, self.sweep.counted),
@@ -394,7 +403,7 @@ impl<'a> GuestPair<'a> {
             run.step(path)?;
             let posted = if kind == Access::Posted { u64::from(times) } else { 0 };
             let counted = count(
-                awake,
+                polling,
                 &guests[..1],
                 |done| done.posted == posted,
                 || self.io.execute(run, &Order::Count { kind, times }).map(drop),
@@ -423,7 +432,7 @@ impl<'a> GuestPair<'a> {
         self.open_endpoints(MessagePath::Guests, &task, (COUNTED_IO, COUNTED_COMPUTE))?;
         let least = u64::from(task.count * packets_of_message);
         let counted = count(
-            awake,
+            polling,
             &guests,
             |done| done.packets >= least,
             || self.measure_open_endpoints(MessagePath::Guests).map(drop),

@@ -119,8 +119,8 @@ impl<'a> Worker<'a> {
         match program.wait_for(Duration::ZERO).context(|| format!("{}: {what}", self.name))? {
             None => Ok(()),
             Some(output) => {
-                let (name, said) = (self.name, output.stderr);
-                Err(Failure::environment(format!("{name}: {what}: the program has ended: {said}")))
+                let (name, stderr) = (self.name, output.stderr);
+                Err(Failure::environment(format!("{name}: {what}: the program has ended: {stderr}")))
             }
         }
     }

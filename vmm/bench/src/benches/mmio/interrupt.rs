@@ -19,7 +19,7 @@ use nix::{
     sys::eventfd::{EfdFlags, EventFd},
 };
 
-use super::{Contestant, Effort, PATIENCE, PAUSE, Turn, paced, registers::accessing};
+use super::{Contestant, Effort, Measurement, PATIENCE, PAUSE, paced, registers::accessing};
 use crate::{placement::pin, row::Backing, samples::Samples};
 
 /// The BAR of the registers.
@@ -86,8 +86,8 @@ impl Contestant for Irq {
         Some(Backing::VfioUser)
     }
 
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
-        let Some(returned) = &self.returned else { return Ok(Turn::default()) };
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
+        let Some(returned) = &self.returned else { return Ok(Measurement::default()) };
         let mut samples = Samples::with_capacity(effort.paced);
 
         for _ in 0..effort.paced {
@@ -101,7 +101,7 @@ impl Contestant for Irq {
             samples.add(accessing(returned)? - start);
         }
 
-        Ok(Turn::of_samples(samples))
+        Ok(Measurement::of_samples(samples))
     }
 }
 
@@ -156,7 +156,7 @@ impl Contestant for EventFds {
         "eventfd-pingpong"
     }
 
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let what = || "a bare eventfd".into();
         let limit = PollTimeout::try_from(PATIENCE).context(what)?;
 

@@ -38,7 +38,7 @@ use nicforge_driver::{Device, OpenOptions, Patience};
 use self::server::ServerProcess;
 use crate::{
     bench::{Bench, Run},
-    contest::{self, Turn, all_samples},
+    contest::{self, Measurement, all_samples},
     placement,
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
@@ -76,15 +76,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The amount of measurements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
-    /// Number of turns of each contestant and placement.
+    /// Number of measurements of each contestant and placement.
     pub(super) rounds: usize,
-    /// Number of operations in a turn that each follow a pause of [`PAUSE`].
+    /// Number of operations in a measurement that each follow a pause of [`PAUSE`].
     pub(super) paced: usize,
-    /// Number of operations in a turn that follow each other without a pause.
+    /// Number of operations in a measurement that follow each other without a pause.
     pub(super) in_a_row: usize,
-    /// Number of batches of [`BATCH`] writes in a turn.
+    /// Number of batches of [`BATCH`] writes in a measurement.
     pub(super) batches: usize,
-    /// How long a turn writes without a pause.
+    /// How long a measurement writes without a pause.
     pub(super) sustained: Duration,
 }
 
@@ -109,12 +109,15 @@ pub(super) trait Contestant {
         false
     }
 
-    /// Measures for one turn.
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure>;
+    /// Measures once.
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure>;
 }
 
 /// Times `operation` repeatedly without a pause, after some uncounted calls.
-fn in_a_row(effort: &Effort, mut operation: impl FnMut() -> Result<(), Failure>) -> Result<Turn, Failure> {
+fn in_a_row(
+    effort: &Effort,
+    mut operation: impl FnMut() -> Result<(), Failure>,
+) -> Result<Measurement, Failure> {
     for _ in 0..effort.in_a_row / 20 {
         operation()?;
     }
@@ -131,7 +134,7 @@ fn in_a_row(effort: &Effort, mut operation: impl FnMut() -> Result<(), Failure>)
     }
 
     let rate = effort.in_a_row as f64 / (before - start).as_secs_f64();
-    Ok(Turn { rate: Some(rate), samples })
+    Ok(Measurement { rate: Some(rate), samples })
 }
 
 /// Times `operation` repeatedly. Before each call it pauses, and then calls `prepare`, which is not
@@ -140,7 +143,7 @@ fn paced(
     effort: &Effort,
     mut prepare: impl FnMut() -> Result<(), Failure>,
     mut operation: impl FnMut() -> Result<(), Failure>,
-) -> Result<Turn, Failure> {
+) -> Result<Measurement, Failure> {
     let mut samples = Samples::with_capacity(effort.paced);
     for _ in 0..effort.paced {
         std::thread::sleep(PAUSE);
@@ -150,7 +153,7 @@ fn paced(
         samples.add(start.elapsed());
     }
 
-    Ok(Turn::of_samples(samples))
+    Ok(Measurement::of_samples(samples))
 }
 
 /// Returns the placements that are possible on this host.
@@ -188,6 +191,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
+/// Measures all contestants of a placement. Returns their rows.
 fn measure(
     run: &Run<'_>,
     effort: &Effort,
@@ -215,21 +219,25 @@ fn measure(
         if last_round.replace(round) != Some(round) {
             run.step(format!("{text}, round {}", round + 1))?;
         }
-        contestant.turn(effort)
+        contestant.measure(effort)
     })?;
 
-    let row = |contestant: &dyn Contestant, turns: &[Turn]| {
+    let row = |contestant: &dyn Contestant, measurements: &[Measurement]| {
         let row = Row {
             backing: contestant.backing(),
             placement: Some(text.clone()),
-            ..Row::new(contestant.path()).with_turns(turns)
+            ..Row::new(contestant.path()).with_measurements(measurements)
         };
 
         // Microseconds with two decimals are too coarse for times of a few nanoseconds.
-        if contestant.is_posted() { row.figure("p50_ns", all_samples(turns).percentile(50.0)) } else { row }
+        if contestant.is_posted() {
+            row.figure("p50_ns", all_samples(measurements).percentile(50.0))
+        } else {
+            row
+        }
     };
 
-    Ok(results.iter().map(|(contestant, turns)| row(contestant.as_ref(), turns)).collect())
+    Ok(results.iter().map(|(contestant, measurements)| row(contestant.as_ref(), measurements)).collect())
 }
 
 /// Returns the goals for the rows of one placement.
@@ -268,7 +276,7 @@ fn notes(effort: &Effort, placements: usize) -> Vec<String> {
     let mut notes = vec![
         format!(
             "the client is this process; the servers are in another. bare-ring and eventfd-pingpong have both ends in this one. \
-             Medians are over {} turns of each contestant, in turn",
+             Medians are over {} measurements of each contestant, in turn",
             effort.rounds
         ),
         format!(

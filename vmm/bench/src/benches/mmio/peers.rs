@@ -10,7 +10,7 @@ use std::{
 
 use nicforge::failure::{ErrorContext, Failure};
 
-use super::{Contestant, Effort, PATIENCE, Turn, in_a_row, paced, server::ServerProcess};
+use super::{Contestant, Effort, Measurement, PATIENCE, in_a_row, paced, server::ServerProcess};
 
 /// Bytes of header, offset, region and length.
 const REQUEST: usize = 32;
@@ -39,7 +39,7 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
     let listener = UnixListener::bind(socket(directory)).context(|| "a bare socket".into())?;
     let answer = move || {
         for stream in listener.incoming().flatten() {
-            // The end of a connection ends its turn, and is no error.
+            // The end of a connection ends its measurement, and is no error.
             let _ = answer(stream);
         }
     };
@@ -94,8 +94,8 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
     Ok(())
 }
 
-/// The client's end. It connects anew for each turn, so that the server blocks in the kernel
-/// between turns.
+/// The client's end. It connects anew for each measurement, so that the server blocks in the kernel
+/// between measurements.
 pub(super) struct PingPong {
     socket: PathBuf,
     waiting: Waiting,
@@ -115,7 +115,7 @@ impl Contestant for PingPong {
         }
     }
 
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let what = || "a bare socket".into();
         let mut stream = UnixStream::connect(&self.socket).context(what)?;
         stream.set_read_timeout(Some(PATIENCE)).context(what)?;

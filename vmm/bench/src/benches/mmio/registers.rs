@@ -10,7 +10,7 @@ use nicforge_driver::{Bar, Device, OpenOptions, Poster};
 use nicforge_hwi::{attachment::mirror, proof::dma_engine::REG_COUNT};
 use nicforge_shm::SharedU32;
 
-use super::{BATCH, Contestant, Effort, PATIENCE, Turn, in_a_row, paced};
+use super::{BATCH, Contestant, Effort, Measurement, PATIENCE, in_a_row, paced};
 use crate::{row::Backing, samples::Samples};
 
 /// The BAR of the registers.
@@ -60,7 +60,7 @@ impl Contestant for Trapped {
         Some(Backing::VfioUser)
     }
 
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let mut value = 0;
         in_a_row(effort, || {
             if self.write {
@@ -114,7 +114,7 @@ impl Contestant for Asleep {
         Some(Backing::VfioUser)
     }
 
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         paced(effort, || until_asleep(&self.sleeping), || accessing(self.bar.read32(REG_COUNT)).map(drop))
     }
 }
@@ -150,9 +150,9 @@ impl Contestant for CarriedOut {
         Some(Backing::VfioUser)
     }
 
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let Self { sleeping, head, .. } = self;
-        // A ring has one producer at a time, so the poster is opened for this turn only.
+        // A ring has one producer at a time, so the poster is opened for this measurement only.
         let mut poster = accessing(self.device.poster(0))?;
         let write = || {
             let before = head.load(Ordering::Acquire);
@@ -225,7 +225,7 @@ impl Contestant for Posted {
         Some(Backing::VfioUser)
     }
 
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let mut samples = Samples::with_capacity(effort.batches);
         for _ in 0..effort.batches {
             // This empties the ring, and leaves the engine awake.
@@ -246,6 +246,6 @@ impl Contestant for Posted {
         let rate = f64::from(written) / start.elapsed().as_secs_f64();
         self.check()?;
 
-        Ok(Turn { rate: Some(rate), samples })
+        Ok(Measurement { rate: Some(rate), samples })
     }
 }

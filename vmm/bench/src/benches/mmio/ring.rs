@@ -6,7 +6,7 @@ use nicforge::failure::Failure;
 use nicforge_driver::{Deadline, Relax};
 use nicforge_hwi::proof::dma_engine::REG_COUNT;
 
-use super::{BATCH, Contestant, Effort, PATIENCE, RING_CELLS, Turn};
+use super::{BATCH, Contestant, Effort, Measurement, PATIENCE, RING_CELLS};
 use crate::{bare_ring, samples::Samples};
 
 /// The BAR in the records.
@@ -57,7 +57,7 @@ fn wait_for(mut attempt: impl FnMut() -> Result<bool, Failure>) -> Result<(), Fa
         if deadline.has_passed() {
             return Err(Failure::result("the consumer of a bare ring reads nothing"));
         }
-        relax.turn().take();
+        relax.pause();
     }
 
     Ok(())
@@ -72,16 +72,17 @@ impl Contestant for BareRing {
         true
     }
 
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let ring = bare_ring::BareRing::start(RING_CELLS, self.processor)?;
         let mut writer = Writer { ring, count: 0 };
-        let turn = write(&mut writer, effort);
+        let measurement = write(&mut writer, effort);
         writer.ring.finish()?;
-        turn
+        measurement
     }
 }
 
-fn write(writer: &mut Writer, effort: &Effort) -> Result<Turn, Failure> {
+/// Measures records that are written in timed batches, and then without a pause.
+fn write(writer: &mut Writer, effort: &Effort) -> Result<Measurement, Failure> {
     // Every page of the ring is touched once before the measurement.
     for _ in 0..RING_CELLS.div_ceil(BATCH) {
         writer.batch()?;
@@ -103,5 +104,5 @@ fn write(writer: &mut Writer, effort: &Effort) -> Result<Turn, Failure> {
     }
 
     writer.drain()?;
-    Ok(Turn { rate: Some(f64::from(written) / start.elapsed().as_secs_f64()), samples })
+    Ok(Measurement { rate: Some(f64::from(written) / start.elapsed().as_secs_f64()), samples })
 }

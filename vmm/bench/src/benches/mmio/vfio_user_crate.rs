@@ -14,7 +14,7 @@ use vfio_bindings::bindings::vfio::{
 };
 use vfio_user::{Client, DmaMapFlags, DmaUnmapFlags, Server, ServerBackend, ServerRegion};
 
-use super::{Contestant, Effort, Turn, in_a_row, paced, server::ServerProcess};
+use super::{Contestant, Effort, Measurement, in_a_row, paced, server::ServerProcess};
 use crate::row::Backing;
 
 /// Bytes of the region.
@@ -124,7 +124,7 @@ impl Contestant for CrateRead {
         Some(Backing::VfioUser)
     }
 
-    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let mut value = [0; 4];
         let mut client = self.client.borrow_mut();
         let mut read =

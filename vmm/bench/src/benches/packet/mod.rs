@@ -14,7 +14,7 @@ mod route;
 use nicforge::failure::Failure;
 
 use self::{
-    part::{BATCH, DEPTH, Part},
+    part::{BATCH, CountedFigure, DEPTH},
     route::Route,
 };
 use crate::{
@@ -32,7 +32,7 @@ pub const BENCH: Bench =
 /// The least instructions for sending or receiving a packet, according to the Blue Gene/L papers.
 const PACKET_GOAL: f64 = 50.0;
 /// The limit for the engine's instructions for a packet in one node's NIC on the way.
-const HOP_GOAL: f64 = 150.0;
+const HOP_GOAL: f64 = 120.0;
 
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     if run.all {
@@ -43,41 +43,43 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 }
 
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
-    run.steps(Part::ALL.len() as u64);
+    run.steps(CountedFigure::ALL.len() as u64);
     let mut rows = Vec::new();
-    let count = |part: Part| -> Result<f64, Failure> {
-        run.step(part.name())?;
-        let packets = part.packets(run.quick);
+    let count = |figure: CountedFigure| -> Result<f64, Failure> {
+        run.step(figure.name())?;
+        let packets = figure.packets(run.quick);
         let counts = callgrind.run(
             run,
             &Count {
-                name: part.name(),
+                name: figure.name(),
                 bench: BENCH.name,
-                part: format!("{}:{packets}", part.name()),
-                functions: part.toggles(),
+                part: format!("{}:{packets}", figure.name()),
+                functions: figure.toggles(),
                 first_thread_only: true,
             },
         )?;
         Ok(counts.total() as f64 / packets as f64)
     };
 
-    let send = count(Part::Send)?;
+    let send = count(CountedFigure::Send)?;
     rows.push(row("send", send).figure("batch", BATCH as f64));
-    let receive = count(Part::Receive)?;
+    let receive = count(CountedFigure::Receive)?;
     rows.push(row("receive", receive).figure("batch", BATCH as f64));
 
-    for (path, part) in [("copy-in", Part::CopyIn), ("copy-out", Part::CopyOut)] {
-        rows.push(Row { fifo_depth: None, backing: None, ..row(path, count(part)?) });
+    for (path, figure) in [("copy-in", CountedFigure::CopyIn), ("copy-out", CountedFigure::CopyOut)] {
+        rows.push(Row { fifo_depth: None, backing: None, ..row(path, count(figure)?) });
     }
 
-    let (near, far) = (Route::of(Part::EngineNear)?, Route::of(Part::EngineFar)?);
-    let (near_total, far_total) = (count(Part::EngineNear)?, count(Part::EngineFar)?);
+    let ((_, near), (_, far)) = (Route::of(CountedFigure::EngineNear)?, Route::of(CountedFigure::EngineFar)?);
+    let (near_total, far_total) = (count(CountedFigure::EngineNear)?, count(CountedFigure::EngineFar)?);
     let hop = (far_total - near_total) / f64::from(far.hops - near.hops);
     rows.push(row("engine-hop", hop));
     rows.push(row("engine-ends", near_total - hop * f64::from(near.hops)));
 
-    for (path, part) in [("fcnp-send", Part::FcnpSend), ("fcnp-receive", Part::FcnpReceive)] {
-        rows.push(row(path, count(part)?));
+    for (path, figure) in
+        [("fcnp-send", CountedFigure::FcnpSend), ("fcnp-receive", CountedFigure::FcnpReceive)]
+    {
+        rows.push(row(path, count(figure)?));
     }
 
     let goals = vec![
@@ -93,8 +95,8 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 fn part(text: &str) -> Result<u8, Failure> {
     let unknown = || unknown_part(text);
     let (name, packets) = text.split_once(':').ok_or_else(unknown)?;
-    let part = Part::ALL.into_iter().find(|part| part.name() == name).ok_or_else(unknown)?;
-    part.run(packets.parse().map_err(|_| unknown())?)?;
+    let figure = CountedFigure::ALL.into_iter().find(|figure| figure.name() == name).ok_or_else(unknown)?;
+    figure.run(packets.parse().map_err(|_| unknown())?)?;
     Ok(0)
 }
 

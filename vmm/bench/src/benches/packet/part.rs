@@ -12,10 +12,7 @@ use nicforge_hwi::tree::{Header, PAYLOAD};
 use nicforge_machine::in_process::LocalMachine;
 use nicforge_shm::SharedMemory;
 
-use super::{
-    counted,
-    route::{self, Route},
-};
+use super::{counted, route::Route};
 use crate::{
     callgrind::pattern,
     machine::{SteppedMachine, open_in_process},
@@ -26,13 +23,13 @@ pub(super) const BATCH: usize = 8;
 /// Number of packets in each FIFO: enough that no sender waits within a batch.
 pub(super) const DEPTH: u32 = 64;
 /// Number of steps after which all presence changes are announced, and idle nodes are cold.
-const STEPS_TO_REST: u32 = 1_000;
+const STEPS_TO_SETTLE: u32 = 1_000;
 /// Number of steps in which a batch crosses the tree. A node becomes cold after 50 idle ticks.
 const STEPS_TO_ARRIVE: u32 = 20;
 /// Number of packets that are sent before the counted ones.
 const WARM_UP: u64 = BATCH as u64;
-/// Number of consecutive steps without a packet that counts as a failure.
-const PATIENCE: u32 = 10_000;
+/// The most consecutive steps in which no packet arrives. More are a failure.
+const MAX_IDLE_STEPS: u32 = 10_000;
 /// The idle time after which a node becomes cold in the FCNP figures. The clock is the real one
 /// there, so this is practically never.
 const NEVER_COLD: u64 = 1 << 62;
@@ -47,9 +44,37 @@ const MESSAGE: u64 = (1 << 20) / PAYLOAD as u64;
 #[repr(align(64))]
 pub(super) struct Batch(pub(super) [u8; BATCH * PAYLOAD]);
 
-/// A counted figure.
+impl Batch {
+    /// A batch without data.
+    const EMPTY: Self = Self([0; BATCH * PAYLOAD]);
+    /// A batch of packets with the same data.
+    const UNNUMBERED: Self = Self([0x5a; BATCH * PAYLOAD]);
+
+    /// Writes the numbers of its packets, which ascend from `first` on, to the start of their data.
+    fn number_from(&mut self, first: u64) {
+        for (packet, number) in self.0.as_chunks_mut::<PAYLOAD>().0.iter_mut().zip(first..) {
+            if let Some(start) = packet.first_chunk_mut() {
+                *start = number.to_le_bytes();
+            }
+        }
+    }
+
+    /// Checks the data of the first `count` packets, whose numbers ascend from `first` on.
+    fn check(&self, first: u64, count: usize) -> Result<(), Failure> {
+        let mut expected = Self::UNNUMBERED;
+        expected.number_from(first);
+
+        let packets = self.0.as_chunks::<PAYLOAD>().0.iter().zip(expected.0.as_chunks::<PAYLOAD>().0);
+        match packets.take(count).zip(first..).find(|((packet, expected), _)| packet != expected) {
+            None => Ok(()),
+            Some((_, number)) => Err(Failure::result(format!("the content of packet {number} was lost"))),
+        }
+    }
+}
+
+/// A figure that callgrind counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum CountedFigure {
     /// Sending a batch.
     Send,
     /// Receiving a batch.
@@ -68,7 +93,7 @@ pub(super) enum Part {
     FcnpReceive,
 }
 
-impl Part {
+impl CountedFigure {
     /// All figures.
     pub(super) const ALL: [Self; 8] = [
         Self::Send,
@@ -128,76 +153,83 @@ impl Part {
     /// Returns an error when the machine cannot be built, or when packets are lost.
     pub(super) fn run(self, packets: u64) -> Result<(), Failure> {
         match self {
-            Self::CopyIn | Self::CopyOut => copies(packets),
-            Self::FcnpSend | Self::FcnpReceive => messages(self, packets / MESSAGE),
-            _ => stream(self, packets),
+            Self::CopyIn | Self::CopyOut => copy_batches(packets),
+            Self::FcnpSend | Self::FcnpReceive => exchange_messages(self, packets / MESSAGE),
+            _ => stream_packets(self, packets),
         }
     }
 }
 
 /// Makes steps that are not counted.
-fn rest(machine: &mut SteppedMachine, steps: u32) {
+fn step_uncounted(machine: &mut SteppedMachine, steps: u32) {
     for _ in 0..steps {
         machine.steps(1, |machine, now| machine.step(now, 1));
     }
 }
 
 /// Streams packets from the I/O node to a compute node. Each step sends as many packets as there is
-/// room for, and receives those that have arrived.
-fn stream(part: Part, packets: u64) -> Result<(), Failure> {
-    let route = Route::of(part)?;
-    let mut stepped = SteppedMachine::new(route::machine()?.0);
+/// room for, and receives those that have arrived. The packets are numbered, and their data is
+/// checked.
+fn stream_packets(figure: CountedFigure, packets: u64) -> Result<(), Failure> {
+    let (machine, route) = Route::of(figure)?;
+    let mut stepped = SteppedMachine::new(machine);
     let sender = channel(&stepped, "io0")?;
     let receiver = channel(&stepped, &route.name())?;
     let header = Header::point_to_point(CLASS, route.address, false);
-    let (data, mut out) = (Batch([0x5a; BATCH * PAYLOAD]), Batch([0; BATCH * PAYLOAD]));
 
-    rest(&mut stepped, STEPS_TO_REST);
-    warm_up(&mut stepped, (&sender, header, &data), (&receiver, &mut out))?;
+    step_uncounted(&mut stepped, STEPS_TO_SETTLE);
+    warm_up(&mut stepped, &sender, header, &receiver)?;
 
-    let (mut taken, mut sent, mut idle) = (0, 0, 0);
+    let (mut data, mut out) = (Batch::UNNUMBERED, Batch::EMPTY);
+    let (mut taken, mut sent, mut idle_steps) = (0, 0, 0);
     while taken < packets {
         while (sent - taken) + BATCH as u64 <= u64::from(DEPTH) && sent < packets {
+            data.number_from(sent);
             sent += counted::send_batch(&sender, sender.owner(), header, &data) as u64;
         }
 
         stepped.steps(1, counted::step_machine);
-        idle += 1;
-        while received(&receiver, WARM_UP + taken) >= BATCH as u64 {
-            taken += counted::receive_batch(&receiver, receiver.owner(), &mut out) as u64;
-            idle = 0;
+        idle_steps += 1;
+
+        while waiting_packets(&receiver, WARM_UP + taken) >= BATCH as u64 {
+            let received = counted::receive_batch(&receiver, receiver.owner(), &mut out);
+            out.check(taken, received)?;
+            taken += received as u64;
+            idle_steps = 0;
         }
 
-        if idle > PATIENCE {
+        if idle_steps > MAX_IDLE_STEPS {
             return Err(Failure::result(format!("{taken} of {packets} packets arrived, and no more")));
         }
     }
 
-    if out.0 == data.0 { Ok(()) } else { Err(Failure::result("the packets' content was lost")) }
+    Ok(())
 }
 
 /// Sends an uncounted batch. It wakes the nodes on the way, which then stay awake.
 fn warm_up(
     stepped: &mut SteppedMachine,
-    (sender, header, data): (&TreeChannel, Header, &Batch),
-    (receiver, out): (&TreeChannel, &mut Batch),
+    sender: &TreeChannel,
+    header: Header,
+    receiver: &TreeChannel,
 ) -> Result<(), Failure> {
+    let (data, mut out) = (Batch::UNNUMBERED, Batch::EMPTY);
     let held = sender.send_lock().try_lock(sender.owner());
     if let Some(held) = held {
         sender.send_batch(held).send_data(header, &data.0, BATCH);
     }
 
     // In so few steps no node becomes cold.
-    rest(stepped, STEPS_TO_ARRIVE);
+    step_uncounted(stepped, STEPS_TO_ARRIVE);
     let held = receiver.receive_lock().try_lock(receiver.owner());
     match held.map(|held| receiver.receiver(held).take_data(&mut out.0).packets) {
-        Some(BATCH) => Ok(()),
+        Some(BATCH) if out.0 == data.0 => Ok(()),
         _ => Err(Failure::result("the first packets did not arrive")),
     }
 }
 
 /// Returns the number of packets that wait for the receiver after it has taken `taken`.
-fn received(channel: &TreeChannel, taken: u64) -> u64 {
+fn waiting_packets(channel: &TreeChannel, taken: u64) -> u64 {
     channel.received().wrapping_sub(taken as u32).into()
 }
 
@@ -206,12 +238,11 @@ fn channel(machine: &SteppedMachine, node: &str) -> Result<TreeChannel, Failure>
 }
 
 /// Copies batches in and out.
-fn copies(packets: u64) -> Result<(), Failure> {
+fn copy_batches(packets: u64) -> Result<(), Failure> {
     let size = BATCH * PAYLOAD;
     let memory = SharedMemory::create("bench-copy", size).context(|| "shared memory".into())?;
     let window = memory.window(0, size as u64).context(|| "shared memory".into())?;
-    let data = Batch([0x5a; BATCH * PAYLOAD]);
-    let mut out = Batch([0; BATCH * PAYLOAD]);
+    let (data, mut out) = (Batch::UNNUMBERED, Batch::EMPTY);
 
     for _ in 0..packets / BATCH as u64 {
         if let Some(data) = data.0.as_chunks().0.first_chunk() {
@@ -227,14 +258,16 @@ fn copies(packets: u64) -> Result<(), Failure> {
 
 /// Sends messages of 1 MB from the I/O node to a compute core. The counted side runs on this
 /// thread, and the other side on another thread.
-fn messages(part: Part, messages: u64) -> Result<(), Failure> {
-    let (mut machine, _) = route::machine()?;
+fn exchange_messages(figure: CountedFigure, messages: u64) -> Result<(), Failure> {
+    let (mut machine, route) = Route::of(figure)?;
     machine.set_cool_after(NEVER_COLD);
     let machine = LocalMachine::new(machine);
-    let rank = Route::of(part)?.rank;
+    let rank = route.rank;
+
     let io_device = open_in_process(&machine, "io0", CORE)?;
-    let core_device = open_in_process(&machine, &format!("cn{rank}"), CORE)?;
+    let core_device = open_in_process(&machine, &route.name(), CORE)?;
     let io = IoNode::open(io_device, Config::default()).context(|| "the I/O node".into())?;
+
     let write = move || -> Result<(), Failure> {
         let data = vec![0x5a; MESSAGE as usize * PAYLOAD];
         for _ in 0..messages {
@@ -256,7 +289,11 @@ fn messages(part: Part, messages: u64) -> Result<(), Failure> {
         }
     };
 
-    if part == Part::FcnpSend { run_in_parallel(read, write) } else { run_in_parallel(write, read) }
+    if figure == CountedFigure::FcnpSend {
+        run_in_parallel(read, write)
+    } else {
+        run_in_parallel(write, read)
+    }
 }
 
 /// Runs `other` on a thread of its own and `own` on this thread, and waits for both. Returns the
@@ -270,4 +307,25 @@ fn run_in_parallel(
         let own = own();
         own.and(other.join().unwrap_or_else(|_| Err(Failure::result("a thread of the bench panicked"))))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_of_packets_arrives_with_its_content() {
+        assert!(CountedFigure::EngineNear.run(2 * u64::from(DEPTH)).is_ok());
+    }
+
+    #[test]
+    fn data_of_an_earlier_batch_or_of_none_is_noticed() {
+        let mut batch = Batch::UNNUMBERED;
+        batch.number_from(8);
+
+        assert!(batch.check(8, BATCH).is_ok());
+        assert!(batch.check(16, BATCH).is_err());
+        assert!(Batch::UNNUMBERED.check(8, BATCH).is_err());
+        assert!(Batch::EMPTY.check(0, 1).is_err());
+    }
 }

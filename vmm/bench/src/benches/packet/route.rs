@@ -8,7 +8,7 @@ use nicforge_machine::build::Built;
 
 use super::{
     BENCH,
-    part::{DEPTH, Part},
+    part::{CountedFigure, DEPTH},
 };
 use crate::machine::{build, describe};
 
@@ -27,24 +27,27 @@ pub(super) struct Route {
 }
 
 impl Route {
-    /// Returns the route that a part uses: a longest one for [`Part::EngineFar`], and a shortest
-    /// one for the others.
+    /// Builds the benchmark's machine, and returns it with the route that a figure uses: a longest
+    /// one for [`CountedFigure::EngineFar`], and a shortest one for the others.
     ///
     /// # Errors
     /// Returns an error when the benchmark's machine cannot be built.
-    pub(super) fn of(part: Part) -> Result<Self, Failure> {
-        let (mut machine, built) = machine()?;
+    pub(super) fn of(figure: CountedFigure) -> Result<(Machine, Self), Failure> {
+        let (mut machine, built) = build_machine()?;
         let distances = distances(&mut machine, &built);
         let reachable = built.nodes.iter().zip(0..).zip(distances).filter_map(|((node, address), hops)| {
             (node.role.name() == "compute").then_some(Self { rank: node.rank, address, hops: hops? })
         });
 
-        let chosen = match part {
-            Part::EngineFar => reachable.max_by_key(|route| route.hops),
+        let chosen = match figure {
+            CountedFigure::EngineFar => reachable.max_by_key(|route| route.hops),
             _ => reachable.min_by_key(|route| route.hops),
         };
 
-        chosen.ok_or_else(|| Failure::environment("no compute node can be reached in the bench's machine"))
+        match chosen {
+            Some(route) => Ok((machine, route)),
+            None => Err(Failure::environment("no compute node can be reached in the bench's machine")),
+        }
     }
 
     /// Returns the compute node's name.
@@ -57,7 +60,7 @@ impl Route {
 ///
 /// # Errors
 /// Returns an error when it cannot be built.
-pub(super) fn machine() -> Result<(Machine, Built), Failure> {
+fn build_machine() -> Result<(Machine, Built), Failure> {
     let pset = format!("[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {DEPTH}\n");
     build(&describe(BENCH.name, &pset)?)
 }
@@ -66,7 +69,7 @@ pub(super) fn machine() -> Result<(Machine, Built), Failure> {
 fn distances(machine: &mut Machine, built: &Built) -> Vec<Option<u32>> {
     let fabric = machine.fabric();
     let links: Vec<_> = (0..fabric.links()).filter_map(|link| fabric.link_ends(LinkId(link)).ok()).collect();
-    let place = |function: FunctionId| built.nodes.iter().position(|node| node.has_function(function));
+    let node_of = |function: FunctionId| built.nodes.iter().position(|node| node.has_function(function));
     let mut distances = vec![None; built.nodes.len()];
     let mut queue = VecDeque::new();
 
@@ -78,7 +81,7 @@ fn distances(machine: &mut Machine, built: &Built) -> Vec<Option<u32>> {
     while let Some((at, hops)) = queue.pop_front() {
         for [a, b] in &links {
             for (from, to) in [(a, b), (b, a)] {
-                let (Some(from), Some(to)) = (place(from.0), place(to.0)) else { continue };
+                let (Some(from), Some(to)) = (node_of(from.0), node_of(to.0)) else { continue };
                 if from == at && distances[to].is_none() {
                     distances[to] = Some(hops + 1);
                     queue.push_back((to, hops + 1));
@@ -96,9 +99,11 @@ mod tests {
 
     #[test]
     fn one_route_is_one_hop_and_the_other_crosses_the_tree() {
-        let (near, far) = (Route::of(Part::EngineNear).ok(), Route::of(Part::EngineFar).ok());
-        assert_eq!(near.map(|route| route.hops), Some(1));
+        let hops = |figure| Route::of(figure).ok().map(|(_, route)| route.hops);
+        let (near, far) = (hops(CountedFigure::EngineNear), hops(CountedFigure::EngineFar));
+
+        assert_eq!(near, Some(1));
         // 65 nodes with at most two children each.
-        assert!(far.is_some_and(|route| (5..64).contains(&route.hops)), "{far:?}");
+        assert!(far.is_some_and(|hops| (5..64).contains(&hops)), "{far:?}");
     }
 }

@@ -21,7 +21,7 @@ use crate::{
 
 /// Numbers of pairs for which instructions are counted.
 pub(super) const PAIRS: [u16; 2] = [1, 8];
-/// Steps of the machine after each turn of the ranks.
+/// Steps of the machine after each step of the ranks.
 const STEPS: u32 = 4;
 /// Windows of each pair before the counted ones.
 const WARM_UP: u32 = 8;
@@ -56,7 +56,7 @@ const PARTS: Parts = Parts {
         ("machine", &["device-model/", "vmm/machine/"]),
     ],
     shared: &["device-model/shm/", "device-model/hwi/"],
-    rest: "program",
+    other: "program",
 };
 
 /// Counts instructions, if valgrind is installed.
@@ -125,17 +125,18 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
 fn warm_up(machine: &mut SteppedMachine, sides: &mut [Side<'_, ExtollTransport>]) -> Result<(), Failure> {
     // The compiler may merge two identical functions, and this one would then count.
     std::hint::black_box("not counted");
-    turn(machine, sides)
+    step_all(machine, sides)
 }
 
-/// Makes a turn of each rank, and some steps of the machine.
+/// Steps each rank once, and the machine [`STEPS`] times. callgrind counts here.
 #[inline(never)]
 fn round(machine: &mut SteppedMachine, sides: &mut [Side<'_, ExtollTransport>]) -> Result<(), Failure> {
-    turn(machine, sides)
+    step_all(machine, sides)
 }
 
+/// Steps each rank once, and the machine [`STEPS`] times.
 #[inline(always)]
-fn turn(machine: &mut SteppedMachine, sides: &mut [Side<'_, ExtollTransport>]) -> Result<(), Failure> {
+fn step_all(machine: &mut SteppedMachine, sides: &mut [Side<'_, ExtollTransport>]) -> Result<(), Failure> {
     for side in sides {
         side.step().context(|| "a rank".into())?;
     }

@@ -24,7 +24,7 @@ use self::{ranks::Ranks, velo::Bare};
 use super::cards::serve_two_cards;
 use crate::{
     bench::{Bench, Run},
-    contest::{self, Results, Turn, ratio},
+    contest::{self, Measurement, Results, ratio},
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
 };
@@ -50,27 +50,27 @@ const WINDOW: u32 = 64;
 /// Number of pairs that measure VELO alone.
 const BARE_PAIRS: u16 = 4;
 
-/// The result of one turn: messages or updates per second, and times of single messages.
+/// The result of one measurement: messages or updates per second, and times of single messages.
 #[derive(Clone, Debug)]
-struct Measured {
-    turn: Turn,
+struct RankMeasurement {
+    measurement: Measurement,
     /// The share of wrong words in the table of RandomAccess, in percent.
     wrong: f64,
 }
 
-impl From<Turn> for Measured {
-    fn from(turn: Turn) -> Self {
-        Self { turn, wrong: 0.0 }
+impl From<Measurement> for RankMeasurement {
+    fn from(measurement: Measurement) -> Self {
+        Self { measurement, wrong: 0.0 }
     }
 }
 
-/// The amount of work in a turn.
+/// The amount of work in a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
     /// Windows of each pair.
     windows: u32,
     /// Round trips.
-    rounds: u32,
+    round_trips: u32,
     /// Words of each rank, as a power of two.
     order: u32,
 }
@@ -92,22 +92,22 @@ fn contestants() -> Vec<Contestant> {
 }
 
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
-    let (effort, turns_each) = if run.quick {
-        (Effort { windows: 2, rounds: 20, order: 8 }, 1)
+    let (effort, rounds) = if run.quick {
+        (Effort { windows: 2, round_trips: 20, order: 8 }, 1)
     } else {
-        (Effort { windows: 40, rounds: 500, order: 13 }, 5)
+        (Effort { windows: 40, round_trips: 500, order: 13 }, 5)
     };
 
     let contestants = contestants();
-    run.steps((contestants.len() * turns_each + count::PAIRS.len()) as u64);
+    run.steps((contestants.len() * rounds + count::PAIRS.len()) as u64);
     let placement = Placement::engine_alone()?;
 
-    let turns = placement.within("application", || {
+    let measurements = placement.within("application", || {
         let server = serve_two_cards(run, BENCH.name, &placement)?;
         let mut ranks = Ranks::open(|address| ranks::open_device(&server, address), PAIRS[PAIRS.len() - 1])?;
         let mut bare = Bare::open(&server, BARE_PAIRS)?;
 
-        let turns = contest::run(run, turns_each, contestants, |contestant, _| {
+        let measurements = contest::run(run, rounds, contestants, |contestant, _| {
             run.step(format!("{contestant:?}"))?;
             match *contestant {
                 Contestant::Rate { pairs, bytes } => {
@@ -121,12 +121,12 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
         drop((ranks, bare));
         server.stop()?;
-        Ok(turns)
+        Ok(measurements)
     })?;
 
     let mut outcome = Outcome {
-        rows: rows(&placement, &turns),
-        goals: goals(&turns),
+        rows: rows(&placement, &measurements),
+        goals: goals(&measurements),
         notes: vec![
             "one thread is all ranks, one is the engine".into(),
             format!("message-rate: windows of {WINDOW} messages, each answered; messages of more than 2,048 bytes are fetched by RMA"),
@@ -142,31 +142,31 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// Returns the rates and times of some turns.
-fn turns_of(measured: &[Measured]) -> Vec<Turn> {
-    measured.iter().map(|measured| measured.turn.clone()).collect()
+/// Returns the rates and times of some measurements.
+fn measurements_of(measured: &[RankMeasurement]) -> Vec<Measurement> {
+    measured.iter().map(|measured| measured.measurement.clone()).collect()
 }
 
-/// Returns the greatest share of wrong words of the turns, in percent.
-fn wrong(measured: &[Measured]) -> f64 {
+/// Returns the greatest share of wrong words of the measurements, in percent.
+fn wrong(measured: &[RankMeasurement]) -> f64 {
     measured.iter().map(|measured| measured.wrong).fold(0.0, f64::max)
 }
 
-fn rows(placement: &Placement, results: &Results<Contestant, Measured>) -> Vec<Row> {
-    let bare = turns_of(results.of(&Contestant::Velo));
-    let row = |(contestant, measured): (&Contestant, &[Measured])| {
-        let turns = turns_of(measured);
+fn rows(placement: &Placement, results: &Results<Contestant, RankMeasurement>) -> Vec<Row> {
+    let bare = measurements_of(results.of(&Contestant::Velo));
+    let row = |(contestant, measured): (&Contestant, &[RankMeasurement])| {
+        let measurements = measurements_of(measured);
         let row = |path: &str| Row {
             backing: Some(Backing::VfioUser),
             placement: Some(placement.text()),
-            ..Row::new(path).with_turns(&turns)
+            ..Row::new(path).with_measurements(&measurements)
         };
 
         match *contestant {
             Contestant::Rate { pairs, bytes } => {
                 let row = row("message-rate").with_bandwidth(bytes);
                 let row = row.figure("pairs", pairs.into()).figure("window", WINDOW.into());
-                if bytes == velo::BYTES { row.figure("of_velo", ratio(&turns, &bare)) } else { row }
+                if bytes == velo::BYTES { row.figure("of_velo", ratio(&measurements, &bare)) } else { row }
             }
             Contestant::Latency { bytes } => Row { bytes: Some(bytes as u64), ..row("ping-pong") },
             Contestant::RandomAccess { ranks } => {
@@ -185,9 +185,9 @@ fn rows(placement: &Placement, results: &Results<Contestant, Measured>) -> Vec<R
     results.iter().map(row).collect()
 }
 
-fn goals(results: &Results<Contestant, Measured>) -> Vec<Goal> {
-    let small = |pairs| turns_of(results.of(&Contestant::Rate { pairs, bytes: velo::BYTES }));
-    let bare = turns_of(results.of(&Contestant::Velo));
+fn goals(results: &Results<Contestant, RankMeasurement>) -> Vec<Goal> {
+    let small = |pairs| measurements_of(results.of(&Contestant::Rate { pairs, bytes: velo::BYTES }));
+    let bare = measurements_of(results.of(&Contestant::Velo));
     let worst = RANKS
         .map(|ranks| wrong(results.of(&Contestant::RandomAccess { ranks })))
         .into_iter()

@@ -17,9 +17,9 @@ use nicforge_mpi_programs::{
 };
 use nicforge_velo::Address;
 
-use super::{super::cards::vpid_at, Effort, Measured, Turn, WINDOW};
+use super::{super::cards::vpid_at, Effort, Measurement, RankMeasurement, WINDOW};
 use crate::{
-    machine::{awake, open},
+    machine::{never_sleeping_wait, open},
     samples::Samples,
 };
 
@@ -44,13 +44,13 @@ fn open_ranks(
         ExtollTransport::open(open_device(address)?, &job, Config::default()).context(|| address.to_string())
     };
     let mut ranks = addresses.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), awake());
+    let (deadline, mut idle) = (Deadline::after(STEP_TIMEOUT), never_sleeping_wait());
 
     while !ranks.iter().all(ExtollTransport::is_complete) {
         for rank in &mut ranks {
             rank.poll_gone();
             rank.poll(WINDOW as usize, &mut |_, _, _| Taken::NotNow).context(|| "a rank".into())?;
-            rank.relax(&mut relax).context(|| "the machine".into())?;
+            rank.relax(&mut idle).context(|| "the machine".into())?;
         }
         if deadline.has_passed() {
             return Err(Failure::result("the ranks do not find each other"));
@@ -110,17 +110,17 @@ impl Ranks {
         pairs: u16,
         bytes: usize,
         effort: &Effort,
-    ) -> Result<Turn, Failure> {
+    ) -> Result<Measurement, Failure> {
         let mut sides = self.sides(pairs, bytes, effort.windows)?;
         let start = Instant::now();
-        drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut awake())
+        drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut never_sleeping_wait())
             .context(|| "the message rate".into())?;
         let messages = u64::from(effort.windows) * u64::from(WINDOW) * u64::from(pairs);
-        Ok(Turn::of_rate(messages as f64 / start.elapsed().as_secs_f64()))
+        Ok(Measurement::of_rate(messages as f64 / start.elapsed().as_secs_f64()))
     }
 
     /// Measures round trips of one message between the ranks of the first pair.
-    pub(super) fn measure_latency(&mut self, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
+    pub(super) fn measure_latency(&mut self, bytes: usize, effort: &Effort) -> Result<Measurement, Failure> {
         self.context += 1;
         let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
         let (Some(sender), Some(receiver)) = (senders.first_mut(), receivers.first_mut()) else {
@@ -129,22 +129,23 @@ impl Ranks {
         let (sender_rank, receiver_rank) = (0, u32::from(self.pairs));
 
         let side = |endpoint, sends_first, peer| {
-            ping_pong::Side::new(endpoint, sends_first, peer, bytes, effort.rounds, self.context)
+            ping_pong::Side::new(endpoint, sends_first, peer, bytes, effort.round_trips, self.context)
                 .context(|| "an end of the ping-pong".into())
         };
         let mut sides = [side(receiver, false, sender_rank)?, side(sender, true, receiver_rank)?];
-        drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut awake()).context(|| "the ping-pong".into())?;
+        drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut never_sleeping_wait())
+            .context(|| "the ping-pong".into())?;
 
         // Only the side that sends first measures times.
-        let mut samples = Samples::with_capacity(effort.rounds as usize);
+        let mut samples = Samples::with_capacity(effort.round_trips as usize);
         sides[1].times().iter().for_each(|time| samples.add(*time));
 
-        Ok(Turn::of_samples(samples))
+        Ok(Measurement::of_samples(samples))
     }
 }
 
 /// Measures RandomAccess with separate ranks on both cards.
-pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Result<Measured, Failure> {
+pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Result<RankMeasurement, Failure> {
     let address = |rank: u32| Address { node: rank % 2, vpid: ACCESS_VPID + (rank / 2) as u16 };
     let mut endpoints = open_ranks(|address| open_device(server, address), (0..size).map(address).collect())?;
     let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).context(|| "a table".into()));
@@ -159,7 +160,8 @@ pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Resu
             .zip(&mut tables)
             .map(|(endpoint, table)| Updates::new(endpoint, table, pass).context(|| "a rank".into()));
         let mut ranks = updates.collect::<Result<Vec<_>, _>>()?;
-        drive(&mut ranks, Deadline::after(STEP_TIMEOUT), &mut awake()).context(|| "RandomAccess".into())?;
+        drive(&mut ranks, Deadline::after(STEP_TIMEOUT), &mut never_sleeping_wait())
+            .context(|| "RandomAccess".into())?;
         if pass == 0 {
             took = start.elapsed();
         }
@@ -168,6 +170,6 @@ pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Resu
     let sum = |of: fn(&Table) -> u64| tables.iter().map(of).sum::<u64>() as f64;
     let (updates, words, wrong) = (sum(Table::updates), sum(Table::len), sum(Table::wrong));
 
-    let turn = Turn::of_rate(updates / took.as_secs_f64());
-    Ok(Measured { turn, wrong: wrong * 100.0 / words })
+    let measurement = Measurement::of_rate(updates / took.as_secs_f64());
+    Ok(RankMeasurement { measurement, wrong: wrong * 100.0 / words })
 }

@@ -11,10 +11,10 @@ use nicforge_driver::Deadline;
 use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
 use super::{
-    Effort, Turn, WINDOW,
+    Effort, Measurement, WINDOW,
     ranks::{STEP_TIMEOUT, open_device},
 };
-use crate::machine::awake;
+use crate::machine::never_sleeping_wait;
 
 /// Bytes of a message.
 pub(super) const BYTES: usize = 8;
@@ -26,6 +26,13 @@ struct Pair {
     sender: Port,
     receiver: Port,
     link: PeerLink,
+}
+
+/// Numbers of messages of a pair in one measurement.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    sent: u64,
+    received: u64,
 }
 
 /// The pairs of VELO alone.
@@ -51,42 +58,58 @@ impl Bare {
     }
 
     /// Measures the rate of messages. Each pair sends as many as a pair of ranks does.
-    pub(super) fn measure_rate(&mut self, effort: &Effort) -> Result<Turn, Failure> {
-        let each = u64::from(effort.windows) * u64::from(WINDOW);
-        let (mut sent, mut received) = (vec![0_u64; self.0.len()], vec![0_u64; self.0.len()]);
-        let (start, deadline, mut relax) = (Instant::now(), Deadline::after(STEP_TIMEOUT), awake());
+    pub(super) fn measure_rate(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
+        let per_pair = u64::from(effort.windows) * u64::from(WINDOW);
+        let mut counts = vec![Counts::default(); self.0.len()];
+        let (start, deadline) = (Instant::now(), Deadline::after(STEP_TIMEOUT));
+        let mut idle = never_sleeping_wait();
 
-        while received.iter().any(|count| *count < each) {
-            let mut moved = false;
-            for (pair, (sent, received)) in self.0.iter_mut().zip(sent.iter_mut().zip(&mut received)) {
-                while *sent < each {
-                    match pair.sender.send_nb(pair.link, 0, &sent.to_le_bytes()) {
-                        Ok(()) => *sent += 1,
-                        Err(Error::WouldBlock) => break,
-                        Err(error) => return Err(Failure::result(format!("a sender: {error}"))),
-                    }
-                }
-
-                while let Some(message) = pair.receiver.poll().context(|| "a receiver".into())? {
-                    if message.quadword(0) != *received {
-                        return Err(Failure::result(format!("message {} came wrong", *received)));
-                    }
-                    *received += 1;
-                    moved = true;
-                }
-
+        while counts.iter().any(|counts| counts.received < per_pair) {
+            let mut received_any = false;
+            for (pair, counts) in self.0.iter_mut().zip(&mut counts) {
+                pair.send(&mut counts.sent, per_pair)?;
+                received_any |= pair.receive(&mut counts.received)?;
                 pair.sender.progress().context(|| "a sender".into())?;
             }
 
-            if !moved {
-                relax.turn().take();
+            if !received_any {
+                idle.pause();
                 if deadline.has_passed() {
-                    return Err(Failure::result("messages do not come"));
+                    return Err(Failure::result("messages do not arrive"));
                 }
             }
         }
 
-        let messages = each * self.0.len() as u64;
-        Ok(Turn::of_rate(messages as f64 / start.elapsed().as_secs_f64()))
+        let messages = per_pair * self.0.len() as u64;
+        Ok(Measurement::of_rate(messages as f64 / start.elapsed().as_secs_f64()))
+    }
+}
+
+impl Pair {
+    /// Sends messages until `most` are sent or no credit is left, and counts them in `sent`.
+    #[inline]
+    fn send(&mut self, sent: &mut u64, most: u64) -> Result<(), Failure> {
+        while *sent < most {
+            match self.sender.send_nb(self.link, 0, &sent.to_le_bytes()) {
+                Ok(()) => *sent += 1,
+                Err(Error::WouldBlock) => break,
+                Err(error) => return Err(Failure::result(format!("a sender: {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives the messages that have arrived, and counts them in `received`. Returns whether
+    /// there were any.
+    #[inline]
+    fn receive(&mut self, received: &mut u64) -> Result<bool, Failure> {
+        let before = *received;
+        while let Some(message) = self.receiver.poll().context(|| "a receiver".into())? {
+            if message.quadword(0) != *received {
+                return Err(Failure::result(format!("message {} arrived out of order", *received)));
+            }
+            *received += 1;
+        }
+        Ok(*received > before)
     }
 }

@@ -14,7 +14,7 @@ use std::{
 
 use nicforge::failure::{ErrorContext, Failure};
 
-use super::{BYTES, Effort, Turn};
+use super::{BYTES, Effort, Measurement};
 use crate::{placement::Placement, samples::Samples};
 
 const PROGRAM: &str = "fi_pingpong";
@@ -76,7 +76,11 @@ impl Drop for Process {
 }
 
 /// Measures half a round trip as the mean of a run. The server runs on the engine's processor.
-pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> Result<Turn, Failure> {
+pub(super) fn measure_shm(
+    program: &PathBuf,
+    placement: &Placement,
+    effort: &Effort,
+) -> Result<Measurement, Failure> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "a free port".into())?;
     let port = listener.local_addr().context(|| "a free port".into())?.port().to_string();
     drop(listener);
@@ -93,7 +97,7 @@ pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> 
         if let Some(time) = client.output(until)?.as_deref().and_then(half_round_trip) {
             let mut samples = Samples::with_capacity(1);
             samples.add(time);
-            return Ok(Turn::of_samples(samples));
+            return Ok(Measurement::of_samples(samples));
         }
         thread::sleep(CHECK_INTERVAL);
     }

@@ -23,7 +23,7 @@ use self::pairs::Pairs;
 use super::cards::serve_two_cards;
 use crate::{
     bench::{Bench, Run},
-    contest::{self, Results, Turn, all_samples, ratio},
+    contest::{self, Measurement, Results, all_samples, ratio},
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
 };
@@ -43,7 +43,7 @@ const LIBFABRIC: &str = "fi_pingpong-shm";
 /// Numbers of pairs that are measured.
 const PAIRS: [usize; 4] = [1, 2, 4, 8];
 
-/// The amount of work in a turn.
+/// The amount of work in a measurement.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
     /// Duration of a measurement of a rate.
@@ -92,33 +92,33 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let placement = Placement::engine_alone()?;
     let libfabric = libfabric::find();
 
-    let turns = placement.within("application", || {
+    let measurements = placement.within("application", || {
         let server = serve_two_cards(run, BENCH.name, &placement)?;
         let mut pairs = Pairs::open(&server, PAIRS[PAIRS.len() - 1])?;
 
-        let turns = contest::run(run, rounds, CONTESTANTS.to_vec(), |contestant, _| {
+        let measurements = contest::run(run, rounds, CONTESTANTS.to_vec(), |contestant, _| {
             run.step(format!("{contestant:?}"))?;
             match contestant {
-                Contestant::Rate(count) => pairs.rate(*count, &effort),
-                Contestant::Send => pairs.send(&effort),
-                Contestant::Latency => pairs.latency(&effort),
-                Contestant::BareRing => ring::rate(placement.processor_of("engine"), &effort),
-                Contestant::Unix => sockets::unix(placement.processor_of("engine"), &effort),
-                Contestant::Tcp => sockets::tcp(placement.processor_of("engine"), &effort),
+                Contestant::Rate(count) => pairs.measure_rate(*count, &effort),
+                Contestant::Send => pairs.measure_send(&effort),
+                Contestant::Latency => pairs.measure_latency(&effort),
+                Contestant::BareRing => ring::measure_rate(placement.processor_of("engine"), &effort),
+                Contestant::Unix => sockets::measure_unix(placement.processor_of("engine"), &effort),
+                Contestant::Tcp => sockets::measure_tcp(placement.processor_of("engine"), &effort),
                 Contestant::Libfabric => match &libfabric {
-                    Some(program) => libfabric::shm(program, &placement, &effort),
-                    None => Ok(Turn::default()),
+                    Some(program) => libfabric::measure_shm(program, &placement, &effort),
+                    None => Ok(Measurement::default()),
                 },
             }
         })?;
 
         drop(pairs);
         server.stop()?;
-        Ok(turns)
+        Ok(measurements)
     })?;
 
-    let mut outcome = Outcome { rows: rows(&placement, &turns), ..Outcome::default() };
-    outcome.goals = goals(&turns);
+    let mut outcome = Outcome { rows: rows(&placement, &measurements), ..Outcome::default() };
+    outcome.goals = goals(&measurements);
     let counted = count::instructions(run)?;
     outcome.rows.extend(counted.rows);
     outcome.goals.extend(counted.goals);
@@ -149,15 +149,15 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-fn rows(placement: &Placement, turns: &Results<Contestant>) -> Vec<Row> {
-    turns
+fn rows(placement: &Placement, measurements: &Results<Contestant>) -> Vec<Row> {
+    measurements
         .iter()
-        .map(|(contestant, turns)| {
+        .map(|(contestant, measurements)| {
             let row = |path: &str, backing| Row {
                 backing,
                 placement: Some(placement.text()),
                 bytes: Some(BYTES as u64),
-                ..Row::new(path).with_turns(turns)
+                ..Row::new(path).with_measurements(measurements)
             };
 
             let served = Some(Backing::VfioUser);
@@ -176,9 +176,9 @@ fn rows(placement: &Placement, turns: &Results<Contestant>) -> Vec<Row> {
         .collect()
 }
 
-fn goals(turns: &Results<Contestant>) -> Vec<Goal> {
-    let bare = turns.of(&Contestant::BareRing);
-    let ratios = PAIRS.iter().map(|&pairs| ratio(turns.of(&Contestant::Rate(pairs)), bare));
+fn goals(measurements: &Results<Contestant>) -> Vec<Goal> {
+    let bare = measurements.of(&Contestant::BareRing);
+    let ratios = PAIRS.iter().map(|&pairs| ratio(measurements.of(&Contestant::Rate(pairs)), bare));
     let best = ratios.fold(0.0, f64::max);
 
     vec![
@@ -186,7 +186,7 @@ fn goals(turns: &Results<Contestant>) -> Vec<Goal> {
         Goal::at_most(
             "one velo send in a batch, nanoseconds",
             20.0,
-            all_samples(turns.of(&Contestant::Send)).percentile(50.0),
+            all_samples(measurements.of(&Contestant::Send)).percentile(50.0),
         ),
     ]
 }

@@ -9,9 +9,9 @@ use nicforge::{
 use nicforge_driver::{Deadline, OpenOptions, Relax};
 use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
-use super::{super::cards::vpid_at, BYTES, Effort, Turn};
+use super::{super::cards::vpid_at, BYTES, Effort, Measurement};
 use crate::{
-    machine::{awake, open},
+    machine::{never_sleeping_wait, open},
     samples::Samples,
 };
 
@@ -117,13 +117,16 @@ impl Pair {
 
     /// Receives all messages in flight.
     fn drain(&mut self) -> Result<(), Failure> {
-        let (deadline, mut relax) = (Deadline::after(STEP_TIMEOUT), awake());
+        let (deadline, mut idle) = (Deadline::after(STEP_TIMEOUT), never_sleeping_wait());
         while self.received < self.sent {
             if self.receive(BURST)? == 0 {
                 if deadline.has_passed() {
-                    return Err(Failure::result(format!("{} of {} came", self.received, self.sent)));
+                    return Err(Failure::result(format!(
+                        "{} of {} messages arrived",
+                        self.received, self.sent
+                    )));
                 }
-                self.sender.device().relax(&mut relax).context(|| "the machine".into())?;
+                self.sender.device().relax(&mut idle).context(|| "the machine".into())?;
             }
         }
 
@@ -147,24 +150,24 @@ impl Pairs {
     }
 
     /// Measures the message rate of the first `count` pairs, in turns.
-    pub(super) fn rate(&mut self, count: usize, effort: &Effort) -> Result<Turn, Failure> {
+    pub(super) fn measure_rate(&mut self, count: usize, effort: &Effort) -> Result<Measurement, Failure> {
         let pairs = &mut self.0[..count];
         let before: u64 = pairs.iter().map(|pair| pair.received).sum();
         let start = Instant::now();
-        let mut idle = awake();
+        let mut idle = never_sleeping_wait();
 
         loop {
-            let mut moved = 0;
+            let mut messages = 0;
             for _ in 0..64 {
                 for pair in pairs.iter_mut() {
-                    moved += pair.send(BURST)?;
-                    moved += pair.receive(BURST)?;
+                    messages += pair.send(BURST)?;
+                    messages += pair.receive(BURST)?;
                     pair.progress()?;
                 }
             }
 
-            if moved == 0 {
-                idle.turn().take();
+            if messages == 0 {
+                idle.pause();
             }
             if start.elapsed() >= effort.sustained {
                 break;
@@ -177,11 +180,11 @@ impl Pairs {
             pair.drain()?;
         }
 
-        Ok(Turn::of_rate(rate))
+        Ok(Measurement::of_rate(rate))
     }
 
     /// Measures the time of one send in a batch into a ring that is not full.
-    pub(super) fn send(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    pub(super) fn measure_send(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let pair = &mut self.0[0];
         let mut samples = Samples::with_capacity(effort.batches as usize);
         for _ in 0..effort.batches {
@@ -191,11 +194,11 @@ impl Pairs {
             pair.drain()?;
         }
 
-        Ok(Turn::of_samples(samples))
+        Ok(Measurement::of_samples(samples))
     }
 
     /// Measures the time from the send of a message until its receiver has it.
-    pub(super) fn latency(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+    pub(super) fn measure_latency(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let pair = &mut self.0[0];
         let mut samples = Samples::with_capacity(effort.single as usize);
 
@@ -208,7 +211,7 @@ impl Pairs {
             while pair.receive(1)? == 0 {
                 std::hint::spin_loop();
                 if start.elapsed() > STEP_TIMEOUT {
-                    return Err(Failure::result("a message does not come"));
+                    return Err(Failure::result("a message does not arrive"));
                 }
             }
 
@@ -216,6 +219,6 @@ impl Pairs {
         }
 
         pair.drain()?;
-        Ok(Turn::of_samples(samples))
+        Ok(Measurement::of_samples(samples))
     }
 }

@@ -6,17 +6,17 @@ use nicforge::failure::Failure;
 use nicforge_driver::Deadline;
 use nicforge_hwi::extoll::RING_CELLS;
 
-use super::{BYTES, Effort, Turn};
-use crate::{bare_ring::BareRing, machine::awake};
+use super::{BYTES, Effort, Measurement};
+use crate::{bare_ring::BareRing, machine::never_sleeping_wait};
 
 /// The longest wait for the consumer.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) fn rate(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
+pub(super) fn measure_rate(processor: Option<usize>, effort: &Effort) -> Result<Measurement, Failure> {
     let mut ring = BareRing::start(RING_CELLS, processor)?;
     let rate = write(&mut ring, effort);
     ring.finish()?;
-    rate.map(Turn::of_rate)
+    rate.map(Measurement::of_rate)
 }
 
 /// Writes records for the sustained time, and waits until the ring is empty. Returns the records
@@ -24,7 +24,7 @@ pub(super) fn rate(processor: Option<usize>, effort: &Effort) -> Result<Turn, Fa
 fn write(ring: &mut BareRing<BYTES>, effort: &Effort) -> Result<f64, Failure> {
     let (start, mut count) = (Instant::now(), 0_u64);
     let deadline = Deadline::after(STEP_TIMEOUT + effort.sustained);
-    let mut idle = awake();
+    let mut idle = never_sleeping_wait();
 
     while start.elapsed() < effort.sustained || !ring.is_drained() {
         if deadline.has_passed() {
@@ -32,13 +32,13 @@ fn write(ring: &mut BareRing<BYTES>, effort: &Effort) -> Result<f64, Failure> {
         }
 
         if start.elapsed() >= effort.sustained {
-            idle.turn().take();
+            idle.pause();
             continue;
         }
 
         for _ in 0..1024 {
             if !ring.push(0, 0, count.to_le_bytes())? {
-                idle.turn().take();
+                idle.pause();
                 break;
             }
             count += 1;

@@ -11,7 +11,7 @@ use std::{
 
 use nicforge::failure::{ErrorContext, Failure};
 
-use super::{BYTES, Effort, Turn};
+use super::{BYTES, Effort, Measurement};
 use crate::{placement::pin, samples::Samples};
 
 /// The longest wait for a message.
@@ -22,7 +22,7 @@ const COUNT: u64 = 1;
 const END: u64 = 2;
 
 /// Measures a pair of Unix sockets.
-pub(super) fn unix(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
+pub(super) fn measure_unix(processor: Option<usize>, effort: &Effort) -> Result<Measurement, Failure> {
     let (near, far) = UnixStream::pair().context(|| "a pair of sockets".into())?;
     for end in [&near, &far] {
         end.set_read_timeout(Some(STEP_TIMEOUT)).context(|| "a socket's limit".into())?;
@@ -31,7 +31,7 @@ pub(super) fn unix(processor: Option<usize>, effort: &Effort) -> Result<Turn, Fa
 }
 
 /// Measures a TCP connection over loopback.
-pub(super) fn tcp(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
+pub(super) fn measure_tcp(processor: Option<usize>, effort: &Effort) -> Result<Measurement, Failure> {
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "listening on the loopback".into())?;
     let address = listener.local_addr().context(|| "the listener's address".into())?;
@@ -63,23 +63,25 @@ fn serve(mut socket: impl Read + Write, processor: Option<usize>) -> Result<(), 
     }
 }
 
+/// Measures a pair of sockets, with a thread at the far end.
 fn exchange(
     mut near: impl Read + Write,
     far: impl Read + Write + Send,
     processor: Option<usize>,
     effort: &Effort,
-) -> Result<Turn, Failure> {
+) -> Result<Measurement, Failure> {
     thread::scope(|scope| {
         let server = scope.spawn(move || serve(far, processor));
-        let turn = measure(&mut near, effort);
+        let measurement = measure(&mut near, effort);
         drop(near);
         let served = server.join().unwrap_or_else(|_| Err(Failure::result("the far end panicked")));
         // A failure of the near end causes one of the far end, so the near end's is returned.
-        turn.and_then(|turn| served.map(|()| turn))
+        measurement.and_then(|measurement| served.map(|()| measurement))
     })
 }
 
-fn measure(near: &mut (impl Read + Write), effort: &Effort) -> Result<Turn, Failure> {
+/// Measures round trips, and then the rate of messages in one direction.
+fn measure(near: &mut (impl Read + Write), effort: &Effort) -> Result<Measurement, Failure> {
     let mut samples = Samples::with_capacity(effort.single as usize);
     let mut answer = [0; BYTES];
     for _ in 0..effort.single {
@@ -100,5 +102,5 @@ fn measure(near: &mut (impl Read + Write), effort: &Effort) -> Result<Turn, Fail
     near.write_all(&END.to_le_bytes()).context(|| "the near end".into())?;
     near.read_exact(&mut answer).context(|| "the near end".into())?;
 
-    Ok(Turn { rate: Some(sent as f64 / start.elapsed().as_secs_f64()), samples })
+    Ok(Measurement { rate: Some(sent as f64 / start.elapsed().as_secs_f64()), samples })
 }

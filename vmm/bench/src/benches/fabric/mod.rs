@@ -1,0 +1,284 @@
+//! `nicforge bench fabric`: packets over links in virtual time, and the memory of a node.
+//!
+//! A hop is one packet over one link, with cut-through and arbitration. The rate is that of one
+//! thread, which runs a torus whose nodes send to random nodes as fast as they can. Instructions
+//! are those of a hop, counted in this program under callgrind. The memory is what a machine of
+//! EXTOLL cards without clients has allocated.
+//!
+//! The goals are those of the router that networks share. A bare router beside it shows what the
+//! links and the schedule cost.
+//!
+//! - `traffic/`: the machine and its traffic;
+//! - `counted.rs`: the function whose instructions are counted;
+//! - `booksim.rs`: BookSim as a peer, where the user has built it.
+
+mod booksim;
+mod counted;
+mod traffic;
+
+use std::time::{Duration, Instant};
+
+use nicforge::failure::{ErrorContext, Failure, print_line};
+use nicforge_core::{
+    machine::{Machine, TurnLimits},
+    time::Nanos,
+};
+
+use self::traffic::Routers;
+use crate::{
+    bench::{Bench, Run},
+    callgrind::{Callgrind, Count, pattern},
+    heap,
+    machine::{build, describe},
+    process::{of_bench, unknown_part},
+    row::{Goal, Outcome, Row},
+    samples::Samples,
+};
+
+/// The bench.
+pub const BENCH: Bench =
+    Bench::new("fabric", "packets over links in virtual time, and the memory of a node", run).with_part(part);
+
+/// A torus, and how much of it is measured.
+#[derive(Clone, Copy, Debug)]
+struct Torus {
+    lengths: [u8; 3],
+    /// Virtual time until the traffic is steady, in nanoseconds.
+    warm_up: u64,
+    /// Virtual time of one measurement, in nanoseconds.
+    window: u64,
+    /// The goal for the rate, in packets over links and second.
+    goal: f64,
+}
+
+/// The measured machines.
+const TORI: [Torus; 2] = [
+    Torus { lengths: [8, 8, 8], warm_up: 20_000, window: 2_000, goal: 2e6 },
+    Torus { lengths: [32, 16, 16], warm_up: 4_000, window: 200, goal: 1e6 },
+];
+
+/// The name of a row's figure.
+const INSTRUCTIONS: &str = "instructions";
+/// The seed of the traffic.
+const SEED: u64 = 1;
+/// The most instructions of a hop.
+const INSTRUCTIONS_GOAL: f64 = 900.0;
+/// Dimensions and VPIDs of the machine whose memory is counted.
+const CARDS: &str = "[[extoll]]\ntorus = [8, 8, 8]\nvpids = 16\n";
+/// The most bytes of a card without clients.
+const BYTES_GOAL: f64 = 20.0 * 1024.0;
+/// The least ratio of our rate to BookSim's.
+const TIMES_BOOKSIM: f64 = 5.0;
+/// The task of the child process that counts memory.
+const MEMORY: &str = "memory";
+
+impl Torus {
+    fn nodes(&self) -> u32 {
+        self.lengths.iter().map(|&length| u32::from(length)).product()
+    }
+
+    /// Builds the machine, and runs it until the traffic is steady.
+    fn start(&self, routers: Routers, warm_up: u64) -> Result<Machine, Failure> {
+        let mut machine = traffic::saturated_torus(self.lengths, routers, SEED)?;
+        run_until(&mut machine, warm_up)?;
+        Ok(machine)
+    }
+}
+
+fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    run.steps(4 * TORI.len() as u64 + 1 + u64::from(booksim::find().is_some()));
+    let mut outcome = Outcome { notes: notes(), ..Outcome::default() };
+    let callgrind = match Callgrind::find() {
+        Ok(callgrind) => Some(callgrind),
+        Err(missing) => {
+            outcome.notes.push(format!("instructions are left out: {missing}"));
+            None
+        }
+    };
+
+    for torus in TORI {
+        measure_torus(run, torus, callgrind.as_ref(), &mut outcome)?;
+    }
+    for torus in TORI {
+        outcome.rows.push(torus_row(run, torus, Routers::Bare, callgrind.as_ref())?);
+    }
+    measure_booksim(run, &mut outcome)?;
+
+    run.step("memory")?;
+    let bytes = bytes_per_node()?;
+    outcome.rows.push(Row::new("unattended-extoll").figure("nodes", 512.0).figure("bytes_per_node", bytes));
+    outcome.goals.push(Goal::at_most("bytes of an EXTOLL card of 512 without clients", BYTES_GOAL, bytes));
+
+    Ok(outcome)
+}
+
+/// Measures BookSim beside the first torus, if the user has named its binary.
+fn measure_booksim(run: &Run<'_>, outcome: &mut Outcome) -> Result<(), Failure> {
+    let Some(program) = booksim::find() else {
+        outcome.notes.push(format!("booksim: left out; {} names its binary", booksim::PROGRAM));
+        return Ok(());
+    };
+
+    run.step("booksim")?;
+    let theirs = booksim::rate(&program)?;
+    let ours = outcome.rows.first().and_then(|row| row.rate_per_s).unwrap_or(0.0);
+    let row = Row { bytes: Some(traffic::PACKET as u64), rate_per_s: Some(theirs), ..Row::new("booksim") };
+    outcome.rows.push(row.figure("nodes", 512.0));
+    outcome.goals.push(Goal::at_least(
+        "times the packets over links of BookSim",
+        TIMES_BOOKSIM,
+        ours / theirs,
+    ));
+    Ok(())
+}
+
+/// Measures a torus of shared routers, for which there are goals.
+fn measure_torus(
+    run: &Run<'_>,
+    torus: Torus,
+    callgrind: Option<&Callgrind>,
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    let nodes = torus.nodes();
+    let row = torus_row(run, torus, Routers::Shared, callgrind)?;
+
+    let what = format!("packets over links and second, {nodes} nodes");
+    outcome.goals.push(Goal::at_least(what, torus.goal, row.rate_per_s.unwrap_or(0.0)));
+    if let Some(instructions) = row.figures.get(INSTRUCTIONS) {
+        let what = format!("instructions for a packet and link, {nodes} nodes");
+        outcome.goals.push(Goal::at_most(what, INSTRUCTIONS_GOAL, *instructions));
+    }
+
+    outcome.rows.push(row);
+    Ok(())
+}
+
+/// Measures the rate in a torus, and counts the instructions.
+fn torus_row(
+    run: &Run<'_>,
+    torus: Torus,
+    routers: Routers,
+    callgrind: Option<&Callgrind>,
+) -> Result<Row, Failure> {
+    let path = match routers {
+        Routers::Shared => "virtual-hops",
+        Routers::Bare => "bare-hops",
+    };
+    let nodes = torus.nodes();
+
+    run.step(format!("{path}: rate, {nodes} nodes"))?;
+    let rate = rate(run, torus, routers)?;
+    let row = Row { bytes: Some(traffic::PACKET as u64), rate_per_s: Some(rate), ..Row::new(path) }
+        .figure("nodes", nodes.into());
+
+    run.step(format!("{path}: instructions, {nodes} nodes"))?;
+    match callgrind {
+        None => Ok(row),
+        Some(callgrind) => Ok(row.figure(INSTRUCTIONS, instructions(run, torus, routers, callgrind)?)),
+    }
+}
+
+/// Returns the packets over links and second: the median of many windows.
+fn rate(run: &Run<'_>, torus: Torus, routers: Routers) -> Result<f64, Failure> {
+    let (warm_up, least) =
+        if run.quick { (torus.warm_up / 8, Duration::ZERO) } else { (torus.warm_up, Duration::from_secs(5)) };
+    let mut machine = torus.start(routers, warm_up)?;
+
+    let (mut samples, start) = (Samples::default(), Instant::now());
+    while samples.is_empty() || start.elapsed() < least {
+        run.check()?;
+        let before = traffic::hops(&mut machine);
+        let until = machine.now().0 + torus.window;
+        let begun = Instant::now();
+        run_until(&mut machine, until)?;
+        let time = begun.elapsed();
+
+        let hops = traffic::hops(&mut machine) - before;
+        samples.add_mean(time, u32::try_from(hops).unwrap_or(u32::MAX));
+    }
+
+    Ok(1e9 / samples.percentile(50.0))
+}
+
+/// Returns the instructions of a hop.
+fn instructions(
+    run: &Run<'_>,
+    torus: Torus,
+    routers: Routers,
+    callgrind: &Callgrind,
+) -> Result<f64, Failure> {
+    // Few nodes need more time until their packets are spread out.
+    let divisor = if run.quick { 16 } else { 2 };
+    let (warm_up, window) = (torus.warm_up / divisor, torus.window / divisor);
+    let mut machine = torus.start(routers, warm_up)?;
+    let before = traffic::hops(&mut machine);
+    run_until(&mut machine, warm_up + window)?;
+    let hops = traffic::hops(&mut machine) - before;
+
+    let count = Count {
+        name: "hops",
+        bench: BENCH.name,
+        part: format!("{}:{warm_up}:{window}:{}", torus.nodes(), u8::from(routers == Routers::Bare)),
+        functions: vec![pattern(counted::MODULE, "run_window")],
+        first_thread_only: false,
+    };
+    let counts = callgrind.run(run, &count)?;
+
+    Ok(counts.total() as f64 / hops.max(1) as f64)
+}
+
+/// Returns the bytes that a node of a machine without clients takes, by a child process that builds
+/// the machine.
+fn bytes_per_node() -> Result<f64, Failure> {
+    let output = of_bench(BENCH.name, MEMORY)?.output().context(|| "the child process for memory".into())?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim().parse().map_err(|_| {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        Failure::environment(format!("the child process for memory ended with {}: {errors}", output.status))
+    })
+}
+
+/// Runs a child process: the memory of a machine, or the traffic of
+/// `NODES:WARM_UP:WINDOW:BARE`.
+fn part(text: &str) -> Result<u8, Failure> {
+    if text == MEMORY {
+        let plan = describe(BENCH.name, CARDS)?;
+        let (built, bytes) = heap::count(|| build(&plan));
+        let (machine, _) = built?;
+        print_line(bytes as f64 / f64::from(machine.functions()))?;
+        return Ok(0);
+    }
+
+    let numbers: Vec<u64> = text.split(':').map_while(|number| number.parse().ok()).collect();
+    let &[nodes, warm_up, window, bare] = numbers.as_slice() else { return Err(unknown_part(text)) };
+    let routers = if bare == 0 { Routers::Shared } else { Routers::Bare };
+    let torus = TORI.into_iter().find(|torus| u64::from(torus.nodes()) == nodes);
+    let mut machine = torus.ok_or_else(|| unknown_part(text))?.start(routers, warm_up)?;
+    counted::run_window(&mut machine, warm_up.saturating_add(window))?;
+    Ok(0)
+}
+
+/// Runs a machine in virtual time.
+fn run_until(machine: &mut Machine, time: u64) -> Result<(), Failure> {
+    machine.run_until(Nanos(time), TurnLimits::default()).context(|| "the machine".into())
+}
+
+fn notes() -> Vec<String> {
+    let mut notes = vec![
+        format!(
+            "virtual-hops: a torus (8x8x8, or 32x16x16) at saturated uniform random load; packets of {} bytes, cut-through, \
+             dimension order, {} virtual channels of {} packets; one thread, median of windows",
+            traffic::PACKET,
+            traffic::CHANNELS,
+            traffic::CREDITS
+        ),
+        "bare-hops: the same with the smallest router that a hop needs, without priorities, FIFOs and counters"
+            .into(),
+        "instructions: all that the machine and the routers do, by the packets over links".into(),
+        "unattended-extoll: allocated bytes of a torus of 8x8x8 cards with 16 VPIDs, without clients".into(),
+    ];
+    if cfg!(debug_assertions) {
+        notes.push("not a release build: NOT for quoting".into());
+    }
+    notes
+}

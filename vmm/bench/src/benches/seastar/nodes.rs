@@ -1,0 +1,239 @@
+//! The machine of the bench, its processes, and a sender with its receiver.
+
+use std::{sync::Arc, time::Duration};
+
+use nicforge::{
+    failure::{ErrorContext, Failure},
+    serve::Served,
+};
+use nicforge_driver::{Deadline, Device, OpenOptions};
+use nicforge_machine::in_process::LocalMachine;
+use nicforge_portals::{
+    Ack, Criteria, Descriptor, Error, Event, EventKind, EventQueue, Interface, Kernel, KernelConfig,
+    MemoryDescriptor, Mode, Options, Position, ProcessId, Region, Target, Unlink,
+};
+
+use super::BENCH;
+use crate::{
+    bench::Run,
+    machine::{build, describe, open, open_in_process, serve, served_at},
+    placement::Placement,
+};
+
+/// The portal of all messages.
+pub(super) const PORTAL: u8 = 4;
+/// Match bits of all messages that do not name a receive.
+pub(super) const MATCH_BITS: u64 = 0x5ea5;
+/// Most events that a receiver has not taken.
+const EVENTS: u32 = 4095;
+/// The longest wait for an event, and for a device.
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A machine of SeaStars with two processes each.
+pub(super) enum SeaStars {
+    /// In this process. A waiting thread steps it.
+    InProcess(Arc<LocalMachine>),
+    /// Served, with an engine thread.
+    Served(Box<Served>),
+}
+
+impl SeaStars {
+    /// Builds a torus in this process.
+    pub(super) fn in_process(torus: &[u32]) -> Result<Self, Failure> {
+        let (machine, _) = build(&describe(BENCH.name, &section(torus))?)?;
+        Ok(Self::InProcess(LocalMachine::new(machine)))
+    }
+
+    /// Serves a torus, with the engine on its processor.
+    pub(super) fn served(run: &Run<'_>, torus: &[u32], placement: &Placement) -> Result<Self, Failure> {
+        let plan = describe(BENCH.name, &section(torus))?;
+        serve(run, &plan, placement).map(|server| Self::Served(Box::new(server)))
+    }
+
+    /// Ends the engine, if there is one. All devices must have been dropped.
+    pub(super) fn stop(self) -> Result<(), Failure> {
+        match self {
+            Self::InProcess(_) => Ok(()),
+            Self::Served(server) => server.stop().map(drop),
+        }
+    }
+
+    /// Boots a node.
+    pub(super) fn boot(&self, node: u32) -> Result<Arc<Kernel>, Failure> {
+        let device = self.open(node, "kernel", 0)?;
+        Kernel::boot(device, KernelConfig::default()).context(|| format!("the kernel of ss{node}"))
+    }
+
+    /// Opens a process of a node.
+    fn process(&self, node: u32, number: u16) -> Result<Device, Failure> {
+        self.open(node, &format!("p{number}"), usize::from(number) + 1)
+    }
+
+    /// Opens an attachment, which has a name and an index in its node.
+    fn open(&self, node: u32, attachment: &str, index: usize) -> Result<Device, Failure> {
+        let node = format!("ss{node}");
+        match self {
+            Self::InProcess(machine) => open_in_process(machine, &node, attachment),
+            Self::Served(server) => {
+                open(&served_at(server, &node, index)?, OpenOptions::default(), STEP_TIMEOUT)
+            }
+        }
+    }
+}
+
+/// Returns the section of a machine file for a torus. Links and firmware take no time.
+fn section(torus: &[u32]) -> String {
+    format!("[[seastar]]\ntorus = {torus:?}\nprocesses = 2\n")
+}
+
+/// A process with memory.
+pub(super) struct Process {
+    pub(super) interface: Interface,
+    pub(super) memory: Region,
+}
+
+impl Process {
+    /// Opens a process, and allocates `bytes` of touched memory.
+    pub(super) fn open(
+        machine: &SeaStars,
+        kernel: &Arc<Kernel>,
+        number: u16,
+        mode: Mode,
+        bytes: usize,
+    ) -> Result<Self, Failure> {
+        let name = || format!("process {number} of ss{}", kernel.node());
+        let device = machine.process(kernel.node(), number)?;
+        let interface = Interface::open(kernel, device, mode).context(name)?;
+        let memory = interface.allocate(bytes as u64).context(name)?;
+
+        // All pages are allocated before any measurement.
+        if let Some(buffer) = memory.buffer() {
+            buffer.window().zero(0, buffer.len()).context(|| "touching memory".into())?;
+        }
+        Ok(Self { interface, memory })
+    }
+}
+
+/// A process that sends its memory. It has no events of its own.
+pub(super) struct Sender {
+    process: Process,
+    from: MemoryDescriptor,
+}
+
+impl Sender {
+    pub(super) fn new(process: Process) -> Result<Self, Failure> {
+        let descriptor = Descriptor::over(&process.memory);
+        let from =
+            process.interface.bind_descriptor(&descriptor).context(|| "a sender's descriptor".into())?;
+        Ok(Self { process, from })
+    }
+
+    /// Puts a part of the memory. The target's process learns `number`.
+    #[inline]
+    pub(super) fn put(&self, offset: u64, bytes: u64, target: &Target, number: u64) -> Result<(), Error> {
+        self.process.interface.put_region(&self.from, offset, bytes, Ack::No, target, number)
+    }
+}
+
+/// A process with an event queue. Each put that arrives has one event.
+pub(super) struct Receiver {
+    // The queue is freed before the interface ends.
+    pub(super) queue: EventQueue,
+    pub(super) process: Process,
+}
+
+impl Receiver {
+    pub(super) fn new(process: Process) -> Result<Self, Failure> {
+        let queue = process.interface.allocate_queue(EVENTS).context(|| "an event queue".into())?;
+        Ok(Self { queue, process })
+    }
+
+    /// Returns the process's name.
+    pub(super) fn id(&self) -> ProcessId {
+        self.process.interface.id()
+    }
+
+    /// Returns the values of a descriptor of the whole memory.
+    pub(super) fn receive(&self, options: Options) -> Descriptor<'_> {
+        Descriptor {
+            options: options | Options::PUT | Options::START_DISABLE,
+            queue: Some(&self.queue),
+            ..Descriptor::over(&self.process.memory)
+        }
+    }
+
+    /// Lets all messages in, at the places that their senders choose.
+    pub(super) fn open_memory(&self) -> Result<(), Failure> {
+        let values = self.receive(Options::MANAGE_REMOTE);
+        let (position, criteria) = (Position::Tail(PORTAL), Criteria::bits(MATCH_BITS));
+        let posted = self.process.interface.post(position, criteria, Unlink::Retain, &values, None);
+        posted.map(drop).context(|| "a receiver's descriptor".into())
+    }
+
+    /// Waits for the next put of `bytes`, and returns its event.
+    #[inline]
+    pub(super) fn next(&self, bytes: u64) -> Result<Event, Failure> {
+        let found = match self.queue.get() {
+            Ok(None) => self.queue.wait(Deadline::after(STEP_TIMEOUT), None),
+            Ok(Some(event)) => Ok(event),
+            Err(error) => Err(error),
+        };
+
+        match found {
+            Ok(event) if is_whole(&event, bytes) => Ok(event),
+            Ok(event) => Err(Failure::result(format!("unexpected event: {event:?}"))),
+            Err(error) => Err(error).context(|| "a receiver".into()),
+        }
+    }
+}
+
+/// Returns whether the event is the end of a put of `bytes` that has arrived whole.
+#[inline]
+fn is_whole(event: &Event, bytes: u64) -> bool {
+    event.kind == EventKind::PutEnd && event.failure.is_none() && u64::from(event.message.moved) == bytes
+}
+
+/// A sender on one node and a receiver on the next one, in NIC-based mode.
+pub(super) struct Pair {
+    sender: Sender,
+    receiver: Receiver,
+    target: Target,
+    sent: u64,
+    received: u64,
+}
+
+impl Pair {
+    /// Opens a pair on the first two nodes, with `bytes` of memory at each side.
+    pub(super) fn open(machine: &SeaStars, bytes: usize) -> Result<Self, Failure> {
+        let kernels = [machine.boot(0)?, machine.boot(1)?];
+        let process = |kernel| Process::open(machine, kernel, 0, Mode::NicBased, bytes);
+        let sender = Sender::new(process(&kernels[0])?)?;
+        let receiver = Receiver::new(process(&kernels[1])?)?;
+        receiver.open_memory()?;
+
+        let target = Target::new(receiver.id(), PORTAL, MATCH_BITS);
+        Ok(Self { sender, receiver, target, sent: 0, received: 0 })
+    }
+
+    /// Puts `bytes` from `offset` to the same offset.
+    #[inline]
+    pub(super) fn put(&mut self, offset: u64, bytes: u64) -> Result<(), Failure> {
+        self.target.offset = offset;
+        self.sender.put(offset, bytes, &self.target, self.sent).context(|| "a put".into())?;
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Waits until the next put of `bytes` has arrived, and checks its number.
+    #[inline]
+    pub(super) fn arrive(&mut self, bytes: u64) -> Result<(), Failure> {
+        let event = self.receiver.next(bytes)?;
+        let (found, expected) = (event.message.header_data, self.received);
+        if found != expected {
+            return Err(Failure::result(format!("put {found} came instead of {expected}")));
+        }
+
+        self.received += 1;
+        Ok(())
+    }
+}
