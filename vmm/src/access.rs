@@ -131,8 +131,8 @@ impl SocketRules {
     /// # Errors
     /// Returns an [`AccessError`] for an unknown or repeated word.
     pub fn new(owners: &[Word], groups: &[Word], built: &Built) -> Result<Self, AccessError> {
-        check(owners, "--socket-owner", built)?;
-        check(groups, "--socket-group", built)?;
+        check_words(owners, "--socket-owner", built)?;
+        check_words(groups, "--socket-group", built)?;
         let owner = |word: &Word| Ok((word.target.clone(), user(&word.name)?));
         let group = |word: &Word| Ok((word.target.clone(), group(&word.name)?));
 
@@ -153,7 +153,7 @@ impl SocketRules {
     }
 
     /// Returns the user and group that an attachment's socket is given to.
-    pub fn of(&self, node: &Node, attachment: &NodeAttachment) -> SocketAccess {
+    pub fn access_of(&self, node: &Node, attachment: &NodeAttachment) -> SocketAccess {
         if attachment.admin {
             return SocketAccess::default();
         }
@@ -166,7 +166,8 @@ impl SocketRules {
     }
 }
 
-fn check(words: &[Word], option: &'static str, built: &Built) -> Result<(), AccessError> {
+/// Checks that the words name parts of the machine, and none twice.
+fn check_words(words: &[Word], option: &'static str, built: &Built) -> Result<(), AccessError> {
     for (index, word) in words.iter().enumerate() {
         let target = word.target.to_string();
         if words[..index].iter().any(|earlier| earlier.target == word.target) {
@@ -238,7 +239,7 @@ mod tests {
         let rules = SocketRules::new(&owners, &words(&["io0=root"]), &built).unwrap();
         let of = |node: &str, attachment: &str| {
             let node = built.node(node).unwrap();
-            rules.of(node, node.attachments.iter().find(|one| one.name == attachment).unwrap())
+            rules.access_of(node, node.attachments.iter().find(|one| one.name == attachment).unwrap())
         };
         let owner = |uid| SocketAccess { owner: Some(Uid::from_raw(uid)), group: None };
 

@@ -6,6 +6,7 @@ use clap::{ArgMatches, FromArgMatches, Subcommand};
 use nicforge_family::{DeviceKind, Families, Family};
 
 use crate::{
+    beside::ProgramBeside,
     boot,
     cli::{self, Command},
     failure::{self, Failure},
@@ -42,6 +43,7 @@ pub struct App {
     version: &'static str,
     families: Families,
     commands: Vec<(clap::Command, CommandBody)>,
+    programs: Vec<ProgramBeside>,
 }
 
 impl App {
@@ -53,6 +55,7 @@ impl App {
             version: env!("CARGO_PKG_VERSION"),
             families: Families::new(),
             commands: Vec::new(),
+            programs: Vec::new(),
         }
     }
 
@@ -98,6 +101,13 @@ impl App {
         self
     }
 
+    /// Adds a command that a program beside this one carries out.
+    #[must_use]
+    pub fn program(mut self, program: ProgramBeside) -> Self {
+        self.programs.push(program);
+        self
+    }
+
     /// Parses the command line of this process, and runs the command. Returns the exit code of the
     /// process, after a message on standard error if the command failed.
     pub fn main(self) -> ExitCode {
@@ -105,18 +115,20 @@ impl App {
         failure::report(self.run())
     }
 
+    /// Parses the command line, and runs the command that it names.
     fn run(self) -> Result<u8, Failure> {
         // A wrong command line, `--help` and `--version` end the process here.
         let matches = self.command_line().get_matches();
         // The log is kept until the end. Its remaining lines are written when it is dropped.
         let _log = Log::install()?;
 
-        let own = matches.subcommand().and_then(|(name, arguments)| {
-            let (_, body) = self.commands.iter().find(|(command, _)| command.get_name() == name)?;
-            Some((body, arguments))
-        });
-        if let Some((body, arguments)) = own {
-            return body(arguments, &self.families);
+        if let Some((name, arguments)) = matches.subcommand() {
+            if let Some(program) = self.programs.iter().find(|program| program.command == name) {
+                return program.run(arguments);
+            }
+            if let Some((_, body)) = self.commands.iter().find(|(command, _)| command.get_name() == name) {
+                return body(arguments, &self.families);
+            }
         }
 
         let command =
@@ -127,16 +139,18 @@ impl App {
     /// Returns the description of the command line.
     fn command_line(&self) -> clap::Command {
         let general = clap::Command::new(self.name)
-            .about(self.about)
             .version(self.version)
             .after_help(EXIT_CODES)
             .subcommand_required(true)
             .arg_required_else_help(true);
 
+        // The subcommands' enum would otherwise set its own documentation as the description.
         Command::augment_subcommands(general)
+            .about(self.about)
             .mut_subcommand("run", |command| command.after_help(run::help(&self.families.roles())))
             .mut_subcommand("boot", |command| command.after_help(boot::help()))
             .subcommands(self.commands.iter().map(|(command, _)| command.clone()))
+            .subcommands(self.programs.iter().map(ProgramBeside::command_line))
     }
 }
 
@@ -148,9 +162,12 @@ mod tests {
 
     #[test]
     fn command_line_is_consistent_and_helps_with_the_roles_of_its_devices() {
-        let app = App::new("cards").families(families());
+        let app = App::new("cards").about("Serve my cards").families(families());
         let mut line = app.command_line();
         line.clone().debug_assert();
+
+        let first = line.render_help().to_string();
+        assert!(first.starts_with("Serve my cards"), "{first}");
 
         let help = line.find_subcommand_mut("run").unwrap().render_help().to_string();
         assert!(help.contains("--io ./a : --compute ./b 2"), "{help}");

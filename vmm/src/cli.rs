@@ -127,6 +127,20 @@ pub(crate) struct RunArguments {
     /// Start a program for each user attachment, such as a core, instead of one for each node.
     #[arg(long)]
     per_core: bool,
+    /// Run message_rate, ping_pong or random_access in virtual time on the EXTOLL cards of the
+    /// machine, without processes; the chapter *Software in virtual time* has their arguments.
+    #[arg(long = "virtual", conflicts_with_all = ["dir", "event_loop", "mapped_limit"])]
+    in_virtual_time: bool,
+    /// With --virtual: the software whose costs are charged, `opteron` or `none` [default:
+    /// opteron].
+    #[arg(long, value_name = "NAME", requires = "in_virtual_time")]
+    profile: Option<String>,
+    /// With --virtual: the seed of all random numbers [default: 1].
+    #[arg(long, value_name = "N", requires = "in_virtual_time")]
+    seed: Option<u64>,
+    /// With --virtual: print the result as JSON.
+    #[arg(long, requires = "in_virtual_time")]
+    json: bool,
     /// The programs and their arguments; see below.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAMS")]
     programs: Vec<String>,
@@ -273,6 +287,16 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
             &arguments.socket_owners,
             &arguments.socket_groups,
         ),
+
+        Command::Run(arguments) if arguments.in_virtual_time => {
+            let options = run::VirtualOptions {
+                per_core: arguments.per_core,
+                profile: arguments.profile,
+                seed: arguments.seed,
+                json: arguments.json,
+            };
+            run::in_virtual_time(&arguments.machine, &options, &arguments.programs)
+        }
         Command::Run(arguments) => run::main(
             &arguments.machine,
             families,
@@ -280,6 +304,7 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
             arguments.per_core,
             &arguments.programs,
         ),
+
         Command::Boot(arguments) => {
             let machine = arguments.machine.clone();
             boot::main(&machine, families, &(*arguments).into())

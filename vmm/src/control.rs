@@ -73,7 +73,7 @@ pub enum Response {
         /// Whether the requested object does not exist. Otherwise the request could not be carried
         /// out at this time.
         #[serde(default)]
-        asked_wrongly: bool,
+        is_usage_error: bool,
     },
 }
 
@@ -175,7 +175,7 @@ impl Conversation {
     }
 
     /// Returns the event that the connection waits for.
-    fn interest(&self) -> PollFlags {
+    fn poll_events(&self) -> PollFlags {
         match self.state {
             State::Asking(_) => PollFlags::POLLIN,
             State::Answering { .. } => PollFlags::POLLOUT,
@@ -194,7 +194,7 @@ impl Conversation {
                 Ok(request) => answer(request),
                 Err(error) => {
                     let message = format!("the request can't be read: {error}");
-                    Response::Refused { message, asked_wrongly: true }
+                    Response::Refused { message, is_usage_error: true }
                 }
             };
 
@@ -274,7 +274,7 @@ impl Conversations<'_> {
         fds.extend(
             self.open
                 .iter()
-                .map(|conversation| PollFd::new(conversation.stream.as_fd(), conversation.interest())),
+                .map(|conversation| PollFd::new(conversation.stream.as_fd(), conversation.poll_events())),
         );
 
         // An interrupted poll counts as one that found nothing ready.
@@ -297,8 +297,8 @@ impl Conversations<'_> {
         let answer = self.answer;
         self.open.retain_mut(|conversation| {
             let is_ready = ready.next().copied().unwrap_or(false);
-            let goes_on = !is_ready || conversation.advance(answer, now).unwrap_or(false);
-            goes_on && conversation.until > now
+            let continues = !is_ready || conversation.advance(answer, now).unwrap_or(false);
+            continues && conversation.until > now
         });
     }
 

@@ -19,7 +19,7 @@ use crate::failure::{ErrorContext, Failure, program};
 /// The longest path that fits into a socket address.
 const MAX_SOCKET_PATH: usize = 107;
 /// The greatest number of attempts to create a directory that ending servers remove again.
-const TRIES: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 
 /// A served machine's directory. Dropping it removes the directories that [`Directory::create`] has
 /// made, unless there are other files in them. The sockets are removed by the code that bound them.
@@ -55,7 +55,7 @@ impl Directory {
             directory.make(parent)?;
         }
 
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             directory.make(&path)?;
             directory._lock = lock(&path)?;
             if directory._lock.is_some() {
@@ -69,10 +69,10 @@ impl Directory {
 
     /// Creates a directory and its missing parents, and checks that only this user can write to it.
     fn make(&mut self, path: &Path) -> Result<(), Failure> {
-        let mut tries = 0..TRIES;
+        let mut attempts = 0..MAX_ATTEMPTS;
         while let Err(error) = self.make_missing(path) {
             // Another server has removed a directory that it had created.
-            if error.kind() != ErrorKind::NotFound || tries.next().is_none() {
+            if error.kind() != ErrorKind::NotFound || attempts.next().is_none() {
                 return Err(error).context(|| format!("can't make the directory {}", path.display()));
             }
         }

@@ -16,7 +16,8 @@ pub const EXIT_USAGE: u8 = 2;
 /// Something outside the command failed: a socket is taken, a process cannot be started, or a
 /// server is gone.
 pub const EXIT_ENVIRONMENT: u8 = 3;
-/// The engine did not end in time, because a client holds it. The sockets are removed.
+/// The engine did not end in time, because a client holds it; the sockets are removed. Or a run in
+/// virtual time did not end within its limit.
 pub const EXIT_HELD: u8 = 4;
 /// The engine panicked, which is a defect of nicforge. The sockets are removed.
 pub const EXIT_PANICKED: u8 = 5;

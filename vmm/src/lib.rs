@@ -3,8 +3,8 @@
 //!
 //! Its input is machine files, command lines and signals. Its output is sockets in a directory,
 //! processes and tables. It may use all crates below it. Each command is a module. `main.rs` adds
-//! the devices that come with nicforge, and the commands that use them: the demonstration and the
-//! benches.
+//! the devices that come with nicforge, and the commands that use them: the demonstration, the
+//! benches and the papers' experiments.
 //!
 //! A test or program can also serve a machine without the command line: [`serve::Served`]. The
 //! machine comes from a file, from a [`Plan`], or is a [`nicforge_core::machine::Machine`] that the
@@ -12,7 +12,7 @@
 
 pub mod access;
 mod app;
-pub mod bench;
+pub mod beside;
 pub mod boot;
 pub mod cli;
 pub mod control;
@@ -27,6 +27,7 @@ pub mod run;
 pub mod serve;
 pub mod signals;
 pub mod stat;
+pub mod table;
 
 pub use clap;
 pub use nicforge_family::{

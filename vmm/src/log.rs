@@ -189,8 +189,8 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 impl Drop for Log {
     fn drop(&mut self) {
         // When the queue is full, its reader takes nothing, so the process does not wait for it.
-        let asked = self.queue.lines.try_send(Vec::new()).is_ok();
-        let wait = if asked { LAST_LINES } else { Duration::ZERO };
+        let is_queued = self.queue.lines.try_send(Vec::new()).is_ok();
+        let wait = if is_queued { LAST_LINES } else { Duration::ZERO };
         match self.written.recv_timeout(wait) {
             Ok(()) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }

@@ -116,6 +116,7 @@ impl Processes {
         Ok(processes)
     }
 
+    /// Starts a program in a process group of its own, with threads for its outputs and its end.
     fn start_one(&mut self, program: Program, handles: &OutputHandles) -> Result<(), Failure> {
         let Some((executable, arguments)) = program.command.split_first() else {
             return Err(Failure::usage(format!("no program was given for {}", program.name)));
@@ -164,7 +165,7 @@ impl Processes {
         let mut code = 0;
         let mut kill_at: Option<Instant> = None;
         let mut killed = false;
-        let mut leave_at: Option<Instant> = None;
+        let mut stop_reading_at: Option<Instant> = None;
 
         loop {
             let mut all_output_read = false;
@@ -222,10 +223,10 @@ impl Processes {
             self.shutdown = None;
             if code == EXIT_INTERRUPTED {
                 self.give_up.store(true, Ordering::Relaxed);
-                leave_at.get_or_insert_with(|| Instant::now() + LAST_LINES);
+                stop_reading_at.get_or_insert_with(|| Instant::now() + LAST_LINES);
             }
 
-            if all_output_read || leave_at.is_some_and(|at| Instant::now() >= at) {
+            if all_output_read || stop_reading_at.is_some_and(|at| Instant::now() >= at) {
                 return Ok(code);
             }
         }

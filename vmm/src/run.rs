@@ -4,12 +4,13 @@
 //! `--NODE`, the role or name of a node, and contains the command for it. A single section without
 //! a target runs on every node that no other section names.
 
-use std::path::Path;
+use std::{ffi::OsString, path::Path};
 
 use nicforge_family::{Families, Role};
 use nicforge_machine::build::{Built, Node};
 
 use crate::{
+    beside::ProgramBeside,
     cli::ServeOptions,
     failure::{Failure, program},
     processes::{Processes, Program},
@@ -87,6 +88,54 @@ pub fn main(
     Ok(code)
 }
 
+/// The program of virtual time.
+const VIRTUAL: ProgramBeside = ProgramBeside {
+    command: "run",
+    about: "",
+    more_help: "",
+    file: "nicforge-sim",
+    first_arguments: &["run"],
+};
+
+/// The options of a run in virtual time. The program of virtual time has the defaults.
+pub(crate) struct VirtualOptions {
+    pub(crate) per_core: bool,
+    pub(crate) profile: Option<String>,
+    pub(crate) seed: Option<u64>,
+    pub(crate) json: bool,
+}
+
+impl VirtualOptions {
+    /// Returns the options as arguments.
+    fn arguments(&self) -> Vec<OsString> {
+        let flags = [(self.per_core, "--per-core"), (self.json, "--json")];
+        let mut arguments: Vec<OsString> =
+            flags.into_iter().filter(|(is_given, _)| *is_given).map(|(_, flag)| flag.into()).collect();
+
+        if let Some(profile) = &self.profile {
+            arguments.extend(["--profile".into(), profile.into()]);
+        }
+        if let Some(seed) = self.seed {
+            arguments.extend(["--seed".into(), seed.to_string().into()]);
+        }
+        arguments
+    }
+}
+
+/// Starts the program of virtual time, which runs one of its own programs on each node.
+pub(crate) fn in_virtual_time(
+    machine: &Path,
+    options: &VirtualOptions,
+    programs: &[String],
+) -> Result<u8, Failure> {
+    let mut arguments = options.arguments();
+    arguments.extend([machine.into(), "--".into()]);
+    arguments.extend(programs.iter().map(OsString::from));
+    Err(VIRTUAL.start(&arguments))
+}
+
+/// Parses the programs on the command line, which `:` separates. `--TARGET` before one names its
+/// role or node.
 fn parse(arguments: &[String]) -> Result<Vec<Section>, Failure> {
     let mut sections = Vec::new();
     for part in arguments.split(|argument| argument == ":") {
@@ -145,6 +194,8 @@ fn check_target(target: &str, built: &Built) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns the programs to start: for each node that has one, or with `per_core` for each
+/// attachment.
 fn assign(
     sections: &[Section],
     built: &Built,

@@ -161,7 +161,7 @@ impl Served {
         for node in &built.nodes {
             for attachment in &node.attachments {
                 let path = directory.socket(&node.name, &attachment.name, attachment.admin)?;
-                places.push((attachment.function, attachment.id, path, rules.of(node, attachment)));
+                places.push((attachment.function, attachment.id, path, rules.access_of(node, attachment)));
             }
         }
 
@@ -291,7 +291,7 @@ pub fn main(
     let signals = Signals::block().context(|| "signals".into())?;
     let (machine, built) = built(&read_plan(machine, families)?)?;
     let served = Served::start_for(machine, built, &options.for_untrusted(), owners, groups)?;
-    print_line(welcome(&served))?;
+    print_line(startup_text(&served))?;
 
     loop {
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
@@ -309,7 +309,7 @@ pub fn main(
 }
 
 /// Returns the description of the served machine for the terminal.
-fn welcome(served: &Served) -> String {
+fn startup_text(served: &Served) -> String {
     let directory = served.directory.path().display();
     let mut text = format!(
         "serving {} ({} nodes) in {directory} by {}\n",

@@ -60,6 +60,6 @@ fn is_ignored(signal: Signal) -> bool {
     };
 
     // SAFETY: the call sets nothing, and `action` is a valid structure that the call may write.
-    let asked = unsafe { libc::sigaction(signal as i32, std::ptr::null(), &mut action) };
-    asked == 0 && action.sa_sigaction == libc::SIG_IGN
+    let result = unsafe { libc::sigaction(signal as i32, std::ptr::null(), &mut action) };
+    result == 0 && action.sa_sigaction == libc::SIG_IGN
 }

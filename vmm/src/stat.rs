@@ -206,19 +206,19 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
 pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
     match ask(&find(directory)?, &Request::Reset { node: node.to_owned() })? {
         Response::Done => Ok(0),
-        Response::Refused { message, asked_wrongly: true } => Err(Failure::usage(message)),
+        Response::Refused { message, is_usage_error: true } => Err(Failure::usage(message)),
         other => Err(unexpected(&other)),
     }
 }
 
 /// Returns a machine's directory, from its path or from the machine's name.
-fn find(given: &Path) -> Result<Directory, Failure> {
-    match given.to_str() {
+fn find(target: &Path) -> Result<Directory, Failure> {
+    match target.to_str() {
         // A folder of that name may belong to something else, so it must contain a served machine.
-        Some(name) if !name.contains('/') && !Directory::is_served(given) => {
+        Some(name) if !name.contains('/') && !Directory::is_served(target) => {
             Directory::open(&Directory::default_for(name))
         }
-        _ => Directory::open(given),
+        _ => Directory::open(target),
     }
 }
 
@@ -265,6 +265,8 @@ fn columns(of_devices: &[ColumnSnapshot]) -> Vec<ColumnSnapshot> {
     columns
 }
 
+/// Returns the table of a snapshot as text. `since` is an earlier snapshot and its distance, for
+/// rates.
 fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments: bool) -> String {
     let columns = columns(&snapshot.columns);
     let mut table = Table::new();
@@ -317,13 +319,14 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
         snapshot.machine,
         snapshot.event_loop,
         snapshot.uptime_ms as f64 / 1e3,
-        awake(snapshot),
+        describe_activity(snapshot),
         snapshot.longest_turn
     )
 }
 
-/// Returns how much of the machine is awake. Functions sleep, and most nodes have one.
-fn awake(snapshot: &Snapshot) -> String {
+/// Returns the number of functions that do not sleep, as text. A machine of nodes with one function
+/// each counts nodes.
+fn describe_activity(snapshot: &Snapshot) -> String {
     let (awake, nodes) = (snapshot.awake, snapshot.nodes.len());
     if snapshot.nodes.iter().all(|node| node.functions.is_empty()) {
         format!("{awake} of {nodes} nodes awake")

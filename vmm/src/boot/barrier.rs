@@ -22,7 +22,7 @@ pub(super) enum End {
     /// The command of this guest has ended before it came.
     Left(String),
     /// The call's time is over.
-    Late(Duration),
+    TimedOut(Duration),
     /// Too many calls of the guest wait.
     Refused,
 }
@@ -34,7 +34,7 @@ impl End {
             Self::Passed => 0,
             Self::Left(_) => 1,
             Self::Refused => 3,
-            Self::Late(_) => 124,
+            Self::TimedOut(_) => 124,
         }
     }
 }
@@ -44,7 +44,7 @@ impl std::fmt::Display for End {
         match self {
             Self::Passed => f.write_str("all have come"),
             Self::Left(guest) => write!(f, "the command in {guest} has ended"),
-            Self::Late(limit) => write!(f, "not all have come within {} s", limit.as_secs()),
+            Self::TimedOut(limit) => write!(f, "not all have come within {} s", limit.as_secs()),
             Self::Refused => write!(f, "{MAX_CALLS} calls of this guest wait already"),
         }
     }
@@ -81,7 +81,7 @@ impl Barriers {
     }
 
     /// Takes a call of a guest. When no other guest is missing at its barrier, all calls there end.
-    pub(super) fn come(&mut self, guest: usize, call: BarrierCall, now: Instant) {
+    pub(super) fn add_call(&mut self, guest: usize, call: BarrierCall, now: Instant) {
         if let Some(left) = self.guests.iter().find(|other| other.ended) {
             let end = End::Left(left.name.clone());
             return self.answer(guest, call.number, end);
@@ -96,16 +96,16 @@ impl Barriers {
         let waiting = self.open.entry(name.clone()).or_default();
         waiting.push(Waiting { guest, number, limit, until: now + limit });
 
-        let has_come = |guest| waiting.iter().any(|waiting| waiting.guest == guest);
-        if (0..self.guests.len()).all(has_come) {
+        let has_called = |guest| waiting.iter().any(|waiting| waiting.guest == guest);
+        if (0..self.guests.len()).all(has_called) {
             for passed in self.open.remove(&name).unwrap_or_default() {
                 self.answer(passed.guest, passed.number, End::Passed);
             }
         }
     }
 
-    /// Notes that a guest's command has ended. All calls that wait end with [`End::Left`].
-    pub(super) fn leave(&mut self, guest: usize) {
+    /// Records that a guest's command has ended. All calls that wait end with [`End::Left`].
+    pub(super) fn end_command(&mut self, guest: usize) {
         let Some(left) = self.guests.get_mut(guest) else { return };
         left.ended = true;
         let name = left.name.clone();
@@ -116,7 +116,7 @@ impl Barriers {
     }
 
     /// Returns whether the commands of all guests have ended.
-    pub(super) fn have_all_left(&self) -> bool {
+    pub(super) fn have_all_ended(&self) -> bool {
         self.guests.iter().all(|guest| guest.ended)
     }
 
@@ -126,8 +126,8 @@ impl Barriers {
         let mut ends = std::mem::take(&mut participant.ends);
 
         for waiting in self.open.values_mut() {
-            let late = waiting.extract_if(.., |waiting| waiting.guest == guest && waiting.until <= now);
-            ends.extend(late.map(|late| (late.number, End::Late(late.limit))));
+            let expired = waiting.extract_if(.., |waiting| waiting.guest == guest && waiting.until <= now);
+            ends.extend(expired.map(|expired| (expired.number, End::TimedOut(expired.limit))));
         }
 
         self.open.retain(|_, waiting| !waiting.is_empty());
@@ -157,11 +157,11 @@ mod tests {
     fn calls_pass_when_all_guests_have_come_and_the_name_can_be_used_again() {
         let (mut barriers, now) = two();
         for number in [1, 2] {
-            barriers.come(0, call(number, "x", 9), now);
-            barriers.come(1, call(7, "y", 9), now);
+            barriers.add_call(0, call(number, "x", 9), now);
+            barriers.add_call(1, call(7, "y", 9), now);
             assert_eq!((barriers.take_ends(0, now), barriers.take_ends(1, now)), (vec![], vec![]));
 
-            barriers.come(1, call(8, "x", 9), now);
+            barriers.add_call(1, call(8, "x", 9), now);
             assert_eq!(barriers.take_ends(0, now), [(number, End::Passed)]);
             assert_eq!(barriers.take_ends(1, now), [(8, End::Passed)]);
         }
@@ -170,42 +170,42 @@ mod tests {
     #[test]
     fn second_call_of_a_guest_does_not_stand_for_another_guest() {
         let (mut barriers, now) = two();
-        barriers.come(0, call(1, "x", 9), now);
-        barriers.come(0, call(2, "x", 9), now);
+        barriers.add_call(0, call(1, "x", 9), now);
+        barriers.add_call(0, call(2, "x", 9), now);
         assert_eq!(barriers.take_ends(0, now), []);
 
-        barriers.come(1, call(1, "x", 9), now);
+        barriers.add_call(1, call(1, "x", 9), now);
         assert_eq!(barriers.take_ends(0, now), [(1, End::Passed), (2, End::Passed)]);
     }
 
     #[test]
     fn end_of_a_command_ends_the_calls_that_wait_and_those_that_come() {
         let (mut barriers, now) = two();
-        barriers.come(0, call(1, "x", 9), now);
-        barriers.leave(1);
-        barriers.come(0, call(2, "y", 9), now);
+        barriers.add_call(0, call(1, "x", 9), now);
+        barriers.end_command(1);
+        barriers.add_call(0, call(2, "y", 9), now);
 
         let left = End::Left("b".into());
         assert_eq!(barriers.take_ends(0, now), [(1, left.clone()), (2, left)]);
-        assert!(!barriers.have_all_left());
+        assert!(!barriers.have_all_ended());
 
-        barriers.leave(0);
-        assert!(barriers.have_all_left());
+        barriers.end_command(0);
+        assert!(barriers.have_all_ended());
     }
 
     #[test]
     fn call_whose_time_is_over_ends_alone_and_counts_no_longer() {
         let (mut barriers, now) = two();
-        barriers.come(0, call(1, "x", 2), now);
+        barriers.add_call(0, call(1, "x", 2), now);
         assert_eq!(barriers.take_ends(0, now + Duration::from_millis(1999)), []);
 
         let over = now + Duration::from_secs(2);
-        assert_eq!(barriers.take_ends(0, over), [(1, End::Late(Duration::from_secs(2)))]);
+        assert_eq!(barriers.take_ends(0, over), [(1, End::TimedOut(Duration::from_secs(2)))]);
 
-        barriers.come(1, call(1, "x", 9), over);
+        barriers.add_call(1, call(1, "x", 9), over);
         assert_eq!(barriers.take_ends(1, over), []);
 
-        barriers.come(0, call(2, "x", 9), over);
+        barriers.add_call(0, call(2, "x", 9), over);
         assert_eq!(barriers.take_ends(1, over), [(1, End::Passed)]);
     }
 
@@ -213,7 +213,7 @@ mod tests {
     fn calls_of_one_guest_beyond_the_limit_are_refused() {
         let (mut barriers, now) = two();
         for number in 0..=MAX_CALLS as u64 {
-            barriers.come(0, call(number, &format!("x{number}"), 9), now);
+            barriers.add_call(0, call(number, &format!("x{number}"), 9), now);
         }
 
         assert_eq!(barriers.take_ends(0, now), [(MAX_CALLS as u64, End::Refused)]);
@@ -224,13 +224,13 @@ mod tests {
     fn single_guest_passes_at_once() {
         let now = Instant::now();
         let mut barriers = Barriers::new(["a".to_owned()]);
-        barriers.come(0, call(1, "x", 9), now);
+        barriers.add_call(0, call(1, "x", 9), now);
         assert_eq!(barriers.take_ends(0, now), [(1, End::Passed)]);
     }
 
     #[test]
     fn each_end_has_a_code_of_its_own() {
-        let ends = [End::Passed, End::Left("b".into()), End::Refused, End::Late(Duration::from_secs(1))];
+        let ends = [End::Passed, End::Left("b".into()), End::Refused, End::TimedOut(Duration::from_secs(1))];
         assert_eq!(ends.map(|end| end.status()), [0, 1, 3, 124]);
     }
 }

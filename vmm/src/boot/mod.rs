@@ -60,13 +60,13 @@ Examples: {program} boot MACHINE --node NODE --shell
 }
 
 /// How long a command may take, unless the user sets a limit.
-const COMMAND: Duration = Duration::from_secs(3600);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long a shell may take, unless the user sets a limit.
-const SHELL: Duration = Duration::from_secs(24 * 3600);
+const SHELL_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// How long a guest's boot may take.
-const BOOT: Duration = Duration::from_secs(300);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
 /// How long the engine may take to notice that clients have detached.
-const SETTLE: Duration = Duration::from_secs(2);
+const DETACH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The interval between two checks in a wait.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -94,7 +94,7 @@ pub fn with(options: &Options, serve: impl FnOnce() -> Result<Served, Failure>) 
     let served = serve()?;
 
     let result = boot(options, &served, &progress);
-    wait_unused(&served);
+    wait_for_detach(&served);
     let panics = report_panics(&served);
     let stopped = served.stop();
     let code = result?;
@@ -115,8 +115,9 @@ fn report_panics(served: &Served) -> usize {
     panics.len()
 }
 
+/// Boots the guests of a served machine, and runs the task in them. Returns its exit code.
 fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, Failure> {
-    let nodes = chosen(options, served)?;
+    let nodes = choose_nodes(options, served)?;
     let toolkit = options.provision.provide(progress)?;
 
     let (accelerator, reason) = match options.guest.accel {
@@ -128,7 +129,7 @@ fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, F
         }
     };
 
-    let driver = driver(options, &toolkit, progress)?;
+    let guest_driver = choose_driver(options, &toolkit, progress)?;
 
     let how = match accelerator {
         Accelerator::Kvm => "by the host's processors (KVM)",
@@ -141,32 +142,32 @@ fn boot(options: &Options, served: &Served, progress: &Progress) -> Result<u8, F
         toolkit.kernel.version
     ));
 
-    show_stock_drivers(options, served, &nodes, &toolkit, driver, progress)?;
+    find_and_show_stock_drivers(options, served, &nodes, &toolkit, guest_driver, progress)?;
 
     let mut guests = Vec::new();
     for node in nodes {
-        guests.push(configured(options, served, node, accelerator, driver)?);
+        guests.push(guest_config(options, served, node, accelerator, guest_driver)?);
     }
 
     match &options.task {
-        Task::Shell => shell(options, &toolkit, guests, progress),
+        Task::Shell => run_shell(options, &toolkit, guests, progress),
         Task::Lspci => run_all(options, &toolkit, guests, &Job::shell(LSPCI), progress),
         Task::Command(words) => run_all(options, &toolkit, guests, &Job::program(words), progress),
     }
 }
 
-/// Waits for up to [`SETTLE`] until the engine has noticed that the guests have ended. It would
-/// otherwise report clients that it had to disconnect.
-fn wait_unused(served: &Served) {
-    let until = Instant::now() + SETTLE;
-    let used = || {
+/// Waits for up to [`DETACH_TIMEOUT`] until the engine has noticed that the guests have ended. It
+/// would otherwise report clients that it had to disconnect.
+fn wait_for_detach(served: &Served) {
+    let until = Instant::now() + DETACH_TIMEOUT;
+    let has_client = || {
         served.snapshot().is_ok_and(|snapshot| {
             let attachments = snapshot.nodes.iter().flat_map(|node| &node.attachments);
             attachments.into_iter().any(|attachment| attachment.pid.is_some())
         })
     };
 
-    while Instant::now() < until && used() {
+    while Instant::now() < until && has_client() {
         std::thread::sleep(CHECK_INTERVAL);
     }
 }
@@ -180,7 +181,7 @@ for device in $NICFORGE_DEVICES; do
 done";
 
 /// Returns the nodes that get a guest.
-fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Failure> {
+fn choose_nodes<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Failure> {
     let all = &served.built().nodes;
     let names = || all.iter().take(20).map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
     let mut nodes = Vec::new();
@@ -214,7 +215,9 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
     Ok(nodes)
 }
 
-fn driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<Driver, Failure> {
+/// Returns the driver that the guests load for the functions of clients. A kernel module for it is
+/// built here.
+fn choose_driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<Driver, Failure> {
     let driver = match options.guest.driver {
         DriverChoice::Shim => Driver::Shim,
         DriverChoice::Vfio => Driver::Vfio,
@@ -238,13 +241,16 @@ fn driver(options: &Options, toolkit: &Toolkit, progress: &Progress) -> Result<D
     Ok(driver)
 }
 
-/// Finds Linux's own drivers once, and not in each guest's thread, and shows them.
-fn show_stock_drivers(
+/// Finds Linux's own drivers of the nodes' functions, and shows them.
+///
+/// The first look-up fills the cache with the index of the modules' aliases. The guests' threads
+/// look the same drivers up when they boot, and must find the index there instead of making it.
+fn find_and_show_stock_drivers(
     options: &Options,
     served: &Served,
     nodes: &[&Node],
     toolkit: &Toolkit,
-    driver: Driver,
+    guest_driver: Driver,
     progress: &Progress,
 ) -> Result<(), Failure> {
     let mut seen = Vec::new();
@@ -256,7 +262,7 @@ fn show_stock_drivers(
             }
             seen.push(identity);
 
-            let modules = toolkit.stock_drivers(driver, identity, progress)?;
+            let modules = toolkit.stock_drivers(guest_driver, identity, progress)?;
             if !modules.is_empty() {
                 let (name, modules) = (&node.name, modules.join(", "));
                 print_note(format_args!("Linux has a driver for {name}: {modules}"));
@@ -282,7 +288,8 @@ fn pci_identity(identity: &Identity) -> PciIdentity {
     PciIdentity { vendor, device, subsystem_vendor, subsystem, class }
 }
 
-fn configured(
+/// Returns the configuration of the guest of a node.
+fn guest_config(
     options: &Options,
     served: &Served,
     node: &Node,
@@ -292,7 +299,7 @@ fn configured(
     let built = served.built();
     let size = built.nodes.iter().filter(|other| other.role == node.role).count();
     let mut config = GuestConfig::new(&node.name)
-        .boot_deadline(BOOT)
+        .boot_deadline(BOOT_TIMEOUT)
         .accelerator(accelerator)
         .driver(driver)
         .iommu(options.guest.iommu || driver == Driver::Vfio)
@@ -304,6 +311,7 @@ fn configured(
         .env("NICFORGE_RANK", node.rank.to_string())
         .env("NICFORGE_SIZE", size.to_string())
         .env("NICFORGE_MACHINE", &built.name);
+
     for (name, value) in &node.environment {
         config = config.env(name, value);
     }
@@ -352,18 +360,18 @@ fn run_all(
 ) -> Result<u8, Failure> {
     let width = guests.iter().map(|config| config.node().len()).max().unwrap_or(0);
     let printer = Arc::new(Printer::new(width));
-    let limit = options.timeout.unwrap_or(COMMAND);
+    let limit = options.timeout.unwrap_or(COMMAND_TIMEOUT);
     let (result_sender, results) = channel();
     let count = guests.len();
     let together = Together::new(&guests, options.hold, limit);
 
     std::thread::scope(|scope| {
         // A guest that fails ends the others, and so does Ctrl-C.
-        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let ending = {
-            let (over, progress) = (over.clone(), progress.clone());
+            let (is_over, progress) = (is_over.clone(), progress.clone());
             Progress::silent().cancelled_by(move || {
-                over.load(std::sync::atomic::Ordering::Relaxed) || progress.is_cancelled()
+                is_over.load(std::sync::atomic::Ordering::Relaxed) || progress.is_cancelled()
             })
         };
 
@@ -373,7 +381,7 @@ fn run_all(
                 (result_sender.clone(), ending.clone(), printer.clone(), job.clone());
             scope.spawn(move || {
                 let member = together.member(number);
-                let result = run_one(toolkit, config, job, &printer, &member, &ending);
+                let result = run_in_guest(toolkit, config, job, &printer, &member, &ending);
                 // The receiver may already have ended the loop.
                 let _ = result_sender.send((config.node().to_owned(), result));
             });
@@ -381,29 +389,30 @@ fn run_all(
 
         drop(result_sender);
 
-        let mut first: Option<Result<u8, Failure>> = None;
+        let mut first_failure: Option<Result<u8, Failure>> = None;
         for _ in 0..count {
             let (node, result) = match results.recv() {
                 Ok(node_and_result) => node_and_result,
                 Err(_) => break,
             };
 
-            if matches!(result, Ok(0)) || first.is_some() {
+            if matches!(result, Ok(0)) || first_failure.is_some() {
                 continue;
             }
 
-            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
             if let (Ok(code), true) = (&result, count > 1) {
                 print_note(format_args!("the command in {node} ended with {code}; ending the other guests"));
             }
 
-            first = Some(result.map_err(Failure::from));
+            first_failure = Some(result.map_err(Failure::from));
         }
-        first.unwrap_or(Ok(0))
+        first_failure.unwrap_or(Ok(0))
     })
 }
 
-fn run_one(
+/// Boots a guest, and runs the job in it. Returns the job's status.
+fn run_in_guest(
     toolkit: &Toolkit,
     config: &GuestConfig,
     job: Job,
@@ -415,11 +424,13 @@ fn run_one(
     let node = guest.node().to_owned();
     let limit = member.limit();
     let until = Instant::now() + limit;
+
     // A blocked output must not keep Ctrl-C or the time limit from ending the guest.
     let give_up = {
         let progress = progress.clone();
         move || progress.is_cancelled() || Instant::now() >= until
     };
+
     for problem in guest.problems() {
         printer.line(&node, Stream::Error, &problem, &give_up);
     }
@@ -437,7 +448,7 @@ fn run_one(
 
     loop {
         if let Some(output) = running.wait_for(CHECK_INTERVAL)? {
-            member.leave();
+            member.end_command();
             // A command that failed ends all guests, so its own does not stay either.
             if output.status == 0 {
                 member.hold(&guest, progress)?;
@@ -457,7 +468,8 @@ fn run_one(
     }
 }
 
-fn shell(
+/// Boots a guest, and connects its shell to this terminal.
+fn run_shell(
     options: &Options,
     toolkit: &Toolkit,
     mut guests: Vec<GuestConfig>,
@@ -469,7 +481,7 @@ fn shell(
         print_note(format_args!("{}: {problem}", guest.node()));
     }
     print_note(format_args!("a shell in {}; Ctrl-D ends it", guest.node()));
-    terminal::run(&guest, options.timeout.unwrap_or(SHELL), progress)
+    terminal::run(&guest, options.timeout.unwrap_or(SHELL_TIMEOUT), progress)
 }
 
 impl From<GuestError> for Failure {

@@ -7,7 +7,7 @@ use std::{
 
 use nicforge_guest::{Guest, GuestConfig, GuestError, Progress};
 
-use super::{BOOT, CHECK_INTERVAL, barrier::Barriers};
+use super::{BOOT_TIMEOUT, CHECK_INTERVAL, barrier::Barriers};
 
 /// The name in errors of the time in which a guest stays for the others.
 const HOLDING: &str = "staying for the other guests' commands (--hold)";
@@ -58,7 +58,7 @@ impl Member<'_> {
         let ends = {
             let mut barriers = self.together.barriers();
             for call in guest.barrier_calls() {
-                barriers.come(self.number, call, now);
+                barriers.add_call(self.number, call, now);
             }
             barriers.take_ends(self.number, now)
         };
@@ -72,9 +72,9 @@ impl Member<'_> {
         Ok(())
     }
 
-    /// Notes that the guest's command has ended.
-    pub(super) fn leave(&self) {
-        self.together.barriers().leave(self.number);
+    /// Records that the guest's command has ended.
+    pub(super) fn end_command(&self) {
+        self.together.barriers().end_command(self.number);
     }
 
     /// With `--hold`, waits until the commands of all guests have ended. Otherwise it returns at
@@ -85,10 +85,10 @@ impl Member<'_> {
     /// - [`GuestError::Timeout`]: the others took longer than a boot and a command may take.
     /// - [`GuestError::Cancelled`].
     pub(super) fn hold(&self, guest: &Guest, progress: &Progress) -> Result<(), GuestError> {
-        let limit = BOOT + self.together.limit;
+        let limit = BOOT_TIMEOUT + self.together.limit;
         let until = Instant::now() + limit;
 
-        while self.together.hold && !self.together.barriers().have_all_left() {
+        while self.together.hold && !self.together.barriers().have_all_ended() {
             // Processes that the command has left behind may still call.
             self.serve(guest, &|| progress.is_cancelled() || Instant::now() >= until)?;
             guest.watch(HOLDING, CHECK_INTERVAL)?;

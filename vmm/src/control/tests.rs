@@ -13,7 +13,7 @@ fn served() -> (tempfile::TempDir, PathBuf, ControlServer) {
     let path = folder.path().join("control");
     let server = ControlServer::start(&path, |request| match request {
         Request::Reset { node } if node == "cn0" => Response::Done,
-        _ => Response::Refused { message: "no".repeat(LONG / 2), asked_wrongly: true },
+        _ => Response::Refused { message: "no".repeat(LONG / 2), is_usage_error: true },
     })
     .unwrap();
 

@@ -10,7 +10,7 @@ use std::{
 use crate::failure::{ErrorContext, Failure};
 
 /// The least number of bytes that are streamed when no file is named.
-const ENOUGH: u64 = 256 << 20;
+const MIN_BYTES: u64 = 256 << 20;
 /// The greatest number of entries of a folder tree that are examined.
 const MAX_ENTRIES: usize = 200_000;
 
@@ -39,7 +39,7 @@ impl Data {
         let mut bytes = 0;
 
         for folder in folders() {
-            if bytes >= ENOUGH {
+            if bytes >= MIN_BYTES {
                 break;
             }
 
@@ -50,7 +50,7 @@ impl Data {
             found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
 
             for (path, length) in found {
-                if bytes >= ENOUGH {
+                if bytes >= MIN_BYTES {
                     break;
                 }
                 if files.iter().all(|(other, _)| *other != path) {

@@ -124,6 +124,7 @@ pub fn run(matches: &ArgMatches, families: &Families) -> Result<u8, Failure> {
     }
 }
 
+/// Serves the machine of the demonstration, starts its programs, and reports their results.
 fn parent(options: &Options, plan: &Plan, families: &Families) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
     let data = Data::choose(options.file.as_deref())?;

@@ -190,6 +190,7 @@ fn node_row(collected: &Collected, node: &crate::stat::NodeSnapshot, seconds: f6
     }
 }
 
+/// Returns the table of the results.
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);

@@ -14,7 +14,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn failed(message: String) -> Response {
-    Response::Refused { message, asked_wrongly: false }
+    Response::Refused { message, is_usage_error: false }
 }
 
 /// Answers a request of the control socket.
@@ -30,7 +30,7 @@ pub(super) fn answer(built: &Built, handle: &EngineHandle, request: &Request) ->
                 let names: Vec<_> = built.nodes.iter().take(20).map(|node| node.name.as_str()).collect();
                 Response::Refused {
                     message: format!("there is no node {node}; there are {}", names.join(", ")),
-                    asked_wrongly: true,
+                    is_usage_error: true,
                 }
             }
         },

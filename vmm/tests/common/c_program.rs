@@ -143,8 +143,8 @@ pub(crate) fn sanitizers() -> Vec<String> {
     let right = Command::new(&program).status().unwrap();
     assert!(right.success(), "a program with AddressSanitizer does not run here: {right}");
     let wrong = Command::new(&program).arg("read past the end").output().unwrap();
-    let said = String::from_utf8_lossy(&wrong.stderr);
+    let stderr = String::from_utf8_lossy(&wrong.stderr);
 
-    assert!(said.contains("heap-buffer-overflow"), "AddressSanitizer has missed an error: {said}");
+    assert!(stderr.contains("heap-buffer-overflow"), "AddressSanitizer has missed an error: {stderr}");
     options.into()
 }

@@ -129,13 +129,13 @@ fn commands_run_in_two_guests_and_the_exit_code_is_that_of_the_first_that_failed
         script,
     ]);
 
-    let (said, errors) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(5), "{said}{errors}");
-    assert!(said.contains("io0 | from the host\n") && said.contains("cn1 | from the host\n"), "{said}");
+    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(5), "{stdout}{errors}");
+    assert!(stdout.contains("io0 | from the host\n") && stdout.contains("cn1 | from the host\n"), "{stdout}");
 
     let devices =
         "cn1 | cn1.core0=0000:00:03.0,cn1.core1=0000:00:04.0,cn1.core2=0000:00:05.0,cn1.core3=0000:00:06.0\n";
-    assert!(said.contains(devices), "{said}");
+    assert!(stdout.contains(devices), "{stdout}");
     assert!(errors.contains("cn1 | well\n"), "{errors}");
     assert!(errors.contains("the command in cn1 ended with 5; ending the other guests"), "{errors}");
     assert!(errors.contains("KVM") || errors.contains("TCG"), "{errors}");
@@ -155,10 +155,10 @@ fn stock_driver_is_found_by_modalias_and_a_named_module_has_its_parameters() {
     let module = ["--module", "dummy:numdummies=2"];
     let output = boot.run(&[&module[..], &["--", "sh", "-c", script]].concat());
 
-    let (said, errors) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{said}{errors}");
+    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}{errors}");
     assert_eq!(
-        said,
+        stdout,
         "gpio0 | pci-idio-16\ngpio0 | /sys/class/net/dummy0\ngpio0 | /sys/class/net/dummy1\n\
          gpio0 | sockets:\n"
     );
@@ -208,8 +208,8 @@ fn guest_whose_command_has_ended_stays_until_the_others_have_ended_theirs() {
     let share_options = ["--share", share.to_str().unwrap(), "--", "sh", "-c", script];
     let output = boot.run(&[&options[..], &share_options[..]].concat());
 
-    let (said, errors) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{said}{errors}");
+    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}{errors}");
     assert!(errors.contains("cn1 | nicforge-barrier: end: the command in cn0 has ended\n"), "{errors}");
     boot.wait_for_no_guest();
 }
@@ -270,11 +270,14 @@ fn a_shell_takes_commands_and_its_exit_code_is_that_of_the_program() {
         .unwrap();
 
     let output = child.wait_with_output().unwrap();
-    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
 
-    assert_eq!(output.status.code(), Some(4), "{said}{errors}");
-    assert!(said.contains("at cn2 with 2: cn2.core0=0000:01:00.0,cn2.core1=0000:02:00.0,"), "{said}{errors}");
-    assert!(said.lines().any(|line| line.trim_end().ends_with('4')), "{said}");
+    assert_eq!(output.status.code(), Some(4), "{stdout}{errors}");
+    assert!(
+        stdout.contains("at cn2 with 2: cn2.core0=0000:01:00.0,cn2.core1=0000:02:00.0,"),
+        "{stdout}{errors}"
+    );
+    assert!(stdout.lines().any(|line| line.trim_end().ends_with('4')), "{stdout}");
 }
 
 #[test]

@@ -42,8 +42,9 @@ fn with_register(then: &str) -> String {
 
 /// Checks that the device is in its reset state, and that its register keeps a written value.
 fn check_works(guest: &Guest) {
-    let said = run(guest, &with_register("devmem $register 32; devmem $register 32 1; devmem $register 32"));
-    assert_eq!(said, "0x00000000\n0x00000001\n");
+    let values =
+        run(guest, &with_register("devmem $register 32; devmem $register 32 1; devmem $register 32"));
+    assert_eq!(values, "0x00000000\n0x00000001\n");
 }
 
 #[test]
@@ -115,15 +116,15 @@ fn a_program_that_waits_in_the_kernel_module_is_told_that_the_server_was_killed(
         .user_function("fifo0.user0", server.socket("fifo0.user0", false));
 
     let guest = boot(&toolkit(), config, &logs);
-    let (said, says) = mpsc::channel();
+    let (sender, lines) = mpsc::channel();
     let job = Job::shell("shim-checks answers-no-more /dev/nicforge0").on_line(Arc::new(move |_, line| {
         println!("{line}");
         // The receiver takes only the first line.
-        let _ = said.send(line.to_owned());
+        let _ = sender.send(line.to_owned());
     }));
 
     let running = guest.start(job).unwrap();
-    assert_eq!(says.recv_timeout(LIMIT).unwrap(), "ready");
+    assert_eq!(lines.recv_timeout(LIMIT).unwrap(), "ready");
     server.kill();
     let output = running.wait(LIMIT).unwrap_or_else(|error| panic!("{error}"));
 

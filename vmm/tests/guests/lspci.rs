@@ -69,16 +69,16 @@ fn lspci_decodes_every_kind_of_function_without_a_complaint() {
     }
 
     let guest = boot(&toolkit(), config, &logs);
-    let said = run(
+    let output = run(
         &guest,
         "IFS=,\nfor device in $NICFORGE_DEVICES; do\n\
          echo \"== ${device%%=*}\"\nlspci -nn -vvv -s \"${device#*=}\" 2>&1\ndone",
     );
 
-    std::fs::write(logs.join("lspci.txt"), &said).unwrap();
-    let sections: Vec<&str> = said.split("== ").skip(1).collect();
+    std::fs::write(logs.join("lspci.txt"), &output).unwrap();
+    let sections: Vec<&str> = output.split("== ").skip(1).collect();
 
-    assert_eq!(sections.len(), names.len(), "{said}");
+    assert_eq!(sections.len(), names.len(), "{output}");
     let mut memory = Vec::new();
 
     for (name, section) in names.iter().zip(sections) {
@@ -94,7 +94,7 @@ fn lspci_decodes_every_kind_of_function_without_a_complaint() {
 
     memory.sort_by_key(|range| range.start);
     for pair in memory.windows(2) {
-        assert!(pair[0].end <= pair[1].start, "{pair:x?} overlap in\n{said}");
+        assert!(pair[0].end <= pair[1].start, "{pair:x?} overlap in\n{output}");
     }
 }
 

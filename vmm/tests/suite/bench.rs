@@ -1,4 +1,5 @@
-//! Tests that `nicforge bench` starts the program of the benches, which is beside its own.
+//! Tests that `nicforge bench`, `nicforge paper` and `nicforge run --virtual` start the programs of
+//! the benches and of virtual time, which are beside its own.
 
 use std::{
     io::Write,
@@ -18,13 +19,19 @@ fn nicforge_alone() -> TempDir {
     folder
 }
 
+/// Puts a script beside the program, as `name`. It shows its arguments, a variable and its input,
+/// complains, and ends with exit code 7.
+fn put_script_beside(folder: &TempDir, name: &str) {
+    let script = "#!/bin/sh\necho \"$*; $A_VARIABLE; $(cat)\"\necho complaint >&2\nexit 7\n";
+    let program = folder.path().join(name);
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
 #[test]
 fn bench_passes_its_arguments_streams_and_exit_code_through() {
     let folder = nicforge_alone();
-    let script = "#!/bin/sh\necho \"$*; $A_VARIABLE; $(cat)\"\necho complaint >&2\nexit 7\n";
-    let benches = folder.path().join("nicforge-bench");
-    std::fs::write(&benches, script).unwrap();
-    std::fs::set_permissions(&benches, std::fs::Permissions::from_mode(0o755)).unwrap();
+    put_script_beside(&folder, "nicforge-bench");
 
     let mut child = Command::new(folder.path().join("nicforge"))
         .args(["bench", "--json", "packet", "--help", "--part", "a:b"])
@@ -43,11 +50,68 @@ fn bench_passes_its_arguments_streams_and_exit_code_through() {
 }
 
 #[test]
+fn paper_names_itself_before_its_arguments_and_passes_the_exit_code_through() {
+    let folder = nicforge_alone();
+    put_script_beside(&folder, "nicforge-sim");
+
+    let output = Command::new(folder.path().join("nicforge"))
+        .args(["paper", "all", "--quick"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "paper all --quick; ; \n");
+    assert_eq!(output.status.code(), Some(7));
+}
+
+#[test]
+fn run_in_virtual_time_passes_the_machine_its_options_and_the_program() {
+    let folder = nicforge_alone();
+    put_script_beside(&folder, "nicforge-sim");
+
+    let output = Command::new(folder.path().join("nicforge"))
+        .args(["run", "--virtual", "machine.toml", "--json", "--per-core", "--", "ping_pong", "3"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+
+    let expected = "run --per-core --json machine.toml -- ping_pong 3; ; \n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    assert_eq!(output.status.code(), Some(7));
+}
+
+#[test]
+fn run_refuses_json_without_virtual_time_and_a_directory_with_it() {
+    let run = |options: &[&str]| {
+        let program = env!("CARGO_BIN_EXE_nicforge");
+        let programs = ["machine.toml", "--", "ping_pong"];
+        let output = Command::new(program).arg("run").args(options).args(programs).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+
+    for options in [&["--json"][..], &["--virtual", "--dir", "somewhere"]] {
+        let (code, stderr) = run(options);
+        assert_eq!(code, Some(2), "{stderr}");
+        assert!(stderr.contains("--virtual"), "{stderr}");
+    }
+}
+
+#[test]
+fn paper_without_its_program_says_how_to_build_it() {
+    let folder = nicforge_alone();
+    let output = Command::new(folder.path().join("nicforge")).args(["paper", "all"]).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    assert!(stderr.contains("cargo build") && stderr.contains("-p nicforge-sim"), "{stderr}");
+}
+
+#[test]
 fn bench_without_its_program_says_how_to_build_it() {
     let folder = nicforge_alone();
     let output = Command::new(folder.path().join("nicforge")).args(["bench", "list"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
 
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("cargo build") && said.contains("nicforge-bench"), "{said}");
+    assert_eq!(output.status.code(), Some(3), "{stderr}");
+    assert!(stderr.contains("cargo build") && stderr.contains("nicforge-bench"), "{stderr}");
 }

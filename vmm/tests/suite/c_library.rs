@@ -16,8 +16,8 @@ fn headers_in(folder: &Path) -> Vec<PathBuf> {
     paths.filter(|path| path.extension().is_some_and(|ending| ending == "h")).collect()
 }
 
-/// Returns the functions that a generated header declares. It has no other parentheses outside its
-/// comments.
+/// Returns the functions that a generated header declares. Its only other parentheses outside its
+/// comments are those of function pointers, which have no name in front.
 fn declared(header: &Path) -> BTreeSet<String> {
     let text = std::fs::read_to_string(header).unwrap();
     let outside =
@@ -30,6 +30,7 @@ fn declared(header: &Path) -> BTreeSet<String> {
     before
         .iter()
         .map(|text| text.rsplit(|letter| !is_part_of_name(letter)).next().unwrap().to_owned())
+        .filter(|name| !name.is_empty())
         .collect()
 }
 
@@ -45,7 +46,7 @@ fn inspected(program: &str, options: &[&str]) -> String {
 fn every_header_compiles_alone() {
     let protocols = headers_in(&headers().join("nicforge"));
     let all = [headers_in(&headers()), protocols].concat();
-    assert_eq!(all.len(), 7);
+    assert_eq!(all.len(), 8);
 
     for standard in ["-std=c11", "-std=gnu99"] {
         for header in &all {

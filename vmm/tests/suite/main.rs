@@ -26,6 +26,7 @@ mod hello;
 mod matching_c_example;
 mod mpi_processes;
 mod mpi_stopped;
+mod portals_c_example;
 mod program;
 mod rma_c_example;
 mod server_killed;

@@ -150,10 +150,10 @@ fn stat_whose_reader_is_gone_ends_without_a_word() {
 
     drop(child.stdout.take());
     assert_eq!(wait(&mut child), Some(141));
-    let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
 
-    assert_eq!(said, "");
+    assert_eq!(stderr, "");
 }
 
 #[test]

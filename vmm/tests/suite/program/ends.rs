@@ -137,11 +137,11 @@ fn run_kills_what_a_program_that_has_ended_left_behind() {
 #[test]
 fn run_passes_on_all_that_a_program_said_before_its_end() {
     let mut run = Run::start(&["--dma0", "sh", "-c", "seq 1 20000; exit 5"], Stdio::piped(), Stdio::null());
-    let mut said = String::new();
-    run.child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    let mut stdout = String::new();
+    run.child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
     assert_eq!(run.end(), Some(5));
-    assert_eq!(said.lines().count(), 20_000);
-    assert_eq!(said.lines().last(), Some("dma0 | 20000"));
+    assert_eq!(stdout.lines().count(), 20_000);
+    assert_eq!(stdout.lines().last(), Some("dma0 | 20000"));
 }
 
 #[test]

@@ -114,12 +114,12 @@ fn programs_of_run_have_the_limit_on_open_files_that_run_was_started_with() {
 
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
 
-    let said = text(&output.stdout);
-    let lines: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("fifo0 | ")).collect();
+    let stdout = text(&output.stdout);
+    let lines: Vec<_> = stdout.lines().filter_map(|line| line.strip_prefix("fifo0 | ")).collect();
 
     assert_eq!(lines[0], "500");
     let hard: u64 = lines[1].parse().unwrap_or(u64::MAX);
     let own: u64 = lines[2].split_whitespace().nth(3).unwrap().parse().unwrap();
 
-    assert_eq!(own, hard.min(1 << 20), "{said}");
+    assert_eq!(own, hard.min(1 << 20), "{stdout}");
 }

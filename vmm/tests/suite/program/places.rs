@@ -79,13 +79,13 @@ fn the_socket_of_a_server_that_does_not_listen_yet_is_left_to_it() {
         .unwrap();
 
     // A server that serves prints a line, and one that is refused ends.
-    let mut said = String::new();
-    BufReader::new(second.stdout.take().unwrap()).read_line(&mut said).unwrap();
-    if !said.is_empty() {
+    let mut line = String::new();
+    BufReader::new(second.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    if !line.is_empty() {
         second.kill().unwrap();
     }
 
-    assert_eq!(wait(&mut second), Some(3), "{said}");
+    assert_eq!(wait(&mut second), Some(3), "{line}");
     assert!(control.exists());
 
     drop(lock);
@@ -104,14 +104,14 @@ fn stat_of_a_name_is_not_led_astray_by_a_folder_of_that_name() {
     };
 
     let mut server = here(&["serve", "machine.toml"]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut said = String::new();
+    let mut line = String::new();
     // The reader is kept, because a server whose output is closed ends.
     let mut reader = BufReader::new(server.stdout.take().unwrap());
-    reader.read_line(&mut said).unwrap();
+    reader.read_line(&mut line).unwrap();
     let stat = output(&mut here(&["stat", "proof", "--json"]));
     kill(Pid::from_raw(server.id() as i32), Signal::SIGTERM).unwrap();
 
-    assert_eq!(wait(&mut server), Some(0), "{said}");
+    assert_eq!(wait(&mut server), Some(0), "{line}");
     assert_eq!(stat.status.code(), Some(0), "{}", text(&stat.stderr));
     assert!(!folder.path().join("runtime").exists(), "what was made for it is left behind");
 }
@@ -130,12 +130,12 @@ fn serve_under_nohup_goes_on_when_its_terminal_is_closed() {
         .unwrap();
 
     let mut server = Server { child, folder };
-    let mut said = String::new();
+    let mut line = String::new();
     // The reader is kept, because a server whose output is closed ends.
     let mut reader = BufReader::new(server.child.stdout.take().unwrap());
-    reader.read_line(&mut said).unwrap();
+    reader.read_line(&mut line).unwrap();
 
-    assert!(said.starts_with("serving "), "{said}");
+    assert!(line.starts_with("serving "), "{line}");
     server.signal(Signal::SIGHUP);
     // A server that handled the signal would end at once.
     let since = Instant::now();
