@@ -20,9 +20,10 @@ use nicforge_velo::{Address, Port};
 
 use crate::{
     backing::{Rig, soon},
-    bodies::{GuestDoor, Guests, TestMachine},
+    bodies::{GuestDoor, Guests, TestMachine, reasons},
     matching_body::{Network, World},
     pattern::pattern,
+    velo_body::{LONG_LINK_LINES, SLOW_CORES_LINES},
 };
 
 /// The machine of all bodies of the matching layer that run on cards.
@@ -35,10 +36,29 @@ pub static MACHINE: TestMachine = TestMachine {
     },
 };
 
+/// The same cards, whose cores and links take the time of the first EXTOLL card's.
+pub static SLOW_CORES: TestMachine = TestMachine {
+    name: "transport_slow_cores",
+    make: || machine_with(SLOW_CORES_LINES),
+    guests: Guests::None(reasons::ONE_SPEED_IN_GUESTS),
+};
+
+/// The same cards, with one packet at a time on a long link.
+pub static LONG_LINK: TestMachine = TestMachine {
+    name: "transport_long_link",
+    make: || machine_with(LONG_LINK_LINES),
+    guests: Guests::None(reasons::ONE_SPEED_IN_GUESTS),
+};
+
 /// Returns a machine with two cards of four VPIDs each.
 pub fn machine() -> Machine {
-    let text = "name = \"transport\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
-    build(&parse(text, "transport.toml", &families()).unwrap()).unwrap().0
+    machine_with("")
+}
+
+/// As [`machine`], with more lines for the cards' network.
+fn machine_with(lines: &str) -> Machine {
+    let text = format!("name = \"transport\"\n[[extoll]]\nmesh = 2\nvpids = 4\n{lines}");
+    build(&parse(&text, "transport.toml", &families()).unwrap()).unwrap().0
 }
 
 /// Returns a rank's address. Ranks alternate between the two cards.
@@ -95,7 +115,7 @@ impl Network for Extoll<'_> {
 }
 
 /// Ranks that start one after the other wait for each other.
-#[body]
+#[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn ranks_find_each_other(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut first = extoll.rank(0, 2);
@@ -158,7 +178,7 @@ pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
 }
 
 /// Deregistered memory can't be reached, neither by a peer's new requests nor by gets in flight.
-#[body]
+#[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
     const LENGTH: usize = 100_000;
 
@@ -226,7 +246,7 @@ pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
 /// When a rank disappears during a rendezvous, the operations that wait for it end on both sides.
 /// Other transfers are not affected. The rank's successor on the same VPID takes no part in the
 /// job.
-#[body]
+#[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
     const LONG: usize = 4 << 20;
 

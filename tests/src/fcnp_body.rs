@@ -11,7 +11,7 @@ use std::{
 
 use nicforge_core::machine::Machine;
 use nicforge_driver::{Cancel, Deadline};
-use nicforge_fcnp::{ComputeCore, Config, Error, IoNode, Mode, Peer, tree::TreeChannel};
+use nicforge_fcnp::{ComputeCore, Config, Error, IoNode, Mode, Peer, Poller, tree::TreeChannel};
 use nicforge_hwi::tree::{Header, PAYLOAD};
 use nicforge_machine::{build::build, description::parse};
 use nicforge_nics::families;
@@ -291,6 +291,37 @@ pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
     });
 }
 
+/// With the daemon as the only poller, messages go in both directions at once, and a call that
+/// sleeps ends when its device is reset.
+#[body]
+pub fn daemon_alone_polls_for_calls_that_sleep(rig: &dyn Rig) {
+    // Many times what the FIFOs hold. Four threads share a guest's processor for each few packets.
+    let long = 256 << 10;
+    for mode in [Mode::Polling, Mode::Interrupt] {
+        let config = Config { mode, poller: Poller::Daemon, ..config() };
+        let io = IoNode::open(rig.open("io0", "core0"), config).unwrap();
+        let (writer, reader) = (compute_core(rig, 0), compute_core(rig, 5));
+
+        for bytes in [1, 240, 241, long] {
+            let (up, down) = (pattern(1, bytes), pattern(2, bytes));
+            let (mut at_io, mut at_core) = (vec![0; bytes], vec![0; bytes]);
+            thread::scope(|scope| {
+                scope.spawn(|| io.read(0, &mut at_io).unwrap());
+                scope.spawn(|| io.write(5, &down).unwrap());
+                scope.spawn(|| writer.write(&up).unwrap());
+                scope.spawn(|| reader.read(&mut at_core).unwrap());
+            });
+            assert!(at_io == up && at_core == down, "{bytes} bytes, {mode:?}");
+        }
+
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| io.read(1, &mut [0; 8]));
+            io.channel().device().reset().unwrap();
+            assert!(waits.join().unwrap().unwrap_err().is_device_gone());
+        });
+    }
+}
+
 /// A core dies during its write. The I/O node's read ends, another core is served, and so is the
 /// core's next process.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
@@ -501,9 +532,9 @@ pub fn io_node_reset_in_transfers_ends_all_calls(rig: &dyn Rig) {
 
         drop(io);
         let io = IoNode::open(device, Config { mode, ..config() }).unwrap();
-        let told = [writer.read(&mut [0]), reader.write(&[0]), idle.read(&mut [0]), idle.write(&[0])];
+        let results = [writer.read(&mut [0]), reader.write(&[0]), idle.read(&mut [0]), idle.write(&[0])];
 
-        assert!(told.iter().all(|result| matches!(result, Err(Error::PeerGone { .. }))), "{told:?}");
+        assert!(results.iter().all(|result| matches!(result, Err(Error::PeerGone { .. }))), "{results:?}");
 
         for core in [&writer, &reader, &idle] {
             all_is_well(&io, core);

@@ -64,7 +64,7 @@ pub static TWO_PSETS: TestMachine = TestMachine {
 /// below `io0`, `cn2` and `cn3` below `cn0`.
 pub const NODES: u32 = 5;
 /// Packets that a virtual channel of a link holds.
-pub const CREDITS: u32 = 4;
+pub const CREDITS: u32 = 8;
 
 /// More packets than all FIFOs and links between two nodes hold.
 const ENOUGH: u32 = 4096;

@@ -38,7 +38,7 @@ use nicforge_velo::{
 
 use crate::{
     backing::{LIMIT, Rig, soon},
-    bodies::{GuestDoor, Guests, TestMachine},
+    bodies::{GuestDoor, Guests, TestMachine, reasons},
     pattern::pattern,
 };
 
@@ -52,14 +52,39 @@ pub static MACHINE: TestMachine = TestMachine {
     },
 };
 
+/// The same cards, whose cores and links take the time of the first EXTOLL card's.
+pub static SLOW_CORES: TestMachine = TestMachine {
+    name: "velo_slow_cores",
+    make: || machine_with(500, SLOW_CORES_LINES),
+    guests: Guests::None(reasons::ONE_SPEED_IN_GUESTS),
+};
+
+/// The same cards, with one packet at a time on a long link.
+pub static LONG_LINK: TestMachine = TestMachine {
+    name: "velo_long_link",
+    make: || machine_with(500, LONG_LINK_LINES),
+    guests: Guests::None(reasons::ONE_SPEED_IN_GUESTS),
+};
+
+/// Lines of a machine file for cards with a clock, and links with the bandwidth of that clock.
+pub(crate) const SLOW_CORES_LINES: &str = "core_mhz = 156\nhop_cycles = 10\n";
+
+/// Lines of a machine file for links on which an announcement is under way for long.
+pub(crate) const LONG_LINK_LINES: &str = "[extoll.link]\ndelay_ns = 100_000\ncredits = 1\n";
+
 /// VPIDs of each card.
 const VPIDS: u16 = 4;
 
 /// Returns two linked cards. `watchdog_ms` is the limit for sends that wait in a card; 0 means
 /// none.
 pub fn machine(watchdog_ms: u64) -> Machine {
-    let text =
-        format!("name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = {VPIDS}\nwatchdog_ms = {watchdog_ms}\n");
+    machine_with(watchdog_ms, "")
+}
+
+/// As [`machine`], with more lines for the cards' network.
+fn machine_with(watchdog_ms: u64, lines: &str) -> Machine {
+    let cards = format!("[[extoll]]\nmesh = 2\nvpids = {VPIDS}\nwatchdog_ms = {watchdog_ms}\n");
+    let text = format!("name = \"velo\"\n{cards}{lines}");
     build(&parse(&text, "velo.toml", &families()).unwrap()).unwrap().0
 }
 
@@ -90,16 +115,20 @@ fn until(what: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&mut [&m
     }
 }
 
-/// Connects one port to another and waits for credit.
+/// Connects one port to another and waits for credit. The card of `from` may not know yet that the
+/// port is another tenant of its address.
 fn link(from: &mut Port, to: &mut Port) -> PeerLink {
     let address = to.address();
+    let tenant = to.tenant_of(address);
+    until("the port", &mut [&mut *from], |ports| ports[0].tenant_of(address) == tenant);
+
     let link = from.connect(address, soon(), None).unwrap();
     until("credit", &mut [from, to], |ports| ports[0].credits(link) != Some(0));
     link
 }
 
 /// Messages of every length and tag, to either card, arrive whole and in order with their sender.
-#[body]
+#[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn messages_of_every_length_and_tag_arrive_in_order(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 1));
     for target in [at(1, 2), at(0, 3)] {
@@ -333,7 +362,7 @@ pub fn interrupts_wake_who_waits(rig: &dyn Rig) {
 
 /// Closing a port ends the calls that wait for it or send to it. Messages it had sent still arrive;
 /// its successor sees no old ones.
-#[body]
+#[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn a_peer_that_goes_is_an_error_and_its_successor_is_new(rig: &dyn Rig) {
     let mut stays = port(rig, at(0, 0));
     let mut goes = port(rig, at(1, 0));
@@ -382,7 +411,7 @@ pub fn an_evicted_port_says_so(rig: &dyn Rig) {
 }
 
 /// A port can be opened again on the same device, without old messages.
-#[body]
+#[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn a_port_is_opened_again(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let device = rig.open("ex1", "vpid0");
@@ -402,7 +431,7 @@ pub fn a_port_is_opened_again(rig: &dyn Rig) {
 
 /// A reset of the device invalidates its port: waits return an error, peers see the port disappear,
 /// and it can be reopened.
-#[body]
+#[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
     let mut stays = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
@@ -431,7 +460,7 @@ pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
 
 /// The admin resets a VPID: waits return an error. Dropping the old port late does not affect its
 /// successor.
-#[body(not_through(guests) = OPERATORS_ADMIN)]
+#[body(on(MACHINE, SLOW_CORES, LONG_LINK), not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
     let mut stays = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
@@ -452,7 +481,7 @@ pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
 
 /// Messages wait in a card while their receiver is replaced by a new one. The new one does not get
 /// them.
-#[body]
+#[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
     // Where a new receiver opens slowly, the watchdog lets the messages go before it is there.
     let in_time = (0..10).any(|_| receiver_is_replaced_in_time(rig));

@@ -55,16 +55,18 @@ fn play(guest: &Guest, role: &str) {
 
 /// Starts a role, and returns when it has printed `word`.
 fn start(guest: &Guest, role: &str, word: &'static str) -> Running {
-    let (said, says) = mpsc::channel();
+    let (sender, lines) = mpsc::channel();
     let job = Job::shell(format!("exec guest_program {role}")).on_line(Arc::new(move |stream, line| {
         println!("{line}");
         if stream == Stream::Output && line == word {
-            let _ = said.send(());
+            let _ = sender.send(());
         }
     }));
 
     let running = guest.start(job).unwrap();
-    says.recv_timeout(LONG).unwrap_or_else(|_| panic!("{role} never said {word}: {:?}", running.said()));
+    lines
+        .recv_timeout(LONG)
+        .unwrap_or_else(|_| panic!("{role} never printed {word}: {:?}", running.output_so_far()));
     running
 }
 

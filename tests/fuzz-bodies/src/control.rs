@@ -90,9 +90,9 @@ fn server() -> &'static (PathBuf, ControlServer, TempDir) {
         let server = ControlServer::start(&path, |request| match request {
             Request::Reset { node } if node == "cn0" => Response::Done,
             Request::Reset { node } => {
-                Response::Refused { message: format!("there is no node {node}"), asked_wrongly: true }
+                Response::Refused { message: format!("there is no node {node}"), is_usage_error: true }
             }
-            Request::Stat => Response::Refused { message: "nothing to tell".into(), asked_wrongly: false },
+            Request::Stat => Response::Refused { message: "nothing to tell".into(), is_usage_error: false },
         })
         .unwrap();
 

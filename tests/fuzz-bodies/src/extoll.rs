@@ -120,7 +120,7 @@ impl Side {
     }
 
     /// Waits for a notification of this side's commands, or of its partner's.
-    fn told(&mut self, role: Role, other: u32) -> Notification {
+    fn expect_notification(&mut self, role: Role, other: u32) -> Notification {
         let deadline = Deadline::after(LIMIT);
         loop {
             assert!(!deadline.has_passed(), "no notification as the {role:?}");
@@ -149,8 +149,11 @@ fn transfer(sides: &mut [Side; 2], here: usize, there: usize) {
         sides[here].shared.write(5, &sent).unwrap();
         sides[here].port.put(target, from, to, length as u64, Notify::COMPLETER).unwrap();
 
-        let told = sides[there].told(Role::Completer, here as u32);
-        assert_eq!((told.status, told.length as usize, told.address), (Status::Done, length, to));
+        let notification = sides[there].expect_notification(Role::Completer, here as u32);
+        assert_eq!(
+            (notification.status, notification.length as usize, notification.address),
+            (Status::Done, length, to)
+        );
 
         let mut received = vec![0; length];
         sides[there].shared.read(30_001, &mut received).unwrap();
@@ -158,9 +161,9 @@ fn transfer(sides: &mut [Side; 2], here: usize, there: usize) {
 
         sides[here].shared.write(5, &vec![0; length]).unwrap();
         sides[here].port.get(target, to, from, length as u64, Notify::COMPLETER).unwrap();
-        let told = sides[here].told(Role::Completer, there as u32);
+        let notification = sides[here].expect_notification(Role::Completer, there as u32);
 
-        assert_eq!((told.status, told.length as usize), (Status::Done, length));
+        assert_eq!((notification.status, notification.length as usize), (Status::Done, length));
 
         sides[here].shared.read(5, &mut received).unwrap();
         assert!(received == sent, "a get brought what was there");
@@ -295,8 +298,8 @@ impl Hostile {
                 let offset = address::encode(node, vpid, input.below(16) as u8, quadwords) + position;
                 let length = if input.below(4) > 0 { 8 * quadwords } else { input.below(70) as usize };
                 let mut message = vec![0; length];
-                let given = input.bytes(length.min(8));
-                message[..given.len()].copy_from_slice(given);
+                let bytes = input.bytes(length.min(8));
+                message[..bytes.len()].copy_from_slice(bytes);
                 self.write(input, BAR_VELO, offset, &message);
             }
 

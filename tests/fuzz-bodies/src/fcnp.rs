@@ -315,8 +315,8 @@ impl Hostile {
             // Arbitrary packets, and data
             5 => {
                 let mut payload = [0; PAYLOAD];
-                let given = input.bytes(24);
-                payload[..given.len()].copy_from_slice(given);
+                let bytes = input.bytes(24);
+                payload[..bytes.len()].copy_from_slice(bytes);
                 self.send(Header::point_to_point(0, self.peer(), input.flag()), &payload);
             }
             6 => {

@@ -28,6 +28,7 @@ pub mod probe;
 pub mod registers;
 pub mod replies;
 pub mod rings;
+pub mod seastar;
 pub mod seed;
 pub mod velo;
 pub mod virtio;
@@ -61,6 +62,7 @@ pub const BODIES: &[Body] = &[
     Body { name: "registers", run: registers::body, cases: 300, longest: 1500 },
     Body { name: "replies", run: replies::body, cases: 3000, longest: 600 },
     Body { name: "rings", run: rings::body, cases: 500, longest: 1500 },
+    Body { name: "seastar", run: seastar::body, cases: 200, longest: 800 },
     Body { name: "stream", run: messages::stream, cases: 2000, longest: 600 },
     Body { name: "velo", run: velo::body, cases: 100, longest: 400 },
     Body { name: "virtio", run: virtio::body, cases: 1000, longest: 1500 },

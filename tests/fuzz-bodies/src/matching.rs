@@ -285,7 +285,7 @@ impl Liar {
     fn speak(&mut self, input: &mut Input<'_>) {
         let to = input.pick(&[VICTIM, VICTIM, VICTIM, FRIEND]);
         match input.below(8) {
-            0..=1 => self.say_whole(to, input),
+            0..=1 => self.send_whole_message(to, input),
             2 => {
                 let size = if input.flag() { input.number32() } else { input.below(200) };
                 let message = [&first(input, size), input.bytes(20)].concat();
@@ -333,16 +333,16 @@ impl Liar {
     }
 
     /// Sends a correct eager message, as far as there is room for it.
-    fn say_whole(&mut self, to: u32, input: &mut Input<'_>) {
+    fn send_whole_message(&mut self, to: u32, input: &mut Input<'_>) {
         let size = input.pick(&[0, 8, 100, 2048]);
         let most = self.port.max_message_bytes();
         let begins = size.min(most - size_of::<First>());
-        let mut goes = self.send(to, wire::FIRST, &[first(input, size as u32), vec![2; begins]].concat());
+        let mut is_sent = self.send(to, wire::FIRST, &[first(input, size as u32), vec![2; begins]].concat());
         let mut left = size - begins;
 
-        while left > 0 && goes {
+        while left > 0 && is_sent {
             let more = left.min(most);
-            goes = self.send(to, wire::MORE, &vec![2; more]);
+            is_sent = self.send(to, wire::MORE, &vec![2; more]);
             left -= more;
         }
     }

@@ -239,8 +239,8 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
         Command::RegionWrite => {
             let (head, count) = access(input);
             let mut data = vec![0; if input.below(8) > 0 { count.min(2000) as usize } else { 4 }];
-            let given = input.bytes(data.len().min(16));
-            data[..given.len()].copy_from_slice(given);
+            let bytes = input.bytes(data.len().min(16));
+            data[..bytes.len()].copy_from_slice(bytes);
             [head, data].concat()
         }
         Command::RegionWriteMulti => {

@@ -38,7 +38,7 @@ pub fn body(data: &[u8]) {
         world.bind(client.place);
     }
 
-    world.rest();
+    world.step_until_idle();
     for number in 0..MOST as u32 {
         if input.is_empty() {
             break;
@@ -60,7 +60,7 @@ pub fn body(data: &[u8]) {
         world.machine.reset_function(function).unwrap();
     }
 
-    world.rest();
+    world.step_until_idle();
     assert_eq!(world.machine.fabric().packets_in_use(), 0);
 
     world.tree_works(2, 17);
@@ -75,8 +75,8 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
     match input.below(16) {
         0..=3 => {
             let mut payload = [0; PAYLOAD];
-            let given = input.bytes(8);
-            payload[..given.len()].copy_from_slice(given);
+            let bytes = input.bytes(8);
+            payload[..bytes.len()].copy_from_slice(bytes);
             client.send(header(input), &payload);
             world.wake(place);
         }

@@ -136,7 +136,7 @@ fn folder() -> &'static (PathBuf, TempDir) {
 /// A slot FIFO's description with false values.
 struct Liar {
     config: Vec<u8>,
-    regions: Vec<Told>,
+    regions: Vec<ReportedRegion>,
     mirror: Vec<u8>,
     interrupts: IrqInfo,
     register: u32,
@@ -146,7 +146,7 @@ struct Liar {
 
 impl Liar {
     fn new(input: &mut Input<'_>) -> Self {
-        let (mut config, mut regions) = truth().told();
+        let (mut config, mut regions) = truth().reported();
         for _ in 0..input.below(6) {
             // Most fields that the library reads are in the first 256 bytes.
             let at = input.below(256) as usize;
@@ -189,7 +189,7 @@ impl Liar {
 }
 
 /// A region's information without its file, and the file's length.
-type Told = (RegionInfo, Option<u64>);
+type ReportedRegion = (RegionInfo, Option<u64>);
 
 fn copy(info: &RegionInfo) -> RegionInfo {
     RegionInfo {
@@ -202,7 +202,7 @@ fn copy(info: &RegionInfo) -> RegionInfo {
     }
 }
 
-fn lie((info, file): &mut Told, input: &mut Input<'_>) {
+fn lie((info, file): &mut ReportedRegion, input: &mut Input<'_>) {
     let page = |input: &mut Input<'_>| match input.below(4) {
         0..=2 => u64::from(input.below(64)) * 4096,
         _ => input.number(),
@@ -228,7 +228,7 @@ fn truth() -> &'static Truth {
 /// Configuration space and regions.
 struct Truth {
     config: Vec<u8>,
-    regions: Vec<Told>,
+    regions: Vec<ReportedRegion>,
 }
 
 impl Truth {
@@ -259,7 +259,7 @@ impl Truth {
         Self { config, regions }
     }
 
-    fn told(&self) -> (Vec<u8>, Vec<Told>) {
+    fn reported(&self) -> (Vec<u8>, Vec<ReportedRegion>) {
         let regions = self.regions.iter().map(|(info, file)| (copy(info), *file)).collect();
         (self.config.clone(), regions)
     }

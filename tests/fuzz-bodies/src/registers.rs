@@ -136,8 +136,8 @@ fn act(world: &mut World, memory: &SharedMemory, input: &mut Input<'_>) {
             let (region, offset) = target(input, place);
             let length = width(input);
             let mut data = vec![0; length];
-            let given = input.bytes(length.min(16));
-            data[..given.len()].copy_from_slice(given);
+            let bytes = input.bytes(length.min(16));
+            data[..bytes.len()].copy_from_slice(bytes);
             let _ = world.write(place, region, offset, &data);
         }
         12 => map(world, memory, place, input),

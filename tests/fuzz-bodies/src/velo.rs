@@ -293,7 +293,7 @@ impl Hostile {
 
 fn any_message(input: &mut Input<'_>) -> Vec<u8> {
     let mut message = vec![0; 8 * (1 + input.below(8) as usize)];
-    let given = input.bytes(message.len());
-    message[..given.len()].copy_from_slice(given);
+    let bytes = input.bytes(message.len());
+    message[..bytes.len()].copy_from_slice(bytes);
     message
 }

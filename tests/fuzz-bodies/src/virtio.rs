@@ -133,8 +133,8 @@ fn registers(net: &mut Net, input: &mut Input<'_>) {
         let _ = net.machine.read(VICTIM, USER, region, offset, &mut data);
     } else {
         let mut data = vec![0; width];
-        let given = input.bytes(width.min(8));
-        data[..given.len()].copy_from_slice(given);
+        let bytes = input.bytes(width.min(8));
+        data[..bytes.len()].copy_from_slice(bytes);
         let _ = net.machine.write(VICTIM, USER, region, offset, &data);
     }
 }

@@ -230,7 +230,7 @@ impl World {
     }
 
     /// Steps, answers DMA messages and lets time pass until the machine is at rest.
-    pub fn rest(&mut self) {
+    pub fn step_until_idle(&mut self) {
         let mut quiet = 0;
         for _ in 0..MANY_STEPS {
             let next = self.step(0, 64);
@@ -275,7 +275,7 @@ impl World {
         }
 
         self.messages.clear();
-        self.rest();
+        self.step_until_idle();
         assert_eq!(self.machine.fabric().packets_in_use(), 0);
 
         self.tree_works(0, 0);
@@ -303,7 +303,7 @@ impl World {
     /// which is not its neighbour.
     pub fn tree_works(&mut self, attachment: u16, seed: u32) {
         let [io, compute] = [0, COMPUTE_NODES].map(|node| self.tree_client(node, attachment));
-        self.rest();
+        self.step_until_idle();
         self.packets_pass(&io, &compute, seed);
         for client in [io, compute] {
             self.detach(client.place, Ended::Closed);
@@ -316,7 +316,7 @@ impl World {
             let payload = [(seed as u8).wrapping_add(number as u8 + 1); PAYLOAD];
             assert!(from.send(Header::point_to_point(0, to.node(), false), &payload));
             self.wake(from.place);
-            self.rest();
+            self.step_until_idle();
             let received = to.receive().expect("the packet has come");
             self.wake(to.place);
             assert_eq!((received.0.target(), received.1), (to.node(), payload));
@@ -349,7 +349,7 @@ impl World {
         send.write(slot_fifo::WIN_SEND + 8, &[7; slot_fifo::DATA]).unwrap();
         send.u64(slot_fifo::WIN_SEND).unwrap().store(1, Ordering::Release);
         self.wake(place);
-        self.rest();
+        self.step_until_idle();
 
         let mut data = [0; slot_fifo::DATA];
         assert_eq!(receive.u64(slot_fifo::MIRROR_RECEIVE).unwrap().load(Ordering::Acquire), 1);
@@ -383,7 +383,7 @@ impl World {
         assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_COUNT, &1_u32.to_le_bytes())));
         assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_START, &1_u32.to_le_bytes())));
 
-        self.rest();
+        self.step_until_idle();
         let mut copied = [0; 64];
         memory.read(128, &mut copied).unwrap();
 
@@ -401,7 +401,7 @@ impl World {
         let offset = 1 << addressed_send::SEND_TARGET_SHIFT;
         assert!(outcome_is_done(&self.write(from, addressed_send::SEND_BAR.into(), offset, b"message")));
 
-        self.rest();
+        self.step_until_idle();
         let mailbox = self.memory(to, 2).unwrap();
         let number = mailbox.u64(addressed_send::MIRROR_MAILBOX).unwrap().load(Ordering::Acquire);
 

@@ -75,6 +75,7 @@ bodies!(
     registers,
     replies,
     rings,
+    seastar,
     stream,
     velo,
     virtio,

@@ -41,3 +41,6 @@ pub const SHIM_ALONE_IS_ENOUGH: &str = "all that it needs of the shim is there w
 
 /// The depth of FIFOs changes nothing between a guest's programs and the card.
 pub const ONE_DEPTH_IN_GUESTS: &str = "a guest runs these bodies with FIFOs of the usual depth";
+
+/// The speed of cards and links changes nothing between a guest's programs and the card.
+pub const ONE_SPEED_IN_GUESTS: &str = "a guest runs these bodies on cards that take no time";

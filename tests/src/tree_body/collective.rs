@@ -381,10 +381,10 @@ pub fn a_two_phase_floating_point_sum_is_exact(rig: &dyn Rig) {
             exact as f64 * f64::powi(2.0, -56)
         });
 
-        let given: Vec<[f64; NUMBERS]> =
+        let contributions: Vec<[f64; NUMBERS]> =
             numbers.iter().map(|node| std::array::from_fn(|index| of(node[index]))).collect();
 
-        prop_assert_eq!(sum(&members, &given), expected);
+        prop_assert_eq!(sum(&members, &contributions), expected);
         Ok(())
     });
 

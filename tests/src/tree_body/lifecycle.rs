@@ -4,7 +4,9 @@ use nicforge_driver::GoneCause;
 use nicforge_hwi::tree::{CORES, SLOT, SLOT_CONTROL, mirror, window};
 use nicforge_test_body::body;
 
-use super::{Core, MACHINE, NODES, Packet, counter, irq_to, numbered, payload, settle, to, transfer};
+use super::{
+    CREDITS, Core, MACHINE, NODES, Packet, counter, irq_to, numbered, payload, settle, to, transfer,
+};
 use crate::backing::Rig;
 
 /// A core that attaches, detaches and attaches again increments its generation at every node, on
@@ -67,7 +69,7 @@ pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let sent = node.send_until_full(rig, to(0), 0);
 
-    assert_eq!(sent, 8 + 2 * 4 + 8);
+    assert_eq!(sent, 8 + 2 * CREDITS + 8);
 
     rig.evict("cn2", "core0");
     drop(node);
@@ -137,7 +139,7 @@ pub fn packets_wait_for_the_first_core_of_a_node(rig: &dyn Rig) {
     let [io] = Core::of(rig, ["io0"]);
     let sent = io.send_until_full(rig, to(3), 0);
 
-    assert_eq!(sent, 8 + 2 * 4);
+    assert_eq!(sent, 8 + 2 * CREDITS);
 
     let [node] = Core::of(rig, ["cn2"]);
     node.receive_numbers(0, sent);

@@ -9,7 +9,7 @@ use nicforge_hwi::{
 };
 use nicforge_test_body::body;
 
-use super::{Core, MACHINE, Packet, Payload, irq_to, numbered, payload, settle, to, transfer};
+use super::{CREDITS, Core, MACHINE, Packet, Payload, irq_to, numbered, payload, settle, to, transfer};
 use crate::backing::{Rig, soon};
 
 /// Quads of a payload.
@@ -276,7 +276,7 @@ pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
 
     // More packets than the link and the other FIFO hold.
-    for number in 0..8 + 4 + 7 {
+    for number in 0..8 + CREDITS + 7 {
         if number % 3 == 0 {
             push(&node, to(0), &payload(number));
         } else {
@@ -287,7 +287,7 @@ pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
 
     assert_eq!(status::send_headers(node.read(port::SX)), 7);
 
-    io.receive_numbers(0, 8 + 4 + 7);
+    io.receive_numbers(0, 8 + CREDITS + 7);
 }
 
 /// Port and slots take packets from one queue.
@@ -316,7 +316,7 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
     let (io_admin, node_admin) = (Core::open(rig, "io0", "admin"), Core::open(rig, "cn0", "admin"));
     let check = |packets: u32| {
         settle(rig);
-        let (received, sent) = (packets.min(8), packets.saturating_sub(8 + 4));
+        let (received, sent) = (packets.min(8), packets.saturating_sub(8 + CREDITS));
 
         for (core, admin) in [(&io, &io_admin), (&node, &node_admin)] {
             assert_eq!(core.read(port::SX), core.word(mirror::STATUS), "{packets} packets");
@@ -330,12 +330,13 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
         assert_eq!(io.waiting(), received);
     };
 
-    for packets in 0..20 {
+    let most = 8 + CREDITS + 8;
+    for packets in 0..most {
         check(packets);
         assert!(node.try_send(if packets == 2 { irq_to(0) } else { to(0) }, &payload(packets)));
     }
 
-    check(20);
+    check(most);
 }
 
 /// For every reader, the status leaves out quads that the port has popped, also those of a partly
@@ -463,7 +464,7 @@ pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
 
     kept.iter().for_each(|&(number, value)| assert_eq!(admin.read(dcr(number)), value));
     // Packets in flight beyond the node arrive, and behind them the presence report.
-    io.receive_numbers(0, 8 + 4);
+    io.receive_numbers(0, 8 + CREDITS);
     settle(rig);
 
     assert!(io.try_receive().is_none());

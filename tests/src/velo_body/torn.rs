@@ -177,8 +177,8 @@ impl Backing for Torn {
         self.inner.event_fd()
     }
 
-    fn attend(&self) -> Result<(), DriverError> {
-        self.inner.attend()
+    fn handle_events(&self) -> Result<(), DriverError> {
+        self.inner.handle_events()
     }
 }
 

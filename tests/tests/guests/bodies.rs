@@ -9,7 +9,7 @@ use nicforge_guest::Guest;
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
     bodies::{self, GuestDoor, Guests, TestMachine},
-    extoll_body, fcnp_body, guest, proof_body, rma_body, tree_body, velo_body,
+    extoll_body, fcnp_body, guest, portals_body, proof_body, rma_body, tree_body, velo_body,
 };
 
 /// Boots a guest with all attachments of a machine, and runs the machine's bodies in it.
@@ -67,6 +67,8 @@ guests! {
     matching_over_extoll_through_vfio: Vfio extoll_body;
     matching_over_extoll_through_the_shim_behind_an_iommu: ShimIommu extoll_body;
     rma_through_the_shim_behind_an_iommu: ShimIommu rma_body;
+    portals_through_vfio: Vfio portals_body;
+    portals_through_the_shim: Shim portals_body;
 }
 
 #[test]

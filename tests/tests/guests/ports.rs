@@ -28,13 +28,13 @@ const FUNCTIONS: [(&str, usize); 5] =
 
 /// Checks that each BAR has an address, and that every bridge's window was large enough.
 fn check_bars(guest: &Guest) {
-    let said = guest::run(
+    let output = guest::run(
         guest,
         "IFS=,\nfor device in $NICFORGE_DEVICES; do\necho \"== $device\"\nlspci -vvv -s \"${device#*=}\"\ndone",
     );
-    let sections: Vec<&str> = said.stdout.split("== ").skip(1).collect();
+    let sections: Vec<&str> = output.stdout.split("== ").skip(1).collect();
 
-    assert_eq!(sections.len(), FUNCTIONS.len(), "{}", said.stdout);
+    assert_eq!(sections.len(), FUNCTIONS.len(), "{}", output.stdout);
 
     for ((name, bars), section) in FUNCTIONS.into_iter().zip(sections) {
         // The function is not on the root bus.

@@ -139,9 +139,9 @@ fn a_link_between_impossible_ends_is_refused_with_its_line() {
     let (line_of_a, line_of_b) = ("m.toml, line 24: ", "m.toml, line 26: ");
 
     let message = ends("nic9:0", "hub0:1");
-    let names = "expected a function of this machine: hub0, nic0, host1.nic1";
-    assert_eq!(message, format!("{line_of_a}a function is nic9; {names}"));
-    assert!(ends("hub0:1", "host1:0").starts_with(&format!("{line_of_b}a function is host1;")));
+    let names = "expected one of this machine: hub0, nic0, host1.nic1";
+    assert_eq!(message, format!("{line_of_a}the function is nic9; {names}"));
+    assert!(ends("hub0:1", "host1:0").starts_with(&format!("{line_of_b}the function is host1;")));
 
     let message = ends("hub0:1", "nic0:0");
     assert_eq!(message, format!("{line_of_b}a port is nic0:0; expected a port that has no link yet"));

@@ -234,6 +234,7 @@ mod tests {
             "include/nicforge/extoll.h",
             "include/nicforge/fcnp.h",
             "include/nicforge/matching.h",
+            "include/nicforge/portals3.h",
             "include/nicforge/rma.h",
             "include/nicforge/velo.h",
             "lib/libnicforge.a",

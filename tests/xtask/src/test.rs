@@ -2,8 +2,9 @@
 //!
 //! cargo chooses the features of a crate by the packages of a command. So all tests, and all that
 //! they start (programs, C libraries, examples), are compiled in one selection of packages, and
-//! each crate once. The two steps with other compiler flags need the crate `shm` alone. They name a
-//! target triple, so that the flags do not reach build scripts and procedural macros.
+//! each crate once. Virtual time is apart: it compiles hooks into the libraries, which the other
+//! tests must not have. The two steps with other compiler flags need the crate `shm` alone. They
+//! name a target triple, so that the flags do not reach build scripts and procedural macros.
 
 use clap::Args;
 use serde_json::Value;
@@ -15,8 +16,10 @@ use crate::{
 
 /// A failure in one program does not hide those in the others.
 const TEST: [&str; 2] = ["test", "--no-fail-fast"];
-/// The packages of all tests. The book's program has none.
-const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "nicforge-book"];
+/// The packages of all tests but those of virtual time. The book's program has none.
+const PACKAGES: [&str; 5] = ["--workspace", "--exclude", "nicforge-book", "--exclude", "nicforge-sim"];
+/// The package of virtual time.
+const VIRTUAL_TIME: [&str; 2] = ["-p", "nicforge-sim"];
 /// Tells tests that all that they start is built.
 const BUILT: (&str, &str) = ("NICFORGE_BUILT", "1");
 /// Test programs that the fast selection leaves out: they boot guests, or make long random runs.
@@ -43,6 +46,7 @@ pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
     guests(steps)?;
     build(steps)?;
     steps.cargo_with("tests", &[&TEST, &PACKAGES[..]].concat(), &[FILL, BUILT])?;
+    virtual_time(steps)?;
     template::test(steps, true)?;
     checked(steps)?;
     loom(steps)
@@ -68,6 +72,7 @@ fn fast(steps: &Steps) -> Result<(), Failed> {
     }
 
     steps.cargo_with("tests without guests and long random runs", &arguments, &[FILL, BUILT])?;
+    virtual_time(steps)?;
     template::test(steps, false)
 }
 
@@ -95,6 +100,11 @@ fn program(target: &Value) -> Option<(&'static str, String)> {
         _ => return None,
     };
     Some((option, target["name"].as_str()?.to_owned()))
+}
+
+/// Tests machines and software in virtual time.
+fn virtual_time(steps: &Steps) -> Result<(), Failed> {
+    steps.cargo_with("virtual time", &[&TEST, &VIRTUAL_TIME[..]].concat(), &[FILL])
 }
 
 /// Tests shared memory as compiled for this processor, optimised and with all checks.

@@ -134,10 +134,10 @@ impl Reference {
 
         assert_eq!((version.major, reply.last()), (0, Some(&0)));
 
-        let said = version.capabilities.unwrap();
-        assert_eq!(said.twin_socket, None);
+        let capabilities = version.capabilities.unwrap();
+        assert_eq!(capabilities.twin_socket, None);
 
-        said.max_msg_fds.unwrap()
+        capabilities.max_msg_fds.unwrap()
     }
 
     fn read(&self, region: u32, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {

@@ -13,6 +13,8 @@ use syn::{Expr, Fields, ImplItem, Item, Lit, Type, Visibility};
 
 use crate::steps::Failed;
 
+/// Keywords of C that are names in Rust.
+const KEYWORDS: [&str; 8] = ["auto", "char", "default", "double", "inline", "int", "register", "short"];
 const HEAD: &str = "\
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
@@ -105,7 +107,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
                 if let Fields::Named(fields) = &structure.fields {
                     for field in &fields.named {
                         comment(text, "\t", &field.attrs);
-                        let field_name = field.ident.as_ref().map(ToString::to_string).unwrap_or_default();
+                        let field_name = c_name(field.ident.as_ref().map(ToString::to_string));
                         let (kind, array) = c_type(&field.ty, scope)
                             .map_err(|problem| Failed::new(format!("{name}.{field_name}: {problem}")))?;
                         let _ = writeln!(text, "\t{kind} {field_name}{array};");
@@ -269,6 +271,9 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
             let left = if operator == "<<" { format!("{left}ULL") } else { left };
             Ok(format!("({left} {operator} {right})"))
         }
+        Expr::Unary(syn::ExprUnary { op: syn::UnOp::Neg(_), expr, .. }) => {
+            Ok(format!("(-{})", self::expression(expr, scope)?))
+        }
         Expr::MethodCall(call) if call.method == "div_ceil" => {
             let value = self::expression(&call.receiver, scope)?;
             let by = match call.args.first() {
@@ -281,6 +286,12 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
     }
 }
 
+/// Returns the name of a field. A keyword of C gets an underscore.
+fn c_name(name: Option<String>) -> String {
+    let name = name.unwrap_or_default();
+    if KEYWORDS.contains(&name.as_str()) { name + "_" } else { name }
+}
+
 fn c_type(kind: &Type, scope: &[String]) -> Result<(String, String), String> {
     match kind {
         Type::Path(path) => {
@@ -290,6 +301,12 @@ fn c_type(kind: &Type, scope: &[String]) -> Result<(String, String), String> {
                 "u16" => "uint16_t",
                 "u32" => "uint32_t",
                 "u64" => "uint64_t",
+                "i32" => "int32_t",
+                // C refuses a structure that is not defined further up.
+                other if path.path.get_ident().is_some() && other.starts_with(char::is_uppercase) => {
+                    let name = macro_name(scope, &snake(other)).to_lowercase();
+                    return Ok((format!("struct {name}"), String::new()));
+                }
                 _ => return Err(format!("{name} has no C type")),
             };
             Ok((c.to_owned(), String::new()))
@@ -331,6 +348,19 @@ mod tests {
         let text = header(source).unwrap();
         assert!(text.contains("#define NICFORGE_CARD_SEND_QUEUE_BYTES (NICFORGE_CARD_SIZE * 2)"), "{text}");
         assert!(!text.contains("OWN"), "{text}");
+    }
+
+    #[test]
+    fn fields_may_be_structures_signed_or_named_like_a_keyword() {
+        let source = "#[repr(C)] pub struct Inner { pub a: i32 } \
+                      #[repr(C)] pub struct Outer { pub inline: [u8; 4], pub inner: [Inner; 2] } \
+                      pub const NONE: i32 = -1;";
+        let text = header(source).unwrap();
+        for line in
+            ["int32_t a;", "uint8_t inline_[4];", "struct nicforge_card_inner inner[2];", "CARD_NONE (-1)"]
+        {
+            assert!(text.contains(line), "{line} is not in {text}");
+        }
     }
 
     #[test]

@@ -49,20 +49,20 @@ fn the_crate_is_told_of_every_interrupt_type() {
     in_time(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
-        let told: Vec<_> = (0..PCI_NUM_IRQS).map(|index| client.get_irq_info(index).unwrap()).collect();
+        let infos: Vec<_> = (0..PCI_NUM_IRQS).map(|index| client.get_irq_info(index).unwrap()).collect();
 
-        assert!(told.iter().zip(0..).all(|(info, index)| info.index == index));
+        assert!(infos.iter().zip(0..).all(|(info, index)| info.index == index));
 
-        let intx = told[PCI_INTX_IRQ as usize];
+        let intx = infos[PCI_INTX_IRQ as usize];
         assert_eq!(intx.flags, IRQ_FLAG_EVENTFD | IRQ_FLAG_MASKABLE | IRQ_FLAG_AUTOMASKED);
 
-        let msix = told[PCI_MSIX_IRQ as usize];
+        let msix = infos[PCI_MSIX_IRQ as usize];
         assert_eq!(msix.flags, IRQ_FLAG_EVENTFD);
         assert_eq!((intx.count, msix.count), (1, 2));
-        assert_eq!(told[PCI_MSI_IRQ as usize].count, 0);
+        assert_eq!(infos[PCI_MSI_IRQ as usize].count, 0);
 
         for index in [PCI_ERR_IRQ, PCI_REQ_IRQ] {
-            let info = told[index as usize];
+            let info = infos[index as usize];
             assert_eq!((info.flags, info.count), (IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE, 1));
         }
     });

@@ -69,7 +69,7 @@ fn the_crate_is_told_of_every_region_what_our_client_is() {
                 assert_eq!(start.is_some(), !areas.is_empty());
                 start.is_some()
             };
-            assert!(crates.iter().filter(|told| mapped(told)).count() >= 2);
+            assert!(crates.iter().filter(|region| mapped(region)).count() >= 2);
         }
     });
 }

@@ -32,13 +32,13 @@ fn interrupt_types_of_the_crates_server_are_understood() {
     in_time(|| {
         let rig = Rig::start();
         let client = rig.client();
-        let told: Vec<_> = (0..PCI_NUM_IRQS)
+        let infos: Vec<_> = (0..PCI_NUM_IRQS)
             .map(|index| client.irq_info(index).unwrap())
             .map(|info| (info.flags, info.count))
             .collect();
 
         let line = IRQ_FLAG_EVENTFD | IRQ_FLAG_MASKABLE | IRQ_FLAG_AUTOMASKED;
-        assert_eq!(told, [(line, 1), (0, 0), (IRQ_FLAG_EVENTFD, VECTORS), (0, 0), (0, 0)]);
+        assert_eq!(infos, [(line, 1), (0, 0), (IRQ_FLAG_EVENTFD, VECTORS), (0, 0), (0, 0)]);
         assert_eq!(client.irq_info(PCI_NUM_IRQS).unwrap_err().errno(), Errno::EINVAL);
     });
 }

@@ -28,7 +28,8 @@ fn region_infos_of_the_crates_server_are_understood() {
         let rig = Rig::start();
         let regions = rig.client().regions().unwrap();
 
-        let told: Vec<_> = regions.iter().map(|region| (region.flags, region.size, region.offset)).collect();
+        let reported: Vec<_> =
+            regions.iter().map(|region| (region.flags, region.size, region.offset)).collect();
         let divided = BOTH_WAYS | REGION_FLAG_MMAP | REGION_FLAG_CAPS;
         let expected = [
             (BOTH_WAYS, REGISTERS, 0),
@@ -42,7 +43,7 @@ fn region_infos_of_the_crates_server_are_understood() {
             (0, 0, 0),
         ];
 
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
 
         let areas: Vec<_> = regions[1].areas.iter().map(|area| (area.offset, area.size)).collect();
         assert_eq!(areas, AREAS);

@@ -1,0 +1,675 @@
+//! Test bodies of Portals: processes on two SeaStars, in both modes, through the library.
+//!
+//! Each body gets a machine of its own ([`machine`]): nodes `ss0` and `ss1`, each with the kernel
+//! and two processes. A body that concerns messages runs in each mode in turn.
+//!
+//! - this file: data, matching, descriptors, events
+//! - `limits.rs`: how many receives can be posted, and what ends a full table
+//! - `deaths.rs`: processes and nodes that end in the middle
+//! - `hostile.rs`: a process that writes what it likes into its mailbox
+
+pub mod deaths;
+pub mod hostile;
+pub mod limits;
+
+use std::sync::Arc;
+
+use nicforge_core::machine::Machine;
+use nicforge_driver::{Cancel, Deadline, Relax};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
+use nicforge_portals::{
+    Access, Ack, Criteria, Descriptor, Error, Event, EventKind, EventQueue, Initiator, Interface, Kernel,
+    KernelConfig, MemoryDescriptor, Mode, Options, Position, ProcessId, Refusal, Region, Status, Target,
+    Threshold, Unlink,
+};
+use nicforge_test_body::body;
+
+use crate::{
+    backing::{LIMIT, Rig, soon},
+    bodies::{GuestDoor, Guests, TestMachine},
+    pattern::pattern,
+};
+
+/// The machine of all bodies of Portals.
+pub static MACHINE: TestMachine = TestMachine {
+    name: "portals",
+    make: machine,
+    guests: Guests::Booted {
+        attachments: &[(&["ss0", "ss1"], &["kernel", "p0", "p1"])],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim],
+    },
+};
+
+/// The portal of most messages.
+const PORTAL: u8 = 4;
+/// Match bits of most messages.
+const BITS: u64 = 0x1234_5678_9abc_def0;
+/// Both modes.
+const MODES: [Mode; 2] = [Mode::NicBased, Mode::HostBased];
+
+/// Returns a machine of two nodes with two processes each.
+pub fn machine() -> Machine {
+    let text = "name = \"portals\"\n[[seastar]]\ntorus = [2]\nprocesses = 2\n";
+    build(&parse(text, "portals.toml", &families()).unwrap()).unwrap().0
+}
+
+fn kernel(rig: &dyn Rig, node: u32) -> Arc<Kernel> {
+    Kernel::boot(rig.open(&format!("ss{node}"), "kernel"), KernelConfig::default()).unwrap()
+}
+
+/// A process with a queue.
+struct Process {
+    interface: Interface,
+    queue: EventQueue,
+}
+
+impl Process {
+    fn new(rig: &dyn Rig, kernel: &Arc<Kernel>, number: u16, mode: Mode) -> Self {
+        let device = rig.open(&format!("ss{}", kernel.node()), &format!("p{number}"));
+        let interface = Interface::open(kernel, device, mode).unwrap();
+        let queue = interface.allocate_queue(1000).unwrap();
+        Self { interface, queue }
+    }
+
+    fn id(&self) -> ProcessId {
+        self.interface.id()
+    }
+
+    fn region(&self, bytes: u64) -> Region {
+        self.interface.allocate(bytes).unwrap()
+    }
+
+    /// A descriptor of a whole region, with the process's queue.
+    fn over<'a>(&'a self, region: &'a Region, options: Options) -> Descriptor<'a> {
+        Descriptor { options, queue: Some(&self.queue), ..Descriptor::over(region) }
+    }
+
+    /// Posts a descriptor at the tail of the portal.
+    fn post(&self, values: &Descriptor<'_>) -> MemoryDescriptor {
+        self.post_for(Criteria::bits(BITS), values)
+    }
+
+    fn post_for(&self, criteria: Criteria, values: &Descriptor<'_>) -> MemoryDescriptor {
+        let posted = self.interface.post(Position::Tail(PORTAL), criteria, Unlink::Automatic, values, None);
+        posted.unwrap().unwrap().1
+    }
+
+    /// A descriptor for this process's own puts and gets.
+    fn bind(&self, region: &Region) -> MemoryDescriptor {
+        self.interface.bind_descriptor(&self.over(region, Options::empty())).unwrap()
+    }
+
+    fn put(&self, from: &MemoryDescriptor, range: (u64, u64), target: &Target) {
+        self.interface.put_region(from, range.0, range.1, Ack::No, target, 0).unwrap();
+    }
+}
+
+/// The processes of a body. A host's thread plays all of them and their kernels.
+struct Bench<'a> {
+    processes: &'a [&'a Process],
+}
+
+impl Bench<'_> {
+    /// Waits for the next event of a process.
+    fn event(&self, of: &Process) -> Event {
+        self.event_of(&of.queue)
+    }
+
+    fn event_of(&self, queue: &EventQueue) -> Event {
+        self.until("an event", || queue.get().unwrap())
+    }
+
+    /// Waits until `look` returns a value, and lets all kernels work meanwhile.
+    fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+        let (deadline, mut relax) = (soon(), Relax::new());
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(!deadline.has_passed(), "not within {LIMIT:?}: {what}");
+
+            for process in self.processes {
+                process.interface.progress().unwrap();
+            }
+            self.processes[0].interface.device().relax(&mut relax).unwrap();
+        }
+    }
+
+    /// Waits for as many events of a process as `kinds`, which may come in any order.
+    fn events(&self, of: &Process, kinds: &[EventKind]) -> Vec<Event> {
+        let mut left = kinds.to_vec();
+        let events: Vec<_> = kinds.iter().map(|_| self.event(of)).collect();
+        for event in &events {
+            let position = left.iter().position(|kind| *kind == event.kind);
+            left.remove(position.unwrap_or_else(|| panic!("unexpected {event:?}; awaited {left:?}")));
+        }
+        events
+    }
+
+    /// Waits until the status register of a process has a value.
+    fn status(&self, of: &Process, register: Status, value: u64) {
+        self.until("the count", || (of.interface.status(register).unwrap() == value).then_some(()));
+    }
+}
+
+/// Calls a body in each mode, with a process on each node.
+fn in_both_modes(rig: &dyn Rig, body: impl Fn(&Process, &Process, &Bench<'_>)) {
+    let kernels = [kernel(rig, 0), kernel(rig, 1)];
+    for mode in MODES {
+        let (here, there) =
+            (Process::new(rig, &kernels[0], 0, mode), Process::new(rig, &kernels[1], 1, mode));
+        body(&here, &there, &Bench { processes: &[&here, &there] });
+    }
+}
+
+/// Sizes of messages: those around the limits of a header, a packet and a page.
+fn sizes(most: u64) -> impl Iterator<Item = u64> {
+    let all = [0, 1, 7, 15, 16, 17, 31, 63, 64, 65, 127, 4095, 4096, 4097, 65_535, 65_537, 1 << 20];
+    all.into_iter().filter(move |&size| size <= most)
+}
+
+/// Puts of all sizes from odd places to odd places arrive, with the events of both sides.
+#[body]
+pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, bench| {
+        const BYTES: u64 = (1 << 20) + 4096;
+        let (source, sink) = (here.region(BYTES), there.region(BYTES));
+        let from = here.bind(&source);
+        there.post(&there.over(&sink, Options::PUT | Options::MANAGE_REMOTE));
+
+        for (turn, length) in (0..).zip(sizes(1 << 20)) {
+            let (start, end) = (turn * 3, 4001 - turn * 5);
+            let bytes = pattern(turn, length as usize);
+            source.write(start, &bytes).unwrap();
+            let target = Target { offset: end, ..Target::new(there.id(), PORTAL, BITS) };
+            here.interface.put_region(&from, start, length, Ack::Requested, &target, turn + 9).unwrap();
+
+            let events = bench.events(there, &[EventKind::PutStart, EventKind::PutEnd]);
+            assert_eq!(events[0].kind, EventKind::PutStart);
+            assert_eq!((events[0].link, events[0].peer), (events[1].link, here.id()));
+            let message = events[1].message;
+            assert_eq!((message.moved, message.requested), (length as u32, length as u32));
+            assert_eq!((message.offset, message.header_data), (end, turn + 9));
+            assert_eq!((message.match_bits, message.portal), (BITS, PORTAL));
+            let mut arrived = vec![0; length as usize];
+            sink.read(end, &mut arrived).unwrap();
+            assert!(arrived == bytes, "{length} bytes from {start} to {end}");
+
+            let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack];
+            let events = bench.events(here, &kinds);
+            assert_eq!(events[0].kind, EventKind::SendStart);
+            let ack = events.iter().find(|event| event.kind == EventKind::Ack).unwrap();
+            assert_eq!((ack.message.moved, ack.message.offset), (length as u32, end));
+            assert!(events.iter().all(|event| event.failure.is_none()));
+        }
+    });
+}
+
+/// Gets of all sizes fetch the data, with the events of both sides.
+#[body]
+pub fn gets_of_all_sizes_arrive(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, bench| {
+        const BYTES: u64 = (1 << 20) + 4096;
+        let (sink, source) = (here.region(BYTES), there.region(BYTES));
+        let into = here.bind(&sink);
+        there.post(&there.over(&source, Options::GET | Options::MANAGE_REMOTE));
+
+        for (turn, length) in (0..).zip(sizes(1 << 20)) {
+            let (start, end) = (turn * 7, 2049 - turn * 3);
+            let bytes = pattern(turn, length as usize);
+            source.write(start, &bytes).unwrap();
+            let target = Target { offset: start, ..Target::new(there.id(), PORTAL, BITS) };
+            here.interface.get_region(&into, end, length, &target).unwrap();
+
+            let events = bench.events(here, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
+            assert_eq!(events[0].kind, EventKind::ReplyStart);
+            let message = events[1].message;
+            assert_eq!((message.moved, message.requested), (length as u32, length as u32));
+            assert_eq!((message.offset, events[1].descriptor), (end, into.id()));
+            let mut arrived = vec![0; length as usize];
+            sink.read(end, &mut arrived).unwrap();
+            assert!(arrived == bytes, "{length} bytes from {start} to {end}");
+            bench.events(there, &[EventKind::GetStart, EventKind::GetEnd]);
+        }
+    });
+}
+
+/// A message takes the first entry of the list that it matches, by bits and by initiator.
+#[body]
+pub fn messages_match_in_the_order_of_the_list(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, bench| {
+        let (source, sink) = (here.region(4096), there.region(4096));
+        let from = here.bind(&source);
+        let options = Options::PUT | Options::START_DISABLE;
+        let mut posted = Vec::new();
+        let mut post = |criteria| {
+            let once = Descriptor {
+                threshold: Threshold::Operations(1),
+                user_pointer: posted.len() as u64,
+                ..there.over(&sink, options)
+            };
+            posted.push(there.post_for(criteria, &once));
+        };
+
+        let stranger = Initiator { node: Some(1), process: None };
+        post(Criteria { initiator: stranger, ..Criteria::ALL });
+        post(Criteria::bits(5));
+        post(Criteria { match_bits: 0x70, ignore_bits: 0xf, initiator: here.id().into() });
+        post(Criteria::bits(5));
+        post(Criteria { initiator: Initiator { node: None, process: Some(0) }, ..Criteria::ALL });
+
+        for (bits, expected) in [(0x7a, 2), (5, 1), (5, 3), (99, 4)] {
+            here.put(&from, (0, 8), &Target::new(there.id(), PORTAL, bits));
+            assert_eq!(bench.event(there).user_pointer, expected, "match bits {bits:#x}");
+        }
+        here.put(&from, (0, 8), &Target::new(there.id(), PORTAL, 99));
+        bench.status(there, Status::DropCount, 1);
+    });
+}
+
+/// Entries go where their position says.
+#[body]
+pub fn entries_are_inserted_before_and_behind_others(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, bench| {
+        let (source, sink) = (here.region(4096), there.region(4096));
+        let from = here.bind(&source);
+        let attach = |position, number| {
+            let entry = there.interface.attach_entry(position, Criteria::ALL, Unlink::Automatic).unwrap();
+            let once = Descriptor {
+                threshold: Threshold::Operations(1),
+                unlink: Unlink::Automatic,
+                user_pointer: number,
+                ..there.over(&sink, Options::PUT | Options::START_DISABLE)
+            };
+            there.interface.attach_descriptor(entry, &once).unwrap();
+            let again = there.interface.attach_descriptor(entry, &once).unwrap_err();
+            assert_eq!(again.refusal(), Some(Refusal::EntryInUse));
+            entry
+        };
+
+        let third = attach(Position::Tail(PORTAL), 3);
+        let first = attach(Position::Head(PORTAL), 1);
+        attach(Position::After(third), 5);
+        attach(Position::Before(third), 2);
+        attach(Position::After(third), 4);
+        for number in 1..=5 {
+            here.put(&from, (0, 8), &Target::new(there.id(), PORTAL, number));
+            let events = bench.events(there, &[EventKind::PutEnd, EventKind::Unlink]);
+            assert_eq!((events[0].user_pointer, events[0].unlinked), (number, true));
+        }
+
+        let gone = there.interface.unlink_entry(first).unwrap_err();
+        assert_eq!(gone.refusal(), Some(Refusal::Entry));
+    });
+}
+
+/// A message that is too long is truncated, or goes on to the next entry.
+#[body]
+pub fn messages_are_truncated_only_where_allowed(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, bench| {
+        let (source, sink) = (here.region(8192), there.region(8192));
+        source.write(0, &pattern(3, 8192)).unwrap();
+        let from = here.bind(&source);
+        let exact = Descriptor { length: 99, ..there.over(&sink, Options::PUT | Options::MANAGE_REMOTE) };
+        there.post(&exact);
+        let truncating = Options::PUT | Options::MANAGE_REMOTE | Options::TRUNCATE;
+        there.post(&Descriptor {
+            offset: 1000,
+            length: 77,
+            user_pointer: 1,
+            ..there.over(&sink, truncating)
+        });
+
+        for (length, offset, moved, number) in
+            [(99, 0, 99, 0), (100, 0, 77, 1), (12, 70, 12, 0), (40, 70, 7, 1)]
+        {
+            let target = Target { offset, ..Target::new(there.id(), PORTAL, BITS) };
+            here.put(&from, (0, length), &target);
+            let events = bench.events(there, &[EventKind::PutStart, EventKind::PutEnd]);
+            let message = events[1].message;
+            assert_eq!((message.requested, message.moved), (length as u32, moved));
+            assert_eq!((message.offset, events[1].user_pointer), (offset, number));
+        }
+
+        let mut sentinel = [0; 16];
+        sink.read(1077, &mut sentinel).unwrap();
+        assert_eq!(sentinel, [0; 16], "nothing lies behind a truncated message");
+    });
+}
+
+/// Messages follow each other in a locally managed descriptor until it is used up.
+#[body]
+pub fn a_locally_managed_descriptor_is_filled_and_unlinked(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, bench| {
+        let (source, sink) = (here.region(4096), there.region(4096));
+        let bytes = pattern(5, 4096);
+        source.write(0, &bytes).unwrap();
+        let from = here.bind(&source);
+        let options = Options::PUT | Options::START_DISABLE;
+        for start in [0, 2048] {
+            there.post(&Descriptor {
+                offset: start,
+                length: 1000,
+                max_size: Some(300),
+                unlink: Unlink::Automatic,
+                user_pointer: start,
+                ..there.over(&sink, options)
+            });
+        }
+
+        let (mut sent, mut at) = (0, [0; 2]);
+        for length in [300, 200, 220, 8, 290, 300, 150] {
+            here.put(&from, (sent, length), &Target::new(there.id(), PORTAL, BITS));
+            let event = bench.event(there);
+            let which = usize::from(event.user_pointer != 0);
+            assert_eq!((event.kind, event.message.offset), (EventKind::PutEnd, at[which]));
+            let mut arrived = vec![0; length as usize];
+            sink.read(event.user_pointer + at[which], &mut arrived).unwrap();
+            assert_eq!(arrived, bytes[sent as usize..][..length as usize]);
+
+            at[which] += length;
+            sent += length;
+            let is_full = at[which] > 700;
+            assert_eq!(event.unlinked, is_full);
+            if is_full {
+                assert_eq!(bench.event(there).kind, EventKind::Unlink);
+            }
+        }
+        assert_eq!(at, [720, 748]);
+    });
+}
+
+/// A threshold counts puts, gets and acknowledgements, and ends with the unlink event.
+#[body]
+pub fn thresholds_count_operations_and_unlink(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, bench| {
+        let (source, sink) = (here.region(4096), there.region(4096));
+        there.post(&there.over(&sink, Options::PUT | Options::GET | Options::MANAGE_REMOTE));
+        let target = Target::new(there.id(), PORTAL, BITS);
+        let bound = |operations| {
+            let values = Descriptor {
+                threshold: Threshold::Operations(operations),
+                unlink: Unlink::Automatic,
+                ..here.over(&source, Options::empty())
+            };
+            here.interface.bind_descriptor(&values).unwrap()
+        };
+
+        let two = bound(2);
+        here.interface.put_region(&two, 0, 100, Ack::Requested, &target, 0).unwrap();
+        let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack, EventKind::Unlink];
+        assert_eq!(bench.events(here, &kinds)[3].kind, EventKind::Unlink);
+        let gone = here.interface.put_region(&two, 0, 8, Ack::No, &target, 0).unwrap_err();
+        assert_eq!(gone.refusal(), Some(Refusal::Descriptor));
+
+        let one = bound(1);
+        here.interface.get_region(&one, 0, 100, &target).unwrap();
+        let kinds = [EventKind::ReplyStart, EventKind::ReplyEnd, EventKind::Unlink];
+        assert_eq!(bench.events(here, &kinds)[2].kind, EventKind::Unlink);
+        assert_eq!(here.interface.unlink_descriptor(&one).unwrap_err().refusal(), Some(Refusal::Descriptor));
+    });
+}
+
+/// Access control entries permit initiators and portals, and violations are counted.
+#[body]
+pub fn access_control_permits_and_refuses(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, bench| {
+        let (source, sink) = (here.region(4096), there.region(4096));
+        let from = here.bind(&source);
+        there.post(&there.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
+        let put = |access| {
+            here.put(&from, (0, 8), &Target { access, ..Target::new(there.id(), PORTAL, BITS) });
+        };
+
+        put(0);
+        assert_eq!(bench.event(there).kind, EventKind::PutEnd);
+        put(1);
+        bench.status(there, Status::PermissionViolations, 1);
+        there.interface.set_access(1, Access { initiator: here.id().into(), portal: Some(PORTAL) }).unwrap();
+        put(1);
+        assert_eq!(bench.event(there).kind, EventKind::PutEnd);
+        there.interface.set_access(0, Access { initiator: there.id().into(), portal: None }).unwrap();
+        put(0);
+        bench.status(there, Status::PermissionViolations, 2);
+        assert_eq!(there.interface.status(Status::DropCount).unwrap(), 0);
+
+        let nobody = Access { initiator: Initiator::ANY, portal: None };
+        assert_eq!(there.interface.set_access(8, nobody).unwrap_err().refusal(), Some(Refusal::Access));
+    });
+}
+
+/// An update and a post change nothing while the tested queue has an event.
+#[body]
+pub fn updates_and_posts_test_a_queue(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, bench| {
+        let (source, sink) = (here.region(4096), there.region(4096));
+        let from = here.bind(&source);
+        let unexpected =
+            Descriptor { user_pointer: 1, ..there.over(&sink, Options::PUT | Options::MANAGE_REMOTE) };
+        let catch_all =
+            there.interface.attach_entry(Position::Tail(PORTAL), Criteria::ALL, Unlink::Retain).unwrap();
+        there.interface.attach_descriptor(catch_all, &unexpected).unwrap();
+        let expected = there.interface.allocate_queue(16).unwrap();
+        let receive = Descriptor {
+            threshold: Threshold::Operations(1),
+            unlink: Unlink::Automatic,
+            queue: Some(&expected),
+            user_pointer: 2,
+            ..there.over(&sink, Options::PUT)
+        };
+        let place = Position::Before(catch_all);
+        let post = |values: &Descriptor<'_>| {
+            let posted = there.interface.post(
+                place,
+                Criteria::bits(BITS),
+                Unlink::Automatic,
+                values,
+                Some(&there.queue),
+            );
+            posted.unwrap().map(|(_, descriptor)| descriptor)
+        };
+
+        here.put(&from, (0, 64), &Target::new(there.id(), PORTAL, BITS));
+        bench.events(here, &[EventKind::SendStart, EventKind::SendEnd]);
+        let first = bench.event(there);
+        assert!(post(&receive).is_none(), "the end of the unexpected message is not taken");
+        let second = bench.event(there);
+        assert_eq!([first.kind, second.kind], [EventKind::PutStart, EventKind::PutEnd]);
+        assert_eq!([first.user_pointer, second.user_pointer], [1, 1]);
+
+        let mut posted = post(&Descriptor { threshold: Threshold::Operations(0), ..receive }).unwrap();
+        let is_updated = there.interface.update_descriptor(&mut posted, &receive, Some(&there.queue));
+        assert_eq!(is_updated, Ok(true));
+        here.put(&from, (0, 64), &Target::new(there.id(), PORTAL, BITS));
+        assert_eq!(bench.event_of(&expected).user_pointer, 2);
+    });
+}
+
+/// A stream of messages to several descriptors arrives in order, whole and once.
+#[body]
+pub fn a_stream_arrives_in_order(rig: &dyn Rig) {
+    let count = u64::from(rig.repetitions(500));
+    in_both_modes(rig, |here, there, bench| {
+        let (source, sink) = (here.region(1 << 16), there.region(1 << 16));
+        let from = here.bind(&source);
+        let options = Options::PUT | Options::MANAGE_REMOTE | Options::TRUNCATE | Options::START_DISABLE;
+        there.post(&there.over(&sink, options));
+        let (mut sent, mut ended, mut arrived) = (0, 0, 0);
+
+        bench.until("all messages", || {
+            if sent < count {
+                let length = sent * 97 % 5000;
+                let target = Target::new(there.id(), PORTAL, BITS);
+                match here.interface.put_region(&from, 0, length, Ack::No, &target, sent) {
+                    Ok(()) => sent += 1,
+                    Err(error) => assert_eq!(error.refusal(), Some(Refusal::NoSpace)),
+                }
+            }
+            while let Some(event) = there.queue.get().unwrap() {
+                assert_eq!((event.message.header_data, event.failure), (arrived, None));
+                assert_eq!(u64::from(event.message.moved), arrived * 97 % 5000);
+                arrived += 1;
+            }
+            while let Some(event) = here.queue.get().unwrap() {
+                ended += u64::from(event.kind == EventKind::SendEnd);
+            }
+            (arrived == count && ended == count).then_some(())
+        });
+        assert_eq!(there.interface.status(Status::DropCount), Ok(0));
+    });
+}
+
+/// Two processes of a node, in different modes, and one of another node talk to each other and to
+/// themselves.
+#[body]
+pub fn processes_of_a_node_talk_to_each_other(rig: &dyn Rig) {
+    let kernels = [kernel(rig, 0), kernel(rig, 1)];
+    let first = Process::new(rig, &kernels[0], 0, Mode::NicBased);
+    let second = Process::new(rig, &kernels[0], 1, Mode::HostBased);
+    let other = Process::new(rig, &kernels[1], 0, Mode::HostBased);
+    let all = [&first, &second, &other];
+    let bench = Bench { processes: &all };
+    assert_eq!(first.interface.distance(first.id()), Ok(0));
+    assert_eq!(first.interface.distance(second.id()), Ok(1));
+    assert_eq!(first.interface.distance(other.id()), Ok(2));
+    let nowhere = ProcessId { node: 2, process: 0 };
+    assert_eq!(first.interface.distance(nowhere), Err(Error::NoSuchNode { node: 2, nodes: 2 }));
+
+    for (number, from) in (0..).zip(all) {
+        let source = from.region(4096);
+        let bytes = pattern(number, 3000);
+        source.write(0, &bytes).unwrap();
+        let bound = from.bind(&source);
+
+        for to in all {
+            let sink = to.region(4096);
+            let values = Descriptor {
+                threshold: Threshold::Operations(1),
+                unlink: Unlink::Automatic,
+                ..to.over(&sink, Options::PUT | Options::START_DISABLE)
+            };
+            to.post(&values);
+            let bound_now = if from.id() == to.id() { from.bind(&source) } else { bound.clone() };
+            from.put(&bound_now, (0, 3000), &Target::new(to.id(), PORTAL, BITS));
+
+            let is_end = |event: &Event| event.kind == EventKind::PutEnd;
+            let end = std::iter::repeat_with(|| bench.event(to)).find(is_end).unwrap();
+            assert_eq!((end.peer, end.message.moved), (from.id(), 3000));
+            let mut arrived = vec![0; 3000];
+            sink.read(0, &mut arrived).unwrap();
+            assert!(arrived == bytes);
+        }
+    }
+}
+
+/// Regions of pieces send and receive through the DMA engines' command lists.
+#[body]
+pub fn scattered_regions_use_command_lists(rig: &dyn Rig) {
+    let kernels = [kernel(rig, 0), kernel(rig, 1)];
+    let here = Process::new(rig, &kernels[0], 0, Mode::HostBased);
+    let there = Process::new(rig, &kernels[1], 0, Mode::HostBased);
+    let bench = Bench { processes: &[&here, &there] };
+    let scattered = |process: &Process| process.interface.allocate_scattered(40 * 4096, 4096).unwrap();
+    let (source, sink) = (scattered(&here), scattered(&there));
+    assert_eq!(source.pieces(), 40);
+    let from = here.bind(&source);
+    there.post(
+        &there.over(&sink, Options::PUT | Options::GET | Options::MANAGE_REMOTE | Options::START_DISABLE),
+    );
+
+    for (turn, length) in (0..).zip([5, 16, 4096, 8000, 20_000, 150_000]) {
+        let (start, end) = (4090 + turn, 8191 - turn * 3);
+        let bytes = pattern(turn, length);
+        source.write(start, &bytes).unwrap();
+        let target = Target { offset: end, ..Target::new(there.id(), PORTAL, BITS) };
+        here.put(&from, (start, length as u64), &target);
+        let event = bench.event(&there);
+        assert_eq!((event.message.moved, event.failure), (length as u32, None));
+        let mut arrived = vec![0; length];
+        sink.read(end, &mut arrived).unwrap();
+        assert!(arrived == bytes, "{length} bytes");
+        bench.events(&here, &[EventKind::SendStart, EventKind::SendEnd]);
+
+        source.write(start, &vec![0; length]).unwrap();
+        here.interface.get_region(&from, start, length as u64, &target).unwrap();
+        bench.events(&here, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
+        source.read(start, &mut arrived).unwrap();
+        assert!(arrived == bytes, "{length} bytes back");
+        assert_eq!(bench.event(&there).kind, EventKind::GetEnd);
+    }
+}
+
+/// Calls that can't be carried out are refused, and say why.
+#[body]
+pub fn bad_calls_are_refused(rig: &dyn Rig) {
+    in_both_modes(rig, |here, there, _| {
+        let region = here.region(4096);
+        let bound = here.bind(&region);
+        let target = Target::new(there.id(), PORTAL, BITS);
+        let put = |range: (u64, u64), target: &Target| {
+            here.interface.put_region(&bound, range.0, range.1, Ack::No, target, 0).unwrap_err()
+        };
+
+        assert_eq!(put((4000, 97), &target), Error::OutOfRange { offset: 4000, length: 97, size: 4096 });
+        assert_eq!(put((0, 1), &Target { portal: 64, ..target }).refusal(), Some(Refusal::Portal));
+        assert_eq!(put((0, 1), &Target { access: 8, ..target }).refusal(), Some(Refusal::Access));
+        let nowhere = Target::new(ProcessId { node: 7, process: 0 }, PORTAL, BITS);
+        assert_eq!(put((0, 1), &nowhere), Error::NoSuchNode { node: 7, nodes: 2 });
+        let too_many = here.interface.allocate_queue(70_000).unwrap_err();
+        assert_eq!(too_many.refusal(), Some(Refusal::Segment));
+
+        here.interface.unlink_descriptor(&bound).unwrap();
+        assert_eq!(
+            here.interface.unlink_descriptor(&bound).unwrap_err().refusal(),
+            Some(Refusal::Descriptor)
+        );
+        let late = here.queue.wait(Deadline::now(), None).unwrap_err();
+        assert!(late.is_interrupted());
+    });
+}
+
+/// A kernel that serves on a thread of its own is woken by the card's interrupt, and handles the
+/// messages of a process that makes no call. Its thread ends by its token.
+#[body]
+pub fn a_serving_kernel_is_woken_by_interrupts(rig: &dyn Rig) {
+    let kernels = [kernel(rig, 0), kernel(rig, 1)];
+    let here = Process::new(rig, &kernels[0], 0, Mode::NicBased);
+    let there = Process::new(rig, &kernels[1], 0, Mode::HostBased);
+    let (source, sink) = (here.region(8192), there.region(8192));
+    let from = here.bind(&source);
+    there.post(&there.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
+    let (cancel, target) = (Cancel::new().unwrap(), Target::new(there.id(), PORTAL, BITS));
+
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| kernels[1].serve(&cancel));
+        let bench = Bench { processes: &[&here] };
+        for length in [8, 5000, 16, 17] {
+            here.interface.put_region(&from, 0, length, Ack::Requested, &target, 0).unwrap();
+            let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack];
+            let events = bench.events(&here, &kinds);
+            assert!(events.iter().all(|event| event.failure.is_none()));
+        }
+
+        cancel.cancel();
+        assert_eq!(serving.join().unwrap(), Ok(()));
+    });
+    assert_eq!(there.queue.get().unwrap().unwrap().kind, EventKind::PutEnd);
+}
+
+/// Waits end by their token and by their deadline.
+#[body]
+pub fn waits_end_by_token_and_deadline(rig: &dyn Rig) {
+    in_both_modes(rig, |here, _, _| {
+        let cancel = Cancel::new().unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| here.queue.wait(soon(), Some(&cancel)));
+            cancel.cancel();
+            assert!(matches!(waiting.join().unwrap(), Err(Error::Cancelled { .. })));
+        });
+
+        let second = here.interface.allocate_queue(1).unwrap();
+        let both = Interface::poll(&[&here.queue, &second], Deadline::now(), None);
+        assert!(matches!(both, Err(Error::Timeout { .. })));
+    });
+}
