@@ -59,10 +59,10 @@ impl<const WORDS: usize> AttachmentSet<WORDS> {
         self.first_from(0)
     }
 
-    /// Returns the next member behind `who`, which need not be one. A loop can go through a set
-    /// with it while the set changes.
+    /// Returns the first member after `who`, which itself need not be a member. A loop can go
+    /// through a set with it while the set changes.
     #[inline]
-    pub fn behind(&self, who: AttachmentId) -> Option<AttachmentId> {
+    pub fn next_after(&self, who: AttachmentId) -> Option<AttachmentId> {
         self.first_from(u32::from(who.0) + 1)
     }
 
@@ -96,7 +96,7 @@ impl<const WORDS: usize> AttachmentSet<WORDS> {
     /// Returns an iterator over the present members, in order of their ids.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = AttachmentId> {
-        std::iter::successors(self.first(), move |last| self.behind(*last))
+        std::iter::successors(self.first(), move |last| self.next_after(*last))
     }
 }
 
@@ -135,8 +135,8 @@ mod tests {
         set.add(AttachmentId(64));
 
         assert_eq!(set.iter().collect::<Vec<_>>(), [AttachmentId(63)]);
-        assert_eq!(set.behind(AttachmentId(63)), None);
-        assert_eq!(set.behind(AttachmentId(u16::MAX)), None);
+        assert_eq!(set.next_after(AttachmentId(63)), None);
+        assert_eq!(set.next_after(AttachmentId(u16::MAX)), None);
     }
 
     proptest! {
@@ -164,7 +164,7 @@ mod tests {
             prop_assert_eq!(set.contains(AttachmentId(probe)), model.contains(&probe));
 
             let behind = model.range(probe + 1..).next().copied();
-            prop_assert_eq!(set.behind(AttachmentId(probe)).map(|who| who.0), behind);
+            prop_assert_eq!(set.next_after(AttachmentId(probe)).map(|who| who.0), behind);
             let in_turn = model.range(probe..).next().or(model.first()).copied();
             prop_assert_eq!(set.in_turn(AttachmentId(probe)).map(|who| who.0), in_turn);
         }

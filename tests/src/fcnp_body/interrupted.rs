@@ -79,7 +79,7 @@ fn cancelled_while_nothing_leaves(io: &IoNode, neighbour: &TreeChannel, call: Ca
 /// Calls that were cancelled while their node could not send are withdrawn by the core's next call
 /// of any kind. The I/O node's calls do not find their requests.
 #[body]
-pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
+pub fn the_next_call_withdraws_requests_that_could_not_be_withdrawn(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let neighbour = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
     let stuck = |call: CancelledCall<'_>| cancelled_while_nothing_leaves(&io, &neighbour, call);
@@ -250,7 +250,7 @@ pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
 /// A read that was cancelled while its node could not send is served later. Its data block no
 /// neighbour, though its core makes no calls.
 #[body]
-pub fn data_of_a_read_that_was_given_up_stop_no_neighbour(rig: &dyn Rig) {
+pub fn data_of_a_cancelled_read_do_not_block_the_neighbour(rig: &dyn Rig) {
     const SIZE: usize = 20_000;
 
     let (io, core, neighbour) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 2));
@@ -270,34 +270,37 @@ pub fn data_of_a_read_that_was_given_up_stop_no_neighbour(rig: &dyn Rig) {
     all_is_well(&io, &core);
 }
 
-/// Requests that are withdrawn while their calls wait for the pset's slot leave the slot's queue.
+/// The I/O node serves one read of the pset at a time, and further reads queue. A read whose core
+/// withdraws its request leaves the queue, so that it blocks no other core.
 #[body]
-pub fn withdrawn_requests_leave_the_queue(rig: &dyn Rig) {
+pub fn a_read_whose_request_is_withdrawn_leaves_the_queue(rig: &dyn Rig) {
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 1));
     let silent = Raw::open(rig, 4);
     silent.send(&Control::new(Kind::Write, silent.name(), LARGE as u32));
 
-    let (cancel, over) = (Cancel::new().unwrap(), Cancel::new().unwrap());
+    let (cancel_holder, cancel_queued) = (Cancel::new().unwrap(), Cancel::new().unwrap());
     let never = Deadline::never();
     thread::scope(|scope| {
-        let holds = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], never, Some(&cancel)));
+        let holder = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], never, Some(&cancel_holder)));
         eventually("the read begins", || silent.0.received() >= 2);
-        let waits = scope.spawn(|| io.read_until(0, &mut [0; 300], never, Some(&over)));
+        let queued = scope.spawn(|| io.read_until(0, &mut [0; 300], never, Some(&cancel_queued)));
 
+        // Each call makes a request and withdraws it, so that the queued read enters and leaves the
+        // queue.
         for _ in 0..200 {
             let soon = Deadline::after(Duration::from_micros(20));
             assert!(matches!(core.write_until(&[0; 300], soon, None), Err(Error::Timeout { .. })));
         }
 
-        cancel.cancel();
-        assert!(matches!(holds.join().unwrap(), Err(Error::Cancelled { .. })));
+        cancel_holder.cancel();
+        assert!(matches!(holder.join().unwrap(), Err(Error::Cancelled { .. })));
 
         drop(silent);
         // The call for the core without a request blocks no other call.
         all_is_well(&io, &other);
-        over.cancel();
+        cancel_queued.cancel();
 
-        assert!(matches!(waits.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert!(matches!(queued.join().unwrap(), Err(Error::Cancelled { .. })));
     });
 
     all_is_well(&io, &core);

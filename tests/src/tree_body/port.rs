@@ -111,10 +111,10 @@ pub fn halves_out_of_turn_are_alignment_errors(rig: &dyn Rig) {
     assert_eq!(core.errors(), (prx::ALIGN0, 0));
 }
 
-/// If a core reads only the lower half of a quad, the upper half is lost. The error bit is that of
-/// the core's processor port.
+/// If a core reads only the lower half of a quad, the upper half is lost. This sets the alignment
+/// bit of the core's processor port.
 #[body]
-pub fn an_upper_half_that_is_not_read_is_lost_and_noted(rig: &dyn Rig) {
+pub fn an_upper_half_that_is_not_read_is_lost_with_an_alignment_error(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let third = Core::open(rig, "cn0", "core2");
     io.send(to(1), &payload(6));
@@ -233,7 +233,7 @@ pub fn addresses_without_a_register_are_address_errors(rig: &dyn Rig) {
 /// Reads of an empty FIFO are underruns: they return all ones, and set the error bit and the error
 /// interrupt.
 #[body(not_through(guests) = SPLIT_ACCESSES)]
-pub fn reading_an_empty_fifo_is_an_under_run(rig: &dyn Rig) {
+pub fn reading_an_empty_fifo_is_an_underrun(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let interrupt = core.device.interrupt(vector::ERROR.into()).unwrap();
     core.enable(&[vector::ERROR]);
@@ -247,9 +247,10 @@ pub fn reading_an_empty_fifo_is_an_under_run(rig: &dyn Rig) {
     assert_eq!(core.errors(), (0, 0));
 }
 
-/// Writes to a full FIFO are overflows. Only the written data are lost.
+/// A write to a full FIFO is dropped, and sets the overflow bit and the error interrupt. Packets in
+/// the FIFO are intact.
 #[body]
-pub fn writing_a_full_fifo_loses_what_was_written(rig: &dyn Rig) {
+pub fn a_write_to_a_full_fifo_is_dropped_and_reported_as_overflow(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
     node.enable(&[vector::ERROR]);
@@ -417,7 +418,7 @@ pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
 
 /// Manual mode stops the router, and waiting packets continue afterwards.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
-pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
+pub fn a_node_in_manual_mode_forwards_nothing(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
     admin.write(dcr(ARB_RCFG), rcfg::MAN);

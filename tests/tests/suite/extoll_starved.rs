@@ -1,5 +1,5 @@
-//! Processes of one card share a link: each gets its share, and none is given up because the others
-//! fill it.
+//! Processes of one card share a link: each gets its share, and none is declared lost because the
+//! others fill the link.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
@@ -43,8 +43,9 @@ fn pair(machine: &Arc<LocalMachine>, vpid: u16, node: u32) -> Pair {
 }
 
 impl Pair {
-    /// Sends as many messages as there is credit for, and takes arrived ones.
-    fn turn(&mut self) {
+    /// Sends as many messages as there is credit for, and takes those that have arrived, which must
+    /// be in order.
+    fn send_and_receive(&mut self) {
         loop {
             match self.sender.send_nb(self.link, 0, &self.sent.to_le_bytes()) {
                 Ok(()) => self.sent += 1,
@@ -63,14 +64,14 @@ impl Pair {
 }
 
 /// Four pairs send continuously to `node`; each must get its share.
-fn each_has_its_part(node: u32) {
+fn each_pair_gets_a_fair_share(node: u32) {
     let (machine, _) = build(&parse(MACHINE, "a test", &families()).unwrap()).unwrap();
     let machine = LocalMachine::new(machine);
     let mut pairs: Vec<_> = (0..4).map(|vpid| pair(&machine, vpid, node)).collect();
     let mut now = START;
 
     for _ in 0..400 {
-        pairs.iter_mut().for_each(Pair::turn);
+        pairs.iter_mut().for_each(Pair::send_and_receive);
         machine.with(|machine| {
             now += TICK;
             machine.step(Nanos(now), 64);
@@ -84,11 +85,11 @@ fn each_has_its_part(node: u32) {
 }
 
 #[test]
-fn whoever_comes_last_is_not_given_up_for_those_that_fill_the_link() {
-    each_has_its_part(1);
+fn pairs_share_the_link_between_cards_fairly() {
+    each_pair_gets_a_fair_share(1);
 }
 
 #[test]
-fn nor_for_those_that_fill_the_way_within_the_card() {
-    each_has_its_part(0);
+fn pairs_share_the_loopback_of_a_card_fairly() {
+    each_pair_gets_a_fair_share(0);
 }

@@ -220,7 +220,7 @@ fn draw_box(svg: &mut Svg, nested: &Nested, (x, y): (usize, usize), depth: usize
     }
 }
 
-/// Returns a text in lines of at most `most` characters, except for longer words.
+/// Wraps a text into lines of at most `most` bytes. A longer word gets a line of its own.
 pub(crate) fn wrapped(text: &str, most: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

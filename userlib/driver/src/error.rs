@@ -11,7 +11,8 @@ pub enum GoneCause {
     /// The server closed the connection or died, or a function behind the kernel reads as all ones.
     #[error("its server hung up, or the device was pulled; open it again when it is back")]
     HungUp,
-    /// The server ended this attachment because of its client's fault, such as a truncated file.
+    /// The server ended this attachment: by its operator, or because of its client's fault, such as
+    /// a truncated file.
     #[error("the server evicted this attachment; reset the device or open it again")]
     Evicted,
     /// Another party reset the attachment, or it has a new tenant.

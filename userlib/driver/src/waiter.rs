@@ -44,7 +44,7 @@ impl<'a> Waiter<'a> {
         self.cancel
     }
 
-    /// Records progress: the next turn is a short one again.
+    /// Records progress: the back-off starts again with its shortest step.
     #[inline]
     pub fn progress(&mut self) {
         self.relax.reset();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_begins_the_turns_anew() {
+    fn progress_resets_the_back_off() {
         let mut waiter = waiter(Deadline::never(), None);
         let first = waiter.relax.turn();
         for _ in 0..200 {

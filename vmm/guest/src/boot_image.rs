@@ -26,6 +26,15 @@ const KEPT_KERNELS: usize = 4;
 /// The first version of the boot protocol whose header locates the compressed kernel: 2.08.
 const PAYLOAD_VERSION: usize = 0x208;
 
+/// Offsets of fields of the header: the number of setup sectors, the version of the boot protocol,
+/// and the offset and length of the compressed kernel.
+const SETUP_SECTORS: usize = 0x1f1;
+const PROTOCOL_VERSION: usize = 0x206;
+const PAYLOAD_OFFSET: usize = 0x248;
+const PAYLOAD_LENGTH: usize = 0x24c;
+/// Bytes of a sector.
+const SECTOR: usize = 512;
+
 /// A boot image (Linux, Documentation/arch/x86/boot.rst).
 pub(crate) struct BootImage {
     bytes: Vec<u8>,
@@ -52,26 +61,27 @@ impl BootImage {
     /// Returns the compressed kernel, and the host's program that decompresses it.
     fn payload(&self) -> Option<(&[u8], &'static str)> {
         let field = |offset: usize, size: usize| elf::number(&self.bytes, offset, size);
-        if field(0x206, 2)? < PAYLOAD_VERSION {
+        if field(PROTOCOL_VERSION, 2)? < PAYLOAD_VERSION {
             return None;
         }
 
-        // A number of 0 sectors means 4. The payload's offset counts from the code behind them.
-        let sectors = match field(0x1f1, 1)? {
+        // 0 setup sectors mean 4. The payload's offset counts from the protected-mode code, which
+        // follows the boot sector and the setup sectors.
+        let sectors = match field(SETUP_SECTORS, 1)? {
             0 => 4,
             sectors => sectors,
         };
-        let start = ((sectors + 1) * 512).checked_add(field(0x248, 4)?)?;
-        let payload = self.bytes.get(start..start.checked_add(field(0x24c, 4)?)?)?;
+        let start = ((sectors + 1) * SECTOR).checked_add(field(PAYLOAD_OFFSET, 4)?)?;
+        let payload = self.bytes.get(start..start.checked_add(field(PAYLOAD_LENGTH, 4)?)?)?;
 
-        // All formats but gzip's are followed by 4 bytes with the length of the content.
-        let (program, behind) = match payload {
+        // The kernel's build appends the length of the content to all formats but gzip's.
+        let (program, trailer) = match payload {
             [0x1f, 0x8b, ..] => ("gzip", 0),
             [0xfd, b'7', b'z', b'X', b'Z', ..] => ("xz", 4),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => ("zstd", 4),
             _ => return None,
         };
-        Some((payload.get(..payload.len().checked_sub(behind)?)?, program))
+        Some((payload.get(..payload.len().checked_sub(trailer)?)?, program))
     }
 }
 
@@ -159,7 +169,7 @@ mod tests {
         bytes
     }
 
-    /// Returns a kernel of one segment of notes, whose only note has a type.
+    /// Returns an ELF kernel with one segment of notes, whose only note has type `kind`.
     fn kernel(kind: u32) -> Vec<u8> {
         let mut bytes = vec![0; 120];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -15,7 +15,7 @@ use std::{
 use super::{Companion, CompanionEnd, CompanionStatus, Halt};
 use crate::{panic::message_of, progress::Progress};
 
-/// Commands of one poll on a thread, about.
+/// About how many commands one poll on a thread may handle.
 const BUDGET: u32 = 64;
 /// Longest sleep of a companion's thread. It bounds the delay of a companion that looks at
 /// something else than its commands.

@@ -127,7 +127,7 @@ impl ActiveFunction<'_> {
         Ok(())
     }
 
-    /// Ends a write in flight.
+    /// Ends a write in flight. The end of the last one delivers the interrupts held back for it.
     fn end_write(
         &mut self,
         who: AttachmentId,
@@ -147,6 +147,7 @@ impl ActiveFunction<'_> {
         }
 
         if last {
+            // All are delivered but those without a sink, which become pending.
             for &vector in attachment.interrupts.release() {
                 if let Some(msix) = &mut attachment.msix {
                     msix.set_pending(vector);
@@ -154,6 +155,7 @@ impl ActiveFunction<'_> {
             }
         }
 
+        // The device may wait for room for a write.
         self.wake();
 
         Ok(())

@@ -87,7 +87,7 @@ impl Attachments {
         self.list.ids()
     }
 
-    /// Allocates the state of an attachment, whose client comes.
+    /// Allocates the state of an attachment whose client is about to attach.
     pub(crate) fn open(&mut self, who: AttachmentId) {
         self.list.open(who);
     }
@@ -178,7 +178,8 @@ impl Attachments {
         self.with_changed_counters.add(who);
     }
 
-    /// Shows the changed counters of all attachments. `counts` returns those of the units.
+    /// Writes the counters of the attachments that were marked as changed to their mirrors. `counts`
+    /// returns an attachment's counters of VELO and RMA.
     #[inline]
     pub(crate) fn show_changes<'a>(
         &mut self,
@@ -196,7 +197,7 @@ impl Attachments {
                 mirror.show_changes(velo, rma, errors);
             }
             self.with_changed_counters.remove(who);
-            next = self.with_changed_counters.behind(who);
+            next = self.with_changed_counters.next_after(who);
         }
     }
 }

@@ -51,7 +51,7 @@ impl RingRegisters {
         self.base.checked_add(length).map(|_| length)
     }
 
-    /// Returns the value of a register of a ring that is enabled or not.
+    /// Returns the value of a register. `is_enabled` says whether the ring is enabled.
     pub(crate) fn read(self, register: RingRegister, is_enabled: bool) -> u64 {
         match register {
             RingRegister::Base => self.base,
@@ -60,8 +60,8 @@ impl RingRegisters {
         }
     }
 
-    /// Writes a register of a ring that is enabled or not. For the enable register, returns whether
-    /// the unit should enable the ring or disable it.
+    /// Writes a register. `is_enabled` says whether the ring is enabled. A write to the enable
+    /// register changes nothing here: the result says whether the unit should enable the ring.
     ///
     /// # Errors
     /// The register can't be written while the ring is enabled.

@@ -26,10 +26,11 @@ pub enum Route {
 pub struct ClassRoute(pub u16);
 
 impl ClassRoute {
-    /// Returns a route with these ports to children (one bit for each port) and this port up
-    /// (`None` at the root). `sends` and `receives` say whether this node takes part.
+    /// Returns a class's route at a node. `children` has one bit for each port to a child. `up` is
+    /// the port to the parent; `None`, or a port that does not exist, makes the node the root. With
+    /// `sends`, the node's packets enter the class. With `receives`, it gets those that come down.
     pub fn new(children: u8, up: Option<u8>, sends: bool, receives: bool) -> Self {
-        let mut bits = (u16::from(children) & 7) << 12;
+        let mut bits = (u16::from(children) & 7) * rdr::SRC0;
         if let Some(up) = up.filter(|&up| usize::from(up) < PORTS) {
             bits |= rdr::TGT0 << up;
         }

@@ -165,10 +165,11 @@ struct VfioUserConnection {
 #[derive(Clone)]
 pub struct VfioUser(Arc<VfioUserConnection>);
 
-/// Converts an error of the vfio-user client. `what` names the operation.
-fn driver_error(what: &'static str, error: ClientError) -> Error {
+/// Returns this crate's error for one of the vfio-user client. `what` names the operation.
+fn from_client_error(what: &'static str, error: ClientError) -> Error {
     match error {
         ClientError::Disconnected { .. } => Error::DeviceGone { cause: GoneCause::HungUp },
+        // A server of nicforge answers so once it has detached this client.
         ClientError::Refused { errno: Errno::ENODEV, .. } => Error::DeviceGone { cause: GoneCause::Evicted },
         ClientError::Refused { errno, .. } | ClientError::System { errno, .. } => {
             Error::Refused { what, errno: errno.raw() }
@@ -217,10 +218,10 @@ impl VfioUser {
             ..ClientConfig::default()
         };
 
-        let client = connect(config).map_err(|error| driver_error(what, error))?;
+        let client = connect(config).map_err(|error| from_client_error(what, error))?;
         monitor.set_process(client.server_process());
 
-        let info = client.device_info().map_err(|error| driver_error(what, error))?;
+        let info = client.device_info().map_err(|error| from_client_error(what, error))?;
         if info.num_regions <= REGION_CONFIG {
             return Err(Error::Protocol {
                 what: "a PCI function has more regions",
@@ -243,7 +244,7 @@ impl VfioUser {
     /// # Errors
     /// Returns [`Error::Refused`] when the system call fails.
     pub fn server_pid(&self) -> Result<i32, Error> {
-        self.0.client.server_pid().map_err(|error| driver_error("asking who the server is", error))
+        self.0.client.server_pid().map_err(|error| from_client_error("asking who the server is", error))
     }
 
     /// Returns a region. The first call asks the server for its description.
@@ -293,7 +294,7 @@ impl VfioUser {
     /// its reply. The descriptor no longer signals these to a thread that blocks, so they are
     /// served here.
     fn done<T>(&self, what: &'static str, result: Result<T, ClientError>) -> Result<T, Error> {
-        let value = result.map_err(|error| driver_error(what, error))?;
+        let value = result.map_err(|error| from_client_error(what, error))?;
         if self.0.memory.has_private() {
             self.serve()?;
         }
@@ -305,7 +306,7 @@ impl VfioUser {
     fn serve(&self) -> Result<(), Error> {
         for _ in 0..MESSAGES_AT_ONCE {
             let served = self.0.client.poll_incoming(Duration::ZERO);
-            if served.map_err(|error| driver_error("serving DMA messages", error))? == 0 {
+            if served.map_err(|error| from_client_error("serving DMA messages", error))? == 0 {
                 break;
             }
         }

@@ -347,7 +347,8 @@ impl<T: Transport> Endpoint<T> {
         self.wait_until("any request", deadline, cancel, |endpoint| Ok(endpoint.next_completion()))
     }
 
-    /// Makes progress until `look` returns a result.
+    /// Makes progress until `look` returns a result. A cancelled token ends the wait even if the
+    /// same round of progress has completed something.
     fn wait_until<R>(
         &mut self,
         what: &'static str,
@@ -362,16 +363,14 @@ impl<T: Transport> Endpoint<T> {
                 return Ok(found);
             }
 
-            let done = self.progress()?;
+            let steps = self.progress()?;
 
             if cancel.is_some_and(Cancel::is_cancelled) {
                 return Err(Error::Interrupted { what });
             }
 
-            if done > 0 {
+            if steps > 0 {
                 relax = None;
-            } else if let Some(found) = look(self)? {
-                return Ok(found);
             } else {
                 self.transport.relax(relax.get_or_insert_default())?;
             }

@@ -69,11 +69,11 @@ fn modules_that_match_come_in_the_kernels_order_without_others() {
 }
 
 #[test]
-fn index_is_made_once_and_read_again() {
+fn index_is_built_once_and_then_read_from_the_cache() {
     let rig = Rig::new(&[("a-b.ko", "pci:v000010ECd*sv*sd*bc*sc*i*")]);
     assert_eq!(rig.found(), ["a_b"]);
 
-    // The file alone says this, and not the modules.
+    // A forged index that does not follow from the modules shows that the file is read.
     let [file] = rig.files().try_into().unwrap();
     let key = file.parent().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
     let other = AliasIndex { entries: vec![Entry { alias: "pci:*".into(), module: "other".into() }] };
@@ -128,7 +128,7 @@ fn cache_keeps_a_few_indexes() {
 }
 
 #[test]
-fn list_of_an_installed_kernel_stands_for_the_modules() {
+fn modules_alias_is_used_instead_of_the_modules() {
     let rig = Rig::new(&[("a.ko", "pci:v000010ECd*sv*sd*bc*sc*i*")]);
     let text = "# Aliases\nalias pci:v000010ECd00008139sv*sd*bc*sc*i* b-c\nalias usb:v1 d\nalias pci:x\n\
                 alias virtio:d00000001v* virtio_net\n";

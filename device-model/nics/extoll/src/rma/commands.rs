@@ -86,15 +86,15 @@ pub(super) struct InFlightCommand {
     pub(super) request: Request,
     pub(super) owner: Owner,
     pub(super) state: State,
-    /// The status so far.
+    /// [`status::DONE`] until something fails.
     pub(super) status: u8,
     pub(super) progress: Progress,
     pub(super) watchdog_state: WatchdogState,
 }
 
 impl InFlightCommand {
-    /// Returns a command as written. If the descriptor is invalid, the command's completion status
-    /// is the error from the start.
+    /// Returns the entry of a newly written command. If the descriptor is invalid, it has an error
+    /// status from the beginning, and moves no data.
     fn new(written: &Command, queue_generation: u32) -> Self {
         let valid = is_valid(written);
         Self {

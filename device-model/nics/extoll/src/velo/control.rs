@@ -81,7 +81,7 @@ impl Velo {
         let mut next = self.with_pending_control.first();
         while let Some(who) = next {
             done += self.send_control_of(unit, who);
-            next = self.with_pending_control.behind(who);
+            next = self.with_pending_control.next_after(who);
         }
         done
     }

@@ -262,7 +262,7 @@ impl Velo {
         let mut next = self.unread.first();
         while let Some(who) = next {
             due += u32::from(self.poll_read_pointer(unit, who));
-            next = self.unread.behind(who);
+            next = self.unread.next_after(who);
         }
         due
     }
