@@ -1,0 +1,144 @@
+//! What an event means.
+
+use nicforge_portals::{Event, EventKind, Failure};
+
+use super::{
+    Endpoint,
+    card::{CONTROL, MESSAGES, OF_EXPOSED, OF_REQUESTS, OF_SENDS, REPEATED},
+    fetch::Way,
+    requests::State,
+};
+use crate::{Error, bits, pool::Handle};
+
+/// The most events of sends and receives in one call of `progress`.
+const MOST_EVENTS: usize = 64;
+
+impl Endpoint {
+    /// Handles all events of unexpected messages. Their number is bounded by the memory for such
+    /// messages and by the windows of the peers. Returns the number of events.
+    pub(super) fn take_unexpected(&mut self) -> Result<usize, Error> {
+        let most = self.card.unexpected.capacity() as usize;
+        let mut taken = 0;
+        while taken < most
+            && let Some(event) = self.card.unexpected.get()?
+        {
+            taken += 1;
+            match event.kind {
+                EventKind::PutStart => self.arrived(&event)?,
+                EventKind::PutEnd => self.stored(&event)?,
+                EventKind::Unlink => self.buffer_ended(&event),
+                _ => {}
+            }
+        }
+        self.has_work |= taken > 0;
+        Ok(taken)
+    }
+
+    /// Handles events of sends, receives and fetches. Returns their number.
+    pub(super) fn take_events(&mut self) -> Result<usize, Error> {
+        let mut taken = 0;
+        while taken < MOST_EVENTS
+            && let Some(event) = self.card.events.get()?
+        {
+            taken += 1;
+
+            match (event.user_pointer, event.kind) {
+                (OF_SENDS, EventKind::SendEnd) => self.sent(&event)?,
+                (OF_SENDS, EventKind::Ack) => self.confirmed(&event)?,
+                (OF_SENDS, EventKind::ReplyEnd) => {
+                    if let Some(rank) = self.peers.rank_of(event.peer) {
+                        self.replied(rank, &event)?;
+                    }
+                }
+                (OF_EXPOSED, EventKind::GetEnd) => self.exposure_ended(&event)?,
+                (OF_REQUESTS, EventKind::PutEnd) => {
+                    if let Some(rank) = self.peers.rank_of(event.peer) {
+                        self.requested(rank, event.message.header_data);
+                    }
+                }
+                (receive, EventKind::PutEnd) => self.taken(Handle::from_bits(receive), &event)?,
+                _ => {}
+            }
+        }
+
+        self.has_work |= taken > 0;
+        Ok(taken)
+    }
+
+    /// Handles the end of a put's sending.
+    fn sent(&mut self, event: &Event) -> Result<(), Error> {
+        let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
+        match event.failure {
+            None => self.peers.accepted(rank, event.message.header_data),
+            Some(Failure::Node) => self.lose(rank)?,
+            Some(failure) if event.message.portal != CONTROL => {
+                let id = event.message.header_data;
+                let number = bits::number(id);
+                let Some(peer) = self.peers.get_mut(rank).filter(|peer| peer.has(id)) else { return Ok(()) };
+                if let Some(message) = peer.leave(number) {
+                    self.end_send(rank, message, Err(Error::Failed(failure)))?;
+                }
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Handles Portals' acknowledgement of a put.
+    fn confirmed(&mut self, event: &Event) -> Result<(), Error> {
+        let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
+        let name = event.message.match_bits;
+        match event.message.portal {
+            CONTROL => self.peers.answered(rank),
+            MESSAGES => self.acknowledged(rank, bits::number(name), false)?,
+            REPEATED if self.peers.get(rank).is_some_and(|peer| peer.has(name)) => {
+                self.acknowledged(rank, bits::number(name), false)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Handles the end of a get from an exposed message.
+    fn exposure_ended(&mut self, event: &Event) -> Result<(), Error> {
+        let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
+        if event.failure == Some(Failure::Node) {
+            return self.lose(rank);
+        }
+
+        let name = event.message.match_bits;
+        if self.peers.get(rank).is_some_and(|peer| peer.has(name)) {
+            self.acknowledged(rank, bits::number(name), true)?;
+        }
+        Ok(())
+    }
+
+    /// Handles a message that the card has put into the buffer of a receive.
+    fn taken(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
+        let Some(entry) = self.requests.get_mut(receive) else { return Ok(()) };
+        if matches!(entry.state, State::Fetching) {
+            return self.repeated(receive, event);
+        }
+        if !matches!(entry.state, State::Posted(_)) {
+            return Ok(());
+        }
+        entry.envelope = bits::envelope(event.message.match_bits);
+        self.receives.posted -= 1;
+
+        let source = match self.source_of(event) {
+            Ok(source) => source,
+            Err(error) => {
+                self.statistics.refused += 1;
+                self.fail(receive, error);
+                return Ok(());
+            }
+        };
+        let length = event.message.requested.into();
+        if event.failure.is_some() {
+            // The data are not as they were sent. The sender still has them.
+            return self.fetch(receive, source, event.message.header_data, length, Way::Request);
+        }
+        self.received(receive, length, event.message.moved.into());
+        Ok(())
+    }
+}

@@ -1,0 +1,227 @@
+//! Data that the receiver asks for, after a receive has matched their header.
+//!
+//! - The data of a long message are fetched by a get. The sender needs no call for it.
+//! - For data that found no place, and for data that were damaged, the receiver offers its buffer
+//!   to a put that only the sender can make, and sends a request. The sender puts the data again.
+
+use std::collections::VecDeque;
+
+use nicforge_matching::Rank;
+use nicforge_portals::{Event, Failure, MemoryDescriptor};
+
+use super::{Endpoint, card::REQUEST, requests::State};
+use crate::{Buffer, Error, config::MOST_FETCHES, pool::Handle};
+
+/// Attempts to fetch the data of a message, which may be damaged each time.
+const ATTEMPTS: u32 = 8;
+
+/// The way to a message's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// A get of memory that the sender exposes.
+    Get,
+    /// A request to the sender.
+    Request,
+}
+
+/// Progress of a fetch.
+#[derive(Debug)]
+enum Progress {
+    /// Nothing was done.
+    New,
+    /// The buffer is offered, but the sender was not asked.
+    Offered(MemoryDescriptor),
+    /// The sender was asked to put into the offered buffer.
+    Requested(MemoryDescriptor),
+    /// The get has left.
+    Getting,
+}
+
+/// A message whose data are fetched.
+#[derive(Debug)]
+struct Fetch {
+    receive: Handle,
+    peer: Rank,
+    id: u64,
+    length: u64,
+    way: Way,
+    attempts: u32,
+    progress: Progress,
+}
+
+/// The fetches of an endpoint.
+#[derive(Debug, Default)]
+pub(super) struct Fetches {
+    /// Those that wait for room.
+    waiting: VecDeque<Fetch>,
+    /// Those in progress.
+    running: Vec<Fetch>,
+    /// Buffers that the card may still use, because an operation of a process that is gone is in
+    /// progress.
+    kept: Vec<Buffer>,
+}
+
+impl Fetches {
+    /// Keeps a buffer until the endpoint's end.
+    pub(super) fn keep(&mut self, buffer: Option<Buffer>) {
+        self.kept.extend(buffer);
+    }
+}
+
+impl Endpoint {
+    /// Fetches the data of a message into a receive's buffer.
+    pub(super) fn fetch(
+        &mut self,
+        receive: Handle,
+        peer: Rank,
+        id: u64,
+        length: u64,
+        way: Way,
+    ) -> Result<(), Error> {
+        let Some(entry) = self.requests.get_mut(receive) else { return Ok(()) };
+        entry.state = State::Fetching;
+        let Some(source) = self.peers.get_mut(peer) else { return Ok(()) };
+        if source.is_gone() {
+            self.fail(receive, Error::PeerGone { peer });
+            return Ok(());
+        }
+
+        source.awaited += 1;
+        let progress = Progress::New;
+        self.fetches.waiting.push_back(Fetch { receive, peer, id, length, way, attempts: 0, progress });
+        self.start_fetches()
+    }
+
+    /// Starts fetches that wait, as far as there is room.
+    pub(super) fn start_fetches(&mut self) -> Result<(), Error> {
+        while self.fetches.running.len() < MOST_FETCHES as usize
+            && let Some(mut fetch) = self.fetches.waiting.pop_front()
+        {
+            if self.advance(&mut fetch)? {
+                self.fetches.running.push(fetch);
+            } else {
+                self.fetches.waiting.push_front(fetch);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the steps of a fetch. Returns `false` if the card has no room.
+    fn advance(&mut self, fetch: &mut Fetch) -> Result<bool, Error> {
+        let Some(process) = self.peers.get(fetch.peer).map(|peer| peer.process) else { return Ok(true) };
+        let Some(entry) = self.requests.get(fetch.receive) else { return Ok(true) };
+        let length = fetch.length.min(entry.buffer.len() as u64);
+
+        if fetch.way == Way::Get {
+            let is_started = self.card.get(&entry.buffer, length, process, fetch.id)?;
+            if is_started {
+                fetch.progress = Progress::Getting;
+            }
+            return Ok(is_started);
+        }
+
+        if let Progress::New = fetch.progress {
+            let user_pointer = fetch.receive.to_bits();
+            match self.card.offer(&entry.buffer, process, fetch.id, user_pointer)? {
+                Some(descriptor) => fetch.progress = Progress::Offered(descriptor),
+                None => return Ok(false),
+            }
+        }
+        if let Progress::Offered(descriptor) = &fetch.progress {
+            if !self.card.control(process, REQUEST, fetch.id)? {
+                return Ok(false);
+            }
+            fetch.progress = Progress::Requested(descriptor.clone());
+        }
+        Ok(true)
+    }
+
+    /// Handles the reply to a get.
+    pub(super) fn replied(&mut self, from: Rank, event: &Event) -> Result<(), Error> {
+        let is_this = |fetch: &Fetch| {
+            fetch.peer == from && fetch.id == event.message.match_bits && fetch.way == Way::Get
+        };
+        match self.fetches.running.iter().position(is_this) {
+            None => Ok(()),
+            Some(position) => {
+                self.statistics.fetched += 1;
+                self.end_fetch(position, event)
+            }
+        }
+    }
+
+    /// Handles a put into an offered buffer.
+    pub(super) fn repeated(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
+        match self.fetches.running.iter().position(|fetch| fetch.receive == receive) {
+            None => Ok(()),
+            Some(position) => {
+                self.statistics.repeated += 1;
+                self.end_fetch(position, event)
+            }
+        }
+    }
+
+    /// Ends a fetch, or repeats it after damage.
+    fn end_fetch(&mut self, position: usize, event: &Event) -> Result<(), Error> {
+        let mut fetch = self.fetches.running.swap_remove(position);
+        let Fetch { receive, peer, length, way, .. } = fetch;
+        fetch.attempts += 1;
+
+        match event.failure {
+            None => {
+                self.waits_less(peer);
+                self.received(receive, length, event.message.moved.into());
+                Ok(())
+            }
+            Some(Failure::Node) => {
+                self.waits_less(peer);
+                self.fail(receive, Error::PeerGone { peer });
+                self.lose(peer)
+            }
+            // The exposure has ended with the get. A request can be made again.
+            Some(_) if way == Way::Request && fetch.attempts < ATTEMPTS => {
+                fetch.progress = Progress::New;
+                self.fetches.waiting.push_back(fetch);
+                self.start_fetches()
+            }
+            Some(failure) => {
+                self.waits_less(peer);
+                self.fail(receive, Error::Failed(failure));
+                Ok(())
+            }
+        }
+    }
+
+    fn waits_less(&mut self, peer: Rank) {
+        if let Some(peer) = self.peers.get_mut(peer) {
+            peer.awaited = peer.awaited.saturating_sub(1);
+        }
+    }
+
+    /// Ends the fetches from a rank that is gone.
+    pub(super) fn lose_fetches(&mut self, rank: Rank) -> Result<(), Error> {
+        let of_rank = |fetch: &mut Fetch| fetch.peer == rank;
+        let mut lost: Vec<Fetch> = self.fetches.running.extract_if(.., of_rank).collect();
+        let (waiting, others): (VecDeque<_>, _) =
+            self.fetches.waiting.drain(..).partition(|fetch| fetch.peer == rank);
+        self.fetches.waiting = others;
+        lost.extend(waiting);
+
+        for Fetch { receive, progress, .. } in lost {
+            let is_free = match progress {
+                Progress::New => true,
+                Progress::Getting => false,
+                Progress::Offered(descriptor) | Progress::Requested(descriptor) => {
+                    self.card.unlink(&descriptor)?
+                }
+            };
+            if !is_free {
+                self.fetches.keep(self.requests.get_mut(receive).map(|entry| entry.buffer.take()));
+            }
+            self.waits_less(rank);
+            self.fail(receive, Error::PeerGone { peer: rank });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+//! The posting of receives.
+//!
+//! A receive is posted by one call, `PtlPost`, if no unexpected message has arrived that this rank
+//! has not seen (section *MPI receive posting*). Until then, and while the card has no room, it is
+//! *pending*: messages that arrive are offered to pending receives first, in their order.
+
+use std::collections::VecDeque;
+
+use nicforge_matching::{Envelope, Selector};
+
+use super::{Endpoint, card::Posting, requests::State};
+use crate::{Error, bits, pool::Handle};
+
+/// Calls of `PtlPost` for one receive before the next call of `progress`.
+const TRIES: u32 = 4;
+
+/// Receives that are not matched.
+#[derive(Debug, Default)]
+pub(super) struct Receives {
+    /// Those that are not posted, in order.
+    pending: VecDeque<Handle>,
+    /// Number of those that are posted.
+    pub(super) posted: u32,
+}
+
+impl Endpoint {
+    /// Starts a new receive: with a message that has arrived, or behind those that are pending.
+    pub(super) fn start_receive(&mut self, handle: Handle, selector: Selector) -> Result<(), Error> {
+        if let Some(peer) = selector.source.and_then(|source| self.peers.get_mut(source)) {
+            peer.awaited += 1;
+        }
+
+        self.take_unexpected()?;
+        if let Some(message) = self.messages.find(&selector) {
+            return self.match_message(message, handle);
+        }
+        if let Some(source) = selector.source
+            && self.peers.get(source).is_some_and(|peer| peer.is_gone())
+        {
+            self.fail(handle, Error::PeerGone { peer: source });
+            return Ok(());
+        }
+
+        self.receives.pending.push_back(handle);
+        if self.receives.pending.len() == 1 { self.post_pending() } else { Ok(()) }
+    }
+
+    /// Posts pending receives, as far as there is room.
+    pub(super) fn post_pending(&mut self) -> Result<(), Error> {
+        if self.receives.pending.is_empty() || !self.card.refill_reserve()? {
+            return Ok(());
+        }
+
+        let mut tries = 0;
+        while let Some(&handle) = self.receives.pending.front()
+            && self.receives.posted < self.config.receives
+            && tries < TRIES
+        {
+            let Some(entry) = self.requests.get_mut(handle) else {
+                self.receives.pending.pop_front();
+                continue;
+            };
+            let mut criteria = bits::of_selector(&entry.selector);
+            if let Some(peer) = entry.selector.source.and_then(|source| self.peers.get(source)) {
+                criteria.initiator = peer.process.into();
+            }
+
+            match self.card.post_receive(criteria, &entry.buffer, handle.to_bits())? {
+                Posting::Posted(descriptor) => {
+                    entry.state = State::Posted(descriptor);
+                    self.receives.posted += 1;
+                    self.receives.pending.pop_front();
+                    tries = 0;
+                }
+                // A message may have taken the receive, which is not the first one then.
+                Posting::Unexpected if self.take_unexpected()? > 0 => tries += 1,
+                Posting::Unexpected | Posting::NoRoom => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the first pending receive that matches a message.
+    pub(super) fn take_pending(&mut self, envelope: &Envelope) -> Option<Handle> {
+        let matches = |handle: &Handle| {
+            self.requests.get(*handle).is_some_and(|entry| entry.selector.matches(envelope))
+        };
+        let position = self.receives.pending.iter().position(matches)?;
+        self.receives.pending.remove(position)
+    }
+
+    /// Withdraws a receive that is pending or posted. Returns `false` if a message has taken it.
+    pub(super) fn withdraw(&mut self, handle: Handle) -> Result<bool, Error> {
+        if let Some(position) = self.receives.pending.iter().position(|&other| other == handle) {
+            self.receives.pending.remove(position);
+            self.has_work = true;
+            return Ok(true);
+        }
+
+        let Some(State::Posted(descriptor)) = self.requests.get(handle).map(|entry| &entry.state) else {
+            return Ok(false);
+        };
+        let is_withdrawn = self.card.unlink(descriptor)?;
+        if is_withdrawn {
+            self.receives.posted -= 1;
+            self.has_work = true;
+        }
+        Ok(is_withdrawn)
+    }
+}

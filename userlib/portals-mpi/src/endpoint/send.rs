@@ -1,0 +1,218 @@
+//! Messages to other ranks.
+
+use std::collections::VecDeque;
+
+use nicforge_matching::Rank;
+use nicforge_portals::Target;
+
+use super::{
+    Endpoint,
+    card::{MESSAGES, REPEATED, Source},
+    peers::InFlight,
+    requests::State,
+};
+use crate::{
+    Error,
+    bits::{self, Protocol},
+    pool::Handle,
+};
+
+/// What waits for room.
+pub(super) struct Sends {
+    /// Free slots for short messages.
+    slots: Vec<u16>,
+    /// Peers with queued sends.
+    active: VecDeque<Rank>,
+    /// Messages that receivers have asked for.
+    again: VecDeque<(Rank, u64)>,
+}
+
+impl Sends {
+    pub(super) fn new(slots: u16) -> Self {
+        Self { slots: (0..slots).rev().collect(), active: VecDeque::new(), again: VecDeque::new() }
+    }
+
+    /// Returns whether no send waits.
+    pub(super) fn is_idle(&self) -> bool {
+        self.active.is_empty() && self.again.is_empty()
+    }
+}
+
+impl Endpoint {
+    /// Starts a new send, behind those that wait.
+    pub(super) fn start_send(&mut self, handle: Handle, to: Rank) -> Result<(), Error> {
+        let Some(peer) = self.peers.get(to) else { return Ok(()) };
+        if peer.is_gone() {
+            self.fail(handle, Error::PeerGone { peer: to });
+            return Ok(());
+        }
+
+        if peer.queue.is_empty() {
+            match self.launch(handle, to) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => {
+                    self.requests.discard(handle);
+                    return Err(error);
+                }
+            }
+        }
+        if let Some(peer) = self.peers.get_mut(to) {
+            if peer.queue.is_empty() {
+                self.sends.active.push_back(to);
+            }
+            peer.queue.push_back(handle);
+        }
+        Ok(())
+    }
+
+    /// Sends a message, if the peer's window and the card have room.
+    fn launch(&mut self, handle: Handle, to: Rank) -> Result<bool, Error> {
+        let Some(peer) = self.peers.get(to) else { return Ok(false) };
+        let (Some(id), process) = (peer.next_id(), peer.process) else { return Ok(false) };
+        let Some(entry) = self.requests.get(handle) else { return Ok(true) };
+        let (buffer, length, envelope) = (&entry.buffer, entry.buffer.len(), entry.envelope);
+
+        let slot = if length <= self.config.short { self.sends.slots.last().copied() } else { None };
+        let source = match slot {
+            Some(slot) => {
+                self.card.fill_slot(slot, buffer)?;
+                Source::Slot(slot)
+            }
+            None => Source::Segment { segment: buffer.segment(), offset: buffer.start() },
+        };
+        // A long message that finds no room for its exposure leaves as a medium one. Its receiver
+        // asks for it, if no receive is posted.
+        let exposed = if length > self.config.medium { self.card.expose(buffer, process, id)? } else { None };
+        let protocol = if exposed.is_some() { Protocol::Long } else { Protocol::Eager };
+
+        let bits = bits::of_message(protocol, self.peers.own(), envelope, bits::number(id));
+        let target = Target::new(process, MESSAGES, bits);
+        if !self.card.put(source, length as u64, &target, id)? {
+            if let Some(exposed) = exposed {
+                self.card.unlink(&exposed)?;
+            }
+            return Ok(false);
+        }
+
+        let counter = match (source, protocol) {
+            (Source::Slot(_), _) => &mut self.statistics.short,
+            (_, Protocol::Eager) => &mut self.statistics.medium,
+            (_, Protocol::Long) => &mut self.statistics.long,
+        };
+        *counter += 1;
+        let request = if slot.is_some() { None } else { Some(handle) };
+        let mut message = InFlight::new(id, source, length as u64, request);
+        message.exposed = exposed;
+        if let Some(peer) = self.peers.get_mut(to) {
+            peer.enter(message);
+        }
+
+        if slot.is_some() {
+            self.sends.slots.pop();
+            self.complete(handle, length, Ok(()));
+        } else if let Some(entry) = self.requests.get_mut(handle) {
+            entry.state = State::InFlight;
+        }
+        Ok(true)
+    }
+
+    /// Sends messages that wait.
+    pub(super) fn send_queued(&mut self) -> Result<(), Error> {
+        for _ in 0..self.sends.active.len() {
+            let Some(rank) = self.sends.active.pop_front() else { break };
+            while let Some(handle) = self.peers.get(rank).and_then(|peer| peer.queue.front().copied()) {
+                if !self.launch(handle, rank)? {
+                    break;
+                }
+                if let Some(peer) = self.peers.get_mut(rank) {
+                    peer.queue.pop_front();
+                }
+            }
+
+            if self.peers.get(rank).is_some_and(|peer| !peer.queue.is_empty()) {
+                self.sends.active.push_back(rank);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a send from its queue. Returns whether it was there.
+    pub(super) fn unqueue(&mut self, handle: Handle) -> bool {
+        let Some(to) = self.requests.get(handle).map(|entry| entry.envelope.peer) else { return false };
+        let Some(peer) = self.peers.get_mut(to) else { return false };
+        let Some(position) = peer.queue.iter().position(|&other| other == handle) else { return false };
+
+        peer.queue.remove(position);
+        if peer.queue.is_empty() {
+            self.sends.active.retain(|&rank| rank != to);
+        }
+        true
+    }
+
+    /// Handles a receiver's request for the data of a message.
+    pub(super) fn requested(&mut self, from: Rank, id: u64) {
+        let is_there = self.peers.get(from).is_some_and(|peer| peer.has(id));
+        if is_there && !self.sends.again.contains(&(from, id)) {
+            self.sends.again.push_back((from, id));
+        }
+    }
+
+    /// Sends messages that receivers have asked for.
+    pub(super) fn send_again(&mut self) -> Result<(), Error> {
+        while let Some(&(to, id)) = self.sends.again.front() {
+            if let Some(peer) = self.peers.get_mut(to) {
+                let target = Target::new(peer.process, REPEATED, id);
+                if let Some(&mut InFlight { source, length, .. }) = peer.find(id)
+                    && !self.card.put(source, length, &target, id)?
+                {
+                    return Ok(());
+                }
+            }
+            self.sends.again.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Handles the acknowledgement of a message, or the end of its get.
+    pub(super) fn acknowledged(&mut self, from: Rank, number: u8, is_fetched: bool) -> Result<(), Error> {
+        let Some(mut message) = self.peers.get_mut(from).and_then(|peer| peer.leave(number)) else {
+            return Ok(());
+        };
+        if is_fetched {
+            // The get has removed the descriptor.
+            message.exposed = None;
+        }
+        self.end_send(from, message, Ok(()))
+    }
+
+    /// Ends a message that has left its window.
+    pub(super) fn end_send(
+        &mut self,
+        to: Rank,
+        message: InFlight,
+        mut result: Result<(), Error>,
+    ) -> Result<(), Error> {
+        let InFlight { id, source, length, request, exposed, .. } = message;
+        if let Source::Slot(slot) = source {
+            self.sends.slots.push(slot);
+        }
+        self.sends.again.retain(|waiting| *waiting != (to, id));
+
+        let mut is_in_use = false;
+        if let Some(exposed) = exposed {
+            is_in_use = !self.card.unlink(&exposed)?;
+        }
+        let Some(handle) = request else { return Ok(()) };
+        if is_in_use && result.is_ok() {
+            // A peer has both acknowledged the message and fetched it.
+            result = Err(Error::PeerGone { peer: to });
+        }
+        if is_in_use {
+            self.fetches.keep(self.requests.get_mut(handle).map(|entry| entry.buffer.take()));
+        }
+        let length = if result.is_ok() { length as usize } else { 0 };
+        self.complete(handle, length, result);
+        Ok(())
+    }
+}

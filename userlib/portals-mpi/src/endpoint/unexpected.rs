@@ -1,0 +1,264 @@
+//! Messages that arrive before their receive, and the memory for them.
+//!
+//! The buffers are filled in turn: a buffer without room for the longest message, or with as many
+//! messages as it may have, unlinks itself. It is posted again, behind the others, when receives
+//! have taken all its messages. While all buffers are in use, only the headers of messages are
+//! taken; their data are fetched when a receive matches.
+//!
+//! Messages are listed in the order of their starts, which is that of matching. A message may end
+//! later than one that started after it.
+
+use std::collections::VecDeque;
+
+use nicforge_matching::{Envelope, Rank, Selector};
+use nicforge_portals::Event;
+
+use super::{
+    Endpoint,
+    card::{OF_BUFFERS, OF_LONG, OF_OVERFLOW},
+    fetch::Way,
+    requests::State,
+};
+use crate::{
+    Error, bits,
+    pool::{Handle, Pool},
+};
+
+/// A place in a buffer.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    buffer: u8,
+    offset: u64,
+}
+
+/// Where the data of a message are.
+#[derive(Clone, Copy, Debug)]
+enum Data {
+    /// They arrive in a buffer.
+    Arriving,
+    /// They are in a buffer.
+    Stored(Place),
+    /// The sender has them.
+    Remote(Way),
+}
+
+/// A message.
+#[derive(Debug)]
+struct Message {
+    envelope: Envelope,
+    length: u64,
+    /// Its name for the sender.
+    id: u64,
+    data: Data,
+    /// The receive that has taken it.
+    receive: Option<Handle>,
+}
+
+/// A buffer.
+#[derive(Clone, Copy, Debug)]
+enum Buffer {
+    /// It is to be posted.
+    Idle,
+    /// It is posted, with this number of messages that are not taken.
+    Posted(u32),
+    /// It is full, with this number of messages that are not taken.
+    Full(u32),
+}
+
+/// The messages that have arrived before their receive.
+#[derive(Debug)]
+pub(super) struct Messages {
+    pool: Pool<Message>,
+    /// Those without a receive, in order.
+    list: VecDeque<Handle>,
+    /// Those whose data arrive, by the link of their events. A message that is ignored has no
+    /// handle.
+    arriving: Vec<(u32, Place, Option<Handle>)>,
+    buffers: Vec<Buffer>,
+}
+
+impl Messages {
+    pub(super) fn new(buffers: u8) -> Self {
+        let buffers = vec![Buffer::Idle; buffers.into()];
+        Self { pool: Pool::default(), list: VecDeque::new(), arriving: Vec::new(), buffers }
+    }
+
+    /// Takes the oldest message that a selector takes from the list.
+    pub(super) fn find(&mut self, selector: &Selector) -> Option<Handle> {
+        let matches =
+            |handle: &Handle| self.pool.get(*handle).is_some_and(|found| selector.matches(&found.envelope));
+        let position = self.list.iter().position(matches)?;
+        self.list.remove(position)
+    }
+
+    /// Counts a message that begins in a buffer.
+    fn hold(&mut self, buffer: u8) {
+        if let Some(Buffer::Posted(messages) | Buffer::Full(messages)) =
+            self.buffers.get_mut(usize::from(buffer))
+        {
+            *messages += 1;
+        }
+    }
+
+    /// Releases a message's place in a buffer.
+    fn release(&mut self, buffer: u8) {
+        let Some(state) = self.buffers.get_mut(usize::from(buffer)) else { return };
+        match state {
+            Buffer::Full(1) => *state = Buffer::Idle,
+            Buffer::Posted(messages) | Buffer::Full(messages) => *messages = messages.saturating_sub(1),
+            Buffer::Idle => {}
+        }
+    }
+
+    /// Handles the end of a buffer.
+    fn unlinked(&mut self, buffer: u8) {
+        if let Some(state) = self.buffers.get_mut(usize::from(buffer)) {
+            *state = match *state {
+                Buffer::Posted(0) => Buffer::Idle,
+                Buffer::Posted(messages) => Buffer::Full(messages),
+                other => other,
+            };
+        }
+    }
+}
+
+/// Returns the buffer of an event, if its descriptor is that of a buffer.
+fn buffer_of(event: &Event) -> Option<u8> {
+    event.user_pointer.checked_sub(OF_BUFFERS).map(|buffer| buffer as u8)
+}
+
+impl Endpoint {
+    /// Posts the buffers that are free.
+    pub(super) fn recycle(&mut self) -> Result<(), Error> {
+        for buffer in 0..self.config.unexpected.buffers {
+            if matches!(self.messages.buffers.get(usize::from(buffer)), Some(Buffer::Idle)) {
+                if !self.card.post_buffer(buffer)? {
+                    return Ok(());
+                }
+                self.messages.buffers[usize::from(buffer)] = Buffer::Posted(0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the start of an unexpected message.
+    pub(super) fn arrived(&mut self, event: &Event) -> Result<(), Error> {
+        let place = buffer_of(event).map(|buffer| Place { buffer, offset: event.message.offset });
+        if let Some(Place { buffer, .. }) = place {
+            self.messages.hold(buffer);
+        }
+
+        let envelope = bits::envelope(event.message.match_bits);
+        let data = match (event.user_pointer, place) {
+            (_, Some(_)) => Data::Arriving,
+            (OF_LONG, None) => Data::Remote(Way::Get),
+            (OF_OVERFLOW, None) => Data::Remote(Way::Request),
+            _ => return Ok(()),
+        };
+        let is_of_source = self.peers.rank_of(event.peer) == Some(envelope.peer);
+        let handle = is_of_source.then(|| {
+            let (length, id) = (event.message.requested.into(), event.message.header_data);
+            self.messages.pool.insert(Message { envelope, length, id, data, receive: None })
+        });
+        if let Some(place) = place {
+            self.messages.arriving.push((event.link, place, handle));
+        }
+
+        let Some(handle) = handle else {
+            self.statistics.refused += 1;
+            return Ok(());
+        };
+        self.statistics.unexpected += 1;
+        if matches!(data, Data::Remote(Way::Request)) {
+            self.statistics.overflowed += 1;
+        }
+        match self.take_pending(&envelope) {
+            Some(receive) => self.match_message(handle, receive),
+            None => {
+                self.messages.list.push_back(handle);
+                Ok(())
+            }
+        }
+    }
+
+    /// Handles the end of an unexpected message.
+    pub(super) fn stored(&mut self, event: &Event) -> Result<(), Error> {
+        let Some(position) = self.messages.arriving.iter().position(|(link, ..)| *link == event.link) else {
+            return Ok(());
+        };
+        let (_, place, handle) = self.messages.arriving.swap_remove(position);
+        let Some(message) = handle.and_then(|handle| self.messages.pool.get_mut(handle)) else {
+            self.messages.release(place.buffer);
+            return Ok(());
+        };
+
+        message.data = Data::Stored(place);
+        if event.failure.is_some() {
+            // The data are not as they were sent. The sender still has them.
+            message.data = Data::Remote(Way::Request);
+            self.messages.release(place.buffer);
+        }
+        match (handle, self.messages.pool.get(handle.unwrap_or(Handle::from_bits(0)))) {
+            (Some(handle), Some(Message { receive: Some(receive), .. })) => {
+                self.match_message(handle, *receive)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Handles the end of a buffer.
+    pub(super) fn buffer_ended(&mut self, event: &Event) {
+        if let Some(buffer) = buffer_of(event) {
+            self.messages.unlinked(buffer);
+        }
+    }
+
+    /// Lets a receive take a message that has left the list.
+    pub(super) fn match_message(&mut self, handle: Handle, receive: Handle) -> Result<(), Error> {
+        let Some(message) = self.messages.pool.get_mut(handle) else { return Ok(()) };
+        let Message { envelope, length, id, data, .. } = *message;
+        if let Data::Arriving = data {
+            message.receive = Some(receive);
+        } else {
+            self.messages.pool.remove(handle);
+        }
+
+        let Some(entry) = self.requests.get_mut(receive) else { return Ok(()) };
+        entry.envelope = envelope;
+        match data {
+            Data::Arriving => {
+                entry.state = State::Arriving;
+                Ok(())
+            }
+            Data::Stored(place) => self.deliver(receive, place, length),
+            Data::Remote(way) => self.fetch(receive, envelope.peer, id, length, way),
+        }
+    }
+
+    /// Copies a message out of its buffer.
+    fn deliver(&mut self, receive: Handle, place: Place, length: u64) -> Result<(), Error> {
+        let Some(entry) = self.requests.get(receive) else { return Ok(()) };
+        let count = length.min(entry.buffer.len() as u64);
+        self.card.copy_out(place.buffer, place.offset, &entry.buffer, count)?;
+        self.messages.release(place.buffer);
+        self.has_work = true;
+        self.received(receive, length, count);
+        Ok(())
+    }
+
+    /// Completes a receive of a message of `length` bytes, of which `count` are in its buffer.
+    pub(super) fn received(&mut self, receive: Handle, length: u64, count: u64) {
+        let capacity = count;
+        let result = if count < length { Err(Error::Truncated { length, capacity }) } else { Ok(()) };
+        self.complete(receive, count as usize, result);
+    }
+
+    /// Returns the rank that a process claims to be in match bits, if it is that rank.
+    pub(super) fn source_of(&self, event: &Event) -> Result<Rank, Error> {
+        let claimed = bits::envelope(event.message.match_bits).peer;
+        if self.peers.rank_of(event.peer) == Some(claimed) {
+            return Ok(claimed);
+        }
+        Err(Error::WrongSource { process: event.peer, claimed })
+    }
+}
