@@ -10,7 +10,7 @@ use std::{
 
 use nicforge_driver::Relax;
 use nicforge_extoll_transport::ExtollTransport;
-use nicforge_matching::{Config, Transport};
+use nicforge_matching::{Config, Endpoint, Transport};
 use nicforge_mpi_programs::{
     Program,
     message_rate::{End, Side, Terms},
@@ -56,7 +56,7 @@ fn second_half(bytes: usize) -> (u64, u64) {
         Side::new(sender, End::Sender, 1, terms).unwrap(),
     ];
     let (deadline, mut relax) = (soon(), Relax::new());
-    let mut until = |sides: &mut [Side<'_, ExtollTransport>; 2], messages: u64| {
+    let mut until = |sides: &mut [Side<'_, Endpoint<ExtollTransport>>; 2], messages: u64| {
         while sides[0].completed() < messages {
             assert!(!deadline.has_passed(), "{} of {messages}", sides[0].completed());
             for side in sides.iter_mut() {

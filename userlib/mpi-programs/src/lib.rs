@@ -1,13 +1,14 @@
-//! Benchmark programs of MPI systems over any transport of the matching layer: message rate and
-//! latency after the OSU micro-benchmarks, RandomAccess after the HPC Challenge.
+//! Benchmark programs of MPI systems: message rate and latency after the OSU micro-benchmarks,
+//! RandomAccess after the HPC Challenge.
 //!
 //! Input: endpoints. Output: counts, times, and verification of the data. The crate uses only the
-//! endpoints.
+//! endpoints. An [`Endpoint`] is one of the matching layer, over any transport, or one of the
+//! library over Portals.
 //!
 //! Each program is a [`Program`]: a state machine of one rank that never blocks. Thus one thread
 //! can drive several ranks ([`drive`]). On a machine with few processors only this measures the
 //! network instead of the scheduler. A process for each rank works as well: the examples of
-//! `nicforge-extoll-transport` do that.
+//! `nicforge-extoll-transport` and of `nicforge-portals-mpi` do that.
 //!
 //! - [`message_rate`]: windows of messages between pairs (`osu_mbw_mr`);
 //! - [`ping_pong`]: one message there and back (`osu_latency`);
@@ -16,21 +17,23 @@
 #![forbid(unsafe_code)]
 
 pub mod collective;
+mod endpoint;
 pub mod message_rate;
 pub mod ping_pong;
 pub mod random_access;
 
 use nicforge_driver::{Deadline, Relax};
-use nicforge_matching::{Completion, Endpoint, Error as MatchingError, Transport};
 use thiserror::Error;
 
-/// Error of a program.
+pub use self::endpoint::{Buffer, Completion, Endpoint};
+
+/// Error of a program on endpoints whose errors are of type `E`.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum Error<E> {
     /// A call or a request failed.
     #[error(transparent)]
-    Matching(#[from] MatchingError),
+    Endpoint(#[from] E),
     /// Received data differs from the data sent.
     #[error("{what}: {found:#x} came instead of {expected:#x}")]
     Wrong {
@@ -61,21 +64,24 @@ pub enum Error {
 
 /// One rank's part of a program.
 pub trait Program {
-    /// The transport of its endpoint.
-    type Transport: Transport;
+    /// Its endpoint.
+    type Endpoint: Endpoint;
 
     /// Does what is possible now, without blocking. Returns the number of steps.
     ///
     /// # Errors
     /// The program can't continue.
-    fn step(&mut self) -> Result<usize, Error>;
+    fn step(&mut self) -> Result<usize, ErrorOf<Self::Endpoint>>;
 
     /// Returns whether this rank's part is over.
     fn is_done(&self) -> bool;
 
     /// Returns the endpoint.
-    fn endpoint(&mut self) -> &mut Endpoint<Self::Transport>;
+    fn endpoint(&mut self) -> &mut Self::Endpoint;
 }
+
+/// Error of a program on endpoints of type `E`.
+pub type ErrorOf<E> = Error<<E as Endpoint>::Error>;
 
 /// Rounds of steps between two checks of the clock.
 const STEPS: u32 = 256;
@@ -84,7 +90,11 @@ const STEPS: u32 = 256;
 ///
 /// # Errors
 /// The first error of a step; [`Error::Timeout`].
-pub fn drive<P: Program>(ranks: &mut [P], deadline: Deadline, relax: &mut Relax) -> Result<(), Error> {
+pub fn drive<P: Program>(
+    ranks: &mut [P],
+    deadline: Deadline,
+    relax: &mut Relax,
+) -> Result<(), ErrorOf<P::Endpoint>> {
     loop {
         for _ in 0..STEPS {
             let (mut steps, mut done) = (0, true);
@@ -100,7 +110,7 @@ pub fn drive<P: Program>(ranks: &mut [P], deadline: Deadline, relax: &mut Relax)
             if steps > 0 {
                 relax.reset();
             } else if let Some(rank) = ranks.first_mut() {
-                rank.endpoint().transport_mut().relax(relax).map_err(MatchingError::from)?;
+                rank.endpoint().relax(relax)?;
             }
         }
 
@@ -111,14 +121,7 @@ pub fn drive<P: Program>(ranks: &mut [P], deadline: Deadline, relax: &mut Relax)
 }
 
 /// Returns a completion if its request has succeeded.
-fn succeeded(completion: Completion) -> Result<Completion, Error> {
-    match &completion.result {
-        Ok(()) => Ok(completion),
-        Err(error) => Err(error.clone().into()),
-    }
-}
-
-/// Returns the vector of a completed request, for use by the next one.
-fn vector(completion: Completion) -> Vec<u8> {
-    completion.buffer.into_vec().unwrap_or_default()
+fn succeeded<E: Endpoint>(mut completion: Completion<E>) -> Result<Completion<E>, ErrorOf<E>> {
+    std::mem::replace(&mut completion.result, Ok(()))?;
+    Ok(completion)
 }

@@ -5,15 +5,17 @@
 //! and its receiver has answered. The receiver posts the receives of the next window before it
 //! answers.
 
-use nicforge_matching::{Completion, Endpoint, Envelope, Mode, Rank, Selector, Transport};
+use nicforge_matching::{Envelope, Rank, Selector};
 
-use crate::{Error, Program};
+use crate::{Buffer, Completion, Endpoint, Error, ErrorOf, Program};
 
 /// Tags of messages, and of the answers to windows.
 const MESSAGE: u64 = 1;
 const ANSWER: u64 = 2;
 /// Cookie of the requests for answers.
 const ANSWERS: u64 = u64::MAX;
+/// Bytes of an answer.
+const ANSWER_BYTES: usize = 4;
 
 /// Parameters of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +47,8 @@ pub enum End {
 }
 
 /// State of one end of a pair.
-pub struct Side<'a, T: Transport> {
-    endpoint: &'a mut Endpoint<T>,
+pub struct Side<'a, E: Endpoint> {
+    endpoint: &'a mut E,
     end: End,
     peer: Rank,
     terms: Terms,
@@ -59,22 +61,24 @@ pub struct Side<'a, T: Transport> {
     /// Completed messages.
     completed: u64,
     /// Buffers that no request uses.
-    free: Vec<Vec<u8>>,
-    answer: Vec<u8>,
+    free: Vec<E::Buffer>,
+    answer: Option<E::Buffer>,
 }
 
-impl<'a, T: Transport> Side<'a, T> {
+impl<'a, E: Endpoint> Side<'a, E> {
     /// Creates one end of the pair with `peer`. A receiver posts its first window at once.
     ///
     /// # Errors
     /// [`Error::BadParameter`]; errors of the endpoint.
-    pub fn new(endpoint: &'a mut Endpoint<T>, end: End, peer: Rank, terms: Terms) -> Result<Self, Error> {
+    pub fn new(endpoint: &'a mut E, end: End, peer: Rank, terms: Terms) -> Result<Self, ErrorOf<E>> {
         if terms.window == 0 {
             return Err(Error::BadParameter { what: "the window", value: 0, rule: "at least 1" });
         }
 
         // A receiver posts a window while the messages of the previous one complete.
-        let buffers = 2 * terms.window as usize;
+        let buffers = 0..2 * terms.window;
+        let free = buffers.map(|_| zeroed(endpoint, terms.bytes)).collect::<Result<_, _>>()?;
+        let answer = Some(zeroed(endpoint, ANSWER_BYTES)?);
 
         let mut side = Self {
             endpoint,
@@ -85,8 +89,8 @@ impl<'a, T: Transport> Side<'a, T> {
             messages: 0,
             answers: 0,
             completed: 0,
-            free: vec![vec![0; terms.bytes]; buffers],
-            answer: vec![0; 4],
+            free,
+            answer,
         };
 
         if end == End::Receiver && terms.windows > 0 {
@@ -96,16 +100,19 @@ impl<'a, T: Transport> Side<'a, T> {
     }
 
     /// Starts a window.
-    fn start(&mut self) -> Result<(), Error> {
+    fn start(&mut self) -> Result<(), ErrorOf<E>> {
         self.started += 1;
 
         let terms = self.terms;
         for number in 0..u64::from(terms.window) {
-            let mut data = self.free.pop().unwrap_or_else(|| vec![0; terms.bytes]);
+            let mut data = match self.free.pop() {
+                Some(data) => data,
+                None => zeroed(self.endpoint, terms.bytes)?,
+            };
             if self.end == End::Sender {
-                stamp(&mut data, number);
+                stamp(&mut data, terms.bytes, number);
                 let to = Envelope::new(self.peer, terms.context, MESSAGE);
-                self.endpoint.isend(to, Mode::Standard, data, number)?;
+                self.endpoint.isend(to, data, number)?;
             } else {
                 self.endpoint.irecv(Selector::exact(self.peer, terms.context, MESSAGE), data, number)?;
             }
@@ -113,36 +120,44 @@ impl<'a, T: Transport> Side<'a, T> {
         }
 
         if self.end == End::Sender {
-            let answer = std::mem::take(&mut self.answer);
+            let answer = self.take_answer()?;
             self.endpoint.irecv(Selector::exact(self.peer, terms.context, ANSWER), answer, ANSWERS)?;
             self.answers += 1;
         }
         Ok(())
     }
 
+    /// Takes the buffer for answers.
+    fn take_answer(&mut self) -> Result<E::Buffer, ErrorOf<E>> {
+        match self.answer.take() {
+            Some(answer) => Ok(answer),
+            None => zeroed(self.endpoint, ANSWER_BYTES),
+        }
+    }
+
     /// Handles a receiver's complete window: posts the next one, and answers the sender.
-    fn answer(&mut self) -> Result<(), Error> {
+    fn answer(&mut self) -> Result<(), ErrorOf<E>> {
         if self.started < self.terms.windows {
             self.start()?;
         }
 
-        let answer = std::mem::take(&mut self.answer);
+        let answer = self.take_answer()?;
         let to = Envelope::new(self.peer, self.terms.context, ANSWER);
-        self.endpoint.isend(to, Mode::Standard, answer, ANSWERS)?;
+        self.endpoint.isend(to, answer, ANSWERS)?;
         self.answers += 1;
         Ok(())
     }
 
     /// Handles the completion of a request.
-    fn complete(&mut self, cookie: u64, data: Vec<u8>) -> Result<(), Error> {
+    fn complete(&mut self, cookie: u64, data: E::Buffer) -> Result<(), ErrorOf<E>> {
         if cookie == ANSWERS {
             self.answers -= 1;
-            self.answer = data;
+            self.answer = Some(data);
             return Ok(());
         }
 
         if self.end == End::Receiver {
-            check_stamp(&data, cookie)?;
+            check_stamp(&data, self.terms.bytes, cookie)?;
         }
 
         self.free.push(data);
@@ -157,37 +172,49 @@ impl<'a, T: Transport> Side<'a, T> {
     }
 }
 
-/// Writes the number of a message to its first and last byte, as far as there is room.
-fn stamp(data: &mut [u8], number: u64) {
-    if let Some(first) = data.first_mut() {
-        *first = number as u8;
-    }
+/// Makes a buffer of zeros.
+fn zeroed<E: Endpoint>(endpoint: &mut E, bytes: usize) -> Result<E::Buffer, ErrorOf<E>> {
+    let mut buffer = endpoint.buffer(bytes)?;
+    buffer.write(0, &vec![0; bytes]);
+    Ok(buffer)
+}
 
-    if let Some(last) = data.get_mut(1..).and_then(<[u8]>::last_mut) {
-        *last = !number as u8;
+/// Writes the number of a message of `bytes` bytes to its first and last byte, as far as there is
+/// room.
+#[inline]
+fn stamp(data: &mut impl Buffer, bytes: usize, number: u64) {
+    if bytes > 0 {
+        data.write(0, &[number as u8]);
+    }
+    if bytes > 1 {
+        data.write(bytes - 1, &[!number as u8]);
     }
 }
 
 /// Checks the bytes that [`stamp`] has written.
-fn check_stamp(data: &[u8], number: u64) -> Result<(), Error> {
-    let wrong = |found: u8, expected: u8| Error::Wrong {
-        what: "a message",
-        found: found.into(),
-        expected: expected.into(),
+#[inline]
+fn check_stamp<E>(data: &impl Buffer, bytes: usize, number: u64) -> Result<(), Error<E>> {
+    let check = |offset, expected: u8| {
+        let mut found = [0];
+        if data.read(offset, &mut found) && found == [expected] {
+            return Ok(());
+        }
+        Err(Error::Wrong { what: "a message", found: found[0].into(), expected: expected.into() })
     };
 
-    match data {
-        [] => Ok(()),
-        [first, ..] if *first != number as u8 => Err(wrong(*first, number as u8)),
-        [_, .., last] if *last != !number as u8 => Err(wrong(*last, !number as u8)),
-        _ => Ok(()),
+    if bytes > 0 {
+        check(0, number as u8)?;
     }
+    if bytes > 1 {
+        check(bytes - 1, !number as u8)?;
+    }
+    Ok(())
 }
 
-impl<T: Transport> Program for Side<'_, T> {
-    type Transport = T;
+impl<E: Endpoint> Program for Side<'_, E> {
+    type Endpoint = E;
 
-    fn step(&mut self) -> Result<usize, Error> {
+    fn step(&mut self) -> Result<usize, ErrorOf<E>> {
         if self.end == End::Sender
             && self.messages == 0
             && self.answers == 0
@@ -201,7 +228,7 @@ impl<T: Transport> Program for Side<'_, T> {
             steps += 1;
             let Completion { cookie, result, buffer, .. } = done;
             result?;
-            self.complete(cookie, buffer.into_vec().unwrap_or_default())?;
+            self.complete(cookie, buffer)?;
 
             // A receiver starts no window before the previous one is complete.
             if self.end == End::Receiver && cookie != ANSWERS && self.messages == 0 {
@@ -215,7 +242,7 @@ impl<T: Transport> Program for Side<'_, T> {
         self.completed == self.terms.messages() && self.answers == 0
     }
 
-    fn endpoint(&mut self) -> &mut Endpoint<T> {
+    fn endpoint(&mut self) -> &mut E {
         self.endpoint
     }
 }
@@ -224,11 +251,11 @@ impl<T: Transport> Program for Side<'_, T> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use std::time::Duration;
+    use std::{convert::Infallible, time::Duration};
 
     use nicforge_driver::{Deadline, Relax};
     use nicforge_matching::{
-        Config,
+        Config, Endpoint,
         memory::{self, Fabric},
     };
 
@@ -260,17 +287,14 @@ mod tests {
 
     #[test]
     fn corrupted_messages_are_detected() {
-        let mut data = [0; 4];
-        stamp(&mut data, 7);
-        assert!(
-            check_stamp(&data, 7).is_ok()
-                && check_stamp(&data[..1], 7).is_ok()
-                && check_stamp(&[], 7).is_ok()
-        );
+        let mut data = vec![0; 4];
+        let is_right = |data: &Vec<u8>, bytes, number| check_stamp::<Infallible>(data, bytes, number).is_ok();
+        stamp(&mut data, 4, 7);
+        assert!(is_right(&data, 4, 7) && is_right(&data, 1, 7) && is_right(&data, 0, 7));
 
-        assert!(check_stamp(&data, 8).is_err());
+        assert!(!is_right(&data, 4, 8));
 
         data[3] ^= 1;
-        assert!(check_stamp(&data, 7).is_err());
+        assert!(!is_right(&data, 4, 7));
     }
 }

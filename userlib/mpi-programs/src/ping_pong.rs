@@ -3,55 +3,59 @@
 use std::time::Duration;
 
 use nicforge_driver::runtime::Instant;
-use nicforge_matching::{Endpoint, Envelope, Kind, Mode, Rank, Selector, Transport};
+use nicforge_matching::{Envelope, Kind, Rank, Selector};
 
-use crate::{Error, Program, succeeded, vector};
+use crate::{Buffer, Endpoint, Error, ErrorOf, Program, succeeded};
 
 /// One end of a pair. The end that sends first measures the time.
-pub struct Side<'a, T: Transport> {
-    endpoint: &'a mut Endpoint<T>,
+pub struct Side<'a, E: Endpoint> {
+    endpoint: &'a mut E,
     sends_first: bool,
     peer: Rank,
     context: u32,
+    bytes: usize,
     rounds: u32,
     /// Rounds whose message has arrived.
     received: u32,
     outstanding: u32,
-    to_send: Vec<Vec<u8>>,
+    to_send: Vec<E::Buffer>,
     sent_at: Instant,
     /// Half of each round trip.
     times: Vec<Duration>,
 }
 
-impl<'a, T: Transport> Side<'a, T> {
+impl<'a, E: Endpoint> Side<'a, E> {
     /// Creates one end of `rounds` round trips with `peer`. Messages have `bytes` bytes and their
     /// own matching context.
     ///
     /// # Errors
     /// Errors of the endpoint.
     pub fn new(
-        endpoint: &'a mut Endpoint<T>,
+        endpoint: &'a mut E,
         sends_first: bool,
         peer: Rank,
         bytes: usize,
         rounds: u32,
         context: u32,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ErrorOf<E>> {
+        let to_send = vec![endpoint.buffer(bytes)?, endpoint.buffer(bytes)?];
         let mut side = Self {
             endpoint,
             sends_first,
             peer,
             context,
+            bytes,
             rounds,
             received: 0,
             outstanding: 0,
-            to_send: vec![vec![0; bytes]; 2],
+            to_send,
             sent_at: Instant::now(),
             times: Vec::with_capacity(if sends_first { rounds as usize } else { 0 }),
         };
 
         if rounds > 0 {
-            side.receive(vec![0; bytes])?;
+            let buffer = side.endpoint.buffer(bytes)?;
+            side.receive(buffer)?;
             if sends_first {
                 side.send()?;
             }
@@ -59,20 +63,23 @@ impl<'a, T: Transport> Side<'a, T> {
         Ok(side)
     }
 
-    fn receive(&mut self, buffer: Vec<u8>) -> Result<(), Error> {
+    fn receive(&mut self, buffer: E::Buffer) -> Result<(), ErrorOf<E>> {
         self.endpoint.irecv(Selector::exact(self.peer, self.context, 0), buffer, 0)?;
         self.outstanding += 1;
         Ok(())
     }
 
-    fn send(&mut self) -> Result<(), Error> {
-        let mut data = self.to_send.pop().unwrap_or_default();
-        if let Some(first) = data.first_mut() {
-            *first = self.received as u8;
+    fn send(&mut self) -> Result<(), ErrorOf<E>> {
+        let mut data = match self.to_send.pop() {
+            Some(data) => data,
+            None => self.endpoint.buffer(self.bytes)?,
+        };
+        if self.bytes > 0 {
+            data.write(0, &[self.received as u8]);
         }
 
         self.sent_at = Instant::now();
-        self.endpoint.isend(Envelope::new(self.peer, self.context, 0), Mode::Standard, data, 0)?;
+        self.endpoint.isend(Envelope::new(self.peer, self.context, 0), data, 0)?;
         self.outstanding += 1;
         Ok(())
     }
@@ -83,18 +90,19 @@ impl<'a, T: Transport> Side<'a, T> {
     }
 }
 
-impl<T: Transport> Program for Side<'_, T> {
-    type Transport = T;
+impl<E: Endpoint> Program for Side<'_, E> {
+    type Endpoint = E;
 
-    fn step(&mut self) -> Result<usize, Error> {
+    fn step(&mut self) -> Result<usize, ErrorOf<E>> {
         let mut steps = self.endpoint.progress()?;
 
         while let Some(done) = self.endpoint.next_completion() {
             steps += 1;
             self.outstanding -= 1;
 
-            let (kind, data) = (done.kind, vector(succeeded(done)?));
-            if kind == Kind::Send {
+            let done = succeeded(done)?;
+            let data = done.buffer;
+            if done.kind == Kind::Send {
                 self.to_send.push(data);
                 continue;
             }
@@ -104,8 +112,10 @@ impl<T: Transport> Program for Side<'_, T> {
             }
 
             let expected = self.received as u8;
-            if let Some(&found) = data.first().filter(|found| **found != expected) {
-                return Err(Error::Wrong { what: "an echo", found: found.into(), expected: expected.into() });
+            let mut found = [0];
+            if self.bytes > 0 && !(data.read(0, &mut found) && found == [expected]) {
+                let found = found[0].into();
+                return Err(Error::Wrong { what: "an echo", found, expected: expected.into() });
             }
 
             if !self.sends_first {
@@ -127,7 +137,7 @@ impl<T: Transport> Program for Side<'_, T> {
         self.received == self.rounds && self.outstanding == 0
     }
 
-    fn endpoint(&mut self) -> &mut Endpoint<T> {
+    fn endpoint(&mut self) -> &mut E {
         self.endpoint
     }
 }
@@ -138,7 +148,7 @@ mod tests {
 
     use nicforge_driver::{Deadline, Relax};
     use nicforge_matching::{
-        Config,
+        Config, Endpoint,
         memory::{Fabric, Terms},
     };
 

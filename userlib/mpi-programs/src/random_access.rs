@@ -13,10 +13,12 @@
 //! Updates for another rank go to that rank's bucket. When a rank stores as many updates as it may,
 //! the fullest bucket leaves as one message.
 
-use nicforge_driver::runtime::{Cost, burst, cost};
-use nicforge_matching::{Endpoint, Envelope, Kind, Mode, Rank, Request, Selector, Transport};
+use std::convert::Infallible;
 
-use crate::{Error, Program, succeeded, vector};
+use nicforge_driver::runtime::{Cost, burst, cost};
+use nicforge_matching::{Envelope, Kind, Rank, Selector};
+
+use crate::{Buffer, Endpoint, Error, ErrorOf, Program, succeeded};
 
 /// Updates that a rank may store before it sends them.
 pub const MAX_STORED: usize = 1024;
@@ -90,7 +92,7 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::BadParameter`] when `size` is no power of two, or the table is too long.
-    pub fn new(rank: Rank, size: u32, order: u32) -> Result<Self, Error> {
+    pub fn new(rank: Rank, size: u32, order: u32) -> Result<Self, Error<Infallible>> {
         if !size.is_power_of_two() {
             return Err(Error::BadParameter {
                 what: "the number of ranks",
@@ -134,7 +136,7 @@ impl Table {
 
     /// Applies an update to a word of this part.
     #[inline]
-    fn update(&mut self, number: u64) -> Result<(), Error> {
+    fn update<E>(&mut self, number: u64) -> Result<(), Error<E>> {
         let index = (number & self.mask).wrapping_sub(self.first) as usize;
 
         match self.words.get_mut(index) {
@@ -153,8 +155,8 @@ impl Table {
 }
 
 /// One pass of a rank's updates.
-pub struct Updates<'a, T: Transport> {
-    endpoint: &'a mut Endpoint<T>,
+pub struct Updates<'a, E: Endpoint> {
+    endpoint: &'a mut E,
     table: &'a mut Table,
     context: u32,
     /// The current number of the sequence.
@@ -165,9 +167,9 @@ pub struct Updates<'a, T: Transport> {
     buckets: Vec<Vec<u64>>,
     stored: usize,
     /// Buffers for messages. Updates in all buckets.
-    free: Vec<Vec<u8>>,
+    free: Vec<E::Buffer>,
     sending: usize,
-    receives: Vec<Request>,
+    receives: Vec<E::Request>,
     /// Number of other ranks to which this rank has announced its end.
     announced: u32,
     /// Number of other ranks that have announced their end.
@@ -175,15 +177,16 @@ pub struct Updates<'a, T: Transport> {
     messages: u64,
 }
 
-impl<'a, T: Transport> Updates<'a, T> {
+impl<'a, E: Endpoint> Updates<'a, E> {
     /// Creates a pass of this rank's updates, whose messages have their own matching context.
     ///
     /// # Errors
     /// Errors of the endpoint.
-    pub fn new(endpoint: &'a mut Endpoint<T>, table: &'a mut Table, context: u32) -> Result<Self, Error> {
+    pub fn new(endpoint: &'a mut E, table: &'a mut Table, context: u32) -> Result<Self, ErrorOf<E>> {
         let (ranks, left) = (endpoint.size() as usize, table.updates());
 
         let number = number_at(u64::from(endpoint.rank()) * left);
+        let free = (0..SENDS).map(|_| endpoint.buffer(MAX_SENT * WORD)).collect::<Result<_, _>>()?;
         let mut updates = Self {
             endpoint,
             table,
@@ -192,7 +195,7 @@ impl<'a, T: Transport> Updates<'a, T> {
             left,
             buckets: vec![Vec::with_capacity(MAX_STORED); ranks],
             stored: 0,
-            free: vec![vec![0; MAX_SENT * WORD]; SENDS],
+            free,
             sending: 0,
             receives: Vec::with_capacity(RECEIVES),
             announced: 0,
@@ -201,7 +204,8 @@ impl<'a, T: Transport> Updates<'a, T> {
         };
 
         for _ in 0..RECEIVES {
-            updates.receive(vec![0; MAX_SENT * WORD])?;
+            let buffer = updates.endpoint.buffer(MAX_SENT * WORD)?;
+            updates.receive(buffer)?;
         }
         Ok(updates)
     }
@@ -224,14 +228,14 @@ impl<'a, T: Transport> Updates<'a, T> {
         self.endpoint.size() - 1
     }
 
-    fn receive(&mut self, buffer: Vec<u8>) -> Result<(), Error> {
+    fn receive(&mut self, buffer: E::Buffer) -> Result<(), ErrorOf<E>> {
         let request = self.endpoint.irecv(Selector::any(self.context), buffer, 0)?;
         self.receives.push(request);
         Ok(())
     }
 
     /// Makes updates until as many are stored as may be, or `most` were made.
-    fn make_updates(&mut self, most: usize) -> Result<usize, Error> {
+    fn make_updates(&mut self, most: usize) -> Result<usize, ErrorOf<E>> {
         let own = self.endpoint.rank() as usize;
         let mut made = 0;
         while made < most && self.left > 0 && self.stored < MAX_STORED {
@@ -252,7 +256,7 @@ impl<'a, T: Transport> Updates<'a, T> {
     }
 
     /// Sends updates of the fullest bucket.
-    fn send(&mut self) -> Result<usize, Error> {
+    fn send(&mut self) -> Result<usize, ErrorOf<E>> {
         let Some(mut data) = self.free.pop() else { return Ok(0) };
 
         let fullest = self.buckets.iter_mut().enumerate().max_by_key(|(_, bucket)| bucket.len());
@@ -264,26 +268,26 @@ impl<'a, T: Transport> Updates<'a, T> {
 
         data.clear();
         for number in bucket.drain(bucket.len() - count..) {
-            data.extend_from_slice(&number.to_le_bytes());
+            data.append(&number.to_le_bytes());
         }
 
         self.stored -= count;
         self.sending += 1;
         self.messages += 1;
 
-        self.endpoint.isend(Envelope::new(rank as u32, self.context, SOME), Mode::Standard, data, 0)?;
+        self.endpoint.isend(Envelope::new(rank as u32, self.context, SOME), data, 0)?;
         Ok(1)
     }
 
     /// Announces the end of this rank's updates to one other rank.
-    fn announce_end(&mut self) -> Result<usize, Error> {
+    fn announce_end(&mut self) -> Result<usize, ErrorOf<E>> {
         let Some(mut data) = self.free.pop() else { return Ok(0) };
         let rank = (self.endpoint.rank() + 1 + self.announced) % self.endpoint.size();
 
         data.clear();
         self.announced += 1;
         self.sending += 1;
-        self.endpoint.isend(Envelope::new(rank, self.context, END), Mode::Standard, data, 0)?;
+        self.endpoint.isend(Envelope::new(rank, self.context, END), data, 0)?;
         Ok(1)
     }
 
@@ -297,7 +301,7 @@ impl<'a, T: Transport> Updates<'a, T> {
     }
 
     /// Cancels the remaining receives, for which no message will arrive.
-    fn cancel_receives(&mut self) -> Result<(), Error> {
+    fn cancel_receives(&mut self) -> Result<(), ErrorOf<E>> {
         while let Some(request) = self.receives.pop() {
             self.endpoint.cancel(request)?;
             self.endpoint.test(request)?;
@@ -306,22 +310,24 @@ impl<'a, T: Transport> Updates<'a, T> {
     }
 
     /// Handles a message with updates, or the announcement of a rank's end.
-    fn handle_message(&mut self, tag: u64, length: usize, data: Vec<u8>) -> Result<(), Error> {
+    fn handle_message(&mut self, tag: u64, length: usize, data: E::Buffer) -> Result<(), ErrorOf<E>> {
         if tag == END {
             self.ended += 1;
         }
 
-        for bytes in data[..length.min(data.len())].as_chunks::<WORD>().0 {
-            self.table.update(u64::from_le_bytes(*bytes))?;
+        for index in 0..length / WORD {
+            let mut bytes = [0; WORD];
+            data.read(index * WORD, &mut bytes);
+            self.table.update(u64::from_le_bytes(bytes))?;
         }
         self.receive(data)
     }
 }
 
-impl<T: Transport> Program for Updates<'_, T> {
-    type Transport = T;
+impl<E: Endpoint> Program for Updates<'_, E> {
+    type Endpoint = E;
 
-    fn step(&mut self) -> Result<usize, Error> {
+    fn step(&mut self) -> Result<usize, ErrorOf<E>> {
         let mut steps = self.make_updates(burst(BATCH))?;
         if self.stored >= MAX_STORED || self.left == 0 && self.stored > 0 {
             steps += self.send()?;
@@ -336,7 +342,7 @@ impl<T: Transport> Program for Updates<'_, T> {
             let done = succeeded(done)?;
             let (request, kind, tag, length) = (done.request, done.kind, done.envelope.tag, done.length);
 
-            let data = vector(done);
+            let data = done.buffer;
             if kind == Kind::Send {
                 self.sending -= 1;
                 self.free.push(data);
@@ -356,7 +362,7 @@ impl<T: Transport> Program for Updates<'_, T> {
         self.is_over() && self.receives.is_empty()
     }
 
-    fn endpoint(&mut self) -> &mut Endpoint<T> {
+    fn endpoint(&mut self) -> &mut E {
         self.endpoint
     }
 }
@@ -369,7 +375,7 @@ mod tests {
 
     use nicforge_driver::{Deadline, Relax};
     use nicforge_matching::{
-        Config,
+        Config, Endpoint,
         memory::{Fabric, Terms},
     };
 

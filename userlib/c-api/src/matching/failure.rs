@@ -49,9 +49,9 @@ pub(crate) fn of_transport(error: TransportError) -> Failure {
 }
 
 /// Translates an error of a collective operation.
-pub(crate) fn of_program(error: ProgramError) -> Failure {
+pub(crate) fn of_program(error: ProgramError<Error>) -> Failure {
     match error {
-        ProgramError::Matching(error) => failure(error),
+        ProgramError::Endpoint(error) => failure(error),
         other => Failure::new(libc::EIO, other.to_string()),
     }
 }

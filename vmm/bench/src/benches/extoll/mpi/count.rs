@@ -8,6 +8,7 @@
 
 use nicforge::failure::{ErrorContext, Failure};
 use nicforge_extoll_transport::ExtollTransport;
+use nicforge_matching::Endpoint;
 use nicforge_mpi_programs::{Program, message_rate::Side};
 use nicforge_velo::Address;
 
@@ -122,7 +123,10 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
 
 /// Does the same as [`round`], under a name that does not count.
 #[inline(never)]
-fn warm_up(machine: &mut SteppedMachine, sides: &mut [Side<'_, ExtollTransport>]) -> Result<(), Failure> {
+fn warm_up(
+    machine: &mut SteppedMachine,
+    sides: &mut [Side<'_, Endpoint<ExtollTransport>>],
+) -> Result<(), Failure> {
     // The compiler may merge two identical functions, and this one would then count.
     std::hint::black_box("not counted");
     step_all(machine, sides)
@@ -130,13 +134,19 @@ fn warm_up(machine: &mut SteppedMachine, sides: &mut [Side<'_, ExtollTransport>]
 
 /// Steps each rank once, and the machine [`STEPS`] times. callgrind counts here.
 #[inline(never)]
-fn round(machine: &mut SteppedMachine, sides: &mut [Side<'_, ExtollTransport>]) -> Result<(), Failure> {
+fn round(
+    machine: &mut SteppedMachine,
+    sides: &mut [Side<'_, Endpoint<ExtollTransport>>],
+) -> Result<(), Failure> {
     step_all(machine, sides)
 }
 
 /// Steps each rank once, and the machine [`STEPS`] times.
 #[inline(always)]
-fn step_all(machine: &mut SteppedMachine, sides: &mut [Side<'_, ExtollTransport>]) -> Result<(), Failure> {
+fn step_all(
+    machine: &mut SteppedMachine,
+    sides: &mut [Side<'_, Endpoint<ExtollTransport>>],
+) -> Result<(), Failure> {
     for side in sides {
         side.step().context(|| "a rank".into())?;
     }

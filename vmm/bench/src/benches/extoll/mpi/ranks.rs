@@ -89,7 +89,7 @@ impl Ranks {
         pairs: u16,
         bytes: usize,
         windows: u32,
-    ) -> Result<Vec<Side<'_, ExtollTransport>>, Failure> {
+    ) -> Result<Vec<Side<'_, Endpoint<ExtollTransport>>>, Failure> {
         self.context += 1;
         let terms = Terms { bytes, window: WINDOW, windows, context: self.context };
         let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
