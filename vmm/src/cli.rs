@@ -127,8 +127,9 @@ pub(crate) struct RunArguments {
     /// Start a program for each user attachment, such as a core, instead of one for each node.
     #[arg(long)]
     per_core: bool,
-    /// Run message_rate, ping_pong or random_access in virtual time on the EXTOLL cards of the
-    /// machine, without processes; the chapter *Software in virtual time* has their arguments.
+    /// Run message_rate, ping_pong or random_access in virtual time on the EXTOLL cards or
+    /// SeaStars of the machine, without processes; the chapter *Software in virtual time* has their
+    /// arguments.
     #[arg(long = "virtual", conflicts_with_all = ["dir", "event_loop", "mapped_limit"])]
     in_virtual_time: bool,
     /// With --virtual: the software whose costs are charged, `opteron` or `none` [default:
@@ -138,6 +139,9 @@ pub(crate) struct RunArguments {
     /// With --virtual: the seed of all random numbers [default: 1].
     #[arg(long, value_name = "N", requires = "in_virtual_time")]
     seed: Option<u64>,
+    /// With --virtual on SeaStars: let the kernel match messages instead of the card.
+    #[arg(long, requires = "in_virtual_time")]
+    host_based: bool,
     /// With --virtual: print the result as JSON.
     #[arg(long, requires = "in_virtual_time")]
     json: bool,
@@ -291,6 +295,7 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
         Command::Run(arguments) if arguments.in_virtual_time => {
             let options = run::VirtualOptions {
                 per_core: arguments.per_core,
+                host_based: arguments.host_based,
                 profile: arguments.profile,
                 seed: arguments.seed,
                 json: arguments.json,

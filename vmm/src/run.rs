@@ -100,6 +100,7 @@ const VIRTUAL: ProgramBeside = ProgramBeside {
 /// The options of a run in virtual time. The program of virtual time has the defaults.
 pub(crate) struct VirtualOptions {
     pub(crate) per_core: bool,
+    pub(crate) host_based: bool,
     pub(crate) profile: Option<String>,
     pub(crate) seed: Option<u64>,
     pub(crate) json: bool,
@@ -108,7 +109,7 @@ pub(crate) struct VirtualOptions {
 impl VirtualOptions {
     /// Returns the options as arguments.
     fn arguments(&self) -> Vec<OsString> {
-        let flags = [(self.per_core, "--per-core"), (self.json, "--json")];
+        let flags = [(self.per_core, "--per-core"), (self.host_based, "--host-based"), (self.json, "--json")];
         let mut arguments: Vec<OsString> =
             flags.into_iter().filter(|(is_given, _)| *is_given).map(|(_, flag)| flag.into()).collect();
 

@@ -1,7 +1,8 @@
-//! `nicforge run --virtual`: a parallel program on each node of a machine with EXTOLL cards.
+//! `nicforge run --virtual`: a parallel program on each node of a machine with EXTOLL cards or
+//! SeaStars.
 //!
 //! The programs are those of [`nicforge_mpi_programs`]. They run in this process, on the machine's
-//! clock, with the costs of the processors in the paper about EXTOLL.
+//! clock, with the costs of the processors in the papers about EXTOLL and about the SeaStar.
 
 use std::{fmt::Write, path::PathBuf, time::Duration};
 
@@ -12,16 +13,17 @@ use nicforge::{
     table::{Column, TableData},
 };
 use nicforge_driver::runtime::Cost;
-use nicforge_mpi_programs::message_rate::Terms;
+use nicforge_mpi_programs::{Endpoint, message_rate::Terms};
+use nicforge_portals::Mode;
 use serde::Serialize;
 
 use crate::{
     cluster::{
-        Cluster, ClusterError, RankEndpoint, RankError,
+        Cards, Cluster, ClusterError, RankError, RankProgram,
         programs::{Updated, echo, rate_of, time_of_messages},
     },
     interrupted::Interrupted,
-    paper::extoll,
+    paper::{extoll, seastar},
     world::{Picos, Profile},
 };
 
@@ -50,9 +52,12 @@ const MAX_ORDER: u32 = 24;
 pub struct Arguments {
     /// The machine file (TOML).
     pub machine: PathBuf,
-    /// Start a rank for each VPID, instead of one for each node.
+    /// Start a rank for each VPID or process, instead of one for each node.
     #[arg(long)]
     pub per_core: bool,
+    /// On SeaStars, let the kernel match messages instead of the card.
+    #[arg(long)]
+    pub host_based: bool,
     /// The software whose costs are charged.
     #[arg(long, value_enum, value_name = "NAME", default_value_t = Software::Opteron)]
     pub profile: Software,
@@ -71,17 +76,18 @@ pub struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Software {
-    /// Those of the paper about EXTOLL: an Opteron of 2.5 GHz.
+    /// Those of the papers: an Opteron of 2.5 GHz with EXTOLL, and of 2.0 GHz with a SeaStar.
     Opteron,
     /// None: software takes no time.
     None,
 }
 
 impl Software {
-    fn profile(self) -> Profile {
-        match self {
-            Self::Opteron => extoll::opteron(),
-            Self::None => Profile::default(),
+    fn profile(self, cards: Cards) -> Profile {
+        match (self, cards) {
+            (Self::Opteron, Cards::Extoll) => extoll::opteron(),
+            (Self::Opteron, Cards::SeaStar(_)) => seastar::opteron(),
+            (Self::None, _) => Profile::default(),
         }
     }
 }
@@ -257,11 +263,18 @@ impl Report {
 /// Returns an error when the command line or the machine file is wrong, and when a rank fails.
 pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let program = Program::parse(&arguments.program)?;
-    let profile = arguments.profile.profile();
     let signals = Signals::block().context(|| "signals".into())?;
     let interrupted = || signals.take().is_some();
     let mut cluster =
-        Cluster::read(&arguments.machine, profile.clone(), arguments.seed).map_err(wrong_machine)?;
+        Cluster::read(&arguments.machine, Profile::default(), arguments.seed).map_err(wrong_machine)?;
+    match &mut cluster.cards {
+        Cards::SeaStar(mode) if arguments.host_based => *mode = Mode::HostBased,
+        Cards::Extoll if arguments.host_based => {
+            return Err(Failure::usage("--host-based is for SeaStars, and the machine has EXTOLL cards"));
+        }
+        Cards::SeaStar(_) | Cards::Extoll => {}
+    }
+    cluster.profile = arguments.profile.profile(cluster.cards);
     // The user ends a program that takes too long.
     cluster.limit = Duration::MAX;
     cluster.interrupted = Interrupted::new(&interrupted);
@@ -277,7 +290,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         program: arguments.program.join(" "),
         ranks,
         profile: arguments.profile,
-        costs: profile.costs().map(cost).collect(),
+        costs: cluster.profile.costs().map(cost).collect(),
         virtual_us: end.as_nanos() / 1e3,
         results,
     };
@@ -327,11 +340,11 @@ fn check_ranks(program: Program, ranks: usize) -> Result<(), Failure> {
 fn carry_out(program: Program, cluster: &Cluster, per_node: u16) -> Result<(Rows, Picos), ClusterError> {
     match program {
         Program::MessageRate { windows } => {
-            let (times, end) = cluster.run(per_node, move |endpoint| times(endpoint, windows))?;
+            let (times, end) = cluster.run_program(per_node, MessageRates { windows })?;
             Ok((Rows::MessageRate(rates(&times, windows)), end))
         }
         Program::PingPong { rounds } => {
-            let (times, end) = cluster.run(per_node, move |endpoint| latencies(endpoint, rounds))?;
+            let (times, end) = cluster.run_program(per_node, Latencies { rounds })?;
             let times = times.into_iter().next().unwrap_or_default();
             let row = |(order, us)| LatencyRow { bytes: 1_usize << order, us };
             Ok((Rows::PingPong(ECHO_SIZES.zip(times).map(row).collect()), end))
@@ -354,14 +367,23 @@ fn terms(bytes: usize, windows: u32, context: u32) -> Terms {
     Terms { bytes, window: WINDOW, windows, context }
 }
 
-/// Takes part in the exchanges of one pair, two, four and so on. Returns their times on this rank.
-fn times(endpoint: &mut RankEndpoint, windows: u32) -> Result<Vec<Duration>, RankError> {
-    let (ranks, mut context) = (endpoint.size(), 0);
-    let measure = |(pairs, bytes)| {
-        context += 1;
-        time_of_messages(endpoint, pairs, ranks / 2, terms(bytes, windows, context))
-    };
-    exchanges(ranks).map(measure).collect()
+/// The exchanges of one pair, two, four and so on.
+struct MessageRates {
+    windows: u32,
+}
+
+impl RankProgram for MessageRates {
+    /// The times of the exchanges on this rank.
+    type Output = Vec<Duration>;
+
+    fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Vec<Duration>, RankError> {
+        let (ranks, mut context) = (endpoint.size(), 0);
+        let measure = |(pairs, bytes)| {
+            context += 1;
+            time_of_messages(endpoint, pairs, ranks / 2, terms(bytes, self.windows, context))
+        };
+        exchanges(ranks).map(measure).collect()
+    }
 }
 
 /// Returns the rates of all exchanges, by their times on each rank.
@@ -375,12 +397,20 @@ fn rates(times: &[Vec<Duration>], windows: u32) -> Vec<RateRow> {
     exchanges(times.len() as u32).enumerate().map(row).collect()
 }
 
-/// Takes part in round trips from the first rank to the last one. Returns the latencies in
-/// microseconds on the first.
-fn latencies(endpoint: &mut RankEndpoint, rounds: u32) -> Result<Vec<f64>, RankError> {
-    let last = endpoint.size() - 1;
-    let of_size = |order: u32| Ok(echo(endpoint, last, 1 << order, rounds)?.as_secs_f64() * 1e6);
-    ECHO_SIZES.map(of_size).collect()
+/// Round trips from the first rank to the last one.
+struct Latencies {
+    rounds: u32,
+}
+
+impl RankProgram for Latencies {
+    /// The latencies in microseconds, on the first rank.
+    type Output = Vec<f64>;
+
+    fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Vec<f64>, RankError> {
+        let last = endpoint.size() - 1;
+        let of_size = |order: u32| Ok(echo(endpoint, last, 1 << order, self.rounds)?.as_secs_f64() * 1e6);
+        ECHO_SIZES.map(of_size).collect()
+    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ mod matching_c_example;
 mod mpi_processes;
 mod mpi_stopped;
 mod portals_c_example;
+mod portals_mpi_example;
 mod program;
 mod rma_c_example;
 mod server_killed;

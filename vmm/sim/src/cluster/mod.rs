@@ -1,17 +1,19 @@
-//! A cluster of nodes with EXTOLL cards, and parallel programs on it, in virtual time.
+//! A cluster of nodes with EXTOLL cards or SeaStars, and parallel programs on it, in virtual time.
 //!
-//! A program has ranks. Each rank is a process with its own VPID of a node's card, and uses the
-//! matching layer over VELO and RMA as on a host. The programs are those of
-//! [`nicforge_mpi_programs`]: [`programs`] sets them up, and measures them.
+//! A program has ranks. Each rank is a process with its own attachment of a node's card. On EXTOLL
+//! that is a VPID, and the rank uses the matching layer over VELO and RMA as on a host. On a
+//! SeaStar it uses the MPI-style layer over Portals. The programs are those of [`nicforge_mpi_programs`]:
+//! [`programs`] sets them up, and measures them.
 
 pub mod programs;
+mod seastar;
 
 use std::{cell::RefCell, path::Path, rc::Rc, time::Duration};
 
 use nicforge::failure::Failure;
 use nicforge_core::ids::FunctionId;
 use nicforge_driver::{Deadline, runtime};
-use nicforge_extoll::family::NODE;
+use nicforge_extoll::family::NODE as EXTOLL;
 use nicforge_extoll_transport::{Config, Error as TransportError, ExtollTransport, Job};
 use nicforge_family::Plan;
 use nicforge_machine::{
@@ -19,8 +21,11 @@ use nicforge_machine::{
     description::{self, DescriptionError},
 };
 use nicforge_matching::{Endpoint, Error as MatchingError};
-use nicforge_mpi_programs::{Error as ProgramError, collective::barrier};
+use nicforge_mpi_programs::{Endpoint as RankEnd, Error as ProgramError, collective::barrier};
 use nicforge_nics::families;
+use nicforge_portals::{Error as PortalsError, Mode};
+use nicforge_portals_mpi::Error as PortalsMpiError;
+use nicforge_seastar::family::NODE as SEASTAR;
 use thiserror::Error;
 
 use crate::{
@@ -47,20 +52,21 @@ pub enum ClusterError {
     /// The machine could not be built.
     #[error("the machine cannot be built: {0}")]
     Build(#[from] BuildError),
-    /// The machine has no node with an EXTOLL card.
+    /// The machine has no node with an EXTOLL card or a SeaStar.
     #[error(
-        "machine {name} has no EXTOLL cards, which programs in virtual time need: add a section [[extoll]]"
+        "machine {name} has no EXTOLL cards and no SeaStars, which programs in virtual time need: add a section \
+         [[extoll]] or [[seastar]]"
     )]
     NoCards {
         /// The machine's name.
         name: String,
     },
-    /// A node has fewer VPIDs than ranks.
-    #[error("node {node} has {vpids} VPIDs, too few for {ranks} ranks")]
+    /// A node has fewer VPIDs or processes than ranks.
+    #[error("node {node} has {vpids} VPIDs or processes, too few for {ranks} ranks")]
     Vpids {
         /// The node.
         node: String,
-        /// Its VPIDs.
+        /// Its VPIDs or processes.
         vpids: usize,
         /// The ranks of each node.
         ranks: u16,
@@ -108,19 +114,49 @@ pub enum RankError {
     /// The endpoint failed.
     #[error(transparent)]
     Matching(#[from] MatchingError),
+    /// Portals failed.
+    #[error(transparent)]
+    Portals(#[from] PortalsError),
+    /// The MPI-style layer over Portals failed.
+    #[error(transparent)]
+    PortalsMpi(#[from] PortalsMpiError),
     /// The program failed.
     #[error(transparent)]
-    Program(#[from] ProgramError),
+    Program(Box<dyn std::error::Error>),
 }
 
-/// A rank's end of the network.
+impl<E: std::error::Error + 'static> From<ProgramError<E>> for RankError {
+    fn from(error: ProgramError<E>) -> Self {
+        Self::Program(Box::new(error))
+    }
+}
+
+/// The cards of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cards {
+    /// EXTOLL cards.
+    Extoll,
+    /// SeaStars, whose messages are matched in this mode.
+    SeaStar(Mode),
+}
+
+/// A program of one rank, on any card.
+pub(crate) trait RankProgram: 'static {
+    /// Its result.
+    type Output: 'static;
+
+    /// Runs the program.
+    fn run<E: RankEnd>(&self, endpoint: &mut E) -> Result<Self::Output, RankError>;
+}
+
+/// A rank's end of a network of EXTOLL cards.
 pub type RankEndpoint = Endpoint<ExtollTransport>;
 
 /// A node of a cluster.
 #[derive(Clone, Debug)]
 struct Node {
     name: String,
-    /// Names of its VPIDs' attachments.
+    /// Names of the attachments of its VPIDs or processes.
     vpids: Vec<String>,
 }
 
@@ -130,6 +166,8 @@ pub struct Cluster<'a> {
     plan: Plan,
     nodes: Vec<Node>,
     name: String,
+    /// Its cards.
+    pub cards: Cards,
     /// The costs of each rank's software.
     pub profile: Profile,
     /// Determines the random numbers of libraries and programs, and how late each rank starts.
@@ -165,12 +203,17 @@ impl Cluster<'_> {
             vpids: node.users().map(|vpid| vpid.name.clone()).collect(),
         };
 
-        let nodes: Vec<_> = built.nodes.iter().filter(|node| node.role == NODE).map(node).collect();
+        let nodes_of =
+            |role| -> Vec<_> { built.nodes.iter().filter(|node| node.role == role).map(node).collect() };
+        let (mut cards, mut nodes) = (Cards::Extoll, nodes_of(EXTOLL));
+        if nodes.is_empty() {
+            (cards, nodes) = (Cards::SeaStar(Mode::NicBased), nodes_of(SEASTAR));
+        }
         if nodes.is_empty() {
             return Err(ClusterError::NoCards { name: built.name });
         }
         let interrupted = Interrupted::default();
-        Ok(Self { plan, nodes, name: built.name, profile, seed, limit: LIMIT, interrupted })
+        Ok(Self { plan, nodes, name: built.name, cards, profile, seed, limit: LIMIT, interrupted })
     }
 
     /// Returns the name of the machine.
@@ -183,16 +226,16 @@ impl Cluster<'_> {
         self.nodes.len()
     }
 
-    /// Returns the number of VPIDs that each node has.
+    /// Returns the number of VPIDs or processes that each node has.
     pub fn vpids(&self) -> u16 {
         let least = self.nodes.iter().map(|node| node.vpids.len()).min();
         least.unwrap_or_default().try_into().unwrap_or(u16::MAX)
     }
 
-    /// Runs a program with `per_node` ranks on each node. Ranks are numbered node by node. The
-    /// program begins on each rank after a barrier, and a rank ends when all ranks have. Returns
-    /// the results of the ranks, and the virtual time at the end. The failure of a rank ends the
-    /// run.
+    /// Runs a program on EXTOLL cards with `per_node` ranks on each node. Ranks are numbered node
+    /// by node. The program begins on each rank after a barrier, and a rank ends when all ranks
+    /// have. Returns the results of the ranks, and the virtual time at the end. The failure of a
+    /// rank ends the run.
     ///
     /// # Errors
     /// [`ClusterError`].
@@ -201,10 +244,35 @@ impl Cluster<'_> {
         per_node: u16,
         program: impl Fn(&mut RankEndpoint) -> Result<R, RankError> + 'static,
     ) -> Result<(Vec<R>, Picos), ClusterError> {
+        if self.cards != Cards::Extoll {
+            return Err(ClusterError::NoCards { name: self.name.clone() });
+        }
+        let job = Job::of_nodes(self.nodes.len() as u32, per_node);
+        self.start_ranks(per_node, move |place| run_rank(&place, &job, &program))
+    }
+
+    /// Runs a program on any cards, as [`Cluster::run`].
+    pub(crate) fn run_program<P: RankProgram>(
+        &self,
+        per_node: u16,
+        program: P,
+    ) -> Result<(Vec<P::Output>, Picos), ClusterError> {
+        match self.cards {
+            Cards::Extoll => self.run(per_node, move |endpoint| program.run(endpoint)),
+            Cards::SeaStar(mode) => self.run_on_seastars(per_node, mode, program),
+        }
+    }
+
+    /// Starts the threads of all ranks, and returns their results and the virtual time at the end.
+    fn start_ranks<R: 'static>(
+        &self,
+        per_node: u16,
+        body: impl Fn(Place) -> Result<R, RankError> + 'static,
+    ) -> Result<(Vec<R>, Picos), ClusterError> {
         let (machine, built) = build::build(&self.plan)?;
         let mut world = World::new(machine, self.seed);
-        let job = Rc::new(Job::of_nodes(self.nodes.len() as u32, per_node));
-        let ranks = Ranks { job, program: Rc::new(program), devices: world.devices(), ends: Rc::default() };
+        let body = Rc::new(body);
+        let ends: Rc<RefCell<Vec<End<R>>>> = Rc::default();
 
         let mut rank = 0;
         for node in &self.nodes {
@@ -219,79 +287,71 @@ impl Cluster<'_> {
                 .unwrap_or_default();
             for attachment in attachments {
                 let process = world.add_process(functions.clone(), self.profile.clone());
-                let name = format!("rank {rank}");
-                world.start(process, &name, ranks.body(rank, node.name.clone(), attachment.clone()));
+                let (node, attachment) = (node.name.clone(), attachment.clone());
+                let place = Place { devices: world.devices(), node, attachment };
+                let (body, ends) = (body.clone(), ends.clone());
+                world.start(process, &format!("rank {rank}"), move || {
+                    let result = body(place);
+                    ends.borrow_mut().push((rank, result));
+                });
                 rank += 1;
             }
         }
 
         // The other ranks would wait for ever for one that has failed.
-        let is_stopped = || ranks.has_failed() || self.interrupted.ask();
-        let ended = world.run_unless(self.limit, &is_stopped);
-        ranks.results(ended).map(|results| (results, world.now()))
+        let has_failed = || ends.borrow().iter().any(|(_, end)| end.is_err());
+        let ended = world.run_unless(self.limit, &|| has_failed() || self.interrupted.ask());
+        Ok((results(ends.take(), ended)?, world.now()))
     }
 }
 
 /// The result of a rank, with its number.
 type End<R> = (u32, Result<R, RankError>);
 
-/// The ranks of a run, and their results so far.
-struct Ranks<P, R> {
-    job: Rc<Job>,
-    program: Rc<P>,
+/// Where a rank runs.
+struct Place {
     devices: Devices,
-    /// In the order of the ends.
-    ends: Rc<RefCell<Vec<End<R>>>>,
+    node: String,
+    attachment: String,
 }
 
-impl<R: 'static, P: Fn(&mut RankEndpoint) -> Result<R, RankError> + 'static> Ranks<P, R> {
-    /// Returns what the thread of a rank does.
-    fn body(&self, rank: u32, node: String, attachment: String) -> impl FnOnce() + 'static {
-        let (job, program) = (self.job.clone(), self.program.clone());
-        let (devices, ends) = (self.devices.clone(), self.ends.clone());
-        move || {
-            let result = run_rank(&devices, &node, &attachment, &job, &*program);
-            ends.borrow_mut().push((rank, result));
-        }
+/// Returns the results of all ranks in their order, or the first error.
+fn results<R>(ends: Vec<End<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>, ClusterError> {
+    let mut results = Vec::new();
+    for (rank, end) in ends {
+        results.push((rank, end.map_err(|error| ClusterError::Rank { rank, error })?));
     }
 
-    /// Returns whether a rank has failed.
-    fn has_failed(&self) -> bool {
-        self.ends.borrow().iter().any(|(_, end)| end.is_err())
-    }
-
-    /// Returns the results of all ranks in their order, or the first error.
-    fn results(self, ended: Result<(), WorldError>) -> Result<Vec<R>, ClusterError> {
-        let mut results = Vec::new();
-        for (rank, end) in self.ends.take() {
-            results.push((rank, end.map_err(|error| ClusterError::Rank { rank, error })?));
-        }
-
-        ended?;
-        results.sort_by_key(|(rank, _)| *rank);
-        Ok(results.into_iter().map(|(_, result)| result).collect())
-    }
+    ended?;
+    results.sort_by_key(|(rank, _)| *rank);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
 /// Opens a rank, waits for all others, and runs a program on it between two barriers.
 fn run_rank<R>(
-    devices: &Devices,
-    node: &str,
-    attachment: &str,
+    place: &Place,
     job: &Job,
     program: &impl Fn(&mut RankEndpoint) -> Result<R, RankError>,
 ) -> Result<R, RankError> {
-    let deadline = Deadline::never();
-    let device = devices.open(node, attachment)?;
+    let device = place.devices.open(&place.node, &place.attachment)?;
     let mut transport = ExtollTransport::open(device, job, Config::default())?;
-    transport.wait_for_all(deadline, None)?;
+    transport.wait_for_all(Deadline::never(), None)?;
 
     let mut endpoint = Endpoint::new(transport, Default::default())?;
-    barrier(&mut endpoint, deadline)?;
+    between_barriers(&mut endpoint, program)
+}
+
+/// Runs a program between two barriers. Ranks begin late by a random time.
+fn between_barriers<E: RankEnd, R>(
+    endpoint: &mut E,
+    program: impl FnOnce(&mut E) -> Result<R, RankError>,
+) -> Result<R, RankError> {
+    let deadline = Deadline::never();
+    barrier(endpoint, deadline)?;
     let late = runtime::random() % (LATE_START.as_nanos() as u64 + 1);
     runtime::sleep(Duration::from_nanos(late));
 
-    let result = program(&mut endpoint)?;
-    barrier(&mut endpoint, deadline)?;
+    let result = program(endpoint)?;
+    barrier(endpoint, deadline)?;
     Ok(result)
 }

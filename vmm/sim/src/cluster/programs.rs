@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use nicforge_driver::{Deadline, Relax, runtime::Instant};
 use nicforge_mpi_programs::{
+    Endpoint,
     collective::{all_reduce, barrier},
     drive, message_rate, ping_pong,
     random_access::{Table, Updates},
 };
 
-use super::{Cluster, ClusterError, RankEndpoint, RankError};
+use super::{Cluster, ClusterError, RankError, RankProgram};
 use crate::world::{Picos, mix};
 
 /// The matching context of a program's first phase. Further phases have the next ones.
@@ -69,8 +70,7 @@ impl Cluster<'_> {
         let terms = message_rate::Terms { bytes, window, windows, context: CONTEXT };
         let count = u32::from(pairs.pairs);
 
-        let (times, _) =
-            self.run(pairs.pairs, move |endpoint| time_of_messages(endpoint, count, count, terms))?;
+        let (times, _) = self.run_program(pairs.pairs, MessageRate { pairs: count, terms })?;
         Ok(rate_of(times.get(..count as usize).unwrap_or_default(), terms.messages()))
     }
 
@@ -84,7 +84,7 @@ impl Cluster<'_> {
             return Err(self.size_error("ping_pong", "2 or more"));
         }
 
-        let (times, _) = self.run(1, move |endpoint| echo(endpoint, to, bytes, rounds))?;
+        let (times, _) = self.run_program(1, PingPong { to, bytes, rounds })?;
         Ok(times.first().copied().unwrap_or_default().as_secs_f64())
     }
 
@@ -101,8 +101,7 @@ impl Cluster<'_> {
         verifies: bool,
     ) -> Result<(Updated, Picos), ClusterError> {
         let place = PLACE + (mix(self.seed) >> (u64::BITS - PLACE_BITS));
-        let (results, end) =
-            self.run(per_node, move |endpoint| run_updates(endpoint, order, place, verifies))?;
+        let (results, end) = self.run_program(per_node, RandomAccess { order, place, verifies })?;
         let sum = |of: fn(&Updated) -> u64| results.iter().map(of).sum::<u64>();
 
         let updated = Updated {
@@ -121,12 +120,56 @@ impl Cluster<'_> {
     }
 }
 
+/// The program of [`Cluster::message_rate`].
+struct MessageRate {
+    pairs: u32,
+    terms: message_rate::Terms,
+}
+
+impl RankProgram for MessageRate {
+    type Output = Duration;
+
+    fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Duration, RankError> {
+        time_of_messages(endpoint, self.pairs, self.pairs, self.terms)
+    }
+}
+
+/// The program of [`Cluster::ping_pong`].
+struct PingPong {
+    to: u32,
+    bytes: usize,
+    rounds: u32,
+}
+
+impl RankProgram for PingPong {
+    type Output = Duration;
+
+    fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Duration, RankError> {
+        echo(endpoint, self.to, self.bytes, self.rounds)
+    }
+}
+
+/// The program of [`Cluster::random_access`].
+struct RandomAccess {
+    order: u32,
+    place: u64,
+    verifies: bool,
+}
+
+impl RankProgram for RandomAccess {
+    type Output = Updated;
+
+    fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Updated, RankError> {
+        run_updates(endpoint, self.order, self.place, self.verifies)
+    }
+}
+
 /// Measures the exchange of messages between pairs, after a warm-up and a barrier of all ranks.
 /// Rank i sends to rank i + `distance`. Returns the time on the ranks of the pairs.
 ///
 /// The contexts are twice that of `terms`, and the next one.
-pub(crate) fn time_of_messages(
-    endpoint: &mut RankEndpoint,
+pub(crate) fn time_of_messages<E: Endpoint>(
+    endpoint: &mut E,
     pairs: u32,
     distance: u32,
     terms: message_rate::Terms,
@@ -148,8 +191,8 @@ pub(crate) fn rate_of(times: &[Duration], messages: u64) -> f64 {
 }
 
 /// Takes part in the exchange of messages between pairs. Returns the time.
-fn send_messages(
-    endpoint: &mut RankEndpoint,
+fn send_messages<E: Endpoint>(
+    endpoint: &mut E,
     pairs: u32,
     distance: u32,
     terms: message_rate::Terms,
@@ -169,8 +212,8 @@ fn send_messages(
 
 /// Takes part in round trips between rank 0 and rank `to`. Returns half of the mean time on rank 0,
 /// and zero on other ranks.
-pub(crate) fn echo(
-    endpoint: &mut RankEndpoint,
+pub(crate) fn echo<E: Endpoint>(
+    endpoint: &mut E,
     to: u32,
     bytes: usize,
     rounds: u32,
@@ -192,8 +235,8 @@ pub(crate) fn echo(
 }
 
 /// Makes the updates of a rank, from a place in the sequence of all ranks on.
-fn run_updates(
-    endpoint: &mut RankEndpoint,
+fn run_updates<E: Endpoint>(
+    endpoint: &mut E,
     order: u32,
     place: u64,
     verifies: bool,

@@ -85,20 +85,7 @@ impl Model {
     fn nodes(self, nodes: u32, mode: Mode, keys: &str) -> SeaStars {
         let mhz = if self.software { FIRMWARE } else { 0 };
         let interrupt = if self.interrupts { INTERRUPT } else { 0.0 };
-        let costs = [
-            (Cost::SystemCall, SYSTEM_CALL),
-            (Cost::InterruptWake, interrupt),
-            (Cost::Burst, STORE),
-            (Cost::TrappedAccess, LOAD),
-            (Cost::Match, HOST_MATCH),
-            (Cost::SendMessage, LIBRARY),
-            (Cost::ReceiveMessage, LIBRARY),
-        ];
-        let profile = if self.software {
-            Profile::of_nanos(costs).with_poll(Picos::nanos(POLL))
-        } else {
-            Profile::default()
-        };
+        let profile = if self.software { software(interrupt) } else { Profile::default() };
 
         SeaStars {
             nodes,
@@ -115,6 +102,25 @@ impl Model {
     fn pair(self, mode: Mode) -> SeaStars {
         self.nodes(2, mode, "")
     }
+}
+
+/// Returns the costs of the host's software, with an interrupt of this time.
+fn software(interrupt: f64) -> Profile {
+    let costs = [
+        (Cost::SystemCall, SYSTEM_CALL),
+        (Cost::InterruptWake, interrupt),
+        (Cost::Burst, STORE),
+        (Cost::TrappedAccess, LOAD),
+        (Cost::Match, HOST_MATCH),
+        (Cost::SendMessage, LIBRARY),
+        (Cost::ReceiveMessage, LIBRARY),
+    ];
+    Profile::of_nanos(costs).with_poll(Picos::nanos(POLL))
+}
+
+/// Returns the profile of the paper's processors, with the kernel and the libraries.
+pub(crate) fn opteron() -> Profile {
+    software(INTERRUPT)
 }
 
 impl From<SeaStarsError> for Failure {

@@ -1,6 +1,7 @@
 //! Parallel programs over EXTOLL in virtual time, and the program's `run`.
 
 use std::{
+    convert::Infallible,
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
 };
@@ -145,7 +146,7 @@ fn the_failure_of_a_rank_ends_the_run_of_the_others() {
     let mut cluster = pair();
     cluster.limit = Duration::MAX;
     let ended = cluster.run(1, |endpoint| match endpoint.rank() {
-        0 => Err(nicforge_mpi_programs::Error::Timeout { what: "nothing" }.into()),
+        0 => Err(nicforge_mpi_programs::Error::<Infallible>::Timeout { what: "nothing" }.into()),
         _ => Ok(barrier(endpoint, Deadline::never())?),
     });
 

@@ -10,5 +10,6 @@ mod paper;
 mod papers;
 mod polls;
 mod program;
+mod seastar;
 mod traffic;
 mod world;

@@ -1,0 +1,84 @@
+//! Ranks on SeaStars: the MPI-style layer over Portals.
+
+use std::{cell::RefCell, collections::HashMap, rc::Rc, sync::Arc, time::Duration};
+
+use nicforge_driver::{
+    Deadline,
+    runtime::{self, Instant},
+};
+use nicforge_portals::{Interface, Kernel, KernelConfig, Mode};
+use nicforge_portals_mpi::{Config, Endpoint, Job};
+
+use super::{Cluster, ClusterError, Place, RankError, RankProgram, between_barriers};
+use crate::world::Picos;
+
+/// Name of a kernel's attachment.
+const KERNEL: &str = "kernel";
+/// Name of the attachment of a node's first process, whose rank boots the node.
+const FIRST: &str = "p0";
+/// Time between two looks of a rank at its node's kernel.
+const LOOK: Duration = Duration::from_micros(10);
+/// Time for which a rank stays after the last barrier, so that its last messages are acknowledged.
+const LINGER: Duration = Duration::from_millis(1);
+
+/// The kernels of all nodes. The ranks of a node share its kernel.
+type Kernels = RefCell<HashMap<String, Arc<Kernel>>>;
+
+impl Cluster<'_> {
+    /// Runs a program on SeaStars, as [`Cluster::run`].
+    pub(super) fn run_on_seastars<P: RankProgram>(
+        &self,
+        per_node: u16,
+        mode: Mode,
+        program: P,
+    ) -> Result<(Vec<P::Output>, Picos), ClusterError> {
+        let job = Job::of_nodes(self.nodes.len() as u32, per_node);
+        let kernels: Rc<Kernels> = Rc::default();
+        let body = move |place: Place| run_rank(&place, &kernels, mode, &job, &program);
+        let (results, _) = self.start_ranks(per_node, body)?;
+
+        // The time in which ranks stay for others is not the program's.
+        let end = results.iter().map(|(_, end)| *end).max().unwrap_or_default();
+        Ok((results.into_iter().map(|(result, _)| result).collect(), end.into()))
+    }
+}
+
+/// Opens a rank, and runs a program on it. Also returns the time of the program's end.
+fn run_rank<P: RankProgram>(
+    place: &Place,
+    kernels: &Kernels,
+    mode: Mode,
+    job: &Job,
+    program: &P,
+) -> Result<(P::Output, Duration), RankError> {
+    let began = Instant::now();
+    let interface = open(place, kernels, mode)?;
+    let mut endpoint = Endpoint::open(interface, job, Config::default())?;
+    endpoint.wait_for_all(Deadline::never(), None)?;
+
+    let result = between_barriers(&mut endpoint, |endpoint| program.run(endpoint))?;
+    let end = began.elapsed();
+
+    while began.elapsed() < end + LINGER {
+        endpoint.progress()?;
+        runtime::sleep(LOOK);
+    }
+    Ok((result, end))
+}
+
+/// Opens the interface of a rank. The rank of a node's first process boots it for all.
+fn open(place: &Place, kernels: &Kernels, mode: Mode) -> Result<Interface, RankError> {
+    let Place { devices, node, attachment } = place;
+    if attachment == FIRST {
+        let kernel = Kernel::boot(devices.open(node, KERNEL)?, KernelConfig::default())?;
+        kernels.borrow_mut().insert(node.clone(), kernel);
+    }
+
+    let kernel = loop {
+        if let Some(kernel) = kernels.borrow().get(node) {
+            break kernel.clone();
+        }
+        runtime::sleep(LOOK);
+    };
+    Ok(Interface::open(&kernel, devices.open(node, attachment)?, mode)?)
+}
