@@ -21,6 +21,7 @@ pub mod matching_body;
 pub mod own_devices;
 pub mod pattern;
 pub mod portals_body;
+pub mod portals_mpi_body;
 pub mod proof_body;
 pub mod random;
 pub mod rma_body;

@@ -1,0 +1,83 @@
+//! Processes and nodes that end.
+
+use std::time::Duration;
+
+use nicforge_portals::Mode;
+use nicforge_portals_mpi::{Config, Error, Selector};
+use nicforge_test_body::body;
+
+use super::{MACHINE, MODES, World, bytes, small};
+use crate::{backing::Rig, pattern::pattern};
+
+/// A configuration whose patience a test can await.
+fn impatient() -> Config {
+    Config { patience: Duration::from_millis(800), ..small() }
+}
+
+/// When a process ends, requests that wait for its rank fail, and those of the other ranks go on.
+#[body]
+pub fn requests_of_a_rank_that_has_ended_fail(rig: &dyn Rig) {
+    for mode in MODES {
+        let mut world = World::new(rig, mode, impatient());
+        let gone = Err(Error::PeerGone { peer: 3 });
+        // The data of one of its messages have arrived here, and those of another have not.
+        let sends = [100, 9000].map(|length| world.send(3, 0, length as u64, &pattern(1, length)));
+        world.await_unexpected(0, 2);
+        drop(world.ranks.pop());
+        let _ = sends;
+
+        let stored = world.receive(0, Selector::exact(3, 0, 100), 100);
+        assert!(bytes(&world.wait(0, stored)) == pattern(1, 100));
+        let fetched = world.receive(0, Selector::exact(3, 0, 9000), 9000);
+        let named = world.receive(0, Selector::exact(3, 0, 1), 10);
+        let any = world.receive(0, Selector::any_source(0, 1), 10);
+        let long = world.send(0, 3, 1, &pattern(2, 9000));
+        let medium = world.send(1, 3, 1, &pattern(2, 2000));
+
+        for (rank, request) in [(0, fetched), (0, named), (0, long), (1, medium)] {
+            assert_eq!(world.wait(rank, request).result, gone, "{mode:?}");
+        }
+        let late = world.send(0, 3, 1, &pattern(2, 2000));
+        assert_eq!(world.wait(0, late).result, gone);
+        world.send(2, 0, 1, b"alive");
+        assert_eq!(bytes(&world.wait(0, any)), b"alive");
+    }
+}
+
+/// When a node ends, messages to its ranks fail at once.
+#[body]
+pub fn requests_of_ranks_on_a_node_that_was_reset_fail(rig: &dyn Rig) {
+    for mode in MODES {
+        let mut world = World::new(rig, mode, small());
+        let receive = world.receive(0, Selector::exact(2, 0, 0), 10);
+        let held = world.send(0, 3, 0, &pattern(1, 5000));
+        world.await_unexpected(3, 1);
+        rig.reset("ss1");
+        drop(world.ranks.drain(2..));
+        world.kernels.pop();
+
+        let sends = [2, 3].map(|to| world.send(0, to, 0, &pattern(1, 3000)));
+        for (to, send) in [2, 3].into_iter().zip(sends) {
+            assert_eq!(world.wait(0, send).result, Err(Error::PeerGone { peer: to }));
+        }
+        assert_eq!(world.wait(0, held).result, Err(Error::PeerGone { peer: 3 }));
+        assert_eq!(world.wait(0, receive).result, Err(Error::PeerGone { peer: 2 }));
+
+        let own = world.send(0, 1, 5, b"neighbour");
+        let receive = world.receive(1, Selector::any(0), 100);
+        assert_eq!(bytes(&world.wait(1, receive)), b"neighbour");
+        world.wait(0, own);
+    }
+}
+
+/// An endpoint whose own node ends reports that, and ends without a wait.
+#[body]
+pub fn an_endpoint_on_a_node_that_was_reset_reports_it(rig: &dyn Rig) {
+    let mut world = World::new(rig, Mode::NicBased, small());
+    let receive = world.receive(0, Selector::any(0), 10);
+    rig.reset("ss0");
+
+    let deadline = crate::backing::soon();
+    let error = world.ranks[0].wait(receive, deadline, None).unwrap_err();
+    assert!(matches!(&error, Error::Portals(error) if error.is_gone()), "{error}");
+}
