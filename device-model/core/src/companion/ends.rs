@@ -1,9 +1,8 @@
 //! The two ends of a companion's FIFOs.
 
-use std::sync::{
-    Arc,
-    mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
-};
+use std::sync::Arc;
+
+use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
 use super::{CompanionSpec, CompanionStatus, Halt, life::Life};
 
@@ -19,22 +18,22 @@ pub enum SendError<T> {
 
 /// The device's end of a life of its companion. Dropping it ends the life.
 pub struct DeviceEnd<C, E> {
-    commands: SyncSender<C>,
-    events: Receiver<E>,
+    commands: Producer<C>,
+    events: Consumer<E>,
     life: Arc<Life>,
 }
 
 /// The companion's end of its FIFOs.
 pub struct CompanionEnd<C, E> {
-    commands: Receiver<C>,
-    events: SyncSender<E>,
+    commands: Consumer<C>,
+    events: Producer<E>,
     life: Arc<Life>,
 }
 
 /// Returns both ends of new FIFOs.
 pub(super) fn ends<C, E>(spec: &CompanionSpec, life: &Arc<Life>) -> (DeviceEnd<C, E>, CompanionEnd<C, E>) {
-    let (command_sender, commands) = sync_channel(spec.commands);
-    let (event_sender, events) = sync_channel(spec.events);
+    let (command_sender, commands) = RingBuffer::new(spec.commands);
+    let (event_sender, events) = RingBuffer::new(spec.events);
 
     (
         DeviceEnd { commands: command_sender, events, life: Arc::clone(life) },
@@ -47,31 +46,51 @@ impl<C, E> DeviceEnd<C, E> {
     ///
     /// # Errors
     /// [`SendError`], with the command.
-    pub fn send(&self, command: C) -> Result<(), SendError<C>> {
-        if self.status() != CompanionStatus::Running {
+    #[inline]
+    pub fn send(&mut self, command: C) -> Result<(), SendError<C>> {
+        if !self.life.takes_commands() {
             return Err(SendError::Ended(command));
         }
 
-        self.commands.try_send(command).map_err(|error| match error {
-            TrySendError::Full(command) => SendError::Full(command),
-            TrySendError::Disconnected(command) => SendError::Ended(command),
-        })?;
+        self.commands.push(command).map_err(|PushError::Full(command)| SendError::Full(command))?;
         self.life.wake_companion();
 
         Ok(())
     }
 
     /// Takes the next event. A companion that hung has none, even if it returns.
-    pub fn receive(&self) -> Option<E> {
+    #[inline]
+    pub fn receive(&mut self) -> Option<E> {
         if self.life.is_hung() {
             return None;
         }
 
-        let event = self.events.try_recv().ok()?;
+        let event = self.events.pop().ok()?;
         // The companion may wait for room.
         self.life.wake_companion();
 
         Some(event)
+    }
+
+    /// Returns the next event, which stays in the FIFO. A companion that hung has none.
+    #[inline]
+    pub fn front(&self) -> Option<&E> {
+        if self.life.is_hung() { None } else { self.events.peek().ok() }
+    }
+
+    /// Returns whether there is no event, and the companion is not halted.
+    #[inline]
+    pub fn is_quiet(&self) -> bool {
+        self.events.is_empty() && self.life.takes_commands()
+    }
+
+    /// Drops the event of [`DeviceEnd::front`], without a copy of it.
+    #[inline]
+    pub fn drop_front(&mut self) {
+        if let Ok(event) = self.events.read_chunk(1) {
+            event.commit_all();
+            self.life.wake_companion();
+        }
     }
 
     /// Returns the state of this life.
@@ -101,19 +120,34 @@ impl<C, E> Drop for DeviceEnd<C, E> {
 
 impl<C, E> CompanionEnd<C, E> {
     /// Takes the next command.
+    #[inline]
     pub fn receive(&mut self) -> Option<C> {
-        self.commands.try_recv().ok()
+        self.commands.pop().ok()
+    }
+
+    /// Returns whether there is no command.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.commands.is_empty()
+    }
+
+    /// Returns the number of events that have room now. It falls only when this end sends.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.events.slots()
     }
 
     /// Sends an event and wakes the device. It never blocks.
     ///
     /// # Errors
     /// [`SendError`], with the event.
+    #[inline]
     pub fn send(&mut self, event: E) -> Result<(), SendError<E>> {
-        self.events.try_send(event).map_err(|error| match error {
-            TrySendError::Full(event) => SendError::Full(event),
-            TrySendError::Disconnected(event) => SendError::Ended(event),
-        })?;
+        if self.life.has_ended() {
+            return Err(SendError::Ended(event));
+        }
+
+        self.events.push(event).map_err(|PushError::Full(event)| SendError::Full(event))?;
         self.life.wake_device();
 
         Ok(())
@@ -121,6 +155,7 @@ impl<C, E> CompanionEnd<C, E> {
 
     /// Returns whether the life has ended. A companion that waits within a poll should look at it
     /// now and then, and return.
+    #[inline]
     pub fn has_ended(&self) -> bool {
         self.life.has_ended()
     }

@@ -12,7 +12,11 @@ use std::{
     time::Duration,
 };
 
-use super::{Companion, CompanionEnd, CompanionStatus, Halt};
+use super::{
+    Companion, CompanionEnd, CompanionStatus, Halt,
+    signal::{Awake, Signal},
+    signals::Notes,
+};
 use crate::{panic::message_of, progress::Progress};
 
 /// About how many commands one poll on a thread may handle.
@@ -33,10 +37,9 @@ pub(super) enum Phase {
     Over = 2,
 }
 
-/// Flags by which companions wake a machine.
+/// The state by which companions wake a machine.
 pub(super) struct MachineFlags {
-    /// The machine looks at the lives in its next step without a wake-up.
-    pub(super) is_awake: AtomicBool,
+    pub(super) awake: Awake,
     pub(super) waker: Waker,
 }
 
@@ -44,10 +47,12 @@ pub(super) struct MachineFlags {
 pub(super) struct Life {
     epoch: u32,
     machine: Arc<MachineFlags>,
-    /// The device has sent a command or received an event since the last poll.
-    has_work: AtomicBool,
+    /// The machine's notes: of work, if it polls the companion, and of the end of a life.
+    notes: Notes,
     /// The companion has sent an event or halted since the machine looked.
-    is_signalled: AtomicBool,
+    signal: Signal,
+    /// The machine's steps poll the companion.
+    is_stepped: bool,
     /// The device has dropped its end.
     has_ended: AtomicBool,
     is_hung: AtomicBool,
@@ -61,12 +66,15 @@ pub(super) struct Life {
 }
 
 impl Life {
-    pub(super) fn new(epoch: u32, machine: Arc<MachineFlags>) -> Self {
+    pub(super) fn new(epoch: u32, machine: Arc<MachineFlags>, notes: Notes, is_stepped: bool) -> Self {
+        // Every companion is polled once after its start.
+        notes.note_work();
         Self {
             epoch,
             machine,
-            has_work: AtomicBool::new(true),
-            is_signalled: AtomicBool::new(false),
+            signal: notes.signal(),
+            notes,
+            is_stepped,
             has_ended: AtomicBool::new(false),
             is_hung: AtomicBool::new(false),
             phase: AtomicU8::new(Phase::Polling as u8),
@@ -90,6 +98,13 @@ impl Life {
         }
     }
 
+    /// Returns whether the companion takes commands.
+    #[inline]
+    pub(super) fn takes_commands(&self) -> bool {
+        !self.is_hung() && !self.has_ended() && self.panic.get().is_none()
+    }
+
+    #[inline]
     pub(super) fn is_hung(&self) -> bool {
         self.is_hung.load(Ordering::Acquire)
     }
@@ -99,6 +114,7 @@ impl Life {
         self.is_hung.store(true, Ordering::Release);
     }
 
+    #[inline]
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
@@ -106,6 +122,7 @@ impl Life {
     /// Ends the life. The companion's thread ends after the poll that is under way.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
+        self.notes.note_work();
         self.wake_companion();
     }
 
@@ -132,42 +149,21 @@ impl Life {
 
     /// Has the companion polled soon. An unpark comes to a thread that is awake as a token, which
     /// its next park takes, so no wake-up is lost.
+    #[inline]
     pub(super) fn wake_companion(&self) {
-        self.has_work.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.get() {
+        if self.is_stepped {
+            self.notes.note_work();
+        } else if let Some(thread) = self.thread.get() {
             thread.unpark();
         }
     }
 
     /// Has the machine call the device soon.
-    ///
-    /// Both sides store before they load, in one total order. Either the machine finds the signal
-    /// before it sleeps, or this finds that it may sleep.
+    #[inline]
     pub(super) fn wake_device(&self) {
-        let was_signalled = self.is_signalled.swap(true, Ordering::SeqCst);
-        if !was_signalled && !self.machine.is_awake.load(Ordering::SeqCst) {
+        if self.signal.raise(&self.machine.awake) {
             self.machine.waker.wake_by_ref();
         }
-    }
-
-    /// Returns whether the device has something to look at, and clears that.
-    pub(super) fn take_signal(&self) -> bool {
-        self.is_signalled.load(Ordering::SeqCst) && self.is_signalled.swap(false, Ordering::SeqCst)
-    }
-
-    /// Returns whether the device has something to look at.
-    pub(super) fn is_signalled(&self) -> bool {
-        self.is_signalled.load(Ordering::SeqCst)
-    }
-
-    /// Returns whether a stepped companion is to be polled.
-    pub(super) fn has_work(&self) -> bool {
-        self.has_work.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether a stepped companion is to be polled, and clears that.
-    pub(super) fn take_work(&self) -> bool {
-        self.has_work.load(Ordering::Relaxed) && self.has_work.swap(false, Ordering::AcqRel)
     }
 
     /// Polls the companion once. A panic halts it. Returns [`Progress::Idle`] when it is over.

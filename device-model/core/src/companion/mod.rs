@@ -9,7 +9,8 @@
 //!
 //! - *stepped*: [`crate::machine::Machine::step`] polls them. This is the default, and what tests
 //!   and virtual time use;
-//! - *on threads*: each has a thread of its own. The engine uses it.
+//! - *on threads*: each has a thread of its own. The engine uses it. A companion whose
+//!   [`CompanionSpec::mode`] is *stepped* has none there, either.
 //!
 //! Lives
 //!
@@ -28,18 +29,22 @@
 //! - A message to a device is noted in the life. The machine looks at the notes in each step, and
 //!   wakes the function. The companion calls the holder's waker only if the machine may be asleep.
 //!
-//! The FIFOs are bounded channels of the standard library, of which both ends only *try*. Then a
-//! message is a compare-and-swap and two stores, and nothing allocates after the start.
+//! The FIFOs are rings of the crate `rtrb`, with one producer and one consumer each. A message is
+//! a copy and a store, both ends only *try*, and nothing allocates after the start.
 //!
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | the trait, the modes, states and errors |
 //! | `ends.rs` | the two ends of the FIFOs |
 //! | `life.rs` | the state that both sides and the machine share, and a companion's thread |
+//! | `signal.rs` | the wake-up of a machine that may sleep |
+//! | `signals.rs` | which companions have work, or something for their devices |
 //! | `table.rs` | the companions of a machine: starting, polling, supervision |
 
 mod ends;
 mod life;
+mod signal;
+mod signals;
 mod table;
 
 use std::{fmt, io};
@@ -85,6 +90,9 @@ pub struct CompanionSpec {
     pub commands: usize,
     /// Most events in the FIFO to the device, 1 to [`MAX_MESSAGES`].
     pub events: usize,
+    /// Where it runs on a machine whose companions have threads. [`CompanionMode::Stepped`] spares
+    /// the thread: the machine's steps poll it then, without a limit for its polls.
+    pub mode: CompanionMode,
 }
 
 /// Where companions run.
@@ -135,6 +143,8 @@ pub struct CompanionReport {
     pub name: &'static str,
     /// Number of its current life, from 1.
     pub epoch: u32,
+    /// Where that life runs.
+    pub mode: CompanionMode,
     /// State of that life.
     pub status: CompanionStatus,
     /// Threads of earlier lives that have not returned.

@@ -1,19 +1,14 @@
 //! The companions of a machine: starting, polling, supervision.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::Waker,
-    thread,
-};
+use std::{sync::Arc, task::Waker, thread};
 
 use super::{
     COMPANION_LIMIT, Companion, CompanionError, CompanionMode, CompanionReport, CompanionSpec,
     CompanionStatus, DeviceEnd, MAX_ABANDONED, MAX_COMPANIONS, MAX_MESSAGES,
     ends::ends,
     life::{Body, Life, MachineFlags, Phase, Typed},
+    signal::Awake,
+    signals::Signals,
 };
 use crate::{ids::FunctionId, progress::Progress, time::Nanos};
 
@@ -28,6 +23,10 @@ pub(crate) struct Companions {
     /// Longest poll on a thread, in nanoseconds.
     limit: u64,
     named: Vec<Named>,
+    /// Notes of the companions, by their index in `named`.
+    signals: Signals,
+    /// A companion has been started on a thread.
+    has_threads: bool,
     /// Time of the next look at the threads.
     look_at: Nanos,
 }
@@ -46,7 +45,8 @@ struct Named {
 /// The current life of a companion.
 struct Supervised {
     life: Arc<Life>,
-    /// The companion, if the machine's steps poll it.
+    mode: CompanionMode,
+    /// The companion, if the machine's steps poll it and it has not panicked.
     stepped: Option<Box<dyn Body>>,
     /// Polls at the last look, and the time for which there was no other one.
     beats: u64,
@@ -61,6 +61,8 @@ impl Companions {
             flags: flags(Waker::noop().clone()),
             limit: COMPANION_LIMIT,
             named: Vec::new(),
+            signals: Signals::default(),
+            has_threads: false,
             look_at: Nanos::ZERO,
         }
     }
@@ -95,8 +97,11 @@ impl Companions {
             return Err(CompanionError::Size { name });
         }
 
-        let (mode, flags) = (self.mode, Arc::clone(&self.flags));
-        let named = self.named_mut(function, name)?;
+        let mode = if self.mode == CompanionMode::Threads { spec.mode } else { CompanionMode::Stepped };
+        let flags = Arc::clone(&self.flags);
+        let index = self.index_of(function, name)?;
+        let signal = self.signals.of(index);
+        let named = &mut self.named[index];
         named.end_current();
         let count = named.earlier.len();
         if count >= MAX_ABANDONED {
@@ -104,7 +109,8 @@ impl Companions {
         }
 
         named.epoch = named.epoch.wrapping_add(1);
-        let life = Arc::new(Life::new(named.epoch, flags));
+        let is_stepped = mode == CompanionMode::Stepped;
+        let life = Arc::new(Life::new(named.epoch, flags, signal, is_stepped));
         let (device_end, end) = ends(&spec, &life);
         let body: Box<dyn Body> = Box::new(Typed { companion, end });
 
@@ -112,20 +118,22 @@ impl Companions {
             CompanionMode::Stepped => Some(body),
             CompanionMode::Threads => {
                 run_on_thread(name, &life, body)?;
+                self.has_threads = true;
                 None
             }
         };
-        named.current = Some(Supervised { life, stepped, beats: 0, silent: 0, looked_at: Nanos::NEVER });
+        named.current =
+            Some(Supervised { life, mode, stepped, beats: 0, silent: 0, looked_at: Nanos::NEVER });
         self.look_at = Nanos::ZERO;
 
         Ok(device_end)
     }
 
-    /// Returns a companion, and adds it if it is new.
-    fn named_mut(&mut self, function: FunctionId, name: &'static str) -> Result<&mut Named, CompanionError> {
+    /// Returns the index of a companion, and adds it if it is new.
+    fn index_of(&mut self, function: FunctionId, name: &'static str) -> Result<usize, CompanionError> {
         let is_it = |named: &Named| named.function == function && named.name == name;
         if let Some(index) = self.named.iter().position(is_it) {
-            return Ok(&mut self.named[index]);
+            return Ok(index);
         }
 
         if self.named.iter().filter(|named| named.function == function).count() >= MAX_COMPANIONS {
@@ -133,45 +141,40 @@ impl Companions {
         }
 
         self.named.push(Named { function, name, epoch: 0, current: None, earlier: Vec::new() });
-        let last = self.named.len() - 1;
 
-        Ok(&mut self.named[last])
+        Ok(self.named.len() - 1)
     }
 
     /// Reports that the machine is awake: it looks at the lives in this step.
     pub(crate) fn begin_step(&self) {
-        self.flags.is_awake.store(true, Ordering::Relaxed);
+        self.flags.awake.begin_step();
     }
 
     /// Polls the stepped companions that have work. Returns whether one of them has more.
     pub(crate) fn poll(&mut self, budget: u32) -> bool {
-        let mut busy = false;
-        for named in &mut self.named {
+        let (mut busy, named) = (false, &mut self.named);
+        self.signals.take_work(|index| {
+            let Some(named) = named.get_mut(index) else { return };
             if named.current.as_ref().is_some_and(|current| current.life.has_ended()) {
                 named.end_current();
             }
             busy |= named.current.as_mut().is_some_and(|current| current.poll(budget));
-        }
+        });
         busy
     }
 
     /// Returns whether a stepped companion has work, or a companion has something for its device.
     pub(crate) fn has_work(&self) -> bool {
-        let mut current = self.named.iter().filter_map(|named| named.current.as_ref());
-        current.any(|current| {
-            current.life.is_signalled() || current.stepped.is_some() && current.life.has_work()
-        })
+        self.signals.is_any()
     }
 
     /// Passes the functions to `wake` whose companions have sent events or halted.
     pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
-        for named in &self.named {
-            if let Some(current) = &named.current
-                && current.life.take_signal()
-            {
+        self.signals.take_signals(|index| {
+            if let Some(named) = self.named.get(index) {
                 wake(named.function);
             }
-        }
+        });
     }
 
     /// Looks at the threads if that is due: declares those hung that have been in one poll for too
@@ -197,13 +200,13 @@ impl Companions {
     /// Reports that the machine may sleep until `time`. Returns the time at which it must step
     /// again at the latest: at once if a companion has sent something by now.
     pub(crate) fn end_step(&self, time: Nanos) -> Option<Nanos> {
-        self.flags.is_awake.store(false, Ordering::SeqCst);
-        let current = || self.named.iter().filter_map(|named| named.current.as_ref());
-        if current().any(|current| current.life.is_signalled()) {
+        self.flags.awake.end_step();
+        if self.signals.is_any_signalled() {
             return None;
         }
 
-        let is_watched = current().any(Supervised::is_watched);
+        let mut current = self.named.iter().filter_map(|named| named.current.as_ref());
+        let is_watched = self.has_threads && current.any(Supervised::is_watched);
         Some(if is_watched { time.min(self.look_at) } else { time })
     }
 
@@ -215,6 +218,7 @@ impl Companions {
             CompanionReport {
                 name: named.name,
                 epoch: named.epoch,
+                mode: current.map_or(CompanionMode::Stepped, |current| current.mode),
                 status: current.map_or(CompanionStatus::Ended, |current| current.life.status()),
                 abandoned: named.earlier.iter().filter(|life| life.phase() != Phase::Over).count(),
             }
@@ -240,9 +244,6 @@ impl Named {
 impl Supervised {
     /// Polls a stepped companion that has work. Returns whether it has more.
     fn poll(&mut self, budget: u32) -> bool {
-        if self.stepped.is_none() || !self.life.take_work() {
-            return false;
-        }
         let Some(mut body) = self.stepped.take() else { return false };
 
         let busy = self.life.poll(body.as_mut(), budget) == Progress::Busy;
@@ -289,7 +290,7 @@ impl Drop for Supervised {
 }
 
 fn flags(waker: Waker) -> Arc<MachineFlags> {
-    Arc::new(MachineFlags { is_awake: AtomicBool::new(true), waker })
+    Arc::new(MachineFlags { awake: Awake::new(), waker })
 }
 
 /// Runs a companion on a thread of its own, which is never joined.

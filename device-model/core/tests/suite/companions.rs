@@ -27,7 +27,8 @@ use crate::common::*;
 /// Longest wait of a test.
 const LONG: Duration = Duration::from_secs(20);
 const BOTH: [CompanionMode; 2] = [CompanionMode::Stepped, CompanionMode::Threads];
-const SPEC: CompanionSpec = CompanionSpec { name: "echo", commands: 4, events: 4 };
+const SPEC: CompanionSpec =
+    CompanionSpec { name: "echo", commands: 4, events: 4, mode: CompanionMode::Threads };
 
 /// A command to an [`Echo`].
 enum Order {
@@ -149,7 +150,7 @@ impl Rig {
 }
 
 /// Has a companion on a thread wait within its poll. It goes on when the result is dropped.
-fn hold(end: &End) -> Sender<()> {
+fn hold(end: &mut End) -> Sender<()> {
     let (release, until) = mpsc::channel();
     let (begun_sender, begun) = mpsc::channel();
     assert!(end.send(Order::Wait(begun_sender, until)).is_ok());
@@ -161,7 +162,7 @@ fn hold(end: &End) -> Sender<()> {
 fn events_come_in_order_through_fifos_of_one_message() {
     for mode in BOTH {
         let mut rig = Rig::new(mode);
-        let end = rig.start(CompanionSpec { commands: 1, events: 1, ..SPEC }).unwrap();
+        let mut end = rig.start(CompanionSpec { commands: 1, events: 1, ..SPEC }).unwrap();
 
         let (mut sent, mut received) = (0, Vec::new());
         rig.until(|_| {
@@ -178,7 +179,7 @@ fn events_come_in_order_through_fifos_of_one_message() {
 #[test]
 fn full_fifo_returns_the_command() {
     let mut rig = Rig::new(CompanionMode::Stepped);
-    let end = rig.start(SPEC).unwrap();
+    let mut end = rig.start(SPEC).unwrap();
     for number in 0..SPEC.commands as u32 {
         assert!(end.send(Order::Send(number)).is_ok());
     }
@@ -191,7 +192,7 @@ fn full_fifo_returns_the_command() {
 #[test]
 fn stepped_companion_keeps_the_machine_awake_until_its_events_are_received() {
     let mut rig = Rig::new(CompanionMode::Stepped);
-    let end = rig.start(SPEC).unwrap();
+    let mut end = rig.start(SPEC).unwrap();
     settle(&mut rig.machine, 1_000_000_000);
     rig.probe.steps();
 
@@ -206,11 +207,11 @@ fn stepped_companion_keeps_the_machine_awake_until_its_events_are_received() {
 fn new_life_has_the_next_epoch_and_nothing_of_the_earlier_one() {
     for mode in BOTH {
         let mut rig = Rig::new(mode);
-        let earlier = rig.start(SPEC).unwrap();
+        let mut earlier = rig.start(SPEC).unwrap();
         assert!(earlier.send(Order::Send(1)).is_ok());
         rig.until(|machine| machine.companions(F).pop());
 
-        let end = rig.start(SPEC).unwrap();
+        let mut end = rig.start(SPEC).unwrap();
         assert!(end.send(Order::Send(2)).is_ok());
         let received = rig.until(|_| end.receive());
 
@@ -234,8 +235,8 @@ impl Wake for Wakes {
 fn machine_that_sleeps_is_woken_and_then_calls_the_device() {
     let wakes = Arc::new(Wakes::default());
     let mut rig = Rig::with_waker(CompanionMode::Threads, wakes.clone().into());
-    let end = rig.start(SPEC).unwrap();
-    let release = hold(&end);
+    let mut end = rig.start(SPEC).unwrap();
+    let release = hold(&mut end);
     for number in 0..3 {
         assert!(end.send(Order::Send(number)).is_ok());
     }
@@ -263,7 +264,7 @@ fn machine_that_sleeps_is_woken_and_then_calls_the_device() {
 fn companion_that_panics_is_halted_until_its_next_life() {
     for mode in BOTH {
         let mut rig = Rig::new(mode);
-        let end = rig.start(SPEC).unwrap();
+        let mut end = rig.start(SPEC).unwrap();
         assert!(end.send(Order::Panic).is_ok());
 
         let halt = rig.until_halted(&end);
@@ -272,7 +273,7 @@ fn companion_that_panics_is_halted_until_its_next_life() {
         assert!(matches!(end.send(Order::Send(1)), Err(SendError::Ended(_))));
         assert_eq!(rig.report().to_string(), "echo (epoch 1) panicked: broken companion");
         assert!(rig.machine.device_panic(F).is_none());
-        let end = rig.start(SPEC).unwrap();
+        let mut end = rig.start(SPEC).unwrap();
         assert!(end.send(Order::Send(5)).is_ok());
         assert_eq!(rig.until(|_| end.receive()), 5);
     }
@@ -282,13 +283,13 @@ fn companion_that_panics_is_halted_until_its_next_life() {
 fn companion_that_hangs_is_halted_abandoned_and_counted_until_it_returns() {
     let mut rig = Rig::new(CompanionMode::Threads);
     rig.machine.set_companion_limit(20_000_000);
-    let hung = rig.start(SPEC).unwrap();
-    let release = hold(&hung);
+    let mut hung = rig.start(SPEC).unwrap();
+    let release = hold(&mut hung);
     assert!(hung.send(Order::Send(1)).is_ok());
 
     assert_eq!(rig.until_halted(&hung), Halt::Hung);
     rig.machine.set_companion_limit(LONG.as_nanos() as u64);
-    let end = rig.start(SPEC).unwrap();
+    let mut end = rig.start(SPEC).unwrap();
 
     assert_eq!(rig.report().to_string(), "echo (epoch 2) running, 1 thread abandoned");
     assert!(end.send(Order::Send(2)).is_ok());
@@ -303,8 +304,8 @@ fn no_life_begins_while_too_many_threads_are_abandoned() {
     let mut rig = Rig::new(CompanionMode::Threads);
     let mut held = Vec::new();
     for _ in 0..MAX_ABANDONED {
-        let end = rig.start(SPEC).unwrap();
-        held.push(hold(&end));
+        let mut end = rig.start(SPEC).unwrap();
+        held.push(hold(&mut end));
     }
 
     let error = rig.start(SPEC).err().unwrap();
@@ -318,8 +319,8 @@ fn no_life_begins_while_too_many_threads_are_abandoned() {
 #[test]
 fn end_of_the_machine_does_not_wait_for_a_companion() {
     let mut rig = Rig::new(CompanionMode::Threads);
-    let end = rig.start(SPEC).unwrap();
-    let release = hold(&end);
+    let mut end = rig.start(SPEC).unwrap();
+    let release = hold(&mut end);
 
     // The wait has no end of its own, so a join would never return.
     drop((rig, end));
@@ -365,6 +366,24 @@ fn companion_of_a_device_that_panics_ends() {
         assert!(rig.machine.device_panic(F).is_some());
         rig.until(|machine| (machine.companions(F)[0].status == CompanionStatus::Ended).then_some(()));
     }
+}
+
+#[test]
+fn stepped_companion_has_no_thread_on_a_machine_with_threads() {
+    let mut rig = Rig::new(CompanionMode::Threads);
+    let mut end = rig.start(CompanionSpec { mode: CompanionMode::Stepped, ..SPEC }).unwrap();
+    assert!(end.send(Order::Send(1)).is_ok());
+
+    // No other thread runs it, so the answer is there after a bounded number of steps.
+    assert_eq!(rig.report().mode, CompanionMode::Stepped);
+    let answer = (0..10).find_map(|_| {
+        rig.step();
+        end.receive()
+    });
+    assert_eq!(answer, Some(1));
+
+    let end = rig.start(SPEC).unwrap();
+    assert_eq!((end.epoch(), rig.report().mode), (2, CompanionMode::Threads));
 }
 
 #[test]

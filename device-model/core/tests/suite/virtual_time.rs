@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::*;
 use nicforge_core::{
-    companion::{Companion, CompanionEnd, CompanionSpec, DeviceEnd},
+    companion::{Companion, CompanionEnd, CompanionMode, CompanionSpec, DeviceEnd},
     context::Context,
     device::{Device, Progress, Reset, Write},
     fabric::LinkSpec,
@@ -358,8 +358,9 @@ fn start_doubler(probe: &Probe, number: u32) -> Arc<Mutex<Option<DeviceEnd<u32, 
     let end = Arc::new(Mutex::new(None));
     let shared = Arc::clone(&end);
     probe.queue_action(move |context| {
-        let spec = CompanionSpec { name: "doubler", commands: 4, events: 4 };
-        let started = context.start_companion(spec, Doubler { is_endless: false }).unwrap();
+        let mode = CompanionMode::Threads;
+        let spec = CompanionSpec { name: "doubler", commands: 4, events: 4, mode };
+        let mut started = context.start_companion(spec, Doubler { is_endless: false }).unwrap();
         started.send(number).unwrap();
         *shared.lock().unwrap() = Some(started);
     });

@@ -325,6 +325,18 @@ impl<P: Policy> Router<P> {
         Ok(())
     }
 
+    /// Returns whether [`Router::step`] has nothing to do: no packet arrives, wants an output, or
+    /// waits in an injection FIFO. A device may leave the step out then.
+    #[inline]
+    pub fn is_idle(&self, ports: &Ports<'_>) -> bool {
+        let is_empty = self.heads.decided == 0 && self.fifos.waiting == 0;
+        let channels = usize::from(self.plan.layout.vcs);
+        let arriving = ports.arrivals().iter().zip(ports.head_arrivals()).take(channels);
+        is_empty
+            && self.fifos.complete == Nanos::NEVER
+            && arriving.fold(0, |all, (whole, head)| all | whole | head) == 0
+    }
+
     /// Returns the first packet of a reception FIFO, if it is complete.
     #[inline]
     pub fn front(&self, fifo: u8, now: Nanos) -> Option<&Packet> {

@@ -19,7 +19,9 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use nicforge_core::{
-    companion::{Companion, CompanionEnd, CompanionError, CompanionSpec, DeviceEnd, SendError},
+    companion::{
+        Companion, CompanionEnd, CompanionError, CompanionMode, CompanionSpec, DeviceEnd, SendError,
+    },
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
@@ -33,8 +35,12 @@ use nicforge_shm::SharedMemory;
 use crate::{identity, users};
 
 /// The companion: one command and one event for each client are enough.
-const SUMMER: CompanionSpec =
-    CompanionSpec { name: "checksum", commands: ATTACHMENTS as usize, events: ATTACHMENTS as usize };
+const SUMMER: CompanionSpec = CompanionSpec {
+    name: "checksum",
+    commands: ATTACHMENTS as usize,
+    events: ATTACHMENTS as usize,
+    mode: CompanionMode::Threads,
+};
 /// Most buffers that are kept for reuse.
 const MAX_SPARE: usize = ATTACHMENTS as usize;
 
@@ -221,7 +227,7 @@ impl Checksum {
     /// Sends a job to the companion, or has it wait for room.
     fn send(&mut self, context: &mut Context<'_>, who: AttachmentId, job: Job) {
         let serial = job.serial;
-        let sent = match &self.companion {
+        let sent = match &mut self.companion {
             Some(companion) => companion.send(job),
             None => Err(SendError::Ended(job)),
         };
@@ -350,7 +356,7 @@ impl Device for Checksum {
 
     fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {
         // The FIFO bounds the number of events.
-        while let Some(job) = self.companion.as_ref().and_then(DeviceEnd::receive) {
+        while let Some(job) = self.companion.as_mut().and_then(DeviceEnd::receive) {
             self.take(context, job);
         }
 

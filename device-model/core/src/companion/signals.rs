@@ -1,0 +1,134 @@
+//! Notes of the companions for their machine: which of them have work, and which have something for
+//! their device.
+//!
+//! A machine can have thousands of companions, few of which have anything in a step. Each has a bit
+//! in a word that it shares with others, so that the machine looks at a word for 64 of them.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use super::signal::{self, Signal, Word};
+
+/// Companions of a group.
+const GROUP: usize = u64::BITS as usize;
+
+/// The notes of up to [`GROUP`] companions.
+struct Group {
+    /// The machine should poll these, or end them.
+    work: AtomicU64,
+    /// These have something for their device: see [`Signal`].
+    signals: Word,
+}
+
+/// The notes of all companions of a machine.
+#[derive(Default)]
+pub(super) struct Signals {
+    groups: Vec<Arc<Group>>,
+}
+
+/// The notes of one companion. Its lives share them.
+#[derive(Clone)]
+pub(super) struct Notes {
+    group: Arc<Group>,
+    bit: u64,
+}
+
+impl Notes {
+    /// Has the machine look at the companion in its next step.
+    #[inline]
+    pub(super) fn note_work(&self) {
+        // Release: the machine's poll sees what was sent before.
+        self.group.work.fetch_or(self.bit, Ordering::Release);
+    }
+
+    /// Returns the companion's signal.
+    pub(super) fn signal(&self) -> Signal {
+        Signal::new(&self.group.signals, self.bit)
+    }
+}
+
+impl Signals {
+    /// Returns the notes of companion `index`.
+    pub(super) fn of(&mut self, index: usize) -> Notes {
+        let group = index / GROUP;
+        if group >= self.groups.len() {
+            let new = || Arc::new(Group { work: AtomicU64::new(0), signals: signal::new_word() });
+            self.groups.resize_with(group + 1, new);
+        }
+        Notes { group: Arc::clone(&self.groups[group]), bit: 1 << (index % GROUP) }
+    }
+
+    /// Returns whether a companion has work, or something for its device.
+    pub(super) fn is_any(&self) -> bool {
+        self.groups.iter().any(|group| group.work.load(Ordering::Relaxed) != 0) || self.is_any_signalled()
+    }
+
+    /// Returns whether a companion has something for its device.
+    pub(super) fn is_any_signalled(&self) -> bool {
+        self.groups.iter().any(|group| signal::is_any_raised(&group.signals))
+    }
+
+    /// Passes the companions with work to `take`, in ascending order, and forgets that.
+    #[inline]
+    pub(super) fn take_work(&self, take: impl FnMut(usize)) {
+        let is_any = |group: &Group| group.work.load(Ordering::Relaxed) != 0;
+        self.pass(|group| if is_any(group) { group.work.swap(0, Ordering::Acquire) } else { 0 }, take);
+    }
+
+    /// Passes the companions to `take` that have something for their device, in ascending order,
+    /// and forgets that.
+    #[inline]
+    pub(super) fn take_signals(&self, take: impl FnMut(usize)) {
+        self.pass(|group| signal::take_all(&group.signals), take);
+    }
+
+    /// Passes the companions whose bits `take_bits` returns for their group.
+    #[inline]
+    fn pass(&self, take_bits: impl Fn(&Group) -> u64, mut take: impl FnMut(usize)) {
+        for (number, group) in self.groups.iter().enumerate() {
+            let mut bits = take_bits(group);
+            while bits != 0 {
+                take(number * GROUP + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn taken(take: impl FnOnce(&mut dyn FnMut(usize))) -> Vec<usize> {
+        let mut taken = Vec::new();
+        take(&mut |index| taken.push(index));
+        taken
+    }
+
+    #[test]
+    fn notes_of_several_groups_are_taken_once_in_ascending_order() {
+        let mut signals = Signals::default();
+        let of: Vec<_> = [200, 64, 63, 0].map(|index| signals.of(index)).into();
+        assert!(!signals.is_any());
+
+        of.iter().for_each(Notes::note_work);
+        of[1].note_work();
+        assert!(signals.is_any() && !signals.is_any_signalled());
+        assert_eq!(taken(|take| signals.take_work(take)), [0, 63, 64, 200]);
+        assert!(taken(|take| signals.take_work(take)).is_empty());
+    }
+
+    #[test]
+    fn raised_signals_are_taken_once() {
+        let mut signals = Signals::default();
+        let (first, other) = (signals.of(3).signal(), signals.of(70).signal());
+        let awake = signal::Awake::new();
+        assert!(!first.raise(&awake) && !other.raise(&awake));
+
+        assert!(signals.is_any_signalled());
+        assert_eq!(taken(|take| signals.take_signals(take)), [3, 70]);
+        assert!(!signals.is_any());
+    }
+}
