@@ -1399,6 +1399,12 @@ struct nicforge_seastar_command {
 /* Bits of KernelCommand::flags. */
 /* The process is in host-based mode: the kernel matches its messages. */
 #define NICFORGE_SEASTAR_KERNEL_FLAG_HOST_BASED (1ULL << 0)
+/*
+ * The process, in NIC-based mode, begins anew with the same address map
+ * when its client has detached. So programs without a kernel can use it,
+ * one after the other.
+ */
+#define NICFORGE_SEASTAR_KERNEL_FLAG_PERMANENT (1ULL << 1)
 /* Number of pieces in a command of the trusted mailbox. */
 #define NICFORGE_SEASTAR_PIECES 4
 /* Most pieces of a message in host-based mode. */

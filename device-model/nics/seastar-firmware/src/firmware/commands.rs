@@ -101,22 +101,23 @@ impl Firmware {
     /// Lets a process use the network.
     fn start_process(&mut self, given: &KernelCommand) -> Result<(), u32> {
         let Some(node) = &mut self.node else { return Err(code::NO_INTERFACE) };
-        if given.process >= node.limit || given.flags & !kernel_flag::HOST_BASED != 0 {
+        let is_known = given.flags & !(kernel_flag::HOST_BASED | kernel_flag::PERMANENT) == 0;
+        if given.process >= node.limit || !is_known {
             return Err(code::PROCESS_INVALID);
         }
-        let shares =
-            node.processes.iter().take(usize::from(node.limit)).filter(|slot| slot.is_none()).count();
-        let identity = Identity { node: node.number, process: given.process };
-        let outgoing = Node::process_messages(node.limit);
         let slot = node.processes.get_mut(usize::from(given.process)).ok_or(code::PROCESS_INVALID)?;
         if slot.is_some() {
             return Err(code::PROCESS_INVALID);
         }
 
         let ranges = ranges_of(given)?;
+        let is_permanent = given.flags & kernel_flag::PERMANENT != 0;
         if given.flags & kernel_flag::HOST_BASED != 0 {
             if !ranges.is_empty() {
                 return Err(code::SEGMENT_VIOLATION);
+            }
+            if is_permanent {
+                return Err(code::PROCESS_INVALID);
             }
             *slot = Some(Process::HostBased);
             return Ok(());
@@ -124,10 +125,37 @@ impl Firmware {
 
         let mut map = Map::default();
         map.add(client_of(given.process), ranges)?;
-        let process = NicBased::new(identity, map, outgoing, shares as u16, &mut self.scratch)
+        self.begin_process(given.process, map, is_permanent)
+    }
+
+    /// Begins a process in NIC-based mode.
+    fn begin_process(&mut self, process: u16, map: Map, is_permanent: bool) -> Result<(), u32> {
+        let Some(node) = &mut self.node else { return Err(code::NO_INTERFACE) };
+        let free = node.processes.iter().take(usize::from(node.limit)).filter(|slot| slot.is_none()).count();
+        let identity = Identity { node: node.number, process };
+        let outgoing = Node::process_messages(node.limit);
+
+        let generation = node.generations.get(usize::from(process)).copied().unwrap_or_default();
+        let mut begun = NicBased::new((identity, generation), map, outgoing, free as u16, &mut self.scratch)
             .map_err(|_| code::NO_SPACE)?;
-        *slot = Some(Process::NicBased(process.into()));
+        begun.is_permanent = is_permanent;
+        if let Some(slot) = node.processes.get_mut(usize::from(process)) {
+            *slot = Some(Process::NicBased(begun.into()));
+        }
         Ok(())
+    }
+
+    /// Ends the process of a client that has detached. A permanent one begins anew.
+    pub(super) fn process_detached<C: Chip>(&mut self, chip: &mut C, process: u16) {
+        let nic_based = self.node.as_mut().and_then(|node| node.nic_based(process));
+        let again = nic_based.filter(|ended| ended.is_permanent).map(|ended| ended.map);
+
+        self.stop(chip, process);
+        if let Some(map) = again {
+            chip.charge(costs::KERNEL_COMMAND);
+            // The process that has ended leaves room for an equal share.
+            let _ = self.begin_process(process, map, true);
+        }
     }
 
     /// Sets the destination of a message for a process in host-based mode.

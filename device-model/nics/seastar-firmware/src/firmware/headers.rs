@@ -83,6 +83,13 @@ impl Firmware {
         let mut receiver = node.pairs.receiver(trusted.source_node);
         let takes = receiver.takes(sequence, resynchronizes);
         let taken = if takes { node.take(chip, &mut self.streams, packet, stream)? } else { Taken::Full };
+        let is_implicit = has_flag(trusted, trusted_flag::IMPLICIT);
+        if is_implicit && taken == Taken::Full {
+            // Its sender does not repeat it, so that the receiver must not expect it.
+            self.statistics.refused += 1;
+            self.statistics.lost += 1;
+            return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
+        }
         let judgement = if takes && taken == Taken::Full {
             receiver.dropped(sequence, resynchronizes)
         } else {
@@ -90,11 +97,9 @@ impl Firmware {
         };
         let place = node.pairs.store(trusted.source_node, receiver, judgement);
 
-        let is_implicit = has_flag(trusted, trusted_flag::IMPLICIT);
         self.statistics.messages += u64::from(judgement.taken);
         self.statistics.without_process += u64::from(taken == Taken::Unwanted);
         self.statistics.refused += u64::from(!judgement.taken);
-        self.statistics.lost += u64::from(!judgement.taken && is_implicit);
         if let Some(stream) = stream.filter(|_| taken != Taken::Yes) {
             self.discard(chip, stream)?;
         }
@@ -121,11 +126,17 @@ impl Firmware {
             return Ok(());
         }
 
+        self.statistics.dropped += 1;
+        if has_flag(trusted, trusted_flag::IMPLICIT) {
+            // Firmware without flow control does not repeat it.
+            self.statistics.lost += 1;
+            return Ok(());
+        }
+
         let mut receiver = node.pairs.receiver(trusted.source_node);
         let resynchronizes = has_flag(trusted, trusted_flag::RESYNCHRONIZE);
         let judgement = receiver.dropped(sequence_of(trusted), resynchronizes);
         let place = node.pairs.store(trusted.source_node, receiver, judgement);
-        self.statistics.dropped += 1;
         self.acknowledge(chip, trusted, judgement.answer, place)
     }
 

@@ -43,13 +43,22 @@ pub struct Settings {
     /// Messages of one packet are acknowledged implicitly where the paper's rule allows it. They
     /// are lost if the target restarts, or has no room for an event of the kernel.
     pub implicit_acknowledgements: bool,
+    /// Messages are acknowledged, and repeated when they are refused. Without it a message is
+    /// complete when the DMA engine has sent it, and one that finds no stream or no room is lost.
+    /// That is for measurements of what the protocol costs.
+    pub flow_control: bool,
     /// Time in nanoseconds after which a node that answers nothing is taken to be off.
     pub timeout: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { processes: DEFAULT_PROCESSES, implicit_acknowledgements: false, timeout: TIMEOUT_NS }
+        Self {
+            processes: DEFAULT_PROCESSES,
+            implicit_acknowledgements: false,
+            flow_control: true,
+            timeout: TIMEOUT_NS,
+        }
     }
 }
 
@@ -62,7 +71,8 @@ pub struct Statistics {
     pub dropped: u64,
     /// Messages that were refused, because a table or queue was full, or behind a dropped one.
     pub refused: u64,
-    /// Messages acknowledged implicitly that were lost, because a table or queue was full.
+    /// Messages without an acknowledgement that were lost, because a table or queue was full, or
+    /// all streams were in use.
     pub lost: u64,
     /// Messages for another life of this node.
     pub stale: u64,
@@ -179,7 +189,7 @@ impl Firmware {
         let Some(own) = &mut self.node else { return };
         match event {
             Event::Transmitted { name, end } => {
-                own.outbox.transmitted(name, end);
+                own.outbox.transmitted(name, end, chip.now());
                 own.outbox.engine_has_room();
             }
             Event::NodeDown { node } => own.node_down(node),
@@ -194,7 +204,7 @@ impl Firmware {
             return self.end_life(chip);
         }
         if let Some(process) = process::process_of(client) {
-            self.stop(chip, process);
+            self.process_detached(chip, process);
         }
         Ok(())
     }

@@ -40,6 +40,8 @@ pub(super) struct Node {
     pub(super) limit: u16,
     pub(super) kernel: KernelQueue,
     pub(super) processes: [Option<Process>; MAX_PROCESSES as usize],
+    /// Generation with which each process begins when it is started again.
+    pub(super) generations: [u16; MAX_PROCESSES as usize],
     pub(super) pairs: Pairs,
     pub(super) outbox: Outbox,
     downs: Downs,
@@ -79,8 +81,7 @@ impl Node {
         let downs = Downs { nodes: Bits::new(nodes), count: 0, word: 0, is_blocked: false };
         rest.take((nodes as usize).div_ceil(8))?;
         let share = Self::process_messages(settings.processes) * settings.processes;
-        let options = (settings.implicit_acknowledgements, settings.timeout);
-        let outbox = Outbox::new(KERNEL_MESSAGES + ANSWERS + share, options, generation, &mut rest)?;
+        let outbox = Outbox::new(KERNEL_MESSAGES + ANSWERS + share, settings, generation, &mut rest)?;
 
         let bytes = (scratch.free() - rest.free()) as usize;
         *scratch = rest;
@@ -91,6 +92,7 @@ impl Node {
             limit: settings.processes,
             kernel,
             processes: [const { None }; MAX_PROCESSES as usize],
+            generations: [1; MAX_PROCESSES as usize],
             pairs,
             outbox,
             downs,
@@ -300,6 +302,11 @@ impl Firmware {
             return false;
         };
         self.scratch.give_back(ended.bytes());
+        if let (Process::NicBased(ended), Some(generation)) =
+            (&ended, node.generations.get_mut(usize::from(process)))
+        {
+            *generation = ended.portals.next_generation();
+        }
 
         let pendings = node.outbox.disown(process);
         let (events, answers) = self.streams.disown(Some(process));

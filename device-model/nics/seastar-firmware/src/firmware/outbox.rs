@@ -11,6 +11,7 @@ use core::cmp::Reverse;
 use nicforge_hwi::seastar::{HeaderPacket, INLINE, MAX_IN_FLIGHT, message, option, trusted_flag};
 
 use super::{
+    Settings,
     pairs::Pairs,
     pending::{NONE, Owner, Pendings, Quota},
 };
@@ -106,9 +107,8 @@ pub(super) struct Outbox {
     stalled: VecDeque<u16>,
     paused: BinaryHeap<Reverse<(u64, u16)>>,
     pub(super) quotas: Quotas,
-    /// Short messages are acknowledged implicitly where that is safe.
-    implicit: bool,
-    timeout: u64,
+    /// The machine's choices: which messages are acknowledged, and the time-out.
+    settings: Settings,
     /// Time of the next look for silent nodes.
     scan_at: Option<u64>,
     /// The next line that the look comes to.
@@ -121,7 +121,7 @@ impl Outbox {
     /// Allocates the pools.
     pub(super) fn new(
         capacity: u16,
-        (implicit, timeout): (bool, u64),
+        settings: Settings,
         generation: u16,
         scratch: &mut Scratch,
     ) -> Result<Self, NoSpace> {
@@ -140,8 +140,7 @@ impl Outbox {
             stalled: VecDeque::with_capacity(usize::from(capacity)),
             paused: BinaryHeap::with_capacity(usize::from(capacity)),
             quotas: Quotas::default(),
-            implicit,
-            timeout,
+            settings,
             scan_at: None,
             scan: None,
             generation,
@@ -163,8 +162,10 @@ impl Outbox {
         let Some(index) = self.find(node).or_else(|| self.open(node, now)) else { return false };
         let Some((sequence, resynchronizes)) = pairs.take_number(node) else { return false };
 
-        let is_long = packet.trusted.length as usize > INLINE;
-        let may_be_implicit = self.implicit && !is_long && can_be_implicit(&packet);
+        // Without flow control, no message waits for an acknowledgement or for another message.
+        let Settings { flow_control, implicit_acknowledgements, .. } = self.settings;
+        let is_long = flow_control && packet.trusted.length as usize > INLINE;
+        let may_be_implicit = !flow_control || implicit_acknowledgements && can_be_implicit(&packet);
         packet.trusted.sequence = sequence.value();
         let flight = Flight::new(sequence, is_long);
         let Some(slot) = self.pendings.insert(flight, node, packet, pieces, (owner, quota)) else {
@@ -209,17 +210,21 @@ impl Outbox {
     }
 
     /// Notes that the transmit DMA engine has sent a message.
-    pub(super) fn transmitted(&mut self, name: Transmission, end: DataEnd) {
+    pub(super) fn transmitted(&mut self, name: Transmission, end: DataEnd, now: u64) {
         let slot = Slot(name.0 as u16);
         if name.0 >> 16 != u32::from(self.generation) {
             return;
         }
         let Some(pending) = self.pendings.get_mut(slot) else { return };
         pending.has_fault |= end != DataEnd::Complete;
-        let node = pending.node;
+        let (node, is_implicit) = (pending.node, pending.is_implicit());
 
         let Some(index) = self.find(node) else { return };
         if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
+            // No answer will come, so that silence says nothing.
+            if is_implicit {
+                line.heard = now;
+            }
             line.sender.transmitted(&mut self.pendings.to(node), slot);
         }
         self.make_ready(index);
@@ -323,7 +328,7 @@ impl Outbox {
         let count = self.lines.len() as u16;
         for index in first..count.min(first.saturating_add(SCANNED)) {
             let Some(Some(line)) = self.lines.get(usize::from(index)) else { continue };
-            if line.sender.count() > 0 && line.heard + self.timeout <= now {
+            if line.sender.count() > 0 && line.heard + self.settings.timeout <= now {
                 let node = line.node;
                 self.fail_line(index);
                 self.scan = Some(index + 1);
@@ -334,7 +339,7 @@ impl Outbox {
         let next = first.saturating_add(SCANNED);
         self.scan = (next < count).then_some(next);
         if self.scan.is_none() && self.free.len() < self.lines.len() {
-            self.scan_at = Some(now + self.timeout / SCANS);
+            self.scan_at = Some(now + self.settings.timeout / SCANS);
         }
         None
     }
@@ -428,7 +433,7 @@ impl Outbox {
         *self.lines.get_mut(usize::from(index))? = Some(line);
 
         if self.scan_at.is_none() && self.scan.is_none() {
-            self.scan_at = Some(now + self.timeout / SCANS);
+            self.scan_at = Some(now + self.settings.timeout / SCANS);
         }
         Some(index)
     }
@@ -476,5 +481,39 @@ fn can_be_implicit(packet: &HeaderPacket) -> bool {
         message::PUT => packet.message.options & option::ACK == 0,
         message::PORTALS_ACK => true,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fewer_than_1024_messages_are_in_flight_to_a_node() {
+        const CAPACITY: u16 = MAX_IN_FLIGHT + 16;
+        let mut scratch = Scratch::new();
+        let mut pairs = Pairs::new(3, &mut scratch).unwrap();
+        let mut outbox = Outbox::new(CAPACITY, Settings::default(), 1, &mut scratch).unwrap();
+        let message = |node| Message {
+            node,
+            packet: HeaderPacket::default(),
+            pieces: Pieces::None,
+            owner: Owner::Gone,
+            quota: Quota::Process,
+        };
+
+        let count = (0..CAPACITY).filter(|_| outbox.submit(&mut pairs, message(1), 0)).count();
+        assert_eq!(count, usize::from(MAX_IN_FLIGHT) - 1);
+        // Another node has its own limit.
+        assert!(outbox.submit(&mut pairs, message(2), 0));
+
+        // The end of one message makes room for one.
+        let (ack, first) = ((Response::Ack, 0), Sequence::INITIAL);
+        while !matches!(outbox.step(0, 0, |_| Life(1)), Some(Work::Transmit(_))) {}
+        outbox.transmitted(Transmission(1 << 16), DataEnd::Complete, 0);
+        assert_eq!(outbox.respond(1, ack, first, 0), Reaction::Ended);
+        while !matches!(outbox.step(MAX_TRANSMISSIONS, 0, |_| Life(1)), Some(Work::Ended(_))) {}
+        assert!(outbox.submit(&mut pairs, message(1), 0));
+        assert!(!outbox.submit(&mut pairs, message(1), 0));
     }
 }

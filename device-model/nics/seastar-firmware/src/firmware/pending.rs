@@ -57,6 +57,11 @@ pub(super) enum Quota {
 }
 
 impl Pending {
+    /// Returns whether the message is complete when it has been transmitted.
+    pub(super) fn is_implicit(&self) -> bool {
+        self.flight.is_implicit()
+    }
+
     /// Turns the message into one without data, which only keeps its place in the line.
     pub(super) fn make_void(&mut self) {
         self.packet.trusted.kind = message::VOID;

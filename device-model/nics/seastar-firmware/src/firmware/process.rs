@@ -28,6 +28,8 @@ pub(super) enum Process {
 pub(super) struct NicBased {
     pub(super) portals: Portals,
     pub(super) map: Map,
+    /// It begins anew when its client has detached.
+    pub(super) is_permanent: bool,
     /// Bytes of scratch memory that it takes.
     bytes: usize,
 }
@@ -35,7 +37,7 @@ pub(super) struct NicBased {
 impl NicBased {
     /// Allocates all that the process will use: an equal share of what the others leave.
     pub(super) fn new(
-        identity: Identity,
+        (identity, generation): (Identity, u16),
         map: Map,
         outgoing: u16,
         shares: u16,
@@ -50,7 +52,12 @@ impl NicBased {
 
         let bytes = fixed + limits.bytes();
         scratch.take(bytes)?;
-        Ok(Self { portals: Portals::new(identity, limits), map, bytes })
+        Ok(Self {
+            portals: Portals::with_generation(identity, limits, generation),
+            map,
+            is_permanent: false,
+            bytes,
+        })
     }
 
     /// Returns the bytes of scratch memory that the process takes.

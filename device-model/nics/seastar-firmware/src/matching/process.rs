@@ -58,27 +58,45 @@ pub struct Process {
     pub(super) drops: u64,
     /// Messages that access control refused.
     pub(super) violations: u64,
+    /// Generation of the first object at each index.
+    generation: u16,
 }
 
 impl Process {
     /// Makes a process without objects, and allocates all memory that it will use.
     pub fn new(identity: Identity, limits: Limits) -> Self {
+        Self::with_generation(identity, limits, 1)
+    }
+
+    /// Makes a process that comes after another one of the same name: `generation` is the former's
+    /// [`Process::next_generation`]. So a message that answers the former names nothing of this
+    /// one.
+    pub fn with_generation(identity: Identity, limits: Limits, generation: u16) -> Self {
+        let generation = generation | 1;
         let operations = limits.incoming.saturating_add(limits.outgoing);
         Self {
             identity,
             limits,
             portals: [MatchList { head: NONE, tail: NONE }; PORTALS as usize],
             access: AccessTable::new(),
-            entries: Table::new(limits.entries),
-            descriptors: Table::new(limits.descriptors),
-            queues: Table::new(limits.queues),
-            operations: Table::new(operations),
+            entries: Table::new(limits.entries, generation),
+            descriptors: Table::new(limits.descriptors, generation),
+            queues: Table::new(limits.queues, generation),
+            operations: Table::new(operations, generation),
             incoming: 0,
             outgoing: 0,
             links: 0,
             drops: 0,
             violations: 0,
+            generation,
         }
+    }
+
+    /// Returns the generation of a process that comes after this one.
+    pub fn next_generation(&self) -> u16 {
+        // Messages of other nodes name operations and descriptors.
+        let used = self.operations.used_generations().max(self.descriptors.used_generations());
+        self.generation.wrapping_add(used)
     }
 
     /// Returns the name of the process.

@@ -15,17 +15,21 @@ pub(super) struct Table<T> {
     generations: Vec<u16>,
     free: Vec<u16>,
     capacity: u16,
+    /// Generation of the first entry at each index.
+    first: u16,
 }
 
 impl<T> Table<T> {
-    /// Makes a table and allocates its memory. The capacity is at most 65,535.
-    pub(super) fn new(capacity: u16) -> Self {
+    /// Makes a table and allocates its memory. The capacity is at most 65,535. Generations begin at
+    /// `first`, an odd number.
+    pub(super) fn new(capacity: u16, first: u16) -> Self {
         let entries = usize::from(capacity);
         Self {
             items: Vec::with_capacity(entries),
             generations: Vec::with_capacity(entries),
             free: Vec::with_capacity(entries),
             capacity,
+            first,
         }
     }
 
@@ -53,7 +57,7 @@ impl<T> Table<T> {
         }
         let index = self.items.len() as u16;
         self.items.push(item);
-        self.generations.push(1);
+        self.generations.push(self.first);
         Some(index)
     }
 
@@ -77,6 +81,12 @@ impl<T> Table<T> {
         let generation = (handle >> 16) as u16;
         let current = *self.generations.get(usize::from(index))?;
         (current == generation && current & 1 == 1).then_some(index)
+    }
+
+    /// Returns how far the next unused generation of all indices is behind the first one.
+    pub(super) fn used_generations(&self) -> u16 {
+        let behind = |generation: &u16| (generation.wrapping_add(1) | 1).wrapping_sub(self.first);
+        self.generations.iter().map(behind).max().unwrap_or(0)
     }
 
     /// Returns whether an index names an entry.

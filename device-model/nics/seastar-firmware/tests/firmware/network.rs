@@ -1,7 +1,7 @@
 //! A network of firmwares on fake chips. A schedule chooses which node is polled, and which packet
 //! moves next.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use nicforge_hwi::seastar::{
     Command, CommandResult, Event as EventRecord, HeaderPacket, INLINE, KERNEL, KernelCommand, KernelEvent,
@@ -9,16 +9,13 @@ use nicforge_hwi::seastar::{
     trusted_flag,
 };
 use nicforge_seastar_firmware::{
-    chip::{
-        Channel, Chip, Client, DataEnd, Event, Halted, Life, MAX_CALLS, MAX_HOST_WRITE, MAX_TRANSMISSIONS,
-        Pieces, Polled, Program, Stream, Transmit,
-    },
+    chip::{Client, DataEnd, Event, Life, Pieces, Polled, Program, Stream},
     firmware::{Firmware, Settings},
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes of memory of each client. Its addresses begin at 0.
-pub(crate) const MEMORY: usize = 1 << 16;
+use crate::chip::{FakeChip, Input, MEMORY, Receiving};
+
 /// Address of the kernel's event queue, and its number of events.
 pub(crate) const KERNEL_QUEUE: u64 = 0;
 pub(crate) const KERNEL_EVENTS: u32 = 64;
@@ -30,277 +27,6 @@ pub(crate) const RECEIVE: u64 = 0x4000;
 pub(crate) const SEND: u64 = 0x8000;
 /// End of the memory that a process may name.
 pub(crate) const MAPPED: u64 = 0xc000;
-
-/// An input that waits for the firmware.
-#[derive(Debug)]
-enum Input {
-    Event(Event),
-    Life { node: u32, life: u32 },
-}
-
-/// A stream of the receiver.
-#[derive(Debug)]
-struct Receiving {
-    source: u32,
-    source_life: u32,
-    /// Where the data go, when the firmware has said it.
-    destination: Option<(u32, Pieces)>,
-    /// The data, when they have arrived.
-    data: Option<(Vec<u8>, DataEnd)>,
-}
-
-/// The hardware of a node.
-#[derive(Debug)]
-pub(crate) struct FakeChip {
-    node: u32,
-    pub(crate) now: u64,
-    inputs: VecDeque<Input>,
-    /// The lives of all nodes as the firmware sees them.
-    seen: Vec<u32>,
-    /// Number of the node's lives, and whether it has one now.
-    lives: u32,
-    pub(crate) booted: bool,
-    /// The last change of `booted` has not been announced.
-    changed: bool,
-    memory: BTreeMap<u16, Vec<u8>>,
-    /// Ends of the memory that may be written or read, by client.
-    mapped: BTreeMap<u16, u64>,
-    /// Clients that have detached, which the firmware has not seen yet.
-    gone: BTreeSet<u16>,
-    pub(crate) results: BTreeMap<(u16, u32), CommandResult>,
-    data: VecDeque<(Transmit, u32)>,
-    /// The message that the engine sends: its header has gone.
-    sending: Option<(Transmit, u32, Vec<u8>, DataEnd)>,
-    control: VecDeque<(Transmit, u32)>,
-    streams: Vec<Option<Receiving>>,
-    pub(crate) interrupts: u32,
-    timer: Option<u64>,
-    calls: usize,
-    pub(crate) cycles: u64,
-}
-
-impl FakeChip {
-    fn new(node: u32, nodes: u32, streams: usize) -> Self {
-        Self {
-            node,
-            now: 0,
-            inputs: VecDeque::new(),
-            seen: vec![0; nodes as usize],
-            lives: 0,
-            booted: false,
-            changed: false,
-            memory: BTreeMap::new(),
-            mapped: BTreeMap::new(),
-            gone: BTreeSet::new(),
-            results: BTreeMap::new(),
-            data: VecDeque::new(),
-            sending: None,
-            control: VecDeque::new(),
-            streams: (0..streams).map(|_| None).collect(),
-            interrupts: 0,
-            timer: None,
-            calls: 0,
-            cycles: 0,
-        }
-    }
-
-    fn push(&mut self, event: Event) {
-        self.inputs.push_back(Input::Event(event));
-    }
-
-    fn life_number(&self) -> u32 {
-        if self.booted { self.lives } else { 0 }
-    }
-
-    /// Returns the number of streams in use.
-    pub(crate) fn streams_in_use(&self) -> usize {
-        self.streams.iter().flatten().count()
-    }
-
-    fn call(&mut self) {
-        self.calls += 1;
-        assert!(self.calls <= MAX_CALLS, "too many calls in a poll");
-    }
-
-    /// Checks that a process may be read or written there.
-    fn check(&self, client: u16, address: u64, length: u64) {
-        let Some(end) = self.mapped.get(&client) else { return };
-        assert!(
-            address.checked_add(length).is_some_and(|sum| sum <= *end),
-            "client {client} at {address:#x} with {length} bytes is outside its map"
-        );
-    }
-
-    pub(crate) fn memory(&mut self, client: u16) -> &mut Vec<u8> {
-        self.memory.entry(client).or_insert_with(|| vec![0; MEMORY])
-    }
-
-    /// Returns the pieces of memory, or `None` if their list can't be read.
-    fn pieces(pieces: &Pieces) -> Option<Vec<Piece>> {
-        match pieces {
-            Pieces::None => Some(Vec::new()),
-            Pieces::One(piece) => Some(vec![*piece]),
-            Pieces::Few { count, pieces } => Some(pieces[..usize::from(*count)].to_vec()),
-            Pieces::List { .. } => None,
-        }
-    }
-
-    /// Returns the bytes of client memory, or `None` if it does not exist.
-    fn bytes(&mut self, piece: &Piece, length: usize) -> Option<&mut [u8]> {
-        if self.gone.contains(&piece.attachment) {
-            return None;
-        }
-        self.check(piece.attachment, piece.address, length as u64);
-        let start = usize::try_from(piece.address).ok()?;
-        let end = start.checked_add(length)?;
-        self.memory(piece.attachment).get_mut(start..end)
-    }
-
-    /// Reads a message. Bytes that can't be read are zero.
-    fn gather(&mut self, pieces: &Pieces, length: usize) -> (Vec<u8>, DataEnd) {
-        let mut data = Vec::new();
-        for piece in Self::pieces(pieces).unwrap_or_default() {
-            let part = (piece.length as usize).min(length - data.len());
-            let Some(bytes) = self.bytes(&piece, part) else { break };
-            data.extend_from_slice(bytes);
-        }
-
-        let end = if data.len() == length { DataEnd::Complete } else { DataEnd::MemoryFault };
-        data.resize(length, 0);
-        (data, end)
-    }
-
-    /// Writes a message. Returns whether all of it could be written.
-    fn scatter(&mut self, pieces: &Pieces, data: &[u8]) -> bool {
-        let mut rest = data;
-        for piece in Self::pieces(pieces).unwrap_or_default() {
-            let (part, others) = rest.split_at(rest.len().min(piece.length as usize));
-            let Some(bytes) = self.bytes(&piece, part.len()) else { return false };
-            bytes.copy_from_slice(part);
-            rest = others;
-        }
-        rest.is_empty()
-    }
-
-    /// Ends a stream whose data have arrived and have a destination.
-    fn finish(&mut self, stream: usize) {
-        let Some(entry) = &self.streams[stream] else { return };
-        let (Some((length, pieces)), Some((data, end))) = (entry.destination, entry.data.clone()) else {
-            return;
-        };
-
-        let kept = (length as usize).min(data.len());
-        let is_stored = end != DataEnd::Complete || self.scatter(&pieces, &data[..kept]);
-        let end = if is_stored { end } else { DataEnd::MemoryFault };
-        self.streams[stream] = None;
-        self.push(Event::Received { stream: Stream(stream as u16), end });
-    }
-}
-
-impl Chip for FakeChip {
-    fn charge(&mut self, cycles: u32) {
-        self.now += u64::from(cycles) * 2;
-        self.cycles += u64::from(cycles);
-    }
-
-    fn now(&self) -> u64 {
-        self.now
-    }
-
-    fn node(&self) -> u32 {
-        self.node
-    }
-
-    fn nodes(&self) -> u32 {
-        self.seen.len() as u32
-    }
-
-    fn life(&self, node: u32) -> Option<Life> {
-        let life = if node == self.node { self.life_number() } else { *self.seen.get(node as usize)? };
-        (life != 0).then_some(Life(life))
-    }
-
-    fn next_event(&mut self) -> Result<Option<Event>, Halted> {
-        while let Some(input) = self.inputs.pop_front() {
-            match input {
-                Input::Event(event) => {
-                    if let Event::Detached { client, .. } = event {
-                        self.gone.remove(&client.0);
-                        self.memory.remove(&client.0);
-                    }
-                    return Ok(Some(event));
-                }
-                Input::Life { node, life } => {
-                    let former = core::mem::replace(&mut self.seen[node as usize], life);
-                    if former != 0 && former != life {
-                        return Ok(Some(Event::NodeDown { node }));
-                    }
-                }
-            }
-        }
-        Ok(None)
-    }
-
-    fn answer(&mut self, client: Client, number: u32, result: CommandResult) -> Result<(), Halted> {
-        self.call();
-        assert!(self.results.insert((client.0, number), result).is_none());
-        Ok(())
-    }
-
-    fn transmit(&mut self, message: &Transmit) -> Result<(), Halted> {
-        self.call();
-        let life = self.life_number();
-        match message.channel {
-            Channel::Control => self.control.push_back((*message, life)),
-            Channel::Data => {
-                self.data.push_back((*message, life));
-                let count = self.data.len() + usize::from(self.sending.is_some());
-                assert!(count <= usize::from(MAX_TRANSMISSIONS));
-            }
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self, stream: Stream, length: u32, pieces: Pieces) -> Result<(), Halted> {
-        self.call();
-        let entry = self.streams[usize::from(stream.0)].as_mut().expect("the stream is in use");
-        assert!(entry.destination.replace((length, pieces)).is_none(), "a stream has one destination");
-        self.finish(usize::from(stream.0));
-        Ok(())
-    }
-
-    fn write_host(&mut self, client: Client, address: u64, bytes: &[u8]) -> Result<(), Halted> {
-        self.call();
-        assert!((1..=MAX_HOST_WRITE).contains(&bytes.len()));
-        let piece = Piece { address, attachment: client.0, ..Piece::default() };
-        if let Some(target) = self.bytes(&piece, bytes.len()) {
-            target.copy_from_slice(bytes);
-        }
-        Ok(())
-    }
-
-    fn interrupt(&mut self, client: Client, _: u16) -> Result<(), Halted> {
-        self.call();
-        assert_eq!(client.0, KERNEL);
-        self.interrupts += 1;
-        Ok(())
-    }
-
-    fn set_booted(&mut self, booted: bool) -> Result<(), Halted> {
-        self.call();
-        assert_ne!(self.booted, booted);
-        self.booted = booted;
-        self.lives += u32::from(booted);
-        self.changed = true;
-        Ok(())
-    }
-
-    fn set_timer(&mut self, time: u64) -> Result<(), Halted> {
-        self.call();
-        self.timer = Some(time);
-        Ok(())
-    }
-}
 
 /// A packet, or the rest of a message, on its way.
 #[derive(Debug)]
@@ -362,6 +88,15 @@ impl Network {
         Self::with(nodes, streams, seed, Settings::default())
     }
 
+    /// Returns two nodes with four streams, whose processes receive everything, and the descriptor
+    /// from which process 0 of node 0 sends.
+    pub(crate) fn pair(seed: u64) -> (Self, u32) {
+        let mut network = Self::new(2, 4, seed);
+        network.start_all();
+        let descriptor = network.bind(0, 0);
+        (network, descriptor)
+    }
+
     pub(crate) fn with(nodes: u32, streams: usize, seed: u64, settings: Settings) -> Self {
         let node = |number| Node {
             firmware: Firmware::new(settings),
@@ -415,7 +150,7 @@ impl Network {
         let life = chip.life_number();
         if life == 0 {
             for stream in 0..chip.streams.len() {
-                cut(chip, stream);
+                chip.cut(stream);
             }
             let left: Vec<_> = chip.sending.take().map(|(message, ..)| message.name).into_iter().collect();
             let waiting: Vec<_> = chip.data.drain(..).map(|(message, _)| message.name).collect();
@@ -434,7 +169,7 @@ impl Network {
                     .as_ref()
                     .is_some_and(|entry| entry.source == node && entry.source_life != life);
                 if is_over {
-                    cut(chip, stream);
+                    chip.cut(stream);
                 }
             }
             chip.inputs.push_back(Input::Life { node, life });
@@ -531,6 +266,29 @@ impl Network {
             self.send(node);
         }
         self.arrive((node, target, false));
+    }
+
+    /// Begins a node's next message. Its header stays on its way.
+    pub(crate) fn start_sending(&mut self, node: u32) {
+        while self.nodes[node as usize].chip.sending.is_none() {
+            self.poll(node);
+            self.send(node);
+        }
+    }
+
+    /// Ends the message that a node's data engine sends. Its data arrive later.
+    pub(crate) fn finish_sending(&mut self, node: u32) {
+        while self.nodes[node as usize].chip.sending.is_some() {
+            self.send(node);
+        }
+    }
+
+    /// Sends the control messages of a node, and lets those for `target` arrive.
+    pub(crate) fn answer(&mut self, node: u32, target: u32) {
+        while !self.nodes[node as usize].chip.control.is_empty() {
+            self.send(node);
+        }
+        while self.arrive((node, target, true)) {}
     }
 
     /// Moves a node's engines by one step.
@@ -842,12 +600,4 @@ impl Network {
             ..KernelCommand::default()
         }
     }
-}
-
-/// Ends a stream whose message is over.
-fn cut(chip: &mut FakeChip, stream: usize) {
-    if let Some(entry) = &mut chip.streams[stream] {
-        entry.data = Some((Vec::new(), DataEnd::Cut));
-    }
-    chip.finish(stream);
 }

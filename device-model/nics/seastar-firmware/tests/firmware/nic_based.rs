@@ -15,9 +15,7 @@ fn kinds(events: &[nicforge_hwi::seastar::Event]) -> Vec<u8> {
 #[test]
 fn put_of_each_length_arrives_with_its_data() {
     for length in [0, 1, 8, 16, 17, 64, 4096] {
-        let mut network = Network::new(2, 4, length + 1);
-        network.start_all();
-        let descriptor = network.bind(0, 0);
+        let (mut network, descriptor) = Network::pair(length + 1);
         let data: Vec<u8> = (0..length).map(|byte| byte as u8 ^ 0x5a).collect();
         network.nodes[0].chip.memory(1)[SEND as usize..][..data.len()].copy_from_slice(&data);
 
@@ -39,9 +37,7 @@ fn put_of_each_length_arrives_with_its_data() {
 
 #[test]
 fn put_with_its_data_in_the_command_reads_no_memory() {
-    let mut network = Network::new(2, 4, 3);
-    network.start_all();
-    let descriptor = network.bind(0, 0);
+    let (mut network, descriptor) = Network::pair(3);
     let put = Command {
         kind: command::PUT,
         handle: descriptor,
@@ -62,9 +58,7 @@ fn put_with_its_data_in_the_command_reads_no_memory() {
 #[test]
 fn get_is_answered_with_the_data_of_the_target() {
     for length in [0, 8, 100] {
-        let mut network = Network::new(2, 4, length);
-        network.start_all();
-        let descriptor = network.bind(0, 0);
+        let (mut network, descriptor) = Network::pair(length);
         network.nodes[1].chip.memory(1)[RECEIVE as usize..][..100].fill(0x3c);
         let get = Command {
             kind: command::GET,
@@ -90,9 +84,7 @@ fn get_is_answered_with_the_data_of_the_target() {
 #[test]
 fn put_that_asks_for_it_is_acknowledged() {
     for length in [8, 1000] {
-        let mut network = Network::new(2, 4, length);
-        network.start_all();
-        let descriptor = network.bind(0, 0);
+        let (mut network, descriptor) = Network::pair(length);
 
         network.put(0, 0, descriptor, Put { options: option::ACK, ..Put::new(1, 5, length) });
         network.settle();
@@ -105,9 +97,7 @@ fn put_that_asks_for_it_is_acknowledged() {
 
 #[test]
 fn message_that_nothing_takes_is_dropped_and_counted() {
-    let mut network = Network::new(2, 4, 1);
-    network.start_all();
-    let descriptor = network.bind(0, 0);
+    let (mut network, descriptor) = Network::pair(1);
     let drops = Command { kind: command::STATUS, handle: status::DROP_COUNT, ..Command::default() };
 
     // One goes beyond the end of the descriptor, which does not truncate.
@@ -186,9 +176,7 @@ fn put_to_a_node_without_a_kernel_fails() {
 
 #[test]
 fn messages_to_a_node_that_is_off_fail_after_the_time_out() {
-    let mut network = Network::new(2, 4, 1);
-    network.start_all();
-    let descriptor = network.bind(0, 0);
+    let (mut network, descriptor) = Network::pair(1);
     network.nodes[1].is_off = true;
     let free = network.nodes[0].firmware.free_scratch();
 
@@ -215,9 +203,7 @@ fn messages_to_a_node_that_is_off_fail_after_the_time_out() {
 
 #[test]
 fn get_that_waits_for_a_reply_fails_with_the_life_of_its_target() {
-    let mut network = Network::new(2, 4, 1);
-    network.start_all();
-    let descriptor = network.bind(0, 0);
+    let (mut network, descriptor) = Network::pair(1);
     let far = Command {
         kind: command::GET,
         handle: descriptor,
@@ -260,9 +246,7 @@ fn implicitly_acknowledged_message_needs_no_control_message() {
 
 #[test]
 fn process_that_ends_keeps_its_place_in_line_without_its_data() {
-    let mut network = Network::new(2, 4, 1);
-    network.start_all();
-    let descriptor = network.bind(0, 0);
+    let (mut network, descriptor) = Network::pair(1);
     network.nodes[0].chip.memory(1)[SEND as usize..][..100].fill(0x11);
     let free = network.nodes[0].firmware.free_scratch();
     // The first message is dropped once, so that it must be sent again.

@@ -200,9 +200,7 @@ proptest! {
 
 #[test]
 fn message_cut_by_a_restart_fails_at_the_target_although_it_was_acknowledged() {
-    let mut network = Network::new(2, 4, 1);
-    network.start_all();
-    let descriptor = network.bind(0, 0);
+    let (mut network, descriptor) = Network::pair(1);
     network.put(0, 0, descriptor, Put::new(1, 2, 1000));
     while network.nodes[1].firmware.statistics().messages == 0 {
         network.poll(0);
