@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nicforge_core::fabric::LinkSpec;
+use nicforge_core::{companion::CompanionMode, fabric::LinkSpec};
 use nicforge_hwi::seastar::{DEFAULT_PROCESSES, MAX_NODES, MAX_PROCESSES, PACKET};
 use nicforge_kit::Clock;
 use nicforge_network::{
@@ -44,6 +44,9 @@ pub struct Options {
     /// Most bytes of a packet over links without a bandwidth, [`PACKET`] to [`MAX_MTU`]. Over other
     /// links a packet has [`PACKET`] bytes.
     pub mtu: usize,
+    /// Number of nodes whose firmware may have a thread of its own, the first ones. That of the
+    /// others is stepped in every machine.
+    pub firmware_threads: u32,
     /// Links. The number of virtual channels and the longest packet are the network's own.
     pub link: LinkSpec,
 }
@@ -56,6 +59,7 @@ impl Default for Options {
             host_rate: 0,
             end_to_end_crc: None,
             mtu: DEFAULT_MTU,
+            firmware_threads: MAX_NODES,
             link: LinkSpec::new(CHANNELS, CREDITS, DEFAULT_MTU),
         }
     }
@@ -167,6 +171,11 @@ impl Network {
         self.torus.cables()
     }
 
+    /// Returns where the firmware of a node runs on a machine with threads.
+    fn firmware_mode(&self, node: u32) -> CompanionMode {
+        if node < self.options.firmware_threads { CompanionMode::Threads } else { CompanionMode::Stepped }
+    }
+
     /// Returns what the device of a node needs.
     pub(crate) fn node(&self, node: u32) -> Result<Site, NetworkError> {
         let nodes = self.nodes();
@@ -176,6 +185,7 @@ impl Network {
             nodes,
             ports: self.torus.ports(),
             table: table.clone(),
+            firmware: self.firmware_mode(node),
             options: self.options.clone(),
             lives: self.lives.of_node(node),
         })
@@ -189,6 +199,8 @@ pub(crate) struct Site {
     pub(crate) nodes: u32,
     pub(crate) ports: u8,
     pub(crate) table: TablePolicy,
+    /// Where the firmware runs on a machine with threads.
+    pub(crate) firmware: CompanionMode,
     pub(crate) options: Options,
     pub(crate) lives: Arc<Lives>,
 }

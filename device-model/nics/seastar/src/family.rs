@@ -10,7 +10,10 @@
 //! end_to_end_crc = true     # else: if the links have a bandwidth
 //! mtu = 8192                # bytes of a packet over links without a bandwidth, 64 to 65536
 //! implicit_acks = false     # messages of one packet need no acknowledgement of flow control
+//! flow_control = true       # false: no message is acknowledged or repeated, for measurements
 //! node_timeout_ms = 10000   # how long a node may be silent before it is taken to be off
+//! firmware_threads = 3      # nodes whose firmware has a thread; else: processors less one, in all
+//!                           # networks together
 //!
 //! [seastar.link]
 //! delay_ns = 30
@@ -20,6 +23,9 @@
 //! ```
 //!
 //! The nodes are `ss0`, `ss1`, ..., counted through all networks.
+//!
+//! A served machine runs the firmware of its first nodes on threads, and steps that of the others.
+//! A thread for each node would take the processors from the engine and from programs.
 //!
 //! [`Networks::default`] has the firmware that comes with nicforge, and [`Networks::new`] takes
 //! another one.
@@ -62,6 +68,8 @@ pub struct FirmwareOptions {
     pub site: ProgramSite,
     /// Messages of one packet need no acknowledgement of flow control.
     pub implicit_acks: bool,
+    /// Messages are acknowledged and repeated. Firmware without it is for measurements.
+    pub flow_control: bool,
     /// Nanoseconds after which a silent node is taken to be off.
     pub node_timeout: u64,
 }
@@ -70,13 +78,31 @@ pub struct FirmwareOptions {
 #[derive(Clone, Copy, Debug)]
 pub struct Networks<P> {
     make: fn(FirmwareOptions) -> P,
+    /// Number of processors of the host.
+    processors: Option<u32>,
 }
 
 impl<P: Program + Send + 'static> Networks<P> {
     /// Returns the family with a firmware: `make` makes it at the start of each life of a node's
     /// processor.
     pub const fn new(make: fn(FirmwareOptions) -> P) -> Self {
-        Self { make }
+        Self { make, processors: None }
+    }
+
+    /// Returns the family for a host with this number of processors. Without it, the host is asked.
+    #[must_use]
+    pub const fn with_processors(self, processors: u32) -> Self {
+        Self { processors: Some(processors), ..self }
+    }
+
+    /// Returns the number of threads for the networks whose sections name none: the processors less
+    /// one, which is for the engine.
+    fn threads(&self) -> u32 {
+        let of_host = || {
+            let processors = std::thread::available_parallelism().map_or(1, usize::from);
+            u32::try_from(processors).unwrap_or(u32::MAX)
+        };
+        self.processors.unwrap_or_else(of_host).saturating_sub(1)
     }
 }
 
@@ -84,10 +110,11 @@ impl Default for Networks<Firmware> {
     /// Returns the family with the firmware that comes with nicforge.
     fn default() -> Self {
         Self::new(|options| {
-            let FirmwareOptions { site, implicit_acks, node_timeout } = options;
+            let FirmwareOptions { site, implicit_acks, flow_control, node_timeout } = options;
             Firmware::new(Settings {
                 processes: site.processes,
                 implicit_acknowledgements: implicit_acks,
+                flow_control,
                 timeout: node_timeout,
             })
         })
@@ -121,12 +148,23 @@ struct NetworkSection {
     /// Messages of one packet need no acknowledgement of flow control.
     #[serde(default)]
     implicit_acks: bool,
+    /// Messages are acknowledged and repeated.
+    #[serde(default = "yes")]
+    flow_control: bool,
     /// How long a node may be silent, in milliseconds.
     #[serde(default)]
     node_timeout_ms: Option<Spanned<u64>>,
+    /// Number of nodes whose firmware has a thread.
+    #[serde(default)]
+    firmware_threads: Option<Spanned<u32>>,
     /// The network's links.
     #[serde(default)]
     link: LinkSection,
+}
+
+/// The default of values that are on.
+const fn yes() -> bool {
+    true
 }
 
 /// Returns a value of the file, or its default.
@@ -140,11 +178,13 @@ fn value<T: PartialOrd + std::fmt::Display + Copy>(
 }
 
 impl NetworkSection {
-    /// Returns the options that the file gives.
-    fn options(&self) -> Result<Options, SectionError> {
+    /// Returns the options that the file gives. `threads` is the number of nodes whose firmware has
+    /// a thread if the file does not say it.
+    fn options(&self, threads: u32) -> Result<Options, SectionError> {
         let default = Options::default();
         let processes = self.processes.as_ref();
         let mhz = value("firmware_mhz", self.firmware_mhz.as_ref(), (0, MAX_CLOCK), 0)?;
+        let firmware_threads = self.firmware_threads.as_ref();
         let mtu = value("mtu", self.mtu.as_ref(), (PACKET as u32, MAX_MTU as u32), default.mtu as u32)?;
 
         Ok(Options {
@@ -153,12 +193,13 @@ impl NetworkSection {
             host_rate: value("ht_mbytes_s", self.ht_mbytes_s.as_ref(), (0, MAX_HOST_RATE), 0)?,
             end_to_end_crc: self.end_to_end_crc,
             mtu: mtu as usize,
+            firmware_threads: value("firmware_threads", firmware_threads, (0, MAX_ALL_NODES), threads)?,
             link: self.link.over(default.link)?,
         })
     }
 
     /// Returns the network.
-    fn network(&self, section: &Section<'_>) -> Result<Network, SectionError> {
+    fn network(&self, section: &Section<'_>, threads: u32) -> Result<Network, SectionError> {
         let lengths = self.torus.get_ref();
         let wraps = match &self.wrap {
             Some(wrap) if wrap.get_ref().len() != lengths.len() => {
@@ -169,7 +210,7 @@ impl NetworkSection {
             None => &[],
         };
 
-        Network::torus(lengths, wraps, self.options()?).map_err(|error| {
+        Network::torus(lengths, wraps, self.options(threads)?).map_err(|error| {
             SectionError::value(section.span(), "the network", "impossible", error.to_string())
         })
     }
@@ -205,10 +246,14 @@ impl<P: Program + Send + 'static> Family for Networks<P> {
     }
 
     fn plan(&self, sections: Vec<Section<'_>>, plan: &mut Plan) -> Result<(), SectionError> {
-        let mut nodes = 0;
+        let (mut nodes, mut threads) = (0, self.threads());
         for section in &sections {
             let parsed: NetworkSection = section.parse()?;
-            let network = parsed.network(section)?;
+            let network = parsed.network(section, threads)?;
+            if parsed.firmware_threads.is_none() {
+                threads = threads.saturating_sub(network.nodes());
+            }
+
             if network.nodes() > MAX_ALL_NODES - nodes {
                 let expected = format!("at most {MAX_ALL_NODES} nodes in all networks together");
                 return Err(refuse_value("torus", &debug(&parsed.torus), expected));
@@ -236,12 +281,14 @@ impl<P: Program + Send + 'static> Networks<P> {
         parsed: &NetworkSection,
         first: u32,
     ) -> Result<(), SectionError> {
-        let (make, implicit_acks, node_timeout) = (self.make, parsed.implicit_acks, parsed.node_timeout()?);
+        let NetworkSection { implicit_acks, flow_control, .. } = *parsed;
+        let (make, node_timeout) = (self.make, parsed.node_timeout()?);
         let mut functions = Vec::with_capacity(network.nodes() as usize);
 
         for node in 0..network.nodes() {
             let network = network.clone();
-            let program = move |site| make(FirmwareOptions { site, implicit_acks, node_timeout });
+            let program =
+                move |site| make(FirmwareOptions { site, implicit_acks, flow_control, node_timeout });
             let max_packet = network.options().link.max_packet;
             let source = DeviceSource::fallible(move || SeaStar::new(&network, node, program))
                 .with_admin(AttachmentId(KERNEL))
@@ -261,7 +308,11 @@ impl<P: Program + Send + 'static> Networks<P> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
+    use nicforge_core::companion::CompanionMode;
     use nicforge_seastar_firmware::chip::{Chip, Halted, Polled};
+    use nicforge_test_kit::{Client, Testbed};
     use toml::de::DeTable;
 
     use super::*;
@@ -276,11 +327,63 @@ mod tests {
 
     /// Returns the plan of a machine with this section, or the error's message.
     fn plan(lines: &str) -> Result<Plan, String> {
-        let section = Section::new(DeTable::parse(lines).unwrap());
+        plan_for(2, &[lines])
+    }
+
+    /// Returns the plan of a machine with these sections, on a host with this number of processors.
+    fn plan_for(processors: u32, sections: &[&str]) -> Result<Plan, String> {
+        let sections = sections.iter().map(|lines| Section::new(DeTable::parse(lines).unwrap())).collect();
         let mut plan = Plan::new("test").unwrap();
-        let family = Networks::new(|_| Nothing);
-        family.plan(vec![section], &mut plan).map_err(|error| error.to_string())?;
+        let family = Networks::new(|_| Nothing).with_processors(processors);
+        family.plan(sections, &mut plan).map_err(|error| error.to_string())?;
         Ok(plan)
+    }
+
+    /// Returns the number of firmware threads of each node of a plan's machine, if the machine has
+    /// threads.
+    fn threads(plan: &Plan) -> Vec<u32> {
+        let mut bed = Testbed::new();
+        bed.set_companions(CompanionMode::Threads, Waker::noop().clone());
+        let functions: Vec<_> = plan
+            .functions()
+            .iter()
+            .map(|function| {
+                let name = plan.full_name(function);
+                bed.add_function(&name, function.source.make().unwrap()).unwrap()
+            })
+            .collect();
+
+        // A node begins to work when it has a client.
+        for &function in &functions {
+            Client::attach(&mut bed, function, AttachmentId(KERNEL));
+        }
+        bed.rescan();
+        bed.run_until(|bed| functions.iter().all(|function| !bed.companions(*function).is_empty()));
+        let count = |function| {
+            let companions = bed.companions(function);
+            assert_eq!(companions.len(), 1);
+            u32::from(companions[0].mode == CompanionMode::Threads)
+        };
+        functions.into_iter().map(count).collect()
+    }
+
+    #[test]
+    fn firmware_has_a_thread_for_each_processor_but_one() {
+        for (processors, expected) in
+            [(1, [0, 0, 0, 0]), (2, [1, 0, 0, 0]), (4, [1, 1, 1, 0]), (5, [1; 4]), (64, [1; 4])]
+        {
+            assert_eq!(threads(&plan_for(processors, &["torus = [4]"]).unwrap()), expected, "{processors}");
+        }
+    }
+
+    #[test]
+    fn networks_share_the_threads_unless_the_file_gives_a_number() {
+        let all = |processors, sections: &[&str]| threads(&plan_for(processors, sections).unwrap());
+
+        assert_eq!(all(4, &["torus = [2]", "torus = [2]"]), [1, 1, 1, 0]);
+        assert_eq!(all(1, &["torus = [2]\nfirmware_threads = 2", "torus = [2]"]), [1, 1, 0, 0]);
+        assert_eq!(all(4, &["torus = [2]\nfirmware_threads = 0", "torus = [2]"]), [0, 0, 1, 1]);
+        assert_eq!(all(2, &["torus = [2]\nfirmware_threads = 9"]), [1, 1]);
     }
 
     #[test]
@@ -331,6 +434,7 @@ mod tests {
             ("torus = [2]\nmtu = 63", "64 to 65536"),
             ("torus = [2]\nnode_timeout_ms = 0", "1 to 3600000"),
             ("torus = [2]\nht_mbytes_s = 2000000", "0 to 1000000"),
+            ("torus = [2]\nfirmware_threads = 16001", "0 to 16000"),
             ("torus = [2]\nspeed = 1", "unknown field"),
         ] {
             let Err(message) = plan(lines) else { panic!("{lines} is taken") };

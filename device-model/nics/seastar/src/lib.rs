@@ -25,20 +25,24 @@
 //! | `parts` | what the engines share |
 //! | `transmit`, `service` | the transmit DMA engine, and its message in service |
 //! | `receive`, `stream` | the receive DMA engine, and the streams of its demultiplexer |
+//! | `reference` | packets that refer to client memory |
 //! | `mailbox` | commands and results |
 //! | `device` | the device: attachments, resets, lives, one step |
+//! | `link_check` | the check of a link with injected errors |
 //! | [`family`] | the tables `[[seastar]]` of machine files |
 #![forbid(unsafe_code)]
 
 pub mod config;
 mod device;
 pub mod family;
+mod link_check;
 mod lives;
 mod mailbox;
 mod memory;
 mod parts;
 mod processor;
 mod receive;
+mod reference;
 mod service;
 mod stream;
 mod transmit;
@@ -48,4 +52,5 @@ pub use self::{
     config::{Network, NetworkError, Options},
     device::{ProgramSite, SeaStar},
     family::{FirmwareOptions, Networks},
+    link_check::{link_check, noisy_link},
 };

@@ -96,6 +96,12 @@ impl Mailbox {
         self.firmware.show(shown.firmware);
     }
 
+    /// Returns whether the client has written a count that is not the one of the commands taken.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.tail.load(Ordering::Relaxed) != self.taken
+    }
+
     /// Returns the next command, copied.
     #[inline]
     pub(crate) fn next(&mut self) -> Next {

@@ -9,7 +9,7 @@
 
 use nicforge_core::{
     context::Context,
-    dma::DmaError,
+    dma::{DmaError, DmaLease, Term},
     ids::{AttachmentId, DmaToken},
     time::Nanos,
 };
@@ -25,6 +25,10 @@ const READ_LIMIT: u64 = 1_000_000_000;
 /// How long an engine waits for room for a write by message, in nanoseconds. Reception waits as
 /// long, once for each tenant.
 const WRITE_LIMIT: u64 = 100_000_000;
+/// Bytes of the word by which an event is handed over.
+pub(crate) const HAND_OVER: usize = 4;
+/// Most bytes of memory for events that are leased at once.
+const EVENT_LEASE: u64 = 64 << 10;
 /// Pieces of a command list that are read at once.
 const LIST_PART: usize = 8;
 
@@ -33,6 +37,8 @@ const LIST_PART: usize = 8;
 pub(crate) struct Tenants {
     of: [Tenant; MAX_CLIENTS],
     last: u32,
+    /// Tenants have come or gone that the firmware may not know.
+    has_changed: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +53,7 @@ impl Tenants {
     /// Notes a new tenant of an attachment, and returns its number.
     pub(crate) fn begin(&mut self, who: AttachmentId) -> u32 {
         self.last += 1;
+        self.has_changed = true;
         if let Some(tenant) = self.of.get_mut(usize::from(who.0)) {
             *tenant = Tenant { number: self.last, is_unresponsive: false };
         }
@@ -55,9 +62,21 @@ impl Tenants {
 
     /// Notes that an attachment has no tenant.
     pub(crate) fn end(&mut self, who: AttachmentId) {
+        self.has_changed = true;
         if let Some(tenant) = self.of.get_mut(usize::from(who.0)) {
             *tenant = Tenant::default();
         }
+    }
+
+    /// Notes that the firmware knows no tenant, or (`false`) that it knows all of them.
+    pub(crate) fn set_changed(&mut self, has_changed: bool) {
+        self.has_changed = has_changed;
+    }
+
+    /// Returns whether there may be tenants that the firmware does not know.
+    #[inline]
+    pub(crate) fn has_changed(&self) -> bool {
+        self.has_changed
     }
 
     /// Returns the number of an attachment's tenant, 0 if it has none.
@@ -120,6 +139,80 @@ impl Tenants {
 
         context.wake_at(now.after(retry::MEMORY_BUSY));
         Access::Wait
+    }
+}
+
+/// The memory of a client that events are written to. Events are frequent and lie beside each
+/// other, so their memory is leased where it is mapped.
+#[derive(Debug, Default)]
+pub(crate) enum EventMemory {
+    #[default]
+    Unknown,
+    Leased(WriteLease),
+    /// It is reached by messages, or not at all.
+    NotMapped,
+}
+
+impl EventMemory {
+    /// Writes an event, its last [`HAND_OVER`] bytes last. Returns false if that has to be done in
+    /// another way.
+    pub(crate) fn write(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        address: u64,
+        event: &[u8],
+    ) -> bool {
+        if matches!(self, Self::NotMapped) {
+            return false;
+        }
+        let is_inside = matches!(self, Self::Leased(lease) if lease.find(address, event.len()).is_some());
+        if !is_inside {
+            let leased = WriteLease::new(context, who, address, EVENT_LEASE);
+            *self = leased.map_or(Self::NotMapped, Self::Leased);
+        }
+
+        let Self::Leased(lease) = self else { return false };
+        let Some((event, last)) = event.split_last_chunk::<HAND_OVER>() else { return false };
+        let written = lease.find(address, event.len() + HAND_OVER).is_some_and(|at| {
+            let is_written = lease.memory.write(at, event).is_ok();
+            is_written && lease.memory.write(at + event.len() as u64, last).is_ok()
+        });
+        if !written {
+            *self = Self::Unknown;
+        }
+        written
+    }
+}
+
+/// Leased memory of a client that a device writes to.
+#[derive(Debug)]
+pub(crate) struct WriteLease {
+    /// Address of its first byte.
+    start: u64,
+    pub(crate) memory: DmaLease,
+}
+
+impl WriteLease {
+    /// Leases up to `length` bytes of mapped memory from an address on.
+    #[cold]
+    pub(crate) fn new(
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        address: u64,
+        length: u64,
+    ) -> Option<Self> {
+        let piece = context.dma_piece(who, address, length, &Term::default()).ok()?;
+        let memory = piece.lease.filter(|_| piece.permission.write)?;
+        Some(Self { start: address, memory })
+    }
+
+    /// Returns the offset of a range, if it is in the lease.
+    #[inline]
+    pub(crate) fn find(&self, address: u64, bytes: usize) -> Option<u64> {
+        let offset = address.checked_sub(self.start)?;
+        let end = offset.checked_add(bytes as u64)?;
+        (end <= self.memory.len()).then_some(offset)
     }
 }
 

@@ -25,12 +25,16 @@ pub(crate) struct Parts {
     pub(crate) tenants: Tenants,
     /// This node's life, 0 if it has none.
     pub(crate) own_life: u32,
+    /// Most bytes of client memory that a packet refers to, 0 if packets carry their data.
+    pub(crate) max_reference: u32,
 }
 
 /// The device's end of the FIFOs of the processor's life.
 #[derive(Default)]
 pub(crate) struct FirmwareLink {
     end: Option<DeviceEnd<Input, Effect>>,
+    /// The end is with the device, which carries out effects.
+    is_lent: bool,
     /// An input had no room in this step.
     is_full: bool,
 }
@@ -39,12 +43,34 @@ impl FirmwareLink {
     /// Takes the FIFOs of a new life. Those of the earlier life end.
     pub(crate) fn begin(&mut self, end: Option<DeviceEnd<Input, Effect>>) {
         self.end = end;
+        self.is_lent = false;
+    }
+
+    /// Takes the end, so that the device can carry out effects that are still in the FIFO.
+    #[inline]
+    pub(crate) fn lend(&mut self) -> Option<DeviceEnd<Input, Effect>> {
+        self.is_lent = self.end.is_some();
+        self.end.take()
+    }
+
+    /// Returns the end of [`FirmwareLink::lend`]. If the life has ended meanwhile, it is dropped.
+    #[inline]
+    pub(crate) fn give_back(&mut self, end: DeviceEnd<Input, Effect>) {
+        if std::mem::take(&mut self.is_lent) {
+            self.end = Some(end);
+        }
     }
 
     /// Returns whether the processor runs.
     #[inline]
     pub(crate) fn is_running(&self) -> bool {
         self.end.is_some()
+    }
+
+    /// Returns whether the processor runs, and has nothing for the device.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        !self.is_full && self.end.as_ref().is_some_and(DeviceEnd::is_quiet)
     }
 
     /// Returns whether the companion of this life has halted.
@@ -63,7 +89,7 @@ impl FirmwareLink {
     /// Sends a message as [`FirmwareLink::send`] does.
     #[inline]
     pub(crate) fn send_news(&mut self, time: Nanos, news: News) -> bool {
-        let Some(end) = &self.end else { return true };
+        let Some(end) = &mut self.end else { return true };
         match end.send(Input { time, news }) {
             Err(SendError::Full(_)) => {
                 self.is_full = true;
@@ -73,10 +99,10 @@ impl FirmwareLink {
         }
     }
 
-    /// Takes the next effect.
+    /// Returns the time of the next effect, or [`Nanos::NEVER`].
     #[inline]
-    pub(crate) fn receive(&mut self) -> Option<Effect> {
-        self.end.as_ref()?.receive()
+    pub(crate) fn next_time(&self) -> Nanos {
+        self.end.as_ref().and_then(DeviceEnd::front).map_or(Nanos::NEVER, |effect| effect.time)
     }
 
     /// Returns the time of the next attempt if an input had no room in this step, and forgets that.

@@ -10,21 +10,18 @@
 //! work is done, and [`Chip::charge`] adds to that. Each effect carries the time of its call, and
 //! the device carries it out then. The order of effects is that of the calls.
 //!
-//! The program is polled only when the outbox has room for the effects of a poll.
+//! The program is polled only when the FIFO has room for the effects of a poll.
 //!
 //! An effect also carries the highest tenant number that the program has seen. The device thus
 //! recognizes what belongs to a tenant that is gone.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use nicforge_core::{
-    companion::{Companion, CompanionEnd, CompanionSpec, SendError},
+    companion::{Companion, CompanionEnd, CompanionMode, CompanionSpec, SendError},
     device::Progress,
     time::Nanos,
 };
@@ -39,8 +36,10 @@ use nicforge_seastar_firmware::chip::{
 pub(crate) const INPUTS: usize = 256;
 /// Most effects on their way to the device.
 const EFFECTS: usize = 256;
-/// The companion.
-pub(crate) const SPEC: CompanionSpec = CompanionSpec { name: "firmware", commands: INPUTS, events: EFFECTS };
+/// Returns the companion, which runs at most where `mode` says.
+pub(crate) const fn spec(mode: CompanionMode) -> CompanionSpec {
+    CompanionSpec { name: "firmware", commands: INPUTS, events: EFFECTS, mode }
+}
 
 /// A message to the processor.
 #[derive(Debug)]
@@ -121,7 +120,6 @@ pub(crate) struct Processor<P> {
     program: P,
     counters: Counters,
     state: State,
-    outbox: VecDeque<Effect>,
     /// The program has said that it has more to do, or was never polled.
     is_busy: bool,
     is_broken: bool,
@@ -133,8 +131,6 @@ struct State {
     server: Server,
     now: Nanos,
     tenant: u32,
-    /// The next message, if it has been taken from the FIFO.
-    next: Option<Input>,
 }
 
 impl<P: Program> Processor<P> {
@@ -143,26 +139,10 @@ impl<P: Program> Processor<P> {
         Self {
             program,
             counters,
-            state: State { start, server, now, tenant: 0, next: None },
-            outbox: VecDeque::with_capacity(2 * MAX_CALLS),
+            state: State { start, server, now, tenant: 0 },
             is_busy: true,
             is_broken: false,
         }
-    }
-
-    /// Sends the effects of the outbox. Returns whether all of them had room.
-    fn send_effects(&mut self, end: &mut CompanionEnd<Input, Effect>) -> bool {
-        while let Some(effect) = self.outbox.pop_front() {
-            match end.send(effect) {
-                Ok(()) => {}
-                Err(SendError::Full(effect)) => {
-                    self.outbox.push_front(effect);
-                    return false;
-                }
-                Err(SendError::Ended(_)) => self.outbox.clear(),
-            }
-        }
-        true
     }
 }
 
@@ -191,57 +171,57 @@ impl<P: Program> Processor<P> {
     /// Polls the program, at most `budget` times.
     fn run(&mut self, end: &mut CompanionEnd<Input, Effect>, budget: u32) -> Progress {
         for _ in 0..budget {
-            if !self.send_effects(end) || self.is_broken {
+            let has_room = end.room() > MAX_CALLS;
+            if !has_room || self.is_broken || !self.is_busy && end.is_empty() {
                 return Progress::Idle;
             }
 
-            if self.state.next.is_none() {
-                self.state.next = end.receive();
-            }
-            if self.state.next.is_none() && !self.is_busy {
-                return Progress::Idle;
-            }
-
-            let Self { program, state, outbox, .. } = self;
-            let mut chip = Wired { state, end, outbox, is_overrun: false };
-            let polled = program.poll(&mut chip);
-            let is_overrun = chip.is_overrun;
+            let mut chip = Wired { state: &mut self.state, end, calls: 0, is_overrun: false };
+            let polled = self.program.poll(&mut chip);
 
             self.is_busy = matches!(polled, Ok(Polled::Busy));
             // A program that returns `Halted` without a reason is as broken as one with too many
             // calls.
-            if is_overrun || polled == Err(Halted) && !end.has_ended() {
+            if chip.is_overrun || polled == Err(Halted) && !chip.end.has_ended() {
                 self.is_broken = true;
-                let (time, tenant) = (self.state.now, self.state.tenant);
-                self.outbox.push_back(Effect { time, tenant, call: Call::Broken });
+                chip.send(Call::Broken);
             }
         }
-
-        self.send_effects(end);
         Progress::Busy
     }
 }
 
-/// The chip, for one poll of the program.
+/// The chip, for one poll of the program. There is room for all effects of a poll, and one more.
 struct Wired<'a> {
     state: &'a mut State,
     end: &'a mut CompanionEnd<Input, Effect>,
-    outbox: &'a mut VecDeque<Effect>,
+    /// Calls of this poll so far.
+    calls: usize,
     /// The program has made more than [`MAX_CALLS`] calls.
     is_overrun: bool,
 }
 
 impl Wired<'_> {
-    /// Adds an effect at the processor's time.
+    /// Carries out a call of the program.
     #[inline]
     fn call(&mut self, call: Call) -> Result<(), Halted> {
-        if self.outbox.len() >= MAX_CALLS {
+        if self.calls >= MAX_CALLS {
             self.is_overrun = true;
             return Err(Halted);
         }
 
-        self.outbox.push_back(Effect { time: self.state.now, tenant: self.state.tenant, call });
+        self.calls += 1;
+        self.send(call);
         Ok(())
+    }
+
+    /// Sends an effect at the processor's time.
+    #[inline]
+    fn send(&mut self, call: Call) {
+        let effect = Effect { time: self.state.now, tenant: self.state.tenant, call };
+        if let Err(SendError::Full(_)) = self.end.send(effect) {
+            self.is_overrun = true;
+        }
     }
 }
 
@@ -272,12 +252,13 @@ impl Chip for Wired<'_> {
         (life != 0).then_some(Life(life))
     }
 
+    #[inline]
     fn next_event(&mut self) -> Result<Option<Event>, Halted> {
         loop {
             if self.end.has_ended() {
                 return Err(Halted);
             }
-            let Some(input) = self.state.next.take().or_else(|| self.end.receive()) else {
+            let Some(input) = self.end.receive() else {
                 return Ok(None);
             };
 
@@ -335,6 +316,7 @@ impl Chip for Wired<'_> {
 
 impl State {
     /// Takes over what a message says. Returns the event that it is for the program, if it is one.
+    #[inline]
     fn take(&mut self, news: News) -> Option<Event> {
         match news {
             News::Event(event) => {

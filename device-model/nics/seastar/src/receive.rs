@@ -30,12 +30,15 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::{
     memory::{Access, Cursor, Reader},
     parts::Parts,
+    reference::Reference,
     stream::{Destination, Memory, State, Stream},
     wire::{self, Kind, ShortLife},
 };
 
 /// Reception FIFO of the router.
 const FIFO: u8 = 0;
+/// Bytes of a packet that count as much as a packet.
+const COUNTED_BYTES: u64 = 8 << 10;
 /// No stream.
 const NONE: u16 = u16::MAX;
 
@@ -51,6 +54,8 @@ pub(crate) struct Receiver {
     host: Server,
     /// Time from which a deposit waits for its client.
     waits_since: Option<Nanos>,
+    /// Data for memory that only messages reach.
+    buffer: Vec<u8>,
     pub(crate) counters: ReceiveCounters,
 }
 
@@ -83,6 +88,7 @@ impl Receiver {
             reader: Reader::new(1),
             host: Server::default(),
             waits_since: None,
+            buffer: Vec::new(),
             counters: ReceiveCounters::default(),
         }
     }
@@ -108,8 +114,16 @@ impl Receiver {
     }
 
     /// Returns the time at which the engine goes on by itself.
-    pub(crate) fn next_time(&self) -> Nanos {
-        self.host.idle_at()
+    #[inline]
+    pub(crate) fn next_time(&self, now: Nanos) -> Nanos {
+        let idle_at = self.host.idle_at();
+        if idle_at > now { idle_at } else { Nanos::NEVER }
+    }
+
+    /// Returns whether no packet has arrived, and the firmware has seen all cut streams.
+    #[inline]
+    pub(crate) fn is_idle(&self, parts: &Parts, now: Nanos) -> bool {
+        self.cut.is_empty() && parts.router.front(FIFO, now).is_none()
     }
 
     /// Sets the destination of a stream, at the firmware's call. A stream that does not wait for
@@ -119,8 +133,7 @@ impl Receiver {
         match entry.state {
             State::Waiting => {
                 entry.state = State::Moving;
-                entry.destination =
-                    Destination { cursor: Cursor::new(pieces, seen), length, is_faulty: false };
+                entry.destination = Destination::new(Cursor::new(pieces, seen), length);
             }
             State::Cut => {
                 entry.state = State::Ending;
@@ -196,16 +209,23 @@ impl Receiver {
         self.free.push(index);
     }
 
-    /// Takes packets, at most `budget`, until one has to wait. Returns their number.
+    /// Takes packets until one has to wait, or until their number and the parts of
+    /// [`COUNTED_BYTES`] that were copied exceed `budget`. Returns the sum of both.
+    #[inline]
     pub(crate) fn step(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
-        let mut taken = 0;
+        if self.is_idle(parts, now) {
+            return 0;
+        }
 
+        let mut taken = 0;
         while taken < budget && self.host.idle_at() <= now {
-            if !self.show_cuts(parts, now) || !self.take_packet(parts, context) {
+            let shows_cuts = self.cut.is_empty() || self.show_cuts(parts, now);
+            let before = self.counters.bytes;
+            if !shows_cuts || !self.take_packet(parts, context) {
                 break;
             }
-            taken += 1;
+            taken += 1 + ((self.counters.bytes - before) / COUNTED_BYTES) as u32;
         }
         taken
     }
@@ -354,31 +374,61 @@ impl Receiver {
     ) -> bool {
         let index = self.stream_of(source);
         // The data of a message that has no stream are discarded.
-        let Some(entry) = self.streams.get_mut(usize::from(index)) else { return true };
+        let Some(entry) = self.streams.get(usize::from(index)) else { return true };
         if entry.state != State::Moving {
             return false;
         }
 
+        if entry.end.is_none() && !self.move_data(parts, context, index, is_last, is_corrupt) {
+            return false;
+        }
+
+        let end = self.streams.get(usize::from(index)).and_then(|entry| entry.end);
+        end.is_none_or(|end| self.show_end(parts, context.now(), index, end))
+    }
+
+    /// Moves the data of the first packet to client memory. Returns false if it has to wait.
+    fn move_data(
+        &mut self,
+        parts: &mut Parts,
+        context: &mut Context<'_>,
+        index: u16,
+        is_last: bool,
+        is_corrupt: bool,
+    ) -> bool {
         let now = context.now();
-        if entry.end.is_none() {
-            let Parts { router, tenants, site, .. } = &mut *parts;
-            let Some(packet) = router.front(FIFO, now) else { return false };
+        let Some(entry) = self.streams.get_mut(usize::from(index)) else { return false };
+        let Parts { router, tenants, site, .. } = &mut *parts;
+        let Some(packet) = router.front(FIFO, now) else { return false };
+        let memory = Memory {
+            tenants,
+            reader: &mut self.reader,
+            waits_since: &mut self.waits_since,
+            buffer: &mut self.buffer,
+        };
+
+        let (bytes, check) = if let Some((reference, source)) = Reference::of(packet) {
+            if entry.copy(context, memory, reference, source) == Access::Wait {
+                return false;
+            }
+            entry.count_bytes(reference.length as usize);
+            (reference.length, &[][..])
+        } else {
             let check_bytes = if is_last && entry.check.is_some() { wire::CHECK } else { 0 };
             let (data, check) = packet.bytes().split_at(packet.len().saturating_sub(check_bytes));
-
-            let memory = Memory { tenants, reader: &mut self.reader, waits_since: &mut self.waits_since };
             if entry.deposit(context, memory, data) == Access::Wait {
                 return false;
             }
             entry.count(data);
-            self.host.work(now, Clock::of_mhz(site.options.host_rate), data.len() as u32);
-            self.counters.bytes += data.len() as u64;
-            if is_last {
-                entry.end = Some(entry.finish(check, is_corrupt));
-            }
-        }
+            (data.len() as u32, check)
+        };
 
-        entry.end.is_none_or(|end| self.show_end(parts, now, index, end))
+        self.host.work(now, Clock::of_mhz(site.options.host_rate), bytes);
+        self.counters.bytes += u64::from(bytes);
+        if is_last {
+            entry.end = Some(entry.finish(check, is_corrupt));
+        }
+        true
     }
 
     /// Shows the firmware the end of a message whose data were moved. Returns false if the event

@@ -14,6 +14,7 @@ use zerocopy::IntoBytes;
 use crate::{
     memory::{Access, Cursor, Reader, Run},
     parts::Parts,
+    reference::{Lent, MIN_REFERENCE, REFERENCE},
     wire,
 };
 
@@ -23,6 +24,23 @@ pub(crate) struct Job {
     /// The sender's life, and the highest tenant that the program had seen.
     pub(crate) life: u32,
     pub(crate) seen: u32,
+}
+
+impl Job {
+    /// Returns whether the message is its header packet alone, and has no data in client memory.
+    #[inline]
+    pub(crate) fn is_one_packet(&self) -> bool {
+        self.message.pieces == Pieces::None && self.message.packet.trusted.length <= INLINE as u32
+    }
+
+    /// Makes a packet of [`PACKET`] bytes the header packet.
+    #[inline]
+    pub(crate) fn fill_header(&mut self, packet: &mut Packet, parts: &Parts) {
+        let Transmit { packet: header, target, target_life, .. } = &mut self.message;
+        header.trusted.source_node = parts.site.node;
+        packet.bytes_mut().copy_from_slice(header.as_bytes());
+        packet.header = wire::header(*target, wire::DATA, self.life, target_life.0);
+    }
 }
 
 /// The data message in service.
@@ -35,6 +53,8 @@ pub(crate) struct Service {
     /// The end-to-end check so far, if there is one.
     check: Option<Hasher>,
     is_faulty: bool,
+    /// Packets refer to client memory, which is lent to them; `None` if they carry its data.
+    lent: Option<Lent>,
 }
 
 /// The next packet of a message.
@@ -73,6 +93,7 @@ impl Service {
             progress: Progress::Header { filled: 0 },
             check: is_checked.then(Hasher::new),
             is_faulty: false,
+            lent: (parts.max_reference >= MIN_REFERENCE).then(Lent::default),
         }
     }
 
@@ -84,6 +105,11 @@ impl Service {
     /// Returns how a message has ended, all of whose packets are made.
     pub(crate) fn end(&self) -> DataEnd {
         if self.is_faulty { DataEnd::MemoryFault } else { DataEnd::Complete }
+    }
+
+    /// Returns the memory that packets may still refer to.
+    pub(crate) fn lent(self) -> Option<Lent> {
+        self.lent.filter(Lent::is_in_use)
     }
 
     /// Returns the packet that is being filled, at the end of a message that is dropped.
@@ -101,11 +127,51 @@ impl Service {
             Progress::Header { filled } => self.make_header(parts, context, reader, filled),
             Progress::Check => self.make_check(parts, context),
             Progress::Body { packet, filled } => self.fill_body(parts, context, reader, packet, filled),
-            Progress::NextBody => match context.ports().new_packet(self.body_length(parts)) {
-                Ok(packet) => self.fill_body(parts, context, reader, packet, 0),
-                Err(_) => Made::Starved,
+            Progress::NextBody => match self.make_reference(parts, context, reader) {
+                Some(made) => made,
+                None => self.make_body(parts, context, reader),
             },
         }
+    }
+
+    /// Makes a packet of data.
+    fn make_body(&mut self, parts: &mut Parts, context: &mut Context<'_>, reader: &mut Reader) -> Made {
+        match context.ports().new_packet(self.body_length(parts)) {
+            Ok(packet) => self.fill_body(parts, context, reader, packet, 0),
+            Err(_) => Made::Starved,
+        }
+    }
+
+    /// Makes a packet that refers to client memory. Returns `None` if the next packet must carry
+    /// its data.
+    #[inline]
+    fn make_reference(
+        &mut self,
+        parts: &Parts,
+        context: &mut Context<'_>,
+        reader: &mut Reader,
+    ) -> Option<Made> {
+        let rest = self.length() - self.sent;
+        let lent = self.lent.as_mut().filter(|_| rest >= MIN_REFERENCE && !self.is_faulty)?;
+        let Run::Piece(piece) = self.cursor.run(context, &parts.tenants, reader) else { return None };
+        let length = rest.min(piece.length).min(parts.max_reference);
+        let is_known = parts.tenants.is_known(AttachmentId(piece.attachment), self.cursor.seen());
+        if length < MIN_REFERENCE || !is_known {
+            return None;
+        }
+
+        let Ok(mut packet) = context.ports().new_packet(REFERENCE) else { return Some(Made::Starved) };
+        if !lent.refer(context, &piece, length, &mut packet) {
+            context.ports().recycle(packet);
+            return None;
+        }
+
+        self.cursor.advance(length as usize);
+        self.sent += length;
+        let is_last = self.sent == self.length();
+        self.set_word(&mut packet, parts, is_last);
+        packet.framing = (length as usize).min(parts.site.options.link.max_packet) as u32 - REFERENCE as u32;
+        Some(Made::Packet { packet, read: length, is_last })
     }
 
     /// Returns the bytes of the message.
@@ -139,8 +205,6 @@ impl Service {
     ) -> Made {
         let length = self.length() as usize;
         let header = &mut self.job.message.packet;
-        header.trusted.source_node = parts.site.node;
-
         let mut read = 0;
         let is_last = length <= INLINE;
         if is_last && !self.is_faulty && self.job.message.pieces != Pieces::None {
@@ -163,13 +227,10 @@ impl Service {
             self.progress = Progress::Header { filled };
             return Made::Starved;
         };
-        packet.bytes_mut().copy_from_slice(header.as_bytes());
+        self.job.fill_header(&mut packet, parts);
         if let Some(check) = &mut self.check {
-            check.update(header.as_bytes());
+            check.update(packet.bytes());
         }
-
-        let Transmit { target, target_life, .. } = self.job.message;
-        packet.header = wire::header(target, wire::DATA, self.job.life, target_life.0);
         Made::Packet { packet, read, is_last }
     }
 

@@ -1,10 +1,14 @@
 //! A stream of the demultiplexer: a message that is being received.
 
 use crc32fast::Hasher;
-use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
+use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId, time::Nanos};
+use nicforge_hwi::seastar::Piece;
 use nicforge_seastar_firmware::chip::{DataEnd, Pieces};
 
-use crate::memory::{Access, Cursor, Reader, Run, Tenants};
+use crate::{
+    memory::{Access, Cursor, Reader, Run, Tenants, WriteLease},
+    reference::{MAX_LEASE, Reference, is_over},
+};
 
 /// A stream of the demultiplexer.
 pub(crate) struct Stream {
@@ -42,6 +46,8 @@ pub(crate) struct Destination {
     /// Bytes that are kept.
     pub(crate) length: u32,
     pub(crate) is_faulty: bool,
+    /// Memory of the attachment that data were copied to at last.
+    pub(crate) lease: Option<(u16, WriteLease)>,
 }
 
 /// The parts that a deposit needs besides its stream.
@@ -49,7 +55,12 @@ pub(crate) struct Memory<'a> {
     pub(crate) tenants: &'a mut Tenants,
     pub(crate) reader: &'a mut Reader,
     pub(crate) waits_since: &'a mut Option<Nanos>,
+    /// Data that go to memory that only messages reach.
+    pub(crate) buffer: &'a mut Vec<u8>,
 }
+
+/// Most bytes that are written by a message.
+const BY_MESSAGE: usize = 8 << 10;
 
 impl Stream {
     /// Returns a stream that is free.
@@ -61,7 +72,7 @@ impl Stream {
             length: 0,
             arrived: 0,
             deposited: 0,
-            destination: Destination { cursor: Cursor::new(&Pieces::None, 0), length: 0, is_faulty: false },
+            destination: Destination::new(Cursor::new(&Pieces::None, 0), 0),
             check: None,
             is_corrupt: false,
             end: None,
@@ -70,7 +81,7 @@ impl Stream {
 
     /// Moves the data of a packet to client memory, as far as they are kept.
     pub(crate) fn deposit(&mut self, context: &mut Context<'_>, memory: Memory<'_>, data: &[u8]) -> Access {
-        let Memory { tenants, reader, waits_since } = memory;
+        let Memory { tenants, reader, waits_since, .. } = memory;
         let destination = &mut self.destination;
         let kept = (destination.length.saturating_sub(self.arrived) as usize).min(data.len());
 
@@ -99,14 +110,73 @@ impl Stream {
         Access::Done
     }
 
+    /// Copies the memory that a packet refers to, as [`Stream::deposit`] moves its data. Zeros take
+    /// the place of memory that the sender has withdrawn.
+    pub(crate) fn copy(
+        &mut self,
+        context: &mut Context<'_>,
+        memory: Memory<'_>,
+        reference: Reference,
+        source: &DmaLease,
+    ) -> Access {
+        let Memory { tenants, reader, waits_since, buffer } = memory;
+        let destination = &mut self.destination;
+        let kept = destination.length.saturating_sub(self.arrived).min(reference.length) as usize;
+
+        while self.deposited < kept && !destination.is_faulty {
+            let piece = match destination.cursor.run(context, tenants, reader) {
+                Run::Piece(piece) => piece,
+                Run::Wait => return Access::Wait,
+                Run::End => {
+                    destination.is_faulty = true;
+                    break;
+                }
+            };
+
+            let owner = (AttachmentId(piece.attachment), destination.cursor.seen());
+            if !tenants.is_known(owner.0, owner.1) {
+                destination.is_faulty = true;
+                break;
+            }
+
+            let mut bytes = (piece.length as usize).min(kept - self.deposited);
+            let from = reference.offset.saturating_add(self.deposited as u64);
+            if !destination.copy(context, &piece, bytes, source, from) {
+                // The client's memory is reached by messages, or that of one end is gone.
+                bytes = bytes.min(BY_MESSAGE);
+                self.is_corrupt |= !read_or_zero(source, from, bytes, buffer);
+                match tenants.write(context, owner, piece.address, buffer, waits_since) {
+                    Access::Done => {}
+                    Access::Wait => return Access::Wait,
+                    Access::Fault => {
+                        destination.is_faulty = true;
+                        break;
+                    }
+                }
+            }
+
+            destination.cursor.advance(bytes);
+            self.deposited += bytes;
+        }
+
+        // Data that are not kept are read all the same in the hardware.
+        self.is_corrupt |= is_over(source);
+        Access::Done
+    }
+
     /// Counts the data of a packet that was moved.
     pub(crate) fn count(&mut self, data: &[u8]) {
-        self.deposited = 0;
-        self.is_corrupt |= data.len() > (self.length - self.arrived) as usize;
-        self.arrived = self.arrived.saturating_add(data.len() as u32).min(self.length);
+        self.count_bytes(data.len());
         if let Some(check) = &mut self.check {
             check.update(data);
         }
+    }
+
+    /// Counts bytes that were moved.
+    pub(crate) fn count_bytes(&mut self, bytes: usize) {
+        self.deposited = 0;
+        self.is_corrupt |= bytes > (self.length - self.arrived) as usize;
+        self.arrived = self.arrived.saturating_add(bytes as u32).min(self.length);
     }
 
     /// Returns how the message has ended. `check` is the end-to-end check that came with it.
@@ -123,4 +193,54 @@ impl Stream {
             DataEnd::Complete
         }
     }
+}
+
+impl Destination {
+    /// Returns a destination of which no byte has arrived.
+    pub(crate) fn new(cursor: Cursor, length: u32) -> Self {
+        Self { cursor, length, is_faulty: false, lease: None }
+    }
+
+    /// Copies `bytes` of a lease to a piece's begin. Returns false if nothing is known to have
+    /// arrived there.
+    #[inline]
+    fn copy(
+        &mut self,
+        context: &mut Context<'_>,
+        piece: &Piece,
+        bytes: usize,
+        source: &DmaLease,
+        from: u64,
+    ) -> bool {
+        let find = |lease: &Option<(u16, WriteLease)>| {
+            let (attachment, lease) = lease.as_ref()?;
+            lease.find(piece.address, bytes).filter(|_| *attachment == piece.attachment)
+        };
+        if find(&self.lease).is_none() {
+            let (attachment, length) = (piece.attachment, piece.length.min(MAX_LEASE).into());
+            let lease = WriteLease::new(context, AttachmentId(attachment), piece.address, length);
+            self.lease = lease.map(|lease| (attachment, lease));
+        }
+
+        let at = find(&self.lease);
+        let is_copied =
+            self.lease.as_ref().zip(at).is_some_and(|((_, lease), at)| {
+                source.copy_to(from, &lease.memory, at, bytes as u64).is_ok()
+            });
+        if !is_copied {
+            self.lease = None;
+        }
+        is_copied
+    }
+}
+
+/// Reads `bytes` bytes of a lease into a buffer. If the lease is over, fills the buffer with zeros
+/// and returns false.
+fn read_or_zero(source: &DmaLease, from: u64, bytes: usize, buffer: &mut Vec<u8>) -> bool {
+    buffer.resize(bytes, 0);
+    let is_read = source.read(from, buffer).is_ok();
+    if !is_read {
+        buffer.fill(0);
+    }
+    is_read
 }

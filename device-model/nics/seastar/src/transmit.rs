@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 
 use nicforge_core::{context::Context, fabric::Packet, time::Nanos};
-use nicforge_hwi::seastar::HeaderPacket;
+use nicforge_hwi::seastar::{HeaderPacket, PACKET};
 use nicforge_kit::{Clock, Server, retry};
 use nicforge_seastar_firmware::chip::{DataEnd, Event, Transmission, Transmit};
 use zerocopy::IntoBytes;
@@ -18,6 +18,7 @@ use zerocopy::IntoBytes;
 use crate::{
     memory::Reader,
     parts::Parts,
+    reference::Lent,
     service::{Job, Made, Service, pad},
     wire,
 };
@@ -32,6 +33,11 @@ pub(crate) const CONTROL_FIFO: u8 = 1;
 const MAX_DATA: usize = 4096;
 /// Most control messages in the queue.
 const MAX_CONTROL: usize = 1 << 16;
+/// Delay before the engine looks again at packets that refer to client memory, in nanoseconds.
+const DRAIN_RETRY: u64 = 1_000;
+/// How long packets may refer to client memory after the last one was made, in nanoseconds. It is
+/// the firmware's default time-out of a silent node.
+const DRAIN_LIMIT: u64 = 10_000_000_000;
 
 /// The engine.
 pub(crate) struct Transmitter {
@@ -42,6 +48,8 @@ pub(crate) struct Transmitter {
     staged: Option<(Packet, Nanos)>,
     /// Messages that have ended, and whose ends the firmware has not seen.
     finished: VecDeque<(Transmission, DataEnd)>,
+    /// Messages all of whose packets are made, and whose packets still refer to client memory.
+    draining: Vec<Draining>,
     /// The next node that gets a farewell, if some get one.
     farewell: Option<u32>,
     reader: Reader,
@@ -57,6 +65,15 @@ pub(crate) struct SendCounters {
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
     pub(crate) faults: u64,
+}
+
+/// A message all of whose packets are made, and whose packets refer to client memory.
+struct Draining {
+    name: Transmission,
+    end: DataEnd,
+    lent: Lent,
+    /// Time from which the engine waits no longer.
+    limit: Nanos,
 }
 
 /// A control message.
@@ -75,6 +92,7 @@ impl Transmitter {
             service: None,
             staged: None,
             finished: VecDeque::new(),
+            draining: Vec::new(),
             farewell: None,
             reader: Reader::new(0),
             host: Server::default(),
@@ -105,6 +123,7 @@ impl Transmitter {
     pub(crate) fn end_life(&mut self, context: &mut Context<'_>) {
         let names = self.service.iter().map(Service::name);
         let names = names.chain(self.data.iter().map(|job| job.message.name));
+        let names = names.chain(self.draining.iter().map(|message| message.name));
         self.finished.extend(names.map(|name| (name, DataEnd::Cut)));
 
         self.drop_data(context);
@@ -127,6 +146,7 @@ impl Transmitter {
     fn drop_data(&mut self, context: &mut Context<'_>) {
         self.reader.cancel(context);
         self.data.clear();
+        self.draining.clear();
 
         let body = self.service.take().and_then(Service::into_packet);
         let staged = self.staged.take().map(|(packet, _)| packet);
@@ -142,16 +162,26 @@ impl Transmitter {
 
     /// Returns the number of messages that wait or are in service.
     pub(crate) fn waiting(&self) -> u64 {
-        (self.data.len() + self.control.len()) as u64 + u64::from(self.service.is_some())
+        let queued = self.data.len() + self.control.len() + self.draining.len();
+        queued as u64 + u64::from(self.service.is_some())
     }
 
     /// Returns the time at which the engine goes on by itself.
-    pub(crate) fn next_time(&self) -> Nanos {
-        self.staged.as_ref().map_or(Nanos::NEVER, |&(_, due)| due)
+    pub(crate) fn next_time(&self, now: Nanos) -> Nanos {
+        let staged = self.staged.as_ref().map_or(Nanos::NEVER, |&(_, due)| due);
+        if self.draining.is_empty() { staged } else { staged.min(now.after(DRAIN_RETRY)) }
     }
 
     /// Sends packets, at most about `budget`. Returns their number.
+    #[inline]
     pub(crate) fn step(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
+        if self.is_idle() {
+            return 0;
+        }
+
+        if !self.draining.is_empty() {
+            self.look_at_draining(context.now());
+        }
         let mut moved = self.send_control(parts, context, budget);
         while moved < budget && self.send_data(parts, context) {
             moved += 1;
@@ -159,25 +189,52 @@ impl Transmitter {
         moved
     }
 
+    /// Returns whether the engine has nothing to do.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.data.is_empty()
+            && self.control.is_empty()
+            && self.finished.is_empty()
+            && self.draining.is_empty()
+            && self.service.is_none()
+            && self.staged.is_none()
+            && self.farewell.is_none()
+    }
+
+    /// Ends the messages to whose memory no packet refers any more, and those whose packets have
+    /// waited for too long.
+    fn look_at_draining(&mut self, now: Nanos) {
+        let Self { draining, finished, counters, .. } = self;
+        draining.retain(|Draining { name, end, lent, limit }| {
+            let is_in_use = lent.is_in_use();
+            let is_over = !is_in_use || now >= *limit;
+            if is_over {
+                // The packets may have been there for the end of the mapping.
+                let is_withdrawn = is_in_use || lent.is_withdrawn();
+                let end = if is_withdrawn { DataEnd::MemoryFault } else { *end };
+                counters.faults += u64::from(end == DataEnd::MemoryFault);
+                finished.push_back((*name, end));
+            }
+            !is_over
+        });
+    }
+
     /// Sends control messages, and then farewells, while they have room.
     fn send_control(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
         let mut moved = 0;
 
-        while moved < budget && parts.router.injection_room(CONTROL_FIFO, now).1 > 0 {
-            let Some((word, header, target)) = self.next_control(parts) else { break };
-            if header.is_none() && target == parts.site.node {
-                continue;
-            }
-
-            let bytes = header.as_ref().map_or(&[][..], |header| header.as_bytes());
-            let Ok(mut packet) = context.ports().new_packet(bytes.len()) else {
-                self.put_back_control(word, header, target);
+        while moved < budget
+            && self.prepare_control(parts)
+            && parts.router.injection_room(CONTROL_FIFO, now).1 > 0
+        {
+            let bytes = if self.control.is_empty() { 0 } else { PACKET };
+            let Ok(mut packet) = context.ports().new_packet(bytes) else {
                 retry::when_starved(context);
                 break;
             };
-            packet.bytes_mut().copy_from_slice(bytes);
-            packet.header = word;
+
+            self.fill_control(parts, &mut packet);
             pad(&mut packet, parts);
             self.inject(parts, context, CONTROL_FIFO, packet);
             moved += 1;
@@ -185,32 +242,35 @@ impl Transmitter {
         moved
     }
 
-    /// Takes the next control message as its route word, its content and its target; a farewell has
-    /// no content.
-    fn next_control(&mut self, parts: &Parts) -> Option<(u64, Option<HeaderPacket>, u32)> {
-        if let Some(ControlJob { mut packet, target, lives }) = self.control.pop_front() {
-            packet.trusted.source_node = parts.site.node;
-            self.counters.control += 1;
-            return Some((wire::header(target, wire::CONTROL, lives.0, lives.1), Some(packet), target));
+    /// Skips a farewell to this node. Returns whether there is a control message, or a farewell to
+    /// another node.
+    #[inline]
+    fn prepare_control(&mut self, parts: &Parts) -> bool {
+        if self.farewell == Some(parts.site.node) {
+            self.next_farewell(parts);
         }
-
-        let target = self.farewell?;
-        let next = target + 1;
-        self.farewell = (next < parts.site.nodes).then_some(next);
-        Some((wire::farewell(target), None, target))
+        !self.control.is_empty() || self.farewell.is_some()
     }
 
-    /// Puts a control message back that could not be sent.
-    #[cold]
-    fn put_back_control(&mut self, word: u64, header: Option<HeaderPacket>, target: u32) {
-        match (header, wire::decode(word)) {
-            (Some(packet), Some(wire::Kind::Header { source_life, target_life, .. })) => {
-                let lives = (source_life.bits(), target_life.bits());
-                self.control.push_front(ControlJob { packet, target, lives });
-                self.counters.control -= 1;
-            }
-            _ => self.farewell = Some(target),
+    /// Takes the next control message, or the next farewell, which has no content.
+    #[inline]
+    fn fill_control(&mut self, parts: &Parts, packet: &mut Packet) {
+        if let Some(job) = self.control.front_mut() {
+            job.packet.trusted.source_node = parts.site.node;
+            packet.bytes_mut().copy_from_slice(job.packet.as_bytes());
+            packet.header = wire::header(job.target, wire::CONTROL, job.lives.0, job.lives.1);
+            self.control.pop_front();
+            self.counters.control += 1;
+        } else if let Some(target) = self.farewell {
+            packet.header = wire::farewell(target);
+            self.next_farewell(parts);
         }
+    }
+
+    /// Goes on to the next node that gets a farewell.
+    #[cold]
+    fn next_farewell(&mut self, parts: &Parts) {
+        self.farewell = self.farewell.map(|target| target + 1).filter(|&target| target < parts.site.nodes);
     }
 
     /// Makes and sends the next packet of data, or reports the end of a message. Returns whether it
@@ -231,23 +291,22 @@ impl Transmitter {
             return false;
         }
 
-        if self.service.is_none() && !self.begin(parts) {
-            return false;
+        if self.service.is_none() {
+            match self.data.front() {
+                Some(job) if job.is_one_packet() => return self.send_short(parts, context),
+                Some(_) => self.begin(parts),
+                None => return false,
+            }
         }
         let Some(service) = &mut self.service else { return false };
         match service.make(parts, context, &mut self.reader) {
             Made::Packet { packet, read, is_last } => {
                 self.host.work(now, Clock::of_mhz(parts.site.options.host_rate), read);
                 if is_last {
-                    self.finish();
+                    self.finish(now);
                 }
 
-                let due = self.host.idle_at();
-                if due > now {
-                    self.staged = Some((packet, due));
-                } else {
-                    self.inject(parts, context, DATA_FIFO, packet);
-                }
+                self.send_at(parts, context, packet, self.host.idle_at());
                 true
             }
             Made::Wait => false,
@@ -281,19 +340,51 @@ impl Transmitter {
         }
     }
 
-    /// Begins the next message. Returns whether there is one.
-    fn begin(&mut self, parts: &Parts) -> bool {
+    /// Sends the next message, whose header packet has all its data. Returns false if the fabric
+    /// has no packet.
+    fn send_short(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
+        let Some(job) = self.data.front_mut() else { return false };
+        let Ok(mut packet) = context.ports().new_packet(PACKET) else {
+            retry::when_starved(context);
+            return false;
+        };
+
+        job.fill_header(&mut packet, parts);
+        self.counters.messages += 1;
+        self.counters.bytes += u64::from(job.message.packet.trusted.length);
+        self.finished.push_back((job.message.name, DataEnd::Complete));
+        self.data.pop_front();
+        self.send_at(parts, context, packet, self.host.idle_at());
+        true
+    }
+
+    /// Sends a packet of data, whose data come through the host interface until `due`.
+    #[inline]
+    fn send_at(&mut self, parts: &mut Parts, context: &mut Context<'_>, packet: Packet, due: Nanos) {
+        if due > context.now() {
+            self.staged = Some((packet, due));
+        } else {
+            self.inject(parts, context, DATA_FIFO, packet);
+        }
+    }
+
+    /// Begins the next message.
+    fn begin(&mut self, parts: &Parts) {
         self.service = self.data.pop_front().map(|job| Service::new(job, parts));
-        self.service.is_some()
     }
 
     /// Ends the message in service, all of whose packets are made.
-    fn finish(&mut self) {
+    fn finish(&mut self, now: Nanos) {
         let Some(service) = self.service.take() else { return };
         let end = service.end();
         self.counters.messages += 1;
         self.counters.bytes += u64::from(service.length());
+        let name = service.name();
+        if let Some(lent) = service.lent() {
+            self.draining.push(Draining { name, end, lent, limit: now.after(DRAIN_LIMIT) });
+            return;
+        }
         self.counters.faults += u64::from(end == DataEnd::MemoryFault);
-        self.finished.push_back((service.name(), end));
+        self.finished.push_back((name, end));
     }
 }

@@ -87,11 +87,6 @@ impl ShortLife {
     pub(crate) fn of(life: u32) -> Self {
         Self(life & LIFE_MASK)
     }
-
-    /// Returns the bits.
-    pub(crate) fn bits(self) -> u32 {
-        self.0
-    }
 }
 
 /// Returns the route word of a header packet.

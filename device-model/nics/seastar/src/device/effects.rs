@@ -1,33 +1,36 @@
 //! The effects of the program's calls.
 
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
+use nicforge_hwi::seastar::INLINE;
 use nicforge_seastar_firmware::chip::{Channel, Client, Event, MAX_HOST_WRITE, Program, Transmit};
 
 use super::{ClientState, SeaStar};
 use crate::{
-    memory::Access,
+    memory::{Access, HAND_OVER},
     processor::{Call, Effect},
 };
-
-/// Bytes of the word by which an event is handed over.
-const HAND_OVER: usize = 4;
 
 impl<P: Program + Send + 'static> SeaStar<P> {
     /// Carries out effects whose time has come. Returns their number.
     pub(super) fn carry_out(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
-        let mut done = 0;
+        if self.parts.firmware.next_time() > now {
+            return 0;
+        }
+        let Some(mut end) = self.parts.firmware.lend() else { return 0 };
 
-        while done < budget {
-            let Some(effect) = self.firmware.held.take().or_else(|| self.parts.firmware.receive()) else {
-                break;
-            };
-            if effect.time > now || !self.carry_out_one(context, &effect) {
-                self.firmware.held = Some(effect);
-                break;
-            }
+        // An effect that has to wait stays at the head of the FIFO.
+        let mut done = 0;
+        while done < budget
+            && let Some(effect) = end.front()
+            && effect.time <= now
+            && self.carry_out_one(context, effect)
+        {
+            end.drop_front();
             done += 1;
         }
+
+        self.parts.firmware.give_back(end);
         done
     }
 
@@ -100,9 +103,20 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         address: u64,
         bytes: &[u8],
     ) -> bool {
+        let is_event = bytes.len() > INLINE && self.firmware.written == 0;
+        if is_event
+            && self.parts.tenants.is_known(owner.0, owner.1)
+            && let Some(client) = self.clients.get_mut(usize::from(owner.0.0))
+            && client.events.write(context, owner.0, address, bytes)
+        {
+            return true;
+        }
+
         while self.firmware.written < bytes.len() {
             let left = bytes.len() - self.firmware.written;
-            let part = if left > HAND_OVER { left - HAND_OVER } else { left };
+            // An aligned word is written in one piece.
+            let is_word = left == size_of::<u64>() && address.is_multiple_of(size_of::<u64>() as u64);
+            let part = if left > HAND_OVER && !is_word { left - HAND_OVER } else { left };
             let start = self.firmware.written;
             let target = address.wrapping_add(start as u64);
 

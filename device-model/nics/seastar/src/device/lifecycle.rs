@@ -10,7 +10,7 @@ use crate::{
     config::Site,
     lives::Changed,
     parts::Parts,
-    processor::{News, Processor, SPEC, Start},
+    processor::{News, Processor, Start, spec},
 };
 
 impl<P: Program + Send + 'static> SeaStar<P> {
@@ -29,7 +29,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             now: context.now(),
         };
 
-        match context.start_companion(SPEC, Processor::new(program, start, self.counters.clone())) {
+        let processor = Processor::new(program, start, self.counters.clone());
+        match context.start_companion(spec(self.parts.site.firmware), processor) {
             Ok(end) => {
                 self.firmware.epoch = end.epoch();
                 self.parts.firmware.begin(Some(end));
@@ -47,12 +48,12 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.receiver.clear(context);
 
         self.firmware.timer = Nanos::NEVER;
-        self.firmware.held = None;
         self.firmware.waits_since = None;
         self.firmware.written = 0;
         for client in &mut self.clients {
             client.known = 0;
         }
+        self.parts.tenants.set_changed(true);
         self.show_firmware(state);
     }
 
@@ -83,19 +84,30 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     /// Shows the firmware what has happened to nodes and tenants. Returns false if some of it has
     /// to wait; nothing else may then reach the firmware.
+    #[inline]
     pub(super) fn announce(&mut self, context: &mut Context<'_>) -> bool {
         if !self.parts.firmware.is_running() {
             return false;
         }
 
-        let now = context.now();
-        if self.parts.site.lives.has_changed(self.lives.cursor) || !self.lives.nodes.is_empty() {
+        if self.has_news_of_lives() {
             self.note_life_changes();
             if !self.announce_lives(context) {
                 return false;
             }
         }
-        self.announce_tenants(now)
+        !self.parts.tenants.has_changed() || self.announce_tenants(context.now())
+    }
+
+    /// Returns whether the firmware may have to see something of nodes or tenants.
+    #[inline]
+    pub(super) fn has_news_of_others(&self) -> bool {
+        self.parts.tenants.has_changed() || self.has_news_of_lives()
+    }
+
+    #[inline]
+    fn has_news_of_lives(&self) -> bool {
+        self.parts.site.lives.has_changed(self.lives.cursor) || !self.lives.nodes.is_empty()
     }
 
     #[cold]
@@ -129,6 +141,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     }
 
     /// Shows the firmware the tenants of attachments.
+    #[cold]
     pub(super) fn announce_tenants(&mut self, now: Nanos) -> bool {
         let Parts { firmware, tenants, .. } = &mut self.parts;
         for (who, client) in self.clients.iter_mut().enumerate() {
@@ -151,6 +164,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 client.known = number;
             }
         }
+
+        tenants.set_changed(false);
         true
     }
 }

@@ -31,10 +31,11 @@ use crate::{
     config::{Network, NetworkError, Options, Site},
     lives::Cursor,
     mailbox::{Mailbox, Next, Shown},
-    memory::{MAX_CLIENTS, Tenants},
+    memory::{EventMemory, MAX_CLIENTS, Tenants},
     parts::{FirmwareLink, Parts},
-    processor::{Counters, Effect},
+    processor::Counters,
     receive::Receiver,
+    reference,
     transmit::Transmitter,
 };
 
@@ -78,6 +79,8 @@ struct ClientState {
     mailbox: Option<Mailbox>,
     /// Tenant that the firmware knows, 0 for none.
     known: u32,
+    /// Memory that events are written to.
+    events: EventMemory,
 }
 
 /// State of the firmware, as the device sees it.
@@ -90,8 +93,6 @@ struct FirmwareState {
     last_life: u32,
     /// Time of [`Event::Timer`].
     timer: Nanos,
-    /// An effect whose time has not come, or that has to wait.
-    held: Option<Effect>,
     /// Time from which a write to a client waits, and bytes of it that are written.
     waits_since: Option<Nanos>,
     written: usize,
@@ -119,6 +120,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         let site = network.node(node)?;
         let router = Router::new(&router_spec(&site), site.table.clone())?;
         let receiver = Receiver::new(site.nodes);
+        let max_reference = reference::max_reference(&site.options);
 
         Ok(Self {
             make: Box::new(make),
@@ -128,6 +130,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 firmware: FirmwareLink::default(),
                 tenants: Tenants::default(),
                 own_life: 0,
+                max_reference,
             },
             clients: std::array::from_fn(|_| ClientState::default()),
             attached: AttachmentSet::default(),
@@ -137,7 +140,6 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 epoch: 0,
                 last_life: 0,
                 timer: Nanos::NEVER,
-                held: None,
                 waits_since: None,
                 written: 0,
                 halts: 0,
@@ -178,7 +180,33 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     }
 
     /// Passes commands to the firmware, from the mailboxes in turn. Returns their number.
+    #[inline]
     fn take_commands(&mut self, now: Nanos, budget: u32) -> u32 {
+        if self.has_commands() { self.take_in_turn(now, budget) } else { 0 }
+    }
+
+    /// Returns whether a client may have written commands.
+    #[inline]
+    fn has_commands(&self) -> bool {
+        let clients = self.clients.iter().take(usize::from(self.options().processes) + 1);
+        clients.filter_map(|client| client.mailbox.as_ref()).any(Mailbox::has_news)
+    }
+
+    /// Returns whether a step has nothing to do, as most steps of a large network.
+    #[inline]
+    fn is_quiet(&self, context: &mut Context<'_>) -> bool {
+        let now = context.now();
+        self.firmware.shown == firmware::RUNNING
+            && self.transmitter.is_idle()
+            && self.parts.router.is_idle(&context.ports())
+            && self.receiver.is_idle(&self.parts, now)
+            && self.firmware.timer > now
+            && self.parts.firmware.is_quiet()
+            && !self.has_news_of_others()
+            && !self.has_commands()
+    }
+
+    fn take_in_turn(&mut self, now: Nanos, budget: u32) -> u32 {
         let mut taken = 0;
         let mut clients = self.attached;
 
@@ -221,12 +249,17 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 moved += self.receiver.step(&mut self.parts, context, left);
             }
 
-            let outcome = self.parts.router.step(&mut context.ports(), budget);
-            context.wake_at(outcome.wake);
-            moved += outcome.moved;
+            let mut has_more = false;
+            if !self.parts.router.is_idle(&context.ports()) {
+                let outcome = self.parts.router.step(&mut context.ports(), budget);
+                context.wake_at(outcome.wake);
+                moved += outcome.moved;
+                has_more = outcome.has_more;
+            }
+
             total += moved;
-            if moved == 0 || outcome.has_more || total >= budget {
-                return (total, moved > 0 || outcome.has_more);
+            if moved == 0 || has_more || total >= budget {
+                return (total, moved > 0 || has_more);
             }
         }
     }
@@ -234,8 +267,9 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// Requests the next step that no event causes.
     fn arm(&mut self, context: &mut Context<'_>) {
         let now = context.now();
-        let held = self.firmware.held.as_ref().map_or(Nanos::NEVER, |effect| effect.time);
-        let times = [held, self.firmware.timer, self.transmitter.next_time(), self.receiver.next_time()];
+        let effect = self.parts.firmware.next_time();
+        let times =
+            [effect, self.firmware.timer, self.transmitter.next_time(now), self.receiver.next_time(now)];
         let next = times.into_iter().filter(|&time| time > now).min().unwrap_or(Nanos::NEVER);
         let next = next.min(self.parts.firmware.take_retry(now));
         if next < Nanos::NEVER {
@@ -248,6 +282,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         let shown = self.shown();
         let Some(client) = self.clients.get_mut(usize::from(who.0)) else { return };
         client.mailbox = Mailbox::open(context, who, shown);
+        client.events = EventMemory::default();
         if client.mailbox.is_some() {
             self.attached.add(who);
             self.parts.tenants.begin(who);
@@ -310,6 +345,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         self.parts.tenants.end(who);
         if let Some(client) = self.clients.get_mut(usize::from(who.0)) {
             client.mailbox = None;
+            client.events = EventMemory::default();
         }
         context.wake_at(Nanos::ZERO);
     }
@@ -348,6 +384,14 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        if self.is_quiet(context) {
+            let next = self.firmware.timer.min(self.receiver.next_time(context.now()));
+            if next < Nanos::NEVER {
+                context.wake_at(next);
+            }
+            return Progress::Idle;
+        }
+
         let now = context.now();
         self.watch_firmware(context);
 

@@ -13,5 +13,6 @@ mod mailboxes;
 mod messages;
 mod order;
 mod pieces;
+mod references;
 mod streams;
 mod timing;

@@ -47,7 +47,9 @@ fn messages_of_all_sizes_arrive_unchanged() {
         let mut rig = Rig::new(mode, &[2], Options::default());
         let around = |size: usize| size - 1..=size + 1;
         let sizes = [0, 1].into_iter().chain(around(16)).chain(around(64)).chain([1000]);
-        let sizes = sizes.chain(around(DEFAULT_MTU)).chain(around(2 * DEFAULT_MTU)).chain([1 << 20]);
+        let sizes = sizes.chain(around(DEFAULT_MTU)).chain(around(2 * DEFAULT_MTU));
+        // Packets refer to memory from 2 KB on, and to 8 packets' bytes at most.
+        let sizes = sizes.chain(around(2048)).chain(around(8 * DEFAULT_MTU)).chain([1 << 20]);
         for (name, length) in sizes.enumerate() {
             check_message(&mut rig, name as u32, 0, TARGET, length);
         }

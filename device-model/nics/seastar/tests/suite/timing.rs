@@ -1,12 +1,9 @@
 //! Times: of the processor, the host interface, and links.
 
-use nicforge_core::{
-    companion::CompanionMode,
-    fabric::{Direction, Fault, FaultHook},
-};
+use nicforge_core::{companion::CompanionMode, fabric::Direction};
 use nicforge_hwi::seastar::KERNEL;
 use nicforge_kit::Clock;
-use nicforge_seastar::Options;
+use nicforge_seastar::{Options, noisy_link};
 use nicforge_seastar_firmware::chip::{DataEnd, Event, Pieces};
 
 use crate::common::{Message, Rig, pattern, piece, receive_at};
@@ -122,8 +119,9 @@ fn timer_comes_at_its_time() {
     assert_eq!(rig.scripts[0].count(|event| matches!(event, Event::Timer)), 1);
 }
 
-#[test]
-fn error_that_the_link_misses_is_found_end_to_end() {
+/// Sends two messages of 10,000 bytes over a link with errors in transmission 50. Returns their ends
+/// and the number of repeated transmissions.
+fn two_messages_over(error: &'static [u8]) -> (Vec<DataEnd>, u64) {
     let mut rig = self::rig(timed());
     rig.kernels[0].write(0, &pattern(1, 10_000));
     rig.scripts[1].on_event(|chip, event| {
@@ -134,16 +132,34 @@ fn error_that_the_link_misses_is_found_end_to_end() {
     });
 
     let link = rig.links[0];
-    let hook: FaultHook = Box::new(|packet, number| {
+    let hook = noisy_link(move |bytes, number| {
         if number == 50 {
-            packet.bytes_mut()[3] ^= 1;
+            bytes[3..].iter_mut().zip(error).for_each(|(byte, error)| *byte ^= error);
         }
-        Fault::None
     });
     rig.bed.fabric().set_fault(link, Direction::Forward, Some(hook)).unwrap();
     rig.send(0, Message::put(1, 1, 0, 10_000));
     rig.send(0, Message::put(2, 1, 0, 10_000));
     rig.until(|rig| rig.scripts[1].received().len() == 2);
-    assert_eq!(rig.scripts[1].received(), [DataEnd::Corrupt, DataEnd::Complete]);
-    assert_eq!(rig.counter(1, "corrupt"), 1);
+    let ends = rig.scripts[1].received();
+    let corrupt = ends.iter().filter(|end| **end == DataEnd::Corrupt).count() as u64;
+    assert_eq!(rig.counter(1, "corrupt"), corrupt);
+
+    let channels = 0..timed().link.credits.len();
+    let stats = channels.map(|channel| rig.bed.fabric().link_stats(link, Direction::Forward, channel));
+    (ends, stats.map(|stats| stats.unwrap().retransmissions).sum())
+}
+
+#[test]
+fn error_that_the_link_finds_is_repeated() {
+    let (ends, repeated) = two_messages_over(&[1]);
+    assert_eq!(ends, [DataEnd::Complete; 2]);
+    assert!(repeated > 0);
+}
+
+#[test]
+fn error_that_the_link_misses_is_found_end_to_end() {
+    // These bits are the generator polynomial of the link's check.
+    let (ends, repeated) = two_messages_over(&[0x01, 0x10, 0x21]);
+    assert_eq!((ends, repeated), (vec![DataEnd::Corrupt, DataEnd::Complete], 0));
 }
