@@ -117,7 +117,7 @@ pub enum Error {
     },
     /// The device is gone, or it refused an operation.
     #[error(transparent)]
-    Device(DriverError),
+    Device(#[from] DriverError),
     /// Access to mapped memory failed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -140,11 +140,5 @@ impl Error {
     /// Returns whether the call was ended by its deadline or its token.
     pub fn is_interrupted(&self) -> bool {
         matches!(self, Error::Timeout { .. } | Error::Cancelled { .. })
-    }
-}
-
-impl From<DriverError> for Error {
-    fn from(error: DriverError) -> Self {
-        Error::Device(error)
     }
 }

@@ -165,7 +165,7 @@ pub enum Error {
     },
     /// An error of the driver library: the device is gone, or refused an operation.
     #[error(transparent)]
-    Driver(DriverError),
+    Driver(#[from] DriverError),
     /// An access to mapped memory failed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -201,11 +201,5 @@ impl Error {
     /// Returns whether the call's deadline or its cancel token has ended the call.
     pub fn is_interrupted(&self) -> bool {
         matches!(self, Error::Timeout { .. } | Error::Cancelled { .. })
-    }
-}
-
-impl From<DriverError> for Error {
-    fn from(error: DriverError) -> Self {
-        Error::Driver(error)
     }
 }

@@ -7,21 +7,22 @@ use nicforge_hwi::seastar::{Command, CommandResult, code};
 
 use crate::{
     Error, Kernel, Refusal,
+    kernel::check_granted,
     mailbox::{Life, Mailbox},
     queue::QueueMemory,
+    region::Pieces,
 };
 
 /// Where the calls of an interface go.
 pub(crate) enum Path {
-    /// To the process's mailbox, in NIC-based mode.
-    Mailbox(Mutex<Mailbox>),
+    /// To the process's mailbox, in NIC-based mode. The kernel is there if this program has it.
+    Mailbox(Mutex<Mailbox>, Option<Arc<Kernel>>),
     /// To the kernel, in host-based mode. The number is that of the process's start.
-    Kernel(u32),
+    Kernel(Arc<Kernel>, u32),
 }
 
 /// The part of an interface that its objects share.
 pub(crate) struct Link {
-    pub(crate) kernel: Arc<Kernel>,
     pub(crate) process: u16,
     life: Life,
     path: Path,
@@ -30,8 +31,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(kernel: Arc<Kernel>, process: u16, life: Life, path: Path) -> Arc<Self> {
-        Arc::new(Self { kernel, process, life, path, freed: Mutex::default() })
+    pub(crate) fn new(process: u16, life: Life, path: Path) -> Arc<Self> {
+        Arc::new(Self { process, life, path, freed: Mutex::default() })
     }
 
     /// Returns the device of the process.
@@ -42,16 +43,16 @@ impl Link {
     /// Returns whether the kernel matches the process's messages.
     #[inline]
     pub(crate) fn is_host_based(&self) -> bool {
-        matches!(self.path, Path::Kernel(_))
+        matches!(self.path, Path::Kernel(..))
     }
 
     /// Makes a call. `name` is the standard's name of it.
     pub(crate) fn call(&self, name: &'static str, command: &Command) -> Result<CommandResult, Error> {
         let result = match &self.path {
-            Path::Mailbox(mailbox) => runtime::lock(mailbox).call(command)?,
-            Path::Kernel(start) => {
+            Path::Mailbox(mailbox, _) => runtime::lock(mailbox).call(command)?,
+            Path::Kernel(kernel, start) => {
                 self.life.check()?;
-                self.kernel.system_call(self.process, *start, command)?
+                kernel.system_call(self.process, *start, command)?
             }
         };
 
@@ -64,8 +65,8 @@ impl Link {
     /// Lets the kernel handle its events in host-based mode, and checks that the card works.
     #[inline]
     pub(crate) fn progress(&self) -> Result<(), Error> {
-        if self.is_host_based() {
-            self.kernel.progress()?;
+        if let Path::Kernel(kernel, _) = &self.path {
+            kernel.progress()?;
         }
         self.life.check()
     }
@@ -82,12 +83,25 @@ impl Link {
         Some(freed.swap_remove(position))
     }
 
-    /// Ends the process's use of the network.
+    /// Lets the process use memory that it has allocated.
+    pub(crate) fn add_memory(&self, pieces: &Arc<Pieces>) -> Result<(), Error> {
+        match &self.path {
+            Path::Kernel(kernel, _) => {
+                kernel.add_region(self.process, pieces);
+                Ok(())
+            }
+            Path::Mailbox(_, Some(kernel)) => kernel.map(self.process, pieces.base, pieces.length),
+            Path::Mailbox(_, None) => check_granted(pieces.base, pieces.length),
+        }
+    }
+
+    /// Ends the process's use of the network. A process that another program's kernel has granted
+    /// ends with its attachment.
     pub(crate) fn stop(&self) {
-        let start = match self.path {
-            Path::Mailbox(_) => None,
-            Path::Kernel(start) => Some(start),
-        };
-        self.kernel.stop(self.process, start);
+        match &self.path {
+            Path::Mailbox(_, Some(kernel)) => kernel.stop(self.process, None),
+            Path::Mailbox(_, None) => {}
+            Path::Kernel(kernel, start) => kernel.stop(self.process, Some(*start)),
+        }
     }
 }

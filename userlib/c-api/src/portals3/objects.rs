@@ -210,6 +210,15 @@ impl Objects {
         found.ok_or_else(|| refused(PTL_ME_INVALID, "there is no such match entry"))
     }
 
+    /// Returns the match entry of a handle, and its interface with that one's handle.
+    pub(super) fn entry_with_interface(
+        &self,
+        handle: ptl_handle_me_t,
+    ) -> Result<(MatchEntry, ptl_handle_ni_t, Arc<NetworkInterface>), Failure> {
+        let (made, entry) = self.entry(handle)?;
+        Ok((made, entry.interface, self.interface(entry.interface)?))
+    }
+
     /// Returns the memory descriptor of a handle and its record, or `PTL_MD_INVALID`.
     pub(super) fn descriptor(
         &self,

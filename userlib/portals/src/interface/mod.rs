@@ -5,18 +5,19 @@ mod messages;
 use std::{
     fmt,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
-use nicforge_driver::{Cancel, Deadline, Device, HugePages, runtime};
+use nicforge_driver::{Cancel, Deadline, Device, HugePages, Waiter, runtime};
 use nicforge_hwi::seastar::{
-    Command, MAX_EVENTS, MAX_PIECES, MAX_RANGES, NO_HANDLE, command, option, status,
+    Command, MAX_EVENTS, MAX_PIECES, MAX_RANGES, NO_HANDLE, code, command, option, status,
 };
 
 use crate::{
-    Access, Criteria, Descriptor, DescriptorId, Error, Event, EventQueue, Kernel, MatchEntry, Mode, Position,
-    ProcessId, Refusal, Region, Status, Unlink,
+    Access, Criteria, Descriptor, DescriptorId, Error, Event, EventQueue, Kernel, KernelConfig, MatchEntry,
+    Mode, Position, ProcessId, Refusal, Region, Status, Unlink,
     link::{Link, Path},
-    mailbox::Mailbox,
+    mailbox::{Mailbox, Place},
     queue::{self, EVENT_BYTES, QueueMemory},
     region::Pieces,
 };
@@ -25,6 +26,8 @@ use crate::{
 const QUEUE_CHUNK: u64 = 64 << 10;
 /// Address of the first scattered region. Device addresses lie below.
 const SCATTERED: u64 = 1 << 60;
+/// Time between two looks for the grant of another program's kernel.
+const GRANT_LOOK: Duration = Duration::from_millis(1);
 /// Length of the shortest piece of a scattered region.
 const LEAST_PIECE: u64 = 4096;
 
@@ -103,16 +106,50 @@ impl Interface {
         let path = match mode {
             Mode::NicBased => {
                 kernel.start(process)?;
-                Path::Mailbox(Mutex::new(mailbox))
+                Path::Mailbox(Mutex::new(mailbox), Some(kernel.clone()))
             }
-            Mode::HostBased => Path::Kernel(kernel.start_host_based(process)?),
+            Mode::HostBased => Path::Kernel(kernel.clone(), kernel.start_host_based(process)?),
         };
-        Ok(Self {
-            link: Link::new(kernel.clone(), process, life, path),
-            id: ProcessId { node: place.node, process },
-            nodes: place.nodes,
-            memory: Mutex::default(),
-        })
+        Ok(Self::new(Link::new(process, life, path), place))
+    }
+
+    /// Initialises the interface of a process whose node's kernel is in another program, which has
+    /// [granted](Kernel::grant) the process. The mode is NIC-based. The call waits for the grant
+    /// until `deadline`.
+    ///
+    /// The process ends when its device is closed: when the interface and all that was made from it
+    /// or from the device is dropped. When the kernel's program ends, calls are refused with
+    /// [`Refusal::Interface`]; waits then end by their deadlines.
+    ///
+    /// # Errors
+    /// - [`Error::WrongDevice`] if `device` is no process's attachment.
+    /// - [`Refusal::Interface`] if the process is not granted until the deadline.
+    /// - [`Error::is_gone`] names those of a lost card or node.
+    pub fn attach(device: Device, deadline: Deadline) -> Result<Self, Error> {
+        let (mut mailbox, place) = Mailbox::open(&device, KernelConfig::default().timeout)?;
+        let wrong = || Error::WrongDevice {
+            wanted: "a process's attachment",
+            found: "the kernel's attachment".to_owned(),
+        };
+        let process = place.process.ok_or_else(wrong)?;
+
+        let waiter = Waiter::new(&device, deadline, None);
+        let probe = Command { kind: command::STATUS, handle: status::DROP_COUNT, ..Command::default() };
+        while mailbox.call(&probe)?.code != code::OK {
+            if waiter.check().is_err() {
+                return Err(Error::Refused { call: "PtlNIInit", reason: Refusal::Interface });
+            }
+            runtime::sleep(GRANT_LOOK);
+        }
+
+        let life = mailbox.life().clone();
+        let path = Path::Mailbox(Mutex::new(mailbox), None);
+        Ok(Self::new(Link::new(process, life, path), place))
+    }
+
+    fn new(link: Arc<Link>, place: Place) -> Self {
+        let id = ProcessId { node: place.node, process: link.process };
+        Self { link, id, nodes: place.nodes, memory: Mutex::default() }
     }
 
     /// Returns the name of the process (`PtlGetId`).
@@ -221,11 +258,7 @@ impl Interface {
     fn register(&self, memory: &mut Memory, pieces: Pieces) -> Result<Region, Error> {
         let pieces = Arc::new(pieces);
         runtime::cost(runtime::Cost::Registration, 1);
-        if self.link.is_host_based() {
-            self.link.kernel.add_region(self.link.process, &pieces);
-        } else {
-            self.link.kernel.map(self.link.process, pieces.base, pieces.length)?;
-        }
+        self.link.add_memory(&pieces)?;
 
         let region = Region(pieces);
         memory.regions.push(region.clone());

@@ -14,8 +14,8 @@ use std::{
 
 use nicforge_driver::{Cancel, Deadline, Device, Waiter, runtime};
 use nicforge_hwi::seastar::{
-    Command, CommandResult, KERNEL, KernelCommand, MAX_KERNEL_EVENTS, PIECES, Piece, code, kernel_command,
-    kernel_flag, vector,
+    Command, CommandResult, KERNEL, KernelCommand, MAX_KERNEL_EVENTS, MAX_RANGES, PIECES, Piece, code,
+    kernel_command, kernel_flag, vector,
 };
 
 use crate::{Error, KernelConfig, Refusal, region::Pieces};
@@ -27,6 +27,20 @@ const MOST_EVENTS: usize = 256;
 const SLEEP: Duration = Duration::from_millis(100);
 /// Longest range of an address map.
 const MAX_RANGE: u64 = u32::MAX as u64 & !0xfff;
+
+/// Bytes of each range of a granted process's address map, which begins at address 0.
+const GRANTED_RANGE: u64 = 4032 << 20;
+
+/// Checks that memory lies in the address map of a granted process.
+pub(crate) fn check_granted(base: u64, length: u64) -> Result<(), Error> {
+    let range = base / GRANTED_RANGE;
+    let is_whole =
+        length > 0 && base.checked_add(length - 1).is_some_and(|last| last / GRANTED_RANGE == range);
+    if is_whole && range < MAX_RANGES as u64 {
+        return Ok(());
+    }
+    Err(Error::Refused { call: "allocating memory of a granted process", reason: Refusal::Segment })
+}
 
 /// The kernel of a node: the holder of its admin attachment. The interfaces of the node's processes
 /// share it.
@@ -108,6 +122,52 @@ impl Kernel {
             let handled = runtime::lock(&self.state).progress(MOST_EVENTS)?;
             if handled == 0 {
                 interrupt.sleep(Deadline::after(SLEEP), Some(cancel))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets other programs use a process of this node in NIC-based mode, one after the other: each
+    /// opens its attachment by [`crate::Interface::attach`]. The process may name all addresses
+    /// below 63 GiB of its attachment, where its program's memory lies. The memory of other
+    /// attachments is out of its reach.
+    ///
+    /// The grant ends with the kernel, which needs no call for it.
+    ///
+    /// # Errors
+    /// - [`Refusal::Process`] if the node has no such process, or it has an interface already.
+    /// - [`Refusal::NoSpace`] if the card has no room for another process.
+    /// - [`Error::is_gone`] names those of a lost card or node.
+    pub fn grant(&self, process: u16) -> Result<(), Error> {
+        const CALL: &str = "granting a process";
+        let start = KernelCommand {
+            kind: kernel_command::START_PROCESS,
+            flags: kernel_flag::PERMANENT,
+            process,
+            ..KernelCommand::default()
+        };
+
+        let mut state = runtime::lock(&self.state);
+        state.command(CALL, start)?;
+        for first in (0..MAX_RANGES as u64).step_by(PIECES) {
+            let range = |number: usize| Piece {
+                address: (first + number as u64) * GRANTED_RANGE,
+                length: GRANTED_RANGE as u32,
+                attachment: process + 1,
+                reserved: 0,
+            };
+            let map = KernelCommand {
+                kind: kernel_command::MAP,
+                process,
+                count: PIECES as u16,
+                pieces: std::array::from_fn(range),
+                ..KernelCommand::default()
+            };
+            if let Err(error) = state.command(CALL, map) {
+                let stop =
+                    KernelCommand { kind: kernel_command::STOP_PROCESS, process, ..KernelCommand::default() };
+                let _ = state.command(CALL, stop);
+                return Err(error);
             }
         }
         Ok(())

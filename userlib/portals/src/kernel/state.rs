@@ -28,6 +28,10 @@ const EVENT_BYTES: u64 = size_of::<KernelEvent>() as u64;
 /// Offset of its number, which is written last.
 const NUMBER: u64 = EVENT_BYTES - 4;
 
+/// First generation of processes in host-based mode. The card's processes begin far from it, so
+/// that no message for a process in one mode names an object of its successor in the other one.
+const FIRST_GENERATION: u16 = 0x8001;
+
 /// The kernel's event queue.
 struct Queue {
     memory: DmaBuffer,
@@ -66,6 +70,8 @@ pub(crate) struct State {
     node: u32,
     /// Processes in host-based mode, by number.
     pub(super) processes: Vec<Option<HostProcess>>,
+    /// Generation with which each of them begins when it is started again.
+    generations: Vec<u16>,
     /// Number of starts of processes.
     starts: u32,
     /// Most messages that wait for a process.
@@ -99,6 +105,7 @@ impl State {
             queue,
             node: place.node,
             processes: Vec::new(),
+            generations: Vec::new(),
             starts: 0,
             most_waiting: config.waiting,
             lists: Lists::allocate(device)?,
@@ -109,6 +116,7 @@ impl State {
             unlisted: VecDeque::new(),
         };
         state.processes.resize_with(place.processes.min(u16::MAX.into()) as usize, || None);
+        state.generations.resize(state.processes.len(), FIRST_GENERATION);
 
         let (list, length) = (state.queue.memory.iova(), config.events);
         let boot = KernelCommand { kind: kernel_command::BOOT, list, length, ..KernelCommand::default() };
@@ -140,7 +148,9 @@ impl State {
     pub(super) fn add_process(&mut self, process: u16, config: &KernelConfig) -> u32 {
         self.starts = self.starts.wrapping_add(1);
         let identity = Identity { node: self.node, process };
-        let made = HostProcess::new(self.starts, matching::Process::new(identity, config.limits));
+        let generation = self.generations.get(usize::from(process)).copied().unwrap_or_default();
+        let matching = matching::Process::with_generation(identity, config.limits, generation);
+        let made = HostProcess::new(self.starts, matching);
         if let Some(slot) = self.processes.get_mut(usize::from(process)) {
             *slot = Some(made);
         }
@@ -159,6 +169,10 @@ impl State {
             return;
         }
         let removed = self.processes.get_mut(usize::from(process)).and_then(Option::take);
+        if let (Some(removed), Some(generation)) = (&removed, self.generations.get_mut(usize::from(process)))
+        {
+            *generation = removed.matching.next_generation();
+        }
         self.outbox.retain(|letter| letter.start != start);
 
         for (packet, token) in removed.into_iter().flat_map(|process| process.waiting) {

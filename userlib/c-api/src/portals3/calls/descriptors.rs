@@ -168,10 +168,7 @@ pub unsafe extern "C" fn PtlMDAttach(
     md_handle: *mut ptl_handle_md_t,
 ) -> c_int {
     guarded(|| {
-        let (entry, ni_handle, interface) = with(|objects| {
-            let (made, entry) = objects.entry(me_handle)?;
-            Ok((made, entry.interface, objects.interface(entry.interface)?))
-        })?;
+        let (entry, ni_handle, interface) = with(|objects| objects.entry_with_interface(me_handle))?;
         let out = place(md_handle, "md_handle")?;
         let unlink = unlink_of("unlink_op", unlink_op)?;
         let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink)?;

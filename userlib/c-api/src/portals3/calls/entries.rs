@@ -73,10 +73,7 @@ pub unsafe extern "C" fn PtlMEInsert(
     me_handle: *mut ptl_handle_me_t,
 ) -> c_int {
     guarded(|| {
-        let (base, ni_handle, interface) = with(|objects| {
-            let (made, entry) = objects.entry(base)?;
-            Ok((made, entry.interface, objects.interface(entry.interface)?))
-        })?;
+        let (base, ni_handle, interface) = with(|objects| objects.entry_with_interface(base))?;
         let out = place(me_handle, "me_handle")?;
         let position = position_of(position, base, Position::Before, Position::After)?;
         let criteria = criteria_of(&interface, match_id, match_bits, ignore_bits)?;
@@ -118,10 +115,7 @@ fn attach(
 #[unsafe(no_mangle)]
 pub extern "C" fn PtlMEUnlink(me_handle: ptl_handle_me_t) -> c_int {
     guarded(|| {
-        let (made, interface) = with(|objects| {
-            let (made, entry) = objects.entry(me_handle)?;
-            Ok((made, objects.interface(entry.interface)?))
-        })?;
+        let (made, _, interface) = with(|objects| objects.entry_with_interface(me_handle))?;
 
         let unlinked = interface.calls().unlink_entry(made);
         if is_gone(&unlinked, Refusal::Entry) {

@@ -2,7 +2,7 @@
 
 use std::{ffi::c_int, sync::Arc};
 
-use nicforge_portals::{Ack, MemoryDescriptor, Target};
+use nicforge_portals::{Ack, Error, Interface, MemoryDescriptor, Target};
 
 use super::{no_constant, small, target_of};
 use crate::{
@@ -62,6 +62,19 @@ fn target(
     })
 }
 
+/// Starts a put or get, which `call` makes of a descriptor and a target.
+fn start(
+    md_handle: ptl_handle_md_t,
+    target: Result<Target, Failure>,
+    call: impl FnOnce(&Interface, &Local, &Target) -> Result<Result<(), Error>, Failure>,
+) -> c_int {
+    guarded(|| {
+        let local = Local::find(md_handle)?;
+        let started = call(local.interface.calls(), &local, &target?)?;
+        started.map(|()| PTL_OK).map_err(failure)
+    })
+}
+
 /// Sends all memory of a descriptor. Its events tell the rest.
 ///
 /// Returns PTL_OK, PTL_NO_INIT, PTL_MD_INVALID, PTL_PROCESS_INVALID, PTL_PT_INDEX_INVALID,
@@ -78,11 +91,9 @@ pub extern "C" fn PtlPut(
     remote_offset: ptl_size_t,
     hdr_data: ptl_hdr_data_t,
 ) -> c_int {
-    guarded(|| {
-        let local = Local::find(md_handle)?;
-        let target = target(target_id, pt_index, ac_index, match_bits, remote_offset)?;
-        let put = local.interface.calls().put(&local.made, local.ack(ack_req)?, &target, hdr_data);
-        put.map(|()| PTL_OK).map_err(failure)
+    let target = target(target_id, pt_index, ac_index, match_bits, remote_offset);
+    start(md_handle, target, |calls, local, target| {
+        Ok(calls.put(&local.made, local.ack(ack_req)?, target, hdr_data))
     })
 }
 
@@ -101,12 +112,10 @@ pub extern "C" fn PtlPutRegion(
     remote_offset: ptl_size_t,
     hdr_data: ptl_hdr_data_t,
 ) -> c_int {
-    guarded(|| {
-        let local = Local::find(md_handle)?;
-        let target = target(target_id, pt_index, ac_index, match_bits, remote_offset)?;
-        let (calls, ack) = (local.interface.calls(), local.ack(ack_req)?);
-        let put = calls.put_region(&local.made, local_offset, length, ack, &target, hdr_data);
-        put.map(|()| PTL_OK).map_err(failure)
+    let target = target(target_id, pt_index, ac_index, match_bits, remote_offset);
+    start(md_handle, target, |calls, local, target| {
+        let ack = local.ack(ack_req)?;
+        Ok(calls.put_region(&local.made, local_offset, length, ack, target, hdr_data))
     })
 }
 
@@ -123,12 +132,8 @@ pub extern "C" fn PtlGet(
     match_bits: ptl_match_bits_t,
     remote_offset: ptl_size_t,
 ) -> c_int {
-    guarded(|| {
-        let local = Local::find(md_handle)?;
-        let target = target(target_id, pt_index, ac_index, match_bits, remote_offset)?;
-        let get = local.interface.calls().get(&local.made, &target);
-        get.map(|()| PTL_OK).map_err(failure)
-    })
+    let target = target(target_id, pt_index, ac_index, match_bits, remote_offset);
+    start(md_handle, target, |calls, local, target| Ok(calls.get(&local.made, target)))
 }
 
 /// Fetches data for `length` bytes at `local_offset` of a descriptor's memory. As PtlGet otherwise;
@@ -144,10 +149,8 @@ pub extern "C" fn PtlGetRegion(
     match_bits: ptl_match_bits_t,
     remote_offset: ptl_size_t,
 ) -> c_int {
-    guarded(|| {
-        let local = Local::find(md_handle)?;
-        let target = target(target_id, pt_index, ac_index, match_bits, remote_offset)?;
-        let get = local.interface.calls().get_region(&local.made, local_offset, length, &target);
-        get.map(|()| PTL_OK).map_err(failure)
+    let target = target(target_id, pt_index, ac_index, match_bits, remote_offset);
+    start(md_handle, target, |calls, local, target| {
+        Ok(calls.get_region(&local.made, local_offset, length, target))
     })
 }
