@@ -85,6 +85,10 @@ pub enum Judgement {
     AtLeast,
     /// Our value is not above the paper's.
     AtMost,
+    /// Our value is above the paper's: it says which of two things is more.
+    Above,
+    /// Our value is below the paper's.
+    Below,
 }
 
 /// The value that a model without a mechanism gives.
@@ -99,7 +103,8 @@ pub struct NullModel {
 /// A row before it is measured: the paper's value, and the rule by which ours is judged.
 ///
 /// A row that is judged must be able to fail. Its tolerance is below half the distance between the
-/// paper's value and the null model's, and a bound lies between them. A calibrating row may do
+/// paper's value and the null model's. A bound lies between the null model and what it allows;
+/// where the bound itself is out, it may be the null model's value. A calibrating row may do
 /// without a null model, because its cost was chosen. [`Row::new`] refuses other rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Expected {
@@ -157,6 +162,19 @@ impl Expected {
         Self { judgement: Judgement::AtMost, ..self }
     }
 
+    /// Judges the row by the paper's value, which ours must exceed. It fits a comparison, in which
+    /// equality is the paper's bound and the null model at once.
+    #[must_use]
+    pub fn above(self) -> Self {
+        Self { judgement: Judgement::Above, ..self }
+    }
+
+    /// Judges the row by the paper's value, below which ours must be.
+    #[must_use]
+    pub fn below(self) -> Self {
+        Self { judgement: Judgement::Below, ..self }
+    }
+
     /// Sets the value of a model without a mechanism.
     #[must_use]
     pub fn null_model(self, without: impl Into<String>, value: f64) -> Self {
@@ -198,7 +216,13 @@ impl Expected {
             Judgement::AtMost if distance.is_some_and(|distance| distance >= 0.0) => {
                 Err(RowError::BoundAllowsNullModel { what: what() })
             }
-            Judgement::AtLeast | Judgement::AtMost => Ok(()),
+            Judgement::Above if distance.is_some_and(|distance| distance < 0.0) => {
+                Err(RowError::BoundAllowsNullModel { what: what() })
+            }
+            Judgement::Below if distance.is_some_and(|distance| distance > 0.0) => {
+                Err(RowError::BoundAllowsNullModel { what: what() })
+            }
+            Judgement::AtLeast | Judgement::AtMost | Judgement::Above | Judgement::Below => Ok(()),
         }
     }
 
@@ -346,6 +370,8 @@ impl Row {
             Judgement::Within(tolerance) => Some(self.difference().abs() <= tolerance.width(paper)),
             Judgement::AtLeast => Some(self.ours >= paper),
             Judgement::AtMost => Some(self.ours <= paper),
+            Judgement::Above => Some(self.ours > paper),
+            Judgement::Below => Some(self.ours < paper),
         }
     }
 }
@@ -442,7 +468,13 @@ mod tests {
         assert!(matches!(latency().at_most().check(), Err(RowError::BoundAllowsNullModel { .. })));
         let equal = latency().null_model("nothing", 13.3);
         assert!(matches!(equal.clone().at_least().check(), Err(RowError::BoundAllowsNullModel { .. })));
-        assert!(matches!(equal.at_most().check(), Err(RowError::BoundAllowsNullModel { .. })));
+        assert!(matches!(equal.clone().at_most().check(), Err(RowError::BoundAllowsNullModel { .. })));
+
+        assert_eq!([equal.clone().above().check(), equal.below().check()], [Ok(()), Ok(())]);
+        assert_eq!(latency().above().check(), Ok(()));
+        assert!(matches!(latency().below().check(), Err(RowError::BoundAllowsNullModel { .. })));
+        let larger = latency().null_model("nothing", 13.4);
+        assert!(matches!(larger.above().check(), Err(RowError::BoundAllowsNullModel { .. })));
     }
 
     #[test]
@@ -461,6 +493,9 @@ mod tests {
             [true, true, false, false].map(Some)
         );
         assert_eq!([13.3, 99.0, 13.2].map(|ours| holds(&least, ours)), [true, true, false].map(Some));
+        let (above, below) = (latency().above(), latency().null_model("nothing", 13.3).below());
+        assert_eq!([13.3, 13.4].map(|ours| holds(&above, ours)), [false, true].map(Some));
+        assert_eq!([13.3, 13.2].map(|ours| holds(&below, ours)), [false, true].map(Some));
         assert_eq!(holds(&latency(), 99.0), None);
     }
 

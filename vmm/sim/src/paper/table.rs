@@ -174,6 +174,8 @@ fn cells(row: &Row) -> Vec<String> {
         Judgement::Within(tolerance) => ("", tolerance.to_string()),
         Judgement::AtLeast => ("at least ", "any above".into()),
         Judgement::AtMost => ("at most ", "any below".into()),
+        Judgement::Above => ("above ", "any above".into()),
+        Judgement::Below => ("below ", "any below".into()),
     };
 
     vec![
