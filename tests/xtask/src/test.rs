@@ -3,8 +3,8 @@
 //! cargo chooses the features of a crate by the packages of a command. So all tests, and all that
 //! they start (programs, C libraries, examples), are compiled in one selection of packages, and
 //! each crate once. Virtual time is apart: it compiles hooks into the libraries, which the other
-//! tests must not have. The two steps with other compiler flags need the crate `shm` alone. They
-//! name a target triple, so that the flags do not reach build scripts and procedural macros.
+//! tests must not have. The steps with other compiler flags need the crates `shm` and `core` alone.
+//! They name a target triple, so that the flags do not reach build scripts and procedural macros.
 
 use clap::Args;
 use serde_json::Value;
@@ -116,12 +116,21 @@ fn checked(steps: &Steps) -> Result<(), Failed> {
     )
 }
 
-/// Checks the posted-write ring under every interleaving that the memory model allows.
+/// Checks the posted-write ring and the wake-ups of companions under every interleaving that the
+/// memory model allows.
 fn loom(steps: &Steps) -> Result<(), Failed> {
+    let host = steps.host()?;
+    let checked = [("RUSTFLAGS", "--cfg loom -C opt-level=3"), ("LOOM_MAX_PREEMPTIONS", "3")];
+
     steps.cargo_with(
         "model checking of the posted-write ring (loom)",
-        &["test", "-p", "nicforge-shm", "--test", "loom", "--target", &steps.host()?],
-        &[("RUSTFLAGS", "--cfg loom -C opt-level=3"), ("LOOM_MAX_PREEMPTIONS", "3")],
+        &["test", "-p", "nicforge-shm", "--test", "loom", "--target", &host],
+        &checked,
+    )?;
+    steps.cargo_with(
+        "model checking of the companions' wake-ups (loom)",
+        &["test", "-p", "nicforge-core", "--lib", "--target", &host, "companion::signal"],
+        &checked,
     )
 }
 

@@ -13,6 +13,8 @@
 mod built;
 #[path = "../common/c_program.rs"]
 mod c_program;
+#[path = "../common/part.rs"]
+mod part;
 #[path = "../common/server.rs"]
 mod server;
 
@@ -28,6 +30,7 @@ mod mpi_processes;
 mod mpi_stopped;
 mod portals_c_example;
 mod portals_mpi_example;
+mod portals_processes;
 mod program;
 mod rma_c_example;
 mod server_killed;

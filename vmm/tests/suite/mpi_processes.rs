@@ -6,10 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::{
-    io::{BufRead, BufReader},
     path::Path,
-    process::{Child, Command, Stdio},
-    sync::mpsc::{Receiver, channel},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -21,6 +19,7 @@ use nicforge_velo::Address;
 
 use crate::{
     built::{built, workspace},
+    part::{Part, report},
     server::Server,
 };
 
@@ -89,55 +88,14 @@ fn part() {
         done.result.unwrap();
         data = done.buffer.into_vec().unwrap();
         if number == BEFORE {
-            eprintln!("> moving");
+            report("moving");
         }
     }
 }
 
-/// The process that is killed.
-struct Victim {
-    child: Child,
-    lines: Receiver<String>,
-}
-
-impl Victim {
-    fn start(folder: &Path, role: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "mpi_processes::part", "--nocapture", "--test-threads=1"])
-            .env("MPI_FOLDER", folder)
-            .env("MPI_ROLE", role)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-
-        let (sender, lines) = channel();
-        let output = BufReader::new(child.stderr.take().unwrap());
-        thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                match line.strip_prefix("> ") {
-                    Some(line) => drop(sender.send(line.to_owned())),
-                    None => eprintln!("{line}"),
-                }
-            }
-        });
-
-        Self { child, lines }
-    }
-
-    fn kill(&mut self) {
-        // This is SIGKILL.
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts the process that is killed.
+fn victim(folder: &Path, role: &str) -> Part {
+    Part::start("mpi_processes", &[("MPI_FOLDER", folder.as_os_str()), ("MPI_ROLE", role.as_ref())])
 }
 
 /// A pair of ranks that continuously exchange short and long messages.
@@ -206,7 +164,7 @@ impl Neighbours {
 
 /// Exchanges long messages with the victim until one fails. The victim is killed during a message,
 /// once it has reported its progress.
-fn until_killed(pair: &mut Neighbours, victim: &mut Victim, source: bool) -> Completion {
+fn until_killed(pair: &mut Neighbours, victim: &mut Part, source: bool) -> Completion {
     let mut killed = false;
     let mut data = vec![0x5a; LONG];
 
@@ -220,7 +178,7 @@ fn until_killed(pair: &mut Neighbours, victim: &mut Victim, source: bool) -> Com
 
         let done = pair.until("end of a long message", |pair| {
             let under_way = !source || pair.ranks[0].transport().statistics().gets > before.gets;
-            if !killed && under_way && number > BEFORE && victim.lines.try_recv().is_ok() {
+            if !killed && under_way && number > BEFORE && victim.next().is_some() {
                 victim.kill();
                 killed = true;
             }
@@ -251,7 +209,7 @@ fn killed_in_the_middle(event_loop: &str) {
         let ranks = [open(&folder, 0), open(&folder, 2)];
         let mut pair = Neighbours { ranks, pending: [None, None], exchanged: 0 };
         pair.start();
-        let mut victim = Victim::start(&folder, if source { "source" } else { "target" });
+        let mut victim = self::victim(&folder, if source { "source" } else { "target" });
         pair.exchange(10);
         let done = until_killed(&mut pair, &mut victim, source);
         let error = done.result.unwrap_err();

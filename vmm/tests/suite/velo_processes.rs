@@ -7,10 +7,8 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader},
+    ffi::OsString,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::mpsc::{Receiver, channel},
     thread,
     time::{Duration, Instant},
 };
@@ -18,7 +16,10 @@ use std::{
 use nicforge_driver::{Deadline, Device, OpenOptions, Relax};
 use nicforge_velo::{Address, Config, Error, Filter, Port};
 
-use crate::server::Server;
+use crate::{
+    part::{Part, report},
+    server::Server,
+};
 
 /// The longest wait.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -53,14 +54,14 @@ fn part() {
     };
     let round: u64 = round.parse().unwrap();
     let mut port = open(Path::new(&socket));
-    eprintln!("> ready");
+    report("ready");
     let mut counts = BTreeMap::<Address, u32>::new();
     let mut moving = false;
 
     loop {
         let message = port.recv(Filter::ANY, soon(), None).unwrap();
         if message.quadword(0) != round {
-            eprintln!("> old: {}", message.quadword(0));
+            report(format_args!("old: {}", message.quadword(0)));
             return;
         }
 
@@ -68,54 +69,15 @@ fn part() {
         // Both neighbours are in the middle of sending.
         if !moving && counts.len() == 2 && counts.values().all(|count| *count >= 300) {
             moving = true;
-            eprintln!("> moving");
+            report("moving");
         }
     }
 }
 
-/// The process on the node.
-struct Victim {
-    child: Child,
-    lines: Receiver<String>,
-}
-
-impl Victim {
-    fn start(socket: &Path, round: u64) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "velo_processes::part", "--nocapture", "--test-threads=1"])
-            .env("VELO_SOCKET", socket)
-            .env("VELO_ROUND", round.to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-
-        let (sender, lines) = channel();
-        let output = BufReader::new(child.stderr.take().unwrap());
-        thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                match line.strip_prefix("> ") {
-                    Some(line) => drop(sender.send(line.to_owned())),
-                    None => eprintln!("{line}"),
-                }
-            }
-        });
-
-        Self { child, lines }
-    }
-
-    fn expect(&self, wanted: &str) {
-        assert_eq!(self.lines.recv_timeout(LIMIT).as_deref(), Ok(wanted));
-    }
-}
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        // This is SIGKILL. The process may already have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Starts the process on the node.
+fn victim(socket: &Path, round: u64) -> Part {
+    let round = OsString::from(round.to_string());
+    Part::start("velo_processes", &[("VELO_SOCKET", socket.as_os_str()), ("VELO_ROUND", &round)])
 }
 
 /// A machine with two cards.
@@ -174,7 +136,7 @@ fn killed_while_neighbours_send(event_loop: &str) {
     let mut ports = neighbours.map(|at| open(&socket(&server, at)));
 
     for round in 1..=ROUNDS {
-        let victim = Victim::start(&socket(&server, VICTIM), round);
+        let victim = self::victim(&socket(&server, VICTIM), round);
         victim.expect("ready");
         thread::scope(|scope| {
             let senders: Vec<_> =

@@ -2,10 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    io::{BufRead, BufReader, Write},
+    io::Write,
     path::PathBuf,
     process::{Child, ChildStdin, Command, Stdio},
-    sync::mpsc::{Receiver, channel},
+    sync::mpsc::Receiver,
     thread,
     time::{Duration, Instant},
 };
@@ -17,7 +17,7 @@ use nix::{
 };
 
 use super::program::{LIMIT, device};
-use crate::server;
+use crate::{part, server};
 
 /// A process on a node.
 pub(crate) struct Process {
@@ -29,27 +29,14 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn spawn(server: &Server, role: &str, node: &str, core: u32) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "fcnp_processes::part", "--nocapture", "--test-threads=1"])
+        let mut child = part::command("fcnp_processes")
             .env("FCNP_PART", role)
             .env("FCNP_SOCKET", server.socket(node, core))
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
 
-        let (sender, lines) = channel();
-        let output = BufReader::new(child.stderr.take().unwrap());
-        thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                match line.strip_prefix("> ") {
-                    Some(line) => drop(sender.send(line.to_owned())),
-                    None => eprintln!("{line}"),
-                }
-            }
-        });
-
+        let lines = part::reports(&mut child);
         let input = child.stdin.take().unwrap();
         Self { child, input, lines, early: VecDeque::new() }
     }
