@@ -619,6 +619,987 @@ struct nicforge_extoll_rma_notification {
  */
 #define NICFORGE_IDIO16_FILTER_NS 5000000
 
+/* ---- mu ---- */
+/* Number of groups. The last one is the system's. */
+#define NICFORGE_MU_GROUPS 17
+/* Subgroups of a group. */
+#define NICFORGE_MU_SUBGROUPS_OF_GROUP 4
+/* Number of subgroups. */
+#define NICFORGE_MU_SUBGROUPS (NICFORGE_MU_GROUPS * NICFORGE_MU_SUBGROUPS_OF_GROUP)
+/*
+ * Number of application subgroups, and of the first subgroup of the
+ * system.
+ */
+#define NICFORGE_MU_USER_SUBGROUPS 64
+/* Number of the system's group. */
+#define NICFORGE_MU_SYSTEM_GROUP 16
+/* Injection memory FIFOs of a subgroup. */
+#define NICFORGE_MU_INJECTION_FIFOS 8
+/* Reception memory FIFOs of a subgroup. */
+#define NICFORGE_MU_RECEPTION_FIFOS 4
+/* Entries of the base address table of a subgroup. */
+#define NICFORGE_MU_BASE_ADDRESSES 8
+/* All injection memory FIFOs. */
+#define NICFORGE_MU_ALL_INJECTION_FIFOS (NICFORGE_MU_SUBGROUPS * NICFORGE_MU_INJECTION_FIFOS)
+/* All reception memory FIFOs. */
+#define NICFORGE_MU_ALL_RECEPTION_FIFOS (NICFORGE_MU_SUBGROUPS * NICFORGE_MU_RECEPTION_FIFOS)
+/* All entries of the base address table. */
+#define NICFORGE_MU_ALL_BASE_ADDRESSES (NICFORGE_MU_SUBGROUPS * NICFORGE_MU_BASE_ADDRESSES)
+/* Attachment of the system: group 16, and the device control registers. */
+#define NICFORGE_MU_KERNEL 0
+/* Attachment of the first application subgroup. */
+#define NICFORGE_MU_FIRST_SUBGROUP 1
+/* Bytes of a subgroup's page of registers. */
+#define NICFORGE_MU_PAGE 0x1000
+/*
+ * Offset of the device control registers, for KERNEL alone: those of the
+ * Message Unit (mu_dcr), and from PAGE bytes on those of the network.
+ */
+#define NICFORGE_MU_DEVICE_CONTROL (NICFORGE_MU_SUBGROUPS_OF_GROUP * NICFORGE_MU_PAGE)
+/* Bytes of BAR 0. */
+#define NICFORGE_MU_REGISTERS (8 * NICFORGE_MU_PAGE)
+/* Bytes of a mirror: the pages of the kernel's subgroups. */
+#define NICFORGE_MU_MIRROR (NICFORGE_MU_SUBGROUPS_OF_GROUP * NICFORGE_MU_PAGE)
+/* BAR of the registers. */
+#define NICFORGE_MU_BAR_REGISTERS 0
+/* BAR of the mirror. */
+#define NICFORGE_MU_BAR_MIRROR 2
+/* Offset of the pages in the mirror's BAR. */
+#define NICFORGE_MU_MIRROR_BASE 4096
+/* Cells of an attachment's ring of posted writes. */
+#define NICFORGE_MU_RING_CELLS 256
+/*
+ * Bits of an address. Higher bits of an address register are ignored by
+ * software and must be 0.
+ */
+#define NICFORGE_MU_ADDRESS_BITS 36
+/* Bytes of a descriptor: BGQ_MU_DESCRIPTOR_SIZE_IN_BYTES. */
+#define NICFORGE_MU_DESCRIPTOR 64
+/*
+ * Bytes in which packets are counted in a reception memory FIFO, and its
+ * alignment.
+ */
+#define NICFORGE_MU_CHUNK 32
+/*
+ * Smallest injection memory FIFO in bytes:
+ * BGQ_MU_MIN_INJFIFO_SIZE_IN_BYTES.
+ */
+#define NICFORGE_MU_MIN_INJECTION_FIFO (2 * NICFORGE_MU_DESCRIPTOR)
+/*
+ * Smallest injection memory FIFO for remote gets:
+ * BGQ_MU_MIN_RGETFIFO_SIZE_IN_BYTES.
+ */
+#define NICFORGE_MU_MIN_REMOTE_GET_FIFO (512 + NICFORGE_MU_DESCRIPTOR)
+/*
+ * Smallest reception memory FIFO in bytes:
+ * BGQ_MU_MIN_RECFIFO_SIZE_IN_BYTES.
+ */
+#define NICFORGE_MU_MIN_RECEPTION_FIFO (544 + NICFORGE_MU_CHUNK)
+/* Largest FIFO in bytes. */
+#define NICFORGE_MU_MAX_FIFO (1ULL << 26)
+/*
+ * Value of an entry of the base address table that no put may use, as at
+ * power-on.
+ */
+#define NICFORGE_MU_NO_BASE_ADDRESS NICFORGE_MU_U64_MAX
+/* Offsets in the page of a subgroup, in bytes. */
+/* Bytes of a FIFO's registers. */
+#define NICFORGE_MU_REG_FIFO 0x40
+/*
+ * Address of the first byte of the FIFO, a multiple of 64 (injection) or
+ * 32 (reception).
+ */
+#define NICFORGE_MU_REG_START 0x00
+/* Bytes of the FIFO less one. */
+#define NICFORGE_MU_REG_SIZE_1 0x08
+/*
+ * Address of the head. The unit moves an injection FIFO's, and software
+ * a reception FIFO's.
+ */
+#define NICFORGE_MU_REG_HEAD 0x10
+/*
+ * Address of the tail. Software moves an injection FIFO's, and the unit
+ * a reception FIFO's.
+ */
+#define NICFORGE_MU_REG_TAIL 0x18
+/* Number of descriptors of an injection FIFO that are done, read-only. */
+#define NICFORGE_MU_REG_DESCRIPTOR_COUNT 0x20
+/* Free space of a FIFO in bytes, read-only. */
+#define NICFORGE_MU_REG_FREE_SPACE 0x28
+/*
+ * Why the unit has stopped the FIFO: one of fault, read-only. Enabling
+ * the FIFO clears it. The public layout has a hole here.
+ */
+#define NICFORGE_MU_REG_FAULT 0x30
+/* Registers of injection FIFO 0 of the subgroup. */
+#define NICFORGE_MU_REG_INJECTION 0x000
+/* Registers of reception FIFO 0 of the subgroup. */
+#define NICFORGE_MU_REG_RECEPTION 0x200
+/* Injection FIFOs that are enabled, one bit for each; read-only. */
+#define NICFORGE_MU_REG_IS_ENABLED 0x300
+/* Enables the injection FIFOs of the written bits. */
+#define NICFORGE_MU_REG_ENABLE 0x308
+/* Disables the injection FIFOs of the written bits. */
+#define NICFORGE_MU_REG_DISABLE 0x310
+/* Injection FIFOs of high priority, one bit for each. */
+#define NICFORGE_MU_REG_HIGH_PRIORITY 0x318
+/* Interrupts that have come: bits of interrupt; read-only. */
+#define NICFORGE_MU_REG_INTERRUPT_STATUS 0x320
+/* Clears the interrupts of the written bits. */
+#define NICFORGE_MU_REG_CLEAR_INTERRUPT 0x328
+/*
+ * Interrupts that raise their vector: bits of interrupt. The device
+ * control registers have the same bits. On Blue Gene/Q they alone have
+ * them.
+ */
+#define NICFORGE_MU_REG_INTERRUPT_ENABLE 0x330
+/*
+ * Injection FIFOs that remote gets may use, one bit for each, as in
+ * mu_dcr::IMFIFO_RGET.
+ */
+#define NICFORGE_MU_REG_REMOTE_GET 0x338
+/*
+ * Reception FIFOs that take packets, one bit for each, as in
+ * mu_dcr::RMFIFO_EN. Enabling one with pointers that are not possible
+ * sets its FAULT instead.
+ */
+#define NICFORGE_MU_REG_RECEPTION_ENABLE 0x340
+/*
+ * Free space in bytes above which an injection FIFO raises its
+ * interrupt.
+ */
+#define NICFORGE_MU_REG_INJECTION_THRESHOLD 0x348
+/* Free space in bytes below which a reception FIFO raises its interrupt. */
+#define NICFORGE_MU_REG_RECEPTION_THRESHOLD 0x350
+/*
+ * Entry 0 of the subgroup's base address table: an address, or one with
+ * an operation (atomic).
+ */
+#define NICFORGE_MU_REG_BASE_ADDRESS 0x400
+/*
+ * Barrier class 0: software writes 1 to enter the barrier. There are
+ * mu_packet::CLASSES.
+ */
+#define NICFORGE_MU_REG_BARRIER_CONTROL 0x500
+/* Barrier class 0: the number of its completed barriers; read-only. */
+#define NICFORGE_MU_REG_BARRIER_STATUS 0x580
+/*
+ * Mirror alone: number of the node, and from bit 32 on the number of
+ * nodes.
+ */
+#define NICFORGE_MU_REG_NODE 0x600
+/* Mirror alone: coordinates of the node, as a mu_packet::Destination. */
+#define NICFORGE_MU_REG_COORDINATES 0x608
+/*
+ * Mirror alone: highest coordinates of the network, as a
+ * mu_packet::Destination.
+ */
+#define NICFORGE_MU_REG_LAST_COORDINATES 0x610
+/*
+ * Mirror alone: number of starts of the subgroup, which a reset and a
+ * new client increment.
+ */
+#define NICFORGE_MU_REG_STARTS 0x618
+/*
+ * Mirror alone: number of packets for the subgroup that were dropped,
+ * for want of an enabled FIFO, a base address, or memory.
+ */
+#define NICFORGE_MU_REG_DROPPED 0x620
+/* Bits of reg::INTERRUPT_STATUS. */
+/* Free space of injection FIFO 0 has risen above its threshold. */
+#define NICFORGE_MU_INTERRUPT_INJECTION_THRESHOLD 1
+/* Free space of reception FIFO 0 has fallen below its threshold. */
+#define NICFORGE_MU_INTERRUPT_RECEPTION_THRESHOLD (1ULL << 8)
+/*
+ * The last packet of a message that asked for an interrupt is in
+ * reception FIFO 0.
+ */
+#define NICFORGE_MU_INTERRUPT_PACKET (1ULL << 12)
+/* All bits. */
+#define NICFORGE_MU_INTERRUPT_ALL 0xffff
+/* Interrupt vectors of an attachment. */
+/* A packet that asked for an interrupt: interrupt::PACKET. */
+#define NICFORGE_MU_VECTOR_PACKET 0
+/* interrupt::INJECTION_THRESHOLD. */
+#define NICFORGE_MU_VECTOR_INJECTION_THRESHOLD 1
+/* interrupt::RECEPTION_THRESHOLD. */
+#define NICFORGE_MU_VECTOR_RECEPTION_THRESHOLD 2
+/* A barrier has completed. */
+#define NICFORGE_MU_VECTOR_BARRIER 3
+/* An error of the critical group, for the kernel. */
+#define NICFORGE_MU_VECTOR_CRITICAL 4
+/* An error of the non-critical group, for the kernel. */
+#define NICFORGE_MU_VECTOR_NON_CRITICAL 5
+/* An error of the machine-check group, for the kernel. */
+#define NICFORGE_MU_VECTOR_MACHINE_CHECK 6
+/* Number of vectors. */
+#define NICFORGE_MU_VECTOR_COUNT 7
+/* Reasons why the unit stops a FIFO (reg::FAULT). */
+/* None: the FIFO works. */
+#define NICFORGE_MU_FAULT_NONE 0
+/*
+ * Start, size, head or tail are not possible: alignment, size, or
+ * outside the FIFO.
+ */
+#define NICFORGE_MU_FAULT_POINTERS 1
+/*
+ * The FIFO or a payload lies outside the ranges that the kernel permits,
+ * or in memory that only messages reach.
+ */
+#define NICFORGE_MU_FAULT_RANGE 2
+/*
+ * A field of the descriptor has no meaning: length, map, packet type or
+ * channel.
+ */
+#define NICFORGE_MU_FAULT_DESCRIPTOR 3
+/* A user's descriptor names a FIFO or a channel of the system. */
+#define NICFORGE_MU_FAULT_PERMISSION 4
+/* The client memory of the FIFO or payload is not mapped. */
+#define NICFORGE_MU_FAULT_UNMAPPED 5
+/* The destination does not exist, or the partition does not lead there. */
+#define NICFORGE_MU_FAULT_DESTINATION 6
+/* Atomic addresses: an operation in an address, MUHWI_ATOMIC_*. */
+/* Bit of an atomic address: MUHWI_ATOMIC_ADDRESS_INDICATOR. */
+#define NICFORGE_MU_ATOMIC_INDICATOR (1ULL << 36)
+/* Bits of the operation. The 8 bytes are at the address without them. */
+#define NICFORGE_MU_ATOMIC_OPERATION 0b111
+/* Result of a bounded operation at its bound. */
+#define NICFORGE_MU_ATOMIC_AT_BOUND (1ULL << 63)
+/* Operations on the payload of a descriptor, which has 8 bytes. */
+/* The value. */
+#define NICFORGE_MU_ATOMIC_LOAD_LOAD 0
+/* The value, which becomes 0. */
+#define NICFORGE_MU_ATOMIC_LOAD_CLEAR 1
+/* The value, which is incremented. */
+#define NICFORGE_MU_ATOMIC_LOAD_INCREMENT 2
+/* The value, which is decremented. */
+#define NICFORGE_MU_ATOMIC_LOAD_DECREMENT 3
+/*
+ * The value, which is incremented unless it equals the following 8
+ * bytes. At the bound it is AT_BOUND.
+ */
+#define NICFORGE_MU_ATOMIC_LOAD_INCREMENT_BOUNDED 4
+/*
+ * The value, which is decremented unless it equals the 8 bytes before
+ * it.
+ */
+#define NICFORGE_MU_ATOMIC_LOAD_DECREMENT_BOUNDED 5
+/* The value, which is incremented if it equals the following 8 bytes. */
+#define NICFORGE_MU_ATOMIC_LOAD_INCREMENT_IF_EQUAL 6
+/*
+ * Operations on the target of a direct put of 8 bytes, or on its
+ * counter.
+ */
+/* The value is replaced. */
+#define NICFORGE_MU_ATOMIC_STORE_STORE 0
+/* The value and the following one are replaced if they are equal. */
+#define NICFORGE_MU_ATOMIC_STORE_TWIN 1
+/* The payload is added. */
+#define NICFORGE_MU_ATOMIC_STORE_ADD 2
+/*
+ * The payload is added. Caches are told at 0 alone; here it is the same
+ * as ADD.
+ */
+#define NICFORGE_MU_ATOMIC_STORE_ADD_COHERENCE_ON_ZERO 3
+/* Bitwise or. */
+#define NICFORGE_MU_ATOMIC_STORE_OR 4
+/* Bitwise exclusive or. */
+#define NICFORGE_MU_ATOMIC_STORE_XOR 5
+/* The larger of two unsigned numbers. */
+#define NICFORGE_MU_ATOMIC_STORE_MAX_UNSIGNED 6
+/* The larger of two numbers of a sign bit and 63 bits of absolute value. */
+#define NICFORGE_MU_ATOMIC_STORE_MAX_SIGNED 7
+
+/* ---- mu_dcr ---- */
+/*
+ * Injection FIFOs of group n whose free space raises an interrupt:
+ * register n of 17, bit i for FIFO 32 n + i.
+ */
+#define NICFORGE_MU_DCR_IMFIFO_THOLD_INT_EN 0
+/*
+ * Injection FIFOs of the system: register n of 17, read-only. Group 16
+ * has all bits.
+ */
+#define NICFORGE_MU_DCR_IMFIFO_SYSTEM (((0xd11 - 0xd00)) * 8)
+/* Injection FIFOs that remote gets may use: register n of 17. */
+#define NICFORGE_MU_DCR_IMFIFO_RGET (((0xd22 - 0xd00)) * 8)
+/*
+ * Free space above which injection FIFOs raise their interrupts, in
+ * descriptors. A write sets it for all subgroups.
+ */
+#define NICFORGE_MU_DCR_IMU_THOLD (((0xd33 - 0xd00)) * 8)
+/*
+ * Free space below which injection FIFOs for remote gets raise their
+ * interrupts, in chunks of 32 bytes.
+ */
+#define NICFORGE_MU_DCR_RGET_THOLD (((0xd34 - 0xd00)) * 8)
+/*
+ * Reception FIFOs that take packets: register n of 17, bit i for FIFO 16
+ * n + i.
+ */
+#define NICFORGE_MU_DCR_RMFIFO_EN (((0xd35 - 0xd00)) * 8)
+/*
+ * Reception FIFOs whose free space raises an interrupt: register n of
+ * 17.
+ */
+#define NICFORGE_MU_DCR_RMFIFO_THOLD_INT_EN (((0xd46 - 0xd00)) * 8)
+/* Reception FIFOs whose packets raise interrupts: register n of 17. */
+#define NICFORGE_MU_DCR_RMFIFO_PACKET_INT_EN (((0xd57 - 0xd00)) * 8)
+/*
+ * Reception FIFOs of the system: register n of 17, read-only. Group 16
+ * has all bits.
+ */
+#define NICFORGE_MU_DCR_RMFIFO_SYSTEM (((0xd68 - 0xd00)) * 8)
+/*
+ * Free space below which reception FIFOs raise their interrupts, in
+ * chunks of 32 bytes. A write sets it for all subgroups.
+ */
+#define NICFORGE_MU_DCR_RMU_THOLD (((0xd79 - 0xd00)) * 8)
+/*
+ * Subgroups 0 to 63 whose base addresses users can't use, read-only:
+ * none.
+ */
+#define NICFORGE_MU_DCR_RPUTBASE_SYSTEM0 (((0xd7a - 0xd00)) * 8)
+/*
+ * Subgroups 64 to 67 whose base addresses users can't use, read-only:
+ * all.
+ */
+#define NICFORGE_MU_DCR_RPUTBASE_SYSTEM1 (((0xd7b - 0xd00)) * 8)
+/* Barrier classes of the system, one bit for each. */
+#define NICFORGE_MU_DCR_SYS_BARRIER (((0xd7c - 0xd00)) * 8)
+/*
+ * Barrier classes whose completion raises an interrupt, one bit for
+ * each.
+ */
+#define NICFORGE_MU_DCR_BARRIER_INT_EN (((0xd7d - 0xd00)) * 8)
+/* Lowest addresses of the users' ranges: bits 20 to 35. */
+#define NICFORGE_MU_DCR_MIN_USR_ADDR_RANGE (((0xd80 - 0xd00)) * 8)
+/*
+ * Highest addresses of the users' ranges: bits 20 to 35. Lower bits
+ * count as ones.
+ */
+#define NICFORGE_MU_DCR_MAX_USR_ADDR_RANGE (((0xd94 - 0xd00)) * 8)
+/* Number of the users' ranges. */
+#define NICFORGE_MU_DCR_USR_RANGES 20
+/* Lowest addresses of the system's ranges. */
+#define NICFORGE_MU_DCR_MIN_SYS_ADDR_RANGE (((0xda8 - 0xd00)) * 8)
+/* Highest addresses of the system's ranges. */
+#define NICFORGE_MU_DCR_MAX_SYS_ADDR_RANGE (((0xdb0 - 0xd00)) * 8)
+/* Number of the system's ranges. */
+#define NICFORGE_MU_DCR_SYS_RANGES 8
+/* The users' ranges that can be read alone, one bit for each. */
+#define NICFORGE_MU_DCR_USR_INJ_RANGE (((0xdb8 - 0xd00)) * 8)
+/* The system's ranges that can be read alone, one bit for each. */
+#define NICFORGE_MU_DCR_SYS_INJ_RANGE (((0xdb9 - 0xd00)) * 8)
+/*
+ * Network injection FIFOs whose engines work, one bit for each. All do
+ * at power-on.
+ */
+#define NICFORGE_MU_DCR_IME_ENABLE (((0xdc7 - 0xd00)) * 8)
+/*
+ * Network reception FIFOs whose engines work, one bit for each. All do
+ * at power-on.
+ */
+#define NICFORGE_MU_DCR_RME_ENABLE (((0xdc8 - 0xd00)) * 8)
+/*
+ * Address of the last memory request that a range refused, with
+ * ERR_INFO_SYSTEM.
+ */
+#define NICFORGE_MU_DCR_XM0_ERR_INFO (((0xe12 - 0xd00)) * 8)
+/* Offset of the last access that the slave port refused. */
+#define NICFORGE_MU_DCR_XS_ERR_INFO (((0xe2d - 0xd00)) * 8)
+/* The last reception FIFO that was full. */
+#define NICFORGE_MU_DCR_RMFIFO (((0xe3f - 0xd00)) * 8)
+/* The injection FIFO of the last descriptor with an error. */
+#define NICFORGE_MU_DCR_MCSRAM_ERR_FIFO_ID (((0xe50 - 0xd00)) * 8)
+/* The last user's injection FIFO that named a FIFO of the system. */
+#define NICFORGE_MU_DCR_IMFIFO (((0xe51 - 0xd00)) * 8)
+/* The reception FIFO of the last packet that it did not take. */
+#define NICFORGE_MU_DCR_RMFIFO_ACCESS_ERROR_ID (((0xe6a - 0xd00)) * 8)
+/* The last injection FIFO that had no room for a remote get. */
+#define NICFORGE_MU_DCR_ICSRAM_RGET_FIFO_FULL (((0xec3 - 0xd00)) * 8)
+/* The last injection FIFO that did not take a remote get. */
+#define NICFORGE_MU_DCR_IMFIFO_ACCESS_ERROR_ID (((0xecc - 0xd00)) * 8)
+/* Performance counters (counter), which a write sets. */
+#define NICFORGE_MU_DCR_UPC_MU_COUNTER (((0xee8 - 0xd00)) * 8)
+/* Bit of XM0_ERR_INFO: the request was the system's. */
+#define NICFORGE_MU_DCR_ERR_INFO_SYSTEM (1ULL << 37)
+/* Registers of a set of errors, at these offsets behind its first. */
+/* Errors that have come. A write clears its bits. */
+#define NICFORGE_MU_DCR_ERRORS_STATE 0x00
+/* severity of errors 0 to 31: two bits for each. */
+#define NICFORGE_MU_DCR_ERRORS_CONTROL_LOW 0x08
+/* severity of errors 32 to 63. */
+#define NICFORGE_MU_DCR_ERRORS_CONTROL_HIGH 0x10
+/* A write causes the errors of its bits. */
+#define NICFORGE_MU_DCR_ERRORS_FORCE 0x18
+/* Errors of the first event since STATE was 0, read-only. */
+#define NICFORGE_MU_DCR_ERRORS_FIRST 0x20
+/* Errors of the machine-check group, read-only. */
+#define NICFORGE_MU_DCR_ERRORS_MACHINE_CHECK 0x28
+/* Errors of the critical group, read-only. */
+#define NICFORGE_MU_DCR_ERRORS_CRITICAL 0x30
+/* Errors of the non-critical group, read-only. */
+#define NICFORGE_MU_DCR_ERRORS_NONCRITICAL 0x38
+/* Bytes of the registers. */
+#define NICFORGE_MU_DCR_ERRORS_SIZE 0x40
+/* First registers of the sets. */
+#define NICFORGE_MU_DCR_ERRORS_MASTER_PORT0 (((0xe0a - 0xd00)) * 8)
+/* Accesses of software: SLAVE_PORT_INTERRUPTS. */
+#define NICFORGE_MU_DCR_ERRORS_SLAVE_PORT (((0xe25 - 0xd00)) * 8)
+/* Accesses to registers of a subgroup: MMREGS_INTERRUPTS. */
+#define NICFORGE_MU_DCR_ERRORS_MMREGS (((0xe2e - 0xd00)) * 8)
+/* Notifications: FIFO_INTERRUPTS. */
+#define NICFORGE_MU_DCR_ERRORS_FIFO (((0xe37 - 0xd00)) * 8)
+/* Descriptors: MCSRAM_INTERRUPTS. */
+#define NICFORGE_MU_DCR_ERRORS_MCSRAM (((0xe48 - 0xd00)) * 8)
+/* Reception FIFOs: RCSRAM_INTERRUPTS. */
+#define NICFORGE_MU_DCR_ERRORS_RCSRAM (((0xe62 - 0xd00)) * 8)
+/* Direct puts: RPUTSRAM_INTERRUPTS. */
+#define NICFORGE_MU_DCR_ERRORS_RPUTSRAM (((0xe6b - 0xd00)) * 8)
+/*
+ * Headers of packets from network reception FIFOs 0 to 7:
+ * RME_INTERRUPTS0.
+ */
+#define NICFORGE_MU_DCR_ERRORS_RME0 (((0xe8b - 0xd00)) * 8)
+/*
+ * Headers of packets from network reception FIFOs 8 to 15:
+ * RME_INTERRUPTS1.
+ */
+#define NICFORGE_MU_DCR_ERRORS_RME1 (((0xe93 - 0xd00)) * 8)
+/* Injection FIFOs: ICSRAM_INTERRUPTS. */
+#define NICFORGE_MU_DCR_ERRORS_ICSRAM (((0xebb - 0xd00)) * 8)
+/* Remote gets: MISC_INTERRUPTS. */
+#define NICFORGE_MU_DCR_ERRORS_MISC (((0xec4 - 0xd00)) * 8)
+/* Severity of an error: two bits of a control register. */
+/* The error raises no interrupt. */
+#define NICFORGE_MU_DCR_SEVERITY_MASKED 0
+/* It raises mu::vector::NON_CRITICAL. */
+#define NICFORGE_MU_DCR_SEVERITY_NONCRITICAL 1
+/* It raises mu::vector::CRITICAL. */
+#define NICFORGE_MU_DCR_SEVERITY_CRITICAL 2
+/* It raises mu::vector::MACHINE_CHECK. */
+#define NICFORGE_MU_DCR_SEVERITY_MACHINE_CHECK 3
+/*
+ * Numbers of errors in their sets. The public sources define the others
+ * for the hardware's own faults, which a model does not have.
+ */
+/* errors::MASTER_PORT0: a write outside the ranges. */
+#define NICFORGE_MU_DCR_ERROR_XM_WRITE_RANGE 24
+/* errors::MASTER_PORT0: a read outside the ranges. */
+#define NICFORGE_MU_DCR_ERROR_XM_READ_RANGE 25
+/* errors::SLAVE_PORT: an access that has not 8 aligned bytes. */
+#define NICFORGE_MU_DCR_ERROR_XS_SIZE 22
+/* errors::SLAVE_PORT: an access outside the registers. */
+#define NICFORGE_MU_DCR_ERROR_XS_ADDRESS 24
+/* errors::MMREGS: a read of a register that can only be written. */
+#define NICFORGE_MU_DCR_ERROR_MMREGS_READ 9
+/* errors::MMREGS: a write of a register that can only be read. */
+#define NICFORGE_MU_DCR_ERROR_MMREGS_WRITE 12
+/* errors::MMREGS: a write of bits that do not exist. */
+#define NICFORGE_MU_DCR_ERROR_MMREGS_RANGE 16
+/*
+ * errors::MMREGS: a user entered a barrier of the system, or one that
+ * the network does not have.
+ */
+#define NICFORGE_MU_DCR_ERROR_MMREGS_BARRIER 18
+/* errors::FIFO: a reception FIFO has no room for a packet. */
+#define NICFORGE_MU_DCR_ERROR_RMFIFO_INSUFFICIENT_SPACE 63
+/* errors::MCSRAM: a get has an atomic payload address. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_GET_ATOMIC 15
+/* errors::MCSRAM: packets of more than 512 bytes. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_PACKET_SIZE 16
+/* errors::MCSRAM: the packets of a get hold parts of descriptors. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_GET_PACKET_SIZE 18
+/* errors::MCSRAM: the payload passes the end of the addresses. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_PAYLOAD_END 20
+/* errors::MCSRAM: the message of a get is not a multiple of 64 bytes. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_GET_LENGTH 21
+/* errors::MCSRAM: the message of an atomic payload has not 8 bytes. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_ATOMIC_LENGTH 22
+/* errors::MCSRAM: a put or a get without payload. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_NO_PAYLOAD 23
+/* errors::MCSRAM: a user's descriptor names a channel of the system. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_SYSTEM_CHANNEL 24
+/* errors::MCSRAM: the packet type is 3. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_PACKET_TYPE 25
+/*
+ * errors::MCSRAM: a user's descriptor names a network FIFO of the
+ * system.
+ */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_SYSTEM_FIFO 26
+/*
+ * errors::MCSRAM: the FIFO map is 0, or its FIFOs can't carry the
+ * packet.
+ */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_FIFO_MAP 27
+/*
+ * errors::MCSRAM: the virtual channel does not exist, or the network has
+ * no way.
+ */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_CHANNEL 31
+/* errors::MCSRAM: the put offset wraps. */
+#define NICFORGE_MU_DCR_ERROR_MCSRAM_OFFSET 32
+/* errors::RCSRAM: a user's packet for a reception FIFO of the system. */
+#define NICFORGE_MU_DCR_ERROR_RCSRAM_SYSTEM 12
+/* errors::RCSRAM: a packet for a reception FIFO that does not exist. */
+#define NICFORGE_MU_DCR_ERROR_RCSRAM_INDEX 13
+/* errors::RCSRAM: a packet for a reception FIFO that is not enabled. */
+#define NICFORGE_MU_DCR_ERROR_RCSRAM_DISABLED 14
+/* errors::RCSRAM: software wrote a pointer that is not possible. */
+#define NICFORGE_MU_DCR_ERROR_RCSRAM_POINTER 15
+/*
+ * errors::RPUTSRAM: a user's put to an entry of the system, or to one
+ * that is not valid.
+ */
+#define NICFORGE_MU_DCR_ERROR_RPUTSRAM_SYSTEM_PAYLOAD 8
+/* errors::RPUTSRAM: the same for the counter. */
+#define NICFORGE_MU_DCR_ERROR_RPUTSRAM_SYSTEM_COUNTER 9
+/*
+ * errors::RPUTSRAM: base address and offset pass the end of the
+ * addresses.
+ */
+#define NICFORGE_MU_DCR_ERROR_RPUTSRAM_OVERFLOW 10
+/* errors::RPUTSRAM: the payload passes the end of the addresses. */
+#define NICFORGE_MU_DCR_ERROR_RPUTSRAM_CROSSING 11
+/* errors::RPUTSRAM: an atomic put has not 8 bytes. */
+#define NICFORGE_MU_DCR_ERROR_RPUTSRAM_ATOMIC_LENGTH 12
+/*
+ * errors::RPUTSRAM: the counter's address is not atomic, or its
+ * operation does not add.
+ */
+#define NICFORGE_MU_DCR_ERROR_RPUTSRAM_COUNTER 13
+/* errors::ICSRAM: software wrote the free space. */
+#define NICFORGE_MU_DCR_ERROR_ICSRAM_FREE_SPACE 20
+/*
+ * errors::ICSRAM: software wrote a pointer that is not aligned or
+ * outside the FIFO.
+ */
+#define NICFORGE_MU_DCR_ERROR_ICSRAM_ALIGNMENT 21
+/*
+ * errors::ICSRAM: software wrote a pointer beyond the addresses, or one
+ * of an enabled FIFO that only a disabled one has.
+ */
+#define NICFORGE_MU_DCR_ERROR_ICSRAM_RANGE 22
+/* errors::ICSRAM: an injection FIFO has no room for a remote get. */
+#define NICFORGE_MU_DCR_ERROR_ICSRAM_GET_FULL 23
+/*
+ * errors::MISC: a user's remote get for an injection FIFO of the system,
+ * or for one that does not exist.
+ */
+#define NICFORGE_MU_DCR_ERROR_ICSRAM_SELECT_SYSTEM 3
+/* errors::MISC: a remote get for an injection FIFO that is not for them. */
+#define NICFORGE_MU_DCR_ERROR_ICSRAM_SELECT_NO_GET 4
+/* errors::MISC: a remote get for an injection FIFO that is not enabled. */
+#define NICFORGE_MU_DCR_ERROR_ICSRAM_SELECT_DISABLED 5
+/* Performance counters of the Message Unit. */
+/* Descriptors done. */
+#define NICFORGE_MU_DCR_COUNTER_DESCRIPTORS 0
+/* Packets injected. */
+#define NICFORGE_MU_DCR_COUNTER_PACKETS_SENT 1
+/* Bytes of payload injected. */
+#define NICFORGE_MU_DCR_COUNTER_BYTES_SENT 2
+/*
+ * Packets that the network could not take at once, because its FIFOs
+ * were full.
+ */
+#define NICFORGE_MU_DCR_COUNTER_SEND_WAITS 3
+/* Packets written to reception FIFOs. */
+#define NICFORGE_MU_DCR_COUNTER_FIFO_PACKETS 4
+/* Packets of direct puts. */
+#define NICFORGE_MU_DCR_COUNTER_PUT_PACKETS 5
+/* Packets of remote gets. */
+#define NICFORGE_MU_DCR_COUNTER_GET_PACKETS 6
+/* Bytes of payload received. */
+#define NICFORGE_MU_DCR_COUNTER_BYTES_RECEIVED 7
+/* Packets that had to wait for room in a FIFO of client memory. */
+#define NICFORGE_MU_DCR_COUNTER_RECEIVE_WAITS 8
+/* Packets dropped because of an error or a subgroup without a client. */
+#define NICFORGE_MU_DCR_COUNTER_DROPPED 9
+/* Faults of injection FIFOs. */
+#define NICFORGE_MU_DCR_COUNTER_FAULTS 10
+/* Atomic operations on payloads and targets, without those on counters. */
+#define NICFORGE_MU_DCR_COUNTER_ATOMICS 11
+/* Accesses to registers that were refused. */
+#define NICFORGE_MU_DCR_COUNTER_REFUSED 12
+/* Bytes read by prefetch messages. */
+#define NICFORGE_MU_DCR_COUNTER_PREFETCHED 13
+/* Number of counters. */
+#define NICFORGE_MU_DCR_COUNTER_COUNT 14
+
+/* ---- mu_packet ---- */
+/* Bytes of a packet's header. */
+#define NICFORGE_MU_PACKET_HEADER 32
+/* Most bytes of a packet's payload. */
+#define NICFORGE_MU_PACKET_MAX_PAYLOAD 512
+/* Bytes of a chunk of payload. */
+#define NICFORGE_MU_PACKET_CHUNK 32
+/* Most bytes of a packet with its header. */
+#define NICFORGE_MU_PACKET_MAX_PACKET (NICFORGE_MU_PACKET_HEADER + NICFORGE_MU_PACKET_MAX_PAYLOAD)
+/* Trailing check bytes of a packet on a link. */
+#define NICFORGE_MU_PACKET_CHECK_BYTES 8
+/* Number of class routes of a node, for collectives and for barriers. */
+#define NICFORGE_MU_PACKET_CLASSES 16
+/* Dimensions of the torus: A, B, C, D, E. */
+#define NICFORGE_MU_PACKET_DIMENSIONS 5
+/*
+ * Port of the link to an I/O node. Port 2 d leads up dimension d, and 2
+ * d + 1 down.
+ */
+#define NICFORGE_MU_PACKET_IO_PORT 10
+/* Ports of a node. */
+#define NICFORGE_MU_PACKET_PORTS 11
+/* First byte of a header: Data_Packet_Type. */
+/* From one node to another. */
+#define NICFORGE_MU_PACKET_KIND_POINT_TO_POINT 0x55
+/* Combined or broadcast by the nodes of a class route. */
+#define NICFORGE_MU_PACKET_KIND_COLLECTIVE 0x5a
+/* What the receiving unit does with a packet: byte 8, bits 6 and 7. */
+/* It goes into a reception memory FIFO. */
+#define NICFORGE_MU_PACKET_PACKET_TYPE_FIFO 0
+/*
+ * Its payload is written to client memory, and a counter there is
+ * decremented.
+ */
+#define NICFORGE_MU_PACKET_PACKET_TYPE_PUT 1
+/* Its payload is descriptors, for an injection memory FIFO. */
+#define NICFORGE_MU_PACKET_PACKET_TYPE_GET 2
+/* As GET, with paced replies. */
+#define NICFORGE_MU_PACKET_PACKET_TYPE_PACED_GET 3
+/* Virtual channels: byte 3, bits 5 to 7. */
+/* User packets that choose their way by load. */
+#define NICFORGE_MU_PACKET_CHANNEL_DYNAMIC 0
+/* User packets in dimension order, and the escape of dynamic ones. */
+#define NICFORGE_MU_PACKET_CHANNEL_DETERMINISTIC 1
+/* User packets of high priority. */
+#define NICFORGE_MU_PACKET_CHANNEL_HIGH_PRIORITY 2
+/* Packets of the system. */
+#define NICFORGE_MU_PACKET_CHANNEL_SYSTEM 3
+/* Collective packets of all nodes of a partition. */
+#define NICFORGE_MU_PACKET_CHANNEL_USER_COMM_WORLD 4
+/* Collective packets of a subset of the nodes. */
+#define NICFORGE_MU_PACKET_CHANNEL_USER_SUB_COMM 5
+/* Collective packets of the system. */
+#define NICFORGE_MU_PACKET_CHANNEL_SYSTEM_COLLECTIVE 6
+/*
+ * Network injection FIFOs, as bits of Descriptor::torus_fifo_map:
+ * MUHWI_DESCRIPTOR_TORUS_FIFO_MAP_*.
+ */
+/* A-. The bits of A+, B-, B+, ..., E+ follow below. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_AM 0x8000
+/* E+. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_EP 0x0040
+/* All ten for user packets on the torus. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_TORUS 0xffc0
+/* First FIFO for user packets to the own node. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_LOCAL0 0x0020
+/* Second FIFO for user packets to the own node. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_LOCAL1 0x0010
+/* User packets of high priority. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_PRIORITY 0x0008
+/* Packets of the system. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_SYSTEM 0x0004
+/* Collective packets of users. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_COLLECTIVE_USER 0x0002
+/* Collective packets of the system. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_COLLECTIVE_SYSTEM 0x0001
+/* Number of network injection FIFOs. FIFO i has bit i. */
+#define NICFORGE_MU_PACKET_FIFO_MAP_COUNT 16
+/*
+ * Network reception FIFOs. FIFOs 0 to 9 have the user packets of normal
+ * priority that came by that port.
+ */
+/* User packets of the node to itself. */
+#define NICFORGE_MU_PACKET_RECEPTION_FIFO_LOCAL 10
+/* User packets of high priority. */
+#define NICFORGE_MU_PACKET_RECEPTION_FIFO_PRIORITY 11
+/* Packets of the system. */
+#define NICFORGE_MU_PACKET_RECEPTION_FIFO_SYSTEM 12
+/* Collective packets of users. */
+#define NICFORGE_MU_PACKET_RECEPTION_FIFO_COLLECTIVE_USER 13
+/* Collective packets of the system. */
+#define NICFORGE_MU_PACKET_RECEPTION_FIFO_COLLECTIVE_SYSTEM 14
+/* Number of FIFOs. */
+#define NICFORGE_MU_PACKET_RECEPTION_FIFO_COUNT 15
+/*
+ * Bits of byte 2 of a point-to-point header. Bits 6 and 7 are hints of
+ * dimension E.
+ */
+/* The packet leaves the destination by the link to its I/O node. */
+#define NICFORGE_MU_PACKET_ROUTING_TO_IO 0x20
+/*
+ * The port by which a packet of an I/O node reaches its compute node: 0
+ * none, 3 IO_PORT.
+ */
+#define NICFORGE_MU_PACKET_ROUTING_FROM_IO 0x18
+/* The packet chooses its way by load. */
+#define NICFORGE_MU_PACKET_ROUTING_DYNAMIC 0x04
+/* Each node on the line to the destination gets a copy. */
+#define NICFORGE_MU_PACKET_ROUTING_DEPOSIT 0x02
+/*
+ * The receiver raises an interrupt: the unit sets it in the last packet
+ * of a message.
+ */
+#define NICFORGE_MU_PACKET_ROUTING_INTERRUPT 0x01
+/* Bits of byte 3 of a point-to-point header, below the virtual channel. */
+/* Number of the zone masks of a dynamic packet. */
+#define NICFORGE_MU_PACKET_ROUTE_CONTROL_ZONE 0x18
+/* Lowest bit of ZONE. */
+#define NICFORGE_MU_PACKET_ROUTE_CONTROL_ZONE_SHIFT 3
+/* A dynamic packet that has escaped stays on the deterministic channel. */
+#define NICFORGE_MU_PACKET_ROUTE_CONTROL_STAY_ON_BUBBLE 0x04
+/*
+ * Operations of collective packets: byte 1, bits 4 to 7. Bits 0 to 3 are
+ * the exponent n of a word of 4 << n bytes.
+ */
+/* Bitwise and. */
+#define NICFORGE_MU_PACKET_OPERATION_AND 0x0
+/* Bitwise or. */
+#define NICFORGE_MU_PACKET_OPERATION_OR 0x1
+/* Bitwise exclusive or. */
+#define NICFORGE_MU_PACKET_OPERATION_XOR 0x2
+/* Sum of unsigned numbers. */
+#define NICFORGE_MU_PACKET_OPERATION_UNSIGNED_ADD 0x4
+/* Smallest unsigned number. */
+#define NICFORGE_MU_PACKET_OPERATION_UNSIGNED_MIN 0x5
+/* Largest unsigned number. */
+#define NICFORGE_MU_PACKET_OPERATION_UNSIGNED_MAX 0x6
+/* Sum of signed numbers. */
+#define NICFORGE_MU_PACKET_OPERATION_SIGNED_ADD 0x8
+/* Smallest signed number. */
+#define NICFORGE_MU_PACKET_OPERATION_SIGNED_MIN 0x9
+/* Largest signed number. */
+#define NICFORGE_MU_PACKET_OPERATION_SIGNED_MAX 0xa
+/* Sum of double-precision numbers. */
+#define NICFORGE_MU_PACKET_OPERATION_FLOATING_ADD 0xc
+/* Smallest double-precision number. */
+#define NICFORGE_MU_PACKET_OPERATION_FLOATING_MIN 0xd
+/* Largest double-precision number. */
+#define NICFORGE_MU_PACKET_OPERATION_FLOATING_MAX 0xe
+/* Kinds of collective packets: byte 3, bits 3 and 4. */
+/* One node's packet goes to all. */
+#define NICFORGE_MU_PACKET_COLLECTIVE_TYPE_BROADCAST 0
+/* The combined packet goes to all. */
+#define NICFORGE_MU_PACKET_COLLECTIVE_TYPE_ALLREDUCE 2
+/* The combined packet goes to the destination. */
+#define NICFORGE_MU_PACKET_COLLECTIVE_TYPE_REDUCE 3
+/*
+ * Coordinates of a node: 6 bits for each dimension, E in the lowest
+ * ones.
+ */
+struct nicforge_mu_packet_destination {
+};
+/*
+ * The Message Unit's part of a header. The meaning of its fields depends
+ * on the packet's type.
+ */
+struct nicforge_mu_packet_unit_header {
+	/*
+	 * FIFO packets: bits 6 to 14 are the reception memory FIFO. Puts: bits 6
+	 * to 15 are the entry of the base address table for the payload, and bit
+	 * 5 is set if the put is paced. Gets: bits 6 to 15 are the injection
+	 * memory FIFO. Bits 0 to 4: the highest bits of the put offset.
+	 */
+	uint8_t selector[2];
+	/*
+	 * Lowest 32 bits of the put offset. The unit advances it by a packet's
+	 * payload. In FIFO packets it thus counts the bytes in front of the
+	 * packet.
+	 */
+	uint8_t put_offset[4];
+	/*
+	 * Puts: bits 0 to 9 are the entry of the base address table for the
+	 * counter.
+	 */
+	uint8_t counter_selector[2];
+	/* Puts: number of valid bytes of the payload, set by the unit. */
+	uint8_t valid_bytes[2];
+	/* FIFO packets: the software's. */
+	uint8_t unused[2];
+	/* Puts: offset of the counter. */
+	uint8_t counter_offset[8];
+};
+/* The header of a packet, and the template in a descriptor. */
+struct nicforge_mu_packet_packet_header {
+	/* One of kind. */
+	uint8_t data_packet_type;
+	/*
+	 * Point to point: hints A- in bit 7, A+ in bit 6, ..., D+ in bit 0; no
+	 * hint lets the unit choose the shortest way. Collective: operation and
+	 * the length of a word.
+	 */
+	uint8_t byte1;
+	/*
+	 * Point to point: hints E- in bit 7 and E+ in bit 6, and routing.
+	 * Collective: the class route in bits 4 to 7, and routing::INTERRUPT.
+	 */
+	uint8_t byte2;
+	/*
+	 * The channel in bits 5 to 7. Point to point: route_control. Collective:
+	 * the collective_type in bits 3 and 4.
+	 */
+	uint8_t byte3;
+	/*
+	 * The destination. Of collective packets, only those of a reduction to
+	 * one node have one.
+	 */
+	struct nicforge_mu_packet_destination destination;
+	/*
+	 * The packet_type in bits 6 and 7, and the number of chunks of payload
+	 * in bits 0 to 4.
+	 */
+	uint8_t byte8;
+	/* Used by the hardware: zero in a descriptor. */
+	uint8_t injection_info[2];
+	/* 4-byte words that the injection checksum skips. */
+	uint8_t skip;
+	/* The Message Unit's part: UnitHeader. */
+	struct nicforge_mu_packet_unit_header unit;
+};
+/* A descriptor of a message: 64 bytes in an injection memory FIFO. */
+struct nicforge_mu_packet_descriptor {
+	/* Bit 0: the payload is only read, and nothing is sent. */
+	uint32_t prefetch_only;
+	/*
+	 * Bit 0: the last packet of a FIFO message raises an interrupt at the
+	 * receiver.
+	 */
+	uint32_t interrupt;
+	/*
+	 * Address of the payload, at any alignment; or an atomic address
+	 * (mu::atomic), with 8 bytes of payload.
+	 */
+	uint64_t pa_payload;
+	/* Bytes of the message. 0 is possible for FIFO packets alone. */
+	uint64_t message_length;
+	/* Network injection FIFOs that the packets may use: bits of fifo_map. */
+	uint64_t torus_fifo_map;
+	/* Template of the packets' headers. */
+	struct nicforge_mu_packet_packet_header packet_header;
+};
+
+/* ---- nd_dcr ---- */
+/* Offset of the network's registers in BAR 0. */
+#define NICFORGE_ND_DCR_BASE (NICFORGE_ND_DCR_DEVICE_CONTROL + 0x1000)
+/* Bytes of the network's registers. */
+#define NICFORGE_ND_DCR_SIZE 0x2900
+/*
+ * Rings in bits 49 to 53, with dimension A in the highest, read-only;
+ * and the THROUGH_RATIO_SHIFT.
+ */
+#define NICFORGE_ND_DCR_CTRL_INTERNAL (8 * 0x02)
+/* Lowest bit of the rings. */
+#define NICFORGE_ND_DCR_IS_TORUS_SHIFT 49
+/*
+ * Lowest of four bits n: an output sends n + 1 packets from links
+ * between two injected ones.
+ */
+#define NICFORGE_ND_DCR_THROUGH_RATIO_SHIFT 44
+/*
+ * A write clears the exceptions of its bits (NON_FATAL_ERR0); reads as
+ * 0.
+ */
+#define NICFORGE_ND_DCR_CTRL_CLEAR0 (8 * 0x03)
+/*
+ * Own coordinates, 6 bits each with that of A in bits 56 to 61 and of E
+ * in 32 to 37; and the highest ones of the network, with that of E in
+ * bits 0 to 5. Read-only.
+ */
+#define NICFORGE_ND_DCR_CTRL_COORDS (8 * 0x04)
+/*
+ * Order of the dimensions of deterministic packets: five sets of one
+ * dimension, the first one in bits 20 to 24. Read-only.
+ */
+#define NICFORGE_ND_DCR_CTRL_DET_ORDER (8 * 0x07)
+/*
+ * Zones 0 and 1 of dynamic packets: five sets of dimensions each
+ * (zone_shift).
+ */
+#define NICFORGE_ND_DCR_CTRL_DYNAMIC_ZONE01 (8 * 0x08)
+/* Zones 2 and 3. */
+#define NICFORGE_ND_DCR_CTRL_DYNAMIC_ZONE23 (8 * 0x09)
+/* Barrier classes 0 and 1; eight registers of two classes each. */
+#define NICFORGE_ND_DCR_CTRL_GI_CLASS (8 * 0x0b)
+/* Class routes 0 and 1 of collectives; eight registers. */
+#define NICFORGE_ND_DCR_CTRL_COLL_CLASS (8 * 0x13)
+/* Exceptions of NON_FATAL_ERR0 that raise an interrupt of the network. */
+#define NICFORGE_ND_DCR_NON_FATAL_ERR_ENABLE (8 * 0x21)
+/* Exceptions of collectives: bits of error. Read-only. */
+#define NICFORGE_ND_DCR_NON_FATAL_ERR0 (8 * 0x29)
+/*
+ * A write clears performance counters: five bits for each port, those of
+ * port 0 in bits 59 to 63. The first four are the sender's counters, and
+ * the fifth both of the receiver. Reads as 0.
+ */
+#define NICFORGE_ND_DCR_CTRL_UPC_CLEAR (8 * 0x52)
+/* Performance counters that stand still: bits as in CTRL_UPC_CLEAR. */
+#define NICFORGE_ND_DCR_CTRL_UPC_STOP (8 * 0x53)
+/* Bits of NON_FATAL_ERR0. */
+/* A result in the reception FIFO of users had an integer overflow. */
+#define NICFORGE_ND_DCR_ERROR_USER_OVERFLOW (1ULL << ((63 - 25)))
+/* A result in the reception FIFO of users is not a number. */
+#define NICFORGE_ND_DCR_ERROR_USER_NAN (1ULL << ((63 - 26)))
+/* As USER_OVERFLOW, in the FIFO of the system. */
+#define NICFORGE_ND_DCR_ERROR_SYSTEM_OVERFLOW (1ULL << ((63 - 29)))
+/* As USER_NAN, in the FIFO of the system. */
+#define NICFORGE_ND_DCR_ERROR_SYSTEM_NAN (1ULL << ((63 - 30)))
+/* This node's ALU had a result that is not a number. */
+#define NICFORGE_ND_DCR_ERROR_NAN (1ULL << ((63 - 33)))
+/* This node's ALU had an overflow. */
+#define NICFORGE_ND_DCR_ERROR_OVERFLOW (1ULL << ((63 - 34)))
+/* Operands of this node differ in their operation, words or length. */
+#define NICFORGE_ND_DCR_ERROR_MISMATCH (1ULL << ((63 - 35)))
+/* All bits. */
+#define NICFORGE_ND_DCR_ERROR_ALL ((((((NICFORGE_ND_DCR_ERROR_USER_OVERFLOW | NICFORGE_ND_DCR_ERROR_USER_NAN) | NICFORGE_ND_DCR_ERROR_SYSTEM_OVERFLOW) | NICFORGE_ND_DCR_ERROR_SYSTEM_NAN) | NICFORGE_ND_DCR_ERROR_NAN) | NICFORGE_ND_DCR_ERROR_OVERFLOW) | NICFORGE_ND_DCR_ERROR_MISMATCH)
+/* Offsets from port. */
+/*
+ * Virtual channels of the counters, as numbered in packet headers. A set
+ * has 7 bits, with channel 0 in the highest. Those of the sender are in
+ * bits 56 to 62, 48 to 54, 40 to 46 and 32 to 38, and those of the
+ * receiver in bits 24 to 30.
+ */
+#define NICFORGE_ND_DCR_LINK_UPC_CTRL (8 * 0x02)
+/*
+ * UPC_CTRL at power-on: user, system, collective of all nodes,
+ * collective of some nodes; and user packets at the receiver.
+ */
+#define NICFORGE_ND_DCR_LINK_UPC_CTRL_RESET 0x7008050270000000ULL
+/* Transmissions that were repeated, read-only. */
+#define NICFORGE_ND_DCR_LINK_SE_RETRANS_CNT (8 * 0x0a)
+/*
+ * Counter 0 of 6, read-only: chunks of 32 bytes sent by four sets of
+ * channels, packets received that have left the receiver's buffer, and
+ * the integral of packets that wait first in it, in cycles of 2 ns.
+ */
+#define NICFORGE_ND_DCR_LINK_UPC (8 * 0x14)
+/* Number of counters. */
+#define NICFORGE_ND_DCR_LINK_COUNTERS 6
+/*
+ * Packets for which the far end has room, read-only: 10 bits for the
+ * dynamic channel from bit 20, and 4 bits each for those of
+ * deterministic, high-priority, system, collective and sub-communicator
+ * packets below.
+ */
+#define NICFORGE_ND_DCR_LINK_SE_TOKENS (8 * 0x3b)
+/*
+ * Types of class routes: BGQ_CLASS_INPUT_VC_* of classroute.h, without
+ * their shift.
+ */
+/* Packets of mu_packet::channel::USER_COMM_WORLD. */
+#define NICFORGE_ND_DCR_CLASS_TYPE_USER 0
+/* Packets of mu_packet::channel::SYSTEM_COLLECTIVE. */
+#define NICFORGE_ND_DCR_CLASS_TYPE_SYSTEM 1
+/* Packets of mu_packet::channel::USER_SUB_COMM. */
+#define NICFORGE_ND_DCR_CLASS_TYPE_SUB_COMM 2
+/* Lowest bit of the type in the input mask. */
+#define NICFORGE_ND_DCR_CLASS_TYPE_SHIFT 12
+/* BGQ_CLASS_INPUT_LINK_LOCAL: the node itself contributes. */
+#define NICFORGE_ND_DCR_LOCAL 1
+/* BGQ_CLASS_LINK_IO. */
+#define NICFORGE_ND_DCR_CLASS_LINK_IO (1ULL << 1)
+/* Links and LOCAL. */
+#define NICFORGE_ND_DCR_LINKS 0xfff
+
 /* ---- pci ---- */
 /*
  * Vendor id of every nicforge function. At the time of writing, the
@@ -642,6 +1623,8 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_PCI_DEVICE_EXTOLL 0x0010
 /* Device id of the Cray SeaStar. */
 #define NICFORGE_PCI_DEVICE_SEASTAR 0x5354
+/* Device id of the Message Unit and network of Blue Gene/Q. */
+#define NICFORGE_PCI_DEVICE_MU 0xb609
 /* PCI capability id "vendor specific". */
 #define NICFORGE_PCI_CAP_ID_VENDOR 0x09
 /* Value of AttachmentCapability::kind. */

@@ -25,6 +25,9 @@ pub const DEVICE_EXTOLL: u16 = 0x0010;
 /// Device id of the Cray SeaStar.
 pub const DEVICE_SEASTAR: u16 = 0x5354;
 
+/// Device id of the Message Unit and network of Blue Gene/Q.
+pub const DEVICE_MU: u16 = 0xb609;
+
 /// PCI capability id "vendor specific".
 pub const CAP_ID_VENDOR: u8 = 0x09;
 
