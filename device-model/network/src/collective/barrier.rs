@@ -179,6 +179,18 @@ impl Barriers {
         true
     }
 
+    /// Forgets the arrivals and symbols of a class.
+    pub(super) fn forget(&mut self, class: usize) {
+        self.of[class] = Barrier { completed: self.of[class].completed, ..Barrier::default() };
+        for (port, waiting) in self.waiting.iter_mut().enumerate() {
+            waiting.up &= !(1 << class);
+            waiting.down &= !(1 << class);
+            if waiting.up | waiting.down == 0 {
+                self.ports &= !(1 << port);
+            }
+        }
+    }
+
     /// Forgets all arrivals and symbols.
     pub(super) fn reset(&mut self) {
         for barrier in &mut self.of {

@@ -22,7 +22,9 @@
 //! # Rules
 //!
 //! - The operand slots are the first packets of the virtual channels at the inputs, and of the
-//!   injection FIFO. A packet waits there until each input of its class has one.
+//!   injection FIFOs. A packet waits there until each input of its class has one.
+//! - A class uses one virtual channel, and one injection and reception FIFO of each node.
+//!   Operations of FIFO 0 go first.
 //! - The ALU combines in one pass: the own contribution first, and then the inputs in the order of
 //!   their ports, whatever the order of arrival. Floating-point sums are thus the same bits in each
 //!   run with the same class route.
@@ -33,7 +35,7 @@
 //!   one rate, so no tail leaves before it has come.
 //! - Classes whose routes share virtual channels can block each other, if their operations start in
 //!   different orders at different nodes. Software keeps one order, as on the hardware.
-//! - A *barrier class* uses the same routes. Its symbols carry nothing and wait for nothing: each
+//! - A *barrier class* has a route of its own. Its symbols carry nothing and wait for nothing: each
 //!   node counts them at once. They have a virtual channel of their own.
 //!
 //! The device calls [`CollectiveUnit::step`] before [`crate::router::Router::step`]: collective
@@ -64,6 +66,10 @@ use crate::router::FifoSpec;
 
 /// Number of classes, for data and for barriers.
 pub const CLASSES: usize = 16;
+/// Most injection FIFOs of a unit, and most reception FIFOs.
+pub const MAX_FIFOS: usize = 4;
+/// Most inputs of a unit from links: ports, times virtual channels of data.
+pub const MAX_INPUTS: usize = 60;
 
 /// The part of a class route at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -74,6 +80,10 @@ pub struct ClassRoute {
     pub output: Option<u8>,
     /// Whether the node itself contributes, and gets results.
     pub is_member: bool,
+    /// Virtual channel of the class: a place in [`CollectiveSpec::vcs`]. Barriers have none.
+    pub channel: u8,
+    /// Injection and reception FIFO of the class. Barriers have none.
+    pub fifo: u8,
 }
 
 /// Description of the collective unit of a node. All its links must be of one kind.
@@ -87,28 +97,51 @@ pub struct CollectiveSpec {
     pub link: LinkSpec,
     /// Largest framing of a packet in bytes.
     pub framing: u32,
-    /// Virtual channel of data.
-    pub vc: u8,
+    /// Virtual channels of data.
+    pub vcs: Vec<u8>,
     /// Virtual channel of barrier symbols.
     pub barrier_vc: u8,
     /// Framing of a barrier symbol, which has no content, in bytes.
     pub barrier_framing: u32,
     /// Nanoseconds that the unit adds to a packet's way up, and to its way down.
     pub delays: [u64; 2],
-    /// FIFO of the node's contributions.
-    pub injection: FifoSpec,
-    /// FIFO of results.
-    pub reception: FifoSpec,
+    /// Bytes at the start of a packet that are not combined, such as a header. Those of the result
+    /// are those of the first operand.
+    pub prefix: usize,
+    /// FIFOs of the node's contributions, at most [`MAX_FIFOS`].
+    pub injection: Vec<FifoSpec>,
+    /// FIFOs of results, as many.
+    pub reception: Vec<FifoSpec>,
 }
 
 /// Reasons why a unit or a class route is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum CollectiveError {
-    /// Too few or too many ports.
-    #[error("a unit with {ports} ports: choose 1 to 63")]
-    Ports {
+    /// Too few or too many inputs from links.
+    #[error("{ports} ports with {channels} virtual channels of data: choose 1 to {MAX_INPUTS} inputs")]
+    Inputs {
         /// Number of ports.
         ports: u8,
+        /// Number of virtual channels of data.
+        channels: usize,
+    },
+    /// Too few or too many FIFOs.
+    #[error("{injection} injection and {reception} reception FIFOs: choose 1 to {MAX_FIFOS} of each")]
+    Fifos {
+        /// Number of injection FIFOs.
+        injection: usize,
+        /// Number of reception FIFOs.
+        reception: usize,
+    },
+    /// A class route names a virtual channel or a FIFO that the unit does not have.
+    #[error("class {class} uses virtual channel {channel} and FIFO {fifo}, which the unit does not have")]
+    RouteChannel {
+        /// Number of the class.
+        class: u8,
+        /// Place of the virtual channel.
+        channel: u8,
+        /// The FIFO.
+        fifo: u8,
     },
     /// A virtual channel does not exist, or is used twice.
     #[error("virtual channels {vc} and {barrier_vc} of {channels}: choose two different ones")]
@@ -176,28 +209,44 @@ impl CollectiveSpec {
 
     /// Checks the values.
     fn check(&self) -> Result<(), CollectiveError> {
-        if self.ports == 0 || self.ports > 63 {
-            return Err(CollectiveError::Ports { ports: self.ports });
+        let (ports, data) = (self.ports, self.vcs.len());
+        if !(1..=MAX_INPUTS).contains(&(usize::from(ports) * data)) {
+            return Err(CollectiveError::Inputs { ports, channels: data });
         }
 
-        let (vc, barrier_vc) = (self.vc, self.barrier_vc);
-        let channels = self.link.credits.len();
-        if vc == barrier_vc || usize::from(vc.max(barrier_vc)) >= channels {
-            return Err(CollectiveError::Channels { vc, barrier_vc, channels });
+        let (injection, reception) = (self.injection.len(), self.reception.len());
+        if injection != reception || !(1..=MAX_FIFOS).contains(&injection) {
+            return Err(CollectiveError::Fifos { injection, reception });
         }
 
-        for (vc, bytes) in [(vc, self.longest_bytes()), (barrier_vc, self.barrier_framing)] {
+        self.check_channels()?;
+        let longest = self.longest_bytes();
+        for &FifoSpec { bytes, packets, .. } in self.injection.iter().chain(&self.reception) {
+            if bytes < longest || packets == 0 {
+                return Err(CollectiveError::SmallFifo { bytes, packets, longest });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the virtual channels exist, differ, and hold a packet.
+    fn check_channels(&self) -> Result<(), CollectiveError> {
+        let (barrier_vc, channels) = (self.barrier_vc, self.link.credits.len());
+        let mut used = 1_u64 << (barrier_vc % 64);
+        for &vc in &self.vcs {
+            let is_taken = used >> (vc % 64) & 1 == 1;
+            if is_taken || usize::from(vc.max(barrier_vc)) >= channels {
+                return Err(CollectiveError::Channels { vc, barrier_vc, channels });
+            }
+            used |= 1 << vc;
+        }
+
+        let data = self.vcs.iter().map(|&vc| (vc, self.longest_bytes()));
+        for (vc, bytes) in data.chain([(barrier_vc, self.barrier_framing)]) {
             let (credits, needed) =
                 (self.link.credits[usize::from(vc)], self.link.credit_unit.needed(bytes.into()));
             if credits < needed {
                 return Err(CollectiveError::SmallBuffer { vc, credits, needed });
-            }
-        }
-
-        let longest = self.longest_bytes();
-        for FifoSpec { bytes, packets, .. } in [self.injection, self.reception] {
-            if bytes < longest || packets == 0 {
-                return Err(CollectiveError::SmallFifo { bytes, packets, longest });
             }
         }
         Ok(())
@@ -207,6 +256,11 @@ impl CollectiveSpec {
     fn check_route(&self, class: u8, route: &ClassRoute) -> Result<(), CollectiveError> {
         if usize::from(class) >= CLASSES {
             return Err(CollectiveError::Class { class });
+        }
+
+        let (channel, fifo) = (route.channel, route.fifo);
+        if usize::from(channel) >= self.vcs.len() || usize::from(fifo) >= self.injection.len() {
+            return Err(CollectiveError::RouteChannel { class, channel, fifo });
         }
 
         let known = (1 << self.ports) - 1;

@@ -5,14 +5,18 @@ use nicforge_core::{
     time::Nanos,
 };
 
-use super::{CLASSES, ClassRoute, CollectiveError, CollectiveSpec, CollectiveWord, barrier::Barriers};
+use super::{
+    CLASSES, ClassRoute, CollectiveError, CollectiveSpec, CollectiveWord, MAX_INPUTS, barrier::Barriers,
+};
 use crate::router::{
     InjectionRefusal, NotInjected, Outcome,
     fifo::{InjectionFifo, ReceptionFifo, wire_bytes},
 };
 
-/// Bit of the node's own contribution in a set of operands. Ports have the bits below.
-pub(super) const OWN: u64 = 1 << 63;
+/// Lowest bit of the node's own contributions in a set of operands, one for each injection FIFO.
+/// The inputs from links have the bits below: that of a virtual channel's port is
+/// `1 << (channel * ports + port)`.
+pub(super) const OWN: u32 = MAX_INPUTS as u32;
 /// Nanoseconds after which a unit tries again whose fabric had no packet.
 const STARVED_RETRY: u64 = 1000;
 
@@ -32,6 +36,10 @@ pub struct CollectiveCounters {
     pub dropped: u64,
     /// Results with an exception of this node's ALU.
     pub exceptions: u64,
+    /// Those of them that are not a number.
+    pub not_a_number: u64,
+    /// Those of them with an overflow.
+    pub overflow: u64,
 }
 
 /// The first packet of an input.
@@ -51,6 +59,10 @@ pub(super) struct Active {
     pub(super) packet: Packet,
     /// Ports to which it still goes.
     pub(super) ports: u64,
+    /// Virtual channel of its class.
+    pub(super) vc: usize,
+    /// Reception FIFO of its class.
+    pub(super) fifo: usize,
     /// It is still to be delivered here.
     pub(super) is_local: bool,
     /// Time from which it can be sent.
@@ -65,10 +77,13 @@ pub struct CollectiveUnit {
     pub(super) spec: CollectiveSpec,
     pub(super) longest_credits: u32,
     pub(super) routes: [ClassRoute; CLASSES],
+    pub(super) barrier_routes: [ClassRoute; CLASSES],
+    /// The first packets of the inputs from links.
     pub(super) slots: Vec<Slot>,
-    pub(super) own: Slot,
-    pub(super) injection: InjectionFifo,
-    pub(super) reception: ReceptionFifo,
+    /// The first packets of the injection FIFOs.
+    pub(super) own: Vec<Slot>,
+    pub(super) injection: Vec<InjectionFifo>,
+    pub(super) reception: Vec<ReceptionFifo>,
     pub(super) up: Option<Active>,
     pub(super) down: Option<Active>,
     pub(super) barriers: Barriers,
@@ -90,10 +105,11 @@ impl CollectiveUnit {
         Ok(Self {
             longest_credits: unit.needed(spec.longest_bytes().into()),
             routes: [ClassRoute::default(); CLASSES],
-            slots: vec![Slot::Empty; usize::from(spec.ports)],
-            own: Slot::Empty,
-            injection: InjectionFifo::new(spec.injection),
-            reception: ReceptionFifo::new(spec.reception),
+            barrier_routes: [ClassRoute::default(); CLASSES],
+            slots: vec![Slot::Empty; usize::from(spec.ports) * spec.vcs.len()],
+            own: vec![Slot::Empty; spec.injection.len()],
+            injection: spec.injection.iter().map(|&fifo| InjectionFifo::new(fifo)).collect(),
+            reception: spec.reception.iter().map(|&fifo| ReceptionFifo::new(fifo)).collect(),
             up: None,
             down: None,
             barriers: Barriers::new(spec.ports, spec.barrier_vc, spec.barrier_framing, symbol_credits),
@@ -103,45 +119,91 @@ impl CollectiveUnit {
         })
     }
 
-    /// Sets the class route of a class. No operation and no barrier of it may be under way.
+    /// Sets the class route of a class for data. Packets that wait are looked at again; those that
+    /// the new route does not expect are dropped. No operation of the class should be under way.
     ///
     /// # Errors
-    /// [`CollectiveError::Class`], [`CollectiveError::RoutePort`].
+    /// [`CollectiveError::Class`], [`CollectiveError::RouteChannel`],
+    /// [`CollectiveError::RoutePort`].
     pub fn set_route(&mut self, class: u8, route: ClassRoute) -> Result<(), CollectiveError> {
         self.spec.check_route(class, &route)?;
         self.routes[usize::from(class)] = route;
+        for slot in self.slots.iter_mut().chain(&mut self.own) {
+            if matches!(slot, Slot::Waiting(word) if word.class == class) {
+                *slot = Slot::Empty;
+            }
+        }
         Ok(())
     }
 
-    /// Returns the class route of a class; an empty one if it does not exist.
+    /// Sets the class route of a class for barriers, and forgets a barrier that is under way at
+    /// this node.
+    ///
+    /// # Errors
+    /// As [`CollectiveUnit::set_route`].
+    pub fn set_barrier_route(&mut self, class: u8, route: ClassRoute) -> Result<(), CollectiveError> {
+        self.spec.check_route(class, &route)?;
+        self.barrier_routes[usize::from(class)] = route;
+        self.barriers.forget(class.into());
+        Ok(())
+    }
+
+    /// Takes the class routes of all classes away, for data and for barriers. It follows
+    /// [`CollectiveUnit::reset`]: packets that are still on links are dropped.
+    pub fn clear_routes(&mut self) {
+        self.routes = [ClassRoute::default(); CLASSES];
+        self.barrier_routes = [ClassRoute::default(); CLASSES];
+    }
+
+    /// Returns the barrier route of a class; an empty one if it does not exist.
+    pub fn barrier_route(&self, class: u8) -> ClassRoute {
+        self.barrier_routes.get(usize::from(class)).copied().unwrap_or_default()
+    }
+
+    /// Returns the class route of a class for data; an empty one if it does not exist.
     pub fn route(&self, class: u8) -> ClassRoute {
         self.routes.get(usize::from(class)).copied().unwrap_or_default()
     }
 
-    /// Puts a contribution into the injection FIFO. Its header must be a [`CollectiveWord`] of a
-    /// class of which the node is a member; the unit drops and counts others.
+    /// Returns the bytes and packets that an injection FIFO has room for; none if it does not
+    /// exist.
+    pub fn injection_room(&self, fifo: u8, now: Nanos) -> (u32, usize) {
+        self.injection.get(usize::from(fifo)).map_or((0, 0), |fifo| fifo.room(now))
+    }
+
+    /// Puts a contribution into an injection FIFO. Its header must be a [`CollectiveWord`] of a
+    /// class of this FIFO of which the node is a member; the unit drops and counts others.
     ///
     /// # Errors
     /// [`NotInjected`] with the packet and the reason.
-    pub fn inject(&mut self, packet: Packet, now: Nanos) -> Result<(), NotInjected> {
+    pub fn inject(&mut self, fifo: u8, packet: Packet, now: Nanos) -> Result<(), NotInjected> {
+        let Some(queue) = self.injection.get_mut(usize::from(fifo)) else {
+            return Err(NotInjected { packet, reason: InjectionRefusal::NoFifo { fifo } });
+        };
         let (bytes, longest) = (wire_bytes(&packet), self.spec.longest_bytes());
         if bytes > longest {
             return Err(NotInjected { packet, reason: InjectionRefusal::TooLong { bytes, longest } });
         }
 
-        let (room, places) = self.injection.room(now);
+        let (room, places) = queue.room(now);
         if bytes > room || places == 0 {
-            return Err(NotInjected { packet, reason: InjectionRefusal::Full { fifo: 0 } });
+            return Err(NotInjected { packet, reason: InjectionRefusal::Full { fifo } });
         }
 
-        self.injection.push(packet, now);
+        queue.push(packet, now);
         Ok(())
     }
 
-    /// Takes the next result, if it is complete. The caller must return it to the fabric, and call
-    /// [`CollectiveUnit::step`] afterwards.
-    pub fn take(&mut self, now: Nanos) -> Option<Packet> {
-        self.reception.pop(now)
+    /// Returns the next result of a reception FIFO, if it is complete.
+    pub fn front(&self, fifo: u8, now: Nanos) -> Option<&Packet> {
+        let (packet, complete) = self.reception.get(usize::from(fifo))?.front()?;
+        (complete <= now).then_some(packet)
+    }
+
+    /// Takes the next result of a reception FIFO, if it is complete. The caller must return it to
+    /// the fabric, and call [`CollectiveUnit::step`] afterwards.
+    pub fn take(&mut self, fifo: u8, now: Nanos) -> Option<Packet> {
+        self.reception.get_mut(usize::from(fifo))?.pop(now)
     }
 
     /// Enters the node into the next barrier of a class. [`CollectiveUnit::step`] sends the symbol.
@@ -150,7 +212,7 @@ impl CollectiveUnit {
     /// [`CollectiveError::Class`], [`CollectiveError::NoMember`], [`CollectiveError::Entered`].
     pub fn enter_barrier(&mut self, class: u8) -> Result<(), CollectiveError> {
         let index = usize::from(class);
-        let route = *self.routes.get(index).ok_or(CollectiveError::Class { class })?;
+        let route = *self.barrier_routes.get(index).ok_or(CollectiveError::Class { class })?;
         if !route.is_member {
             return Err(CollectiveError::NoMember { class });
         }
@@ -180,7 +242,7 @@ impl CollectiveUnit {
         let mut moved = 0;
         let has_more = loop {
             let before = moved;
-            moved += self.barriers.receive(ports, &self.routes);
+            moved += self.barriers.receive(ports, &self.barrier_routes);
             moved += self.barriers.send(ports);
             moved += self.release_used(ports);
             self.look(ports);
@@ -199,17 +261,21 @@ impl CollectiveUnit {
     /// routes and counters stay.
     pub fn reset(&mut self, ports: &mut Ports<'_>) {
         let now = ports.now();
-        while let Some(packet) = self.injection.pop(now) {
-            ports.recycle(packet);
+        for fifo in &mut self.injection {
+            while let Some(packet) = fifo.pop(now) {
+                ports.recycle(packet);
+            }
         }
-        while let Some(packet) = self.reception.pop_any(now) {
-            ports.recycle(packet);
+        for fifo in &mut self.reception {
+            while let Some(packet) = fifo.pop_any(now) {
+                ports.recycle(packet);
+            }
         }
         for active in [self.up.take(), self.down.take()].into_iter().flatten() {
             ports.recycle(active.packet);
         }
 
-        self.own = Slot::Empty;
+        self.own.fill(Slot::Empty);
         // Packets that were used before still leave when their tails have arrived.
         for slot in self.slots.iter_mut().filter(|slot| matches!(slot, Slot::Waiting(_))) {
             *slot = Slot::Empty;
@@ -220,21 +286,20 @@ impl CollectiveUnit {
     /// Returns the time at which the unit has to run again.
     fn next_wake(&self, now: Nanos) -> Nanos {
         let active = [&self.up, &self.down].into_iter().flatten().map(|active| active.due);
-        let front = self.reception.front().map(|(_, complete)| complete);
+        let front = self.reception.iter().filter_map(|fifo| Some(fifo.front()?.1));
         let retry = self.starved.then(|| now.after(STARVED_RETRY));
         active.chain(front).chain(retry).filter(|&time| time > now).min().unwrap_or(Nanos::NEVER)
     }
 
     /// Frees the buffers of used packets whose tails have arrived.
     fn release_used(&mut self, ports: &mut Ports<'_>) -> u32 {
-        let vc = usize::from(self.spec.vc);
         let mut released = 0;
-        for port in 0..self.spec.ports {
-            let slot = &mut self.slots[usize::from(port)];
-            if matches!(slot, Slot::Used)
+        for index in 0..self.slots.len() {
+            let (port, vc) = self.place(index);
+            if matches!(self.slots[index], Slot::Used)
                 && let Some(packet) = ports.take(port, vc)
             {
-                *slot = Slot::Empty;
+                self.slots[index] = Slot::Empty;
                 ports.recycle(packet);
                 released += 1;
             }
@@ -242,36 +307,48 @@ impl CollectiveUnit {
         released
     }
 
+    /// Returns the port and the virtual channel of an input from a link.
+    pub(super) fn place(&self, index: usize) -> (u8, usize) {
+        let ports = usize::from(self.spec.ports);
+        ((index % ports) as u8, self.spec.vcs[index / ports].into())
+    }
+
     /// Reads the headers of packets that have become the first of their input.
     fn look(&mut self, ports: &Ports<'_>) {
-        let vc = usize::from(self.spec.vc);
-        let present = ports.arrived(vc) | ports.heads(vc);
-        for port in (0..self.spec.ports).filter(|port| present >> port & 1 == 1) {
-            if matches!(self.slots[usize::from(port)], Slot::Empty)
-                && let Some(packet) = ports.peek_head(port, vc)
-            {
-                let word = packet.header;
-                self.slots[usize::from(port)] = self.slot_of(word, 1 << port);
+        for channel in 0..self.spec.vcs.len() {
+            let vc = usize::from(self.spec.vcs[channel]);
+            let present = ports.arrived(vc) | ports.heads(vc);
+            for port in (0..self.spec.ports).filter(|port| present >> port & 1 == 1) {
+                let index = channel * usize::from(self.spec.ports) + usize::from(port);
+                if matches!(self.slots[index], Slot::Empty)
+                    && let Some(packet) = ports.peek_head(port, vc)
+                {
+                    let (word, channel) = (packet.header, channel as u8);
+                    self.slots[index] = self.slot_of(word, &Input::Link { port, channel });
+                }
             }
         }
 
-        if matches!(self.own, Slot::Empty)
-            && let Some(packet) = self.injection.front()
-        {
-            let word = packet.header;
-            self.own = self.slot_of(word, OWN);
+        for fifo in 0..self.own.len() {
+            if matches!(self.own[fifo], Slot::Empty)
+                && let Some(packet) = self.injection[fifo].front()
+            {
+                let word = packet.header;
+                self.own[fifo] = self.slot_of(word, &Input::Own { fifo: fifo as u8 });
+            }
         }
     }
 
     /// Returns the slot of a packet at an input: its word, or that it is used up because no class
     /// route expects it.
-    fn slot_of(&mut self, bits: u64, input: u64) -> Slot {
+    fn slot_of(&mut self, bits: u64, input: &Input) -> Slot {
         let expected = CollectiveWord::from_bits(bits).filter(|word| {
             let route = &self.routes[usize::from(word.class) % CLASSES];
-            if word.is_down {
-                route.output.is_some_and(|port| 1 << port == input)
-            } else {
-                operands(route) & input != 0
+            match *input {
+                Input::Own { fifo } => route.is_member && route.fifo == fifo && !word.is_down,
+                Input::Link { channel, .. } if channel != route.channel => false,
+                Input::Link { port, .. } if word.is_down => route.output == Some(port),
+                Input::Link { port, .. } => route.inputs >> port & 1 == 1,
             }
         });
         match expected {
@@ -285,17 +362,28 @@ impl CollectiveUnit {
 
     /// Returns the word of the packet that waits at an input.
     pub(super) fn waiting(&self, input: u64) -> Option<CollectiveWord> {
-        let slot = if input == OWN { self.own } else { self.slots[input.trailing_zeros() as usize] };
+        let index = input.trailing_zeros();
+        let slot = match index.checked_sub(OWN) {
+            Some(fifo) => self.own.get(fifo as usize),
+            None => self.slots.get(index as usize),
+        };
         match slot {
-            Slot::Waiting(word) => Some(word),
-            Slot::Empty | Slot::Used => None,
+            Some(Slot::Waiting(word)) => Some(*word),
+            _ => None,
         }
+    }
+
+    /// Returns the operands of a class: its inputs, and the own contribution.
+    pub(super) fn operands(&self, route: &ClassRoute) -> u64 {
+        let links = route.inputs << (u32::from(route.channel) * u32::from(self.spec.ports));
+        links | if route.is_member { 1 << (OWN + u32::from(route.fifo)) } else { 0 }
     }
 }
 
-/// Returns the operands of a class: its inputs, and the own contribution.
-pub(super) fn operands(route: &ClassRoute) -> u64 {
-    route.inputs | if route.is_member { OWN } else { 0 }
+/// An input of a unit.
+enum Input {
+    Own { fifo: u8 },
+    Link { port: u8, channel: u8 },
 }
 
 /// Returns the bits of a set of inputs, in order.

@@ -7,7 +7,7 @@ use nicforge_core::{
 
 use super::{
     CollectiveWord, Flags, Kind, alu,
-    unit::{Active, CollectiveUnit, OWN, Slot, inputs_of, operands},
+    unit::{Active, CollectiveUnit, OWN, Slot, inputs_of},
 };
 use crate::router::{copy_head, fifo::wire_bytes};
 
@@ -19,7 +19,7 @@ impl CollectiveUnit {
             return 0;
         }
 
-        let inputs = (0..self.spec.ports).map(|port| 1 << port);
+        let inputs = (0..self.slots.len()).map(|index| 1 << index);
         let came_down = inputs.filter_map(|input| Some((input, self.waiting(input)?)));
         let Some((input, word)) = came_down.into_iter().find(|(_, word)| word.is_down) else { return 0 };
         let Some((packet, complete)) = self.take_operand(ports, input) else { return 0 };
@@ -33,7 +33,15 @@ impl CollectiveUnit {
     fn active_down(&self, packet: Packet, word: &CollectiveWord, complete: Nanos, due: Nanos) -> Active {
         let route = &self.routes[usize::from(word.class)];
         let is_for_this_node = word.kind != Kind::Reduce || word.target == self.spec.node;
-        Active { packet, ports: route.inputs, is_local: route.is_member && is_for_this_node, due, complete }
+        Active {
+            packet,
+            ports: route.inputs,
+            vc: self.spec.vcs[usize::from(route.channel)].into(),
+            fifo: route.fifo.into(),
+            is_local: route.is_member && is_for_this_node,
+            due,
+            complete,
+        }
     }
 
     /// Sends the copies of the packet on its way down. Returns the number of packets moved.
@@ -60,14 +68,14 @@ impl CollectiveUnit {
         let mut sent = 0;
         let targets = active.ports;
         for port in (0..self.spec.ports).filter(|port| targets >> port & 1 == 1) {
-            if !self.has_way(ports, port) {
+            if !self.has_way(ports, port, active.vc) {
                 continue;
             }
             let Ok(copy) = ports.copy_packet(&active.packet) else {
                 self.starved = true;
                 break;
             };
-            if let Err(unsent) = ports.send(port, self.spec.vc.into(), copy) {
+            if let Err(unsent) = ports.send(port, active.vc, copy) {
                 ports.recycle(unsent.packet);
                 continue;
             }
@@ -80,7 +88,7 @@ impl CollectiveUnit {
 
     /// Delivers a copy of the packet on its way down, if the reception FIFO has room.
     fn deliver_copy(&mut self, ports: &mut Ports<'_>, active: &mut Active) -> bool {
-        if !active.is_local || !self.reception.has_room(wire_bytes(&active.packet)) {
+        if !active.is_local || !self.reception[active.fifo].has_room(wire_bytes(&active.packet)) {
             return false;
         }
         let Ok(copy) = ports.copy_packet(&active.packet) else {
@@ -88,15 +96,15 @@ impl CollectiveUnit {
             return false;
         };
 
-        self.reception.push(copy, active.complete, ports.now());
+        self.reception[active.fifo].push(copy, active.complete, ports.now());
         self.counters.delivered += 1;
         active.is_local = false;
         true
     }
 
     /// Returns whether the longest packet can leave by a port now.
-    fn has_way(&self, ports: &mut Ports<'_>, port: u8) -> bool {
-        ports.request_wire(port) && ports.request_credits(port, self.spec.vc.into(), self.longest_credits)
+    fn has_way(&self, ports: &mut Ports<'_>, port: u8, vc: usize) -> bool {
+        ports.request_wire(port) && ports.request_credits(port, vc, self.longest_credits)
     }
 
     /// Begins with the operation of a class whose operands are all there, if the unit works on no
@@ -107,31 +115,36 @@ impl CollectiveUnit {
             return 0;
         }
 
-        let inputs = std::iter::once(OWN).chain((0..self.spec.ports).map(|port| 1 << port));
-        let mut ready = inputs.filter_map(|input| {
+        let own = (0..self.own.len()).map(|fifo| 1 << (OWN as usize + fifo));
+        let inputs = own.chain((0..self.slots.len()).map(|index| 1 << index));
+        let ready = inputs.filter_map(|input| {
             let word = self.waiting(input).filter(|word| !word.is_down)?;
             let set = if word.kind == Kind::Broadcast { input } else { self.complete_set(&word)? };
             Some((set, word))
         });
-        match ready.next() {
+
+        let first = ready.min_by_key(|(_, word)| self.routes[usize::from(word.class)].fifo);
+        match first {
             Some((set, word)) => self.combine(ports, set, word),
             None => 0,
         }
     }
 
-    /// Removes an own packet that no class route expects.
+    /// Removes own packets that no class route expects.
     fn drop_own(&mut self, ports: &mut Ports<'_>) {
-        if matches!(self.own, Slot::Used)
-            && let Some(packet) = self.injection.pop(ports.now())
-        {
-            ports.recycle(packet);
-            self.own = Slot::Empty;
+        for (slot, fifo) in self.own.iter_mut().zip(&mut self.injection) {
+            if matches!(slot, Slot::Used)
+                && let Some(packet) = fifo.pop(ports.now())
+            {
+                ports.recycle(packet);
+                *slot = Slot::Empty;
+            }
         }
     }
 
     /// Returns the operands of a class if all of them are there.
     fn complete_set(&self, word: &CollectiveWord) -> Option<u64> {
-        let set = operands(&self.routes[usize::from(word.class)]);
+        let set = self.operands(&self.routes[usize::from(word.class)]);
         let is_there = |input: u64| {
             let operand = self.waiting(input);
             operand.is_some_and(|other| {
@@ -144,7 +157,8 @@ impl CollectiveUnit {
     /// Combines a set of operands, the own one first and then by port. Returns the number of
     /// packets taken.
     fn combine(&mut self, ports: &mut Ports<'_>, set: u64, mut word: CollectiveWord) -> u32 {
-        let in_order = (set & OWN != 0).then_some(OWN).into_iter().chain(inputs_of(set & !OWN));
+        let own = set >> OWN << OWN;
+        let in_order = inputs_of(own).chain(inputs_of(set & !own));
         let mut result: Option<Packet> = None;
         let mut complete = ports.now();
         let (mut flags, mut taken) = (Flags::default(), 0);
@@ -172,13 +186,17 @@ impl CollectiveUnit {
         let Some(mut packet) = result else { return 0 };
         self.counters.combined += u64::from(taken > 1);
         self.counters.exceptions += u64::from(flags != Flags::default());
+        self.counters.not_a_number += u64::from(flags.not_a_number);
+        self.counters.overflow += u64::from(flags.overflow);
         word.flags |= flags;
         packet.header = word.bits();
 
-        let ports_up = self.routes[usize::from(word.class)].output.map_or(0, |port| 1 << port);
+        let route = &self.routes[usize::from(word.class)];
+        let ports_up = route.output.map_or(0, |port| 1 << port);
+        let (vc, fifo) = (self.spec.vcs[usize::from(route.channel)].into(), route.fifo.into());
         let delay = self.spec.delays[0];
         let (due, complete) = (ports.now().after(delay), complete.after(delay));
-        self.up = Some(Active { packet, ports: ports_up, is_local: false, due, complete });
+        self.up = Some(Active { packet, ports: ports_up, vc, fifo, is_local: false, due, complete });
         taken
     }
 
@@ -186,15 +204,17 @@ impl CollectiveUnit {
     /// has not arrived stays in its buffer, and the caller gets a copy.
     fn take_operand(&mut self, ports: &mut Ports<'_>, input: u64) -> Option<(Packet, Nanos)> {
         let now = ports.now();
-        if input == OWN {
-            self.own = Slot::Empty;
-            return Some((self.injection.pop(now)?, now));
+        let index = input.trailing_zeros();
+        if let Some(fifo) = index.checked_sub(OWN) {
+            self.own[fifo as usize] = Slot::Empty;
+            return Some((self.injection[fifo as usize].pop(now)?, now));
         }
 
-        let (port, vc) = (input.trailing_zeros() as u8, usize::from(self.spec.vc));
+        let index = index as usize;
+        let (port, vc) = self.place(index);
         let Some(tail) = ports.tail_due(port, vc) else {
             let packet = ports.take(port, vc)?;
-            self.slots[usize::from(port)] = Slot::Empty;
+            self.slots[index] = Slot::Empty;
             return Some((packet, now));
         };
 
@@ -202,7 +222,7 @@ impl CollectiveUnit {
             self.starved = true;
             return None;
         };
-        self.slots[usize::from(port)] = Slot::Used;
+        self.slots[index] = Slot::Used;
         Some((copy, tail))
     }
 
@@ -216,16 +236,22 @@ impl CollectiveUnit {
         sum: &mut Packet,
     ) -> (Flags, Nanos) {
         let now = ports.now();
-        let (port, vc) = (input.trailing_zeros() as u8, usize::from(self.spec.vc));
+        let index = input.trailing_zeros() as usize;
+        let (port, vc) = self.place(index);
         let tail = ports.tail_due(port, vc).unwrap_or(now);
 
         let mut flags = Flags::default();
         if let Some(packet) = ports.peek_head(port, vc) {
             self.counters.mismatched += u64::from(packet.len() != sum.len());
-            flags = alu::combine(word.operation, word.operand, sum.bytes_mut(), packet.bytes());
+            let prefix = self.spec.prefix;
+            if let (Some(sum), Some(other)) =
+                (sum.bytes_mut().get_mut(prefix..), packet.bytes().get(prefix..))
+            {
+                flags = alu::combine(word.operation, word.operand, sum, other);
+            }
         }
 
-        self.slots[usize::from(port)] = Slot::Used;
+        self.slots[index] = Slot::Used;
         (flags, tail)
     }
 
@@ -238,11 +264,11 @@ impl CollectiveUnit {
         }
 
         let port = active.ports.trailing_zeros() as u8;
-        if !self.has_way(ports, port) {
+        if !self.has_way(ports, port, active.vc) {
             self.up = Some(active);
             return 0;
         }
-        match ports.send(port, self.spec.vc.into(), active.packet) {
+        match ports.send(port, active.vc, active.packet) {
             Ok(()) => {
                 self.counters.sent += 1;
                 1

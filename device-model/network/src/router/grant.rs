@@ -12,6 +12,8 @@ use super::{
 #[derive(Clone, Copy, Debug)]
 struct Offer {
     inputs: Inputs,
+    /// There are packets for which the port is the escape alone, and which have room elsewhere.
+    has_early_escapes: bool,
     /// The virtual channel with the most room among those of adaptive packets, if any has enough.
     least_loaded: Option<u8>,
 }
@@ -39,7 +41,7 @@ impl<P: Policy> Router<P> {
         }
 
         let offer = self.inputs_with_room(ports, port);
-        if offer.inputs == 0 {
+        if offer.inputs == 0 && !offer.has_early_escapes {
             self.outputs.note_full(port);
         }
 
@@ -73,15 +75,41 @@ impl<P: Policy> Router<P> {
         }
 
         let mut inputs = self.adaptive_with_room(port, open, adaptive_vcs);
+        let mut early = 0;
         for vc in bits(fixed_vcs.into()) {
             // Packets that have room on an adaptive channel need no other.
             let wants = self.outputs.wanting(port, vc) & !inputs;
             if wants != 0 {
-                inputs |= self.fixed_with_room(ports, port, vc, wants);
+                let with_room = self.fixed_with_room(ports, port, vc, wants);
+                early |= self.early_escapes(ports, port, with_room);
+                inputs |= with_room & !early;
             }
         }
 
-        Offer { inputs, least_loaded: best.map(|(_, vc)| vc) }
+        Offer { inputs, has_early_escapes: early != 0, least_loaded: best.map(|(_, vc)| vc) }
+    }
+
+    /// Returns those inputs for which a port is the escape alone, and which have room on an
+    /// adaptive channel of another port. They wait for its wire.
+    #[inline]
+    fn early_escapes(&self, ports: &mut Ports<'_>, port: u8, inputs: Inputs) -> Inputs {
+        if self.outputs.adaptive_vcs == 0 {
+            return 0;
+        }
+
+        let mut early = 0;
+        for input in bits(inputs) {
+            if let Decision::Any(candidates) = self.heads.of[usize::from(input)].decision
+                && candidates.ports >> port & 1 == 0
+            {
+                let vcs = || bits(candidates.vcs.into());
+                let has_room = bits(candidates.ports).any(|port| {
+                    vcs().any(|vc| ports.update_credits(port, vc.into()) >= self.plan.longest_credits)
+                });
+                early |= u64::from(has_room) << input;
+            }
+        }
+        early
     }
 
     /// Returns those inputs that have room on a virtual channel, which they want as their exit.

@@ -291,6 +291,23 @@ impl<P: Policy> Router<P> {
         &self.policy
     }
 
+    /// Returns the policy, to change it. A packet that is first in its input keeps the decision of
+    /// the former policy.
+    pub fn policy_mut(&mut self) -> &mut P {
+        &mut self.policy
+    }
+
+    /// Sets the number of packets from links that an output sends between two injected ones
+    /// ([`RouterSpec::through_ratio`]). 0 counts as 1.
+    pub fn set_through_ratio(&mut self, ratio: u8) {
+        self.outputs.through_ratio = ratio.max(1);
+    }
+
+    /// Returns [`RouterSpec::through_ratio`] as it is now.
+    pub fn through_ratio(&self) -> u8 {
+        self.outputs.through_ratio
+    }
+
     /// Returns the bytes and packets that an injection FIFO has room for; none if it does not
     /// exist.
     #[inline]

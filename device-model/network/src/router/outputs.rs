@@ -57,6 +57,8 @@ pub(super) struct Outputs {
     pub(super) vcs: u8,
     blocked: Blocked,
     pub(super) slots: Slots,
+    /// See [`super::RouterSpec::through_ratio`].
+    pub(super) through_ratio: u8,
 }
 
 impl Output {
@@ -85,6 +87,7 @@ impl Outputs {
             vcs,
             blocked: Blocked { busy: 0, full: 0 },
             slots: Slots::new(ports, &plan.tracked),
+            through_ratio: plan.spec.through_ratio,
         }
     }
 
@@ -145,7 +148,7 @@ impl Outputs {
         let (injected, through) = (first & rules.injection, first & !rules.injection);
 
         let competes = injected != 0 && through != 0;
-        let is_injected = if competes { run[priority] >= rules.through_ratio } else { through == 0 };
+        let is_injected = if competes { run[priority] >= self.through_ratio } else { through == 0 };
         let set = if is_injected { injected } else { through };
         let input = next_in_turn(set, last[priority][usize::from(is_injected)]);
 

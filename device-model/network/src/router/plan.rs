@@ -119,7 +119,6 @@ pub(super) struct Rules {
     priorities: [Inputs; PRIORITIES],
     /// Inputs that are injection FIFOs.
     pub(super) injection: Inputs,
-    pub(super) through_ratio: u8,
     /// The fabric reports each credit that a port waits for:
     /// [`nicforge_core::fabric::Ports::take_freed`].
     pub(super) reports_credits: bool,
@@ -136,12 +135,7 @@ impl Rules {
             priorities[usize::from(priority)] |= 1 << input;
         }
 
-        Self {
-            priorities,
-            injection: layout.injection,
-            through_ratio: spec.through_ratio,
-            reports_credits: spec.link.delay > 0,
-        }
+        Self { priorities, injection: layout.injection, reports_credits: spec.link.delay > 0 }
     }
 
     /// Returns the highest priority of some inputs, and those of them that have it.

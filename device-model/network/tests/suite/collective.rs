@@ -73,7 +73,7 @@ impl UnitNode {
                 let mut packet = ports.new_packet(bytes.len()).unwrap();
                 packet.bytes_mut().copy_from_slice(bytes);
                 packet.header = word.bits();
-                match self.unit.inject(packet, ports.now()) {
+                match self.unit.inject(0, packet, ports.now()) {
                     Ok(()) => true,
                     Err(refused) => {
                         ports.recycle(refused.packet);
@@ -102,7 +102,7 @@ impl Device for UnitNode {
         let mut node = node.lock().unwrap();
         let now = context.now();
 
-        while let Some(packet) = self.unit.take(now) {
+        while let Some(packet) = self.unit.take(0, now) {
             let word = CollectiveWord::from_bits(packet.header).unwrap();
             node.outputs.push(Output { time: now, word, bytes: packet.bytes().to_vec() });
             context.ports().recycle(packet);
@@ -142,12 +142,13 @@ fn spec(node: u32, ports: u8, link: &LinkSpec) -> CollectiveSpec {
         ports,
         link: link.clone(),
         framing: 0,
-        vc: 0,
+        vcs: vec![0],
         barrier_vc: 1,
         barrier_framing: 8,
         delays: [18, 6],
-        injection: fifo,
-        reception: fifo,
+        prefix: 0,
+        injection: vec![fifo],
+        reception: vec![fifo],
     }
 }
 
@@ -158,6 +159,7 @@ fn route(tree: &Tree, node: u32) -> ClassRoute {
         inputs: inputs.fold(0, |set, (port, _)| set | 1 << port),
         output: (node != 0).then_some(0),
         is_member: true,
+        ..ClassRoute::default()
     }
 }
 
@@ -170,6 +172,7 @@ fn run(tree: &Tree, orders: &[Vec<(Nanos, Order)>]) -> Vec<Node> {
     for number in 0..tree.nodes() {
         let mut unit = CollectiveUnit::new(spec(number, tree.ports(), &link)).unwrap();
         unit.set_route(CLASS, route(tree, number)).unwrap();
+        unit.set_barrier_route(CLASS, route(tree, number)).unwrap();
         let orders = orders[number as usize].clone().into();
         let node = Arc::new(Mutex::new(Node { orders, ..Node::default() }));
         let device = UnitNode { unit, node: Arc::clone(&node) };
@@ -401,7 +404,7 @@ fn wrong_descriptions_and_routes_are_refused() {
         change(&mut spec);
         CollectiveUnit::new(spec).map(|_| ()).unwrap_err()
     };
-    assert_eq!(refused(&|spec| spec.ports = 64), CollectiveError::Ports { ports: 64 });
+    assert_eq!(refused(&|spec| spec.ports = 64), CollectiveError::Inputs { ports: 64, channels: 1 });
     assert_eq!(
         refused(&|spec| spec.barrier_vc = 0),
         CollectiveError::Channels { vc: 0, barrier_vc: 0, channels: 2 }
@@ -412,7 +415,7 @@ fn wrong_descriptions_and_routes_are_refused() {
     );
 
     let mut unit = CollectiveUnit::new(spec(0, 3, &link)).unwrap();
-    let route = ClassRoute { inputs: 0b110, output: Some(0), is_member: true };
+    let route = ClassRoute { inputs: 0b110, output: Some(0), is_member: true, ..ClassRoute::default() };
     assert_eq!(unit.set_route(16, route), Err(CollectiveError::Class { class: 16 }));
     let looped = ClassRoute { output: Some(2), ..route };
     assert_eq!(unit.set_route(0, looped), Err(CollectiveError::RoutePort { class: 0, port: 2 }));
@@ -420,7 +423,7 @@ fn wrong_descriptions_and_routes_are_refused() {
     assert_eq!(unit.set_route(0, outside), Err(CollectiveError::RoutePort { class: 0, port: 3 }));
 
     assert_eq!(unit.enter_barrier(1), Err(CollectiveError::NoMember { class: 1 }));
-    unit.set_route(1, route).unwrap();
+    unit.set_barrier_route(1, route).unwrap();
     assert_eq!(unit.enter_barrier(1), Ok(()));
     assert_eq!(unit.enter_barrier(1), Err(CollectiveError::Entered { class: 1 }));
 }

@@ -116,9 +116,7 @@ impl TorusWord {
         }
 
         let word = Self::between(torus, from, torus.node(&end)?, 0).ok()?;
-        let bit = DIRECTION + dimension as u32;
-        let directed = word.0 & !(1 << bit) | u64::from(down) << bit;
-        Some(Self(directed).with_deposit())
+        Some(word.with_direction(dimension, down).with_deposit())
     }
 
     /// Returns the word for an adaptive packet.
@@ -126,6 +124,20 @@ impl TorusWord {
     #[inline]
     pub fn adaptive(self) -> Self {
         Self(self.0 | ADAPTIVE)
+    }
+
+    /// Returns the word for a packet in dimension order.
+    #[must_use]
+    #[inline]
+    pub fn in_order(self) -> Self {
+        Self(self.0 & !ADAPTIVE)
+    }
+
+    /// Returns the word for a packet that goes down along a dimension, or up.
+    #[must_use]
+    pub fn with_direction(self, dimension: usize, is_down: bool) -> Self {
+        let bit = DIRECTION + dimension as u32;
+        Self(self.0 & !(1 << bit) | u64::from(is_down) << bit)
     }
 
     /// Returns the word for a packet that leaves a copy at each node that it crosses. It is not
