@@ -1,0 +1,304 @@
+//! The network unit of a node: injection and reception FIFOs, router, collective logic, registers.
+//!
+//! ```text
+//!   network injection FIFOs ──▶ ┌────────────┐ ◀──▶ ten torus links, I/O link
+//!   network reception FIFOs ◀── │ router     │
+//!   barriers, registers     ◀─▶ │ collectives│
+//!                               └────────────┘
+//! ```
+//!
+//! | virtual channel | packets |
+//! | --- | --- |
+//! | 0 | user packets that choose their way by load; they escape to channel 1 |
+//! | 1 | user packets in dimension order, with the bubble rule |
+//! | 2 | user packets of high priority, the same way |
+//! | 3 | packets of the system, the same way; they alone use I/O links |
+//! | 4 | collective packets of all nodes, and of the system |
+//! | 5 | collective packets of some nodes |
+//! | 6 | barrier symbols |
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | `collective` | class routes, and the check of collective headers |
+//! | `registers` | the device control registers |
+//! | `policy` | the routes of a node, and the deadlock check |
+//! | `route` | the check of packet headers |
+//! | `word` | the route word |
+
+mod collective;
+mod policy;
+mod registers;
+mod route;
+#[cfg(test)]
+mod tests;
+mod word;
+
+use nicforge_core::{
+    fabric::{Packet, Ports},
+    time::Nanos,
+};
+use nicforge_hwi::{
+    mu_packet::{MAX_PACKET, PORTS, PacketHeader, fifo_map, kind, reception_fifo},
+    nd_dcr::error,
+};
+use nicforge_network::{
+    collective::{CollectiveError, CollectiveUnit, CollectiveWord},
+    router::{FifoSpec, InjectionRefusal, NotInjected, Outcome, Router, RouterSpec},
+};
+
+use self::{
+    collective::{SYSTEM_FIFO, USER_FIFO},
+    registers::Registers,
+};
+pub(crate) use self::{
+    policy::{NodePolicy, check_deadlock},
+    route::{Place, Route, RouteError},
+};
+use crate::config::{NetworkError, Options, Site};
+
+/// Virtual channels of a link.
+pub(crate) const CHANNELS: usize = 7;
+/// Virtual channel of collective packets of all nodes, and of the system. As on the chip, software
+/// must keep their class routes on different links.
+pub(crate) const COLLECTIVE: u8 = 4;
+/// Virtual channel of collective packets of some nodes.
+pub(crate) const SUB_COMM: u8 = 5;
+/// Virtual channel of barrier symbols.
+pub(crate) const SYMBOLS: u8 = 6;
+/// Barrier symbols for which a receiver has room: one up and one down for each class.
+pub(crate) const SYMBOL_CREDITS: u32 = 32;
+
+/// Packets from links that an output sends between two injected ones, at power-on.
+const THROUGH_RATIO: u8 = 1;
+/// Packets of a network FIFO.
+const FIFO_PACKETS: u16 = 4;
+/// Number of the first network injection FIFO of the router. Those below are for collectives.
+const FIRST_ROUTED: u8 = fifo_map::SYSTEM.trailing_zeros() as u8;
+/// Number of reception FIFOs of the router. Those behind are for collectives.
+const ROUTED_RECEPTION: u8 = reception_fifo::COLLECTIVE_USER;
+
+/// Priorities of the senders: collective and system packets first, then user packets of high
+/// priority, and then others (section II.E).
+mod priority {
+    pub(super) const SYSTEM: u8 = 0;
+    pub(super) const HIGH: u8 = 1;
+    pub(super) const NORMAL: u8 = 2;
+}
+
+/// Returns the description of the routers of a network.
+pub(crate) fn router_spec(options: &Options) -> RouterSpec {
+    let framing = options.framing() + options.max_reference();
+    let fifo = |priority| {
+        let bytes = (MAX_PACKET as u32 + framing) * u32::from(FIFO_PACKETS);
+        FifoSpec { bytes, packets: FIFO_PACKETS, priority }
+    };
+    let of_fifo = |number: u32| match 1 << number {
+        fifo_map::SYSTEM => fifo(priority::SYSTEM),
+        fifo_map::PRIORITY => fifo(priority::HIGH),
+        _ => fifo(priority::NORMAL),
+    };
+
+    RouterSpec {
+        ports: PORTS,
+        link: options.link.clone(),
+        framing,
+        priorities: vec![priority::NORMAL, priority::NORMAL, priority::HIGH, priority::SYSTEM],
+        bubble_vcs: 0b1110,
+        through_ratio: THROUGH_RATIO,
+        injection: (FIRST_ROUTED.into()..fifo_map::COUNT).map(of_fifo).collect(),
+        reception: (0..ROUTED_RECEPTION).map(|_| fifo(0)).collect(),
+    }
+}
+
+/// The network unit of a node.
+#[derive(Debug)]
+pub(crate) struct NetworkUnit {
+    site: Site,
+    router: Router<NodePolicy>,
+    collective: CollectiveUnit,
+    registers: Registers,
+    /// Bytes that the link carries with each packet.
+    framing: u32,
+    /// Bytes of the longest packet, with framing and the memory that it refers to.
+    longest: u32,
+}
+
+impl NetworkUnit {
+    /// Returns the unit of a node, without packets.
+    pub(crate) fn new(site: &Site) -> Result<Self, NetworkError> {
+        let framing = site.options.framing();
+        Ok(Self {
+            router: Router::with_plan(&site.plan, site.policy.clone()),
+            collective: collective::unit(site)?,
+            registers: Registers::new(),
+            framing,
+            longest: MAX_PACKET as u32 + framing + site.options.max_reference(),
+            site: site.clone(),
+        })
+    }
+
+    /// Checks the header of a packet and its FIFO map, and returns its route. Hint bits that are
+    /// not set are computed. `is_system` says whether the injection FIFO is the system's.
+    ///
+    /// # Errors
+    /// [`RouteError`] names the field that has no meaning.
+    pub(crate) fn route(
+        &self,
+        header: &PacketHeader,
+        map: u64,
+        is_system: bool,
+    ) -> Result<Route, RouteError> {
+        let Site { node, place, cables, .. } = &self.site;
+        match header.data_packet_type {
+            kind::POINT_TO_POINT => route::point_to_point(cables, (*node, *place), header, map, is_system),
+            kind::COLLECTIVE => collective::route(&self.collective, cables, header, map, is_system),
+            kind => Err(RouteError::Kind { kind }),
+        }
+    }
+
+    /// Returns the network injection FIFOs that have room for a packet of the longest kind, as bits
+    /// of [`fifo_map`].
+    pub(crate) fn room(&self, now: Nanos) -> u16 {
+        let has_room = |&fifo: &u8| {
+            let ((bytes, packets), longest) = match fifo.checked_sub(FIRST_ROUTED) {
+                Some(routed) => (self.router.injection_room(routed, now), self.longest),
+                None => (self.collective.injection_room(fifo, now), MAX_PACKET as u32 + self.framing),
+            };
+            bytes >= longest && packets > 0
+        };
+        (0..fifo_map::COUNT as u8).filter(has_room).fold(0, |map, fifo| map | 1 << fifo)
+    }
+
+    /// Puts a packet into a network injection FIFO. Its data is the header and the payload.
+    /// [`nicforge_core::fabric::Contents::framing`] holds the bytes of client memory to which it
+    /// refers, or 0. Collective packets refer to none.
+    ///
+    /// # Errors
+    /// [`NotInjected`] if the FIFO has no room now, or is none of the route's.
+    pub(crate) fn inject(
+        &mut self,
+        fifo: u8,
+        route: Route,
+        mut packet: Packet,
+        now: Nanos,
+    ) -> Result<(), NotInjected> {
+        let is_permitted = u32::from(fifo) < fifo_map::COUNT && route.fifos >> fifo & 1 == 1;
+        if !is_permitted {
+            return Err(NotInjected { packet, reason: InjectionRefusal::NoFifo { fifo } });
+        }
+
+        packet.header = route.word;
+        packet.framing += self.framing;
+        let injected = match fifo.checked_sub(FIRST_ROUTED) {
+            Some(routed) => self.router.inject(routed, packet, now),
+            None => self.collective.inject(fifo, packet, now),
+        };
+        injected.map_err(|mut refused| {
+            refused.packet.framing -= self.framing;
+            refused
+        })
+    }
+
+    /// Returns the network reception FIFOs whose first packet is complete, one bit for each.
+    pub(crate) fn waiting(&self, now: Nanos) -> u16 {
+        let is_waiting = |&fifo: &u8| self.front(fifo, now).is_some();
+        (0..reception_fifo::COUNT).filter(is_waiting).fold(0, |set, fifo| set | 1 << fifo)
+    }
+
+    /// Returns the first packet of a network reception FIFO, if it is complete.
+    pub(crate) fn front(&self, fifo: u8, now: Nanos) -> Option<&Packet> {
+        match fifo {
+            reception_fifo::COLLECTIVE_USER => self.collective.front(USER_FIFO, now),
+            reception_fifo::COLLECTIVE_SYSTEM => self.collective.front(SYSTEM_FIFO, now),
+            _ => self.router.front(fifo, now),
+        }
+    }
+
+    /// Takes the first packet of a network reception FIFO, if it is complete. The caller must
+    /// return it to the fabric, and call [`NetworkUnit::step`] afterwards.
+    pub(crate) fn take(&mut self, fifo: u8, now: Nanos) -> Option<Packet> {
+        let (number, overflow, not_a_number) = match fifo {
+            reception_fifo::COLLECTIVE_USER => (USER_FIFO, error::USER_OVERFLOW, error::USER_NAN),
+            reception_fifo::COLLECTIVE_SYSTEM => (SYSTEM_FIFO, error::SYSTEM_OVERFLOW, error::SYSTEM_NAN),
+            _ => return self.router.take(fifo, now),
+        };
+
+        let packet = self.collective.take(number, now)?;
+        if let Some(CollectiveWord { flags, .. }) = CollectiveWord::from_bits(packet.header) {
+            self.registers.errors |= if flags.overflow { overflow } else { 0 };
+            self.registers.errors |= if flags.not_a_number { not_a_number } else { 0 };
+        }
+        Some(packet)
+    }
+
+    /// Enters the node into the next barrier of a class. [`NetworkUnit::step`] sends the symbol.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Class`], [`CollectiveError::NoMember`], [`CollectiveError::Entered`].
+    pub(crate) fn enter_barrier(&mut self, class: u8) -> Result<(), CollectiveError> {
+        self.collective.enter_barrier(class)
+    }
+
+    /// Returns the number of completed barriers of a class; 0 if it does not exist.
+    pub(crate) fn completed_barriers(&self, class: u8) -> u64 {
+        self.collective.barriers_completed(class)
+    }
+
+    /// Returns the exceptions of collectives that the kernel has enabled as an interrupt: bits of
+    /// [`error`], until it clears them.
+    pub(crate) fn pending_errors(&self) -> u64 {
+        self.registers.errors & self.registers.enabled
+    }
+
+    /// Moves packets, at most about `budget` in the router and as many in the collective logic. The
+    /// caller must wake the device at [`Outcome::wake`].
+    pub(crate) fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
+        // Collective packets come first on each wire.
+        let collective = self.collective.step(ports, budget);
+        if collective.moved > 0 {
+            self.registers.note_exceptions(self.collective.counters());
+        }
+
+        let routed = self.router.step(ports, budget);
+        Outcome {
+            moved: collective.moved + routed.moved,
+            has_more: collective.has_more || routed.has_more,
+            wake: collective.wake.min(routed.wake),
+        }
+    }
+
+    /// Returns the unit to the state of power-on: empties all FIFOs, forgets collective operations,
+    /// barriers and class routes, and resets the registers. Packets on links stay there.
+    pub(crate) fn reset(&mut self, ports: &mut Ports<'_>) {
+        self.router.reset(ports);
+        self.router.policy_mut().zones = self.site.options.zones;
+        self.router.set_through_ratio(THROUGH_RATIO);
+
+        self.collective.reset(ports);
+        self.collective.clear_routes();
+
+        self.registers = Registers::new();
+        self.registers.note_exceptions(self.collective.counters());
+        self.registers.errors = 0;
+        self.clear_counters(ports, u64::MAX);
+    }
+
+    /// Returns the counters of the unit since power-on, with their names.
+    pub(crate) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let (router, collective) = (self.router.counters(), self.collective.counters());
+        let outputs = (0..PORTS).map(|port| self.router.output_counters(port));
+        let forwarded = outputs.map(|output| output.through).sum();
+        vec![
+            ("forwarded", forwarded),
+            ("delivered", router.delivered + collective.delivered),
+            ("reception_full", router.full),
+            ("escaped", router.escaped),
+            ("undeliverable", router.dropped),
+            ("combined", collective.combined),
+            ("collective_sent", collective.sent),
+            ("collective_dropped", collective.dropped),
+            ("collective_exceptions", collective.exceptions),
+            ("collective_mismatches", collective.mismatched),
+        ]
+    }
+}

@@ -1,0 +1,301 @@
+//! The check of packet headers, and the route words of packets from one node to another.
+
+use nicforge_hwi::{
+    mu::fault,
+    mu_packet::{DIMENSIONS, PacketHeader, channel, fifo_map, kind, route_control, routing},
+};
+use nicforge_network::{
+    router::policies::TorusWord,
+    shape::{Dimension, Direction, Torus},
+};
+use thiserror::Error;
+
+use super::word::{RouteWord, class};
+use crate::config::{Cables, EXIT_PORTS};
+
+/// The route of a packet: its route word, and the network injection FIFOs that take it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(super) word: u64,
+    pub(super) fifos: u16,
+}
+
+impl Route {
+    /// Returns the FIFOs, as bits of [`fifo_map`].
+    pub(crate) fn fifos(self) -> u16 {
+        self.fifos
+    }
+}
+
+/// The kind of a node in its network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A compute node.
+    Compute,
+    /// An I/O node. It is attached to these compute nodes by the ports of [`EXIT_PORTS`].
+    IoNode([Option<u32>; EXIT_PORTS.len()]),
+}
+
+/// Reasons why a header or a FIFO map is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum RouteError {
+    /// The type of the packet does not exist.
+    #[error("packet type {kind:#x}: choose point to point or collective")]
+    Kind {
+        /// First byte of the header.
+        kind: u8,
+    },
+    /// The virtual channel does not exist, or is none for this type of packet.
+    #[error("virtual channel {channel} does not carry packets of type {kind:#x}")]
+    Channel {
+        /// The virtual channel.
+        channel: u8,
+        /// First byte of the header.
+        kind: u8,
+    },
+    /// The map is empty, or has FIFOs that do not carry the packet.
+    #[error("FIFO map {map:#x}: choose from {possible:#x} for this packet")]
+    Fifos {
+        /// The map.
+        map: u64,
+        /// FIFOs that carry such packets.
+        possible: u16,
+    },
+    /// A user's packet is on a channel of the system.
+    #[error("virtual channel {channel} is the system's")]
+    Permission {
+        /// The virtual channel.
+        channel: u8,
+    },
+    /// The destination is outside the network.
+    #[error("there is no node {coordinates:?}: the partition ends before it")]
+    Destination {
+        /// The coordinates A to E.
+        coordinates: [u8; DIMENSIONS],
+    },
+    /// Both hint bits of a dimension are set, or one leads nowhere: the packet is there already, or
+    /// the dimension ends in this direction.
+    #[error("the hint bits of dimension {dimension} lead to no way to the destination")]
+    Hints {
+        /// The dimension.
+        dimension: usize,
+    },
+    /// The dynamic bit and the virtual channel differ.
+    #[error("dynamic packets are on virtual channel 0, and others are not")]
+    Dynamic,
+    /// A deposit packet does not go along a line.
+    #[error("a deposit packet goes along one dimension, and this one along {dimensions}")]
+    Deposit {
+        /// Number of dimensions.
+        dimensions: u32,
+    },
+    /// A packet to or from an I/O node that has no such link, or is not on the system's channel.
+    #[error("only packets of the system use I/O links, and the link must exist")]
+    IoLink,
+    /// The class route has no contribution of this node, or another type than the packet's channel.
+    #[error("class route {class} takes no packet of this node on virtual channel {channel}")]
+    ClassRoute {
+        /// The class.
+        class: u8,
+        /// The virtual channel.
+        channel: u8,
+    },
+    /// The operation, the length of its words, or the collective type does not exist.
+    #[error("operation {operation} on words of {bytes} bytes with type {collective_type} is not possible")]
+    Operation {
+        /// The operation.
+        operation: u8,
+        /// Bytes of a word.
+        bytes: usize,
+        /// The collective type.
+        collective_type: u8,
+    },
+}
+
+impl RouteError {
+    /// Returns the reason why the unit stops the FIFO: one of [`fault`].
+    pub(crate) fn fault(self) -> u64 {
+        match self {
+            Self::Permission { .. } => fault::PERMISSION,
+            Self::Destination { .. } | Self::Hints { .. } | Self::IoLink => fault::DESTINATION,
+            Self::Kind { .. }
+            | Self::Channel { .. }
+            | Self::Fifos { .. }
+            | Self::Dynamic
+            | Self::Deposit { .. }
+            | Self::ClassRoute { .. }
+            | Self::Operation { .. } => fault::DESCRIPTOR,
+        }
+    }
+}
+
+/// A map of FIFOs that carry a packet: it must be one or more of `possible`.
+pub(super) fn check_map(map: u64, possible: u64) -> Result<u16, RouteError> {
+    if map == 0 || map & !possible != 0 {
+        return Err(RouteError::Fifos { map, possible: possible as u16 });
+    }
+    Ok(map as u16)
+}
+
+/// Checks the header of a packet from one node to another, and returns its route. `own` is the
+/// node's number; that of an I/O node has no coordinates, and its packets start at a compute node.
+pub(super) fn point_to_point(
+    cables: &Cables,
+    (own, place): (u32, Place),
+    header: &PacketHeader,
+    map: u64,
+    is_system: bool,
+) -> Result<Route, RouteError> {
+    let number = header.channel();
+    let class = match number {
+        channel::DYNAMIC | channel::DETERMINISTIC => class::USER,
+        channel::HIGH_PRIORITY => class::HIGH_PRIORITY,
+        channel::SYSTEM if is_system => class::SYSTEM,
+        channel::SYSTEM => return Err(RouteError::Permission { channel: number }),
+        _ => return Err(RouteError::Channel { channel: number, kind: kind::POINT_TO_POINT }),
+    };
+
+    let from = start(own, place, header, class)?;
+    let way = Way::of(&cables.torus, from.node, header)?;
+    let mut word = RouteWord(way.word.with_class(class));
+    if let Some(port) = from.port {
+        word = word.by_exit(port);
+    }
+    word = with_options(word, &way, header)?;
+
+    if header.byte2 & routing::TO_IO != 0 {
+        if class != class::SYSTEM || !cables.has_io(way.target) {
+            return Err(RouteError::IoLink);
+        }
+        word = word.to_io();
+    }
+
+    let is_local = way.apart == 0 && way.loop_port.is_none() && from.port.is_none();
+    let possible = match class {
+        class::HIGH_PRIORITY => fifo_map::PRIORITY,
+        class::SYSTEM => fifo_map::SYSTEM,
+        _ if is_local => fifo_map::LOCAL0 | fifo_map::LOCAL1,
+        _ => fifo_map::TORUS,
+    };
+    Ok(Route { word: word.0.0, fifos: check_map(map, possible)? })
+}
+
+/// The compute node at which a packet starts.
+struct Start {
+    node: u32,
+    /// Port by which it leaves its I/O node.
+    port: Option<u8>,
+}
+
+/// Returns the compute node at which a packet starts.
+fn start(own: u32, place: Place, header: &PacketHeader, class: u8) -> Result<Start, RouteError> {
+    let return_port = (header.byte2 & routing::FROM_IO) >> routing::FROM_IO.trailing_zeros();
+    let Place::IoNode(exits) = place else {
+        return if return_port == 0 { Ok(Start { node: own, port: None }) } else { Err(RouteError::IoLink) };
+    };
+
+    // `MU_Pt2PtNetworkHeader.h`: 1 is torus port 6, D-, and 2 is port 7, D+.
+    let port = match return_port {
+        1 => 7,
+        2 => 6,
+        3 => EXIT_PORTS[0],
+        _ => return Err(RouteError::IoLink),
+    };
+    let exit = EXIT_PORTS.iter().position(|&exit| exit == port).and_then(|index| exits[index]);
+    match exit {
+        Some(node) if class == class::SYSTEM => Ok(Start { node, port: Some(port) }),
+        _ => Err(RouteError::IoLink),
+    }
+}
+
+/// The way of a packet to its destination.
+struct Way {
+    target: u32,
+    word: TorusWord,
+    /// Dimensions along which it goes, one bit for each.
+    apart: u8,
+    /// Port of the loop cable that it takes.
+    loop_port: Option<u8>,
+}
+
+impl Way {
+    /// Returns the way from a compute node. Hint bits that are not set are computed. Where both
+    /// directions are equally short, nodes of an even coordinate send up and the others down.
+    fn of(torus: &Torus, from: u32, header: &PacketHeader) -> Result<Self, RouteError> {
+        let coordinates = header.destination.coordinates();
+        let outside = RouteError::Destination { coordinates };
+        let here = torus.coordinates(from).ok_or(outside)?;
+        let target = torus.node(&coordinates.map(u32::from)).ok_or(outside)?;
+        let word = TorusWord::between(torus, from, target, 0).or(Err(outside))?;
+        let mut way = Self { target, word, apart: 0, loop_port: None };
+
+        let dimensions = torus.dimensions().iter().zip(here.iter().zip(coordinates)).enumerate();
+        for (dimension, (ring, (&own, target))) in dimensions {
+            way.add(torus, dimension, *ring, (own, u32::from(target)), header.hint(dimension))?;
+        }
+        if way.loop_port.is_some() && way.apart != 0 {
+            return Err(outside);
+        }
+        Ok(way)
+    }
+
+    /// Adds a dimension.
+    fn add(
+        &mut self,
+        torus: &Torus,
+        dimension: usize,
+        ring: Dimension,
+        (own, target): (u32, u32),
+        hint: (bool, bool),
+    ) -> Result<(), RouteError> {
+        let refused = RouteError::Hints { dimension };
+        let is_down = match hint {
+            (true, true) => return Err(refused),
+            (false, false) => match torus.way(dimension, own, target) {
+                None => return Ok(()),
+                Some(way) => {
+                    way.direction == Direction::Down || way.direction == Direction::Either && own % 2 == 1
+                }
+            },
+            (is_down, _) if own == target => {
+                let is_possible = ring.wraps && ring.length == 1 && self.loop_port.is_none();
+                self.loop_port = Some(dimension as u8 * 2 + u8::from(is_down));
+                return if is_possible { Ok(()) } else { Err(refused) };
+            }
+            (is_down, _) if ring.wraps || (target < own) == is_down => is_down,
+            _ => return Err(refused),
+        };
+
+        self.word = self.word.with_direction(dimension, is_down);
+        self.apart |= 1 << dimension;
+        Ok(())
+    }
+}
+
+/// Returns the word with the options of the header.
+fn with_options(word: RouteWord, way: &Way, header: &PacketHeader) -> Result<RouteWord, RouteError> {
+    let is_dynamic = header.byte2 & routing::DYNAMIC != 0;
+    if is_dynamic != (header.channel() == channel::DYNAMIC) {
+        return Err(RouteError::Dynamic);
+    }
+
+    let mut word = word;
+    if let Some(port) = way.loop_port {
+        word = word.by_loop(port);
+    }
+    if is_dynamic {
+        word = RouteWord(word.0.adaptive().with_zone(header.zone()));
+        if header.byte3 & route_control::STAY_ON_BUBBLE != 0 {
+            word = word.stay();
+        }
+    }
+
+    if header.byte2 & routing::DEPOSIT != 0 {
+        let dimensions = way.apart.count_ones();
+        if dimensions != 1 || is_dynamic || header.byte2 & routing::TO_IO != 0 {
+            return Err(RouteError::Deposit { dimensions });
+        }
+        word = RouteWord(word.0.with_deposit());
+    }
+    Ok(word)
+}

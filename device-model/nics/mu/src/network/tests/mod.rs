@@ -1,0 +1,7 @@
+//! Tests of the network unit, by its own interface.
+
+mod bed;
+mod collectives;
+mod refusals;
+mod registers;
+mod routes;
