@@ -1,0 +1,176 @@
+//! The device: attachments, resets, one step.
+
+use nicforge_core::{
+    context::Context,
+    device::{Counter, Device, Ended, Progress, Reset, Write},
+    ids::{Address, AttachmentId},
+    spec::{AttachmentSpec, FunctionSpec, Identity},
+    time::Nanos,
+};
+use nicforge_hwi::{
+    mu::{BAR_REGISTERS, MIRROR, REGISTERS, RING_CELLS, vector},
+    mu_dcr::counter,
+    mu_packet::{DIMENSIONS, Destination},
+    pci,
+};
+
+use crate::{
+    config::{Network, NetworkError},
+    network::NetworkUnit,
+    unit::{self, Unit},
+};
+
+/// A node of Blue Gene/Q: its Message Unit and its part of the network. The crate's documentation
+/// describes it.
+pub struct MessageUnit {
+    unit: Unit,
+    network: NetworkUnit,
+    /// Number of application subgroups.
+    subgroups: u16,
+}
+
+impl MessageUnit {
+    /// Builds the unit of a node in the state of power-on.
+    ///
+    /// # Errors
+    /// [`NetworkError::NoNode`].
+    pub fn new(network: &Network, node: u32) -> Result<Self, NetworkError> {
+        let site = network.node(node)?;
+        let torus = network.shape();
+        let last = torus.dimensions().iter().map(|dimension| dimension.length - 1);
+        let here = torus.coordinates(node);
+        let identity = unit::Identity {
+            node,
+            nodes: network.nodes(),
+            coordinates: here.map_or(0, |here| pack(here.iter().copied())),
+            last_coordinates: pack(last),
+            torus: *torus,
+            tenants: site.tenants.clone(),
+            max_reference: site.options.max_reference(),
+        };
+
+        Ok(Self {
+            unit: Unit::new(identity, site.options.clock),
+            network: NetworkUnit::new(&site)?,
+            subgroups: site.options.subgroups,
+        })
+    }
+
+    /// Moves packets. Returns whether there are more.
+    fn move_packets(&mut self, context: &mut Context<'_>, budget: u32) -> bool {
+        let mut total = 0;
+        loop {
+            let left = budget.saturating_sub(total);
+            let sent = self.unit.inject(&mut self.network, context, left);
+            let outcome = self.network.step(&mut context.ports(), budget);
+            context.wake_at(outcome.wake);
+            let received = self.unit.receive(&mut self.network, context, left);
+
+            let moved = sent + outcome.moved + received;
+            total += moved;
+            if moved == 0 || total >= budget {
+                return moved > 0 || outcome.has_more || self.unit.take_contended();
+            }
+        }
+    }
+}
+
+/// Returns the word of coordinates. An I/O node has those of node 0, and is told by its number.
+fn pack(coordinates: impl Iterator<Item = u32>) -> u32 {
+    let mut bytes = [0; DIMENSIONS];
+    for (byte, coordinate) in bytes.iter_mut().zip(coordinates) {
+        *byte = coordinate as u8;
+    }
+    Destination::new(bytes).0.get()
+}
+
+impl Device for MessageUnit {
+    fn spec(&self) -> FunctionSpec {
+        let identity = Identity {
+            vendor: pci::VENDOR_ID,
+            device: pci::DEVICE_MU,
+            subsystem_vendor: pci::VENDOR_ID,
+            subsystem: pci::DEVICE_MU,
+            class: 0x02_80_00,
+            revision: 1,
+        };
+
+        let users = (0..self.subgroups).map(|subgroup| format!("s{subgroup}"));
+        let attachments = std::iter::once("kernel".to_owned())
+            .chain(users)
+            .map(|name| AttachmentSpec { name, group: 0 })
+            .collect();
+        FunctionSpec::nic(identity, attachments, REGISTERS, vector::COUNT, RING_CELLS, 0, MIRROR)
+    }
+
+    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        self.unit.begin(&self.network, context, who);
+        context.wake_at(Nanos::ZERO);
+    }
+
+    fn detached(&mut self, context: &mut Context<'_>, who: AttachmentId, _: Ended) {
+        self.unit.end(who);
+        context.wake_at(Nanos::ZERO);
+    }
+
+    fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
+        match reach {
+            // A reset follows the end of a client, too.
+            Reset::Attachment(who) if !self.unit.is_present(who) => {}
+            Reset::Attachment(who) => self.unit.begin(&self.network, context, who),
+            Reset::Function => {
+                self.network.reset(&mut context.ports());
+                self.unit.reset_shared();
+                for who in self.unit.attachments() {
+                    self.unit.begin(&self.network, context, who);
+                }
+            }
+        }
+        context.wake_at(Nanos::ZERO);
+    }
+
+    fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+        if at.bar == BAR_REGISTERS {
+            self.unit.read(&self.network, context, from, at.offset, data);
+        }
+    }
+
+    fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
+        if at.bar == BAR_REGISTERS {
+            self.unit.write(&mut self.network, context, from, at.offset, data);
+        }
+        Write::Accepted
+    }
+
+    fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        let has_more = self.move_packets(context, budget);
+        self.unit.poll_barriers(&self.network);
+        self.unit.poll_network(&self.network);
+        self.unit.show_changes(context);
+        if has_more { Progress::Busy } else { Progress::Idle }
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let list = [
+            ("descriptors", counter::DESCRIPTORS),
+            ("packets_sent", counter::PACKETS_SENT),
+            ("bytes_sent", counter::BYTES_SENT),
+            ("send_waits", counter::SEND_WAITS),
+            ("fifo_packets", counter::FIFO_PACKETS),
+            ("put_packets", counter::PUT_PACKETS),
+            ("get_packets", counter::GET_PACKETS),
+            ("bytes_received", counter::BYTES_RECEIVED),
+            ("receive_waits", counter::RECEIVE_WAITS),
+            ("dropped", counter::DROPPED),
+            ("faults", counter::FAULTS),
+            ("atomics", counter::ATOMICS),
+            ("refused", counter::REFUSED),
+            ("prefetched", counter::PREFETCHED),
+        ];
+        let own = list.into_iter().map(|(name, counter)| Counter { name, value: self.unit.counter(counter) });
+        let (unclaimed, stale) = self.unit.unclaimed();
+        let of_tenants = [("unclaimed", unclaimed), ("stale", stale)];
+        let others = of_tenants.into_iter().chain(self.network.counters());
+        own.chain(others.map(|(name, value)| Counter { name, value })).collect()
+    }
+}

@@ -1,0 +1,215 @@
+//! The device control registers of the unit.
+//!
+//! In: accesses of the kernel. Out: ranges, enables and thresholds, by which all engines work. May
+//! touch: its own state, and the enables of subgroups.
+
+use nicforge_hwi::{
+    mu::{
+        CHUNK, DESCRIPTOR, GROUPS, INJECTION_FIFOS, RECEPTION_FIFOS, SUBGROUPS_OF_GROUP, SYSTEM_GROUP,
+        interrupt,
+    },
+    mu_dcr::{
+        BARRIER_INT_EN, IME_ENABLE, IMFIFO_RGET, IMFIFO_SYSTEM, IMFIFO_THOLD_INT_EN, IMU_THOLD, RGET_THOLD,
+        RME_ENABLE, RMFIFO_EN, RMFIFO_PACKET_INT_EN, RMFIFO_SYSTEM, RMFIFO_THOLD_INT_EN, RMU_THOLD,
+        RPUTBASE_SYSTEM0, RPUTBASE_SYSTEM1, SYS_BARRIER, UPC_MU_COUNTER, counter,
+    },
+};
+
+use super::{
+    Unit,
+    ranges::{Ranges, index_in},
+    subgroup::{Subgroup, Thresholds},
+};
+
+/// Settings of the kernel for all subgroups.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) ranges: Ranges,
+    /// Network injection and reception FIFOs whose engines work, one bit for each.
+    pub(crate) injection_engines: u16,
+    pub(crate) reception_engines: u16,
+    /// Barrier classes of the system, and those that interrupt the kernel: one bit for each.
+    pub(crate) system_barriers: u16,
+    pub(crate) barrier_interrupts: u16,
+    /// Thresholds of new clients.
+    pub(crate) thresholds: Thresholds,
+}
+
+impl Control {
+    /// Returns the state of power-on.
+    pub(crate) fn new() -> Self {
+        Self {
+            ranges: Ranges::new(),
+            injection_engines: u16::MAX,
+            reception_engines: u16::MAX,
+            system_barriers: 0,
+            barrier_interrupts: 0,
+            thresholds: Thresholds::default(),
+        }
+    }
+}
+
+/// A register with some bits of each subgroup of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GroupRegister {
+    InjectionInterrupts,
+    RemoteGets,
+    Receptions,
+    ReceptionInterrupts,
+    PacketInterrupts,
+}
+
+impl GroupRegister {
+    /// Returns the register at an offset, and its group.
+    fn decode(offset: u64) -> Option<(Self, u16)> {
+        let list = [
+            (IMFIFO_THOLD_INT_EN, Self::InjectionInterrupts),
+            (IMFIFO_RGET, Self::RemoteGets),
+            (RMFIFO_EN, Self::Receptions),
+            (RMFIFO_THOLD_INT_EN, Self::ReceptionInterrupts),
+            (RMFIFO_PACKET_INT_EN, Self::PacketInterrupts),
+        ];
+        list.into_iter().find_map(|(first, register)| {
+            let group = index_in(offset, first, GROUPS.into())?;
+            Some((register, group as u16))
+        })
+    }
+
+    /// Returns the bits that a subgroup has.
+    fn width(self) -> u16 {
+        match self {
+            Self::InjectionInterrupts | Self::RemoteGets => INJECTION_FIFOS,
+            Self::Receptions | Self::ReceptionInterrupts | Self::PacketInterrupts => RECEPTION_FIFOS,
+        }
+    }
+
+    /// Returns the lowest of its bits among a subgroup's interrupts.
+    fn interrupt(self) -> u64 {
+        match self {
+            Self::InjectionInterrupts => interrupt::INJECTION_THRESHOLD,
+            Self::ReceptionInterrupts => interrupt::RECEPTION_THRESHOLD,
+            _ => interrupt::PACKET,
+        }
+    }
+
+    fn get(self, subgroup: &Subgroup) -> u64 {
+        let bits = match self {
+            Self::RemoteGets => subgroup.remote_get.into(),
+            Self::Receptions => subgroup.enabled_reception(),
+            _ => subgroup.interrupts.enabled / self.interrupt(),
+        };
+        bits & ((1 << self.width()) - 1)
+    }
+}
+
+impl Unit {
+    /// Returns the value of a device control register; `None` if there is none.
+    pub(crate) fn read_control(&mut self, offset: u64) -> Option<u64> {
+        if let Some((register, group)) = GroupRegister::decode(offset) {
+            return Some(self.read_group(register, group));
+        }
+        if let Some(register) = self.control.ranges.register(offset) {
+            return Some(register.get());
+        }
+        if let Some(index) = index_in(offset, UPC_MU_COUNTER, counter::COUNT) {
+            return Some(self.counters[index]);
+        }
+
+        let system_group = |first, bits| {
+            index_in(offset, first, GROUPS.into())
+                .map(|group| if group == usize::from(SYSTEM_GROUP) { bits } else { 0 })
+        };
+        let fifos = system_group(IMFIFO_SYSTEM, u64::from(u32::MAX));
+        if let Some(bits) = fifos.or_else(|| system_group(RMFIFO_SYSTEM, u64::from(u16::MAX))) {
+            return Some(bits);
+        }
+
+        let control = &self.control;
+        match offset {
+            IMU_THOLD => Some(control.thresholds.injection / DESCRIPTOR),
+            RGET_THOLD => Some(control.thresholds.remote_get / CHUNK),
+            RMU_THOLD => Some(control.thresholds.reception / CHUNK),
+            RPUTBASE_SYSTEM0 => Some(0),
+            RPUTBASE_SYSTEM1 => Some((1 << SUBGROUPS_OF_GROUP) - 1),
+            SYS_BARRIER => Some(control.system_barriers.into()),
+            BARRIER_INT_EN => Some(control.barrier_interrupts.into()),
+            IME_ENABLE => Some(control.injection_engines.into()),
+            RME_ENABLE => Some(control.reception_engines.into()),
+            _ => self.errors.read(offset),
+        }
+    }
+
+    /// Writes a device control register. Returns false if there is none that can be written.
+    pub(crate) fn write_control(&mut self, offset: u64, value: u64) -> bool {
+        if let Some((register, group)) = GroupRegister::decode(offset) {
+            self.write_group(register, group, value);
+            return true;
+        }
+        if let Some(register) = self.control.ranges.register(offset) {
+            register.set(value);
+            return true;
+        }
+        if let Some(index) = index_in(offset, UPC_MU_COUNTER, counter::COUNT) {
+            self.counters[index] = value;
+            return true;
+        }
+
+        let control = &mut self.control;
+        match offset {
+            IMU_THOLD => control.thresholds.injection = value.saturating_mul(DESCRIPTOR),
+            RGET_THOLD => control.thresholds.remote_get = value.saturating_mul(CHUNK),
+            RMU_THOLD => control.thresholds.reception = value.saturating_mul(CHUNK),
+            SYS_BARRIER => control.system_barriers = value as u16,
+            BARRIER_INT_EN => control.barrier_interrupts = value as u16,
+            IME_ENABLE => control.injection_engines = value as u16,
+            RME_ENABLE => control.reception_engines = value as u16,
+            _ => return self.errors.write(offset, value),
+        }
+        if matches!(offset, IMU_THOLD | RGET_THOLD | RMU_THOLD) {
+            self.set_thresholds();
+        }
+        true
+    }
+
+    /// Sets the thresholds of all subgroups that have clients.
+    fn set_thresholds(&mut self) {
+        for number in self.subgroups.present() {
+            if let Some(subgroup) = self.subgroups.get_mut(number) {
+                subgroup.thresholds = self.control.thresholds;
+            }
+        }
+    }
+
+    fn read_group(&self, register: GroupRegister, group: u16) -> u64 {
+        let of_group = (0..SUBGROUPS_OF_GROUP).map(|index| {
+            let subgroup = self.subgroups.get(group * SUBGROUPS_OF_GROUP + index);
+            subgroup.map_or(0, |subgroup| register.get(subgroup)) << (index * register.width())
+        });
+        of_group.fold(0, |bits, of_subgroup| bits | of_subgroup)
+    }
+
+    /// Writes the bits of the subgroups of a group that have clients.
+    fn write_group(&mut self, register: GroupRegister, group: u16, value: u64) {
+        let mask = (1 << register.width()) - 1;
+        for index in 0..SUBGROUPS_OF_GROUP {
+            let number = group * SUBGROUPS_OF_GROUP + index;
+            let bits = value >> (index * register.width()) & mask;
+            let Some(subgroup) = self.subgroups.get_mut(number) else { continue };
+
+            match register {
+                GroupRegister::RemoteGets => {
+                    subgroup.remote_get = bits as u8;
+                    // A packet that waits for a FIFO which is no longer for gets must be dropped.
+                    self.engines.wake_all();
+                }
+                GroupRegister::Receptions => self.enable_reception(number, bits),
+                _ => {
+                    let lowest = register.interrupt();
+                    let (others, own) = (subgroup.interrupts.enabled & !(mask * lowest), bits * lowest);
+                    subgroup.interrupts.enable(others | own);
+                }
+            }
+            self.subgroups.mark_changed(number);
+        }
+    }
+}

@@ -1,0 +1,408 @@
+//! The injection engines: descriptors become packets.
+//!
+//! In: active FIFOs. Out: packets in network injection FIFOs, moved heads, faults. May touch:
+//! client memory, the network's injection FIFOs.
+//!
+//! An engine takes the packet of a pseudo-randomly chosen FIFO of the highest priority that has one
+//! for it. A FIFO whose packet finds no room stays active and delays no other one. The descriptor
+//! is fetched when its FIFO is chosen for the first time.
+
+use std::sync::Arc;
+
+use nicforge_core::{context::Context, fabric::Packet};
+use nicforge_hwi::{
+    mu::{DESCRIPTOR, INJECTION_FIFOS, fault},
+    mu_dcr::{counter, error},
+    mu_packet::{CHUNK, Descriptor, HEADER, MAX_PAYLOAD},
+};
+use nicforge_kit::{in_turn, retry};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{
+    Unit,
+    active::Priority,
+    atomic::{self, NotDone},
+    errors::{Info, Set},
+    memory::{Memory, MemoryFault, Owner, fault_of},
+    message::{Kind, Message, Rejected, Source},
+    ranges::Access,
+    reference::{self, MAX_MAPPINGS, Place, Reference},
+    subgroup::Injection,
+};
+use crate::network::NetworkUnit;
+
+/// Result of a visit to an active FIFO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Served {
+    /// A packet was sent, or a piece prefetched: this much of the budget.
+    Moved(u32),
+    /// No network FIFO of its map has room, or the word of an atomic operation is contended.
+    Blocked,
+    /// The FIFO has no more descriptors, or has stopped.
+    Inactive,
+    /// The fabric has no free packet.
+    Starved,
+}
+
+/// Reasons why a FIFO does not send its next packet.
+enum Stop {
+    /// The FIFO stops with this fault.
+    Fault(u64),
+    /// It tries again.
+    Contended,
+}
+
+impl Stop {
+    fn memory(fault: MemoryFault) -> Self {
+        Self::Fault(fault_of(fault))
+    }
+}
+
+impl Unit {
+    /// Sends packets, about `budget` at most. Returns their number.
+    pub(crate) fn inject(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        budget: u32,
+    ) -> u32 {
+        let mut moved = 0;
+        for priority in Priority::ALL {
+            // Those that have waited for room in this call are behind the candidates.
+            let mut candidates = self.active.count(priority);
+
+            while candidates > 0 && moved < budget {
+                let index = self.random.below(candidates);
+                let Some(fifo) = self.active.get(priority, index) else { break };
+                match self.serve(network, context, fifo) {
+                    Served::Moved(cost) => moved += cost,
+                    Served::Blocked => {
+                        candidates -= 1;
+                        self.active.swap(priority, index, candidates);
+                    }
+                    Served::Inactive => {
+                        candidates -= 1;
+                        self.active.swap(priority, index, candidates);
+                        self.active.remove(fifo);
+                    }
+                    Served::Starved => {
+                        retry::when_starved(context);
+                        return moved;
+                    }
+                }
+            }
+        }
+        moved
+    }
+
+    /// Gives an active FIFO its turn.
+    fn serve(&mut self, network: &mut NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Served {
+        let (number, index) = place_of(fifo);
+        let Some(subgroup) = self.subgroups.get(number) else { return Served::Inactive };
+        let is_empty = subgroup.injection[index].ring.is_empty();
+
+        let message = match subgroup.injection[index].state {
+            Injection::Disabled => return Served::Inactive,
+            Injection::Waiting if is_empty => return Served::Inactive,
+            Injection::Waiting => match self.fetch(network, context, fifo) {
+                Some(message) => message,
+                None => return Served::Inactive,
+            },
+            Injection::Sending(message) => message,
+            Injection::Draining => return self.drain(context, fifo),
+        };
+
+        if message.kind == Kind::Prefetch {
+            return self.prefetch(context, fifo, message);
+        }
+        self.send(network, context, fifo, message)
+    }
+
+    /// Fetches and checks the descriptor at a FIFO's head. Returns `None` if the FIFO has stopped.
+    fn fetch(&mut self, network: &NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Option<Message> {
+        let (number, index) = place_of(fifo);
+        let subgroup = self.subgroups.get(number)?;
+        let (owner, head) = (subgroup.owner(), subgroup.injection[index].ring.head);
+
+        let mut bytes = [0; DESCRIPTOR as usize];
+        let mut memory = Memory { context, ranges: &self.control.ranges };
+        if let Err(fault) = memory.read(owner, head, &mut bytes) {
+            self.stop_for_memory(fifo, owner, head, fault);
+            return None;
+        }
+
+        let descriptor = Descriptor::read_from_bytes(&bytes).unwrap_or_default();
+        match Message::new(&descriptor, network, owner.is_system) {
+            Ok(mut message) => {
+                message.set_mark(self.mark_of(message.header()));
+                let subgroup = self.subgroups.get_mut(number)?;
+                subgroup.injection[index].state = Injection::Sending(message);
+                Some(message)
+            }
+            Err(rejected) => {
+                self.reject(fifo, rejected);
+                None
+            }
+        }
+    }
+
+    /// Sends the next packet of a message.
+    fn send(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        fifo: u16,
+        mut message: Message,
+    ) -> Served {
+        let now = context.now();
+        let Some(route) = message.route else { return Served::Inactive };
+        let open = route.fifos() & network.room(now) & self.control.injection_engines;
+        let open = self.timing.idle(context, open);
+        let Some(engine) = in_turn(open.into(), self.next_engine) else {
+            self.counters[counter::SEND_WAITS] += 1;
+            return Served::Blocked;
+        };
+
+        if message.may_refer {
+            if let Some(reference) = self.reference(context, fifo, &message) {
+                return self.send_reference(network, context, (fifo, engine), message, &reference);
+            }
+            message.may_refer = false;
+        }
+
+        let bytes = message.next_bytes();
+        let length = HEADER + bytes.next_multiple_of(CHUNK);
+        let Ok(mut packet) = context.ports().new_packet(length) else { return Served::Starved };
+        packet.framing = 0;
+
+        let owner = super::subgroup::owner_of(place_of(fifo).0);
+        if let Err(stop) = self.fill(context, owner, &message, &mut packet, bytes) {
+            context.ports().recycle(packet);
+            return self.not_sent(fifo, owner, &message, stop);
+        }
+        if let Err(refused) = network.inject(engine, route, packet, now) {
+            context.ports().recycle(refused.packet);
+            return Served::Blocked;
+        }
+
+        self.next_engine = (engine + 1) % 16;
+        self.counters[counter::PACKETS_SENT] += 1;
+        self.counters[counter::BYTES_SENT] += bytes as u64;
+        let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
+        self.timing.inject(now, engine, address, bytes as u64);
+        self.advance(fifo, &mut message, bytes as u64);
+        Served::Moved(1)
+    }
+
+    /// Returns the reference to the payload of a message, if it can be leased.
+    fn reference(&mut self, context: &mut Context<'_>, fifo: u16, message: &Message) -> Option<Reference> {
+        let (number, index) = place_of(fifo);
+        let subgroup = self.subgroups.get_mut(number)?;
+        let owner = subgroup.owner();
+        let state = &mut subgroup.injection[index];
+        if state.reference.is_some() {
+            return state.reference.clone();
+        }
+
+        let Source::Memory(address) = message.source else { return None };
+        let length = message.left;
+        let is_permitted = self.identity.max_reference > 0
+            && self.control.ranges.permit(owner.is_system, address, length, Access::Read)
+            && context
+                .dma_mappings(owner.attachment, address, length)
+                .is_ok_and(|count| count <= MAX_MAPPINGS);
+        if !is_permitted {
+            return None;
+        }
+
+        let lease = context.dma_lease(owner.attachment, address, length, false).ok()?;
+        state.reference = Some(Reference::new(lease, address));
+        state.reference.clone()
+    }
+
+    /// Sends the next packet of a message, which refers to its payload.
+    fn send_reference(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        (fifo, engine): (u16, u8),
+        mut message: Message,
+        reference: &Reference,
+    ) -> Served {
+        let (Some(route), Source::Memory(address)) = (message.route, message.source) else {
+            return Served::Inactive;
+        };
+        let bytes = message.left.min(self.identity.max_reference.into());
+        let Ok(mut packet) = context.ports().new_packet(HEADER + CHUNK) else { return Served::Starved };
+
+        let (header, place) = packet.bytes_mut().split_at_mut(HEADER);
+        header.copy_from_slice(message.next_reference_header().as_bytes());
+        place.copy_from_slice(Place::new(address - reference.start, bytes).as_bytes());
+        packet.framing = bytes as u32;
+        packet.memory = Some(Arc::clone(&reference.lease));
+
+        if let Err(refused) = network.inject(engine, route, packet, context.now()) {
+            context.ports().recycle(refused.packet);
+            return Served::Blocked;
+        }
+
+        self.next_engine = (engine + 1) % 16;
+        self.counters[counter::PACKETS_SENT] += reference::packets(bytes);
+        self.counters[counter::BYTES_SENT] += bytes;
+        self.timing.inject(context.now(), engine, address, bytes);
+        self.advance(fifo, &mut message, bytes);
+        Served::Moved(reference::cost(bytes))
+    }
+
+    /// Ends a message once all packets that refer to its payload have been received.
+    fn drain(&mut self, context: &mut Context<'_>, fifo: u16) -> Served {
+        let (number, index) = place_of(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(number) else { return Served::Inactive };
+        let Some(reference) = &mut subgroup.injection[index].reference else { return Served::Inactive };
+        if !reference.is_received() {
+            // No event tells a sender that another device has recycled a packet.
+            let look = reference.next_look();
+            context.wake_at(context.now().after(look));
+            return Served::Blocked;
+        }
+
+        if !reference.is_valid() {
+            self.stop(fifo, fault::UNMAPPED);
+            return Served::Inactive;
+        }
+        self.finish(fifo);
+        Served::Moved(1)
+    }
+
+    /// Writes header and payload of a packet.
+    fn fill(
+        &mut self,
+        context: &mut Context<'_>,
+        owner: Owner,
+        message: &Message,
+        packet: &mut Packet,
+        bytes: usize,
+    ) -> Result<(), Stop> {
+        let mut memory = Memory { context, ranges: &self.control.ranges };
+        let (header, payload) = packet.bytes_mut().split_at_mut(HEADER);
+        header.copy_from_slice(message.next_header(bytes).as_bytes());
+        let (payload, padding) = payload.split_at_mut(bytes);
+        padding.fill(0);
+
+        match message.source {
+            Source::Memory(address) => memory.read(owner, address, payload).map_err(Stop::memory),
+            Source::Atomic { address, operation } => {
+                let value =
+                    atomic::load(&mut memory, owner, address, operation).map_err(|error| match error {
+                        NotDone::Contended => Stop::Contended,
+                        NotDone::Fault(fault) => Stop::memory(fault),
+                    })?;
+                payload.copy_from_slice(&value.to_le_bytes()[..bytes.min(8)]);
+                self.counters[counter::ATOMICS] += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Handles a packet that could not be made.
+    fn not_sent(&mut self, fifo: u16, owner: Owner, message: &Message, stop: Stop) -> Served {
+        let Stop::Fault(fault) = stop else {
+            self.is_contended = true;
+            return Served::Blocked;
+        };
+        let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
+        self.report_range(owner, address, error::XM_READ_RANGE, fault);
+        self.stop(fifo, fault);
+        Served::Inactive
+    }
+
+    /// Reads the next piece of a message that is not sent.
+    fn prefetch(&mut self, context: &mut Context<'_>, fifo: u16, mut message: Message) -> Served {
+        let owner = super::subgroup::owner_of(place_of(fifo).0);
+        let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
+        let mut piece = [0; MAX_PAYLOAD];
+        let bytes = message.next_bytes();
+
+        let mut memory = Memory { context, ranges: &self.control.ranges };
+        if let Err(fault) = memory.read(owner, address, &mut piece[..bytes]) {
+            return self.not_sent(fifo, owner, &message, Stop::memory(fault));
+        }
+        self.counters[counter::PREFETCHED] += bytes as u64;
+        self.advance(fifo, &mut message, bytes as u64);
+        Served::Moved(1)
+    }
+
+    /// Notes that `bytes` of a message have been sent, and ends it behind its last packet.
+    fn advance(&mut self, fifo: u16, message: &mut Message, bytes: u64) {
+        let is_done = message.advance(bytes);
+        let (number, index) = place_of(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
+        let state = &mut subgroup.injection[index];
+        if !is_done {
+            state.state = Injection::Sending(*message);
+        } else if state.reference.is_some() {
+            state.state = Injection::Draining;
+        } else {
+            self.finish(fifo);
+        }
+    }
+
+    /// Ends a message: the head moves past its descriptor.
+    fn finish(&mut self, fifo: u16) {
+        let (number, index) = place_of(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
+        let state = &mut subgroup.injection[index];
+
+        let before = state.ring.free();
+        (state.state, state.reference) = (Injection::Waiting, None);
+        state.ring.consume(DESCRIPTOR);
+        state.descriptors += 1;
+        subgroup.injection_moved(index, before);
+
+        let is_for_gets = subgroup.remote_get >> index & 1 == 1;
+        self.subgroups.mark_changed(number);
+        self.counters[counter::DESCRIPTORS] += 1;
+        if is_for_gets {
+            self.engines.wake_injection(fifo);
+        }
+    }
+
+    /// Stops a FIFO whose descriptor is not possible.
+    #[cold]
+    fn reject(&mut self, fifo: u16, rejected: Rejected) {
+        self.errors.report_about(Set::Descriptor, rejected.error, Info::Descriptor, fifo.into());
+        if rejected.error == error::MCSRAM_SYSTEM_FIFO {
+            self.errors.report_about(Set::Descriptor, rejected.error, Info::SystemFifo, fifo.into());
+        }
+        self.stop(fifo, rejected.fault);
+    }
+
+    /// Stops a FIFO whose own memory can't be read.
+    #[cold]
+    fn stop_for_memory(&mut self, fifo: u16, owner: Owner, address: u64, fault: MemoryFault) {
+        self.report_range(owner, address, error::XM_READ_RANGE, fault_of(fault));
+        self.stop(fifo, fault_of(fault));
+    }
+
+    /// Stops an injection FIFO. The others go on.
+    #[cold]
+    pub(crate) fn stop(&mut self, fifo: u16, fault: u64) {
+        let (number, index) = place_of(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
+        let state = &mut subgroup.injection[index];
+        state.disable();
+        state.fault = fault;
+        subgroup.page.mark_injection(index);
+
+        self.subgroups.mark_changed(number);
+        self.counters[counter::FAULTS] += 1;
+        // A remote get that waits for room must find that the FIFO has stopped.
+        self.engines.wake_injection(fifo);
+    }
+}
+
+/// Returns the subgroup of an injection FIFO, and its number there.
+#[inline]
+pub(crate) fn place_of(fifo: u16) -> (u16, usize) {
+    (fifo / INJECTION_FIFOS, usize::from(fifo % INJECTION_FIFOS))
+}

@@ -1,0 +1,261 @@
+//! A message: a descriptor that has passed all checks, and how far it has been sent.
+//!
+//! In: descriptors. Out: the header and the source of each packet. May touch: its own state.
+
+use nicforge_hwi::{
+    mu::{ADDRESS_BITS, DESCRIPTOR, atomic, fault},
+    mu_dcr::error,
+    mu_packet::{Descriptor, MAX_PAYLOAD, PacketHeader, channel, fifo_map, kind, packet_type, routing},
+};
+
+use super::reference;
+use crate::network::{NetworkUnit, Route};
+
+/// Bits of a put offset without the indicator of an atomic address.
+const OFFSET: u64 = (1 << ADDRESS_BITS) - 1;
+
+/// Uses of the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It goes into a reception FIFO.
+    Fifo,
+    /// It is written to memory.
+    Put,
+    /// It is descriptors.
+    Get,
+    /// It is read and not sent.
+    Prefetch,
+}
+
+/// Place of the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// From this address on.
+    Memory(u64),
+    /// The result of an operation on the word at this address.
+    Atomic { address: u64, operation: u64 },
+}
+
+/// A descriptor that is not possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rejected {
+    /// Reason why the FIFO stops: one of [`fault`].
+    pub(crate) fault: u64,
+    /// The error of the set of descriptors.
+    pub(crate) error: u8,
+}
+
+impl Rejected {
+    fn descriptor(error: u8) -> Self {
+        Self { fault: fault::DESCRIPTOR, error }
+    }
+
+    fn permission(error: u8) -> Self {
+        Self { fault: fault::PERMISSION, error }
+    }
+}
+
+/// A message that is being sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    /// The header of the next packet, without size and interrupt.
+    header: PacketHeader,
+    pub(crate) route: Option<Route>,
+    pub(crate) kind: Kind,
+    pub(crate) source: Source,
+    /// Bytes that have not been sent.
+    pub(crate) left: u64,
+    /// Most bytes of payload of a packet.
+    packet_bytes: u16,
+    interrupts: bool,
+    /// Packets may refer to the payload instead of carrying it.
+    pub(crate) may_refer: bool,
+}
+
+impl Message {
+    /// Checks a descriptor of a user's or the system's FIFO.
+    ///
+    /// # Errors
+    /// [`Rejected`]: the FIFO stops.
+    pub(crate) fn new(
+        descriptor: &Descriptor,
+        network: &NetworkUnit,
+        is_system: bool,
+    ) -> Result<Self, Rejected> {
+        let kind = kind_of(descriptor)?;
+        let packet_bytes = packet_bytes(&descriptor.packet_header)?;
+        let left = descriptor.message_length;
+        check_length(kind, left, packet_bytes)?;
+        let source = source(descriptor.pa_payload, left, kind)?;
+
+        let mut header = descriptor.packet_header;
+        // In a collective header, the same bit asks for the interrupt.
+        header.byte2 &= !routing::INTERRUPT;
+        header.injection_info = [0; 2];
+        if kind == Kind::Put && (header.unit.put_offset() & OFFSET) + left > 1 << ADDRESS_BITS {
+            return Err(Rejected::descriptor(error::MCSRAM_OFFSET));
+        }
+
+        let route = if kind == Kind::Prefetch {
+            None
+        } else {
+            check_permission(descriptor, is_system)?;
+            Some(route(descriptor, &header, network, is_system)?)
+        };
+
+        let interrupts = kind == Kind::Fifo && descriptor.interrupt & 1 == 1;
+        let may_refer = kind == Kind::Put
+            && left >= reference::SHORTEST
+            && header.data_packet_type == self::kind::POINT_TO_POINT
+            && header.byte2 & routing::DEPOSIT == 0;
+        Ok(Self { header, route, kind, source, left, packet_bytes, interrupts, may_refer })
+    }
+
+    /// Sets the mark of the packets, which tells for which tenant they are.
+    pub(crate) fn set_mark(&mut self, mark: u16) {
+        self.header.injection_info = mark.to_le_bytes();
+    }
+
+    /// Returns the header of the next packet, apart from what only the packet has.
+    pub(crate) fn header(&self) -> &PacketHeader {
+        &self.header
+    }
+
+    /// Returns the bytes of payload of the next packet.
+    #[inline]
+    pub(crate) fn next_bytes(&self) -> usize {
+        self.left.min(self.packet_bytes.into()) as usize
+    }
+
+    /// Returns the header of the next packet, which has `bytes` bytes of payload.
+    #[inline]
+    pub(crate) fn next_header(&self, bytes: usize) -> PacketHeader {
+        let mut header = self.header;
+        header.set_payload_bytes(bytes);
+        if self.kind == Kind::Put {
+            header.unit.set_valid_bytes(bytes as u16);
+        }
+        if self.interrupts && bytes as u64 == self.left {
+            header.byte2 |= routing::INTERRUPT;
+        }
+        header
+    }
+
+    /// Returns the header of the next packet, which refers to its payload.
+    pub(crate) fn next_reference_header(&self) -> PacketHeader {
+        let mut header = self.header;
+        header.set_payload_bytes(size_of::<reference::Place>());
+        header
+    }
+
+    /// Notes that the next packet has been sent. Returns whether it was the last one.
+    #[inline]
+    pub(crate) fn advance(&mut self, bytes: u64) -> bool {
+        self.left -= bytes;
+        if let Source::Memory(address) = &mut self.source {
+            *address += bytes;
+        }
+        if matches!(self.kind, Kind::Put | Kind::Fifo) {
+            let unit = &mut self.header.unit;
+            unit.set_put_offset(unit.put_offset().wrapping_add(bytes));
+        }
+        self.left == 0
+    }
+}
+
+fn kind_of(descriptor: &Descriptor) -> Result<Kind, Rejected> {
+    if descriptor.prefetch_only & 1 == 1 {
+        return Ok(Kind::Prefetch);
+    }
+    match descriptor.packet_header.packet_type() {
+        packet_type::FIFO => Ok(Kind::Fifo),
+        packet_type::PUT => Ok(Kind::Put),
+        packet_type::GET => Ok(Kind::Get),
+        _ => Err(Rejected::descriptor(error::MCSRAM_PACKET_TYPE)),
+    }
+}
+
+/// Returns the most bytes of payload of a packet. The template states it in chunks; 0 stands for
+/// the longest packet.
+fn packet_bytes(header: &PacketHeader) -> Result<u16, Rejected> {
+    match header.payload_bytes() {
+        0 => Ok(MAX_PAYLOAD as u16),
+        bytes if bytes <= MAX_PAYLOAD => Ok(bytes as u16),
+        _ => Err(Rejected::descriptor(error::MCSRAM_PACKET_SIZE)),
+    }
+}
+
+fn check_length(kind: Kind, length: u64, packet_bytes: u16) -> Result<(), Rejected> {
+    let error = match kind {
+        Kind::Put | Kind::Get | Kind::Prefetch if length == 0 => error::MCSRAM_NO_PAYLOAD,
+        Kind::Get if !length.is_multiple_of(DESCRIPTOR) => error::MCSRAM_GET_LENGTH,
+        Kind::Get if !u64::from(packet_bytes).is_multiple_of(DESCRIPTOR) => error::MCSRAM_GET_PACKET_SIZE,
+        _ if length > 1 << ADDRESS_BITS => error::MCSRAM_PAYLOAD_END,
+        _ => return Ok(()),
+    };
+    Err(Rejected::descriptor(error))
+}
+
+/// Returns where the payload is.
+fn source(address: u64, length: u64, kind: Kind) -> Result<Source, Rejected> {
+    if address >> ADDRESS_BITS == 0 {
+        let fits = address + length <= 1 << ADDRESS_BITS;
+        return if fits {
+            Ok(Source::Memory(address))
+        } else {
+            Err(Rejected::descriptor(error::MCSRAM_PAYLOAD_END))
+        };
+    }
+
+    let error = match kind {
+        _ if address >> ADDRESS_BITS != 1 => error::MCSRAM_PAYLOAD_END,
+        Kind::Get | Kind::Prefetch => error::MCSRAM_GET_ATOMIC,
+        _ if length != 8 => error::MCSRAM_ATOMIC_LENGTH,
+        _ => {
+            let operation = address & atomic::OPERATION;
+            let address = address & OFFSET & !atomic::OPERATION;
+            return Ok(Source::Atomic { address, operation });
+        }
+    };
+    Err(Rejected::descriptor(error))
+}
+
+/// Checks that a user's descriptor names nothing of the system.
+fn check_permission(descriptor: &Descriptor, is_system: bool) -> Result<(), Rejected> {
+    if is_system {
+        return Ok(());
+    }
+    if descriptor.torus_fifo_map & (fifo_map::SYSTEM | fifo_map::COLLECTIVE_SYSTEM) != 0 {
+        return Err(Rejected::permission(error::MCSRAM_SYSTEM_FIFO));
+    }
+    match descriptor.packet_header.channel() {
+        channel::SYSTEM | channel::SYSTEM_COLLECTIVE => {
+            Err(Rejected::permission(error::MCSRAM_SYSTEM_CHANNEL))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the route of the packets.
+fn route(
+    descriptor: &Descriptor,
+    header: &PacketHeader,
+    network: &NetworkUnit,
+    is_system: bool,
+) -> Result<Route, Rejected> {
+    let map = descriptor.torus_fifo_map;
+    if map == 0 {
+        return Err(Rejected::descriptor(error::MCSRAM_FIFO_MAP));
+    }
+
+    // The size of a header is that of each packet, so the check gets a whole one.
+    network.route(header, map, is_system).map_err(|refused| {
+        let error = match refused.fault() {
+            fault::PERMISSION => error::MCSRAM_SYSTEM_CHANNEL,
+            fault::DESTINATION => error::MCSRAM_CHANNEL,
+            _ if header.data_packet_type != kind::POINT_TO_POINT => error::MCSRAM_CHANNEL,
+            _ => error::MCSRAM_FIFO_MAP,
+        };
+        Rejected { fault: refused.fault(), error }
+    })
+}

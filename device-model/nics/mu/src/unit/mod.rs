@@ -1,0 +1,313 @@
+//! The Message Unit of a node.
+//!
+//! ```text
+//!   registers ──▶ access ──▶ subgroups ◀── page ──▶ mirrors
+//!                               │  ▲
+//!                       active  ▼  │
+//!   client memory ──▶ inject ──▶ network injection FIFOs
+//!   client memory ◀── receive ◀── network reception FIFOs ◀── engines
+//! ```
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | `registers`, `access` | the register file, and accesses to a subgroup's page |
+//! | `control`, `ranges`, `errors` | device control registers |
+//! | `subgroups`, `subgroup`, `ring`, `page` | the state of clients, and what their mirrors show |
+//! | `active` | injection FIFOs with descriptors, and the choice among them |
+//! | `message`, `inject` | descriptors, and the injection engines |
+//! | `receive`, `engines` | the reception engines, and what they wait for |
+//! | `put`, `drops` | direct puts, and packets that are dropped |
+//! | `memory`, `atomic`, `reference` | client memory, and packets that refer to it |
+//! | `timing` | the time that engines take |
+//! | `barriers` | the subgroups that wait for barriers |
+//!
+//! In: accesses, packets. Out: packets, deposits, interrupts. May touch: client memory, mirrors,
+//! the network unit.
+
+mod access;
+mod active;
+mod atomic;
+mod barriers;
+mod control;
+mod drops;
+mod engines;
+mod errors;
+mod inject;
+mod memory;
+mod message;
+mod page;
+mod put;
+mod ranges;
+mod receive;
+mod reference;
+mod registers;
+mod ring;
+mod subgroup;
+mod subgroups;
+mod timing;
+
+use nicforge_core::{context::Context, ids::AttachmentId};
+use nicforge_hwi::{
+    mu::{
+        BAR_MIRROR, BASE_ADDRESSES, FIRST_SUBGROUP, INJECTION_FIFOS, KERNEL, MIRROR_BASE, PAGE,
+        RECEPTION_FIFOS, SUBGROUPS_OF_GROUP, USER_SUBGROUPS, fault, reg, vector,
+    },
+    mu_dcr::counter,
+    mu_packet::{CLASSES, PacketHeader, kind, packet_type, routing},
+};
+use nicforge_kit::Clock;
+use nicforge_network::shape::Torus;
+
+use self::{
+    active::{Active, Random},
+    barriers::Barriers,
+    control::Control,
+    engines::Engines,
+    errors::{Errors, Info, Set},
+    memory::Owner,
+    page::Page,
+    subgroup::Subgroup,
+    subgroups::Subgroups,
+    timing::Timing,
+};
+use crate::{
+    network::NetworkUnit,
+    tenants::{self, Tenants},
+};
+
+/// A node, as its unit knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    /// Number of the node.
+    pub(crate) node: u32,
+    /// Number of nodes.
+    pub(crate) nodes: u32,
+    /// Coordinates of the node, and the highest ones of the network.
+    pub(crate) coordinates: u32,
+    pub(crate) last_coordinates: u32,
+    /// The compute nodes, by their coordinates.
+    pub(crate) torus: Torus,
+    pub(crate) tenants: Tenants,
+    /// Most bytes of client memory that a packet can refer to, or 0.
+    pub(crate) max_reference: u32,
+}
+
+/// Counts about clients that come and go.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tenancies {
+    /// Packets for subgroups without a client, and for former clients.
+    unclaimed: u64,
+    stale: u64,
+    /// Number of starts of any subgroup.
+    starts: u64,
+}
+
+/// The Message Unit, apart from the network.
+pub(crate) struct Unit {
+    identity: Identity,
+    subgroups: Subgroups,
+    active: Active,
+    random: Random,
+    /// Network injection FIFO that is chosen first among those with room.
+    next_engine: u8,
+    engines: Engines,
+    /// A word of memory changed in all attempts of an atomic operation in this step.
+    is_contended: bool,
+    timing: Timing,
+    control: Control,
+    errors: Errors,
+    barriers: Barriers,
+    /// By [`counter`].
+    counters: [u64; counter::COUNT],
+    tenancies: Tenancies,
+    /// Exceptions of the network that have interrupted the kernel.
+    network_errors: u64,
+}
+
+impl Unit {
+    /// Returns the unit of a node in the state of power-on, without clients.
+    pub(crate) fn new(identity: Identity, clock: Clock) -> Self {
+        Self {
+            random: Random::new(identity.node),
+            identity,
+            subgroups: Subgroups::new(),
+            active: Active::new(),
+            next_engine: 0,
+            engines: Engines::default(),
+            is_contended: false,
+            timing: Timing::new(clock),
+            control: Control::new(),
+            errors: Errors::default(),
+            barriers: Barriers::default(),
+            counters: [0; counter::COUNT],
+            tenancies: Tenancies::default(),
+            network_errors: 0,
+        }
+    }
+
+    /// Returns whether an operation must be tried again in the next step, and forgets it.
+    pub(crate) fn take_contended(&mut self) -> bool {
+        std::mem::take(&mut self.is_contended)
+    }
+
+    /// Returns the value of a performance counter.
+    pub(crate) fn counter(&self, counter: usize) -> u64 {
+        self.counters[counter]
+    }
+
+    /// Returns the numbers of packets for subgroups without a client, and for former clients.
+    pub(crate) fn unclaimed(&self) -> (u64, u64) {
+        (self.tenancies.unclaimed, self.tenancies.stale)
+    }
+
+    /// Returns the mark of packets with this header for a node: [`tenants::mark`] of the tenants
+    /// that they are for.
+    fn mark_at(&self, node: u32, header: &PacketHeader) -> u16 {
+        let number = |subgroup| self.identity.tenants.number(node, subgroup);
+        let unit = &header.unit;
+        match header.packet_type() {
+            packet_type::FIFO => tenants::mark(number(unit.reception_fifo() / RECEPTION_FIFOS), 0),
+            packet_type::PUT => {
+                let (payload, counter) = (unit.payload_base_address(), unit.counter_base_address());
+                tenants::mark(number(payload / BASE_ADDRESSES), number(counter / BASE_ADDRESSES))
+            }
+            _ => tenants::mark(number(unit.get_fifo() / INJECTION_FIFOS), 0),
+        }
+    }
+
+    /// Returns the mark of a message's packets, or 0 if they are not for one compute node.
+    fn mark_of(&self, header: &PacketHeader) -> u16 {
+        let is_to_one = header.data_packet_type == kind::POINT_TO_POINT
+            && header.byte2 & (routing::TO_IO | routing::DEPOSIT) == 0;
+        let target = self.identity.torus.node(&header.destination.coordinates().map(u32::from));
+        target.filter(|_| is_to_one).map_or(0, |target| self.mark_at(target, header))
+    }
+
+    /// Returns whether an attachment has a client.
+    pub(crate) fn is_present(&self, who: AttachmentId) -> bool {
+        self.subgroups.get(subgroups_of(who).start).is_some()
+    }
+
+    /// Begins a tenancy of an attachment that has a client: its subgroups return to the state of
+    /// power-on.
+    pub(crate) fn begin(&mut self, network: &NetworkUnit, context: &Context<'_>, who: AttachmentId) {
+        let mirror = context.memory(who, BAR_MIRROR);
+        for (number, offset) in subgroups_of(who).zip((MIRROR_BASE..).step_by(PAGE as usize)) {
+            self.end_subgroup(number);
+            let page = mirror.as_ref().and_then(|mirror| Page::open(mirror, offset).ok());
+            if let Some(page) = page {
+                self.begin_subgroup(network, Subgroup::new(number, self.control.thresholds, page));
+            }
+        }
+        // Packets that wait for the former tenant must find that it is gone.
+        self.engines.wake_all();
+    }
+
+    fn begin_subgroup(&mut self, network: &NetworkUnit, mut subgroup: Subgroup) {
+        self.tenancies.starts += 1;
+        let Identity { node, nodes, coordinates, last_coordinates, .. } = self.identity;
+        let page = &mut subgroup.page;
+        page.show(reg::NODE, u64::from(node) | u64::from(nodes) << 32);
+        page.show(reg::COORDINATES, coordinates.into());
+        page.show(reg::LAST_COORDINATES, last_coordinates.into());
+        for class in 0..CLASSES as u8 {
+            page.show(reg::BARRIER_STATUS + 8 * u64::from(class), network.completed_barriers(class));
+        }
+        page.show(reg::STARTS, self.tenancies.starts);
+        page.mark_all();
+
+        self.subgroups.open(subgroup);
+        self.active.reserve(self.subgroups.count(), INJECTION_FIFOS.into());
+    }
+
+    /// Ends the tenancy of an attachment.
+    pub(crate) fn end(&mut self, who: AttachmentId) {
+        for number in subgroups_of(who) {
+            self.end_subgroup(number);
+        }
+        self.engines.wake_all();
+    }
+
+    fn end_subgroup(&mut self, number: u16) {
+        for fifo in number * INJECTION_FIFOS..(number + 1) * INJECTION_FIFOS {
+            self.active.remove(fifo);
+        }
+        self.barriers.forget(number);
+        self.identity.tenants.change(self.identity.node, number);
+        self.subgroups.close(number);
+    }
+
+    /// Returns the state that subgroups share to that of power-on. The performance counters stay.
+    pub(crate) fn reset_shared(&mut self) {
+        self.control = Control::new();
+        self.errors = Errors::default();
+        self.engines = Engines::default();
+        self.timing = self.timing.restarted();
+        self.barriers = Barriers::default();
+    }
+
+    /// Returns the attachments that have clients.
+    pub(crate) fn attachments(&self) -> impl Iterator<Item = AttachmentId> + use<> {
+        self.subgroups
+            .present()
+            .filter(|&number| number <= USER_SUBGROUPS)
+            .map(|number| subgroup::owner_of(number).attachment)
+    }
+
+    /// Notes completed barriers in the pages, and raises the interrupts of those that waited.
+    pub(crate) fn poll_barriers(&mut self, network: &NetworkUnit) {
+        if !self.barriers.is_any_entered() {
+            return;
+        }
+        while let Some(completed) = self.barriers.next_completed(|class| network.completed_barriers(class)) {
+            let interrupts_kernel = self.control.barrier_interrupts >> completed.class & 1 == 1;
+            for number in self.subgroups.present() {
+                let Some(subgroup) = self.subgroups.get_mut(number) else { continue };
+                subgroup.page.show(reg::BARRIER_STATUS + 8 * u64::from(completed.class), completed.count);
+                let is_kernel = interrupts_kernel && number == USER_SUBGROUPS;
+                if completed.waiting.contains(AttachmentId(number)) || is_kernel {
+                    subgroup.interrupts.raise(vector::BARRIER);
+                    self.subgroups.mark_changed(number);
+                }
+            }
+        }
+    }
+
+    /// Interrupts the kernel for new exceptions of the network.
+    #[inline]
+    pub(crate) fn poll_network(&mut self, network: &NetworkUnit) {
+        let errors = network.pending_errors();
+        if errors & !self.network_errors != 0 {
+            self.errors.interrupt(vector::NON_CRITICAL);
+        }
+        self.network_errors = errors;
+    }
+
+    /// Shows what has changed in the mirrors, and raises interrupts.
+    #[inline]
+    pub(crate) fn show_changes(&mut self, context: &mut Context<'_>) {
+        self.subgroups.show_changes(context);
+        let vectors = self.errors.take_vectors();
+        if vectors != 0 {
+            subgroups::raise(context, AttachmentId(KERNEL), vectors);
+        }
+    }
+
+    /// Reports a memory request that a range refused. Requests to memory that is not mapped are
+    /// faults of their FIFO alone.
+    #[cold]
+    fn report_range(&mut self, owner: Owner, address: u64, error: u8, fault: u64) {
+        if fault == fault::RANGE {
+            let system = if owner.is_system { nicforge_hwi::mu_dcr::ERR_INFO_SYSTEM } else { 0 };
+            self.errors.report_about(Set::MasterPort, error, Info::Memory, address | system);
+        }
+    }
+}
+
+/// Returns the subgroups of an attachment.
+fn subgroups_of(who: AttachmentId) -> std::ops::Range<u16> {
+    match who.0 {
+        KERNEL => USER_SUBGROUPS..USER_SUBGROUPS + SUBGROUPS_OF_GROUP,
+        user => user - FIRST_SUBGROUP..user - FIRST_SUBGROUP + 1,
+    }
+}

@@ -1,0 +1,102 @@
+//! The page of a subgroup in its client's mirror.
+//!
+//! In: which FIFOs have moved, and their values at the end of a step. Out: stores to the page. May
+//! touch: the page.
+
+use nicforge_hwi::mu::{INJECTION_FIFOS, PAGE, RECEPTION_FIFOS, reg};
+use nicforge_shm::{MemoryError, SharedMemory, Window};
+
+use super::subgroup::Subgroup;
+
+/// Words of a page that are shown.
+const WORDS: usize = (reg::DROPPED / 8 + 1) as usize;
+
+/// A subgroup's page, and what it shows.
+pub(crate) struct Page {
+    window: Window,
+    shown: [u64; WORDS],
+    /// FIFOs that have moved, one bit for each.
+    injection: u8,
+    reception: u8,
+}
+
+impl Page {
+    /// Opens a page of a mirror, whatever an earlier client has left there, and clears it.
+    ///
+    /// # Errors
+    /// The memory is smaller.
+    pub(crate) fn open(mirror: &SharedMemory, offset: u64) -> Result<Self, MemoryError> {
+        let window = mirror.window(offset, PAGE)?;
+        for word in 0..WORDS as u64 {
+            window.store_u64_release(word * 8, 0)?;
+        }
+        Ok(Self { window, shown: [0; WORDS], injection: 0, reception: 0 })
+    }
+
+    /// Notes that an injection FIFO has moved.
+    #[inline]
+    pub(crate) fn mark_injection(&mut self, fifo: usize) {
+        self.injection |= 1 << fifo;
+    }
+
+    /// Notes that a reception FIFO has moved.
+    #[inline]
+    pub(crate) fn mark_reception(&mut self, fifo: usize) {
+        self.reception |= 1 << fifo;
+    }
+
+    /// Notes that all FIFOs may have moved.
+    pub(crate) fn mark_all(&mut self) {
+        (self.injection, self.reception) = (u8::MAX, u8::MAX);
+    }
+
+    /// Shows a value. Only a change is stored.
+    #[inline]
+    pub(crate) fn show(&mut self, offset: u64, value: u64) {
+        let Some(shown) = self.shown.get_mut((offset / 8) as usize) else { return };
+        if *shown != value {
+            *shown = value;
+            // The offset is that of a word of the page.
+            let _ = self.window.store_u64_release(offset, value);
+        }
+    }
+}
+
+impl Subgroup {
+    /// Shows what has changed.
+    pub(crate) fn show_changes(&mut self) {
+        let (injection, reception) = (self.page.injection, self.page.reception);
+        (self.page.injection, self.page.reception) = (0, 0);
+
+        for fifo in (0..usize::from(INJECTION_FIFOS)).filter(|fifo| injection >> fifo & 1 == 1) {
+            self.show_injection(fifo);
+        }
+        for fifo in (0..usize::from(RECEPTION_FIFOS)).filter(|fifo| reception >> fifo & 1 == 1) {
+            self.show_reception(fifo);
+        }
+
+        self.page.show(reg::IS_ENABLED, self.enabled_injection());
+        self.page.show(reg::RECEPTION_ENABLE, self.enabled_reception());
+        self.page.show(reg::DROPPED, self.dropped);
+        self.page.show(reg::INTERRUPT_STATUS, self.interrupts.status);
+    }
+
+    fn show_injection(&mut self, fifo: usize) {
+        let base = reg::INJECTION + fifo as u64 * reg::FIFO;
+        let state = &self.injection[fifo];
+        self.page.show(base + reg::FAULT, state.fault);
+        self.page.show(base + reg::TAIL, state.ring.tail);
+        self.page.show(base + reg::FREE_SPACE, state.ring.free());
+        self.page.show(base + reg::HEAD, state.ring.head);
+        self.page.show(base + reg::DESCRIPTOR_COUNT, state.descriptors);
+    }
+
+    fn show_reception(&mut self, fifo: usize) {
+        let base = reg::RECEPTION + fifo as u64 * reg::FIFO;
+        let state = &self.reception[fifo];
+        self.page.show(base + reg::FAULT, state.fault);
+        self.page.show(base + reg::HEAD, state.ring.head);
+        self.page.show(base + reg::FREE_SPACE, state.ring.free());
+        self.page.show(base + reg::TAIL, state.ring.tail);
+    }
+}

@@ -1,0 +1,212 @@
+//! Direct puts: data for memory, by the base address table.
+//!
+//! In: packets of puts. Out: data in client memory, and then a decremented counter. May touch:
+//! client memory.
+
+use nicforge_core::{
+    context::Context,
+    dma::{DmaLease, WordUpdate},
+};
+use nicforge_hwi::{
+    mu::{
+        ADDRESS_BITS, ALL_BASE_ADDRESSES, BASE_ADDRESSES, NO_BASE_ADDRESS, USER_SUBGROUPS, atomic as address,
+    },
+    mu_dcr::{counter, error},
+};
+use zerocopy::FromBytes;
+
+use super::{
+    Unit,
+    atomic::{self, NotDone},
+    errors::Set,
+    memory::{Memory, Owner},
+    receive::{Arrival, Undelivered},
+    reference::{self, Place},
+    subgroup::owner_of,
+};
+
+/// Bits of an address with its indicator.
+const ANY_ADDRESS: u64 = (1 << (ADDRESS_BITS + 1)) - 1;
+
+/// An address in the memory of a subgroup's client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) subgroup: u16,
+    /// Address with the indicator and the operation of an atomic one.
+    pub(crate) address: u64,
+}
+
+impl Target {
+    pub(crate) fn owner(self) -> Owner {
+        owner_of(self.subgroup)
+    }
+
+    /// Returns the operation of an atomic address.
+    fn operation(self) -> Option<u64> {
+        (self.address & address::INDICATOR != 0).then_some(self.address & address::OPERATION)
+    }
+
+    /// Returns the address of the word of an atomic address.
+    fn word(self) -> u64 {
+        self.address & !address::INDICATOR & !address::OPERATION
+    }
+}
+
+impl Unit {
+    /// Writes the payload of a put to memory, and decrements its counter.
+    pub(crate) fn put(
+        &mut self,
+        context: &mut Context<'_>,
+        arrival: &Arrival<'_>,
+    ) -> Result<(), Undelivered> {
+        let unit = arrival.unit();
+        let valid = usize::from(unit.valid_bytes());
+        let Some(data) = arrival.payload().get(..valid).filter(|data| !data.is_empty()) else {
+            return Err(self.bad_header(arrival.engine));
+        };
+
+        let entry = unit.payload_base_address();
+        let target = self.base_address(arrival, entry, unit.put_offset(), error::RPUTSRAM_SYSTEM_PAYLOAD)?;
+        let entry = unit.counter_base_address();
+        let tally =
+            self.base_address(arrival, entry, unit.counter_offset(), error::RPUTSRAM_SYSTEM_COUNTER)?;
+        let operation = tally.operation();
+        if !matches!(operation, Some(address::store::ADD | address::store::ADD_COHERENCE_ON_ZERO)) {
+            return Err(self.drop_put(tally.subgroup, error::RPUTSRAM_COUNTER));
+        }
+
+        match target.operation() {
+            Some(operation) => self.put_atomic(context, target, operation, data)?,
+            None => self.put_data(context, target, data)?,
+        }
+        self.decrement(context, tally, valid as u64)?;
+        self.counters[counter::PUT_PACKETS] += 1;
+        self.counters[counter::BYTES_RECEIVED] += valid as u64;
+        Ok(())
+    }
+
+    /// Copies the payload to which a put refers, and decrements its counter.
+    pub(crate) fn put_reference(
+        &mut self,
+        context: &mut Context<'_>,
+        arrival: &Arrival<'_>,
+        lease: &DmaLease,
+    ) -> Result<(), Undelivered> {
+        let Ok(place) = Place::read_from_bytes(arrival.payload()) else {
+            return Err(self.bad_header(arrival.engine));
+        };
+        let unit = arrival.unit();
+        let entry = unit.payload_base_address();
+        let target = self.base_address(arrival, entry, unit.put_offset(), error::RPUTSRAM_SYSTEM_PAYLOAD)?;
+        let tally = self.tally(arrival)?;
+
+        let Place { length, .. } = place;
+        if target.operation().is_some() {
+            return Err(self.drop_put(target.subgroup, error::RPUTSRAM_ATOMIC_LENGTH));
+        }
+        if target.address + length > 1 << ADDRESS_BITS {
+            return Err(self.drop_put(target.subgroup, error::RPUTSRAM_CROSSING));
+        }
+
+        let owner = target.owner();
+        let mut memory = Memory { context, ranges: &self.control.ranges };
+        memory
+            .copy_lease(owner, target.address, lease, place)
+            .map_err(|fault| self.drop_for_memory(target, fault))?;
+        self.decrement(context, tally, length)?;
+        self.counters[counter::PUT_PACKETS] += reference::packets(length);
+        self.counters[counter::BYTES_RECEIVED] += length;
+        Ok(())
+    }
+
+    /// Returns the address of a put's counter.
+    fn tally(&mut self, arrival: &Arrival<'_>) -> Result<Target, Undelivered> {
+        let unit = arrival.unit();
+        let entry = unit.counter_base_address();
+        let tally =
+            self.base_address(arrival, entry, unit.counter_offset(), error::RPUTSRAM_SYSTEM_COUNTER)?;
+        match tally.operation() {
+            Some(address::store::ADD | address::store::ADD_COHERENCE_ON_ZERO) => Ok(tally),
+            _ => Err(self.drop_put(tally.subgroup, error::RPUTSRAM_COUNTER)),
+        }
+    }
+
+    /// Returns the address that an entry of the base address table and an offset stand for.
+    fn base_address(
+        &mut self,
+        arrival: &Arrival<'_>,
+        entry: u16,
+        offset: u64,
+        error: u8,
+    ) -> Result<Target, Undelivered> {
+        let (number, index) = (entry / BASE_ADDRESSES, usize::from(entry % BASE_ADDRESSES));
+        if entry >= ALL_BASE_ADDRESSES || number >= USER_SUBGROUPS && !arrival.is_system {
+            self.errors.report(Set::Put, error);
+            return Err(self.drop_packet());
+        }
+
+        let Some(subgroup) = self.subgroups.get(number) else { return Err(self.no_client()) };
+        let base = subgroup.base_addresses[index];
+        if base == NO_BASE_ADDRESS {
+            return Err(self.drop_put(number, error));
+        }
+        match base.checked_add(offset) {
+            Some(address) if address <= ANY_ADDRESS => Ok(Target { subgroup: number, address }),
+            _ => Err(self.drop_put(number, error::RPUTSRAM_OVERFLOW)),
+        }
+    }
+
+    /// Writes data to memory.
+    fn put_data(
+        &mut self,
+        context: &mut Context<'_>,
+        target: Target,
+        data: &[u8],
+    ) -> Result<(), Undelivered> {
+        if target.address + data.len() as u64 > 1 << ADDRESS_BITS {
+            return Err(self.drop_put(target.subgroup, error::RPUTSRAM_CROSSING));
+        }
+
+        let owner = target.owner();
+        let mut memory = Memory { context, ranges: &self.control.ranges };
+        memory.write(owner, target.address, data).map_err(|fault| self.drop_for_memory(target, fault))
+    }
+
+    /// Carries out an atomic operation with the 8 bytes of a put.
+    fn put_atomic(
+        &mut self,
+        context: &mut Context<'_>,
+        target: Target,
+        operation: u64,
+        data: &[u8],
+    ) -> Result<(), Undelivered> {
+        let Ok(operand) = data.try_into().map(u64::from_le_bytes) else {
+            return Err(self.drop_put(target.subgroup, error::RPUTSRAM_ATOMIC_LENGTH));
+        };
+
+        let mut memory = Memory { context, ranges: &self.control.ranges };
+        match atomic::store(&mut memory, target.owner(), target.word(), operation, operand) {
+            Ok(()) => {
+                self.counters[counter::ATOMICS] += 1;
+                Ok(())
+            }
+            Err(NotDone::Contended) => Err(Undelivered::Contended),
+            Err(NotDone::Fault(fault)) => Err(self.drop_for_memory(target, fault)),
+        }
+    }
+
+    /// Decrements the counter of a put, behind its data.
+    fn decrement(
+        &mut self,
+        context: &mut Context<'_>,
+        target: Target,
+        bytes: u64,
+    ) -> Result<(), Undelivered> {
+        let mut memory = Memory { context, ranges: &self.control.ranges };
+        let update = WordUpdate::Add(bytes.wrapping_neg());
+        match memory.update(target.owner(), target.word(), update) {
+            Ok(_) => Ok(()),
+            Err(fault) => Err(self.drop_for_memory(target, fault)),
+        }
+    }
+}

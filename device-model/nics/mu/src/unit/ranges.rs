@@ -1,0 +1,191 @@
+//! The address ranges that the kernel permits.
+//!
+//! In: device control registers. Out: whether a memory request is permitted. May touch: its own
+//! state.
+
+use nicforge_hwi::{
+    mu::ADDRESS_BITS,
+    mu_dcr::{
+        MAX_SYS_ADDR_RANGE, MAX_USR_ADDR_RANGE, MIN_SYS_ADDR_RANGE, MIN_USR_ADDR_RANGE, SYS_INJ_RANGE,
+        SYS_RANGES, USR_INJ_RANGE, USR_RANGES,
+    },
+};
+
+/// The bits of an address that a register has: ranges are multiples of 1 MB.
+const REGISTER: u64 = 0xf_fff0_0000;
+
+/// Direction of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+/// A range of addresses.
+#[derive(Clone, Copy, Debug)]
+struct Range {
+    first: u64,
+    /// Highest address, without its lowest 20 bits.
+    last: u64,
+}
+
+/// A range without addresses, as the registers are at power-on.
+const EMPTY: Range = Range { first: REGISTER, last: 0 };
+const EVERYTHING: Range = Range { first: 0, last: REGISTER };
+
+/// The ranges of users or of the system.
+#[derive(Debug)]
+struct RangeSet<const COUNT: usize> {
+    ranges: [Range; COUNT],
+    /// Ranges that can be read alone.
+    read_only: u64,
+}
+
+impl<const COUNT: usize> RangeSet<COUNT> {
+    fn new() -> Self {
+        let mut ranges = [EMPTY; COUNT];
+        ranges[0] = EVERYTHING;
+        Self { ranges, read_only: 0 }
+    }
+
+    #[inline]
+    fn permits(&self, first: u64, last: u64, access: Access) -> bool {
+        self.ranges.iter().enumerate().any(|(index, range)| {
+            first >= range.first
+                && last <= range.last | !REGISTER & ((1 << ADDRESS_BITS) - 1)
+                && (access == Access::Read || self.read_only >> index & 1 == 0)
+        })
+    }
+}
+
+/// All ranges of a node.
+#[derive(Debug)]
+pub(crate) struct Ranges {
+    users: RangeSet<USR_RANGES>,
+    system: RangeSet<SYS_RANGES>,
+}
+
+impl Ranges {
+    /// Returns the ranges of power-on: all addresses.
+    pub(crate) fn new() -> Self {
+        Self { users: RangeSet::new(), system: RangeSet::new() }
+    }
+
+    /// Returns whether a request for `length` bytes is permitted.
+    #[inline]
+    pub(crate) fn permit(&self, is_system: bool, address: u64, length: u64, access: Access) -> bool {
+        let Some(last) = address.checked_add(length.max(1) - 1) else { return false };
+        if is_system {
+            self.system.permits(address, last, access)
+        } else {
+            self.users.permits(address, last, access)
+        }
+    }
+
+    /// Returns the register at an offset; `None` if it is not one of these.
+    pub(crate) fn register(&mut self, offset: u64) -> Option<RangeRegister<'_>> {
+        match offset {
+            USR_INJ_RANGE => {
+                return Some(RangeRegister { value: &mut self.users.read_only, mask: (1 << USR_RANGES) - 1 });
+            }
+            SYS_INJ_RANGE => {
+                return Some(RangeRegister {
+                    value: &mut self.system.read_only,
+                    mask: (1 << SYS_RANGES) - 1,
+                });
+            }
+            _ => {}
+        }
+
+        let users = &mut self.users.ranges;
+        let system = &mut self.system.ranges;
+        let value = if let Some(index) = index_in(offset, MIN_USR_ADDR_RANGE, USR_RANGES) {
+            &mut users[index].first
+        } else if let Some(index) = index_in(offset, MAX_USR_ADDR_RANGE, USR_RANGES) {
+            &mut users[index].last
+        } else if let Some(index) = index_in(offset, MIN_SYS_ADDR_RANGE, SYS_RANGES) {
+            &mut system[index].first
+        } else {
+            let index = index_in(offset, MAX_SYS_ADDR_RANGE, SYS_RANGES)?;
+            &mut system[index].last
+        };
+        Some(RangeRegister { value, mask: REGISTER })
+    }
+}
+
+/// A register of the ranges, and its bits.
+pub(crate) struct RangeRegister<'a> {
+    value: &'a mut u64,
+    mask: u64,
+}
+
+impl RangeRegister<'_> {
+    /// Returns the value.
+    pub(crate) fn get(&self) -> u64 {
+        *self.value
+    }
+
+    /// Sets the bits that exist.
+    pub(crate) fn set(self, value: u64) {
+        *self.value = value & self.mask;
+    }
+}
+
+/// Returns the number of the register at an offset among `count` ones.
+pub(crate) fn index_in(offset: u64, first: u64, count: usize) -> Option<usize> {
+    let index = offset.checked_sub(first)? / 8;
+    (index < count as u64).then_some(index as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(ranges: &mut Ranges, offset: u64, value: u64) {
+        ranges.register(offset).unwrap().set(value);
+    }
+
+    #[test]
+    fn power_on_permits_all_addresses_and_none_behind() {
+        let ranges = Ranges::new();
+        for is_system in [false, true] {
+            assert!(ranges.permit(is_system, 0, 0, Access::Write));
+            assert!(ranges.permit(is_system, 0, 1 << 36, Access::Write));
+            assert!(!ranges.permit(is_system, 1, 1 << 36, Access::Read));
+            assert!(!ranges.permit(is_system, u64::MAX, 8, Access::Read));
+        }
+    }
+
+    #[test]
+    fn ranges_of_users_and_of_the_system_are_apart() {
+        let mut ranges = Ranges::new();
+        set(&mut ranges, MIN_USR_ADDR_RANGE, 0x20_0000);
+        set(&mut ranges, MAX_USR_ADDR_RANGE, 0x3f_ffff);
+
+        assert!(ranges.permit(false, 0x20_0000, 0x20_0000, Access::Write));
+        assert!(!ranges.permit(false, 0x1f_ffff, 1, Access::Read));
+        assert!(!ranges.permit(false, 0x3f_ffff, 2, Access::Read));
+        assert!(ranges.permit(true, 0x1f_ffff, 1, Access::Read));
+    }
+
+    #[test]
+    fn ranges_for_injection_can_only_be_read() {
+        let mut ranges = Ranges::new();
+        set(&mut ranges, USR_INJ_RANGE, 1);
+        assert!(ranges.permit(false, 0, 8, Access::Read) && !ranges.permit(false, 0, 8, Access::Write));
+
+        // A second range permits a part of it.
+        set(&mut ranges, MIN_USR_ADDR_RANGE + 8, 0);
+        set(&mut ranges, MAX_USR_ADDR_RANGE + 8, 0);
+        assert!(ranges.permit(false, 0xf_fff8, 8, Access::Write));
+        assert!(!ranges.permit(false, 0xf_fff9, 8, Access::Write));
+    }
+
+    #[test]
+    fn registers_end_with_the_last_range() {
+        let mut ranges = Ranges::new();
+        assert!(ranges.register(MAX_SYS_ADDR_RANGE + 8 * 7).is_some());
+        assert!(ranges.register(SYS_INJ_RANGE + 8).is_none());
+        assert!(ranges.register(MIN_USR_ADDR_RANGE - 8).is_none());
+    }
+}

@@ -1,0 +1,273 @@
+//! The reception engines: packets become entries of FIFOs, data in memory, or descriptors.
+//!
+//! In: packets in network reception FIFOs. Out: deposits in client memory, moved tails, interrupts,
+//! errors. May touch: client memory, the network's reception FIFOs.
+//!
+//! A packet that finds a full FIFO stays in its network reception FIFO, and delays those behind it.
+//! It wakes when there is room. A packet with an error, and one for a subgroup without a client, is
+//! dropped and counted.
+
+use nicforge_core::{context::Context, fabric::Contents};
+use nicforge_hwi::{
+    mu::{ALL_INJECTION_FIFOS, ALL_RECEPTION_FIFOS, DESCRIPTOR, RECEPTION_FIFOS, USER_SUBGROUPS},
+    mu_dcr::{counter, error},
+    mu_packet::{
+        HEADER, MAX_PAYLOAD, PacketHeader, UnitHeader, channel, packet_type, reception_fifo, routing,
+    },
+};
+use nicforge_kit::in_turn;
+use zerocopy::FromBytes;
+
+use super::{
+    Unit,
+    engines::Wait,
+    errors::{Info, Set},
+    inject::place_of,
+    memory::{Memory, MemoryFault, Owner, fault_of},
+    reference,
+    ring::Ring,
+};
+use crate::network::NetworkUnit;
+
+/// Engines by priority, highest first: system, user high priority, others.
+const PRIORITIES: [u16; 3] = [
+    1 << reception_fifo::SYSTEM | 1 << reception_fifo::COLLECTIVE_SYSTEM,
+    1 << reception_fifo::PRIORITY,
+    !(1 << reception_fifo::SYSTEM | 1 << reception_fifo::COLLECTIVE_SYSTEM | 1 << reception_fifo::PRIORITY),
+];
+
+/// Reasons why a packet was not delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Undelivered {
+    /// A FIFO in memory has no room.
+    Full(Wait),
+    /// A word of memory changes too often. The packet is tried again.
+    Contended,
+    /// The packet is dropped.
+    Dropped,
+}
+
+/// A packet that is being delivered.
+pub(crate) struct Arrival<'a> {
+    /// Its network reception FIFO.
+    pub(crate) engine: u8,
+    header: PacketHeader,
+    /// Header and payload.
+    bytes: &'a [u8],
+    pub(crate) is_system: bool,
+}
+
+impl Arrival<'_> {
+    pub(crate) fn payload(&self) -> &[u8] {
+        self.bytes.get(HEADER..).unwrap_or_default()
+    }
+
+    pub(crate) fn unit(&self) -> &UnitHeader {
+        &self.header.unit
+    }
+}
+
+impl Unit {
+    /// Delivers packets, about `budget` at most. Returns their number.
+    pub(crate) fn receive(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        budget: u32,
+    ) -> u32 {
+        let now = context.now();
+        let mut open = network.waiting(now) & self.control.reception_engines & !self.engines.waiting();
+        let mut taken = 0;
+
+        while taken < budget && open != 0 {
+            let first = PRIORITIES.into_iter().map(|engines| engines & open).find(|&engines| engines != 0);
+            let Some(engine) = in_turn(first.unwrap_or(open).into(), self.engines.turn) else { break };
+            self.engines.turn = (engine + 1) % 16;
+
+            let Some(packet) = network.front(engine, now) else {
+                open &= !(1 << engine);
+                continue;
+            };
+            let payload = match packet.memory {
+                Some(_) => packet.framing.into(),
+                None => packet.len().saturating_sub(HEADER) as u64,
+            };
+            if !self.timing.receive(context, engine, payload) {
+                open &= !(1 << engine);
+                continue;
+            }
+
+            let cost = reference::cost(payload);
+            match self.deliver(context, engine, packet) {
+                Ok(()) | Err(Undelivered::Dropped) => {
+                    if let Some(packet) = network.take(engine, now) {
+                        context.ports().recycle(packet);
+                    }
+                    self.timing.taken(engine);
+                    taken += cost;
+                }
+                Err(Undelivered::Full(wait)) => {
+                    self.engines.wait(engine, wait);
+                    self.counters[counter::RECEIVE_WAITS] += 1;
+                    open &= !(1 << engine);
+                }
+                Err(Undelivered::Contended) => {
+                    self.is_contended = true;
+                    open &= !(1 << engine);
+                }
+            }
+        }
+        taken
+    }
+
+    /// Delivers a packet.
+    fn deliver(
+        &mut self,
+        context: &mut Context<'_>,
+        engine: u8,
+        packet: &Contents,
+    ) -> Result<(), Undelivered> {
+        let bytes = packet.bytes();
+        let Ok((header, payload)) = PacketHeader::read_from_prefix(bytes) else {
+            return Err(self.bad_header(engine));
+        };
+        if payload.len() > MAX_PAYLOAD || header.payload_bytes() != payload.len() {
+            return Err(self.bad_header(engine));
+        }
+
+        let mark = u16::from_le_bytes(header.injection_info);
+        if mark != 0 && mark != self.mark_at(self.identity.node, &header) {
+            self.tenancies.stale += 1;
+            return Err(self.drop_packet());
+        }
+
+        let is_system = matches!(header.channel(), channel::SYSTEM | channel::SYSTEM_COLLECTIVE);
+        let arrival = Arrival { engine, header, bytes, is_system };
+        if let Some(lease) = &packet.memory {
+            return self.put_reference(context, &arrival, lease);
+        }
+
+        match header.packet_type() {
+            packet_type::FIFO => self.deposit_packet(context, &arrival),
+            packet_type::PUT => self.put(context, &arrival),
+            packet_type::GET => self.get(context, &arrival),
+            _ => Err(self.bad_header(engine)),
+        }
+    }
+
+    /// Writes a packet into a reception FIFO.
+    fn deposit_packet(
+        &mut self,
+        context: &mut Context<'_>,
+        arrival: &Arrival<'_>,
+    ) -> Result<(), Undelivered> {
+        let fifo = arrival.unit().reception_fifo();
+        let (number, index) = (fifo / RECEPTION_FIFOS, usize::from(fifo % RECEPTION_FIFOS));
+        if fifo >= ALL_RECEPTION_FIFOS {
+            return Err(self.drop_at_reception(error::RCSRAM_INDEX, fifo));
+        }
+        if number >= USER_SUBGROUPS && !arrival.is_system {
+            return Err(self.drop_at_reception(error::RCSRAM_SYSTEM, fifo));
+        }
+
+        let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(self.no_client()) };
+        let owner = subgroup.owner();
+        let state = &mut subgroup.reception[index];
+        if !state.is_enabled {
+            return Err(self.drop_at_reception_of(number, error::RCSRAM_DISABLED, fifo));
+        }
+
+        let (length, before) = (arrival.bytes.len() as u64, state.ring.free());
+        if !state.ring.has_room(length) {
+            let about = fifo.into();
+            self.errors.report_about(Set::Fifo, error::RMFIFO_INSUFFICIENT_SPACE, Info::FullReception, about);
+            return Err(Undelivered::Full(Wait::Reception(fifo)));
+        }
+
+        let tail = state.ring.tail;
+        let mut memory = Memory { context, ranges: &self.control.ranges };
+        if let Err(fault) = write_at_tail(&mut memory, owner, &state.ring, arrival.bytes) {
+            // The FIFO's own memory is not there, so no later packet would find it either.
+            (state.is_enabled, state.fault) = (false, fault_of(fault));
+            subgroup.page.mark_reception(index);
+            self.engines.wake_reception(fifo);
+            self.report_range(owner, tail, error::XM_WRITE_RANGE, fault_of(fault));
+            return Err(self.drop_for(number));
+        }
+
+        // The packet is there, so the tail may show it. One packet is written at a time, so that
+        // they become visible in the order of the tail.
+        state.ring.produce(length);
+        let interrupts = arrival.header.byte2 & routing::INTERRUPT != 0;
+        subgroup.reception_moved(index, before, interrupts);
+        self.subgroups.mark_changed(number);
+        self.counters[counter::FIFO_PACKETS] += 1;
+        self.counters[counter::BYTES_RECEIVED] += arrival.payload().len() as u64;
+        Ok(())
+    }
+    /// Puts the descriptors of a remote get into an injection FIFO.
+    fn get(&mut self, context: &mut Context<'_>, arrival: &Arrival<'_>) -> Result<(), Undelivered> {
+        let payload = arrival.payload();
+        if payload.is_empty() || !payload.len().is_multiple_of(DESCRIPTOR as usize) {
+            return Err(self.bad_header(arrival.engine));
+        }
+
+        let fifo = arrival.unit().get_fifo();
+        let (number, index) = place_of(fifo);
+        if fifo >= ALL_INJECTION_FIFOS || number >= USER_SUBGROUPS && !arrival.is_system {
+            self.errors.report_about(Set::Get, error::ICSRAM_SELECT_SYSTEM, Info::Get, fifo.into());
+            return Err(self.drop_packet());
+        }
+
+        let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(self.no_client()) };
+        if subgroup.remote_get >> index & 1 == 0 {
+            return Err(self.drop_get(fifo, error::ICSRAM_SELECT_NO_GET));
+        }
+        if !subgroup.injection[index].is_enabled() {
+            return Err(self.drop_get(fifo, error::ICSRAM_SELECT_DISABLED));
+        }
+
+        let (ring, owner) = (subgroup.injection[index].ring, subgroup.owner());
+        if !ring.has_room(payload.len() as u64) {
+            let about = fifo.into();
+            self.errors.report_about(Set::Injection, error::ICSRAM_GET_FULL, Info::FullInjection, about);
+            return Err(Undelivered::Full(Wait::Injection(fifo)));
+        }
+
+        let mut memory = Memory { context, ranges: &self.control.ranges };
+        if let Err(fault) = write_at_tail(&mut memory, owner, &ring, payload) {
+            self.report_range(owner, ring.tail, error::XM_WRITE_RANGE, fault_of(fault));
+            self.stop(fifo, fault_of(fault));
+            return Err(self.drop_for(number));
+        }
+        self.accept_get(fifo, payload.len() as u64);
+        Ok(())
+    }
+
+    /// Hands descriptors over to an injection FIFO.
+    fn accept_get(&mut self, fifo: u16, bytes: u64) {
+        let (number, index) = place_of(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
+        let before = subgroup.injection[index].ring.free();
+        subgroup.injection[index].ring.produce(bytes);
+        subgroup.injection_moved(index, before);
+
+        let priority = subgroup.priority(index);
+        self.active.add(fifo, priority);
+        self.subgroups.mark_changed(number);
+        self.counters[counter::GET_PACKETS] += 1;
+        self.counters[counter::BYTES_RECEIVED] += bytes;
+    }
+}
+/// Writes data at the tail of a FIFO that has room for it.
+fn write_at_tail(
+    memory: &mut Memory<'_, '_>,
+    owner: Owner,
+    ring: &Ring,
+    data: &[u8],
+) -> Result<(), MemoryFault> {
+    let end = data.len().min(usize::try_from(ring.contiguous()).unwrap_or(usize::MAX));
+    let (front, rest) = data.split_at(end);
+    memory.write(owner, ring.tail, front)?;
+    if rest.is_empty() { Ok(()) } else { memory.write(owner, ring.start, rest) }
+}

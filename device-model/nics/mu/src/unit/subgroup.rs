@@ -1,0 +1,260 @@
+//! A subgroup: its FIFOs, its base address table, its interrupts.
+//!
+//! In: registers of its client, packets for it. Out: its mirror page, interrupts. May touch: its
+//! own state and its mirror page.
+//!
+//! The state exists while a client has the attachment. A subgroup without one takes no memory.
+
+use nicforge_core::ids::AttachmentId;
+use nicforge_hwi::mu::{
+    BASE_ADDRESSES, FIRST_SUBGROUP, INJECTION_FIFOS, KERNEL, NO_BASE_ADDRESS, RECEPTION_FIFOS,
+    USER_SUBGROUPS, fault, interrupt, vector,
+};
+
+use super::{
+    active::Priority,
+    memory::Owner,
+    message::Message,
+    page::Page,
+    reference::Reference,
+    ring::{Kind, Ring},
+};
+
+/// State of an injection FIFO.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) enum Injection {
+    /// Software has not enabled it, or a fault has stopped it.
+    #[default]
+    Disabled,
+    /// It has no message in service.
+    Waiting,
+    /// This message is in service.
+    Sending(Message),
+    /// All packets of its message have been sent, and some that refer to the payload have not been
+    /// received.
+    Draining,
+}
+
+/// An injection FIFO.
+#[derive(Debug, Default)]
+pub(crate) struct InjectionFifo {
+    pub(crate) ring: Ring,
+    pub(crate) state: Injection,
+    /// The payload of the message in service, if its packets refer to it.
+    pub(crate) reference: Option<Reference>,
+    /// Number of descriptors that are done.
+    pub(crate) descriptors: u64,
+    /// One of [`fault`].
+    pub(crate) fault: u64,
+}
+
+impl InjectionFifo {
+    /// Returns whether software has enabled it, and no fault has stopped it.
+    pub(crate) fn is_enabled(&self) -> bool {
+        !matches!(self.state, Injection::Disabled)
+    }
+
+    /// Disables it. Its message ends with the packets that have been sent.
+    pub(crate) fn disable(&mut self) {
+        (self.state, self.reference) = (Injection::Disabled, None);
+    }
+
+    /// Enables it, if its pointers are possible.
+    pub(crate) fn enable(&mut self) {
+        if self.is_enabled() {
+            return;
+        }
+        if self.ring.is_possible(Kind::Injection) {
+            (self.state, self.fault) = (Injection::Waiting, fault::NONE);
+        } else {
+            self.fault = fault::POINTERS;
+        }
+    }
+}
+
+/// A reception FIFO.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReceptionFifo {
+    pub(crate) ring: Ring,
+    pub(crate) is_enabled: bool,
+    /// One of [`fault`].
+    pub(crate) fault: u64,
+}
+
+impl ReceptionFifo {
+    /// Enables it, if its pointers are possible.
+    pub(crate) fn enable(&mut self) {
+        if !self.is_enabled {
+            self.is_enabled = self.ring.is_possible(Kind::Reception);
+            self.fault = if self.is_enabled { fault::NONE } else { fault::POINTERS };
+        }
+    }
+}
+
+/// The interrupts of a subgroup.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Interrupts {
+    /// Interrupts that have come: bits of [`interrupt`].
+    pub(crate) status: u64,
+    /// Those that raise a vector.
+    pub(crate) enabled: u64,
+    /// Vectors to raise once the mirror shows the reason, one bit for each.
+    vectors: u32,
+}
+
+impl Interrupts {
+    /// Notes an interrupt. One that has come already raises its vector again: software may have
+    /// seen the earlier one, and clears it later.
+    pub(crate) fn come(&mut self, bit: u64) {
+        self.status |= bit;
+        if self.enabled & bit != 0 {
+            self.vectors |= 1 << vector_of(bit);
+        }
+    }
+
+    /// Notes a vector that software cannot disable here.
+    pub(crate) fn raise(&mut self, vector: u16) {
+        self.vectors |= 1 << vector;
+    }
+
+    /// Sets the enabled interrupts. Those that have come already raise their vectors.
+    pub(crate) fn enable(&mut self, bits: u64) {
+        let new = bits & !self.enabled & self.status;
+        self.enabled = bits & interrupt::ALL;
+        for bit in (0..16).map(|bit| 1 << bit).filter(|bit| new & bit != 0) {
+            self.vectors |= 1 << vector_of(bit);
+        }
+    }
+
+    /// Returns the vectors to raise, one bit for each.
+    pub(crate) fn take_vectors(&mut self) -> u32 {
+        std::mem::take(&mut self.vectors)
+    }
+}
+
+/// Returns the vector of an interrupt.
+fn vector_of(bit: u64) -> u16 {
+    match bit {
+        _ if bit < interrupt::RECEPTION_THRESHOLD => vector::INJECTION_THRESHOLD,
+        _ if bit < interrupt::PACKET => vector::RECEPTION_THRESHOLD,
+        _ => vector::PACKET,
+    }
+}
+
+/// Free space at which FIFOs raise their interrupts, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Thresholds {
+    /// An injection FIFO does when its free space rises above it.
+    pub(crate) injection: u64,
+    /// A FIFO for remote gets does when its free space falls below it.
+    pub(crate) remote_get: u64,
+    /// A reception FIFO does when its free space falls below it.
+    pub(crate) reception: u64,
+}
+
+/// A subgroup with a client.
+pub(crate) struct Subgroup {
+    /// Its number, 0 to 67.
+    pub(crate) number: u16,
+    pub(crate) injection: [InjectionFifo; INJECTION_FIFOS as usize],
+    pub(crate) reception: [ReceptionFifo; RECEPTION_FIFOS as usize],
+    /// Entries of the base address table, or [`NO_BASE_ADDRESS`].
+    pub(crate) base_addresses: [u64; BASE_ADDRESSES as usize],
+    /// Injection FIFOs of high priority, and those for remote gets: one bit for each.
+    pub(crate) high_priority: u8,
+    pub(crate) remote_get: u8,
+    pub(crate) interrupts: Interrupts,
+    pub(crate) thresholds: Thresholds,
+    /// Packets for it that were dropped.
+    pub(crate) dropped: u64,
+    pub(crate) page: Page,
+}
+
+impl Subgroup {
+    /// Returns the state of power-on.
+    pub(crate) fn new(number: u16, thresholds: Thresholds, page: Page) -> Self {
+        Self {
+            number,
+            injection: Default::default(),
+            reception: Default::default(),
+            base_addresses: [NO_BASE_ADDRESS; BASE_ADDRESSES as usize],
+            high_priority: 0,
+            remote_get: 0,
+            interrupts: Interrupts::default(),
+            thresholds,
+            dropped: 0,
+            page,
+        }
+    }
+
+    /// Returns the client.
+    #[inline]
+    pub(crate) fn owner(&self) -> Owner {
+        owner_of(self.number)
+    }
+
+    /// Returns the priority of an injection FIFO's descriptors.
+    #[inline]
+    pub(crate) fn priority(&self, fifo: usize) -> Priority {
+        if self.number >= USER_SUBGROUPS {
+            Priority::System
+        } else if self.high_priority >> fifo & 1 == 1 {
+            Priority::High
+        } else {
+            Priority::Normal
+        }
+    }
+
+    /// Notes that descriptors of an injection FIFO are done, or that a remote get has used some of
+    /// it. `before` is its free space before.
+    pub(crate) fn injection_moved(&mut self, fifo: usize, before: u64) {
+        let now = self.injection[fifo].ring.free();
+        let is_for_gets = self.remote_get >> fifo & 1 == 1;
+        let Thresholds { injection, remote_get, .. } = self.thresholds;
+        let has_crossed = if is_for_gets {
+            before >= remote_get && now < remote_get
+        } else {
+            before <= injection && now > injection
+        };
+
+        if has_crossed {
+            self.interrupts.come(interrupt::INJECTION_THRESHOLD << fifo);
+        }
+        self.page.mark_injection(fifo);
+    }
+
+    /// Notes that a packet is in a reception FIFO, whose free space was `before`.
+    pub(crate) fn reception_moved(&mut self, fifo: usize, before: u64, interrupts: bool) {
+        let now = self.reception[fifo].ring.free();
+        let threshold = self.thresholds.reception;
+        if before >= threshold && now < threshold {
+            self.interrupts.come(interrupt::RECEPTION_THRESHOLD << fifo);
+        }
+        if interrupts {
+            self.interrupts.come(interrupt::PACKET << fifo);
+        }
+        self.page.mark_reception(fifo);
+    }
+
+    /// Returns the enabled injection FIFOs, one bit for each.
+    pub(crate) fn enabled_injection(&self) -> u64 {
+        bits_of(self.injection.iter().map(InjectionFifo::is_enabled))
+    }
+
+    /// Returns the enabled reception FIFOs, one bit for each.
+    pub(crate) fn enabled_reception(&self) -> u64 {
+        bits_of(self.reception.iter().map(|fifo| fifo.is_enabled))
+    }
+}
+
+fn bits_of(flags: impl Iterator<Item = bool>) -> u64 {
+    flags.zip(0..).fold(0, |bits, (flag, index)| bits | u64::from(flag) << index)
+}
+
+/// Returns the client of a subgroup.
+#[inline]
+pub(crate) fn owner_of(subgroup: u16) -> Owner {
+    let is_system = subgroup >= USER_SUBGROUPS;
+    let attachment = if is_system { KERNEL } else { FIRST_SUBGROUP + subgroup };
+    Owner { attachment: AttachmentId(attachment), is_system }
+}

@@ -1,0 +1,149 @@
+//! Barriers and collectives, through the Message Unit.
+
+use nicforge_hwi::{
+    mu::{PAGE, reg, vector},
+    mu_dcr::{BARRIER_INT_EN, SYS_BARRIER, error, errors},
+    mu_packet::{Descriptor, channel, collective_type, fifo_map, kind, operation, packet_type},
+    nd_dcr::{self, ClassRoute, LOCAL, class_link},
+};
+use nicforge_mu::Options;
+
+use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way};
+
+/// Class of the barriers and collectives here.
+const CLASS: u8 = 3;
+
+/// Writes the class routes of two nodes, whose root is node 0.
+fn set_routes(rig: &mut Rig, kernels: &[User; 2], first: u64) {
+    let routes = [
+        ClassRoute { input: LOCAL | class_link(1), output: 0 },
+        ClassRoute { input: LOCAL, output: class_link(0) },
+    ];
+    for (kernel, route) in kernels.iter().zip(routes) {
+        let value = ClassRoute::register([ClassRoute::default(), route]);
+        let offset = PAGE + first + 8 * u64::from(CLASS / 2);
+        kernel.set_control(&mut rig.bed, offset, value);
+    }
+}
+
+/// Returns two nodes with kernels and users, whose class has routes.
+fn class() -> (Rig, [User; 2], [User; 2]) {
+    let mut rig = Rig::new(&[2], Options::default());
+    let kernels = [0, 1].map(|node| rig.kernel(node));
+    let users = [0, 1].map(|node| rig.user(node, 0));
+    set_routes(&mut rig, &kernels, nd_dcr::CTRL_GI_CLASS);
+    set_routes(&mut rig, &kernels, nd_dcr::CTRL_COLL_CLASS);
+    (rig, kernels, users)
+}
+
+const CONTROL: u64 = reg::BARRIER_CONTROL + 8 * CLASS as u64;
+const STATUS: u64 = reg::BARRIER_STATUS + 8 * CLASS as u64;
+
+#[test]
+fn a_barrier_completes_when_all_nodes_have_entered() {
+    let (mut rig, _kernels, mut users) = class();
+    for count in 1..=5 {
+        users[0].post(&mut rig.bed, CONTROL, 1);
+        rig.settle();
+        assert_eq!(users.each_ref().map(|user| user.shown(STATUS)), [count - 1; 2]);
+
+        users[1].post(&mut rig.bed, CONTROL, 1);
+        rig.until(|_| users.iter().all(|user| user.shown(STATUS) == count));
+        assert_eq!(users[1].get(&mut rig.bed, STATUS), count);
+    }
+    let raised = users.each_ref().map(|user| user.interrupts[usize::from(vector::BARRIER)].get());
+    assert_eq!(raised, [5, 5]);
+}
+
+#[test]
+fn a_client_that_comes_later_sees_the_number_of_barriers() {
+    let (mut rig, kernels, mut users) = class();
+    kernels[0].set_control(&mut rig.bed, BARRIER_INT_EN, 1 << CLASS);
+    for user in &mut users {
+        user.post(&mut rig.bed, CONTROL, 1);
+    }
+    rig.until(|_| users[0].shown(STATUS) == 1);
+
+    let next = rig.user(0, 2);
+    assert_eq!(next.shown(STATUS), 1);
+    assert_eq!(next.interrupts[usize::from(vector::BARRIER)].get(), 0);
+    assert_eq!(kernels[0].interrupts[usize::from(vector::BARRIER)].get(), 1);
+    assert_eq!(kernels[1].interrupts[usize::from(vector::BARRIER)].get(), 0);
+}
+
+#[test]
+fn barriers_of_the_system_and_those_without_route_are_refused() {
+    let (mut rig, kernels, users) = class();
+    kernels[0].set_control(&mut rig.bed, SYS_BARRIER, 1 << CLASS);
+    let state = |rig: &mut Rig| kernels[0].control(&mut rig.bed, errors::MMREGS);
+
+    users[0].set(&mut rig.bed, CONTROL, 1);
+    assert_eq!(state(&mut rig), 1 << error::MMREGS_BARRIER);
+    kernels[0].set_control(&mut rig.bed, errors::MMREGS, u64::MAX);
+
+    users[0].set(&mut rig.bed, reg::BARRIER_CONTROL, 1);
+    assert_eq!(state(&mut rig), 1 << error::MMREGS_BARRIER, "class 0 has no route");
+    kernels[0].set_control(&mut rig.bed, errors::MMREGS, u64::MAX);
+
+    users[0].set(&mut rig.bed, CONTROL, 2);
+    kernels[0].set(&mut rig.bed, CONTROL, 1);
+    assert_eq!(state(&mut rig) & 1 << error::MMREGS_RANGE, 0, "the class is the system's");
+    assert_eq!(rig.counter(0, "refused"), 3);
+}
+
+/// Returns a collective message of 64-bit unsigned sums.
+fn allreduce(of: Descriptor) -> Descriptor {
+    let mut descriptor = of;
+    let header = &mut descriptor.packet_header;
+    header.data_packet_type = kind::COLLECTIVE;
+    header.byte1 = operation::UNSIGNED_ADD << 4 | 1;
+    header.byte2 = CLASS << 4;
+    header.byte3 = collective_type::ALLREDUCE << 3;
+    header.set_channel(channel::USER_COMM_WORLD);
+    descriptor.torus_fifo_map = fifo_map::COLLECTIVE_USER;
+    descriptor
+}
+
+#[test]
+fn an_allreduce_puts_the_sums_into_the_memory_of_all_nodes() {
+    let (mut rig, _kernels, mut users) = class();
+    let words = 200_u64;
+    for (node, user) in users.iter_mut().enumerate() {
+        user.write64(COUNTERS, words * 8);
+        for word in 0..words {
+            user.write64(PAYLOAD + word * 8, word + 1000 * node as u64);
+        }
+        let put = Way { from: 0, to: 1 }.put(0, 24, 0, PAYLOAD, words as usize * 8);
+        user.inject(&mut rig.bed, 1, &allreduce(put));
+    }
+
+    rig.until(|_| users.iter().all(|user| user.read64(COUNTERS) == 0));
+    for user in &users {
+        for word in 0..words {
+            assert_eq!(user.read64(DATA + 24 + word * 8), 2 * word + 1000);
+        }
+    }
+}
+
+#[test]
+fn collective_packets_go_into_reception_fifos_too() {
+    let (mut rig, _kernels, mut users) = class();
+    for user in &mut users {
+        user.write64(PAYLOAD, 21);
+        user.inject(&mut rig.bed, 1, &allreduce(Way { from: 0, to: 1 }.fifo(2, PAYLOAD, 8)));
+    }
+    rig.until(|_| users.iter().all(|user| user.packets(2).0.len() == 1));
+    for user in &users {
+        let (header, payload) = &user.packets(2).0[0];
+        assert_eq!(header.packet_type(), packet_type::FIFO);
+        assert_eq!(payload[..8], 42_u64.to_le_bytes());
+    }
+}
+
+#[test]
+fn a_class_without_route_stops_the_fifo() {
+    let (mut rig, mut users) = Rig::pair();
+    users[0].inject(&mut rig.bed, 1, &allreduce(Way { from: 0, to: 1 }.fifo(2, PAYLOAD, 8)));
+    rig.settle();
+    assert_eq!(users[0].fault(1), nicforge_hwi::mu::fault::DESCRIPTOR);
+}

@@ -1,0 +1,64 @@
+//! The time that the engines take.
+
+use nicforge_hwi::mu::reg;
+use nicforge_kit::Clock;
+use nicforge_mu::Options;
+
+use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way, pattern};
+
+const WAY: Way = Way { from: 0, to: 1 };
+const LONG: usize = 1 << 20;
+
+/// Returns two nodes whose engines have a clock of 800 MHz, and links that take no time.
+fn clocked() -> (Rig, [User; 2]) {
+    let mut rig = Rig::new(&[2], Options { clock: Clock::of_mhz(800), ..Options::default() });
+    let users = [0, 1].map(|node| rig.user(node, 0));
+    (rig, users)
+}
+
+/// Puts 1 MB, and returns the microseconds until it has arrived.
+fn put(rig: &mut Rig, users: &mut [User; 2], from: u64, map: u64) -> u64 {
+    users[0].write(from, &pattern(1, LONG));
+    users[1].write64(COUNTERS, LONG as u64);
+    let mut message = WAY.put(0, 0, 0, from, LONG);
+    message.torus_fifo_map = map;
+    message.packet_header.set_hint(0, true);
+    let start = rig.bed.now();
+    users[0].inject(&mut rig.bed, 0, &message);
+    rig.until(|_| users[1].read64(COUNTERS) == 0);
+    assert!(users[1].read(DATA, LONG) == pattern(1, LONG));
+    (rig.bed.now().0 - start.0) / 1000
+}
+
+#[test]
+fn a_reception_engine_takes_4_bytes_a_cycle() {
+    let (mut rig, mut users) = clocked();
+    // 2,048 packets of 544 bytes at 3.2 GB/s. The clock advances by up to 1 us in a step.
+    let time = put(&mut rig, &mut users, PAYLOAD, 0x8000);
+    assert!((348..390).contains(&time), "{time} us");
+}
+
+#[test]
+fn a_packet_arrives_behind_its_reception() {
+    let (mut rig, mut users) = clocked();
+    users[0].inject(&mut rig.bed, 0, &WAY.fifo(0, PAYLOAD, 512));
+    let start = rig.bed.now();
+    rig.until(|_| users[1].packets(0).0.len() == 1);
+    // 136 cycles of 1.25 ns.
+    assert!(rig.bed.now().0 - start.0 >= 170);
+}
+
+#[test]
+fn a_reset_forgets_the_time_of_engines() {
+    let (mut rig, mut users) = clocked();
+    users[0].inject(&mut rig.bed, 0, &WAY.put(0, 0, 0, PAYLOAD, LONG));
+    for _ in 0..20 {
+        rig.step();
+    }
+    for node in 0..2 {
+        let function = rig.functions[node];
+        rig.bed.reset_function(function).unwrap();
+    }
+    rig.settle();
+    assert_eq!(users[0].shown(reg::IS_ENABLED), 0);
+}
