@@ -1,0 +1,109 @@
+//! Barriers of the nodes of a class route.
+
+use std::sync::atomic::Ordering;
+
+use nicforge_driver::{Cancel, Deadline};
+use nicforge_hwi::{
+    mu::{BAR_REGISTERS, reg},
+    mu_packet::CLASSES,
+};
+use nicforge_shm::SharedU64;
+
+use crate::{Error, Resource, Subgroup, subgroup::ended_by_spin};
+
+/// Whether this node is in a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Outside,
+    /// The barrier is complete when the unit has counted this many.
+    Inside(u64),
+}
+
+/// A barrier of the nodes of a class route. Its public name is `MUSPI_GIBarrier_t`.
+///
+/// One subgroup of each node enters for the node.
+#[derive(Clone, Debug)]
+pub struct Barrier {
+    class: u8,
+    completed: SharedU64,
+    state: State,
+}
+
+impl Barrier {
+    /// Returns the class route.
+    pub fn class(&self) -> u8 {
+        self.class
+    }
+
+    /// Returns whether the barrier that was entered last is complete, or none was entered. The
+    /// public name is `MUSPI_GIBarrierPoll`.
+    pub fn poll(&mut self) -> bool {
+        if let State::Inside(count) = self.state {
+            if self.completed.load(Ordering::Acquire) < count {
+                return false;
+            }
+            self.state = State::Outside;
+        }
+        true
+    }
+}
+
+impl Subgroup {
+    /// Returns the barrier of a class route. The public name is `MUSPI_GIBarrierInit`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`].
+    pub fn barrier(&self, class: u8) -> Result<Barrier, Error> {
+        if usize::from(class) >= CLASSES {
+            return Err(Error::NoSuch { resource: Resource::BarrierClass, number: class });
+        }
+
+        let completed = self.page().word(reg::BARRIER_STATUS + 8 * u64::from(class))?;
+        Ok(Barrier { class, completed, state: State::Outside })
+    }
+
+    /// Enters a barrier. It does not wait. The public name is `MUSPI_GIBarrierEnter`.
+    ///
+    /// # Errors
+    /// [`Error::InBarrier`] while the one before is not complete; errors of the posted-write ring.
+    pub fn enter(&mut self, barrier: &mut Barrier) -> Result<(), Error> {
+        if !barrier.poll() {
+            return Err(Error::InBarrier { class: barrier.class });
+        }
+
+        let target = barrier.completed.load(Ordering::Acquire) + 1;
+        let register = self.page().offset(reg::BARRIER_CONTROL + 8 * u64::from(barrier.class));
+        self.injection().poster.post(BAR_REGISTERS, register, &1_u64.to_le_bytes())?;
+        barrier.state = State::Inside(target);
+        Ok(())
+    }
+
+    /// Waits until the barrier that was entered last is complete. The public name is
+    /// `MUSPI_GIBarrierPollWithTimeout`.
+    ///
+    /// # Errors
+    /// [`nicforge_driver::Error::Timeout`], [`nicforge_driver::Error::Cancelled`],
+    /// [`nicforge_driver::Error::DeviceGone`]; [`Error::Reset`].
+    pub fn wait_barrier(
+        &mut self,
+        barrier: &mut Barrier,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<(), Error> {
+        loop {
+            let spin = deadline.at_most(self.options().spin);
+            let polled = self.device().wait_for(spin, cancel, "a barrier", || {
+                if barrier.poll() {
+                    return Ok(Some(()));
+                }
+                self.page().check()?;
+                Ok(None)
+            });
+
+            if !ended_by_spin(&polled, deadline) {
+                return polled;
+            }
+            self.sleep_for_barrier(deadline, cancel)?;
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Injection FIFOs: software stores descriptors, and the unit carries them out in order.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use nicforge_driver::{
+    Cancel, Deadline, DmaBuffer, Error as DriverError, Poster,
+    runtime::{Cost, cost},
+};
+use nicforge_hwi::{
+    mu::{BAR_REGISTERS, DESCRIPTOR, INJECTION_FIFOS, MAX_FIFO, MIN_INJECTION_FIFO, reg},
+    mu_packet::Descriptor,
+};
+use nicforge_shm::SharedU64;
+use zerocopy::transmute;
+
+use crate::{
+    Error, Fault, Resource,
+    fifo::{Ring, Sizes},
+    page::Page,
+};
+
+/// Sizes of injection FIFOs.
+const SIZES: Sizes = Sizes { least: MIN_INJECTION_FIFO, most: MAX_FIFO, unit: DESCRIPTOR };
+
+/// An injection FIFO with memory. Its public name is `MUSPI_InjFifo_t`.
+struct InjectionFifo {
+    ring: Ring,
+    /// Offset behind the last descriptor.
+    tail: u64,
+    /// Descriptors that fit at once.
+    capacity: u64,
+    /// Number of the last descriptor, as the unit counts.
+    injected: u64,
+    /// Number of descriptors that were done at the last look.
+    done: u64,
+    /// Mirror of the unit's count.
+    count: SharedU64,
+    /// Mirror of the reason why the unit has stopped the FIFO.
+    fault: SharedU64,
+}
+
+impl InjectionFifo {
+    /// Returns the number of descriptors for which there is room.
+    #[inline]
+    fn room(&mut self, wanted: u64) -> u64 {
+        let room = self.capacity - (self.injected - self.done);
+        if room >= wanted {
+            return room;
+        }
+
+        self.note_done();
+        self.capacity - (self.injected - self.done)
+    }
+
+    /// Looks how many descriptors are done. A count that is not possible changes nothing.
+    #[inline]
+    fn note_done(&mut self) {
+        let count = self.count.load(Ordering::Acquire);
+        if count > self.done && count <= self.injected {
+            self.done = count;
+        }
+    }
+
+    fn fault(&self) -> Option<Fault> {
+        Fault::from_register(self.fault.load(Ordering::Acquire))
+    }
+}
+
+/// The injection FIFOs of a subgroup, and the posted-write ring by which their tails move.
+///
+/// A FIFO's descriptors are carried out in order, and those of different FIFOs in parallel. An
+/// injection stores 64 bytes and posts one write. It takes no lock, allocates nothing, and makes no
+/// system call while the engine is awake.
+pub struct Injection {
+    pub(crate) poster: Poster,
+    page: Page,
+    fifos: [Option<InjectionFifo>; INJECTION_FIFOS as usize],
+}
+
+/// Returns the registers of an injection FIFO.
+fn registers(fifo: u8) -> u64 {
+    reg::INJECTION + u64::from(fifo) * reg::FIFO
+}
+
+impl Injection {
+    pub(crate) fn new(page: Page, poster: Poster) -> Self {
+        Self { poster, page, fifos: [const { None }; INJECTION_FIFOS as usize] }
+    }
+
+    /// Gives a FIFO `bytes` of memory at `offset` of a buffer. The FIFO is disabled and empty then.
+    pub(crate) fn init(
+        &mut self,
+        fifo: u8,
+        buffer: Arc<DmaBuffer>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        check(fifo)?;
+        let ring = Ring::new(buffer, offset, bytes, SIZES)?;
+        self.set_enabled(1 << fifo, false)?;
+
+        let base = registers(fifo);
+        self.page.write(base + reg::START, ring.start())?;
+        self.page.write(base + reg::SIZE_1, ring.size() - 1)?;
+        self.page.write(base + reg::HEAD, ring.start())?;
+        self.page.write(base + reg::TAIL, ring.start())?;
+
+        let injected = self.page.read(base + reg::DESCRIPTOR_COUNT)?;
+        self.fifos[usize::from(fifo)] = Some(InjectionFifo {
+            // One slot stays empty, because equal pointers mean an empty FIFO.
+            capacity: ring.size() / DESCRIPTOR - 1,
+            tail: 0,
+            injected,
+            done: injected,
+            count: self.page.word(base + reg::DESCRIPTOR_COUNT)?,
+            fault: self.page.word(base + reg::FAULT)?,
+            ring,
+        });
+        Ok(())
+    }
+
+    /// Enables or disables the FIFOs of these bits.
+    pub(crate) fn set_enabled(&mut self, fifos: u8, enabled: bool) -> Result<(), Error> {
+        self.page.write(if enabled { reg::ENABLE } else { reg::DISABLE }, fifos.into())?;
+
+        // Enabling clears a fault. The mirror still shows it for a moment.
+        let with_memory = |fifo: &u8| fifos >> fifo & 1 == 1 && self.fifos[usize::from(*fifo)].is_some();
+        for fifo in (0..INJECTION_FIFOS as u8).filter(with_memory).filter(|_| enabled) {
+            self.page.await_mirror(registers(fifo) + reg::FAULT)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn fifo(&mut self, fifo: u8) -> Result<&mut InjectionFifo, Error> {
+        find(&mut self.fifos, fifo)
+    }
+
+    /// Injects a descriptor if there is room. Returns its sequence number, with which
+    /// [`Injection::check_done`] asks for its end; or `None`, when nothing was injected. The public
+    /// name is `MUSPI_InjFifoInject`.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the unit has stopped a full FIFO; [`Error::NotInitialised`],
+    /// [`Error::NoSuch`]; errors of the posted-write ring.
+    #[inline]
+    pub fn try_inject(&mut self, fifo: u8, descriptor: &Descriptor) -> Result<Option<u64>, Error> {
+        self.try_inject_all(fifo, std::slice::from_ref(descriptor))
+    }
+
+    /// Injects all descriptors, in order, or none: as [`Injection::try_inject`]. The sequence
+    /// number is that of the last one. The public name is `MUSPI_InjFifoInjectMultiple`.
+    ///
+    /// # Errors
+    /// [`Error::Batch`] for more descriptors than the FIFO holds; as [`Injection::try_inject`].
+    #[inline]
+    pub fn try_inject_all(&mut self, fifo: u8, descriptors: &[Descriptor]) -> Result<Option<u64>, Error> {
+        let page_offset = self.page.offset(registers(fifo) + reg::TAIL);
+        let state = find(&mut self.fifos, fifo)?;
+
+        let count = descriptors.len() as u64;
+        if state.room(count) < count {
+            return state.no_room(fifo, count);
+        }
+
+        let mut tail = state.tail;
+        for descriptor in descriptors {
+            let bytes: [u8; DESCRIPTOR as usize] = transmute!(*descriptor);
+            state.ring.window().store_64(tail, bytes)?;
+            tail = state.ring.advance(tail, DESCRIPTOR);
+        }
+
+        if count > 0 {
+            cost(Cost::SendMessage, descriptors.len());
+            let address = state.ring.start() + tail;
+            match self.poster.try_post(BAR_REGISTERS, page_offset, &address.to_le_bytes()) {
+                Ok(()) => {}
+                Err(DriverError::RingFull { .. }) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+            state.tail = tail;
+            state.injected += count;
+        }
+        Ok(Some(state.injected))
+    }
+
+    /// Injects a descriptor, and waits for room if necessary. Returns its sequence number.
+    ///
+    /// # Errors
+    /// As [`Injection::try_inject`]; [`DriverError::Timeout`], [`DriverError::Cancelled`],
+    /// [`DriverError::DeviceGone`]; [`Error::Reset`].
+    #[inline]
+    pub fn inject(
+        &mut self,
+        fifo: u8,
+        descriptor: &Descriptor,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<u64, Error> {
+        match self.try_inject(fifo, descriptor)? {
+            Some(number) => Ok(number),
+            None => self.inject_when_room(fifo, descriptor, deadline, cancel),
+        }
+    }
+
+    #[cold]
+    fn inject_when_room(
+        &mut self,
+        fifo: u8,
+        descriptor: &Descriptor,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<u64, Error> {
+        let device = self.page.device().clone();
+        device.wait_for(deadline, cancel, "room in an injection FIFO", || {
+            self.page.check()?;
+            self.try_inject(fifo, descriptor)
+        })
+    }
+
+    /// Looks whether the descriptor with this sequence number is done: the unit has read its
+    /// payload. The public name is `MUSPI_CheckDescComplete`.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`] when the unit has stopped the FIFO before; [`Error::NotInitialised`],
+    /// [`Error::NoSuch`].
+    #[inline]
+    pub fn check_done(&mut self, fifo: u8, number: u64) -> Result<bool, Error> {
+        let state = self.fifo(fifo)?;
+        if number <= state.done {
+            return Ok(true);
+        }
+
+        state.note_done();
+        if number <= state.done {
+            return Ok(true);
+        }
+        match state.fault() {
+            None => Ok(false),
+            Some(fault) => state.ended(fifo, number, fault),
+        }
+    }
+
+    /// Waits until the descriptor with this sequence number is done.
+    ///
+    /// # Errors
+    /// As [`Injection::check_done`]; [`DriverError::Timeout`], [`DriverError::Cancelled`],
+    /// [`DriverError::DeviceGone`]; [`Error::Reset`].
+    pub fn wait_done(
+        &mut self,
+        fifo: u8,
+        number: u64,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<(), Error> {
+        let device = self.page.device().clone();
+        device.wait_for(deadline, cancel, "the end of a descriptor", || {
+            self.page.check()?;
+            Ok(self.check_done(fifo, number)?.then_some(()))
+        })
+    }
+
+    /// Returns the number of descriptors that fit into a FIFO now. The public name is
+    /// `MUSPI_getHwFreeSpace`.
+    ///
+    /// # Errors
+    /// [`Error::NotInitialised`], [`Error::NoSuch`].
+    pub fn room(&mut self, fifo: u8) -> Result<u64, Error> {
+        Ok(self.fifo(fifo)?.room(u64::MAX))
+    }
+
+    /// Returns the sequence number of the last descriptor. The public name is
+    /// `MUSPI_getNumInjected`.
+    ///
+    /// # Errors
+    /// [`Error::NotInitialised`], [`Error::NoSuch`].
+    pub fn injected(&mut self, fifo: u8) -> Result<u64, Error> {
+        Ok(self.fifo(fifo)?.injected)
+    }
+
+    /// Returns why the unit has stopped a FIFO, or `None` while it works.
+    ///
+    /// # Errors
+    /// [`Error::NotInitialised`], [`Error::NoSuch`].
+    pub fn fault(&mut self, fifo: u8) -> Result<Option<Fault>, Error> {
+        Ok(self.fifo(fifo)?.fault())
+    }
+
+    /// Lets a FIFO begin anew, empty: after [`Error::Stopped`], or to withdraw what it holds. The
+    /// unit may have begun the first of the withdrawn descriptors.
+    pub(crate) fn restart(&mut self, fifo: u8) -> Result<(), Error> {
+        let start = self.fifo(fifo)?.ring.start();
+        let base = registers(fifo);
+        self.set_enabled(1 << fifo, false)?;
+        self.page.write(base + reg::HEAD, start)?;
+        self.page.write(base + reg::TAIL, start)?;
+
+        let count = self.page.read(base + reg::DESCRIPTOR_COUNT)?;
+        let state = self.fifo(fifo)?;
+        (state.tail, state.injected, state.done) = (0, count, count);
+        self.set_enabled(1 << fifo, true)
+    }
+}
+
+impl InjectionFifo {
+    /// Returns the result of an injection that found no room.
+    #[cold]
+    fn no_room(&self, fifo: u8, count: u64) -> Result<Option<u64>, Error> {
+        if count > self.capacity {
+            return Err(Error::Batch { count: count as usize, most: self.capacity });
+        }
+        match self.fault() {
+            None => Ok(None),
+            Some(fault) => Err(Error::Stopped { fifo, fault }),
+        }
+    }
+
+    /// Looks once more at a FIFO that has stopped: it may have ended the descriptor before.
+    #[cold]
+    fn ended(&mut self, fifo: u8, number: u64, fault: Fault) -> Result<bool, Error> {
+        self.note_done();
+        if number <= self.done { Ok(true) } else { Err(Error::Stopped { fifo, fault }) }
+    }
+}
+
+/// Returns a FIFO that has memory.
+#[inline]
+fn find(fifos: &mut [Option<InjectionFifo>], fifo: u8) -> Result<&mut InjectionFifo, Error> {
+    match fifos.get_mut(usize::from(fifo)) {
+        Some(Some(state)) => Ok(state),
+        Some(None) => Err(Error::NotInitialised { resource: Resource::InjectionFifo, number: fifo }),
+        None => Err(no_fifo(fifo)),
+    }
+}
+
+/// Checks the number of an injection FIFO in its subgroup.
+pub(crate) fn check(fifo: u8) -> Result<(), Error> {
+    if u16::from(fifo) < INJECTION_FIFOS { Ok(()) } else { Err(no_fifo(fifo)) }
+}
+
+#[cold]
+fn no_fifo(number: u8) -> Error {
+    Error::NoSuch { resource: Resource::InjectionFifo, number }
+}

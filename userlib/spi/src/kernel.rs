@@ -1,0 +1,465 @@
+//! The kernel's part: allocation of FIFOs and base addresses, and the device control registers.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{Mutex, MutexGuard},
+};
+
+use nicforge_driver::{Bar, Device, runtime::lock};
+use nicforge_hwi::{
+    mu::{
+        BAR_REGISTERS, DEVICE_CONTROL, INJECTION_FIFOS, KERNEL, RECEPTION_FIFOS, SUBGROUPS,
+        SUBGROUPS_OF_GROUP, SYSTEM_GROUP,
+    },
+    mu_dcr::{
+        self, MAX_SYS_ADDR_RANGE, MAX_USR_ADDR_RANGE, MIN_SYS_ADDR_RANGE, MIN_USR_ADDR_RANGE, SYS_RANGES,
+        USR_RANGES,
+    },
+    nd_dcr::{self, class_type},
+};
+
+use crate::{
+    ClassRoute, CollectiveChannel, Error, Options, Place, Resource, Subgroup,
+    page::{Page, check_identity},
+};
+
+/// A register of one bit for each FIFO of a group.
+#[derive(Clone, Copy)]
+struct FifoRegister {
+    /// Offset of group 0's.
+    offset: u64,
+    /// FIFOs of a subgroup.
+    fifos: u16,
+}
+
+const REMOTE_GET: FifoRegister = FifoRegister { offset: mu_dcr::IMFIFO_RGET, fifos: INJECTION_FIFOS };
+const INJECTION_THRESHOLD: FifoRegister =
+    FifoRegister { offset: mu_dcr::IMFIFO_THOLD_INT_EN, fifos: INJECTION_FIFOS };
+const RECEPTION: FifoRegister = FifoRegister { offset: mu_dcr::RMFIFO_EN, fifos: RECEPTION_FIFOS };
+const RECEPTION_THRESHOLD: FifoRegister =
+    FifoRegister { offset: mu_dcr::RMFIFO_THOLD_INT_EN, fifos: RECEPTION_FIFOS };
+const PACKETS: FifoRegister = FifoRegister { offset: mu_dcr::RMFIFO_PACKET_INT_EN, fifos: RECEPTION_FIFOS };
+
+/// Offset of the network's registers behind [`DEVICE_CONTROL`].
+const NETWORK: u64 = nd_dcr::BASE - DEVICE_CONTROL;
+
+/// Range of addresses that the unit may read and write: whole MiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressRange {
+    /// Lowest address. Its lowest 20 bits count as zeros.
+    pub first: u64,
+    /// Highest address. Its lowest 20 bits count as ones.
+    pub last: u64,
+    /// The unit may only read there.
+    pub read_only: bool,
+}
+
+/// What the kernel has allocated.
+#[derive(Default)]
+struct Allocated(BTreeSet<(Resource, u16, u8)>);
+
+/// The program that holds the kernel's attachment of a node.
+///
+/// It allocates FIFOs, base addresses and class routes, so that several programs of a node agree,
+/// and writes the device control registers. The unit itself lets each subgroup use its own FIFOs
+/// without an allocation. Threads may share it.
+pub struct Kernel {
+    device: Device,
+    place: Place,
+    /// The registers take several accesses each, so a lock serializes changes.
+    state: Mutex<State>,
+}
+
+struct State {
+    registers: Bar,
+    allocated: Allocated,
+}
+
+impl Kernel {
+    /// Opens the kernel's attachment of a node.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`].
+    pub fn open(device: &Device) -> Result<Self, Error> {
+        let wanted = "the kernel's attachment";
+        let attachment = check_identity(device, wanted)?;
+        if attachment != KERNEL {
+            return Err(Error::WrongDevice { wanted, found: format!("attachment {attachment}") });
+        }
+
+        let place = Page::of_system(device, 0)?.place()?;
+        let registers = device.bar(BAR_REGISTERS)?;
+        let state = Mutex::new(State { registers, allocated: Allocated::default() });
+        Ok(Self { device: device.clone(), place, state })
+    }
+
+    /// Returns the place of the node in the network. The public name is `Kernel_GetPersonality`.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Returns the device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Opens subgroup `number`, 0 to 3, of the system's group. Its FIFOs may use the channels of
+    /// the system. The kernel's attachment has one posted-write ring, so that one of the four can
+    /// be open at a time.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchSubgroup`]; as [`Subgroup::open`].
+    pub fn system_subgroup(&self, number: u8, options: Options) -> Result<Subgroup, Error> {
+        Subgroup::of_page(Page::of_system(&self.device, number)?, options)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Allocates injection FIFOs of a subgroup, all or none. The public name is
+    /// `Kernel_AllocateInjFifos`.
+    ///
+    /// # Errors
+    /// [`Error::Taken`], [`Error::NoSuch`], [`Error::NoSuchSubgroup`].
+    pub fn allocate_injection_fifos(&self, subgroup: u16, fifos: &[u8]) -> Result<(), Error> {
+        self.state().allocated.take(Resource::InjectionFifo, subgroup, fifos)
+    }
+
+    /// Allocates reception FIFOs of a subgroup, all or none. The public name is
+    /// `Kernel_AllocateRecFifos`.
+    ///
+    /// # Errors
+    /// As [`Kernel::allocate_injection_fifos`].
+    pub fn allocate_reception_fifos(&self, subgroup: u16, fifos: &[u8]) -> Result<(), Error> {
+        self.state().allocated.take(Resource::ReceptionFifo, subgroup, fifos)
+    }
+
+    /// Allocates base addresses of a subgroup, all or none. The public name is
+    /// `Kernel_AllocateBaseAddressTable`.
+    ///
+    /// # Errors
+    /// As [`Kernel::allocate_injection_fifos`].
+    pub fn allocate_base_addresses(&self, subgroup: u16, entries: &[u8]) -> Result<(), Error> {
+        self.state().allocated.take(Resource::BaseAddress, subgroup, entries)
+    }
+
+    /// Frees FIFOs or base addresses of a subgroup, all or none. The public names are
+    /// `Kernel_DeallocateInjFifos`, `Kernel_DeallocateRecFifos` and
+    /// `Kernel_DeallocateBaseAddressTable`.
+    ///
+    /// A freed reception FIFO takes no more packets, and a freed injection FIFO no more remote
+    /// gets.
+    ///
+    /// # Errors
+    /// [`Error::NotAllocated`]; errors of a trapped access.
+    pub fn free(&self, resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
+        let mut state = self.state();
+        state.allocated.give_back(resource, subgroup, numbers)?;
+
+        match resource {
+            Resource::InjectionFifo => state.set_fifos(REMOTE_GET, subgroup, numbers, false),
+            Resource::ReceptionFifo => state.set_fifos(RECEPTION, subgroup, numbers, false),
+            Resource::BaseAddress | Resource::CollectiveClass | Resource::BarrierClass => Ok(()),
+        }
+    }
+
+    /// Returns the numbers that are not allocated: of a subgroup's FIFOs and base addresses, or of
+    /// the node's class routes. The public names are `Kernel_QueryInjFifos`,
+    /// `Kernel_QueryRecFifos`, `Kernel_QueryBaseAddressTable` and
+    /// `Kernel_QueryCollectiveClassRoutes`.
+    pub fn unallocated(&self, resource: Resource, subgroup: u16) -> Vec<u8> {
+        let state = self.state();
+        let is_free = |number: &u8| !state.allocated.0.contains(&(resource, subgroup, *number));
+        (0..resource.count()).filter(is_free).collect()
+    }
+
+    /// Lets reception FIFOs of a subgroup take packets, or not. The subgroup must have given them
+    /// memory before. The public names are `Kernel_RecFifoEnable` and `Kernel_RecFifoDisable`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::NoSuchSubgroup`]; errors of a trapped access.
+    pub fn set_reception(&self, subgroup: u16, fifos: &[u8], enabled: bool) -> Result<(), Error> {
+        check_numbers(Resource::ReceptionFifo, subgroup, fifos)?;
+        self.state().set_fifos(RECEPTION, subgroup, fifos, enabled)
+    }
+
+    /// Lets remote gets use injection FIFOs of a subgroup, or not.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::NoSuchSubgroup`]; errors of a trapped access.
+    pub fn set_remote_get(&self, subgroup: u16, fifos: &[u8], permitted: bool) -> Result<(), Error> {
+        check_numbers(Resource::InjectionFifo, subgroup, fifos)?;
+        self.state().set_fifos(REMOTE_GET, subgroup, fifos, permitted)
+    }
+
+    /// Lets injection FIFOs interrupt when their free space rises above the threshold, or not. The
+    /// public name is `Kernel_ConfigureInjFifoInterrupts`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::NoSuchSubgroup`]; errors of a trapped access.
+    pub fn set_injection_interrupts(&self, subgroup: u16, fifos: &[u8], enabled: bool) -> Result<(), Error> {
+        check_numbers(Resource::InjectionFifo, subgroup, fifos)?;
+        self.state().set_fifos(INJECTION_THRESHOLD, subgroup, fifos, enabled)
+    }
+
+    /// Lets reception FIFOs interrupt when their free space falls below the threshold, and when a
+    /// packet comes that asks for it, or not. The public name is
+    /// `Kernel_ConfigureRecFifoInterrupts`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`], [`Error::NoSuchSubgroup`]; errors of a trapped access.
+    pub fn set_reception_interrupts(
+        &self,
+        subgroup: u16,
+        fifos: &[u8],
+        on_threshold: bool,
+        on_packet: bool,
+    ) -> Result<(), Error> {
+        check_numbers(Resource::ReceptionFifo, subgroup, fifos)?;
+        let mut state = self.state();
+        state.set_fifos(RECEPTION_THRESHOLD, subgroup, fifos, on_threshold)?;
+        state.set_fifos(PACKETS, subgroup, fifos, on_packet)
+    }
+
+    /// Sets the thresholds of all subgroups: the free space of an injection FIFO in descriptors,
+    /// that of an injection FIFO for remote gets in chunks of 32 bytes, and that of a reception
+    /// FIFO in such chunks. `None` leaves one as it is. The public names are
+    /// `Kernel_ConfigureInjFifoThresholds` and `Kernel_ConfigureRecFifoThreshold`.
+    ///
+    /// # Errors
+    /// Errors of a trapped access.
+    pub fn set_thresholds(
+        &self,
+        injection: Option<u64>,
+        remote_get: Option<u64>,
+        reception: Option<u64>,
+    ) -> Result<(), Error> {
+        let state = self.state();
+        let values = [
+            (mu_dcr::IMU_THOLD, injection),
+            (mu_dcr::RGET_THOLD, remote_get),
+            (mu_dcr::RMU_THOLD, reception),
+        ];
+
+        for (register, value) in values {
+            if let Some(value) = value {
+                state.write(register, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates a class route of collectives or barriers. The public names are
+    /// `Kernel_AllocateCollectiveClassRoute` and `Kernel_AllocateGlobalInterruptClassRoute`.
+    ///
+    /// # Errors
+    /// [`Error::Taken`], [`Error::NoSuch`].
+    pub fn allocate_class(&self, resource: Resource, class: u8) -> Result<(), Error> {
+        self.state().allocated.take(resource, 0, &[class])
+    }
+
+    /// Sets this node's part of a class route of collectives, for packets of a channel. The public
+    /// name is `Kernel_SetCollectiveClassRoute`.
+    ///
+    /// All nodes of the class route set their parts before one of them injects.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; errors of a trapped access.
+    pub fn set_collective_route(
+        &self,
+        class: u8,
+        route: ClassRoute,
+        channel: CollectiveChannel,
+    ) -> Result<(), Error> {
+        let class_type = match channel {
+            CollectiveChannel::CommWorld => class_type::USER,
+            CollectiveChannel::SubComm => class_type::SUB_COMM,
+            CollectiveChannel::System => class_type::SYSTEM,
+        };
+        let input = route.input & nd_dcr::LINKS | class_type << class_type::SHIFT;
+        let registers = (Resource::CollectiveClass, nd_dcr::CTRL_COLL_CLASS);
+        self.state().set_class(registers, class, ClassRoute { input, ..route })
+    }
+
+    /// Sets this node's part of a class route of barriers. The public name is
+    /// `Kernel_SetGlobalInterruptClassRoute`.
+    ///
+    /// All nodes of the class route set their parts before one of them enters. A node without the
+    /// route drops what comes for it, and the barrier is never complete.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; errors of a trapped access.
+    pub fn set_barrier_route(&self, class: u8, route: ClassRoute) -> Result<(), Error> {
+        let route = ClassRoute { input: route.input & nd_dcr::LINKS, ..route };
+        self.state().set_class((Resource::BarrierClass, nd_dcr::CTRL_GI_CLASS), class, route)
+    }
+
+    /// Lets completed barriers of these classes interrupt all subgroups. One bit is a class.
+    ///
+    /// # Errors
+    /// Errors of a trapped access.
+    pub fn set_barrier_interrupts(&self, classes: u16) -> Result<(), Error> {
+        self.state().write(mu_dcr::BARRIER_INT_EN, classes.into())
+    }
+
+    /// Makes these classes of barriers the system's. One bit is a class.
+    ///
+    /// # Errors
+    /// Errors of a trapped access.
+    pub fn set_system_barriers(&self, classes: u16) -> Result<(), Error> {
+        self.state().write(mu_dcr::SYS_BARRIER, classes.into())
+    }
+
+    /// Permits the users' FIFOs and messages these addresses, and no others.
+    ///
+    /// # Errors
+    /// [`Error::TooManyRanges`] for more than 20; errors of a trapped access.
+    pub fn set_user_ranges(&self, ranges: &[AddressRange]) -> Result<(), Error> {
+        let registers = (MIN_USR_ADDR_RANGE, MAX_USR_ADDR_RANGE, mu_dcr::USR_INJ_RANGE);
+        self.state().set_ranges(registers, USR_RANGES, ranges)
+    }
+
+    /// Permits the system's FIFOs and messages these addresses, and no others.
+    ///
+    /// # Errors
+    /// [`Error::TooManyRanges`] for more than 8; errors of a trapped access.
+    pub fn set_system_ranges(&self, ranges: &[AddressRange]) -> Result<(), Error> {
+        let registers = (MIN_SYS_ADDR_RANGE, MAX_SYS_ADDR_RANGE, mu_dcr::SYS_INJ_RANGE);
+        self.state().set_ranges(registers, SYS_RANGES, ranges)
+    }
+
+    /// Reads a device control register, at its offset in `nicforge_hwi::mu_dcr`, or that of the
+    /// network's plus 0x1000.
+    ///
+    /// # Errors
+    /// Errors of a trapped access.
+    pub fn control(&self, register: u64) -> Result<u64, Error> {
+        self.state().read(register)
+    }
+
+    /// Writes a device control register: see [`Kernel::control`].
+    ///
+    /// # Errors
+    /// Errors of a trapped access.
+    pub fn set_control(&self, register: u64, value: u64) -> Result<(), Error> {
+        self.state().write(register, value)
+    }
+}
+
+impl Allocated {
+    fn take(&mut self, resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
+        check_numbers(resource, subgroup, numbers)?;
+        if let Some(&number) = numbers.iter().find(|number| self.0.contains(&(resource, subgroup, **number)))
+        {
+            return Err(Error::Taken { resource, number, subgroup });
+        }
+
+        self.0.extend(numbers.iter().map(|number| (resource, subgroup, *number)));
+        Ok(())
+    }
+
+    fn give_back(&mut self, resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
+        let is_missing = |number: &&u8| !self.0.contains(&(resource, subgroup, **number));
+        if let Some(&number) = numbers.iter().find(is_missing) {
+            return Err(Error::NotAllocated { resource, number, subgroup });
+        }
+
+        for number in numbers {
+            self.0.remove(&(resource, subgroup, *number));
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn read(&self, register: u64) -> Result<u64, Error> {
+        Ok(self.registers.read64(DEVICE_CONTROL + register)?)
+    }
+
+    fn write(&self, register: u64, value: u64) -> Result<(), Error> {
+        Ok(self.registers.write64(DEVICE_CONTROL + register, value)?)
+    }
+
+    /// Sets or clears the bits of FIFOs of a subgroup.
+    fn set_fifos(
+        &mut self,
+        register: FifoRegister,
+        subgroup: u16,
+        fifos: &[u8],
+        is_set: bool,
+    ) -> Result<(), Error> {
+        let (group, within) = (subgroup / SUBGROUPS_OF_GROUP, subgroup % SUBGROUPS_OF_GROUP);
+        let offset = register.offset + 8 * u64::from(group);
+        let shift = within * register.fifos;
+        let bits = fifos.iter().fold(0_u64, |bits, fifo| bits | 1 << (u16::from(*fifo) + shift));
+
+        let before = self.read(offset)?;
+        self.write(offset, if is_set { before | bits } else { before & !bits })
+    }
+
+    /// Writes a class route. A register has two.
+    fn set_class(
+        &mut self,
+        (resource, first): (Resource, u64),
+        class: u8,
+        route: ClassRoute,
+    ) -> Result<(), Error> {
+        if class >= resource.count() {
+            return Err(Error::NoSuch { resource, number: class });
+        }
+
+        let register = NETWORK + first + 8 * u64::from(class / 2);
+        let mut pair = nd_dcr::ClassRoute::of_register(self.read(register)?);
+        pair[usize::from(class % 2)] = nd_dcr::ClassRoute { input: route.input, output: route.output };
+        self.write(register, nd_dcr::ClassRoute::register(pair))
+    }
+
+    /// Writes ranges, and ranges without addresses behind them.
+    fn set_ranges(
+        &mut self,
+        (first, last, read_only): (u64, u64, u64),
+        most: usize,
+        ranges: &[AddressRange],
+    ) -> Result<(), Error> {
+        if ranges.len() > most {
+            return Err(Error::TooManyRanges { count: ranges.len(), most });
+        }
+
+        let mut mask = 0;
+        for number in 0..most {
+            let range = ranges.get(number);
+            if range.is_some_and(|range| range.read_only) {
+                mask |= 1 << number;
+            }
+
+            // A range whose highest address is below its lowest permits nothing.
+            let (low, high) = range.map_or((1 << 20, 0), |range| (range.first, range.last));
+            let at = 8 * number as u64;
+            self.write(last + at, 0)?;
+            self.write(first + at, low & !0xf_ffff)?;
+            self.write(last + at, high & !0xf_ffff)?;
+        }
+        self.write(read_only, mask)
+    }
+}
+
+/// Checks numbers of a subgroup's resources.
+fn check_numbers(resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
+    if subgroup >= SUBGROUPS {
+        return Err(Error::NoSuchSubgroup { subgroup });
+    }
+    match numbers.iter().find(|number| **number >= resource.count()) {
+        Some(&number) => Err(Error::NoSuch { resource, number }),
+        None => Ok(()),
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kernel").field("place", &self.place).finish()
+    }
+}
+
+const _: () = assert!(SYSTEM_GROUP * SUBGROUPS_OF_GROUP < SUBGROUPS);

@@ -1,0 +1,352 @@
+//! Reception FIFOs: the unit stores packets, and software takes them in order.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use nicforge_driver::{
+    DmaBuffer, Error as DriverError,
+    runtime::{Cost, cost},
+};
+use nicforge_hwi::{
+    mu::{BAR_REGISTERS, CHUNK, MAX_FIFO, MIN_RECEPTION_FIFO, RECEPTION_FIFOS, reg},
+    mu_packet::{HEADER, MAX_PACKET, MAX_PAYLOAD, PacketHeader},
+};
+use nicforge_shm::{SharedU64, Window};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::{
+    Error, Fault, Injection, Resource, SOFTWARE_BYTES,
+    fifo::{Ring, Sizes},
+    page::Page,
+};
+
+/// Sizes of reception FIFOs.
+const SIZES: Sizes = Sizes { least: MIN_RECEPTION_FIFO, most: MAX_FIFO, unit: CHUNK };
+/// Number of dispatch ids: `MUSPI_MAX_FUNCTION_IDS`.
+pub const DISPATCH_IDS: usize = 256;
+
+/// A packet in a reception FIFO. It is copied from there by [`Packet::read`].
+pub struct Packet<'a> {
+    ring: &'a Ring,
+    /// Offset of the payload in the FIFO.
+    payload: u64,
+    header: PacketHeader,
+}
+
+impl Packet<'_> {
+    /// Returns the header.
+    pub fn header(&self) -> &PacketHeader {
+        &self.header
+    }
+
+    /// Returns the number of the function that handles the packet.
+    #[inline]
+    pub fn dispatch(&self) -> u8 {
+        self.software()[0]
+    }
+
+    /// Returns the software bytes. The first one is the dispatch id.
+    #[inline]
+    pub fn software(&self) -> [u8; SOFTWARE_BYTES] {
+        self.header.unit.software_bytes()
+    }
+
+    /// Returns the put offset: that of the descriptor, and the bytes of the message in front of
+    /// this packet.
+    #[inline]
+    pub fn put_offset(&self) -> u64 {
+        self.header.unit.put_offset()
+    }
+
+    /// Returns the bytes of the payload, a multiple of 32. Behind the end of the message they are
+    /// zeros.
+    #[inline]
+    pub fn payload_len(&self) -> usize {
+        self.header.payload_bytes().min(MAX_PAYLOAD)
+    }
+
+    /// Copies the first bytes of the payload into `out`, and returns their number: the smaller of
+    /// `out` and the payload.
+    ///
+    /// # Errors
+    /// Only an access to memory that is gone fails.
+    #[inline]
+    pub fn read(&self, out: &mut [u8]) -> Result<usize, Error> {
+        let length = self.payload_len().min(out.len());
+        self.ring.read(self.payload, &mut out[..length])?;
+        Ok(length)
+    }
+
+    /// Copies the first `length` bytes of the payload, or all if they are fewer, to a place in
+    /// other memory. Returns their number.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] for a range outside that memory.
+    #[inline]
+    pub fn copy_to(&self, length: usize, to: &Window, at: u64) -> Result<usize, Error> {
+        let length = self.payload_len().min(length);
+        self.ring.copy_to(self.payload, length as u64, to, at)?;
+        Ok(length)
+    }
+}
+
+/// A function that handles packets. It may inject.
+pub type Handler<'h> = Box<dyn FnMut(&Packet<'_>, &mut Injection) + 'h>;
+
+/// Functions by dispatch id. The public name is `MUSPI_RecvInfoTable_t`.
+pub struct Handlers<'h> {
+    table: Vec<Option<Handler<'h>>>,
+}
+
+impl Default for Handlers<'_> {
+    fn default() -> Self {
+        Self { table: std::iter::repeat_with(|| None).take(DISPATCH_IDS).collect() }
+    }
+}
+
+impl<'h> Handlers<'h> {
+    /// Creates a table without functions.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the function of a dispatch id, in place of an earlier one. The public name is
+    /// `MUSPI_RegisterRecvFunction`.
+    pub fn register(&mut self, dispatch: u8, handler: impl FnMut(&Packet<'_>, &mut Injection) + 'h) {
+        self.table[usize::from(dispatch)] = Some(Box::new(handler));
+    }
+
+    /// Sets the function of the lowest free dispatch id, and returns the id, or `None` when all are
+    /// in use. The public name is `MUSPI_RegisterReceiveFunction`.
+    pub fn register_free(&mut self, handler: impl FnMut(&Packet<'_>, &mut Injection) + 'h) -> Option<u8> {
+        let free = self.table.iter().position(Option::is_none)?;
+        self.table[free] = Some(Box::new(handler));
+        Some(free as u8)
+    }
+
+    /// Removes the function of a dispatch id, and returns whether there was one. The public name is
+    /// `MUSPI_DeRegisterReceiveFunction`.
+    pub fn deregister(&mut self, dispatch: u8) -> bool {
+        self.table[usize::from(dispatch)].take().is_some()
+    }
+
+    /// Calls the function of a packet, and returns whether there is one.
+    #[inline]
+    pub(crate) fn call(&mut self, packet: &Packet<'_>, injection: &mut Injection) -> bool {
+        match &mut self.table[usize::from(packet.dispatch())] {
+            Some(handler) => {
+                handler(packet, injection);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// A reception FIFO with memory. Its public name is `MUSPI_RecFifo_t`.
+struct ReceptionFifo {
+    ring: Ring,
+    /// Offset of the first packet.
+    head: u64,
+    /// The head that the unit was told.
+    told: u64,
+    /// Mirror of the unit's tail, an address.
+    tail: SharedU64,
+    /// Mirror of the reason why the unit has stopped the FIFO.
+    fault: SharedU64,
+}
+
+impl ReceptionFifo {
+    /// Returns the bytes of complete packets.
+    #[inline]
+    fn available(&self, fifo: u8) -> Result<u64, Error> {
+        let tail = self.tail.load(Ordering::Acquire).wrapping_sub(self.ring.start());
+        if tail >= self.ring.size() || !tail.is_multiple_of(CHUNK) {
+            return self.no_tail(fifo, tail);
+        }
+        Ok(if tail >= self.head { tail - self.head } else { tail + self.ring.size() - self.head })
+    }
+
+    /// Returns the result for a tail that is not possible. Until the FIFO is enabled it has none.
+    #[cold]
+    fn no_tail(&self, fifo: u8, tail: u64) -> Result<u64, Error> {
+        if tail == 0_u64.wrapping_sub(self.ring.start()) {
+            return Ok(0);
+        }
+        Err(Error::Damaged { fifo, what: "its tail", value: tail })
+    }
+
+    /// Reads the header of the packet at the head.
+    #[inline]
+    fn header(&self, fifo: u8, available: u64) -> Result<PacketHeader, Error> {
+        // The start of the FIFO and all packets are aligned to a header's size.
+        let mut bytes = [0; HEADER];
+        self.ring.window().read_array(self.head, &mut bytes)?;
+        let header = PacketHeader::read_from_bytes(&bytes).unwrap_or_default();
+
+        let length = (HEADER + header.payload_bytes()) as u64;
+        if length > MAX_PACKET as u64 || length > available {
+            return Err(Error::Damaged { fifo, what: "a packet's length", value: length });
+        }
+        Ok(header)
+    }
+}
+
+/// The reception FIFOs of a subgroup.
+pub(crate) struct Reception {
+    page: Page,
+    fifos: [Option<ReceptionFifo>; RECEPTION_FIFOS as usize],
+    /// FIFOs that are enabled.
+    enabled: u8,
+}
+
+impl Reception {
+    pub(crate) fn new(page: Page) -> Self {
+        Self { page, fifos: [const { None }; RECEPTION_FIFOS as usize], enabled: 0 }
+    }
+
+    /// Gives a FIFO `bytes` of memory at `offset` of a buffer. The FIFO is disabled and empty then.
+    pub(crate) fn init(
+        &mut self,
+        fifo: u8,
+        buffer: Arc<DmaBuffer>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        check(fifo)?;
+        let ring = Ring::new(buffer, offset, bytes, SIZES)?;
+        self.set_enabled(1 << fifo, false)?;
+
+        let base = reg::RECEPTION + u64::from(fifo) * reg::FIFO;
+        self.page.write(base + reg::START, ring.start())?;
+        self.page.write(base + reg::SIZE_1, ring.size() - 1)?;
+        self.page.write(base + reg::HEAD, ring.start())?;
+        self.page.write(base + reg::TAIL, ring.start())?;
+        // The mirror shows an earlier tail for a moment.
+        self.page.await_mirror(base + reg::TAIL)?;
+
+        self.fifos[usize::from(fifo)] = Some(ReceptionFifo {
+            ring,
+            head: 0,
+            told: 0,
+            tail: self.page.word(base + reg::TAIL)?,
+            fault: self.page.word(base + reg::FAULT)?,
+        });
+        Ok(())
+    }
+
+    /// Enables or disables the FIFOs of these bits.
+    pub(crate) fn set_enabled(&mut self, fifos: u8, enabled: bool) -> Result<(), Error> {
+        let mask = if enabled { self.enabled | fifos } else { self.enabled & !fifos };
+        self.page.write(reg::RECEPTION_ENABLE, mask.into())?;
+        self.enabled = mask;
+
+        // Enabling clears a fault. The mirror still shows it for a moment.
+        let with_memory = |fifo: &u8| fifos >> fifo & 1 == 1 && self.fifos[usize::from(*fifo)].is_some();
+        for fifo in (0..RECEPTION_FIFOS as u8).filter(with_memory).filter(|_| enabled) {
+            self.page.await_mirror(reg::RECEPTION + u64::from(fifo) * reg::FIFO + reg::FAULT)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn fifo(&mut self, fifo: u8) -> Result<&mut ReceptionFifo, Error> {
+        match self.fifos.get_mut(usize::from(fifo)) {
+            Some(Some(state)) => Ok(state),
+            Some(None) => Err(not_initialised(fifo)),
+            None => Err(no_fifo(fifo)),
+        }
+    }
+
+    /// Returns whether a packet is there.
+    ///
+    /// # Errors
+    /// [`Error::ReceptionStopped`] when the unit has stopped the FIFO, and it is empty.
+    #[inline]
+    pub(crate) fn has_packet(&self, fifo: u8) -> Result<bool, Error> {
+        let state = match self.fifos.get(usize::from(fifo)) {
+            Some(Some(state)) => state,
+            Some(None) => return Err(not_initialised(fifo)),
+            None => return Err(no_fifo(fifo)),
+        };
+        if state.available(fifo)? > 0 {
+            return Ok(true);
+        }
+        match Fault::from_register(state.fault.load(Ordering::Acquire)) {
+            None => Ok(false),
+            Some(fault) => Err(Error::ReceptionStopped { fifo, fault }),
+        }
+    }
+
+    /// Takes at most `most` packets that are there now, and returns their number.
+    #[inline]
+    pub(crate) fn receive(
+        &mut self,
+        fifo: u8,
+        most: u32,
+        injection: &mut Injection,
+        mut handle: impl FnMut(&Packet<'_>, &mut Injection),
+    ) -> Result<u32, Error> {
+        let head_register = self.page.offset(reg::RECEPTION + u64::from(fifo) * reg::FIFO + reg::HEAD);
+        let state = self.fifo(fifo)?;
+        let mut available = state.available(fifo)?;
+        let mut taken = 0;
+
+        while available > 0 && taken < most {
+            let header = state.header(fifo, available)?;
+            let length = (HEADER + header.payload_bytes()) as u64;
+            let payload = state.ring.advance(state.head, HEADER as u64);
+
+            cost(Cost::ReceivePacket, 1);
+            handle(&Packet { ring: &state.ring, payload, header }, injection);
+
+            state.head = state.ring.advance(state.head, length);
+            available -= length;
+            taken += 1;
+
+            // A long batch tells the unit in between, so that senders go on.
+            let untold = state.ring.advance(state.ring.size() - state.told, state.head);
+            if untold >= state.ring.size() / 4 {
+                state.tell(injection, head_register)?;
+            }
+        }
+
+        if state.head != state.told {
+            state.tell(injection, head_register)?;
+        }
+        Ok(taken)
+    }
+
+    /// Returns the FIFOs that have memory and are enabled.
+    pub(crate) fn enabled(&self) -> u8 {
+        self.enabled
+    }
+}
+
+impl ReceptionFifo {
+    /// Tells the unit the head. When the ring of posted writes is full, a later call does it.
+    #[inline]
+    fn tell(&mut self, injection: &mut Injection, register: u64) -> Result<(), Error> {
+        let address = self.ring.start() + self.head;
+        match injection.poster.try_post(BAR_REGISTERS, register, address.as_bytes()) {
+            Ok(()) => self.told = self.head,
+            Err(DriverError::RingFull { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
+
+/// Checks the number of a reception FIFO in its subgroup.
+pub(crate) fn check(fifo: u8) -> Result<(), Error> {
+    if u16::from(fifo) < RECEPTION_FIFOS { Ok(()) } else { Err(no_fifo(fifo)) }
+}
+
+#[cold]
+fn not_initialised(number: u8) -> Error {
+    Error::NotInitialised { resource: Resource::ReceptionFifo, number }
+}
+
+#[cold]
+fn no_fifo(number: u8) -> Error {
+    Error::NoSuch { resource: Resource::ReceptionFifo, number }
+}
