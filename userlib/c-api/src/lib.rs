@@ -11,6 +11,7 @@
 //! - [`extoll`], `nicforge/extoll.h`: VELO and RMA over one VPID of a card;
 //! - [`matching`], `nicforge/matching.h`: messages with tags between the ranks of a program;
 //! - [`portals3`], `nicforge/portals3.h`: Portals 3.3 on a SeaStar;
+//! - [`spi`], `nicforge/spi.h`: the SPI of Blue Gene/Q on a Message Unit;
 //! - `support`: handles, errors and pointers, for all of them.
 //!
 //! All protocols are in one library, because a device has one owner. Two libraries that each
@@ -23,4 +24,5 @@ pub mod fcnp;
 pub mod matching;
 pub mod portals3;
 pub mod rma;
+pub mod spi;
 pub mod velo;

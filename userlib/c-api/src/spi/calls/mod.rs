@@ -1,0 +1,65 @@
+//! The functions of the SPI.
+//!
+//! UNSAFETY: a C API takes raw pointers. NULL is refused. Each function documents its other
+//! requirements. A subgroup's pointer, which the public structures carry, is valid until
+//! nicforge_spi_close.
+#![allow(unsafe_code, reason = "C passes raw pointers")]
+
+mod barriers;
+mod classes;
+mod fifos;
+mod injection;
+mod kernel;
+mod messages;
+mod reception;
+
+use nicforge_spi::Resource;
+
+pub use self::barriers::*;
+pub use self::classes::*;
+pub use self::fifos::*;
+pub use self::injection::*;
+pub use self::kernel::*;
+pub use self::messages::*;
+pub use self::reception::*;
+
+use super::{
+    failure::invalid,
+    subgroup::{Inner, nicforge_spi_subgroup},
+};
+use crate::support::{Failure, HasHandle, non_null, reference};
+
+/// Returns `count` numbers of a subgroup's resources.
+///
+/// # Safety
+/// `numbers` is NULL, or has `count` valid numbers as long as the result is used.
+unsafe fn numbers<'a>(resource: Resource, numbers: *const u32, count: u32) -> Result<&'a [u32], Failure> {
+    if count > resource.count().into() {
+        return Err(invalid(format!("{count} {resource}s: a subgroup has {}", resource.count())));
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+
+    let numbers = non_null(numbers.cast_mut(), "the list of numbers")?;
+    // SAFETY: not NULL, and `count` numbers by this function's contract.
+    Ok(unsafe { std::slice::from_raw_parts(numbers.as_ptr(), count as usize) })
+}
+
+/// Calls `call` with a subgroup whose pointer a public structure carries.
+///
+/// # Safety
+/// `owner` is NULL or valid.
+unsafe fn with_owner<R>(
+    owner: *const nicforge_spi_subgroup,
+    call: impl FnOnce(&mut Inner) -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    // SAFETY: NULL or valid by this function's contract.
+    unsafe { reference(owner) }?.handle().with(|inner, _| call(inner))
+}
+
+/// Returns the number of a FIFO or entry as the library counts it.
+fn small(number: u32) -> u8 {
+    // The library refuses numbers that are too high.
+    u8::try_from(number).unwrap_or(u8::MAX)
+}

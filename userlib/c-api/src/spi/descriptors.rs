@@ -1,0 +1,184 @@
+//! Descriptors from the public information. The library's builders check the fields.
+
+use nicforge_hwi::mu_packet::{channel, collective_type, packet_type};
+use nicforge_spi::{
+    Collective, CollectiveChannel, CollectiveKind, Descriptor, Destination, DirectPut, Load, MemoryFifo,
+    Operation, Payload, PointToPoint, Reduction, RemoteGet, Routing, Way, direct_put, memory_fifo,
+    remote_get,
+};
+
+use super::{
+    failure::{descriptor_failure, invalid},
+    types::{
+        MUHWI_Destination_t, MUSPI_BaseDescriptorInfoFields_t, MUSPI_CollectiveDescriptorInfoFields_t,
+        MUSPI_DirectPutDescriptorInfoFields_t, MUSPI_MemoryFIFODescriptorInfoFields_t,
+        MUSPI_Pt2PtDescriptorInfoFields_t, MUSPI_RemoteGetDescriptorInfoFields_t,
+    },
+};
+use crate::support::Failure;
+
+/// Bit of an atomic address.
+const ATOMIC: u64 = nicforge_hwi::mu::atomic::INDICATOR;
+
+/// The way of a message, with the bytes of its header that the library's types do not have.
+pub(super) enum Route<'a> {
+    PointToPoint(&'a MUSPI_Pt2PtDescriptorInfoFields_t),
+    Collective(&'a MUSPI_CollectiveDescriptorInfoFields_t),
+}
+
+/// The target of a message.
+pub(super) enum Target<'a> {
+    MemoryFifo(&'a MUSPI_MemoryFIFODescriptorInfoFields_t),
+    DirectPut(&'a MUSPI_DirectPutDescriptorInfoFields_t),
+    RemoteGet(&'a MUSPI_RemoteGetDescriptorInfoFields_t),
+}
+
+/// Returns the descriptor of a message.
+pub(super) fn build(
+    base: &MUSPI_BaseDescriptorInfoFields_t,
+    route: &Route<'_>,
+    target: &Target<'_>,
+) -> Result<Descriptor, Failure> {
+    let payload = payload(base)?;
+    let way = match route {
+        Route::PointToPoint(fields) => point_to_point(base, fields)?.into(),
+        Route::Collective(fields) => Way::from(collective(base, fields)?),
+    };
+
+    let built = match target {
+        Target::MemoryFifo(fields) => memory_fifo(payload, way, &fifo_target(fields)),
+        Target::DirectPut(fields) => direct_put(payload, way, &put_target(fields)),
+        Target::RemoteGet(fields) => remote_get(payload, way, &get_target(fields)?),
+    };
+    let mut descriptor = built.map_err(descriptor_failure)?;
+
+    descriptor.prefetch_only = base.Pre_Fetch_Only & 1;
+    let header = &mut descriptor.packet_header;
+    match route {
+        Route::PointToPoint(fields) => {
+            header.byte1 = fields.Hints_ABCD;
+            header.byte2 = fields.Misc1;
+            header.byte3 = fields.Misc2;
+            header.skip = fields.Skip as u8;
+        }
+        Route::Collective(fields) => header.skip = fields.Skip as u8,
+    }
+    if let Target::MemoryFifo(fields) = target {
+        // The software's bit is where a put has its pacing.
+        header.unit.set_paced(fields.SoftwareBit & 1 == 1);
+    }
+    Ok(descriptor)
+}
+
+fn payload(base: &MUSPI_BaseDescriptorInfoFields_t) -> Result<Payload, Failure> {
+    let (address, length) = (base.Payload_Address, base.Message_Length);
+    if address & ATOMIC == 0 {
+        return Ok(Payload::memory(address, length));
+    }
+
+    if length != 8 {
+        return Err(invalid(format!("an atomic payload of {length} bytes: it has 8")));
+    }
+    let operation = match address & 7 {
+        0 => Load::Load,
+        1 => Load::Clear,
+        2 => Load::Increment,
+        3 => Load::Decrement,
+        4 => Load::IncrementBounded,
+        5 => Load::DecrementBounded,
+        6 => Load::IncrementIfEqual,
+        other => return Err(invalid(format!("there is no atomic load {other}"))),
+    };
+    Ok(Payload::Load { address: address & !(ATOMIC | 7), operation })
+}
+
+fn destination(of: MUHWI_Destination_t) -> Destination {
+    Destination(of.Destination.into())
+}
+
+fn point_to_point(
+    base: &MUSPI_BaseDescriptorInfoFields_t,
+    fields: &MUSPI_Pt2PtDescriptorInfoFields_t,
+) -> Result<PointToPoint, Failure> {
+    let routing = match fields.Misc2 >> 5 {
+        channel::DYNAMIC => Routing::Dynamic { zone: fields.Misc2 >> 3 & 3 },
+        channel::DETERMINISTIC => Routing::Deterministic,
+        channel::HIGH_PRIORITY => Routing::HighPriority,
+        channel::SYSTEM => Routing::System,
+        other => return Err(invalid(format!("point-to-point packets have no virtual channel {other}"))),
+    };
+
+    let way = PointToPoint::dynamic(destination(base.Dest));
+    Ok(PointToPoint { routing, fifo_map: base.Torus_FIFO_Map, ..way })
+}
+
+fn collective(
+    base: &MUSPI_BaseDescriptorInfoFields_t,
+    fields: &MUSPI_CollectiveDescriptorInfoFields_t,
+) -> Result<Collective, Failure> {
+    let kind = match fields.Misc >> 3 & 3 {
+        collective_type::BROADCAST => CollectiveKind::Broadcast,
+        collective_type::ALLREDUCE => CollectiveKind::Allreduce(reduction(fields)?),
+        collective_type::REDUCE => CollectiveKind::Reduce(reduction(fields)?, destination(base.Dest)),
+        other => return Err(invalid(format!("there is no collective type {other}"))),
+    };
+    let channel = match fields.Misc >> 5 {
+        channel::USER_COMM_WORLD => CollectiveChannel::CommWorld,
+        channel::USER_SUB_COMM => CollectiveChannel::SubComm,
+        channel::SYSTEM_COLLECTIVE => CollectiveChannel::System,
+        other => return Err(invalid(format!("collective packets have no virtual channel {other}"))),
+    };
+    Ok(Collective { class: fields.Class_Route, kind, channel })
+}
+
+fn reduction(fields: &MUSPI_CollectiveDescriptorInfoFields_t) -> Result<Reduction, Failure> {
+    let all = [
+        Operation::And,
+        Operation::Or,
+        Operation::Xor,
+        Operation::UnsignedAdd,
+        Operation::UnsignedMin,
+        Operation::UnsignedMax,
+        Operation::SignedAdd,
+        Operation::SignedMin,
+        Operation::SignedMax,
+        Operation::FloatingAdd,
+        Operation::FloatingMin,
+        Operation::FloatingMax,
+    ];
+
+    let operation = all.into_iter().find(|operation| (*operation as u8) << 4 == fields.Op_Code);
+    let operation =
+        operation.ok_or_else(|| invalid(format!("there is no operation {:#04x}", fields.Op_Code)))?;
+    Ok(Reduction { operation, word: fields.Word_Length })
+}
+
+fn fifo_target(fields: &MUSPI_MemoryFIFODescriptorInfoFields_t) -> MemoryFifo {
+    let mut software = [0; 13];
+    software.copy_from_slice(&fields.SoftwareBytes[1..]);
+    MemoryFifo {
+        fifo: fields.Rec_FIFO_Id,
+        dispatch: fields.SoftwareBytes[0],
+        software,
+        put_offset: fields.Rec_Put_Offset,
+        interrupt: fields.Interrupt & 1 == 1,
+    }
+}
+
+fn put_target(fields: &MUSPI_DirectPutDescriptorInfoFields_t) -> DirectPut {
+    DirectPut {
+        payload_base: fields.Rec_Payload_Base_Address_Id,
+        offset: fields.Rec_Payload_Offset,
+        counter_base: fields.Rec_Counter_Base_Address_Id,
+        counter_offset: fields.Rec_Counter_Offset,
+        paced: fields.Pacing & 1 == 1,
+    }
+}
+
+fn get_target(fields: &MUSPI_RemoteGetDescriptorInfoFields_t) -> Result<RemoteGet, Failure> {
+    match fields.Type >> 6 {
+        packet_type::GET => Ok(RemoteGet { fifo: fields.Rget_Inj_FIFO_Id }),
+        packet_type::PACED_GET => Err(invalid("the unit has no paced remote gets")),
+        other => Err(invalid(format!("a remote get has no packet type {other}"))),
+    }
+}

@@ -1,0 +1,144 @@
+//! The node's subgroups and kernel in this process.
+//!
+//! The first call opens what it needs. A lock is held while something is opened, and never while a
+//! call works on a subgroup.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use nicforge_driver::{Device, OpenOptions, environment, runtime::lock};
+use nicforge_spi::{Kernel, Options, Subgroup};
+
+use super::{
+    failure::{failure, invalid},
+    subgroup::nicforge_spi_subgroup,
+};
+use crate::support::Failure;
+
+/// First subgroup of the system, in the kernel's attachment.
+const FIRST_SYSTEM_SUBGROUP: u32 = 64;
+/// Subgroups of a node.
+const SUBGROUPS: u32 = 68;
+
+/// What this process has opened. `None` until the first call, and after [`close`].
+static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
+
+/// The devices of a node.
+pub(super) trait Node: Send + Sync {
+    /// Opens the kernel's attachment.
+    fn open_kernel(&self) -> Result<Device, Failure>;
+    /// Opens the attachment of an application subgroup.
+    fn open_subgroup(&self, number: u32) -> Result<Device, Failure>;
+}
+
+/// The sockets of a node.
+struct Sockets {
+    directory: PathBuf,
+    node: String,
+}
+
+impl Sockets {
+    fn open(path: PathBuf) -> Result<Device, Failure> {
+        Ok(Device::open_named(OsString::from(path), OpenOptions::default())?)
+    }
+}
+
+impl Node for Sockets {
+    fn open_kernel(&self) -> Result<Device, Failure> {
+        Self::open(self.directory.join("admin").join(format!("{}.kernel", self.node)))
+    }
+
+    fn open_subgroup(&self, number: u32) -> Result<Device, Failure> {
+        Self::open(self.directory.join(format!("{}.s{number}", self.node)))
+    }
+}
+
+struct Library {
+    node: Arc<dyn Node>,
+    kernel: Option<Arc<Kernel>>,
+    subgroups: BTreeMap<u32, Arc<nicforge_spi_subgroup>>,
+}
+
+impl Library {
+    fn new(node: Arc<dyn Node>) -> Self {
+        Self { node, kernel: None, subgroups: BTreeMap::new() }
+    }
+
+    fn kernel(&mut self) -> Result<Arc<Kernel>, Failure> {
+        if let Some(kernel) = &self.kernel {
+            return Ok(kernel.clone());
+        }
+
+        let device = self.node.open_kernel()?;
+        Ok(self.kernel.insert(Arc::new(Kernel::open(&device).map_err(failure)?)).clone())
+    }
+
+    fn subgroup(&mut self, number: u32) -> Result<Arc<nicforge_spi_subgroup>, Failure> {
+        if let Some(subgroup) = self.subgroups.get(&number) {
+            return Ok(subgroup.clone());
+        }
+
+        let opened = match number {
+            0..FIRST_SYSTEM_SUBGROUP => Subgroup::open(&self.node.open_subgroup(number)?, Options::default()),
+            FIRST_SYSTEM_SUBGROUP..SUBGROUPS => {
+                self.kernel()?.system_subgroup((number - FIRST_SYSTEM_SUBGROUP) as u8, Options::default())
+            }
+            _ => return Err(invalid(format!("there is no subgroup {number}"))),
+        };
+        let opened = Arc::new(nicforge_spi_subgroup::new(opened.map_err(failure)?)?);
+        self.subgroups.insert(number, opened.clone());
+        Ok(opened)
+    }
+}
+
+/// Calls `call` with the library, which takes the node of the environment at first.
+fn with<T>(call: impl FnOnce(&mut Library) -> Result<T, Failure>) -> Result<T, Failure> {
+    let mut library = lock(&LIBRARY);
+    let library = match &mut *library {
+        Some(library) => library,
+        none => {
+            let (directory, node) = (environment::directory()?, environment::node()?);
+            none.insert(Library::new(Arc::new(Sockets { directory, node })))
+        }
+    };
+    call(library)
+}
+
+/// Returns a subgroup, which is opened if necessary.
+pub(super) fn subgroup(number: u32) -> Result<Arc<nicforge_spi_subgroup>, Failure> {
+    with(|library| library.subgroup(number))
+}
+
+/// Returns a subgroup that is open, or else the first one.
+pub(super) fn any_subgroup() -> Result<Arc<nicforge_spi_subgroup>, Failure> {
+    with(|library| match library.subgroups.values().next() {
+        Some(subgroup) => Ok(subgroup.clone()),
+        None => library.subgroup(0),
+    })
+}
+
+/// Returns the subgroups that are open.
+pub(super) fn open_subgroups() -> Result<Vec<Arc<nicforge_spi_subgroup>>, Failure> {
+    with(|library| Ok(library.subgroups.values().cloned().collect()))
+}
+
+/// Returns the node's kernel, which is opened if necessary.
+pub(super) fn kernel() -> Result<Arc<Kernel>, Failure> {
+    with(Library::kernel)
+}
+
+/// Uses the devices of `node` from now on.
+#[cfg(test)]
+pub(super) fn begin(node: Arc<dyn Node>) {
+    *lock(&LIBRARY) = Some(Library::new(node));
+}
+
+/// Closes all.
+pub(super) fn close() {
+    let ended = lock(&LIBRARY).take();
+    drop(ended);
+}
