@@ -25,6 +25,7 @@ pub mod portals_mpi_body;
 pub mod proof_body;
 pub mod random;
 pub mod rma_body;
+pub mod spi_body;
 pub mod tree_body;
 pub mod velo_body;
 pub mod virtio_body;

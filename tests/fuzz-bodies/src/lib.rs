@@ -23,6 +23,7 @@ pub mod input;
 pub mod machine_file;
 pub mod matching;
 pub mod messages;
+pub mod mu;
 pub mod packets;
 pub mod probe;
 pub mod registers;
@@ -57,6 +58,7 @@ pub const BODIES: &[Body] = &[
     Body { name: "machine_file", run: machine_file::body, cases: 4000, longest: 400 },
     Body { name: "matching", run: matching::body, cases: 1000, longest: 600 },
     Body { name: "messages", run: messages::body, cases: 3000, longest: 800 },
+    Body { name: "mu", run: mu::body, cases: 200, longest: 800 },
     Body { name: "packets", run: packets::body, cases: 300, longest: 1500 },
     Body { name: "probe", run: probe::body, cases: 500, longest: 600 },
     Body { name: "registers", run: registers::body, cases: 300, longest: 1500 },

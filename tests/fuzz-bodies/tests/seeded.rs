@@ -70,6 +70,7 @@ bodies!(
     machine_file,
     matching,
     messages,
+    mu,
     packets,
     probe,
     registers,

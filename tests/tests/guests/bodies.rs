@@ -9,7 +9,7 @@ use nicforge_guest::Guest;
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
     bodies::{self, GuestDoor, Guests, TestMachine},
-    extoll_body, fcnp_body, guest, portals_body, proof_body, rma_body, tree_body, velo_body,
+    extoll_body, fcnp_body, guest, portals_body, proof_body, rma_body, spi_body, tree_body, velo_body,
 };
 
 /// Boots a guest with all attachments of a machine, and runs the machine's bodies in it.
@@ -69,6 +69,8 @@ guests! {
     rma_through_the_shim_behind_an_iommu: ShimIommu rma_body;
     portals_through_vfio: Vfio portals_body;
     portals_through_the_shim: Shim portals_body;
+    spi_through_vfio: Vfio spi_body;
+    spi_through_the_shim: Shim spi_body;
 }
 
 #[test]

@@ -60,4 +60,6 @@ streams! {
     messages_go_through_a_machine_in_process: Door::InProcess, Stream::Messages;
     posted_writes_go_through_an_engine: Door::Served(EventLoopKind::Auto), Stream::Posted;
     posted_writes_go_through_a_machine_in_process: Door::InProcess, Stream::Posted;
+    memory_fifo_packets_go_through_an_engine: Door::Served(EventLoopKind::Auto), Stream::MemoryFifo;
+    memory_fifo_packets_go_through_a_machine_in_process: Door::InProcess, Stream::MemoryFifo;
 }

@@ -1,4 +1,5 @@
-//! Streams from core 0 of a compute node to its I/O node.
+//! Streams from core 0 of a compute node to its I/O node, and of memory-FIFO packets between nodes
+//! of Blue Gene/Q.
 
 use std::{sync::Barrier, time::Duration};
 
@@ -10,8 +11,10 @@ use nicforge_hwi::{
     tree::{Header, PAYLOAD},
     tree_dcr::REG_INT_ENABLE,
 };
+use nicforge_spi::{Descriptor, InjectionAttributes, MemoryFifo, Options, Payload, Subgroup, memory_fifo};
 use nicforge_tests::{
     backing::{EventLoopKind, InProcess, Rig, Served},
+    spi_body,
     tree_body::machine,
 };
 
@@ -27,6 +30,9 @@ pub(crate) const CALLERS: u64 = 2;
 const BATCH: usize = 8;
 /// Time limit of every wait, with or without a tracer.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// Time without room after which a network without a receiver counts as full.
+const STALL: Duration = Duration::from_millis(200);
 
 /// How the machine is reached.
 #[derive(Clone, Copy)]
@@ -44,6 +50,8 @@ pub(crate) enum Stream {
     Messages,
     /// Register writes through the rings of both nodes.
     Posted,
+    /// Memory-FIFO packets of Message Units.
+    MemoryFifo,
 }
 
 /// Begin and end of the counted part, on each caller's thread.
@@ -56,7 +64,12 @@ pub(crate) enum Mark {
 /// Runs a stream. Each caller's thread calls `mark` before and after the counted part; both begin
 /// together.
 pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
-    let machine: Machine = machine(1, 8);
+    let (machine, clients): (Machine, _) = match stream {
+        Stream::MemoryFifo => (spi_body::machine(), [("bgq0", "s0"), ("bgq1", "s0")]),
+        Stream::Packets | Stream::Messages | Stream::Posted => {
+            (machine(1, 8), [("cn0", "core0"), ("io0", "core0")])
+        }
+    };
     // The engine sleeps only after `LIMIT` without work, so that sleeping is not counted.
     let rig: Box<dyn Rig> = match door {
         Door::Served(event_loop) => Box::new(Served::with_config(
@@ -70,7 +83,7 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
         rig.operate(Box::new(|machine| machine.set_cool_after(LIMIT.as_nanos() as u64)));
     }
 
-    let [source, target] = ["cn0", "io0"].map(|node| rig.open(node, "core0"));
+    let [source, target] = clients.map(|(node, attachment)| rig.open(node, attachment));
     let together = Barrier::new(CALLERS as usize);
     let counted = |warm_up: &mut dyn FnMut(), work: &mut dyn FnMut()| {
         warm_up();
@@ -86,6 +99,7 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
         Stream::Packets => packets(source, target, &counted),
         Stream::Messages => messages(source, target, &counted),
         Stream::Posted => posted([source, target], &counted),
+        Stream::MemoryFifo => memory_fifo_packets(&source, &target, &counted),
     }
 }
 
@@ -183,6 +197,74 @@ fn posted(devices: [Device; 2], counted: &Counted<'_>) {
             });
         }
     });
+}
+
+fn memory_fifo_packets(source: &Device, target: &Device, counted: &Counted<'_>) {
+    let mut receiver = Subgroup::open(target, Options::default()).unwrap();
+    receiver.open_reception(0, 8 << 10).unwrap();
+    let mut sender = Subgroup::open(source, Options::default()).unwrap();
+    sender.open_injection(0, 64, InjectionAttributes::default()).unwrap();
+
+    let memory = sender.memory(4096).unwrap();
+    let way = sender.place().ordered(receiver.place().own);
+    let to = MemoryFifo { fifo: receiver.reception_id(0), ..MemoryFifo::default() };
+    let packet = memory_fifo(Payload::memory(memory.iova(), 64), way, &to).unwrap();
+
+    // The network is filled once, so that its buffers reach their final size.
+    let mut stalled = 0;
+    while sender.inject(0, &packet, Deadline::after(STALL), None).is_ok() {
+        stalled += 1;
+    }
+    take(&mut receiver, stalled);
+    let [sender, receiver] = [sender, receiver].map(std::cell::RefCell::new);
+
+    std::thread::scope(|scope| {
+        named(scope, "source", move || {
+            let send = |packets| inject(&mut sender.borrow_mut(), &packet, packets);
+            counted(&mut || send(WARM_UP), &mut || send(PACKETS));
+        });
+        named(scope, "target", move || {
+            let take = |packets| take(&mut receiver.borrow_mut(), packets);
+            counted(&mut || take(WARM_UP), &mut || take(PACKETS));
+        });
+    });
+}
+
+/// Injects a packet many times, and waits for the end of the last one.
+fn inject(sender: &mut Subgroup, packet: &Descriptor, packets: usize) {
+    let (deadline, mut relax) = (Deadline::after(LIMIT), sender.device().new_relax());
+    let (mut left, mut last) = (packets, 0);
+
+    while left > 0 || !sender.injection().check_done(0, last).unwrap() {
+        let injected = if left > 0 { sender.try_inject(0, packet).unwrap() } else { None };
+        if let Some(number) = injected {
+            (left, last) = (left - 1, number);
+            relax.reset();
+            continue;
+        }
+        assert!(!deadline.has_passed(), "the stream stands still");
+        sender.device().relax(&mut relax).unwrap();
+    }
+}
+
+/// Takes packets, and copies their payload.
+fn take(receiver: &mut Subgroup, packets: usize) {
+    let (deadline, mut relax) = (Deadline::after(LIMIT), receiver.device().new_relax());
+    let (mut left, mut payload) = (packets, [0; 64]);
+
+    while left > 0 {
+        let taken = receiver.receive(0, left.min(BATCH) as u32, |packet, _| {
+            assert_eq!(packet.read(&mut payload), Ok(64));
+        });
+        let taken = taken.unwrap() as usize;
+        left -= taken;
+        if taken > 0 {
+            relax.reset();
+            continue;
+        }
+        assert!(!deadline.has_passed(), "the stream stands still");
+        receiver.device().relax(&mut relax).unwrap();
+    }
 }
 
 /// Spawns a thread with a name, by which the tracer identifies it.

@@ -46,7 +46,7 @@ fn inspected(program: &str, options: &[&str]) -> String {
 fn every_header_compiles_alone() {
     let protocols = headers_in(&headers().join("nicforge"));
     let all = [headers_in(&headers()), protocols].concat();
-    assert_eq!(all.len(), 8);
+    assert_eq!(all.len(), 10);
 
     for standard in ["-std=c11", "-std=gnu99"] {
         for header in &all {
@@ -66,7 +66,9 @@ fn every_header_compiles_alone() {
 
 #[test]
 fn shared_library_exports_exactly_the_functions_of_the_headers() {
-    let protocols = headers_in(&headers().join("nicforge"));
+    let mut protocols = headers_in(&headers().join("nicforge"));
+    // Its functions are inline.
+    protocols.retain(|header| !header.ends_with("muhwi.h"));
     let expected: BTreeSet<_> = protocols.iter().flat_map(|header| declared(header)).collect();
     let symbols = inspected("nm", &["--dynamic", "--defined-only"]);
     let exported = symbols.lines().map(|line| line.rsplit(' ').next().unwrap().to_owned()).collect();

@@ -34,5 +34,6 @@ mod portals_processes;
 mod program;
 mod rma_c_example;
 mod server_killed;
+mod spi_c_example;
 mod velo_c_example;
 mod velo_processes;

@@ -2,8 +2,8 @@
 //!
 //! A program has ranks. Each rank is a process with its own attachment of a node's card. On EXTOLL
 //! that is a VPID, and the rank uses the matching layer over VELO and RMA as on a host. On a
-//! SeaStar it uses the MPI-style layer over Portals. The programs are those of [`nicforge_mpi_programs`]:
-//! [`programs`] sets them up, and measures them.
+//! SeaStar it uses the MPI-style layer over Portals. The programs are those of
+//! [`nicforge_mpi_programs`]: [`programs`] sets them up, and measures them.
 
 pub mod programs;
 mod seastar;

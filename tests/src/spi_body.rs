@@ -1,0 +1,687 @@
+//! Test bodies of the SPI of Blue Gene/Q: messages between the Message Units of nodes.
+//!
+//! Each body gets a machine of its own: two nodes ([`MACHINE`]), or eight for collectives
+//! ([`CUBE`]).
+//!
+//! - this file: messages of every kind, FIFOs, waits
+//! - `collectives.rs`: collectives, barriers, all-to-all
+//! - `hostile.rs`: descriptors for what belongs to others, peers that die
+
+pub mod collectives;
+pub mod hostile;
+
+use std::{cell::Cell, time::Duration};
+
+use nicforge_core::machine::Machine;
+use nicforge_driver::{Cancel, Deadline, DmaBuffer, Error as DriverError};
+use nicforge_machine::{build::build, description::parse};
+use nicforge_nics::families;
+use nicforge_spi::{
+    Counter, Descriptor, DirectPut, Error, Fault, Handlers, InjectionAttributes, Load, MemoryFifo, Options,
+    Payload, PointToPoint, RemoteGet, Store, Subgroup, direct_put, load_address, local_copy, memory_fifo,
+    prefetch, remote_get, store_offset,
+};
+use nicforge_test_body::body;
+use zerocopy::IntoBytes;
+
+use crate::{
+    backing::{Rig, soon},
+    bodies::{GuestDoor, Guests, TestMachine},
+    pattern::pattern,
+};
+
+/// The machine of the bodies that concern two nodes.
+pub static MACHINE: TestMachine = TestMachine {
+    name: "spi",
+    make: machine,
+    guests: Guests::Booted {
+        attachments: &[(&["bgq0", "bgq1"], &["kernel", "s0", "s1"])],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim],
+    },
+};
+
+/// The machine of the bodies that concern eight nodes.
+pub static CUBE: TestMachine = TestMachine {
+    name: "spi_cube",
+    make: cube,
+    guests: Guests::None("a guest gets two nodes of the same devices, and what differs is in the network"),
+};
+
+/// Returns a machine of two nodes with two application subgroups each.
+pub fn machine() -> Machine {
+    of_shape("[2, 1, 1, 1, 1]")
+}
+
+/// Returns a machine of eight nodes.
+pub fn cube() -> Machine {
+    of_shape("[2, 2, 2, 1, 1]")
+}
+
+fn of_shape(shape: &str) -> Machine {
+    let text = format!("name = \"spi\"\n[[bgq]]\ntorus = {shape}\nsubgroups = 2\n");
+    build(&parse(&text, "spi.toml", &families()).unwrap()).unwrap().0
+}
+
+/// Bytes of a node's memory for messages. The first page is for counters and descriptors.
+const BYTES: u64 = 512 << 10;
+/// Offset in the memory of what a node sends.
+const SOURCE: u64 = 8 << 10;
+/// Offset in the memory of what a node gets.
+const SINK: u64 = 256 << 10;
+/// The FIFO that software injects into, and the one for remote gets.
+const SEND: u8 = 0;
+const GETS: u8 = 1;
+/// The reception FIFO.
+const RECEIVE: u8 = 2;
+/// The entry of the base address table, whose base is the memory's start.
+const BASE: u8 = 3;
+/// A time after which something that must not happen has not happened.
+const SHORT: Duration = Duration::from_millis(30);
+
+/// Sizes of messages around the limits of chunks and packets.
+const SIZES: [u64; 11] = [1, 7, 31, 32, 33, 511, 512, 513, 4095, 4097, 64 << 10];
+
+/// A subgroup with FIFOs, memory and a base address.
+struct Node {
+    subgroup: Subgroup,
+    memory: DmaBuffer,
+}
+
+impl Node {
+    fn new(rig: &dyn Rig, node: u32, subgroup: u16) -> Self {
+        Self::with_sizes(rig, node, subgroup, 64, 64 << 10)
+    }
+
+    fn with_sizes(rig: &dyn Rig, node: u32, subgroup: u16, descriptors: u32, reception: u64) -> Self {
+        let device = rig.open(&format!("bgq{node}"), &format!("s{subgroup}"));
+        let mut subgroup = Subgroup::open(&device, Options::default()).unwrap();
+        let gets = InjectionAttributes { remote_get: true, ..InjectionAttributes::default() };
+        subgroup.open_injection(SEND, descriptors, InjectionAttributes::default()).unwrap();
+        subgroup.open_injection(GETS, 64, gets).unwrap();
+        subgroup.open_reception(RECEIVE, reception).unwrap();
+
+        let memory = subgroup.memory(BYTES as usize).unwrap();
+        subgroup.set_base_address(BASE, memory.iova()).unwrap();
+        Self { subgroup, memory }
+    }
+
+    fn counter(&self, number: u64) -> Counter {
+        Counter::new(&self.memory, 8 * number).unwrap()
+    }
+
+    /// A put's target at this node: an offset in its memory, and a counter.
+    fn target(&self, offset: u64, counter: &Counter) -> DirectPut {
+        DirectPut {
+            payload_base: self.subgroup.base_address_id(BASE),
+            offset,
+            counter_base: self.subgroup.base_address_id(BASE),
+            counter_offset: counter.offset(self.memory.iova()).unwrap(),
+            paced: false,
+        }
+    }
+
+    fn fifo(&self) -> MemoryFifo {
+        MemoryFifo { fifo: self.subgroup.reception_id(RECEIVE), ..MemoryFifo::default() }
+    }
+
+    /// The way to another node on which packets stay in order.
+    fn ordered(&self, to: &Self) -> PointToPoint {
+        self.subgroup.place().ordered(to.subgroup.place().own)
+    }
+
+    fn dynamic(&self, to: &Self) -> PointToPoint {
+        self.subgroup.place().dynamic(to.subgroup.place().own)
+    }
+
+    fn payload(&self, offset: u64, length: u64) -> Payload {
+        Payload::memory(self.memory.iova() + offset, length)
+    }
+
+    fn inject(&mut self, descriptor: &Descriptor) -> u64 {
+        self.subgroup.inject(SEND, descriptor, soon(), None).unwrap()
+    }
+
+    /// Injects a descriptor, and waits for its end.
+    fn send(&mut self, descriptor: &Descriptor) {
+        let number = self.inject(descriptor);
+        self.subgroup.injection().wait_done(SEND, number, soon(), None).unwrap();
+    }
+
+    fn wait(&self, counter: &Counter) {
+        self.subgroup.wait_counter(counter, soon(), None).unwrap();
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.memory.write(offset, bytes).unwrap();
+    }
+
+    fn read(&self, offset: u64, length: u64) -> Vec<u8> {
+        let mut bytes = vec![0; length as usize];
+        self.memory.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn word(&self, offset: u64) -> u64 {
+        u64::from_le_bytes(self.read(offset, 8).try_into().unwrap())
+    }
+
+    /// Puts a message of the reception FIFO together, of packets in any order. The sender has said
+    /// its length in the first software bytes.
+    fn message(&mut self) -> Vec<u8> {
+        let (mut message, mut missing): (Option<Vec<u8>>, _) = (None, usize::MAX);
+        while missing > 0 {
+            self.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+            self.subgroup
+                .receive(RECEIVE, 1, |packet, _| {
+                    let software = packet.software();
+                    let length = u32::from_le_bytes(software[1..5].try_into().unwrap()) as usize;
+                    let bytes = message.get_or_insert_with(|| {
+                        missing = length;
+                        vec![0; length]
+                    });
+
+                    let at = packet.put_offset() as usize;
+                    let here = packet.payload_len().min(length - at);
+                    packet.read(&mut bytes[at..at + here]).unwrap();
+                    missing -= here;
+                })
+                .unwrap();
+        }
+        message.unwrap()
+    }
+}
+
+/// Two nodes.
+fn pair(rig: &dyn Rig) -> (Node, Node) {
+    (Node::new(rig, 0, 0), Node::new(rig, 1, 0))
+}
+
+/// Software bytes that say a message's length.
+fn length_bytes(length: u64) -> [u8; 13] {
+    let mut bytes = [0; 13];
+    bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    bytes
+}
+
+/// The places of the nodes are those of their names.
+#[body(on(MACHINE, CUBE))]
+pub fn nodes_know_their_places(rig: &dyn Rig) {
+    for number in 0..2 {
+        let device = rig.open(&format!("bgq{number}"), "s1");
+        let subgroup = Subgroup::open(&device, Options::default()).unwrap();
+        let place = subgroup.place();
+        assert_eq!((place.rank(), place.own[0]), (number, number as u8));
+        assert_eq!(subgroup.number(), 1);
+        assert_eq!((subgroup.injection_id(2), subgroup.reception_id(2)), (10, 6));
+    }
+}
+
+/// Puts of all sizes from odd places to odd places arrive, on both kinds of ways.
+#[body]
+pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig);
+    let counter = there.counter(0);
+
+    for (turn, length) in (0..).zip(SIZES) {
+        let (from, to) = (SOURCE + turn * 3, SINK + 101 - turn * 5);
+        let bytes = pattern(turn, length as usize);
+        here.write(from, &bytes);
+        there.write(to - 1, &vec![0xee; length as usize + 2]);
+
+        for way in [here.ordered(&there), here.dynamic(&there)] {
+            counter.set(length);
+            let put = direct_put(here.payload(from, length), way, &there.target(to, &counter)).unwrap();
+            here.send(&put);
+            there.wait(&counter);
+            assert!(there.read(to, length) == bytes, "{length} bytes from {from} to {to}");
+        }
+        assert_eq!((there.read(to - 1, 1)[0], there.read(to + length, 1)[0]), (0xee, 0xee));
+    }
+}
+
+/// Messages of all sizes go through a reception FIFO, whose end their packets pass.
+#[body]
+pub fn fifo_messages_of_all_sizes_arrive(rig: &dyn Rig) {
+    let (mut here, mut there) = (Node::new(rig, 0, 0), Node::with_sizes(rig, 1, 0, 8, 544 + 32 * 7));
+
+    for (turn, length) in (0..).zip(SIZES) {
+        let from = SOURCE + turn * 3;
+        let bytes = pattern(turn, length as usize);
+        here.write(from, &bytes);
+
+        for way in [here.ordered(&there), here.dynamic(&there)] {
+            let target = MemoryFifo { software: length_bytes(length), ..there.fifo() };
+            let message = memory_fifo(here.payload(from, length), way, &target).unwrap();
+            here.inject(&message);
+            assert!(there.message() == bytes, "{length} bytes from {from}");
+        }
+    }
+}
+
+/// A message without payload is one packet of a header, with its software bytes and put offset.
+#[body]
+pub fn a_message_without_payload_is_a_header(rig: &dyn Rig) {
+    let (mut here, mut there) = pair(rig);
+    let software = std::array::from_fn(|at| at as u8 + 100);
+    let target = MemoryFifo { dispatch: 77, software, put_offset: 12_345, interrupt: true, ..there.fifo() };
+    here.send(&memory_fifo(Payload::NONE, here.ordered(&there), &target).unwrap());
+
+    there.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+    let taken = there.subgroup.receive(RECEIVE, 9, |packet, _| {
+        assert_eq!((packet.dispatch(), packet.put_offset(), packet.payload_len()), (77, 12_345, 0));
+        assert_eq!(packet.software()[1..], software);
+        assert_eq!(packet.read(&mut [0; 4]).unwrap(), 0);
+    });
+    assert_eq!(taken, Ok(1));
+    assert_eq!(there.subgroup.receive(RECEIVE, 9, |_, _| panic!("another packet")), Ok(0));
+}
+
+/// A remote get fetches memory of the other node: its unit carries out the put.
+#[body]
+pub fn remote_gets_of_all_sizes_fetch(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig);
+    let counter = here.counter(0);
+
+    for (turn, length) in (0..).zip(SIZES) {
+        let (from, to) = (SOURCE + turn * 7, SINK + 9 + turn);
+        let bytes = pattern(turn + 50, length as usize);
+        there.write(from, &bytes);
+        counter.set(length);
+
+        let put = direct_put(there.payload(from, length), there.ordered(&here), &here.target(to, &counter));
+        here.write(1024, put.unwrap().as_bytes());
+        let target = RemoteGet { fifo: there.subgroup.injection_id(GETS) };
+        here.inject(&remote_get(here.payload(1024, 64), here.ordered(&there), &target).unwrap());
+        here.wait(&counter);
+        assert!(here.read(to, length) == bytes, "{length} bytes");
+    }
+}
+
+/// One remote get carries several descriptors, which are carried out in order.
+#[body]
+pub fn a_remote_get_carries_several_descriptors(rig: &dyn Rig) {
+    const PARTS: u64 = 20;
+
+    let (mut here, there) = pair(rig);
+    let counter = here.counter(0);
+    there.write(SOURCE, &pattern(1, 8 * PARTS as usize));
+    counter.set(8 * PARTS);
+
+    for part in 0..PARTS {
+        let target = here.target(SINK + 8 * part, &counter);
+        let put = direct_put(there.payload(SOURCE + 8 * part, 8), there.ordered(&here), &target).unwrap();
+        here.write(1024 + 64 * part, put.as_bytes());
+    }
+    let target = RemoteGet { fifo: there.subgroup.injection_id(GETS) };
+    here.inject(&remote_get(here.payload(1024, 64 * PARTS), here.ordered(&there), &target).unwrap());
+    here.wait(&counter);
+    assert_eq!(here.read(SINK, 8 * PARTS), pattern(1, 8 * PARTS as usize));
+}
+
+/// Atomic loads become payloads, and leave the changed value. Stores change the target.
+#[body]
+pub fn atomic_loads_and_stores_change_memory(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig);
+    let (counter, word) = (there.counter(0), SOURCE);
+    let base = here.memory.iova();
+
+    let loads = [(Load::Load, 5), (Load::Increment, 6), (Load::Decrement, 4), (Load::Clear, 0)];
+    for (operation, left) in loads {
+        here.write(word, &5_u64.to_le_bytes());
+        counter.set(8);
+        let payload = Payload::Load { address: base + word, operation };
+        here.send(&direct_put(payload, here.ordered(&there), &there.target(SINK, &counter)).unwrap());
+        there.wait(&counter);
+        assert_eq!((there.word(SINK), here.word(word)), (5, left), "{operation:?}");
+    }
+
+    let stores = [
+        (Store::Store, 3),
+        (Store::Add, 15),
+        (Store::AddCoherenceOnZero, 15),
+        (Store::Or, 15),
+        (Store::Xor, 15),
+        (Store::MaxUnsigned, 12),
+    ];
+    for (operation, after) in stores {
+        there.write(SINK, &12_u64.to_le_bytes());
+        here.write(word, &3_u64.to_le_bytes());
+        counter.set(8);
+        let target =
+            DirectPut { offset: store_offset(SINK, operation).unwrap(), ..there.target(0, &counter) };
+        here.send(&direct_put(here.payload(word, 8), here.ordered(&there), &target).unwrap());
+        there.wait(&counter);
+        assert_eq!(there.word(SINK), after, "{operation:?}");
+    }
+}
+
+/// A remote get fetches and increments a word of the other node.
+#[body]
+pub fn a_remote_word_is_fetched_and_incremented(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig);
+    let counter = here.counter(0);
+    there.write(SOURCE, &40_u64.to_le_bytes());
+
+    for round in 0..3 {
+        counter.set(8);
+        let payload = Payload::Load { address: there.memory.iova() + SOURCE, operation: Load::Increment };
+        let put = direct_put(payload, there.ordered(&here), &here.target(SINK, &counter)).unwrap();
+        here.write(1024, put.as_bytes());
+        let target = RemoteGet { fifo: there.subgroup.injection_id(GETS) };
+        here.inject(&remote_get(here.payload(1024, 64), here.ordered(&there), &target).unwrap());
+        here.wait(&counter);
+        assert_eq!((here.word(SINK), there.word(SOURCE)), (40 + round, 41 + round));
+    }
+    assert!(load_address(there.memory.iova() + 4, Load::Load).is_err());
+}
+
+/// A copy in the memory of a node takes the local FIFOs. A prefetch ends, and sends nothing.
+#[body]
+pub fn copies_and_prefetches_stay_in_the_node(rig: &dyn Rig) {
+    let mut here = Node::new(rig, 0, 0);
+    let (own, counter) = (here.subgroup.place().destination(), here.counter(0));
+
+    for (turn, length) in (0..).zip(SIZES) {
+        let bytes = pattern(turn, length as usize);
+        here.write(SOURCE + turn, &bytes);
+        counter.set(length);
+        let target = here.target(SINK + 33 - turn, &counter);
+        here.send(&local_copy(own, here.payload(SOURCE + turn, length), &target).unwrap());
+        here.wait(&counter);
+        assert!(here.read(SINK + 33 - turn, length) == bytes, "{length} bytes");
+    }
+
+    here.send(&prefetch(own, here.memory.iova() + SOURCE, 64 << 10).unwrap());
+    assert_eq!(here.subgroup.has_packet(RECEIVE), Ok(false));
+}
+
+/// A FIFO that stands still takes as many descriptors as it holds, and no more. Then all are
+/// carried out, in order.
+#[body]
+pub fn a_full_injection_fifo_takes_no_more(rig: &dyn Rig) {
+    const HOLDS: u32 = 5;
+
+    let (mut here, mut there) = (Node::with_sizes(rig, 0, 0, HOLDS, 4096), Node::new(rig, 1, 0));
+    here.subgroup.set_injection_enabled(1 << SEND, false).unwrap();
+    let way = here.ordered(&there);
+    let message = |number: u32| {
+        let target = MemoryFifo { put_offset: number.into(), ..there.fifo() };
+        memory_fifo(Payload::NONE, way, &target).unwrap()
+    };
+    let messages: Vec<_> = (0..=HOLDS).map(message).collect();
+
+    let first = here.inject(&messages[0]);
+    assert_eq!(here.subgroup.injection().room(SEND), Ok(u64::from(HOLDS) - 1));
+    let batch = &messages[1..HOLDS as usize];
+    assert_eq!(here.subgroup.injection().try_inject_all(SEND, &messages[..5]), Ok(None));
+    let last = here.subgroup.injection().try_inject_all(SEND, batch).unwrap().unwrap();
+    assert_eq!(last, first + u64::from(HOLDS) - 1);
+    assert_eq!(here.subgroup.try_inject(SEND, &messages[5]), Ok(None));
+    let too_many = here.subgroup.injection().try_inject_all(SEND, &messages);
+    assert!(matches!(too_many, Err(Error::Batch { count: 6, most: 5 })));
+    let late = here.subgroup.inject(SEND, &messages[5], Deadline::after(SHORT), None);
+    assert!(matches!(late, Err(Error::Driver(DriverError::Timeout { .. }))), "{late:?}");
+    assert_eq!(here.subgroup.injection().check_done(SEND, first), Ok(false));
+
+    here.subgroup.set_injection_enabled(1 << SEND, true).unwrap();
+    here.send(&messages[5]);
+    let seen = Cell::new(0);
+    while seen.get() <= u64::from(HOLDS) {
+        there.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        let look = |packet: &nicforge_spi::Packet<'_>, _: &mut nicforge_spi::Injection| {
+            assert_eq!(packet.put_offset(), seen.get());
+            seen.set(seen.get() + 1);
+        };
+        there.subgroup.receive(RECEIVE, 100, look).unwrap();
+    }
+    assert_eq!(here.subgroup.injection().check_done(SEND, last), Ok(true));
+}
+
+/// The pointers of the smallest FIFOs go round many times.
+#[body]
+pub fn the_smallest_fifos_go_round(rig: &dyn Rig) {
+    let (mut here, mut there) = (Node::with_sizes(rig, 0, 0, 1, 576), Node::with_sizes(rig, 1, 0, 1, 576));
+    let rounds = rig.repetitions(200);
+
+    for round in 0..rounds {
+        let length = u64::from(round * 37 % 600);
+        let bytes = pattern(round.into(), length as usize);
+        here.write(SOURCE, &bytes);
+        let target = MemoryFifo { software: length_bytes(length), ..there.fifo() };
+        here.inject(&memory_fifo(here.payload(SOURCE, length), here.ordered(&there), &target).unwrap());
+        assert!(there.message() == bytes, "{length} bytes in round {round}");
+    }
+}
+
+/// A receiver that takes nothing stalls its sender. Nothing is lost, and another reception FIFO of
+/// the node goes on once the packets in front are taken.
+#[body]
+pub fn a_stalled_receiver_loses_nothing(rig: &dyn Rig) {
+    const MESSAGES: u64 = 300;
+
+    let (mut here, mut there) =
+        (Node::with_sizes(rig, 0, 0, 400, 4096), Node::with_sizes(rig, 1, 0, 8, 1120));
+    here.write(SOURCE, &pattern(9, 512));
+    for number in 0..MESSAGES {
+        let target = MemoryFifo { put_offset: number, ..there.fifo() };
+        let message = memory_fifo(here.payload(SOURCE, 512), here.ordered(&there), &target).unwrap();
+        here.inject(&message);
+    }
+    let last = here.subgroup.injection().injected(SEND).unwrap();
+    let stalled = here.subgroup.injection().wait_done(SEND, last, Deadline::after(SHORT), None);
+    assert!(matches!(stalled, Err(Error::Driver(DriverError::Timeout { .. }))), "{stalled:?}");
+
+    let mut expected = 0;
+    while expected < MESSAGES {
+        there.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        there
+            .subgroup
+            .receive(RECEIVE, 1, |packet, _| {
+                let mut bytes = [0; 512];
+                packet.read(&mut bytes).unwrap();
+                assert_eq!((packet.put_offset(), &bytes[..]), (expected, &pattern(9, 512)[..]));
+                expected += 1;
+            })
+            .unwrap();
+    }
+    here.subgroup.injection().wait_done(SEND, last, soon(), None).unwrap();
+}
+
+/// Functions are called by dispatch id, and may answer. A packet without a function is reported.
+#[body]
+pub fn packets_go_to_the_functions_of_their_dispatch_ids(rig: &dyn Rig) {
+    let (mut here, mut there) = pair(rig);
+    let answer = memory_fifo(Payload::NONE, there.ordered(&here), &MemoryFifo { dispatch: 3, ..here.fifo() });
+    let (answer, counts) = (answer.unwrap(), [const { Cell::new(0) }; 2]);
+
+    let mut handlers = Handlers::new();
+    handlers.register(1, |_, injection| {
+        counts[0].set(counts[0].get() + 1);
+        assert!(injection.try_inject(SEND, &answer).unwrap().is_some());
+    });
+    assert_eq!(handlers.register_free(|_, _| counts[1].set(counts[1].get() + 1)), Some(0));
+
+    let mut send = |dispatch: u8| {
+        let target = MemoryFifo { dispatch, ..there.fifo() };
+        here.send(&memory_fifo(Payload::NONE, here.ordered(&there), &target).unwrap());
+    };
+    for dispatch in [0, 1, 1, 9, 0] {
+        send(dispatch);
+    }
+
+    let (mut taken, mut unknown) = (0, 0);
+    while taken + unknown < 5 {
+        there.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        match there.subgroup.poll(RECEIVE, 1, &mut handlers) {
+            Ok(count) => taken += count,
+            Err(Error::NoHandler { dispatch: 9 }) => unknown += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!((taken, unknown), (4, 1));
+    assert_eq!((counts[0].get(), counts[1].get()), (2, 2));
+    assert!(handlers.deregister(1) && !handlers.deregister(1));
+    drop(handlers);
+
+    let mut answers = 0;
+    while answers < 2 {
+        here.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        here.subgroup
+            .receive(RECEIVE, 9, |packet, _| {
+                assert_eq!(packet.dispatch(), 3);
+                answers += 1;
+            })
+            .unwrap();
+    }
+}
+
+/// Two subgroups of a node send to each other and to themselves, and have memory of their own.
+#[body]
+pub fn two_subgroups_of_a_node_exchange(rig: &dyn Rig) {
+    let (mut first, mut second) = (Node::new(rig, 0, 0), Node::new(rig, 0, 1));
+    let (ours, theirs) = (first.counter(0), second.counter(0));
+    first.write(SOURCE, &pattern(1, 3000));
+    second.write(SOURCE, &pattern(2, 3000));
+
+    ours.set(3000);
+    theirs.set(3000);
+    let there =
+        direct_put(first.payload(SOURCE, 3000), first.ordered(&second), &second.target(SINK, &theirs));
+    let back = direct_put(second.payload(SOURCE, 3000), second.ordered(&first), &first.target(SINK, &ours));
+    first.send(&there.unwrap());
+    second.send(&back.unwrap());
+    first.wait(&ours);
+    second.wait(&theirs);
+    assert_eq!((first.read(SINK, 3000), second.read(SINK, 3000)), (pattern(2, 3000), pattern(1, 3000)));
+
+    let target = MemoryFifo { software: length_bytes(600), ..first.fifo() };
+    first.send(&memory_fifo(first.payload(SOURCE, 600), first.ordered(&first), &target).unwrap());
+    assert_eq!(first.message(), pattern(1, 600));
+    assert_eq!(second.subgroup.has_packet(RECEIVE), Ok(false));
+}
+
+/// A wait for a packet ends by its interrupt, its deadline or its token.
+#[body]
+pub fn waits_end_by_interrupt_deadline_and_token(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig);
+    let late = here.subgroup.wait_packet(RECEIVE, Deadline::after(SHORT), None);
+    assert!(matches!(late, Err(Error::Driver(DriverError::Timeout { .. }))), "{late:?}");
+
+    let counter = here.counter(0);
+    counter.set(1);
+    let late = here.subgroup.wait_counter(&counter, Deadline::after(SHORT), None);
+    assert!(matches!(late, Err(Error::Driver(DriverError::Timeout { .. }))), "{late:?}");
+
+    let cancel = Cancel::new().unwrap();
+    cancel.cancel();
+    let ended = here.subgroup.wait_packet(RECEIVE, Deadline::never(), Some(&cancel));
+    assert_eq!(ended, Err(Error::Driver(DriverError::Cancelled)));
+
+    let target = MemoryFifo { interrupt: true, ..here.fifo() };
+    let mut sender = there;
+    let message = memory_fifo(Payload::NONE, sender.ordered(&here), &target).unwrap();
+    for _ in 0..3 {
+        sender.send(&message);
+        here.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        assert_eq!(here.subgroup.receive(RECEIVE, 9, |_, _| ()), Ok(1));
+    }
+}
+
+/// A sleeping wait is woken by a packet that another thread sends.
+#[body(not_through(in_process) = "time passes only in waits, which the sender's thread does not begin")]
+pub fn a_sleeping_wait_is_woken_by_an_interrupt(rig: &dyn Rig) {
+    let device = rig.open("bgq1", "s0");
+    let options = Options { spin: Duration::ZERO, sleep: Duration::from_secs(60) };
+    let mut sleeper = Subgroup::open(&device, options).unwrap();
+    sleeper.open_reception(RECEIVE, 4096).unwrap();
+    let mut sender = Node::new(rig, 0, 0);
+
+    let place = sender.subgroup.place();
+    let way = place.ordered(sleeper.place().own);
+    let target = MemoryFifo { fifo: sleeper.reception_id(RECEIVE), interrupt: true, ..MemoryFifo::default() };
+    let message = memory_fifo(Payload::NONE, way, &target).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for _ in 0..5 {
+                sender.send(&message);
+            }
+            sender
+        });
+        let mut left = 5;
+        while left > 0 {
+            sleeper.wait_packet(RECEIVE, soon(), None).unwrap();
+            left -= sleeper.receive(RECEIVE, 9, |_, _| ()).unwrap();
+        }
+    });
+}
+
+/// A descriptor that the unit refuses stops its FIFO, until it is restarted. Others go on.
+#[body]
+pub fn a_refused_descriptor_stops_its_fifo_alone(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig);
+    here.subgroup.open_injection(5, 8, InjectionAttributes::default()).unwrap();
+    let counter = there.counter(0);
+    let bad = Payload::memory(0xf_0000_0000, 64);
+    let bad = direct_put(bad, here.ordered(&there), &there.target(SINK, &counter)).unwrap();
+    let good = direct_put(here.payload(SOURCE, 64), here.ordered(&there), &there.target(SINK, &counter));
+    let good = good.unwrap();
+
+    let number = here.inject(&bad);
+    let ended = here.subgroup.injection().wait_done(SEND, number, soon(), None);
+    assert!(
+        matches!(ended, Err(Error::Stopped { fifo: SEND, fault: Fault::Unmapped | Fault::Range })),
+        "{ended:?}"
+    );
+    assert!(here.subgroup.injection().fault(SEND).unwrap().is_some());
+
+    counter.set(64);
+    here.subgroup.inject(5, &good, soon(), None).unwrap();
+    there.wait(&counter);
+
+    here.subgroup.restart_injection(SEND).unwrap();
+    counter.set(64);
+    here.send(&good);
+    there.wait(&counter);
+    assert_eq!(here.subgroup.injection().fault(SEND), Ok(None));
+}
+
+/// A subgroup that was reset says so, and can be opened again.
+#[body]
+pub fn a_reset_subgroup_says_so(rig: &dyn Rig) {
+    let device = rig.open("bgq0", "s0");
+    let mut subgroup = Subgroup::open(&device, Options::default()).unwrap();
+    subgroup.open_reception(RECEIVE, 4096).unwrap();
+    device.reset().unwrap();
+    assert_eq!(subgroup.wait_packet(RECEIVE, soon(), None), Err(Error::Reset));
+    drop(subgroup);
+
+    let mut again = Subgroup::open(&device, Options::default()).unwrap();
+    again.open_reception(RECEIVE, 4096).unwrap();
+    assert_eq!(again.has_packet(RECEIVE), Ok(false));
+}
+
+/// Numbers, sizes and FIFOs that do not exist are refused.
+#[body]
+pub fn impossible_fifos_are_refused(rig: &dyn Rig) {
+    let device = rig.open("bgq0", "s0");
+    let mut subgroup = Subgroup::open(&device, Options::default()).unwrap();
+    let plain = InjectionAttributes::default();
+    let nothing =
+        memory_fifo(Payload::NONE, subgroup.place().ordered([0; 5]), &MemoryFifo::default()).unwrap();
+
+    assert!(matches!(subgroup.open_injection(8, 4, plain), Err(Error::NoSuch { .. })));
+    assert!(matches!(subgroup.open_reception(4, 4096), Err(Error::NoSuch { .. })));
+    assert!(matches!(subgroup.set_base_address(8, 0), Err(Error::NoSuch { .. })));
+    assert!(matches!(subgroup.barrier(16), Err(Error::NoSuch { .. })));
+    assert!(matches!(subgroup.open_injection(0, 0, plain), Err(Error::FifoMemory { .. })));
+    for bytes in [0, 544, 575, 577] {
+        assert!(matches!(subgroup.open_reception(0, bytes), Err(Error::FifoMemory { .. })), "{bytes}");
+    }
+    assert!(matches!(subgroup.try_inject(0, &nothing), Err(Error::NotInitialised { .. })));
+    assert!(matches!(subgroup.has_packet(0), Err(Error::NotInitialised { .. })));
+    assert!(matches!(subgroup.try_inject(8, &nothing), Err(Error::NoSuch { .. })));
+    assert!(matches!(
+        Subgroup::open(&rig.open("bgq0", "kernel"), Options::default()),
+        Err(Error::WrongDevice { .. })
+    ));
+}

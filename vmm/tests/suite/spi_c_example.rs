@@ -1,0 +1,34 @@
+//! Tests the C example of the SPI: linked with the archive and the shared library, and under a
+//! sanitizer, on 32 nodes of Blue Gene/Q.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use crate::c_program::{archive, compile, run, sanitizers, shared};
+
+const NODES: u32 = 32;
+
+fn goes_round(options: &[String]) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("mu_ring", folder.path(), options);
+    let out = run("bgq.toml", folder.path(), &["--", &program]);
+
+    for node in 0..NODES {
+        let line = format!("node {node}: 65536 bytes went to node {} and back", (node + 1) % NODES);
+        assert!(out.contains(&line), "{out}");
+    }
+}
+
+#[test]
+fn c_example_linked_with_the_archive_goes_round() {
+    goes_round(&archive());
+}
+
+#[test]
+fn c_example_linked_with_the_shared_library_goes_round() {
+    goes_round(&shared());
+}
+
+#[test]
+fn c_example_under_address_sanitizer_goes_round() {
+    goes_round(&[sanitizers(), shared()].concat());
+}
