@@ -178,8 +178,8 @@ impl Attachments {
         self.with_changed_counters.add(who);
     }
 
-    /// Writes the counters of the attachments that were marked as changed to their mirrors. `counts`
-    /// returns an attachment's counters of VELO and RMA.
+    /// Writes the counters of the attachments that were marked as changed to their mirrors.
+    /// `counts` returns an attachment's counters of VELO and RMA.
     #[inline]
     pub(crate) fn show_changes<'a>(
         &mut self,

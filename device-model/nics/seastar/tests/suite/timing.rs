@@ -119,8 +119,8 @@ fn timer_comes_at_its_time() {
     assert_eq!(rig.scripts[0].count(|event| matches!(event, Event::Timer)), 1);
 }
 
-/// Sends two messages of 10,000 bytes over a link with errors in transmission 50. Returns their ends
-/// and the number of repeated transmissions.
+/// Sends two messages of 10,000 bytes over a link with errors in transmission 50. Returns their
+/// ends and the number of repeated transmissions.
 fn two_messages_over(error: &'static [u8]) -> (Vec<DataEnd>, u64) {
     let mut rig = self::rig(timed());
     rig.kernels[0].write(0, &pattern(1, 10_000));
