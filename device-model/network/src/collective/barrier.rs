@@ -39,6 +39,10 @@ pub(super) struct Barriers {
     credits: u32,
     /// Symbols that no route expects.
     pub(super) unexpected: u64,
+    /// Completed barriers of all classes.
+    pub(super) all_completed: u64,
+    /// A symbol was to be sent, and the fabric had no packet.
+    pub(super) starved: bool,
 }
 
 /// Bit of a symbol's header that says that it is on its way down. The class is in the lower bits.
@@ -54,6 +58,8 @@ impl Barriers {
             framing,
             credits,
             unexpected: 0,
+            all_completed: 0,
+            starved: false,
         }
     }
 
@@ -129,6 +135,7 @@ impl Barriers {
         let barrier = &mut self.of[class];
         barrier.has_entered = false;
         barrier.completed += 1;
+        self.all_completed += 1;
 
         for port in 0..self.waiting.len() {
             if route.inputs >> port & 1 == 1 {
@@ -164,7 +171,10 @@ impl Barriers {
         let is_down = waiting.down != 0;
         let queue = if is_down { &mut waiting.down } else { &mut waiting.up };
         let class = queue.trailing_zeros();
-        let Ok(mut packet) = ports.new_packet(0) else { return false };
+        let Ok(mut packet) = ports.new_packet(0) else {
+            self.starved = true;
+            return false;
+        };
         packet.header = u64::from(class) | if is_down { DOWN } else { 0 };
         packet.framing = self.framing;
 

@@ -229,6 +229,12 @@ impl CollectiveUnit {
         if usize::from(class) < CLASSES { self.barriers.completed(class.into()) } else { 0 }
     }
 
+    /// Returns the number of completed barriers of all classes.
+    #[inline]
+    pub fn all_barriers_completed(&self) -> u64 {
+        self.barriers.all_completed
+    }
+
     /// Returns the counters.
     pub fn counters(&self) -> CollectiveCounters {
         let unexpected = self.barriers.unexpected;
@@ -244,6 +250,7 @@ impl CollectiveUnit {
             let before = moved;
             moved += self.barriers.receive(ports, &self.barrier_routes);
             moved += self.barriers.send(ports);
+            self.starved |= std::mem::take(&mut self.barriers.starved);
             moved += self.release_used(ports);
             self.look(ports);
             moved += self.begin_down(ports) + self.advance_down(ports);

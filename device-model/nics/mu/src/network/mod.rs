@@ -244,6 +244,12 @@ impl NetworkUnit {
         self.collective.barriers_completed(class)
     }
 
+    /// Returns the number of completed barriers of all classes.
+    #[inline]
+    pub(crate) fn all_completed_barriers(&self) -> u64 {
+        self.collective.all_barriers_completed()
+    }
+
     /// Returns the exceptions of collectives that the kernel has enabled as an interrupt: bits of
     /// [`error`], until it clears them.
     pub(crate) fn pending_errors(&self) -> u64 {

@@ -15,6 +15,7 @@ use super::{
     errors::{Info, Set},
     registers::{FifoRegister, NoRegister, PageRegister, Register, SubgroupRegister},
     ring::{Kind, Ring},
+    subgroup::Injection,
     subgroup::{InjectionFifo, ReceptionFifo, Subgroup},
 };
 use crate::network::NetworkUnit;
@@ -164,7 +165,9 @@ impl Unit {
         let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(NO_ADDRESS) };
         let fifo = number * 8 + index as u16;
         let state = &mut subgroup.injection[index];
-        if !state.ring.holds(Kind::Injection, tail) {
+        // An empty FIFO has no descriptor in service.
+        let is_in_service = matches!(state.state, Injection::Sending(_) | Injection::Draining);
+        if !state.ring.holds(Kind::Injection, tail) || is_in_service && tail == state.ring.head {
             self.stop(fifo, fault::POINTERS);
             return Err((Set::Injection, error::ICSRAM_ALIGNMENT));
         }
@@ -174,6 +177,8 @@ impl Unit {
         let priority = subgroup.priority(index);
         self.active.add(fifo, priority);
         self.subgroups.mark_changed(number);
+        // A remote get may wait for the room that a tail which was taken back leaves.
+        self.engines.wake_injection(fifo);
         Ok(())
     }
 

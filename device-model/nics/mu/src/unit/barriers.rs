@@ -15,9 +15,9 @@ pub(crate) type Waiting = AttachmentSet<{ (SUBGROUPS as usize).div_ceil(64) }>;
 pub(crate) struct Barriers {
     /// Counts that the mirrors show.
     shown: [u64; CLASSES],
+    /// Sum of the network's counts when they were looked at last.
+    seen: u64,
     waiting: [Waiting; CLASSES],
-    /// Classes with a subgroup that waits, one bit for each.
-    entered: u16,
 }
 
 /// A class of which a barrier has completed.
@@ -33,7 +33,6 @@ impl Barriers {
     pub(crate) fn enter(&mut self, class: u8, subgroup: u16) {
         if let Some(waiting) = self.waiting.get_mut(usize::from(class)) {
             waiting.add(AttachmentId(subgroup));
-            self.entered |= 1 << class;
         }
     }
 
@@ -49,20 +48,24 @@ impl Barriers {
         self.shown.get(usize::from(class)).copied().unwrap_or(0)
     }
 
-    /// Returns whether a barrier may have completed.
+    /// Returns the state after a reset: none waits. The network's counts go on.
+    pub(crate) fn restarted(&self) -> Self {
+        Self { shown: self.shown, seen: self.seen, ..Self::default() }
+    }
+
+    /// Returns whether a barrier has completed since the last look, with or without this node.
+    /// `sum` is that of the network's counts.
     #[inline]
-    pub(crate) fn is_any_entered(&self) -> bool {
-        self.entered != 0
+    pub(crate) fn has_completed(&mut self, sum: u64) -> bool {
+        std::mem::replace(&mut self.seen, sum) != sum
     }
 
     /// Returns a class of which a barrier has completed. `counts` returns the network's counts.
     pub(crate) fn next_completed(&mut self, counts: impl Fn(u8) -> u64) -> Option<Completed> {
-        let class = (0..CLASSES as u8)
-            .find(|&class| self.entered >> class & 1 == 1 && counts(class) != self.shown(class))?;
+        let class = (0..CLASSES as u8).find(|&class| counts(class) != self.shown(class))?;
 
         let (index, count) = (usize::from(class), counts(class));
         self.shown[index] = count;
-        self.entered &= !(1 << class);
         Some(Completed { class, count, waiting: std::mem::take(&mut self.waiting[index]) })
     }
 }

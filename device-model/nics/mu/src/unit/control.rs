@@ -150,7 +150,8 @@ impl Unit {
             return true;
         }
         if let Some(index) = index_in(offset, UPC_MU_COUNTER, counter::COUNT) {
-            self.counters[index] = value;
+            // A counter has 63 bits, and no count reaches the 64th.
+            self.counters[index] = value & (u64::MAX >> 1);
             return true;
         }
 

@@ -6,6 +6,8 @@
 //! An engine takes the packet of a pseudo-randomly chosen FIFO of the highest priority that has one
 //! for it. A FIFO whose packet finds no room stays active and delays no other one. The descriptor
 //! is fetched when its FIFO is chosen for the first time.
+//!
+//! A step serves each priority at least once, however much those above it have to send.
 
 use std::sync::Arc;
 
@@ -70,12 +72,16 @@ impl Unit {
         for priority in Priority::ALL {
             // Those that have waited for room in this call are behind the candidates.
             let mut candidates = self.active.count(priority);
+            let mut is_served = false;
 
-            while candidates > 0 && moved < budget {
+            while candidates > 0 && (moved < budget || !is_served) {
                 let index = self.random.below(candidates);
                 let Some(fifo) = self.active.get(priority, index) else { break };
                 match self.serve(network, context, fifo) {
-                    Served::Moved(cost) => moved += cost,
+                    Served::Moved(cost) => {
+                        moved += cost;
+                        is_served = true;
+                    }
                     Served::Blocked => {
                         candidates -= 1;
                         self.active.swap(priority, index, candidates);
@@ -316,8 +322,11 @@ impl Unit {
         Served::Inactive
     }
 
-    /// Reads the next piece of a message that is not sent.
+    /// Reads the next piece of a message that is not sent. It takes an engine, as a packet does.
     fn prefetch(&mut self, context: &mut Context<'_>, fifo: u16, mut message: Message) -> Served {
+        let open = self.timing.idle(context, self.control.injection_engines);
+        let Some(engine) = in_turn(open.into(), self.next_engine) else { return Served::Blocked };
+
         let owner = super::subgroup::owner_of(place_of(fifo).0);
         let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
         let mut piece = [0; MAX_PAYLOAD];
@@ -328,6 +337,7 @@ impl Unit {
             return self.not_sent(fifo, owner, &message, Stop::memory(fault));
         }
         self.counters[counter::PREFETCHED] += bytes as u64;
+        self.timing.inject(context.now(), engine, address, bytes as u64);
         self.advance(fifo, &mut message, bytes as u64);
         Served::Moved(1)
     }

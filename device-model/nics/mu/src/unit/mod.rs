@@ -243,7 +243,7 @@ impl Unit {
         self.errors = Errors::default();
         self.engines = Engines::default();
         self.timing = self.timing.restarted();
-        self.barriers = Barriers::default();
+        self.barriers = self.barriers.restarted();
     }
 
     /// Returns the attachments that have clients.
@@ -256,7 +256,7 @@ impl Unit {
 
     /// Notes completed barriers in the pages, and raises the interrupts of those that waited.
     pub(crate) fn poll_barriers(&mut self, network: &NetworkUnit) {
-        if !self.barriers.is_any_entered() {
+        if !self.barriers.has_completed(network.all_completed_barriers()) {
             return;
         }
         while let Some(completed) = self.barriers.next_completed(|class| network.completed_barriers(class)) {

@@ -228,6 +228,10 @@ impl Unit {
         }
 
         let (ring, owner) = (subgroup.injection[index].ring, subgroup.owner());
+        if payload.len() as u64 >= ring.size() {
+            // One slot stays free, so the packet would never have room.
+            return Err(self.drop_get(fifo, error::ICSRAM_GET_FULL));
+        }
         if !ring.has_room(payload.len() as u64) {
             let about = fifo.into();
             self.errors.report_about(Set::Injection, error::ICSRAM_GET_FULL, Info::FullInjection, about);
