@@ -30,9 +30,9 @@ enum { READY = 5, START = 6, TAKE = 7 };
 /* Most nodes, and the time between two questions. */
 enum { MAX_NODES = 4096, RETRY_NS = 5000000, RETRIES = 12000 };
 
-/* Sixty seconds, and the most turns of a polling loop. */
-#define WAIT_CYCLES (60ULL * 1000 * 1000 * NICFORGE_SPI_CYCLES_PER_US)
-#define WAIT_TURNS 50000000ULL
+/* The longest wait. */
+#define WAIT_SECONDS 60ULL
+#define WAIT_CYCLES (WAIT_SECONDS * 1000 * 1000 * NICFORGE_SPI_CYCLES_PER_US)
 
 /* A node's memory: the same offsets at all nodes. */
 struct area {
@@ -69,11 +69,25 @@ static void fail(const char *what)
     exit(1);
 }
 
-/* Makes a turn of a polling loop. Many nodes share the processors of the host. */
-static void pause_turn(uint64_t turn)
+static uint64_t seconds(void)
 {
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec;
+}
+
+/*
+ * Returns whether a polling loop makes one more turn. The first turn sets the loop's end. Many nodes share
+ * the processors of the host.
+ */
+static int goes_on(uint64_t turn, uint64_t *end)
+{
+    if (turn == 0)
+        *end = seconds() + WAIT_SECONDS;
     if (turn % 16 == 15)
         sched_yield();
+    return turn % 1024 != 1023 || seconds() < *end;
 }
 
 static void check(int32_t result, const char *what)
@@ -218,26 +232,27 @@ static void make_put(MUHWI_Descriptor_t *descriptor, MUHWI_Destination_t dest, u
 static void inject(MUHWI_Descriptor_t *descriptor)
 {
     MUSPI_InjFifo_t *fifo = MUSPI_IdToInjFifo(SEND, &injection);
-    uint64_t number = MUSPI_InjFifoInject(fifo, descriptor), turns;
+    uint64_t number = UINT64_MAX, end, turns;
     int32_t is_done = 0;
 
+    /* A full FIFO, or a full ring of posted writes, has room again soon. */
+    for (turns = 0; number == UINT64_MAX && goes_on(turns, &end); ++turns)
+        number = MUSPI_InjFifoInject(fifo, descriptor);
     if (number == UINT64_MAX)
         fail("MUSPI_InjFifoInject");
-    for (turns = 0; turns < WAIT_TURNS && is_done == 0; ++turns) {
-        pause_turn(turns);
+
+    for (turns = 0; is_done == 0 && goes_on(turns, &end); ++turns)
         is_done = MUSPI_CheckDescComplete(fifo, number);
-    }
     if (is_done != 1)
         fail("MUSPI_CheckDescComplete");
 }
 
 static void await_zero(volatile uint64_t *counter, const char *what)
 {
-    uint64_t turns;
+    uint64_t end, turns;
 
     for (turns = 0; *counter != 0; ++turns) {
-        pause_turn(turns);
-        if (turns == WAIT_TURNS) {
+        if (!goes_on(turns, &end)) {
             fprintf(stderr, "node %u: %s has not come\n", own_rank, what);
             exit(1);
         }
@@ -370,7 +385,7 @@ static void send_round(void)
 {
     MUSPI_Pt2PtMemoryFIFODescriptorInfo_t info;
     MUHWI_Descriptor_t descriptor;
-    uint64_t turns;
+    uint64_t end, turns;
 
     MUSPI_RegisterRecvFunction(take, NULL, TAKE);
     memset(&info, 0, sizeof info);
@@ -380,10 +395,8 @@ static void send_round(void)
     check(MUSPI_CreatePt2PtMemoryFIFODescriptor(&descriptor, &info), "MUSPI_CreatePt2PtMemoryFIFODescriptor");
     inject(&descriptor);
 
-    for (turns = 0; turns < WAIT_TURNS && received < MESSAGE; ++turns) {
-        pause_turn(turns);
+    for (turns = 0; received < MESSAGE && goes_on(turns, &end); ++turns)
         MUSPI_RecFifoPoll(MUSPI_IdToRecFifo(RECEIVE, &reception), 100);
-    }
     if (received != MESSAGE)
         fail("the message has not come");
     verify(message, MESSAGE, before_rank, "the message");

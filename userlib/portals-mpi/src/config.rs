@@ -29,7 +29,8 @@ pub struct Config {
     /// Sizes of the memory in which the buffers of messages lie.
     pub space: SpaceBytes,
     /// The time after which a peer that this rank waits for, and whose card or kernel does not
-    /// answer, counts as gone; 30 s by default.
+    /// answer, counts as gone; 30 s by default. In host-based mode, a rank that makes no calls for
+    /// so long needs a thread with [`nicforge_portals::Kernel::serve`].
     pub patience: Duration,
 }
 

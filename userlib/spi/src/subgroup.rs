@@ -366,6 +366,7 @@ impl Subgroup {
         loop {
             let device = self.device().clone();
             let polled = device.wait_for(deadline.at_most(self.options.spin), cancel, "a packet", || {
+                self.tell_head(fifo)?;
                 let there = self.has_packet(fifo)?;
                 self.page.check()?;
                 Ok(there.then_some(()))
@@ -376,6 +377,12 @@ impl Subgroup {
             }
             self.sleep_for_packet(fifo, deadline, cancel)?;
         }
+    }
+
+    /// Tells the unit the head of a FIFO if it does not know it: the ring of posted writes may have
+    /// been full when the packets in front of the head were taken.
+    fn tell_head(&mut self, fifo: u8) -> Result<(), Error> {
+        self.reception.receive(fifo, 0, &mut self.injection, |_, _| {}).map(|_| ())
     }
 
     /// Enables the interrupt of packets in a FIFO and sleeps until it comes, for a bounded time.

@@ -62,6 +62,9 @@ fn boot(directory: &Path, node: u32) -> Arc<Kernel> {
     Kernel::boot(device, KernelConfig::default()).unwrap()
 }
 
+/// Events of a queue: more than come while a process has no processor for seconds.
+const QUEUE: u32 = 60_000;
+
 /// A process with a queue, and with memory that messages are sent from and received into.
 struct Process {
     interface: Interface,
@@ -78,7 +81,7 @@ impl Process {
     }
 
     fn of(interface: Interface) -> Self {
-        let queue = interface.allocate_queue(1000).unwrap();
+        let queue = interface.allocate_queue(QUEUE).unwrap();
         let memory = interface.allocate(BYTES).unwrap();
         Self { interface, queue, memory }
     }

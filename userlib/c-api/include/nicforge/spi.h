@@ -839,7 +839,8 @@ const char *nicforge_spi_last_error(void);
 
 /*
  Closes all subgroups and the kernel that this process has opened. Memory and structures of them
- are not valid any more. Calls of other threads must have ended.
+ are not valid any more. Calls of other threads must have ended, and functions of packets must
+ not call it.
  */
 void nicforge_spi_close(void);
 
@@ -1058,9 +1059,9 @@ struct MUSPI_RecFifo_t *MUSPI_IdToRecFifo(int32_t fifoid, struct MUSPI_RecFifoSu
 
 /*
  Takes packets that are in a FIFO now, at most `npackets`, and calls the function of each. A
- function may call all functions of this header, also for this FIFO. Returns the number of
- packets; 0 also after an error, which sets the text of nicforge_spi_last_error. A packet without
- a function is dropped and counts.
+ function may call all functions of this header but nicforge_spi_close, also for this FIFO.
+ Returns the number of packets; 0 also after an error, which sets the text of
+ nicforge_spi_last_error. A packet without a function is dropped and counts.
 
  # Safety
  `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. Functions are registered as they must be.

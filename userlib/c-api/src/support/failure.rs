@@ -22,7 +22,6 @@ impl Failure {
     }
 
     /// Returns the number of errno.h, which is positive.
-    #[cfg(test)]
     pub(crate) fn errno(&self) -> i32 {
         self.errno
     }

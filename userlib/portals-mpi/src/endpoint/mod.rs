@@ -82,7 +82,8 @@ pub struct Completion {
 /// [`Endpoint::progress`] now and then.
 ///
 /// Dropping the endpoint waits for at most a second until the cards of its peers have taken the
-/// messages that were sent.
+/// messages that were sent. A short message is complete at once, but it is lost if its receiver has
+/// no memory for it then: call [`Endpoint::flush`] first.
 pub struct Endpoint {
     // The first field is dropped first: the card uses no memory after it.
     card: Card,

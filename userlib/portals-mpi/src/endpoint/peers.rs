@@ -2,8 +2,9 @@
 //!
 //! Portals reports the end of a node for messages to it, and nothing of the end of a process: its
 //! messages are dropped. A rank that waits for a peer therefore asks it now and then for an
-//! acknowledgement, which its card or its kernel sends without the process. A peer that does not
-//! answer for [`Config::patience`] is gone.
+//! acknowledgement, which its card sends without the process. In host-based mode its kernel does:
+//! in the calls of its process, or on a thread of [`nicforge_portals::Kernel::serve`]. A peer that
+//! does not answer for [`Config::patience`] is gone.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -252,9 +253,14 @@ impl Endpoint {
             let waited = now.saturating_duration_since(*peer.heard.get_or_insert(now));
             if peer.questions > 1 && waited > self.config.patience {
                 self.lose(rank)?;
-            } else if waited >= self.config.patience / QUESTIONS * peer.questions {
+            } else if waited >= self.config.patience / QUESTIONS * peer.questions
+                && self.card.control(peer.process, QUESTION, 0)?
+            {
+                // The patience begins with the first question. Without room none was sent.
+                if peer.questions == 0 {
+                    peer.heard = Some(now);
+                }
                 peer.questions += 1;
-                self.card.control(peer.process, QUESTION, 0)?;
             }
         }
         Ok(())

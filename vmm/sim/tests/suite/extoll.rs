@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -183,22 +183,40 @@ fn run_measures_the_message_rate_as_the_papers_table_does() {
 
 #[test]
 fn run_ends_soon_after_an_interrupt() {
-    let mut program = Command::new(env!("CARGO_BIN_EXE_nicforge-sim"))
+    let program = Command::new(env!("CARGO_BIN_EXE_nicforge-sim"))
         .args(["run", TORUS, "--", "random_access", "22"])
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
+    let mut program = Killed(program);
 
     // The program blocks the signal before it begins.
     let limit = Instant::now() + Duration::from_secs(60);
-    while !blocks_interrupts(program.id()) {
+    while !blocks_interrupts(program.0.id()) {
         assert!(Instant::now() < limit);
         std::thread::yield_now();
     }
-    kill(Pid::from_raw(program.id().cast_signed()), Signal::SIGINT).unwrap();
+    kill(Pid::from_raw(program.0.id().cast_signed()), Signal::SIGINT).unwrap();
 
-    assert_eq!(program.wait().unwrap().code(), Some(130));
-    assert!(Instant::now() < limit);
+    let ended = loop {
+        if let Some(status) = program.0.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < limit);
+        std::thread::yield_now();
+    };
+    assert_eq!(ended.code(), Some(130));
+}
+
+/// A program that is killed on drop.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // The program may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Returns whether a program has blocked SIGINT for good. All signals are blocked for a moment

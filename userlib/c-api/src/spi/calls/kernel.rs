@@ -34,7 +34,8 @@ pub extern "C" fn nicforge_spi_last_error() -> *const c_char {
 }
 
 /// Closes all subgroups and the kernel that this process has opened. Memory and structures of them
-/// are not valid any more. Calls of other threads must have ended.
+/// are not valid any more. Calls of other threads must have ended, and functions of packets must
+/// not call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn nicforge_spi_close() {
     guarded_status(|| {
@@ -105,9 +106,19 @@ pub unsafe extern "C" fn Kernel_CreateMemoryRegion(
     guarded_status(|| {
         let out = non_null(memregion, "memregion")?;
         let address = base_virtualaddress.addr();
+        let mut busy = None;
         for subgroup in library::open_subgroups()? {
-            let found = subgroup.handle().with(|inner, _| Ok(inner.memory(address, requested_size)))?;
-            let Some((buffer, offset)) = found else { continue };
+            let found = subgroup.handle().with(|inner, _| Ok(inner.memory(address, requested_size)));
+            let (buffer, offset) = match found {
+                Ok(Some(found)) => found,
+                Ok(None) => continue,
+                // Another thread uses the subgroup. The memory can be that of another one.
+                Err(failure) if failure.errno() == libc::EBUSY => {
+                    busy = Some(failure);
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
 
             let physical = (buffer.iova() + offset) as usize;
             let region = Kernel_MemoryRegion_t {
@@ -120,7 +131,7 @@ pub unsafe extern "C" fn Kernel_CreateMemoryRegion(
             return Ok(());
         }
         let text = format!("{requested_size} bytes at {address:#x} are not from nicforge_spi_allocate");
-        Err(Failure::new(libc::EFAULT, text))
+        Err(busy.unwrap_or_else(|| Failure::new(libc::EFAULT, text)))
     })
 }
 

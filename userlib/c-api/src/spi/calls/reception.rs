@@ -139,9 +139,9 @@ impl Copied {
 }
 
 /// Takes packets that are in a FIFO now, at most `npackets`, and calls the function of each. A
-/// function may call all functions of this header, also for this FIFO. Returns the number of
-/// packets; 0 also after an error, which sets the text of nicforge_spi_last_error. A packet without
-/// a function is dropped and counts.
+/// function may call all functions of this header but nicforge_spi_close, also for this FIFO.
+/// Returns the number of packets; 0 also after an error, which sets the text of
+/// nicforge_spi_last_error. A packet without a function is dropped and counts.
 ///
 /// # Safety
 /// `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. Functions are registered as they must be.
