@@ -72,6 +72,33 @@ fn a_client_that_comes_later_sees_the_number_of_barriers() {
 }
 
 #[test]
+fn barriers_that_pass_a_node_are_shown_there() {
+    let mut rig = Rig::new(&[2], Options::default());
+    let kernels = [0, 1].map(|node| rig.kernel(node));
+    let mut users = [0, 1].map(|node| rig.user(node, 0));
+    let route = ClassRoute { input: LOCAL, output: class_link(0) };
+    let passing = ClassRoute { input: class_link(1), output: 0 };
+    for (kernel, route) in kernels.iter().zip([passing, route]) {
+        let offset = PAGE + nd_dcr::CTRL_GI_CLASS + 8 * u64::from(CLASS / 2);
+        kernel.set_control(&mut rig.bed, offset, ClassRoute::register([ClassRoute::default(), route]));
+    }
+
+    for count in 1..=3 {
+        users[1].post(&mut rig.bed, CONTROL, 1);
+        rig.until(|_| users.iter().all(|user| user.shown(STATUS) == count));
+    }
+    assert_eq!(users[0].interrupts[usize::from(vector::BARRIER)].get(), 0);
+
+    // As a member, the node waits for its peer.
+    set_routes(&mut rig, &kernels, nd_dcr::CTRL_GI_CLASS);
+    users[0].post(&mut rig.bed, CONTROL, 1);
+    rig.settle();
+    assert_eq!(users[0].shown(STATUS), 3);
+    users[1].post(&mut rig.bed, CONTROL, 1);
+    rig.until(|_| users.iter().all(|user| user.shown(STATUS) == 4));
+}
+
+#[test]
 fn barriers_of_the_system_and_those_without_route_are_refused() {
     let (mut rig, kernels, users) = class();
     kernels[0].set_control(&mut rig.bed, SYS_BARRIER, 1 << CLASS);

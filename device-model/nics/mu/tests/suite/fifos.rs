@@ -6,6 +6,8 @@ use nicforge_hwi::{
 };
 use zerocopy::IntoBytes;
 
+use nicforge_mu::Options;
+
 use crate::common::{COUNTERS, DATA, PAYLOAD, RECEPTION_BYTES, Rig, Way, pattern};
 
 const WAY: Way = Way { from: 0, to: 1 };
@@ -243,6 +245,45 @@ fn a_fifo_of_high_priority_goes_first() {
     // The others take turns: none has all of its packets in front.
     let changes = order[8..].windows(2).filter(|pair| pair[0][0] != pair[1][0]).count();
     assert!(changes > 10, "{order:?}");
+}
+
+#[test]
+fn prefetches_of_high_priority_delay_nobody_elses_messages() {
+    let mut rig = Rig::new(&[2], Options::default());
+    let (mut greedy, mut other) = (rig.user(0, 0), rig.user(0, 1));
+    let receiver = rig.user(1, 0);
+    greedy.set(&mut rig.bed, reg::HIGH_PRIORITY, 1);
+
+    const BYTES: usize = 4 << 20;
+    for _ in 0..60 {
+        let mut prefetch = WAY.fifo(0, PAYLOAD, BYTES);
+        prefetch.prefetch_only = 1;
+        greedy.inject(&mut rig.bed, 0, &prefetch);
+    }
+    other.inject(&mut rig.bed, 0, &WAY.fifo(0, PAYLOAD, 64));
+
+    rig.until(|_| receiver.packets(0).0.len() == 1);
+    assert!(rig.counter(0, "prefetched") < BYTES as u64, "the message came behind the prefetches");
+}
+
+#[test]
+fn a_get_that_can_never_fit_is_dropped() {
+    let (mut rig, mut users) = Rig::pair();
+    users[1].set(&mut rig.bed, reg::DISABLE, 1 << 6);
+    let base = reg::INJECTION + 6 * reg::FIFO;
+    users[1].set(&mut rig.bed, base + reg::SIZE_1, 2 * 64 - 1);
+    users[1].set(&mut rig.bed, reg::ENABLE, 1 << 6);
+
+    let block = Way { from: 1, to: 0 }.fifo(0, PAYLOAD, 8);
+    for slot in 0..2 {
+        users[0].write(PAYLOAD + 64 * slot, block.as_bytes());
+    }
+    users[0].inject(&mut rig.bed, 0, &WAY.get(6, PAYLOAD, 2 * 64));
+    rig.until(|_| users[1].shown(reg::DROPPED) == 1);
+
+    // One descriptor has room, and what comes behind the get is not delayed.
+    users[0].inject(&mut rig.bed, 0, &WAY.get(6, PAYLOAD, 64));
+    rig.until(|_| users[0].packets(0).0.len() == 1);
 }
 
 #[test]
