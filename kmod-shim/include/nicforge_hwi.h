@@ -1254,7 +1254,7 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_MU_PACKET_KIND_POINT_TO_POINT 0x55
 /* Combined or broadcast by the nodes of a class route. */
 #define NICFORGE_MU_PACKET_KIND_COLLECTIVE 0x5a
-/* What the receiving unit does with a packet: byte 8, bits 6 and 7. */
+/* Use of a packet by the receiving unit: byte 8, bits 6 and 7. */
 /* It goes into a reception memory FIFO. */
 #define NICFORGE_MU_PACKET_PACKET_TYPE_FIFO 0
 /*

@@ -37,7 +37,7 @@ pub mod kind {
     pub const COLLECTIVE: u8 = 0x5a;
 }
 
-/// What the receiving unit does with a packet: byte 8, bits 6 and 7.
+/// Use of a packet by the receiving unit: byte 8, bits 6 and 7.
 pub mod packet_type {
     /// It goes into a reception memory FIFO.
     pub const FIFO: u8 = 0;

@@ -66,7 +66,7 @@ struct Receive {
     taken: Option<usize>,
 }
 
-/// What a rule of MPI's order says of the receives of one rank.
+/// The result of MPI's rule of order for the receives of one rank.
 ///
 /// - A message does not overtake an earlier one of its pair: if both match a receive that took the
 ///   later one, the earlier one was taken by a receive that was posted before.

@@ -1,4 +1,4 @@
-//! What the programs need of a library for messages.
+//! The operations that the programs need of a library for messages.
 
 use nicforge_driver::{Deadline, Relax};
 use nicforge_matching::{

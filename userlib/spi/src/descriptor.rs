@@ -27,7 +27,7 @@ const ATOMIC_BYTES: u64 = 8;
 /// Software bytes of a memory-FIFO packet, the dispatch id among them.
 pub const SOFTWARE_BYTES: usize = 14;
 
-/// What a message carries.
+/// Payload of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// Memory of the subgroup that owns the injection FIFO, at any alignment.

@@ -144,7 +144,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What the kernel allocates, and subgroups have.
+/// A resource that the kernel allocates and subgroups have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Resource {
     /// Injection memory FIFOs, 8 of a subgroup.
@@ -292,7 +292,7 @@ pub enum Error {
         /// The reason.
         fault: Fault,
     },
-    /// What the unit reports about a reception FIFO is not possible.
+    /// The unit reports a value about a reception FIFO that is not possible.
     #[error("reception FIFO {fifo} is damaged: {what} is {value:#x}")]
     Damaged {
         /// The FIFO in its subgroup.
@@ -317,7 +317,7 @@ pub enum Error {
     /// The node or the box of a class route is not possible.
     #[error("{what}: node {node:?} in {first:?} to {last:?} with root {root:?}")]
     ClassRoute {
-        /// What is not possible.
+        /// The value that is not possible.
         what: &'static str,
         /// The node.
         node: [u8; 5],

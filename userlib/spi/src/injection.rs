@@ -87,7 +87,8 @@ impl Injection {
         Self { poster, page, fifos: [const { None }; INJECTION_FIFOS as usize] }
     }
 
-    /// Gives a FIFO `bytes` of memory at `offset` of a buffer. The FIFO is disabled and empty then.
+    /// Assigns a FIFO `bytes` of memory at `offset` of a buffer. The FIFO is disabled and empty
+    /// then.
     pub(crate) fn init(
         &mut self,
         fifo: u8,

@@ -55,7 +55,7 @@ pub struct AddressRange {
     pub read_only: bool,
 }
 
-/// What the kernel has allocated.
+/// Resources that the kernel has allocated.
 #[derive(Default)]
 struct Allocated(BTreeSet<(Resource, u16, u8)>);
 

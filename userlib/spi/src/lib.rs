@@ -55,7 +55,7 @@
 //! - A receiver that takes no packets stalls the network in front of it. Waits end at their
 //!   deadlines.
 //! - A message to a node or subgroup that is gone is lost without a report. The sender and those
-//!   who wait for the message find out by their deadlines.
+//!   receivers that wait for it notice by their deadlines.
 //! - A subgroup does not outlive [`nicforge_driver::Device::reset`]: its waits return
 //!   [`Error::Reset`]. The process must open it again.
 //!

@@ -204,7 +204,8 @@ impl Reception {
         Self { page, fifos: [const { None }; RECEPTION_FIFOS as usize], enabled: 0 }
     }
 
-    /// Gives a FIFO `bytes` of memory at `offset` of a buffer. The FIFO is disabled and empty then.
+    /// Assigns a FIFO `bytes` of memory at `offset` of a buffer. The FIFO is disabled and empty
+    /// then.
     pub(crate) fn init(
         &mut self,
         fifo: u8,

@@ -151,7 +151,7 @@ impl Subgroup {
         }
     }
 
-    /// Gives an injection FIFO memory for `descriptors` at once, and enables it. The public names
+    /// Assigns an injection FIFO memory for `descriptors` at once, and enables it. The public names
     /// are `Kernel_InjFifoInit` and `Kernel_InjFifoActivate`.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ impl Subgroup {
         self.set_injection_enabled(1 << fifo, true)
     }
 
-    /// Gives an injection FIFO `bytes` at `offset` of a buffer, both multiples of 64. The FIFO is
+    /// Assigns an injection FIFO `bytes` at `offset` of a buffer, both multiples of 64. The FIFO is
     /// disabled and empty then. The public name is `Kernel_InjFifoInit`.
     ///
     /// # Errors
@@ -212,8 +212,8 @@ impl Subgroup {
         self.injection.restart(fifo)
     }
 
-    /// Gives a reception FIFO `bytes` of memory, a multiple of 32, and enables it. The public names
-    /// are `Kernel_RecFifoInit` and `Kernel_RecFifoEnable`.
+    /// Assigns a reception FIFO `bytes` of memory, a multiple of 32, and enables it. The public
+    /// names are `Kernel_RecFifoInit` and `Kernel_RecFifoEnable`.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::FifoMemory`]; as [`Subgroup::memory`].
@@ -224,7 +224,7 @@ impl Subgroup {
         self.set_reception_enabled(1 << fifo, true)
     }
 
-    /// Gives a reception FIFO `bytes` at `offset` of a buffer, both multiples of 32. The FIFO is
+    /// Assigns a reception FIFO `bytes` at `offset` of a buffer, both multiples of 32. The FIFO is
     /// disabled and empty then. The public name is `Kernel_RecFifoInit`.
     ///
     /// # Errors
@@ -397,7 +397,7 @@ impl Subgroup {
         let interrupt = self.packets.get(&device, vector::PACKET)?;
         let bit = interrupt::PACKET << fifo;
 
-        // What came before is cleared. A packet that comes from here on interrupts the sleep.
+        // Earlier packets' bits are cleared. A packet that comes from here on interrupts the sleep.
         self.page.write(reg::CLEAR_INTERRUPT, bit)?;
         self.set_bit(reg::INTERRUPT_ENABLE, bit.trailing_zeros() as u8, true)?;
         if !self.has_packet(fifo)? {

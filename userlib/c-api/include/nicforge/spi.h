@@ -286,7 +286,7 @@ typedef struct Personality_Networks_t {
 } Personality_Networks_t;
 
 /*
- What a node knows about itself.
+ The place of a node, and the shape of its network.
  */
 typedef struct Personality_t {
   /*
@@ -324,7 +324,7 @@ typedef struct Kernel_RecFifoAttributes_t {
 } Kernel_RecFifoAttributes_t;
 
 /*
- What all descriptors have in common.
+ Fields that all descriptors have.
  */
 typedef struct MUSPI_BaseDescriptorInfoFields_t {
   /*
@@ -402,7 +402,7 @@ typedef struct MUSPI_MemoryFIFODescriptorInfoFields_t {
  */
 typedef struct MUSPI_Pt2PtMemoryFIFODescriptorInfo_t {
   /*
-   What all descriptors have.
+   Fields that all descriptors have.
    */
   struct MUSPI_BaseDescriptorInfoFields_t Base;
   /*
@@ -446,7 +446,7 @@ typedef struct MUSPI_DirectPutDescriptorInfoFields_t {
  */
 typedef struct MUSPI_Pt2PtDirectPutDescriptorInfo_t {
   /*
-   What all descriptors have.
+   Fields that all descriptors have.
    */
   struct MUSPI_BaseDescriptorInfoFields_t Base;
   /*
@@ -478,7 +478,7 @@ typedef struct MUSPI_RemoteGetDescriptorInfoFields_t {
  */
 typedef struct MUSPI_Pt2PtRemoteGetDescriptorInfo_t {
   /*
-   What all descriptors have.
+   Fields that all descriptors have.
    */
   struct MUSPI_BaseDescriptorInfoFields_t Base;
   /*
@@ -522,7 +522,7 @@ typedef struct MUSPI_CollectiveDescriptorInfoFields_t {
  */
 typedef struct MUSPI_CollectiveMemoryFIFODescriptorInfo_t {
   /*
-   What all descriptors have.
+   Fields that all descriptors have.
    */
   struct MUSPI_BaseDescriptorInfoFields_t Base;
   /*
@@ -540,7 +540,7 @@ typedef struct MUSPI_CollectiveMemoryFIFODescriptorInfo_t {
  */
 typedef struct MUSPI_CollectiveDirectPutDescriptorInfo_t {
   /*
-   What all descriptors have.
+   Fields that all descriptors have.
    */
   struct MUSPI_BaseDescriptorInfoFields_t Base;
   /*
@@ -558,7 +558,7 @@ typedef struct MUSPI_CollectiveDirectPutDescriptorInfo_t {
  */
 typedef struct MUSPI_CollectiveRemoteGetDescriptorInfo_t {
   /*
-   What all descriptors have.
+   Fields that all descriptors have.
    */
   struct MUSPI_BaseDescriptorInfoFields_t Base;
   /*
@@ -689,7 +689,7 @@ int32_t MUSPI_BuildNodeClassroute(struct CR_RECT_T *world,
                                   struct ClassRoute_t *cr);
 
 /*
- Gives an injection FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of
+ Assigns an injection FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of
  64. The FIFO stands still then, and is empty.
 
  # Safety
@@ -702,8 +702,8 @@ int32_t Kernel_InjFifoInit(struct MUSPI_InjFifoSubGroup_t *sg_ptr,
                            uint64_t size_1);
 
 /*
- Gives a reception FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of 32.
- The FIFO takes no packets then, and is empty.
+ Assigns a reception FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of
+ 32. The FIFO takes no packets then, and is empty.
 
  # Safety
  `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `memregion` is NULL or valid.

@@ -24,7 +24,7 @@ const FIRST_SYSTEM_SUBGROUP: u32 = 64;
 /// Subgroups of a node.
 const SUBGROUPS: u32 = 68;
 
-/// What this process has opened. `None` until the first call, and after [`close`].
+/// The devices that this process has opened. `None` until the first call, and after [`close`].
 static LIBRARY: Mutex<Option<Library>> = Mutex::new(None);
 
 /// The devices of a node.

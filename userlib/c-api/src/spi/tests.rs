@@ -200,7 +200,7 @@ fn a_put_arrives_and_counts() {
     assert_eq!(session.bytes(SINK, 700), data);
 }
 
-/// What the receiving function has seen.
+/// Packets that the receiving function has seen.
 #[derive(Default)]
 struct Seen {
     packets: u32,

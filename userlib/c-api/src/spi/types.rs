@@ -150,7 +150,7 @@ pub type MUSPI_RecvFunction_t = Option<
     unsafe extern "C" fn(param: *mut c_void, packet: *mut MUHWI_PacketHeader_t, packet_bytes: u32) -> c_int,
 >;
 
-/// What all descriptors have in common.
+/// Fields that all descriptors have.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MUSPI_BaseDescriptorInfoFields_t {
@@ -242,7 +242,7 @@ pub struct MUSPI_RemoteGetDescriptorInfoFields_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MUSPI_Pt2PtMemoryFIFODescriptorInfo_t {
-    /// What all descriptors have.
+    /// Fields that all descriptors have.
     pub Base: MUSPI_BaseDescriptorInfoFields_t,
     /// The way.
     pub Pt2Pt: MUSPI_Pt2PtDescriptorInfoFields_t,
@@ -254,7 +254,7 @@ pub struct MUSPI_Pt2PtMemoryFIFODescriptorInfo_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MUSPI_Pt2PtDirectPutDescriptorInfo_t {
-    /// What all descriptors have.
+    /// Fields that all descriptors have.
     pub Base: MUSPI_BaseDescriptorInfoFields_t,
     /// The way.
     pub Pt2Pt: MUSPI_Pt2PtDescriptorInfoFields_t,
@@ -266,7 +266,7 @@ pub struct MUSPI_Pt2PtDirectPutDescriptorInfo_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MUSPI_Pt2PtRemoteGetDescriptorInfo_t {
-    /// What all descriptors have.
+    /// Fields that all descriptors have.
     pub Base: MUSPI_BaseDescriptorInfoFields_t,
     /// The way.
     pub Pt2Pt: MUSPI_Pt2PtDescriptorInfoFields_t,
@@ -278,7 +278,7 @@ pub struct MUSPI_Pt2PtRemoteGetDescriptorInfo_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MUSPI_CollectiveMemoryFIFODescriptorInfo_t {
-    /// What all descriptors have.
+    /// Fields that all descriptors have.
     pub Base: MUSPI_BaseDescriptorInfoFields_t,
     /// The way.
     pub Collective: MUSPI_CollectiveDescriptorInfoFields_t,
@@ -290,7 +290,7 @@ pub struct MUSPI_CollectiveMemoryFIFODescriptorInfo_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MUSPI_CollectiveDirectPutDescriptorInfo_t {
-    /// What all descriptors have.
+    /// Fields that all descriptors have.
     pub Base: MUSPI_BaseDescriptorInfoFields_t,
     /// The way.
     pub Collective: MUSPI_CollectiveDescriptorInfoFields_t,
@@ -302,7 +302,7 @@ pub struct MUSPI_CollectiveDirectPutDescriptorInfo_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MUSPI_CollectiveRemoteGetDescriptorInfo_t {
-    /// What all descriptors have.
+    /// Fields that all descriptors have.
     pub Base: MUSPI_BaseDescriptorInfoFields_t,
     /// The way.
     pub Collective: MUSPI_CollectiveDescriptorInfoFields_t,
@@ -377,7 +377,7 @@ pub struct Personality_Networks_t {
     pub Enodes: u8,
 }
 
-/// What a node knows about itself.
+/// The place of a node, and the shape of its network.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Personality_t {

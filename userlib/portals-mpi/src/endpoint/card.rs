@@ -361,7 +361,7 @@ impl Card {
     }
 }
 
-/// What became of a receive.
+/// Outcome of posting a receive.
 pub(super) enum Posting {
     /// It is posted.
     Posted(MemoryDescriptor),

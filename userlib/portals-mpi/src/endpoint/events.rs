@@ -1,4 +1,4 @@
-//! What an event means.
+//! The handling of events.
 
 use nicforge_portals::{Event, EventKind, Failure};
 

@@ -95,7 +95,7 @@ pub struct Endpoint {
     receives: Receives,
     messages: Messages,
     fetches: Fetches,
-    /// What waits for room may find it now.
+    /// A send or receive that waits for room may find it now.
     has_work: bool,
     statistics: Statistics,
 }

@@ -58,7 +58,7 @@ enum Health {
     Gone,
 }
 
-/// What is known of another rank.
+/// State of another rank.
 pub(super) struct Peer {
     pub(super) process: ProcessId,
     health: Health,
@@ -207,8 +207,8 @@ impl Peers {
         }
     }
 
-    /// Counts an idle call. Returns whether it is time to look after the peers.
-    fn is_look_due(&mut self, interval: Duration) -> bool {
+    /// Counts an idle call, and begins a look after the peers if it is time. Returns whether it is.
+    fn begin_look(&mut self, interval: Duration) -> bool {
         self.idle = self.idle.wrapping_add(1);
         if !self.idle.is_multiple_of(IDLE_CALLS) {
             return false;
@@ -236,7 +236,7 @@ impl Endpoint {
     /// Asks the peers that this rank waits for, and gives up those that do not answer.
     pub(super) fn check_peers(&mut self) -> Result<(), Error> {
         let interval = self.config.patience / (2 * QUESTIONS);
-        if !self.peers.is_look_due(interval) {
+        if !self.peers.begin_look(interval) {
             return Ok(());
         }
 

@@ -17,7 +17,7 @@ use crate::{
     pool::Handle,
 };
 
-/// What waits for room.
+/// Messages that wait for room.
 pub(super) struct Sends {
     /// Free slots for short messages.
     slots: Vec<u16>,

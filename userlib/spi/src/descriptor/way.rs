@@ -224,7 +224,7 @@ pub enum CollectiveChannel {
 pub struct Collective {
     /// The class route, 0 to 15.
     pub class: u8,
-    /// What is done with the nodes' messages.
+    /// Operation on the nodes' messages.
     pub kind: CollectiveKind,
     /// The virtual channel.
     pub channel: CollectiveChannel,

@@ -53,10 +53,10 @@ impl Barriers {
         Self { shown: self.shown, seen: self.seen, ..Self::default() }
     }
 
-    /// Returns whether a barrier has completed since the last look, with or without this node.
-    /// `sum` is that of the network's counts.
+    /// Notes the sum of the network's counts. Returns whether a barrier has completed since the
+    /// last call, with or without this node.
     #[inline]
-    pub(crate) fn has_completed(&mut self, sum: u64) -> bool {
+    pub(crate) fn note_sum(&mut self, sum: u64) -> bool {
         std::mem::replace(&mut self.seen, sum) != sum
     }
 

@@ -101,7 +101,7 @@ impl Unit {
         moved
     }
 
-    /// Gives an active FIFO its turn.
+    /// Sends a packet of an active FIFO, or fetches its next descriptor.
     fn serve(&mut self, network: &mut NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Served {
         let (number, index) = place_of(fifo);
         let Some(subgroup) = self.subgroups.get(number) else { return Served::Inactive };

@@ -256,7 +256,7 @@ impl Unit {
 
     /// Notes completed barriers in the pages, and raises the interrupts of those that waited.
     pub(crate) fn poll_barriers(&mut self, network: &NetworkUnit) {
-        if !self.barriers.has_completed(network.all_completed_barriers()) {
+        if !self.barriers.note_sum(network.all_completed_barriers()) {
             return;
         }
         while let Some(completed) = self.barriers.next_completed(|class| network.completed_barriers(class)) {

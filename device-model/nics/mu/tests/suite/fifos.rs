@@ -187,7 +187,7 @@ fn gets_wait_for_room_in_their_injection_fifo() {
     let (mut rig, mut users) = Rig::pair();
     let kernel = rig.kernel(1);
     // The FIFO for gets of node 1 holds ten descriptors. A first message keeps it busy, because
-    // nobody takes its packets.
+    // its packets are not taken.
     users[1].set(&mut rig.bed, reg::DISABLE, 1 << 6);
     users[1].set_injection(&mut rig.bed, 6, DATA, 11 * 64);
     users[1].set(&mut rig.bed, reg::ENABLE, 1 << 6);

@@ -1,4 +1,4 @@
-//! Clients that leave and come: nothing of one reaches the next, and nobody else is disturbed.
+//! Clients that leave and come: nothing of one reaches the next, and no other client is disturbed.
 
 use nicforge_core::{ids::AttachmentId, machine::Machine};
 use nicforge_hwi::mu::{FIRST_SUBGROUP, NO_BASE_ADDRESS, fault, reg};

@@ -41,7 +41,7 @@ fn not_its_memory(inner: &Inner) -> Failure {
     invalid(format!("the memory is not that of subgroup {}", inner.subgroup.number()))
 }
 
-/// Gives an injection FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of
+/// Assigns an injection FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of
 /// 64. The FIFO stands still then, and is empty.
 ///
 /// # Safety
@@ -72,8 +72,8 @@ pub unsafe extern "C" fn Kernel_InjFifoInit(
     })
 }
 
-/// Gives a reception FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of 32.
-/// The FIFO takes no packets then, and is empty.
+/// Assigns a reception FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of
+/// 32. The FIFO takes no packets then, and is empty.
 ///
 /// # Safety
 /// `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `memregion` is NULL or valid.
