@@ -98,24 +98,27 @@ impl Ring {
         self.mask
     }
 
-    /// Takes the next event from memory.
+    /// Takes the next event from memory. An event's number is its index and 1.
     #[inline]
     fn take(&self) -> Result<Option<Event>, Error> {
         let mut taken = runtime::lock(&self.taken);
         let number = taken.wrapping_add(1);
-        let slot = self.slot(*taken);
+        let slot = self.slot_offset(*taken);
         let present = self.memory.load_u32_acquire(slot + NUMBER)?;
         if present != number {
+            // A later event in the slot means that all before it are lost.
             let is_newer = is_after(present, number);
             return if is_newer { Err(skip(&mut taken, present.wrapping_sub(1))) } else { Ok(None) };
         }
 
         let mut bytes = [0; EVENT_BYTES as usize];
         self.memory.read_array(slot, &mut bytes)?;
-        // Events are written in order. Once the one before was written over, this one may be, too.
-        let before = self.memory.load_u32_acquire(self.slot(taken.wrapping_sub(1)) + NUMBER)?;
-        if is_after(before, number) {
-            return Err(skip(&mut taken, before.wrapping_sub(self.mask)));
+        // Events are written in order. If the previous slot has a later event than this one, the
+        // writer may have come to this slot during the copy. The oldest event that is certainly
+        // whole is then `mask` - 1 events before the newest one seen.
+        let previous = self.memory.load_u32_acquire(self.slot_offset(taken.wrapping_sub(1)) + NUMBER)?;
+        if is_after(previous, number) {
+            return Err(skip(&mut taken, previous.wrapping_sub(self.mask)));
         }
 
         *taken = number;
@@ -124,14 +127,14 @@ impl Ring {
         Ok(Event::decode(&record))
     }
 
-    /// Returns the offset of an event's slot.
+    /// Returns the offset of the slot of the event with this index.
     #[inline]
-    fn slot(&self, number: u32) -> u64 {
-        u64::from(number & self.mask) * EVENT_BYTES
+    fn slot_offset(&self, index: u32) -> u64 {
+        u64::from(index & self.mask) * EVENT_BYTES
     }
 }
 
-/// Goes on with event `next`, behind those that were written over.
+/// Continues at the event with index `next`, and returns the number of lost ones as an error.
 #[cold]
 fn skip(taken: &mut u32, next: u32) -> Error {
     let lost = next.wrapping_sub(*taken);
@@ -139,8 +142,8 @@ fn skip(taken: &mut u32, next: u32) -> Error {
     Error::EventsLost { lost }
 }
 
-/// Returns whether an event's number is behind another one's. A slot without an event has number 0,
-/// or one of the round before.
+/// Returns whether an event's number is later than another one's. A slot without an event has
+/// number 0, or one of the round before.
 fn is_after(number: u32, other: u32) -> bool {
     number != other && number.wrapping_sub(other) < 1 << 31 && number != 0
 }
@@ -213,7 +216,7 @@ mod tests {
     /// Writes an event as the card does. Its link is its number.
     fn write(ring: &Ring, number: u32) {
         let record = EventRecord { link: number, number: number.wrapping_add(1), ..EventRecord::default() };
-        ring.memory.write(ring.slot(number), record.as_bytes()).unwrap();
+        ring.memory.write(ring.slot_offset(number), record.as_bytes()).unwrap();
     }
 
     fn link(ring: &Ring) -> Option<u32> {

@@ -19,20 +19,20 @@ pub(super) enum Source {
     None,
     /// In its process's memory.
     Memory(u64),
-    /// Here.
+    /// In this value.
     Inline([u8; INLINE]),
 }
 
 /// A message to send.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Letter {
+pub(super) struct OutgoingMessage {
     /// The process, and the number of its start.
     pub(super) process: u16,
     pub(super) start: u32,
     /// The operation that ends with the message, if any.
     pub(super) operation: Option<OperationHandle>,
-    /// The operation ends only if the message fails.
-    pub(super) is_get: bool,
+    /// For a get's request: its success does not end the operation, because the reply does.
+    pub(super) ends_only_on_failure: bool,
     pub(super) target: Identity,
     pub(super) kind: u8,
     pub(super) header: MessageHeader,
@@ -42,7 +42,7 @@ pub(super) struct Letter {
 
 /// A message in flight.
 pub(super) struct Sending {
-    letter: Letter,
+    outgoing: OutgoingMessage,
     scatter: Scatter,
 }
 
@@ -161,7 +161,8 @@ impl State {
         Ok(())
     }
 
-    /// Queues the answer to a message. That of a get is an operation, and has data.
+    /// Queues the answer to a message: the acknowledgement of a put, or the reply to a get, whose
+    /// match `get` is. A reply carries data, and its end ends the get's operation here.
     fn answer(
         &mut self,
         process: u16,
@@ -177,12 +178,11 @@ impl State {
         };
 
         let operation = get.map(|get| get.operation);
-        let is_get = false;
-        self.outbox.push_back(Letter {
+        self.outbox.push_back(OutgoingMessage {
             process,
             start,
             operation,
-            is_get,
+            ends_only_on_failure: false,
             target,
             kind,
             header,
@@ -268,26 +268,26 @@ impl State {
 
     /// Handles the end of a message that was sent.
     pub(super) fn sent(&mut self, token: u32, failure: u16) -> Result<(), Error> {
-        let Some(Sending { letter, scatter }) = self.sends.get_mut(token as usize).and_then(Option::take)
+        let Some(Sending { outgoing, scatter }) = self.sends.get_mut(token as usize).and_then(Option::take)
         else {
             return Ok(());
         };
         self.free_tokens.push(token as u16);
         self.lists.release(&scatter);
-        self.end_letter(&letter, failure)
+        self.end_message(&outgoing, failure)
     }
 
     /// Ends the operation of a message that was sent, or could not be sent.
-    fn end_letter(&mut self, letter: &Letter, failure: u16) -> Result<(), Error> {
-        let Some(operation) = letter.operation else { return Ok(()) };
-        if letter.is_get && failure == 0 {
+    fn end_message(&mut self, outgoing: &OutgoingMessage, failure: u16) -> Result<(), Error> {
+        let Some(operation) = outgoing.operation else { return Ok(()) };
+        if outgoing.ends_only_on_failure && failure == 0 {
             return Ok(());
         }
-        let Some(process) = self.process(letter.process, letter.start) else { return Ok(()) };
+        let Some(process) = self.process(outgoing.process, outgoing.start) else { return Ok(()) };
 
         let events = process.matching.end(operation, failure);
         process.write_events(&events)?;
-        self.match_waiting(letter.process)
+        self.match_waiting(outgoing.process)
     }
 
     /// Ends the gets that wait for replies of a node whose life has ended.
@@ -303,24 +303,26 @@ impl State {
 
     /// Sends as many messages as the firmware has room for.
     pub(super) fn flush(&mut self) -> Result<(), Error> {
-        while let Some(&letter) = self.outbox.front() {
+        while let Some(&outgoing) = self.outbox.front() {
             let Some(&token) = self.free_tokens.last() else { return Ok(()) };
-            let scatter = match letter.source {
+            let scatter = match outgoing.source {
                 Source::None => Ok(Scatter::default()),
-                Source::Memory(address) => self.scatter(letter.process, letter.start, address, letter.length),
-                Source::Inline(data) => Ok(self.lists.store_inline(token, &data, letter.length)?),
+                Source::Memory(address) => {
+                    self.scatter(outgoing.process, outgoing.start, address, outgoing.length)
+                }
+                Source::Inline(data) => Ok(self.lists.store_inline(token, &data, outgoing.length)?),
             };
             let scatter = match scatter {
                 Ok(scatter) => scatter,
                 Err(NoScatter::Later) => return Ok(()),
                 Err(NoScatter::Never) => {
                     self.outbox.pop_front();
-                    self.end_letter(&letter, failure::MEMORY)?;
+                    self.end_message(&outgoing, failure::MEMORY)?;
                     continue;
                 }
             };
 
-            let result = self.try_command(send(&letter, token, &scatter))?;
+            let result = self.try_command(send(&outgoing, token, &scatter))?;
             if result.code == code::NO_SPACE {
                 self.lists.release(&scatter);
                 return Ok(());
@@ -328,10 +330,10 @@ impl State {
             self.outbox.pop_front();
             if result.code == code::OK {
                 self.free_tokens.pop();
-                self.sends[usize::from(token)] = Some(Sending { letter, scatter });
+                self.sends[usize::from(token)] = Some(Sending { outgoing, scatter });
             } else {
                 self.lists.release(&scatter);
-                self.end_letter(&letter, failure::NODE)?;
+                self.end_message(&outgoing, failure::NODE)?;
             }
         }
         Ok(())
@@ -352,18 +354,18 @@ impl State {
 }
 
 /// Makes the command for a message.
-fn send(letter: &Letter, token: u16, scatter: &Scatter) -> KernelCommand {
+fn send(outgoing: &OutgoingMessage, token: u16, scatter: &Scatter) -> KernelCommand {
     KernelCommand {
         kind: kernel_command::SEND,
-        message: letter.kind,
-        process: letter.process,
-        target: letter.target.process,
+        message: outgoing.kind,
+        process: outgoing.process,
+        target: outgoing.target.process,
         token: token.into(),
         count: scatter.count,
         list: scatter.address,
-        node: letter.target.node,
-        length: letter.length,
-        header: letter.header,
+        node: outgoing.target.node,
+        length: outgoing.length,
+        header: outgoing.header,
         pieces: scatter.pieces,
         ..KernelCommand::default()
     }

@@ -15,7 +15,7 @@ use zerocopy::FromBytes;
 use super::{
     host::HostProcess,
     lists::{Lists, MOST_SENDS},
-    messages::{Letter, Receiving, Sending, Source},
+    messages::{OutgoingMessage, Receiving, Sending, Source},
 };
 use crate::{
     Error, KernelConfig, Refusal,
@@ -78,7 +78,7 @@ pub(crate) struct State {
     pub(super) most_waiting: usize,
     pub(super) lists: Lists,
     /// Messages that the firmware has no room for yet, in order.
-    pub(super) outbox: VecDeque<Letter>,
+    pub(super) outbox: VecDeque<OutgoingMessage>,
     /// Messages in flight by token, and free tokens.
     pub(super) sends: Vec<Option<Sending>>,
     pub(super) free_tokens: Vec<u16>,
@@ -173,7 +173,7 @@ impl State {
         {
             *generation = removed.matching.next_generation();
         }
-        self.outbox.retain(|letter| letter.start != start);
+        self.outbox.retain(|outgoing| outgoing.start != start);
 
         for (packet, token) in removed.into_iter().flat_map(|process| process.waiting) {
             // Of a lost card, no message waits for an answer.
@@ -264,11 +264,11 @@ impl State {
             matching::Source::Memory(address) => Source::Memory(address),
             matching::Source::Inline(data) => Source::Inline(data),
         };
-        self.outbox.push_back(Letter {
+        self.outbox.push_back(OutgoingMessage {
             process: number,
             start,
             operation: Some(begun.operation),
-            is_get: given.kind == command::GET,
+            ends_only_on_failure: given.kind == command::GET,
             target: begun.target,
             kind: begun.kind,
             header: begun.header,
