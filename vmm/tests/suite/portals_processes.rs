@@ -293,7 +293,7 @@ fn reset_receiver_gets_each_message_at_most_once_and_its_successor_none_of_them(
 }
 
 #[test]
-fn messages_of_a_killed_sender_arrive_at_most_once_and_the_cut_one_fails() {
+fn messages_of_a_killed_sender_arrive_at_most_once_and_the_cut_ones_fail() {
     for (mode, word) in MODES {
         let server = Server::of_text(MACHINE, "auto");
         let directory = server.directory();
@@ -313,7 +313,8 @@ fn messages_of_a_killed_sender_arrive_at_most_once_and_the_cut_one_fails() {
                 }
                 number += 1;
                 assert_eq!(message.header_data, number);
-                assert!(!is_cut, "a message behind the cut one");
+                // The card may begin more of the dead process's messages. All of them fail.
+                assert!(!is_cut || failure.is_some(), "message {number} came whole behind a cut one");
                 is_cut = failure.is_some();
 
                 if is_cut {
