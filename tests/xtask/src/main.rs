@@ -14,6 +14,7 @@
 //! `.ci/run` calls the first three.
 
 mod attack;
+mod failures;
 mod fuzz;
 mod headers;
 mod install;

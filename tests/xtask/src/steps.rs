@@ -2,10 +2,13 @@
 
 use std::{
     fmt,
+    io::{self, BufReader},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
     time::Instant,
 };
+
+use crate::failures::Failures;
 
 /// Why a task ended.
 #[derive(Debug)]
@@ -57,12 +60,33 @@ impl Steps {
         let status = command.envs(environment.iter().copied()).status();
         let status = status.map_err(|error| Failed::new(format!("{what}: can't start cargo: {error}")))?;
 
+        ended(what, arguments, status, start)
+    }
+
+    /// Runs tests. Behind their output, what failed is said again.
+    pub(crate) fn tests(
+        &self,
+        what: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<(), Failed> {
+        self.say(what);
+        let start = Instant::now();
+        let mut command = self.command(arguments);
+        let child = command.envs(environment.iter().copied()).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(|error| Failed::new(format!("{what}: can't start cargo: {error}")))?;
+        let output = child.stdout.take().map(BufReader::new);
+
+        let failures = output.map(|output| Failures::copy(output, io::stdout().lock())).transpose();
+        let status = child.wait().map_err(|error| Failed::new(format!("{what}: {error}")))?;
+        let failures = failures.map_err(|error| Failed::new(format!("{what}: {error}")))?;
+
         if !status.success() {
-            return Err(Failed::new(format!("{what} failed (cargo {}): {status}", arguments.join(" "))));
+            self.say(&format!("what failed of {what}"));
+            failures.iter().flat_map(Failures::lines).for_each(|line| eprintln!("{line}"));
         }
 
-        eprintln!("=== {what}: done in {:.0} s", start.elapsed().as_secs_f64());
-        Ok(())
+        ended(what, arguments, status, start)
     }
 
     /// Runs cargo, and returns its standard output.
@@ -90,4 +114,14 @@ impl Steps {
         command.args(arguments).current_dir(&self.root);
         command
     }
+}
+
+/// Reports how a command of cargo ended.
+fn ended(what: &str, arguments: &[&str], status: ExitStatus, start: Instant) -> Result<(), Failed> {
+    if !status.success() {
+        return Err(Failed::new(format!("{what} failed (cargo {}): {status}", arguments.join(" "))));
+    }
+
+    eprintln!("=== {what}: done in {:.0} s", start.elapsed().as_secs_f64());
+    Ok(())
 }

@@ -45,7 +45,7 @@ pub(crate) fn run(steps: &Steps, test: &Test) -> Result<(), Failed> {
 pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
     guests(steps)?;
     build(steps)?;
-    steps.cargo_with("tests", &[&TEST, &PACKAGES[..]].concat(), &[FILL, BUILT])?;
+    steps.tests("tests", &[&TEST, &PACKAGES[..]].concat(), &[FILL, BUILT])?;
     virtual_time(steps)?;
     template::test(steps, true)?;
     checked(steps)?;
@@ -71,7 +71,7 @@ fn fast(steps: &Steps) -> Result<(), Failed> {
         arguments.extend([option, name.as_str()]);
     }
 
-    steps.cargo_with("tests without guests and long random runs", &arguments, &[FILL, BUILT])?;
+    steps.tests("tests without guests and long random runs", &arguments, &[FILL, BUILT])?;
     virtual_time(steps)?;
     template::test(steps, false)
 }
@@ -104,12 +104,12 @@ fn program(target: &Value) -> Option<(&'static str, String)> {
 
 /// Tests machines and software in virtual time.
 fn virtual_time(steps: &Steps) -> Result<(), Failed> {
-    steps.cargo_with("virtual time", &[&TEST, &VIRTUAL_TIME[..]].concat(), &[FILL])
+    steps.tests("virtual time", &[&TEST, &VIRTUAL_TIME[..]].concat(), &[FILL])
 }
 
 /// Tests shared memory as compiled for this processor, optimised and with all checks.
 fn checked(steps: &Steps) -> Result<(), Failed> {
-    steps.cargo_with(
+    steps.tests(
         "shared memory, optimised for this processor and with all checks",
         &["test", "-p", "nicforge-shm", "--lib", "--tests", "--target", &steps.host()?],
         &[FILL, ("RUSTFLAGS", "-C target-cpu=native -C opt-level=3")],
@@ -122,12 +122,12 @@ fn loom(steps: &Steps) -> Result<(), Failed> {
     let host = steps.host()?;
     let checked = [("RUSTFLAGS", "--cfg loom -C opt-level=3"), ("LOOM_MAX_PREEMPTIONS", "3")];
 
-    steps.cargo_with(
+    steps.tests(
         "model checking of the posted-write ring (loom)",
         &["test", "-p", "nicforge-shm", "--test", "loom", "--target", &host],
         &checked,
     )?;
-    steps.cargo_with(
+    steps.tests(
         "model checking of the companions' wake-ups (loom)",
         &["test", "-p", "nicforge-core", "--lib", "--target", &host, "companion::signal"],
         &checked,

@@ -1,0 +1,85 @@
+//! What failed in the output of test programs, to be said again at its end.
+
+use std::io::{self, BufRead, Write};
+
+/// Lines that are kept of the failures of one test program.
+const MOST_LINES: usize = 200;
+
+/// The failures of all test programs of a command, as the programs described them.
+#[derive(Default)]
+pub(crate) struct Failures {
+    lines: Vec<String>,
+    /// Lines kept of the program whose failures are being read.
+    of_program: Option<usize>,
+}
+
+impl Failures {
+    /// Copies the output of test programs, and keeps what describes failures.
+    pub(crate) fn copy(mut from: impl BufRead, mut to: impl Write) -> io::Result<Self> {
+        let mut failures = Self::default();
+        let mut line = Vec::new();
+
+        while from.read_until(b'\n', &mut line)? > 0 {
+            to.write_all(&line)?;
+            to.flush()?;
+            failures.note(String::from_utf8_lossy(&line).trim_end());
+            line.clear();
+        }
+
+        Ok(failures)
+    }
+
+    pub(crate) fn lines(&self) -> &[String] {
+        &self.lines
+    }
+
+    fn note(&mut self, line: &str) {
+        if line == "failures:" {
+            self.of_program.get_or_insert(0);
+        }
+        let Some(count) = &mut self.of_program else { return };
+        let is_last = line.starts_with("test result:");
+
+        *count += 1;
+        if *count <= MOST_LINES || is_last {
+            self.lines.push(line.to_owned());
+        } else if *count == MOST_LINES + 1 {
+            self.lines.push("... (the rest is above)".to_owned());
+        }
+        if is_last {
+            self.of_program = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copied(text: &str) -> Vec<String> {
+        let mut copy = Vec::new();
+        let failures = Failures::copy(text.as_bytes(), &mut copy).unwrap();
+        assert_eq!(copy, text.as_bytes());
+        failures.lines().to_vec()
+    }
+
+    #[test]
+    fn failures_are_kept_from_their_heading_to_the_result() {
+        let passed = "running 1 test\ntest a ... ok\n\ntest result: ok. 1 passed\n";
+        let failed =
+            "failures:\n\n---- b stdout ----\nno\n\nfailures:\n    b\n\ntest result: FAILED. 1 failed\n";
+        let kept: Vec<_> = failed.lines().collect();
+
+        assert_eq!(copied(&[passed, failed, passed].concat()), kept);
+        assert_eq!(copied(&[passed, passed].concat()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn long_failures_are_cut_and_keep_their_result() {
+        let text = format!("failures:\n{}test result: FAILED\n", "line\n".repeat(MOST_LINES * 2));
+        let kept = copied(&text);
+
+        assert_eq!(kept.len(), MOST_LINES + 2);
+        assert_eq!(kept.last().unwrap(), "test result: FAILED");
+    }
+}
