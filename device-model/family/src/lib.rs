@@ -111,6 +111,6 @@ pub use self::{
         FunctionKey, MAX_NAME, NodeKey, Plan, PlanError, PlannedFunction, PlannedLink, PlannedNode, PortKey,
     },
     registry::Families,
-    section::{Section, SectionError, check_range, refuse_value},
+    section::{Section, SectionError, check_range, list_of, range_or, refuse_value},
     source::{DeviceError, DeviceSource},
 };

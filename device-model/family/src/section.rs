@@ -208,3 +208,36 @@ pub fn check_range<T: PartialOrd + fmt::Display + Copy>(
         Err(refuse_value(what, value, format!("{least} to {most}")))
     }
 }
+/// Returns a value of the file that must be at least `least` and at most `most`, or `default` if
+/// the file leaves it out.
+///
+/// # Errors
+/// The value is outside this range.
+pub fn range_or<T: PartialOrd + fmt::Display + Copy>(
+    what: &str,
+    value: Option<&Spanned<T>>,
+    (least, most): (T, T),
+    default: T,
+) -> Result<T, SectionError> {
+    value.map_or(Ok(default), |value| check_range(what, value, least, most))
+}
+
+/// Returns a list of the file that must have `count` values, or an empty one if the file leaves it
+/// out.
+///
+/// # Errors
+/// The list has another length.
+pub fn list_of<'a, T>(
+    what: &str,
+    list: Option<&'a Spanned<Vec<T>>>,
+    count: usize,
+) -> Result<&'a [T], SectionError> {
+    match list {
+        None => Ok(&[]),
+        Some(list) if list.get_ref().len() == count => Ok(list.get_ref()),
+        Some(list) => {
+            let (what, found) = (format!("{what}'s length"), list.get_ref().len());
+            Err(SectionError::value(list.span(), what, found, format!("{count} values")))
+        }
+    }
+}

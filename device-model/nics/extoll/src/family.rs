@@ -24,7 +24,7 @@
 
 use nicforge_family::{
     Column, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError, Spanned,
-    check_range, refuse_value,
+    check_range, range_or, refuse_value,
 };
 use nicforge_hwi::{
     extoll::{DEFAULT_VPIDS, MAX_NODES, MAX_VPIDS},
@@ -117,10 +117,7 @@ impl Network {
 
     /// Checks the network of a section.
     fn check(&self, section: &Section<'_>) -> Result<NetworkValues, SectionError> {
-        let vpids = match &self.vpids {
-            Some(vpids) => check_range("vpids", vpids, 1, MAX_VPIDS)?,
-            None => DEFAULT_VPIDS,
-        };
+        let vpids = range_or("vpids", self.vpids.as_ref(), (1, MAX_VPIDS), DEFAULT_VPIDS)?;
         let watchdog = watchdog("watchdog_ms", self.watchdog_ms.as_ref())?;
         let rma_watchdog = self::watchdog("rma_watchdog_ms", self.rma_watchdog_ms.as_ref())?;
         let (clock, link) = self.clock_and_link()?;
@@ -148,14 +145,8 @@ impl Network {
 
     /// Checks the clock of the cores, and the links, whose bandwidth and delay follow from it.
     fn clock_and_link(&self) -> Result<(Clock, LinkSpec), SectionError> {
-        let mhz = match &self.core_mhz {
-            Some(mhz) => check_range("core_mhz", mhz, 1, MAX_CLOCK)?,
-            None => 0,
-        };
-        let hop_cycles = match &self.hop_cycles {
-            Some(cycles) => check_range("hop_cycles", cycles, 0, MAX_HOP_CYCLES)?,
-            None => 0,
-        };
+        let mhz = range_or("core_mhz", self.core_mhz.as_ref(), (1, MAX_CLOCK), 0)?;
+        let hop_cycles = range_or("hop_cycles", self.hop_cycles.as_ref(), (0, MAX_HOP_CYCLES), 0)?;
 
         let clock = Clock::of_mhz(mhz);
         let mut link = LinkSpec::new(wire::CHANNELS, CREDITS, MAX_MESSAGE);

@@ -24,7 +24,7 @@
 
 use nicforge_core::ids::AttachmentId;
 use nicforge_family::{
-    Column, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, check_range,
+    Column, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, list_of, range_or,
 };
 use nicforge_hwi::{
     mu::{KERNEL, USER_SUBGROUPS},
@@ -136,13 +136,10 @@ impl NetworkSection {
     fn options(&self) -> Result<Options, SectionError> {
         let default = Options::default();
         let clock = |what, value: Option<&Spanned<u32>>| -> Result<Clock, SectionError> {
-            let mhz = value.map_or(Ok(0), |value| check_range(what, value, 0, MAX_CLOCK))?;
-            Ok(Clock::of_mhz(mhz))
+            Ok(Clock::of_mhz(range_or(what, value, (0, MAX_CLOCK), 0)?))
         };
-        let subgroups = self
-            .subgroups
-            .as_ref()
-            .map_or(Ok(DEFAULT_SUBGROUPS), |value| check_range("subgroups", value, 1, USER_SUBGROUPS))?;
+        let subgroups = self.subgroups.as_ref();
+        let subgroups = range_or("subgroups", subgroups, (1, USER_SUBGROUPS), DEFAULT_SUBGROUPS)?;
 
         Ok(Options {
             subgroups,
@@ -158,18 +155,11 @@ impl NetworkSection {
     /// Returns the network.
     fn network(&self, section: &Section<'_>) -> Result<Network, SectionError> {
         let (lengths, options) = (self.torus.get_ref(), self.options()?);
-        let wraps = match (&self.wrap, &self.machine) {
-            (Some(wrap), Some(_)) => {
-                let expected = "no wrap: the rings of a partition follow from the machine";
-                return Err(SectionError::value(wrap.span(), "wrap", "a list", expected));
-            }
-            (Some(wrap), None) if wrap.get_ref().len() != lengths.len() => {
-                let (found, expected) = (wrap.get_ref().len(), format!("{} values", lengths.len()));
-                return Err(SectionError::value(wrap.span(), "wrap's length", found, expected));
-            }
-            (Some(wrap), None) => wrap.get_ref().as_slice(),
-            (None, _) => &[],
-        };
+        if let (Some(wrap), Some(_)) = (&self.wrap, &self.machine) {
+            let expected = "no wrap: the rings of a partition follow from the machine";
+            return Err(SectionError::value(wrap.span(), "wrap", "a list", expected));
+        }
+        let wraps = list_of("wrap", self.wrap.as_ref(), lengths.len())?;
 
         let network = match &self.machine {
             Some(machine) => partition(lengths, machine.get_ref(), options),

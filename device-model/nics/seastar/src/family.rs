@@ -32,7 +32,7 @@
 
 use nicforge_core::ids::AttachmentId;
 use nicforge_family::{
-    Column, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, check_range,
+    Column, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, list_of, range_or,
     refuse_value,
 };
 use nicforge_hwi::seastar::{KERNEL, MAX_PROCESSES, PACKET};
@@ -167,33 +167,23 @@ const fn yes() -> bool {
     true
 }
 
-/// Returns a value of the file, or its default.
-fn value<T: PartialOrd + std::fmt::Display + Copy>(
-    what: &str,
-    value: Option<&Spanned<T>>,
-    (least, most): (T, T),
-    default: T,
-) -> Result<T, SectionError> {
-    value.map_or(Ok(default), |value| check_range(what, value, least, most))
-}
-
 impl NetworkSection {
     /// Returns the options that the file gives. `threads` is the number of nodes whose firmware has
     /// a thread if the file does not say it.
     fn options(&self, threads: u32) -> Result<Options, SectionError> {
         let default = Options::default();
         let processes = self.processes.as_ref();
-        let mhz = value("firmware_mhz", self.firmware_mhz.as_ref(), (0, MAX_CLOCK), 0)?;
+        let mhz = range_or("firmware_mhz", self.firmware_mhz.as_ref(), (0, MAX_CLOCK), 0)?;
         let firmware_threads = self.firmware_threads.as_ref();
-        let mtu = value("mtu", self.mtu.as_ref(), (PACKET as u32, MAX_MTU as u32), default.mtu as u32)?;
+        let mtu = range_or("mtu", self.mtu.as_ref(), (PACKET as u32, MAX_MTU as u32), default.mtu as u32)?;
 
         Ok(Options {
-            processes: value("processes", processes, (1, MAX_PROCESSES), default.processes)?,
+            processes: range_or("processes", processes, (1, MAX_PROCESSES), default.processes)?,
             clock: Clock::of_mhz(mhz),
-            host_rate: value("ht_mbytes_s", self.ht_mbytes_s.as_ref(), (0, MAX_HOST_RATE), 0)?,
+            host_rate: range_or("ht_mbytes_s", self.ht_mbytes_s.as_ref(), (0, MAX_HOST_RATE), 0)?,
             end_to_end_crc: self.end_to_end_crc,
             mtu: mtu as usize,
-            firmware_threads: value("firmware_threads", firmware_threads, (0, MAX_ALL_NODES), threads)?,
+            firmware_threads: range_or("firmware_threads", firmware_threads, (0, MAX_ALL_NODES), threads)?,
             link: self.link.over(default.link)?,
         })
     }
@@ -201,14 +191,7 @@ impl NetworkSection {
     /// Returns the network.
     fn network(&self, section: &Section<'_>, threads: u32) -> Result<Network, SectionError> {
         let lengths = self.torus.get_ref();
-        let wraps = match &self.wrap {
-            Some(wrap) if wrap.get_ref().len() != lengths.len() => {
-                let (found, expected) = (wrap.get_ref().len(), format!("{} values", lengths.len()));
-                return Err(SectionError::value(wrap.span(), "wrap's length", found, expected));
-            }
-            Some(wrap) => wrap.get_ref().as_slice(),
-            None => &[],
-        };
+        let wraps = list_of("wrap", self.wrap.as_ref(), lengths.len())?;
 
         Network::torus(lengths, wraps, self.options(threads)?).map_err(|error| {
             SectionError::value(section.span(), "the network", "impossible", error.to_string())
@@ -218,7 +201,7 @@ impl NetworkSection {
     /// Returns the time-out of nodes in nanoseconds.
     fn node_timeout(&self) -> Result<u64, SectionError> {
         let milliseconds =
-            value("node_timeout_ms", self.node_timeout_ms.as_ref(), (1, MAX_TIMEOUT), TIMEOUT)?;
+            range_or("node_timeout_ms", self.node_timeout_ms.as_ref(), (1, MAX_TIMEOUT), TIMEOUT)?;
         Ok(milliseconds * MILLISECOND)
     }
 }

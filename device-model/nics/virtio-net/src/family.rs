@@ -33,7 +33,7 @@ use std::collections::BTreeSet;
 use nicforge_core::fabric::MAX_PORTS;
 use nicforge_family::{
     Column, DeviceKind, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError,
-    Spanned, check_range, refuse_value,
+    Spanned, check_range, range_or, refuse_value,
 };
 use serde::Deserialize;
 
@@ -168,12 +168,12 @@ impl NetworkValues {
 
 /// Returns the MTU that a file gives, or the usual one.
 fn mtu_or_default(mtu: Option<&Spanned<u16>>) -> Result<u16, SectionError> {
-    mtu.map_or(Ok(DEFAULT_MTU), |mtu| check_range("mtu", mtu, MIN_MTU, MAX_MTU))
+    range_or("mtu", mtu, (MIN_MTU, MAX_MTU), DEFAULT_MTU)
 }
 
 /// Returns the number of addresses that a file gives, or the usual one.
 fn addresses_or_default(addresses: Option<&Spanned<usize>>) -> Result<usize, SectionError> {
-    addresses.map_or(Ok(DEFAULT_ADDRESSES), |addresses| check_range("addresses", addresses, 1, MAX_ADDRESSES))
+    range_or("addresses", addresses, (1, MAX_ADDRESSES), DEFAULT_ADDRESSES)
 }
 
 /// Returns the address that a file gives.

@@ -33,7 +33,7 @@ use std::{fs::File, io::Read, path::Path};
 
 use nicforge_core::fabric::{DEFAULT_MAX_PACKET, MAX_CHANNELS};
 use nicforge_family::{
-    Families, FunctionKey, LinkSection, LinkSpec, Plan, PortKey, Section, SectionError, Spanned, check_range,
+    Families, FunctionKey, LinkSection, LinkSpec, Plan, PortKey, Section, SectionError, Spanned, range_or,
     refuse_value,
 };
 use serde::Deserialize;
@@ -179,14 +179,10 @@ struct LinkTable {
 impl LinkTable {
     /// Returns the link's properties.
     fn link(&self) -> Result<LinkSpec, SectionError> {
-        let channels = match &self.channels {
-            Some(channels) => check_range("channels", channels, 1, MAX_CHANNELS as u32)?,
-            None => DEFAULT_CHANNELS,
-        };
-        let packet = match &self.packet_bytes {
-            Some(bytes) => check_range("packet_bytes", bytes, 1, 1 << 16)?,
-            None => DEFAULT_MAX_PACKET as u32,
-        };
+        let channels = self.channels.as_ref();
+        let channels = range_or("channels", channels, (1, MAX_CHANNELS as u32), DEFAULT_CHANNELS)?;
+        let packet = self.packet_bytes.as_ref();
+        let packet = range_or("packet_bytes", packet, (1, 1 << 16), DEFAULT_MAX_PACKET as u32)?;
 
         let values = LinkSection {
             delay_ns: self.delay_ns.clone(),
