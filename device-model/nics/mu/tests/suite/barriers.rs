@@ -99,6 +99,29 @@ fn barriers_that_pass_a_node_are_shown_there() {
 }
 
 #[test]
+fn barriers_go_on_behind_a_reset_of_the_function() {
+    let (mut rig, kernels, mut users) = class();
+    for user in &mut users {
+        user.post(&mut rig.bed, CONTROL, 1);
+    }
+    rig.until(|_| users.iter().all(|user| user.shown(STATUS) == 1));
+
+    for function in rig.functions.clone() {
+        rig.bed.reset_function(function).unwrap();
+    }
+    users.iter_mut().for_each(User::restart_ring);
+    set_routes(&mut rig, &kernels, nd_dcr::CTRL_GI_CLASS);
+    let first = users.each_ref().map(|user| user.shown(STATUS));
+
+    // A node that has entered waits for the other one, and is shown the completion.
+    users[0].post(&mut rig.bed, CONTROL, 1);
+    rig.settle();
+    assert_eq!(users.each_ref().map(|user| user.shown(STATUS)), first);
+    users[1].post(&mut rig.bed, CONTROL, 1);
+    rig.until(|_| users.iter().zip(first).all(|(user, first)| user.shown(STATUS) == first + 1));
+}
+
+#[test]
 fn barriers_of_the_system_and_those_without_route_are_refused() {
     let (mut rig, kernels, users) = class();
     kernels[0].set_control(&mut rig.bed, SYS_BARRIER, 1 << CLASS);

@@ -2,7 +2,7 @@
 
 use nicforge_hwi::{
     mu::{interrupt, reg, vector},
-    mu_dcr::{ICSRAM_RGET_FIFO_FULL, IMU_THOLD, RMFIFO, RMU_THOLD, errors},
+    mu_dcr::{ICSRAM_RGET_FIFO_FULL, IME_ENABLE, IMU_THOLD, RMFIFO, RMU_THOLD, errors},
 };
 use zerocopy::IntoBytes;
 
@@ -284,6 +284,31 @@ fn a_get_that_can_never_fit_is_dropped() {
     // One descriptor has room, and what comes behind the get is not delayed.
     users[0].inject(&mut rig.bed, 0, &WAY.get(6, PAYLOAD, 64));
     rig.until(|_| users[0].packets(0).0.len() == 1);
+}
+
+#[test]
+fn a_get_goes_on_when_software_takes_a_tail_back() {
+    let (mut rig, mut users) = Rig::pair();
+    // The unit fetches nothing while its engines are stopped, so the FIFO stays full.
+    let kernel = rig.kernel(1);
+    kernel.set_control(&mut rig.bed, IME_ENABLE, 0);
+    let register = reg::INJECTION + 6 * reg::FIFO;
+    let start = users[1].get(&mut rig.bed, register + reg::START);
+    let block = Way { from: 1, to: 0 }.fifo(0, PAYLOAD, 8);
+    for slot in 0..64 {
+        users[1].write(start + 64 * slot, block.as_bytes());
+    }
+    users[1].post(&mut rig.bed, register + reg::TAIL, start + 63 * 64);
+    rig.settle();
+
+    users[0].write(PAYLOAD, block.as_bytes());
+    users[0].inject(&mut rig.bed, 0, &WAY.get(6, PAYLOAD, 64));
+    rig.settle();
+    assert!(rig.counter(1, "receive_waits") > 0);
+    assert_eq!(rig.counter(1, "get_packets"), 0);
+
+    users[1].post(&mut rig.bed, register + reg::TAIL, start + 64);
+    rig.until(|rig| rig.counter(1, "get_packets") == 1);
 }
 
 #[test]

@@ -135,30 +135,3 @@ fn a_part_of_the_target_that_only_messages_reach_drops_its_packets() {
     rig.settle();
     assert_eq!((users[1].read64(COUNTERS), users[1].shown(reg::DROPPED)), (1 << 16, 1));
 }
-
-/// Returns the processor time of this thread so far in nanoseconds.
-fn processor_time() -> u64 {
-    let statistics = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    statistics.split_whitespace().next().unwrap().parse().unwrap()
-}
-
-#[test]
-#[ignore = "prints the processor time of puts, and judges nothing"]
-fn rates() {
-    let (mut rig, mut users) = Rig::pair();
-    for (length, count) in [(8, 50_000), (512, 50_000), (4095, 10_000), (65_536, 4_000), (LONG, 500)] {
-        users[1].write64(COUNTERS, (length * count) as u64);
-        let (start, before, mut sent) = (processor_time(), users[0].done(0), 0);
-        while users[1].read64(COUNTERS) != 0 {
-            while sent < count as u64 && sent - (users[0].done(0) - before) < 60 {
-                users[0].inject(&mut rig.bed, 0, &WAY.put(0, 0, 0, PAYLOAD, length));
-                sent += 1;
-            }
-            rig.step();
-        }
-
-        let time = processor_time() - start;
-        let rate = (length * count) as f64 / time as f64;
-        println!("{length:8} bytes: {:8} ns each, {rate:6.2} GB/s", time / count as u64);
-    }
-}
