@@ -11,7 +11,7 @@ use super::{
 use crate::{Error, bits, pool::Handle};
 
 /// The most events of sends and receives in one call of `progress`.
-const MOST_EVENTS: usize = 64;
+pub(super) const MOST_EVENTS: usize = 64;
 
 impl Endpoint {
     /// Handles all events of unexpected messages. Their number is bounded by the memory for such

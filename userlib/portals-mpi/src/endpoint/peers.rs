@@ -18,6 +18,7 @@ use nicforge_portals::{Interface, MemoryDescriptor, ProcessId};
 use super::{
     Endpoint,
     card::{QUESTION, Source},
+    events::MOST_EVENTS,
     requests::State,
 };
 use crate::{Config, Error, Job, bits, pool::Handle};
@@ -26,6 +27,8 @@ use crate::{Config, Error, Job, bits, pool::Handle};
 const IDLE_CALLS: u32 = 64;
 /// Questions within the patience.
 const QUESTIONS: u32 = 4;
+/// The most questions at once to ranks that have not answered yet.
+const MOST_QUESTIONS: usize = MOST_EVENTS / 2;
 
 /// A message that its receiver has not acknowledged.
 pub(super) struct InFlight {
@@ -142,6 +145,8 @@ pub(super) struct Peers {
     peers: Vec<Peer>,
     idle: u32,
     next_look: Option<Instant>,
+    /// Rank from which ranks that have not answered are asked next.
+    next_asked: usize,
 }
 
 impl Peers {
@@ -153,7 +158,7 @@ impl Peers {
         let window = config.window_of(job.size());
         let processes = (0..job.size()).filter_map(|rank| job.process(rank));
         let peers = processes.map(|process| Peer::new(process, window)).collect();
-        Ok(Self { own, ranks, peers, idle: 0, next_look: None })
+        Ok(Self { own, ranks, peers, idle: 0, next_look: None, next_asked: 0 })
     }
 
     pub(super) fn own(&self) -> Rank {
@@ -224,11 +229,21 @@ impl Peers {
 }
 
 impl Endpoint {
-    /// Asks the ranks that have not answered yet.
+    /// Asks some of the ranks that have not answered yet, and others the next time. A question has
+    /// two events. The bound keeps their number below that of the events which
+    /// [`Endpoint::progress`] takes, so that the queue does not fill while many ranks start.
     pub(super) fn ask_unready(&mut self) -> Result<(), Error> {
-        for peer in self.peers.peers.iter().filter(|peer| peer.health == Health::Unknown) {
+        let Peers { peers, next_asked, .. } = &mut self.peers;
+        let (before, from) = peers.split_at((*next_asked).min(peers.len()));
+        let in_turn = (*next_asked..).zip(from).chain((0..).zip(before));
+
+        let unready = in_turn.filter(|(_, peer)| peer.health == Health::Unknown);
+        for (asked, (rank, peer)) in unready.enumerate() {
             // Without room the next round asks.
-            self.card.control(peer.process, QUESTION, 0)?;
+            if asked == MOST_QUESTIONS || !self.card.control(peer.process, QUESTION, 0)? {
+                *next_asked = rank;
+                break;
+            }
         }
         Ok(())
     }
