@@ -394,7 +394,7 @@ pub fn waits_end(rig: &dyn Rig) {
     side.port.free().unwrap();
 }
 
-/// Lost notifications are reported once, behind those that were not lost.
+/// Lost notifications are reported once, after those that were not lost.
 #[body]
 pub fn lost_notifications_are_told(rig: &dyn Rig) {
     let device = rig.open("ex1", "vpid1");
@@ -436,7 +436,7 @@ pub fn private_memory_is_transferred_by_messages(rig: &dyn Rig) {
     here.port.get(target, there.at(9), here.at(400_000), 300_000, Notify::REQUESTER).unwrap();
     assert!(here.next().is_done());
 
-    // Posted writes are messages too, and a trapped access is answered behind them.
+    // Posted writes are messages too, and a trapped access is answered after them.
     here.device.flush().unwrap();
 
     assert!(here.read(400_000, 300_000) == bytes);

@@ -94,7 +94,7 @@ impl App {
         self
     }
 
-    /// Adds a command of the program's own behind those of every program.
+    /// Adds a command of the program's own after those of every program.
     #[must_use]
     pub fn command(mut self, command: clap::Command, body: CommandBody) -> Self {
         self.commands.push((command, body));

@@ -113,7 +113,7 @@ pub fn print_error(line: impl std::fmt::Display) {
     }
 }
 
-/// Writes a message of the program to standard error, behind its name.
+/// Writes a message of the program to standard error, after its name.
 pub fn print_note(message: impl std::fmt::Display) {
     print_error(format_args!("{}: {message}", program()));
 }

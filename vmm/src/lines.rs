@@ -1,4 +1,4 @@
-//! Reads the lines of programs from their pipes, and prints them behind the program's name.
+//! Reads the lines of programs from their pipes, and prints them after the program's name.
 //!
 //! A program may leave its pipe open in a process that outlives it, and this process's own output
 //! may be blocked. Both waits are bounded by the caller: [`pass_on`] ends when `shutdown` is

@@ -86,7 +86,7 @@ struct OutputHandles {
 }
 
 impl Processes {
-    /// Starts all programs, each in a process group of its own. Their lines are printed behind
+    /// Starts all programs, each in a process group of its own. Their lines are printed after
     /// their names.
     pub fn start_prefixed(programs: Vec<Program>) -> Result<Self, Failure> {
         let width = programs.iter().map(|program| program.name.len()).max().unwrap_or(0);

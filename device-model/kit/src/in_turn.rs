@@ -2,7 +2,7 @@
 //!
 //! A loop serves the members of a mask in a circle: those from a first one on, and then the others.
 //! The caller removes each member that it has served from the mask. It keeps the first one, and
-//! advances it by its own rule: after each round, or behind the member that was served.
+//! advances it by its own rule: after each round, or after the member that was served.
 
 /// Returns the number of the member of `mask` whose turn it is: the lowest from `first` on, or else
 /// the lowest of all. Returns `None` if the mask is empty. `first` is at most 63, and need not be a

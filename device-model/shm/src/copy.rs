@@ -489,7 +489,7 @@ pub(crate) unsafe fn zero_shared(target: *mut u8, len: usize) {
 /// Reads the 56 bytes of a ring cell's data.
 ///
 /// # Safety
-/// `source` must be readable shared memory for 56 bytes, 8 bytes behind a multiple of 64.
+/// `source` must be readable shared memory for 56 bytes, 8 bytes after a multiple of 64.
 #[inline]
 pub(crate) unsafe fn cell_from_shared(target: &mut [u64; 7], source: *const u8) {
     // SAFETY: by this function's contract.
@@ -499,7 +499,7 @@ pub(crate) unsafe fn cell_from_shared(target: &mut [u64; 7], source: *const u8) 
 /// Writes the 56 bytes of a ring cell's data.
 ///
 /// # Safety
-/// `target` must be writable shared memory for 56 bytes, 8 bytes behind a multiple of 64.
+/// `target` must be writable shared memory for 56 bytes, 8 bytes after a multiple of 64.
 #[inline]
 pub(crate) unsafe fn cell_to_shared(target: *mut u8, source: &[u64; 7]) {
     // SAFETY: by this function's contract.
@@ -508,7 +508,7 @@ pub(crate) unsafe fn cell_to_shared(target: *mut u8, source: &[u64; 7]) {
 
 #[inline(always)]
 unsafe fn move_cell<D: Direction>(target: *mut u8, source: *const u8) {
-    // SAFETY: by this function's contract. The pivot is aligned to 8 bytes, and to 16 bytes behind
+    // SAFETY: by this function's contract. The pivot is aligned to 8 bytes, and to 16 bytes after
     // the first 8.
     unsafe { D::step::<u64>(target, source) };
     for at in [8, 24, 40] {
@@ -521,7 +521,7 @@ unsafe fn move_cell<D: Direction>(target: *mut u8, source: *const u8) {
 /// one store.
 ///
 /// # Safety
-/// `target` must be writable shared memory for `len` bytes, 8 bytes behind a multiple of 64.
+/// `target` must be writable shared memory for `len` bytes, 8 bytes after a multiple of 64.
 #[inline]
 pub(crate) unsafe fn up_to_cell_to_shared(target: *mut u8, source: *const u8, len: usize) {
     match len {

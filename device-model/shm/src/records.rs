@@ -1,4 +1,4 @@
-//! Rings of records: slots of a header word, and the data behind it.
+//! Rings of records: slots of a header word, and the data after it.
 //!
 //! A record is numbered. Record `n` lies in slot `n` modulo the ring's length, which is a power of
 //! two. Every number thus leads to a slot of the ring, and accesses need no checks of their own.

@@ -1,6 +1,6 @@
 //! Survival of accesses to files that their owner truncates.
 //!
-//! An access to a mapped page behind the end of its file raises SIGBUS. The signal kills a process
+//! An access to a mapped page after the end of its file raises SIGBUS. The signal kills a process
 //! that does not catch it. A guarded mapping has its range in a table. The handler finds the
 //! address of the fault there, replaces the whole range by private zero pages, and marks it. The
 //! processor then repeats the access, which finds zeros.

@@ -28,7 +28,7 @@ const ALIGN: usize = 64;
 /// Packets in one pass of an unrolled loop, which share its overhead.
 const UNROLLED: usize = 4;
 
-/// A ring of slots of `STRIDE` bytes. Each has a payload of `N` bytes, `PAYLOAD_AT` bytes behind
+/// A ring of slots of `STRIDE` bytes. Each has a payload of `N` bytes, `PAYLOAD_AT` bytes after
 /// the start of its control word.
 ///
 /// Stores are ordered: a load of a control word with acquire order also sees the payload stored
@@ -150,7 +150,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     }
 
     /// Fills slots as [`Slots::put`] does, for packets from `number` on. Returns the number of
-    /// packets put. The run ends at the ring's last slot; the caller continues behind it with
+    /// packets put. The run ends at the ring's last slot; the caller continues after it with
     /// another call. Returns 0 if the memory is mapped read-only.
     #[inline]
     pub fn put_run(&self, number: u32, tag: u32, payloads: &[[u8; N]]) -> usize {
@@ -186,7 +186,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     /// does not hold its packet, or whose control word has a bit of `stop` in its upper half.
     ///
     /// Returns the number of packets copied. The run also ends at the ring's last slot; the caller
-    /// continues behind it with another call.
+    /// continues after it with another call.
     #[inline]
     pub fn take_run(&self, number: u32, stop: u32, targets: &mut [[u8; N]]) -> usize {
         let left = (self.count() - (number & self.mask)) as usize;
@@ -207,7 +207,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         unsafe { Self::take_all::<Narrow>(slot, mask, expected, targets) }
     }
 
-    /// Returns whether the numbers wrap to 0 behind the ring's last slot.
+    /// Returns whether the numbers wrap to 0 after the ring's last slot.
     #[inline]
     fn is_last_lap(&self, number: u32) -> bool {
         number | self.mask == u32::MAX
@@ -279,7 +279,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     /// Fills slots from `slot` on. The first control word is `control` plus 1.
     ///
     /// # Safety
-    /// `slot` and the slots behind it must be writable slots of a ring, as many as there are
+    /// `slot` and the slots after it must be writable slots of a ring, as many as there are
     /// payloads.
     #[inline(always)]
     unsafe fn put_all<M: Moves>(mut slot: *mut u8, mut control: u64, payloads: &[[u8; N]]) {
@@ -305,7 +305,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     /// number of packets copied.
     ///
     /// # Safety
-    /// `slot` and the slots behind it must be slots of a ring, as many as there are targets.
+    /// `slot` and the slots after it must be slots of a ring, as many as there are targets.
     #[inline(always)]
     unsafe fn take_all<M: Moves>(
         mut slot: *mut u8,

@@ -27,7 +27,7 @@ pub fn body(data: &[u8]) {
     let good = matches!(serde_json::from_slice(line), Ok(Request::Reset { node }) if node == "cn0");
     let answer = ask(&request);
 
-    // Lines behind the first are not part of the request, unless they came with the same piece.
+    // Lines after the first are not part of the request, unless they came with the same piece.
     assert!(!good || request.len() > line.len() || matches!(answer, Response::Done));
     assert!(matches!(ask(b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
 }
@@ -75,7 +75,7 @@ fn ask(request: &[u8]) -> Response {
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
 
-    // The server closes with bytes unread when there are more behind the line.
+    // The server closes with bytes unread when there are more after the line.
     let _ = stream.read_to_end(&mut answer);
     serde_json::from_slice(&answer).expect("an answer")
 }

@@ -1,7 +1,7 @@
 //! An EXTOLL card against hostile software on one of its VPIDs.
 //!
 //! The software writes arbitrary registers, commands of the address translation, RMA descriptors,
-//! pieces of messages, records in its ring and pointers behind it. It maps and unmaps memory, is
+//! pieces of messages, records in its ring and pointers after it. It maps and unmaps memory, is
 //! reset, and ends at any point. Checked: unregistered memory does not change, messages between
 //! others arrive all, once and in order, and RMA works after the software is gone.
 
@@ -303,7 +303,7 @@ impl Hostile {
                 self.write(input, BAR_VELO, offset, &message);
             }
 
-            // Words of the ring and the pointers behind it
+            // Words of the ring and the pointers after it
             11 => {
                 let words = (u64::from(RING_CELLS) * CELL as u64 + window::SIZE) / 8;
                 let word = match input.below(4) {

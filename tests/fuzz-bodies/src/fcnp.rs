@@ -34,7 +34,7 @@ const SHORT: Duration = Duration::from_millis(2);
 /// The longest message.
 const LONGEST: u32 = 4000;
 /// The compute core whose name no hostile process uses. A control packet names its core itself, as
-/// on the machine. FCNP therefore can't tell a forged packet that arrives behind the core's own
+/// on the machine. FCNP therefore can't tell a forged packet that arrives after the core's own
 /// reset from a true one.
 const HONEST_NODE: u32 = 2;
 const HONEST_CORE: u16 = 1;
@@ -141,7 +141,7 @@ fn honest(machine: &Arc<LocalMachine>) -> ComputeCore {
     ComputeCore::open(open(machine, HONEST_NODE, HONEST_CORE), config()).unwrap()
 }
 
-/// Opens the next I/O process. The report of its presence is behind the last one's packets. Only a
+/// Opens the next I/O process. The report of its presence is after the last one's packets. Only a
 /// core's calls take packets for that core, so an open core makes some meanwhile.
 fn open_beside(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNode {
     let opened = AtomicBool::new(false);

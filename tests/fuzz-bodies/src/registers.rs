@@ -79,7 +79,7 @@ fn target(input: &mut Input<'_>, place: Place) -> (u32, u64) {
         3 => (0, tree_dcr::DCR_BASE + 4 * u64::from(input.below(0x80))),
         4 => (0, tree_dcr::gi::BASE + u64::from(input.below(0x110))),
         5 => (0, tree_dcr::REG_INT_ENABLE + u64::from(input.below(16))),
-        // The control page, the MSI-X table and the pending bits are behind the device's own
+        // The control page, the MSI-X table and the pending bits are after the device's own
         // registers.
         6 => {
             let own = if place.0.0 < ENGINE.0 - 1 { tree_dcr::REGISTERS } else { 0x1000 };

@@ -70,7 +70,7 @@ fn act(world: &mut World, hostile: Place, input: &mut Input<'_>) {
     match input.below(8) {
         0..=2 => record(&ring, head(world, hostile), hostile, input),
         3 => {
-            // Arbitrary headers and data, also behind the ring.
+            // Arbitrary headers and data, also after the ring.
             let offset = u64::from(input.below(ring.len() as u32));
             let bytes = input.bytes(24);
             let room = (ring.len() as u64 - offset).min(bytes.len() as u64);

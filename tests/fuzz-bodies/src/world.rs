@@ -481,7 +481,7 @@ impl Poster {
         Self { place, mirror: world.memory(place, 2).unwrap(), producer }
     }
 
-    /// Posts a value and reads it back. The read is ordered behind the write.
+    /// Posts a value and reads it back. The read is ordered after the write.
     pub fn post_and_see(&mut self, world: &mut World, value: u32) {
         let consumed = || self.mirror.u32(RING_HEAD).unwrap().load(Ordering::Acquire);
         self.producer.try_push(consumed, 0, slot_fifo::REG_HOLD as u32, &value.to_le_bytes()).unwrap();

@@ -18,7 +18,7 @@ use crate::{
 const CREDITS: u64 = SLOTS;
 /// Cells of a client's ring; a message of at most 48 bytes takes one.
 const RING: u64 = 64;
-/// Offset of the control page in BAR 0: behind 4 KiB of registers.
+/// Offset of the control page in BAR 0: after 4 KiB of registers.
 const CONTROL: u64 = 0x1000;
 /// Long enough that only a blocked operation exceeds it, and short enough to wait for.
 const SHORT: Duration = Duration::from_millis(20);

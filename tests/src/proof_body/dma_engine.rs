@@ -27,7 +27,7 @@ const NOWHERE: u64 = 1 << 40;
 /// without DMA.
 const COMMAND: u64 = 4;
 const MEMORY_ONLY: u16 = 0x0002;
-/// Offset of the MSI-X pending bits in BAR 0: behind 4 KiB of registers, the control page, and the
+/// Offset of the MSI-X pending bits in BAR 0: after 4 KiB of registers, the control page, and the
 /// table.
 const PENDING: u64 = 0x3000;
 
@@ -96,7 +96,7 @@ pub fn copies_from_private_memory(rig: &dyn Rig) {
     copies(rig, true, false);
 }
 
-/// Copies to memory that the device writes by messages. The interrupt comes behind the data.
+/// Copies to memory that the device writes by messages. The interrupt comes after the data.
 #[body]
 pub fn copies_to_private_memory(rig: &dyn Rig) {
     copies(rig, false, true);
@@ -244,7 +244,7 @@ pub fn a_destination_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, u64::MAX - 5, 100));
 }
 
-/// The destination's addresses wrap around behind a first part that is mapped: no byte is copied.
+/// The destination's addresses wrap around after a first part that is mapped: no byte is copied.
 #[body(not_through(guests) = "chooses an address that no IOMMU translates")]
 pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
@@ -323,7 +323,7 @@ pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     assert_eq!(engine.copy(&[piece(memory.iova(), memory.iova(), 1)], soon()).unwrap(), GOOD);
 }
 
-/// A start behind another start in the same ring: the first continues, the second is refused.
+/// A start after another start in the same ring: the first continues, the second is refused.
 #[body(not_through(guests) = REAL_PROCESSORS_TIMES)]
 pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
@@ -338,7 +338,7 @@ pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     registers.posted_write(REG_START, &1u32.to_le_bytes()).unwrap();
     until(&device, || mirror.read64(MIRROR_ENDED) == Ok(2));
 
-    // The memory is written by messages, and the trapped read is answered behind them.
+    // The memory is written by messages, and the trapped read is answered after them.
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
     assert_eq!(registers.read32(REG_DONE).unwrap(), 1);
 

@@ -54,7 +54,7 @@ enum Action {
 
 fn action() -> impl Strategy<Value = Action> {
     let width = || prop_oneof![Just(4_usize), Just(8), Just(16), 1_usize..64];
-    // Registers, and behind them the control page and the MSI-X table.
+    // Registers, and after them the control page and the MSI-X table.
     let offset =
         || prop_oneof![0_u64..0x70, 0x1000_u64..0x1200, 0x2000_u64..0x2110, 0_u64..REGISTERS + 0x2000];
 

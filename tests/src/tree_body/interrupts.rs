@@ -79,7 +79,7 @@ pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
-/// A second irq-marked packet behind another one interrupts too. While one of them stays in the
+/// A second irq-marked packet after another one interrupts too. While one of them stays in the
 /// queue, enabling interrupts again.
 #[body]
 pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {

@@ -62,7 +62,7 @@ pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
     assert_eq!((late.presence(0, 0), late.presence(2, 0), late.presence(1, 0)), (1, 3, 0));
 }
 
-/// The report of a death comes behind all packets that the dead core had sent, however late they
+/// The report of a death comes after all packets that the dead core had sent, however late they
 /// are read.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
@@ -90,7 +90,7 @@ pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
     assert_eq!(received, sent);
 }
 
-/// The next tenant's packets come behind the report of its presence, which comes behind the last
+/// The next tenant's packets come after the report of its presence, which comes after the last
 /// tenant's packets, however slowly they are read.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn the_next_tenants_packets_come_behind_its_news(rig: &dyn Rig) {

@@ -464,7 +464,7 @@ pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
     assert_eq!((node.read(port::SX), node.waiting(), node.errors()), (0, 0, (0, 0)));
 
     kept.iter().for_each(|&(number, value)| assert_eq!(admin.read(dcr(number)), value));
-    // Packets in flight beyond the node arrive, and behind them the presence report.
+    // Packets in flight beyond the node arrive, and after them the presence report.
     io.receive_numbers(0, 8 + CREDITS);
     settle(rig);
 

@@ -135,7 +135,7 @@ pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
     });
 }
 
-/// A credit return behind more messages than are kept can't be read before some are taken. A send
+/// A credit return after more messages than are kept can't be read before some are taken. A send
 /// that waits for it reports that.
 #[body]
 pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) {
@@ -154,7 +154,7 @@ pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) 
         few.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
 
-    // The other port returns the credits, behind its own messages.
+    // The other port returns the credits, after its own messages.
     for number in 0..u64::from(promised) {
         assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }

@@ -22,7 +22,7 @@ enum Action {
     Write { bar: u32, offset: u64, data: Vec<u8> },
     /// Read from any offset of a BAR, with any width.
     Read { bar: u32, offset: u64, width: usize },
-    /// Store to the posted-write ring or the windows behind it.
+    /// Store to the posted-write ring or the windows after it.
     Store { word: u64, value: u64 },
     /// Write a piece of a send, at any position.
     Piece { node: u32, vpid: u16, tag: u8, quadwords: usize, position: u64, data: Vec<u8> },

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::backing::Rig;
 
-/// Offsets in a frame: of what a checksum covers, and of its field behind that.
+/// Offsets in a frame: of what a checksum covers, and of its field after that.
 const START: usize = 34;
 const FIELD: usize = 16;
 /// Bytes of the frame: the last word of the sum is half a word.

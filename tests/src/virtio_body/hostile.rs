@@ -82,7 +82,7 @@ pub fn a_descriptor_that_follows_itself_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
-/// No descriptor lies behind the table, neither the first of a buffer nor a later one.
+/// No descriptor lies after the table, neither the first of a buffer nor a later one.
 #[body]
 pub fn a_descriptor_outside_the_table_needs_a_reset(rig: &dyn Rig) {
     for next in [ENTRIES, u16::MAX] {

@@ -63,7 +63,7 @@ impl Steps {
         ended(what, arguments, status, start)
     }
 
-    /// Runs tests. Behind their output, what failed is said again.
+    /// Runs tests. After their output, what failed is said again.
     pub(crate) fn tests(
         &self,
         what: &str,

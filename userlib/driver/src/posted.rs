@@ -201,7 +201,7 @@ impl Poster {
     #[inline]
     pub fn post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         match self.try_post(bar, offset, data) {
-            // The result is built anew. Passing it on would copy a whole `Error` right behind the
+            // The result is built anew. Passing it on would copy a whole `Error` right after the
             // store of its tag.
             Ok(()) => Ok(()),
             Err(Error::RingFull { .. }) => self.post_when_room(bar, offset, data),
@@ -230,7 +230,7 @@ impl Poster {
         }
     }
 
-    /// Returns the position behind the last record posted. It is `None` for a device without rings,
+    /// Returns the position after the last record posted. It is `None` for a device without rings,
     /// whose posted writes have taken effect when they return.
     pub fn position(&self) -> Option<RingPosition> {
         self.ring.as_ref().map(|ring| RingPosition { epoch: ring.epoch, position: ring.producer.position() })

@@ -1,7 +1,7 @@
 //! State of the ranks: absent, connected, gone.
 //!
 //! The transport checks each rank now and then. It connects to a rank that has come. It marks a
-//! rank as lost when the directory shows another tenant. The directory changes behind everything
+//! rank as lost when the directory shows another tenant. The directory changes after everything
 //! that the rank has sent. So the loss is reported after the messages that were in the receive ring
 //! at that time have been offered.
 

@@ -9,8 +9,8 @@ use crate::{Address, CONTROL_TAG, DeviceError, Error, card::MirrorPage};
 
 /// The card's count of errors, and how many of them this port has handled.
 ///
-/// Invariant: `reported` and `checked` are values that `count` had. Errors behind `reported` are
-/// still to be returned to the caller. Errors behind `checked` may still name a dropped control
+/// Invariant: `reported` and `checked` are values that `count` had. Errors after `reported` are
+/// still to be returned to the caller. Errors after `checked` may still name a dropped control
 /// message.
 pub(crate) struct CardErrors {
     count: SharedU64,

@@ -170,7 +170,7 @@ impl FlowControl {
         self.release_grant(index, directory);
     }
 
-    /// Ends the grant to a tenant. Its close is behind its messages, so all of them have left the
+    /// Ends the grant to a tenant. Its close is after its messages, so all of them have left the
     /// ring. Kept messages that the application has not taken continue to use up the node's budget.
     fn end_grant(&mut self, index: usize, directory: &Directory, kept: &KeptMessages) {
         self.release_grant(index, directory);
@@ -242,7 +242,7 @@ impl FlowControl {
         }
     }
 
-    /// Moves the next peer behind all others.
+    /// Moves the next peer after all others.
     pub(crate) fn postpone_next(&mut self) {
         self.pending.rotate_left(1);
     }

@@ -13,7 +13,7 @@ use crate::{Config, Error, card::BAR_REGISTERS, send_path::SendPath};
 /// sleep needs another write.
 pub(crate) struct ReceiveInterrupt {
     interrupt: Interrupt,
-    /// Ring position behind the last write that enables the interrupt. It is `None` after the
+    /// Ring position after the last write that enables the interrupt. It is `None` after the
     /// interrupt was raised, and on a device without rings.
     last_enable: Option<RingPosition>,
     /// Time that a call polls before it sleeps.

@@ -24,7 +24,7 @@
 //! # Flow control
 //!
 //! Each node has a share of a receive ring's slots. A card that has used up its share of a ring
-//! holds the message back. Everything that the same sender posts behind it waits too (head-of-line
+//! holds the message back. Everything that the same sender posts after it waits too (head-of-line
 //! blocking).
 //!
 //! Credits prevent this. A receiver grants each connection a number of credits, and a sender spends
@@ -42,7 +42,7 @@
 //!
 //! # When a peer dies
 //!
-//! The peer's card announces the end of a tenant behind everything that the tenant has sent. A
+//! The peer's card announces the end of a tenant after everything that the tenant has sent. A
 //! [`PeerLink`] is to one tenant of a VPID. From the announcement on, sending on the link and
 //! waiting for a message from its peer fail with [`Error::PeerGone`]. Messages that have arrived
 //! can still be received. A new tenant needs a new [`Port::connect`].

@@ -30,7 +30,7 @@ pub struct Message {
     /// The tag.
     pub tag: u8,
     length: u8,
-    /// Bytes behind `length` are of no message.
+    /// Bytes after `length` are of no message.
     pub(crate) data: [u8; MAX_MESSAGE],
 }
 
@@ -84,7 +84,7 @@ impl Message {
         &self.data[..usize::from(self.length)]
     }
 
-    /// Returns quadword `index` of the data, little-endian; 0 behind its end.
+    /// Returns quadword `index` of the data, little-endian; 0 after its end.
     #[inline]
     pub fn quadword(&self, index: usize) -> u64 {
         self.bytes().as_chunks::<8>().0.get(index).map_or(0, |bytes| u64::from_le_bytes(*bytes))

@@ -6,7 +6,7 @@ use crate::tenant::Tenant;
 
 /// Number of refusals that a tenant receives in a row. A later connect is answered only when
 /// credits are free. Otherwise a peer that connects repeatedly and reads nothing would fill its
-/// ring with answers, and block everything that this port has posted behind them.
+/// ring with answers, and block everything that this port has posted after them.
 const MAX_REFUSALS: u8 = 4;
 
 /// Number of unresponsive tenants of an address, after which the port answers no tenant of it. A
@@ -104,7 +104,7 @@ pub(crate) struct DueControl {
     pub(crate) refusal: bool,
     /// The tenant to which a close is due.
     pub(crate) close: Option<Tenant>,
-    /// Ring positions behind the last two credit messages for it, the older one first.
+    /// Ring positions after the last two credit messages for it, the older one first.
     pub(crate) credit_positions: [Option<RingPosition>; 2],
 }
 

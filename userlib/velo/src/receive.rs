@@ -221,7 +221,7 @@ impl Port {
             let paused = waiter.pause(self, "a message");
             let gone = awaited.filter(|(from, tenant)| !tenant.is(self.directory.tenant(*from)));
 
-            // The directory changes behind everything that a peer has sent. The ring is therefore
+            // The directory changes after everything that a peer has sent. The ring is therefore
             // polled once more before an error is returned, also when the device has gone away.
             fence(Ordering::Acquire);
             if let Some(message) = self.poll_for(filter)? {

@@ -29,7 +29,7 @@ const OPENING: Duration = Duration::from_secs(5);
 /// The ring into which the card writes messages, and how far this port has read it.
 ///
 /// Invariants: `taken` messages have left the ring. A taken message's slot has a zero header. The
-/// card reuses the slot when the read pointer is behind it, and the read pointer is `taken -
+/// card reuses the slot when the read pointer is after it, and the read pointer is `taken -
 /// unreported`.
 pub(crate) struct ReceiveRing {
     registers: Bar,

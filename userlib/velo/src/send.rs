@@ -72,7 +72,7 @@ impl Port {
     /// # Errors
     /// As [`Port::send_nb`] except for [`Error::WouldBlock`], and:
     /// - [`Error::Timeout`], [`Error::Cancelled`]: nothing was sent.
-    /// - [`Error::KeptFull`]: no more messages can be kept, and the credit may be behind the next
+    /// - [`Error::KeptFull`]: no more messages can be kept, and the credit may be after the next
     ///   one in the ring.
     #[inline]
     pub fn send(

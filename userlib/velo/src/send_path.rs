@@ -3,7 +3,7 @@
 //! A device without a posted-write ring takes messages as stores, and a processor may tear a
 //! message into several of them. A card assembles the pieces of a message when they arrive one
 //! after the other, and sends nothing of the message otherwise. Therefore a read of the card's
-//! count of accepted sends follows each message. The read completes behind all stores, and discards
+//! count of accepted sends follows each message. The read completes after all stores, and discards
 //! an incomplete message. If the count has not changed, the message was torn, and is stored again
 //! before the next one. So messages stay in order, and each is sent once.
 
@@ -93,7 +93,7 @@ impl SendPath {
         self.poster.with(call)
     }
 
-    /// Returns the position behind the last posted write. It is `None` for a device without rings.
+    /// Returns the position after the last posted write. It is `None` for a device without rings.
     pub(crate) fn position(&self) -> Option<RingPosition> {
         self.poster.look(Poster::position)
     }

@@ -162,7 +162,7 @@ mod tests {
         bytes[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
         bytes[0x300..0x30f].copy_from_slice(b"6.1.0-1 (someon");
 
-        // Behind two sectors: 0x400 bytes of code, then the kernel.
+        // After two sectors: 0x400 bytes of code, then the kernel.
         bytes[0x248..0x24c].copy_from_slice(&0x400_u32.to_le_bytes());
         bytes[0x24c..0x250].copy_from_slice(&(payload.len() as u32).to_le_bytes());
         bytes.extend(payload);

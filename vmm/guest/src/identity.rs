@@ -53,7 +53,7 @@ impl PciIdentity {
 /// The time is at most proportional to the product of the lengths.
 pub(crate) fn matches(alias: &str, modalias: &str) -> bool {
     let (mut pattern, mut text) = (alias.as_bytes(), modalias.as_bytes());
-    // The pattern behind the last `*`, and the text from which it has been tried.
+    // The pattern after the last `*`, and the text from which it has been tried.
     let mut retry: Option<(&[u8], &[u8])> = None;
 
     loop {
@@ -85,7 +85,7 @@ pub(crate) fn matches(alias: &str, modalias: &str) -> bool {
     }
 }
 
-/// Returns the pattern behind its first element, if that matches the character.
+/// Returns the pattern after its first element, if that matches the character.
 fn match_one(pattern: &[u8], character: u8) -> Option<&[u8]> {
     match pattern {
         [b'?', rest @ ..] => Some(rest),

@@ -54,7 +54,7 @@ fn module_name(file: &str) -> Option<String> {
 enum Visit {
     /// A module whose dependencies are still unknown.
     Enter(String),
-    /// A module behind all its dependencies.
+    /// A module after all its dependencies.
     Leave(Module),
 }
 

@@ -101,7 +101,7 @@ enum Program {
 }
 
 impl Program {
-    /// Parses the words behind `--`.
+    /// Parses the words after `--`.
     fn parse(words: &[String]) -> Result<Self, Failure> {
         let (name, argument) = match words {
             [name] => (name.as_str(), None),

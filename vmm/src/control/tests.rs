@@ -82,7 +82,7 @@ fn the_oldest_silent_connection_goes_when_there_are_too_many() {
     let mut connections: Vec<_> =
         (0..=MAX_CONVERSATIONS).map(|_| UnixStream::connect(&path).unwrap()).collect();
 
-    // This request is behind all connections, so its answer shows that they have been accepted.
+    // This request is after all connections, so its answer shows that they have been accepted.
     assert!(matches!(raw(&path, RESET), Response::Done));
 
     let mut last = connections.pop().unwrap();

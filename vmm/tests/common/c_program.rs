@@ -40,7 +40,7 @@ pub(crate) fn shared_library() -> PathBuf {
     Path::new(&variable("libdir")).join("libnicforge.so")
 }
 
-/// Returns the text behind the start of a line of nicforge.pc, with the values of variables.
+/// Returns the text after the start of a line of nicforge.pc, with the values of variables.
 fn package(start: &str) -> String {
     let text = std::fs::read_to_string(INSTALLED.join("lib/pkgconfig/nicforge.pc")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(start));

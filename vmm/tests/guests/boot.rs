@@ -184,7 +184,7 @@ fn guest_whose_command_has_ended_stays_until_the_others_have_ended_theirs() {
     let share = boot.folder.path().join("share");
     std::fs::create_dir(&share).unwrap();
 
-    // The command of cn0 ends behind the first barrier, and leaves a process that answers cn1. The
+    // The command of cn0 ends after the first barrier, and leaves a process that answers cn1. The
     // command of cn1 asks only when that of cn0 has ended, which ends the barrier without cn0.
     let script = "nicforge-barrier 'no name' && exit 8
         if [ $NICFORGE_NODE = cn1 ]; then

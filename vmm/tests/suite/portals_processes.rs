@@ -218,7 +218,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Takes the end of one message. Behind one that has failed, all that are in flight fail.
+    /// Takes the end of one message. After one that has failed, all that are in flight fail.
     fn take(&mut self) {
         let end = self.process.event(EventKind::SendEnd);
         self.ended += 1;
@@ -307,7 +307,7 @@ fn messages_of_a_killed_sender_arrive_at_most_once_and_the_cut_ones_fail() {
             loop {
                 let Event { message, failure, .. } = here.event(EventKind::PutEnd);
                 if message.match_bits != round {
-                    // Nothing of a former sender comes behind the first message of the next one.
+                    // Nothing of a former sender comes after the first message of the next one.
                     assert_eq!((round, message.match_bits), (current - 1, current));
                     (round, number, is_cut) = (current, 0, false);
                 }

@@ -55,7 +55,7 @@ impl CardConfig {
         }
     }
 
-    /// Returns the admin's attachment, which comes behind the VPIDs.
+    /// Returns the admin's attachment, which comes after the VPIDs.
     #[inline]
     pub(crate) fn admin(&self) -> AttachmentId {
         AttachmentId(self.vpids)

@@ -82,7 +82,7 @@ impl Kind {
     #[inline]
     pub const fn class(self) -> Class {
         match self {
-            // An announcement travels behind the messages of the VPID that it is about.
+            // An announcement travels after the messages of the VPID that it is about.
             Self::Velo | Self::Put | Self::Get | Self::Directory | Self::Hello => Class::Request,
             Self::Answer => Class::Response,
             Self::Ended | Self::Credit => Class::Completion,

@@ -38,7 +38,7 @@ pub struct Idio16 {
 #[derive(Default)]
 struct Lines {
     outputs: u16,
-    /// Inputs as the ports show them, behind the filters.
+    /// Inputs as the ports show them, after the filters.
     inputs: u16,
     /// Inputs with an active filter.
     filtered: u16,

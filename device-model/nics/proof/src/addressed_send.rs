@@ -8,7 +8,7 @@
 //!
 //! Each slot is a credit. A client returns credits by counting the messages that it took in
 //! [`WIN_HEAD`]. That is a word in mapped memory, not a register: a register write could be queued
-//! behind a send that waits for this very credit.
+//! after a send that waits for this very credit.
 //!
 //! Without a credit, [`Device::write`] answers [`Write::Stalled`]. The core retries the same write,
 //! and everything behind it in the same ring waits. A reset of the target returns all credits, so

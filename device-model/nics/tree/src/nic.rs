@@ -77,7 +77,7 @@ impl TreeNic {
         self.attached.iter().filter(move |who| channel_of(*who) == channel)
     }
 
-    /// Advances a core's generation by `by` and queues a presence symbol behind the packets the
+    /// Advances a core's generation by `by` and queues a presence symbol after the packets the
     /// core has sent.
     fn announce(&mut self, core: AttachmentId, by: u8) {
         if let Some(generation) = self.presence.advance_own(core.0, by) {
@@ -333,7 +333,7 @@ impl Device for TreeNic {
         let wire_changes = {
             let mut ports = context.ports();
             // In a node without clients only the router has work: packets that the last client left
-            // behind.
+            // after.
             if !self.attached.is_empty() {
                 for channel in &mut self.channels {
                     let discarded = channel.begin_step(&mut ports);

@@ -1,7 +1,7 @@
 //! Presence: which cores of the machine have a client.
 //!
 //! When a core gains or loses its client, its node floods the tree with a presence symbol. Symbols
-//! travel in the virtual channels, behind the packets that the core has sent. Each NIC takes a
+//! travel in the virtual channels, after the packets that the core has sent. Each NIC takes a
 //! symbol out, notes it and passes it on.
 //!
 //! A symbol without a credit for the next link waits at that port. It goes before later packets for

@@ -11,7 +11,7 @@ const FIELD: usize = 2;
 pub(crate) struct OpenChecksum {
     /// Offset in the frame of the first byte to sum.
     pub(crate) start: u16,
-    /// Offset of the field behind `start`.
+    /// Offset of the field after `start`.
     pub(crate) offset: u16,
 }
 

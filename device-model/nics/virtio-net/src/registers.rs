@@ -183,7 +183,7 @@ pub struct FrameHeader {
     pub segment_size: [u8; 2],
     /// Offset in the frame at which the checksummed bytes start.
     pub checksum_start: [u8; 2],
-    /// Offset of the checksum behind that.
+    /// Offset of the checksum after that.
     pub checksum_offset: [u8; 2],
     /// Buffers of the received frame, always 1 here.
     pub buffers: [u8; 2],

@@ -383,7 +383,7 @@ pub(crate) fn spec() -> FunctionSpec {
     }
 }
 
-/// Returns the capability that locates a structure in the BAR (4.1.4), with `more` behind the
+/// Returns the capability that locates a structure in the BAR (4.1.4), with `more` after the
 /// common part.
 fn location(kind: u8, offset: u64, length: u64, more: &[u8]) -> VendorCapability {
     let mut content = vec![kind, BAR, 0, 0, 0];

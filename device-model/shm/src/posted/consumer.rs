@@ -142,7 +142,7 @@ impl<C: Cells> Consumer<C> {
         let end = first.wrapping_add(limit);
         let (mut header, mut len, mut is_repeat) = (self.header, self.len as usize, false);
         let mut position = first;
-        // The position behind the ring's last cell, or the end.
+        // The position after the ring's last cell, or the end.
         let mut stop = first.wrapping_add(limit.min(cell_count - (first & (cell_count - 1))));
 
         let refused = loop {

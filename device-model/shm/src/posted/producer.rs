@@ -56,7 +56,7 @@ impl<C: Cells> Producer<C> {
         let cell_count = producer.cell_count;
         producer.produced = (cell & (cell_count - 1)) | if phase { 0 } else { cell_count };
 
-        // A half-written record is a number of valid continuation cells behind an invalid first
+        // A half-written record is a number of valid continuation cells after an invalid first
         // cell. The consumer would later take them for records.
         for index in 0..(MAX_CELLS as u32).min(cell_count) {
             let position = producer.produced.wrapping_add(index);

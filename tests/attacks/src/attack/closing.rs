@@ -29,7 +29,7 @@ enum Way {
     RefusedMap,
     /// With a `SET_IRQS` that is refused.
     RefusedEventfd,
-    /// Behind bytes that end the connection: the server closes its socket with the descriptor in
+    /// After bytes that end the connection: the server closes its socket with the descriptor in
     /// it.
     Unread,
     /// Before the version.
@@ -117,7 +117,7 @@ fn send(client: &mut Client, way: Way, file: BorrowedFd<'_>) -> io::Result<()> {
         }
         Way::Unread => {
             client.send(&[0xff; 64])?;
-            // A read ends behind the first descriptor, so the next one stays in the socket.
+            // A read ends after the first descriptor, so the next one stays in the socket.
             let null = std::fs::File::open("/dev/null")?;
             client.send_fds(&info, &[null.as_fd()])?;
             client.send_fds(&info, &[file])

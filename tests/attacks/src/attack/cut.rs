@@ -26,7 +26,7 @@ const LONG_READ: usize = 8192;
 const LONGEST: usize = 1 << 20;
 
 /// Accepts one byte of data in a message and has the card write 1 MiB. It sends the replies to tens
-/// of thousands of these messages at once, behind a request that is deferred and one that waits for
+/// of thousands of these messages at once, after a request that is deferred and one that waits for
 /// it.
 ///
 /// A correct server charges each reply to the client's budget, and refuses so small a size.

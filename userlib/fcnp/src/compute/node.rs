@@ -4,7 +4,7 @@
 //! acknowledgement for another core into that core's mailbox. A READ acknowledgement also transfers
 //! the lock: it goes to that core without being free in between, and the packet stays first in the
 //! FIFO. So neither another core nor the NIC, which discards data of a dead lock owner, can take
-//! the data behind it for orphans.
+//! the data after it for orphans.
 //!
 //! If a core is killed on the way, the others find a state from which a live core can continue:
 //!

@@ -46,7 +46,7 @@ pub struct SendBatch<'a, G> {
 }
 
 impl<'a, G> SendBatch<'a, G> {
-    /// Begins a batch behind the filled slots. `held` is the send lock.
+    /// Begins a batch after the filled slots. `held` is the send lock.
     #[inline]
     pub(super) fn begin(port: &'a SendPort, doorbell: &'a Doorbell, held: G) -> Self {
         let started = port.tail.load(Ordering::Relaxed);

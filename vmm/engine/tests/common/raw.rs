@@ -32,7 +32,7 @@ pub fn posted(command: Command, payload: &[u8]) -> Vec<u8> {
     [&Header::request(ID, command, payload.len(), true).to_bytes()[..], payload].concat()
 }
 
-/// Returns the VERSION request of version `major`.`minor`, with `rest` behind the numbers.
+/// Returns the VERSION request of version `major`.`minor`, with `rest` after the numbers.
 pub fn version(major: u16, minor: u16, rest: &[u8]) -> Vec<u8> {
     let payload = [&major.to_le_bytes()[..], &minor.to_le_bytes(), rest].concat();
     request(Command::Version, &payload)

@@ -1,5 +1,5 @@
 //! Malformed and unusual requests on the wire that a vfio-user server must survive, with the engine
-//! behind it and a neighbour that is served meanwhile. Each is known to break a server. The tests
+//! after it and a neighbour that is served meanwhile. Each is known to break a server. The tests
 //! of `nicforge-vfio-user` cover the protocol's own side step by step.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
@@ -32,7 +32,7 @@ fn header(command: u16, size: u32, flags: u32) -> Vec<u8> {
     [&9_u16.to_le_bytes()[..], &command.to_le_bytes(), &words(&[size, flags, 0])].concat()
 }
 
-/// Asserts that the negotiation succeeds with these bytes behind the version's numbers.
+/// Asserts that the negotiation succeeds with these bytes after the version's numbers.
 fn negotiates(config: nicforge_engine::EngineConfig, rest: &[u8]) {
     let neighbour = Neighbour::start(config);
     let mut raw = Raw::connect(&neighbour.served.path(A));

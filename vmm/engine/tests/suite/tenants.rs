@@ -24,7 +24,7 @@ use nix::{
 };
 
 /// BAR of the attachment's windows: the posted-write ring of 64 cells, and the device's own part
-/// behind it.
+/// after it.
 const WINDOW_BAR: u32 = 1;
 const WINDOW: u64 = 0x1_0000;
 const RING_BYTES: u64 = 64 * 64;

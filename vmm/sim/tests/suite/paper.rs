@@ -24,7 +24,7 @@ fn without(mechanism: &str) -> Options {
 
 /// Returns the exit code of the command with the two made-up experiments.
 fn command(arguments: &[&str]) -> Result<u8, Failure> {
-    /// The arguments behind the program's name.
+    /// The arguments after the program's name.
     #[derive(clap::Parser)]
     struct Line {
         #[command(flatten)]

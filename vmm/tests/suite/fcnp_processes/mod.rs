@@ -207,7 +207,7 @@ fn stopped_reader_holds_the_writer_up_and_loses_nothing() {
         eventually("the writer stalls", || io.statistics().stalls > stalls + 200);
         let sent = io.statistics().packets_sent;
 
-        // The other direction is free. A write is acknowledged only behind the stuck data, so no
+        // The other direction is free. A write is acknowledged only after the stuck data, so no
         // core begins one. The request itself still reaches the I/O node.
         other.say("write 4 1000");
         let stalls = io.statistics().stalls;

@@ -61,7 +61,7 @@ fn write(
     Ok(reply)
 }
 
-/// Parses the beginning of a request, and returns it with its number of bytes and the data behind
+/// Parses the beginning of a request, and returns it with its number of bytes and the data after
 /// it.
 fn parse_access(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8]), Errno> {
     let (access, data) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EINVAL)?;

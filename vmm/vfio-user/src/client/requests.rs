@@ -239,7 +239,7 @@ fn parse_reply<T: zerocopy::FromBytes>(command: Command, payload: &[u8]) -> Resu
     parse_prefix(payload).map_err(|error| malformed(command, error))
 }
 
-/// Checks the start of a reply to an access of `count` bytes, and returns the bytes behind it.
+/// Checks the start of a reply to an access of `count` bytes, and returns the bytes after it.
 fn region_reply<'a>(command: Command, reply: &Reply<'a>, count: usize) -> Result<&'a [u8], ClientError> {
     let (access, data) = parse_reply::<RegionAccess>(command, reply.payload)?;
     if access.count.get() as usize != count {

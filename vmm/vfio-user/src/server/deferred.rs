@@ -40,7 +40,7 @@ pub(super) struct Deferred {
     pub(super) result: Option<Result<(), Errno>>,
     /// Data of a completed read.
     pub(super) data: Vec<u8>,
-    /// Whether the handler was asked to give it up for a reset behind it.
+    /// Whether the handler was asked to give it up for a reset after it.
     pub(super) asked: bool,
     pub(super) request: Request,
 }

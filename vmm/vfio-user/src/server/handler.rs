@@ -70,7 +70,7 @@ pub trait Handler {
     /// Serves `DMA_UNMAP`. When it is done all references must be gone, and no operation that
     /// touches the range may be started. A range that is not mapped fails with `ENOENT`.
     ///
-    /// An operation that has further messages to send ends with an error right behind this call, so
+    /// An operation that has further messages to send ends with an error right after this call, so
     /// that none follows the answer. With a second socket it ends with the reply to its last
     /// message, and the answer waits for that reply.
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Outcome;
@@ -84,7 +84,7 @@ pub trait Handler {
     /// Serves `DEVICE_RESET`.
     fn reset(&mut self) -> Outcome;
 
-    /// Reports that a `DEVICE_RESET` has arrived behind the request that was deferred with this
+    /// Reports that a `DEVICE_RESET` has arrived after the request that was deferred with this
     /// token. With `Some` the request fails with that number, the handler must forget it, and the
     /// requests in front of the reset are served. With `None` the request stays deferred until it
     /// is completed. It is called at most once for a deferred request.

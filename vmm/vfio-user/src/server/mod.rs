@@ -7,7 +7,7 @@
 //!
 //! **Order.** Requests are served in the order of arrival. While one is deferred
 //! ([`Outcome::Deferred`]), the requests behind it wait in the receive buffer. The connection reads
-//! on until that buffer is full, so it notices the end of the client and a `DEVICE_RESET` behind
+//! on until that buffer is full, so it notices the end of the client and a `DEVICE_RESET` after
 //! the deferred request. On such a reset [`Handler::reset_pending`] is called, and the handler may
 //! give the deferred request up. The requests in front of the reset are still served first; for
 //! each one that defers again the handler is called again. Replies to DMA requests of this side do

@@ -5,7 +5,7 @@
 //! most one message of the negotiated size. It owns every descriptor as soon as the descriptor is
 //! in this process, so none leaks.
 //!
-//! The kernel ends a `recvmsg` behind the part that carried descriptors, and tells no more about
+//! The kernel ends a `recvmsg` after the part that carried descriptors, and tells no more about
 //! which message they belong to. Peers send one message in each `sendmsg`. So descriptors belong to
 //! the last message that starts within the bytes they came with; if none starts there, they belong
 //! to the message in progress.

@@ -42,13 +42,13 @@ impl PendingFds {
 pub struct Message<'a> {
     /// Its header.
     pub header: Header,
-    /// The bytes behind the header.
+    /// The bytes after the header.
     pub payload: &'a [u8],
     /// The descriptors that came with the message; dropping them closes them.
     pub fds: Vec<PeerFd>,
     /// Whether descriptors are missing from `fds` because more came than could be kept.
     pub fds_lost: bool,
-    /// Stream position behind the message.
+    /// Stream position after the message.
     pub(crate) end: u64,
 }
 
@@ -70,7 +70,7 @@ pub enum Fill {
 
 #[derive(Debug)]
 struct Batch {
-    /// Stream position behind the bytes that came with the descriptors.
+    /// Stream position after the bytes that came with the descriptors.
     end: u64,
     fds: Vec<PeerFd>,
     lost: bool,
@@ -182,7 +182,7 @@ impl Receiver {
         }
 
         self.end += received.len;
-        // The kernel ends a read behind descriptors, so a short read does not prove an empty socket
+        // The kernel ends a read after descriptors, so a short read does not prove an empty socket
         // then.
         let drained = received.len < asked && fds.is_empty() && !received.fds_lost;
         let fds = fds.into_iter().map(|fd| PeerFd::new(fd, self.closer.clone())).collect();
@@ -190,7 +190,7 @@ impl Receiver {
         Ok(Fill::Data { drained })
     }
 
-    /// Makes room behind `end`, by moving the bytes to the front or by doubling the buffer. Returns
+    /// Makes room after `end`, by moving the bytes to the front or by doubling the buffer. Returns
     /// false when the buffer is full at its largest size.
     fn make_room(&mut self) -> bool {
         let length = self.buffer.len();
@@ -279,7 +279,7 @@ impl Receiver {
     }
 
     /// Removes whole messages from the stream, as if they had never come. `removed` holds their
-    /// stream positions in ascending order, each as first byte and byte behind the last. The
+    /// stream positions in ascending order, each as first byte and byte after the last. The
     /// remaining bytes move up once, and the descriptors of the removed messages are dropped.
     pub(crate) fn remove(&mut self, removed: &[(u64, u64)]) {
         let place = |position: u64| {

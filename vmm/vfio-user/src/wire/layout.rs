@@ -117,7 +117,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Behind the [`CapHeader`] of a sparse mmap capability, 8 bytes; the areas follow.
+    /// After the [`CapHeader`] of a sparse mmap capability, 8 bytes; the areas follow.
     SparseMmapCap {
         /// Number of areas.
         nr_areas: U32,
@@ -137,7 +137,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Behind the [`CapHeader`] of a type capability, 8 bytes (`struct vfio_region_info_cap_type`).
+    /// After the [`CapHeader`] of a type capability, 8 bytes (`struct vfio_region_info_cap_type`).
     TypeCap {
         /// Type, global or of a bus driver.
         kind: U32,
@@ -236,7 +236,7 @@ wire_struct! {
 wire_struct! {
     /// Start of `VFIO_USER_REGION_WRITE_MULTI`, and its whole reply, 8 bytes.
     WriteMultiPayload {
-        /// Number of [`MultiWrite`] behind this, or of writes done.
+        /// Number of [`MultiWrite`] after this, or of writes done.
         wr_cnt: U64,
     }
 }

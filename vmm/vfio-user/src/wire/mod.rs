@@ -1,4 +1,4 @@
-//! The wire format: headers, commands, and the structures behind them.
+//! The wire format: headers, commands, and the structures after them.
 //!
 //! The input is byte slices of any content and length. The output is owned, checked values or a
 //! typed error. Nothing here does I/O, allocates by a length that the peer claims, or can panic.
@@ -246,7 +246,7 @@ fn size_of_message(payload: usize) -> u32 {
     u32::try_from(payload.saturating_add(HEADER_SIZE)).unwrap_or(u32::MAX)
 }
 
-/// Reads a fixed structure from the start of a payload, and returns it with the bytes behind it.
+/// Reads a fixed structure from the start of a payload, and returns it with the bytes after it.
 ///
 /// # Errors
 /// [`ShortPayload`] when the payload is shorter than the structure.

@@ -142,7 +142,7 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
     let mut min_offset = BASE;
     while next != 0 {
         let offset = next as usize;
-        // Each capability lies behind the previous one, so the loop ends.
+        // Each capability lies after the previous one, so the loop ends.
         if offset < min_offset || offset > payload.len() {
             return Err(RegionInfoError::Chain { next, len: payload.len() });
         }
@@ -164,7 +164,7 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
 }
 
 /// Parses the body of a sparse mmap capability: the number of mappable areas, and the areas. `body`
-/// begins behind the capability's header, and may end with further capabilities.
+/// begins after the capability's header, and may end with further capabilities.
 ///
 /// # Errors
 /// [`RegionInfoError`] when the areas do not fit into `body`, or one lies outside of the region,

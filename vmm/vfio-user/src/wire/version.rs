@@ -1,4 +1,4 @@
-//! `VFIO_USER_VERSION`: the version numbers and the JSON behind them.
+//! `VFIO_USER_VERSION`: the version numbers and the JSON after them.
 
 use serde::{Deserialize, Serialize};
 use zerocopy::IntoBytes;
@@ -76,7 +76,7 @@ pub enum VersionError {
     Json(#[from] serde_json::Error),
 }
 
-/// Reads a `VFIO_USER_VERSION` payload. The NUL behind the JSON may be missing. Bytes behind the
+/// Reads a `VFIO_USER_VERSION` payload. The NUL after the JSON may be missing. Bytes after the
 /// NUL and unknown members are ignored.
 ///
 /// # Errors

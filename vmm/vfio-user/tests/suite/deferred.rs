@@ -278,7 +278,7 @@ fn dma_replies_pass_requests_that_wait_behind_a_deferred_one() {
     pair.send(&posted(Command::RegionWrite, &access(8, 0, 1, &[2])));
     let payload = access(0x1000, 3, 0, &[7, 8, 9]);
     pair.send(&message(Header::reply(first, Command::DmaRead, payload.len()), &payload));
-    // A descriptor behind the reply stays with its own message.
+    // A descriptor after the reply stays with its own message.
     pair.send_fds(&posted(Command::DmaMap, &map_payload(3, 0, 0, 4096)), &[memfd(4096)]);
     let payload = access(0x1000, 1, 0, &[6]);
     pair.send(&message(Header::reply(second, Command::DmaRead, payload.len()), &payload));

@@ -115,7 +115,7 @@ fn reply_on_the_first_socket_is_for_no_operation_of_the_second() {
     let reply = message(Header::reply(asked.header.id, Command::DmaRead, 20), &dma(0, 4, &[7; 4]));
 
     sockets.pair.send(&reply);
-    // The reply comes a second time behind a deferred request, where replies are searched for.
+    // The reply comes a second time after a deferred request, where replies are searched for.
     sockets.pair.send(&request(Command::RegionWrite, &access(STALL, 0, 1, &[1])));
     sockets.pair.send(&reply);
     sockets.pair.serve();

@@ -1,7 +1,7 @@
 //! The ATU (address translation unit): the memory that RMA may access.
 //!
 //! A *region* is the result of one registration: pages in a row, of one owner. It holds leases of
-//! the memory behind it, so that a transfer needs no lookup in the owner's address space. All
+//! the memory after it, so that a transfer needs no lookup in the owner's address space. All
 //! leases of a region have one term. The term ends with the region, with the first of its mappings,
 //! and with the owner. No byte is accessed after the end of the term.
 //!
@@ -49,7 +49,7 @@ struct Extent {
     lease: Option<Arc<DmaLease>>,
 }
 
-/// The memory behind a position of a region.
+/// The memory after a position of a region.
 pub(crate) struct Piece<'a> {
     /// The lease of the whole extent and the offset in it; `None` if the memory is reached by
     /// messages.
@@ -81,7 +81,7 @@ impl Region {
         self.mapped.allows(write) && (owner_itself || self.others.allows(write))
     }
 
-    /// Returns the memory behind `offset`, at most `length` bytes. Returns `None` if the memory is
+    /// Returns the memory after `offset`, at most `length` bytes. Returns `None` if the memory is
     /// gone.
     #[inline]
     pub(crate) fn piece(&self, offset: u64, length: u64) -> Option<Piece<'_>> {
@@ -115,7 +115,7 @@ struct Span {
 pub(crate) struct Atu {
     /// Regions by page size, sorted by first entry.
     spans: [Vec<Span>; 4],
-    /// By page size, the entry behind the last grant, where the next search begins. A freed entry
+    /// By page size, the entry after the last grant, where the next search begins. A freed entry
     /// is granted again only after all others. An outdated address of a former tenant therefore
     /// finds no entry rather than a successor's memory.
     next: [u32; 4],

@@ -165,7 +165,7 @@ impl Rma {
     }
 
     /// Handles a request for a part of a get. A part may lie in several pieces of memory, and an
-    /// answer refers to one. A get that finds no room continues later, behind the pieces that were
+    /// answer refers to one. A get that finds no room continues later, after the pieces that were
     /// answered.
     pub(super) fn get_arrived(
         &mut self,

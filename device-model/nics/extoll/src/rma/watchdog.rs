@@ -2,7 +2,7 @@
 //!
 //! Progress is a part that the network took, or an answer. After a time without progress between a
 //! VPID and a target, all of the VPID's commands for that target end with [`status::TIMED_OUT`].
-//! The register [`nicforge_hwi::extoll::reg::RMA_WATCHDOG`] sets that time. Commands behind the
+//! The register [`nicforge_hwi::extoll::reg::RMA_WATCHDOG`] sets that time. Commands after the
 //! first end as well, because they can't pass it.
 //!
 //! Later answers to these commands are dropped. Parts of a put that are in the network are written

@@ -1,6 +1,6 @@
 //! Delivery of arrived packets to receive rings.
 //!
-//! Messages are delivered in rows: the messages of a packet, and the packets behind each other. A
+//! Messages are delivered in rows: the messages of a packet, and the packets after each other. A
 //! packet of this card itself is a row of one.
 
 use nicforge_core::{

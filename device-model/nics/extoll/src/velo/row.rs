@@ -134,7 +134,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// Returns whether a message of `bytes` bytes fits behind the others.
+    /// Returns whether a message of `bytes` bytes fits after the others.
     fn has_room(&self, bytes: usize) -> bool {
         self.length + bytes / 8 <= MAX_QUADWORDS
     }

@@ -267,7 +267,7 @@ impl Client {
         Some(Message { from: (node, vpid), tag, bytes })
     }
 
-    /// Moves the read pointer behind the messages taken.
+    /// Moves the read pointer after the messages taken.
     pub(crate) fn give_back(&self) {
         self.windows.window(window::VELO_READ_POINTER, 8).unwrap().store_u64_release(0, self.taken).unwrap();
     }

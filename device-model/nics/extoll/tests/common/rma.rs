@@ -192,7 +192,7 @@ impl Peer {
         Some(Notification { head, address })
     }
 
-    /// Moves the read pointer behind the notifications taken.
+    /// Moves the read pointer after the notifications taken.
     pub(crate) fn give_back(&self) {
         let pointer = self.client.windows.window(window::RMA_READ_POINTER, 8).unwrap();
         pointer.store_u64_release(0, self.taken).unwrap();

@@ -222,7 +222,7 @@ fn vpids_that_fill_another_link_do_not_change_equal_parts() {
 
 #[test]
 fn a_sender_that_waits_for_a_receiver_takes_nothing_from_a_stream_and_ends_in_time() {
-    // The VPID of the blocked sender is before that of the stream in the card's order, and behind
+    // The VPID of the blocked sender is before that of the stream in the card's order, and after
     // it.
     for (unresponsive, streams) in [(0, 1), (1, 0)] {
         let tick = WATCHDOG / 100;

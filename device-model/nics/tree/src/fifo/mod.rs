@@ -242,7 +242,7 @@ impl Channel {
         self.send.take_presence();
     }
 
-    /// Puts an item behind the current contents of the send FIFO.
+    /// Puts an item after the current contents of the send FIFO.
     pub(crate) fn append(&mut self, item: SideItem) {
         self.send.append(self.tenancy.send_slots(), item);
     }

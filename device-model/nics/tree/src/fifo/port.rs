@@ -27,7 +27,7 @@ struct Staged {
 
 /// The port's position in the receive FIFO. Headers and payloads are popped on their own.
 ///
-/// The position can be behind the head of the FIFO, because software may have freed packets.
+/// The position can be after the head of the FIFO, because software may have freed packets.
 /// [`Popped::in_fifo`] corrects it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Popped {

@@ -90,7 +90,7 @@ impl Receivers {
             return false;
         }
 
-        // A packet behind one with the irq bit may have a receiver: the earlier packet can be the
+        // A packet after one with the irq bit may have a receiver: the earlier packet can be the
         // acknowledgement of a live core's read.
         if self.reader == Reader::Dead && is_for_reader(header) && irq_count == 0 {
             if memory.lock.load(Ordering::Acquire) == 0 {

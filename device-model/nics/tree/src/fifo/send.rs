@@ -222,7 +222,7 @@ impl SendFifo {
         self.seen = self.seen.saturating_sub(1);
     }
 
-    /// Puts an item behind the current contents of the FIFO.
+    /// Puts an item after the current contents of the FIFO.
     pub(super) fn append(&mut self, slots: Option<&Ring>, item: SideItem) {
         let behind = self.head.wrapping_add(self.refresh_filled_slots(slots));
         self.side.push(behind, item);

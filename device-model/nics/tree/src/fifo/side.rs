@@ -52,7 +52,7 @@ impl SideQueue {
         self.items.front().map_or(most, |first| most.min(first.slot.wrapping_sub(slot)))
     }
 
-    /// Adds an item behind all other items. It leaves before the packet in slot number `slot`.
+    /// Adds an item after all other items. It leaves before the packet in slot number `slot`.
     pub(super) fn push(&mut self, slot: u32, item: SideItem) {
         match &item {
             SideItem::Packet(_) => self.packets += 1,

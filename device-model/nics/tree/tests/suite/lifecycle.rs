@@ -206,7 +206,7 @@ fn the_packets_of_a_dead_reader_are_discarded_until_the_next_reader_takes_the_lo
     rig.run();
 
     // The stream drains, and so does a second one. The packet with the irq bit stays, with all
-    // packets behind it.
+    // packets after it.
     rig.send_all(&io, &packets);
     rig.send_all(&io, &[(irq_to(4), payload(99)), (to(4), payload(100))]);
 

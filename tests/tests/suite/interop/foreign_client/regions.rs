@@ -138,7 +138,7 @@ fn accesses_of_the_crate_have_every_width() {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
 
-        // The offset is behind the part that the device reads.
+        // The offset is after the part that the device reads.
         let free = WIN_HEAD + 0x100;
 
         for len in [1, 2, 3, 4, 8, 16, 2048] {

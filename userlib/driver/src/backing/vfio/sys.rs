@@ -107,7 +107,7 @@ pub(super) fn reset(device: BorrowedFd<'_>) -> Result<(), Errno> {
     with_value(device, DEVICE_RESET, 0).map(drop)
 }
 
-/// An answer whose length the kernel chooses: a fixed part, and capabilities behind it.
+/// An answer whose length the kernel chooses: a fixed part, and capabilities after it.
 struct Answer {
     words: Vec<u64>,
     argsz: usize,
