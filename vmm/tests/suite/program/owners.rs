@@ -41,7 +41,7 @@ fn serve(options: &[&str]) -> Server {
 
 /// Connects to a socket with the given credentials. Returns `Ok` when the server answers the first
 /// message, `EACCES` when the kernel refuses the connection, and `ECONNRESET` when the server
-/// closes it.
+/// closes it, whether before the message or after it.
 fn received(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
     let groups = groups.to_vec();
     let visit = move || {
@@ -55,10 +55,12 @@ fn received(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
         stream.read_exact(&mut [0; 16])
     };
 
-    std::thread::spawn(visit)
-        .join()
-        .unwrap()
-        .map_err(|error: std::io::Error| error.raw_os_error().map_or(Errno::ECONNRESET, Errno::from_raw))
+    std::thread::spawn(visit).join().unwrap().map_err(|error: std::io::Error| {
+        match error.raw_os_error().map(Errno::from_raw) {
+            None | Some(Errno::EPIPE) => Errno::ECONNRESET,
+            Some(other) => other,
+        }
+    })
 }
 
 /// Takes credentials for the calling thread only.
