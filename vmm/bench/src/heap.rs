@@ -80,12 +80,14 @@ mod tests {
 
     #[test]
     fn bytes_that_are_kept_are_counted() {
+        const KEPT: usize = 64 << 20;
         let (kept, bytes) = count(|| {
             drop(vec![0u8; 1 << 20]);
-            vec![1u8; 100_000]
+            vec![1u8; KEPT]
         });
 
-        // Other tests of this program may allocate meanwhile.
-        assert!(bytes >= 50_000, "{bytes} bytes for {}", kept.len());
+        // Other tests of this program allocate and free some memory meanwhile.
+        let near = usize::try_from(bytes).is_ok_and(|bytes| bytes.abs_diff(KEPT) <= KEPT / 2);
+        assert!(near, "{bytes} bytes for {}", kept.len());
     }
 }
