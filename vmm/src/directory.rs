@@ -144,19 +144,21 @@ impl Directory {
 }
 
 impl Directory {
-    /// Lets every user of the host pass through the created directories, except `admin/`. Other
-    /// users can then reach the sockets that are given to them, but cannot list the directory.
-    /// `owners` are the users that sockets are given to.
+    /// Allows every user of the host to pass through the created directories, except `admin/`.
+    /// Other users can then open the sockets that they own, but cannot list the directory. `owners`
+    /// are the users that own sockets.
     ///
     /// # Errors
     /// Returns a [`Failure`] that names a parent directory which only its own user can enter.
-    pub fn let_others_through(&self, owners: &[Uid]) -> Result<(), Failure> {
+    pub fn allow_traversal(&self, owners: &[Uid]) -> Result<(), Failure> {
         let admin = self.path.join("admin");
         for made in self.made.iter().filter(|made| **made != admin) {
             std::fs::set_permissions(made, Permissions::from_mode(0o711))
                 .context(|| format!("can't set the mode of {}", made.display()))?;
         }
 
+        // A parent is passable if its group or others may enter it, or if it belongs to an owner of
+        // sockets. This finds common mistakes. It is no proof for every owner.
         for part in self.path.ancestors() {
             let metadata = std::fs::metadata(part).context(|| part.display().to_string())?;
             let is_closed = metadata.mode() & 0o011 == 0 && !owners.contains(&Uid::from_raw(metadata.uid()));
@@ -303,14 +305,14 @@ mod tests {
         let directory = Directory::create(&path).unwrap();
 
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o700)).unwrap();
-        let failure = directory.let_others_through(&[]).unwrap_err();
+        let failure = directory.allow_traversal(&[]).unwrap_err();
 
         assert!(
             failure.message.contains(&format!("{} can be entered", folder.path().display())),
             "{failure}"
         );
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o711)).unwrap();
-        directory.let_others_through(&[]).unwrap();
+        directory.allow_traversal(&[]).unwrap();
 
         assert_eq!([mode(&path), mode(&folder.path().join("a"))], [0o711; 2]);
         assert_eq!(mode(&path.join("admin")), 0o700);

@@ -160,7 +160,7 @@ impl Processes {
     ///
     /// When one fails or a signal comes, the others are ended, too. When all have ended, their
     /// remaining descendants are ended. Returns the exit code of the first program that failed, or
-    /// 0. A killed program's code is 128 and the signal's number.
+    /// 0. A killed program's code is 128 plus the signal's number.
     pub fn wait(&mut self, signals: &Signals) -> Result<u8, Failure> {
         let mut code = 0;
         let mut kill_at: Option<Instant> = None;
@@ -183,6 +183,7 @@ impl Processes {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
+                // The threads that read outputs and wait for ends have all ended.
                 Err(RecvTimeoutError::Disconnected) => all_output_read = true,
             }
 
@@ -213,6 +214,7 @@ impl Processes {
                     self.signal_all(Signal::SIGTERM);
                     kill_at = Some(Instant::now() + GRACE);
                 }
+                // Without senders the channel no longer blocks.
                 if all_output_read {
                     std::thread::sleep(CHECK_INTERVAL);
                 }

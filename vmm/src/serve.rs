@@ -142,7 +142,7 @@ impl Served {
         let path = options.dir.clone().unwrap_or_else(|| Directory::default_for(&built.name));
         let directory = Directory::create(&path)?;
         if !rules.is_empty() {
-            directory.let_others_through(&rules.owners())?;
+            directory.allow_traversal(&rules.owners())?;
         }
 
         Self::start_in(directory, machine, Arc::new(built), options, &rules)

@@ -437,6 +437,7 @@ mod tests {
         let text = render(&snapshot(), Some((Duration::from_millis(500), &old)), true);
 
         assert!(text.contains("io0") && text.contains("1/1") && text.contains("pid 7"), "{text}");
+        // The last column is the rate: one packet more in half a second.
         assert!(
             text.lines().any(|line| line.contains("io0") && line.trim_end_matches(['│', ' ']).ends_with('2')),
             "{text}"

@@ -61,7 +61,7 @@ pub fn body(data: &[u8]) {
         }
 
         match input.below(16) {
-            0..=6 => world.liar.speak(&mut input),
+            0..=6 => world.liar.send_unrequested(&mut input),
             7 => world.liar.listen(&mut input),
             8 => world.send_to_liar(&mut input),
             9 => world.receive(&mut input),
@@ -282,7 +282,7 @@ impl Liar {
         self.port.try_send(to, kind, &message[..length]).unwrap()
     }
 
-    fn speak(&mut self, input: &mut Input<'_>) {
+    fn send_unrequested(&mut self, input: &mut Input<'_>) {
         let to = input.pick(&[VICTIM, VICTIM, VICTIM, FRIEND]);
         match input.below(8) {
             0..=1 => self.send_whole_message(to, input),

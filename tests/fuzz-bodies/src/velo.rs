@@ -56,10 +56,10 @@ pub fn body(data: &[u8]) {
         }
 
         match input.below(16) {
-            0..=5 => hostile.speak(&mut input, 1),
+            0..=5 => hostile.send_unrequested(&mut input, 1),
             6 => {
                 let times = input.below(FLOOD);
-                hostile.speak(&mut input, times);
+                hostile.send_unrequested(&mut input, times);
             }
             7 => hostile.read(),
             8 if input.below(4) == 0 => {
@@ -251,7 +251,7 @@ impl Hostile {
     }
 
     /// Sends a message, often several times.
-    fn speak(&mut self, input: &mut Input<'_>, times: u32) {
+    fn send_unrequested(&mut self, input: &mut Input<'_>, times: u32) {
         let whom = input.pick(&[0, 0, 0, 0, 0, 0, 1, 2]);
         let about_connections = input.below(4) > 0;
         let message = if about_connections { self.control(input, whom) } else { any_message(input) };

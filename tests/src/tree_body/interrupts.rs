@@ -37,10 +37,10 @@ pub fn an_irq_packet_interrupts_who_enabled_it_before(rig: &dyn Rig) {
     assert_eq!(interrupt.take(), 0);
 }
 
-/// Enabling the vector while an irq-marked packet waits interrupts, also if it is not the first in
-/// the queue.
+/// Enabling the vector raises an interrupt if an irq-marked packet is already queued, even after
+/// data packets.
 #[body]
-pub fn enabling_while_an_irq_packet_waits_interrupts(rig: &dyn Rig) {
+pub fn enabling_the_vector_interrupts_for_a_queued_irq_packet(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     io.send(to(3), &payload(0));

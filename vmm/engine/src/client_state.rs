@@ -168,7 +168,7 @@ impl ClientState {
         };
 
         if let Err(error) = completed {
-            tracing::warn!(%error, "an access ended that its connection does not wait for");
+            tracing::warn!(%error, "completed an access that the connection had no request for");
         }
 
         self.stalled = None;
@@ -304,7 +304,8 @@ impl ClientState {
         self.was_cancelled = true;
     }
 
-    /// Fails the waiting access with `ECANCELED`, because an operator reset the function.
+    /// Fails the stalled access, if there is one, with `ECANCELED`. An operator's reset of the
+    /// function calls it.
     pub(crate) fn cancel_access(&mut self, connection: &mut ServerConnection) {
         let Some(stalled) = self.stalled.take() else { return };
         let completed = match stalled.kind {
@@ -312,7 +313,7 @@ impl ClientState {
             AccessKind::Write(_) => connection.complete(stalled.token, Err(Errno::ECANCELED)),
         };
         if let Err(error) = completed {
-            tracing::warn!(%error, "an access ended that its connection does not wait for");
+            tracing::warn!(%error, "completed an access that the connection had no request for");
         }
     }
 
@@ -325,7 +326,7 @@ impl ClientState {
             machine.dma_read_done(self.function, self.attachment, id, Err(error))
         };
         if let Err(error) = reported {
-            tracing::debug!(%error, "a DMA message failed that the device does not wait for");
+            tracing::debug!(%error, "the device had not requested a DMA message that failed");
         }
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot,
     })
 }
 
-/// Returns the state of a node. `functions` are those of the machine, by their numbers.
+/// Returns the state of a node. `functions` holds all functions of the machine, indexed by id.
 fn node_snapshot(node: &Node, functions: &[FunctionSnapshot]) -> NodeSnapshot {
     let mut snapshot = NodeSnapshot {
         name: node.name.clone(),
@@ -80,10 +80,10 @@ fn node_snapshot(node: &Node, functions: &[FunctionSnapshot]) -> NodeSnapshot {
     for function in &node.functions {
         let Some(raw) = functions.get(function.id.0 as usize) else { continue };
         snapshot.panics.extend(raw.panic.as_ref().map(|panic| format!("device {} {panic}", raw.name)));
-        let halted = raw.companions.iter().filter(|companion| !companion.is_healthy());
+        let unhealthy = raw.companions.iter().filter(|companion| !companion.is_healthy());
         snapshot
             .companions
-            .extend(halted.map(|companion| format!("device {}: companion {companion}", raw.name)));
+            .extend(unhealthy.map(|companion| format!("device {}: companion {companion}", raw.name)));
 
         let counters = raw.counters.iter();
         snapshot

@@ -115,7 +115,7 @@ fn mappings_are_counted_from_the_first_to_the_last_without_a_look_between() {
 }
 
 #[test]
-fn a_piece_is_of_one_kind_and_ends_with_its_term() {
+fn a_piece_stops_where_permission_or_backing_changes_and_unmapping_ends_its_lease() {
     let mut map = DmaMap::new(16);
     let memory = side_by_side(&mut map, 0x1000, &[PAGE; 3]);
     map.map(0x4000, PAGE, DmaPermission::READ, backing(&memory, 0, PAGE)).unwrap();
@@ -137,9 +137,9 @@ fn a_piece_is_of_one_kind_and_ends_with_its_term() {
         [(0x2800, 3, BOTH, true), (PAGE, 1, read, true), (PAGE, 1, read, false), (0x800, 1, read, false)]
     );
 
-    // Memory that only messages reach also ends the term.
     assert!(!term.is_over());
 
+    // Memory without a lease shares the term, so unmapping it ends the leases of the other pieces.
     map.unmap(0x5000, PAGE).unwrap();
     assert!(term.is_over());
     assert_eq!(map.piece(0x5000, 1, &term).map(|_| ()), Err(DmaError::Unmapped { iova: 0x5000, length: 1 }));
@@ -270,14 +270,15 @@ impl Model {
         true
     }
 
-    /// Ends the mapping that holds an address.
+    /// Removes the mapping that contains an address, and ends its leases. Returns the mapping's
+    /// start and length.
     fn unmap(&mut self, iova: u64) -> Option<(u64, u64)> {
-        let gone = self.addresses[iova as usize]?.mapping;
-        let its = |place: &Option<AddressMapping>| place.is_some_and(|place| place.mapping == gone);
-        let first = self.addresses.iter().position(its)?;
-        let length = self.addresses.iter().filter(|place| its(place)).count();
+        let removed = self.addresses[iova as usize]?.mapping;
+        let is_removed = |address: &Option<AddressMapping>| address.is_some_and(|it| it.mapping == removed);
+        let first = self.addresses.iter().position(is_removed)?;
+        let length = self.addresses.iter().filter(|address| is_removed(address)).count();
         self.addresses[first..first + length].fill(None);
-        for lease in self.leases.iter_mut().filter(|lease| lease.mappings.contains(&gone)) {
+        for lease in self.leases.iter_mut().filter(|lease| lease.mappings.contains(&removed)) {
             lease.good = false;
         }
 

@@ -107,7 +107,7 @@ impl Function {
             return Ok(known);
         }
 
-        let described = self.done("asking for a region", (self.describe)(self.fd(), region))?;
+        let described = self.checked("asking for a region", (self.describe)(self.fd(), region))?;
 
         let fits = |&(offset, len): &(u64, u64)| {
             let pages = len != 0 && offset % PAGE == 0 && len % PAGE == 0;
@@ -190,7 +190,7 @@ impl Function {
             out.copy_from_slice(&word.load_u64_acquire(0)?.to_ne_bytes());
         } else {
             let read = self.file.read_exact_at(out, at).map_err(|error| errno_of(&error));
-            self.done("a trapped read", read)?;
+            self.checked("a trapped read", read)?;
         }
 
         // A function that is no longer there reads as all ones.
@@ -209,11 +209,11 @@ impl Function {
         }
 
         let written = self.file.write_all_at(data, at).map_err(|error| errno_of(&error));
-        self.done("a trapped write", written)
+        self.checked("a trapped write", written)
     }
 
     /// Converts the result of a call. The kernel has several errors for a function that is gone.
-    pub(super) fn done<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
+    pub(super) fn checked<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
         result.map_err(|errno| match errno {
             Errno::ENODEV | Errno::ENXIO => self.record_loss(Lost::Pulled),
             Errno::EIO if self.is_all_ones() => self.record_loss(Lost::Pulled),

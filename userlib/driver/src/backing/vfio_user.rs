@@ -255,7 +255,7 @@ impl VfioUser {
             return Ok(known);
         }
 
-        let found = self.done("asking for a region", self.0.client.region_info(region))?;
+        let found = self.checked("asking for a region", self.0.client.region_info(region))?;
         let mappable =
             found.mappable().into_iter().map(|area| MappableArea { offset: area.offset, len: area.size });
 
@@ -287,13 +287,13 @@ impl VfioUser {
         action: IrqAction,
         payload: IrqPayload<'_>,
     ) -> Result<(), Error> {
-        self.done(what, self.0.client.set_irqs(index, start, action, payload))
+        self.checked(what, self.0.client.set_irqs(index, start, action, payload))
     }
 
     /// Converts the result of a call, and serves DMA messages. A call may have read messages behind
     /// its reply. The descriptor no longer signals these to a thread that blocks, so they are
     /// served here.
-    fn done<T>(&self, what: &'static str, result: Result<T, ClientError>) -> Result<T, Error> {
+    fn checked<T>(&self, what: &'static str, result: Result<T, ClientError>) -> Result<T, Error> {
         let value = result.map_err(|error| from_client_error(what, error))?;
         if self.0.memory.has_private() {
             self.serve()?;
@@ -321,13 +321,13 @@ impl Backing for VfioUser {
 
     fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         self.check(region, offset, out.len())?;
-        self.done("a trapped read", self.0.client.region_read(region, offset, out))
+        self.checked("a trapped read", self.0.client.region_read(region, offset, out))
     }
 
     fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
         self.check(region, offset, data.len())?;
         let posted = mode == WriteMode::Posted;
-        self.done("a trapped write", self.0.client.region_write(region, offset, data, posted))
+        self.checked("a trapped write", self.0.client.region_write(region, offset, data, posted))
     }
 
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
@@ -344,7 +344,7 @@ impl Backing for VfioUser {
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
-        let found = self.done("asking for interrupts", self.0.client.irq_info(index))?;
+        let found = self.checked("asking for interrupts", self.0.client.irq_info(index))?;
         Ok(IrqInfo {
             count: if found.flags & wire::IRQ_FLAG_EVENTFD == 0 { 0 } else { found.count },
             maskable: found.flags & wire::IRQ_FLAG_MASKABLE != 0,
@@ -367,7 +367,7 @@ impl Backing for VfioUser {
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
-        self.done("unbinding interrupts", self.0.client.irq_disable(index))
+        self.checked("unbinding interrupts", self.0.client.irq_disable(index))
     }
 
     fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
@@ -411,12 +411,12 @@ impl Backing for VfioUser {
         if mapped.is_err() {
             self.0.memory.remove(iova, len);
         }
-        self.done(what, mapped)
+        self.checked(what, mapped)
     }
 
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
         let range = DmaUnmap::Range { address: iova, size: len };
-        let result = self.done("unmapping memory", self.0.client.dma_unmap(range));
+        let result = self.checked("unmapping memory", self.0.client.dma_unmap(range));
         self.0.memory.remove(iova, len);
         result
     }
@@ -425,7 +425,7 @@ impl Backing for VfioUser {
         if !self.0.can_reset {
             return Err(Error::Unsupported { what: "resetting this device" });
         }
-        self.done("resetting the device", self.0.client.reset())
+        self.checked("resetting the device", self.0.client.reset())
     }
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {

@@ -199,8 +199,9 @@ fn first<R: Default + Copy>(results: &[Option<R>]) -> R {
 }
 
 impl SeaStars {
-    /// Returns half the time of a round trip of `bytes` bytes between the first two nodes. Each
-    /// message passes `queued` receives that it does not match. All receives are posted before.
+    /// Returns half the mean time of `rounds` round trips of `bytes` bytes between the first two
+    /// nodes. The card compares each message with `queued` receives that it does not match before
+    /// the one that it matches. All receives are posted before the first send.
     ///
     /// # Errors
     /// [`SeaStarsError`].
@@ -213,7 +214,7 @@ impl SeaStars {
             for _ in 0..=rounds {
                 endpoint.post(bytes, 1)?;
             }
-            // The other node has posted its receives, too.
+            // At this time, every node has posted its receives.
             node.stay_until(POSTING)?;
 
             let (is_first, other) = (node.number == 0, 1 - node.number.min(1));
@@ -222,7 +223,7 @@ impl SeaStars {
             }
             let mut began = Instant::now();
             for round in 0..=rounds {
-                // The first round is not counted.
+                // Round 0 warms up, and is not counted.
                 if round == 1 {
                     began = Instant::now();
                 }

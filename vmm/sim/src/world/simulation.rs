@@ -205,7 +205,8 @@ impl WorldState {
         });
     }
 
-    /// Lets the machine look at the stores of the running thread.
+    /// Makes the running thread's stores visible to the machine. A thread calls it before it waits,
+    /// lets time pass, or ends.
     fn show_stores(&self) {
         if !self.has_stored.take() {
             return;
@@ -215,10 +216,11 @@ impl WorldState {
         let process = agenda.threads[self.running.get() as usize].process;
         let now = self.now.get().round_up();
         self.machine.with(|machine| {
-            // The stores take effect now, and not at the time of the machine's last event.
+            // The machine runs until now first, so that the stores take effect at this time.
             if let Err(endless) = machine.run_until(now, TurnLimits::default()) {
                 self.endless.set(Some(endless));
             }
+            // Any function of the process may read the memory, so all of them are woken.
             for &function in &agenda.processes[process].functions {
                 machine.wake(function);
             }

@@ -29,7 +29,7 @@ fn an_irq_packet_raises_only_an_enabled_interrupt_and_a_data_packet_none() {
 }
 
 #[test]
-fn enabling_while_an_irq_packet_waits_interrupts_even_if_it_is_not_the_first() {
+fn enabling_the_vector_interrupts_for_a_queued_irq_packet_even_if_it_is_not_the_first() {
     let mut rig = Rig::psets(&[2]);
     let (io, compute) = (rig.core(0), rig.core(1));
     let counts = rig.interrupts(&compute);

@@ -96,8 +96,8 @@ impl Shim {
         self.0.function.fd()
     }
 
-    fn done<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
-        self.0.function.done(what, result)
+    fn checked<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
+        self.0.function.checked(what, result)
     }
 
     /// Checks for events that end the use of the device.
@@ -163,7 +163,7 @@ impl Backing for Shim {
         }
 
         let found = sys::irq(self.fd(), shim::Irq { kind: index, ..Default::default() });
-        let found = self.done("asking for interrupts", found)?;
+        let found = self.checked("asking for interrupts", found)?;
 
         Ok(IrqInfo {
             count: found.count,
@@ -181,7 +181,7 @@ impl Backing for Shim {
                 what: "interrupts of two kinds at once through the kernel: drop the others first",
             }),
             bound => {
-                self.done("binding an interrupt", bound)?;
+                self.checked("binding an interrupt", bound)?;
                 Ok(Arc::new(EventSource { event, backing: self.clone() }))
             }
         }
@@ -189,17 +189,17 @@ impl Backing for Shim {
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
         let all = shim::IrqRange { kind: index, start: 0, count: u32::MAX, reserved: 0 };
-        self.done("unbinding interrupts", sys::unbind(self.fd(), all)).map(drop)
+        self.checked("unbinding interrupts", sys::unbind(self.fd(), all)).map(drop)
     }
 
     fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
         let range = shim::IrqRange { kind: index, start, count, reserved: 0 };
-        self.done("masking an interrupt", sys::mask(self.fd(), range)).map(drop)
+        self.checked("masking an interrupt", sys::mask(self.fd(), range)).map(drop)
     }
 
     fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
         let range = shim::IrqRange { kind: index, start, count, reserved: 0 };
-        self.done("unmasking an interrupt", sys::unmask(self.fd(), range)).map(drop)
+        self.checked("unmasking an interrupt", sys::unmask(self.fd(), range)).map(drop)
     }
 
     fn dma_addresses(&self) -> DmaAddresses {
@@ -210,7 +210,7 @@ impl Backing for Shim {
         let what = "allocating memory for DMA (is `ulimit -l` large enough?)";
         let bytes = usize::try_from(len).map_err(|_| Error::AddressSpace { len })?;
         let made = sys::allocate(self.fd(), shim::DmaAlloc { len, ..Default::default() });
-        let made = self.done(what, made)?;
+        let made = self.checked(what, made)?;
 
         match SharedMemory::map(self.fd(), made.offset, bytes, Access::ReadWrite) {
             Ok(memory) => {
@@ -246,7 +246,7 @@ impl Backing for Shim {
                     what: "DMA to memory in several pieces without an IOMMU: use Device::dma_buffer",
                 });
             }
-            pinned => self.done("pinning memory for DMA (is `ulimit -l` large enough?)", pinned)?,
+            pinned => self.checked("pinning memory for DMA (is `ulimit -l` large enough?)", pinned)?,
         };
 
         let entry = Reachable { handle: pinned.handle, len, _pinned: Some(window) };
@@ -267,7 +267,7 @@ impl Backing for Shim {
         let index = at.get().iter().position(|found| found.len == len).ok_or(none)?;
         let handle = at.get()[index].handle;
 
-        self.done(what, sys::free(self.fd(), shim::DmaFree { handle, reserved: 0 }))?;
+        self.checked(what, sys::free(self.fd(), shim::DmaFree { handle, reserved: 0 }))?;
         at.get_mut().swap_remove(index);
         if at.get().is_empty() {
             at.remove();
@@ -279,7 +279,7 @@ impl Backing for Shim {
         if self.0.info.flags & shim::INFO_RESET == 0 {
             return Err(Error::Unsupported { what: "resetting this device" });
         }
-        self.done("resetting the device", sys::reset(self.fd()))
+        self.checked("resetting the device", sys::reset(self.fd()))
     }
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {

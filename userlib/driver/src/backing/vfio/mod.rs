@@ -176,7 +176,7 @@ impl Backing for Vfio {
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
-        self.0.function.done("asking for interrupts", self.0.interrupts.info(index))
+        self.0.function.checked("asking for interrupts", self.0.interrupts.info(index))
     }
 
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
@@ -185,17 +185,19 @@ impl Backing for Vfio {
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
-        self.0.function.done("unbinding interrupts", self.0.interrupts.unbind(index))
+        self.0.function.checked("unbinding interrupts", self.0.interrupts.unbind(index))
     }
 
     fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
-        self.0.function.done("masking an interrupt", self.0.interrupts.set_masked(index, start, count, true))
+        self.0
+            .function
+            .checked("masking an interrupt", self.0.interrupts.set_masked(index, start, count, true))
     }
 
     fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
         self.0
             .function
-            .done("unmasking an interrupt", self.0.interrupts.set_masked(index, start, count, false))
+            .checked("unmasking an interrupt", self.0.interrupts.set_masked(index, start, count, false))
     }
 
     fn dma_addresses(&self) -> DmaAddresses {
@@ -217,7 +219,7 @@ impl Backing for Vfio {
         let mut mapped = lock(&self.0.mapped);
         let (at, len) = (window.base_address() as u64, window.len());
 
-        self.0.function.done(
+        self.0.function.checked(
             "mapping memory for DMA (is `ulimit -l` large enough?)",
             sys::map_dma(self.0.container.as_fd(), iova, at, len, flags),
         )?;
@@ -228,11 +230,13 @@ impl Backing for Vfio {
 
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
         let what = "unmapping memory";
+        // The lock keeps the list equal to the kernel's mappings. The memory is released only after
+        // the kernel has unmapped it.
         let mut mapped = lock(&self.0.mapped);
-        let unmapped = self.0.function.done(what, sys::unmap_dma(self.0.container.as_fd(), iova, len))?;
+        let unmapped = self.0.function.checked(what, sys::unmap_dma(self.0.container.as_fd(), iova, len))?;
 
         let end = iova.saturating_add(len);
-        mapped.retain(|&at, _| at < iova || at >= end);
+        mapped.retain(|&start, _| start < iova || start >= end);
 
         if unmapped == 0 { Err(Error::system(what, Errno::ENOENT)) } else { Ok(()) }
     }
@@ -241,7 +245,7 @@ impl Backing for Vfio {
         if !self.0.can_reset {
             return Err(Error::Unsupported { what: "resetting this device" });
         }
-        self.0.function.done("resetting the device", sys::reset(self.0.function.fd()))
+        self.0.function.checked("resetting the device", sys::reset(self.0.function.fd()))
     }
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {

@@ -35,8 +35,17 @@ const REGISTERS: u8 = 0;
 /// The state that an order has opened.
 enum Open {
     Registers(Vec<Box<dyn Contestant>>),
-    Counted { registers: Bar, posted: Posted },
-    Endpoint { side: Side, task: Task, endpoint: Box<dyn Endpoint + Send> },
+    /// Registers and a posted-write ring. The parent counts the server's messages and the exits of
+    /// the guest that their accesses cause.
+    Counted {
+        registers: Bar,
+        posted: Posted,
+    },
+    Endpoint {
+        side: Side,
+        task: Task,
+        endpoint: Box<dyn Endpoint + Send>,
+    },
 }
 
 /// Runs a worker.
