@@ -1,13 +1,15 @@
 //! Arbitration between a card's own packets and packets that pass through it.
 //!
-//! Both kinds leave by the same *ways*; a way is a port and a virtual channel.
+//! Both kinds leave by the same *output channels*; an output channel is a port and a virtual
+//! channel.
 //!
 //! In a turn, a card's clients send first, and then transit packets move. While transit packets
-//! wait for a way, clients may use half of the credits that the way has at the beginning of the
-//! turn. Transit packets get the rest.
+//! wait for an output channel, clients may use half of the credits that the output channel has at
+//! the beginning of the turn. Transit packets get the rest.
 //!
-//! While the card itself waits for a way, no transit packet enters that way's output queue; it
-//! stays in its input buffer. Otherwise the queue would never have room for the card's packets.
+//! While the card itself waits for an output channel, no transit packet enters that output
+//! channel's output queue; it stays in its input buffer. Otherwise the queue would never have room
+//! for the card's packets.
 //!
 //! Without waiting packets of the other kind, each kind may use all credits.
 
@@ -15,33 +17,33 @@ use nicforge_hwi::extoll::LINKS;
 
 use crate::wire::CHANNELS;
 
-/// A set of ways: for each virtual channel, one bit for each port.
-type Ways = [u8; CHANNELS];
+/// A set of output channels: for each virtual channel, one bit for each port.
+type OutputChannels = [u8; CHANNELS];
 
 /// The state of the arbitration.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
-    /// Ways that the card's own packets wait for.
-    wanted: Ways,
-    /// Ways that transit packets waited for at the end of the last step.
-    crowded: Ways,
-    /// Crowded ways whose allowance for this turn is in `left`.
-    opened: Ways,
-    /// Ways whose last packet was a client's. Where credits come one at a time, the next one is for
-    /// a transit packet.
-    own_last: Ways,
-    /// Packets that clients may still send by each opened way in this turn.
+    /// Output channels that the card's own packets wait for.
+    wanted: OutputChannels,
+    /// Output channels that transit packets waited for at the end of the last step.
+    crowded: OutputChannels,
+    /// Crowded output channels whose allowance for this turn is in `left`.
+    opened: OutputChannels,
+    /// Output channels whose last packet was a client's. Where credits come one at a time, the next
+    /// one is for a transit packet.
+    own_last: OutputChannels,
+    /// Packets that clients may still send by each opened output channel in this turn.
     left: [[u32; LINKS]; CHANNELS],
 }
 
 impl Sharing {
-    /// Notes that the card has a packet for a way without room.
+    /// Notes that the card has a packet for an output channel without room.
     #[inline]
     pub(crate) fn want(&mut self, port: u8, vc: usize) {
         self.wanted[vc] |= 1 << port;
     }
 
-    /// Returns whether the card waits for a way.
+    /// Returns whether the card waits for an output channel.
     #[inline]
     pub(crate) fn is_wanted(&self, port: u8, vc: usize) -> bool {
         self.wanted[vc] & (1 << port) != 0
@@ -59,13 +61,13 @@ impl Sharing {
         (self.crowded, self.opened) = ([0; CHANNELS], [0; CHANNELS]);
     }
 
-    /// Notes that a transit packet has to wait for a way.
+    /// Notes that a transit packet has to wait for an output channel.
     #[inline]
     pub(crate) fn crowd(&mut self, port: u8, vc: usize) {
         self.crowded[vc] |= 1 << port;
     }
 
-    /// Notes that a transit packet has left by a way.
+    /// Notes that a transit packet has left by an output channel.
     #[inline]
     pub(crate) fn pass(&mut self, port: u8, vc: usize) {
         self.own_last[vc] &= !(1 << port);
@@ -77,15 +79,15 @@ impl Sharing {
         self.wanted = [0; CHANNELS];
     }
 
-    /// Returns the number of packets that clients may still send by a way in this turn; the way has
-    /// `credits` credits now.
+    /// Returns the number of packets that clients may still send by an output channel in this turn;
+    /// the output channel has `credits` credits now.
     #[inline]
     pub(crate) fn allowance(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
         if self.crowded[vc] & (1 << port) == 0 { u32::MAX } else { self.part(port, vc, credits) }
     }
 
-    /// Returns the allowance for a crowded way. The first call of a turn sets it to half of the
-    /// credits.
+    /// Returns the allowance for a crowded output channel. The first call of a turn sets it to half
+    /// of the credits.
     #[cold]
     fn part(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
         let left = &mut self.left[vc][usize::from(port) % LINKS];
@@ -98,7 +100,7 @@ impl Sharing {
         *left
     }
 
-    /// Notes that clients have sent packets by a way.
+    /// Notes that clients have sent packets by an output channel.
     #[inline]
     pub(crate) fn spend(&mut self, port: u8, vc: usize, packets: u32) {
         self.own_last[vc] |= 1 << port;

@@ -3,7 +3,7 @@
 //! In: packets of this card ([`Switch::send`]) and packets that have arrived at the links. Out:
 //! packets on links, and packets for this card ([`Switch::next_arrival`], [`Switch::take_packet`]).
 //! The switch reads only the target node of a header. Callers that send or take many packets in a
-//! row ask for the way alone ([`Switch::way_out`], [`Switch::take_run`]).
+//! row ask for the output channel alone ([`Switch::output_channel`], [`Switch::take_run`]).
 //!
 //! A packet that can't leave waits in the queue of its output port and virtual channel, which holds
 //! [`OUTPUT_QUEUE`] packets. There it does not block packets that leave elsewhere (a variant of
@@ -141,7 +141,7 @@ impl Switch {
     }
 
     /// As [`Switch::send_to`], for a client's packet. It is refused if clients have used up their
-    /// allowance for the way.
+    /// allowance for the output channel.
     ///
     /// # Errors
     /// [`Refused`], with the packet.
@@ -166,14 +166,14 @@ impl Switch {
         Ok(())
     }
 
-    /// Returns the number of packets that clients may send in this turn by a way from
-    /// [`Switch::way_out`]. The way's credits bound them further.
+    /// Returns the number of packets that clients may send in this turn by an output channel from
+    /// [`Switch::output_channel`]. The output channel's credits bound them further.
     #[inline]
     pub fn allowance(&mut self, ports: &Ports<'_>, (port, vc): (u8, usize)) -> u32 {
         self.sharing.allowance(port, vc, ports.credits(port, vc))
     }
 
-    /// Notes that clients have sent packets by a way.
+    /// Notes that clients have sent packets by an output channel.
     #[inline]
     pub fn spend(&mut self, (port, vc): (u8, usize), packets: u32) {
         self.sharing.spend(port, vc, packets);
@@ -187,8 +187,8 @@ impl Switch {
         }
     }
 
-    /// Returns the number of packets, of any sender, that have left by the first way to a node.
-    /// While it grows, the network moves and a waiting packet will get its turn.
+    /// Returns the number of packets, of any sender, that have left by the first output channel to
+    /// a node. While it grows, the network moves and a waiting packet will get its turn.
     pub fn departed(&self, ports: &Ports<'_>, target: u32, class: Class) -> u64 {
         match self.route(target) {
             Route::Port { port, lane } => ports.sent(port, channel(class, lane)).packets,
@@ -198,24 +198,24 @@ impl Switch {
     }
 
     /// Requests room for a packet of a class to a node. Returns whether the packet can be sent now,
-    /// at least into the queue. If not, the caller counts as waiting for the way, and transit
-    /// packets leave room. Without a route there is always room, because the packet will be refused
-    /// for good.
+    /// at least into the queue. If not, the caller counts as waiting for the output channel, and
+    /// transit packets leave room. Without a route there is always room, because the packet will be
+    /// refused for good.
     #[inline]
     pub fn request_room(&mut self, target: u32, class: Class) -> bool {
         self.request_way(target, class, |waiting, most| waiting < most)
     }
 
-    /// Requests a way without waiting packets for a class. Returns whether no packet waits on it
-    /// now. If not, the caller counts as waiting for the way. Bulk data are sent only on an idle
-    /// way, so that the queue remains for small messages.
+    /// Requests an output channel without waiting packets for a class. Returns whether no packet
+    /// waits on it now. If not, the caller counts as waiting for the output channel. Bulk data are
+    /// sent only on an idle way, so that the queue remains for small messages.
     #[inline]
     pub fn request_idle_way(&mut self, target: u32, class: Class) -> bool {
         self.request_way(target, class, |waiting, _| waiting == 0)
     }
 
-    /// Returns whether `few` accepts the length and bound of the first queue on the way. If not,
-    /// the caller counts as waiting.
+    /// Returns whether `few` accepts the length and bound of the first queue on the output channel.
+    /// If not, the caller counts as waiting.
     #[inline]
     fn request_way(&mut self, target: u32, class: Class, few: impl Fn(usize, usize) -> bool) -> bool {
         let goes = self.waiting(target, class).is_none_or(|(waiting, most)| few(waiting, most));
@@ -225,7 +225,7 @@ impl Switch {
         goes
     }
 
-    /// Returns the length and the bound of the first queue on the way to a node.
+    /// Returns the length and the bound of the first queue toward a node.
     #[inline]
     fn waiting(&self, target: u32, class: Class) -> Option<(usize, usize)> {
         match self.route(target) {
@@ -240,7 +240,7 @@ impl Switch {
     /// Returns the port and virtual channel by which a packet to a node leaves at once, if it has a
     /// credit. Returns `None` if no port leads there, or if other packets wait for it.
     #[inline]
-    pub fn way_out(&self, target: u32, class: Class) -> Option<(u8, usize)> {
+    pub fn output_channel(&self, target: u32, class: Class) -> Option<(u8, usize)> {
         let Route::Port { port, lane } = self.route(target) else { return None };
         let vc = channel(class, lane);
         (self.queued[vc] & (1 << port) == 0).then_some((port, vc))
@@ -369,8 +369,8 @@ impl Switch {
         moved
     }
 
-    /// Forwards the first packets of an input that go to one target, at most `most`, by a way on
-    /// which none waits. Returns their number.
+    /// Forwards the first packets of an input that go to one target, at most `most`, by an output
+    /// channel on which none waits. Returns their number.
     fn pass_directly(
         &self,
         ports: &mut Ports<'_>,
@@ -388,8 +388,8 @@ impl Switch {
         ports.forward_row_between(from, most, |_| Some((to, same))).map_or(0, |(moved, _)| moved)
     }
 
-    /// Moves the first packet of an input to the queue of its way, if all of it has arrived and it
-    /// may wait there. Returns the number of packets moved, 0 or 1.
+    /// Moves the first packet of an input to the queue of its output channel, if all of it has
+    /// arrived and it may wait there. Returns the number of packets moved, 0 or 1.
     fn pass_to_queue(
         &mut self,
         ports: &mut Ports<'_>,

@@ -39,7 +39,7 @@ pub(crate) struct UnitContext<'a, 'b> {
     pub(crate) parts: &'a mut SharedParts,
 }
 
-/// The originators of a card's packets, which have different shares of a crowded way.
+/// The originators of a card's packets, which have different shares of a crowded output channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A client's message, sent before transit packets move.
@@ -53,7 +53,7 @@ pub(crate) enum Origin {
 pub(crate) enum Unsent {
     /// The pool has no packet left. The card is woken soon to retry.
     Starved,
-    /// The way has no room now.
+    /// The output channel has no room now.
     Full,
     /// No route leads to the target.
     Unreachable,

@@ -164,7 +164,7 @@ impl Row {
         self.quadwords.as_bytes().get(..self.length * 8).unwrap_or_default()
     }
 
-    /// Sends the row with a buffer that was kept free, by a way that has a credit.
+    /// Sends the row with a buffer that was kept free, by an output channel that has a credit.
     #[cold]
     pub(super) fn send_last(&self, ports: &mut Ports<'_>, (port, vc): (u8, usize)) {
         let Ok(mut packet) = ports.new_packet(self.length * 8) else { return };

@@ -23,7 +23,7 @@ enum Sent {
     Some,
     /// The first record can't be sent in a row and must be handled singly.
     Nothing,
-    /// The way has no credit, or its credits are reserved for transit packets.
+    /// The output channel has no credit, or its credits are reserved for transit packets.
     Blocked,
 }
 
@@ -40,7 +40,7 @@ impl Velo {
     ) -> Write {
         let written = match self.send_run(unit, who, first, posted) {
             Sent::Some => return Write::Accepted,
-            Sent::Blocked => self.stall(unit, who, first, Reason::Way),
+            Sent::Blocked => self.stall(unit, who, first, Reason::OutputChannel),
             Sent::Nothing => {
                 let Some((at, data)) = posted.next(unit.context) else { return Write::Accepted };
                 self.send(unit, who, at.offset, data)
@@ -57,7 +57,7 @@ impl Velo {
     /// at the first message that can't be sent at once; the caller must send that one singly.
     ///
     /// Messages with one header leave in one packet, as many as it can carry, because packets take
-    /// no time here and this spares most of their work. A way is shared by packets.
+    /// no time here and this spares most of their work. An output channel is shared by packets.
     fn send_run(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -69,17 +69,17 @@ impl Velo {
         let source = Endpoint { node: unit.parts.config.node, vpid: who.0 };
         // A unit that takes time takes one message after another.
         let in_rows = !unit.is_admin(who) && unit.parts.config.clock.is_instant();
-        let way = unit.parts.switch.way_out(node, Class::Request).filter(|_| in_rows);
-        let Some(way) = way else { return Sent::Nothing };
+        let output = unit.parts.switch.output_channel(node, Class::Request).filter(|_| in_rows);
+        let Some(output) = output else { return Sent::Nothing };
 
         let client = self.client(who).filter(|client| client.assembly.is_empty());
         let Some(client) = client else { return Sent::Nothing };
 
         let (switch, directory) = (&mut unit.parts.switch, &mut unit.parts.directory);
         let mut ports = unit.context.ports();
-        let most = switch.allowance(&ports, way);
-        if most == 0 || ports.is_up(way.0) && !ports.ready(way.0, way.1) {
-            // A message without credit waits for the receiver and not for the way.
+        let most = switch.allowance(&ports, output);
+        if most == 0 || ports.is_up(output.0) && !ports.ready(output.0, output.1) {
+            // A message without credit waits for the receiver and not for the output channel.
             let goes = directory.entry(node, vpid).is_some_and(|entry| entry.is_up() && entry.credit > 0);
             return if goes { Sent::Blocked } else { Sent::Nothing };
         }
@@ -88,8 +88,8 @@ impl Velo {
         // buffer of the pool free for it.
         let Some(entries) = directory.of_node(node) else { return Sent::Nothing };
         let Ok(spare) = ports.new_packet(MAX_MESSAGE) else { return Sent::Nothing };
-        let takes_all = ports.max_packet(way.0) >= MAX_MESSAGE;
-        let Some(run) = ports.run(way.0, way.1).filter(|_| takes_all) else {
+        let takes_all = ports.max_packet(output.0) >= MAX_MESSAGE;
+        let Some(run) = ports.run(output.0, output.1).filter(|_| takes_all) else {
             ports.recycle(spare);
             return Sent::Nothing;
         };
@@ -103,7 +103,7 @@ impl Velo {
         let (packets, unsent) = rows.finish();
         ports.recycle(spare);
         if let Some(row) = unsent {
-            row.send_last(&mut ports, way);
+            row.send_last(&mut ports, output);
         }
 
         if sent == 0 {
@@ -113,7 +113,7 @@ impl Velo {
         client.counts.sent += u64::from(sent);
         client.stall = None;
         unit.parts.attachments.mark_changed(who);
-        switch.spend(way, packets);
+        switch.spend(output, packets);
         Sent::Some
     }
 
@@ -214,7 +214,7 @@ impl Velo {
                 Write::Accepted
             }
             Err(Unsent::Starved) => self.stall(unit, who, offset, Reason::Packets),
-            Err(Unsent::Full) => self.stall(unit, who, offset, Reason::Way),
+            Err(Unsent::Full) => self.stall(unit, who, offset, Reason::OutputChannel),
             Err(Unsent::Unreachable) => self.undeliverable(unit, who, offset),
         }
     }

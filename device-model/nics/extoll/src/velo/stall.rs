@@ -15,8 +15,8 @@ pub(super) enum Reason {
     Packets,
     /// The unit is busy with another message. The wait ends by itself.
     Unit,
-    /// The way has no room. The wait ends by itself, unless the network stands still.
-    Way,
+    /// The output channel has no room. The wait ends by itself, unless the network stands still.
+    OutputChannel,
 }
 
 /// A send that has to wait.
@@ -50,7 +50,7 @@ impl Velo {
         };
 
         let before = *stall;
-        let departed = if reason == Reason::Way {
+        let departed = if reason == Reason::OutputChannel {
             let node = SendAddress::decode(offset).receiver.node;
             unit.parts.switch.want(node, Class::Request);
             unit.parts.switch.departed(&unit.context.ports(), node, Class::Request)
@@ -58,8 +58,8 @@ impl Velo {
             before.map_or(0, |before| before.departed)
         };
 
-        // Time does not count while packets leave on the same way, because then the network moves
-        // and this send will get its turn.
+        // Time does not count while packets leave on the same output channel, because then the
+        // network moves and this send will get its turn.
         let waited = match before {
             Some(before) if before.departed == departed => before.waited + watchdog.counted(before.last, now),
             _ => 0,
