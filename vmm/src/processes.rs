@@ -163,42 +163,23 @@ impl Processes {
     /// 0. A killed program's code is 128 plus the signal's number.
     pub fn wait(&mut self, signals: &Signals) -> Result<u8, Failure> {
         let mut code = 0;
-        let mut kill_at: Option<Instant> = None;
-        let mut killed = false;
+        let mut phase = Phase::Running;
         let mut stop_reading_at: Option<Instant> = None;
 
         loop {
-            let mut all_output_read = false;
-
-            match self.ended.recv_timeout(CHECK_INTERVAL) {
-                Ok(index) => {
-                    let status = self.programs[index].reap()?;
-                    let this_code = exit_code(status);
-                    if this_code != 0 && kill_at.is_none() {
-                        code = this_code;
-                        self.signal_all(Signal::SIGTERM);
-                        kill_at = Some(Instant::now() + GRACE);
-                        let name = &self.programs[index].name;
-                        print_note(format_args!("{name} ended with {status}; ending the others"));
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-                // The threads that read outputs and wait for ends have all ended.
-                Err(RecvTimeoutError::Disconnected) => all_output_read = true,
+            let event = self.ended.recv_timeout(CHECK_INTERVAL);
+            if let Ok(index) = event
+                && let Some(failed) = self.reap(index, &phase)?
+            {
+                code = failed;
+                phase = self.terminate();
             }
 
             if signals.take().is_some() && code != EXIT_INTERRUPTED {
                 code = EXIT_INTERRUPTED;
-                self.signal_all(Signal::SIGTERM);
-                kill_at = Some(Instant::now() + GRACE);
+                phase = self.terminate();
             }
-
-            // Programs that ignore SIGTERM are killed after the grace period.
-            if kill_at.is_some_and(|at| Instant::now() >= at) {
-                self.signal_all(Signal::SIGKILL);
-                killed = true;
-                kill_at = Some(Instant::now() + GRACE);
-            }
+            phase = self.kill_when_due(phase);
 
             if self.programs.iter().any(|program| !program.ended) {
                 continue;
@@ -206,13 +187,15 @@ impl Processes {
 
             // All programs have ended. Their remaining descendants are ended next.
             self.programs.iter_mut().for_each(Started::forget_empty_group);
+            // The threads that read outputs and wait for ends have all ended then.
+            let all_output_read = matches!(event, Err(RecvTimeoutError::Disconnected));
 
             // After SIGKILL the groups are not awaited, because a descendant's parent may never
             // reap it.
-            if !killed && self.programs.iter().any(|program| program.group.is_some()) {
-                if kill_at.is_none() {
-                    self.signal_all(Signal::SIGTERM);
-                    kill_at = Some(Instant::now() + GRACE);
+            let has_descendants = self.programs.iter().any(|program| program.group.is_some());
+            if has_descendants && !matches!(phase, Phase::Killing { .. }) {
+                if matches!(phase, Phase::Running) {
+                    phase = self.terminate();
                 }
                 // Without senders the channel no longer blocks.
                 if all_output_read {
@@ -234,6 +217,36 @@ impl Processes {
         }
     }
 
+    /// Reaps a program that has ended. Returns its exit code if it is the first one that failed.
+    fn reap(&mut self, index: usize, phase: &Phase) -> Result<Option<u8>, Failure> {
+        let status = self.programs[index].reap()?;
+        let code = exit_code(status);
+        if code == 0 || !matches!(phase, Phase::Running) {
+            return Ok(None);
+        }
+
+        let name = &self.programs[index].name;
+        print_note(format_args!("{name} ended with {status}; ending the others"));
+        Ok(Some(code))
+    }
+
+    /// Sends SIGTERM to all programs and their descendants.
+    fn terminate(&self) -> Phase {
+        self.signal_all(Signal::SIGTERM);
+        Phase::Terminating { kill_at: Instant::now() + GRACE }
+    }
+
+    /// Sends SIGKILL to the programs that ignore SIGTERM, when the grace period is over.
+    fn kill_when_due(&self, phase: Phase) -> Phase {
+        match phase {
+            Phase::Terminating { kill_at: at } | Phase::Killing { repeat_at: at } if Instant::now() >= at => {
+                self.signal_all(Signal::SIGKILL);
+                Phase::Killing { repeat_at: Instant::now() + GRACE }
+            }
+            other => other,
+        }
+    }
+
     /// Sends a signal to the groups of all programs.
     fn signal_all(&self, signal: Signal) {
         for group in self.programs.iter().filter_map(|program| program.group) {
@@ -241,6 +254,19 @@ impl Processes {
             let _ = killpg(group, signal);
         }
     }
+}
+
+/// What the programs were asked for.
+enum Phase {
+    Running,
+    /// SIGTERM was sent, and SIGKILL follows.
+    Terminating {
+        kill_at: Instant,
+    },
+    /// SIGKILL was sent, and is repeated for processes that were started meanwhile.
+    Killing {
+        repeat_at: Instant,
+    },
 }
 
 impl Started {
