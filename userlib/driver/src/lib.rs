@@ -63,5 +63,5 @@ pub use error::{Error, GoneCause, OpenProblem};
 pub use interrupt::{Interrupt, wait_source};
 pub use nicforge_shm::DmaPermission;
 pub use posted::{Doorbell, Poster, RingPosition, SharedPoster};
-pub use wait::{Cancel, Deadline, Patience, Relax, Turn};
+pub use wait::{Backoff, Cancel, Deadline, Pause, Relax};
 pub use waiter::{WaitEnd, Waiter};

@@ -1,4 +1,4 @@
-//! Deadlines, cancellation, and the turns of a waiting loop.
+//! Deadlines, cancellation, and the pauses of a waiting loop.
 
 use std::{
     fmt,
@@ -148,10 +148,10 @@ impl fmt::Debug for Cancel {
 
 /// The steps by which a waiting loop on a host moves from spinning to yielding to sleeping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
-    /// Number of turns that only pause the processor (20 to 40 ns each).
+pub struct Backoff {
+    /// Number of pauses that only spin (20 to 40 ns each).
     pub spins: u32,
-    /// Number of turns after those that yield the processor (about 1 us each if another thread
+    /// Number of pauses after those that yield the processor (about 1 us each if another thread
     /// wants it).
     pub yields: u32,
     /// Length of the first sleep after those. Each sleep is twice as long as the one before.
@@ -160,7 +160,7 @@ pub struct Patience {
     pub longest_sleep: Duration,
 }
 
-impl Patience {
+impl Backoff {
     /// For few processors: hardly any spinning, then yielding for 100 us or more, then sleeps of 20
     /// us to 1 ms. A thread that waits for longer takes the processor from the thread that it waits
     /// for.
@@ -172,16 +172,16 @@ impl Patience {
     };
 
     /// For an engine and two applications with one processor each. It spins for about a
-    /// microsecond, in which a cache line is transferred, and continues as [`Patience::SHARED`].
+    /// microsecond, in which a cache line is transferred, and continues as [`Backoff::SHARED`].
     pub const DEDICATED: Self = Self { spins: 32, ..Self::SHARED };
 }
 
-/// The least number of processors for [`Patience::DEDICATED`]: an engine, two applications, and one
+/// The least number of processors for [`Backoff::DEDICATED`]: an engine, two applications, and one
 /// for the rest.
 const PLENTY: usize = 4;
 
-impl Default for Patience {
-    /// Returns the patience for the number of processors that this process may use.
+impl Default for Backoff {
+    /// Returns the back-off for the number of processors that this process may use.
     fn default() -> Self {
         static PROCESSORS: OnceLock<usize> = OnceLock::new();
         let processors =
@@ -191,9 +191,9 @@ impl Default for Patience {
     }
 }
 
-/// The action of one turn of a waiting loop.
+/// One pause of a waiting loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Pause {
     /// Pauses the processor.
     Spin,
     /// Yields the processor to another thread.
@@ -202,14 +202,14 @@ pub enum Turn {
     Sleep(Duration),
 }
 
-impl Turn {
+impl Pause {
     /// Performs the action.
     #[inline]
     pub fn take(self) {
         match self {
-            Turn::Spin => std::hint::spin_loop(),
-            Turn::Yield => std::thread::yield_now(),
-            Turn::Sleep(time) => runtime::sleep(time),
+            Pause::Spin => std::hint::spin_loop(),
+            Pause::Yield => std::thread::yield_now(),
+            Pause::Sleep(time) => runtime::sleep(time),
         }
     }
 }
@@ -221,8 +221,8 @@ impl Turn {
 #[derive(Clone, Debug)]
 pub struct Relax {
     count: u32,
-    turns: u32,
-    patience: Patience,
+    pauses: u32,
+    backoff: Backoff,
 }
 
 impl Default for Relax {
@@ -232,61 +232,61 @@ impl Default for Relax {
 }
 
 impl Relax {
-    /// Creates a loop's state with [`Patience::default`].
+    /// Creates a loop's state with [`Backoff::default`].
     pub fn new() -> Self {
-        Self::with_patience(Patience::default())
+        Self::with_backoff(Backoff::default())
     }
 
-    /// Creates a loop's state with the given patience.
-    pub const fn with_patience(patience: Patience) -> Self {
-        Self { count: 0, turns: 0, patience }
+    /// Creates a loop's state with the given back-off.
+    pub const fn with_backoff(backoff: Backoff) -> Self {
+        Self { count: 0, pauses: 0, backoff }
     }
 
     /// Starts again with spinning, after progress.
     #[inline]
     pub fn reset(&mut self) {
-        self.turns = 0;
+        self.pauses = 0;
     }
 
-    /// Returns the number of turns since the start or the last reset, saturating.
+    /// Returns the number of pauses since the start or the last reset, saturating.
     #[inline]
-    pub fn turns(&self) -> u32 {
-        self.turns
+    pub fn pauses(&self) -> u32 {
+        self.pauses
     }
 
     /// Counts one more call of a device's waiting loop, and returns the count. It counts even if
-    /// the backing takes no turn.
+    /// the backing does not pause.
     #[inline]
     pub(crate) fn count_call(&mut self) -> u32 {
         self.count = self.count.wrapping_add(1);
         self.count
     }
 
-    /// Makes one turn: counts it, and spins, yields or sleeps as the patience says.
+    /// Pauses once: spins, yields or sleeps as the back-off says, and counts it.
     ///
     /// It is for loops that wait for memory without a device. A loop that waits for a device calls
     /// [`crate::Device::relax`].
     #[inline]
     pub fn pause(&mut self) {
-        self.turn().take();
+        self.next_pause().take();
     }
 
-    /// Counts a turn, and returns the action that it should take.
+    /// Counts a pause, and returns it for the caller to take.
     #[inline]
-    pub fn turn(&mut self) -> Turn {
-        let turn = self.turns;
-        self.turns = turn.saturating_add(1);
+    pub fn next_pause(&mut self) -> Pause {
+        let pause = self.pauses;
+        self.pauses = pause.saturating_add(1);
 
-        if turn < self.patience.spins {
-            return Turn::Spin;
+        if pause < self.backoff.spins {
+            return Pause::Spin;
         }
 
-        let turn = turn - self.patience.spins;
-        if turn < self.patience.yields {
-            return Turn::Yield;
+        let pause = pause - self.backoff.spins;
+        if pause < self.backoff.yields {
+            return Pause::Yield;
         }
 
-        let doublings = (turn - self.patience.yields).min(16);
-        Turn::Sleep((self.patience.first_sleep * (1 << doublings)).min(self.patience.longest_sleep))
+        let doublings = (pause - self.backoff.yields).min(16);
+        Pause::Sleep((self.backoff.first_sleep * (1 << doublings)).min(self.backoff.longest_sleep))
     }
 }

@@ -11,9 +11,9 @@ pub enum WaitEnd {
     Timeout,
 }
 
-/// The state of one call's waits: its deadline, its token, and the turns of its loops.
+/// The state of one call's waits: its deadline, its token, and the pauses of its loops.
 ///
-/// A loop looks for its event, checks the end of the call, and makes a turn. [`Device::wait_for`]
+/// A loop looks for its event, checks the end of the call, and pauses. [`Device::wait_for`]
 /// is this loop. A library has a loop of its own where it does other work between two looks, or
 /// reports the end in its own way.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
-    /// Begins the waits of a call, with the patience of `device`.
+    /// Begins the waits of a call, with the back-off of `device`.
     pub fn new(device: &Device, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
         Self::with_relax(device.new_relax(), deadline, cancel)
     }
@@ -76,12 +76,12 @@ impl<'a> Waiter<'a> {
         })
     }
 
-    /// Makes one turn of a waiting loop, without a check.
+    /// Pauses once in a waiting loop, without a check.
     ///
     /// # Errors
     /// Returns [`Error::DeviceGone`].
     #[inline]
-    pub fn turn(&mut self, device: &Device) -> Result<(), Error> {
+    pub fn pause(&mut self, device: &Device) -> Result<(), Error> {
         device.relax(&mut self.relax)
     }
 }
@@ -115,13 +115,13 @@ mod tests {
     #[test]
     fn progress_resets_the_back_off() {
         let mut waiter = waiter(Deadline::never(), None);
-        let first = waiter.relax.turn();
+        let first = waiter.relax.next_pause();
         for _ in 0..200 {
-            waiter.relax.turn();
+            waiter.relax.next_pause();
         }
-        assert_ne!(waiter.relax.turn(), first);
+        assert_ne!(waiter.relax.next_pause(), first);
 
         waiter.progress();
-        assert_eq!(waiter.relax.turn(), first);
+        assert_eq!(waiter.relax.next_pause(), first);
     }
 }

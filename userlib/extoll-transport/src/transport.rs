@@ -158,7 +158,7 @@ impl ExtollTransport {
             self.velo.progress()?;
 
             waiter.check().map_err(|end| VeloError::of_wait(end, ALL_RANKS))?;
-            waiter.turn(self.velo.device())?;
+            waiter.pause(self.velo.device())?;
         }
         Ok(())
     }

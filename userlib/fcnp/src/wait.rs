@@ -1,4 +1,4 @@
-//! The waits of a call: deadline, cancellation, and the turns of the loop.
+//! The waits of a call: deadline, cancellation, and the pauses of the loop.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Records progress: the next turn of waiting is a short one again.
+    /// Records progress: the next pause is a short one again.
     #[inline]
     pub(crate) fn progress(&mut self) {
         self.waits.progress();
@@ -65,10 +65,10 @@ impl<'a> Waiter<'a> {
         self.waits.check().map_err(|end| Error::of_wait(end, what))
     }
 
-    /// Makes one turn of a loop that waits for `what`.
-    pub(crate) fn turn(&mut self, what: &'static str) -> Result<(), Error> {
+    /// Pauses once in a loop that waits for `what`.
+    pub(crate) fn pause(&mut self, what: &'static str) -> Result<(), Error> {
         self.check(what)?;
-        Ok(self.waits.turn(self.channel.device())?)
+        Ok(self.waits.pause(self.channel.device())?)
     }
 }
 

@@ -180,7 +180,7 @@ impl Mailbox {
             if turn > 1 {
                 waiter.check().map_err(|_| Error::Unresponsive)?;
             }
-            waiter.turn(device)?;
+            waiter.pause(device)?;
         }
         Err(Error::Unresponsive)
     }

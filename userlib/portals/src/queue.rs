@@ -172,7 +172,7 @@ pub(crate) fn wait_any(
 
         ended?;
         waiter.check().map_err(|end| Error::of_wait(end, WHAT))?;
-        waiter.turn(device)?;
+        waiter.pause(device)?;
     }
 }
 

@@ -34,7 +34,7 @@ impl<'a> Waiter<'a> {
                 interrupt.arm(&mut port.path)?;
                 interrupt.sleep(&self.waits, port.flow.has_pending())
             }
-            _ => Ok(self.waits.turn(&port.device)?),
+            _ => Ok(self.waits.pause(&port.device)?),
         }
     }
 }

@@ -11,7 +11,7 @@ use nicforge::{
     serve::Served,
 };
 use nicforge_core::{machine::Machine, time::Nanos};
-use nicforge_driver::{Device, DeviceAddress, Error, GoneCause, OpenOptions, OpenProblem, Patience, Relax};
+use nicforge_driver::{Backoff, Device, DeviceAddress, Error, GoneCause, OpenOptions, OpenProblem, Relax};
 use nicforge_family::Plan;
 use nicforge_machine::{
     build::{self, Built},
@@ -114,7 +114,7 @@ fn may_pass(address: &DeviceAddress, error: &Error) -> bool {
 
 /// Returns a waiting loop that never sleeps, like the engine's.
 pub fn never_sleeping_wait() -> Relax {
-    Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() })
+    Relax::with_backoff(Backoff { yields: u32::MAX, ..Backoff::default() })
 }
 
 /// A machine in this process with a simulated clock, for counts that must not depend on the

@@ -22,7 +22,7 @@ pub use shim::Shim;
 pub use vfio::Vfio;
 pub use vfio_user::VfioUser;
 
-use crate::{Cancel, Deadline, Error, Relax, Turn, interrupt::block};
+use crate::{Cancel, Deadline, Error, Pause, Relax, interrupt::block};
 
 /// VFIO index of the expansion ROM's region.
 pub const REGION_ROM: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_ROM_REGION_INDEX;
@@ -35,8 +35,8 @@ pub const IRQ_MSI: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSI_IRQ_INDEX;
 /// VFIO index of the MSI-X interrupts.
 pub const IRQ_MSIX: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSIX_IRQ_INDEX;
 
-/// Yielding turns of a waiting loop between two checks that the device is there.
-const TURNS_BETWEEN_EVENTS: u32 = 64;
+/// Yielding pauses of a waiting loop between two checks that the device is there.
+const PAUSES_BETWEEN_EVENTS: u32 = 64;
 
 /// A range of a region that is memory and can be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -353,7 +353,7 @@ pub trait Backing: Send + Sync + 'static {
     /// Returns [`Error::Refused`] or [`Error::DeviceGone`].
     fn reset(&self) -> Result<(), Error>;
 
-    /// Makes one turn of a waiting loop. In process, it steps the machine.
+    /// Pauses once in a waiting loop. In process, it steps the machine.
     ///
     /// The provided method is for a device that runs elsewhere. It spins, then yields, then blocks
     /// for a short time on [`Backing::event_fd`]. It calls [`Backing::handle_events`] now and then
@@ -362,16 +362,16 @@ pub trait Backing: Send + Sync + 'static {
     /// # Errors
     /// Returns [`Error::DeviceGone`].
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        let turn = relax.turn();
-        match turn {
-            Turn::Spin => turn.take(),
-            Turn::Yield => {
-                turn.take();
-                if relax.turns().is_multiple_of(TURNS_BETWEEN_EVENTS) || self.expects_events() {
+        let pause = relax.next_pause();
+        match pause {
+            Pause::Spin => pause.take(),
+            Pause::Yield => {
+                pause.take();
+                if relax.pauses().is_multiple_of(PAUSES_BETWEEN_EVENTS) || self.expects_events() {
                     self.handle_events()?;
                 }
             }
-            Turn::Sleep(time) => block(self, &[], Some(time), None)?,
+            Pause::Sleep(time) => block(self, &[], Some(time), None)?,
         }
         Ok(())
     }

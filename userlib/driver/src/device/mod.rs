@@ -15,8 +15,8 @@ pub use capability::Identity;
 pub(crate) use shared::{EngineWaker, Shared, lock};
 
 use crate::{
-    Backing, Bar, Cancel, Deadline, DeviceAddress, DmaBuffer, DmaPermission, Doorbell, Error, GoneCause,
-    HugePages, IRQ_INTX, IRQ_MSI, IRQ_MSIX, Interrupt, Patience, PciAddress, Poster, REGION_CONFIG, Relax,
+    Backing, Backoff, Bar, Cancel, Deadline, DeviceAddress, DmaBuffer, DmaPermission, Doorbell, Error,
+    GoneCause, HugePages, IRQ_INTX, IRQ_MSI, IRQ_MSIX, Interrupt, PciAddress, Poster, REGION_CONFIG, Relax,
     Shim, Vfio, VfioUser, environment, interrupt,
 };
 
@@ -30,7 +30,7 @@ pub struct OpenOptions {
     /// How long a trapped access polls the socket for its reply before it blocks (vfio-user only).
     pub socket_spin: Duration,
     /// How waiting loops on a host move from spinning to sleeping.
-    pub patience: Patience,
+    pub backoff: Backoff,
     /// The device counts as stopped when its heartbeat does not move for this long during a wait.
     /// `None` means never. A living engine advances it at least every 100 ms.
     pub heartbeat: Option<Duration>,
@@ -44,7 +44,7 @@ impl Default for OpenOptions {
             timeout: Duration::from_secs(5),
             spin: Duration::from_micros(50),
             socket_spin: Duration::from_micros(20),
-            patience: Patience::default(),
+            backoff: Backoff::default(),
             heartbeat: Some(Duration::from_secs(10)),
         }
     }
@@ -273,7 +273,7 @@ impl Device {
         self.0.wait_for(deadline, cancel, what, look)
     }
 
-    /// Makes one turn of a waiting loop of the caller's own.
+    /// Pauses once in a waiting loop of the caller's own.
     ///
     /// # Errors
     /// Returns [`Error::DeviceGone`].
@@ -282,9 +282,9 @@ impl Device {
         self.0.relax(relax)
     }
 
-    /// Returns a [`Relax`] with this device's patience.
+    /// Returns a [`Relax`] with this device's back-off.
     pub fn new_relax(&self) -> Relax {
-        Relax::with_patience(self.0.options.patience)
+        Relax::with_backoff(self.0.options.backoff)
     }
 
     /// Returns the producer of posted-write ring `ring`. A device without rings has a ring 0 whose

@@ -31,10 +31,10 @@ use crate::{
 };
 
 /// Turns of a waiting loop between two checks of the mirror.
-const TURNS_BETWEEN_CHECKS: u32 = 64;
+const PAUSES_BETWEEN_CHECKS: u32 = 64;
 
 /// Turns of a wait for the mirror's generation between two reads of the register.
-const TURNS_BETWEEN_READS: u32 = 16;
+const PAUSES_BETWEEN_READS: u32 = 16;
 
 /// The words of the attachment mirror.
 struct Mirror {
@@ -211,7 +211,7 @@ impl Shared {
         let mut generation = self.control_read(control::GENERATION)?;
         // The engine may update the mirror later than it replies to the read.
         let deadline = Deadline::after(self.options.timeout);
-        let mut relax = Relax::with_patience(self.options.patience);
+        let mut relax = Relax::with_backoff(self.options.backoff);
 
         while mirror.generation.load(Ordering::Acquire) != generation {
             if deadline.has_passed() {
@@ -222,7 +222,7 @@ impl Shared {
             }
 
             self.backing.relax(&mut relax)?;
-            if relax.turns().is_multiple_of(TURNS_BETWEEN_READS) {
+            if relax.pauses().is_multiple_of(PAUSES_BETWEEN_READS) {
                 let present = self.control_read(control::GENERATION)?;
                 if present != generation {
                     // Another client's reset came between, which has also disabled the function.
@@ -353,11 +353,11 @@ impl Shared {
         }
     }
 
-    /// Makes one turn of a waiting loop.
+    /// Pauses once in a waiting loop.
     #[inline]
     pub(crate) fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
         self.note_loss(self.backing.relax(relax))?;
-        if relax.count_call().is_multiple_of(TURNS_BETWEEN_CHECKS) { self.check_alive() } else { Ok(()) }
+        if relax.count_call().is_multiple_of(PAUSES_BETWEEN_CHECKS) { self.check_alive() } else { Ok(()) }
     }
 
     /// Checks the mirror for the loss of the device.
@@ -424,7 +424,7 @@ impl Shared {
         self.attachment.get().map(|_| self.tenancy.generation())
     }
 
-    /// Calls `look` until it returns a value, with a turn of waiting after each call. All waits of
+    /// Calls `look` until it returns a value, with a pause after each call. All waits of
     /// the library use it.
     pub(crate) fn wait_for<T, E: From<Error>>(
         &self,
@@ -433,7 +433,7 @@ impl Shared {
         what: &'static str,
         mut look: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<T, E> {
-        let relax = Relax::with_patience(self.options.patience);
+        let relax = Relax::with_backoff(self.options.backoff);
         let mut waiter = Waiter::with_relax(relax, deadline, cancel);
 
         loop {

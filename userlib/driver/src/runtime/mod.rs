@@ -96,14 +96,14 @@ pub fn burst(most: usize) -> usize {
     most
 }
 
-/// Makes turn `turn` of a loop that waits for another thread to free a lock that is held briefly.
+/// Makes pause number `count` in a loop that waits for another thread to free a lock that is held briefly.
 #[inline]
-pub fn pause(turn: u32) {
+pub fn pause(count: u32) {
     #[cfg(feature = "virtual-time")]
     if simulation::with(|simulation| simulation.pause()).is_some() {
         return;
     }
-    if turn.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+    if count.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
 }
 
 /// Locks a mutex, also after a holder's panic. The holder must leave the data consistent.

@@ -22,7 +22,7 @@ pub trait Simulation {
     /// Takes note of a store that a device or another thread may see.
     fn note_store(&self);
 
-    /// Passes the time of one turn of a loop that waits for a lock.
+    /// Passes the time of one pause of a loop that waits for a lock.
     fn pause(&self);
 
     /// Passes time.

@@ -14,7 +14,7 @@ use std::{
 
 use nicforge_driver::{
     Backing, Cancel, Deadline, Device, DmaMemory, DmaPermission, Error, GoneCause, IRQ_INTX, IRQ_MSIX,
-    InterruptSource, IrqInfo, MappableArea, OpenOptions, REGION_CONFIG, RegionInfo, Relax, Turn, WriteMode,
+    InterruptSource, IrqInfo, MappableArea, OpenOptions, Pause, REGION_CONFIG, RegionInfo, Relax, WriteMode,
 };
 use nicforge_hwi::{
     attachment::{control, mirror},
@@ -406,9 +406,9 @@ impl Backing for Fake {
 
         self.alive()?;
         self.step();
-        match relax.turn() {
-            Turn::Spin => (),
-            turn => turn.take(),
+        match relax.next_pause() {
+            Pause::Spin => (),
+            pause => pause.take(),
         }
         Ok(())
     }

@@ -12,8 +12,8 @@ use crate::common::{
     server::{Order, Server},
 };
 use nicforge_driver::{
-    Cancel, Deadline, Device, DmaMemory, DmaPermission, Error, GoneCause, HugePages, IRQ_INTX, IRQ_MSIX,
-    OpenOptions, Patience, REGION_CONFIG, Relax,
+    Backoff, Cancel, Deadline, Device, DmaMemory, DmaPermission, Error, GoneCause, HugePages, IRQ_INTX,
+    IRQ_MSIX, OpenOptions, REGION_CONFIG, Relax,
 };
 use nicforge_hwi::attachment::mirror;
 use nicforge_shm::{MemoryError, SharedMemory};
@@ -216,8 +216,8 @@ fn private_buffer_is_served_while_the_client_blocks_for_an_interrupt() {
 fn many_dma_messages_at_once_are_all_served_by_a_waiter_that_only_sleeps() {
     const MESSAGES: u64 = 50;
     let server = Server::start(Fake::new());
-    let patience = Patience { spins: 0, yields: 0, ..Patience::SHARED };
-    let device = Device::open_vfio_user(&server.path, OpenOptions { patience, ..options() }).unwrap();
+    let backoff = Backoff { spins: 0, yields: 0, ..Backoff::SHARED };
+    let device = Device::open_vfio_user(&server.path, OpenOptions { backoff, ..options() }).unwrap();
     let buffer = device.private_dma_buffer(4096).unwrap();
     {
         let mut orders = server.shared.orders.lock().unwrap();
@@ -473,5 +473,5 @@ fn relax_on_a_living_server_goes_through_all_its_stages() {
         device.relax(&mut relax).unwrap();
     }
 
-    assert_eq!(relax.turns(), 2100);
+    assert_eq!(relax.pauses(), 2100);
 }

@@ -36,7 +36,7 @@ impl ComputeCore {
                     // sends to the process that is gone.
                     fence(Ordering::SeqCst);
                     while self.directions.iter().any(|state| state.running.load(Ordering::Acquire)) {
-                        waiter.turn("the other call of this core to notice that the I/O node is gone")?;
+                        waiter.pause("the other call of this core to notice that the I/O node is gone")?;
                     }
                     self.reset(Scope::All, &mut token, waiter)?;
                 }
@@ -57,7 +57,7 @@ impl ComputeCore {
             match self.handshake.try_lock() {
                 Ok(token) => return Ok(token),
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(PoisonError::into_inner(poisoned)),
-                Err(TryLockError::WouldBlock) => waiter.turn("another thread's RESET")?,
+                Err(TryLockError::WouldBlock) => waiter.pause("another thread's RESET")?,
             }
         }
     }
@@ -86,7 +86,7 @@ impl ComputeCore {
         loop {
             let generations = self.node.channel.node_presence(io_node);
             if !generations.iter().any(|generation| generation.is_up()) {
-                waiter.turn("a process on the I/O node")?;
+                waiter.pause("a process on the I/O node")?;
                 continue;
             }
 

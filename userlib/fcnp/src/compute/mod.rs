@@ -137,7 +137,7 @@ impl ComputeCore {
 
         let mut waiter = Waiter::new(&core.node.channel, deadline, cancel);
         while !core.node.generation(core.node.name.core).is_up() {
-            waiter.turn("this core's own entry in the presence table")?;
+            waiter.pause("this core's own entry in the presence table")?;
         }
 
         let link = core.ensure_linked(&mut waiter)?;

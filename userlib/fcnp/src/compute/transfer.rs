@@ -70,7 +70,7 @@ impl ComputeCore {
 
             if sent == 0 {
                 self.node.counters.stalls.add(1);
-                waiter.turn("room in the send FIFO")?;
+                waiter.pause("room in the send FIFO")?;
             } else if at < body.len() {
                 waiter.moved(sent, "the data to leave")?;
             }
@@ -139,7 +139,7 @@ impl ComputeCore {
                 return Ok(receiver);
             }
 
-            waiter.turn("the right to receive")?;
+            waiter.pause("the right to receive")?;
         }
     }
 
@@ -181,7 +181,7 @@ impl ComputeCore {
                 return Err(Error::PeerGone { peer: self.peer() });
             } else {
                 receiver.publish();
-                waiter.turn("data")?;
+                waiter.pause("data")?;
             }
         }
         Ok(())
@@ -220,7 +220,7 @@ impl ComputeCore {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
 
-            waiter.turn("room in the send FIFO")?;
+            waiter.pause("room in the send FIFO")?;
         }
     }
 
@@ -264,12 +264,12 @@ impl ComputeCore {
                         Polled::Empty if gone => return Err(Error::PeerGone { peer: self.peer() }),
                         Polled::Empty => {
                             receiver.publish();
-                            waiter.turn(what)?;
+                            waiter.pause(what)?;
                         }
                     }
                 }
             }
-            waiter.turn(what)?;
+            waiter.pause(what)?;
         }
     }
 }

@@ -249,7 +249,7 @@ impl<'a> Call<'a> {
             }
 
             self.inner.service()?;
-            self.waiter.turn("room in the send FIFO")?;
+            self.waiter.pause("room in the send FIFO")?;
         }
     }
 
@@ -309,7 +309,7 @@ impl<'a> Call<'a> {
             if sent == 0 {
                 inner.counters.stalls.add(1);
                 inner.service()?;
-                self.waiter.turn("room in the send FIFO")?;
+                self.waiter.pause("room in the send FIFO")?;
             } else if at < data.len() {
                 self.waiter.moved(sent, "the data to leave")?;
             }
@@ -387,7 +387,7 @@ impl<'a> Call<'a> {
             } else {
                 receiver.publish();
                 self.inner.flush();
-                if let Err(error) = self.waiter.turn("data of the core") {
+                if let Err(error) = self.waiter.pause("data of the core") {
                     break Err(error);
                 }
             }
@@ -436,7 +436,7 @@ impl<'a> Call<'a> {
                 return slept;
             }
         }
-        self.waiter.turn(what)
+        self.waiter.pause(what)
     }
 
     /// Lets other threads take data packets again, and wakes the daemon if only it polls.

@@ -80,7 +80,7 @@ impl IoNode {
 
         let mut waiter = Waiter::new(&channel, Deadline::after(config.open_timeout), None);
         while !channel.presence(info.address, info.core).is_up() {
-            waiter.turn("this core's own entry in the presence table")?;
+            waiter.pause("this core's own entry in the presence table")?;
         }
 
         let held = take_over(&channel, channel.receive_lock())?;
@@ -199,7 +199,7 @@ fn take_over(channel: &TreeChannel, lock: &LockBox) -> Result<Held<LockBox>, Err
             return Ok(held);
         }
 
-        if let Err(error) = waiter.turn("a lock box of the node") {
+        if let Err(error) = waiter.pause("a lock box of the node") {
             let owner = lock.attachment().unwrap_or(channel.info().core).into();
             return Err(if error.is_interrupted() { Error::Served { owner } } else { error });
         }

@@ -78,7 +78,7 @@ impl LockBox {
                 return Ok(held);
             }
 
-            waiter.turn("a lock box of the node")?;
+            waiter.pause("a lock box of the node")?;
         }
     }
 

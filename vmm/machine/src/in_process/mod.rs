@@ -4,7 +4,7 @@
 //! touches the machine, under its lock, and the clock. It uses no sockets and no threads of its
 //! own.
 //!
-//! The waiting threads drive the machine. Each turn of a waiting loop ([`Backing::relax`]) tries
+//! The waiting threads drive the machine. Each pause of a waiting loop ([`Backing::relax`]) tries
 //! the lock and steps the machine. A thread that does not get the lock leaves the machine to the
 //! lock's holder. When the machine has no work until a client's next access, waiting threads sleep.
 //! A sleep lasts at most [`LONGEST_SLEEP`], and every access to the machine ends it.
@@ -38,7 +38,7 @@ use nicforge_core::{
     machine::{Machine, MachineError, Next, TurnLimits},
     time::Nanos,
 };
-use nicforge_driver::{Backing, Error, GoneCause, Relax, Turn};
+use nicforge_driver::{Backing, Error, GoneCause, Pause, Relax};
 use thiserror::Error;
 
 use self::{attachment::LocalAttachment, memory::ClientMemory};
@@ -48,10 +48,10 @@ use self::{attachment::LocalAttachment, memory::ClientMemory};
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// How long a trapped access waits while the device stalls it.
 pub const STALL_LIMIT: Duration = Duration::from_secs(2);
-/// Work budget of each function in one turn of a waiting thread, in packets.
+/// Work budget of each function in one pause of a waiting thread, in packets.
 const BUDGET: u32 = 64;
 /// Turns of a waiting loop, about half a microsecond each, before it sleeps while the machine does.
-const TURNS_AWAKE: u32 = 256;
+const PAUSES_AWAKE: u32 = 256;
 /// A thread waits awake for a timer that expires within this time. A sleep would overrun it.
 const NEAR: Duration = Duration::from_micros(100);
 /// Time between two scans of all mapped memory while threads sleep, for clients that the engine's
@@ -90,7 +90,7 @@ pub trait Clock: Send + Sync {
     /// Returns the current time, at which accesses take effect.
     fn now(&self) -> Nanos;
 
-    /// Passes the time of one turn of a loop that waits for a function.
+    /// Passes the time of one pause of a loop that waits for a function.
     fn wait(&self, function: FunctionId);
 }
 
@@ -273,9 +273,9 @@ impl LocalMachine {
         self.sleepers.wake();
     }
 
-    /// Makes one turn of a loop that waits for a function.
+    /// Pauses once in a loop that waits for a function.
     fn relax(&self, function: FunctionId, relax: &mut Relax) -> Result<(), Error> {
-        let turn = relax.turn();
+        let next = relax.next_pause();
         if let Some(clock) = &self.clock {
             clock.wait(function);
             return Ok(());
@@ -286,7 +286,7 @@ impl LocalMachine {
             Err(TryLockError::Poisoned(_)) => return Err(broken()),
             Err(TryLockError::WouldBlock) => {
                 // The lock's holder drives the machine for this thread, too.
-                pause(turn);
+                pause(next);
                 return Ok(());
             }
         };
@@ -299,13 +299,13 @@ impl LocalMachine {
             }
             Next::Poll => {
                 drop(inner);
-                pause(turn);
+                pause(next);
             }
             Next::At(time) => match self.sleep_until(time) {
-                Some(limit) if relax.turns() > TURNS_AWAKE => self.sleep(inner, limit)?,
+                Some(limit) if relax.pauses() > PAUSES_AWAKE => self.sleep(inner, limit)?,
                 _ => {
                     drop(inner);
-                    pause(turn);
+                    pause(next);
                 }
             },
         }
@@ -363,10 +363,10 @@ impl Inner {
 }
 
 /// Waits for a short time without sleeping.
-fn pause(turn: Turn) {
-    match turn {
-        Turn::Spin => std::hint::spin_loop(),
-        Turn::Yield | Turn::Sleep(_) => std::thread::yield_now(),
+fn pause(kind: Pause) {
+    match kind {
+        Pause::Spin => std::hint::spin_loop(),
+        Pause::Yield | Pause::Sleep(_) => std::thread::yield_now(),
     }
 }
 

@@ -178,7 +178,7 @@ fn next(queues: &[Arc<Queue>], deadline: Deadline) -> Result<Option<(usize, Even
         if waiter.check().is_err() {
             return Ok(None);
         }
-        waiter.turn(&first.device).map_err(driver_failure)?;
+        waiter.pause(&first.device).map_err(driver_failure)?;
     }
 }
 

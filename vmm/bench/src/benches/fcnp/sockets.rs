@@ -16,7 +16,7 @@ use std::{
 };
 
 use nicforge::failure::{ErrorContext, Failure};
-use nicforge_driver::{Relax, Turn};
+use nicforge_driver::{Pause, Relax};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
@@ -188,11 +188,11 @@ impl Stream {
     }
 
     fn pause(&self, idle: &mut Relax, flags: PollFlags) -> Result<(), Failure> {
-        match idle.turn() {
+        match idle.next_pause() {
             // The parent kills children that take too long.
-            Turn::Sleep(_) => wait(self.fd(), flags, Duration::from_secs(3600)),
-            turn => {
-                turn.take();
+            Pause::Sleep(_) => wait(self.fd(), flags, Duration::from_secs(3600)),
+            pause => {
+                pause.take();
                 Ok(())
             }
         }

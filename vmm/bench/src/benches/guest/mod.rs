@@ -41,7 +41,7 @@ mod worker;
 use std::{os::fd::AsFd, time::Duration};
 
 use nicforge::failure::{ErrorContext, Failure};
-use nicforge_driver::Patience;
+use nicforge_driver::Backoff;
 use nicforge_guest::{Accelerator, Driver, Progress, Provision, Toolkit};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -122,7 +122,7 @@ fn part(part: &str) -> Result<u8, Failure> {
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     // The driver library chooses its waiting times once, by the number of usable processors. The
     // choice is made here, before this process is pinned.
-    let _ = Patience::default();
+    let _ = Backoff::default();
     let progress = progress(run)?;
     let toolkit = Provision::from_environment().provide(&progress)?;
     let mut outcome = Outcome::default();

@@ -33,7 +33,7 @@ mod vfio_user_crate;
 use std::time::{Duration, Instant};
 
 use nicforge::failure::{ErrorContext, Failure};
-use nicforge_driver::{Device, OpenOptions, Patience};
+use nicforge_driver::{Backoff, Device, OpenOptions};
 
 use self::server::ServerProcess;
 use crate::{
@@ -173,7 +173,7 @@ fn placements() -> Result<Vec<Placement>, Failure> {
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     // The driver library chooses its waiting times once, by the number of usable processors. The
     // choice is made here, before this process is pinned.
-    let _ = Patience::default();
+    let _ = Backoff::default();
     let effort = if run.quick { QUICK } else { FULL };
     let placements = placements()?;
     run.steps((placements.len() * effort.rounds) as u64);
