@@ -6,8 +6,10 @@
 //!
 //! - this file: sizes, orders, wildcards, cancels, truncation, segments, the programs
 //! - `pressure.rs`: full windows, full memory for unexpected messages, a full card
+//! - `damage.rs`: data that are damaged in the network
 //! - `deaths.rs`: processes and nodes that end
 
+pub mod damage;
 pub mod deaths;
 pub mod order;
 pub mod pressure;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use nicforge_driver::Relax;
 use nicforge_portals::Mode;
-use nicforge_portals_mpi::{Config, Error, Selector};
+use nicforge_portals_mpi::{Config, Envelope, Error, Loss, Selector};
 use nicforge_test_body::body;
 
 use super::{MACHINE, MODES, World, bytes, small};
@@ -19,7 +20,7 @@ fn impatient() -> Config {
 pub fn requests_of_a_rank_that_has_ended_fail(rig: &dyn Rig) {
     for mode in MODES {
         let mut world = World::new(rig, mode, impatient());
-        let gone = Err(Error::PeerGone { peer: 3 });
+        let gone = Err(Error::PeerGone { peer: 3, why: Loss::Silent });
         // The data of one of its messages have arrived here, and those of another have not.
         let sends = [100, 9000].map(|length| world.send(3, 0, length as u64, &pattern(1, length)));
         world.await_unexpected(0, 2);
@@ -56,12 +57,13 @@ pub fn requests_of_ranks_on_a_node_that_was_reset_fail(rig: &dyn Rig) {
         drop(world.ranks.drain(2..));
         world.kernels.pop();
 
+        let gone = |peer| Error::PeerGone { peer, why: Loss::NodeEnded };
         let sends = [2, 3].map(|to| world.send(0, to, 0, &pattern(1, 3000)));
         for (to, send) in [2, 3].into_iter().zip(sends) {
-            assert_eq!(world.wait(0, send).result, Err(Error::PeerGone { peer: to }));
+            assert_eq!(world.wait(0, send).result, Err(gone(to)));
         }
-        assert_eq!(world.wait(0, held).result, Err(Error::PeerGone { peer: 3 }));
-        assert_eq!(world.wait(0, receive).result, Err(Error::PeerGone { peer: 2 }));
+        assert_eq!(world.wait(0, held).result, Err(gone(3)));
+        assert_eq!(world.wait(0, receive).result, Err(gone(2)));
 
         let own = world.send(0, 1, 5, b"neighbour");
         let receive = world.receive(1, Selector::any(0), 100);
@@ -80,4 +82,50 @@ pub fn an_endpoint_on_a_node_that_was_reset_reports_it(rig: &dyn Rig) {
     let deadline = crate::backing::soon();
     let error = world.ranks[0].wait(receive, deadline, None).unwrap_err();
     assert!(matches!(&error, Error::Portals(error) if error.is_gone()), "{error}");
+}
+
+/// A host-based rank that makes no calls for longer than the patience of another one counts as
+/// gone. The error names the cause, and the call that avoids it.
+#[body]
+pub fn a_silent_host_based_rank_is_reported_with_the_remedy(rig: &dyn Rig) {
+    let mut world = World::new(rig, Mode::HostBased, impatient());
+    let receive = world.receive(0, Selector::exact(3, 0, 1), 10);
+    let (deadline, mut relax) = (crate::backing::soon(), Relax::new());
+    let done = loop {
+        let rank = &mut world.ranks[0];
+        rank.progress().unwrap();
+        if let Some(done) = rank.test(receive).unwrap() {
+            break done;
+        }
+        assert!(!deadline.has_passed());
+        rank.relax(&mut relax).unwrap();
+    };
+
+    let error = done.result.unwrap_err();
+    assert_eq!(error, Error::PeerGone { peer: 3, why: Loss::Silent });
+    assert!(error.to_string().contains("Kernel::serve"), "{error}");
+}
+
+/// Calls on a lost card are refused, and leave neither requests nor buffers behind.
+#[body]
+pub fn refused_calls_on_a_lost_card_leave_nothing(rig: &dyn Rig) {
+    for mode in MODES {
+        let mut world = World::new(rig, mode, small());
+        let heap = small().space.heap as usize;
+        rig.reset("ss0");
+
+        for length in [10, 2000, 9000] {
+            let rank = &mut world.ranks[0];
+            let buffer = rank.allocate(length).unwrap();
+            let send = rank.isend(Envelope::new(2, 0, 1), buffer, 0).unwrap_err();
+            let buffer = rank.allocate(length).unwrap();
+            let receive = rank.irecv(Selector::exact(2, 0, 1), buffer, 0).unwrap_err();
+            for error in [send, receive] {
+                assert!(matches!(&error, Error::Portals(error) if error.is_gone()), "{error}");
+            }
+        }
+
+        assert_eq!((world.ranks[0].outstanding(), world.ranks[0].unacknowledged()), (0, 0));
+        assert_eq!(world.ranks[0].allocate(heap).unwrap().len(), heap);
+    }
 }

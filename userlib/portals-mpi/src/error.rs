@@ -7,6 +7,24 @@ use thiserror::Error;
 
 use crate::{bits, config::MOST_RANKS};
 
+/// Reason why a rank counts as gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Loss {
+    /// A message to it has failed because its node has ended.
+    #[error("its node has ended")]
+    NodeEnded,
+    /// It has answered no question for [`crate::Config::patience`].
+    #[error(
+        "it has not answered for too long: its process has ended, or it is in host-based mode and makes no calls; \
+         there, let a thread run Kernel::serve"
+    )]
+    Silent,
+    /// It has both acknowledged a message and fetched it.
+    #[error("it has both acknowledged a message and fetched it")]
+    BrokeProtocol,
+}
+
 /// Error of a call or a request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -95,10 +113,24 @@ pub enum Error {
     /// [`crate::Endpoint::cancel`] has cancelled the request.
     #[error("the request was cancelled")]
     Cancelled,
-    /// The peer's process or node has ended.
-    #[error("rank {peer} is gone: its process or its node has ended")]
+    /// The peer's process or node has ended, or counts as ended.
+    #[error("rank {peer} is gone: {why}")]
     PeerGone {
         /// The peer.
+        peer: Rank,
+        /// The sign of its end.
+        why: Loss,
+    },
+    /// The peer has received the message damaged each time, and asks for it no more.
+    #[error("rank {peer} has given the message up: its data were damaged in each transfer")]
+    GivenUp {
+        /// The receiver.
+        peer: Rank,
+    },
+    /// The peer has matched the message, and has its data no longer.
+    #[error("rank {peer} has ended this message, and no longer has its data")]
+    NoLongerThere {
+        /// The sender.
         peer: Rank,
     },
     /// A process took a receive that names it under another rank's number.

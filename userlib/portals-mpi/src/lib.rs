@@ -42,7 +42,9 @@
 //!
 //! # Death of a peer
 //! When a peer's node or process ends, every request that waits for it fails with
-//! [`Error::PeerGone`]. The end of a process is noticed by [`Config::patience`].
+//! [`Error::PeerGone`]. The end of a process is noticed by [`Config::patience`]. A rank in
+//! host-based mode that makes no calls for so long is taken for one that has ended, unless a thread
+//! runs [`nicforge_portals::Kernel::serve`].
 #![forbid(unsafe_code)]
 
 mod bits;
@@ -57,7 +59,7 @@ mod statistics;
 pub use bits::{CONTEXT_BITS, TAG_BITS};
 pub use config::{Config, SpaceBytes, Unexpected};
 pub use endpoint::{Completion, Endpoint, Request};
-pub use error::Error;
+pub use error::{Error, Loss};
 pub use job::Job;
 pub use memory::{Buffer, Segment};
 pub use nicforge_matching::{Envelope, Kind, Rank, Selector};

@@ -31,14 +31,18 @@ pub(super) const MESSAGES: u8 = 4;
 pub(super) const EXPOSED: u8 = 5;
 /// The portal of data that are sent again.
 pub(super) const REPEATED: u8 = 6;
-/// The portal of requests for data, and of the question whether a rank is there.
+/// The portal of requests for data, of notices, and of the question whether a rank is there.
 pub(super) const CONTROL: u8 = 7;
 /// The portal of the reserve, which no message names.
 const RESERVE: u8 = 8;
 
-/// Match bits of requests for data, and of the question.
-pub(super) const REQUEST: u64 = 1;
-pub(super) const QUESTION: u64 = 2;
+/// Match bits of the question.
+pub(super) const QUESTION: u64 = 1;
+/// Match bits of requests for data, and of notices. The bits of [`ABOUT_MESSAGES`] tell them apart.
+pub(super) const REQUEST: u64 = 4;
+pub(super) const GIVEN_UP: u64 = 5;
+pub(super) const NO_LONGER_THERE: u64 = 6;
+const ABOUT_MESSAGES: u64 = 3;
 
 /// Values of the descriptors' user pointers. Those of receives are at least 2^32.
 pub(super) const OF_SENDS: u64 = 1;
@@ -138,7 +142,8 @@ impl Card {
             attach(MESSAGES, bits::of_protocol(Protocol::Eager), &header_only(OF_OVERFLOW, &unexpected))?;
         let requests = header_only(OF_REQUESTS, &events);
         let requests = Descriptor { options: requests.options | Options::START_DISABLE, ..requests };
-        attach(CONTROL, Criteria::bits(REQUEST), &requests)?;
+        let criteria = Criteria { ignore_bits: ABOUT_MESSAGES, ..Criteria::bits(REQUEST) };
+        attach(CONTROL, criteria, &requests)?;
 
         let mut card = Self {
             interface,

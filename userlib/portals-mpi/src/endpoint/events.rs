@@ -1,14 +1,17 @@
 //! The handling of events.
 
+use nicforge_matching::Rank;
 use nicforge_portals::{Event, EventKind, Failure};
 
 use super::{
     Endpoint,
-    card::{CONTROL, MESSAGES, OF_EXPOSED, OF_REQUESTS, OF_SENDS, REPEATED},
+    card::{
+        CONTROL, GIVEN_UP, MESSAGES, NO_LONGER_THERE, OF_EXPOSED, OF_REQUESTS, OF_SENDS, REPEATED, REQUEST,
+    },
     fetch::Way,
     requests::State,
 };
-use crate::{Error, bits, pool::Handle};
+use crate::{Error, Loss, bits, pool::Handle};
 
 /// The most events of sends and receives in one call of `progress`.
 pub(super) const MOST_EVENTS: usize = 64;
@@ -53,7 +56,7 @@ impl Endpoint {
                 (OF_EXPOSED, EventKind::GetEnd) => self.exposure_ended(&event)?,
                 (OF_REQUESTS, EventKind::PutEnd) => {
                     if let Some(rank) = self.peers.rank_of(event.peer) {
-                        self.requested(rank, event.message.header_data);
+                        self.controlled(rank, &event)?;
                     }
                 }
                 (receive, EventKind::PutEnd) => self.taken(Handle::from_bits(receive), &event)?,
@@ -65,12 +68,24 @@ impl Endpoint {
         Ok(taken)
     }
 
+    /// Handles a request for data, or a notice.
+    fn controlled(&mut self, from: Rank, event: &Event) -> Result<(), Error> {
+        let id = event.message.header_data;
+        match event.message.match_bits {
+            REQUEST => self.requested(from, id),
+            GIVEN_UP => self.given_up(from, id)?,
+            NO_LONGER_THERE => self.no_longer_there(from, id)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Handles the end of a put's sending.
     fn sent(&mut self, event: &Event) -> Result<(), Error> {
         let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
         match event.failure {
             None => self.peers.accepted(rank, event.message.header_data),
-            Some(Failure::Node) => self.lose(rank)?,
+            Some(Failure::Node) => self.lose(rank, Loss::NodeEnded)?,
             Some(failure) if event.message.portal != CONTROL => {
                 let id = event.message.header_data;
                 let number = bits::number(id);
@@ -103,7 +118,7 @@ impl Endpoint {
     fn exposure_ended(&mut self, event: &Event) -> Result<(), Error> {
         let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
         if event.failure == Some(Failure::Node) {
-            return self.lose(rank);
+            return self.lose(rank, Loss::NodeEnded);
         }
 
         let name = event.message.match_bits;

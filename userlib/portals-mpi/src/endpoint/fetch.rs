@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use nicforge_matching::Rank;
 use nicforge_portals::{Event, Failure, MemoryDescriptor};
 
-use super::{Endpoint, card::REQUEST, requests::State};
-use crate::{Buffer, Error, config::MOST_FETCHES, pool::Handle};
+use super::{Endpoint, card::REQUEST, notices::Notice, requests::State};
+use crate::{Buffer, Error, Loss, config::MOST_FETCHES, pool::Handle};
 
 /// Attempts to fetch the data of a message, which may be damaged each time.
 const ATTEMPTS: u32 = 8;
@@ -81,8 +81,8 @@ impl Endpoint {
         let Some(entry) = self.requests.get_mut(receive) else { return Ok(()) };
         entry.state = State::Fetching;
         let Some(source) = self.peers.get_mut(peer) else { return Ok(()) };
-        if source.is_gone() {
-            self.fail(receive, Error::PeerGone { peer });
+        if let Some(why) = source.loss() {
+            self.fail(receive, Error::PeerGone { peer, why });
             return Ok(());
         }
 
@@ -97,11 +97,12 @@ impl Endpoint {
         while self.fetches.running.len() < MOST_FETCHES as usize
             && let Some(mut fetch) = self.fetches.waiting.pop_front()
         {
-            if self.advance(&mut fetch)? {
-                self.fetches.running.push(fetch);
-            } else {
-                self.fetches.waiting.push_front(fetch);
-                return Ok(());
+            match self.advance(&mut fetch) {
+                Ok(true) => self.fetches.running.push(fetch),
+                no_room_or_error => {
+                    self.fetches.waiting.push_front(fetch);
+                    return no_room_or_error.map(drop);
+                }
             }
         }
         Ok(())
@@ -165,7 +166,7 @@ impl Endpoint {
     /// Ends a fetch, or repeats it after damage.
     fn end_fetch(&mut self, position: usize, event: &Event) -> Result<(), Error> {
         let mut fetch = self.fetches.running.swap_remove(position);
-        let Fetch { receive, peer, length, way, .. } = fetch;
+        let Fetch { receive, peer, id, length, way, .. } = fetch;
         fetch.attempts += 1;
 
         match event.failure {
@@ -176,8 +177,9 @@ impl Endpoint {
             }
             Some(Failure::Node) => {
                 self.waits_less(peer);
-                self.fail(receive, Error::PeerGone { peer });
-                self.lose(peer)
+                let why = Loss::NodeEnded;
+                self.fail(receive, Error::PeerGone { peer, why });
+                self.lose(peer, why)
             }
             // The exposure has ended with the get. A request can be made again.
             Some(_) if way == Way::Request && fetch.attempts < ATTEMPTS => {
@@ -188,9 +190,28 @@ impl Endpoint {
             Some(failure) => {
                 self.waits_less(peer);
                 self.fail(receive, Error::Failed(failure));
+                if way == Way::Request {
+                    self.notify(peer, Notice::GivenUp, id);
+                }
                 Ok(())
             }
         }
+    }
+
+    /// Ends a fetch whose message the sender has ended. A put that has begun goes on.
+    pub(super) fn no_longer_there(&mut self, from: Rank, id: u64) -> Result<(), Error> {
+        let is_this = |fetch: &Fetch| fetch.peer == from && fetch.id == id && fetch.way == Way::Request;
+        let Some(position) = self.fetches.running.iter().position(is_this) else { return Ok(()) };
+        let fetch = &self.fetches.running[position];
+        let receive = fetch.receive;
+        if let Progress::Requested(descriptor) = &fetch.progress
+            && self.card.unlink(descriptor)?
+        {
+            self.fetches.running.swap_remove(position);
+            self.waits_less(from);
+            self.fail(receive, Error::NoLongerThere { peer: from });
+        }
+        Ok(())
     }
 
     fn waits_less(&mut self, peer: Rank) {
@@ -199,8 +220,9 @@ impl Endpoint {
         }
     }
 
-    /// Ends the fetches from a rank that is gone.
-    pub(super) fn lose_fetches(&mut self, rank: Rank) -> Result<(), Error> {
+    /// Ends the fetches from a rank that is gone. Goes on after an error, and returns the first
+    /// one.
+    pub(super) fn lose_fetches(&mut self, rank: Rank, gone: Error) -> Result<(), Error> {
         let of_rank = |fetch: &mut Fetch| fetch.peer == rank;
         let mut lost: Vec<Fetch> = self.fetches.running.extract_if(.., of_rank).collect();
         let (waiting, others): (VecDeque<_>, _) =
@@ -208,20 +230,22 @@ impl Endpoint {
         self.fetches.waiting = others;
         lost.extend(waiting);
 
+        let mut result = Ok(());
         for Fetch { receive, progress, .. } in lost {
             let is_free = match progress {
-                Progress::New => true,
-                Progress::Getting => false,
+                Progress::New => Ok(true),
+                Progress::Getting => Ok(false),
                 Progress::Offered(descriptor) | Progress::Requested(descriptor) => {
-                    self.card.unlink(&descriptor)?
+                    self.card.unlink(&descriptor)
                 }
             };
-            if !is_free {
+            if is_free != Ok(true) {
                 self.fetches.keep(self.requests.get_mut(receive).map(|entry| entry.buffer.take()));
             }
+            result = result.and(is_free.map(drop));
             self.waits_less(rank);
-            self.fail(receive, Error::PeerGone { peer: rank });
+            self.fail(receive, gone.clone());
         }
-        Ok(())
+        result
     }
 }

@@ -12,11 +12,13 @@
 //! | `receive.rs` | the posting of receives |
 //! | `unexpected.rs` | messages that arrive before their receive, and the memory for them |
 //! | `fetch.rs` | data that the receiver asks for |
+//! | `notices.rs` | messages that are given up, or no longer there |
 //! | `events.rs` | what an event means |
 
 mod card;
 mod events;
 mod fetch;
+mod notices;
 mod peers;
 mod receive;
 mod requests;
@@ -36,6 +38,7 @@ use nicforge_portals::{Error as PortalsError, Interface, Kernel, KernelConfig, M
 use self::{
     card::Card,
     fetch::Fetches,
+    notices::Notices,
     peers::Peers,
     receive::Receives,
     requests::{Entry, Requests, State},
@@ -95,6 +98,9 @@ pub struct Endpoint {
     receives: Receives,
     messages: Messages,
     fetches: Fetches,
+    notices: Notices,
+    /// An error of a call whose request has begun. The next call of `progress` returns it.
+    deferred: Option<Error>,
     /// A send or receive that waits for room may find it now.
     has_work: bool,
     statistics: Statistics,
@@ -132,6 +138,8 @@ impl Endpoint {
             receives: Receives::default(),
             messages: Messages::new(config.unexpected.buffers),
             fetches: Fetches::default(),
+            notices: Notices::default(),
+            deferred: None,
             has_work: false,
             statistics: Statistics::default(),
             card,
@@ -277,7 +285,8 @@ impl Endpoint {
     /// returns `cookie`.
     ///
     /// # Errors
-    /// As [`Endpoint::isend`].
+    /// As [`Endpoint::isend`]. After an error of the card that comes when the receive has begun,
+    /// the next [`Endpoint::progress`] returns the error.
     pub fn irecv(&mut self, selector: Selector, buffer: Buffer, cookie: u64) -> Result<Request, Error> {
         let peer = selector.source.unwrap_or(0);
         let tag = if selector.ignore == u64::MAX { 0 } else { selector.tag };
@@ -285,7 +294,12 @@ impl Endpoint {
         self.check(envelope, &buffer)?;
 
         let handle = self.requests.insert(Entry::new(Kind::Receive, cookie, selector, envelope, buffer));
-        self.start_receive(handle, selector)?;
+        match self.start_receive(handle, selector) {
+            Err(error) if self.take_back_receive(handle) => return Err(error),
+            // The receive has begun. Its completion says how it ends.
+            Err(error) => self.deferred = Some(error),
+            Ok(()) => {}
+        }
         Ok(Request(handle))
     }
 
@@ -421,12 +435,16 @@ impl Endpoint {
     /// failed.
     pub fn progress(&mut self) -> Result<usize, Error> {
         cost(Cost::Progress, 1);
+        if let Some(error) = self.deferred.take() {
+            return Err(error);
+        }
         let mut steps = self.take_unexpected()?;
         steps += self.take_events()?;
 
         if std::mem::take(&mut self.has_work) {
             self.recycle()?;
             self.start_fetches()?;
+            self.send_notices()?;
             self.send_again()?;
             self.send_queued()?;
             self.post_pending()?;
@@ -439,7 +457,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         let deadline = Deadline::after(LAST_SENDS.min(self.config.patience));
-        while self.peers.has_unsent() && !deadline.has_passed() {
+        while (self.peers.has_unsent() || !self.notices.is_empty()) && !deadline.has_passed() {
             if self.progress().is_err() {
                 return;
             }

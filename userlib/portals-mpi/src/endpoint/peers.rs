@@ -21,7 +21,7 @@ use super::{
     events::MOST_EVENTS,
     requests::State,
 };
-use crate::{Config, Error, Job, bits, pool::Handle};
+use crate::{Config, Error, Job, Loss, bits, pool::Handle};
 
 /// Idle calls of `progress` between two looks at the clock.
 const IDLE_CALLS: u32 = 64;
@@ -57,8 +57,8 @@ enum Health {
     Unknown,
     /// It has answered.
     Ready,
-    /// Its process or its node has ended.
-    Gone,
+    /// It counts as ended.
+    Gone(Loss),
 }
 
 /// State of another rank.
@@ -96,8 +96,12 @@ impl Peer {
         }
     }
 
-    pub(super) fn is_gone(&self) -> bool {
-        self.health == Health::Gone
+    /// Returns why the peer counts as gone, or `None` for one that can get messages.
+    pub(super) fn loss(&self) -> Option<Loss> {
+        match self.health {
+            Health::Gone(why) => Some(why),
+            Health::Unknown | Health::Ready => None,
+        }
     }
 
     fn in_flight(&self) -> usize {
@@ -199,7 +203,7 @@ impl Peers {
 
     /// Records that a rank has answered.
     pub(super) fn answered(&mut self, rank: Rank) {
-        let Some(peer) = self.get_mut(rank).filter(|peer| !peer.is_gone()) else { return };
+        let Some(peer) = self.get_mut(rank).filter(|peer| peer.loss().is_none()) else { return };
         peer.health = Health::Ready;
         peer.heard = None;
         peer.questions = 0;
@@ -267,7 +271,7 @@ impl Endpoint {
 
             let waited = now.saturating_duration_since(*peer.heard.get_or_insert(now));
             if peer.questions > 1 && waited > self.config.patience {
-                self.lose(rank)?;
+                self.lose(rank, Loss::Silent)?;
             } else if waited >= self.config.patience / QUESTIONS * peer.questions
                 && self.card.control(peer.process, QUESTION, 0)?
             {
@@ -281,22 +285,25 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends all that waits for a rank, if it has answered before.
-    pub(super) fn lose(&mut self, rank: Rank) -> Result<(), Error> {
+    /// Ends all that waits for a rank, if it has answered before. Goes on after an error, and
+    /// returns the first one.
+    pub(super) fn lose(&mut self, rank: Rank, why: Loss) -> Result<(), Error> {
         let Some(peer) = self.peers.get_mut(rank).filter(|peer| peer.health == Health::Ready) else {
             return Ok(());
         };
-        peer.health = Health::Gone;
+        peer.health = Health::Gone(why);
         self.has_work = true;
+        let gone = Error::PeerGone { peer: rank, why };
+        let mut result = Ok(());
 
         let queued = std::mem::take(&mut peer.queue);
         let messages: Vec<_> = peer.window.iter_mut().filter_map(Option::take).collect();
         peer.free = (0..peer.window.len()).map(|number| number as u8).collect();
         for message in messages {
-            self.end_send(rank, message, Err(Error::PeerGone { peer: rank }))?;
+            result = result.and(self.end_send(rank, message, Err(gone.clone())));
         }
         for handle in queued {
-            self.fail(handle, Error::PeerGone { peer: rank });
+            self.fail(handle, gone.clone());
         }
 
         for handle in self.requests.receives_from(rank) {
@@ -304,11 +311,13 @@ impl Endpoint {
                 .requests
                 .get(handle)
                 .is_some_and(|entry| matches!(entry.state, State::Pending | State::Posted(_)));
-            if is_waiting && self.withdraw(handle)? {
-                self.fail(handle, Error::PeerGone { peer: rank });
+            match if is_waiting { self.withdraw(handle) } else { Ok(false) } {
+                Ok(true) => self.fail(handle, gone.clone()),
+                Ok(false) => {}
+                Err(error) => result = result.and(Err(error)),
             }
         }
-        self.lose_fetches(rank)
+        result.and(self.lose_fetches(rank, gone))
     }
 
     /// Completes a request with an error.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use nicforge_matching::{Envelope, Selector};
 
-use super::{Endpoint, card::Posting, requests::State};
+use super::{Endpoint, card::Posting, peers::Peer, requests::State};
 use crate::{Error, bits, pool::Handle};
 
 /// Calls of `PtlPost` for one receive before the next call of `progress`.
@@ -35,14 +35,30 @@ impl Endpoint {
             return self.match_message(message, handle);
         }
         if let Some(source) = selector.source
-            && self.peers.get(source).is_some_and(|peer| peer.is_gone())
+            && let Some(why) = self.peers.get(source).and_then(Peer::loss)
         {
-            self.fail(handle, Error::PeerGone { peer: source });
+            self.fail(handle, Error::PeerGone { peer: source, why });
             return Ok(());
         }
 
         self.receives.pending.push_back(handle);
         if self.receives.pending.len() == 1 { self.post_pending() } else { Ok(()) }
+    }
+
+    /// Takes back a receive that has not begun. Returns `false` if it is posted, or has matched.
+    pub(super) fn take_back_receive(&mut self, handle: Handle) -> bool {
+        let Some(entry) = self.requests.get(handle) else { return true };
+        if !matches!(entry.state, State::Pending) {
+            return false;
+        }
+
+        let source = entry.selector.source;
+        if let Some(peer) = source.and_then(|source| self.peers.get_mut(source)) {
+            peer.awaited = peer.awaited.saturating_sub(1);
+        }
+        self.receives.pending.retain(|&pending| pending != handle);
+        self.requests.discard(handle);
+        true
     }
 
     /// Posts pending receives, as far as there is room.

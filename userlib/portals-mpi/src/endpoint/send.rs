@@ -8,11 +8,12 @@ use nicforge_portals::Target;
 use super::{
     Endpoint,
     card::{MESSAGES, REPEATED, Source},
+    notices::Notice,
     peers::InFlight,
     requests::State,
 };
 use crate::{
-    Error,
+    Error, Loss,
     bits::{self, Protocol},
     pool::Handle,
 };
@@ -42,8 +43,8 @@ impl Endpoint {
     /// Starts a new send, behind those that wait.
     pub(super) fn start_send(&mut self, handle: Handle, to: Rank) -> Result<(), Error> {
         let Some(peer) = self.peers.get(to) else { return Ok(()) };
-        if peer.is_gone() {
-            self.fail(handle, Error::PeerGone { peer: to });
+        if let Some(why) = peer.loss() {
+            self.fail(handle, Error::PeerGone { peer: to, why });
             return Ok(());
         }
 
@@ -88,11 +89,10 @@ impl Endpoint {
 
         let bits = bits::of_message(protocol, self.peers.own(), envelope, bits::number(id));
         let target = Target::new(process, MESSAGES, bits);
-        if !self.card.put(source, length as u64, &target, id)? {
-            if let Some(exposed) = exposed {
-                self.card.unlink(&exposed)?;
-            }
-            return Ok(false);
+        let sent = self.card.put(source, length as u64, &target, id);
+        if sent != Ok(true) {
+            let removed = exposed.map_or(Ok(true), |exposed| self.card.unlink(&exposed));
+            return sent.and_then(|_| removed.map(|_| false));
         }
 
         let counter = match (source, protocol) {
@@ -122,8 +122,13 @@ impl Endpoint {
         for _ in 0..self.sends.active.len() {
             let Some(rank) = self.sends.active.pop_front() else { break };
             while let Some(handle) = self.peers.get(rank).and_then(|peer| peer.queue.front().copied()) {
-                if !self.launch(handle, rank)? {
-                    break;
+                match self.launch(handle, rank) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        self.sends.active.push_front(rank);
+                        return Err(error);
+                    }
                 }
                 if let Some(peer) = self.peers.get_mut(rank) {
                     peer.queue.pop_front();
@@ -153,7 +158,9 @@ impl Endpoint {
     /// Handles a receiver's request for the data of a message.
     pub(super) fn requested(&mut self, from: Rank, id: u64) {
         let is_there = self.peers.get(from).is_some_and(|peer| peer.has(id));
-        if is_there && !self.sends.again.contains(&(from, id)) {
+        if !is_there {
+            self.notify(from, Notice::NoLongerThere, id);
+        } else if !self.sends.again.contains(&(from, id)) {
             self.sends.again.push_back((from, id));
         }
     }
@@ -199,20 +206,18 @@ impl Endpoint {
         }
         self.sends.again.retain(|waiting| *waiting != (to, id));
 
-        let mut is_in_use = false;
-        if let Some(exposed) = exposed {
-            is_in_use = !self.card.unlink(&exposed)?;
-        }
-        let Some(handle) = request else { return Ok(()) };
+        let removed = exposed.map_or(Ok(true), |exposed| self.card.unlink(&exposed));
+        let Some(handle) = request else { return removed.map(drop) };
+        let is_in_use = removed != Ok(true);
         if is_in_use && result.is_ok() {
-            // A peer has both acknowledged the message and fetched it.
-            result = Err(Error::PeerGone { peer: to });
+            let broken = Error::PeerGone { peer: to, why: Loss::BrokeProtocol };
+            result = Err(removed.clone().err().unwrap_or(broken));
         }
         if is_in_use {
             self.fetches.keep(self.requests.get_mut(handle).map(|entry| entry.buffer.take()));
         }
         let length = if result.is_ok() { length as usize } else { 0 };
         self.complete(handle, length, result);
-        Ok(())
+        removed.map(drop)
     }
 }

@@ -230,20 +230,25 @@ impl Endpoint {
                 entry.state = State::Arriving;
                 Ok(())
             }
-            Data::Stored(place) => self.deliver(receive, place, length),
+            Data::Stored(place) => {
+                self.deliver(receive, place, length);
+                Ok(())
+            }
             Data::Remote(way) => self.fetch(receive, envelope.peer, id, length, way),
         }
     }
 
     /// Copies a message out of its buffer.
-    fn deliver(&mut self, receive: Handle, place: Place, length: u64) -> Result<(), Error> {
-        let Some(entry) = self.requests.get(receive) else { return Ok(()) };
+    fn deliver(&mut self, receive: Handle, place: Place, length: u64) {
+        let Some(entry) = self.requests.get(receive) else { return };
         let count = length.min(entry.buffer.len() as u64);
-        self.card.copy_out(place.buffer, place.offset, &entry.buffer, count)?;
+        let copied = self.card.copy_out(place.buffer, place.offset, &entry.buffer, count);
         self.messages.release(place.buffer);
         self.has_work = true;
-        self.received(receive, length, count);
-        Ok(())
+        match copied {
+            Ok(()) => self.received(receive, length, count),
+            Err(error) => self.fail(receive, error),
+        }
     }
 
     /// Completes a receive of a message of `length` bytes, of which `count` are in its buffer.
