@@ -35,13 +35,9 @@ const HEAD: &str = "\
 pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
     let mut text = HEAD.to_owned();
     for module in modules(folder)? {
-        let path = folder.join(format!("{module}.rs"));
-        let source = std::fs::read_to_string(&path)
-            .map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
-        let file =
-            syn::parse_file(&source).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
         let _ = write!(text, "\n/* ---- {module} ---- */\n");
-        items(&mut text, &[module], &file.items)?;
+        let found = items_of(folder, &module)?;
+        items(&mut text, &[module], &found)?;
     }
 
     text.push_str("\n#endif /* NICFORGE_HWI_H */\n");
@@ -52,15 +48,42 @@ pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
 /// it.
 const BY_HAND: &str = "shim";
 
+/// Returns the items of a module, from its file or from its folder. A private module in the folder
+/// is a part of it, whose items it re-exports: they stand at the place of the declaration.
+fn items_of(folder: &Path, module: &str) -> Result<Vec<Item>, Failed> {
+    let inner = folder.join(module);
+    if !inner.is_dir() {
+        return Ok(parse(&folder.join(format!("{module}.rs")))?.items);
+    }
+
+    let mut found = Vec::new();
+    for item in parse(&inner.join("mod.rs"))?.items {
+        match item {
+            Item::Mod(part) if part.content.is_none() && is_private(&part) => {
+                let is_test = part.attrs.iter().any(|attribute| attribute.path().is_ident("cfg"));
+                if !is_test {
+                    found.extend(items_of(&inner, &part.ident.to_string())?);
+                }
+            }
+            other => found.push(other),
+        }
+    }
+    Ok(found)
+}
+
+fn is_private(module: &syn::ItemMod) -> bool {
+    matches!(module.vis, Visibility::Inherited)
+}
+
+fn parse(path: &Path) -> Result<syn::File, Failed> {
+    let source =
+        std::fs::read_to_string(path).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
+    syn::parse_file(&source).map_err(|error| Failed::new(format!("{}: {error}", path.display())))
+}
+
 /// Returns the modules that lib.rs declares, in its order.
 fn modules(folder: &Path) -> Result<Vec<String>, Failed> {
-    let path = folder.join("lib.rs");
-    let source = std::fs::read_to_string(&path)
-        .map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
-    let file =
-        syn::parse_file(&source).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
-
-    Ok(file
+    Ok(parse(&folder.join("lib.rs"))?
         .items
         .iter()
         .filter_map(|item| match item {
