@@ -2358,98 +2358,6 @@ struct nicforge_seastar_command {
 	/* Data of a put of at most INLINE bytes. */
 	uint8_t inline_[NICFORGE_SEASTAR_INLINE];
 };
-/* Kinds of commands of the trusted mailbox (KernelCommand::kind). */
-/*
- * Boots the node: from now on it takes messages, and events go to the
- * kernel's queue.
- */
-#define NICFORGE_SEASTAR_KERNEL_COMMAND_BOOT 1
-/* Lets a process use the network, in NIC-based or host-based mode. */
-#define NICFORGE_SEASTAR_KERNEL_COMMAND_START_PROCESS 2
-/* Adds ranges to the address map of a process in NIC-based mode. */
-#define NICFORGE_SEASTAR_KERNEL_COMMAND_MAP 3
-/* Ends a process. Its messages fail. */
-#define NICFORGE_SEASTAR_KERNEL_COMMAND_STOP_PROCESS 4
-/* Sends a message of a process in host-based mode. */
-#define NICFORGE_SEASTAR_KERNEL_COMMAND_SEND 5
-/*
- * Says where a message to a process in host-based mode goes. Bytes
- * beyond length are discarded; with length 0, all of them.
- */
-#define NICFORGE_SEASTAR_KERNEL_COMMAND_RECEIVE 6
-/* Reports how many events the kernel has taken. */
-#define NICFORGE_SEASTAR_KERNEL_COMMAND_TAKE 7
-/* Bits of KernelCommand::flags. */
-/* The process is in host-based mode: the kernel matches its messages. */
-#define NICFORGE_SEASTAR_KERNEL_FLAG_HOST_BASED (1ULL << 0)
-/*
- * The process, in NIC-based mode, begins anew with the same address map
- * when its client has detached. So programs without a kernel can use it,
- * one after the other.
- */
-#define NICFORGE_SEASTAR_KERNEL_FLAG_PERMANENT (1ULL << 1)
-/* Number of pieces in a command of the trusted mailbox. */
-#define NICFORGE_SEASTAR_PIECES 4
-/* Most pieces of a message in host-based mode. */
-#define NICFORGE_SEASTAR_MAX_PIECES 1024
-/* Most ranges of a process's address map. */
-#define NICFORGE_SEASTAR_MAX_RANGES 16
-/* A contiguous piece of a client's memory. */
-struct nicforge_seastar_piece {
-	/* Device address. */
-	uint64_t address;
-	/* Length in bytes. */
-	uint32_t length;
-	/* Attachment whose memory it is. */
-	uint16_t attachment;
-	/* Zero. */
-	uint16_t reserved;
-};
-/*
- * A command of the trusted mailbox. kernel_command says which fields
- * each kind uses.
- */
-struct nicforge_seastar_kernel_command {
-	/* One of kernel_command. */
-	uint16_t kind;
-	/* Bits of kernel_flag. */
-	uint8_t flags;
-	/*
-	 * Kind of a message that is sent: one of message before
-	 * message::FIRST_CONTROL.
-	 */
-	uint8_t message;
-	/* Process of this node. */
-	uint16_t process;
-	/* Process of the target node. */
-	uint16_t target;
-	/*
-	 * Name of a message: the kernel's for one that it sends, the firmware's
-	 * for one that arrived.
-	 */
-	uint32_t token;
-	/* Number of pieces. */
-	uint16_t count;
-	/*
-	 * Number of events that the kernel has taken from its queue, modulo
-	 * 2^16. Each command has it. A message whose event would not fit into
-	 * the queue is not accepted.
-	 */
-	uint16_t taken;
-	/*
-	 * Address of a list of Pieces, or of the event queue, in the kernel's
-	 * memory.
-	 */
-	uint64_t list;
-	/* Target node. */
-	uint32_t node;
-	/* Bytes of the message, or events of the queue. */
-	uint32_t length;
-	/* Header of the message. */
-	struct nicforge_seastar_message_header header;
-	/* Pieces of memory. */
-	struct nicforge_seastar_piece pieces[NICFORGE_SEASTAR_PIECES];
-};
 /* Result of a command. */
 struct nicforge_seastar_command_result {
 	/* Result of the command: see command. */
@@ -2574,6 +2482,98 @@ struct nicforge_seastar_event {
 #define NICFORGE_SEASTAR_FAILURE_DATA 2
 /* Memory of the process could not be read or written. */
 #define NICFORGE_SEASTAR_FAILURE_MEMORY 3
+/* Kinds of commands of the trusted mailbox (KernelCommand::kind). */
+/*
+ * Boots the node: from now on it takes messages, and events go to the
+ * kernel's queue.
+ */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_BOOT 1
+/* Lets a process use the network, in NIC-based or host-based mode. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_START_PROCESS 2
+/* Adds ranges to the address map of a process in NIC-based mode. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_MAP 3
+/* Ends a process. Its messages fail. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_STOP_PROCESS 4
+/* Sends a message of a process in host-based mode. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_SEND 5
+/*
+ * Says where a message to a process in host-based mode goes. Bytes
+ * beyond length are discarded; with length 0, all of them.
+ */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_RECEIVE 6
+/* Reports how many events the kernel has taken. */
+#define NICFORGE_SEASTAR_KERNEL_COMMAND_TAKE 7
+/* Bits of KernelCommand::flags. */
+/* The process is in host-based mode: the kernel matches its messages. */
+#define NICFORGE_SEASTAR_KERNEL_FLAG_HOST_BASED (1ULL << 0)
+/*
+ * The process, in NIC-based mode, begins anew with the same address map
+ * when its client has detached. So programs without a kernel can use it,
+ * one after the other.
+ */
+#define NICFORGE_SEASTAR_KERNEL_FLAG_PERMANENT (1ULL << 1)
+/* Number of pieces in a command of the trusted mailbox. */
+#define NICFORGE_SEASTAR_PIECES 4
+/* Most pieces of a message in host-based mode. */
+#define NICFORGE_SEASTAR_MAX_PIECES 1024
+/* Most ranges of a process's address map. */
+#define NICFORGE_SEASTAR_MAX_RANGES 16
+/* A contiguous piece of a client's memory. */
+struct nicforge_seastar_piece {
+	/* Device address. */
+	uint64_t address;
+	/* Length in bytes. */
+	uint32_t length;
+	/* Attachment whose memory it is. */
+	uint16_t attachment;
+	/* Zero. */
+	uint16_t reserved;
+};
+/*
+ * A command of the trusted mailbox. kernel_command says which fields
+ * each kind uses.
+ */
+struct nicforge_seastar_kernel_command {
+	/* One of kernel_command. */
+	uint16_t kind;
+	/* Bits of kernel_flag. */
+	uint8_t flags;
+	/*
+	 * Kind of a message that is sent: one of message before
+	 * message::FIRST_CONTROL.
+	 */
+	uint8_t message;
+	/* Process of this node. */
+	uint16_t process;
+	/* Process of the target node. */
+	uint16_t target;
+	/*
+	 * Name of a message: the kernel's for one that it sends, the firmware's
+	 * for one that arrived.
+	 */
+	uint32_t token;
+	/* Number of pieces. */
+	uint16_t count;
+	/*
+	 * Number of events that the kernel has taken from its queue, modulo
+	 * 2^16. Each command has it. A message whose event would not fit into
+	 * the queue is not accepted.
+	 */
+	uint16_t taken;
+	/*
+	 * Address of a list of Pieces, or of the event queue, in the kernel's
+	 * memory.
+	 */
+	uint64_t list;
+	/* Target node. */
+	uint32_t node;
+	/* Bytes of the message, or events of the queue. */
+	uint32_t length;
+	/* Header of the message. */
+	struct nicforge_seastar_message_header header;
+	/* Pieces of memory. */
+	struct nicforge_seastar_piece pieces[NICFORGE_SEASTAR_PIECES];
+};
 /* An event of the kernel: one slot of the queue in its memory. */
 struct nicforge_seastar_kernel_event {
 	/* Header packet of a new message. */
