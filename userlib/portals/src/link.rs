@@ -14,6 +14,7 @@ use crate::{
 };
 
 /// Where the calls of an interface go.
+#[allow(clippy::large_enum_variant, reason = "an interface has one, which is shared")]
 pub(crate) enum Path {
     /// To the process's mailbox, in NIC-based mode. The kernel is there if this program has it.
     Mailbox(Mutex<Mailbox>, Option<Arc<Kernel>>),
@@ -55,10 +56,19 @@ impl Link {
                 kernel.system_call(self.process, *start, command)?
             }
         };
+        accepted(name, result)
+    }
 
-        match result.code {
-            code::OK => Ok(result),
-            refused => Err(Error::Refused { call: name, reason: Refusal::of_code(refused) }),
+    /// Starts a put or a get, without a wait for the card's answer where the card cannot refuse it.
+    /// `is_valid` says that its descriptor and its target are known to be so.
+    #[inline]
+    pub(crate) fn start(&self, name: &'static str, command: &Command, is_valid: bool) -> Result<(), Error> {
+        match &self.path {
+            Path::Mailbox(mailbox, _) => {
+                let result = runtime::lock(mailbox).start(command, is_valid)?;
+                accepted(name, result).map(drop)
+            }
+            Path::Kernel(..) => self.call(name, command).map(drop),
         }
     }
 
@@ -98,10 +108,23 @@ impl Link {
     /// Ends the process's use of the network. A process that another program's kernel has granted
     /// ends with its attachment.
     pub(crate) fn stop(&self) {
+        if let Path::Mailbox(mailbox, _) = &self.path {
+            // The card takes what was posted. A lost card takes nothing.
+            let _ = runtime::lock(mailbox).settle();
+        }
         match &self.path {
             Path::Mailbox(_, Some(kernel)) => kernel.stop(self.process, None),
             Path::Mailbox(_, None) => {}
             Path::Kernel(kernel, start) => kernel.stop(self.process, Some(*start)),
         }
+    }
+}
+
+/// Returns the result of a call, or the error of one that was refused.
+#[inline]
+fn accepted(call: &'static str, result: CommandResult) -> Result<CommandResult, Error> {
+    match result.code {
+        code::OK => Ok(result),
+        refused => Err(Error::Refused { call, reason: Refusal::of_code(refused) }),
     }
 }

@@ -1,12 +1,13 @@
 //! A mailbox of the card: commands that this process writes, and their results.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{mem::offset_of, sync::atomic::Ordering, time::Duration};
 
 use nicforge_driver::{Deadline, Device, Doorbell, Waiter, runtime};
 use nicforge_hwi::{
     pci,
     seastar::{
-        BAR_MIRROR, BAR_WINDOW, COMMAND_BYTES, CommandResult, RESULT_BYTES, SLOTS, firmware, mirror, window,
+        BAR_MIRROR, BAR_WINDOW, COMMAND_BYTES, CommandResult, RESULT_BYTES, SLOTS, code, firmware, mirror,
+        window,
     },
 };
 use nicforge_shm::{SharedU32, Window};
@@ -71,7 +72,13 @@ impl Life {
     }
 }
 
-/// A mailbox. One command at a time is in it.
+/// Most commands that are posted without a wait for a result.
+const MOST_POSTED: u32 = SLOTS / 2;
+/// Offset of a result's code.
+const CODE: u64 = offset_of!(CommandResult, code) as u64;
+
+/// A mailbox. A thread that calls waits for the result of its command. Puts and gets that the card
+/// cannot refuse are *posted*: their results are looked at in the next call that waits.
 pub(crate) struct Mailbox {
     life: Life,
     doorbell: Doorbell,
@@ -80,6 +87,12 @@ pub(crate) struct Mailbox {
     results: Window,
     /// Number of the next command.
     next: u32,
+    /// Commands before the next one whose results no call has looked at.
+    posted: u32,
+    /// Puts and gets that the card will have room for.
+    room: u32,
+    /// Code with which a posted command was refused, until a call has returned it.
+    refused: Option<u32>,
     /// A command was not answered in time, and its slot is lost.
     stuck: bool,
     timeout: Duration,
@@ -124,6 +137,9 @@ impl Mailbox {
             next: tail.load(Ordering::Acquire),
             tail,
             results: mirrors.window(mirror::RESULTS, slots * RESULT_BYTES as u64)?,
+            posted: 0,
+            room: 0,
+            refused: None,
             stuck: false,
             timeout,
         };
@@ -136,29 +152,82 @@ impl Mailbox {
     }
 
     /// Writes a command and waits for its result. The firmware answers each command without
-    /// waiting for anything.
+    /// waiting for anything. If a posted command was refused, the call returns that result instead
+    /// of writing a command.
     pub(crate) fn call(&mut self, command: &impl AsCommand) -> Result<CommandResult, Error> {
-        self.life.check()?;
-        if self.stuck {
-            return Err(Error::Unresponsive);
+        self.check()?;
+        if let Some(code) = self.refused.take() {
+            return Ok(CommandResult { code, ..CommandResult::default() });
         }
 
-        let number = self.next;
-        let slot = u64::from(number % SLOTS);
+        self.write(command)?;
+        self.take_result()
+    }
+
+    /// Starts a put or a get. It is posted if the card cannot refuse it: if `is_valid` says that
+    /// all it names exists, and the card has room.
+    pub(crate) fn start(&mut self, command: &impl AsCommand, is_valid: bool) -> Result<CommandResult, Error> {
+        let is_posted = is_valid && self.room > 0 && self.posted < MOST_POSTED && self.refused.is_none();
+        if !is_posted {
+            let result = self.call(command)?;
+            self.room = result.value.try_into().unwrap_or(0);
+            return Ok(result);
+        }
+
+        self.check()?;
+        self.write(command)?;
+        self.posted += 1;
+        self.room -= 1;
+        Ok(CommandResult::default())
+    }
+
+    /// Waits until the card has taken all posted commands.
+    pub(crate) fn settle(&mut self) -> Result<(), Error> {
+        if self.posted == 0 {
+            return Ok(());
+        }
+        self.check()?;
+        self.posted -= 1;
+        self.take_result().map(drop)
+    }
+
+    /// Checks that a command can be written.
+    fn check(&self) -> Result<(), Error> {
+        self.life.check()?;
+        if self.stuck { Err(Error::Unresponsive) } else { Ok(()) }
+    }
+
+    /// Writes the next command. At most [`MOST_POSTED`] before it are not known to be answered, so
+    /// that its slot is free.
+    fn write(&mut self, command: &impl AsCommand) -> Result<(), Error> {
+        let slot = u64::from(self.next % SLOTS);
         runtime::cost(runtime::Cost::Burst, COMMAND_BYTES / 64);
         self.commands.write_array(slot * COMMAND_BYTES as u64, command.bytes())?;
-        self.next = number.wrapping_add(1);
+        self.next = self.next.wrapping_add(1);
         self.tail.store(self.next, Ordering::Release);
         runtime::note_store();
-        self.doorbell.after_store()?;
+        Ok(self.doorbell.after_store()?)
+    }
 
+    /// Waits for the result of the last command, and looks at those of the posted ones before it.
+    fn take_result(&mut self) -> Result<CommandResult, Error> {
+        let last = self.next.wrapping_sub(1);
         self.stuck = true;
-        self.await_result(slot * RESULT_BYTES as u64)?;
+        self.await_result(result_slot(last))?;
         // The result lies in the card's memory. A load of it crosses the bus and returns.
         runtime::cost(runtime::Cost::TrappedAccess, 1);
         let mut bytes = [0; RESULT_BYTES];
-        self.results.read_array(slot * RESULT_BYTES as u64, &mut bytes)?;
+        self.results.read_array(result_slot(last), &mut bytes)?;
         self.stuck = false;
+
+        // Results are in the order of their commands.
+        for behind in 1..=std::mem::take(&mut self.posted) {
+            let slot = result_slot(last.wrapping_sub(behind));
+            let code = self.results.load_u32_relaxed(slot + CODE)?;
+            if code != code::OK {
+                self.refused = Some(code);
+            }
+        }
         Ok(CommandResult::read_from_bytes(&bytes).unwrap_or_default())
     }
 
@@ -184,6 +253,11 @@ impl Mailbox {
         }
         Err(Error::Unresponsive)
     }
+}
+
+/// Returns the offset of the result of a command.
+fn result_slot(number: u32) -> u64 {
+    u64::from(number % SLOTS) * RESULT_BYTES as u64
 }
 
 /// A command of a mailbox.

@@ -26,10 +26,14 @@ use super::INLINE;
 /// | [`UNLINK_DESCRIPTOR`] | `handle` | |
 /// | [`UPDATE_DESCRIPTOR`] | as [`ATTACH_DESCRIPTOR`], `test_queue`, `test_number` | 1 if updated |
 /// | [`SET_ACCESS`] | `access`, `node`, `process`, `portal` | |
-/// | [`PUT`] | `handle` (of the descriptor), message, `header_data`, `inline` | |
-/// | [`GET`] | `handle` (of the descriptor), message | |
+/// | [`PUT`] | `handle` (of the descriptor), message, `header_data`, `inline` | the room |
+/// | [`GET`] | `handle` (of the descriptor), message | the room |
 /// | [`POST`] | as entry and descriptor, `test_queue`, `test_number` | both handles |
 /// | [`STATUS`] | `handle` (one of [`status`]) | its value |
+///
+/// The *room* is the number of puts and gets that will not be refused with
+/// [`code::NO_SPACE`](super::code::NO_SPACE) behind this one, whatever other processes do. A client
+/// can post so many without waiting for their results.
 ///
 /// An update changes nothing, and its value is 0, if the tested queue had an event or the
 /// descriptor is in use. A post has the fields of [`INSERT_ENTRY`], or with `handle` [`NO_HANDLE`]

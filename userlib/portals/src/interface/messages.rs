@@ -1,7 +1,9 @@
 //! Puts and gets.
 
 use nicforge_driver::runtime;
-use nicforge_hwi::seastar::{ACCESS_ENTRIES, Command, INLINE, MAX_MESSAGE, PORTALS, command, option};
+use nicforge_hwi::seastar::{
+    ACCESS_ENTRIES, ANY_PROCESS, Command, INLINE, MAX_MESSAGE, PORTALS, command, option,
+};
 
 use super::{Interface, MemoryDescriptor};
 use crate::{Ack, Error, Refusal, Target};
@@ -22,6 +24,10 @@ impl Interface {
     }
 
     /// Sends a part of a descriptor's memory (`PtlPutRegion`). Its events tell the rest.
+    ///
+    /// The call does not wait for the card if the card cannot refuse it: if the descriptor is
+    /// bound, and without a threshold. If the process has lost its interface meanwhile, the next
+    /// call that waits is refused with [`Refusal::Interface`].
     ///
     /// The memory of a put of at most [`INLINE`] bytes may change when the call returns. That of a
     /// longer one may change after its [`crate::EventKind::SendEnd`].
@@ -51,7 +57,7 @@ impl Interface {
             put.options |= option::INLINE;
             descriptor.region.read(descriptor.offset + offset, &mut put.inline[..length as usize])?;
         }
-        self.link.call(CALL, &put).map(drop)
+        self.link.start(CALL, &put, is_certain(descriptor, target))
     }
 
     /// Fetches data for all of a descriptor's memory (`PtlGet`).
@@ -76,7 +82,7 @@ impl Interface {
     ) -> Result<(), Error> {
         const CALL: &str = "PtlGetRegion";
         let get = self.request(command::GET, CALL, descriptor, (offset, length), target)?;
-        self.link.call(CALL, &get).map(drop)
+        self.link.start(CALL, &get, is_certain(descriptor, target))
     }
 
     /// Makes the part that the commands of puts and gets have in common.
@@ -123,4 +129,10 @@ impl Interface {
     pub(super) fn check_node(&self, node: u32) -> Result<(), Error> {
         if node < self.nodes { Ok(()) } else { Err(Error::NoSuchNode { node, nodes: self.nodes }) }
     }
+}
+
+/// Returns whether the card has no reason to refuse a checked request, unless it has no room.
+#[inline]
+fn is_certain(descriptor: &MemoryDescriptor, target: &Target) -> bool {
+    descriptor.is_steady() && target.process.process != ANY_PROCESS
 }

@@ -1,12 +1,17 @@
 //! Event queues, match entries and memory descriptors.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use nicforge_driver::{Cancel, Deadline};
 use nicforge_hwi::seastar::{Command, MAX_EVENTS, NO_HANDLE, command, option};
 
 use super::Interface;
 use crate::{
     Access, Criteria, Descriptor, DescriptorId, Error, Event, EventQueue, MatchEntry, Position, Refusal,
-    Region, Unlink,
+    Region, Threshold, Unlink,
     queue::{self, EVENT_BYTES},
 };
 
@@ -20,12 +25,21 @@ pub struct MemoryDescriptor {
     pub(super) region: Region,
     pub(super) offset: u64,
     pub(super) length: u64,
+    /// It exists and stays active, as nothing but this process's calls can change that.
+    is_steady: Arc<AtomicBool>,
 }
 
 impl MemoryDescriptor {
     fn new(id: u64, values: &Descriptor<'_>) -> Self {
         let Descriptor { region, offset, length, .. } = *values;
-        Self { id: DescriptorId(id as u32), region: region.clone(), offset, length }
+        let is_steady = Arc::new(AtomicBool::new(false));
+        Self { id: DescriptorId(id as u32), region: region.clone(), offset, length, is_steady }
+    }
+
+    /// Returns whether the card cannot refuse the descriptor.
+    #[inline]
+    pub(super) fn is_steady(&self) -> bool {
+        self.is_steady.load(Ordering::Relaxed)
     }
 
     /// Returns the name by which events mention it.
@@ -137,7 +151,10 @@ impl Interface {
     pub fn bind_descriptor(&self, values: &Descriptor<'_>) -> Result<MemoryDescriptor, Error> {
         let mut bind = Command { kind: command::BIND_DESCRIPTOR, ..Command::default() };
         set_descriptor(&mut bind, values)?;
-        Ok(MemoryDescriptor::new(self.link.call("PtlMDBind", &bind)?.value, values))
+        let bound = MemoryDescriptor::new(self.link.call("PtlMDBind", &bind)?.value, values);
+        // No message of another process reaches it, so that it is never unlinked automatically.
+        bound.is_steady.store(values.threshold == Threshold::Infinite, Ordering::Relaxed);
+        Ok(bound)
     }
 
     /// Removes a descriptor (`PtlMDUnlink`), and its entry if that is unlinked automatically. Gets
@@ -147,6 +164,7 @@ impl Interface {
     /// [`Refusal::Descriptor`] also for one that was unlinked automatically;
     /// [`Refusal::DescriptorInUse`].
     pub fn unlink_descriptor(&self, descriptor: &MemoryDescriptor) -> Result<(), Error> {
+        descriptor.is_steady.store(false, Ordering::Relaxed);
         let handle = descriptor.id.0;
         let unlink = Command { kind: command::UNLINK_DESCRIPTOR, handle, ..Command::default() };
         self.link.call("PtlMDUnlink", &unlink).map(drop)
@@ -164,6 +182,7 @@ impl Interface {
         values: &Descriptor<'_>,
         test: Option<&EventQueue>,
     ) -> Result<bool, Error> {
+        descriptor.is_steady.store(false, Ordering::Relaxed);
         let handle = descriptor.id.0;
         let mut update = Command { kind: command::UPDATE_DESCRIPTOR, handle, ..Command::default() };
         set_descriptor(&mut update, values)?;

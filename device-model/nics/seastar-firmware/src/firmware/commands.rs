@@ -259,14 +259,17 @@ impl Node {
         Ok(Ok(process.portals.command(given)))
     }
 
-    /// Starts a put or a get.
+    /// Starts a put or a get. The result's value is the number of those that will find room behind
+    /// it. It holds until then, because no other process uses the room of this one.
     fn start_operation<C: Chip>(
         &mut self,
         chip: &mut C,
         process: u16,
         given: &Command,
     ) -> Result<Result<CommandResult, u32>, Halted> {
-        let has_room = self.outbox.has_room(given.node);
+        let share = Self::process_messages(self.limit);
+        let left = share.saturating_sub(self.outbox.quotas.of_process(process));
+        let has_room = left > 0 && self.outbox.has_room(given.node);
         let nodes = self.nodes;
         let Some(nic_based) = self.nic_based(process) else { return Ok(Err(code::NO_INTERFACE)) };
         let request = match Request::from_command(given) {
@@ -288,6 +291,7 @@ impl Node {
             Ok(outgoing) => outgoing,
             Err(refused) => return Ok(Err(refused.0)),
         };
+        let room = nic_based.portals.room_for_operations().min(left - 1);
         write_events(chip, process, &events)?;
 
         let mut packet = self.packet(process, target.process, (kind, length), header);
@@ -300,9 +304,10 @@ impl Node {
             }
         };
         let owner = Owner::Operation { process, operation };
-        let message = Message { node: target.node, packet, pieces, owner, quota: Quota::Process };
+        let quota = Quota::Process(process);
+        let message = Message { node: target.node, packet, pieces, owner, quota };
         chip.charge(costs::SUBMIT);
         self.outbox.submit(&mut self.pairs, message, chip.now());
-        Ok(Ok(CommandResult::default()))
+        Ok(Ok(CommandResult { value: room.into(), ..CommandResult::default() }))
     }
 }

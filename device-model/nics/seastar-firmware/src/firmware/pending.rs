@@ -45,13 +45,13 @@ pub(super) struct Pending {
     chain: u16,
 }
 
-/// Quotas of the pool. What processes send of their own is bounded by their operations.
+/// Quotas of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quota {
     /// Messages of the kernel.
     Kernel,
-    /// Commands of processes.
-    Process,
+    /// Commands of this process, and of those that had its number before.
+    Process(u16),
     /// Replies and Portals acknowledgements.
     Answer,
 }

@@ -104,6 +104,11 @@ impl Process {
         self.identity
     }
 
+    /// Returns the number of operations that the process can start beside those in progress.
+    pub fn room_for_operations(&self) -> u16 {
+        self.limits.outgoing.saturating_sub(self.outgoing)
+    }
+
     /// Returns the number of operations in progress, incoming and outgoing.
     pub fn operations(&self) -> u32 {
         u32::from(self.incoming) + u32::from(self.outgoing)

@@ -10,7 +10,9 @@ use alloc::{
 };
 use core::cmp::Reverse;
 
-use nicforge_hwi::seastar::{HeaderPacket, INLINE, MAX_IN_FLIGHT, message, option, trusted_flag};
+use nicforge_hwi::seastar::{
+    HeaderPacket, INLINE, MAX_IN_FLIGHT, MAX_PROCESSES, message, option, trusted_flag,
+};
 
 use self::lines::{Line, Place};
 use super::{
@@ -40,6 +42,24 @@ pub(super) struct Quotas {
     pub(super) answers: u16,
     /// Answers that will follow when messages have been received.
     pub(super) promised: u16,
+    /// Messages of each process, and of those that had its number before.
+    processes: [u16; MAX_PROCESSES as usize],
+}
+
+impl Quotas {
+    /// Returns the number of messages of a quota, to change it.
+    fn of(&mut self, quota: Quota) -> Option<&mut u16> {
+        match quota {
+            Quota::Kernel => Some(&mut self.kernel),
+            Quota::Answer => Some(&mut self.answers),
+            Quota::Process(process) => self.processes.get_mut(usize::from(process)),
+        }
+    }
+
+    /// Returns the number of messages of a process, and of those that had its number before.
+    pub(super) fn of_process(&self, process: u16) -> u16 {
+        self.processes.get(usize::from(process)).copied().unwrap_or(u16::MAX)
+    }
 }
 
 /// A message to send.
@@ -149,10 +169,8 @@ impl Outbox {
         let Some(slot) = self.pendings.insert(flight, node, packet, pieces, (owner, quota)) else {
             return false;
         };
-        match quota {
-            Quota::Kernel => self.quotas.kernel += 1,
-            Quota::Answer => self.quotas.answers += 1,
-            Quota::Process => {}
+        if let Some(count) = self.quotas.of(quota) {
+            *count += 1;
         }
 
         if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
@@ -330,10 +348,8 @@ impl Outbox {
     /// Takes a message that has left its line out of the pool.
     fn end(&mut self, slot: Slot, outcome: Outcome) -> Option<Ended> {
         let pending = self.pendings.remove(slot)?;
-        match pending.quota {
-            Quota::Kernel => self.quotas.kernel -= 1,
-            Quota::Answer => self.quotas.answers -= 1,
-            Quota::Process => {}
+        if let Some(count) = self.quotas.of(pending.quota) {
+            *count = count.saturating_sub(1);
         }
         Some(Ended {
             owner: pending.owner,
@@ -397,7 +413,7 @@ mod tests {
             packet: HeaderPacket::default(),
             pieces: Pieces::None,
             owner: Owner::Gone,
-            quota: Quota::Process,
+            quota: Quota::Process(0),
         };
 
         let count = (0..CAPACITY).filter(|_| outbox.submit(&mut pairs, message(1), 0)).count();
