@@ -13,6 +13,7 @@
 //! | [`bench`](mod@bench) | a bench, and what it gets for a run |
 //! | [`contest`] | contestants that are measured in turns, with the same [`placement`] |
 //! | [`callgrind`] | counts of instructions |
+//! | [`copies`] | copies of memory, to compare transfers with |
 //! | [`heap`] | counts of allocated bytes |
 //! | [`machine`] | the machines of benches, and opening their devices |
 //! | [`process`] | child processes |
@@ -28,6 +29,7 @@ pub mod benches;
 pub mod callgrind;
 pub mod cli;
 pub mod contest;
+pub mod copies;
 pub mod heap;
 pub mod host;
 pub mod machine;

@@ -112,6 +112,60 @@ fn may_pass(address: &DeviceAddress, error: &Error) -> bool {
     }
 }
 
+/// A machine that is reached by either door.
+pub enum Host {
+    /// In this process. A waiting thread steps it.
+    InProcess(Arc<LocalMachine>),
+    /// Served, with an engine thread.
+    Served(Box<Served>),
+}
+
+impl Host {
+    /// Builds a described machine in this process.
+    ///
+    /// # Errors
+    /// Returns the errors of [`build()`].
+    pub fn in_process(plan: &Plan) -> Result<Self, Failure> {
+        Ok(Self::InProcess(LocalMachine::new(build(plan)?.0)))
+    }
+
+    /// Serves a described machine, with the engine on its processor.
+    ///
+    /// # Errors
+    /// Returns the errors of [`serve`].
+    pub fn served(run: &Run<'_>, plan: &Plan, placement: &Placement) -> Result<Self, Failure> {
+        serve(run, plan, placement).map(|server| Self::Served(Box::new(server)))
+    }
+
+    /// Opens an attachment, which has a name and an index in its node. A served one may still have
+    /// its previous client for up to `patience`.
+    ///
+    /// # Errors
+    /// Returns an error when there is no such attachment, and the errors of opening it.
+    pub fn open(
+        &self,
+        node: &str,
+        (name, index): (&str, usize),
+        patience: Duration,
+    ) -> Result<Device, Failure> {
+        match self {
+            Self::InProcess(machine) => open_in_process(machine, node, name),
+            Self::Served(server) => open(&served_at(server, node, index)?, OpenOptions::default(), patience),
+        }
+    }
+
+    /// Ends the engine, if there is one. All devices must have been dropped.
+    ///
+    /// # Errors
+    /// Returns an error when the engine failed.
+    pub fn stop(self) -> Result<(), Failure> {
+        match self {
+            Self::InProcess(_) => Ok(()),
+            Self::Served(server) => server.stop().map(drop),
+        }
+    }
+}
+
 /// Returns a waiting loop that never sleeps, like the engine's.
 pub fn never_sleeping_wait() -> Relax {
     Relax::with_backoff(Backoff { yields: u32::MAX, ..Backoff::default() })

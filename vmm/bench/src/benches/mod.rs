@@ -9,6 +9,7 @@ pub mod fcnp;
 pub mod guest;
 pub mod matching;
 pub mod mmio;
+pub mod mu;
 pub mod packet;
 pub mod rest;
 pub mod seastar;
@@ -28,6 +29,7 @@ pub const ALL: &[&Bench] = &[
     &matching::BENCH,
     &extoll::mpi::BENCH,
     &seastar::BENCH,
+    &mu::BENCH,
     &guest::BENCH,
 ];
 

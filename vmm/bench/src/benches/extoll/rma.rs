@@ -13,7 +13,6 @@ use nicforge::{
 };
 use nicforge_driver::{Deadline, DmaBuffer, HugePages, OpenOptions};
 use nicforge_rma::{Access, Error, Notify, Options, Port, Region, Target};
-use nicforge_shm::SharedMemory;
 use nicforge_velo::Address;
 use nix::time::ClockId;
 
@@ -21,6 +20,7 @@ use super::cards::{serve_two_cards, vpid_at};
 use crate::{
     bench::{Bench, Run},
     contest::{self, Results},
+    copies::Copies,
     machine::open,
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
@@ -147,16 +147,6 @@ fn transfer(
     Ok(())
 }
 
-/// Moves the same bytes as [`transfer`] by copies on this thread.
-fn copy(from: &SharedMemory, to: &SharedMemory, size: usize, bytes: usize) -> Result<(), Failure> {
-    let (from, to) = (from.whole(), to.whole());
-    for piece in 0..bytes / size {
-        let offset = (piece * size % BUFFER) as u64;
-        from.copy_to(offset, &to, offset, size as u64).context(|| "copying".into())?;
-    }
-    Ok(())
-}
-
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let (rounds, bytes) = if run.quick { (3, 64 << 20) } else { (15, 256 << 20) };
     run.steps((SIZES.len() * rounds * Path::ALL.len()) as u64);
@@ -186,10 +176,7 @@ fn measure(
     let mut here = Side::open(server, 0)?;
     let there = Side::open(server, 1)?;
     let target = here.port.connect(there.port.node(), there.port.vpid()).context(|| "connecting".into())?;
-    let memory = || SharedMemory::create("bench", BUFFER).context(|| "memory to copy".into());
-    let (from, to) = (memory()?, memory()?);
-    touch(&from.whole())?;
-    touch(&to.whole())?;
+    let copies = Copies::new(BUFFER)?;
 
     let (mut rows, mut goals) = (Vec::new(), Vec::new());
     for size in SIZES {
@@ -199,7 +186,7 @@ fn measure(
                 Path::Copy => {
                     // The engine runs on this processor, and must fall asleep first.
                     std::thread::sleep(Duration::from_millis(50));
-                    placement.within("engine", || timed(true, || copy(&from, &to, size, bytes)))
+                    placement.within("engine", || timed(true, || copies.copy(size, bytes / size)))
                 }
                 _ => timed(false, || {
                     let get = *path == Path::Get;

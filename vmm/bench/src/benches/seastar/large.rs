@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use nicforge::failure::{ErrorContext, Failure};
-use nicforge_shm::SharedMemory;
+use nicforge::failure::Failure;
 
 use super::{
     TWO,
@@ -12,6 +11,7 @@ use super::{
 use crate::{
     bench::Run,
     contest::{self, Measurement, Results, ratio},
+    copies::Copies,
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
 };
@@ -63,7 +63,7 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
 
     let results = placement.within("application", || {
         let (mut here, mut there) = (Pair::open(&local, MEMORY)?, Pair::open(&served, MEMORY)?);
-        let (from, to) = (copied_memory()?, copied_memory()?);
+        let copies = Copies::new(MEMORY)?;
 
         contest::run(run, rounds, PATHS.to_vec(), |path, _| {
             run.step(format!("{} {path:?}", path.name()))?;
@@ -71,7 +71,7 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
             match path {
                 Path::InProcess => transfer(&mut here, count)?,
                 Path::Served => transfer(&mut there, count)?,
-                Path::Copy => copy(&from, &to, count)?,
+                Path::Copy => copies.copy(BYTES, count)?,
             }
             Ok(Measurement::of_rate(count as f64 / start.elapsed().as_secs_f64()))
         })
@@ -91,13 +91,6 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
     })
 }
 
-/// Returns touched memory for the copies.
-fn copied_memory() -> Result<SharedMemory, Failure> {
-    let memory = SharedMemory::create("bench", MEMORY).context(|| "memory to copy".into())?;
-    memory.whole().zero(0, MEMORY as u64).context(|| "touching memory".into())?;
-    Ok(memory)
-}
-
 /// Returns the offset of a transfer in the memory.
 fn offset(number: usize) -> u64 {
     (number * BYTES % MEMORY) as u64
@@ -112,16 +105,6 @@ fn transfer(pair: &mut Pair, count: usize) -> Result<(), Failure> {
             sent += 1;
         }
         pair.arrive(BYTES as u64)?;
-    }
-    Ok(())
-}
-
-/// Moves the same bytes as [`transfer`] by copies.
-fn copy(from: &SharedMemory, to: &SharedMemory, count: usize) -> Result<(), Failure> {
-    let (from, to) = (from.whole(), to.whole());
-    for number in 0..count {
-        let offset = offset(number);
-        from.copy_to(offset, &to, offset, BYTES as u64).context(|| "copying".into())?;
     }
     Ok(())
 }

@@ -2,12 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use nicforge::{
-    failure::{ErrorContext, Failure},
-    serve::Served,
-};
-use nicforge_driver::{Deadline, Device, OpenOptions};
-use nicforge_machine::in_process::LocalMachine;
+use nicforge::failure::{ErrorContext, Failure};
+use nicforge_driver::{Deadline, Device};
 use nicforge_portals::{
     Ack, Criteria, Descriptor, Error, Event, EventKind, EventQueue, Interface, Kernel, KernelConfig,
     MemoryDescriptor, Mode, Options, Position, ProcessId, Region, Target, Unlink,
@@ -16,7 +12,7 @@ use nicforge_portals::{
 use super::BENCH;
 use crate::{
     bench::Run,
-    machine::{build, describe, open, open_in_process, serve, served_at},
+    machine::{Host, describe},
     placement::Placement,
 };
 
@@ -30,32 +26,23 @@ const EVENTS: u32 = 4095;
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A machine of SeaStars with two processes each.
-pub(super) enum SeaStars {
-    /// In this process. A waiting thread steps it.
-    InProcess(Arc<LocalMachine>),
-    /// Served, with an engine thread.
-    Served(Box<Served>),
-}
+pub(super) struct SeaStars(Host);
 
 impl SeaStars {
     /// Builds a torus in this process.
     pub(super) fn in_process(torus: &[u32]) -> Result<Self, Failure> {
-        let (machine, _) = build(&describe(BENCH.name, &section(torus))?)?;
-        Ok(Self::InProcess(LocalMachine::new(machine)))
+        Host::in_process(&describe(BENCH.name, &section(torus))?).map(Self)
     }
 
     /// Serves a torus, with the engine on its processor.
     pub(super) fn served(run: &Run<'_>, torus: &[u32], placement: &Placement) -> Result<Self, Failure> {
         let plan = describe(BENCH.name, &section(torus))?;
-        serve(run, &plan, placement).map(|server| Self::Served(Box::new(server)))
+        Host::served(run, &plan, placement).map(Self)
     }
 
     /// Ends the engine, if there is one. All devices must have been dropped.
     pub(super) fn stop(self) -> Result<(), Failure> {
-        match self {
-            Self::InProcess(_) => Ok(()),
-            Self::Served(server) => server.stop().map(drop),
-        }
+        self.0.stop()
     }
 
     /// Boots a node.
@@ -71,13 +58,7 @@ impl SeaStars {
 
     /// Opens an attachment, which has a name and an index in its node.
     fn open(&self, node: u32, attachment: &str, index: usize) -> Result<Device, Failure> {
-        let node = format!("ss{node}");
-        match self {
-            Self::InProcess(machine) => open_in_process(machine, &node, attachment),
-            Self::Served(server) => {
-                open(&served_at(server, &node, index)?, OpenOptions::default(), STEP_TIMEOUT)
-            }
-        }
+        self.0.open(&format!("ss{node}"), (attachment, index), STEP_TIMEOUT)
     }
 }
 

@@ -79,6 +79,35 @@ const CONTESTANTS: [Contestant; 10] = [
     Contestant::Libfabric,
 ];
 
+/// A pair that another bench compares its own device with.
+pub(in crate::benches) struct Peer(Pairs);
+
+impl Peer {
+    /// Measures the time of `messages` messages, each from its send until its receiver has it.
+    pub(in crate::benches) fn latency(&mut self, messages: u32) -> Result<Measurement, Failure> {
+        self.0.measure_latency(&Effort { sustained: Duration::ZERO, single: messages, batches: 0 })
+    }
+
+    /// Measures the rate of messages over a time.
+    pub(in crate::benches) fn rate(&mut self, sustained: Duration) -> Result<Measurement, Failure> {
+        self.0.measure_rate(1, &Effort { sustained, single: 0, batches: 0 })
+    }
+}
+
+/// Runs `body` on the application's processor, with a pair of two served cards.
+pub(in crate::benches) fn with_pair<T>(
+    run: &Run<'_>,
+    placement: &Placement,
+    body: impl FnOnce(&mut Peer) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    placement.within("application", || {
+        let server = serve_two_cards(run, BENCH.name, placement)?;
+        let measured = Pairs::open(&server, 1).and_then(|pairs| body(&mut Peer(pairs)));
+        server.stop()?;
+        measured
+    })
+}
+
 /// Measures all contestants in turns, and counts instructions.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let effort = if run.quick {

@@ -1,0 +1,217 @@
+//! Counts the instructions of a memory-FIFO packet by part. This program runs itself again under
+//! callgrind, with a machine of its own.
+//!
+//! One thread sends, steps the machine with a simulated clock, and receives. The count therefore
+//! does not depend on the scheduling of threads.
+//!
+//! Inlined code of shared memory and its layouts counts for the function that it is inlined in.
+
+use std::fmt;
+
+use nicforge::failure::Failure;
+use nicforge_hwi::mu::{ALL_INJECTION_FIFOS, USER_SUBGROUPS};
+
+use super::{
+    BENCH,
+    nodes::{BYTES, IdleFifos, Pair, two_nodes},
+};
+use crate::{
+    bench::Run,
+    callgrind::{Callgrind, Count, Parts, pattern},
+    machine::{SteppedMachine, build},
+    process::unknown_part,
+    row::{Backing, Goal, Outcome, Row},
+};
+
+/// Number of runs of the child process.
+pub(super) const STEPS: usize = Fifos::ALL.len();
+/// Packets that are sent and received at a time.
+const BURST: u32 = 32;
+/// Steps of the machine between two looks at the receiver.
+const MACHINE_STEPS: u32 = 4;
+/// The goal, in instructions.
+const MOST: f64 = 500.0;
+/// The goal for one active FIFO among all, as a multiple of one alone.
+const AMONG: f64 = 1.05;
+/// Bursts before the counted ones.
+const WARM_UP: u32 = 16;
+
+/// The parts of a packet's work.
+const PARTS: Parts = Parts {
+    paths: &[
+        ("program", &["vmm/"]),
+        ("library", &["userlib/spi/"]),
+        ("driver", &["userlib/driver/", "device-model/shm/src/posted/producer.rs"]),
+        ("machine", &["device-model/", "vmm/machine/"]),
+        ("network", &["device-model/network/"]),
+        ("device", &["device-model/nics/mu/", "device-model/kit/"]),
+    ],
+    shared: &["device-model/shm/", "device-model/hwi/"],
+    other: "standard_library",
+};
+
+/// The injection FIFOs that are enabled at the sender's node. One of them sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fifos {
+    One,
+    All,
+}
+
+impl Fifos {
+    const ALL: [Self; 2] = [Self::One, Self::All];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::One => "one",
+            Self::All => "all",
+        }
+    }
+}
+
+/// The task of the child process. On its command line it is `FIFOS:PACKETS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Task {
+    fifos: Fifos,
+    packets: u32,
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.fifos.name(), self.packets)
+    }
+}
+
+impl Task {
+    fn parse(part: &str) -> Result<Self, Failure> {
+        let task = part.split_once(':').and_then(|(fifos, packets)| {
+            let fifos = Fifos::ALL.into_iter().find(|which| which.name() == fifos)?;
+            Some(Self { fifos, packets: packets.parse().ok()? })
+        });
+        task.ok_or_else(|| unknown_part(part))
+    }
+}
+
+/// Counts instructions, if valgrind is installed.
+pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
+    Callgrind::if_installed("instructions of a packet are ", |callgrind| count(run, callgrind))
+}
+
+fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
+    let packets = if run.quick { 2 * BURST } else { 4096 };
+    let (mut outcome, mut counts) = (Outcome::default(), Vec::new());
+
+    for fifos in Fifos::ALL {
+        run.step(format!("instructions with {} FIFOs", fifos.name()))?;
+        let functions = vec![pattern(module_path!(), "round")];
+        let part = Task { fifos, packets }.to_string();
+        let counted = callgrind.run(
+            run,
+            &Count { name: "packets", bench: BENCH.name, part, functions, first_thread_only: false },
+        )?;
+
+        let all = counted.total() as f64 / f64::from(packets);
+        let enabled = match fifos {
+            Fifos::One => 1,
+            Fifos::All => ALL_INJECTION_FIFOS,
+        };
+        let row = Row { backing: Some(Backing::InProcess), bytes: Some(BYTES), ..Row::new("fifo8") };
+        let mut row = row.figure("fifos", enabled.into()).figure("instructions", all);
+        let by_part = counted.by_part(&PARTS);
+        for part in PARTS.paths.iter().map(|(part, _)| *part).chain([PARTS.other]) {
+            let count = by_part.get(part).copied().unwrap_or_default();
+            row = row.figure(part, count as f64 / f64::from(packets));
+        }
+        outcome.rows.push(row);
+        counts.push(all);
+    }
+
+    outcome.goals = vec![
+        Goal::at_most("instructions of a memory-FIFO packet of 8 bytes", MOST, counts[0]),
+        Goal::at_most(
+            "the same with one active FIFO among 544, of one alone, times",
+            AMONG,
+            counts[1] / counts[0],
+        ),
+    ];
+    outcome.notes.push(format!(
+        "fifo8: send, all of the machine's work, and receive, in bursts of {BURST}; counted by callgrind and attributed by source file: \
+         program (the loop, numbers of messages), library (the SPI: descriptors, FIFOs), driver (posted writes), machine (steps, locks, \
+         memory of clients, links), network (router), device (Message Unit), standard_library (what is not inlined)"
+    ));
+    Ok(outcome)
+}
+
+/// Runs the child process.
+pub(super) fn part(part: &str) -> Result<u8, Failure> {
+    let task = Task::parse(part)?;
+    let mut machine = SteppedMachine::new(build(&two_nodes(USER_SUBGROUPS)?)?.0);
+    let open = |node: &str, name: &str| machine.open(node, name);
+    let mut pair = Pair::open(&open("bgq0", "s0")?, &open("bgq1", "s0")?, 4096)?;
+
+    let _idle = match task.fifos {
+        Fifos::One => None,
+        Fifos::All => {
+            pair.enable_other_fifos()?;
+            let users = (1..USER_SUBGROUPS).map(|subgroup| open("bgq0", &format!("s{subgroup}")));
+            let users = users.collect::<Result<Vec<_>, _>>()?;
+            Some(IdleFifos::enable(&users, open("bgq0", "kernel")?)?)
+        }
+    };
+
+    // The first rounds touch all memory once.
+    for _ in 0..WARM_UP {
+        warm_up(&mut machine, &mut pair)?;
+    }
+    for _ in 0..task.packets / BURST {
+        round(&mut machine, &mut pair)?;
+    }
+    Ok(0)
+}
+
+/// Does the same as [`round`], under a name that does not count.
+#[inline(never)]
+fn warm_up(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
+    // The compiler may merge two identical functions, and this one would then count.
+    std::hint::black_box("not counted");
+    burst(machine, pair)
+}
+
+/// Sends, delivers and receives a burst. callgrind counts here.
+#[inline(never)]
+fn round(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
+    burst(machine, pair)
+}
+
+#[inline(always)]
+fn burst(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
+    let sent = pair.send(BURST)?;
+    if sent != BURST {
+        return Err(Failure::result(format!("{sent} of {BURST} packets could be sent")));
+    }
+
+    let mut left = BURST;
+    for _ in 0..1000 {
+        machine.steps(MACHINE_STEPS, |machine, now| machine.step(now, 64));
+        left -= pair.receive(left)?;
+        if left == 0 {
+            return Ok(());
+        }
+    }
+    Err(Failure::result(format!("{left} packets did not arrive")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_is_parsed_as_it_is_printed() {
+        for fifos in Fifos::ALL {
+            let task = Task { fifos, packets: 4096 };
+            assert_eq!(Task::parse(&task.to_string()).unwrap(), task);
+        }
+        for part in ["", ":", "one", "one:", ":4", "two:4", "one:x", "all:4294967296"] {
+            assert!(Task::parse(part).is_err(), "{part}");
+        }
+    }
+}

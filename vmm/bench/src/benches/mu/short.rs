@@ -1,0 +1,173 @@
+//! Messages of 8 bytes through an engine: latencies and a rate, beside VELO's.
+//!
+//! Two engine threads on one processor serve the nodes and two EXTOLL cards. The one that is not
+//! measured sleeps. One application thread has both ends of all pairs.
+
+use std::time::{Duration, Instant};
+
+use nicforge::failure::Failure;
+
+use super::nodes::{self, Pair, STEP_TIMEOUT, open_pair, two_nodes};
+use crate::{
+    bench::Run,
+    benches::extoll::velo,
+    contest::{self, Measurement, Results, all_samples},
+    machine::{Host, never_sleeping_wait},
+    placement::Placement,
+    row::{Backing, Goal, Outcome, Row},
+    samples::Samples,
+};
+
+/// Bytes of memory for the payloads.
+const MEMORY: u64 = 4096;
+/// Messages that are sent, and then taken, at a time.
+const BURST: u32 = 64;
+/// The goal for a put's latency, as a multiple of VELO's.
+const TIMES: f64 = 1.5;
+/// Number of contestants.
+pub(super) const CONTESTANTS: usize = ALL.len();
+
+/// A contestant. Each has a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contestant {
+    Put,
+    Fifo,
+    FifoRate,
+    Velo,
+    VeloRate,
+}
+
+const ALL: [Contestant; 5] =
+    [Contestant::Put, Contestant::Fifo, Contestant::FifoRate, Contestant::Velo, Contestant::VeloRate];
+
+impl Contestant {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Put => "put-latency",
+            Self::Fifo => "fifo-latency",
+            Self::FifoRate => "fifo-rate",
+            Self::Velo => "velo-latency",
+            Self::VeloRate => "velo-rate",
+        }
+    }
+}
+
+/// The amount of work in a measurement.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    /// Duration of a measurement of a rate.
+    sustained: Duration,
+    /// Number of messages, one after the other, for a latency.
+    single: u32,
+}
+
+/// Measures all contestants in turns.
+pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> {
+    let effort = if run.quick {
+        Effort { sustained: Duration::from_millis(30), single: 200 }
+    } else {
+        Effort { sustained: Duration::from_millis(400), single: 20_000 }
+    };
+    let placement = Placement::engine_alone()?;
+    let served = Host::served(run, &two_nodes(1)?, &placement)?;
+
+    let results = velo::with_pair(run, &placement, |velo| {
+        let mut pair = open_pair(&served, MEMORY)?;
+        contest::run(run, rounds, ALL.to_vec(), |contestant, _| {
+            run.step(contestant.name())?;
+            match contestant {
+                Contestant::Put => put_latency(&mut pair, &effort),
+                Contestant::Fifo => fifo_latency(&mut pair, &effort),
+                Contestant::FifoRate => fifo_rate(&mut pair, &effort),
+                Contestant::Velo => velo.latency(effort.single),
+                Contestant::VeloRate => velo.rate(effort.sustained),
+            }
+        })
+    });
+
+    let stopped = served.stop();
+    let results = results?;
+    stopped?;
+    Ok(Outcome {
+        rows: rows(&results, &placement),
+        goals: vec![goal(&results)],
+        notes: vec![
+            "put-latency, fifo-latency, velo-latency: from the send until the receiver, in the same thread, sees the counter or the \
+             message; fifo-rate, velo-rate: one thread sends and receives, one is the engine"
+                .into(),
+        ],
+    })
+}
+
+/// Measures the time from a put until its counter says that the data are there.
+fn put_latency(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
+    let mut samples = Samples::with_capacity(effort.single as usize);
+    for _ in 0..effort.single {
+        pair.expect(nodes::BYTES);
+        let start = Instant::now();
+        until(start, || pair.put(0, nodes::BYTES))?;
+        until(start, || Ok(pair.left() == 0))?;
+        samples.add(start.elapsed());
+    }
+    Ok(Measurement::of_samples(samples))
+}
+
+/// Measures the time from the send of a memory-FIFO message until its receiver has it.
+fn fifo_latency(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
+    let mut samples = Samples::with_capacity(effort.single as usize);
+    for _ in 0..effort.single {
+        let start = Instant::now();
+        until(start, || Ok(pair.send(1)? == 1))?;
+        until(start, || Ok(pair.receive(1)? == 1))?;
+        samples.add(start.elapsed());
+    }
+    Ok(Measurement::of_samples(samples))
+}
+
+/// Spins until `is_done` returns `true`, until the longest wait after `start`.
+#[inline]
+fn until(start: Instant, mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
+    while !is_done()? {
+        std::hint::spin_loop();
+        if start.elapsed() > STEP_TIMEOUT {
+            return Err(Failure::result("a message does not arrive"));
+        }
+    }
+    Ok(())
+}
+
+/// Measures the rate of memory-FIFO messages.
+fn fifo_rate(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
+    let (start, mut received, mut idle) = (Instant::now(), 0_u64, never_sleeping_wait());
+    while start.elapsed() < effort.sustained {
+        let mut moved = 0;
+        for _ in 0..64 {
+            moved += pair.send(BURST)?;
+            let taken = pair.receive(BURST)?;
+            (moved, received) = (moved + taken, received + u64::from(taken));
+        }
+        if moved == 0 {
+            idle.pause();
+        }
+    }
+
+    let rate = received as f64 / start.elapsed().as_secs_f64();
+    pair.drain()?;
+    Ok(Measurement::of_rate(rate))
+}
+
+fn rows(results: &Results<Contestant>, placement: &Placement) -> Vec<Row> {
+    let row = |(contestant, measurements): (&Contestant, &[Measurement])| Row {
+        backing: Some(Backing::VfioUser),
+        placement: Some(placement.text()),
+        bytes: Some(nodes::BYTES),
+        ..Row::new(contestant.name()).with_measurements(measurements)
+    };
+    results.iter().map(row).collect()
+}
+
+fn goal(results: &Results<Contestant>) -> Goal {
+    let median = |contestant| all_samples(results.of(&contestant)).p50_us();
+    let times = median(Contestant::Put) / median(Contestant::Velo).max(f64::MIN_POSITIVE);
+    Goal::at_most("latency of a put with counter, of a VELO message's, times", TIMES, times)
+}
