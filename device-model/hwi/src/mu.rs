@@ -155,6 +155,13 @@ pub mod reg {
     /// Mirror alone: number of packets for the subgroup that were dropped, for want of an enabled
     /// FIFO, a base address, or memory.
     pub const DROPPED: u64 = 0x620;
+
+    /// Class 0 of global interrupts: the lines that this node sets, of
+    /// [`crate::mu_packet::LINES`]. The register is one for all subgroups. Blue Gene/Q has these bits
+    /// in [`BARRIER_CONTROL`], and software builds barriers on them (`BGQ_MU_GI_CONTROL_OFFSET`).
+    pub const GI_CONTROL: u64 = 0x680;
+    /// Class 0: the lines that some node sets; read-only.
+    pub const GI_STATUS: u64 = 0x700;
 }
 
 /// Bits of [`reg::INTERRUPT_STATUS`].
@@ -185,8 +192,10 @@ pub mod vector {
     pub const NON_CRITICAL: u16 = 5;
     /// An error of the machine-check group, for the kernel.
     pub const MACHINE_CHECK: u16 = 6;
+    /// A line of global interrupts was set, for subgroups of classes that the kernel has enabled.
+    pub const GLOBAL: u16 = 7;
     /// Number of vectors.
-    pub const COUNT: u16 = 7;
+    pub const COUNT: u16 = 8;
 }
 
 /// Reasons why the unit stops a FIFO ([`reg::FAULT`]).

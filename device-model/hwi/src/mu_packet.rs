@@ -22,6 +22,8 @@ pub const MAX_PACKET: usize = HEADER + MAX_PAYLOAD;
 pub const CHECK_BYTES: u32 = 8;
 /// Number of class routes of a node, for collectives and for barriers.
 pub const CLASSES: usize = 16;
+/// Lines of global interrupts of a class: `BGQ_GI_CLASS_MAX_GI_PER_CLASSROUTE`.
+pub const LINES: u8 = 3;
 /// Dimensions of the torus: A, B, C, D, E.
 pub const DIMENSIONS: usize = 5;
 /// Port of the link to an I/O node. Port `2 d` leads up dimension `d`, and `2 d + 1` down.

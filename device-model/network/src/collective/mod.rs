@@ -37,6 +37,9 @@
 //!   different orders at different nodes. Software keeps one order, as on the hardware.
 //! - A *barrier class* has a route of its own. Its symbols carry nothing and wait for nothing: each
 //!   node counts them at once. They have a virtual channel of their own.
+//! - The route also has [`LINES`] *lines* of global interrupts. A line is set at all nodes as long as
+//!   one node sets it. Symbols carry the lines; a change that is undone before its symbol leaves may
+//!   go unseen.
 //!
 //! The device calls [`CollectiveUnit::step`] before [`crate::router::Router::step`]: collective
 //! packets then have the higher priority on each wire.
@@ -46,10 +49,13 @@
 //! | `alu` | operations on operands |
 //! | `word` | the header word of a packet |
 //! | `unit`, `work` | the unit of a node, and its work on packets |
-//! | `barrier` | barrier classes |
+//! | `barrier`, `lines` | barrier classes, and their lines of global interrupts |
+//! | `symbols` | the symbols of both |
 
 mod alu;
 mod barrier;
+mod lines;
+mod symbols;
 mod unit;
 mod word;
 mod work;
@@ -59,6 +65,7 @@ use thiserror::Error;
 
 pub use self::{
     alu::{ByteOrder, Flags, Number, Operand, Operation, combine},
+    lines::LINES,
     unit::{CollectiveCounters, CollectiveUnit},
     word::{CollectiveWord, Kind},
 };

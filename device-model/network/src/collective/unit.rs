@@ -6,7 +6,10 @@ use nicforge_core::{
 };
 
 use super::{
-    CLASSES, ClassRoute, CollectiveError, CollectiveSpec, CollectiveWord, MAX_INPUTS, barrier::Barriers,
+    CLASSES, ClassRoute, CollectiveError, CollectiveSpec, CollectiveWord, MAX_INPUTS,
+    barrier::Barriers,
+    lines::Lines,
+    symbols::{Direction, Kind, Symbol, Symbols},
 };
 use crate::router::{
     InjectionRefusal, NotInjected, Outcome,
@@ -86,7 +89,9 @@ pub struct CollectiveUnit {
     pub(super) reception: Vec<ReceptionFifo>,
     pub(super) up: Option<Active>,
     pub(super) down: Option<Active>,
-    pub(super) barriers: Barriers,
+    barriers: Barriers,
+    lines: Lines,
+    symbols: Symbols,
     /// A packet was wanted in this step, and the fabric had none.
     pub(super) starved: bool,
     pub(super) counters: CollectiveCounters,
@@ -112,7 +117,9 @@ impl CollectiveUnit {
             reception: spec.reception.iter().map(|&fifo| ReceptionFifo::new(fifo)).collect(),
             up: None,
             down: None,
-            barriers: Barriers::new(spec.ports, spec.barrier_vc, spec.barrier_framing, symbol_credits),
+            barriers: Barriers::default(),
+            lines: Lines::default(),
+            symbols: Symbols::new(spec.ports, spec.barrier_vc, spec.barrier_framing, symbol_credits),
             starved: false,
             counters: CollectiveCounters::default(),
             spec,
@@ -136,15 +143,15 @@ impl CollectiveUnit {
         Ok(())
     }
 
-    /// Sets the class route of a class for barriers, and forgets a barrier that is under way at
-    /// this node.
+    /// Sets the class route of a class for barriers and global interrupts, and forgets a barrier that
+    /// is under way at this node, and the lines.
     ///
     /// # Errors
     /// As [`CollectiveUnit::set_route`].
     pub fn set_barrier_route(&mut self, class: u8, route: ClassRoute) -> Result<(), CollectiveError> {
         self.spec.check_route(class, &route)?;
         self.barrier_routes[usize::from(class)] = route;
-        self.barriers.forget(class.into());
+        self.forget_symbols(class.into());
         Ok(())
     }
 
@@ -220,8 +227,37 @@ impl CollectiveUnit {
             return Err(CollectiveError::Entered { class });
         }
 
-        self.barriers.enter(index, &route);
+        self.barriers.enter(index, &route, &mut self.symbols);
         Ok(())
+    }
+
+    /// Sets the lines of a class that this node sets, one bit for each of [`LINES`](super::LINES);
+    /// other bits are ignored. [`CollectiveUnit::step`] tells the other nodes.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Class`], [`CollectiveError::NoMember`].
+    pub fn set_lines(&mut self, class: u8, lines: u8) -> Result<(), CollectiveError> {
+        let index = usize::from(class);
+        let route = self.barrier_routes.get(index).ok_or(CollectiveError::Class { class })?;
+        if !route.is_member {
+            return Err(CollectiveError::NoMember { class });
+        }
+
+        self.lines.set(index, lines, route, &mut self.symbols);
+        Ok(())
+    }
+
+    /// Returns the lines of a class that this node sets, and those that some node sets; none if the
+    /// class does not exist.
+    pub fn lines(&self, class: u8) -> (u8, u8) {
+        let index = usize::from(class);
+        if index < CLASSES { (self.lines.own(index), self.lines.all(index)) } else { (0, 0) }
+    }
+
+    /// Returns the number of changes of the lines that some node sets, of all classes.
+    #[inline]
+    pub fn line_changes(&self) -> u64 {
+        self.lines.changes
     }
 
     /// Returns the number of completed barriers of a class; 0 if it does not exist.
@@ -237,8 +273,7 @@ impl CollectiveUnit {
 
     /// Returns the counters.
     pub fn counters(&self) -> CollectiveCounters {
-        let unexpected = self.barriers.unexpected;
-        CollectiveCounters { dropped: self.counters.dropped + unexpected, ..self.counters }
+        self.counters
     }
 
     /// Combines and moves packets, at most about `budget`.
@@ -248,9 +283,9 @@ impl CollectiveUnit {
         let mut moved = 0;
         let has_more = loop {
             let before = moved;
-            moved += self.barriers.receive(ports, &self.barrier_routes);
-            moved += self.barriers.send(ports);
-            self.starved |= std::mem::take(&mut self.barriers.starved);
+            moved += self.receive_symbols(ports);
+            moved += self.symbols.send(ports, &self.lines);
+            self.starved |= std::mem::take(&mut self.symbols.starved);
             moved += self.release_used(ports);
             self.look(ports);
             moved += self.begin_down(ports) + self.advance_down(ports);
@@ -287,7 +322,49 @@ impl CollectiveUnit {
         for slot in self.slots.iter_mut().filter(|slot| matches!(slot, Slot::Waiting(_))) {
             *slot = Slot::Empty;
         }
-        self.barriers.reset();
+        for class in 0..CLASSES {
+            self.forget_symbols(class);
+        }
+    }
+
+    /// Forgets a class's barrier that is under way at this node, and its lines.
+    fn forget_symbols(&mut self, class: usize) {
+        self.barriers.forget(class);
+        self.lines.forget(class);
+        self.symbols.forget(class);
+    }
+
+    /// Takes the symbols that have arrived. Returns their number.
+    fn receive_symbols(&mut self, ports: &mut Ports<'_>) -> u32 {
+        let mut received = 0;
+        while let Some((port, word)) = self.symbols.take(ports) {
+            received += 1;
+            if !self.note_symbol(port, word) {
+                self.counters.dropped += 1;
+            }
+        }
+        received
+    }
+
+    /// Notes a symbol. Returns false for one that no route expects.
+    fn note_symbol(&mut self, port: u8, word: u64) -> bool {
+        let Some(Symbol { class, direction, kind }) = Symbol::from_bits(word) else { return false };
+        let (route, symbols) = (&self.barrier_routes[class], &mut self.symbols);
+        let is_expected = match direction {
+            Direction::Up => route.inputs >> port & 1 == 1,
+            Direction::Down => route.output == Some(port),
+        };
+
+        match (direction, kind) {
+            _ if !is_expected => return false,
+            (Direction::Up, Kind::Barrier) => {
+                return self.barriers.come_up((class, port), route, symbols);
+            }
+            (Direction::Down, Kind::Barrier) => self.barriers.complete(class, route, symbols),
+            (Direction::Up, Kind::Lines(lines)) => self.lines.come_up((class, port), lines, route, symbols),
+            (Direction::Down, Kind::Lines(lines)) => self.lines.come_down(class, lines, route, symbols),
+        }
+        true
     }
 
     /// Returns the time at which the unit has to run again.

@@ -145,6 +145,7 @@ impl Device for MessageUnit {
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let has_more = self.move_packets(context, budget);
         self.unit.poll_barriers(&self.network);
+        self.unit.poll_lines(&self.network);
         self.unit.poll_network(&self.network);
         self.unit.show_changes(context);
         if has_more { Progress::Busy } else { Progress::Idle }

@@ -15,7 +15,7 @@
 //! | 3 | packets of the system, the same way; they alone use I/O links |
 //! | 4 | collective packets of all nodes, and of the system |
 //! | 5 | collective packets of some nodes |
-//! | 6 | barrier symbols |
+//! | 6 | symbols of barriers and global interrupts |
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -63,9 +63,9 @@ pub(crate) const CHANNELS: usize = 7;
 pub(crate) const COLLECTIVE: u8 = 4;
 /// Virtual channel of collective packets of some nodes.
 pub(crate) const SUB_COMM: u8 = 5;
-/// Virtual channel of barrier symbols.
+/// Virtual channel of symbols.
 pub(crate) const SYMBOLS: u8 = 6;
-/// Barrier symbols for which a receiver has room: one up and one down for each class.
+/// Symbols for which a receiver has room: one up and one down for each class.
 pub(crate) const SYMBOL_CREDITS: u32 = 32;
 
 /// Packets from links that an output sends between two injected ones, at power-on.
@@ -248,6 +248,26 @@ impl NetworkUnit {
     #[inline]
     pub(crate) fn all_completed_barriers(&self) -> u64 {
         self.collective.all_barriers_completed()
+    }
+
+    /// Sets the lines of global interrupts of a class that this node sets. [`NetworkUnit::step`]
+    /// sends the symbols.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Class`], [`CollectiveError::NoMember`].
+    pub(crate) fn set_lines(&mut self, class: u8, lines: u8) -> Result<(), CollectiveError> {
+        self.collective.set_lines(class, lines)
+    }
+
+    /// Returns the lines of a class that this node sets, and those that some node sets.
+    pub(crate) fn lines(&self, class: u8) -> (u8, u8) {
+        self.collective.lines(class)
+    }
+
+    /// Returns the number of changes of the lines that some node sets.
+    #[inline]
+    pub(crate) fn line_changes(&self) -> u64 {
+        self.collective.line_changes()
     }
 
     /// Returns the exceptions of collectives that the kernel has enabled as an interrupt: bits of

@@ -21,11 +21,11 @@ use super::{
 use crate::network::NetworkUnit;
 
 /// An error of a refused access.
-type Refusal = (Set, u8);
+pub(super) type Refusal = (Set, u8);
 
 const READ_ONLY: Refusal = (Set::Registers, error::MMREGS_WRITE);
 const WRITE_ONLY: Refusal = (Set::Registers, error::MMREGS_READ);
-const NO_BITS: Refusal = (Set::Registers, error::MMREGS_RANGE);
+pub(super) const NO_BITS: Refusal = (Set::Registers, error::MMREGS_RANGE);
 const NO_ADDRESS: Refusal = (Set::SlavePort, error::XS_ADDRESS);
 
 impl Unit {
@@ -109,6 +109,8 @@ impl Unit {
             PageRegister::BaseAddress(entry) => Ok(subgroup.base_addresses[entry]),
             PageRegister::BarrierControl(_) => Err(WRITE_ONLY),
             PageRegister::BarrierStatus(class) => Ok(network.completed_barriers(class)),
+            PageRegister::LinesControl(class) => Ok(network.lines(class).0.into()),
+            PageRegister::LinesStatus(class) => Ok(network.lines(class).1.into()),
             PageRegister::Subgroup(register) => read_subgroup(subgroup, register),
         }
     }
@@ -127,7 +129,8 @@ impl Unit {
             PageRegister::Subgroup(register) => self.write_subgroup(number, register, value),
             PageRegister::BaseAddress(entry) => self.set_base_address(number, entry, value),
             PageRegister::BarrierControl(class) => self.enter_barrier(network, context, number, class, value),
-            PageRegister::BarrierStatus(_) => Err(READ_ONLY),
+            PageRegister::LinesControl(class) => self.set_lines(network, context, number, class, value),
+            PageRegister::BarrierStatus(_) | PageRegister::LinesStatus(_) => Err(READ_ONLY),
         }
     }
 

@@ -9,9 +9,10 @@ use nicforge_hwi::{
         interrupt,
     },
     mu_dcr::{
-        BARRIER_INT_EN, IME_ENABLE, IMFIFO_RGET, IMFIFO_SYSTEM, IMFIFO_THOLD_INT_EN, IMU_THOLD, RGET_THOLD,
-        RME_ENABLE, RMFIFO_EN, RMFIFO_PACKET_INT_EN, RMFIFO_SYSTEM, RMFIFO_THOLD_INT_EN, RMU_THOLD,
-        RPUTBASE_SYSTEM0, RPUTBASE_SYSTEM1, SYS_BARRIER, UPC_MU_COUNTER, counter,
+        BARRIER_INT_EN, GI_INT_EN_SHIFT, IME_ENABLE, IMFIFO_RGET, IMFIFO_SYSTEM, IMFIFO_THOLD_INT_EN,
+        IMU_THOLD, RGET_THOLD, RME_ENABLE, RMFIFO_EN, RMFIFO_PACKET_INT_EN, RMFIFO_SYSTEM,
+        RMFIFO_THOLD_INT_EN, RMU_THOLD, RPUTBASE_SYSTEM0, RPUTBASE_SYSTEM1, SYS_BARRIER, UPC_MU_COUNTER,
+        counter,
     },
 };
 
@@ -132,7 +133,10 @@ impl Unit {
             RPUTBASE_SYSTEM0 => Some(0),
             RPUTBASE_SYSTEM1 => Some((1 << SUBGROUPS_OF_GROUP) - 1),
             SYS_BARRIER => Some(control.system_barriers.into()),
-            BARRIER_INT_EN => Some(control.barrier_interrupts.into()),
+            BARRIER_INT_EN => {
+                let barriers = u64::from(control.barrier_interrupts);
+                Some(barriers | self.globals.interrupts << GI_INT_EN_SHIFT)
+            }
             IME_ENABLE => Some(control.injection_engines.into()),
             RME_ENABLE => Some(control.reception_engines.into()),
             _ => self.errors.read(offset),
@@ -161,7 +165,10 @@ impl Unit {
             RGET_THOLD => control.thresholds.remote_get = value.saturating_mul(CHUNK),
             RMU_THOLD => control.thresholds.reception = value.saturating_mul(CHUNK),
             SYS_BARRIER => control.system_barriers = value as u16,
-            BARRIER_INT_EN => control.barrier_interrupts = value as u16,
+            BARRIER_INT_EN => {
+                control.barrier_interrupts = value as u16;
+                self.enable_lines(value >> GI_INT_EN_SHIFT);
+            }
             IME_ENABLE => control.injection_engines = value as u16,
             RME_ENABLE => control.reception_engines = value as u16,
             _ => return self.errors.write(offset, value),

@@ -19,7 +19,7 @@
 //! | `put`, `drops` | direct puts, and packets that are dropped |
 //! | `memory`, `atomic`, `reference` | client memory, and packets that refer to it |
 //! | `timing` | the time that engines take |
-//! | `barriers` | the subgroups that wait for barriers |
+//! | `barriers`, `globals` | the subgroups that wait for barriers, and global interrupts |
 //!
 //! In: accesses, packets. Out: packets, deposits, interrupts. May touch: client memory, mirrors,
 //! the network unit.
@@ -32,6 +32,7 @@ mod control;
 mod drops;
 mod engines;
 mod errors;
+mod globals;
 mod inject;
 mod memory;
 mod message;
@@ -64,6 +65,7 @@ use self::{
     control::Control,
     engines::Engines,
     errors::{Errors, Info, Set},
+    globals::Globals,
     memory::Owner,
     page::Page,
     subgroup::Subgroup,
@@ -117,6 +119,7 @@ pub(crate) struct Unit {
     control: Control,
     errors: Errors,
     barriers: Barriers,
+    globals: Globals,
     /// By [`counter`].
     counters: [u64; counter::COUNT],
     tenancies: Tenancies,
@@ -139,6 +142,7 @@ impl Unit {
             control: Control::new(),
             errors: Errors::default(),
             barriers: Barriers::default(),
+            globals: Globals::default(),
             counters: [0; counter::COUNT],
             tenancies: Tenancies::default(),
             network_errors: 0,
@@ -212,6 +216,7 @@ impl Unit {
         page.show(reg::LAST_COORDINATES, last_coordinates.into());
         for class in 0..CLASSES as u8 {
             page.show(reg::BARRIER_STATUS + 8 * u64::from(class), network.completed_barriers(class));
+            page.show(reg::GI_STATUS + 8 * u64::from(class), network.lines(class).1.into());
         }
         page.show(reg::STARTS, self.tenancies.starts);
         page.mark_all();
@@ -244,6 +249,7 @@ impl Unit {
         self.engines = Engines::default();
         self.timing = self.timing.restarted();
         self.barriers = self.barriers.restarted();
+        self.globals = self.globals.restarted();
     }
 
     /// Returns the attachments that have clients.

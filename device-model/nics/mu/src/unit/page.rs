@@ -3,13 +3,16 @@
 //! In: which FIFOs have moved, and their values at the end of a step. Out: stores to the page. May
 //! touch: the page.
 
-use nicforge_hwi::mu::{INJECTION_FIFOS, PAGE, RECEPTION_FIFOS, reg};
+use nicforge_hwi::{
+    mu::{INJECTION_FIFOS, PAGE, RECEPTION_FIFOS, reg},
+    mu_packet::CLASSES,
+};
 use nicforge_shm::{MemoryError, SharedMemory, Window};
 
 use super::subgroup::Subgroup;
 
 /// Words of a page that are shown.
-const WORDS: usize = (reg::DROPPED / 8 + 1) as usize;
+const WORDS: usize = reg::GI_STATUS as usize / 8 + CLASSES;
 
 /// A subgroup's page, and what it shows.
 pub(crate) struct Page {

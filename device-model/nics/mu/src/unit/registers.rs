@@ -39,6 +39,10 @@ pub(crate) enum PageRegister {
     BarrierControl(u8),
     /// The number of completed barriers of this class.
     BarrierStatus(u8),
+    /// The lines of global interrupts of this class that the node sets.
+    LinesControl(u8),
+    /// The lines of this class that some node sets.
+    LinesStatus(u8),
 }
 
 /// A register of a FIFO.
@@ -133,6 +137,12 @@ fn page_register(offset: u64) -> Result<PageRegister, NoRegister> {
     if let Some(class) = index_in(reg::BARRIER_STATUS, 8, CLASSES as u64) {
         return Ok(PageRegister::BarrierStatus(class as u8));
     }
+    if let Some(class) = index_in(reg::GI_CONTROL, 8, CLASSES as u64) {
+        return Ok(PageRegister::LinesControl(class as u8));
+    }
+    if let Some(class) = index_in(reg::GI_STATUS, 8, CLASSES as u64) {
+        return Ok(PageRegister::LinesStatus(class as u8));
+    }
     subgroup_register(offset).map(PageRegister::Subgroup)
 }
 
@@ -204,6 +214,7 @@ mod tests {
         assert_eq!(decode(1, 0x38), Err(NoRegister::Address));
         assert_eq!(decode(1, reg::RECEPTION + reg::DESCRIPTOR_COUNT), Err(NoRegister::Address));
         assert_eq!(decode(1, reg::BARRIER_STATUS + 16 * 8), Err(NoRegister::Address));
+        assert_eq!(decode(1, reg::GI_STATUS + 16 * 8), Err(NoRegister::Address));
         assert_eq!(decode(1, reg::NODE), Err(NoRegister::Address));
     }
 }

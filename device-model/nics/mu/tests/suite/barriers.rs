@@ -2,7 +2,7 @@
 
 use nicforge_hwi::{
     mu::{PAGE, reg, vector},
-    mu_dcr::{BARRIER_INT_EN, SYS_BARRIER, error, errors},
+    mu_dcr::{BARRIER_INT_EN, GI_INT_EN_SHIFT, SYS_BARRIER, error, errors},
     mu_packet::{Descriptor, channel, collective_type, fifo_map, kind, operation, packet_type},
     nd_dcr::{self, ClassRoute, LOCAL, class_link},
 };
@@ -196,4 +196,96 @@ fn a_class_without_route_stops_the_fifo() {
     users[0].inject(&mut rig.bed, 1, &allreduce(Way { from: 0, to: 1 }.fifo(2, PAYLOAD, 8)));
     rig.settle();
     assert_eq!(users[0].fault(1), nicforge_hwi::mu::fault::DESCRIPTOR);
+}
+
+const LINES_CONTROL: u64 = reg::GI_CONTROL + 8 * CLASS as u64;
+const LINES_STATUS: u64 = reg::GI_STATUS + 8 * CLASS as u64;
+
+/// Waits until both users see these lines.
+fn until_lines(rig: &mut Rig, users: &[User; 2], lines: u64) {
+    rig.until(|_| users.iter().all(|user| user.shown(LINES_STATUS) == lines));
+}
+
+#[test]
+fn a_line_is_set_as_long_as_one_node_sets_it() {
+    let (mut rig, _kernels, mut users) = class();
+    let steps =
+        [([0b001, 0], 0b001), ([0b001, 0b101], 0b101), ([0, 0b101], 0b101), ([0, 0b100], 0b100), ([0, 0], 0)];
+    for (own, all) in steps {
+        for (user, lines) in users.iter_mut().zip(own) {
+            user.post(&mut rig.bed, LINES_CONTROL, lines);
+        }
+        until_lines(&mut rig, &users, all);
+        rig.settle();
+        assert_eq!(users.each_ref().map(|user| user.shown(LINES_STATUS)), [all; 2]);
+        assert_eq!(users.each_mut().map(|user| user.get(&mut rig.bed, LINES_CONTROL)), own);
+    }
+
+    // Barriers of the same class go on beside them.
+    users.iter_mut().for_each(|user| user.post(&mut rig.bed, CONTROL, 1));
+    rig.until(|_| users.iter().all(|user| user.shown(STATUS) == 1));
+}
+
+#[test]
+fn a_line_interrupts_where_the_kernel_has_enabled_it() {
+    let (mut rig, kernels, mut users) = class();
+    let global = |user: &User| user.interrupts[usize::from(vector::GLOBAL)].get();
+    let enable = |line: u32| 1 << (GI_INT_EN_SHIFT + 3 * u32::from(CLASS) + line);
+    kernels[1].set_control(&mut rig.bed, BARRIER_INT_EN, enable(1));
+    assert_eq!(kernels[1].control(&mut rig.bed, BARRIER_INT_EN), enable(1));
+
+    // Line 0 is not enabled, and no other class. A line that stays set interrupts once.
+    for (lines, raised) in [(0b001, 0), (0b010, 1), (0b011, 1), (0, 1), (0b110, 2)] {
+        users[0].post(&mut rig.bed, LINES_CONTROL, lines);
+        until_lines(&mut rig, &users, lines);
+        rig.settle();
+        assert_eq!([global(&users[1]), global(&kernels[1])], [raised; 2], "{lines:#b}");
+    }
+    assert_eq!([global(&users[0]), global(&kernels[0])], [0; 2]);
+
+    // A line that is set already interrupts when it is enabled.
+    kernels[0].set_control(&mut rig.bed, BARRIER_INT_EN, enable(2));
+    rig.settle();
+    assert_eq!([global(&users[0]), global(&kernels[0])], [1; 2]);
+}
+
+#[test]
+fn lines_of_the_system_and_those_without_route_are_refused() {
+    let (mut rig, kernels, mut users) = class();
+    kernels[0].set_control(&mut rig.bed, SYS_BARRIER, 1 << CLASS);
+    for (offset, value) in [(LINES_CONTROL, 1), (LINES_CONTROL + 8, 1), (LINES_STATUS, 1)] {
+        users[0].post(&mut rig.bed, offset, value);
+    }
+    users[1].post(&mut rig.bed, LINES_CONTROL, 8);
+    rig.settle();
+    assert_eq!(users.each_ref().map(|user| user.shown(LINES_STATUS)), [0; 2]);
+
+    // The kernel sets a line of the system, which users see, and which interrupts the kernel alone.
+    kernels[0].set_control(&mut rig.bed, BARRIER_INT_EN, u64::MAX << GI_INT_EN_SHIFT);
+    let mut kernel = kernels.into_iter().next().unwrap();
+    kernel.post(&mut rig.bed, LINES_CONTROL, 0b100);
+    until_lines(&mut rig, &users, 0b100);
+    let raised = [&kernel, &users[0]].map(|user| user.interrupts[usize::from(vector::GLOBAL)].get());
+    assert_eq!(raised, [1, 0]);
+}
+
+#[test]
+fn a_reset_and_a_new_route_take_the_lines_away() {
+    let (mut rig, kernels, mut users) = class();
+    users[1].post(&mut rig.bed, LINES_CONTROL, 0b111);
+    until_lines(&mut rig, &users, 0b111);
+    set_routes(&mut rig, &kernels, nd_dcr::CTRL_GI_CLASS);
+    rig.settle();
+    assert_eq!(users.each_ref().map(|user| user.shown(LINES_STATUS)), [0b111; 2], "the same route");
+
+    for function in rig.functions.clone() {
+        rig.bed.reset_function(function).unwrap();
+    }
+    users.iter_mut().for_each(User::restart_ring);
+    rig.settle();
+    assert_eq!(users.each_ref().map(|user| user.shown(LINES_STATUS)), [0; 2]);
+
+    set_routes(&mut rig, &kernels, nd_dcr::CTRL_GI_CLASS);
+    users[1].post(&mut rig.bed, LINES_CONTROL, 0b010);
+    until_lines(&mut rig, &users, 0b010);
 }

@@ -1,0 +1,113 @@
+//! Global interrupts: lines that the nodes of a class share.
+//!
+//! Each class has [`LINES`] lines. A line is set as long as one node sets it. A node sends the union
+//! of its subtree up when that changes, and the root's union goes down to all nodes.
+
+use super::{
+    CLASSES, ClassRoute,
+    symbols::{Direction, Symbols},
+};
+
+/// Lines of a class.
+pub const LINES: u8 = 3;
+/// All lines of a class.
+const ALL: u8 = (1 << LINES) - 1;
+
+/// The lines of a class at a node, one bit for each.
+#[derive(Clone, Copy, Debug, Default)]
+struct Class {
+    /// Those that the node itself sets.
+    own: u8,
+    /// Inputs whose subtree sets a line, by line; one bit for each port.
+    inputs: [u64; LINES as usize],
+    /// The union of this node's subtree.
+    subtree: u8,
+    /// The union of all nodes, as far as this node knows.
+    all: u8,
+}
+
+/// The lines of all classes at a node.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    of: [Class; CLASSES],
+    /// Number of changes of any class's union of all nodes.
+    pub(super) changes: u64,
+}
+
+impl Lines {
+    /// Returns the lines that the node itself sets.
+    pub(super) fn own(&self, class: usize) -> u8 {
+        self.of[class].own
+    }
+
+    /// Returns the union of all nodes.
+    pub(super) fn all(&self, class: usize) -> u8 {
+        self.of[class].all
+    }
+
+    /// Returns the lines that a symbol says.
+    pub(super) fn to_send(&self, class: usize, direction: Direction) -> u8 {
+        match direction {
+            Direction::Up => self.of[class].subtree,
+            Direction::Down => self.of[class].all,
+        }
+    }
+
+    /// Sets the lines of the node itself.
+    pub(super) fn set(&mut self, class: usize, lines: u8, route: &ClassRoute, symbols: &mut Symbols) {
+        self.of[class].own = lines & ALL;
+        self.update(class, route, symbols);
+    }
+
+    /// Notes the lines of an input's subtree.
+    pub(super) fn come_up(
+        &mut self,
+        (class, port): (usize, u8),
+        lines: u8,
+        route: &ClassRoute,
+        symbols: &mut Symbols,
+    ) {
+        for (line, inputs) in self.of[class].inputs.iter_mut().enumerate() {
+            *inputs = *inputs & !(1 << port) | u64::from(lines >> line & 1) << port;
+        }
+        self.update(class, route, symbols);
+    }
+
+    /// Notes the lines of all nodes, and sends them down.
+    pub(super) fn come_down(&mut self, class: usize, lines: u8, route: &ClassRoute, symbols: &mut Symbols) {
+        let (state, lines) = (&mut self.of[class], lines & ALL);
+        if state.all == lines {
+            return;
+        }
+        state.all = lines;
+        self.changes += 1;
+
+        let mut inputs = route.inputs;
+        while inputs != 0 {
+            symbols.queue_lines(inputs.trailing_zeros() as u8, class, Direction::Down);
+            inputs &= inputs - 1;
+        }
+    }
+
+    /// Sends the union of the subtree up if it has changed.
+    fn update(&mut self, class: usize, route: &ClassRoute, symbols: &mut Symbols) {
+        let state = &mut self.of[class];
+        let of_inputs = state.inputs.iter().enumerate();
+        let set = of_inputs.fold(state.own, |set, (line, &inputs)| set | u8::from(inputs != 0) << line);
+        if set == state.subtree {
+            return;
+        }
+
+        state.subtree = set;
+        match route.output {
+            None => self.come_down(class, set, route, symbols),
+            Some(port) => symbols.queue_lines(port, class, Direction::Up),
+        }
+    }
+
+    /// Forgets the lines of a class.
+    pub(super) fn forget(&mut self, class: usize) {
+        self.changes += u64::from(self.of[class].all != 0);
+        self.of[class] = Class::default();
+    }
+}
