@@ -161,10 +161,10 @@ impl Symbols {
         }
     }
 
-    /// Forgets all symbols.
-    pub(super) fn reset(&mut self) {
-        self.waiting.fill(Waiting::default());
-        self.ports = 0;
+    /// Returns whether no symbol waits or has arrived.
+    #[inline]
+    pub(super) fn is_idle(&self, ports: &Ports<'_>) -> bool {
+        self.ports == 0 && ports.arrived(self.vc) == 0
     }
 }
 

@@ -276,8 +276,30 @@ impl CollectiveUnit {
         self.counters
     }
 
+    /// Returns whether [`CollectiveUnit::step`] has nothing to do: no packet or symbol arrives, is in
+    /// service, or waits in a FIFO. A packet that waits for operands is still the first of its
+    /// channel or FIFO.
+    #[inline]
+    fn is_idle(&self, ports: &Ports<'_>) -> bool {
+        let arriving = |&vc: &u8| ports.arrived(vc.into()) | ports.heads(vc.into()) != 0;
+        self.up.is_none()
+            && self.down.is_none()
+            && self.symbols.is_idle(ports)
+            && !self.spec.vcs.iter().any(arriving)
+            && self.injection.iter().all(InjectionFifo::is_empty)
+            && self.reception.iter().all(|fifo| fifo.front().is_none())
+    }
+
     /// Combines and moves packets, at most about `budget`.
+    #[inline]
     pub fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
+        if self.is_idle(ports) {
+            return Outcome { moved: 0, has_more: false, wake: Nanos::NEVER };
+        }
+        self.work(ports, budget)
+    }
+
+    fn work(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
         self.starved = false;
 
         let mut moved = 0;

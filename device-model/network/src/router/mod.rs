@@ -212,6 +212,8 @@ struct Fifos {
     longest: u32,
     /// Injection FIFOs that are not empty and whose first packet has no decision.
     waiting: u64,
+    /// Reception FIFOs that are not empty, one bit for each.
+    received: u64,
     /// A packet of a reception FIFO is complete at this time, or [`Nanos::NEVER`].
     complete: Nanos,
 }
@@ -223,6 +225,7 @@ impl Fifos {
             reception: spec.reception.iter().map(|&fifo| ReceptionFifo::new(fifo)).collect(),
             longest: spec.longest_bytes(),
             waiting: 0,
+            received: 0,
             complete: Nanos::NEVER,
         }
     }
@@ -240,7 +243,7 @@ impl Fifos {
                 ports.recycle(packet);
             }
         }
-        (self.waiting, self.complete) = (0, Nanos::NEVER);
+        (self.waiting, self.received, self.complete) = (0, 0, Nanos::NEVER);
     }
 }
 
@@ -366,7 +369,19 @@ impl<P: Policy> Router<P> {
     /// the room.
     #[inline]
     pub fn take(&mut self, fifo: u8, now: Nanos) -> Option<Packet> {
-        self.fifos.reception.get_mut(usize::from(fifo))?.pop(now)
+        let queue = self.fifos.reception.get_mut(usize::from(fifo))?;
+        let packet = queue.pop(now)?;
+        if queue.front().is_none() {
+            self.fifos.received &= !(1 << fifo);
+        }
+        Some(packet)
+    }
+
+    /// Returns the reception FIFOs that have packets, one bit for each. A first packet need not be
+    /// complete.
+    #[inline]
+    pub fn received(&self) -> u64 {
+        self.fifos.received
     }
 
     /// Empties all FIFOs and forgets all decisions. The device must call [`Router::step`]

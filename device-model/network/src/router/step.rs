@@ -254,6 +254,7 @@ impl<P: Policy> Router<P> {
         let queue = &mut self.fifos.reception[fifo];
         queue.last = input as u8;
         queue.push(packet, now, now);
+        self.fifos.received |= 1 << fifo;
         self.counters.router.delivered += 1;
         self.heads.local &= !(1 << input);
         if decision == Decision::Local {

@@ -16,7 +16,7 @@ use nicforge_network::{
 };
 
 use super::{
-    COLLECTIVE, FIFO_PACKETS, SUB_COMM, SYMBOLS,
+    COLLECTIVE, SUB_COMM, SYMBOLS, fifo_packets,
     route::{Route, RouteError, check_map},
 };
 use crate::config::{Cables, NetworkError, Options, Site};
@@ -40,8 +40,9 @@ const MAX_WORD: usize = 512;
 pub(super) fn unit(site: &Site) -> Result<CollectiveUnit, NetworkError> {
     let options: &Options = &site.options;
     let framing = options.framing();
-    let bytes = (MAX_PACKET as u32 + framing) * u32::from(FIFO_PACKETS);
-    let fifos = vec![FifoSpec { bytes, packets: FIFO_PACKETS, priority: 0 }; 2];
+    let packets = fifo_packets(options);
+    let bytes = (MAX_PACKET as u32 + framing) * u32::from(packets);
+    let fifos = vec![FifoSpec { bytes, packets, priority: 0 }; 2];
 
     Ok(CollectiveUnit::new(CollectiveSpec {
         node: site.node,

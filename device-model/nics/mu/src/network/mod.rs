@@ -52,7 +52,7 @@ use self::{
 };
 pub(crate) use self::{
     policy::{NodePolicy, check_deadlock},
-    route::{Place, Route, RouteError},
+    route::{LastRoute, Place, Route, RouteError},
 };
 use crate::config::{NetworkError, Options, Site};
 
@@ -70,8 +70,9 @@ pub(crate) const SYMBOL_CREDITS: u32 = 32;
 
 /// Packets from links that an output sends between two injected ones, at power-on.
 const THROUGH_RATIO: u8 = 1;
-/// Packets of a network FIFO.
-const FIFO_PACKETS: u16 = 4;
+/// Packets of a network FIFO on links with a bandwidth, and on others. There, more packets at a time
+/// save turns of the router.
+const FIFO_PACKETS: [u16; 2] = [4, 16];
 /// Number of the first network injection FIFO of the router. Those below are for collectives.
 const FIRST_ROUTED: u8 = fifo_map::SYSTEM.trailing_zeros() as u8;
 /// Number of reception FIFOs of the router. Those behind are for collectives.
@@ -85,12 +86,18 @@ mod priority {
     pub(super) const NORMAL: u8 = 2;
 }
 
+/// Returns the packets of a network FIFO.
+fn fifo_packets(options: &Options) -> u16 {
+    FIFO_PACKETS[usize::from(!options.is_timed())]
+}
+
 /// Returns the description of the routers of a network.
 pub(crate) fn router_spec(options: &Options) -> RouterSpec {
     let framing = options.framing() + options.max_reference();
     let fifo = |priority| {
-        let bytes = (MAX_PACKET as u32 + framing) * u32::from(FIFO_PACKETS);
-        FifoSpec { bytes, packets: FIFO_PACKETS, priority }
+        let packets = fifo_packets(options);
+        let bytes = (MAX_PACKET as u32 + framing) * u32::from(packets);
+        FifoSpec { bytes, packets, priority }
     };
     let of_fifo = |number: u32| match 1 << number {
         fifo_map::SYSTEM => fifo(priority::SYSTEM),
@@ -117,6 +124,7 @@ pub(crate) struct NetworkUnit {
     router: Router<NodePolicy>,
     collective: CollectiveUnit,
     registers: Registers,
+    last_route: LastRoute,
     /// Bytes that the link carries with each packet.
     framing: u32,
     /// Bytes of the longest packet, with framing and the memory that it refers to.
@@ -131,6 +139,7 @@ impl NetworkUnit {
             router: Router::with_plan(&site.plan, site.policy.clone()),
             collective: collective::unit(site)?,
             registers: Registers::new(),
+            last_route: LastRoute::default(),
             framing,
             longest: MAX_PACKET as u32 + framing + site.options.max_reference(),
             site: site.clone(),
@@ -142,31 +151,43 @@ impl NetworkUnit {
     ///
     /// # Errors
     /// [`RouteError`] names the field that has no meaning.
+    #[inline]
     pub(crate) fn route(
-        &self,
+        &mut self,
         header: &PacketHeader,
         map: u64,
         is_system: bool,
     ) -> Result<Route, RouteError> {
         let Site { node, place, cables, .. } = &self.site;
         match header.data_packet_type {
-            kind::POINT_TO_POINT => route::point_to_point(cables, (*node, *place), header, map, is_system),
+            // Such a route depends on the header alone, and many messages have the one before's.
+            kind::POINT_TO_POINT => self.last_route.get_or_compute(header, map, is_system, || {
+                route::point_to_point(cables, (*node, *place), header, map, is_system)
+            }),
             kind::COLLECTIVE => collective::route(&self.collective, cables, header, map, is_system),
             kind => Err(RouteError::Kind { kind }),
         }
     }
 
-    /// Returns the network injection FIFOs that have room for a packet of the longest kind, as bits
-    /// of [`fifo_map`].
-    pub(crate) fn room(&self, now: Nanos) -> u16 {
-        let has_room = |&fifo: &u8| {
+    /// Returns those of these network injection FIFOs that have room for a packet of the longest
+    /// kind, as bits of [`fifo_map`].
+    #[inline]
+    pub(crate) fn room(&self, fifos: u16, now: Nanos) -> u16 {
+        let has_room = |fifo: u8| {
             let ((bytes, packets), longest) = match fifo.checked_sub(FIRST_ROUTED) {
                 Some(routed) => (self.router.injection_room(routed, now), self.longest),
                 None => (self.collective.injection_room(fifo, now), MAX_PACKET as u32 + self.framing),
             };
             bytes >= longest && packets > 0
         };
-        (0..fifo_map::COUNT as u8).filter(has_room).fold(0, |map, fifo| map | 1 << fifo)
+
+        let (mut map, mut left) = (0, fifos);
+        while left != 0 {
+            let fifo = left.trailing_zeros() as u8;
+            left &= left - 1;
+            map |= u16::from(has_room(fifo)) << fifo;
+        }
+        map
     }
 
     /// Puts a packet into a network injection FIFO. Its data is the header and the payload.
@@ -201,8 +222,15 @@ impl NetworkUnit {
 
     /// Returns the network reception FIFOs whose first packet is complete, one bit for each.
     pub(crate) fn waiting(&self, now: Nanos) -> u16 {
-        let is_waiting = |&fifo: &u8| self.front(fifo, now).is_some();
-        (0..reception_fifo::COUNT).filter(is_waiting).fold(0, |set, fifo| set | 1 << fifo)
+        let collective = [reception_fifo::COLLECTIVE_USER, reception_fifo::COLLECTIVE_SYSTEM];
+        let mut left = self.router.received() as u16 | collective.iter().fold(0, |set, fifo| set | 1 << fifo);
+        let mut waiting = 0;
+        while left != 0 {
+            let fifo = left.trailing_zeros() as u8;
+            left &= left - 1;
+            waiting |= u16::from(self.front(fifo, now).is_some()) << fifo;
+        }
+        waiting
     }
 
     /// Returns the first packet of a network reception FIFO, if it is complete.
@@ -285,7 +313,8 @@ impl NetworkUnit {
             self.registers.note_exceptions(self.collective.counters());
         }
 
-        let routed = self.router.step(ports, budget);
+        let idle = Outcome { moved: 0, has_more: false, wake: Nanos::NEVER };
+        let routed = if self.router.is_idle(ports) { idle } else { self.router.step(ports, budget) };
         Outcome {
             moved: collective.moved + routed.moved,
             has_more: collective.has_more || routed.has_more,

@@ -125,7 +125,7 @@ impl Unit {
     }
 
     /// Fetches and checks the descriptor at a FIFO's head. Returns `None` if the FIFO has stopped.
-    fn fetch(&mut self, network: &NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Option<Message> {
+    fn fetch(&mut self, network: &mut NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Option<Message> {
         let (number, index) = place_of(fifo);
         let subgroup = self.subgroups.get(number)?;
         let (owner, head) = (subgroup.owner(), subgroup.injection[index].ring.head);
@@ -162,7 +162,8 @@ impl Unit {
     ) -> Served {
         let now = context.now();
         let Some(route) = message.route else { return Served::Inactive };
-        let open = route.fifos() & network.room(now) & self.control.injection_engines;
+        let wanted = route.fifos() & self.control.injection_engines;
+        let open = network.room(wanted, now);
         let open = self.timing.idle(context, open);
         let Some(engine) = in_turn(open.into(), self.next_engine) else {
             self.counters[counter::SEND_WAITS] += 1;

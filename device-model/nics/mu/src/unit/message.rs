@@ -79,7 +79,7 @@ impl Message {
     /// [`Rejected`]: the FIFO stops.
     pub(crate) fn new(
         descriptor: &Descriptor,
-        network: &NetworkUnit,
+        network: &mut NetworkUnit,
         is_system: bool,
     ) -> Result<Self, Rejected> {
         let kind = kind_of(descriptor)?;
@@ -240,7 +240,7 @@ fn check_permission(descriptor: &Descriptor, is_system: bool) -> Result<(), Reje
 fn route(
     descriptor: &Descriptor,
     header: &PacketHeader,
-    network: &NetworkUnit,
+    network: &mut NetworkUnit,
     is_system: bool,
 ) -> Result<Route, Rejected> {
     let map = descriptor.torus_fifo_map;

@@ -13,7 +13,7 @@ use nicforge_hwi::mu::{ALL_INJECTION_FIFOS, USER_SUBGROUPS};
 
 use super::{
     BENCH,
-    nodes::{BYTES, IdleFifos, Pair, two_nodes},
+    nodes::{BYTES, CREDITS, IdleFifos, Pair, two_nodes},
 };
 use crate::{
     bench::Run,
@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// Number of runs of the child process.
-pub(super) const STEPS: usize = Fifos::ALL.len();
+pub(super) const STEPS: usize = TASKS.len();
 /// Packets that are sent and received at a time.
 const BURST: u32 = 32;
 /// Steps of the machine between two looks at the receiver.
@@ -68,24 +68,31 @@ impl Fifos {
     }
 }
 
-/// The task of the child process. On its command line it is `FIFOS:PACKETS`.
+/// So many packets of buffer that a burst does not wait.
+const DEEP: u32 = 64;
+/// FIFOs, and packets of buffer of a virtual channel. Each run has a row.
+const TASKS: [(Fifos, u32); 3] = [(Fifos::One, CREDITS), (Fifos::All, CREDITS), (Fifos::One, DEEP)];
+
+/// The task of the child process. On its command line it is `FIFOS:CREDITS:PACKETS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Task {
     fifos: Fifos,
+    credits: u32,
     packets: u32,
 }
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.fifos.name(), self.packets)
+        write!(f, "{}:{}:{}", self.fifos.name(), self.credits, self.packets)
     }
 }
 
 impl Task {
     fn parse(part: &str) -> Result<Self, Failure> {
-        let task = part.split_once(':').and_then(|(fifos, packets)| {
+        let task = part.split_once(':').and_then(|(fifos, numbers)| {
             let fifos = Fifos::ALL.into_iter().find(|which| which.name() == fifos)?;
-            Some(Self { fifos, packets: packets.parse().ok()? })
+            let (credits, packets) = numbers.split_once(':')?;
+            Some(Self { fifos, credits: credits.parse().ok()?, packets: packets.parse().ok()? })
         });
         task.ok_or_else(|| unknown_part(part))
     }
@@ -100,10 +107,10 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let packets = if run.quick { 2 * BURST } else { 4096 };
     let (mut outcome, mut counts) = (Outcome::default(), Vec::new());
 
-    for fifos in Fifos::ALL {
-        run.step(format!("instructions with {} FIFOs", fifos.name()))?;
+    for (fifos, credits) in TASKS {
+        run.step(format!("instructions with {} FIFOs, {credits} credits", fifos.name()))?;
         let functions = vec![pattern(module_path!(), "round")];
-        let part = Task { fifos, packets }.to_string();
+        let part = Task { fifos, credits, packets }.to_string();
         let counted = callgrind.run(
             run,
             &Count { name: "packets", bench: BENCH.name, part, functions, first_thread_only: false },
@@ -115,7 +122,8 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
             Fifos::All => ALL_INJECTION_FIFOS,
         };
         let row = Row { backing: Some(Backing::InProcess), bytes: Some(BYTES), ..Row::new("fifo8") };
-        let mut row = row.figure("fifos", enabled.into()).figure("instructions", all);
+        let mut row =
+            row.figure("fifos", enabled.into()).figure("credits", credits.into()).figure("instructions", all);
         let by_part = counted.by_part(&PARTS);
         for part in PARTS.paths.iter().map(|(part, _)| *part).chain([PARTS.other]) {
             let count = by_part.get(part).copied().unwrap_or_default();
@@ -126,9 +134,14 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     }
 
     outcome.goals = vec![
-        Goal::at_most("instructions of a memory-FIFO packet of 8 bytes", MOST, counts[0]),
         Goal::at_most(
-            "the same with one active FIFO among 544, of one alone, times",
+            "instructions of a memory-FIFO packet of 8 bytes, 7 packets of buffer",
+            MOST,
+            counts[0],
+        ),
+        Goal::at_most("the same with 64 packets of buffer", MOST, counts[2]),
+        Goal::at_most(
+            "one active injection FIFO among 544, of one alone, times",
             AMONG,
             counts[1] / counts[0],
         ),
@@ -144,7 +157,7 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 /// Runs the child process.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let task = Task::parse(part)?;
-    let mut machine = SteppedMachine::new(build(&two_nodes(USER_SUBGROUPS)?)?.0);
+    let mut machine = SteppedMachine::new(build(&two_nodes(USER_SUBGROUPS, task.credits)?)?.0);
     let open = |node: &str, name: &str| machine.open(node, name);
     let mut pair = Pair::open(&open("bgq0", "s0")?, &open("bgq1", "s0")?, 4096)?;
 
@@ -206,11 +219,11 @@ mod tests {
 
     #[test]
     fn a_task_is_parsed_as_it_is_printed() {
-        for fifos in Fifos::ALL {
-            let task = Task { fifos, packets: 4096 };
+        for (fifos, credits) in TASKS {
+            let task = Task { fifos, credits, packets: 4096 };
             assert_eq!(Task::parse(&task.to_string()).unwrap(), task);
         }
-        for part in ["", ":", "one", "one:", ":4", "two:4", "one:x", "all:4294967296"] {
+        for part in ["", ":", "one", "one:7", ":7:4", "two:7:4", "one:x:4", "all:7:4294967296"] {
             assert!(Task::parse(part).is_err(), "{part}");
         }
     }

@@ -7,7 +7,7 @@ use nicforge_driver::{Deadline, Relax};
 
 use super::{
     BENCH,
-    nodes::{Pair, STEP_TIMEOUT, open_pair, two_nodes},
+    nodes::{CREDITS, Pair, STEP_TIMEOUT, open_pair, two_nodes},
 };
 use crate::{
     bench::Run,
@@ -60,7 +60,7 @@ impl Path {
 pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> {
     let count = if run.quick { 32 } else { 256 };
     let placement = Placement::engine_alone()?;
-    let plan = two_nodes(1)?;
+    let plan = two_nodes(1, CREDITS)?;
     let local = Host::in_process(&plan)?;
     let served = Host::served(run, &plan, &placement)?;
 

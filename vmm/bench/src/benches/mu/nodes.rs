@@ -15,6 +15,8 @@ use nicforge_spi::{
 use super::BENCH;
 use crate::machine::{Host, describe, never_sleeping_wait};
 
+/// Packets of buffer at the receiving end of a virtual channel of Blue Gene/Q.
+pub(super) const CREDITS: u32 = 7;
 /// Bytes of a short message.
 pub(super) const BYTES: u64 = 8;
 /// The longest wait for a message, and for a device.
@@ -29,9 +31,11 @@ const BASE: u8 = 0;
 /// Bytes at the end of each memory that are no payload: the counter.
 const COUNTER: u64 = 64;
 
-/// Describes two nodes with this many application subgroups each.
-pub(super) fn two_nodes(subgroups: u16) -> Result<Plan, Failure> {
-    describe(BENCH.name, &format!("[[bgq]]\ntorus = [2]\nsubgroups = {subgroups}\n"))
+/// Describes two nodes with this many application subgroups each, and this many packets of buffer at
+/// the receiving end of a virtual channel.
+pub(super) fn two_nodes(subgroups: u16, credits: u32) -> Result<Plan, Failure> {
+    let table = format!("[[bgq]]\ntorus = [2]\nsubgroups = {subgroups}\nlink = {{ credits = {credits} }}\n");
+    describe(BENCH.name, &table)
 }
 
 /// Opens a pair between the two nodes of a machine.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nicforge::failure::Failure;
 
-use super::nodes::{self, Pair, STEP_TIMEOUT, open_pair, two_nodes};
+use super::nodes::{self, CREDITS, Pair, STEP_TIMEOUT, open_pair, two_nodes};
 use crate::{
     bench::Run,
     benches::extoll::velo,
@@ -69,7 +69,7 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
         Effort { sustained: Duration::from_millis(400), single: 20_000 }
     };
     let placement = Placement::engine_alone()?;
-    let served = Host::served(run, &two_nodes(1)?, &placement)?;
+    let served = Host::served(run, &two_nodes(1, CREDITS)?, &placement)?;
 
     let results = velo::with_pair(run, &placement, |velo| {
         let mut pair = open_pair(&served, MEMORY)?;

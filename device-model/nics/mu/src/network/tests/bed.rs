@@ -138,7 +138,7 @@ impl UnitNode {
                         return true;
                     }
                 };
-                let possible = route.fifos() & self.unit.room(ports.now());
+                let possible = self.unit.room(route.fifos(), ports.now());
                 if possible == 0 {
                     return false;
                 }
