@@ -7,6 +7,7 @@ use nicforge_hwi::{
     nd_dcr::{self, ClassRoute, LOCAL, class_link},
 };
 use nicforge_mu::Options;
+use zerocopy::IntoBytes;
 
 use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way};
 
@@ -288,4 +289,29 @@ fn a_reset_and_a_new_route_take_the_lines_away() {
     set_routes(&mut rig, &kernels, nd_dcr::CTRL_GI_CLASS);
     users[1].post(&mut rig.bed, LINES_CONTROL, 0b010);
     until_lines(&mut rig, &users, 0b010);
+}
+
+#[test]
+fn a_broadcast_remote_get_starts_a_reduction() {
+    let (mut rig, _kernels, mut users) = class();
+    for (node, user) in (0..).zip(&users) {
+        user.write64(COUNTERS, 16);
+        user.write64(PAYLOAD, 100 + node);
+        user.write64(PAYLOAD + 8, 7);
+    }
+
+    // The payload is the descriptor of an allreduce, which each node finds in its FIFO for gets.
+    let way = Way { from: 0, to: 1 };
+    let reduction = allreduce(way.put(0, 40, 0, PAYLOAD, 16));
+    users[0].write(PAYLOAD + 4096, reduction.as_bytes());
+    let mut get = allreduce(way.get(6, PAYLOAD + 4096, 64));
+    get.packet_header.byte3 = collective_type::BROADCAST << 3;
+    get.packet_header.set_channel(channel::USER_COMM_WORLD);
+    users[0].inject(&mut rig.bed, 1, &get);
+
+    rig.until(|_| users.iter().all(|user| user.read64(COUNTERS) == 0));
+    for user in &users {
+        assert_eq!([user.read64(DATA + 40), user.read64(DATA + 48)], [201, 14]);
+        assert_eq!(user.done(6), 1);
+    }
 }

@@ -1,7 +1,7 @@
 //! FIFOs in memory: full ones, wrap-around, thresholds, priorities.
 
 use nicforge_hwi::{
-    mu::{interrupt, reg, vector},
+    mu::{DESCRIPTOR, interrupt, reg, vector},
     mu_dcr::{ICSRAM_RGET_FIFO_FULL, IME_ENABLE, IMU_THOLD, RMFIFO, RMU_THOLD, errors},
 };
 use zerocopy::IntoBytes;
@@ -354,4 +354,35 @@ fn gets_that_wait_are_dropped_when_their_fifo_stops_or_is_taken_back() {
         rig.settle();
         assert!(users[1].shown(reg::DROPPED) > 0, "{register:?}");
     }
+}
+
+#[test]
+fn descriptors_are_fetched_while_no_engine_is_idle() {
+    let mut rig = Rig::new(&[2], Options::default());
+    let (kernel, mut sender, receiver) = (rig.kernel(0), rig.user(0, 0), rig.user(1, 0));
+    kernel.set_control(&mut rig.bed, IME_ENABLE, 0);
+    sender.write(PAYLOAD, &pattern(1, 64));
+    sender.write(PAYLOAD + 64, &pattern(2, 64));
+
+    // Each FIFO has two descriptors. The unit holds the first ones, and not yet the second ones.
+    for fifo in 0..3 {
+        for _ in 0..2 {
+            sender.inject(&mut rig.bed, fifo, &WAY.fifo(0, PAYLOAD, 64));
+        }
+    }
+    rig.settle();
+    for fifo in 0..3 {
+        let start = sender.get(&mut rig.bed, reg::INJECTION + fifo * reg::FIFO + reg::START);
+        let other = WAY.fifo(0, PAYLOAD + 64, 64);
+        for slot in 0..2 {
+            sender.write(start + slot * DESCRIPTOR, other.as_bytes());
+        }
+    }
+
+    kernel.set_control(&mut rig.bed, IME_ENABLE, u16::MAX.into());
+    rig.until(|_| receiver.packets(0).0.len() == 6);
+    let packets = receiver.packets(0).0;
+    let first = packets.iter().filter(|(_, payload)| *payload == pattern(1, 64)).count();
+    let second = packets.iter().filter(|(_, payload)| *payload == pattern(2, 64)).count();
+    assert_eq!((first, second), (3, 3));
 }

@@ -203,3 +203,28 @@ fn the_kernel_has_four_subgroups_on_four_pages() {
         assert_eq!(value, 100 + page);
     }
 }
+
+#[test]
+fn messages_of_the_system_go_before_those_of_users() {
+    const BYTES: u64 = 2 << 20;
+    let mut rig = Rig::new(&[2], Options::default());
+    let (mut kernel, mut user) = (rig.kernel(0), rig.user(0, 0));
+    user.set(&mut rig.bed, reg::HIGH_PRIORITY, 1);
+    kernel.set_control(&mut rig.bed, IME_ENABLE, 0);
+
+    // Prefetches take any engine. The user's is there first.
+    let mut prefetch = WAY.fifo(0, PAYLOAD, BYTES as usize);
+    prefetch.prefetch_only = 1;
+    user.inject(&mut rig.bed, 0, &prefetch);
+    rig.settle();
+    kernel.inject(&mut rig.bed, 0, &prefetch);
+    rig.settle();
+    assert_eq!(rig.counter(0, "prefetched"), 0);
+
+    // In each step the user has one of many packets.
+    kernel.set_control(&mut rig.bed, IME_ENABLE, u16::MAX.into());
+    rig.until(|_| kernel.done(0) == 1);
+    let of_user = rig.counter(0, "prefetched") - BYTES;
+    assert!(user.done(0) == 0 && of_user <= BYTES / 16, "{of_user} bytes of the user's went before");
+    rig.until(|_| user.done(0) == 1);
+}

@@ -1,8 +1,9 @@
 //! The time that the engines take.
 
-use nicforge_hwi::mu::reg;
+use nicforge_hwi::{mu::reg, mu_dcr::IME_ENABLE};
 use nicforge_kit::Clock;
 use nicforge_mu::Options;
+use nicforge_test_kit::BUDGET;
 
 use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way, pattern};
 
@@ -61,4 +62,37 @@ fn a_reset_forgets_the_time_of_engines() {
     }
     rig.settle();
     assert_eq!(users[0].shown(reg::IS_ENABLED), 0);
+}
+
+/// Prefetches 64 KB from an address by one engine, and returns the nanoseconds until it has begun the
+/// last packet.
+fn prefetch(rig: &mut Rig, user: &mut User, from: u64) -> u64 {
+    let mut message = WAY.fifo(0, from, 64 << 10);
+    message.prefetch_only = 1;
+    let (start, done) = (rig.bed.now(), user.done(0) + 1);
+    user.inject(&mut rig.bed, 0, &message);
+
+    while user.done(0) != done {
+        assert!(rig.bed.now().0 - start.0 < 100_000, "the message takes too long");
+        rig.bed.step(BUDGET);
+        let next = rig.bed.now().after(1);
+        rig.bed.advance_to(next);
+    }
+    rig.bed.now().0 - start.0
+}
+
+#[test]
+fn a_misaligned_payload_costs_one_more_read() {
+    let (mut rig, mut users) = clocked();
+    let kernel = rig.kernel(0);
+    kernel.set_control(&mut rig.bed, IME_ENABLE, 1 << 3);
+
+    // 127 packets of 512 bytes: 17 cycles of 1.25 ns each, and 18 from an address that is no multiple
+    // of 32. An engine may begin a packet up to 1 ns late.
+    let aligned = prefetch(&mut rig, &mut users[0], PAYLOAD);
+    assert!((2_690..2_840).contains(&aligned), "{aligned} ns");
+    for offset in [1, 16, 31] {
+        let misaligned = prefetch(&mut rig, &mut users[0], PAYLOAD + offset);
+        assert!((100..200).contains(&(misaligned - aligned)), "{misaligned} ns at {offset}");
+    }
 }
