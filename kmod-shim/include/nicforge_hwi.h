@@ -805,6 +805,15 @@ struct nicforge_extoll_rma_notification {
  * for want of an enabled FIFO, a base address, or memory.
  */
 #define NICFORGE_MU_REG_DROPPED 0x620
+/*
+ * Class 0 of global interrupts: the lines that this node sets, of
+ * mu_packet::LINES. The register is one for all subgroups. Blue Gene/Q
+ * has these bits in BARRIER_CONTROL, and software builds barriers on
+ * them (BGQ_MU_GI_CONTROL_OFFSET).
+ */
+#define NICFORGE_MU_REG_GI_CONTROL 0x680
+/* Class 0: the lines that some node sets; read-only. */
+#define NICFORGE_MU_REG_GI_STATUS 0x700
 /* Bits of reg::INTERRUPT_STATUS. */
 /* Free space of injection FIFO 0 has risen above its threshold. */
 #define NICFORGE_MU_INTERRUPT_INJECTION_THRESHOLD 1
@@ -832,8 +841,13 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_MU_VECTOR_NON_CRITICAL 5
 /* An error of the machine-check group, for the kernel. */
 #define NICFORGE_MU_VECTOR_MACHINE_CHECK 6
+/*
+ * A line of global interrupts was set, for subgroups of classes that the
+ * kernel has enabled.
+ */
+#define NICFORGE_MU_VECTOR_GLOBAL 7
 /* Number of vectors. */
-#define NICFORGE_MU_VECTOR_COUNT 7
+#define NICFORGE_MU_VECTOR_COUNT 8
 /* Reasons why the unit stops a FIFO (reg::FAULT). */
 /* None: the FIFO works. */
 #define NICFORGE_MU_FAULT_NONE 0
@@ -969,9 +983,12 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_MU_DCR_SYS_BARRIER (((0xd7c - 0xd00)) * 8)
 /*
  * Barrier classes whose completion raises an interrupt, one bit for
- * each.
+ * each; and three lines of global interrupts a class that raise one,
+ * from GI_INT_EN_SHIFT on. Blue Gene/Q has the lines alone.
  */
 #define NICFORGE_MU_DCR_BARRIER_INT_EN (((0xd7d - 0xd00)) * 8)
+/* Lowest bit of the lines of class 0 in BARRIER_INT_EN. */
+#define NICFORGE_MU_DCR_GI_INT_EN_SHIFT 16
 /* Lowest addresses of the users' ranges: bits 20 to 35. */
 #define NICFORGE_MU_DCR_MIN_USR_ADDR_RANGE (((0xd80 - 0xd00)) * 8)
 /*
@@ -1240,6 +1257,11 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_MU_PACKET_CHECK_BYTES 8
 /* Number of class routes of a node, for collectives and for barriers. */
 #define NICFORGE_MU_PACKET_CLASSES 16
+/*
+ * Lines of global interrupts of a class:
+ * BGQ_GI_CLASS_MAX_GI_PER_CLASSROUTE.
+ */
+#define NICFORGE_MU_PACKET_LINES 3
 /* Dimensions of the torus: A, B, C, D, E. */
 #define NICFORGE_MU_PACKET_DIMENSIONS 5
 /*

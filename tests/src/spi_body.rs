@@ -5,10 +5,12 @@
 //!
 //! - this file: messages of every kind, FIFOs, waits
 //! - `collectives.rs`: collectives, barriers, all-to-all
+//! - `interrupts.rs`: global interrupts, and interrupts of FIFOs
 //! - `hostile.rs`: descriptors for what belongs to others, peers that die
 
 pub mod collectives;
 pub mod hostile;
+pub mod interrupts;
 
 use std::{cell::Cell, time::Duration};
 

@@ -1,6 +1,7 @@
 /*
  * Each node puts a block to the next one, fetches it back by a remote get, sends a message through its
- * reception FIFO, and receives a broadcast of the first node.
+ * reception FIFO, whose last packet interrupts, and receives a broadcast of the first node. A global
+ * interrupt of the last node ends the run.
  *
  *   cc -O2 userlib/c-api/examples/mu_ring.c -o mu_ring $(pkg-config --cflags --libs nicforge) \
  *      -Wl,-rpath,$(pkg-config --variable=libdir nicforge)
@@ -18,7 +19,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { BYTES = 65536, SHARED = 4096, MESSAGE = 3000, CLASS = 0, SUBGROUP = 0 };
+enum { BYTES = 65536, SHARED = 4096, MESSAGE = 3000, CLASS = 0, LINE = 2, SUBGROUP = 0 };
 
 /* Numbers of the FIFOs: for sending, for remote gets of others, and for reception. */
 enum { SEND, GETS, INJECTION_FIFOS };
@@ -55,6 +56,7 @@ static MUSPI_InjFifoSubGroup_t injection;
 static MUSPI_RecFifoSubGroup_t reception;
 static MUSPI_BaseAddressTableSubGroup_t table;
 static MUSPI_GIBarrier_t barrier;
+static MUSPI_GI_t line;
 static MUHWI_Destination_t before, after;
 static uint32_t own_rank, before_rank;
 static unsigned char message[MESSAGE];
@@ -172,6 +174,7 @@ static void open_subgroup(void)
 {
     Kernel_InjFifoAttributes_t injection_attributes[INJECTION_FIFOS] = { { 0, 0, 0 }, { 0, 0, 0 } };
     Kernel_RecFifoAttributes_t reception_attributes = { 0 };
+    Kernel_RecFifoInterrupts_t reception_interrupts = { .Packet_Arrival = 1 };
     uint32_t injection_fifos[INJECTION_FIFOS] = { SEND, GETS };
     uint32_t reception_fifo = RECEIVE, entry = 0;
     int fifo;
@@ -197,6 +200,8 @@ static void open_subgroup(void)
           "Kernel_RecFifoInit");
     check(Kernel_RecFifoEnable(SUBGROUP / BGQ_MU_NUM_FIFO_SUBGROUPS, 1ULL << (15 - RECEIVE)),
           "Kernel_RecFifoEnable");
+    check(Kernel_ConfigureRecFifoInterrupts(&reception, 1, &reception_fifo, &reception_interrupts),
+          "Kernel_ConfigureRecFifoInterrupts");
 
     check(Kernel_AllocateBaseAddressTable(SUBGROUP, &table, 1, &entry, 0), "Kernel_AllocateBaseAddressTable");
     check(MUSPI_SetBaseAddress(&table, 0, physical(0)), "MUSPI_SetBaseAddress");
@@ -385,18 +390,21 @@ static void send_round(void)
 {
     MUSPI_Pt2PtMemoryFIFODescriptorInfo_t info;
     MUHWI_Descriptor_t descriptor;
-    uint64_t end, turns;
+    uint32_t come;
 
     MUSPI_RegisterRecvFunction(take, NULL, TAKE);
     memset(&info, 0, sizeof info);
     fill_point_to_point(&info.Base, &info.Pt2Pt, after, physical(OFFSET(own)), MESSAGE);
     info.MemFIFO.Rec_FIFO_Id = SUBGROUP * BGQ_MU_NUM_REC_FIFOS_PER_SUBGROUP + RECEIVE;
     info.MemFIFO.SoftwareBytes[0] = TAKE;
+    info.MemFIFO.Interrupt = 1;
     check(MUSPI_CreatePt2PtMemoryFIFODescriptor(&descriptor, &info), "MUSPI_CreatePt2PtMemoryFIFODescriptor");
     inject(&descriptor);
 
-    for (turns = 0; received < MESSAGE && goes_on(turns, &end); ++turns)
-        MUSPI_RecFifoPoll(MUSPI_IdToRecFifo(RECEIVE, &reception), 100);
+    /* The packets stay in order, so that the last one is there with all others. */
+    check(nicforge_spi_wait_interrupts(SUBGROUP, NICFORGE_SPI_INTERRUPT_PACKET << RECEIVE, WAIT_CYCLES, &come),
+          "nicforge_spi_wait_interrupts");
+    MUSPI_RecFifoPoll(MUSPI_IdToRecFifo(RECEIVE, &reception), 100);
     if (received != MESSAGE)
         fail("the message has not come");
     verify(message, MESSAGE, before_rank, "the message");
@@ -424,6 +432,20 @@ static void broadcast(void)
     }
     await_zero(&area->broadcast_left, "the broadcast");
     verify(area->shared, SHARED, 0, "the broadcast");
+}
+
+/* The last node interrupts all nodes, and clears the line when all have seen it. */
+static void interrupt_all(uint32_t nodes)
+{
+    check(MUSPI_GIInit(&line, CLASS, LINE), "MUSPI_GIInit");
+    if (own_rank == nodes - 1)
+        check(MUSPI_GISend(&line), "MUSPI_GISend");
+    check(MUSPI_GIPollForArrivalWithTimeout(&line, WAIT_CYCLES), "a global interrupt");
+
+    meet();
+    if (own_rank == nodes - 1)
+        check(MUSPI_GISendClear(&line), "MUSPI_GISendClear");
+    check(MUSPI_GIPollForClearWithTimeout(&line, WAIT_CYCLES), "the end of a global interrupt");
 }
 
 int main(void)
@@ -462,6 +484,8 @@ int main(void)
     get_back(own);
     send_round();
     broadcast();
+    meet();
+    interrupt_all(nodes);
     meet();
 
     printf("node %u: %d bytes went to node %u and back, and %d came from all\n", own_rank, BYTES,

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use nicforge_driver::{Cancel, Deadline};
 use nicforge_hwi::{
-    mu::{BAR_REGISTERS, reg},
+    mu::{BAR_REGISTERS, reg, vector},
     mu_packet::CLASSES,
 };
 use nicforge_shm::SharedU64;
@@ -103,7 +103,7 @@ impl Subgroup {
             if !ended_by_spin(&polled, deadline) {
                 return polled;
             }
-            self.sleep_for_barrier(deadline, cancel)?;
+            self.sleep_for(vector::BARRIER, deadline, cancel)?;
         }
     }
 }

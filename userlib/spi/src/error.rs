@@ -314,6 +314,21 @@ pub enum Error {
         /// The class route.
         class: u8,
     },
+    /// A class route has no such line of global interrupts.
+    #[error("there is no line {line} of global interrupts: they are 0 to 2")]
+    NoLine {
+        /// The line.
+        line: u8,
+    },
+    /// The unit does not let this subgroup change a line: the class route has no part of this node, or
+    /// is the system's.
+    #[error("the unit refuses line {line} of class route {class}: give the node a part in it")]
+    LineRefused {
+        /// The class route.
+        class: u8,
+        /// The line.
+        line: u8,
+    },
     /// The node or the box of a class route is not possible.
     #[error("{what}: node {node:?} in {first:?} to {last:?} with root {root:?}")]
     ClassRoute {

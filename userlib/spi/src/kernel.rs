@@ -16,6 +16,7 @@ use nicforge_hwi::{
         self, MAX_SYS_ADDR_RANGE, MAX_USR_ADDR_RANGE, MIN_SYS_ADDR_RANGE, MIN_USR_ADDR_RANGE, SYS_RANGES,
         USR_RANGES,
     },
+    mu_packet::LINES,
     nd_dcr::{self, class_type},
 };
 
@@ -301,7 +302,29 @@ impl Kernel {
     /// # Errors
     /// Errors of a trapped access.
     pub fn set_barrier_interrupts(&self, classes: u16) -> Result<(), Error> {
-        self.state().write(mu_dcr::BARRIER_INT_EN, classes.into())
+        self.state().set_bits(mu_dcr::BARRIER_INT_EN, u16::MAX.into(), classes.into())
+    }
+
+    /// Lets these lines of a class route interrupt all subgroups when a node sets them. One bit is a
+    /// line. The public name is `Kernel_ConfigureGIInterrupts`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; errors of a trapped access.
+    pub fn set_global_interrupts(&self, class: u8, lines: u8) -> Result<(), Error> {
+        check_numbers(Resource::BarrierClass, 0, &[class])?;
+        let shift = mu_dcr::GI_INT_EN_SHIFT + u32::from(LINES * class);
+        let all = (1 << LINES) - 1;
+        self.state().set_bits(mu_dcr::BARRIER_INT_EN, all << shift, (u64::from(lines) & all) << shift)
+    }
+
+    /// Returns the lines of a class route that interrupt.
+    ///
+    /// # Errors
+    /// [`Error::NoSuch`]; errors of a trapped access.
+    pub fn global_interrupts(&self, class: u8) -> Result<u8, Error> {
+        check_numbers(Resource::BarrierClass, 0, &[class])?;
+        let bits = self.state().read(mu_dcr::BARRIER_INT_EN)? >> mu_dcr::GI_INT_EN_SHIFT;
+        Ok((bits >> (LINES * class)) as u8 & ((1 << LINES) - 1))
     }
 
     /// Makes these classes of barriers the system's. One bit is a class.
@@ -374,6 +397,11 @@ impl Allocated {
 }
 
 impl State {
+    /// Sets the bits of a mask in a register.
+    fn set_bits(&self, register: u64, mask: u64, bits: u64) -> Result<(), Error> {
+        self.write(register, self.read(register)? & !mask | bits)
+    }
+
     fn read(&self, register: u64) -> Result<u64, Error> {
         Ok(self.registers.read64(DEVICE_CONTROL + register)?)
     }

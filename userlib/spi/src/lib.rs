@@ -72,7 +72,9 @@ mod counter;
 mod descriptor;
 mod error;
 mod fifo;
+mod global;
 mod injection;
+mod interrupt;
 mod kernel;
 mod page;
 mod place;
@@ -96,7 +98,9 @@ pub use self::{
         memory_fifo, prefetch, remote_get,
     },
     error::{DescriptorError, Error, Fault, Resource},
+    global::GlobalInterrupt,
     injection::Injection,
+    interrupt::FifoInterrupts,
     kernel::{AddressRange, Kernel},
     place::{Coordinates, Place},
     reception::{DISPATCH_IDS, Handler, Handlers, Packet},

@@ -14,7 +14,7 @@ use zerocopy::little_endian::U32 as Le32;
 use crate::{Coordinates, Error, Place};
 
 /// Longest time until the mirror shows a register's value.
-const MIRROR_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const MIRROR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The page of a subgroup in an attachment.
 #[derive(Clone)]

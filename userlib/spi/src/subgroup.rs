@@ -48,15 +48,15 @@ impl Default for Options {
     }
 }
 
-/// An interrupt of the subgroup, bound when it is first waited for.
+/// The interrupts of the subgroup by vector, each bound when it is first waited for.
 #[derive(Default)]
-struct Bound(Option<Interrupt>);
+struct Bound([Option<Interrupt>; vector::COUNT as usize]);
 
 impl Bound {
     fn get(&mut self, device: &Device, vector: u16) -> Result<Interrupt, Error> {
-        match &self.0 {
+        match &mut self.0[usize::from(vector)] {
             Some(interrupt) => Ok(interrupt.clone()),
-            None => Ok(self.0.insert(device.interrupt(vector.into())?).clone()),
+            slot => Ok(slot.insert(device.interrupt(vector.into())?).clone()),
         }
     }
 }
@@ -72,8 +72,7 @@ pub struct Subgroup {
     injection: Injection,
     reception: Reception,
     bases: [u64; BASE_ADDRESSES as usize],
-    packets: Bound,
-    barriers: Bound,
+    interrupts: Bound,
     options: Options,
 }
 
@@ -95,8 +94,7 @@ impl Subgroup {
             injection: Injection::new(page.clone(), poster),
             reception: Reception::new(page.clone()),
             bases: [NO_BASE_ADDRESS; BASE_ADDRESSES as usize],
-            packets: Bound::default(),
-            barriers: Bound::default(),
+            interrupts: Bound::default(),
             options,
             page,
         };
@@ -394,7 +392,7 @@ impl Subgroup {
         cancel: Option<&Cancel>,
     ) -> Result<(), Error> {
         let device = self.device().clone();
-        let interrupt = self.packets.get(&device, vector::PACKET)?;
+        let interrupt = self.interrupts.get(&device, vector::PACKET)?;
         let bit = interrupt::PACKET << fifo;
 
         // Earlier packets' bits are cleared. A packet that comes from here on interrupts the sleep.
@@ -442,15 +440,16 @@ impl Subgroup {
         &self.page
     }
 
-    /// Sleeps until a barrier's interrupt comes, for a bounded time. The kernel enables it.
+    /// Sleeps until an interrupt comes, for a bounded time.
     #[cold]
-    pub(crate) fn sleep_for_barrier(
+    pub(crate) fn sleep_for(
         &mut self,
+        vector: u16,
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<(), Error> {
         let device = self.device().clone();
-        let interrupt = self.barriers.get(&device, vector::BARRIER)?;
+        let interrupt = self.interrupts.get(&device, vector)?;
         interrupt.sleep(deadline.at_most(self.options.sleep), cancel)?;
         Ok(())
     }

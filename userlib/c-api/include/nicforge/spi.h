@@ -66,6 +66,31 @@
 #define KERNEL_INJ_FIFO_DEACTIVATE 0
 
 /*
+ For Kernel_ConfigureGIInterrupts: the line wakes no wait.
+ */
+#define KERNEL_GI_INTERRUPT_FLAG_DISABLE 0
+
+/*
+ For Kernel_ConfigureGIInterrupts: the line wakes waits.
+ */
+#define KERNEL_GI_INTERRUPT_FLAG_ENABLE 1
+
+/*
+ For nicforge_spi_wait_interrupts: free space of injection FIFO 0 has risen above its threshold.
+ */
+#define NICFORGE_SPI_INTERRUPT_INJECTION 1
+
+/*
+ For nicforge_spi_wait_interrupts: free space of reception FIFO 0 has fallen below its threshold.
+ */
+#define NICFORGE_SPI_INTERRUPT_RECEPTION (1 << 8)
+
+/*
+ For nicforge_spi_wait_interrupts: a packet that asked for it is in reception FIFO 0.
+ */
+#define NICFORGE_SPI_INTERRUPT_PACKET (1 << 12)
+
+/*
  Cycles of a microsecond, as times in cycles count.
  */
 #define NICFORGE_SPI_CYCLES_PER_US 1600
@@ -238,6 +263,48 @@ typedef struct MUSPI_BaseAddressTableSubGroup_t {
  An address in the base address table, or one with an operation.
  */
 typedef uint64_t MUHWI_BaseAddress_t;
+
+/*
+ A line of global interrupts.
+ */
+typedef struct MUSPI_GI_t {
+  /*
+   The class route.
+   */
+  uint64_t classRouteId;
+  /*
+   The line, 0 to 2.
+   */
+  uint64_t GIId;
+  /*
+   The subgroup that sets it for the node.
+   */
+  const struct nicforge_spi_subgroup *owner;
+} MUSPI_GI_t;
+
+/*
+ Interrupts of an injection FIFO.
+ */
+typedef struct Kernel_InjFifoInterrupts_t {
+  /*
+   1: the FIFO interrupts when its free space crosses the threshold.
+   */
+  uint32_t Threshold_Crossing;
+} Kernel_InjFifoInterrupts_t;
+
+/*
+ Interrupts of a reception FIFO.
+ */
+typedef struct Kernel_RecFifoInterrupts_t {
+  /*
+   1: the FIFO interrupts when its free space crosses the threshold.
+   */
+  uint32_t Threshold_Crossing;
+  /*
+   1: it interrupts when a packet comes that asks for it.
+   */
+  uint32_t Packet_Arrival;
+} Kernel_RecFifoInterrupts_t;
 
 /*
  The place of a node in its network.
@@ -779,6 +846,71 @@ uint64_t MUSPI_GetAtomicOffsetFromBaseAddress(struct MUSPI_BaseAddressTableSubGr
                                               uint64_t op);
 
 /*
+ Prepares a line of a class route, GIId 0 to 2. The route is set by
+ Kernel_SetGlobalInterruptClassRoute, and its lines are clear then.
+
+ # Safety
+ `GI` is NULL or valid.
+ */
+int32_t MUSPI_GIInit(struct MUSPI_GI_t *GI, uint32_t classRouteId, uint32_t GIId);
+
+/*
+ Sets a line for this node. All nodes of the class route see it, until MUSPI_GISendClear.
+
+ # Safety
+ `GI` is NULL, or from MUSPI_GIInit.
+ */
+int32_t MUSPI_GISend(struct MUSPI_GI_t *GI);
+
+/*
+ Clears a line for this node. It stays set as long as another node sets it.
+
+ # Safety
+ `GI` is NULL, or from MUSPI_GIInit.
+ */
+int32_t MUSPI_GISendClear(struct MUSPI_GI_t *GI);
+
+/*
+ Returns 0 when a line is set, and -EAGAIN when it is not.
+
+ # Safety
+ `GI` is NULL, or from MUSPI_GIInit.
+ */
+int32_t MUSPI_GIPollForArrival(struct MUSPI_GI_t *GI);
+
+/*
+ Waits until a line is set, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it is
+ not.
+
+ # Safety
+ `GI` is NULL, or from MUSPI_GIInit.
+ */
+int32_t MUSPI_GIPollForArrivalWithTimeout(struct MUSPI_GI_t *GI, uint64_t timeoutInCycles);
+
+/*
+ Returns 0 when a line is clear, and -EAGAIN when it is not.
+
+ # Safety
+ `GI` is NULL, or from MUSPI_GIInit.
+ */
+int32_t MUSPI_GIPollForClear(struct MUSPI_GI_t *GI);
+
+/*
+ Waits until a line is clear, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it
+ is not.
+
+ # Safety
+ `GI` is NULL, or from MUSPI_GIInit.
+ */
+int32_t MUSPI_GIPollForClearWithTimeout(struct MUSPI_GI_t *GI, uint64_t timeoutInCycles);
+
+/*
+ Lets a line wake waiting nodes by an interrupt (KERNEL_GI_INTERRUPT_FLAG_ENABLE), or not. It opens
+ the node's kernel. Waits see the line without it, a little later.
+ */
+int32_t Kernel_ConfigureGIInterrupts(uint32_t id, uint32_t giId, uint32_t interruptFlag);
+
+/*
  Returns an injection FIFO of a subgroup, or NULL if there is none of this number.
 
  # Safety
@@ -830,6 +962,62 @@ uint64_t MUSPI_getHwFreeSpace(struct MUSPI_InjFifo_t *injfifo);
  `injfifo` is NULL, or from MUSPI_IdToInjFifo.
  */
 int32_t nicforge_spi_restart(struct MUSPI_InjFifo_t *injfifo);
+
+/*
+ Chooses the injection FIFOs whose thresholds wake nicforge_spi_wait_interrupts.
+
+ # Safety
+ `sg_ptr` is NULL, or from Kernel_AllocateInjFifos; `fifoids` and `fifoInterrupts` are NULL or have
+ `nfifos` elements.
+ */
+int32_t Kernel_ConfigureInjFifoInterrupts(struct MUSPI_InjFifoSubGroup_t *sg_ptr,
+                                          uint32_t nfifos,
+                                          uint32_t *fifoids,
+                                          struct Kernel_InjFifoInterrupts_t *fifoInterrupts);
+
+/*
+ Chooses the reception FIFOs whose thresholds, and whose packets that ask for it, wake
+ nicforge_spi_wait_interrupts.
+
+ # Safety
+ `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `fifoids` and `fifoInterrupts` are NULL or have
+ `nfifos` elements.
+ */
+int32_t Kernel_ConfigureRecFifoInterrupts(struct MUSPI_RecFifoSubGroup_t *sg_ptr,
+                                          uint32_t nfifos,
+                                          uint32_t *fifoids,
+                                          struct Kernel_RecFifoInterrupts_t *fifoInterrupts);
+
+/*
+ Sets the thresholds of the injection FIFOs of all subgroups: the free space in descriptors above
+ which one interrupts, and in descriptors below which one for remote gets does. NULL leaves one as
+ it is. It opens the node's kernel.
+
+ # Safety
+ `normalThreshold` and `remoteGetThreshold` are NULL or valid.
+ */
+int32_t Kernel_ConfigureInjFifoThresholds(uint64_t *normalThreshold, uint64_t *remoteGetThreshold);
+
+/*
+ Sets the threshold of the reception FIFOs of all subgroups: the free space in chunks of 32 bytes
+ below which one interrupts. It opens the node's kernel.
+ */
+int32_t Kernel_ConfigureRecFifoThreshold(uint64_t threshold);
+
+/*
+ Waits until one of these interrupts of a subgroup has come, at most `timeoutInCycles` of 1.6 GHz.
+ Stores those that have come, and clears them. Returns 0, or -EAGAIN when none has come.
+
+ The bits are NICFORGE_SPI_INTERRUPT_INJECTION, NICFORGE_SPI_INTERRUPT_RECEPTION and
+ NICFORGE_SPI_INTERRUPT_PACKET, each shifted by the number of a FIFO.
+
+ # Safety
+ `come` is NULL or valid.
+ */
+int32_t nicforge_spi_wait_interrupts(uint32_t subgrpid,
+                                     uint32_t wanted,
+                                     uint64_t timeoutInCycles,
+                                     uint32_t *come);
 
 /*
  Returns the text of the calling thread's last error in any call of libnicforge; an empty text

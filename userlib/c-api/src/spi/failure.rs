@@ -12,12 +12,14 @@ pub(super) fn failure(error: Error) -> Failure {
         Error::Taken { .. } | Error::InBarrier { .. } => libc::EBUSY,
         Error::NotAllocated { .. } | Error::NotInitialised { .. } => libc::ENXIO,
         Error::NoSuch { .. }
+        | Error::NoLine { .. }
         | Error::NoSuchSubgroup { .. }
         | Error::FifoMemory { .. }
         | Error::Batch { .. }
         | Error::TooManyRanges { .. }
         | Error::ClassRoute { .. }
         | Error::Descriptor(_) => libc::EINVAL,
+        Error::LineRefused { .. } => libc::EACCES,
         Error::AddressTooHigh { .. } => libc::EFAULT,
         Error::NoHandler { .. } => libc::ENOMSG,
         _ => libc::EIO,

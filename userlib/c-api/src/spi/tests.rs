@@ -369,6 +369,69 @@ fn a_node_knows_its_place_and_waits_in_a_barrier() {
 }
 
 #[test]
+fn a_line_of_global_interrupts_is_sent_and_cleared() {
+    let session = Session::new();
+    let mut route = ClassRoute_t { input: 1, output: 0 };
+    assert_eq!(call!(Kernel_SetGlobalInterruptClassRoute(4, &mut route)), 0, "{}", last_text());
+    assert_eq!(Kernel_ConfigureGIInterrupts(4, 2, KERNEL_GI_INTERRUPT_FLAG_ENABLE), 0, "{}", last_text());
+    assert_eq!(Kernel_ConfigureGIInterrupts(4, 3, KERNEL_GI_INTERRUPT_FLAG_ENABLE), -libc::EINVAL);
+
+    let mut line = MUSPI_GI_t { classRouteId: 0, GIId: 0, owner: std::ptr::null() };
+    assert_eq!(call!(MUSPI_GIInit(&mut line, 4, 3)), -libc::EINVAL);
+    assert_eq!(call!(MUSPI_GIInit(&mut line, 4, 2)), 0, "{}", last_text());
+    let second = 1_000_000 * NICFORGE_SPI_CYCLES_PER_US;
+    assert_eq!(call!(MUSPI_GIPollForArrival(&mut line)), -libc::EAGAIN);
+    assert_eq!(call!(MUSPI_GIPollForClear(&mut line)), 0);
+    assert_eq!(call!(MUSPI_GISend(&mut line)), 0, "{}", last_text());
+    assert_eq!(call!(MUSPI_GIPollForArrivalWithTimeout(&mut line, 60 * second)), 0, "{}", last_text());
+    assert_eq!(call!(MUSPI_GISendClear(&mut line)), 0);
+    assert_eq!(call!(MUSPI_GIPollForClearWithTimeout(&mut line, 60 * second)), 0, "{}", last_text());
+
+    // A class without a route takes no line.
+    assert_eq!(call!(MUSPI_GIInit(&mut line, 5, 0)), 0);
+    assert_eq!(call!(MUSPI_GISend(&mut line)), -libc::EACCES);
+    assert_eq!(call!(Kernel_SetGlobalInterruptClassRoute(4, &mut ClassRoute_t { input: 0, output: 0 })), 0);
+    drop(session);
+}
+
+#[test]
+fn interrupts_of_fifos_end_a_wait() {
+    let mut session = Session::new();
+    let (mut fifo, mut of_injection) = (0, Kernel_InjFifoInterrupts_t { Threshold_Crossing: 1 });
+    let mut threshold = 15;
+    assert_eq!(call!(Kernel_ConfigureInjFifoThresholds(&mut threshold, null_mut())), 0, "{}", last_text());
+    assert_eq!(Kernel_ConfigureRecFifoThreshold(1), 0);
+    let configured =
+        call!(Kernel_ConfigureInjFifoInterrupts(&mut session.injection, 1, &mut fifo, &mut of_injection));
+    assert_eq!(configured, 0, "{}", last_text());
+
+    let (mut of_reception, mut other) = (Kernel_RecFifoInterrupts_t::default(), 3);
+    let reception = &raw mut session.reception;
+    assert_eq!(call!(Kernel_ConfigureRecFifoInterrupts(reception, 1, &mut fifo, &mut of_reception)), 0);
+    let missing = call!(Kernel_ConfigureRecFifoInterrupts(reception, 1, &mut other, &mut of_reception));
+    assert_eq!(missing, -libc::ENXIO);
+
+    // The FIFO has 16 slots. Room for 15 descriptors rises to 16 when the message is done.
+    let wanted = NICFORGE_SPI_INTERRUPT_INJECTION;
+    let mut come = 0;
+    assert_eq!(call!(nicforge_spi_wait_interrupts(0, wanted, 0, &mut come)), -libc::EAGAIN);
+    let mut info = MUSPI_Pt2PtMemoryFIFODescriptorInfo_t {
+        Base: session.base(64),
+        Pt2Pt: local_way(),
+        MemFIFO: MUSPI_MemoryFIFODescriptorInfoFields_t::default(),
+    };
+    let mut descriptor = empty();
+    let created = call!(MUSPI_CreatePt2PtMemoryFIFODescriptor(&mut descriptor, &mut info));
+    assert_eq!(created, 0, "{}", last_text());
+    session.send(descriptor);
+    let cycles = 60_000_000 * NICFORGE_SPI_CYCLES_PER_US;
+    assert_eq!(call!(nicforge_spi_wait_interrupts(0, wanted, cycles, &mut come)), 0, "{}", last_text());
+    assert_eq!(come, wanted);
+    assert_eq!(call!(nicforge_spi_wait_interrupts(0, wanted, 0, &mut come)), -libc::EAGAIN, "cleared");
+    assert_eq!(call!(nicforge_spi_wait_interrupts(0, 0, 0, &mut come)), -libc::EINVAL);
+}
+
+#[test]
 fn null_gives_an_error() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut fifos = [0];
@@ -386,9 +449,11 @@ fn null_gives_an_error() {
         call!(MUSPI_CreateCollectiveMemoryFIFODescriptor(null_mut(), null_mut())),
         call!(MUSPI_CheckDescComplete(null_mut(), 0)),
         call!(MUSPI_GIBarrierEnter(null_mut())),
+        call!(MUSPI_GISend(null_mut())),
+        call!(nicforge_spi_wait_interrupts(0, 1, 0, null_mut())),
         call!(Kernel_SetCollectiveClassRoute(0, null_mut())),
     ];
-    assert_eq!(results, [-libc::EFAULT; 13]);
+    assert_eq!(results, [-libc::EFAULT; 15]);
 
     let mut descriptor = empty();
     assert_eq!(call!(MUSPI_InjFifoInject(null_mut(), (&raw mut descriptor).cast())), u64::MAX);

@@ -24,6 +24,16 @@ pub const MUSPI_MAX_FUNCTION_IDS: usize = 256;
 pub const KERNEL_INJ_FIFO_ACTIVATE: u32 = 1;
 /// For Kernel_InjFifoActivate: the FIFOs stand still.
 pub const KERNEL_INJ_FIFO_DEACTIVATE: u32 = 0;
+/// For Kernel_ConfigureGIInterrupts: the line wakes no wait.
+pub const KERNEL_GI_INTERRUPT_FLAG_DISABLE: u32 = 0;
+/// For Kernel_ConfigureGIInterrupts: the line wakes waits.
+pub const KERNEL_GI_INTERRUPT_FLAG_ENABLE: u32 = 1;
+/// For nicforge_spi_wait_interrupts: free space of injection FIFO 0 has risen above its threshold.
+pub const NICFORGE_SPI_INTERRUPT_INJECTION: u32 = 1;
+/// For nicforge_spi_wait_interrupts: free space of reception FIFO 0 has fallen below its threshold.
+pub const NICFORGE_SPI_INTERRUPT_RECEPTION: u32 = 1 << 8;
+/// For nicforge_spi_wait_interrupts: a packet that asked for it is in reception FIFO 0.
+pub const NICFORGE_SPI_INTERRUPT_PACKET: u32 = 1 << 12;
 /// Cycles of a microsecond, as times in cycles count.
 pub const NICFORGE_SPI_CYCLES_PER_US: u64 = 1600;
 
@@ -82,6 +92,24 @@ pub struct Kernel_InjFifoAttributes_t {
 pub struct Kernel_RecFifoAttributes_t {
     /// 1: the FIFO belongs to the system.
     pub System: u32,
+}
+
+/// Interrupts of an injection FIFO.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kernel_InjFifoInterrupts_t {
+    /// 1: the FIFO interrupts when its free space crosses the threshold.
+    pub Threshold_Crossing: u32,
+}
+
+/// Interrupts of a reception FIFO.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kernel_RecFifoInterrupts_t {
+    /// 1: the FIFO interrupts when its free space crosses the threshold.
+    pub Threshold_Crossing: u32,
+    /// 1: it interrupts when a packet comes that asks for it.
+    pub Packet_Arrival: u32,
 }
 
 /// Attributes of a class route of barriers.
@@ -348,6 +376,18 @@ pub struct MUSPI_GIBarrier_t {
     /// The class route.
     pub classRouteId: u64,
     /// The subgroup that enters for the node.
+    pub owner: *const nicforge_spi_subgroup,
+}
+
+/// A line of global interrupts.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MUSPI_GI_t {
+    /// The class route.
+    pub classRouteId: u64,
+    /// The line, 0 to 2.
+    pub GIId: u64,
+    /// The subgroup that sets it for the node.
     pub owner: *const nicforge_spi_subgroup,
 }
 

@@ -16,7 +16,7 @@ use crate::{
 /// Links of a class route, and the node's own contribution.
 const LINKS: u16 = 0xfff;
 
-fn class(id: u32) -> Result<u8, Failure> {
+pub(super) fn class(id: u32) -> Result<u8, Failure> {
     u8::try_from(id).map_err(|_| invalid(format!("there is no class route {id}")))
 }
 

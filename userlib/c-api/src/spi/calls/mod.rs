@@ -8,7 +8,9 @@
 mod barriers;
 mod classes;
 mod fifos;
+mod global;
 mod injection;
+mod interrupts;
 mod kernel;
 mod messages;
 mod reception;
@@ -16,9 +18,12 @@ mod reception;
 use nicforge_spi::Resource;
 
 pub use self::barriers::*;
+use self::classes::class;
 pub use self::classes::*;
 pub use self::fifos::*;
+pub use self::global::*;
 pub use self::injection::*;
+pub use self::interrupts::*;
 pub use self::kernel::*;
 pub use self::messages::*;
 pub use self::reception::*;

@@ -1,0 +1,113 @@
+//! Global interrupts, and interrupts of FIFOs.
+
+use nicforge_driver::{Deadline, Error as DriverError};
+use nicforge_spi::{Box5, Error, FifoInterrupts, Kernel, MemoryFifo, Payload, memory_fifo};
+use nicforge_test_body::body;
+
+use super::{CUBE, MACHINE, Node, RECEIVE, SEND, SHORT};
+use crate::backing::{Rig, soon};
+
+/// The class route of the global interrupts here, and the line.
+const CLASS: u8 = 6;
+const LINE: u8 = 1;
+
+/// Takes a class route away again: bodies in a guest share the machine.
+struct Routes(Vec<Kernel>);
+
+impl Drop for Routes {
+    fn drop(&mut self) {
+        for kernel in &self.0 {
+            let _ = kernel.set_barrier_route(CLASS, Default::default());
+            let _ = kernel.set_global_interrupts(CLASS, 0);
+        }
+    }
+}
+
+/// Sets the class route of all nodes of the machine.
+fn routes(rig: &dyn Rig) -> Routes {
+    let first = Kernel::open(&rig.open("bgq0", "kernel")).unwrap();
+    let nodes = first.place().nodes();
+    let others = (1..nodes).map(|node| Kernel::open(&rig.open(&format!("bgq{node}"), "kernel")).unwrap());
+    let kernels: Vec<_> = [first].into_iter().chain(others).collect();
+
+    for kernel in &kernels {
+        let place = kernel.place();
+        let route = Box5::whole(place.shape).route(place.own, true).unwrap();
+        kernel.set_barrier_route(CLASS, route).unwrap();
+        kernel.set_global_interrupts(CLASS, 1 << LINE).unwrap();
+    }
+    Routes(kernels)
+}
+
+/// A line that one node sets is set at all nodes, until the last one that sets it clears it.
+#[body(on(MACHINE, CUBE))]
+pub fn a_global_interrupt_reaches_all_nodes(rig: &dyn Rig) {
+    let routes = routes(rig);
+    let mut nodes: Vec<_> = (0..routes.0.len() as u32).map(|node| Node::new(rig, node, 0)).collect();
+    let line = nodes[0].subgroup.global_interrupt(CLASS, LINE).unwrap();
+    let of_all: Vec<_> =
+        nodes.iter().map(|node| node.subgroup.global_interrupt(CLASS, LINE).unwrap()).collect();
+    let wait = |nodes: &mut [Node], is_set| {
+        for (node, line) in nodes.iter_mut().zip(&of_all) {
+            node.subgroup.wait_global_interrupt(line, is_set, soon(), None).unwrap();
+            assert_eq!(line.is_set(), is_set);
+        }
+    };
+
+    let last = nodes.len() - 1;
+    wait(&mut nodes, false);
+    nodes[last].subgroup.set_global_interrupt(&of_all[last], true).unwrap();
+    wait(&mut nodes, true);
+
+    // Two nodes set it, and the other lines of the class are clear.
+    nodes[0].subgroup.set_global_interrupt(&line, true).unwrap();
+    nodes[last].subgroup.set_global_interrupt(&of_all[last], false).unwrap();
+    let timeout = nodes[0].subgroup.wait_global_interrupt(&line, false, Deadline::after(SHORT), None);
+    assert!(matches!(timeout, Err(Error::Driver(DriverError::Timeout { .. }))), "{timeout:?}");
+    assert!(!nodes[0].subgroup.global_interrupt(CLASS, LINE + 1).unwrap().is_set());
+
+    nodes[0].subgroup.set_global_interrupt(&line, false).unwrap();
+    wait(&mut nodes, false);
+}
+
+/// Lines that do not exist, and those of a class without a route, are refused.
+#[body]
+pub fn lines_without_a_route_are_refused(rig: &dyn Rig) {
+    let mut node = Node::new(rig, 0, 0);
+    assert!(matches!(node.subgroup.global_interrupt(16, 0), Err(Error::NoSuch { .. })));
+    assert!(matches!(node.subgroup.global_interrupt(CLASS, 3), Err(Error::NoLine { line: 3 })));
+
+    let line = node.subgroup.global_interrupt(CLASS + 1, 0).unwrap();
+    let refused = node.subgroup.set_global_interrupt(&line, true);
+    assert_eq!(refused, Err(Error::LineRefused { class: CLASS + 1, line: 0 }));
+    assert!(!line.is_set());
+}
+
+/// A reception FIFO interrupts when its free space falls below the threshold, and an injection FIFO
+/// when it rises above its own.
+#[body]
+pub fn thresholds_interrupt_and_can_be_cleared(rig: &dyn Rig) {
+    let (mut here, mut there) = super::pair(rig);
+    let wanted = FifoInterrupts { reception: 1 << RECEIVE, ..FifoInterrupts::default() };
+    there.subgroup.set_thresholds(None, Some((64 << 10) - 256)).unwrap();
+    there.subgroup.set_interrupts(wanted).unwrap();
+
+    // Eight packets of a header alone take 256 bytes, and the ninth crosses the threshold.
+    let target = MemoryFifo { fifo: there.subgroup.reception_id(RECEIVE), ..MemoryFifo::default() };
+    let message = memory_fifo(Payload::NONE, here.ordered(&there), &target).unwrap();
+    (0..8).for_each(|_| here.send(&message));
+    let none = there.subgroup.wait_interrupts(wanted, Deadline::after(SHORT), None);
+    assert!(matches!(none, Err(Error::Driver(DriverError::Timeout { .. }))), "{none:?}");
+    here.send(&message);
+    assert_eq!(there.subgroup.wait_interrupts(wanted, soon(), None), Ok(wanted));
+
+    there.subgroup.clear_interrupts(wanted).unwrap();
+    assert_eq!(there.subgroup.interrupts(), Ok(FifoInterrupts::default()));
+
+    // The injection FIFO has 64 descriptors and one free slot, and has room for all when it is empty.
+    let risen = FifoInterrupts { injection: 1 << SEND, ..FifoInterrupts::default() };
+    here.subgroup.set_thresholds(Some(64 * 64), None).unwrap();
+    here.subgroup.set_interrupts(risen).unwrap();
+    here.send(&message);
+    assert_eq!(here.subgroup.wait_interrupts(risen, soon(), None), Ok(risen));
+}

@@ -1,0 +1,171 @@
+//! Interrupts and thresholds of FIFOs.
+
+use std::time::Duration;
+
+use nicforge_driver::{Deadline, Error as DriverError};
+use nicforge_spi::{Error, FifoInterrupts, Resource};
+
+use super::{numbers, with_owner};
+use crate::{
+    spi::{
+        failure::{failure, invalid},
+        library,
+        subgroup::nicforge_spi_subgroup,
+        types::{
+            Kernel_InjFifoInterrupts_t, Kernel_RecFifoInterrupts_t, MUSPI_InjFifoSubGroup_t,
+            MUSPI_RecFifoSubGroup_t, NICFORGE_SPI_CYCLES_PER_US,
+        },
+    },
+    support::{Failure, HasHandle, guarded_status, non_null, reference},
+};
+
+/// Changes the enabled interrupts of a subgroup's FIFOs, all of which are allocated. `change` gets
+/// the bit of each FIFO with its structure.
+///
+/// # Safety
+/// `owner` is NULL or valid; `list` and `of` are NULL or have `count` elements.
+unsafe fn configure<T: Copy>(
+    owner: *const nicforge_spi_subgroup,
+    (resource, count, list, of): (Resource, u32, *const u32, *mut T),
+    change: impl Fn(&mut FifoInterrupts, u8, T),
+) -> Result<(), Failure> {
+    // SAFETY: by this function's contract.
+    let fifos = unsafe { numbers(resource, list, count) }?;
+    let of = non_null(of, "the interrupts")?;
+    // SAFETY: not NULL, and `count` elements by this function's contract.
+    let of = unsafe { std::slice::from_raw_parts(of.as_ptr(), fifos.len()) };
+
+    let configure = |inner: &mut crate::spi::subgroup::Inner| {
+        inner.check(resource, fifos)?;
+        let mut enabled = inner.subgroup.enabled_interrupts().map_err(failure)?;
+        for (&fifo, &of) in fifos.iter().zip(of) {
+            change(&mut enabled, 1 << fifo, of);
+        }
+        inner.subgroup.set_interrupts(enabled).map_err(failure)
+    };
+    // SAFETY: by this function's contract.
+    unsafe { with_owner(owner, configure) }
+}
+
+/// Sets or clears a bit.
+fn set(bits: &mut u8, bit: u8, is_set: bool) {
+    *bits = if is_set { *bits | bit } else { *bits & !bit };
+}
+
+/// Chooses the injection FIFOs whose thresholds wake nicforge_spi_wait_interrupts.
+///
+/// # Safety
+/// `sg_ptr` is NULL, or from Kernel_AllocateInjFifos; `fifoids` and `fifoInterrupts` are NULL or have
+/// `nfifos` elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn Kernel_ConfigureInjFifoInterrupts(
+    sg_ptr: *mut MUSPI_InjFifoSubGroup_t,
+    nfifos: u32,
+    fifoids: *mut u32,
+    fifoInterrupts: *mut Kernel_InjFifoInterrupts_t,
+) -> i32 {
+    guarded_status(|| {
+        // SAFETY: by this function's contract.
+        let owner = unsafe { reference(sg_ptr) }?._injfifos[0].owner;
+        let fifos = (Resource::InjectionFifo, nfifos, fifoids.cast_const(), fifoInterrupts);
+        let change = |enabled: &mut FifoInterrupts, fifo, of: Kernel_InjFifoInterrupts_t| {
+            set(&mut enabled.injection, fifo, of.Threshold_Crossing != 0);
+        };
+        // SAFETY: by this function's contract.
+        unsafe { configure(owner, fifos, change) }
+    })
+}
+
+/// Chooses the reception FIFOs whose thresholds, and whose packets that ask for it, wake
+/// nicforge_spi_wait_interrupts.
+///
+/// # Safety
+/// `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `fifoids` and `fifoInterrupts` are NULL or have
+/// `nfifos` elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn Kernel_ConfigureRecFifoInterrupts(
+    sg_ptr: *mut MUSPI_RecFifoSubGroup_t,
+    nfifos: u32,
+    fifoids: *mut u32,
+    fifoInterrupts: *mut Kernel_RecFifoInterrupts_t,
+) -> i32 {
+    guarded_status(|| {
+        // SAFETY: by this function's contract.
+        let owner = unsafe { reference(sg_ptr) }?._recfifos[0].owner;
+        let fifos = (Resource::ReceptionFifo, nfifos, fifoids.cast_const(), fifoInterrupts);
+        let change = |enabled: &mut FifoInterrupts, fifo, of: Kernel_RecFifoInterrupts_t| {
+            set(&mut enabled.reception, fifo, of.Threshold_Crossing != 0);
+            set(&mut enabled.packets, fifo, of.Packet_Arrival != 0);
+        };
+        // SAFETY: by this function's contract.
+        unsafe { configure(owner, fifos, change) }
+    })
+}
+
+/// Sets the thresholds of the injection FIFOs of all subgroups: the free space in descriptors above
+/// which one interrupts, and in descriptors below which one for remote gets does. NULL leaves one as
+/// it is. It opens the node's kernel.
+///
+/// # Safety
+/// `normalThreshold` and `remoteGetThreshold` are NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn Kernel_ConfigureInjFifoThresholds(
+    normalThreshold: *mut u64,
+    remoteGetThreshold: *mut u64,
+) -> i32 {
+    guarded_status(|| {
+        // SAFETY: NULL or valid by this function's contract.
+        let (normal, gets) = unsafe { (normalThreshold.as_ref(), remoteGetThreshold.as_ref()) };
+        // The unit counts the room for remote gets in chunks of 32 bytes.
+        let gets = gets.map(|descriptors| descriptors.saturating_mul(2));
+        library::kernel()?.set_thresholds(normal.copied(), gets, None).map_err(failure)
+    })
+}
+
+/// Sets the threshold of the reception FIFOs of all subgroups: the free space in chunks of 32 bytes
+/// below which one interrupts. It opens the node's kernel.
+#[unsafe(no_mangle)]
+pub extern "C" fn Kernel_ConfigureRecFifoThreshold(threshold: u64) -> i32 {
+    guarded_status(|| library::kernel()?.set_thresholds(None, None, Some(threshold)).map_err(failure))
+}
+
+/// Waits until one of these interrupts of a subgroup has come, at most `timeoutInCycles` of 1.6 GHz.
+/// Stores those that have come, and clears them. Returns 0, or -EAGAIN when none has come.
+///
+/// The bits are NICFORGE_SPI_INTERRUPT_INJECTION, NICFORGE_SPI_INTERRUPT_RECEPTION and
+/// NICFORGE_SPI_INTERRUPT_PACKET, each shifted by the number of a FIFO.
+///
+/// # Safety
+/// `come` is NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nicforge_spi_wait_interrupts(
+    subgrpid: u32,
+    wanted: u32,
+    timeoutInCycles: u64,
+    come: *mut u32,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(come, "come")?;
+        let wanted = FifoInterrupts::from_bits(wanted.into());
+        if wanted.is_empty() {
+            return Err(invalid("no interrupt is wanted"));
+        }
+        let deadline = Deadline::after(Duration::from_micros(timeoutInCycles / NICFORGE_SPI_CYCLES_PER_US));
+
+        let subgroup = library::subgroup(subgrpid)?;
+        let found = subgroup.handle().with(|inner, _| {
+            let found = match inner.subgroup.wait_interrupts(wanted, deadline, None) {
+                Err(Error::Driver(DriverError::Timeout { .. })) => {
+                    return Err(Failure::new(libc::EAGAIN, "no interrupt has come"));
+                }
+                found => found.map_err(failure)?,
+            };
+            inner.subgroup.clear_interrupts(found).map_err(failure)?;
+            Ok(found)
+        })?;
+
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(found.bits() as u32) };
+        Ok(())
+    })
+}
