@@ -20,6 +20,7 @@
 //! | `network` | the network unit: router, collectives, barriers, control registers |
 //! | `unit` | the Message Unit: injection, reception, memory, registers, errors |
 //! | `tenants` | which client a packet is for, while clients come and go |
+//! | `link_check` | check codes of links with injected errors |
 //! | `device` | the device: attachments, resets, one step |
 //! | [`family`] | the tables `[[bgq]]` of machine files |
 #![forbid(unsafe_code)]
@@ -27,6 +28,7 @@
 pub mod config;
 mod device;
 pub mod family;
+mod link_check;
 mod network;
 mod tenants;
 mod unit;
@@ -35,4 +37,5 @@ pub use self::{
     config::{Network, NetworkError, Options},
     device::MessageUnit,
     family::Networks,
+    link_check::{HOP_WORDS, LinkChecks, Paired, fixed_check, hop_check, noisy_link},
 };

@@ -4,6 +4,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use nicforge_core::{
+    fabric::LinkId,
     ids::{AttachmentId, FunctionId},
     machine::Next,
 };
@@ -314,6 +315,7 @@ impl User {
 pub(crate) struct Rig {
     pub(crate) bed: Testbed,
     pub(crate) functions: Vec<FunctionId>,
+    pub(crate) links: Vec<LinkId>,
 }
 
 impl Rig {
@@ -325,11 +327,12 @@ impl Rig {
             .map(|node| bed.add(&format!("bgq{node}"), MessageUnit::new(&network, node).unwrap()))
             .collect();
 
+        let mut links = Vec::new();
         for cable in network.cables() {
             let end = |end: CableEnd| (functions[end.node as usize], end.port);
-            bed.connect(end(cable.a), end(cable.b), network.options().link.clone());
+            links.push(bed.connect(end(cable.a), end(cable.b), network.options().link.clone()));
         }
-        Self { bed, functions }
+        Self { bed, functions, links }
     }
 
     /// Returns two nodes, each with a client of subgroup 0.

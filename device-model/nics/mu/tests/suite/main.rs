@@ -10,6 +10,7 @@ mod errors;
 mod faults;
 mod fifos;
 mod hostile;
+mod links;
 mod messages;
 mod references;
 mod registers;
