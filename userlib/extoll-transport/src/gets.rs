@@ -138,15 +138,9 @@ impl ExtollTransport {
         }
 
         let most = self.gets.chunk_bytes;
-        let within =
-            |length: usize| get.local_offset.checked_add(get.length).is_some_and(|end| end <= length);
-
-        if !(1..=most).contains(&get.length)
-            || !self
-                .registered
-                .destination(get.local.handle)
-                .is_some_and(|destination| within(destination.length))
-        {
+        let destination = self.registered.destination(get.local.handle);
+        let within = destination.is_some_and(|to| to.has(get.local_offset, get.length));
+        if !(1..=most).contains(&get.length) || !within {
             return refused("a get's destination is not within its region", get.local_offset as u64);
         }
 
@@ -255,7 +249,7 @@ impl ExtollTransport {
                     // removed it from the flight. The range is that of a get whose completion was
                     // not reported, so nothing else accesses it.
                     unsafe { destination.fill(flight.offset, memory, from, flight.length) }
-                        .map_err(|error| error.short())
+                        .map_err(|error| Error::from(error).short())
                 } else {
                     refused("a get's destination was deregistered", flight.rank.into())
                 }

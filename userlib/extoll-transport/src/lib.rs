@@ -30,7 +30,7 @@
 //! | `transport.rs` | opening, and the [`nicforge_matching::Transport`] calls |
 //! | `peers.rs`, `losses.rs` | state of the ranks: absent, connected, gone |
 //! | `messages.rs` | padding to VELO messages, whose lengths are multiples of 8 bytes |
-//! | `memory.rs`, `arena.rs` | registered memory |
+//! | `memory.rs` | registered memory |
 //! | `gets.rs` | gets in flight |
 //! | `config.rs`, `error.rs`, `statistics.rs` | types of the interface |
 //!
@@ -64,7 +64,6 @@
 //! A tenant that goes before it has answered or connected was a process of an earlier job, whose
 //! end travelled while this job began. The rank is then the next tenant of the address.
 
-mod arena;
 mod config;
 mod error;
 mod gets;

@@ -8,7 +8,9 @@
 use std::{collections::VecDeque, fmt};
 
 use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, Relax, Waiter, environment};
-use nicforge_matching::{Access, Get, Gone, Memory, Rank, Region, Taken, Transport, TransportError};
+use nicforge_matching::{
+    Access, Get, Gone, Memory, Rank, Region, Taken, Transport, TransportError, staging::Staging,
+};
 use nicforge_velo::{Error as VeloError, MAX_MESSAGE, Message, Port, Statistics as VeloStatistics};
 
 use crate::{
@@ -16,7 +18,7 @@ use crate::{
     gets::Gets,
     job::{NetworkPosition, RankTable},
     losses::LossWatch,
-    memory::Registered,
+    memory::{RegisteredMemory, staging},
     messages::{is_whole, pad, unframe},
     peers::{Health, Peer},
 };
@@ -36,7 +38,7 @@ pub struct ExtollTransport {
     // Declared in the order of dropping: the memory of gets, the memory that peers may read, then
     // RMA and VELO.
     pub(crate) gets: Gets,
-    pub(crate) registered: Registered,
+    pub(crate) registered: Staging<RegisteredMemory>,
     pub(crate) rma: nicforge_rma::Port,
     pub(crate) velo: Port,
     /// This rank.
@@ -93,7 +95,7 @@ impl ExtollTransport {
 
         let rma = nicforge_rma::Port::without_poster(&device, nicforge_rma::Options::default())?;
         let (slots, window) = ring(position.nodes, position.vpids, job.most_of_a_node(), config.window);
-        let registered = Registered::new(&device, &rma, &config)?;
+        let registered = staging(&device, &rma, &config)?;
         let gets = Gets::new(&device, &rma, &config)?;
 
         let mut peers: Vec<_> = (0..job.size())
@@ -365,8 +367,11 @@ unsafe impl Transport for ExtollTransport {
         match access {
             Access::Destination => Ok(Some(self.registered.add_destination(memory))),
             Access::Source => {
+                let (device, rma) = (self.velo.device(), &self.rma);
+                let allocate =
+                    |bytes, has_others| RegisteredMemory::for_source(device, rma, bytes, has_others);
                 // SAFETY: by the caller's contract a source is valid for reads and not written.
-                match unsafe { self.registered.stage(&self.rma, memory) } {
+                match unsafe { self.registered.stage(memory, allocate) } {
                     Ok(Some(staged)) => {
                         let own = u64::from(staged.own);
                         self.statistics.registered += own;

@@ -12,6 +12,7 @@
 //! - [`Transport`] is the interface to the network; [`memory`] implements it between ranks of the
 //!   same process.
 //! - [`wire`] defines the protocol's messages.
+//! - [`staging`] is for transports whose device can't reach the applications' buffers.
 //!
 //! # Protocols
 //! - *Eager*: a message up to [`Config::eager_threshold`] leaves at once, cut into messages of the
@@ -46,8 +47,10 @@
 //! received.
 
 pub mod memory;
+pub mod staging;
 pub mod wire;
 
+mod arena;
 mod buffer;
 mod config;
 mod endpoint;

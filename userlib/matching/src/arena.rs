@@ -26,7 +26,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Creates an arena of `bytes`, a power of two of at least one unit.
+    /// Creates an arena of `bytes`, a power of two of at least 4,096.
     pub(crate) fn new(bytes: usize) -> Self {
         let orders = bytes.ilog2().saturating_sub(UNIT_SHIFT);
         let words = |order: u32| (1_usize << (orders - order)).div_ceil(64);

@@ -1,0 +1,276 @@
+//! Memory of transports whose device can't reach the buffers of applications: staged sources, and
+//! destinations, to which the data of gets is copied.
+//!
+//! A source is copied to memory that the device reaches, when it is registered. Sources of up to
+//! half of a [`Staging`] share one area that stays reachable. A longer source has its own area for
+//! the duration of the transfer.
+
+#![allow(unsafe_code, reason = "copies from and to memory that the matching layer lends by its address")]
+
+use std::ptr::NonNull;
+
+use nicforge_driver::{
+    DmaBuffer, Error as DriverError,
+    runtime::{Cost, cost},
+};
+
+use crate::{
+    Access, Memory, Rank, Region, RemoteRegion,
+    arena::{Arena, Part},
+};
+
+/// Memory of a transport that its device reaches.
+pub trait Area {
+    /// Returns the memory.
+    fn memory(&self) -> &DmaBuffer;
+
+    /// Returns the address of the first byte, by which other ranks fetch from it.
+    fn address(&self) -> u64;
+}
+
+/// Smallest area to try when there is no piece of memory of the requested size.
+const LEAST_STAGING: usize = 64 << 10;
+
+/// The copy of a source.
+enum StagedCopy<A> {
+    /// In a part of the area that all share.
+    Part(Part),
+    /// In its own area.
+    Own { bytes: usize, _area: A },
+}
+
+/// The entry of a handle.
+enum Entry<A> {
+    /// A free entry; the value is the next free one.
+    Free(Option<u32>),
+    Source(StagedCopy<A>),
+    Destination(Destination),
+}
+
+/// Memory to which the data of gets is copied.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the matching layer lends memory for use by the thread that has its endpoint, and with it
+// this transport.
+unsafe impl Send for Destination {}
+
+impl Destination {
+    /// Returns whether `length` bytes at `offset` are within the memory.
+    pub fn has(&self, offset: usize, length: usize) -> bool {
+        offset.checked_add(length).is_some_and(|end| end <= self.length)
+    }
+
+    /// Copies `length` bytes at `from` of `memory` to `offset`. Copies nothing when they exceed the
+    /// destination.
+    ///
+    /// # Errors
+    /// Only an access to memory that is gone fails.
+    ///
+    /// # Safety
+    /// The memory is still lent as a destination, and nothing else accesses this range of it.
+    pub unsafe fn fill(
+        self,
+        offset: usize,
+        memory: &DmaBuffer,
+        from: u64,
+        length: usize,
+    ) -> Result<(), DriverError> {
+        if !self.has(offset, length) {
+            return Ok(());
+        }
+
+        let start = self.start.as_ptr().wrapping_add(offset);
+        // SAFETY: the range is within memory lent for writing, and is initialised. By the caller's
+        // contract nothing else accesses it.
+        let target = unsafe { std::slice::from_raw_parts_mut(start, length) };
+        cost(Cost::CopyByte, length);
+        memory.read(from, target)
+    }
+}
+
+/// All registered memory of a transport.
+pub struct Staging<A> {
+    entries: Vec<Entry<A>>,
+    free: Option<u32>,
+    arena: Arena,
+    shared: A,
+    /// Length of the longest source that is staged in `shared`.
+    longest: usize,
+    /// Bytes of sources with their own areas.
+    own_bytes: usize,
+    /// Limit of `own_bytes`.
+    max_own_bytes: usize,
+    /// Sources that a rank may still fetch after their request has failed: the rank, and the
+    /// handle.
+    abandoned: Vec<(Rank, u64)>,
+}
+
+/// A registered source.
+#[derive(Clone, Copy, Debug)]
+pub struct Staged {
+    /// The source's region.
+    pub region: Region,
+    /// Whether it has its own area.
+    pub own: bool,
+}
+
+impl<A: Area> Staging<A> {
+    /// Creates the staging memory. The area that sources share has `bytes` bytes, a power of two of
+    /// at least 8,192, or less where `allocate` returns `None`: there is no such piece of memory.
+    /// Longer sources together have at most `max_own_bytes`, unless it is a single one.
+    ///
+    /// # Errors
+    /// Errors of `allocate`. Its last attempt is for 64 KiB, and `None` is an endless wait there:
+    /// it must return an error instead.
+    pub fn new<E>(
+        mut bytes: usize,
+        max_own_bytes: usize,
+        mut allocate: impl FnMut(usize, bool) -> Result<Option<A>, E>,
+    ) -> Result<Self, E> {
+        let shared = loop {
+            match allocate(bytes, bytes <= LEAST_STAGING)? {
+                Some(area) => break area,
+                None => bytes = (bytes / 2).max(LEAST_STAGING.min(bytes)),
+            }
+        };
+
+        Ok(Self {
+            entries: Vec::new(),
+            free: None,
+            arena: Arena::new(bytes),
+            shared,
+            longest: bytes / 2,
+            own_bytes: 0,
+            max_own_bytes,
+            abandoned: Vec::new(),
+        })
+    }
+
+    /// Adds an entry, and returns its handle.
+    fn insert(&mut self, entry: Entry<A>) -> u64 {
+        match self.free {
+            Some(index) => {
+                let slot = &mut self.entries[index as usize];
+                if let Entry::Free(next) = slot {
+                    self.free = *next;
+                }
+                *slot = entry;
+                index.into()
+            }
+            None => {
+                self.entries.push(entry);
+                self.entries.len() as u64 - 1
+            }
+        }
+    }
+
+    /// Copies a source to memory that peers can get from. Returns `None` when there is no room now.
+    ///
+    /// `allocate` returns an area of a number of bytes, or `None` to try again later. Its second
+    /// argument says whether other sources have areas, which they will free.
+    ///
+    /// # Errors
+    /// Errors of `allocate`, and of the driver.
+    ///
+    /// # Safety
+    /// The memory is valid for reads, and is not written meanwhile.
+    pub unsafe fn stage<E: From<DriverError>>(
+        &mut self,
+        memory: Memory,
+        allocate: impl FnOnce(usize, bool) -> Result<Option<A>, E>,
+    ) -> Result<Option<Staged>, E> {
+        let length = memory.length;
+        // SAFETY: by the caller's contract.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.start.as_ptr(), length) };
+
+        let part = if length <= self.longest { self.arena.take(length) } else { None };
+
+        // Abandoned memory may never return, so the source does not wait for it.
+        if length <= self.longest && part.is_none() && self.abandoned.is_empty() {
+            return Ok(None);
+        }
+
+        let (copied, address) = if let Some(part) = part {
+            self.shared.memory().write(part.offset(), bytes)?;
+            (StagedCopy::Part(part), self.shared.address() + part.offset())
+        } else {
+            if self.own_bytes > 0 && self.own_bytes.saturating_add(length) > self.max_own_bytes {
+                return Ok(None);
+            }
+
+            let Some(area) = allocate(length, self.own_bytes > 0)? else { return Ok(None) };
+            area.memory().write(0, bytes)?;
+            self.own_bytes += length;
+            let address = area.address();
+            (StagedCopy::Own { bytes: length, _area: area }, address)
+        };
+
+        cost(Cost::CopyByte, length);
+        let own = matches!(copied, StagedCopy::Own { .. });
+        let handle = self.insert(Entry::Source(copied));
+        Ok(Some(Staged { region: Region { handle, remote: RemoteRegion { key: 0, offset: address } }, own }))
+    }
+
+    /// Records a destination. The device does not reach it: gets write to memory of the transport.
+    pub fn add_destination(&mut self, memory: Memory) -> Region {
+        let entry = Entry::Destination(Destination { start: memory.start, length: memory.length });
+        Region { handle: self.insert(entry), remote: RemoteRegion::default() }
+    }
+
+    /// Returns the destination of a handle.
+    pub fn destination(&self, handle: u64) -> Option<Destination> {
+        match self.entries.get(usize::try_from(handle).ok()?)? {
+            Entry::Destination(destination) => Some(*destination),
+            _ => None,
+        }
+    }
+
+    /// Ends the use of a source that `rank` may still fetch. Its memory stays until
+    /// [`Staging::free_abandoned`].
+    pub fn abandon(&mut self, handle: u64, rank: Rank) {
+        let slot = usize::try_from(handle).ok().and_then(|index| self.entries.get_mut(index));
+
+        match slot {
+            Some(Entry::Source(StagedCopy::Own { bytes, .. })) => self.own_bytes -= std::mem::take(bytes),
+            Some(Entry::Source(StagedCopy::Part(_))) => {}
+            _ => return,
+        }
+        self.abandoned.push((rank, handle));
+    }
+
+    /// Returns whether any source is abandoned.
+    #[inline]
+    pub fn has_abandoned(&self) -> bool {
+        !self.abandoned.is_empty()
+    }
+
+    /// Frees the sources that were abandoned for ranks that are gone now.
+    pub fn free_abandoned(&mut self, is_gone: impl Fn(Rank) -> bool) {
+        let gone: Vec<_> = self.abandoned.extract_if(.., |(rank, _)| is_gone(*rank)).collect();
+        for (_, handle) in gone {
+            self.remove(handle);
+        }
+    }
+
+    /// Removes the entry of a handle, and returns its kind.
+    pub fn remove(&mut self, handle: u64) -> Option<Access> {
+        let slot = self.entries.get_mut(usize::try_from(handle).ok()?)?;
+        if matches!(slot, Entry::Free(_)) {
+            return None;
+        }
+        let entry = std::mem::replace(slot, Entry::Free(self.free));
+
+        self.free = Some(handle as u32);
+        match entry {
+            Entry::Source(StagedCopy::Part(part)) => self.arena.release(part),
+            Entry::Source(StagedCopy::Own { bytes, .. }) => self.own_bytes -= bytes,
+            Entry::Destination(_) => return Some(Access::Destination),
+            Entry::Free(_) => return None,
+        }
+        Some(Access::Source)
+    }
+}
