@@ -10,10 +10,10 @@
 #![allow(unsafe_code, reason = "copies to memory that the matching layer lends")]
 
 use nicforge_driver::{Device, DmaBuffer, HugePages};
-use nicforge_matching::{Get, Rank, TransportError};
+use nicforge_matching::{Get, Rank, TransportError, losses::Health};
 use nicforge_rma::{Access as Allow, Error as RmaError, Notification, Notify, Port, Region, Role, Status};
 
-use crate::{Config, Error, ExtollTransport, peers::Health};
+use crate::{Config, Error, ExtollTransport};
 
 /// A get in flight.
 #[derive(Clone, Copy)]

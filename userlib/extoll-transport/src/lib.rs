@@ -28,7 +28,7 @@
 //! | --- | --- |
 //! | `job.rs` | ranks and addresses |
 //! | `transport.rs` | opening, and the [`nicforge_matching::Transport`] calls |
-//! | `peers.rs`, `losses.rs` | state of the ranks: absent, connected, gone |
+//! | `peers.rs` | state of the ranks: absent, connected, gone |
 //! | `messages.rs` | padding to VELO messages, whose lengths are multiples of 8 bytes |
 //! | `memory.rs` | registered memory |
 //! | `gets.rs` | gets in flight |
@@ -68,7 +68,6 @@ mod config;
 mod error;
 mod gets;
 mod job;
-mod losses;
 mod memory;
 mod messages;
 mod peers;

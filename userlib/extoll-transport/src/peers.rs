@@ -13,28 +13,16 @@ use std::{
 
 use nicforge_driver::Deadline;
 use nicforge_hwi::extoll::reg;
-use nicforge_matching::{Gone, Loss, Rank, TransportError};
+use nicforge_matching::{Gone, Loss, Rank, TransportError, losses::Health};
 use nicforge_rma::Target;
 use nicforge_velo::{Address, DeviceError, Error as VeloError, Message, PeerLink};
 
-use crate::{Error, ExtollTransport, losses::ReadMark};
+use crate::{Error, ExtollTransport};
 
 /// BAR of the register file.
 const BAR_REGISTERS: u8 = 0;
 /// Number of ranks checked in one call.
 const RANKS_PER_CHECK: usize = 4;
-
-/// State of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Health {
-    /// The rank is there, or has not come yet.
-    Alive,
-    /// The rank is gone. The mark is that of the loss; messages of the rank may still be in the
-    /// ring.
-    Lost(ReadMark, Loss),
-    /// The loss was reported.
-    Gone,
-}
 
 /// Returns the loss of a rank that was the tenant `before`. The directory shows the generation
 /// `now`, odd while there is a tenant.

@@ -9,7 +9,9 @@ use std::{collections::VecDeque, fmt};
 
 use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, Relax, Waiter, environment};
 use nicforge_matching::{
-    Access, Get, Gone, Memory, Rank, Region, Taken, Transport, TransportError, staging::Staging,
+    Access, Get, Gone, Memory, Rank, Region, Taken, Transport, TransportError,
+    losses::{Health, LossWatch},
+    staging::Staging,
 };
 use nicforge_velo::{Error as VeloError, MAX_MESSAGE, Message, Port, Statistics as VeloStatistics};
 
@@ -17,10 +19,9 @@ use crate::{
     Config, Error, Job, Statistics,
     gets::Gets,
     job::{NetworkPosition, RankTable},
-    losses::LossWatch,
     memory::{RegisteredMemory, staging},
     messages::{is_whole, pad, unframe},
-    peers::{Health, Peer},
+    peers::Peer,
 };
 
 /// Slots for VELO's control messages of each VPID, beside its messages.

@@ -12,7 +12,8 @@
 //! - [`Transport`] is the interface to the network; [`memory`] implements it between ranks of the
 //!   same process.
 //! - [`wire`] defines the protocol's messages.
-//! - [`staging`] is for transports whose device can't reach the applications' buffers.
+//! - [`staging`] is for transports whose device can't reach the applications' buffers,
+//!   and [`losses`] for those with one receive ring for all senders.
 //!
 //! # Protocols
 //! - *Eager*: a message up to [`Config::eager_threshold`] leaves at once, cut into messages of the
@@ -46,6 +47,7 @@
 //! any source stay posted. Messages of the dead peer that have arrived completely can still be
 //! received.
 
+pub mod losses;
 pub mod memory;
 pub mod staging;
 pub mod wire;

@@ -46,6 +46,11 @@ pub enum Loss {
     /// A message for it waited in the network longer than the network allows, and was dropped.
     #[error("a message for it was dropped by the network's watchdog")]
     TimedOut,
+    /// Its device does not answer questions.
+    #[error(
+        "its device has not answered for longer than this rank's patience: its process has ended, or the network"
+    )]
+    Silent,
 }
 
 /// The loss of a rank.

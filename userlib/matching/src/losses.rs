@@ -1,24 +1,37 @@
-//! Lost ranks that are not reported yet.
+//! Lost ranks that a transport has not reported yet: those whose messages may still be in a receive
+//! ring that all senders share.
 
-use nicforge_matching::{Loss, Rank};
+use crate::{Loss, Rank};
 
-use crate::peers::Health;
+/// State of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// The rank is there, or has not come yet.
+    Alive,
+    /// The rank is gone. The mark is that of the loss; messages of the rank may still be in the
+    /// ring.
+    Lost(ReadMark, Loss),
+    /// The loss was reported.
+    Gone,
+}
 
 /// Progress of reading the receive ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ReadMark {
+pub struct ReadMark {
     /// VELO messages taken.
-    pub(crate) polled: u64,
+    pub polled: u64,
     /// Number of times that the ring was empty.
-    pub(crate) empty_polls: u64,
+    pub empty_polls: u64,
 }
 
 /// The ranks that are checked for a loss, and the losses that are not reported yet.
 ///
 /// Invariant: a rank is in `unreported` once, from its loss until all messages that it had sent by
 /// then have been offered.
-pub(crate) struct LossWatch {
-    pub(crate) mark: ReadMark,
+#[derive(Debug)]
+pub struct LossWatch {
+    /// The present mark, which the transport advances.
+    pub mark: ReadMark,
     /// Number of messages after which everything that was in the receive ring, or kept by VELO, has
     /// been taken.
     drain_limit: u64,
@@ -27,28 +40,31 @@ pub(crate) struct LossWatch {
 }
 
 impl LossWatch {
-    pub(crate) fn new(size: usize, drain_limit: u64) -> Self {
+    /// Creates the watch of `size` ranks. After `drain_limit` messages, everything that was in the
+    /// ring at any time before has been taken.
+    pub fn new(size: usize, drain_limit: u64) -> Self {
         Self { mark: ReadMark::default(), drain_limit, unreported: Vec::with_capacity(size), last_checked: 0 }
     }
 
     /// Returns the rank, of `size` ranks, that is checked next.
-    pub(crate) fn next_checked(&mut self, size: usize) -> Rank {
+    pub fn next_checked(&mut self, size: usize) -> Rank {
         self.last_checked = if self.last_checked + 1 < size { self.last_checked + 1 } else { 0 };
         self.last_checked as Rank
     }
 
     /// Adds a rank that was lost at the present mark.
-    pub(crate) fn add(&mut self, rank: Rank) {
+    pub fn add(&mut self, rank: Rank) {
         self.unreported.push(rank);
     }
 
+    /// Returns whether there is a loss to report.
     #[inline]
-    pub(crate) fn has_unreported(&self) -> bool {
+    pub fn has_unreported(&self) -> bool {
         !self.unreported.is_empty()
     }
 
     /// Takes a lost rank whose messages have all been offered.
-    pub(crate) fn take_drained(&mut self, health: impl Fn(Rank) -> Health) -> Option<(Rank, Loss)> {
+    pub fn take_drained(&mut self, health: impl Fn(Rank) -> Health) -> Option<(Rank, Loss)> {
         let (mark, drain_limit) = (self.mark, self.drain_limit);
         let drained = |rank: Rank| match health(rank) {
             Health::Lost(then, why)

@@ -1,0 +1,284 @@
+//! Gets in flight.
+//!
+//! Each get has a chunk of the transport's memory, to which the source's unit puts the data, and
+//! then the session number of its owner. The data is then copied to the destination, unless that was
+//! deregistered meanwhile.
+//!
+//! A get of a rank that is gone is given up. Its data may still arrive, so that its chunk is not
+//! used again before the transport is dropped.
+
+#![allow(unsafe_code, reason = "copies to memory that the matching layer lends")]
+
+use std::sync::atomic::Ordering;
+
+use nicforge_driver::{DmaBuffer, runtime::note_store};
+use nicforge_matching::{Get, Loss, TransportError};
+use nicforge_shm::SharedU64;
+use nicforge_spi::{Counter, Payload, Subgroup};
+use zerocopy::IntoBytes;
+
+use crate::{Config, Error, MuTransport, fifos::Fifos, peers::Peer};
+
+/// Offsets in a chunk: the reception counter, the cell of the session number, the descriptors, and
+/// the data.
+const COUNTER: u64 = 0;
+const CELL: u64 = 8;
+const DESCRIPTORS: u64 = 64;
+const DATA: u64 = 4096;
+/// Times that a get is sent.
+const MAX_TRIES: u32 = 8;
+
+/// A get in flight.
+#[derive(Clone, Copy)]
+struct GetInFlight {
+    get: Get,
+    /// Whether its destination is still registered.
+    has_destination: bool,
+    /// The last question to the rank before the get was sent.
+    asked: u64,
+    tries: u32,
+}
+
+/// Memory that receives the data of one get.
+struct Chunk {
+    memory: DmaBuffer,
+    counter: Counter,
+    cell: SharedU64,
+}
+
+impl Chunk {
+    fn new(subgroup: &Subgroup, bytes: usize) -> Result<Self, Error> {
+        let memory = subgroup.memory(DATA as usize + bytes)?;
+        Ok(Self { counter: Counter::new(&memory, COUNTER)?, cell: memory.u64(CELL)?, memory })
+    }
+
+    /// Sends the descriptors of a get. Returns false when there is no room now.
+    fn send(&self, fifos: &mut Fifos, peer: &Peer, get: &Get, identity: u64) -> Result<bool, Error> {
+        let start = self.memory.iova();
+        let source = Payload::memory(get.remote.offset, get.length as u64);
+        let put = fifos.put_here(&peer.route, source, start + DATA, self.counter.address())?;
+        let answer = fifos.answer(&peer.route, identity, start + CELL)?;
+
+        let descriptors = [put, answer];
+        self.memory.write(DESCRIPTORS, descriptors.as_bytes())?;
+        self.cell.store(0, Ordering::Release);
+        note_store();
+        self.counter.set(get.length as u64);
+
+        let bytes = size_of_val(&descriptors) as u64;
+        Ok(fifos.fetch(&peer.route, start + DESCRIPTORS, bytes)?.is_some())
+    }
+}
+
+/// A chunk and its get.
+struct Slot {
+    /// `None` when the chunk was given up, and no other memory was there.
+    chunk: Option<Chunk>,
+    flight: Option<GetInFlight>,
+}
+
+/// All chunks and their gets.
+pub(crate) struct Gets {
+    slots: Vec<Slot>,
+    /// Chunks to which data may still come.
+    given_up: Vec<Chunk>,
+    chunk_bytes: usize,
+    /// Number of gets in flight.
+    in_flight: usize,
+}
+
+/// What has become of a get.
+enum Outcome {
+    InFlight,
+    Done,
+    /// Its descriptors are lost.
+    Lost,
+    Failed(TransportError),
+}
+
+const GONE: &str = "the rank that a get was for is gone";
+
+fn refused(what: &'static str, value: u64) -> TransportError {
+    TransportError { what, value }
+}
+
+impl Gets {
+    pub(crate) fn new(subgroup: &Subgroup, config: &Config) -> Result<Self, Error> {
+        let slot = |_| Ok(Slot { chunk: Some(Chunk::new(subgroup, config.get_bytes)?), flight: None });
+        Ok(Self {
+            slots: (0..config.gets).map(slot).collect::<Result<_, Error>>()?,
+            given_up: Vec::new(),
+            chunk_bytes: config.get_bytes,
+            in_flight: 0,
+        })
+    }
+
+    /// Returns the bytes that one get fetches at most.
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Ends all writes to a destination.
+    pub(crate) fn withdraw(&mut self, handle: u64) {
+        for flight in self.slots.iter_mut().filter_map(|slot| slot.flight.as_mut()) {
+            flight.has_destination &= flight.get.local.handle != handle;
+        }
+    }
+
+    /// Gives up the chunk of a slot, and gets another one.
+    #[cold]
+    fn give_up(&mut self, slot: usize, subgroup: &Subgroup) {
+        let fresh = Chunk::new(subgroup, self.chunk_bytes).ok();
+        if let Some(chunk) = std::mem::replace(&mut self.slots[slot].chunk, fresh) {
+            self.given_up.push(chunk);
+        }
+    }
+}
+
+impl MuTransport {
+    /// Starts a get. Returns false when no chunk is free, or there is no room for descriptors.
+    pub(crate) fn post_get(&mut self, get: &Get) -> Result<bool, TransportError> {
+        let Some(peer) = self.peers.get(get.peer as usize) else {
+            return Err(refused("there is no such rank to get from", get.peer.into()));
+        };
+        let Some(link) = peer.link.filter(|link| link.is_answered && peer.is_alive()) else {
+            return Err(refused(GONE, get.peer.into()));
+        };
+
+        let destination = self.staging.destination(get.local.handle);
+        let within = destination.is_some_and(|to| to.has(get.local_offset, get.length));
+        if !(1..=self.gets.chunk_bytes).contains(&get.length) || !within {
+            return Err(refused("a get's destination is not within its region", get.local_offset as u64));
+        }
+
+        let is_free = |slot: &Slot| slot.flight.is_none() && slot.chunk.is_some();
+        let Some(slot) = self.gets.slots.iter_mut().find(|slot| is_free(slot)) else {
+            return if self.gets.in_flight > 0 {
+                Ok(false)
+            } else {
+                Err(refused("no memory for gets is left", get.peer.into()))
+            };
+        };
+        let Some(chunk) = &slot.chunk else { return Ok(false) };
+
+        match chunk.send(&mut self.fifos, peer, get, link.identity) {
+            Ok(true) => {
+                let asked = peer.questions.asked;
+                slot.flight = Some(GetInFlight { get: *get, has_destination: true, asked, tries: 1 });
+                self.gets.in_flight += 1;
+                self.statistics.gets += 1;
+                Ok(true)
+            }
+            Ok(false) => Ok(false),
+            // The invalid address is the peer's.
+            Err(Error::Spi(nicforge_spi::Error::Descriptor(_))) => {
+                Err(refused("a get's source makes no sense", get.remote.offset))
+            }
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Reports the completions of up to `budget` gets. Returns their number.
+    pub(crate) fn finish_gets(
+        &mut self,
+        budget: usize,
+        sink: &mut dyn FnMut(u64, Result<(), TransportError>),
+    ) -> Result<usize, TransportError> {
+        let mut done = 0;
+        for index in 0..self.gets.slots.len() {
+            if done >= budget || self.gets.in_flight == 0 {
+                break;
+            }
+            let Some(flight) = self.gets.slots[index].flight else { continue };
+
+            let result = match self.outcome(index, &flight) {
+                Outcome::InFlight => continue,
+                Outcome::Lost => match self.repeat(index, &flight) {
+                    Ok(()) => continue,
+                    Err(error) => Err(error),
+                },
+                Outcome::Done => self.copy(index, &flight),
+                Outcome::Failed(error) => {
+                    self.gets.give_up(index, &self.fifos.subgroup);
+                    Err(error)
+                }
+            };
+
+            self.gets.slots[index].flight = None;
+            self.gets.in_flight -= 1;
+            self.statistics.failed_gets += u64::from(result.is_err());
+            sink(flight.get.cookie, result);
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    /// Returns what has become of a get.
+    fn outcome(&mut self, index: usize, flight: &GetInFlight) -> Outcome {
+        let rank = flight.get.peer;
+        let Some(chunk) = &self.gets.slots[index].chunk else {
+            return Outcome::Failed(refused("no memory for gets is left", rank.into()));
+        };
+        let peer = &self.peers[rank as usize];
+        let session = peer.link.map_or(0, |link| link.session);
+
+        match chunk.cell.load(Ordering::Acquire) {
+            0 if !peer.is_alive() => Outcome::Failed(refused(GONE, rank.into())),
+            // The answer to a later question has come, and nothing overtakes on this way.
+            0 if peer.questions.answered > flight.asked => match chunk.cell.load(Ordering::Acquire) {
+                0 => Outcome::Lost,
+                _ => Outcome::InFlight,
+            },
+            0 => Outcome::InFlight,
+            tenant if tenant != session => {
+                self.end(rank, Loss::Replaced { before: session, tenant });
+                Outcome::Failed(refused(GONE, rank.into()))
+            }
+            _ if !chunk.counter.is_done() => Outcome::Lost,
+            _ => Outcome::Done,
+        }
+    }
+
+    /// Sends a get once more, whose descriptors are lost: another descriptor has stopped the FIFO of
+    /// the rank that they were in.
+    #[cold]
+    fn repeat(&mut self, index: usize, flight: &GetInFlight) -> Result<(), TransportError> {
+        let GetInFlight { get, tries, .. } = *flight;
+        if tries >= MAX_TRIES {
+            return Err(refused("a get's source is not there", get.remote.offset));
+        }
+
+        let peer = &self.peers[get.peer as usize];
+        let (Some(link), Some(chunk)) = (peer.link, &self.gets.slots[index].chunk) else {
+            return Err(refused(GONE, get.peer.into()));
+        };
+        match chunk.send(&mut self.fifos, peer, &get, link.identity) {
+            Ok(true) => {
+                let asked = peer.questions.asked;
+                self.gets.slots[index].flight = Some(GetInFlight { asked, tries: tries + 1, ..*flight });
+                self.statistics.repeated_gets += 1;
+                Ok(())
+            }
+            // A later call tries again.
+            Ok(false) => Ok(()),
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Copies the data of a get to its destination.
+    fn copy(&self, index: usize, flight: &GetInFlight) -> Result<(), TransportError> {
+        let destination = self.staging.destination(flight.get.local.handle);
+        let (Some(destination), Some(chunk)) =
+            (destination.filter(|_| flight.has_destination), &self.gets.slots[index].chunk)
+        else {
+            return Err(refused("a get's destination was deregistered", flight.get.peer.into()));
+        };
+
+        // SAFETY: the destination is registered, since `Gets::withdraw` would have said otherwise.
+        // The range is that of a get whose completion was not reported, so nothing else accesses
+        // it.
+        let copied =
+            unsafe { destination.fill(flight.get.local_offset, &chunk.memory, DATA, flight.get.length) };
+        copied.map_err(|error| Error::from(error).short())
+    }
+}
