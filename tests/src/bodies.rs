@@ -18,6 +18,7 @@ use crate::{
     backing::{EventLoopKind, InProcess, Rig, Served},
     extoll_body::Extoll,
     matching_body::InMemory,
+    mu_body::{self, Units},
 };
 
 /// All bodies, in the linker's order.
@@ -179,8 +180,10 @@ pub enum Run {
     Network {
         /// Between ranks of one process, without a machine.
         in_memory: fn(&InMemory),
-        /// Between ranks on the cards of a machine.
+        /// Between ranks on the EXTOLL cards of a machine.
         on_cards: fn(&Extoll<'_>),
+        /// Between ranks on the Message Units of a machine.
+        on_units: fn(&Units<'_>),
     },
 }
 
@@ -206,10 +209,11 @@ impl Body {
         own.map(|(_, reason)| *reason).or_else(|| machine.reason_not_to_run(door))
     }
 
-    /// Runs it.
-    pub fn run(&self, rig: &dyn Rig) {
+    /// Runs it on the machine of a name, by a rig of that.
+    pub fn run(&self, machine: &str, rig: &dyn Rig) {
         match self.run {
             Run::Rig(body) => body(rig),
+            Run::Network { on_units, .. } if machine == mu_body::MACHINE.name => on_units(&Units::new(rig)),
             Run::Network { on_cards, .. } => on_cards(&Extoll::new(rig)),
         }
     }

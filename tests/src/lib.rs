@@ -18,6 +18,7 @@ pub mod guest_program;
 pub mod guest_rig;
 pub mod idio16_body;
 pub mod matching_body;
+pub mod mu_body;
 pub mod own_devices;
 pub mod pattern;
 pub mod portals_body;

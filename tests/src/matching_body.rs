@@ -20,7 +20,8 @@ use nicforge_test_body::body;
 
 use crate::{
     backing::{LIMIT, soon},
-    extoll_body::MACHINE,
+    extoll_body::MACHINE as CARDS,
+    mu_body::MACHINE as UNITS,
     pattern::pattern,
 };
 

@@ -34,7 +34,7 @@ fn tests_of(body: &'static Body) -> Vec<Trial> {
 
 /// Returns the test of a body on a machine, through a door.
 fn through(body: &'static Body, machine: &'static TestMachine, door: HostDoor) -> Trial {
-    test(body.name(machine, Some(door)), move || body.run(&*door.rig((machine.make)())))
+    test(body.name(machine, Some(door)), move || body.run(machine.name, &*door.rig((machine.make)())))
 }
 
 /// Returns the test of a body on a network in memory, if it runs on one.

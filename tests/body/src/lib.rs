@@ -25,8 +25,8 @@ use syn::{
 /// #[body(on(MACHINE, DEPTH_1, DEPTH_256))]
 /// ```
 ///
-/// - `on`: the machines, by their paths. Without it the body runs on `MACHINE`, which is then in
-///   scope where the body is.
+/// - `on`: the machines, by their paths. Without it the body runs on `MACHINE`, or a body of the
+///   matching layer on `CARDS` and `UNITS`, which are then in scope where the body is.
 /// - `not_through`: doors that the body does not run through, and the reason: a string, or the name
 ///   of a constant in `nicforge_tests::bodies::reasons`. The doors are `in_process`, `served`,
 ///   `served_by_epoll`, `vfio`, `shim` and `shim_iommu`. `guests` stands for the last three.
@@ -48,14 +48,19 @@ pub fn body(
 /// Returns the registration of a body.
 fn registration(arguments: &Arguments, function: &ItemFn) -> syn::Result<TokenStream> {
     let name = &function.sig.ident;
-    let run = match Argument::of(function)? {
+    let argument = Argument::of(function)?;
+    let run = match argument {
         Argument::Rig => quote! { Run::Rig(#name) },
         // A closure chooses the type that the body is generic over.
         Argument::Network => quote! {
-            Run::Network { in_memory: |network| #name(network), on_cards: |network| #name(network) }
+            Run::Network {
+                in_memory: |network| #name(network),
+                on_cards: |network| #name(network),
+                on_units: |network| #name(network),
+            }
         },
     };
-    let machines = arguments.machines();
+    let machines = arguments.machines(&argument);
     let exclusions = arguments.exclusions.iter().flat_map(Exclusion::of_each_door);
 
     Ok(quote! {
@@ -117,8 +122,11 @@ struct Arguments {
 
 impl Arguments {
     /// Returns the machines that the body runs on.
-    fn machines(&self) -> Vec<Path> {
-        self.on.clone().unwrap_or_else(|| vec![syn::parse_quote!(MACHINE)])
+    fn machines(&self, argument: &Argument) -> Vec<Path> {
+        self.on.clone().unwrap_or_else(|| match argument {
+            Argument::Rig => vec![syn::parse_quote!(MACHINE)],
+            Argument::Network => vec![syn::parse_quote!(CARDS), syn::parse_quote!(UNITS)],
+        })
     }
 }
 

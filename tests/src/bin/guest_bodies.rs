@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         let started = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| {
             rig.begin();
-            body.run(&rig);
+            body.run(machine, &rig);
         }));
         let seconds = started.elapsed().as_secs_f32();
 

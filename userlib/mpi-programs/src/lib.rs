@@ -1,5 +1,5 @@
 //! Benchmark programs of MPI systems: message rate and latency after the OSU micro-benchmarks,
-//! RandomAccess after the HPC Challenge.
+//! all-to-all, RandomAccess after the HPC Challenge.
 //!
 //! Input: endpoints. Output: counts, times, and verification of the data. The crate uses only the
 //! endpoints. An [`Endpoint`] is one of the matching layer, over any transport, or one of the
@@ -8,19 +8,23 @@
 //! Each program is a [`Program`]: a state machine of one rank that never blocks. Thus one thread
 //! can drive several ranks ([`drive`]). On a machine with few processors only this measures the
 //! network instead of the scheduler. A process for each rank works as well: the examples of
-//! `nicforge-extoll-transport` and of `nicforge-portals-mpi` do that.
+//! `nicforge-extoll-transport`, `nicforge-mu-transport` and `nicforge-portals-mpi` do that.
 //!
 //! - [`message_rate`]: windows of messages between pairs (`osu_mbw_mr`);
 //! - [`ping_pong`]: one message there and back (`osu_latency`);
+//! - [`all_to_all`]: a block from each rank to each other one (`MPI_Alltoall`);
 //! - [`random_access`]: updates of a distributed table (HPCC's `RandomAccess`, MPI version);
-//! - [`collective`]: a barrier and a reduction, for use between the programs.
+//! - [`collective`]: a barrier and a reduction, for use between the programs;
+//! - [`tables`]: the programs with their results as lines of text, for a process for each rank.
 #![forbid(unsafe_code)]
 
+pub mod all_to_all;
 pub mod collective;
 mod endpoint;
 pub mod message_rate;
 pub mod ping_pong;
 pub mod random_access;
+pub mod tables;
 
 use nicforge_driver::{Deadline, Relax};
 use thiserror::Error;

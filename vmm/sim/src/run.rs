@@ -1,8 +1,8 @@
-//! `nicforge run --virtual`: a parallel program on each node of a machine with EXTOLL cards or
-//! SeaStars.
+//! `nicforge run --virtual`: a parallel program on each node of a machine with EXTOLL cards,
+//! SeaStars or Message Units.
 //!
 //! The programs are those of [`nicforge_mpi_programs`]. They run in this process, on the machine's
-//! clock, with the costs of the processors in the papers about EXTOLL and about the SeaStar.
+//! clock, with the costs of the processors in the papers about EXTOLL, the SeaStar and Blue Gene/Q.
 
 use std::{fmt::Write, path::PathBuf, time::Duration};
 
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::{
     cluster::{
-        Cards, Cluster, ClusterError, RankError, RankProgram,
+        Cards, Cluster, ClusterError, RankError, RankProgram, mu,
         programs::{Updated, echo, rate_of, time_of_messages},
     },
     interrupted::Interrupted,
@@ -52,7 +52,7 @@ const MAX_ORDER: u32 = 24;
 pub struct Arguments {
     /// The machine file (TOML).
     pub machine: PathBuf,
-    /// Start a rank for each VPID or process, instead of one for each node.
+    /// Start a rank for each VPID, process or subgroup, instead of one for each node.
     #[arg(long)]
     pub per_core: bool,
     /// On SeaStars, let the kernel match messages instead of the card.
@@ -76,7 +76,8 @@ pub struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Software {
-    /// Those of the papers: an Opteron of 2.5 GHz with EXTOLL, and of 2.0 GHz with a SeaStar.
+    /// Those of the papers: an Opteron of 2.5 GHz with EXTOLL, and of 2.0 GHz with a SeaStar. With
+    /// a Message Unit, the software of a message on Blue Gene/Q, without matching.
     Opteron,
     /// None: software takes no time.
     None,
@@ -87,6 +88,7 @@ impl Software {
         match (self, cards) {
             (Self::Opteron, Cards::Extoll) => extoll::opteron(),
             (Self::Opteron, Cards::SeaStar(_)) => seastar::opteron(),
+            (Self::Opteron, Cards::MessageUnit) => mu::a2(),
             (Self::None, _) => Profile::default(),
         }
     }
@@ -269,10 +271,10 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
         Cluster::read(&arguments.machine, Profile::default(), arguments.seed).map_err(wrong_machine)?;
     match &mut cluster.cards {
         Cards::SeaStar(mode) if arguments.host_based => *mode = Mode::HostBased,
-        Cards::Extoll if arguments.host_based => {
-            return Err(Failure::usage("--host-based is for SeaStars, and the machine has EXTOLL cards"));
+        Cards::Extoll | Cards::MessageUnit if arguments.host_based => {
+            return Err(Failure::usage("--host-based is for SeaStars, and the machine has other cards"));
         }
-        Cards::SeaStar(_) | Cards::Extoll => {}
+        Cards::SeaStar(_) | Cards::Extoll | Cards::MessageUnit => {}
     }
     cluster.profile = arguments.profile.profile(cluster.cards);
     // The user ends a program that takes too long.

@@ -28,6 +28,7 @@ mod hello;
 mod matching_c_example;
 mod mpi_processes;
 mod mpi_stopped;
+mod mu_mpi;
 mod portals_c_example;
 mod portals_mpi_example;
 mod portals_processes;

@@ -1,10 +1,13 @@
-//! A cluster of nodes with EXTOLL cards or SeaStars, and parallel programs on it, in virtual time.
+//! A cluster of nodes with EXTOLL cards, SeaStars or Message Units of Blue Gene/Q, and parallel
+//! programs on it, in virtual time.
 //!
 //! A program has ranks. Each rank is a process with its own attachment of a node's card. On EXTOLL
 //! that is a VPID, and the rank uses the matching layer over VELO and RMA as on a host. On a
-//! SeaStar it uses the MPI-style layer over Portals. The programs are those of
+//! SeaStar it uses the MPI-style layer over Portals. On Blue Gene/Q it has a subgroup, and uses the
+//! matching layer over the Message Unit. The programs are those of
 //! [`nicforge_mpi_programs`]: [`programs`] sets them up, and measures them.
 
+pub mod mu;
 pub mod programs;
 mod seastar;
 
@@ -22,6 +25,8 @@ use nicforge_machine::{
 };
 use nicforge_matching::{Endpoint, Error as MatchingError};
 use nicforge_mpi_programs::{Endpoint as RankEnd, Error as ProgramError, collective::barrier};
+use nicforge_mu::family::NODE as MESSAGE_UNIT;
+use nicforge_mu_transport::Error as MuTransportError;
 use nicforge_nics::families;
 use nicforge_portals::{Error as PortalsError, Mode};
 use nicforge_portals_mpi::Error as PortalsMpiError;
@@ -52,17 +57,17 @@ pub enum ClusterError {
     /// The machine could not be built.
     #[error("the machine cannot be built: {0}")]
     Build(#[from] BuildError),
-    /// The machine has no node with an EXTOLL card or a SeaStar.
+    /// The machine has no node with an EXTOLL card, a SeaStar or a Message Unit.
     #[error(
-        "machine {name} has no EXTOLL cards and no SeaStars, which programs in virtual time need: add a section \
-         [[extoll]] or [[seastar]]"
+        "machine {name} has no EXTOLL cards, SeaStars or Message Units, which programs in virtual time need: add a \
+         section [[extoll]], [[seastar]] or [[bgq]]"
     )]
     NoCards {
         /// The machine's name.
         name: String,
     },
-    /// A node has fewer VPIDs or processes than ranks.
-    #[error("node {node} has {vpids} VPIDs or processes, too few for {ranks} ranks")]
+    /// A node has fewer VPIDs, processes or subgroups than ranks.
+    #[error("node {node} has {vpids} VPIDs, processes or subgroups, too few for {ranks} ranks")]
     Vpids {
         /// The node.
         node: String,
@@ -111,6 +116,9 @@ pub enum RankError {
     /// The transport failed.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// The transport over the Message Unit failed.
+    #[error(transparent)]
+    MuTransport(#[from] MuTransportError),
     /// The endpoint failed.
     #[error(transparent)]
     Matching(#[from] MatchingError),
@@ -138,6 +146,8 @@ pub enum Cards {
     Extoll,
     /// SeaStars, whose messages are matched in this mode.
     SeaStar(Mode),
+    /// Message Units of Blue Gene/Q.
+    MessageUnit,
 }
 
 /// A program of one rank, on any card.
@@ -156,7 +166,7 @@ pub type RankEndpoint = Endpoint<ExtollTransport>;
 #[derive(Clone, Debug)]
 struct Node {
     name: String,
-    /// Names of the attachments of its VPIDs or processes.
+    /// Names of the attachments of its VPIDs, processes or subgroups.
     vpids: Vec<String>,
 }
 
@@ -210,6 +220,9 @@ impl Cluster<'_> {
             (cards, nodes) = (Cards::SeaStar(Mode::NicBased), nodes_of(SEASTAR));
         }
         if nodes.is_empty() {
+            (cards, nodes) = (Cards::MessageUnit, nodes_of(MESSAGE_UNIT));
+        }
+        if nodes.is_empty() {
             return Err(ClusterError::NoCards { name: built.name });
         }
         let interrupted = Interrupted::default();
@@ -226,7 +239,7 @@ impl Cluster<'_> {
         self.nodes.len()
     }
 
-    /// Returns the number of VPIDs or processes that each node has.
+    /// Returns the number of VPIDs, processes or subgroups that each node has.
     pub fn vpids(&self) -> u16 {
         let least = self.nodes.iter().map(|node| node.vpids.len()).min();
         least.unwrap_or_default().try_into().unwrap_or(u16::MAX)
@@ -260,6 +273,7 @@ impl Cluster<'_> {
         match self.cards {
             Cards::Extoll => self.run(per_node, move |endpoint| program.run(endpoint)),
             Cards::SeaStar(mode) => self.run_on_seastars(per_node, mode, program),
+            Cards::MessageUnit => self.run_on_message_units(per_node, program),
         }
     }
 

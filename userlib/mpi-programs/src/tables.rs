@@ -1,0 +1,188 @@
+//! The programs of one rank that has a thread of its own, with their results as lines of text.
+//!
+//! All ranks call the same function with the same arguments. Rank 0 passes the lines to `print`.
+
+use std::time::{Duration, Instant};
+
+use nicforge_driver::{Deadline, Relax};
+
+use crate::{
+    Endpoint, ErrorOf, all_to_all,
+    collective::{all_reduce, barrier},
+    drive, message_rate, ping_pong,
+    random_access::{Table, Updates},
+};
+
+/// Messages of a window.
+const WINDOW: u32 = 64;
+/// Blocks of an all-to-all, in bytes.
+const BLOCKS: [usize; 4] = [8, 512, 2048, 20_001];
+
+/// Prints the messages per second of one pair, two, four and so on, by size. Rank `n` of the first
+/// half sends to rank `n` of the second half.
+///
+/// # Errors
+/// Errors of the endpoint, including its time-out.
+pub fn rates<E: Endpoint>(
+    endpoint: &mut E,
+    windows: u32,
+    deadline: Deadline,
+    print: &mut dyn FnMut(String),
+) -> Result<(), ErrorOf<E>> {
+    let (rank, half) = (endpoint.rank(), endpoint.size() / 2);
+    if rank == 0 {
+        print(format!("{:>6} {:>6} {:>12} {:>14}", "pairs", "bytes", "MB/s", "messages/s"));
+    }
+
+    let mut context = 0;
+    let counts = std::iter::successors(Some(1), |pairs| Some(2 * pairs));
+    for pairs in counts.take_while(|pairs| *pairs <= half) {
+        for bytes in (0..=12).map(|power| 1 << power) {
+            context += 1;
+            let terms = message_rate::Terms { bytes, window: WINDOW, windows, context };
+            barrier(endpoint, deadline)?;
+
+            let rate = rate_of_pair(endpoint, pairs, half, terms, deadline)?;
+            let rate = all_reduce(endpoint, rate as u64, |one, other| one + other, deadline)?;
+            if rank == 0 {
+                print(format!("{pairs:>6} {bytes:>6} {:>12.2} {rate:>14}", rate as f64 * bytes as f64 / 1e6));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the messages per second of the pair that this rank sends in, or 0.
+fn rate_of_pair<E: Endpoint>(
+    endpoint: &mut E,
+    pairs: u32,
+    half: u32,
+    terms: message_rate::Terms,
+    deadline: Deadline,
+) -> Result<f64, ErrorOf<E>> {
+    let rank = endpoint.rank();
+    let (end, peer) = match rank.checked_sub(half) {
+        None if rank < pairs => (message_rate::End::Sender, rank + half),
+        Some(sender) if sender < pairs => (message_rate::End::Receiver, sender),
+        _ => return Ok(0.0),
+    };
+
+    let start = Instant::now();
+    drive(&mut [message_rate::Side::new(endpoint, end, peer, terms)?], deadline, &mut Relax::new())?;
+    Ok(match end {
+        message_rate::End::Sender => terms.messages() as f64 / start.elapsed().as_secs_f64(),
+        message_rate::End::Receiver => 0.0,
+    })
+}
+
+/// Prints half of the round-trip times between the first and the last rank, by size.
+///
+/// # Errors
+/// Errors of the endpoint, including its time-out.
+pub fn latencies<E: Endpoint>(
+    endpoint: &mut E,
+    rounds: u32,
+    deadline: Deadline,
+    print: &mut dyn FnMut(String),
+) -> Result<(), ErrorOf<E>> {
+    let (rank, last) = (endpoint.rank(), endpoint.size() - 1);
+    if rank == 0 {
+        print(format!("{:>8} {:>12} {:>12}", "bytes", "p50 us", "p99 us"));
+    }
+    if last == 0 || (rank != 0 && rank != last) {
+        return Ok(());
+    }
+
+    for power in 0..=20 {
+        let bytes = 1 << power;
+        let mut side = [ping_pong::Side::new(endpoint, rank == 0, last - rank, bytes, rounds, power)?];
+        drive(&mut side, deadline, &mut Relax::new())?;
+
+        let mut times = side[0].times().to_vec();
+        times.sort_unstable();
+        let micros = |time: &Duration| time.as_nanos() as f64 / 1e3;
+        if let (Some(half), Some(most)) = (times.get(times.len() / 2), times.get(times.len() * 99 / 100)) {
+            print(format!("{bytes:>8} {:>12.2} {:>12.2}", micros(half), micros(most)));
+        }
+    }
+    Ok(())
+}
+
+/// Updates a table with 2^`order` words on each rank, restores it by the same updates, and prints
+/// the rate. Returns whether at most 1 % of it is wrong.
+///
+/// # Errors
+/// Errors of the endpoint, including its time-out; [`crate::Error::Wrong`].
+pub fn updates<E: Endpoint>(
+    endpoint: &mut E,
+    order: u32,
+    deadline: Deadline,
+    print: &mut dyn FnMut(String),
+) -> Result<bool, ErrorOf<E>> {
+    let (rank, size) = (endpoint.rank(), endpoint.size());
+    let mut table = Table::new(rank, size, order).map_err(of_parameter)?;
+    let (words, updates) = (table.len() * u64::from(size), table.updates() * u64::from(size));
+    let mut took = Duration::ZERO;
+
+    for pass in 0..2 {
+        barrier(endpoint, deadline)?;
+        let start = Instant::now();
+        drive(&mut [Updates::new(endpoint, &mut table, pass)?], deadline, &mut Relax::new())?;
+        barrier(endpoint, deadline)?;
+        if pass == 0 {
+            took = start.elapsed();
+        }
+    }
+
+    let wrong = all_reduce(endpoint, table.wrong(), |one, other| one + other, deadline)?;
+    if rank == 0 {
+        let (seconds, percent) = (took.as_secs_f64(), wrong as f64 * 100.0 / words as f64);
+        let gups = updates as f64 / seconds / 1e9;
+        print(format!("{size} ranks, {words} words, {updates} updates in {seconds:.3} s: {gups:.6} GUPS"));
+        print(format!("{wrong} words are wrong ({percent:.4} %)"));
+    }
+    Ok(wrong * 100 <= words)
+}
+
+/// Turns the error of a parameter into one of a program on endpoints.
+fn of_parameter<E>(error: crate::Error<std::convert::Infallible>) -> crate::Error<E> {
+    match error {
+        crate::Error::BadParameter { what, value, rule } => crate::Error::BadParameter { what, value, rule },
+        crate::Error::Wrong { what, found, expected } => crate::Error::Wrong { what, found, expected },
+        crate::Error::Timeout { what } => crate::Error::Timeout { what },
+        crate::Error::Endpoint(never) => match never {},
+    }
+}
+
+/// Sends blocks of several sizes from each rank to each other one, checks them, and prints the bytes
+/// that each rank sends in a second.
+///
+/// # Errors
+/// Errors of the endpoint, including its time-out; [`crate::Error::Wrong`] for wrong data.
+pub fn blocks<E: Endpoint>(
+    endpoint: &mut E,
+    rounds: u32,
+    deadline: Deadline,
+    print: &mut dyn FnMut(String),
+) -> Result<(), ErrorOf<E>> {
+    let (rank, size) = (endpoint.rank(), endpoint.size());
+    if rank == 0 {
+        print(format!("{:>8} {:>12} {:>14}", "bytes", "blocks", "MB/s a rank"));
+    }
+
+    for (context, bytes) in (1..).zip(BLOCKS) {
+        barrier(endpoint, deadline)?;
+        let start = Instant::now();
+        let terms = all_to_all::Terms { bytes, rounds, context };
+        drive(&mut [all_to_all::Blocks::new(endpoint, terms)?], deadline, &mut Relax::new())?;
+        barrier(endpoint, deadline)?;
+
+        if rank == 0 {
+            let sent = u64::from(size - 1) * u64::from(rounds) * bytes as u64;
+            let blocks = u64::from(size) * u64::from(size - 1) * u64::from(rounds);
+            let rate = sent as f64 / start.elapsed().as_secs_f64() / 1e6;
+            print(format!("{bytes:>8} {blocks:>12} {rate:>14.2}"));
+        }
+    }
+    Ok(())
+}
