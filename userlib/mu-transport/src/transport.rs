@@ -132,6 +132,11 @@ impl MuTransport {
             };
 
             let peer = &mut peers[rank as usize];
+            // The connection's number shows that the rank knows this session, perhaps before its
+            // row was read.
+            if let Some(link) = &mut peer.link {
+                link.is_answered = true;
+            }
             if !peer.held.is_empty() || sink(rank, tag, bytes) == Taken::NotNow {
                 holding.hold(rank, peer, tag, bytes);
                 statistics.held += 1;

@@ -276,37 +276,42 @@ fn a_rank_killed_in_any_transfer_is_an_error_to_the_others_and_leaves_its_node_u
         assert!(error.is_peer() || matches!(error, Error::Transport(_)), "{error}");
     }
 
-    // From now on each operation with the rank fails, at all ranks.
-    let mut requests: Vec<[_; 4]> = Vec::new();
-    for Scene { ranks: [zero, two], .. } in &mut scenes {
-        requests.push([
-            (0, Some(receive(zero, 1, 9, 8))),
-            (0, Some(send(zero, 1, 9, vec![0; 8]))),
-            (0, Some(send(zero, 1, 9, vec![0; LONG]))),
-            (1, Some(receive(two, 1, 9, 8))),
-        ]);
-    }
-    let mut index = 0;
-    let goals: Vec<_> = scenes.iter().map(|scene| scene.exchanged + 30).collect();
-    until(&mut scenes, "errors", |scene| {
-        scene.turn();
-        let (of_scene, goal) = (&mut requests[index % ROLES.len()], goals[index % ROLES.len()]);
-        index += 1;
-
-        for (rank, request) in &mut *of_scene {
-            let done = request.and_then(|request| scene.ranks[*rank].test(request).unwrap());
-            if let Some(done) = done {
-                assert_eq!(done.result, Err(Error::PeerGone { peer: 1, why: Loss::Silent }));
-                *request = None;
-            }
-        }
-        of_scene.iter().all(|(_, request)| request.is_none()) && scene.exchanged >= goal
+    // From now on each operation with the rank fails, at all ranks. An eager send before the report
+    // of the end is complete.
+    refused(&mut scenes, |[zero, two]| vec![(0, receive(zero, 1, 9, 8)), (1, receive(two, 1, 9, 8))]);
+    refused(&mut scenes, |[zero, two]| {
+        vec![
+            (0, send(zero, 1, 9, vec![0; 8])),
+            (0, send(zero, 1, 9, vec![0; LONG])),
+            (1, send(two, 1, 9, vec![0; LONG])),
+        ]
     });
     drop(scenes);
 
     for (_, role) in ROLES {
         work_again(&folder, &role.job());
     }
+}
+
+/// Starts requests with the killed ranks, by the index of the rank that makes each. Waits until all
+/// have failed, and the others have exchanged further messages.
+fn refused(scenes: &mut [Scene], start: impl Fn(&mut [Rank; 2]) -> Vec<(usize, Request)>) {
+    let mut started: Vec<_> =
+        scenes.iter_mut().map(|scene| (start(&mut scene.ranks), scene.exchanged + 15)).collect();
+    let mut index = 0;
+
+    until(scenes, "errors", |scene| {
+        scene.turn();
+        let (requests, goal) = &mut started[index % ROLES.len()];
+        index += 1;
+
+        requests.retain(|(rank, request)| {
+            let Some(done) = scene.ranks[*rank].test(*request).unwrap() else { return true };
+            assert_eq!(done.result, Err(Error::PeerGone { peer: 1, why: Loss::Silent }), "{:?}", scene.role);
+            false
+        });
+        requests.is_empty() && scene.exchanged >= *goal
+    });
 }
 
 /// Opens all ranks of a job anew, and sends a message around.
@@ -322,12 +327,19 @@ fn example(words: &[&str]) -> String {
     let program = folder.join("examples/mu_mpi");
     let directory = tempfile::tempdir().unwrap();
     let words: Vec<_> = ["--", program.to_str().unwrap()].into_iter().chain(words.iter().copied()).collect();
-    run("bgq.toml", directory.path(), &words)
+    let machine = directory.path().join("four.toml");
+    std::fs::write(&machine, "name = \"four\"\n[[bgq]]\ntorus = [2, 2]\nsubgroups = 1\n").unwrap();
+    run(machine.to_str().unwrap(), directory.path(), &words)
 }
 
 #[test]
 fn the_example_runs_a_process_on_each_node() {
-    let out = example(&["random_access", "4"]);
-    assert!(out.contains("32 ranks, 512 words, 2048 updates"), "{out}");
+    let out = example(&["random_access", "6"]);
+    assert!(out.contains("4 ranks, 256 words, 1024 updates"), "{out}");
     assert!(out.contains("0 words are wrong"), "{out}");
+
+    let out = example(&["all_to_all", "2"]);
+    let bytes: Vec<_> =
+        out.lines().filter_map(|line| line.split_once('|')?.1.split_whitespace().next()).collect();
+    assert_eq!(bytes, ["bytes", "8", "512", "2048", "20001"], "{out}");
 }

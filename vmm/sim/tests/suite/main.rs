@@ -6,6 +6,7 @@
 mod extoll;
 mod fcnp;
 mod made_up;
+mod mu;
 mod paper;
 mod papers;
 mod polls;
