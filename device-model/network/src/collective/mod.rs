@@ -112,6 +112,9 @@ pub struct CollectiveSpec {
     pub barrier_framing: u32,
     /// Nanoseconds that the unit adds to a packet's way up, and to its way down.
     pub delays: [u64; 2],
+    /// Nanoseconds that the logic needs between two packets on their way up, beyond the time of the
+    /// first on the wire.
+    pub recovery: u64,
     /// Bytes at the start of a packet that are not combined, such as a header. Those of the result
     /// are those of the first operand.
     pub prefix: usize,

@@ -88,6 +88,8 @@ pub struct CollectiveUnit {
     pub(super) injection: Vec<InjectionFifo>,
     pub(super) reception: Vec<ReceptionFifo>,
     pub(super) up: Option<Active>,
+    /// Time from which the next packet can be sent up.
+    pub(super) up_free: Nanos,
     pub(super) down: Option<Active>,
     barriers: Barriers,
     lines: Lines,
@@ -116,6 +118,7 @@ impl CollectiveUnit {
             injection: spec.injection.iter().map(|&fifo| InjectionFifo::new(fifo)).collect(),
             reception: spec.reception.iter().map(|&fifo| ReceptionFifo::new(fifo)).collect(),
             up: None,
+            up_free: Nanos::ZERO,
             down: None,
             barriers: Barriers::default(),
             lines: Lines::default(),

@@ -195,7 +195,7 @@ impl CollectiveUnit {
         let ports_up = route.output.map_or(0, |port| 1 << port);
         let (vc, fifo) = (self.spec.vcs[usize::from(route.channel)].into(), route.fifo.into());
         let delay = self.spec.delays[0];
-        let (due, complete) = (ports.now().after(delay), complete.after(delay));
+        let (due, complete) = (ports.now().after(delay).max(self.up_free), complete.after(delay));
         self.up = Some(Active { packet, ports: ports_up, vc, fifo, is_local: false, due, complete });
         taken
     }
@@ -268,8 +268,10 @@ impl CollectiveUnit {
             self.up = Some(active);
             return 0;
         }
+        let bytes = wire_bytes(&active.packet);
         match ports.send(port, active.vc, active.packet) {
             Ok(()) => {
+                self.up_free = self.recovered_at(ports.now(), bytes);
                 self.counters.sent += 1;
                 1
             }
@@ -278,6 +280,16 @@ impl CollectiveUnit {
                 0
             }
         }
+    }
+
+    /// Returns the time from which the logic can send the packet after one of `bytes` bytes.
+    fn recovered_at(&self, sent: Nanos, bytes: u32) -> Nanos {
+        if self.spec.recovery == 0 {
+            return Nanos::ZERO;
+        }
+        let bits = u64::from(bytes) * 8;
+        let on_wire = (bits * 1_000_000_000).div_ceil(self.spec.link.bits_per_second.max(1));
+        sent.after(on_wire + self.spec.recovery)
     }
 
     /// Turns a packet around at the root, if the unit works on no other on its way down.

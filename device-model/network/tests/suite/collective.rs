@@ -146,6 +146,7 @@ fn spec(node: u32, ports: u8, link: &LinkSpec) -> CollectiveSpec {
         barrier_vc: 1,
         barrier_framing: 8,
         delays: [18, 6],
+        recovery: 0,
         prefix: 0,
         injection: vec![fifo],
         reception: vec![fifo],

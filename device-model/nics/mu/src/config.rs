@@ -46,6 +46,28 @@ pub const MAX_EXITS: usize = 3;
 /// Ports of an I/O node to its compute nodes: the I/O link, D+ and D-.
 pub const EXIT_PORTS: [u8; MAX_EXITS] = [IO_PORT, 6, 7];
 
+/// Times and bytes that the hardware spends on a message, as far as the paper gives no parts of
+/// them. The default takes no time, and has the protocol bytes of the paper's links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// Nanoseconds from the fetch of a descriptor to its first packet: the latencies of memory and
+    /// of the ports at both ends of the message, of which only the sum is known.
+    pub latency: u64,
+    /// A clock whose cycle is the time of one byte that the unit reads or writes in memory. That of
+    /// 0 is a memory of any bandwidth.
+    pub memory: Clock,
+    /// Bytes of the link protocol for each packet: [`PROTOCOL_BYTES`].
+    pub protocol_bytes: u32,
+    /// Cycles that the collective logic needs between two packets, beyond their time on the wire.
+    pub collective_recovery: u32,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self { latency: 0, memory: Clock::default(), protocol_bytes: PROTOCOL_BYTES, collective_recovery: 0 }
+    }
+}
+
 /// Options of a network and its nodes.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -55,6 +77,8 @@ pub struct Options {
     pub clock: Clock,
     /// Clock of the network's collective logic.
     pub network_clock: Clock,
+    /// Times of messages.
+    pub times: Times,
     /// Order of the dimensions for deterministic packets, the same at all nodes: 0 is A.
     pub order: [u8; DIMENSIONS],
     /// Zone masks at power-on, for dynamic packets: sets of dimensions, bit 0 for A.
@@ -71,6 +95,7 @@ impl Default for Options {
             subgroups: DEFAULT_SUBGROUPS,
             clock: Clock::default(),
             network_clock: Clock::default(),
+            times: Times::default(),
             order: [0, 1, 2, 3, 4],
             zones: [[0b11111, 0, 0, 0, 0]; 4],
             io_nodes: Vec::new(),
@@ -88,7 +113,7 @@ impl Options {
     /// Returns the bytes that a link carries with each packet: check bytes and link protocol. Links
     /// without a bandwidth carry none.
     pub fn framing(&self) -> u32 {
-        if self.is_timed() { CHECK_BYTES + PROTOCOL_BYTES } else { 0 }
+        if self.is_timed() { CHECK_BYTES + self.times.protocol_bytes } else { 0 }
     }
 
     /// Returns the most bytes that a packet can refer to ([`MAX_REFERENCE`]), which is none on

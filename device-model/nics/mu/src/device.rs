@@ -50,7 +50,7 @@ impl MessageUnit {
         };
 
         Ok(Self {
-            unit: Unit::new(identity, site.options.clock),
+            unit: Unit::new(identity, site.options.clock, site.options.times),
             network: NetworkUnit::new(&site)?,
             subgroups: site.options.subgroups,
         })

@@ -8,6 +8,10 @@
 //! subgroups = 4                 # application subgroups of a node, 1 to 64
 //! mu_mhz = 800                  # clock of the Message Unit; 0: its work takes no time
 //! network_mhz = 500             # clock of the collective logic; 0: its work takes no time
+//! latency_ns = 480              # from a descriptor to its first packet, with the ports of both ends
+//! memory_mbytes_s = 0           # what the Message Unit reads and writes in memory; 0: no limit
+//! protocol_bytes = 24           # of the link protocol with each packet, on links with a bandwidth
+//! collective_cycles = 6         # of the collective logic between two packets, beyond their wire time
 //! order = "ABCDE"               # order of the dimensions of deterministic packets
 //! zones = ["AB CD E"]           # up to four zones of dynamic packets; others: any order
 //! io_nodes = [[0], [4, 6]]      # I/O nodes, and the compute nodes to which each is attached
@@ -34,12 +38,20 @@ use nicforge_kit::Clock;
 use nicforge_network::shape::{Dimension, Partition, PartitionRule, Torus};
 use serde::Deserialize;
 
-use crate::{MessageUnit, Network, NetworkError, Options, config::DEFAULT_SUBGROUPS};
+use crate::{MessageUnit, Network, NetworkError, Options, Times, config::DEFAULT_SUBGROUPS};
 
 /// Most nodes of all networks of a machine file together.
 const MAX_ALL_NODES: u32 = crate::config::MAX_NODES;
 /// The highest frequency of a clock in MHz.
 const MAX_CLOCK: u32 = 10_000;
+/// The longest latency of a message in nanoseconds.
+const MAX_LATENCY: u32 = 1_000_000;
+/// The highest bandwidth of memory in MB/s.
+const MAX_MEMORY_RATE: u32 = 1_000_000;
+/// Most bytes of the link protocol with a packet.
+const MAX_PROTOCOL_BYTES: u32 = 1024;
+/// Most cycles of the collective logic between two packets.
+const MAX_RECOVERY: u32 = 10_000;
 /// Names of the dimensions.
 const NAMES: &str = "ABCDE";
 /// All dimensions, in a zone that has any order.
@@ -73,6 +85,18 @@ struct NetworkSection {
     /// Clock of the collective logic in MHz.
     #[serde(default)]
     network_mhz: Option<Spanned<u32>>,
+    /// Nanoseconds from a descriptor to its first packet.
+    #[serde(default)]
+    latency_ns: Option<Spanned<u32>>,
+    /// What the Message Unit reads and writes in memory, in MB/s.
+    #[serde(default)]
+    memory_mbytes_s: Option<Spanned<u32>>,
+    /// Bytes of the link protocol with each packet.
+    #[serde(default)]
+    protocol_bytes: Option<Spanned<u32>>,
+    /// Cycles of the collective logic between two packets.
+    #[serde(default)]
+    collective_cycles: Option<Spanned<u32>>,
     /// Order of the dimensions of deterministic packets.
     #[serde(default)]
     order: Option<Spanned<String>>,
@@ -145,10 +169,27 @@ impl NetworkSection {
             subgroups,
             clock: clock("mu_mhz", self.mu_mhz.as_ref())?,
             network_clock: clock("network_mhz", self.network_mhz.as_ref())?,
+            times: self.times()?,
             order: self.order.as_ref().map_or(Ok(default.order), order)?,
             zones: self.zones.as_ref().map_or(Ok(default.zones), zones)?,
             io_nodes: self.io_nodes.clone(),
             link: self.link.over(default.link)?,
+        })
+    }
+
+    /// Returns the times of messages.
+    fn times(&self) -> Result<Times, SectionError> {
+        let default = Times::default();
+        let memory = range_or("memory_mbytes_s", self.memory_mbytes_s.as_ref(), (0, MAX_MEMORY_RATE), 0)?;
+        let bytes = (0, MAX_PROTOCOL_BYTES);
+        let cycles = (0, MAX_RECOVERY);
+        let (of_link, of_logic) = (self.protocol_bytes.as_ref(), self.collective_cycles.as_ref());
+
+        Ok(Times {
+            latency: range_or("latency_ns", self.latency_ns.as_ref(), (0, MAX_LATENCY), 0)?.into(),
+            memory: Clock::of_mhz(memory),
+            protocol_bytes: range_or("protocol_bytes", of_link, bytes, default.protocol_bytes)?,
+            collective_recovery: range_or("collective_cycles", of_logic, cycles, 0)?,
         })
     }
 

@@ -34,7 +34,7 @@ mod tenants;
 mod unit;
 
 pub use self::{
-    config::{Network, NetworkError, Options},
+    config::{Network, NetworkError, Options, Times},
     device::MessageUnit,
     family::Networks,
     link_check::{HOP_WORDS, LinkChecks, Paired, fixed_check, hop_check, noisy_link},

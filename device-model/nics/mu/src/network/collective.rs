@@ -53,6 +53,7 @@ pub(super) fn unit(site: &Site) -> Result<CollectiveUnit, NetworkError> {
         barrier_vc: SYMBOLS,
         barrier_framing: if options.is_timed() { SYMBOL_BYTES } else { 0 },
         delays: DELAYS.map(|cycles| options.network_clock.nanoseconds(cycles)),
+        recovery: options.network_clock.nanoseconds(options.times.collective_recovery),
         prefix: HEADER,
         injection: fifos.clone(),
         reception: fifos,

@@ -141,6 +141,7 @@ impl Unit {
         match Message::new(&descriptor, network, owner.is_system) {
             Ok(mut message) => {
                 message.set_mark(self.mark_of(message.header()));
+                message.ready = self.timing.fetched(context.now());
                 let subgroup = self.subgroups.get_mut(number)?;
                 subgroup.injection[index].state = Injection::Sending(message);
                 Some(message)
@@ -162,6 +163,10 @@ impl Unit {
     ) -> Served {
         let now = context.now();
         let Some(route) = message.route else { return Served::Inactive };
+        if !retry::is_due(context, message.ready) {
+            return Served::Blocked;
+        }
+
         let wanted = route.fifos() & self.control.injection_engines;
         let open = network.room(wanted, now);
         let open = self.timing.idle(context, open);

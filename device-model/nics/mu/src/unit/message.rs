@@ -2,6 +2,7 @@
 //!
 //! In: descriptors. Out: the header and the source of each packet. May touch: its own state.
 
+use nicforge_core::time::Nanos;
 use nicforge_hwi::{
     mu::{ADDRESS_BITS, DESCRIPTOR, atomic, fault},
     mu_dcr::error,
@@ -65,6 +66,8 @@ pub(crate) struct Message {
     pub(crate) source: Source,
     /// Bytes that have not been sent.
     pub(crate) left: u64,
+    /// Time from which its first packet can be sent.
+    pub(crate) ready: Nanos,
     /// Most bytes of payload of a packet.
     packet_bytes: u16,
     interrupts: bool,
@@ -108,7 +111,8 @@ impl Message {
             && left >= reference::SHORTEST
             && header.data_packet_type == self::kind::POINT_TO_POINT
             && header.byte2 & routing::DEPOSIT == 0;
-        Ok(Self { header, route, kind, source, left, packet_bytes, interrupts, may_refer })
+        let ready = Nanos::ZERO;
+        Ok(Self { header, route, kind, source, left, ready, packet_bytes, interrupts, may_refer })
     }
 
     /// Sets the mark of the packets, which tells for which tenant they are.

@@ -73,6 +73,7 @@ use self::{
     timing::Timing,
 };
 use crate::{
+    config::Times,
     network::NetworkUnit,
     tenants::{self, Tenants},
 };
@@ -129,7 +130,7 @@ pub(crate) struct Unit {
 
 impl Unit {
     /// Returns the unit of a node in the state of power-on, without clients.
-    pub(crate) fn new(identity: Identity, clock: Clock) -> Self {
+    pub(crate) fn new(identity: Identity, clock: Clock, times: Times) -> Self {
         Self {
             random: Random::new(identity.node),
             identity,
@@ -138,7 +139,7 @@ impl Unit {
             next_engine: 0,
             engines: Engines::default(),
             is_contended: false,
-            timing: Timing::new(clock),
+            timing: Timing::new(clock, times),
             control: Control::new(),
             errors: Errors::default(),
             barriers: Barriers::default(),

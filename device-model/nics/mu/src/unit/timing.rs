@@ -2,14 +2,19 @@
 //!
 //! An injection engine gets 32 bytes from memory in a cycle, and one more chunk for a payload that
 //! is not aligned (section III.C of the paper). A reception engine takes 4 bytes from its network
-//! FIFO in a cycle (section III.D). Each engine does one packet after another. The latency of
-//! memory is not modelled. Without a clock, all of this takes no time.
+//! FIFO in a cycle (section III.D). Each engine does one packet after another. Without a clock, all
+//! of this takes no time.
+//!
+//! The first packet of a message comes a latency after the fetch of its descriptor: see
+//! [`Times::latency`]. A bandwidth of memory is shared by all engines, for reads and writes.
 //!
 //! In: packets. Out: the engines that are idle, and when others are. May touch: its own state.
 
 use nicforge_core::{context::Context, time::Nanos};
 use nicforge_hwi::mu_packet::{CHUNK, HEADER, MAX_PAYLOAD, fifo_map, reception_fifo};
 use nicforge_kit::{Clock, Server, retry};
+
+use crate::config::Times;
 
 /// Bytes that a reception engine takes in a cycle.
 const RECEPTION_BYTES: u64 = 4;
@@ -18,6 +23,8 @@ const RECEPTION_BYTES: u64 = 4;
 #[derive(Debug)]
 pub(crate) struct Timing {
     clock: Clock,
+    times: Times,
+    memory: Server,
     injection: [Server; fifo_map::COUNT as usize],
     reception: [Server; reception_fifo::COUNT as usize],
     /// End of the reception of each engine's first packet.
@@ -26,13 +33,26 @@ pub(crate) struct Timing {
 
 impl Timing {
     /// Returns idle engines.
-    pub(crate) fn new(clock: Clock) -> Self {
-        Self { clock, injection: Default::default(), reception: Default::default(), due: Default::default() }
+    pub(crate) fn new(clock: Clock, times: Times) -> Self {
+        Self {
+            clock,
+            times,
+            memory: Server::default(),
+            injection: Default::default(),
+            reception: Default::default(),
+            due: Default::default(),
+        }
     }
 
     /// Returns the state of power-on with the same clock.
     pub(crate) fn restarted(&self) -> Self {
-        Self::new(self.clock)
+        Self::new(self.clock, self.times)
+    }
+
+    /// Returns the time from which the message of a descriptor can be sent that is fetched now.
+    #[inline]
+    pub(crate) fn fetched(&self, now: Nanos) -> Nanos {
+        if self.times.latency == 0 { Nanos::ZERO } else { now.after(self.times.latency) }
     }
 
     /// Returns those of these injection engines that are idle, and asks for a step when another one
@@ -43,6 +63,9 @@ impl Timing {
     }
 
     fn idle_at(&self, context: &mut Context<'_>, engines: u16) -> u16 {
+        if !retry::is_due(context, self.memory.idle_at()) {
+            return 0;
+        }
         let is_chosen = |engine: &u8| engines >> engine & 1 == 1;
         (0..fifo_map::COUNT as u8).filter(is_chosen).fold(0, |idle, engine| {
             let is_idle = retry::is_due(context, self.injection[usize::from(engine)].idle_at());
@@ -63,6 +86,7 @@ impl Timing {
         if let Some(server) = self.injection.get_mut(usize::from(engine)) {
             server.work(now, self.clock, chunks as u32);
         }
+        self.memory.work(now, self.times.memory, bytes as u32);
     }
 
     /// Lets a reception engine take its first packet, which has `bytes` bytes of payload. Returns
@@ -79,7 +103,8 @@ impl Timing {
             let cycles = (bytes + packets * HEADER as u64) / RECEPTION_BYTES;
             let server = &mut self.reception[usize::from(engine)];
             server.work(context.now(), self.clock, cycles as u32);
-            server.idle_at()
+            self.memory.work(context.now(), self.times.memory, bytes as u32);
+            server.idle_at().max(self.memory.idle_at())
         });
         retry::is_due(context, *due)
     }

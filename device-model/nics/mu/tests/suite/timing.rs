@@ -2,7 +2,7 @@
 
 use nicforge_hwi::{mu::reg, mu_dcr::IME_ENABLE};
 use nicforge_kit::Clock;
-use nicforge_mu::Options;
+use nicforge_mu::{Options, Times};
 use nicforge_test_kit::BUDGET;
 
 use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way, pattern};
@@ -12,7 +12,11 @@ const LONG: usize = 1 << 20;
 
 /// Returns two nodes whose engines have a clock of 800 MHz, and links that take no time.
 fn clocked() -> (Rig, [User; 2]) {
-    let mut rig = Rig::new(&[2], Options { clock: Clock::of_mhz(800), ..Options::default() });
+    with_times(Times::default())
+}
+
+fn with_times(times: Times) -> (Rig, [User; 2]) {
+    let mut rig = Rig::new(&[2], Options { clock: Clock::of_mhz(800), times, ..Options::default() });
     let users = [0, 1].map(|node| rig.user(node, 0));
     (rig, users)
 }
@@ -47,6 +51,38 @@ fn a_packet_arrives_behind_its_reception() {
     rig.until(|_| users[1].packets(0).0.len() == 1);
     // 136 cycles of 1.25 ns.
     assert!(rig.bed.now().0 - start.0 >= 170);
+}
+
+#[test]
+fn a_message_begins_a_latency_after_its_descriptor() {
+    let (mut rig, mut users) = with_times(Times { latency: 5000, ..Times::default() });
+    let start = rig.bed.now();
+    users[0].inject(&mut rig.bed, 0, &WAY.fifo(0, PAYLOAD, 512));
+    rig.until(|_| users[1].packets(0).0.len() == 1);
+
+    let time = rig.bed.now().0 - start.0;
+    assert!((5000 + 170..8000).contains(&time), "{time} ns");
+}
+
+#[test]
+fn the_latency_of_messages_in_different_fifos_is_that_of_one() {
+    let (mut rig, mut users) = with_times(Times { latency: 5000, ..Times::default() });
+    let start = rig.bed.now();
+    for fifo in 0..4 {
+        users[0].inject(&mut rig.bed, fifo, &WAY.fifo(0, PAYLOAD, 512));
+    }
+    rig.until(|_| users[1].packets(0).0.len() == 4);
+
+    let time = rig.bed.now().0 - start.0;
+    assert!((5000 + 170..10_000).contains(&time), "{time} ns");
+}
+
+#[test]
+fn memory_has_a_bandwidth() {
+    let (mut rig, mut users) = with_times(Times { memory: Clock::of_mhz(100), ..Times::default() });
+    // 1 MB at 100 MB/s, where the reception engine alone takes 350 us.
+    let time = put(&mut rig, &mut users, PAYLOAD, 0x8000);
+    assert!((10_485..13_000).contains(&time), "{time} us");
 }
 
 #[test]
