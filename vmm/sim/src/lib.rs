@@ -4,6 +4,7 @@
 //!   libraries as on a host;
 //! - [`cluster`]: EXTOLL nodes, and ranks that run parallel programs on them;
 //! - [`pset`]: a Blue Gene/P pset and the programs of its benchmarks;
+//! - [`bgq`]: Blue Gene/Q nodes, and the programs of their benchmarks;
 //! - [`seastar`]: nodes with SeaStars, and the programs of their benchmarks;
 //! - [`traffic`]: load on a network alone;
 //! - [`paper`]: the papers' experiments, and the tables of their results;
@@ -11,6 +12,7 @@
 //! - [`interrupted`]: the question whether the user has ended a run;
 //! - [`cli`]: the command line of the program `nicforge-sim`.
 
+pub mod bgq;
 pub mod cli;
 pub mod cluster;
 pub mod interrupted;

@@ -16,6 +16,7 @@
 //! A paper is a file beside these: a constant [`Experiment`], and a line in [`ALL`]. The same seed
 //! gives the same bytes on standard output and in the SVG files. Neither contains a time of day.
 
+pub mod bgq;
 pub mod command;
 pub mod experiment;
 pub mod extoll;
@@ -30,4 +31,4 @@ pub mod table;
 use self::experiment::Experiment;
 
 /// The papers, in the order in which `all` runs their experiments.
-pub const ALL: &[&Experiment] = &[&fcnp::FCNP, &extoll::EXTOLL, &seastar::SEASTAR];
+pub const ALL: &[&Experiment] = &[&fcnp::FCNP, &extoll::EXTOLL, &seastar::SEASTAR, &bgq::BGQ];

@@ -162,6 +162,7 @@ impl From<TrafficError> for Failure {
     fn from(error: TrafficError) -> Self {
         match error {
             TrafficError::Endless(_) => Self { message: error.to_string(), code: EXIT_HELD },
+            TrafficError::Stopped => Self::interrupted(),
             _ => Self::usage(error.to_string()),
         }
     }

@@ -54,6 +54,9 @@ use self::{
     random::Random,
 };
 
+/// Slices of a run, after each of which the caller can stop it.
+const SLICES: u64 = 64;
+
 /// A network of routers.
 #[derive(Clone, Debug)]
 pub struct Network {
@@ -226,6 +229,9 @@ pub enum TrafficError {
         /// Length of a window.
         window: u64,
     },
+    /// The caller has stopped the run.
+    #[error("the run was stopped")]
+    Stopped,
     /// The number of injection FIFOs does not fit.
     #[error("a node without injection FIFOs sends nothing: give it at least one")]
     NoFifo,
@@ -236,11 +242,20 @@ pub enum TrafficError {
 /// # Errors
 /// [`TrafficError`] names the value that does not fit.
 pub fn run(experiment: &Experiment) -> Result<Curve, TrafficError> {
+    run_unless(experiment, &|| false)
+}
+
+/// Measures as [`run`] does. It asks `is_stopped` many times at each load, and ends when that
+/// returns true. [`Pattern::AllToAll`] is not stopped.
+///
+/// # Errors
+/// Those of [`run`], and [`TrafficError::Stopped`].
+pub fn run_unless(experiment: &Experiment, is_stopped: &dyn Fn() -> bool) -> Result<Curve, TrafficError> {
     let torus = Torus::new(&experiment.network.dimensions)?;
     check(experiment, &torus)?;
 
     let points: Result<Vec<_>, _> =
-        experiment.loads.iter().map(|&load| run_load(experiment, &torus, load)).collect();
+        experiment.loads.iter().map(|&load| run_load(experiment, &torus, load, is_stopped)).collect();
     Ok(Curve {
         nodes: torus.nodes(),
         pattern: experiment.pattern,
@@ -326,7 +341,12 @@ fn check_deadlock(network: &Network, torus: &Torus) -> Result<(), TrafficError> 
 }
 
 /// Measures a network at one load.
-fn run_load(experiment: &Experiment, torus: &Torus, load: f64) -> Result<Point, TrafficError> {
+fn run_load(
+    experiment: &Experiment,
+    torus: &Torus,
+    load: f64,
+    is_stopped: &dyn Fn() -> bool,
+) -> Result<Point, TrafficError> {
     let Windows { warm_up, window, windows, drain } = experiment.windows;
     let is_finite = matches!(experiment.pattern, Pattern::AllToAll { .. });
     let spans = if is_finite {
@@ -338,6 +358,14 @@ fn run_load(experiment: &Experiment, torus: &Torus, load: f64) -> Result<Point, 
     let collector = Arc::new(Collector::new(spans));
     let mut machine = build(experiment, torus, load, spans.end(), &collector)?;
     let end = if is_finite { Nanos::NEVER } else { spans.end().after(drain) };
+    if !is_finite {
+        for slice in 1..SLICES {
+            machine.run_until(Nanos(end.0 / SLICES * slice), TurnLimits::default())?;
+            if is_stopped() {
+                return Err(TrafficError::Stopped);
+            }
+        }
+    }
     machine.run_until(end, TurnLimits::default())?;
 
     let bits = experiment.network.link.bits_per_second as f64;

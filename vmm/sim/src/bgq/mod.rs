@@ -1,0 +1,203 @@
+//! Blue Gene/Q nodes and programs on them, in virtual time.
+//!
+//! The programs use the SPI as on a host. [`programs`] are those of the paper's benchmarks.
+
+pub mod programs;
+
+use std::{cell::RefCell, fmt::Write, rc::Rc, time::Duration};
+
+use nicforge::failure::Failure;
+use nicforge_core::ids::FunctionId;
+use nicforge_driver::runtime::{self, Instant};
+use nicforge_machine::{
+    build::{self, BuildError},
+    description::{self, DescriptionError},
+};
+use nicforge_nics::families;
+use nicforge_spi::{Error as SpiError, Kernel, Options, Subgroup};
+use thiserror::Error;
+
+use crate::{
+    interrupted::Interrupted,
+    world::{DeviceError, Devices, Picos, Profile, World, WorldError},
+};
+
+/// Virtual time after which a program counts as stuck.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Time at which the programs begin. All nodes have set their registers before.
+const BEGIN: Duration = Duration::from_millis(2);
+
+/// The reason why a program has no result.
+#[derive(Debug, Error)]
+pub enum BlueGeneError {
+    /// The simulation did not end.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// The machine's description is wrong.
+    #[error(transparent)]
+    Description(#[from] DescriptionError),
+    /// The machine could not be built.
+    #[error("the machine cannot be built: {0}")]
+    Build(#[from] BuildError),
+    /// A node's program failed.
+    #[error("node {node}: {error}")]
+    Node {
+        /// The node.
+        node: u32,
+        /// Its error.
+        error: NodeError,
+    },
+}
+
+impl From<BlueGeneError> for Failure {
+    fn from(error: BlueGeneError) -> Self {
+        match error {
+            BlueGeneError::World(error) => error.into(),
+            _ => Self::result(error.to_string()),
+        }
+    }
+}
+
+/// The reason why a node's program failed.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// A device could not be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The SPI failed.
+    #[error(transparent)]
+    Spi(#[from] SpiError),
+}
+
+impl From<nicforge_spi::DescriptorError> for NodeError {
+    fn from(error: nicforge_spi::DescriptorError) -> Self {
+        Self::Spi(error.into())
+    }
+}
+
+impl From<nicforge_driver::Error> for NodeError {
+    fn from(error: nicforge_driver::Error) -> Self {
+        Self::Spi(error.into())
+    }
+}
+
+/// The modelled machine and its software.
+#[derive(Clone, Debug)]
+pub struct BlueGene<'a> {
+    /// Nodes in the dimensions A to E.
+    pub shape: [u32; 5],
+    /// Whether the dimensions are closed to rings.
+    pub wraps: [bool; 5],
+    /// Further keys and values of the section `[[bgq]]` of a machine file.
+    pub unit: String,
+    /// Keys and values of its section `[bgq.link]`.
+    pub link: String,
+    /// Costs of the processes.
+    pub profile: Profile,
+    /// Determines the random numbers of the libraries.
+    pub seed: u64,
+    /// The question whether the user has ended the run.
+    pub interrupted: Interrupted<'a>,
+}
+
+/// A node's end of the network.
+pub struct Node {
+    /// The kernel's attachment.
+    pub kernel: Kernel,
+    /// The application subgroups.
+    pub subgroups: [Subgroup; 2],
+    /// Beginning of the simulation.
+    began: Instant,
+}
+
+/// The result of a node, with its number.
+type End<R> = (u32, Result<R, NodeError>);
+
+impl BlueGene<'_> {
+    /// Returns the number of nodes.
+    pub fn nodes(&self) -> u32 {
+        self.shape.iter().product()
+    }
+
+    /// Returns the text of the machine file.
+    fn text(&self) -> String {
+        let mut text = format!(
+            "name = \"bgq\"\n[[bgq]]\ntorus = {:?}\nwrap = {:?}\nsubgroups = 2\n",
+            self.shape, self.wraps
+        );
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{}\n[bgq.link]\n{}", self.unit, self.link);
+        text
+    }
+
+    /// Runs a program on some nodes. The network of the others works, too. Returns the results in
+    /// the order of the nodes.
+    ///
+    /// # Errors
+    /// [`BlueGeneError`].
+    pub fn run<R: 'static>(
+        &self,
+        nodes: impl IntoIterator<Item = u32>,
+        program: impl Fn(&mut Node) -> Result<R, NodeError> + 'static,
+    ) -> Result<Vec<R>, BlueGeneError> {
+        let plan = description::parse(&self.text(), "the nodes", &families())?;
+        let (machine, built) = build::build(&plan)?;
+        let mut world = World::new(machine, self.seed);
+        let program = Rc::new(program);
+        let ends: Rc<RefCell<Vec<End<R>>>> = Rc::default();
+
+        for number in nodes {
+            let name = format!("bgq{number}");
+            let functions: Vec<FunctionId> = built
+                .node(&name)
+                .map(|node| node.functions.iter().map(|function| function.id).collect())
+                .unwrap_or_default();
+            let process = world.add_process(functions, self.profile.clone());
+
+            let (devices, program, ends) = (world.devices(), program.clone(), ends.clone());
+            world.start(process, &format!("node {number}"), move || {
+                let result = Node::open(&devices, &name).and_then(|mut node| program(&mut node));
+                ends.borrow_mut().push((number, result));
+            });
+        }
+
+        // The other nodes would wait for one that has failed.
+        let has_failed = || ends.borrow().iter().any(|(_, end)| end.is_err());
+        let ended = world.run_unless(LIMIT, &|| has_failed() || self.interrupted.ask());
+        results(ends.take(), ended)
+    }
+}
+
+/// Returns the results of all nodes in their order, or the first error.
+fn results<R>(ends: Vec<End<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>, BlueGeneError> {
+    let mut results = Vec::new();
+    for (node, end) in ends {
+        results.push((node, end.map_err(|error| BlueGeneError::Node { node, error })?));
+    }
+
+    ended?;
+    results.sort_by_key(|(node, _)| *node);
+    Ok(results.into_iter().map(|(_, result)| result).collect())
+}
+
+impl Node {
+    fn open(devices: &Devices, name: &str) -> Result<Self, NodeError> {
+        let began = Instant::now();
+        let kernel = Kernel::open(&devices.open(name, "kernel")?)?;
+        let open = |attachment| -> Result<Subgroup, NodeError> {
+            Ok(Subgroup::open(&devices.open(name, attachment)?, Options::default())?)
+        };
+        let subgroups = [open("s0")?, open("s1")?];
+        Ok(Self { kernel, subgroups, began })
+    }
+
+    /// Waits until all nodes have set their registers. All begin at the same time.
+    fn wait_for_begin(&self) {
+        runtime::sleep(BEGIN.saturating_sub(self.began.elapsed()));
+    }
+}
+
+/// Returns the mean time of some rounds since a time.
+fn mean_since(began: Instant, rounds: u32) -> Picos {
+    Picos::from(began.elapsed() / rounds.max(1))
+}

@@ -1,0 +1,304 @@
+//! The programs of the paper's benchmarks (section V).
+
+use std::time::Duration;
+
+use nicforge_driver::{Deadline, DmaBuffer, runtime::Instant};
+use nicforge_spi::{
+    Box5, Collective, CollectiveChannel, Counter, Descriptor, DirectPut, Hint, InjectionAttributes,
+    Operation, Payload, PointToPoint, RandomOrder, Subgroup, direct_put, fifo_map,
+};
+
+use super::{BlueGene, BlueGeneError, NodeError, mean_since};
+use crate::world::Picos;
+
+/// Time after which a message counts as lost.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes in front of the data: the counters.
+const DATA: u64 = 4096;
+/// Descriptors that an injection FIFO holds.
+const DESCRIPTORS: u32 = 64;
+/// Entry of the base address table that all programs use.
+const ENTRY: u8 = 0;
+/// The class route of collective operations.
+const CLASS: u8 = 0;
+const CHANNEL: CollectiveChannel = CollectiveChannel::CommWorld;
+/// Operation of collectives, and the bytes of its words.
+const SUM: Operation = Operation::FloatingAdd;
+const WORD: u16 = 8;
+/// Links of a subgroup, half of those of a node. Each has an injection FIFO.
+const LOOPS: usize = 5;
+/// Injection FIFOs of an all-to-all.
+const FIFOS: u8 = 8;
+
+/// A subgroup's memory: counters, a source and a target.
+struct Area {
+    memory: DmaBuffer,
+    bytes: u64,
+}
+
+impl Area {
+    /// Gives a subgroup memory for messages of `bytes` bytes, and some injection FIFOs.
+    fn new(subgroup: &mut Subgroup, bytes: u64, fifos: u8) -> Result<Self, NodeError> {
+        let memory = subgroup.memory((DATA + 2 * bytes.next_multiple_of(DATA)) as usize)?;
+        subgroup.set_base_address(ENTRY, memory.iova())?;
+        for fifo in 0..fifos {
+            subgroup.open_injection(fifo, DESCRIPTORS, InjectionAttributes::default())?;
+        }
+        Ok(Self { memory, bytes })
+    }
+
+    fn counter(&self, number: usize) -> Result<Counter, NodeError> {
+        Ok(Counter::new(&self.memory, 8 * number as u64)?)
+    }
+
+    /// Returns the first bytes of the source.
+    fn source(&self, bytes: u64) -> Payload {
+        Payload::memory(self.memory.iova() + DATA, bytes)
+    }
+
+    /// Returns the target with a counter. All nodes have the same.
+    fn target(&self, base: u16, counter: &Counter) -> Result<DirectPut, NodeError> {
+        Ok(DirectPut {
+            payload_base: base,
+            offset: DATA + self.bytes.next_multiple_of(DATA),
+            counter_base: base,
+            counter_offset: counter.offset(self.memory.iova())?,
+            ..DirectPut::default()
+        })
+    }
+}
+
+fn patience() -> Deadline {
+    Deadline::after(PATIENCE)
+}
+
+/// Waits until the unit has sent the messages of the first FIFOs, which end with the subgroup.
+fn end_sends(subgroup: &mut Subgroup, fifos: u8) -> Result<(), NodeError> {
+    for fifo in 0..fifos {
+        let last = subgroup.injection().injected(fifo)?;
+        subgroup.injection().wait_done(fifo, last, patience(), None)?;
+    }
+    Ok(())
+}
+
+/// Returns the first result, or zero if there is none.
+fn first(times: &[Picos]) -> Picos {
+    times.first().copied().unwrap_or(Picos::ZERO)
+}
+
+impl BlueGene<'_> {
+    /// Returns half the time of a round trip of 8 bytes between node 0 and each of others, by direct
+    /// puts in dimension order (Table 1).
+    ///
+    /// # Errors
+    /// [`BlueGeneError`].
+    pub fn ping_pong(&self, others: &[u32], rounds: u32) -> Result<Vec<Picos>, BlueGeneError> {
+        let to = others.to_vec();
+        let times = self.run([0].into_iter().chain(others.iter().copied()), move |node| {
+            let [subgroup, _] = &mut node.subgroups;
+            let area = Area::new(subgroup, 8, 1)?;
+            let end = PingPong { counter: area.counter(0)?, area };
+            end.counter.set(8);
+            node.wait_for_begin();
+
+            let [subgroup, _] = &mut node.subgroups;
+            let mut times = Vec::new();
+            if subgroup.place().rank() == 0 {
+                for &other in &to {
+                    times.push(end.ping(subgroup, other, rounds)?);
+                }
+            } else {
+                end.pong(subgroup, rounds)?;
+            }
+            end_sends(subgroup, 1)?;
+            Ok(times)
+        })?;
+        Ok(times.into_iter().next().unwrap_or_default())
+    }
+
+    /// Returns the time in which a single node with loop cables sends and receives a message on
+    /// each of its ten links (Table 2). All messages have the same source and the same target,
+    /// since the contents of memory take no time.
+    ///
+    /// # Errors
+    /// [`BlueGeneError`].
+    pub fn loops(&self, bytes: u64, rounds: u32) -> Result<Picos, BlueGeneError> {
+        let times = self.run([0], move |node| {
+            let mut ends = Vec::new();
+            for (half, subgroup) in node.subgroups.iter_mut().enumerate() {
+                ends.push(LoopEnds::new(subgroup, half, bytes)?);
+            }
+            node.wait_for_begin();
+
+            let began = Instant::now();
+            for _ in 0..rounds {
+                for (subgroup, ends) in node.subgroups.iter_mut().zip(&ends) {
+                    ends.send(subgroup)?;
+                }
+                for (subgroup, ends) in node.subgroups.iter().zip(&ends) {
+                    ends.wait(subgroup)?;
+                }
+            }
+            Ok(mean_since(began, rounds))
+        })?;
+        Ok(first(&times))
+    }
+
+    /// Returns the mean time of a floating-point sum of each of some numbers of bytes on all nodes,
+    /// which all nodes receive by direct puts (Tables 3 and 4). The root is in the middle of the
+    /// nodes.
+    ///
+    /// # Errors
+    /// [`BlueGeneError`].
+    pub fn allreduce(&self, sizes: &[u64], rounds: u32) -> Result<Vec<Picos>, BlueGeneError> {
+        let of_nodes = sizes.to_vec();
+        let times = self.run(0..self.nodes(), move |node| {
+            let [subgroup, _] = &mut node.subgroups;
+            let longest = of_nodes.iter().copied().max().unwrap_or(8);
+            let area = Area::new(subgroup, longest, 1)?;
+            let counter = area.counter(0)?;
+            let target = area.target(subgroup.base_address_id(ENTRY), &counter)?;
+            let way = Collective { channel: CHANNEL, ..Collective::allreduce(CLASS, SUM, WORD) };
+
+            let place = subgroup.place();
+            let route = Box5::whole(place.shape).route(place.own, true)?;
+            node.kernel.set_collective_route(CLASS, route, CHANNEL)?;
+            node.wait_for_begin();
+
+            let [subgroup, _] = &mut node.subgroups;
+            let mut times = Vec::new();
+            for &bytes in &of_nodes {
+                let put = direct_put(area.source(bytes), way, &target)?;
+                let began = Instant::now();
+                for _ in 0..rounds {
+                    counter.set(bytes);
+                    subgroup.inject(0, &put, patience(), None)?;
+                    subgroup.wait_counter(&counter, patience(), None)?;
+                }
+                times.push(mean_since(began, rounds));
+            }
+            Ok(times)
+        })?;
+
+        // The nodes that are farthest from the root determine the time.
+        let of_size = |size: usize| times.iter().filter_map(|times| times.get(size)).max().copied();
+        Ok((0..sizes.len()).filter_map(of_size).collect())
+    }
+
+    /// Returns the time of an all-to-all of messages of `bytes` bytes, by dynamic direct puts in a
+    /// random order of each node. It ends when the last node has received all (section V.C).
+    ///
+    /// All messages of a node have the same source and the same target, so that the memory of many
+    /// nodes fits into that of this computer.
+    ///
+    /// # Errors
+    /// [`BlueGeneError`].
+    pub fn all_to_all(&self, bytes: u64) -> Result<Picos, BlueGeneError> {
+        let seed = self.seed;
+        let times = self.run(0..self.nodes(), move |node| {
+            let [subgroup, _] = &mut node.subgroups;
+            let area = Area::new(subgroup, bytes, FIFOS)?;
+            let counter = area.counter(0)?;
+            let place = subgroup.place();
+            let target = area.target(subgroup.base_address_id(ENTRY), &counter)?;
+            let order = RandomOrder::new(&place, seed);
+            counter.set(order.ranks().len() as u64 * bytes);
+            node.wait_for_begin();
+
+            let [subgroup, _] = &mut node.subgroups;
+            let began = Instant::now();
+            for (&rank, fifo) in order.ranks().iter().zip((0..FIFOS).cycle()) {
+                let to = place.coordinates(rank).unwrap_or(place.own);
+                let put = direct_put(area.source(bytes), place.dynamic(to), &target)?;
+                subgroup.inject(fifo, &put, patience(), None)?;
+            }
+            subgroup.wait_counter(&counter, patience(), None)?;
+            let time = mean_since(began, 1);
+
+            end_sends(subgroup, FIFOS)?;
+            Ok(time)
+        })?;
+        Ok(times.into_iter().max().unwrap_or(Picos::ZERO))
+    }
+}
+
+/// A node's end of a ping-pong.
+struct PingPong {
+    area: Area,
+    counter: Counter,
+}
+
+impl PingPong {
+    /// Sends 8 bytes and waits for 8 bytes, some times. Returns the mean time of one way.
+    fn ping(&self, subgroup: &mut Subgroup, other: u32, rounds: u32) -> Result<Picos, NodeError> {
+        let put = self.put(subgroup, other)?;
+        let began = Instant::now();
+        for _ in 0..rounds {
+            subgroup.inject(0, &put, patience(), None)?;
+            subgroup.wait_counter(&self.counter, patience(), None)?;
+            self.counter.set(8);
+        }
+        Ok(mean_since(began, 2 * rounds))
+    }
+
+    /// Waits for 8 bytes of node 0 and sends 8 bytes back, some times.
+    fn pong(&self, subgroup: &mut Subgroup, rounds: u32) -> Result<(), NodeError> {
+        let put = self.put(subgroup, 0)?;
+        for _ in 0..rounds {
+            subgroup.wait_counter(&self.counter, patience(), None)?;
+            self.counter.set(8);
+            subgroup.inject(0, &put, patience(), None)?;
+        }
+        Ok(())
+    }
+
+    fn put(&self, subgroup: &Subgroup, to: u32) -> Result<Descriptor, NodeError> {
+        let place = subgroup.place();
+        let way = place.ordered(place.coordinates(to).unwrap_or(place.own));
+        let target = self.area.target(subgroup.base_address_id(ENTRY), &self.counter)?;
+        Ok(direct_put(self.area.source(8), way, &target)?)
+    }
+}
+
+/// The messages of a subgroup to its own node, one on each of half of the links.
+struct LoopEnds {
+    area: Area,
+    puts: Vec<(Descriptor, Counter)>,
+}
+
+impl LoopEnds {
+    /// Prepares the first or the second half of the links.
+    fn new(subgroup: &mut Subgroup, half: usize, bytes: u64) -> Result<Self, NodeError> {
+        let area = Area::new(subgroup, bytes, LOOPS as u8)?;
+        let own = subgroup.place().destination();
+        let base = subgroup.base_address_id(ENTRY);
+
+        let mut puts = Vec::new();
+        for number in 0..LOOPS {
+            let link = half * LOOPS + number;
+            let mut way = PointToPoint::ordered(own);
+            way.fifo_map = fifo_map::EP << link;
+            way.hints[link / 2] = if link.is_multiple_of(2) { Hint::Minus } else { Hint::Plus };
+
+            let counter = area.counter(number)?;
+            let put = direct_put(area.source(bytes), way, &area.target(base, &counter)?)?;
+            puts.push((put, counter));
+        }
+        Ok(Self { area, puts })
+    }
+
+    fn send(&self, subgroup: &mut Subgroup) -> Result<(), NodeError> {
+        for (fifo, (put, counter)) in self.puts.iter().enumerate() {
+            counter.set(self.area.bytes);
+            subgroup.inject(fifo as u8, put, patience(), None)?;
+        }
+        Ok(())
+    }
+
+    fn wait(&self, subgroup: &Subgroup) -> Result<(), NodeError> {
+        for (_, counter) in &self.puts {
+            subgroup.wait_counter(counter, patience(), None)?;
+        }
+        Ok(())
+    }
+}

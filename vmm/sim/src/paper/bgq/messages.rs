@@ -1,0 +1,147 @@
+//! Messages from node to node: their latency (Table 1), and the throughput of links (Table 2).
+
+use super::{Benchmark, Failure, L2, LOOP_SEND, Model, Run, rows};
+use crate::{
+    paper::figure::{Axis, Figure, Scale, Series},
+    world::Picos,
+};
+
+/// The mesh of Table 1, and its longest way.
+const MESH: [u32; 5] = [4, 4, 4, 4, 2];
+const LONGEST: u32 = 13;
+/// Round trips of a measurement. The simulation is deterministic.
+const ROUNDS: u32 = 2;
+/// Send and receive streams of the ten links.
+const STREAMS: u64 = 20;
+/// GB/s of a link in one direction.
+const RAW: f64 = 2.0;
+/// Bytes at which the throughput is that before the L2 is too small.
+const FITS: u64 = 1 << 20;
+
+/// A time by hops.
+pub(super) struct Hops {
+    /// Time without hops, in nanoseconds.
+    pub(super) base: f64,
+    /// Time of a hop in nanoseconds.
+    pub(super) hop: f64,
+}
+
+impl Hops {
+    /// Returns the line through two points.
+    pub(super) fn between((first, at_first): (u32, f64), (last, at_last): (u32, f64)) -> Self {
+        let hop = (at_last - at_first) / f64::from(last - first);
+        Self { base: at_first - hop * f64::from(first), hop }
+    }
+}
+
+/// Returns the node of a mesh to which the way from node 0 has some hops: along A first, and then
+/// along the others.
+fn node_at(mut hops: u32) -> u32 {
+    let mut stride = 1;
+    let mut node = 0;
+    for length in MESH {
+        let along = hops.min(length - 1);
+        node += along * stride;
+        hops -= along;
+        stride *= length;
+    }
+    node
+}
+
+/// Measures Table 1. Returns the hardware latency by hops.
+pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<Hops, Failure> {
+    let mesh = Benchmark::of(MESH, [false; 5]);
+    let times = |run: &Run<'_>, model: Model| -> Result<Vec<f64>, Failure> {
+        let others: Vec<u32> = (1..=LONGEST).map(node_at).collect();
+        let times = model.nodes(run, mesh).ping_pong(&others, ROUNDS)?;
+        Ok(times.into_iter().map(Picos::as_nanos).collect())
+    };
+
+    run.show("latencies without software")?;
+    let hardware = times(run, model.without_software())?;
+    let hardware = [(1, hardware[0]), (LONGEST, hardware[LONGEST as usize - 1])];
+    for ((hops, ours), paper) in hardware.into_iter().zip([622.0, 1166.0]) {
+        run.record(rows::hardware(hops, paper), ours)?;
+    }
+
+    run.show("latencies")?;
+    let totals = times(run, model)?;
+    run.record(rows::software(), totals[0] - hardware[0].1)?;
+
+    let mut points = Vec::new();
+    for ((hops, of_hardware, total), ours) in rows::LATENCIES.into_iter().zip(totals) {
+        run.record(rows::latency(hops, of_hardware, total), ours)?;
+        points.push((f64::from(hops), ours));
+    }
+
+    if !run.is_quick() {
+        run.figure(Figure {
+            name: "latency",
+            title: "Table 1: Latency by hops".into(),
+            x: Axis::new("hops", Scale::Linear),
+            y: Axis::new("latency (ns)", Scale::Linear),
+            series: vec![Series::new(
+                "with software",
+                rows::LATENCIES.map(|(hops, _, total)| (f64::from(hops), total)),
+                points,
+            )],
+        });
+    }
+    Ok(Hops::between(hardware[0], hardware[1]))
+}
+
+/// Measures Table 2.
+pub(super) fn loops(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    let time = |run: &Run<'_>, bytes| -> Result<f64, Failure> {
+        run.show(format!("ten looped links, {}", rows::size(bytes)))?;
+        let node = Benchmark::of([1; 5], [true; 5]);
+        let node = Benchmark { send: LOOP_SEND, spills: STREAMS * bytes > L2, ..node };
+        let rounds = if bytes < FITS { ROUNDS } else { 1 };
+        Ok(model.nodes(run, node).loops(bytes, rounds)?.as_nanos())
+    };
+    let rate = |bytes: u64, time: f64| (STREAMS * bytes) as f64 / time;
+
+    let (short, long) = (32 << 10, 64 << 10);
+    let between = time(run, long)? - time(run, short)?;
+    run.record(rows::payload_share(), 100.0 * (long - short) as f64 / between / RAW)?;
+
+    let mut points = Vec::new();
+    for (bytes, paper, null_model) in rows::LOOPS {
+        let expected = rows::loops(bytes, paper, null_model);
+        if let Some(ours) = run.measure(expected, |run| Ok(rate(bytes, time(run, bytes)?)))? {
+            points.push((bytes as f64, ours));
+        }
+    }
+
+    for (bytes, percent) in rows::DROPS {
+        run.measure(rows::drop_behind_l2(bytes, percent), |run| {
+            let [spilled, fits] = [bytes, FITS].map(|bytes| Ok(rate(bytes, time(run, bytes)?)));
+            Ok(100.0 * spilled? / fits.map_err(|error: Failure| error)?)
+        })?;
+    }
+
+    if !run.is_quick() {
+        run.figure(Figure {
+            name: "loops",
+            title: "Table 2: Throughput of ten looped links".into(),
+            x: Axis::new("message size (bytes)", Scale::Log2),
+            y: Axis::new("throughput, sent and received (GB/s)", Scale::Linear),
+            series: vec![Series::new(
+                "ten links",
+                rows::LOOPS.map(|(bytes, rate, _)| (bytes as f64, rate)),
+                points,
+            )],
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_node_is_thirteen_hops_away() {
+        assert_eq!([0, 1, 3, 4, 13].map(node_at), [0, 1, 3, 3 + 4, 511]);
+    }
+}

@@ -1,0 +1,218 @@
+//! The rows of Blue Gene/Q's paper.
+
+use crate::paper::row::{Expected, Tolerance};
+
+/// Table 1: hops, hardware latency and total latency in nanoseconds.
+pub(super) const LATENCIES: [(u32, f64, f64); 13] = [
+    (1, 622.0, 718.0),
+    (2, 671.0, 769.0),
+    (3, 713.0, 813.0),
+    (4, 760.0, 856.0),
+    (5, 808.0, 906.0),
+    (6, 849.0, 950.0),
+    (7, 891.0, 989.0),
+    (8, 940.0, 1038.0),
+    (9, 981.0, 1080.0),
+    (10, 1022.0, 1122.0),
+    (11, 1069.0, 1166.0),
+    (12, 1118.0, 1216.0),
+    (13, 1166.0, 1264.0),
+];
+
+/// Table 2: bytes, GB/s, and the null model with its GB/s.
+pub(super) const LOOPS: [(u64, f64, Option<(&str, f64)>); 10] = [
+    (4 << 10, 17.0, None),
+    (8 << 10, 23.0, Some(("software-cost", 30.7))),
+    (16 << 10, 27.9, Some((PROTOCOL, 28.8))),
+    (32 << 10, 31.3, Some((PROTOCOL, 32.5))),
+    (64 << 10, 33.3, Some((PROTOCOL, 34.6))),
+    (128 << 10, 34.2, Some((PROTOCOL, 35.6))),
+    (256 << 10, 34.9, Some((PROTOCOL, 36.3))),
+    (512 << 10, 35.2, Some((PROTOCOL, 36.7))),
+    (1 << 20, 35.4, None),
+    (256 << 20, 25.0, None),
+];
+/// Sizes of Table 2 at which the L2 is too small for all messages, and the throughput in percent of
+/// that of 1 MB.
+pub(super) const DROPS: [(u64, f64); 2] = [(2 << 20, 74.6), (4 << 20, 69.8)];
+
+/// Table 3: nodes, hops up and down, and nanoseconds.
+pub(super) const SUMS: [(u32, u32, f64); 9] = [
+    (2, 2, 641.0),
+    (4, 4, 742.0),
+    (8, 6, 876.0),
+    (16, 8, 984.0),
+    (32, 10, 1099.0),
+    (64, 12, 1203.0),
+    (128, 14, 1321.0),
+    (256, 16, 1443.0),
+    (512, 18, 1558.0),
+];
+
+/// Table 4: bytes, GB/s, and the GB/s of collective logic without delays.
+pub(super) const THROUGHPUTS: [(u64, f64, f64); 12] = [
+    (512, 0.26, 0.295),
+    (1 << 10, 0.45, 0.503),
+    (2 << 10, 0.72, 0.786),
+    (4 << 10, 1.01, 1.090),
+    (8 << 10, 1.27, 1.351),
+    (16 << 10, 1.45, 1.536),
+    (32 << 10, 1.57, 1.648),
+    (64 << 10, 1.64, 1.710),
+    (128 << 10, 1.67, 1.743),
+    (256 << 10, 1.69, 1.760),
+    (512 << 10, 1.70, 1.769),
+    (1 << 20, 1.70, 1.773),
+];
+/// Most nodes of Table 3 that quick runs measure, apart from 512.
+const QUICK_NODES: u32 = 32;
+/// The longest message of Table 4 that quick runs measure, and that of Table 2.
+const QUICK_SUM: u64 = 4 << 10;
+const QUICK_LOOP: u64 = 64 << 10;
+
+/// Sizes of the all-to-all with its percent of the peak, and that without protocol bytes.
+pub(super) const ALL_TO_ALL: [(u64, f64, f64); 2] = [(4 << 10, 95.0, 99.1), (32 << 10, 97.0, 101.2)];
+
+const PROTOCOL: &str = "protocol-bytes";
+const LOGIC: &str = "collective-logic";
+
+/// Returns all rows, in the order of the table.
+pub(super) fn all() -> Vec<Expected> {
+    let mut rows = vec![hardware(1, 622.0), hardware(13, 1166.0), software()];
+    rows.extend(LATENCIES.map(|(hops, hardware, total)| latency(hops, hardware, total)));
+    rows.push(payload_share());
+    rows.extend(LOOPS.map(|(bytes, rate, null_model)| loops(bytes, rate, null_model)));
+    rows.extend(DROPS.map(|(bytes, percent)| drop_behind_l2(bytes, percent)));
+    rows.extend(SUMS.map(|(nodes, hops, time)| sum(nodes, hops, time)));
+    rows.push(sum_hop());
+    rows.extend(THROUGHPUTS.map(|(bytes, rate, null_model)| throughput(bytes, rate, null_model)));
+    rows.extend(ALL_TO_ALL.map(|(bytes, percent, null_model)| all_to_all(bytes, percent, null_model)));
+    rows.push(longer_all_to_all());
+    rows.extend([without_zones(), with_zones(), with_zones_of_three()]);
+    rows.extend([worst_latency(), worst_sum(), worst_barrier()]);
+    rows
+}
+
+/// Returns a size in the paper's words.
+pub(super) fn size(bytes: u64) -> String {
+    match bytes {
+        _ if bytes >= 1 << 20 => format!("{} MB", bytes >> 20),
+        _ if bytes >= 1 << 10 => format!("{} KB", bytes >> 10),
+        _ => format!("{bytes} bytes"),
+    }
+}
+
+pub(super) fn hardware(hops: u32, time: f64) -> Expected {
+    Expected::calibrates(format!("hardware latency, {hops} hops"), "ns", time)
+        .within(Tolerance::Percent(0.5))
+        .quick()
+}
+
+pub(super) fn software() -> Expected {
+    Expected::calibrates("software of a message", "ns", 96.0).within(Tolerance::Percent(1.0)).quick()
+}
+
+pub(super) fn latency(hops: u32, hardware: f64, total: f64) -> Expected {
+    let what = format!("latency with software, {hops} hops");
+    let expected = match hops {
+        1 | 13 => Expected::derived(what, "ns", total),
+        _ => Expected::predicted(what, "ns", total),
+    };
+    expected.null_model("software-cost", hardware).within(Tolerance::Percent(1.5)).quick()
+}
+
+pub(super) fn payload_share() -> Expected {
+    // A payload of 512 bytes, of 552 with header and check bytes.
+    Expected::predicted("payload on a busy link, of its raw bandwidth", "%", 90.0)
+        .null_model(PROTOCOL, 92.8)
+        .at_most()
+        .quick()
+}
+
+pub(super) fn loops(bytes: u64, rate: f64, null_model: Option<(&str, f64)>) -> Expected {
+    let what = format!("ten looped links, {}", size(bytes));
+    let expected = match null_model {
+        None => Expected::calibrates(what, "GB/s", rate).within(Tolerance::Percent(1.0)),
+        Some((without, value)) => {
+            Expected::predicted(what, "GB/s", rate).null_model(without, value).within(Tolerance::Percent(1.5))
+        }
+    };
+    if bytes <= QUICK_LOOP { expected.quick() } else { expected }
+}
+
+pub(super) fn drop_behind_l2(bytes: u64, percent: f64) -> Expected {
+    let what = format!("ten looped links, {} of 1 MB", size(bytes));
+    Expected::predicted(what, "%", percent).null_model("memory", 100.0).within(Tolerance::Points(5.0))
+}
+
+pub(super) fn sum(nodes: u32, hops: u32, time: f64) -> Expected {
+    let what = format!("sum of 8 bytes, {nodes} nodes");
+    // That of 2 nodes, without hops: 527 ns.
+    let expected = match nodes {
+        2 => Expected::calibrates(what, "ns", time).within(Tolerance::Percent(0.5)),
+        4 => Expected::predicted(what, "ns", time).null_model("hops", 527.0).within(Tolerance::Percent(3.0)),
+        _ => Expected::predicted(what, "ns", time)
+            .null_model(LOGIC, 527.0 + 45.0 * f64::from(hops))
+            .within(Tolerance::Percent(3.0)),
+    };
+    if nodes <= QUICK_NODES || nodes == 512 { expected.quick() } else { expected }
+}
+
+pub(super) fn sum_hop() -> Expected {
+    Expected::predicted("the same, a hop from 2 to 512 nodes", "ns", 57.2)
+        .null_model(LOGIC, 45.3)
+        .within(Tolerance::Percent(3.0))
+        .quick()
+}
+
+pub(super) fn throughput(bytes: u64, rate: f64, null_model: f64) -> Expected {
+    let what = format!("sum on 512 nodes, {}", size(bytes));
+    let expected = match bytes {
+        512 | 0x10_0000 => Expected::calibrates(what, "GB/s", rate),
+        _ => Expected::predicted(what, "GB/s", rate),
+    };
+    let expected = expected.null_model(LOGIC, null_model).within(Tolerance::Percent(2.0));
+    if bytes <= QUICK_SUM { expected.quick() } else { expected }
+}
+
+pub(super) fn all_to_all(bytes: u64, percent: f64, null_model: f64) -> Expected {
+    Expected::predicted(format!("all-to-all on 512 nodes, {}, of the peak", size(bytes)), "%", percent)
+        .null_model(PROTOCOL, null_model)
+        .within(Tolerance::Points(2.0))
+}
+
+pub(super) fn longer_all_to_all() -> Expected {
+    Expected::predicted("all-to-all on 512 nodes, 32 KB of 4 KB", "%", 100.0)
+        .null_model("start of messages", 100.0)
+        .above()
+}
+
+pub(super) fn without_zones() -> Expected {
+    Expected::predicted("all-to-all on a torus 2:1:1:1 without zones, of the peak", "%", 75.0)
+        .null_model("asymmetry", 93.0)
+        .at_most()
+}
+
+pub(super) fn with_zones() -> Expected {
+    Expected::predicted("the same with zones, longest dimension first", "%", 90.0)
+        .null_model("zones", 66.0)
+        .at_least()
+}
+
+pub(super) fn with_zones_of_three() -> Expected {
+    Expected::predicted("all-to-all on a torus 2:2:2:1 with zones, of the peak", "%", 95.0)
+        .null_model("zones", 75.0)
+        .at_least()
+}
+
+pub(super) fn worst_latency() -> Expected {
+    Expected::derived("projection: latency on 16x16x16x12x2, 31 hops and cables", "us", 2.6).quick()
+}
+
+pub(super) fn worst_sum() -> Expected {
+    Expected::derived("projection: sum of 8 bytes there, 31 hops up and down", "us", 6.5).quick()
+}
+
+pub(super) fn worst_barrier() -> Expected {
+    Expected::derived("projection: barrier there", "us", 6.3).quick()
+}
