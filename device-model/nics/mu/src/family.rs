@@ -8,10 +8,10 @@
 //! subgroups = 4                 # application subgroups of a node, 1 to 64
 //! mu_mhz = 800                  # clock of the Message Unit; 0: its work takes no time
 //! network_mhz = 500             # clock of the collective logic; 0: its work takes no time
-//! latency_ns = 480              # from a descriptor to its first packet, with the ports of both ends
+//! latency_ns = 500              # from a descriptor to its first packet; 0: none
 //! memory_mbytes_s = 0           # what the Message Unit reads and writes in memory; 0: no limit
 //! protocol_bytes = 24           # of the link protocol with each packet, on links with a bandwidth
-//! collective_cycles = 6         # of the collective logic between two packets, beyond their wire time
+//! collective_cycles = 6         # of the collective logic between two packets; 0: none
 //! order = "ABCDE"               # order of the dimensions of deterministic packets
 //! zones = ["AB CD E"]           # up to four zones of dynamic packets; others: any order
 //! io_nodes = [[0], [4, 6]]      # I/O nodes, and the compute nodes to which each is attached
@@ -88,7 +88,7 @@ struct NetworkSection {
     /// Nanoseconds from a descriptor to its first packet.
     #[serde(default)]
     latency_ns: Option<Spanned<u32>>,
-    /// What the Message Unit reads and writes in memory, in MB/s.
+    /// Bandwidth of memory for the Message Unit, in MB/s.
     #[serde(default)]
     memory_mbytes_s: Option<Spanned<u32>>,
     /// Bytes of the link protocol with each packet.

@@ -9,6 +9,7 @@ use std::{cell::RefCell, fmt::Write, rc::Rc, time::Duration};
 use nicforge::failure::Failure;
 use nicforge_core::ids::FunctionId;
 use nicforge_driver::runtime::{self, Instant};
+use nicforge_hwi::{mu::DEVICE_CONTROL, nd_dcr};
 use nicforge_machine::{
     build::{self, BuildError},
     description::{self, DescriptionError},
@@ -189,6 +190,15 @@ impl Node {
         };
         let subgroups = [open("s0")?, open("s1")?];
         Ok(Self { kernel, subgroups, began })
+    }
+
+    /// Sets the packets from links that an output sends between two injected ones, 1 to 16.
+    fn set_through_ratio(&self, ratio: u8) -> Result<(), NodeError> {
+        const FIELD: u64 = 0xf << nd_dcr::THROUGH_RATIO_SHIFT;
+        const REGISTER: u64 = nd_dcr::BASE - DEVICE_CONTROL + nd_dcr::CTRL_INTERNAL;
+        let others = self.kernel.control(REGISTER)? & !FIELD;
+        let ratio = u64::from(ratio.clamp(1, 16) - 1) << nd_dcr::THROUGH_RATIO_SHIFT;
+        Ok(self.kernel.set_control(REGISTER, others | ratio)?)
     }
 
     /// Waits until all nodes have set their registers. All begin at the same time.

@@ -73,7 +73,7 @@ struct Model {
     seed: u64,
 }
 
-/// What differs between the benchmarks.
+/// The values in which the benchmarks differ.
 #[derive(Clone, Copy)]
 struct Benchmark {
     shape: [u32; 5],
@@ -123,7 +123,7 @@ impl Model {
             wraps,
             unit: format!(
                 "mu_mhz = {UNIT}\nnetwork_mhz = {network}\nlatency_ns = {latency}\nmemory_mbytes_s = {memory}\n\
-                 collective_cycles = {recovery}\n{protocol}"
+                 collective_cycles = {recovery}\nzones = [\"ABCD E\"]\n{protocol}"
             ),
             link: format!("delay_ns = {HOP}\ngbit_s = {LINK:.1}\ncut_through_bytes = {HEAD}"),
             profile: profile.with_poll(Picos::nanos(poll)),

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+mod bgq;
 mod extoll;
 mod fcnp;
 mod made_up;

@@ -7,7 +7,7 @@ use nicforge_network::{
     shape::Dimension,
 };
 use nicforge_sim::traffic::{
-    Experiment, Network, Pattern, Point, TrafficError, Windows, run, uniform_capacity,
+    Experiment, Network, Pattern, Point, TrafficError, Windows, run, run_unless, uniform_capacity,
 };
 
 /// Bytes of a packet.
@@ -56,6 +56,13 @@ fn point(experiment: &Experiment) -> Point {
 }
 
 const SQUARE: [Dimension; 2] = [Dimension::torus(4), Dimension::torus(4)];
+
+#[test]
+fn a_stopped_run_has_no_result() {
+    let experiment = experiment(&SQUARE, Pattern::Uniform, 0.5);
+    assert_eq!(run_unless(&experiment, &|| true), Err(TrafficError::Stopped));
+    assert_eq!(run_unless(&experiment, &|| false), run(&experiment));
+}
 
 #[test]
 fn same_seed_gives_the_same_bytes_and_another_seed_others() {

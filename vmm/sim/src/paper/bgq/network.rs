@@ -7,7 +7,10 @@ use nicforge_network::{
 };
 
 use super::{Benchmark, Failure, HEAD, HOP, LINK, Model, Run, rows};
-use crate::traffic::{Experiment, Network, Pattern, TrafficError, Windows, run_unless, uniform_capacity};
+use crate::{
+    bgq::programs::THROUGH_RATIO,
+    traffic::{Experiment, Network, Pattern, TrafficError, Windows, run_unless, uniform_capacity},
+};
 
 /// The torus of the all-to-all.
 const TORUS: [u32; 5] = [4, 4, 4, 4, 2];
@@ -27,16 +30,14 @@ const TOKEN: u32 = 32;
 /// Packets for which the bubble channel has room, by the public header `nd_rese_dcr.h`.
 const BUFFERED: u32 = 7;
 /// Queues of the dynamic channel, and the packets of each. The hardware has seven for seven
-/// packets; a router here has at most 64 inputs.
+/// packets. A router here has at most 64 inputs, and a queue is a virtual channel of its own.
 const QUEUES: u32 = 3;
 const QUEUED: u32 = 2;
-/// The bubble channel, from which those of the queues follow.
+/// The bubble channel. Those of the queues follow.
 const BUBBLE: u8 = 0;
 /// Injection FIFOs of a node, and the packets of each.
 const FIFOS: u8 = 10;
 const FIFO_PACKETS: u16 = 4;
-/// Packets from links between two injected ones. The register is programmable.
-const THROUGH_RATIO: u8 = 3;
 
 /// Length of the first warm-up and of a window in nanoseconds, and the windows.
 const WARM_UP: u64 = 100_000;
@@ -60,6 +61,10 @@ pub(super) fn all_to_all(run: &mut Run<'_>, model: Model) -> Result<(), Failure>
 
     if let [short, long] = shares[..] {
         run.record(rows::longer_all_to_all(), 100.0 * long / short)?;
+        run.note(format!(
+            "all-to-all and zone routing: {THROUGH_RATIO} packets from links between two injected ones, the most that the \
+             register has. The paper does not give its value"
+        ));
     }
     Ok(())
 }
@@ -79,9 +84,7 @@ pub(super) fn zones(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     );
     run.note(format!(
         "zone routing: a bubble channel of {BUFFERED} packets and {QUEUES} dynamic queues of {QUEUED} (nd_rese_dcr.h names \
-         7 tokens a channel, and the hardware has 7 queues), {FIFOS} injection FIFOs of {FIFO_PACKETS} packets, \
-         {THROUGH_RATIO} packets from links between two injected ones: a register sets that, and the paper does not \
-         give its value"
+         7 tokens a channel, and the hardware has 7 queues), {FIFOS} injection FIFOs of {FIFO_PACKETS} packets"
     ));
     Ok(())
 }

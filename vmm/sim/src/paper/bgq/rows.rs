@@ -168,7 +168,7 @@ pub(super) fn sum_hop() -> Expected {
 pub(super) fn throughput(bytes: u64, rate: f64, null_model: f64) -> Expected {
     let what = format!("sum on 512 nodes, {}", size(bytes));
     let expected = match bytes {
-        512 | 0x10_0000 => Expected::calibrates(what, "GB/s", rate),
+        0x10_0000 => Expected::calibrates(what, "GB/s", rate),
         _ => Expected::predicted(what, "GB/s", rate),
     };
     let expected = expected.null_model(LOGIC, null_model).within(Tolerance::Percent(2.0));
