@@ -314,7 +314,7 @@ fn send_all(rank: &mut MuTransport, to: Rank, from: u32) -> u32 {
     number - from
 }
 
-/// A reader that stands still costs its sender its credits, and nobody else anything. Nothing is
+/// A reader that stands still costs its sender its credits, and other ranks nothing. No message is
 /// lost.
 #[body]
 pub fn a_stalled_reader_holds_up_its_senders_alone(rig: &dyn Rig) {
@@ -363,8 +363,8 @@ pub fn a_stalled_reader_holds_up_its_senders_alone(rig: &dyn Rig) {
     }
 }
 
-/// A remote get of a descriptor that the unit refuses stops a rank's FIFO. The rank restarts it, and
-/// goes on.
+/// A remote get of a descriptor that the unit refuses stops a rank's FIFO. The rank restarts it,
+/// and goes on.
 #[body]
 pub fn a_strangers_wrong_descriptor_stops_nothing_for_long(rig: &dyn Rig) {
     let mut world = World::pair(&Units::with(rig, patient()));

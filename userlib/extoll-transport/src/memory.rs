@@ -45,8 +45,8 @@ impl Area for RegisteredMemory {
     }
 }
 
-/// Allocates and registers the staging memory. It is shorter than configured where the kernel has no
-/// such piece of memory, as without an IOMMU.
+/// Allocates and registers the staging memory. It is shorter than configured where the kernel has
+/// no such piece of memory, as without an IOMMU.
 pub(crate) fn staging(
     device: &Device,
     rma: &Port,

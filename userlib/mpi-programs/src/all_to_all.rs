@@ -1,7 +1,7 @@
 //! All-to-all: each rank sends a block to each other rank (`MPI_Alltoall`), with the data checked.
 //!
-//! Each rank visits the others in a random order of its own, because ranks that all send in the same
-//! order meet at the same destination.
+//! Each rank visits the others in a random order of its own, because ranks that all send in the
+//! same order meet at the same destination.
 
 use nicforge_matching::{Envelope, Kind, Rank, Selector};
 

@@ -154,8 +154,8 @@ fn of_parameter<E>(error: crate::Error<std::convert::Infallible>) -> crate::Erro
     }
 }
 
-/// Sends blocks of several sizes from each rank to each other one, checks them, and prints the bytes
-/// that each rank sends in a second.
+/// Sends blocks of several sizes from each rank to each other one, checks them, and prints the
+/// bytes that each rank sends in a second.
 ///
 /// # Errors
 /// Errors of the endpoint, including its time-out; [`crate::Error::Wrong`] for wrong data.

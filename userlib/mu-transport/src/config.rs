@@ -22,9 +22,9 @@ pub struct Config {
     /// Bytes that longer sources may take beside it, all together; 1 GiB by default. A single
     /// source may be longer.
     pub longest_staging: usize,
-    /// Time after which a rank whose unit does not answer is gone, at least 100 ms; 10 s by default.
-    /// The unit answers without the rank's process. So it may be short, but not as short as the
-    /// time for which a device's engine may wait for a processor.
+    /// Time after which a rank whose unit does not answer is gone, at least 100 ms; 10 s by
+    /// default. The unit answers without the rank's process. So it may be short, but not as short
+    /// as the time for which a device's engine may wait for a processor.
     pub patience: Duration,
 }
 

@@ -87,7 +87,7 @@ impl Layout {
         u64::from(rank) * ROW_STRIDE
     }
 
-    /// A counter that nobody reads. It follows the mailbox at all ranks.
+    /// A counter that is never read. It follows the mailbox at all ranks.
     fn sink(self) -> u64 {
         self.ranks * ROW_STRIDE
     }
@@ -205,8 +205,8 @@ impl Fifos {
         Ok(Row::from_bytes(&bytes))
     }
 
-    /// Puts this rank's row for another one. Returns the sequence number, or `None` when there is no
-    /// room now. The caller must wait for the end of the one before.
+    /// Puts this rank's row for another one. Returns the sequence number, or `None` when there is
+    /// no room now. The caller must wait for the end of the one before.
     pub(crate) fn put_row(&mut self, to: Rank, route: &Route, row: Row) -> Result<Option<u64>, Error> {
         let offset = self.layout.own_row(to);
         self.memory.write(offset, &row.to_bytes())?;
@@ -264,8 +264,8 @@ impl Fifos {
         self.put_here(route, Payload::memory(identity, 8), offset, sink)
     }
 
-    /// Returns the descriptor with which a rank's unit puts data of its memory to an offset here, and
-    /// decrements the counter at `counter`.
+    /// Returns the descriptor with which a rank's unit puts data of its memory to an offset here,
+    /// and decrements the counter at `counter`.
     pub(crate) fn put_here(
         &self,
         route: &Route,

@@ -1,8 +1,8 @@
 //! Gets in flight.
 //!
 //! Each get has a chunk of the transport's memory, to which the source's unit puts the data, and
-//! then the session number of its owner. The data is then copied to the destination, unless that was
-//! deregistered meanwhile.
+//! then the session number of its owner. The data is then copied to the destination, unless that
+//! was deregistered meanwhile.
 //!
 //! A get of a rank that is gone is given up. Its data may still arrive, so that its chunk is not
 //! used again before the transport is dropped.
@@ -239,8 +239,8 @@ impl MuTransport {
         }
     }
 
-    /// Sends a get once more, whose descriptors are lost: another descriptor has stopped the FIFO of
-    /// the rank that they were in.
+    /// Sends a get once more, whose descriptors are lost: another descriptor has stopped the FIFO
+    /// of the rank that they were in.
     #[cold]
     fn repeat(&mut self, index: usize, flight: &GetInFlight) -> Result<(), TransportError> {
         let GetInFlight { get, tries, .. } = *flight;

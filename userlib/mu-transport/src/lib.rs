@@ -1,10 +1,10 @@
 //! The transport of [`nicforge_matching`] over the Message Unit of Blue Gene/Q (D. Chen and others,
 //! *The IBM Blue Gene/Q Interconnection Network and Message Unit*, SC 2011, sections III and IV).
 //!
-//! Input: [`nicforge_driver::Device`]s that are application subgroups of nodes, and a [`Job`], which
-//! maps ranks to subgroups. Output: a [`MuTransport`] for a [`nicforge_matching::Endpoint`]. The
-//! crate may use the SPI library. It accesses the memory that it allocates for DMA, and the buffers
-//! of the endpoint's rendezvous messages.
+//! Input: [`nicforge_driver::Device`]s that are application subgroups of nodes, and a [`Job`],
+//! which maps ranks to subgroups. Output: a [`MuTransport`] for a [`nicforge_matching::Endpoint`].
+//! The crate may use the SPI library. It accesses the memory that it allocates for DMA, and the
+//! buffers of the endpoint's rendezvous messages.
 //!
 //! ```no_run
 //! use nicforge_driver::Deadline;
@@ -36,17 +36,17 @@
 //! | `config.rs`, `error.rs`, `statistics.rs` | types of the interface |
 //!
 //! # Messages
-//! One message of the matching layer, of up to 512 bytes, is one memory-FIFO packet. The messages of
-//! a pair of ranks are in order: one injection FIFO has all of them, and they are routed
+//! One message of the matching layer, of up to 512 bytes, is one memory-FIFO packet. The messages
+//! of a pair of ranks are in order: one injection FIFO has all of them, and they are routed
 //! deterministically through one network injection FIFO. A message is copied to memory of the
 //! transport, so that the sender's buffer is free at once. It allocates nothing, takes no lock, and
 //! makes no system call while the unit's engine is awake.
 //!
 //! # Credits
 //! A full reception FIFO stalls the network in front of it. So each rank grants each other one
-//! [`Config::window`] packets, and its FIFO has room for all grants. A rank that does not read costs
-//! its senders their credits, and nobody else anything. A message without a credit is refused, and
-//! the matching layer sends it again later.
+//! [`Config::window`] packets, and its FIFO has room for all grants. A rank that does not read
+//! costs its senders their credits, and other ranks nothing. A message without a credit is
+//! refused, and the matching layer sends it again later.
 //!
 //! # Rows
 //! Each rank has a *mailbox* with a row for each other rank, which that rank's direct puts
@@ -56,9 +56,9 @@
 //!
 //! # Rendezvous
 //! The unit reaches only memory that is shared with it by a file. A `Vec` is not, so the data is
-//! staged ([`nicforge_matching::staging`]). The receiver sends a remote get of two descriptors, which
-//! the sender's unit carries out without its software: a direct put of the data to a chunk of the
-//! receiver's memory, with a reception counter, and a put of the sender's session number. The
+//! staged ([`nicforge_matching::staging`]). The receiver sends a remote get of two descriptors,
+//! which the sender's unit carries out without its software: a direct put of the data to a chunk of
+//! the receiver's memory, with a reception counter, and a put of the sender's session number. The
 //! number arrives last. It shows that the data is complete, and whose it is.
 //!
 //! # Death of a peer
@@ -66,11 +66,12 @@
 //! rank therefore asks each other one now and then: a remote get fetches its session number. A
 //! stopped process still answers, because its unit does. A rank that does not answer several
 //! questions for [`Config::patience`] is gone ([`nicforge_matching::Loss::Silent`]). Another number
-//! in the answer, or in its row, is a successor's. A rank that closes its transport puts a last row.
+//! in the answer, or in its row, is a successor's. A rank that closes its transport puts a last
+//! row.
 //!
 //! # Trust
-//! A put reaches all memory of its target that the unit reaches, and a remote get can fetch all. The
-//! ranks of a network trust each other, as on Blue Gene/Q, where the kernel gives partitions to
+//! A put reaches all memory of its target that the unit reaches, and a remote get can fetch all.
+//! The ranks of a network trust each other, as on Blue Gene/Q, where the kernel gives partitions to
 //! jobs. Packets of other jobs and of a rank's predecessors are recognized by the sessions, and
 //! dropped.
 

@@ -72,8 +72,8 @@ fn sizes(others: u32, window: u32) -> (u32, Sizes) {
 }
 
 impl MuTransport {
-    /// Opens the FIFOs of the subgroup that `device` is, as the rank that it has in `job`. The other
-    /// ranks need not be there yet: [`MuTransport::wait_for_all`] waits for them.
+    /// Opens the FIFOs of the subgroup that `device` is, as the rank that it has in `job`. The
+    /// other ranks need not be there yet: [`MuTransport::wait_for_all`] waits for them.
     ///
     /// # Errors
     /// [`Error::BadConfig`], [`Error::NoSuchAddress`], [`Error::SameAddress`], [`Error::NotOfJob`];

@@ -7,12 +7,12 @@ use nicforge_mu_transport::{Config, Job, MuTransport};
 use super::{Cluster, ClusterError, Place, RankError, RankProgram, between_barriers};
 use crate::world::{Picos, Profile};
 
-/// Time of the software on Blue Gene/Q for a message, in nanoseconds: "about 95 ns to 100 ns" for the
-/// descriptor, the look for its arrival, and the loop (section V). Each side has half of it.
+/// Time of the software on Blue Gene/Q for a message, in nanoseconds: "about 95 ns to 100 ns" for
+/// the descriptor, the look for its arrival, and the loop (section V). Each side has half of it.
 const SOFTWARE_NS: f64 = 96.0;
 
-/// Returns the profile of Blue Gene/Q's processors. Matching and copies take no time: the paper gives
-/// none.
+/// Returns the profile of Blue Gene/Q's processors. Matching and copies take no time: the paper
+/// gives none.
 pub fn a2() -> Profile {
     let halves = [Cost::SendMessage, Cost::ReceivePacket].map(|kind| (kind, SOFTWARE_NS / 2.0));
     Profile::of_nanos(halves)

@@ -59,7 +59,7 @@ fn windows_of_messages_of_all_protocols_arrive() {
         let rate = |pairs| pair().message_rate(Pairs { pairs, bytes, window: 8, windows: 2 }).unwrap();
         let (one, two) = (rate(1), rate(2));
         assert!(one > 1_000.0 && two >= 0.95 * one, "{bytes} bytes: {one} and {two} messages/s");
-        assert!(two * bytes as f64 <= 1.8e9, "{bytes} bytes: {two} messages/s");
+        assert!(two * bytes as f64 <= 2.0e9, "{bytes} bytes: {two} messages/s");
     }
 }
 
@@ -67,7 +67,7 @@ fn windows_of_messages_of_all_protocols_arrive() {
 fn run_carries_out_the_programs_on_message_units() {
     let latencies = rows(&[TORUS, "--json", "--", "ping_pong", "1"]);
     assert_eq!(latencies.len(), 21);
-    assert!(latencies.iter().all(|row| row["us"].as_f64().unwrap() > 0.6), "{latencies:?}");
+    assert!(latencies.iter().all(|row| row["us"].as_f64().unwrap() > 0.3), "{latencies:?}");
 
     let updates = rows(&[TORUS, "--json", "--", "random_access", "4"]);
     assert_eq!(updates[0]["wrong_words"], 0);
