@@ -135,10 +135,12 @@ impl<T: Transport> World<T> {
     }
 }
 
-/// Sizes around the payload of a first message of 64 bytes (48) and of the following ones (64), and
-/// around the threshold.
-const SIZES: [usize; 19] =
-    [0, 1, 2, 47, 48, 49, 63, 64, 111, 112, 113, 176, 177, 2047, 2048, 2049, 4095, 8193, 100_000];
+/// Sizes around the payload of a first message of 64 bytes (48) and of the following ones (64), of
+/// messages of 512 bytes (496 and 512), and around the threshold.
+const SIZES: [usize; 25] = [
+    0, 1, 2, 47, 48, 49, 63, 64, 111, 112, 113, 176, 177, 495, 496, 497, 1007, 1008, 1009, 2047, 2048, 2049,
+    4095, 8193, 100_000,
+];
 
 /// Sends a message of each size, with its receive posted before or after.
 fn every_size<T: Transport>(world: &mut World<T>, mode: Mode, to: u32, posted_first: bool) {

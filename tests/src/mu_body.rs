@@ -338,7 +338,7 @@ pub fn a_stalled_reader_holds_up_its_senders_alone(rig: &dyn Rig) {
     }
     assert_eq!(send_all(&mut ranks[0], 2, 16), 0);
 
-    // What the reader refuses stays in its order, and gives no credit back.
+    // Messages that the reader refuses stay in their order, and give no credit back.
     let mut refused = 0;
     while refused < 16 {
         assert!(!deadline.has_passed(), "{refused} messages");

@@ -120,12 +120,13 @@ pub struct Staged {
 
 impl<A: Area> Staging<A> {
     /// Creates the staging memory. The area that sources share has `bytes` bytes, a power of two of
-    /// at least 8,192, or less where `allocate` returns `None`: there is no such piece of memory.
-    /// Longer sources together have at most `max_own_bytes`, unless it is a single one.
+    /// at least 8,192. `allocate` returns an area of a number of bytes, or `None` where there is no
+    /// such piece of memory; the size is halved then. Its second argument is true in the last
+    /// attempt, at 64 KiB, which must return an area or an error. Sources with areas of their own
+    /// together have at most `max_own_bytes`, unless it is a single one.
     ///
     /// # Errors
-    /// Errors of `allocate`. Its last attempt is for 64 KiB, and `None` is an endless wait there:
-    /// it must return an error instead.
+    /// Errors of `allocate`.
     pub fn new<E>(
         mut bytes: usize,
         max_own_bytes: usize,

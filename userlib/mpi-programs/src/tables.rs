@@ -2,9 +2,9 @@
 //!
 //! All ranks call the same function with the same arguments. Rank 0 passes the lines to `print`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nicforge_driver::{Deadline, Relax};
+use nicforge_driver::{Deadline, Relax, runtime::Instant};
 
 use crate::{
     Endpoint, ErrorOf, all_to_all,

@@ -1,5 +1,4 @@
-//! What ranks and their units do for each other beside messages: rows, questions, and the end of a
-//! rank.
+//! The exchange of ranks and their units beside messages: rows, questions, and the end of a rank.
 
 use std::sync::atomic::Ordering;
 
@@ -187,7 +186,7 @@ impl MuTransport {
     #[cold]
     fn ask(&mut self, rank: Rank, link: Link) -> Result<(), Error> {
         let peer = &mut self.peers[rank as usize];
-        if !self.fifos.is_done(peer.questions.number)? {
+        if !self.fifos.check_done(peer.questions.number)? {
             return Ok(());
         }
 
@@ -228,7 +227,7 @@ impl MuTransport {
     /// Puts the row for a rank. Returns false when there is no room now.
     pub(crate) fn put_row(&mut self, rank: Rank, is_leaving: bool) -> Result<bool, Error> {
         let peer = &mut self.peers[rank as usize];
-        if !self.fifos.is_done(peer.row.number)? {
+        if !self.fifos.check_done(peer.row.number)? {
             return Ok(false);
         }
 

@@ -44,7 +44,7 @@ const IN_FLIGHT: u32 = 256;
 /// Alignment of areas.
 const LINE: u64 = 64;
 
-/// How messages reach a rank, and its unit's data come back.
+/// The ways of messages to a rank, and of data from its unit.
 #[derive(Clone, Copy)]
 pub(crate) struct Route {
     /// The way to the rank.
@@ -224,7 +224,7 @@ impl Fifos {
     }
 
     /// Returns whether a descriptor of [`CONTROL`] is done.
-    pub(crate) fn is_done(&mut self, number: Option<u64>) -> Result<bool, Error> {
+    pub(crate) fn check_done(&mut self, number: Option<u64>) -> Result<bool, Error> {
         match number {
             None => Ok(true),
             Some(number) => Ok(self.subgroup.injection().check_done(CONTROL, number)?),

@@ -87,7 +87,7 @@ pub(crate) struct Gets {
     in_flight: usize,
 }
 
-/// What has become of a get.
+/// State of a get.
 enum Outcome {
     InFlight,
     Done,
@@ -213,7 +213,7 @@ impl MuTransport {
         Ok(done)
     }
 
-    /// Returns what has become of a get.
+    /// Returns the state of a get.
     fn outcome(&mut self, index: usize, flight: &GetInFlight) -> Outcome {
         let rank = flight.get.peer;
         let Some(chunk) = &self.gets.slots[index].chunk else {

@@ -16,7 +16,7 @@ const LAST_REPEAT: Duration = Duration::from_millis(64);
 /// Questions without an answer after which a rank is gone.
 pub(crate) const TRIES: u32 = 4;
 
-/// What is known of the process that is a rank.
+/// The process that is a rank, as far as it is known.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub(crate) session: u64,
@@ -69,7 +69,7 @@ impl Flow {
     }
 }
 
-/// When a rank's row is put next.
+/// Time of the next row for a rank.
 pub(crate) struct RowTimer {
     /// Whether the rank is in the transport's list of rows to put.
     pub(crate) is_due: bool,
