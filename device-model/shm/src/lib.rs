@@ -25,6 +25,7 @@
 //! | `copy` | the volatile copies |
 //! | [`posted`] | the ring of posted writes |
 //! | `permission` | the accesses that a device may make |
+//! | `prefetch` | hints that memory is needed soon |
 //! | [`wake`] | sleeping without a fence in the writer |
 //! | `sigbus` | surviving files that their owner truncates |
 //!
@@ -49,6 +50,7 @@ mod error;
 mod memory;
 mod permission;
 pub mod posted;
+mod prefetch;
 mod records;
 mod sigbus;
 mod slots;
@@ -60,6 +62,7 @@ pub use error::{GuardError, MemoryError};
 pub use memory::{Access, SharedMemory};
 pub use permission::DmaPermission;
 pub use posted::{Cells, Consumer, Peek, Producer, PushError, RecordRef, RingError, SharedCells};
+pub use prefetch::{prefetch, prefetch_lines};
 pub use records::Records;
 pub use sigbus::{MAX_GUARDED_RANGES, guard_faults, install_sigbus_guard};
 pub use slots::Slots;

@@ -1,0 +1,35 @@
+//! Hints that memory is needed soon.
+//!
+//! UNSAFETY: a prefetch instruction takes an address and does nothing but load caches. It neither
+//! faults nor reads a value. The addresses are those of references.
+#![allow(unsafe_code)]
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Has the processor load the first cache line of a value in the background. Without effect where
+/// the target has no such instruction.
+#[inline(always)]
+pub fn prefetch<T: ?Sized>(value: &T) {
+    prefetch_line(std::ptr::from_ref(value).cast());
+}
+
+/// Has the processor load the first `LINES` cache lines from a value on: see [`prefetch`].
+#[inline(always)]
+pub fn prefetch_lines<const LINES: usize, T: ?Sized>(value: &T) {
+    let first = std::ptr::from_ref(value).cast::<u8>();
+    for line in 0..LINES {
+        prefetch_line(first.wrapping_add(line * LINE));
+    }
+}
+
+#[inline(always)]
+fn prefetch_line(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction is part of each x86-64 processor, and any address is permitted.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
