@@ -122,37 +122,39 @@ impl Pace {
 ///
 /// An instant lane, too, gets a track with the first packet that takes time, because of a fault
 /// hook or because its tail is still coming in.
-#[repr(align(64))]
+///
+/// The fields of the receiving end come first, and those of the sending end behind them, each on a
+/// cache line. Large networks have more lanes than a cache holds.
+#[repr(C, align(64))]
 pub(super) struct Lane {
     /// Packets sent and not taken.
     pub(super) queue: Queue,
+    /// The packets and credits that are under way, from the first packet that takes time on.
+    pub(super) track: Option<Box<Track>>,
+    ends: Ends,
     /// Number of packets that have arrived, from the front of `queue`.
     pub(super) visible: u32,
-    /// Credits that the sender has left, without those that are back and that it has not looked at.
-    pub(super) credits: u32,
     /// The buffers that credits stand for.
     pub(super) capacity: Capacity,
+    /// Index of the path, and its delay in nanoseconds.
+    pub(super) path: u32,
+    /// Credits that the sender has left, without those that are back and that it has not looked at.
+    pub(super) credits: u32,
+    pub(super) delay: u64,
+    /// Arrival time of the last packet. A later packet must not arrive before it.
+    pub(super) last_arrival: Nanos,
+    pub(super) limits: PacketLimits,
     /// Number of credits at which the sender is woken, or 0.
     wake_at: u16,
-    ends: Ends,
     pace: Pace,
     /// A credit returns when its packet is taken, and the sender waits for no number of credits.
     pub(super) direct: bool,
     /// A stall was counted since the last credit returned.
     pub(super) stall_counted: bool,
-    /// Index of the path, and its delay in nanoseconds.
-    pub(super) path: u32,
-    pub(super) delay: u64,
-    pub(super) limits: PacketLimits,
-    /// Arrival time of the last packet. A later packet must not arrive before it.
-    pub(super) last_arrival: Nanos,
     pub(super) stats: LaneStats,
-    /// The packets and credits that are under way, from the first packet that takes time on.
-    pub(super) track: Option<Box<Track>>,
 }
 
-// Large networks have more lanes than a cache holds.
-const _: () = assert!(size_of::<Lane>() <= 128);
+const _: () = assert!(size_of::<Lane>() <= 128 && std::mem::offset_of!(Lane, credits) >= 60);
 
 impl Lane {
     pub(super) fn new(path: u32, ends: Ends, credits: u32, spec: &LinkSpec) -> Self {

@@ -33,6 +33,7 @@
 //!   fabric.
 
 mod error;
+mod events;
 mod fault;
 mod lane;
 mod link;
@@ -65,7 +66,7 @@ use self::{
     node::{Node, PortLink},
     packet::Pool,
     path::Path,
-    schedule::{Event, EventKind, Schedule},
+    schedule::Schedule,
     wires::Wire,
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -151,8 +152,8 @@ impl Fabric {
 
         let (from, to) = (self.node_of(a.0)?, self.node_of(b.0)?);
         self.add_buffers(spec.max_packet);
-        let (forward, out) = self.add_path((from, a.1), (to, b), &spec);
-        let (backward, back) = self.add_path((to, b.1), (from, a), &spec);
+        let (forward, out) = self.add_path((from, a.1), (to, b.1), &spec);
+        let (backward, back) = self.add_path((to, b.1), (from, a.1), &spec);
         // The check has refused links without channels, and with more than 16.
         let open = spec.credits.len() as u8;
         let channels = NonZeroU8::new(open).unwrap_or(NonZeroU8::MIN);
@@ -166,12 +167,12 @@ impl Fabric {
     }
 
     /// Adds a path and its lanes. Returns the indices of the path and of its first lane.
-    fn add_path(&mut self, from: (u32, u8), to: (u32, (FunctionId, u8)), spec: &LinkSpec) -> (u32, u32) {
+    fn add_path(&mut self, from: (u32, u8), to: (u32, u8), spec: &LinkSpec) -> (u32, u32) {
         let (path, first_lane) = (self.paths.len() as u32, self.lanes.len() as u32);
-        self.paths.push(Path::new(from, to.1, first_lane, spec));
+        self.paths.push(Path::new(from, first_lane, spec));
         for (channel, &credits) in spec.credits.iter().enumerate() {
             let (sender, sender_port) = from;
-            let ends = Ends { sender, sender_port, receiver: to.0, port: to.1.1, channel: channel as u8 };
+            let ends = Ends { sender, sender_port, receiver: to.0, port: to.1, channel: channel as u8 };
             let mut lane = Lane::new(path, ends, credits, spec);
             lane.limits.set_smallest_buffer(self.pool.smallest_size());
             self.lanes.push(lane);
@@ -251,22 +252,6 @@ impl Fabric {
     pub fn ports(&mut self, function: FunctionId, now: Nanos) -> Ports<'_> {
         let node = self.index.get(function.0 as usize).copied().flatten();
         Ports::new(self, node.map_or(Ports::NO_NODE, |node| node as usize), function, now)
-    }
-
-    /// Carries out the events due until `now`, and queues the functions they concern for a wake-up.
-    #[inline]
-    pub fn advance(&mut self, now: Nanos) {
-        if self.next_event() <= now {
-            self.advance_until(now);
-        }
-    }
-
-    fn advance_until(&mut self, now: Nanos) {
-        while let Some(due) = self.schedule.begin(now) {
-            while let Some(event) = self.schedule.pop() {
-                self.carry_out(due, event);
-            }
-        }
     }
 
     /// Returns the time of the next event, or [`Nanos::NEVER`] if there is none.
@@ -369,7 +354,7 @@ impl Fabric {
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> Result<(), FabricError> {
         for direction in [Direction::Forward, Direction::Backward] {
             let path = self.path(link, direction)?;
-            let (node, port) = self.paths[path].sender;
+            let (node, port) = self.paths[path].sender();
             let Some(Some(end)) = self.nodes[node as usize].ends.get_mut(usize::from(port)) else { continue };
 
             let open = if up { end.channels.get() } else { 0 };
@@ -402,7 +387,10 @@ impl Fabric {
     pub fn link_ends(&self, link: LinkId) -> Result<[(FunctionId, u8); 2], FabricError> {
         let (forward, backward) =
             (self.path(link, Direction::Forward)?, self.path(link, Direction::Backward)?);
-        Ok([self.paths[backward].receiver_end, self.paths[forward].receiver_end])
+        Ok([forward, backward].map(|path| {
+            let (node, port) = self.paths[path].sender();
+            (self.nodes[node as usize].function, port)
+        }))
     }
 
     /// Sets the time until members of a wire see a change, in nanoseconds. The default is 0.
@@ -414,49 +402,6 @@ impl Fabric {
     fn path(&self, link: LinkId, direction: Direction) -> Result<usize, FabricError> {
         let path = link.0 as usize * 2 + usize::from(direction == Direction::Backward);
         if path < self.paths.len() { Ok(path) } else { Err(FabricError::NoLink { link }) }
-    }
-
-    /// Carries out one event.
-    #[inline(always)]
-    fn carry_out(&mut self, due: Nanos, event: Event) {
-        let (index, kind) = event.parts();
-        if kind == EventKind::Wire {
-            return self.show_wire(index as u8, due);
-        }
-
-        let Some(lane) = self.lanes.get_mut(index) else { return };
-        let (nodes, woken, schedule) = (&mut self.nodes, &mut self.woken, &mut self.schedule);
-        match kind {
-            EventKind::Credit => lane.return_due(index as u32, due, (nodes, woken), schedule),
-            EventKind::Arrival => {
-                if let Some(next) = lane.arrive(due, nodes, woken) {
-                    lane.schedule_arrival(index as u32, due, next, schedule);
-                }
-            }
-            EventKind::Idle => {
-                let path = lane.path;
-                self.report_idle(path as usize, due);
-            }
-            EventKind::Wire => {}
-        }
-    }
-
-    /// Wakes the sender of a path that waits for the wire to fall idle, or schedules that for later
-    /// if the wire was booked again.
-    fn report_idle(&mut self, path: usize, due: Nanos) {
-        let entry = &mut self.paths[path];
-        let idle_at = entry.idle_at();
-        if idle_at > due {
-            let event = Event::of_lane(entry.first_lane, EventKind::Idle);
-            self.schedule.add(due, idle_at, event);
-            return;
-        }
-
-        entry.idle_scheduled = false;
-        let (index, port) = entry.sender;
-        let node = &mut self.nodes[index as usize];
-        node.freed |= 1 << (port % MAX_PORTS);
-        node.wake(index, &mut self.woken);
     }
 
     /// Records that a port's link has changed. The function is named even if the machine polls it.

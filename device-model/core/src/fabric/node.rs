@@ -35,24 +35,12 @@ impl PortLink {
 }
 
 /// State of one function in the fabric.
+///
+/// The fields that each event uses come first, on one cache line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Node {
     pub(super) function: FunctionId,
-    /// Links by port number.
-    pub(super) ends: Vec<Option<PortLink>>,
-    /// Bit mask of the ports with a link.
-    pub(super) plugged: u64,
-    /// Bit mask of the ports whose link has come, gone up or gone down since the machine called the
-    /// device. The node is in the fabric's queue while there are any.
-    pub(super) changed: u64,
-    /// Bit mask of the ports to which credits have returned that the function waited for, and of
-    /// those whose wire has fallen idle.
-    pub(super) freed: u64,
-    /// Bit mask of the ports with a packet to take, for each virtual channel.
-    pub(super) arrived: [u64; MAX_CHANNELS],
-    /// Bit mask of the ports with a packet of which only the head has arrived, for each virtual
-    /// channel.
-    pub(super) heads: [u64; MAX_CHANNELS],
     /// The node needs no further wake-up: it is in the fabric's queue, or the machine polls its
     /// function ([`super::Fabric::take_woken`]).
     pub(super) woken: bool,
@@ -64,6 +52,21 @@ pub(super) struct Node {
     pub(super) fired_and: u8,
     /// Bit mask of the wires on which it fired and waits for the OR.
     pub(super) fired_or: u8,
+    /// Links by port number.
+    pub(super) ends: Vec<Option<PortLink>>,
+    /// Bit mask of the ports with a link.
+    pub(super) plugged: u64,
+    /// Bit mask of the ports whose link has come, gone up or gone down since the machine called the
+    /// device. The node is in the fabric's queue while there are any.
+    pub(super) changed: u64,
+    /// Bit mask of the ports to which credits have returned that the function waited for, and of
+    /// those whose wire has fallen idle.
+    pub(super) freed: u64,
+    /// Bit mask of the ports with a packet of which only the head has arrived, for each virtual
+    /// channel.
+    pub(super) heads: [u64; MAX_CHANNELS],
+    /// Bit mask of the ports with a packet to take, for each virtual channel.
+    pub(super) arrived: [u64; MAX_CHANNELS],
 }
 
 impl Node {

@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 
 use super::{Fault, FaultHook, LinkSpec, MAX_RETRIES, Packet};
-use crate::{ids::FunctionId, time::Nanos};
+use crate::time::Nanos;
 
 /// Fractional bits of a time in 2^-32 ns.
 const FRACTION: u32 = 32;
@@ -24,33 +24,46 @@ const FRACTION: u32 = 32;
 const NANOSECOND: u128 = 1 << FRACTION;
 
 /// One direction of a link: the state that its virtual channels share.
+///
+/// Large networks have more paths than a cache holds. One has one cache line.
+#[repr(align(64))]
 pub(super) struct Path {
-    /// Sending end: index of the node in the fabric's table, and port.
-    pub(super) sender: (u32, u8),
-    /// Receiving end: function and port.
-    pub(super) receiver_end: (FunctionId, u8),
-    /// Index of its first lane in the fabric's table. The lanes of the other virtual channels
-    /// follow.
-    pub(super) first_lane: u32,
-    /// Number of its lanes.
-    channels: u8,
+    /// End of the last transmission in 2^-32 ns.
+    busy_until: u128,
     delay: u64,
-    /// Bytes of a packet's head: see [`LinkSpec::cut_through`].
-    head_bytes: u64,
     /// Transmission time of a byte in 2^-32 ns: at most 4.29 s, which is just above 2 bits a
     /// second.
     per_byte: u64,
-    /// End of the last transmission in 2^-32 ns.
-    busy_until: u128,
     /// Time at which the wire is idle, as far as it is booked, rounded up.
     idle_at: Nanos,
+    /// The faults of the path, from its first hook on.
+    faults: Option<Box<Faults>>,
+    /// Bytes of a packet's head: see [`LinkSpec::cut_through`]. Without cut-through, it is longer
+    /// than any packet.
+    head_bytes: u32,
+    /// Index of its first lane in the fabric's table. The lanes of the other virtual channels
+    /// follow.
+    pub(super) first_lane: u32,
+    /// Sending end: index of the node in the fabric's table, and port.
+    sender: u32,
+    sender_port: u8,
+    /// Number of its lanes.
+    channels: u8,
     /// The sender has asked for the wire, and starts transmissions when it falls idle.
     arbitrated: bool,
     /// An event at the end of the last transmission is scheduled.
     pub(super) idle_scheduled: bool,
+}
+
+// A path has one cache line.
+const _: () = assert!(size_of::<Path>() == 64);
+
+/// The faults of a path that has or had a hook.
+#[derive(Default)]
+struct Faults {
+    hook: Option<FaultHook>,
     /// Transmissions since the hook was set.
     transmissions: u64,
-    hook: Option<FaultHook>,
     /// The times in which the receiver discards packets, in order.
     discards: VecDeque<Discard>,
 }
@@ -71,23 +84,23 @@ pub(super) struct Incoming {
     /// Time of the tail.
     tail: Nanos,
     /// Bytes of the head, which has arrived.
-    head_bytes: u64,
+    head_bytes: u32,
     /// Transmission time of a byte in 2^-32 ns.
     per_byte: u64,
 }
 
 impl Incoming {
     /// A packet that has arrived as a whole.
-    pub(super) const WHOLE: Self = Self { tail: Nanos::ZERO, head_bytes: u64::MAX, per_byte: 0 };
+    pub(super) const WHOLE: Self = Self { tail: Nanos::ZERO, head_bytes: u32::MAX, per_byte: 0 };
 
     /// Returns whether the packet has arrived as a whole.
     pub(super) fn is_whole(&self) -> bool {
-        self.head_bytes == u64::MAX
+        self.head_bytes == u32::MAX
     }
 
     /// Returns the time at which the first `head` of `bytes` bytes have arrived, in 2^-32 ns.
     fn arrival_of(&self, head: u64, bytes: u64) -> u128 {
-        if head <= self.head_bytes {
+        if head <= self.head_bytes.into() {
             return 0;
         }
 
@@ -108,12 +121,7 @@ pub(super) struct Passage {
 }
 
 impl Path {
-    pub(super) fn new(
-        sender: (u32, u8),
-        receiver_end: (FunctionId, u8),
-        first_lane: u32,
-        spec: &LinkSpec,
-    ) -> Self {
+    pub(super) fn new(sender: (u32, u8), first_lane: u32, spec: &LinkSpec) -> Self {
         let per_byte = match spec.bits_per_second {
             0 => 0,
             bits => {
@@ -121,23 +129,28 @@ impl Path {
             }
         };
 
+        let (sender, sender_port) = sender;
         Self {
-            sender,
-            receiver_end,
+            busy_until: 0,
+            delay: spec.delay,
+            per_byte,
+            idle_at: Nanos::ZERO,
+            faults: None,
+            head_bytes: spec.cut_through.unwrap_or(u32::MAX),
             first_lane,
+            sender,
+            sender_port,
             // A checked specification has at most `MAX_CHANNELS` channels.
             channels: spec.credits.len() as u8,
-            delay: spec.delay,
-            head_bytes: spec.cut_through.map_or(u64::MAX, u64::from),
-            per_byte,
-            busy_until: 0,
-            idle_at: Nanos::ZERO,
             arbitrated: false,
             idle_scheduled: false,
-            transmissions: 0,
-            hook: None,
-            discards: VecDeque::new(),
         }
+    }
+
+    /// Returns the sending end: the index of the node in the fabric's table, and the port.
+    #[inline]
+    pub(super) fn sender(&self) -> (u32, u8) {
+        (self.sender, self.sender_port)
     }
 
     /// Returns the indices of the path's lanes in the fabric's table.
@@ -147,7 +160,7 @@ impl Path {
 
     /// Returns whether only the delay affects a packet, so that a send can skip the path.
     pub(super) fn is_plain(&self) -> bool {
-        self.per_byte == 0 && self.hook.is_none()
+        self.per_byte == 0 && self.faults.as_ref().is_none_or(|faults| faults.hook.is_none())
     }
 
     /// Returns the time at which the wire is idle, which can be in the past.
@@ -158,8 +171,10 @@ impl Path {
 
     /// Sets or removes the fault hook, and begins to count transmissions anew.
     pub(super) fn set_hook(&mut self, hook: Option<FaultHook>) {
-        self.hook = hook;
-        self.transmissions = 0;
+        if hook.is_some() || self.faults.is_some() {
+            let faults = self.faults.get_or_insert_default();
+            (faults.hook, faults.transmissions) = (hook, 0);
+        }
         self.update_idle_at();
     }
 
@@ -173,11 +188,13 @@ impl Path {
     ///
     /// Its next transmission starts in the nanosecond in which the last one ends. It starts exactly
     /// at that end, so that fractions of a nanosecond add up as they do for booked transmissions.
+    #[inline]
     pub(super) fn arbitrate(&mut self) {
         self.arbitrated = true;
     }
 
     /// Returns the way of a packet that arrives over this path until `tail`.
+    #[inline]
     pub(super) fn incoming(&self, tail: Nanos) -> Incoming {
         Incoming { tail, head_bytes: self.head_bytes, per_byte: self.per_byte }
     }
@@ -190,15 +207,13 @@ impl Path {
     /// the sender goes back to the corrupt packet (go-back-N).
     #[inline]
     pub(super) fn transmit(&mut self, now: Nanos, packet: &mut Packet, incoming: Incoming) -> (Passage, u64) {
-        if self.hook.is_none() && self.discards.is_empty() {
-            let passage = self.transmit_once(now, packet.wire_bytes(), incoming);
-            self.update_idle_at();
-            return (passage, 0);
+        if self.faults.is_some() {
+            return self.transmit_with_errors(now, packet, incoming);
         }
 
-        let result = self.transmit_with_errors(now, packet, incoming);
-        self.update_idle_at();
-        result
+        let passage = self.transmit_once(now, packet.wire_bytes(), incoming);
+        self.idle_at = if self.per_byte == 0 { Nanos::ZERO } else { passage.end };
+        (passage, 0)
     }
 
     /// Does the work of [`Path::transmit`] on a path with a hook, or with packets to repeat.
@@ -214,9 +229,8 @@ impl Path {
         let mut repeats = self.count_discarded(now, bytes);
 
         let mut retries = 0;
-        loop {
-            let transmission = self.transmissions;
-            let fault = self.hook.as_mut().map_or(Fault::None, |hook| hook(packet, transmission));
+        let passage = loop {
+            let fault = self.faults.as_mut().map_or(Fault::None, |faults| faults.next(packet));
             let passage = self.transmit_once(now, bytes, incoming);
             match fault {
                 Fault::Corrupt if retries < MAX_RETRIES => {
@@ -224,16 +238,18 @@ impl Path {
                     repeats += 1;
                     self.wait_for_repeat();
                 }
-                Fault::Delay(nanoseconds) => return (passage.later(nanoseconds), repeats),
-                Fault::None | Fault::Corrupt => return (passage, repeats),
+                Fault::Delay(nanoseconds) => break passage.later(nanoseconds),
+                Fault::None | Fault::Corrupt => break passage,
             }
-        }
+        };
+
+        self.update_idle_at();
+        (passage, repeats)
     }
 
     /// Transmits `bytes` as soon as the wire is idle.
     #[inline]
     fn transmit_once(&mut self, now: Nanos, bytes: u64, incoming: Incoming) -> Passage {
-        self.transmissions += 1;
         let start = self.start(now);
         let sent = start + duration(self.per_byte, bytes);
         let end = sent.max(exact(incoming.tail));
@@ -241,7 +257,7 @@ impl Path {
         // A wire of infinite bandwidth carries other packets meanwhile.
         self.busy_until = if self.per_byte == 0 { sent } else { end };
 
-        let head_bytes = self.head_bytes.min(bytes);
+        let head_bytes = u64::from(self.head_bytes).min(bytes);
         let head = if head_bytes == bytes {
             end
         } else {
@@ -265,19 +281,23 @@ impl Path {
     fn wait_for_repeat(&mut self) {
         let sent = self.busy_until;
         self.busy_until += u128::from(self.delay) << (FRACTION + 1);
-        self.discards.push_back(Discard { busy_until: sent, end: self.busy_until });
+        let end = self.busy_until;
+        if let Some(faults) = &mut self.faults {
+            faults.discards.push_back(Discard { busy_until: sent, end });
+        }
     }
 
     /// Returns the number of transmissions of a packet sent at `now` that the receiver discards,
     /// because they follow a corrupt one.
     fn count_discarded(&mut self, now: Nanos, bytes: u64) -> u64 {
         let (now, duration) = (exact(now), duration(self.per_byte, bytes));
-        while self.discards.front().is_some_and(|discard| discard.end <= now) {
-            self.discards.pop_front();
+        let Some(Faults { discards, .. }) = self.faults.as_deref_mut() else { return 0 };
+        while discards.front().is_some_and(|discard| discard.end <= now) {
+            discards.pop_front();
         }
 
         let mut discarded = 0;
-        for discard in &mut self.discards {
+        for discard in discards {
             let start = discard.busy_until.max(now);
             if start < discard.end {
                 discard.busy_until = start + duration;
@@ -285,6 +305,15 @@ impl Path {
             }
         }
         discarded
+    }
+}
+
+impl Faults {
+    /// Asks the hook about the next transmission of a packet, and counts it.
+    fn next(&mut self, packet: &mut Packet) -> Fault {
+        let transmission = self.transmissions;
+        self.transmissions += 1;
+        self.hook.as_mut().map_or(Fault::None, |hook| hook(packet, transmission))
     }
 }
 

@@ -194,8 +194,12 @@ impl<'a> Ports<'a> {
     /// Forwards the first packet as [`Ports::forward`] does, to any virtual channel.
     #[inline]
     pub fn forward_between(&mut self, from: PortChannel, to: PortChannel) -> bool {
-        let lanes = self.lane_in(from.port, from.channel).zip(self.lane_out(to.port, to.channel));
-        let Some((index, out)) = lanes else { return false };
+        let Some(node) = self.node() else { return false };
+        let end = |port: u8| node.ends.get(usize::from(port)).and_then(Option::as_ref);
+        let index = end(from.port).and_then(|end| end.lane_in(from.channel));
+        let out = end(to.port).and_then(|end| end.lane_out(to.channel));
+        let Some((index, out)) = index.zip(out) else { return false };
+
         if self.fabric.lanes[out].is_instant(self.now) {
             let row = self.forward_row_between(from, 1, |_| Some((to, |_: &Packet| true)));
             return row.is_some_and(|(moved, _)| moved == 1);

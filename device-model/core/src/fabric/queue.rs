@@ -1,5 +1,7 @@
 //! The packets on a lane, in order: a ring that grows to the most packets that it has held.
 
+use nicforge_shm::prefetch;
+
 use super::Packet;
 
 /// Slots of a queue that has held a packet.
@@ -158,6 +160,14 @@ impl Queue {
     #[inline]
     pub(super) fn front(&self) -> Option<&Packet> {
         self.get(0)
+    }
+
+    /// Has the processor load the slot of the first packet.
+    #[inline]
+    pub(super) fn prefetch_front(&self) {
+        if let Some(slot) = self.slots.get(self.slot(0)) {
+            prefetch(slot);
+        }
     }
 
     /// Returns the first packet for changes in place.

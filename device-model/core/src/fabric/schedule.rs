@@ -4,11 +4,12 @@
 //! heap. A lane has at most one event for its packets on it, for the first that is coming: see
 //! [`super::track`].
 
+mod deferred;
 mod due;
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use self::due::DueEvents;
+use self::{deferred::Deferred, due::DueEvents};
 use super::{GI_WIRES, MAX_CHANNELS, MAX_FUNCTIONS, MAX_PORTS};
 use crate::time::Nanos;
 
@@ -46,7 +47,7 @@ impl Event {
     /// The first number that stands for a wire instead of a lane. Wires come after all lanes.
     const FIRST_WIRE: u32 = (u32::MAX >> Self::KIND_BITS) - GI_WIRES as u32;
     /// No event: one that was cancelled.
-    const NONE: Self = Self(u32::MAX);
+    pub(super) const NONE: Self = Self(u32::MAX);
 
     /// Returns an event of a lane. An event of a path has its first lane.
     #[inline]
@@ -57,6 +58,18 @@ impl Event {
     /// Returns the event of a wire of the global interrupt network.
     pub(super) const fn of_wire(wire: u8) -> Self {
         Self::of_lane(Self::FIRST_WIRE + wire as u32, EventKind::Wire)
+    }
+
+    /// Returns the index of the lane. That of an event of a wire is larger than those of all lanes.
+    #[inline]
+    pub(super) const fn lane(self) -> usize {
+        (self.0 >> Self::KIND_BITS) as usize
+    }
+
+    /// Returns whether packets arrive, or their heads.
+    #[inline]
+    pub(super) const fn is_arrival(self) -> bool {
+        self.0 & ((1 << Self::KIND_BITS) - 1) == EventKind::Arrival as u32
     }
 
     /// Returns the index of the lane, or the number of the wire, and the kind.
@@ -85,6 +98,8 @@ impl Place {
     pub(super) const FAR: Self = Self(END);
     /// The place of no event.
     pub(super) const NONE: Self = Self(END - 1);
+    /// The place of an event that [`Schedule::defer`] has put off.
+    pub(super) const DEFERRED: Self = Self(END - 2);
 }
 
 /// An event on the wheel.
@@ -105,11 +120,18 @@ pub(super) struct Schedule {
     far: BinaryHeap<Reverse<(Nanos, Event)>>,
     /// The events of one time that are being carried out.
     due: DueEvents,
+    deferred: Deferred,
 }
 
 impl Default for Schedule {
     fn default() -> Self {
-        Self { next: Nanos::NEVER, wheel: Wheel::new(), far: BinaryHeap::new(), due: DueEvents::default() }
+        Self {
+            next: Nanos::NEVER,
+            wheel: Wheel::new(),
+            far: BinaryHeap::new(),
+            due: DueEvents::default(),
+            deferred: Deferred::default(),
+        }
     }
 }
 
@@ -117,7 +139,7 @@ impl Schedule {
     /// Returns the time of the next event, or [`Nanos::NEVER`].
     #[inline]
     pub(super) fn next(&self) -> Nanos {
-        self.next
+        self.next.min(self.deferred.first())
     }
 
     /// Adds an event, and returns its place until it is due. `now` is the present, before `due`.

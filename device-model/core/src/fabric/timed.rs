@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 
 use super::{
-    Event, EventKind, Fabric, MAX_CHANNELS, Node, Packet, Ports, Refusal, Unsent,
+    Fabric, MAX_CHANNELS, Node, Packet, Ports, Refusal, Unsent,
     lane::Lane,
     path::{Incoming, Passage, Path},
-    schedule::Schedule,
+    schedule::{Event, EventKind, Schedule},
     track::Flight,
 };
 use crate::time::Nanos;
@@ -25,6 +25,13 @@ impl Ports<'_> {
     pub fn head_arrivals(&self) -> &[u64; MAX_CHANNELS] {
         const NONE: &[u64; MAX_CHANNELS] = &[0; MAX_CHANNELS];
         self.node().map_or(NONE, |node| &node.heads)
+    }
+
+    /// Returns the masks of [`Ports::arrivals`] and [`Ports::head_arrivals`].
+    #[inline]
+    pub fn arrivals_and_heads(&self) -> [&[u64; MAX_CHANNELS]; 2] {
+        const NONE: &[u64; MAX_CHANNELS] = &[0; MAX_CHANNELS];
+        self.node().map_or([NONE, NONE], |node| [&node.arrived, &node.heads])
     }
 
     /// Returns the first packet on a virtual channel if its head has arrived: the packet that
@@ -81,7 +88,7 @@ impl Ports<'_> {
 
     /// Returns the credits of a virtual channel as [`Ports::credits`] does. The call is cheaper for
     /// a caller that sends next.
-    #[inline]
+    #[inline(always)]
     pub fn update_credits(&mut self, port: u8, channel: usize) -> u32 {
         let Some(index) = self.lane_out(port, channel) else { return 0 };
         let lane = &mut self.fabric.lanes[index];
@@ -124,19 +131,29 @@ impl Ports<'_> {
 
     /// Requests the wire as [`Ports::request_wire`] does. Returns the time from which it is idle,
     /// as far as it is booked now, or [`Nanos::NEVER`] if there is no link.
-    #[inline]
+    #[inline(always)]
     pub fn await_wire(&mut self, port: u8) -> Nanos {
         let Some(index) = self.end(port).map(|end| end.path) else { return Nanos::NEVER };
         let path = &mut self.fabric.paths[index as usize];
         path.arbitrate();
 
         let idle_at = path.idle_at();
-        if idle_at > self.now && !path.idle_scheduled {
-            path.idle_scheduled = true;
-            let event = Event::of_lane(path.first_lane, EventKind::Idle);
-            self.fabric.schedule.add(self.now, idle_at, event);
+        if idle_at <= self.now {
+            return self.now;
         }
-        idle_at.max(self.now)
+        if !path.idle_scheduled {
+            path.idle_scheduled = true;
+            let lane = path.first_lane;
+            self.schedule_idle(lane, idle_at);
+        }
+        idle_at
+    }
+
+    /// Schedules the event at which a wire falls idle. `lane` is the first lane of its path.
+    #[inline(never)]
+    fn schedule_idle(&mut self, lane: u32, idle_at: Nanos) {
+        let event = Event::of_lane(lane, EventKind::Idle);
+        self.fabric.schedule.add(self.now, idle_at, event);
     }
 
     /// Returns the time from which the wire out of a port is idle, as far as it is booked now.

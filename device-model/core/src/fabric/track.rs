@@ -7,25 +7,34 @@
 
 use std::collections::VecDeque;
 
-use super::{CreditUnit, LinkSpec, schedule::Place};
+use super::{
+    CreditUnit, LinkSpec,
+    schedule::{Place, Schedule},
+};
 use crate::time::Nanos;
+
+/// Credits that return at different times and that a track holds itself.
+const RETURNS: usize = 3;
 
 /// The packets and credits that are under way on a lane.
 ///
-/// Large networks have more tracks than a cache holds. Most lanes have one packet and one return
-/// under way, and then need only this cache line.
+/// Large networks have more tracks than a cache holds. Most lanes have one packet and up to three
+/// returns under way, and then need only the first cache line.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 pub(super) struct Track {
     /// The first packet that has not arrived as a whole, or [`Flight::NONE`].
     first: Flight,
-    /// The first credits on their way back, or [`Return::NONE`].
-    next_return: Return,
+    /// Times of the first credits on their way back, in order. Those behind the last are
+    /// [`Nanos::NEVER`].
+    return_times: [Nanos; RETURNS],
     /// Time of the first event for credits, or [`Nanos::NEVER`] if none is scheduled.
     pub(super) credit_event: Nanos,
     /// Place in the schedule of the event for the first coming packet, or [`Place::NONE`]. The
     /// event is not later than that packet's next time.
     pub(super) arrival_place: Place,
+    /// The credits of [`Track::return_times`], at most [`super::MAX_CREDITS`] each.
+    return_credits: [u16; RETURNS],
     /// Number of packets that have arrived as a whole and that the receiver has not been shown,
     /// because of [`Track::is_hushed`].
     pub(super) hidden: u16,
@@ -34,18 +43,26 @@ pub(super) struct Track {
     pub(super) has_head: bool,
     /// No arrival is shown or wakes the receiver until the first packet of the queue leaves.
     pub(super) is_hushed: bool,
-    /// [`More::flights`] and [`More::returns`] are not empty.
+    /// There is a second packet.
     has_flights: bool,
+    /// [`More::returns`] is not empty.
     has_returns: bool,
+    /// The packet behind the first one, or [`Flight::NONE`].
+    second: Flight,
     more: Option<Box<More>>,
 }
+
+// The fields before `second` have one cache line.
+const _: () = assert!(std::mem::offset_of!(Track, second) == 64);
+// The credits of a return fit into 16 bits.
+const _: () = assert!(super::MAX_CREDITS <= u16::MAX as u32);
 
 /// The packets and credits that only few lanes have under way.
 #[derive(Debug, Default)]
 struct More {
-    /// The packets behind [`Track::first`], in order.
+    /// The packets behind [`Track::second`], in order.
     flights: VecDeque<Flight>,
-    /// The credits behind [`Track::next_return`], in order of time.
+    /// The credits behind those of [`Track::return_times`], in order of time.
     returns: VecDeque<Return>,
     /// Credits of the packets in the lane's queue, in order, if credits count bytes.
     costs: VecDeque<u32>,
@@ -69,26 +86,23 @@ impl Flight {
 #[derive(Clone, Copy, Debug)]
 struct Return {
     due: Nanos,
-    credits: u32,
-}
-
-impl Return {
-    /// No credits. They never return.
-    const NONE: Self = Self { due: Nanos::NEVER, credits: 0 };
+    credits: u16,
 }
 
 impl Default for Track {
     fn default() -> Self {
         Self {
             first: Flight::NONE,
-            next_return: Return::NONE,
+            return_times: [Nanos::NEVER; RETURNS],
             credit_event: Nanos::NEVER,
             arrival_place: Place::NONE,
+            return_credits: [0; RETURNS],
             hidden: 0,
             has_head: false,
             is_hushed: false,
             has_flights: false,
             has_returns: false,
+            second: Flight::NONE,
             more: None,
         }
     }
@@ -104,8 +118,9 @@ impl Track {
     pub(super) fn push_coming(&mut self, flight: Flight) {
         if self.first.tail == Nanos::NEVER {
             self.first = flight;
+        } else if !self.has_flights {
+            (self.second, self.has_flights) = (flight, true);
         } else {
-            self.has_flights = true;
             self.more().flights.push_back(flight);
         }
     }
@@ -123,13 +138,19 @@ impl Track {
         (std::mem::replace(&mut self.first, next), next.tail < Nanos::NEVER)
     }
 
+    /// Cancels the event for the first coming packet, unless it is far away.
+    #[inline]
+    pub(super) fn cancel_arrival(&mut self, schedule: &mut Schedule) {
+        if self.arrival_place == Place::DEFERRED || schedule.cancel(self.arrival_place) {
+            self.arrival_place = Place::NONE;
+        }
+    }
+
     /// Removes the packet behind the first one.
     fn next_flight(&mut self) -> Flight {
-        let flights = &mut self.more().flights;
-        let next = flights.pop_front().unwrap_or(Flight::NONE);
-        let has_flights = !flights.is_empty();
-        self.has_flights = has_flights;
-        next
+        let behind = self.more.as_mut().and_then(|more| more.flights.pop_front());
+        self.has_flights = behind.is_some();
+        std::mem::replace(&mut self.second, behind.unwrap_or(Flight::NONE))
     }
 
     /// Counts the packets that have arrived at `now` as hidden, while the receiver is shown none.
@@ -144,19 +165,23 @@ impl Track {
     /// Adds credits that are back at `due`.
     #[inline]
     pub(super) fn push_return(&mut self, due: Nanos, credits: u32) {
-        if self.next_return.due == Nanos::NEVER {
-            self.next_return = Return { due, credits };
-        } else {
-            self.push_other_return(Return { due, credits });
+        // A lane has at most `MAX_CREDITS` credits.
+        let mut last = Return { due, credits: credits as u16 };
+        for (due, credits) in self.return_times.iter_mut().zip(&mut self.return_credits) {
+            if last.due < *due {
+                std::mem::swap(&mut last.due, due);
+                std::mem::swap(&mut last.credits, credits);
+                if last.due == Nanos::NEVER {
+                    return;
+                }
+            }
         }
+        self.push_other_return(last);
     }
 
-    /// Adds credits to others that are on their way back.
-    fn push_other_return(&mut self, mut last: Return) {
-        if last.due < self.next_return.due {
-            std::mem::swap(&mut last, &mut self.next_return);
-        }
-
+    /// Adds credits behind those that the track holds itself.
+    #[inline(never)]
+    fn push_other_return(&mut self, last: Return) {
         let returns = &mut self.more().returns;
         let is_last = returns.back().is_none_or(|back| back.due <= last.due);
         returns.push_back(last);
@@ -181,19 +206,24 @@ impl Track {
     /// Removes the first credits that are back at `now`, and returns their number.
     #[inline]
     pub(super) fn pop_return(&mut self, now: Nanos) -> Option<u32> {
-        let Return { due, credits } = self.next_return;
+        let [due, second, third] = self.return_times;
         if due > now || due == Nanos::NEVER {
             return None;
         }
 
-        self.next_return = if self.has_returns { self.other_return() } else { Return::NONE };
-        Some(credits)
+        let [credits, second_credits, third_credits] = self.return_credits;
+        let behind = if self.has_returns { self.other_return() } else { None };
+        let last = behind.unwrap_or(Return { due: Nanos::NEVER, credits: 0 });
+        self.return_times = [second, third, last.due];
+        self.return_credits = [second_credits, third_credits, last.credits];
+        Some(credits.into())
     }
 
-    /// Removes the credits behind the first ones.
-    fn other_return(&mut self) -> Return {
+    /// Removes the credits behind those that the track holds itself.
+    #[inline(never)]
+    fn other_return(&mut self) -> Option<Return> {
         let returns = &mut self.more().returns;
-        let next = returns.pop_front().unwrap_or(Return::NONE);
+        let next = returns.pop_front();
         let has_returns = !returns.is_empty();
         self.has_returns = has_returns;
         next
@@ -201,15 +231,16 @@ impl Track {
 
     /// Returns the number of credits that are back at `now`.
     pub(super) fn count_returned(&self, now: Nanos) -> u32 {
+        let own = self.return_times.into_iter().zip(self.return_credits);
         let others = self.more.iter().flat_map(|more| &more.returns);
-        let all = std::iter::once(&self.next_return).chain(others);
-        all.take_while(|back| back.due <= now).map(|back| back.credits).sum()
+        let all = own.chain(others.map(|back| (back.due, back.credits)));
+        all.take_while(|(due, _)| *due <= now).map(|(_, credits)| u32::from(credits)).sum()
     }
 
     /// Returns the time of the next return of credits, or [`Nanos::NEVER`].
     #[inline]
     pub(super) fn next_return(&self) -> Nanos {
-        self.next_return.due
+        self.return_times[0]
     }
 
     /// Adds the credits of the last packet of the lane's queue.

@@ -381,6 +381,32 @@ impl ActiveFunction<'_> {
     /// there was work.
     #[inline(always)]
     pub(super) fn drain_and_step(&mut self, budget: u32) -> bool {
+        let state = &mut self.slot.state;
+        let (mut busy, mut handed_over) = (false, 0);
+        if state.clients.is_empty() && state.completions.is_empty() {
+            state.contended = false;
+        } else {
+            (busy, handed_over) = self.drain(budget);
+        }
+
+        let FunctionSlot { state, device, under_way, .. } = &mut *self.slot;
+        let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
+        *under_way = Some(DeviceMethod::Step);
+        busy |= device.step(&mut context, budget) == Progress::Busy;
+        *under_way = None;
+
+        // Most steps set no timer and finish no DMA.
+        let ended = !self.slot.state.completions.is_empty();
+        if self.slot.state.wake_at < Nanos::NEVER {
+            self.update_timer();
+        }
+        busy | (ended && self.deliver_queued_results(budget - handed_over) > 0)
+    }
+
+    /// Delivers DMA results and drains the rings. Returns whether there was work, and the number of
+    /// results.
+    #[inline(always)]
+    fn drain(&mut self, budget: u32) -> (bool, u32) {
         let handed_over = self.deliver_results(budget);
         let mut busy = handed_over > 0;
         let mut from = (0, 0);
@@ -397,21 +423,7 @@ impl ActiveFunction<'_> {
         if state.contended {
             state.reorder_clients(budget);
         }
-
-        let FunctionSlot { state, device, under_way, .. } = &mut *self.slot;
-        let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
-        *under_way = Some(DeviceMethod::Step);
-        busy |= device.step(&mut context, budget) == Progress::Busy;
-        *under_way = None;
-
-        // Most steps set no timer and finish no DMA.
-        let state = &self.slot.state;
-        let (requested, ended) = (state.wake_at < Nanos::NEVER, !state.completions.is_empty());
-        if requested {
-            self.update_timer();
-        }
-
-        busy | (ended && self.deliver_queued_results(budget - handed_over) > 0)
+        (busy, handed_over)
     }
 
     /// Returns the next ring that has records, and advances `from` past it. `from` is an index into

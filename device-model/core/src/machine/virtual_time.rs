@@ -17,10 +17,16 @@
 //! that a client may have stored to it. No sleeping word is set, no barrier takes place, and the
 //! heartbeat in the mirrors stands still.
 
+use nicforge_shm::prefetch_lines;
 use thiserror::Error;
 
 use super::{Machine, active::ActiveFunction};
 use crate::{ids::FunctionId, time::Nanos};
+
+/// Cache lines of a function, and of its device, that are loaded ahead of a turn. Turns of routers
+/// use these, and those of other devices at least some of them.
+const SLOT_LINES: usize = 3;
+const DEVICE_LINES: usize = 8;
 
 /// Bounds of the work of a machine in virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,6 +226,7 @@ impl Machine {
     #[inline]
     fn run_named(&mut self, count: usize, limits: TurnLimits) -> Result<(), Endless> {
         for _ in 0..count {
+            self.prefetch_woken();
             let Some((function, changed)) = self.fabric.take_next_woken() else { break };
             if changed == 0 && self.slots.get(function.0 as usize).is_some_and(|slot| slot.queued) {
                 continue;
@@ -227,6 +234,19 @@ impl Machine {
             self.run_function(function, changed, limits)?;
         }
         Ok(())
+    }
+
+    /// Has the processor load the state of the functions that run next: the functions of a large
+    /// network are in no cache.
+    #[inline]
+    fn prefetch_woken(&self) {
+        let slot = |function: FunctionId| self.slots.get(function.0 as usize);
+        if let Some(slot) = self.fabric.prefetch_woken(2).and_then(slot) {
+            prefetch_lines::<SLOT_LINES, _>(slot);
+        }
+        if let Some(slot) = self.fabric.peek_woken(1).and_then(slot) {
+            prefetch_lines::<DEVICE_LINES, _>(&*slot.device);
+        }
     }
 
     /// Runs one turn of a function, after reports of changes of its links.
@@ -244,19 +264,12 @@ impl Machine {
         let instant = self.virtual_time.instant;
         let Some(mut active) = self.active(function) else { return Ok(()) };
         active.virtual_turn(instant, limits)?;
-        self.list_active(function);
-        Ok(())
-    }
 
-    /// Records for [`Machine::take_active`] that a function has run.
-    #[inline]
-    fn list_active(&mut self, function: FunctionId) {
-        if let Some(slot) = self.slots.get_mut(function.0 as usize)
-            && !slot.turns.is_listed
-        {
-            slot.turns.is_listed = true;
+        // `Machine::take_active` reports the function.
+        if !std::mem::replace(&mut active.slot.turns.is_listed, true) {
             self.virtual_time.active.push(function);
         }
+        Ok(())
     }
 
     /// Returns the time of the first timer or fabric event, or [`Nanos::NEVER`].
@@ -277,6 +290,7 @@ impl VirtualTime {
 impl ActiveFunction<'_> {
     /// Runs the function for one turn, which finds all that has come by now. Later events wake it
     /// again. Queues it if it made progress, or if it has had its last turn of this instant before.
+    #[inline(always)]
     fn virtual_turn(&mut self, instant: u64, limits: TurnLimits) -> Result<(), Endless> {
         let function = self.id();
         let count = &mut self.slot.turns;

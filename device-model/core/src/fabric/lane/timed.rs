@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 
+use nicforge_shm::prefetch;
+
 use super::{Lane, saturated};
 use crate::{
     fabric::{
-        CreditUnit, MAX_PORTS, Node, Packet,
+        CreditUnit, MAX_PORTS, Node, Packet, Path,
         schedule::{Event, EventKind, Place, Schedule},
         track::Flight,
     },
@@ -42,7 +44,7 @@ impl Lane {
     }
 
     /// Returns credits whose packets leave the buffer at `end`, after the delay.
-    #[inline]
+    #[inline(always)]
     pub(in crate::fabric) fn return_later(
         &mut self,
         credits: u32,
@@ -130,8 +132,18 @@ impl Lane {
 
     /// Counts the credits that are back at `now`. A sender that waits for some has an event for
     /// that.
-    #[inline]
+    #[inline(always)]
     pub(in crate::fabric) fn count_returns(&mut self, now: Nanos) {
+        if let Some(track) = &self.track
+            && track.next_return() <= now
+        {
+            self.count_due_returns(now);
+        }
+    }
+
+    /// Does the work of [`Lane::count_returns`] if credits are back.
+    #[inline]
+    fn count_due_returns(&mut self, now: Nanos) {
         if self.is_watched() {
             return;
         }
@@ -185,6 +197,43 @@ impl Lane {
         }
     }
 
+    /// Puts off the scheduling of the event for the first coming packet until the devices have seen
+    /// its head: see [`Lane::hush`].
+    #[inline]
+    pub(in crate::fabric) fn defer_arrival(
+        &mut self,
+        lane_index: u32,
+        now: Nanos,
+        due: Nanos,
+        schedule: &mut Schedule,
+    ) {
+        if let Some(track) = &mut self.track {
+            track.arrival_place = Place::DEFERRED;
+            schedule.defer(now, due, lane_index);
+        }
+    }
+
+    /// Schedules the event that [`Lane::defer_arrival`] has put off, unless it was cancelled.
+    #[inline]
+    pub(in crate::fabric) fn schedule_deferred(
+        &mut self,
+        lane_index: u32,
+        now: Nanos,
+        schedule: &mut Schedule,
+    ) {
+        let Some(track) = self.track.as_mut().filter(|track| track.arrival_place == Place::DEFERRED) else {
+            return;
+        };
+
+        let Flight { head, tail } = track.coming();
+        let due = if track.has_head { tail } else { head };
+        track.arrival_place = if due < Nanos::NEVER {
+            schedule.add(now, due, Event::of_lane(lane_index, EventKind::Arrival))
+        } else {
+            Place::NONE
+        };
+    }
+
     /// Shows the receiver what arrives as soon as it is sent: see [`Lane::arrive`].
     #[cold]
     #[inline(never)]
@@ -212,6 +261,16 @@ impl Lane {
             return None;
         }
 
+        let Flight { head, tail } = track.coming();
+        if head <= due && due < tail && !track.has_head && tail < Nanos::NEVER {
+            // The head of a packet, as at most events.
+            track.has_head = true;
+            let node = &mut nodes[self.ends.receiver as usize];
+            node.heads[self.ends.mask_index()] |= self.ends.port_bit();
+            node.wake(self.ends.receiver, woken);
+            return Some(tail);
+        }
+
         let former = (self.visible, track.has_head);
         let next = self.count_arrivals(due);
         let track = self.track.as_mut()?;
@@ -224,6 +283,33 @@ impl Lane {
             nodes[self.ends.receiver as usize].wake(self.ends.receiver, woken);
         }
         next
+    }
+
+    /// Has the processor load what an event of this lane concerns.
+    #[inline(always)]
+    pub(in crate::fabric) fn prefetch_for(&self, event: Event, nodes: &[Node], paths: &[Path]) {
+        self.prefetch_track();
+        let node = if event.is_arrival() {
+            self.queue.prefetch_front();
+            self.ends.receiver
+        } else {
+            if let Some(path) = paths.get(self.path as usize) {
+                prefetch(path);
+            }
+            self.ends.sender
+        };
+        if let Some(node) = nodes.get(node as usize) {
+            prefetch(node);
+            prefetch(&node.heads);
+        }
+    }
+
+    /// Has the processor load the track of the lane.
+    #[inline(always)]
+    pub(in crate::fabric) fn prefetch_track(&self) {
+        if let Some(track) = &self.track {
+            prefetch(&**track);
+        }
     }
 
     /// Counts the heads and packets that have arrived at `now`. Returns the time of the next event,
@@ -272,10 +358,7 @@ impl Lane {
         let may_hush = takes_time && self.has_head();
         let Some(track) = self.track.as_mut().filter(|_| may_hush) else { return };
         track.is_hushed = true;
-
-        if schedule.cancel(track.arrival_place) {
-            track.arrival_place = Place::NONE;
-        }
+        track.cancel_arrival(schedule);
     }
 
     /// Shows the receiver what has arrived behind the first packet, which has left, after
@@ -339,8 +422,8 @@ impl Lane {
 
         let (flight, has_others) = track.pop_coming();
         // The tail concerns no device any more.
-        if !has_others && schedule.cancel(track.arrival_place) {
-            track.arrival_place = Place::NONE;
+        if !has_others {
+            track.cancel_arrival(schedule);
         }
 
         if track.is_hushed {

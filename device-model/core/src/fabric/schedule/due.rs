@@ -13,15 +13,13 @@ pub(super) struct DueEvents {
     words: Vec<u64>,
     /// A bit for each of `words` that is not zero.
     groups: Vec<u64>,
-    /// A bit for each of `groups` that is not zero.
-    blocks: Vec<u64>,
+    /// The groups before this one are zero.
+    group: usize,
+    /// The rest of the word that [`DueEvents::pop`] has begun, and its first event.
+    rest: u64,
+    base: u32,
     /// A bit for each event of a wire.
     wires: u64,
-    /// The rest of the word that [`DueEvents::pop`] has begun, and its index.
-    rest: u64,
-    word: usize,
-    /// Number of events in `words`.
-    count: u32,
 }
 
 // The wires of the global interrupt network have a bit each.
@@ -32,16 +30,14 @@ impl DueEvents {
     #[inline]
     pub(super) fn insert(&mut self, event: Event) {
         let word = event.0 as usize / WORD;
-        let Some(bits) = self.words.get_mut(word) else { return self.insert_new(event) };
+        let group = word / WORD;
+        let (Some(bits), Some(words)) = (self.words.get_mut(word), self.groups.get_mut(group)) else {
+            return self.insert_new(event);
+        };
 
-        let bit = 1 << (event.0 as usize % WORD);
-        if *bits & bit == 0 {
-            *bits |= bit;
-            self.count += 1;
-            let group = word / WORD;
-            self.groups[group] |= 1 << (word % WORD);
-            self.blocks[group / WORD] |= 1 << (group % WORD);
-        }
+        *bits |= 1 << (event.0 as usize % WORD);
+        *words |= 1 << (word % WORD);
+        self.group = self.group.min(group);
     }
 
     /// Adds an event of a wire, or of a lane for which there is no bit yet.
@@ -57,14 +53,12 @@ impl DueEvents {
         let words = (event.0 as usize / WORD + 1).next_power_of_two();
         self.words.resize(words, 0);
         self.groups.resize(words.div_ceil(WORD), 0);
-        self.blocks.resize(self.groups.len().div_ceil(WORD), 0);
         self.insert(event);
     }
 
     /// Returns whether there are no events.
-    #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.count == 0 && self.wires == 0
+        self.rest == 0 && self.wires == 0 && self.groups.iter().skip(self.group).all(|&group| group == 0)
     }
 
     /// Removes and returns the first event.
@@ -76,27 +70,25 @@ impl DueEvents {
 
         let bit = self.rest.trailing_zeros();
         self.rest &= self.rest - 1;
-        self.count -= 1;
-        Some(Event((self.word * WORD) as u32 | bit))
+        Some(Event(self.base | bit))
     }
 
     /// Takes the next word that is not zero. Returns false if there is none.
     #[inline]
     fn begin_word(&mut self) -> bool {
-        if self.count == 0 {
-            return false;
-        }
+        while let Some(group) = self.groups.get_mut(self.group) {
+            if *group == 0 {
+                self.group += 1;
+                continue;
+            }
 
-        let Some(block) = self.blocks.iter().position(|&block| block != 0) else { return false };
-        let group = block * WORD + self.blocks[block].trailing_zeros() as usize;
-        self.word = group * WORD + self.groups[group].trailing_zeros() as usize;
-        self.rest = std::mem::take(&mut self.words[self.word]);
-
-        self.groups[group] &= self.groups[group] - 1;
-        if self.groups[group] == 0 {
-            self.blocks[block] &= self.blocks[block] - 1;
+            let word = self.group * WORD + group.trailing_zeros() as usize;
+            *group &= *group - 1;
+            self.rest = self.words.get_mut(word).map_or(0, std::mem::take);
+            self.base = (word * WORD) as u32;
+            return true;
         }
-        true
+        false
     }
 
     /// Removes and returns the event of the first wire.
