@@ -23,20 +23,36 @@ impl<P: Policy> Router<P> {
     #[inline]
     pub(super) fn serve_outputs(&mut self, ports: &mut Ports<'_>) -> u32 {
         let mut sent = 0;
-        for port in bits(self.outputs.open()) {
+        let mut open = self.outputs.open();
+        while open != 0 {
+            let port = open.trailing_zeros() as u8;
+            open &= open - 1;
             while self.outputs.wanted >> port & 1 == 1 && self.serve_output(ports, port) {
                 sent += 1;
+                // After most transmissions the wire is busy.
+                if self.outputs.wanted >> port & 1 == 1 && !self.await_output(ports, port) {
+                    break;
+                }
             }
         }
         sent
     }
 
+    /// Returns whether the wire of a port is idle. The function is woken when it falls idle.
+    #[inline]
+    fn await_output(&mut self, ports: &mut Ports<'_>, port: u8) -> bool {
+        let idle_at = ports.await_wire(port);
+        let is_idle = idle_at <= ports.now();
+        if !is_idle {
+            self.outputs.note_busy(idle_at, port);
+        }
+        is_idle
+    }
+
     /// Sends a packet through a port that inputs want, if its wire is idle. Returns false if there
     /// is none to send now; the function is then woken when that may have changed.
     pub(super) fn serve_output(&mut self, ports: &mut Ports<'_>, port: u8) -> bool {
-        let idle_at = ports.await_wire(port);
-        if idle_at > ports.now() {
-            self.outputs.note_busy(idle_at, port);
+        if !self.await_output(ports, port) {
             return false;
         }
 
@@ -63,6 +79,10 @@ impl<P: Policy> Router<P> {
     #[inline]
     fn inputs_with_room(&mut self, ports: &mut Ports<'_>, port: u8) -> Offer {
         let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
+        if adaptive_vcs == 0 && self.outputs.adaptive_vcs == 0 {
+            return self.fixed_offer(ports, port, fixed_vcs);
+        }
+
         let (mut open, mut best) = (0, None);
         for vc in bits(adaptive_vcs.into()) {
             let credits = ports.update_credits(port, vc.into());
@@ -89,6 +109,19 @@ impl<P: Policy> Router<P> {
         Offer { inputs, has_early_escapes: early != 0, least_loaded: best.map(|(_, vc)| vc) }
     }
 
+    /// Returns the offer of a port in a router that has no adaptive packets.
+    #[inline]
+    fn fixed_offer(&mut self, ports: &mut Ports<'_>, port: u8, mut vcs: u16) -> Offer {
+        let mut inputs = 0;
+        while vcs != 0 {
+            let vc = vcs.trailing_zeros() as u8;
+            vcs &= vcs - 1;
+            let wants = self.outputs.wanting(port, vc);
+            inputs |= self.fixed_with_room(ports, port, vc, wants);
+        }
+        Offer { inputs, has_early_escapes: false, least_loaded: None }
+    }
+
     /// Returns those inputs for which a port is the escape alone, and which have room on an
     /// adaptive channel of another port. They wait for its wire.
     #[inline]
@@ -113,7 +146,7 @@ impl<P: Policy> Router<P> {
     }
 
     /// Returns those inputs that have room on a virtual channel, which they want as their exit.
-    #[inline]
+    #[inline(always)]
     fn fixed_with_room(&mut self, ports: &mut Ports<'_>, port: u8, vc: u8, wants: Inputs) -> Inputs {
         let credits = ports.update_credits(port, vc.into());
         let tracked = &self.plan.tracked;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nicforge_core::fabric::MAX_CHANNELS;
+use nicforge_core::fabric::{MAX_CHANNELS, Ports};
 
 use super::{
     MAX_INPUTS, PRIORITIES, RouterError, RouterSpec, Source, requests::Inputs, slots::TrackedChannels,
@@ -103,6 +103,20 @@ impl Layout {
         inputs
     }
 
+    /// Returns the inputs that are links and have a packet, or the head of one.
+    #[inline]
+    pub(super) fn inputs_with_heads(&self, ports: &Ports<'_>) -> Inputs {
+        let [whole, heads] = ports.arrivals_and_heads();
+        let mut inputs = (whole[0] | heads[0]) & self.all_ports;
+        if self.vcs > 1 {
+            inputs |= ((whole[1] | heads[1]) & self.all_ports) << self.ports;
+        }
+        if self.vcs > 2 {
+            inputs |= self.further_inputs(whole) | self.further_inputs(heads);
+        }
+        inputs
+    }
+
     /// Returns the inputs of [`Layout::inputs_of`] on virtual channels from the third on.
     #[inline(never)]
     fn further_inputs(&self, masks: &[u64; MAX_CHANNELS]) -> Inputs {
@@ -141,6 +155,10 @@ impl Rules {
     /// Returns the highest priority of some inputs, and those of them that have it.
     #[inline]
     pub(super) fn highest(&self, inputs: Inputs) -> (usize, Inputs) {
+        let first = inputs & self.priorities[0];
+        if first != 0 {
+            return (0, first);
+        }
         let of_priority = self.priorities.iter().map(|of| inputs & of).enumerate();
         of_priority.into_iter().find(|(_, first)| *first != 0).unwrap_or((0, 0))
     }

@@ -76,10 +76,18 @@ impl Outputs {
     }
 
     /// Removes the requests of an input for its decision.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, input: usize, decision: &Decision) {
         match *decision {
             Decision::One(exit) => self.forget(input, exit.port, exit.vc),
+            Decision::Local | Decision::Drop => {}
+            _ => self.remove_many(input, decision),
+        }
+    }
+
+    /// Removes the requests of an input whose packet has several exits.
+    fn remove_many(&mut self, input: usize, decision: &Decision) {
+        match *decision {
             Decision::Any(Candidates { ports, escape, .. }) => {
                 for port in bits(ports) {
                     self.of[usize::from(port)].requests.adaptive &= !(1 << input);
@@ -94,7 +102,7 @@ impl Outputs {
                     self.forget(input, port, targets.vc);
                 }
             }
-            Decision::Local | Decision::Drop => {}
+            _ => {}
         }
     }
 

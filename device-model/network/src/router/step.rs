@@ -21,22 +21,34 @@ impl<P: Policy> Router<P> {
         self.outputs.update_blocked(&self.plan.rules, ports);
 
         let mut moved = 0;
+        let mut new = self.new_inputs(ports);
         let has_more = loop {
             let before = moved;
-            moved += self.look(ports);
-            moved += self.deliver(ports);
+            if new != 0 {
+                moved += self.look(ports, new);
+            }
+            if self.heads.local | self.heads.dropped != 0 {
+                moved += self.deliver(ports);
+            }
             moved += self.serve_outputs(ports);
 
-            // Packets behind those that have left may go on at once.
             if moved == before {
                 break false;
             }
             if moved >= budget.max(1) {
                 break true;
             }
+
+            // Packets behind those that have left may go on at once.
+            new = self.new_inputs(ports);
+            if new == 0 && self.outputs.open() == 0 && !self.counters.starved {
+                break false;
+            }
         };
 
-        self.hush(ports);
+        if self.heads.fresh != 0 {
+            self.hush(ports);
+        }
         Outcome { moved, has_more, wake: self.next_wake(ports.now()) }
     }
 
@@ -66,19 +78,24 @@ impl<P: Policy> Router<P> {
         if self.counters.starved { (*complete).min(now.after(STARVED_RETRY)) } else { *complete }
     }
 
+    /// Returns the inputs that have a first packet without a decision.
+    #[inline(always)]
+    fn new_inputs(&self, ports: &Ports<'_>) -> Inputs {
+        let layout = &self.plan.layout;
+        let mut new = layout.inputs_with_heads(ports) & !self.heads.decided;
+        if self.fifos.waiting != 0 {
+            let now = ports.now();
+            for fifo in bits(self.fifos.waiting).map(usize::from) {
+                new |= Inputs::from(self.fifos.injection[fifo].busy_until <= now) << (layout.links + fifo);
+            }
+        }
+        new
+    }
+
     /// Decides on packets that have become the first of their input. Returns the number of packets
     /// that have left by that.
     #[inline]
-    fn look(&mut self, ports: &mut Ports<'_>) -> u32 {
-        let layout = &self.plan.layout;
-        let present = layout.inputs_of(ports.arrivals()) | layout.inputs_of(ports.head_arrivals());
-        let mut new = present & !self.heads.decided;
-        let now = ports.now();
-        for fifo in bits(self.fifos.waiting).map(usize::from) {
-            new |=
-                Inputs::from(self.fifos.injection[fifo].busy_until <= now) << (self.plan.layout.links + fifo);
-        }
-
+    fn look(&mut self, ports: &mut Ports<'_>, mut new: Inputs) -> u32 {
         let mut moved = 0;
         while new != 0 {
             let input = new.trailing_zeros() as usize;
@@ -193,19 +210,17 @@ impl<P: Policy> Router<P> {
     /// number of packets that have left their input or have been copied.
     #[inline]
     fn deliver(&mut self, ports: &mut Ports<'_>) -> u32 {
-        if self.heads.local | self.heads.dropped == 0 {
-            return 0;
-        }
-
         let arrived = self.plan.layout.inputs_of(ports.arrivals());
         let complete = self.plan.layout.injection | arrived;
+        if (self.heads.local | self.heads.dropped) & complete == 0 {
+            return 0;
+        }
 
         let dropped = self.drop_packets(ports, complete);
         dropped + self.deliver_packets(ports, complete)
     }
 
     /// Delivers packets of inputs whose first packet is complete.
-    #[inline]
     fn deliver_packets(&mut self, ports: &mut Ports<'_>, complete: Inputs) -> u32 {
         let mut delivered = 0;
         let mut full_fifos = 0_u64;
@@ -305,7 +320,7 @@ impl<P: Policy> Router<P> {
     }
 
     /// Notes that the first packet of an input has left it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn leave(&mut self, input: usize, now: Nanos) {
         let head = &mut self.heads.of[input];
         self.outputs.remove(input, &head.decision);
