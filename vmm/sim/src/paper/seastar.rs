@@ -255,10 +255,6 @@ fn rates(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
         let implicit = model.nodes(2, Mode::NicBased, "implicit_acks = true");
         Ok(100.0 * time(model.pair(Mode::NicBased), 8)? / time(implicit, 8)?)
     })?;
-    run.note(
-        "implicit acknowledgements gain nothing here: a put waits for the card's answer, so that the sender is \
-         bound by round trips to its own card",
-    );
     Ok(())
 }
 

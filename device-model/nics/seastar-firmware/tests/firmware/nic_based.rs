@@ -56,6 +56,36 @@ fn put_with_its_data_in_the_command_reads_no_memory() {
 }
 
 #[test]
+fn room_in_the_answer_to_a_put_is_kept_for_its_process() {
+    let (mut network, descriptor) = Network::pair(9);
+    network.start(0, 1);
+    let of_other = network.bind(0, 1);
+    network.nodes[1].is_off = true;
+    let put = Command { kind: command::PUT, length: 8, node: 1, portal: 4, ..Command::default() };
+    let own = Command { handle: descriptor, ..put };
+
+    let first = network.process(0, 0, own).value;
+    while network.process(0, 1, Command { handle: of_other, ..put }).code == code::OK {}
+    assert!(first > 0);
+    for left in (0..first).rev() {
+        let answer = network.process(0, 0, own);
+        assert_eq!((answer.code, answer.value), (code::OK, left));
+    }
+    assert_eq!(network.process(0, 0, own).code, code::NO_SPACE);
+
+    // Messages of a process that has ended take the room of its successor.
+    let stop = KernelCommand { kind: kernel_command::STOP_PROCESS, process: 1, ..KernelCommand::default() };
+    assert_eq!(network.kernel(0, stop).code, code::OK);
+    network.start(0, 1);
+    let of_successor = network.bind(0, 1);
+    let again = Command { handle: of_successor, ..put };
+    assert_eq!(network.process(0, 1, again).code, code::NO_SPACE);
+    network.nodes[1].is_off = false;
+    network.settle();
+    assert_eq!(network.process(0, 1, again).code, code::OK);
+}
+
+#[test]
 fn get_is_answered_with_the_data_of_the_target() {
     for length in [0, 8, 100] {
         let (mut network, descriptor) = Network::pair(length);
