@@ -858,6 +858,10 @@ int PtlInit(int *max_interfaces);
  the path of a socket, vfio:BDF, or shim:PATH. If the library is initialised already, the call is
  counted, and the devices do not matter.
 
+ If `kernel` is NULL, another program has the node's kernel. PtlNIInit then waits for at most
+ 10 s until that program has granted the process, by nicforge_portals_grant() for example. Such a
+ process is matched by the card.
+
  # Safety
  `kernel` is NULL or a C string; `processes` is NULL, or has `count` pointers, each of them NULL
  or a C string; `max_interfaces` is NULL or valid.
@@ -866,6 +870,15 @@ int nicforge_portals_init(const char *kernel,
                           const char *const *processes,
                           size_t count,
                           int *max_interfaces);
+
+/*
+ Lets other programs use the node's process `pid`, one after the other, until PtlFini. Each of
+ them names the process's device in nicforge_portals_init(), without a kernel.
+
+ Returns PTL_OK, PTL_NO_INIT, PTL_PID_INVALID if the process does not exist or is in use, or
+ PTL_FAIL.
+ */
+int nicforge_portals_grant(ptl_pid_t pid);
 
 /*
  Takes one initialisation back. The last one ends all interfaces and their memory, and the node
@@ -882,8 +895,8 @@ void PtlFini(void);
  The limits are those of the mode, whatever `desired` has; `*actual` gets them. In NIC-based mode
  the card's memory may hold fewer match entries and descriptors. Both may be NULL.
 
- Returns PTL_OK, PTL_NO_INIT, PTL_IFACE_INVALID, PTL_PID_INVALID, PTL_NO_SPACE, PTL_SEGV, or
- PTL_FAIL.
+ Returns PTL_OK, PTL_NO_INIT, PTL_IFACE_INVALID, PTL_PID_INVALID, PTL_NI_INVALID without a grant,
+ PTL_NO_SPACE, PTL_SEGV, or PTL_FAIL.
 
  # Safety
  `actual` and `ni_handle` are NULL or valid.

@@ -8,19 +8,22 @@ use std::{
     path::PathBuf,
     sync::{Arc, Mutex},
     thread::JoinHandle,
+    time::Duration,
 };
 
-use nicforge_driver::{Cancel, Device, OpenOptions, environment, runtime::lock};
+use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, environment, runtime::lock};
 use nicforge_portals::{Interface, Kernel, KernelConfig, Mode};
 
 use super::{
     failure::{driver_failure, failure, refused},
     interface::NetworkInterface,
     objects::Objects,
-    types::{PTL_FAIL, PTL_NO_INIT, PTL_NO_SPACE, PTL_PID_INVALID, ptl_handle_ni_t},
+    types::{PTL_FAIL, PTL_IFACE_INVALID, PTL_NO_INIT, PTL_NO_SPACE, PTL_PID_INVALID, ptl_handle_ni_t},
 };
 use crate::support::Failure;
 
+/// The longest wait for the grant of another program's kernel.
+const GRANT_WAIT: Duration = Duration::from_secs(10);
 /// Most processes of a node, which the card's scratch memory bounds.
 const MAX_PROCESSES: usize = 15;
 
@@ -31,8 +34,8 @@ static SETUP: Mutex<()> = Mutex::new(());
 
 /// The devices of a node.
 pub(super) trait Node: Send + Sync {
-    /// Opens the kernel's attachment.
-    fn open_kernel(&self) -> Result<Device, Failure>;
+    /// Opens the kernel's attachment. Returns `None` if another program has it.
+    fn open_kernel(&self) -> Result<Option<Device>, Failure>;
     /// Opens a process's attachment.
     fn open_process(&self, process: usize) -> Result<Device, Failure>;
     /// Returns the number of processes.
@@ -41,7 +44,8 @@ pub(super) trait Node: Send + Sync {
 
 /// The sockets of a node, or other addresses of its devices.
 pub(super) struct Sockets {
-    pub(super) kernel: OsString,
+    /// `None` if another program has the kernel.
+    pub(super) kernel: Option<OsString>,
     pub(super) processes: Vec<OsString>,
 }
 
@@ -51,7 +55,8 @@ impl Sockets {
         let directory = environment::directory().map_err(driver_failure)?;
         let node = environment::node().map_err(driver_failure)?;
 
-        let kernel = directory.join("admin").join(format!("{node}.kernel")).into_os_string();
+        let kernel = directory.join("admin").join(format!("{node}.kernel"));
+        let kernel = Some(kernel.into_os_string());
         let processes = (0..MAX_PROCESSES).map(|process| directory.join(format!("{node}.p{process}")));
         let processes = processes.take_while(|path| path.exists()).map(PathBuf::into_os_string).collect();
         Ok(Self { kernel, processes })
@@ -59,8 +64,9 @@ impl Sockets {
 }
 
 impl Node for Sockets {
-    fn open_kernel(&self) -> Result<Device, Failure> {
-        Device::open_named(&self.kernel, OpenOptions::default()).map_err(driver_failure)
+    fn open_kernel(&self) -> Result<Option<Device>, Failure> {
+        let open = |kernel| Device::open_named(kernel, OpenOptions::default()).map_err(driver_failure);
+        self.kernel.as_deref().map(open).transpose()
     }
 
     fn open_process(&self, process: usize) -> Result<Device, Failure> {
@@ -112,7 +118,8 @@ struct Library {
     /// Calls of PtlInit without their PtlFini.
     starts: u32,
     node: Arc<dyn Node>,
-    kernel: Arc<Kernel>,
+    /// `None` if another program has it.
+    kernel: Option<Arc<Kernel>>,
     /// From the first interface in host-based mode on.
     service: Option<Service>,
     objects: Objects,
@@ -133,7 +140,8 @@ fn no_init() -> Failure {
     refused(PTL_NO_INIT, "Portals is not initialised: call PtlInit first")
 }
 
-/// Boots the node, unless the library has been initialised before. Returns the number of processes.
+/// Boots the node, unless the library has been initialised before, or another program has the
+/// kernel. Returns the number of processes.
 pub(super) fn init(node: impl FnOnce() -> Result<Arc<dyn Node>, Failure>) -> Result<usize, Failure> {
     let _setup = lock(&SETUP);
     if let Some(library) = lock(&LIBRARY).as_mut() {
@@ -142,7 +150,8 @@ pub(super) fn init(node: impl FnOnce() -> Result<Arc<dyn Node>, Failure>) -> Res
     }
 
     let node = node()?;
-    let kernel = Kernel::boot(node.open_kernel()?, KernelConfig::default()).map_err(failure)?;
+    let boot = |device| Kernel::boot(device, KernelConfig::default()).map_err(failure);
+    let kernel = node.open_kernel()?.map(boot).transpose()?;
     let processes = node.processes();
     let library = Library { starts: 1, node, kernel, service: None, objects: Objects::new() };
     *lock(&LIBRARY) = Some(library);
@@ -182,13 +191,13 @@ pub(super) fn open_interface(mode: Mode, process: Option<u32>) -> Result<ptl_han
         Some(process) if is_used(process) => {
             Err(refused(PTL_PID_INVALID, format!("process {process} has an interface already")))
         }
-        Some(process) => open_process(&*node, &kernel, mode, process),
-        None => open_free(&*node, &kernel, mode, is_used),
+        Some(process) => open_process(&*node, kernel.as_ref(), mode, process),
+        None => open_free(&*node, kernel.as_ref(), mode, is_used),
     }?;
 
     let mut library = lock(&LIBRARY);
     let library = library.as_mut().ok_or_else(no_init)?;
-    if mode == Mode::HostBased && library.service.is_none() {
+    if let Some(kernel) = kernel.filter(|_| mode == Mode::HostBased && library.service.is_none()) {
         library.service = Some(Service::start(&kernel)?);
     }
     library.objects.add_interface(NetworkInterface::new(opened))
@@ -197,7 +206,7 @@ pub(super) fn open_interface(mode: Mode, process: Option<u32>) -> Result<ptl_han
 /// Opens the first process that neither this program nor another one uses.
 fn open_free(
     node: &dyn Node,
-    kernel: &Arc<Kernel>,
+    kernel: Option<&Arc<Kernel>>,
     mode: Mode,
     is_used: impl Fn(usize) -> bool,
 ) -> Result<Interface, Failure> {
@@ -213,16 +222,38 @@ fn open_free(
 
 fn open_process(
     node: &dyn Node,
-    kernel: &Arc<Kernel>,
+    kernel: Option<&Arc<Kernel>>,
     mode: Mode,
     process: usize,
 ) -> Result<Interface, Failure> {
-    let interface = Interface::open(kernel, node.open_process(process)?, mode).map_err(failure)?;
+    let device = node.open_process(process)?;
+    let opened = match (kernel, mode) {
+        (Some(kernel), _) => Interface::open(kernel, device, mode),
+        (None, Mode::NicBased) => Interface::attach(device, Deadline::after(GRANT_WAIT)),
+        (None, Mode::HostBased) => {
+            let reason = "a process that another program's kernel has granted is matched by the card";
+            return Err(refused(PTL_IFACE_INVALID, reason));
+        }
+    };
+    let interface = opened.map_err(failure)?;
     if usize::from(interface.id().process) != process {
         let found = interface.id();
         return Err(refused(PTL_FAIL, format!("the device for process {process} is that of {found}")));
     }
     Ok(interface)
+}
+
+/// Lets other programs use a process of the node whose kernel this program has.
+pub(super) fn grant(process: u32) -> Result<(), Failure> {
+    let _setup = lock(&SETUP);
+    let kernel = match lock(&LIBRARY).as_ref() {
+        Some(library) => library.kernel.clone(),
+        None => return Err(no_init()),
+    };
+
+    let kernel = kernel.ok_or_else(|| refused(PTL_FAIL, "another program has the node's kernel"))?;
+    let number = u16::try_from(process).map_err(|_| no_process(process as usize))?;
+    kernel.grant(number).map_err(failure)
 }
 
 /// Ends an interface, with all its objects.

@@ -10,6 +10,7 @@ use std::{
 use nicforge_driver::Device;
 use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
 use nicforge_nics::families;
+use nicforge_portals::{Kernel, KernelConfig};
 
 use super::{library::Node, *};
 use crate::support::Failure;
@@ -33,17 +34,20 @@ macro_rules! call {
 }
 
 /// The node of a machine in this process.
-struct LocalNode(Arc<LocalMachine>);
+struct LocalNode {
+    machine: Arc<LocalMachine>,
+    has_kernel: bool,
+}
 
 impl LocalNode {
     fn open(&self, attachment: &str) -> Result<Device, Failure> {
-        Ok(Device::from_backing(self.0.open_named("ss0", attachment).unwrap()).unwrap())
+        Ok(Device::from_backing(self.machine.open_named("ss0", attachment).unwrap()).unwrap())
     }
 }
 
 impl Node for LocalNode {
-    fn open_kernel(&self) -> Result<Device, Failure> {
-        self.open("kernel")
+    fn open_kernel(&self) -> Result<Option<Device>, Failure> {
+        self.has_kernel.then(|| self.open("kernel")).transpose()
     }
 
     fn open_process(&self, process: usize) -> Result<Device, Failure> {
@@ -65,7 +69,12 @@ impl Session {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let text = "name = \"node\"\n[[seastar]]\ntorus = [2]\nprocesses = 2\n";
         let machine = build(&parse(text, "node.toml", &families()).unwrap()).unwrap().0;
-        let node = Arc::new(LocalNode(LocalMachine::new(machine))) as Arc<dyn Node>;
+        Self::of(LocalMachine::new(machine), true, turn)
+    }
+
+    /// Initialises the library on a node, with its kernel or without.
+    fn of(machine: Arc<LocalMachine>, has_kernel: bool, turn: MutexGuard<'static, ()>) -> Self {
+        let node = Arc::new(LocalNode { machine, has_kernel }) as Arc<dyn Node>;
         assert_eq!(library::init(|| Ok(node)).map_err(|failure| failure.errno()), Ok(2));
         Self { _turn: turn }
     }
@@ -196,8 +205,9 @@ fn calls_before_initialisation_give_no_init() {
         call!(PtlEQGet(1, &raw mut event)),
         PtlMDUnlink(1),
         PtlPut(1, PTL_ACK_REQ, ANYONE, 0, 0, 0, 0, 0),
+        nicforge_portals_grant(0),
     ];
-    assert_eq!(codes, [PTL_NO_INIT; 6]);
+    assert_eq!(codes, [PTL_NO_INIT; 7]);
     assert!(nicforge_portals_allocate(1, 1).is_null());
 }
 
@@ -208,9 +218,46 @@ fn a_node_that_is_not_there_gives_a_failure_with_a_text() {
 
     let code = call!(nicforge_portals_init(socket, &raw const socket, 1, &raw mut count));
     assert_eq!((code, last_text().is_empty()), (PTL_FAIL, false));
-    assert_eq!(call!(nicforge_portals_init(null(), &raw const socket, 1, &raw mut count)), PTL_SEGV);
+    assert_eq!(call!(nicforge_portals_init(null(), null(), 1, &raw mut count)), PTL_SEGV);
     assert_eq!(call!(nicforge_portals_init(socket, null(), 1, &raw mut count)), PTL_SEGV);
     assert_eq!(call!(PtlInit(null_mut())), PTL_SEGV);
+}
+
+#[test]
+fn granted_processes_are_used_without_a_kernel() {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = "name = \"node\"\n[[seastar]]\ntorus = [2]\nprocesses = 2\n";
+    let machine = build(&parse(text, "node.toml", &families()).unwrap()).unwrap().0;
+    let machine = LocalMachine::new(machine);
+    let device = Device::from_backing(machine.open_named("ss0", "kernel").unwrap()).unwrap();
+    let kernel = Kernel::boot(device, KernelConfig::default()).unwrap();
+    (0..2).for_each(|process| kernel.grant(process).unwrap());
+
+    let session = Session::of(machine, false, turn);
+    let mut handle = PTL_INVALID_HANDLE;
+    let host_based = NICFORGE_PORTALS_IFACE_HOST_BASED;
+    let opened = call!(PtlNIInit(host_based, PTL_PID_ANY, null(), null_mut(), &raw mut handle));
+    assert_eq!((opened, nicforge_portals_grant(0)), (PTL_IFACE_INVALID, PTL_FAIL));
+
+    let (from, to) = (session.process(PTL_IFACE_DEFAULT), session.process(PTL_IFACE_DEFAULT));
+    let entry = to.entry(PTL_UNLINK);
+    to.attach(entry, to.md(PTL_MD_OP_PUT));
+    from.write(0x5a);
+    let source = from.try_bind(ptl_md_t { threshold: 2, ..from.md(0) }, PTL_UNLINK).unwrap();
+    assert_eq!(from.put(source, BYTES, to.id), PTL_OK, "{}", last_text());
+    assert_eq!(to.event(PTL_EVENT_PUT_END).mlength, BYTES);
+    assert_eq!((to.byte(0), to.byte(BYTES as usize - 1)), (0x5a, 0x5a));
+}
+
+#[test]
+fn the_kernels_program_grants_processes() {
+    let session = Session::new();
+    assert_eq!(nicforge_portals_grant(1), PTL_OK, "{}", last_text());
+
+    // The granted process is not free any more, for this program either.
+    let process = session.process(PTL_IFACE_DEFAULT);
+    assert_eq!((process.id.pid, nicforge_portals_grant(2)), (0, PTL_PID_INVALID));
+    assert_eq!(nicforge_portals_grant(0), PTL_PID_INVALID);
 }
 
 #[test]

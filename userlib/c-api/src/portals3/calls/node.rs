@@ -68,6 +68,10 @@ pub unsafe extern "C" fn PtlInit(max_interfaces: *mut c_int) -> c_int {
 /// the path of a socket, vfio:BDF, or shim:PATH. If the library is initialised already, the call is
 /// counted, and the devices do not matter.
 ///
+/// If `kernel` is NULL, another program has the node's kernel. PtlNIInit then waits for at most
+/// 10 s until that program has granted the process, by nicforge_portals_grant() for example. Such a
+/// process is matched by the card.
+///
 /// # Safety
 /// `kernel` is NULL or a C string; `processes` is NULL, or has `count` pointers, each of them NULL
 /// or a C string; `max_interfaces` is NULL or valid.
@@ -81,7 +85,7 @@ pub unsafe extern "C" fn nicforge_portals_init(
     guarded(|| {
         let out = place(max_interfaces, "max_interfaces")?;
         // SAFETY: NULL or a C string by this function's contract.
-        let kernel = unsafe { path(kernel) }.ok_or_else(|| refused(PTL_SEGV, "kernel is NULL"))?;
+        let kernel = unsafe { path(kernel) };
 
         if processes.is_null() || count > usize::from(u16::MAX) {
             return Err(refused(PTL_SEGV, "processes is NULL, or count is too large"));
@@ -99,6 +103,16 @@ pub unsafe extern "C" fn nicforge_portals_init(
         unsafe { out.write(processes as c_int) };
         Ok(PTL_OK)
     })
+}
+
+/// Lets other programs use the node's process `pid`, one after the other, until PtlFini. Each of
+/// them names the process's device in nicforge_portals_init(), without a kernel.
+///
+/// Returns PTL_OK, PTL_NO_INIT, PTL_PID_INVALID if the process does not exist or is in use, or
+/// PTL_FAIL.
+#[unsafe(no_mangle)]
+pub extern "C" fn nicforge_portals_grant(pid: ptl_pid_t) -> c_int {
+    guarded(|| library::grant(pid).map(|()| PTL_OK))
 }
 
 /// Takes one initialisation back. The last one ends all interfaces and their memory, and the node
@@ -119,8 +133,8 @@ pub extern "C" fn PtlFini() {
 /// The limits are those of the mode, whatever `desired` has; `*actual` gets them. In NIC-based mode
 /// the card's memory may hold fewer match entries and descriptors. Both may be NULL.
 ///
-/// Returns PTL_OK, PTL_NO_INIT, PTL_IFACE_INVALID, PTL_PID_INVALID, PTL_NO_SPACE, PTL_SEGV, or
-/// PTL_FAIL.
+/// Returns PTL_OK, PTL_NO_INIT, PTL_IFACE_INVALID, PTL_PID_INVALID, PTL_NI_INVALID without a grant,
+/// PTL_NO_SPACE, PTL_SEGV, or PTL_FAIL.
 ///
 /// # Safety
 /// `actual` and `ni_handle` are NULL or valid.
