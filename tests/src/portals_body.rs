@@ -520,6 +520,43 @@ pub fn a_stream_arrives_in_order(rig: &dyn Rig) {
     });
 }
 
+/// Puts that are made without a pause arrive in order until the process has no room. A put from a
+/// descriptor that was unlinked meanwhile is refused.
+#[body]
+pub fn puts_without_a_pause_arrive_until_there_is_no_room(rig: &dyn Rig) {
+    // The queue of the receiver holds the events of all of them.
+    const MOST: u64 = 900;
+    in_both_modes(rig, |here, there, bench| {
+        let (source, sink) = (here.region(4096), there.region(4096));
+        let from = here.interface.bind_descriptor(&Descriptor::over(&source)).unwrap();
+        there.post(&there.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
+        let target = Target::new(there.id(), PORTAL, BITS);
+
+        for _ in 0..3 {
+            let put = |number: &u64| {
+                source.write(number % 8, &number.to_le_bytes()).unwrap();
+                match here.interface.put_region(&from, number % 8, 8, Ack::No, &target, *number) {
+                    Ok(()) => true,
+                    Err(error) => {
+                        assert_eq!(error.refusal(), Some(Refusal::NoSpace));
+                        false
+                    }
+                }
+            };
+            let count = (0..MOST).take_while(put).count() as u64;
+            assert!(count > 0);
+            for number in 0..count {
+                let event = bench.event(there);
+                assert_eq!((event.message.header_data, event.failure), (number, None));
+            }
+        }
+
+        bench.until("the end of all puts", || here.interface.unlink_descriptor(&from).ok());
+        let gone = here.interface.put_region(&from, 0, 8, Ack::No, &target, 0).unwrap_err();
+        assert_eq!(gone.refusal(), Some(Refusal::Descriptor));
+    });
+}
+
 /// Two processes of a node, in different modes, and one of another node talk to each other and to
 /// themselves.
 #[body]
