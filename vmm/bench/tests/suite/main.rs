@@ -241,3 +241,24 @@ fn results_are_written_into_a_directory_and_shown_as_without_it() {
     let report: Value = serde_json::from_slice(&std::fs::read(directory.join("rest.json")).unwrap()).unwrap();
     assert_report(&report, "rest", &["rest"]);
 }
+
+#[test]
+fn message_units_are_measured_beside_copies_and_velo() {
+    let report = quick("mu");
+    let paths = ["put1m", "memcpy", "put-latency", "fifo-latency", "fifo-rate", "velo-latency", "velo-rate"];
+    assert_report(&report, "mu", &paths);
+
+    let rows = report["rows"].as_array().unwrap();
+    let of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
+    for row in paths.iter().flat_map(|path| of(path)) {
+        let measured = row["rate_per_s"].as_f64().or(row["p50_us"].as_f64());
+        assert!(measured > Some(0.0), "{row:#}");
+    }
+
+    // There are no such rows without valgrind.
+    for row in of("fifo8") {
+        for part in ["program", "library", "driver", "machine", "network", "device"] {
+            assert!((10.0..100_000.0).contains(&row[part].as_f64().unwrap()), "{row:#}");
+        }
+    }
+}

@@ -115,7 +115,9 @@ pub unsafe extern "C" fn Kernel_ConfigureInjFifoThresholds(
 ) -> i32 {
     guarded_status(|| {
         // SAFETY: NULL or valid by this function's contract.
-        let (normal, gets) = unsafe { (normalThreshold.as_ref(), remoteGetThreshold.as_ref()) };
+        let normal = unsafe { normalThreshold.as_ref() };
+        // SAFETY: NULL or valid by this function's contract.
+        let gets = unsafe { remoteGetThreshold.as_ref() };
         // The unit counts the room for remote gets in chunks of 32 bytes.
         let gets = gets.map(|descriptors| descriptors.saturating_mul(2));
         library::kernel()?.set_thresholds(normal.copied(), gets, None).map_err(failure)
