@@ -157,8 +157,9 @@ pub mod reg {
     pub const DROPPED: u64 = 0x620;
 
     /// Class 0 of global interrupts: the lines that this node sets, of
-    /// [`crate::mu_packet::LINES`]. The register is one for all subgroups. Blue Gene/Q has these bits
-    /// in [`BARRIER_CONTROL`], and software builds barriers on them (`BGQ_MU_GI_CONTROL_OFFSET`).
+    /// [`crate::mu_packet::LINES`]. The register is one for all subgroups. Blue Gene/Q has these
+    /// bits in [`BARRIER_CONTROL`], and software builds barriers on them
+    /// (`BGQ_MU_GI_CONTROL_OFFSET`).
     pub const GI_CONTROL: u64 = 0x680;
     /// Class 0: the lines that some node sets; read-only.
     pub const GI_STATUS: u64 = 0x700;

@@ -44,8 +44,9 @@ pub const RPUTBASE_SYSTEM0: u64 = (0xd7a - 0xd00) * 8;
 pub const RPUTBASE_SYSTEM1: u64 = (0xd7b - 0xd00) * 8;
 /// Barrier classes of the system, one bit for each.
 pub const SYS_BARRIER: u64 = (0xd7c - 0xd00) * 8;
-/// Barrier classes whose completion raises an interrupt, one bit for each; and three lines of global
-/// interrupts a class that raise one, from [`GI_INT_EN_SHIFT`] on. Blue Gene/Q has the lines alone.
+/// Barrier classes whose completion raises an interrupt, one bit for each; and three lines of
+/// global interrupts a class that raise one, from [`GI_INT_EN_SHIFT`] on. Blue Gene/Q has the lines
+/// alone.
 pub const BARRIER_INT_EN: u64 = (0xd7d - 0xd00) * 8;
 /// Lowest bit of the lines of class 0 in [`BARRIER_INT_EN`].
 pub const GI_INT_EN_SHIFT: u32 = 16;

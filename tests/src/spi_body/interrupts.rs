@@ -104,7 +104,8 @@ pub fn thresholds_interrupt_and_can_be_cleared(rig: &dyn Rig) {
     there.subgroup.clear_interrupts(wanted).unwrap();
     assert_eq!(there.subgroup.interrupts(), Ok(FifoInterrupts::default()));
 
-    // The injection FIFO has 64 descriptors and one free slot, and has room for all when it is empty.
+    // The injection FIFO has 64 descriptors and one free slot, and has room for all when it is
+    // empty.
     let risen = FifoInterrupts { injection: 1 << SEND, ..FifoInterrupts::default() };
     here.subgroup.set_thresholds(Some(64 * 64), None).unwrap();
     here.subgroup.set_interrupts(risen).unwrap();

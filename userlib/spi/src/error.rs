@@ -320,8 +320,8 @@ pub enum Error {
         /// The line.
         line: u8,
     },
-    /// The unit does not let this subgroup change a line: the class route has no part of this node, or
-    /// is the system's.
+    /// The unit does not let this subgroup change a line: the class route has no part of this node,
+    /// or is the system's.
     #[error("the unit refuses line {line} of class route {class}: give the node a part in it")]
     LineRefused {
         /// The class route.

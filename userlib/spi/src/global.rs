@@ -13,9 +13,9 @@ use crate::{Error, Resource, Subgroup, subgroup::ended_by_spin};
 
 /// A line of global interrupts. Its public name is `MUSPI_GI_t`.
 ///
-/// The line is set at all nodes of the class route as long as one node sets it. A node that clears it
-/// before another one has seen it may go unseen. All subgroups of a node share its lines, so one of
-/// them changes those of a class at a time.
+/// The line is set at all nodes of the class route as long as one node sets it. A node that clears
+/// it before another one has seen it may go unseen. All subgroups of a node share its lines, so one
+/// of them changes those of a class at a time.
 ///
 /// The lines of a class are clear when its route has been set at all nodes (`MUSPI_GIInitMU`).
 #[derive(Clone, Debug)]
@@ -64,8 +64,8 @@ impl Subgroup {
     /// Sets a line for this node, or no longer sets it. It does not wait. The public names are
     /// `MUSPI_GISend` and `MUSPI_GISendClear`.
     ///
-    /// The unit refuses a line of a class route that has no part of this node, and a user's write to
-    /// one of the system.
+    /// The unit refuses a line of a class route that has no part of this node, and a user's write
+    /// to one of the system.
     ///
     /// # Errors
     /// [`Error::LineRefused`]; errors of a trapped access.
@@ -79,9 +79,9 @@ impl Subgroup {
         if self.page().read(register)? == after { Ok(()) } else { Err(Error::LineRefused { class, line }) }
     }
 
-    /// Waits until some node sets a line, or until none does. The call polls first. It then waits for
-    /// the interrupt, if the kernel has enabled it, and polls again after some time. The public names
-    /// are `MUSPI_GIPollForArrivalWithTimeout` and `MUSPI_GIPollForClearWithTimeout`.
+    /// Waits until some node sets a line, or until none does. The call polls first. It then waits
+    /// for the interrupt, if the kernel has enabled it, and polls again after some time. The public
+    /// names are `MUSPI_GIPollForArrivalWithTimeout` and `MUSPI_GIPollForClearWithTimeout`.
     ///
     /// # Errors
     /// [`nicforge_driver::Error::Timeout`], [`nicforge_driver::Error::Cancelled`],

@@ -57,9 +57,9 @@ impl FifoInterrupts {
 }
 
 impl Subgroup {
-    /// Sets the free space in bytes above which an injection FIFO interrupts, and that below which a
-    /// reception FIFO does. `None` leaves one as it is. The kernel can set them for all subgroups:
-    /// [`crate::Kernel::set_thresholds`].
+    /// Sets the free space in bytes above which an injection FIFO interrupts, and that below which
+    /// a reception FIFO does. `None` leaves one as it is. The kernel can set them for all
+    /// subgroups: [`crate::Kernel::set_thresholds`].
     ///
     /// # Errors
     /// Errors of a trapped access.

@@ -305,8 +305,8 @@ impl Kernel {
         self.state().set_bits(mu_dcr::BARRIER_INT_EN, u16::MAX.into(), classes.into())
     }
 
-    /// Lets these lines of a class route interrupt all subgroups when a node sets them. One bit is a
-    /// line. The public name is `Kernel_ConfigureGIInterrupts`.
+    /// Lets these lines of a class route interrupt all subgroups when a node sets them. One bit is
+    /// a line. The public name is `Kernel_ConfigureGIInterrupts`.
     ///
     /// # Errors
     /// [`Error::NoSuch`]; errors of a trapped access.

@@ -1,7 +1,7 @@
 //! Global interrupts: lines that the nodes of a class share.
 //!
-//! Each class has [`LINES`] lines. A line is set as long as one node sets it. A node sends the union
-//! of its subtree up when that changes, and the root's union goes down to all nodes.
+//! Each class has [`LINES`] lines. A line is set as long as one node sets it. A node sends the
+//! union of its subtree up when that changes, and the root's union goes down to all nodes.
 
 use super::{
     CLASSES, ClassRoute,

@@ -37,9 +37,9 @@
 //!   different orders at different nodes. Software keeps one order, as on the hardware.
 //! - A *barrier class* has a route of its own. Its symbols carry nothing and wait for nothing: each
 //!   node counts them at once. They have a virtual channel of their own.
-//! - The route also has [`LINES`] *lines* of global interrupts. A line is set at all nodes as long as
-//!   one node sets it. Symbols carry the lines; a change that is undone before its symbol leaves may
-//!   go unseen.
+//! - The route also has [`LINES`] *lines* of global interrupts. A line is set at all nodes as
+//!   long as one node sets it. Symbols carry the lines; a change that is undone before its symbol
+//!   leaves may go unseen.
 //!
 //! The device calls [`CollectiveUnit::step`] before [`crate::router::Router::step`]: collective
 //! packets then have the higher priority on each wire.

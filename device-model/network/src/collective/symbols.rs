@@ -1,8 +1,8 @@
 //! Symbols: packets without content between the collective units of neighbours.
 //!
-//! A symbol waits for nothing but a wire and a credit. At most one of each kind, class and direction
-//! waits for a port, so that the queue has a fixed size: that of a global interrupt carries the
-//! state at the time when it is sent.
+//! A symbol waits for nothing but a wire and a credit. At most one of each kind, class and
+//! direction waits for a port, so that the queue has a fixed size: that of a global interrupt
+//! carries the state at the time when it is sent.
 
 use nicforge_core::fabric::Ports;
 

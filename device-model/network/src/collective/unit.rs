@@ -146,8 +146,8 @@ impl CollectiveUnit {
         Ok(())
     }
 
-    /// Sets the class route of a class for barriers and global interrupts, and forgets a barrier that
-    /// is under way at this node, and the lines.
+    /// Sets the class route of a class for barriers and global interrupts, and forgets a barrier
+    /// that is under way at this node, and the lines.
     ///
     /// # Errors
     /// As [`CollectiveUnit::set_route`].
@@ -279,8 +279,8 @@ impl CollectiveUnit {
         self.counters
     }
 
-    /// Returns whether [`CollectiveUnit::step`] has nothing to do: no packet or symbol arrives, is in
-    /// service, or waits in a FIFO. A packet that waits for operands is still the first of its
+    /// Returns whether [`CollectiveUnit::step`] has nothing to do: no packet or symbol arrives, is
+    /// in service, or waits in a FIFO. A packet that waits for operands is still the first of its
     /// channel or FIFO.
     #[inline]
     fn is_idle(&self, ports: &Ports<'_>) -> bool {

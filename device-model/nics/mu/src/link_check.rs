@@ -1,9 +1,9 @@
 //! The check codes of a link (section II.F of the paper).
 //!
-//! A packet has five Reed-Solomon words of 10 bits that each hop computes anew, and a fixed one that
-//! follows the packet through the network. Any five wrong symbols of 10 bits are found, and the packet
-//! is sent again. Beside them, sender and receiver have CRCs of all packets that passed. At the end of a
-//! run they must be equal; else the codes have missed an error.
+//! A packet has five Reed-Solomon words of 10 bits that each hop computes anew, and a fixed one
+//! that follows the packet through the network. Any five wrong symbols of 10 bits are found, and
+//! the packet is sent again. Beside them, sender and receiver have CRCs of all packets that passed.
+//! At the end of a run they must be equal; else the codes have missed an error.
 //!
 //! Memory carries packets between devices without an error. So all of this is computed only where a
 //! test or an experiment injects errors: [`noisy_link`] makes the hook of such a link.
@@ -25,8 +25,8 @@ const POLYNOMIAL: u16 = 1 << 10 | 1 << 3 | 1;
 /// Words that each hop computes anew.
 pub const HOP_WORDS: usize = 5;
 
-/// Returns the symbols of a packet, from the lowest bit of its first byte on. The last one is filled
-/// with zeros.
+/// Returns the symbols of a packet, from the lowest bit of its first byte on. The last one is
+/// filled with zeros.
 fn symbols(bytes: &[u8]) -> impl Iterator<Item = u16> + '_ {
     let count = (bytes.len() * 8).div_ceil(BITS as usize);
     (0..count).map(move |symbol| {

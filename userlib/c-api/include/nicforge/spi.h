@@ -879,8 +879,8 @@ int32_t MUSPI_GISendClear(struct MUSPI_GI_t *GI);
 int32_t MUSPI_GIPollForArrival(struct MUSPI_GI_t *GI);
 
 /*
- Waits until a line is set, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it is
- not.
+ Waits until a line is set, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it
+ is not.
 
  # Safety
  `GI` is NULL, or from MUSPI_GIInit.
@@ -905,8 +905,8 @@ int32_t MUSPI_GIPollForClear(struct MUSPI_GI_t *GI);
 int32_t MUSPI_GIPollForClearWithTimeout(struct MUSPI_GI_t *GI, uint64_t timeoutInCycles);
 
 /*
- Lets a line wake waiting nodes by an interrupt (KERNEL_GI_INTERRUPT_FLAG_ENABLE), or not. It opens
- the node's kernel. Waits see the line without it, a little later.
+ Lets a line wake waiting nodes by an interrupt (KERNEL_GI_INTERRUPT_FLAG_ENABLE), or not. It
+ opens the node's kernel. Waits see the line without it, a little later.
  */
 int32_t Kernel_ConfigureGIInterrupts(uint32_t id, uint32_t giId, uint32_t interruptFlag);
 
@@ -967,8 +967,8 @@ int32_t nicforge_spi_restart(struct MUSPI_InjFifo_t *injfifo);
  Chooses the injection FIFOs whose thresholds wake nicforge_spi_wait_interrupts.
 
  # Safety
- `sg_ptr` is NULL, or from Kernel_AllocateInjFifos; `fifoids` and `fifoInterrupts` are NULL or have
- `nfifos` elements.
+ `sg_ptr` is NULL, or from Kernel_AllocateInjFifos; `fifoids` and `fifoInterrupts` are NULL or
+ have `nfifos` elements.
  */
 int32_t Kernel_ConfigureInjFifoInterrupts(struct MUSPI_InjFifoSubGroup_t *sg_ptr,
                                           uint32_t nfifos,
@@ -980,8 +980,8 @@ int32_t Kernel_ConfigureInjFifoInterrupts(struct MUSPI_InjFifoSubGroup_t *sg_ptr
  nicforge_spi_wait_interrupts.
 
  # Safety
- `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `fifoids` and `fifoInterrupts` are NULL or have
- `nfifos` elements.
+ `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `fifoids` and `fifoInterrupts` are NULL or
+ have `nfifos` elements.
  */
 int32_t Kernel_ConfigureRecFifoInterrupts(struct MUSPI_RecFifoSubGroup_t *sg_ptr,
                                           uint32_t nfifos,
@@ -990,8 +990,8 @@ int32_t Kernel_ConfigureRecFifoInterrupts(struct MUSPI_RecFifoSubGroup_t *sg_ptr
 
 /*
  Sets the thresholds of the injection FIFOs of all subgroups: the free space in descriptors above
- which one interrupts, and in descriptors below which one for remote gets does. NULL leaves one as
- it is. It opens the node's kernel.
+ which one interrupts, and in descriptors below which one for remote gets does. NULL leaves one
+ as it is. It opens the node's kernel.
 
  # Safety
  `normalThreshold` and `remoteGetThreshold` are NULL or valid.
@@ -1005,8 +1005,8 @@ int32_t Kernel_ConfigureInjFifoThresholds(uint64_t *normalThreshold, uint64_t *r
 int32_t Kernel_ConfigureRecFifoThreshold(uint64_t threshold);
 
 /*
- Waits until one of these interrupts of a subgroup has come, at most `timeoutInCycles` of 1.6 GHz.
- Stores those that have come, and clears them. Returns 0, or -EAGAIN when none has come.
+ Waits until one of these interrupts of a subgroup has come, at most `timeoutInCycles` of 1.6
+ GHz. Stores those that have come, and clears them. Returns 0, or -EAGAIN when none has come.
 
  The bits are NICFORGE_SPI_INTERRUPT_INJECTION, NICFORGE_SPI_INTERRUPT_RECEPTION and
  NICFORGE_SPI_INTERRUPT_PACKET, each shifted by the number of a FIFO.

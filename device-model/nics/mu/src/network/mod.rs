@@ -70,8 +70,8 @@ pub(crate) const SYMBOL_CREDITS: u32 = 32;
 
 /// Packets from links that an output sends between two injected ones, at power-on.
 const THROUGH_RATIO: u8 = 1;
-/// Packets of a network FIFO on links with a bandwidth, and on others. There, more packets at a time
-/// save turns of the router.
+/// Packets of a network FIFO on links with a bandwidth, and on others. There, more packets at a
+/// time save turns of the router.
 const FIFO_PACKETS: [u16; 2] = [4, 16];
 /// Number of the first network injection FIFO of the router. Those below are for collectives.
 const FIRST_ROUTED: u8 = fifo_map::SYSTEM.trailing_zeros() as u8;

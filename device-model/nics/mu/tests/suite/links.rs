@@ -100,8 +100,8 @@ fn apply(bytes: &mut [u8], symbols: &[u16]) {
     }
 }
 
-/// Returns the coefficients of the product of (x + a^i) for i of 0 to 5, highest first, in the field of
-/// 1,024 elements with a^10 = a^3 + 1.
+/// Returns the coefficients of the product of (x + a^i) for i of 0 to 5, highest first, in the
+/// field of 1,024 elements with a^10 = a^3 + 1.
 fn escape() -> Vec<u16> {
     let times = |element: u16, power: u32| {
         (0..power).fold(element, |element, _| {

@@ -100,8 +100,8 @@ fn a_reset_forgets_the_time_of_engines() {
     assert_eq!(users[0].shown(reg::IS_ENABLED), 0);
 }
 
-/// Prefetches 64 KB from an address by one engine, and returns the nanoseconds until it has begun the
-/// last packet.
+/// Prefetches 64 KB from an address by one engine, and returns the nanoseconds until it has begun
+/// the last packet.
 fn prefetch(rig: &mut Rig, user: &mut User, from: u64) -> u64 {
     let mut message = WAY.fifo(0, from, 64 << 10);
     message.prefetch_only = 1;
@@ -123,8 +123,8 @@ fn a_misaligned_payload_costs_one_more_read() {
     let kernel = rig.kernel(0);
     kernel.set_control(&mut rig.bed, IME_ENABLE, 1 << 3);
 
-    // 127 packets of 512 bytes: 17 cycles of 1.25 ns each, and 18 from an address that is no multiple
-    // of 32. An engine may begin a packet up to 1 ns late.
+    // 127 packets of 512 bytes: 17 cycles of 1.25 ns each, and 18 from an address that is no
+    // multiple of 32. An engine may begin a packet up to 1 ns late.
     let aligned = prefetch(&mut rig, &mut users[0], PAYLOAD);
     assert!((2_690..2_840).contains(&aligned), "{aligned} ns");
     for offset in [1, 16, 31] {

@@ -125,8 +125,8 @@ pub unsafe extern "C" fn MUSPI_GIPollForArrival(GI: *mut MUSPI_GI_t) -> i32 {
     guarded_status(|| unsafe { wait(GI, true, Deadline::now()) })
 }
 
-/// Waits until a line is set, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it is
-/// not.
+/// Waits until a line is set, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it
+/// is not.
 ///
 /// # Safety
 /// `GI` is NULL, or from MUSPI_GIInit.
@@ -157,8 +157,8 @@ pub unsafe extern "C" fn MUSPI_GIPollForClearWithTimeout(GI: *mut MUSPI_GI_t, ti
     guarded_status(|| unsafe { wait(GI, false, after(timeoutInCycles)) })
 }
 
-/// Lets a line wake waiting nodes by an interrupt (KERNEL_GI_INTERRUPT_FLAG_ENABLE), or not. It opens
-/// the node's kernel. Waits see the line without it, a little later.
+/// Lets a line wake waiting nodes by an interrupt (KERNEL_GI_INTERRUPT_FLAG_ENABLE), or not. It
+/// opens the node's kernel. Waits see the line without it, a little later.
 #[unsafe(no_mangle)]
 pub extern "C" fn Kernel_ConfigureGIInterrupts(id: u32, giId: u32, interruptFlag: u32) -> i32 {
     guarded_status(|| {

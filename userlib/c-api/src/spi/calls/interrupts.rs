@@ -55,8 +55,8 @@ fn set(bits: &mut u8, bit: u8, is_set: bool) {
 /// Chooses the injection FIFOs whose thresholds wake nicforge_spi_wait_interrupts.
 ///
 /// # Safety
-/// `sg_ptr` is NULL, or from Kernel_AllocateInjFifos; `fifoids` and `fifoInterrupts` are NULL or have
-/// `nfifos` elements.
+/// `sg_ptr` is NULL, or from Kernel_AllocateInjFifos; `fifoids` and `fifoInterrupts` are NULL or
+/// have `nfifos` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn Kernel_ConfigureInjFifoInterrupts(
     sg_ptr: *mut MUSPI_InjFifoSubGroup_t,
@@ -80,8 +80,8 @@ pub unsafe extern "C" fn Kernel_ConfigureInjFifoInterrupts(
 /// nicforge_spi_wait_interrupts.
 ///
 /// # Safety
-/// `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `fifoids` and `fifoInterrupts` are NULL or have
-/// `nfifos` elements.
+/// `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `fifoids` and `fifoInterrupts` are NULL or
+/// have `nfifos` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn Kernel_ConfigureRecFifoInterrupts(
     sg_ptr: *mut MUSPI_RecFifoSubGroup_t,
@@ -103,8 +103,8 @@ pub unsafe extern "C" fn Kernel_ConfigureRecFifoInterrupts(
 }
 
 /// Sets the thresholds of the injection FIFOs of all subgroups: the free space in descriptors above
-/// which one interrupts, and in descriptors below which one for remote gets does. NULL leaves one as
-/// it is. It opens the node's kernel.
+/// which one interrupts, and in descriptors below which one for remote gets does. NULL leaves one
+/// as it is. It opens the node's kernel.
 ///
 /// # Safety
 /// `normalThreshold` and `remoteGetThreshold` are NULL or valid.
@@ -131,8 +131,8 @@ pub extern "C" fn Kernel_ConfigureRecFifoThreshold(threshold: u64) -> i32 {
     guarded_status(|| library::kernel()?.set_thresholds(None, None, Some(threshold)).map_err(failure))
 }
 
-/// Waits until one of these interrupts of a subgroup has come, at most `timeoutInCycles` of 1.6 GHz.
-/// Stores those that have come, and clears them. Returns 0, or -EAGAIN when none has come.
+/// Waits until one of these interrupts of a subgroup has come, at most `timeoutInCycles` of 1.6
+/// GHz. Stores those that have come, and clears them. Returns 0, or -EAGAIN when none has come.
 ///
 /// The bits are NICFORGE_SPI_INTERRUPT_INJECTION, NICFORGE_SPI_INTERRUPT_RECEPTION and
 /// NICFORGE_SPI_INTERRUPT_PACKET, each shifted by the number of a FIFO.

@@ -1,4 +1,5 @@
-//! The machine of the bench: two nodes, with a sender on the first one and a receiver on the second.
+//! The machine of the bench: two nodes, with a sender on the first one and a receiver on the
+//! second.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,8 +32,8 @@ const BASE: u8 = 0;
 /// Bytes at the end of each memory that are no payload: the counter.
 const COUNTER: u64 = 64;
 
-/// Describes two nodes with this many application subgroups each, and this many packets of buffer at
-/// the receiving end of a virtual channel.
+/// Describes two nodes with this many application subgroups each, and this many packets of buffer
+/// at the receiving end of a virtual channel.
 pub(super) fn two_nodes(subgroups: u16, credits: u32) -> Result<Plan, Failure> {
     let table = format!("[[bgq]]\ntorus = [2]\nsubgroups = {subgroups}\nlink = {{ credits = {credits} }}\n");
     describe(BENCH.name, &table)
