@@ -19,8 +19,11 @@ pub(super) const LATENCIES: [(u32, f64, f64); 13] = [
     (13, 1166.0, 1264.0),
 ];
 
+/// The name of a missing mechanism, and the value without it. Calibrating rows need none.
+type NullModel = Option<(&'static str, f64)>;
+
 /// Table 2: bytes, GB/s, and the null model with its GB/s.
-pub(super) const LOOPS: [(u64, f64, Option<(&str, f64)>); 10] = [
+pub(super) const LOOPS: [(u64, f64, NullModel); 10] = [
     (4 << 10, 17.0, None),
     (8 << 10, 23.0, Some(("software-cost", 30.7))),
     (16 << 10, 27.9, Some((PROTOCOL, 28.8))),
@@ -129,7 +132,7 @@ pub(super) fn payload_share() -> Expected {
         .quick()
 }
 
-pub(super) fn loops(bytes: u64, rate: f64, null_model: Option<(&str, f64)>) -> Expected {
+pub(super) fn loops(bytes: u64, rate: f64, null_model: NullModel) -> Expected {
     let what = format!("ten looped links, {}", size(bytes));
     let expected = match null_model {
         None => Expected::calibrates(what, "GB/s", rate).within(Tolerance::Percent(1.0)),
