@@ -235,7 +235,7 @@
  * (64-bit). The same rules apply as for VELO_READ_POINTER.
  */
 #define NICFORGE_EXTOLL_WINDOW_RMA_READ_POINTER 0x40040
-/* Size of the windows behind the ring in bytes. */
+/* Size of the windows after the ring in bytes. */
 #define NICFORGE_EXTOLL_WINDOW_SIZE 0x1000
 /*
  * Offsets in BAR 2, which the card writes. Words have 64 bits unless
@@ -286,7 +286,7 @@
 /*
  * Distance of two nodes' entries in bytes. The byte of VPID v of node n
  * is at 256 n + v. It holds the VPID's generation that this card knows,
- * odd while its VELO ring is enabled. A change travels behind the
+ * odd while its VELO ring is enabled. A change travels after the
  * messages that the VPID sent.
  */
 #define NICFORGE_EXTOLL_DIRECTORY_STRIDE 256
@@ -584,7 +584,7 @@ struct nicforge_extoll_rma_notification {
 /* Read-write: outputs 0 to 7; 1 switches the output on. */
 #define NICFORGE_IDIO16_OUTPUTS_LOW 0
 /*
- * Read: inputs 0 to 7 behind their filters; 1 is energized. Write, any
+ * Read: inputs 0 to 7 after their filters; 1 is energized. Write, any
  * value: clears INTERRUPT_STATUS.
  */
 #define NICFORGE_IDIO16_INPUTS_LOW 1
@@ -1041,7 +1041,7 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_MU_DCR_UPC_MU_COUNTER (((0xee8 - 0xd00)) * 8)
 /* Bit of XM0_ERR_INFO: the request was the system's. */
 #define NICFORGE_MU_DCR_ERR_INFO_SYSTEM (1ULL << 37)
-/* Registers of a set of errors, at these offsets behind its first. */
+/* Registers of a set of errors, at these offsets after its first. */
 /* Errors that have come. A write clears its bits. */
 #define NICFORGE_MU_DCR_ERRORS_STATE 0x00
 /* severity of errors 0 to 31: two bits for each. */
@@ -1247,11 +1247,11 @@ struct nicforge_extoll_rma_notification {
 /* ---- mu_packet ---- */
 /* Bytes of a packet's header. */
 #define NICFORGE_MU_PACKET_HEADER 32
-/* Most bytes of a packet's payload. */
+/* Maximum number of bytes of a packet's payload. */
 #define NICFORGE_MU_PACKET_MAX_PAYLOAD 512
 /* Bytes of a chunk of payload. */
 #define NICFORGE_MU_PACKET_CHUNK 32
-/* Most bytes of a packet with its header. */
+/* Maximum number of bytes of a packet with its header. */
 #define NICFORGE_MU_PACKET_MAX_PACKET (NICFORGE_MU_PACKET_HEADER + NICFORGE_MU_PACKET_MAX_PAYLOAD)
 /* Trailing check bytes of a packet on a link. */
 #define NICFORGE_MU_PACKET_CHECK_BYTES 8
@@ -1998,7 +1998,7 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_PROOF_CHECKSUM_MIRROR_SUM 0x1008
 /* Number of attachments of the card. */
 #define NICFORGE_PROOF_CHECKSUM_ATTACHMENTS 4
-/* Most bytes of a sum. */
+/* Maximum number of bytes of a sum. */
 #define NICFORGE_PROOF_CHECKSUM_MAX_LENGTH (1ULL << 16)
 /* A sum is in progress. */
 #define NICFORGE_PROOF_CHECKSUM_STATUS_BUSY (1ULL << 0)
@@ -2051,11 +2051,11 @@ struct nicforge_proof_dma_engine_descriptor {
 /* Bytes of a packet of the network. */
 #define NICFORGE_SEASTAR_PACKET 64
 /*
- * Most bytes of a message that its header packet carries. A longer
- * message needs a stream.
+ * Maximum number of bytes of a message that its header packet carries. A
+ * longer message needs a stream.
  */
 #define NICFORGE_SEASTAR_INLINE 16
-/* Most messages in flight from a node to another one. */
+/* Maximum number of messages in flight from a node to another one. */
 #define NICFORGE_SEASTAR_MAX_IN_FLIGHT 1024
 /* Largest length of a message in bytes. */
 #define NICFORGE_SEASTAR_MAX_MESSAGE (1ULL << 30)
@@ -2074,7 +2074,7 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_SEASTAR_REG_IDENTITY_VALUE 0x52415453
 /* Offsets in the mailbox, from the start of the device's windows. */
 /*
- * Start of the device's windows in BAR_WINDOW, behind the posted-write
+ * Start of the device's windows in BAR_WINDOW, after the posted-write
  * ring.
  */
 #define NICFORGE_SEASTAR_WINDOW_BASE 0x10000
@@ -2085,7 +2085,7 @@ struct nicforge_proof_dma_engine_descriptor {
 /* Size of the mailbox in bytes. */
 #define NICFORGE_SEASTAR_WINDOW_SIZE (NICFORGE_SEASTAR_WINDOW_COMMANDS + (NICFORGE_SEASTAR_SLOTS * NICFORGE_SEASTAR_COMMAND_BYTES))
 /* Offsets in the device's part of the mirror. Words have 32 bits. */
-/* Start of the device's part in BAR_MIRROR, behind the core's page. */
+/* Start of the device's part in BAR_MIRROR, after the core's page. */
 #define NICFORGE_SEASTAR_MIRROR_BASE 0x1000
 /* Number of this node. */
 #define NICFORGE_SEASTAR_MIRROR_NODE 0x00
@@ -2536,9 +2536,9 @@ struct nicforge_seastar_event {
 #define NICFORGE_SEASTAR_KERNEL_FLAG_PERMANENT (1ULL << 1)
 /* Number of pieces in a command of the trusted mailbox. */
 #define NICFORGE_SEASTAR_PIECES 4
-/* Most pieces of a message in host-based mode. */
+/* Maximum number of pieces of a message in host-based mode. */
 #define NICFORGE_SEASTAR_MAX_PIECES 1024
-/* Most ranges of a process's address map. */
+/* Maximum number of ranges of a process's address map. */
 #define NICFORGE_SEASTAR_MAX_RANGES 16
 /* A contiguous piece of a client's memory. */
 struct nicforge_seastar_piece {
@@ -2767,7 +2767,7 @@ struct nicforge_seastar_kernel_event {
 /*
  * Presence: one word for each node address. Byte c is the generation of
  * core c that this channel knows, odd while the core is up. A change of
- * presence travels behind the packets that the core sent. When a core
+ * presence travels after the packets that the core sent. When a core
  * shows as down, all its packets over this channel are already in the
  * receive slots.
  */
@@ -2925,7 +2925,7 @@ struct nicforge_seastar_kernel_event {
 #define NICFORGE_TREE_DCR_ARB_RSTAT 0x13
 /*
  * Header of the packet that waits in port 0, virtual channel 0 (read; 0
- * if none). The registers behind it are for port 0 channel 1, port 1 and
+ * if none). The registers after it are for port 0 channel 1, port 1 and
  * port 2. Those at +6 and +7 are for the send FIFO of channel 0 and 1.
  * The rest reads as 0.
  */

@@ -33,7 +33,7 @@ pub const DEPTH: u32 = 8;
 /// reader takes data.
 const LARGE: usize = 4 << 20;
 
-/// Returns the bytes of a message that is still under way when a body ends it: 64 MiB through a
+/// Returns the bytes of a message that is still in progress when a body ends it: 64 MiB through a
 /// fast door.
 fn long_message(rig: &dyn Rig) -> usize {
     LARGE * rig.repetitions(16) as usize

@@ -96,10 +96,10 @@ impl Network for Units<'_> {
 }
 
 /// Time after which a rank that is gone is given up, where a body waits for that.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 fn patient() -> Config {
-    Config { patience: PATIENCE, ..Config::default() }
+    Config { patience: TIMEOUT, ..Config::default() }
 }
 
 /// Ranks that start one after the other wait for each other.

@@ -525,7 +525,7 @@ pub fn a_stream_arrives_in_order(rig: &dyn Rig) {
 #[body]
 pub fn puts_without_a_pause_arrive_until_there_is_no_room(rig: &dyn Rig) {
     // The queue of the receiver holds the events of all of them.
-    const MOST: u64 = 900;
+    const MAX: u64 = 900;
     in_both_modes(rig, |here, there, bench| {
         let (source, sink) = (here.region(4096), there.region(4096));
         let from = here.interface.bind_descriptor(&Descriptor::over(&source)).unwrap();
@@ -543,7 +543,7 @@ pub fn puts_without_a_pause_arrive_until_there_is_no_room(rig: &dyn Rig) {
                     }
                 }
             };
-            let count = (0..MOST).take_while(put).count() as u64;
+            let count = (0..MAX).take_while(put).count() as u64;
             assert!(count > 0);
             for number in 0..count {
                 let event = bench.event(there);

@@ -69,7 +69,7 @@ pub static LONG_LINK: TestMachine = TestMachine {
 /// Lines of a machine file for cards with a clock, and links with the bandwidth of that clock.
 pub(crate) const SLOW_CORES_LINES: &str = "core_mhz = 156\nhop_cycles = 10\n";
 
-/// Lines of a machine file for links on which an announcement is under way for long.
+/// Lines of a machine file for links on which an announcement is in progress for long.
 pub(crate) const LONG_LINK_LINES: &str = "[extoll.link]\ndelay_ns = 100_000\ncredits = 1\n";
 
 /// VPIDs of each card.

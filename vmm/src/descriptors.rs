@@ -13,7 +13,7 @@ use nix::{
 
 /// The greatest limit that this process sets. The kernel allocates a table for the open
 /// descriptors.
-const MOST: rlim_t = 1 << 20;
+const MAX: rlim_t = 1 << 20;
 
 /// Soft and hard limit before [`raise`] changed them.
 static BEFORE: OnceLock<(rlim_t, rlim_t)> = OnceLock::new();
@@ -21,7 +21,7 @@ static BEFORE: OnceLock<(rlim_t, rlim_t)> = OnceLock::new();
 /// Raises the soft limit to the hard limit, or to 2^20 if the hard limit is higher. Each attachment
 /// has a socket. With a client it also has a connection, windows, interrupts and registered memory.
 pub fn raise() {
-    if let Err(errno) = raise_to(MOST) {
+    if let Err(errno) = raise_to(MAX) {
         tracing::warn!(%errno, "the limit on open files could not be raised");
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     signals::Signals,
 };
 
-/// The most characters of a role in the help text's column.
+/// Maximum number of characters of a role in the help text's column.
 const ROLE_WIDTH: usize = 9;
 
 /// Returns the help text below the options. `roles` are those of the registered devices.

@@ -271,8 +271,8 @@ impl Attachment {
         zeroed
     }
 
-    /// Ends what the tenant and its device had under way, after the device panicked: leases, DMA by
-    /// messages, interrupts that were held back, and the level of INTx.
+    /// Ends what the tenant and its device had in progress, after the device panicked: leases, DMA
+    /// by messages, interrupts that were held back, and the level of INTx.
     pub(crate) fn end_device(&mut self) {
         self.dma.revoke_leases();
         if let Some(tenant) = &mut self.tenant {

@@ -68,7 +68,7 @@ impl DeviceMethod {
 /// The panic that took a function out of service. It is displayed as `panicked in METHOD: MESSAGE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DevicePanic {
-    /// The method that was under way.
+    /// The method that was in progress.
     pub method: DeviceMethod,
     /// The panic's message in one line of at most 1024 bytes.
     pub message: String,

@@ -192,7 +192,7 @@ pub struct FunctionSpec {
 /// Longest name of an attachment in bytes.
 pub const MAX_NAME: usize = 64;
 
-/// Bytes that the core adds to BAR 0 behind a NIC's own registers in [`FunctionSpec::nic`]: control
+/// Bytes that the core adds to BAR 0 after a NIC's own registers in [`FunctionSpec::nic`]: control
 /// page, MSI-X table (at most 256 vectors), pending bits.
 pub const CORE_REGISTERS: u64 = 0x3000;
 
@@ -220,7 +220,7 @@ impl FunctionSpec {
     /// | 2 | the attachment mirror: the core's page, then `mirror` bytes of the device |
     ///
     /// The device can add BARs 3 to 5. If the ring of BAR 1 is longer than 0x10000 bytes, the
-    /// device's windows begin behind it. `vectors` is at most 256.
+    /// device's windows begin after it. `vectors` is at most 256.
     pub fn nic(
         identity: Identity,
         attachments: Vec<AttachmentSpec>,
@@ -347,7 +347,7 @@ impl FunctionSpec {
         Ok(())
     }
 
-    /// Checks one BAR: its size, its areas, and the free BAR behind one of 64 bits.
+    /// Checks one BAR: its size, its areas, and the free BAR after one of 64 bits.
     fn validate_bar(&self, index: u8, bar: &BarSpec) -> Result<(), SpecError> {
         let least = match (bar.kind, bar.areas.is_empty()) {
             (BarKind::Io, true) => 4,

@@ -8,7 +8,7 @@ use crate::{SectionError, check_range, refuse_value};
 
 /// The longest delay of a link in nanoseconds.
 const MAX_DELAY: u64 = 1_000_000_000;
-/// The most packets of buffer that a machine file can give a virtual channel.
+/// Maximum number of packets of buffer that a machine file can give a virtual channel.
 const MAX_CREDITS: u32 = 1024;
 /// The highest bandwidth in Gb/s. The number of bits fits a `u64`.
 const MAX_RATE: f64 = 10_000.0;

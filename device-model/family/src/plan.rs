@@ -18,13 +18,13 @@ use crate::{Column, DeviceSource, Role, SectionError};
 
 /// Longest name of a machine, node or function in bytes.
 pub const MAX_NAME: usize = 32;
-/// The most packets of buffer that all links of a machine have together. Each takes a few bytes
-/// from the start.
+/// Maximum number of packets of buffer that all links of a machine have together. Each takes a few
+/// bytes from the start.
 const MAX_BUFFERS: u64 = 1 << 23;
 /// Start of the names of the environment variables that nicforge itself sets.
 const OWN_VARIABLES: &str = "NICFORGE_";
-/// The most functions that an error names.
-const MOST_NAMED: usize = 20;
+/// Maximum number of functions that an error names.
+const MAX_NAMED: usize = 20;
 
 /// A node of one plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -325,8 +325,8 @@ impl Plan {
     /// Returns the names of the first functions, for an error.
     fn some_functions(&self) -> String {
         let mut names: Vec<_> =
-            self.functions.iter().take(MOST_NAMED).map(|function| self.full_name(function)).collect();
-        if self.functions.len() > MOST_NAMED {
+            self.functions.iter().take(MAX_NAMED).map(|function| self.full_name(function)).collect();
+        if self.functions.len() > MAX_NAMED {
             names.push("...".to_owned());
         }
         names.join(", ")

@@ -8,12 +8,12 @@
 //! own. Names are those of the paper and of the public headers of its successor.
 //!
 //! A function is a card. Its attachments are the VPIDs (virtual process ids), 0 to one less than
-//! their number ([`mirror::VPIDS`]). Behind them is the admin attachment, which has the kernel's
+//! their number ([`mirror::VPIDS`]). After them is the admin attachment, which has the kernel's
 //! role. Each has its own page, so that the card knows the writer of each access.
 //!
 //! | BAR | contents | access |
 //! | --- | --- | --- |
-//! | 0 | register file ([`reg`]; behind it the core's pages) | trapped, or posted through a ring |
+//! | 0 | register file ([`reg`]; after it the core's pages) | trapped, or posted through a ring |
 //! | 1 | posted-write ring and windows ([`window`]), private | mapped, read-write |
 //! | 2 | attachment mirror: core's page, then card's ([`mirror`]), private | mapped, read-only |
 //! | 3 | VELO sends, 64-bit, 4 GiB ([`crate::extoll_velo::address`]) | posted or trapped |
@@ -143,7 +143,7 @@ pub mod window {
     /// Number of notifications taken out of the notification queue so far (64-bit). The same rules
     /// apply as for [`VELO_READ_POINTER`].
     pub const RMA_READ_POINTER: u64 = 0x4_0040;
-    /// Size of the windows behind the ring in bytes.
+    /// Size of the windows after the ring in bytes.
     pub const SIZE: u64 = 0x1000;
 }
 
@@ -189,7 +189,7 @@ pub mod mirror {
 pub mod directory {
     /// Distance of two nodes' entries in bytes. The byte of VPID `v` of node `n` is at `256 n + v`.
     /// It holds the VPID's generation that this card knows, odd while its VELO ring is enabled. A
-    /// change travels behind the messages that the VPID sent.
+    /// change travels after the messages that the VPID sent.
     pub const STRIDE: u64 = 256;
 }
 

@@ -19,7 +19,7 @@
 //! get's completer, which is also the requester, is notified of success only.
 //!
 //! Commands of one VPID to one target are carried out in order, and so are their notifications to
-//! the requester. A put behind a get waits for the get.
+//! the requester. A put after a get waits for the get.
 //!
 //! A source or destination lies in one region of the address translation. If the two overlap, the
 //! result there is unspecified. A VPID whose memory only messages reach can also take part. Each 64

@@ -15,7 +15,7 @@
 //! The address does not name the sender: the card knows it from the attachment. A processor may
 //! split a burst. The card joins pieces of 8 bytes or more that follow each other from position 0
 //! on. It sends a message as a whole when its last quadword has come, or not at all.
-//! [`crate::extoll::reg::VELO_TAKEN`] tells whether it was sent: a read of it comes behind all
+//! [`crate::extoll::reg::VELO_TAKEN`] tells whether it was sent: a read of it comes after all
 //! stores.
 //!
 //! Messages from one VPID to another arrive in order. A burst through the posted-write ring is one

@@ -21,7 +21,7 @@ pub const LINES: usize = 16;
 
 /// Read-write: outputs 0 to 7; 1 switches the output on.
 pub const OUTPUTS_LOW: u64 = 0;
-/// Read: inputs 0 to 7 behind their filters; 1 is energized. Write, any value: clears
+/// Read: inputs 0 to 7 after their filters; 1 is energized. Write, any value: clears
 /// [`INTERRUPT_STATUS`].
 pub const INPUTS_LOW: u64 = 1;
 /// Read: enables the interrupt. Write, any value: disables it.

@@ -92,7 +92,7 @@ pub const UPC_MU_COUNTER: u64 = (0xee8 - 0xd00) * 8;
 /// Bit of [`XM0_ERR_INFO`]: the request was the system's.
 pub const ERR_INFO_SYSTEM: u64 = 1 << 37;
 
-/// Registers of a set of errors, at these offsets behind its first.
+/// Registers of a set of errors, at these offsets after its first.
 pub mod errors {
     /// Errors that have come. A write clears its bits.
     pub const STATE: u64 = 0x00;

@@ -12,11 +12,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian::U32 
 
 /// Bytes of a packet's header.
 pub const HEADER: usize = 32;
-/// Most bytes of a packet's payload.
+/// Maximum number of bytes of a packet's payload.
 pub const MAX_PAYLOAD: usize = 512;
 /// Bytes of a chunk of payload.
 pub const CHUNK: usize = 32;
-/// Most bytes of a packet with its header.
+/// Maximum number of bytes of a packet with its header.
 pub const MAX_PACKET: usize = HEADER + MAX_PAYLOAD;
 /// Trailing check bytes of a packet on a link.
 pub const CHECK_BYTES: u32 = 8;

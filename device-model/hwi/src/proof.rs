@@ -185,7 +185,7 @@ pub mod checksum {
     pub const MIRROR_SUM: u64 = 0x1008;
     /// Number of attachments of the card.
     pub const ATTACHMENTS: u16 = 4;
-    /// Most bytes of a sum.
+    /// Maximum number of bytes of a sum.
     pub const MAX_LENGTH: u32 = 1 << 16;
     /// A sum is in progress.
     pub const STATUS_BUSY: u32 = 1 << 0;

@@ -80,7 +80,7 @@ pub mod window {
     ///
     /// When its owner dies, the NIC discards packets without the irq bit, so that a dead reader
     /// does not block the tree. It stops when the box is taken or [`RECV_HEAD`] moves. It discards
-    /// only while no irq-marked packet is in the receive FIFO, since the packets behind one may be
+    /// only while no irq-marked packet is in the receive FIFO, since the packets after one may be
     /// for a live reader.
     ///
     /// Packets that name their core ([`super::Header::to_core`]) are exempt from this rule. Those
@@ -131,7 +131,7 @@ pub mod mirror {
     /// Counter that increases whenever an entry of [`PRESENCE`] changes.
     pub const PRESENCE_CHANGES: u64 = 0x180;
     /// Presence: one word for each node address. Byte `c` is the generation of core `c` that this
-    /// channel knows, odd while the core is up. A change of presence travels behind the packets
+    /// channel knows, odd while the core is up. A change of presence travels after the packets
     /// that the core sent. When a core shows as down, all its packets over this channel are already
     /// in the receive slots.
     pub const PRESENCE: u64 = 0x1000;

@@ -160,7 +160,7 @@ pub mod rcfg {
 /// no room, of virtual channel 0 and 1.
 pub const ARB_RSTAT: u64 = 0x13;
 /// Header of the packet that waits in port 0, virtual channel 0 (read; 0 if none). The registers
-/// behind it are for port 0 channel 1, port 1 and port 2. Those at +6 and +7 are for the send FIFO
+/// after it are for port 0 channel 1, port 1 and port 2. Those at +6 and +7 are for the send FIFO
 /// of channel 0 and 1. The rest reads as 0.
 pub const ARB_HD00: u64 = 0x14;
 /// Number of these registers.

@@ -128,4 +128,4 @@ pub use interrupt::InterruptCount;
 pub use memory::{ClientMemory, message_id, take_messages};
 pub use peer::{PeerPacket, PeerPort};
 pub use ring::PostedRing;
-pub use testbed::{BUDGET, MOST_STEPS, Testbed, settle};
+pub use testbed::{BUDGET, MAX_STEPS, Testbed, settle};

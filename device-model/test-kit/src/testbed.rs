@@ -15,7 +15,7 @@ use crate::PeerPort;
 /// Work budget of each function in a step, in packets.
 pub const BUDGET: u32 = 64;
 /// Steps after which a machine that is still busy fails the test.
-pub const MOST_STEPS: u32 = 200_000;
+pub const MAX_STEPS: u32 = 200_000;
 /// Time between two steps of [`Testbed::run_until`] while the machine polls mapped memory, in
 /// nanoseconds.
 const POLL_INTERVAL: u64 = 1_000;
@@ -108,11 +108,11 @@ impl Testbed {
     /// messages answers them between calls.
     ///
     /// # Panics
-    /// Fails the test after [`MOST_STEPS`] steps, as when a DMA message waits for its answer.
+    /// Fails the test after [`MAX_STEPS`] steps, as when a DMA message waits for its answer.
     #[track_caller]
     pub fn run_until_idle(&mut self) {
         let mut quiet = 0;
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             if self.step(BUDGET) == Next::Now {
                 quiet = 0;
                 continue;
@@ -127,7 +127,7 @@ impl Testbed {
             }
         }
 
-        panic!("the machine does not come to rest in {MOST_STEPS} steps at {:?}", self.now);
+        panic!("the machine does not come to rest in {MAX_STEPS} steps at {:?}", self.now);
     }
 
     /// Steps the machine until `condition` holds. The clock advances to each event: an arrival on a
@@ -138,7 +138,7 @@ impl Testbed {
     /// doorbell.
     ///
     /// # Panics
-    /// Fails the test after [`MOST_STEPS`] steps, and when no event can come any more.
+    /// Fails the test after [`MAX_STEPS`] steps, and when no event can come any more.
     #[track_caller]
     pub fn run_until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
         if condition(self) {
@@ -147,7 +147,7 @@ impl Testbed {
 
         self.machine.rescan();
         let mut at_rest = false;
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             let next = self.step(BUDGET);
             if condition(self) {
                 return;
@@ -170,7 +170,7 @@ impl Testbed {
             }
         }
 
-        panic!("the condition does not hold after {MOST_STEPS} steps at {:?}", self.now);
+        panic!("the condition does not hold after {MAX_STEPS} steps at {:?}", self.now);
     }
 }
 
@@ -178,15 +178,15 @@ impl Testbed {
 /// step.
 ///
 /// # Panics
-/// Fails the test after [`MOST_STEPS`] steps.
+/// Fails the test after [`MAX_STEPS`] steps.
 #[track_caller]
 pub fn settle(machine: &mut Machine, now: Nanos) -> Next {
-    for _ in 0..MOST_STEPS {
+    for _ in 0..MAX_STEPS {
         let next = machine.step(now, BUDGET);
         if next != Next::Now {
             return next;
         }
     }
 
-    panic!("the machine does not come to rest in {MOST_STEPS} steps at {now:?}");
+    panic!("the machine does not come to rest in {MAX_STEPS} steps at {now:?}");
 }

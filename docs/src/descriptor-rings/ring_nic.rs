@@ -209,8 +209,8 @@ impl RingNic {
         context.interrupt(USER, VECTOR);
     }
 
-    /// Forgets the ring and the frame in work. A read that is under way would otherwise end in the
-    /// new state.
+    /// Forgets the ring and the frame in work. A read that is in progress would otherwise end in
+    /// the new state.
     fn soft_reset(&mut self, context: &mut Context<'_>) {
         context.forget_reads(USER);
         *self = Self::default();

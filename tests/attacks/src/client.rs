@@ -23,7 +23,7 @@ use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
 
 /// Time limit of a reply: an attacker outlasts the pauses that it causes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Requested size of the send buffer, in bytes. The kernel may grant less.
 const SEND_BUFFER: usize = 4 << 20;
 /// Maximum size of a reply that is read, in bytes.
@@ -120,7 +120,7 @@ impl Client {
         let stream = UnixStream::connect(path)?;
         setsockopt(&stream, sockopt::SndBuf, &SEND_BUFFER)?;
         let mut client = Self { stream, next_id: 0 };
-        client.set_patience(PATIENCE)?;
+        client.set_patience(TIMEOUT)?;
         Ok(client)
     }
 
@@ -326,7 +326,7 @@ impl Client {
             Err(error) => Err(error),
         };
 
-        self.stream.set_read_timeout(Some(PATIENCE))?;
+        self.stream.set_read_timeout(Some(TIMEOUT))?;
         ended
     }
 }

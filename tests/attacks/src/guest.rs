@@ -7,7 +7,7 @@ use nicforge_guest::{Driver, Guest, GuestConfig, GuestError, Job, Progress, Prov
 use crate::{arena::Failed, polite::Seen};
 
 /// Time limit of the guest's boot, and of its program beyond its own time.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A guest with a running tenant program.
 pub struct Tenant {
@@ -28,7 +28,7 @@ impl Tenant {
         let config = GuestConfig::new("polite")
             .iommu(true)
             .driver(Driver::Vfio)
-            .boot_deadline(PATIENCE)
+            .boot_deadline(TIMEOUT)
             .program_as(program, "nicforge-attack")
             .user_function("polite.user0", socket);
 
@@ -42,7 +42,7 @@ impl Tenant {
     /// Waits until the program has ended. Returns its observations.
     pub fn stop(self) -> Seen {
         let lost = |why: String| Seen { lost: Some(why), ..Seen::default() };
-        match self.job.wait(PATIENCE) {
+        match self.job.wait(TIMEOUT) {
             Ok(output) => serde_json::from_str(output.stdout.trim()).unwrap_or_else(|_| {
                 lost(format!("its program ended with {}: {}", output.status, output.stderr.trim()))
             }),

@@ -116,7 +116,7 @@ fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
     }
 }
 
-/// Notes which limits were missed.
+/// Records which limits were missed.
 fn judge(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limits) -> Row {
     if row.not_run.is_some() {
         return row;

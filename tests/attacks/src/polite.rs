@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::arena::Failed;
 
 /// Longest pause that the tenant outlasts: it reports pauses, and does not fail because of them.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes copied in a round.
 const BYTES: usize = 4096;
 /// Duration of a sleep of the second thread.
@@ -31,7 +31,7 @@ const NAP: Duration = Duration::from_millis(1);
 /// Delay beyond which a sleep counts as the host's delay.
 const LATE: Duration = Duration::from_millis(5);
 /// Maximum number of late sleeps that are recorded.
-const MOST_LATE: usize = 1 << 16;
+const MAX_LATE: usize = 1 << 16;
 /// Buckets of durations: powers of two of microseconds, each in eight steps.
 const BUCKETS: usize = 33 * 8;
 
@@ -137,7 +137,7 @@ struct Work {
 
 impl Work {
     fn open(address: &DeviceAddress) -> Result<Self, Failed> {
-        let options = OpenOptions { timeout: PATIENCE, heartbeat: None, ..OpenOptions::default() };
+        let options = OpenOptions { timeout: TIMEOUT, heartbeat: None, ..OpenOptions::default() };
         let device = Device::open_at(address, options)?;
         let engine = DmaEngine::open(&device)?;
         let source = device.dma_buffer(BYTES, HugePages::Never)?;
@@ -160,7 +160,7 @@ impl Work {
             seen.lost = right.err().map(|error| error.to_string());
             progress.rounds.store(seen.rounds, Ordering::Relaxed);
             durations.add(took);
-            if took > LATE && long.len() < MOST_LATE {
+            if took > LATE && long.len() < MAX_LATE {
                 long.push((start, took));
             }
 
@@ -187,7 +187,7 @@ impl Work {
         let pattern: Vec<_> = number.to_le_bytes().repeat(BYTES / 8);
         self.source.write(0, &pattern)?;
         let piece = piece(self.source.iova(), self.target.iova(), BYTES as u32);
-        let outcome = self.engine.copy(&[piece], Deadline::after(PATIENCE))?;
+        let outcome = self.engine.copy(&[piece], Deadline::after(TIMEOUT))?;
 
         let mut came = vec![0; BYTES];
         self.target.read(0, &mut came)?;
@@ -227,7 +227,7 @@ impl Naps {
                     std::thread::sleep(NAP);
                     let over = start.elapsed().saturating_sub(NAP);
                     let mut late = late.lock().unwrap_or_else(PoisonError::into_inner);
-                    if over > LATE && late.len() < MOST_LATE {
+                    if over > LATE && late.len() < MAX_LATE {
                         late.push((start + NAP, over));
                     }
                 }

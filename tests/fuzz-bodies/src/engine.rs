@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Maximum number of messages in one input.
-const MOST: usize = 48;
+const MAX: usize = 48;
 /// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time to wait for a stalled access or an unanswered DMA message.
@@ -94,7 +94,7 @@ fn attack(path: &Path, input: &mut Input<'_>) {
         post(&mut stream, 7, 4, &6_u16.to_le_bytes());
     }
 
-    for number in 0..MOST {
+    for number in 0..MAX {
         if input.is_empty() {
             break;
         }

@@ -23,7 +23,7 @@ use zerocopy::IntoBytes;
 use crate::{input::Input, world};
 
 /// Maximum number of actions in one input.
-const MOST: usize = 150;
+const MAX: usize = 150;
 /// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of a write of the hostile software.
@@ -51,7 +51,7 @@ pub fn body(data: &[u8]) {
     let known = sides.each_ref().map(|side| side.region.address());
     let mut hostile = Hostile::new(&machine, known, input.below(4) > 0);
 
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

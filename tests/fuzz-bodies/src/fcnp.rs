@@ -26,7 +26,7 @@ use zerocopy::IntoBytes;
 use crate::{input::Input, world};
 
 /// Maximum number of actions in one input.
-const MOST: usize = 40;
+const MAX: usize = 40;
 /// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of calls that depend on the hostile peer's answers.
@@ -67,7 +67,7 @@ pub fn io(data: &[u8]) {
         hostile.send_reset(&mut input, true);
     }
 
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

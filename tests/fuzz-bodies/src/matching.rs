@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::input::Input;
 
 /// Maximum number of actions in one input.
-const MOST: usize = 200;
+const MAX: usize = 200;
 /// Number of turns within which a required event must happen.
 const TURNS: usize = 100_000;
 /// Bytes of the hostile rank's memory that others get from.
@@ -55,7 +55,7 @@ pub fn body(data: &[u8]) {
     };
 
     let mut world = World::new(config, terms);
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

@@ -27,7 +27,7 @@ use nix::sys::{
 use crate::input::Input;
 
 /// Maximum number of messages in one input.
-const MOST: usize = 64;
+const MAX: usize = 64;
 /// Bytes of the device's regions.
 const REGION: u64 = 65536;
 /// Exceeds the longest DMA operation, in bytes.
@@ -86,7 +86,7 @@ pub fn body(data: &[u8]) {
     peer.queue(version(&mut input));
     let agreed = peer.turn(usize::MAX).is_ok() && peer.server.peer().is_some();
 
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

@@ -21,7 +21,7 @@ use zerocopy::IntoBytes;
 use crate::{input::Input, world};
 
 /// Maximum number of actions in one input.
-const MOST: usize = 200;
+const MAX: usize = 200;
 /// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of a client's memory, and the places in it.
@@ -259,7 +259,7 @@ pub fn body(data: &[u8]) {
     bare.iter().for_each(|client| client.set(reg::BASE_ADDRESS, NO_BASE_ADDRESS));
     let mut hostile = Hostile::start(&machine);
 
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Maximum number of actions in one input.
-const MOST: usize = 400;
+const MAX: usize = 400;
 
 /// Runs one input; see the module.
 pub fn body(data: &[u8]) {
@@ -39,7 +39,7 @@ pub fn body(data: &[u8]) {
     }
 
     world.step_until_idle();
-    for number in 0..MOST as u32 {
+    for number in 0..MAX as u32 {
         if input.is_empty() {
             break;
         }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Maximum number of actions in one input.
-const MOST: usize = 300;
+const MAX: usize = 300;
 /// Granularity of DMA mappings.
 const PAGE: u64 = 4096;
 /// The client of the DMA engine.
@@ -50,7 +50,7 @@ pub fn body(data: &[u8]) {
     let length = memory.len() as u64;
     world.machine.dma_map(LISTS.0, LISTS.1, 0, length, DmaPermission::READ_WRITE, backing).unwrap();
 
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Maximum number of actions in one input.
-const MOST: usize = 400;
+const MAX: usize = 400;
 
 /// Runs one input; see the module.
 pub fn body(data: &[u8]) {
@@ -47,7 +47,7 @@ pub fn body(data: &[u8]) {
     let mut poster = Poster::new(&world, neighbour);
     let mut value = 0;
 
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

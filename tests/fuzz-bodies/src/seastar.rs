@@ -31,7 +31,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::{input::Input, world};
 
 /// Maximum number of actions in one input.
-const MOST: usize = 150;
+const MAX: usize = 150;
 /// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of memory of the hostile software: of each buffer.
@@ -82,7 +82,7 @@ pub fn body(data: &[u8]) {
     };
     let mut hostile = start(&mut input);
 
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

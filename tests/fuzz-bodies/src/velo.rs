@@ -13,7 +13,7 @@ use nicforge_velo::{Address, CONTROL_TAG, Config, Error, Filter, MAX_MESSAGE, Pe
 use crate::{input::Input, world};
 
 /// Maximum number of actions in one input.
-const MOST: usize = 100;
+const MAX: usize = 100;
 /// Number of messages in a row.
 const FLOOD: u32 = 100;
 /// Time limit of operations that must succeed.
@@ -50,7 +50,7 @@ pub fn body(data: &[u8]) {
     let mut world = World::new(&machine, config);
     let mut hostile = Hostile::new(&machine);
 
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

@@ -18,7 +18,7 @@ use nicforge_virtio_net::{
 use crate::input::Input;
 
 /// Maximum number of actions in one input.
-const MOST: usize = 300;
+const MAX: usize = 300;
 /// Steps after which a machine that is still busy never comes to rest.
 const MANY_STEPS: usize = 10_000;
 /// Granularity of DMA mappings.
@@ -64,7 +64,7 @@ pub fn body(data: &[u8]) {
     net.start(VICTIM, LEAST);
     net.start(OTHER, LEAST);
 
-    for _ in 0..MOST {
+    for _ in 0..MAX {
         if input.is_empty() {
             break;
         }

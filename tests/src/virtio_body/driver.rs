@@ -302,7 +302,7 @@ impl Nic {
         Ok((FrameHeader::read_from_bytes(&content).unwrap(), frame))
     }
 
-    /// Takes the frames that are still under way.
+    /// Takes the frames that are still in progress.
     pub(super) fn drain(&mut self, rig: &dyn Rig) {
         loop {
             rig.settle();

@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, Write};
 
 /// Lines that are kept of the failures of one test program.
-const MOST_LINES: usize = 200;
+const MAX_LINES: usize = 200;
 
 /// The failures of all test programs of a command, as the programs described them.
 #[derive(Default)]
@@ -41,9 +41,9 @@ impl Failures {
         let is_last = line.starts_with("test result:");
 
         *count += 1;
-        if *count <= MOST_LINES || is_last {
+        if *count <= MAX_LINES || is_last {
             self.lines.push(line.to_owned());
-        } else if *count == MOST_LINES + 1 {
+        } else if *count == MAX_LINES + 1 {
             self.lines.push("... (the rest is above)".to_owned());
         }
         if is_last {
@@ -76,10 +76,10 @@ mod tests {
 
     #[test]
     fn long_failures_are_cut_and_keep_their_result() {
-        let text = format!("failures:\n{}test result: FAILED\n", "line\n".repeat(MOST_LINES * 2));
+        let text = format!("failures:\n{}test result: FAILED\n", "line\n".repeat(MAX_LINES * 2));
         let kept = copied(&text);
 
-        assert_eq!(kept.len(), MOST_LINES + 2);
+        assert_eq!(kept.len(), MAX_LINES + 2);
         assert_eq!(kept.last().unwrap(), "test result: FAILED");
     }
 }

@@ -10,7 +10,7 @@ const COMMENT_WIDTH: usize = 100;
 /// Lines of a function's body from which on it needs a blank line.
 const LONG_FUNCTION: usize = 25;
 /// Places that are named of all that were found.
-const MOST_NAMED: usize = 20;
+const MAX_NAMED: usize = 20;
 
 /// Checks all Rust files that git knows below `root`.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
@@ -40,7 +40,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
         return Ok(());
     }
 
-    let named = found.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join("\n");
+    let named = found.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join("\n");
     Err(Failed::new(format!("{} places of the layout need a hand:\n{named}", found.len())))
 }
 

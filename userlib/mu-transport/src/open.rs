@@ -159,7 +159,7 @@ impl MuTransport {
         self.fifos.subgroup.device()
     }
 
-    /// Waits for messages under way, and puts a last row to each rank.
+    /// Waits for messages in progress, and puts a last row to each rank.
     fn close(&mut self) -> Result<(), Error> {
         let deadline = Deadline::after(CLOSING);
         self.wait_for_fifo(MESSAGES, deadline)?;

@@ -29,7 +29,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// Returns the software bytes behind the dispatch id.
+    /// Returns the software bytes after the dispatch id.
     #[inline]
     pub(crate) fn to_software(self) -> [u8; SOFTWARE_BYTES - 1] {
         let [r0, r1, r2, _] = self.rank.to_le_bytes();

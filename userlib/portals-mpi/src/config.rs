@@ -41,7 +41,7 @@ pub struct Unexpected {
     pub buffers: u8,
     /// Bytes of each buffer, at least [`Config::medium`]; 1 MiB by default.
     pub bytes: u64,
-    /// The most messages in each buffer, 1 to 1,024, which is the default.
+    /// Maximum number of messages in each buffer, 1 to 1,024, which is the default.
     pub messages: u32,
 }
 
@@ -72,13 +72,13 @@ impl Default for Config {
 }
 
 /// Messages of all peers together that are not acknowledged, at most.
-const MOST_UNACKNOWLEDGED: u32 = 4096;
-/// The most ranks of a job: each has a window of at least one message.
-pub(crate) const MOST_RANKS: u32 = MOST_UNACKNOWLEDGED;
-/// The most messages that this rank fetches at a time.
-pub(crate) const MOST_FETCHES: u32 = 256;
+const MAX_UNACKNOWLEDGED: u32 = 4096;
+/// Maximum number of ranks of a job: each has a window of at least one message.
+pub(crate) const MAX_RANKS: u32 = MAX_UNACKNOWLEDGED;
+/// Maximum number of messages that this rank fetches at a time.
+pub(crate) const MAX_FETCHES: u32 = 256;
 /// The longest segment in bytes.
-const MOST_BYTES: u64 = 1 << 32;
+const MAX_BYTES: u64 = 1 << 32;
 
 impl Config {
     /// Checks that an endpoint can work with these values.
@@ -92,11 +92,11 @@ impl Config {
             ("receives", self.receives.into(), 1, 8192),
             ("slots", self.slots.into(), 0, 4096),
             ("unexpected.buffers", unexpected.buffers.into(), 1, 16),
-            ("unexpected.bytes", unexpected.bytes, medium.max(1), MOST_BYTES),
+            ("unexpected.bytes", unexpected.bytes, medium.max(1), MAX_BYTES),
             ("unexpected.messages", unexpected.messages.into(), 1, 1024),
-            ("space.data", space.data, 1, MOST_BYTES),
-            ("space.heap", space.heap, 1, MOST_BYTES),
-            ("space.stack", space.stack, 1, MOST_BYTES),
+            ("space.data", space.data, 1, MAX_BYTES),
+            ("space.heap", space.heap, 1, MAX_BYTES),
+            ("space.stack", space.stack, 1, MAX_BYTES),
             ("patience in ms", self.patience.as_millis() as u64, 1, u64::MAX),
         ];
 
@@ -108,7 +108,7 @@ impl Config {
 
     /// Returns the window of each peer in a job of `size` ranks.
     pub(crate) fn window_of(&self, size: u32) -> u16 {
-        let share = MOST_UNACKNOWLEDGED / size.max(1);
+        let share = MAX_UNACKNOWLEDGED / size.max(1);
         u32::from(self.window).min(share).max(1) as u16
     }
 
@@ -122,7 +122,7 @@ impl Config {
     /// Returns the events that the queue of all other operations must hold: of sends, each of
     /// which may be exposed, requested and repeated; of receives and fetches; of probes.
     pub(crate) fn other_events(&self, size: u32) -> u32 {
-        let events = 8 * self.all_windows(size) + 2 * (self.receives + MOST_FETCHES) + 2 * size;
+        let events = 8 * self.all_windows(size) + 2 * (self.receives + MAX_FETCHES) + 2 * size;
         events.min(MAX_EVENTS as u32 - 1)
     }
 
@@ -138,9 +138,9 @@ mod tests {
     #[test]
     fn queues_hold_the_events_of_all_windows() {
         for config in [Config::default(), Config { window: 256, ..Config::default() }] {
-            for size in [1, 2, 64, 65, 1000, MOST_RANKS] {
+            for size in [1, 2, 64, 65, 1000, MAX_RANKS] {
                 assert!(u64::from(config.unexpected_events(size)) < MAX_EVENTS, "{size} ranks");
-                assert!(config.all_windows(size) <= MOST_UNACKNOWLEDGED, "{size} ranks");
+                assert!(config.all_windows(size) <= MAX_UNACKNOWLEDGED, "{size} ranks");
             }
         }
     }

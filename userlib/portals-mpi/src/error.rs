@@ -5,7 +5,7 @@ use nicforge_matching::Rank;
 use nicforge_portals::{Error as PortalsError, Failure, ProcessId};
 use thiserror::Error;
 
-use crate::{bits, config::MOST_RANKS};
+use crate::{bits, config::MAX_RANKS};
 
 /// Reason why a rank counts as gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -42,7 +42,7 @@ pub enum Error {
         most: u64,
     },
     /// The job has no rank, or more ranks than possible.
-    #[error("a job of {ranks} ranks: it has 1 to {MOST_RANKS}")]
+    #[error("a job of {ranks} ranks: it has 1 to {MAX_RANKS}")]
     BadSize {
         /// Number of ranks.
         ranks: u32,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use nicforge_matching::Rank;
 use nicforge_portals::ProcessId;
 
-use crate::{Error, config::MOST_RANKS};
+use crate::{Error, config::MAX_RANKS};
 
 /// The ranks of a parallel program, each a process of a node. All ranks must use the same job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Job {
 
     /// Returns the rank of each process.
     pub(crate) fn ranks(&self) -> Result<HashMap<ProcessId, Rank>, Error> {
-        if self.processes.is_empty() || self.processes.len() > MOST_RANKS as usize {
+        if self.processes.is_empty() || self.processes.len() > MAX_RANKS as usize {
             return Err(Error::BadSize { ranks: self.size() });
         }
 

@@ -72,8 +72,8 @@ impl Life {
     }
 }
 
-/// Most commands that are posted without a wait for a result.
-const MOST_POSTED: u32 = SLOTS / 2;
+/// Maximum number of commands that are posted without a wait for a result.
+const MAX_POSTED: u32 = SLOTS / 2;
 /// Offset of a result's code.
 const CODE: u64 = offset_of!(CommandResult, code) as u64;
 
@@ -167,7 +167,7 @@ impl Mailbox {
     /// Starts a put or a get. It is posted if the card cannot refuse it: if `is_valid` says that
     /// all it names exists, and the card has room.
     pub(crate) fn start(&mut self, command: &impl AsCommand, is_valid: bool) -> Result<CommandResult, Error> {
-        let is_posted = is_valid && self.room > 0 && self.posted < MOST_POSTED && self.refused.is_none();
+        let is_posted = is_valid && self.room > 0 && self.posted < MAX_POSTED && self.refused.is_none();
         if !is_posted {
             let result = self.call(command)?;
             self.room = result.value.try_into().unwrap_or(0);
@@ -197,7 +197,7 @@ impl Mailbox {
         if self.stuck { Err(Error::Unresponsive) } else { Ok(()) }
     }
 
-    /// Writes the next command. At most [`MOST_POSTED`] before it are not known to be answered, so
+    /// Writes the next command. At most [`MAX_POSTED`] before it are not known to be answered, so
     /// that its slot is free.
     fn write(&mut self, command: &impl AsCommand) -> Result<(), Error> {
         let slot = u64::from(self.next % SLOTS);

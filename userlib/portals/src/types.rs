@@ -78,7 +78,7 @@ pub enum Position {
     Tail(u8),
     /// In front of an entry.
     Before(MatchEntry),
-    /// Behind an entry.
+    /// After an entry.
     After(MatchEntry),
 }
 

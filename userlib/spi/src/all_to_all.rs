@@ -55,7 +55,7 @@ pub struct Blocks {
     pub source: u64,
     /// Bytes of a block, at least 1.
     pub bytes: u64,
-    /// Where the blocks go, the same at all nodes: behind `offset`, by the number of the node that
+    /// Where the blocks go, the same at all nodes: after `offset`, by the number of the node that
     /// sends each.
     pub target: DirectPut,
 }

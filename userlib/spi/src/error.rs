@@ -273,7 +273,7 @@ pub enum Error {
     Batch {
         /// Number of descriptors.
         count: usize,
-        /// Most that the FIFO holds.
+        /// Maximum that the FIFO holds.
         most: u64,
     },
     /// The unit has stopped the FIFO.

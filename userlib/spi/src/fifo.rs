@@ -59,7 +59,7 @@ impl Ring {
         self.size
     }
 
-    /// Returns the offset `bytes` behind another one, at most a whole FIFO.
+    /// Returns the offset `bytes` after another one, at most a whole FIFO.
     #[inline]
     pub(crate) fn advance(&self, offset: u64, bytes: u64) -> u64 {
         let next = offset + bytes;

@@ -25,7 +25,7 @@ const SIZES: Sizes = Sizes { least: MIN_INJECTION_FIFO, most: MAX_FIFO, unit: DE
 /// An injection FIFO with memory. Its public name is `MUSPI_InjFifo_t`.
 struct InjectionFifo {
     ring: Ring,
-    /// Offset behind the last descriptor.
+    /// Offset after the last descriptor.
     tail: u64,
     /// Descriptors that fit at once.
     capacity: u64,

@@ -42,7 +42,7 @@ const RECEPTION_THRESHOLD: FifoRegister =
     FifoRegister { offset: mu_dcr::RMFIFO_THOLD_INT_EN, fifos: RECEPTION_FIFOS };
 const PACKETS: FifoRegister = FifoRegister { offset: mu_dcr::RMFIFO_PACKET_INT_EN, fifos: RECEPTION_FIFOS };
 
-/// Offset of the network's registers behind [`DEVICE_CONTROL`].
+/// Offset of the network's registers after [`DEVICE_CONTROL`].
 const NETWORK: u64 = nd_dcr::BASE - DEVICE_CONTROL;
 
 /// Range of addresses that the unit may read and write: whole MiB.
@@ -444,7 +444,7 @@ impl State {
         self.write(register, nd_dcr::ClassRoute::register(pair))
     }
 
-    /// Writes ranges, and ranges without addresses behind them.
+    /// Writes ranges, and ranges without addresses after them.
     fn set_ranges(
         &mut self,
         (first, last, read_only): (u64, u64, u64),

@@ -57,7 +57,7 @@ impl Packet<'_> {
         self.header.unit.put_offset()
     }
 
-    /// Returns the bytes of the payload, a multiple of 32. Behind the end of the message they are
+    /// Returns the bytes of the payload, a multiple of 32. After the end of the message they are
     /// zeros.
     #[inline]
     pub fn payload_len(&self) -> usize {

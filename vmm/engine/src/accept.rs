@@ -22,7 +22,7 @@ use crate::{
     watched::ClientKey,
 };
 
-/// Most connections accepted in a round, at all sockets.
+/// Maximum number of connections accepted in a round, at all sockets.
 const MAX_ACCEPTS: usize = 16;
 /// Time without accepting when the process has no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

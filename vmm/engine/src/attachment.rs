@@ -181,7 +181,7 @@ impl Closing {
     const MAX_OF_CLIENT: usize = 64;
     /// Items of earlier clients at which no new client is accepted.
     const MAX_OF_PREDECESSORS: usize = 16;
-    /// Most refused connections that are answered at a time.
+    /// Maximum number of refused connections that are answered at a time.
     const MAX_ANSWERED: usize = 8;
     /// Refused connections at which no more are accepted.
     const MAX_REFUSED: usize = 64;

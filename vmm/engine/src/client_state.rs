@@ -21,12 +21,12 @@ use crate::{
     stats::ServerCounters,
 };
 
-/// Most DMA messages that wait to be sent. A machine has at most half of it in flight, unless it
-/// was reset.
+/// Maximum number of DMA messages that wait to be sent. A machine has at most half of it in flight,
+/// unless it was reset.
 const MAX_UNSENT: usize = 4 * MAX_REMOTE;
 
-/// Most bytes of a region that are read in one piece. Registers are read in accesses of 8 bytes,
-/// and a client may ask for a mebibyte, so other clients are served between two pieces.
+/// Maximum number of bytes of a region that are read in one piece. Registers are read in accesses
+/// of 8 bytes, and a client may ask for a mebibyte, so other clients are served between two pieces.
 pub(crate) const READ_PIECE: usize = 4096;
 
 /// An access that the device could not take yet, or a read that is carried out in pieces.

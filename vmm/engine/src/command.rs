@@ -17,7 +17,7 @@ use crate::{
     stop::Waker,
 };
 
-/// Most commands that wait at a time.
+/// Maximum number of commands that wait at a time.
 const MAX_COMMANDS: usize = 64;
 
 type Command = Box<dyn FnOnce(&mut Control<'_>) + Send>;

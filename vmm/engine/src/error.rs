@@ -59,7 +59,7 @@ pub enum EngineError {
     /// The engine serves as many attachments as it can.
     #[error("the engine serves {limit} attachments, and no more: serve the others by another one")]
     TooMany {
-        /// The most that an engine serves.
+        /// Maximum that an engine serves.
         limit: usize,
     },
     /// The attachment is served already.

@@ -19,8 +19,8 @@ use nix::{
 };
 
 /// Time that a refused client may take to send its first message.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Most bytes that are read past the header of that message.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum number of bytes that are read past the header of that message.
 const MAX_READ_PAST: usize = 4096;
 
 /// A connection that is refused.
@@ -51,9 +51,9 @@ impl Refusal {
         let _ = send(self.fd.as_raw_fd(), &reply, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
     }
 
-    /// Receives the header of the client's first message, within [`PATIENCE`].
+    /// Receives the header of the client's first message, within [`TIMEOUT`].
     fn first_header(&self) -> Option<Header> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         let mut header = [0; HEADER_SIZE];
         let mut received = 0;
         while received < HEADER_SIZE {

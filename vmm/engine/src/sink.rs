@@ -167,7 +167,7 @@ impl Signals {
         }
     }
 
-    /// Records that no write is under way any more.
+    /// Records that no write is in progress any more.
     fn end_write(&self) {
         self.writing.store(0, Ordering::Release);
     }
@@ -282,7 +282,7 @@ mod tests {
     use nix::sys::eventfd::{EfdFlags, EventFd};
 
     use super::*;
-    use crate::watchdog::{PATIENCE, Watch};
+    use crate::watchdog::{TIMEOUT, Watch};
 
     fn eventfd() -> (EventFd, OwnedFd) {
         let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC).unwrap();
@@ -322,7 +322,7 @@ mod tests {
         // The thread may not be asleep yet.
         while !writer.is_finished() {
             assert!(Instant::now() < deadline);
-            watch.check(&signals, start + PATIENCE);
+            watch.check(&signals, start + TIMEOUT);
             std::thread::yield_now();
         }
         writer.join().unwrap();
@@ -378,8 +378,8 @@ mod tests {
     #[test]
     fn eventfd_that_is_slow_now_and_then_costs_its_client_nothing() {
         let sink = sink(eventfd().1, &Arc::new(Signals::default()));
-        // A loaded host makes the writes longer. The first one is not charged, because its client is
-        // not suspected yet, and two more never overspend the budget.
+        // A loaded host makes the writes longer. The first one is not charged, because its client
+        // is not suspected yet, and two more never overspend the budget.
         for _ in 0..3 {
             end_long_write(&sink, LONG_CALL);
             end_short_write(&sink);

@@ -31,7 +31,7 @@ use crate::error::EngineError;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 64;
 
-/// Most groups of a client, as in Linux.
+/// Maximum number of groups of a client, as in Linux.
 const MAX_GROUPS: usize = 65_536;
 
 /// Users that may use a socket beside the server's own user and root; none by default.

@@ -23,7 +23,7 @@ use crate::{
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// Time that a write may take before the watchdog checks the state of the engine's thread. A write
 /// usually takes a microsecond.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(10);
 /// Time without an interrupt after which the watchdog checks less often.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 /// Longest time between two checks then. The engine wakes the watchdog without a fence, so a
@@ -118,7 +118,7 @@ impl Watch {
         };
         match self.seen {
             Some((seen, since)) if seen == write => {
-                let is_late = now.saturating_duration_since(since) >= PATIENCE;
+                let is_late = now.saturating_duration_since(since) >= TIMEOUT;
                 // The same write is in progress before and after the thread was seen asleep, so it
                 // sleeps in that write. The signal is sent at each check, because a signal just
                 // before the call ends nothing.

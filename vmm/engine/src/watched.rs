@@ -24,7 +24,7 @@ pub(crate) enum Watched {
 }
 
 const INDEX_BITS: u32 = 24;
-/// The most attachments that an engine serves.
+/// Maximum number of attachments that an engine serves.
 pub(crate) const MAX_ATTACHMENTS: usize = 1 << INDEX_BITS;
 
 impl Watched {

@@ -16,7 +16,7 @@ use crate::{
     progress::Progress,
 };
 
-/// The most modules of a kernel. Distributions have about 5,000.
+/// Maximum number of modules of a kernel. Distributions have about 5,000.
 const MAX_MODULES: usize = 1 << 16;
 
 /// A kernel's `/lib/modules/VERSION`.

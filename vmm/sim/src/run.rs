@@ -41,9 +41,9 @@ const WINDOW: u32 = 64;
 /// Sizes of messages as powers of two.
 const RATE_SIZES: std::ops::RangeInclusive<u32> = 0..=12;
 const ECHO_SIZES: std::ops::RangeInclusive<u32> = 0..=20;
-/// The most windows or round trips.
+/// Maximum number of windows or round trips.
 const MAX_COUNT: u32 = 10_000;
-/// The most words of a rank, as a power of two.
+/// Maximum number of words of a rank, as a power of two.
 const MAX_ORDER: u32 = 24;
 
 /// The arguments of `nicforge run --virtual`.

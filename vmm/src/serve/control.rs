@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// How long the engine may take to answer. It answers between two steps.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 fn failed(message: String) -> Response {
     Response::Refused { message, is_usage_error: false }
@@ -40,7 +40,7 @@ pub(super) fn answer(built: &Built, handle: &EngineHandle, request: &Request) ->
 /// Resets all functions of a node.
 fn reset(node: &Node, handle: &EngineHandle) -> Response {
     for function in &node.functions {
-        match handle.reset_function(function.id, PATIENCE) {
+        match handle.reset_function(function.id, TIMEOUT) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return failed(error.to_string()),
             Err(error) => return failed(error.to_string()),
@@ -51,7 +51,7 @@ fn reset(node: &Node, handle: &EngineHandle) -> Response {
 
 /// Returns the state of a served machine, or why the engine gave none.
 pub(super) fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
-    let raw = handle.snapshot(PATIENCE).map_err(|error| error.to_string())?;
+    let raw = handle.snapshot(TIMEOUT).map_err(|error| error.to_string())?;
 
     Ok(Snapshot {
         machine: built.name.clone(),

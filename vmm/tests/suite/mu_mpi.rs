@@ -31,7 +31,7 @@ use crate::{
 /// The longest wait.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time after which a rank that is gone is given up.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// Nodes of `machines/bgq.toml`.
 const NODES: u32 = 32;
 /// Bytes of a message that is fetched, and of one that is sent eagerly in three packets.
@@ -124,7 +124,7 @@ impl Role {
 }
 
 fn patient() -> Config {
-    Config { patience: PATIENCE, ..Config::default() }
+    Config { patience: TIMEOUT, ..Config::default() }
 }
 
 fn send(rank: &mut Rank, to: u32, tag: u64, data: Vec<u8>) -> Request {

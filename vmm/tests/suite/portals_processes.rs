@@ -186,7 +186,7 @@ struct Arrived {
 }
 
 impl Arrived {
-    /// Notes a report. Each message is the next one of the round.
+    /// Records a report. Each message is the next one of the round.
     fn note(&mut self, line: &str) {
         if line != "gone" {
             self.count += 1;

@@ -119,7 +119,7 @@ impl Life {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Ends the life. The companion's thread ends after the poll that is under way.
+    /// Ends the life. The companion's thread ends after the poll that is in progress.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
         self.notes.note_work();

@@ -17,7 +17,7 @@
 //! - Each start begins a new *life*, which has new FIFOs and the next *epoch*. The life before it
 //!   ends. What it sent and the device has not received is dropped with its FIFOs.
 //! - A life ends when the device drops its end. The companion is dropped after the poll that is
-//!   under way. Its thread is never joined. A thread that does not return is *abandoned*, and
+//!   in progress. Its thread is never joined. A thread that does not return is *abandoned*, and
 //!   counted. With [`MAX_ABANDONED`] such threads no further life begins.
 //! - A companion is *halted* when it panics, or when a poll takes longer than the machine's limit.
 //!   The device sees [`CompanionStatus::Halted`] and starts a new life when it is reset.
@@ -55,12 +55,12 @@ pub use self::ends::{CompanionEnd, DeviceEnd, SendError};
 pub(crate) use self::table::Companions;
 use crate::progress::Progress;
 
-/// Most threads of earlier lives of a companion that have not returned. With this many, no new
-/// life begins.
+/// Maximum number of threads of earlier lives of a companion that have not returned. With this
+/// many, no new life begins.
 pub const MAX_ABANDONED: usize = 16;
-/// Most companions of a function.
+/// Maximum number of companions of a function.
 pub const MAX_COMPANIONS: usize = 16;
-/// Most messages of a FIFO.
+/// Maximum number of messages of a FIFO.
 pub const MAX_MESSAGES: usize = 4096;
 /// Default limit of a poll on a thread, in nanoseconds.
 /// [`crate::machine::Machine::set_companion_limit`] changes it.
@@ -86,9 +86,9 @@ pub trait Companion: Send + 'static {
 pub struct CompanionSpec {
     /// Name in tables, and of the thread. A function's companions have different names.
     pub name: &'static str,
-    /// Most commands in the FIFO to the companion, 1 to [`MAX_MESSAGES`].
+    /// Maximum number of commands in the FIFO to the companion, 1 to [`MAX_MESSAGES`].
     pub commands: usize,
-    /// Most events in the FIFO to the device, 1 to [`MAX_MESSAGES`].
+    /// Maximum number of events in the FIFO to the device, 1 to [`MAX_MESSAGES`].
     pub events: usize,
     /// Where it runs on a machine whose companions have threads. [`CompanionMode::Stepped`] spares
     /// the thread: the machine's steps poll it then, without a limit for its polls.

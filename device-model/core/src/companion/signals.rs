@@ -1,5 +1,5 @@
-//! Notes of the companions for their machine: which of them have work, and which have something for
-//! their device.
+//! Work flags of the companions for their machine: which of them have work, and which have
+//! something for their device.
 //!
 //! A machine can have thousands of companions, few of which have anything in a step. Each has a bit
 //! in a word that it shares with others, so that the machine looks at a word for 64 of them.

@@ -23,7 +23,7 @@ pub(crate) struct Companions {
     /// Longest poll on a thread, in nanoseconds.
     limit: u64,
     named: Vec<Named>,
-    /// Notes of the companions, by their index in `named`.
+    /// Work flags of the companions, by their index in `named`.
     signals: Signals,
     /// A companion has been started on a thread.
     has_threads: bool,
@@ -264,7 +264,7 @@ impl Supervised {
         self.stepped.is_none() && !self.life.is_hung() && self.life.phase() == Phase::Polling
     }
 
-    /// Adds the time since the last look to that of the poll under way. Returns whether the poll
+    /// Adds the time since the last look to that of the poll in progress. Returns whether the poll
     /// has become too long.
     fn measure_poll(&mut self, now: Nanos, limit: u64) -> bool {
         let beats = self.life.beats();

@@ -59,7 +59,7 @@ impl Context<'_> {
     /// operation. Returns its previous value.
     ///
     /// No store of the client falls between the read and the write, and the call never retries. The
-    /// change is ordered behind the attachment's earlier copies and writes, and in front of its
+    /// change is ordered after the attachment's earlier copies and writes, and in front of its
     /// later ones. [`Context::copy_to`] of 8 bytes stores a word without reading it.
     ///
     /// # Errors

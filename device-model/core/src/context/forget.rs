@@ -4,7 +4,7 @@ use super::{Context, Outgoing};
 use crate::ids::{AttachmentId, DmaToken};
 
 impl Context<'_> {
-    /// Forgets all DMA reads of an attachment that are under way, as a soft reset does: no
+    /// Forgets all DMA reads of an attachment that are in progress, as a soft reset does: no
     /// [`crate::device::Device::dma_done`] follows for them. Their tokens may be used again.
     ///
     /// A read that has been sent as a message still counts against [`super::MAX_REMOTE`] until the

@@ -231,7 +231,7 @@ impl DmaLease {
     /// Copies `length` bytes at `offset` to `target` at `target_offset`, without a buffer. If the
     /// ranges overlap, the result there is unspecified.
     ///
-    /// The copy is not ordered behind earlier writes. A later [`DmaLease::write`],
+    /// The copy is not ordered after earlier writes. A later [`DmaLease::write`],
     /// [`DmaLease::store_u64_release`] or DMA write publishes it.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ pub enum Fault {
     /// is kept, and no packet is lost or doubled. The hook also decides on the retransmission, up
     /// to [`MAX_RETRIES`] in a row.
     Corrupt,
-    /// The packet arrives this many nanoseconds later. The packets behind it in its virtual channel
+    /// The packet arrives this many nanoseconds later. The packets after it in its virtual channel
     /// wait for it.
     Delay(u64),
 }

@@ -129,7 +129,7 @@ impl Pace {
 pub(super) struct Lane {
     /// Packets sent and not taken.
     pub(super) queue: Queue,
-    /// The packets and credits that are under way, from the first packet that takes time on.
+    /// The packets and credits that are in progress, from the first packet that takes time on.
     pub(super) track: Option<Box<Track>>,
     ends: Ends,
     /// Number of packets that have arrived, from the front of `queue`.

@@ -130,6 +130,6 @@ pub struct LaneStats {
     /// returned.
     pub stalls: u64,
     /// Transmissions repeated because of a checksum error: of the corrupt packet, and of the
-    /// packets that were sent behind it until the receiver's request arrived.
+    /// packets that were sent after it until the receiver's request arrived.
     pub retransmissions: u64,
 }

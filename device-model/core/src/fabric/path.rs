@@ -69,7 +69,7 @@ struct Faults {
 }
 
 /// The time between the end of a corrupt transmission and the receiver's request to repeat it, in
-/// 2^-32 ns. The sender transmits the packets behind the corrupt one, and repeats them all.
+/// 2^-32 ns. The sender transmits the packets after the corrupt one, and repeats them all.
 #[derive(Clone, Copy, Debug)]
 struct Discard {
     /// Time until which the wire carries discarded packets.
@@ -184,7 +184,7 @@ impl Path {
         self.idle_at = if self.is_plain() { Nanos::ZERO } else { rounded_up(self.busy_until) };
     }
 
-    /// Notes that the sender waits for the wire to fall idle.
+    /// Records that the sender waits for the wire to fall idle.
     ///
     /// Its next transmission starts in the nanosecond in which the last one ends. It starts exactly
     /// at that end, so that fractions of a nanosecond add up as they do for booked transmissions.

@@ -105,7 +105,7 @@ impl Queue {
     ) -> Option<Packet> {
         let slot = self.slot(behind);
         let slot = self.slots.get_mut(slot)?;
-        // A plain call, and not `Option::is_some_and`, behind which it would not be inlined.
+        // A plain call, and not `Option::is_some_and`, after which it would not be inlined.
         let is_wanted = match slot {
             Some(packet) => wanted(packet),
             None => false,

@@ -16,16 +16,16 @@ use crate::time::Nanos;
 /// Credits that return at different times and that a track holds itself.
 const RETURNS: usize = 3;
 
-/// The packets and credits that are under way on a lane.
+/// The packets and credits that are in progress on a lane.
 ///
 /// Large networks have more tracks than a cache holds. Most lanes have one packet and up to three
-/// returns under way, and then need only the first cache line.
+/// returns in progress, and then need only the first cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Track {
     /// The first packet that has not arrived as a whole, or [`Flight::NONE`].
     first: Flight,
-    /// Times of the first credits on their way back, in order. Those behind the last are
+    /// Times of the first credits on their way back, in order. Those after the last are
     /// [`Nanos::NEVER`].
     return_times: [Nanos; RETURNS],
     /// Time of the first event for credits, or [`Nanos::NEVER`] if none is scheduled.
@@ -38,7 +38,7 @@ pub(super) struct Track {
     /// Number of packets that have arrived as a whole and that the receiver has not been shown,
     /// because of [`Track::is_hushed`].
     pub(super) hidden: u16,
-    /// Whether the head of the first coming packet has arrived. That packet is behind the visible
+    /// Whether the head of the first coming packet has arrived. That packet is after the visible
     /// ones.
     pub(super) has_head: bool,
     /// No arrival is shown or wakes the receiver until the first packet of the queue leaves.
@@ -47,7 +47,7 @@ pub(super) struct Track {
     has_flights: bool,
     /// [`More::returns`] is not empty.
     has_returns: bool,
-    /// The packet behind the first one, or [`Flight::NONE`].
+    /// The packet after the first one, or [`Flight::NONE`].
     second: Flight,
     more: Option<Box<More>>,
 }
@@ -57,12 +57,12 @@ const _: () = assert!(std::mem::offset_of!(Track, second) == 64);
 // The credits of a return fit into 16 bits.
 const _: () = assert!(super::MAX_CREDITS <= u16::MAX as u32);
 
-/// The packets and credits that only few lanes have under way.
+/// The packets and credits that only few lanes have in progress.
 #[derive(Debug, Default)]
 struct More {
-    /// The packets behind [`Track::second`], in order.
+    /// The packets after [`Track::second`], in order.
     flights: VecDeque<Flight>,
-    /// The credits behind those of [`Track::return_times`], in order of time.
+    /// The credits after those of [`Track::return_times`], in order of time.
     returns: VecDeque<Return>,
     /// Credits of the packets in the lane's queue, in order, if credits count bytes.
     costs: VecDeque<u32>,
@@ -113,7 +113,7 @@ impl Track {
         self.more.get_or_insert_default()
     }
 
-    /// Adds a packet behind the others that are coming.
+    /// Adds a packet after the others that are coming.
     #[inline]
     pub(super) fn push_coming(&mut self, flight: Flight) {
         if self.first.tail == Nanos::NEVER {
@@ -179,7 +179,7 @@ impl Track {
         self.push_other_return(last);
     }
 
-    /// Adds credits behind those that the track holds itself.
+    /// Adds credits after those that the track holds itself.
     #[inline(never)]
     fn push_other_return(&mut self, last: Return) {
         let returns = &mut self.more().returns;

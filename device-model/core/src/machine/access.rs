@@ -69,8 +69,8 @@ pub enum AccessError {
 impl Machine {
     /// Carries out a trapped read of a region.
     ///
-    /// The read is ordered behind the attachment's earlier posted writes: the machine drains its
-    /// rings first. While a record is stalled, the read stalls behind it. Two kinds of read wait
+    /// The read is ordered after the attachment's earlier posted writes: the machine drains its
+    /// rings first. While a record is stalled, the read stalls after it. Two kinds of read wait
     /// for nothing: configuration space, and the control page without the generation word. A read
     /// of the generation waits, and thus serves as a flush.
     ///
@@ -99,7 +99,7 @@ impl Machine {
         })
     }
 
-    /// Carries out a trapped write to a region. It is ordered behind the attachment's posted writes
+    /// Carries out a trapped write to a region. It is ordered after the attachment's posted writes
     /// as [`Machine::read`] is, and the caller retries it in the same way.
     ///
     /// The write must lie in one kind of space as a whole: the device's registers, mapped memory,

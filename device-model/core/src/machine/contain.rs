@@ -1,9 +1,10 @@
 //! Containment of panics of devices.
 //!
 //! [`Machine::guarded`] is around each operation of a machine that calls devices. In a step it is
-//! around all turns together, so that a packet does not pay for it. The method that is under way is
-//! in [`FunctionSlot::under_way`]. A panic while it is set is the device's, and takes the function
-//! out of service. Any other panic is one of the machine, and goes on to the machine's owner.
+//! around all turns together, so that a packet does not pay for it. The method that is in progress
+//! is in [`FunctionSlot::under_way`]. A panic while it is set is the device's, and takes the
+//! function out of service. Any other panic is one of the machine, and goes on to the machine's
+//! owner.
 //!
 //! After a device's panic:
 //!
@@ -11,7 +12,7 @@
 //!   called again, and no path needs a check;
 //! - what the device's call had borrowed of the function returns to it ([`Lent`]);
 //! - packets and buffers that the device owned are lost. Those on lanes stay there, since the
-//!   guards of the fabric complete what was under way;
+//!   guards of the fabric complete what was in progress;
 //! - the function's links are down, and its wires low;
 //! - its clients read DEAD in their mirrors and get the request interrupt.
 

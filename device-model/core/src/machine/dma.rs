@@ -64,7 +64,7 @@ impl Machine {
         self.active_for_client(function, who)?.end_read(who, id, result)
     }
 
-    /// Takes a client's answer to a DMA write. The last answer releases the interrupts held behind
+    /// Takes a client's answer to a DMA write. The last answer releases the interrupts held after
     /// the writes.
     pub fn dma_write_done(
         &mut self,

@@ -90,7 +90,7 @@ struct FunctionSlot {
     timer: Nanos,
     /// The function is among the hot ones of [`Schedule`], or being put there.
     queued: bool,
-    /// The device's method that is under way.
+    /// The device's method that is in progress.
     under_way: Option<DeviceMethod>,
     state: FunctionState,
     poll_state: PollState,

@@ -50,7 +50,7 @@ impl ActiveFunction<'_> {
                 let read = ring.consumer.consumed();
                 let from = *ring.waited_from.get_or_insert(read);
                 // As many records as the ring has cells have been read since. Whatever the client
-                // posts now is behind the access.
+                // posts now is after the access.
                 let all = read.wrapping_sub(from) >= ring.consumer.cells().count() as u32;
                 ready &= all || ring.consumer.is_empty();
             }

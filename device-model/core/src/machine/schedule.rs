@@ -31,7 +31,7 @@ const COOL_AFTER: u64 = 50_000;
 /// Bytes of client memory that DMA may touch in a step. Beyond them the remaining functions wait
 /// for the next step. The kernel may have to allocate each page first, which takes far longer than
 /// the copy.
-const MOST_TOUCHED: usize = 512 << 10;
+const MAX_TOUCHED: usize = 512 << 10;
 
 /// Time of the next [`Machine::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,7 +232,7 @@ impl Machine {
         let turns = left.get_or_insert(self.schedule.hot.len());
         while *turns > 0 {
             *turns -= 1;
-            if self.shared.touched >= MOST_TOUCHED {
+            if self.shared.touched >= MAX_TOUCHED {
                 *turns = 0;
                 busy = true;
                 break;
@@ -459,7 +459,7 @@ impl ActiveFunction<'_> {
     /// Slow path of [`ActiveFunction::deliver_results`]: there are results to deliver.
     fn deliver_queued_results(&mut self, most: u32) -> u32 {
         for done in 0..most {
-            if self.shared.touched >= MOST_TOUCHED {
+            if self.shared.touched >= MAX_TOUCHED {
                 return done;
             }
             let Some(completion) = self.slot.state.completions.pop_front() else { return done };

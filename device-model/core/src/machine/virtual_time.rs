@@ -33,8 +33,8 @@ const DEVICE_LINES: usize = 8;
 pub struct TurnLimits {
     /// Approximate number of packets or descriptors in a turn of a function, at least 1.
     pub budget: u32,
-    /// Most turns of a function at one time, and most rounds of polls of the companions. At least
-    /// 1.
+    /// Maximum number of turns of a function at one time, and most rounds of polls of the
+    /// companions. At least 1.
     pub turns: u32,
 }
 

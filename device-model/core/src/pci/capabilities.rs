@@ -15,7 +15,7 @@ const ID_EXPRESS: u8 = 0x10;
 const ID_MSIX: u8 = 0x11;
 const ID_SERIAL_NUMBER: u16 = 0x0003;
 
-/// Offset of the first capability, behind the header.
+/// Offset of the first capability, after the header.
 const FIRST: usize = 0x40;
 /// Offset of extended configuration space.
 const EXTENDED: usize = 0x100;

@@ -127,8 +127,9 @@ impl ConfigLayout {
 pub(crate) struct ConfigLayouts(Vec<Arc<ConfigLayout>>);
 
 impl ConfigLayouts {
-    /// Most layouts that a new function is compared with. Machines have few kinds of functions.
-    const MOST: usize = 32;
+    /// Maximum number of layouts that a new function is compared with. Machines have few kinds of
+    /// functions.
+    const MAX: usize = 32;
 
     /// Returns the configuration space of a function without a client, which has no values of its
     /// own.
@@ -137,7 +138,7 @@ impl ConfigLayouts {
         let shared = self.0.iter().find(|known| ***known == layout).cloned();
         let layout = shared.unwrap_or_else(|| {
             let layout = Arc::new(layout);
-            if self.0.len() < Self::MOST {
+            if self.0.len() < Self::MAX {
                 self.0.push(Arc::clone(&layout));
             }
             layout

@@ -56,7 +56,7 @@ impl MsixTable {
         self.entries.len() as u16
     }
 
-    /// Reads the table at a byte offset. Bytes behind its end read as zero.
+    /// Reads the table at a byte offset. Bytes after its end read as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (position, byte) in data.iter_mut().enumerate() {
             *byte = byte_offset(offset, position)
@@ -66,7 +66,7 @@ impl MsixTable {
     }
 
     /// Writes the table at a byte offset, at most [`MAX_TABLE_WRITE`] bytes. Reserved bits stay
-    /// zero. Bytes behind the end are ignored.
+    /// zero. Bytes after the end are ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Unmasked {
         let first = usize::try_from(offset).map_or(usize::MAX, |offset| offset / ENTRY);
         let mut unmasked = Unmasked { first, bits: 0 };
@@ -90,7 +90,7 @@ impl MsixTable {
         unmasked
     }
 
-    /// Reads the pending bits at a byte offset. Bytes behind their end read as zero. Software can't
+    /// Reads the pending bits at a byte offset. Bytes after their end read as zero. Software can't
     /// write them.
     pub fn read_pba(&self, offset: u64, data: &mut [u8]) {
         for (position, byte) in data.iter_mut().enumerate() {

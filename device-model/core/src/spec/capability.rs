@@ -4,7 +4,7 @@ use nicforge_hwi::pci::AttachmentCapability;
 
 use super::SpecError;
 
-/// Most bytes that a [`VendorCapability`] has behind its header.
+/// Maximum number of bytes that a [`VendorCapability`] has after its header.
 pub const MAX_CAPABILITY: usize = 61;
 /// Bytes of id, link and length at the start of a vendor-specific capability.
 const CAPABILITY_HEADER: usize = 3;
@@ -17,7 +17,7 @@ const CAPABILITIES_END: usize = 0x100;
 /// A vendor-specific capability of the device's own (PCI Local Bus 3.0, appendix H).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VendorCapability {
-    /// Content behind the bytes for id, link and length: 1 to [`MAX_CAPABILITY`] bytes.
+    /// Content after the bytes for id, link and length: 1 to [`MAX_CAPABILITY`] bytes.
     pub content: Vec<u8>,
     /// Registers in the capability that give access to the BARs. At most one capability has them.
     pub window: Option<BarWindow>,

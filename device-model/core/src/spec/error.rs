@@ -36,7 +36,7 @@ pub enum SpecError {
         /// Its size in bytes.
         size: u64,
     },
-    /// The BAR behind a 64-bit BAR is taken or does not exist.
+    /// The BAR after a 64-bit BAR is taken or does not exist.
     #[error("BAR {bar} is 64 bits wide, so the next one must be left out")]
     Bar64 {
         /// Number of the BAR of 64 bits.

@@ -113,7 +113,7 @@ fn read_across_registers_control_page_and_msix_gives_each_its_own() {
     assert_eq!(all[0x1000 + control::ATTACHMENT as usize..][..4], [0; 4]);
     assert_eq!(all[0x1000 + 0x100..][..4], [0xff; 4]);
 
-    // The vectors are masked after power-on. The space behind the last one belongs to the device.
+    // The vectors are masked after power-on. The space after the last one belongs to the device.
     assert_eq!(all[0x2000 + 12..][..4], [1, 0, 0, 0]);
     assert_eq!(all[0x2000 + 64..][..2], [0x40, 0x41]);
     assert_eq!(all[0x3000..][..9], [0, 0, 0, 0, 0, 0, 0, 0, 8]);

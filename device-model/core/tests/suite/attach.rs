@@ -278,7 +278,7 @@ fn function_level_reset_in_configuration_space_resets_the_attachment() {
     let (mut machine, probe) = attached();
     let before = read_control(&mut machine, A, GENERATION);
 
-    // The PCI Express capability lies behind the 8 bytes of power management at 0x40. Device
+    // The PCI Express capability lies after the 8 bytes of power management at 0x40. Device
     // control is at offset 8 in it; bit 15 starts the reset.
     assert_eq!(read::<1>(&mut machine, A, region::CONFIG, 0x48), [0x10]);
 

@@ -175,7 +175,7 @@ fn truncated_file_is_seen_by_copies() {
     assert!(machine.is_faulted(F, A));
 }
 
-/// A write to mapped memory must not overtake one that is under way as a message.
+/// A write to mapped memory must not overtake one that is in progress as a message.
 #[test]
 fn writes_to_mapped_memory_wait_for_writes_by_message() {
     let (mut machine, probe) = attached();
@@ -238,7 +238,7 @@ fn copies_are_traced_like_other_dma() {
     assert_eq!(trace.0.lock().unwrap()[..], expected);
 }
 
-/// Copies are charged to the step: functions behind this one wait for the next step.
+/// Copies are charged to the step: functions after this one wait for the next step.
 #[test]
 fn bytes_copied_count_against_the_step() {
     let (mut machine, probe) = attached();

@@ -35,7 +35,7 @@ fn in_step(
 }
 
 /// Returns a machine with pages that are adjacent in the client's addresses only, and a read-only
-/// page behind them.
+/// page after them.
 fn scattered() -> (Machine, Probe, Vec<SharedMemory>) {
     let (mut machine, probe) = attached();
     let pages = (0..4).map(|page| map_local(&mut machine, A, 0x1000 * (1 + page), 0x1000)).collect();

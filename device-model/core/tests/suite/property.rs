@@ -205,7 +205,7 @@ impl World {
 
         self.act(who);
         self.check();
-        // The write stalls behind a record that does.
+        // The write stalls after a record that does.
         if done.load(std::sync::atomic::Ordering::Relaxed) {
             self.clients.get_mut(&who).unwrap().reads.clear();
         }

@@ -180,7 +180,7 @@ fn without_rings_their_place_means_nothing() {
     assert_eq!(crate::common::read_control(&mut machine, crate::common::A, crate::common::GENERATION), 1);
 }
 
-/// Returns a capability of `length` bytes behind its header.
+/// Returns a capability of `length` bytes after its header.
 fn capability(length: usize, window: Option<BarWindow>) -> VendorCapability {
     VendorCapability { content: vec![0; length], window }
 }

@@ -32,7 +32,7 @@ use super::INLINE;
 /// | [`STATUS`] | `handle` (one of [`status`]) | its value |
 ///
 /// The *room* is the number of puts and gets that will not be refused with
-/// [`code::NO_SPACE`](super::code::NO_SPACE) behind this one, whatever other processes do. A client
+/// [`code::NO_SPACE`](super::code::NO_SPACE) after this one, whatever other processes do. A client
 /// can post so many without waiting for their results.
 ///
 /// An update changes nothing, and its value is 0, if the tested queue had an event or the

@@ -26,9 +26,10 @@ pub const SCRATCH: u32 = 384 << 10;
 pub const STREAMS: u16 = 256;
 /// Bytes of a packet of the network.
 pub const PACKET: usize = 64;
-/// Most bytes of a message that its header packet carries. A longer message needs a stream.
+/// Maximum number of bytes of a message that its header packet carries. A longer message needs a
+/// stream.
 pub const INLINE: usize = 16;
-/// Most messages in flight from a node to another one.
+/// Maximum number of messages in flight from a node to another one.
 pub const MAX_IN_FLIGHT: u16 = 1024;
 /// Largest length of a message in bytes.
 pub const MAX_MESSAGE: u32 = 1 << 30;
@@ -52,7 +53,7 @@ pub mod reg {
 
 /// Offsets in the mailbox, from the start of the device's windows.
 pub mod window {
-    /// Start of the device's windows in [`super::BAR_WINDOW`], behind the posted-write ring.
+    /// Start of the device's windows in [`super::BAR_WINDOW`], after the posted-write ring.
     pub const BASE: u64 = 0x1_0000;
     /// Number of commands that the client has written, modulo 2^32 (32-bit).
     pub const COMMAND_TAIL: u64 = 0x000;
@@ -64,7 +65,7 @@ pub mod window {
 
 /// Offsets in the device's part of the mirror. Words have 32 bits.
 pub mod mirror {
-    /// Start of the device's part in [`super::BAR_MIRROR`], behind the core's page.
+    /// Start of the device's part in [`super::BAR_MIRROR`], after the core's page.
     pub const BASE: u64 = 0x1000;
     /// Number of this node.
     pub const NODE: u64 = 0x00;

@@ -9,7 +9,7 @@
 //!
 //! | BAR | contents | access |
 //! | --- | --- | --- |
-//! | 0 | registers ([`reg`]; behind them the core's pages) | trapped |
+//! | 0 | registers ([`reg`]; after them the core's pages) | trapped |
 //! | 1 | posted-write ring, mailbox ([`window`]), private | mapped, read-write |
 //! | 2 | attachment mirror: core's page, then results ([`mirror`]), private | mapped, read-only |
 //!

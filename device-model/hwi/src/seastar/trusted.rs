@@ -55,9 +55,9 @@ pub mod kernel_flag {
 
 /// Number of pieces in a command of the trusted mailbox.
 pub const PIECES: usize = 4;
-/// Most pieces of a message in host-based mode.
+/// Maximum number of pieces of a message in host-based mode.
 pub const MAX_PIECES: usize = 1024;
-/// Most ranges of a process's address map.
+/// Maximum number of ranges of a process's address map.
 pub const MAX_RANGES: usize = 16;
 
 /// A contiguous piece of a client's memory.
@@ -82,7 +82,8 @@ pub struct KernelCommand {
     pub kind: u16,
     /// Bits of [`kernel_flag`].
     pub flags: u8,
-    /// Kind of a message that is sent: one of [`super::message`] before [`super::message::FIRST_CONTROL`].
+    /// Kind of a message that is sent: one of [`super::message`] before
+    /// [`super::message::FIRST_CONTROL`].
     pub message: u8,
     /// Process of this node.
     pub process: u16,

@@ -41,7 +41,7 @@ impl Barriers {
         self.advance(class, route, symbols);
     }
 
-    /// Notes that the subtree of an input has entered. Returns whether that was expected.
+    /// Records that the subtree of an input has entered. Returns whether that was expected.
     pub(super) fn come_up(
         &mut self,
         (class, port): (usize, u8),

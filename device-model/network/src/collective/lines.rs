@@ -59,7 +59,7 @@ impl Lines {
         self.update(class, route, symbols);
     }
 
-    /// Notes the lines of an input's subtree.
+    /// Records the lines of an input's subtree.
     pub(super) fn come_up(
         &mut self,
         (class, port): (usize, u8),
@@ -73,7 +73,7 @@ impl Lines {
         self.update(class, route, symbols);
     }
 
-    /// Notes the lines of all nodes, and sends them down.
+    /// Records the lines of all nodes, and sends them down.
     pub(super) fn come_down(&mut self, class: usize, lines: u8, route: &ClassRoute, symbols: &mut Symbols) {
         let (state, lines) = (&mut self.of[class], lines & ALL);
         if state.all == lines {

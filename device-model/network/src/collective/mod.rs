@@ -73,9 +73,9 @@ use crate::router::FifoSpec;
 
 /// Number of classes, for data and for barriers.
 pub const CLASSES: usize = 16;
-/// Most injection FIFOs of a unit, and most reception FIFOs.
+/// Maximum number of injection FIFOs of a unit, and most reception FIFOs.
 pub const MAX_FIFOS: usize = 4;
-/// Most inputs of a unit from links: ports, times virtual channels of data.
+/// Maximum number of inputs of a unit from links: ports, times virtual channels of data.
 pub const MAX_INPUTS: usize = 60;
 
 /// The part of a class route at a node.

@@ -130,7 +130,7 @@ impl CollectiveUnit {
     }
 
     /// Sets the class route of a class for data. Packets that wait are looked at again; those that
-    /// the new route does not expect are dropped. No operation of the class should be under way.
+    /// the new route does not expect are dropped. No operation of the class should be in progress.
     ///
     /// # Errors
     /// [`CollectiveError::Class`], [`CollectiveError::RouteChannel`],
@@ -147,7 +147,7 @@ impl CollectiveUnit {
     }
 
     /// Sets the class route of a class for barriers and global interrupts, and forgets a barrier
-    /// that is under way at this node, and the lines.
+    /// that is in progress at this node, and the lines.
     ///
     /// # Errors
     /// As [`CollectiveUnit::set_route`].
@@ -352,7 +352,7 @@ impl CollectiveUnit {
         }
     }
 
-    /// Forgets a class's barrier that is under way at this node, and its lines.
+    /// Forgets a class's barrier that is in progress at this node, and its lines.
     fn forget_symbols(&mut self, class: usize) {
         self.barriers.forget(class);
         self.lines.forget(class);
@@ -371,7 +371,7 @@ impl CollectiveUnit {
         received
     }
 
-    /// Notes a symbol. Returns false for one that no route expects.
+    /// Records a symbol. Returns false for one that no route expects.
     fn note_symbol(&mut self, port: u8, word: u64) -> bool {
         let Some(Symbol { class, direction, kind }) = Symbol::from_bits(word) else { return false };
         let (route, symbols) = (&self.barrier_routes[class], &mut self.symbols);

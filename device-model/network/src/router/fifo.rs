@@ -80,7 +80,7 @@ impl InjectionFifo {
         self.level.set(self.packets.len() as u64, now);
     }
 
-    /// Notes the time at which the tail of the packet that was taken last has left.
+    /// Records the time at which the tail of the packet that was taken last has left.
     #[inline]
     pub(crate) fn serve_until(&mut self, time: Nanos) {
         self.busy_until = time;

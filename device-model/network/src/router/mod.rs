@@ -170,7 +170,7 @@ impl Head {
         }
     }
 
-    /// Notes the packet that has become the first one.
+    /// Records the packet that has become the first one.
     #[inline]
     fn become_first(&mut self, decision: Decision, now: Nanos, bytes: u32, fifo: u8) {
         (self.decision, self.since) = (decision, now);

@@ -62,7 +62,7 @@ pub(super) struct Outputs {
 }
 
 impl Output {
-    /// Notes that the choice was sent.
+    /// Records that the choice was sent.
     #[inline]
     pub(super) fn count_sent(&mut self, choice: Choice) {
         self.last[choice.priority][usize::from(choice.is_injected)] = choice.input as u8;
@@ -126,14 +126,14 @@ impl Outputs {
         ports & !self.blocked.busy
     }
 
-    /// Notes that the wire of a port is busy until a time. A port without a link never falls idle,
-    /// and is asked again at each event.
+    /// Records that the wire of a port is busy until a time. A port without a link never falls
+    /// idle, and is asked again at each event.
     #[inline]
     pub(super) fn note_busy(&mut self, idle_at: Nanos, port: u8) {
         self.blocked.busy |= u64::from(idle_at < Nanos::NEVER) << port;
     }
 
-    /// Notes that a port has no room for any of the inputs that want it.
+    /// Records that a port has no room for any of the inputs that want it.
     #[inline]
     pub(super) fn note_full(&mut self, port: u8) {
         self.blocked.full |= 1 << port;

@@ -17,7 +17,7 @@ pub(super) struct TrackedChannels {
     index: Vec<u8>,
     /// The empty buffer of each virtual channel with the rule.
     empty: Vec<Buffer>,
-    /// The most slots of a buffer.
+    /// Maximum number of slots of a buffer.
     most_slots: usize,
 }
 
@@ -128,7 +128,7 @@ impl Slots {
         credits + oldest.sum::<u32>().saturating_sub(returned)
     }
 
-    /// Notes a packet that took `credits` credits.
+    /// Records a packet that took `credits` credits.
     #[inline]
     pub(super) fn take(&mut self, tracked: &TrackedChannels, port: u8, vc: usize, credits: u32) {
         let (index, stride) = (tracked.buffer(port, vc), tracked.most_slots);

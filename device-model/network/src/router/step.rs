@@ -39,7 +39,7 @@ impl<P: Policy> Router<P> {
                 break true;
             }
 
-            // Packets behind those that have left may go on at once.
+            // Packets after those that have left may go on at once.
             new = self.new_inputs(ports);
             if new == 0 && self.outputs.open() == 0 && !self.counters.starved {
                 break false;
@@ -52,7 +52,7 @@ impl<P: Policy> Router<P> {
         Outcome { moved, has_more, wake: self.next_wake(ports.now()) }
     }
 
-    /// Lets the tails of packets that wait for an output, and the packets behind them, arrive
+    /// Lets the tails of packets that wait for an output, and the packets after them, arrive
     /// without a wake-up.
     #[inline]
     fn hush(&mut self, ports: &mut Ports<'_>) {
@@ -319,7 +319,7 @@ impl<P: Policy> Router<P> {
         copy
     }
 
-    /// Notes that the first packet of an input has left it.
+    /// Records that the first packet of an input has left it.
     #[inline(always)]
     pub(super) fn leave(&mut self, input: usize, now: Nanos) {
         let head = &mut self.heads.of[input];

@@ -32,7 +32,7 @@ impl Wiring {
         Ok(wiring)
     }
 
-    /// Notes the far end of one end of a cable.
+    /// Records the far end of one end of a cable.
     fn connect(&mut self, cable: Cable, end: CableEnd, far: CableEnd) -> Result<(), WiringError> {
         let CableEnd { node, port } = end;
         if port >= self.ports {

@@ -359,7 +359,7 @@ fn packets_are_combined_when_their_heads_have_come() {
     let nodes = run(&tree, &[order(), order(), order()]);
 
     // A head takes 52 ns for a hop, and a tail 148. On the way up, each unit adds 18 ns, and on the
-    // way down each below the root 6. The rest of the packet is 96 ns behind its head.
+    // way down each below the root 6. The rest of the packet is 96 ns after its head.
     let at_root = 3 * 18 + 2 * 52;
     let times: Vec<_> = nodes.iter().map(|node| node.outputs[0].time.0).collect();
     assert_eq!(times, [at_root + 96, at_root + 148 + 6, at_root + 52 + 6 + 148 + 6]);

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::{topology::Route, wire::LANES};
 
-/// The most bytes of data that an RMA packet carries on any card.
+/// Maximum number of bytes of data that an RMA packet carries on any card.
 pub const MAX_RMA_MTU: u32 = 64 << 10;
 /// Bytes of data of an RMA packet of the R1 prototype.
 ///
@@ -33,7 +33,8 @@ pub struct CardConfig {
     pub watchdog: u64,
     /// The watchdog of RMA at power-on, in nanoseconds; 0 disables it.
     pub rma_watchdog: u64,
-    /// The most bytes of data that an RMA packet carries: a multiple of 8, 64 to [`MAX_RMA_MTU`].
+    /// Maximum number of bytes of data that an RMA packet carries: a multiple of 8, 64 to
+    /// [`MAX_RMA_MTU`].
     pub rma_mtu: u32,
     /// The clock of the core, whose cycles VELO and RMA take for their work. The data path is 32
     /// bits wide. By default their work takes no time.

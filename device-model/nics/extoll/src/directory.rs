@@ -68,7 +68,7 @@ impl Directory {
         }
     }
 
-    /// Notes that a VPID's ring was enabled, with credit, or disabled. A generation that is known
+    /// Records that a VPID's ring was enabled, with credit, or disabled. A generation that is known
     /// already changes nothing, because part of its credit has been used.
     pub(crate) fn update(&mut self, node: u32, vpid: u16, entry: Entry) {
         if entry != Entry::default() {

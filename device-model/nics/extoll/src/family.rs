@@ -44,7 +44,7 @@ const MAX_WATCHDOG: u64 = 60_000;
 const MAX_CLOCK: u32 = 10_000;
 /// Bits that a link carries in a cycle of the core's clock (the paper's section V).
 const BITS_A_CYCLE: u64 = 32;
-/// The most cycles that a packet takes to the next card.
+/// Maximum number of cycles that a packet takes to the next card.
 const MAX_HOP_CYCLES: u32 = 1 << 20;
 /// Nanoseconds of a millisecond.
 const MILLISECOND: u64 = 1_000_000;
@@ -85,7 +85,7 @@ struct Network {
     /// Cycles of that clock that a packet takes to the next card, besides the delay of the link.
     #[serde(default)]
     hop_cycles: Option<Spanned<u32>>,
-    /// The most bytes of data of an RMA packet: a multiple of 8, 64 to 65,536.
+    /// Maximum number of bytes of data of an RMA packet: a multiple of 8, 64 to 65,536.
     #[serde(default)]
     rma_mtu: Option<Spanned<u32>>,
     /// The network's links.

@@ -37,7 +37,7 @@ pub(crate) struct Sharing {
 }
 
 impl Sharing {
-    /// Notes that the card has a packet for an output channel without room.
+    /// Records that the card has a packet for an output channel without room.
     #[inline]
     pub(crate) fn want(&mut self, port: u8, vc: usize) {
         self.wanted[vc] |= 1 << port;
@@ -61,13 +61,13 @@ impl Sharing {
         (self.crowded, self.opened) = ([0; CHANNELS], [0; CHANNELS]);
     }
 
-    /// Notes that a transit packet has to wait for an output channel.
+    /// Records that a transit packet has to wait for an output channel.
     #[inline]
     pub(crate) fn crowd(&mut self, port: u8, vc: usize) {
         self.crowded[vc] |= 1 << port;
     }
 
-    /// Notes that a transit packet has left by an output channel.
+    /// Records that a transit packet has left by an output channel.
     #[inline]
     pub(crate) fn pass(&mut self, port: u8, vc: usize) {
         self.own_last[vc] &= !(1 << port);
@@ -100,7 +100,7 @@ impl Sharing {
         *left
     }
 
-    /// Notes that clients have sent packets by an output channel.
+    /// Records that clients have sent packets by an output channel.
     #[inline]
     pub(crate) fn spend(&mut self, port: u8, vc: usize, packets: u32) {
         self.own_last[vc] |= 1 << port;

@@ -173,14 +173,14 @@ impl Switch {
         self.sharing.allowance(port, vc, ports.credits(port, vc))
     }
 
-    /// Notes that clients have sent packets by an output channel.
+    /// Records that clients have sent packets by an output channel.
     #[inline]
     pub fn spend(&mut self, (port, vc): (u8, usize), packets: u32) {
         self.sharing.spend(port, vc, packets);
     }
 
-    /// Notes that this card has a packet of a class for a node that must wait. Transit packets then
-    /// leave room for it.
+    /// Records that this card has a packet of a class for a node that must wait. Transit packets
+    /// then leave room for it.
     pub fn want(&mut self, target: u32, class: Class) {
         if let Route::Port { port, lane } = self.route(target) {
             self.sharing.want(port, channel(class, lane));

@@ -25,8 +25,8 @@ use crate::{
     tenants::Tenants,
 };
 
-/// Most nodes of a network, I/O nodes included. The deadlock check asks for the routes between all
-/// pairs of them.
+/// Maximum number of nodes of a network, I/O nodes included. The deadlock check asks for the routes
+/// between all pairs of them.
 pub const MAX_NODES: u32 = 2048;
 /// Longest dimensions: coordinates have 6 bits, and dimension E has two nodes.
 pub const LONGEST: [u32; DIMENSIONS] = [64, 64, 64, 64, 2];
@@ -39,9 +39,9 @@ pub const CREDITS: u32 = 7;
 /// Bytes of the link protocol for each packet on a link with a bandwidth: acknowledgement and
 /// tokens. With them, a link carries at most 90 % of its raw bandwidth as payload (section II.A).
 pub const PROTOCOL_BYTES: u32 = 24;
-/// Most bytes of client memory that a packet refers to, on links without a bandwidth.
+/// Maximum number of bytes of client memory that a packet refers to, on links without a bandwidth.
 pub const MAX_REFERENCE: u32 = 64 << 10;
-/// Most compute nodes to which an I/O node is attached.
+/// Maximum number of compute nodes to which an I/O node is attached.
 pub const MAX_EXITS: usize = 3;
 /// Ports of an I/O node to its compute nodes: the I/O link, D+ and D-.
 pub const EXIT_PORTS: [u8; MAX_EXITS] = [IO_PORT, 6, 7];

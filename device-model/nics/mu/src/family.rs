@@ -40,7 +40,7 @@ use serde::Deserialize;
 
 use crate::{MessageUnit, Network, NetworkError, Options, Times, config::DEFAULT_SUBGROUPS};
 
-/// Most nodes of all networks of a machine file together.
+/// Maximum number of nodes of all networks of a machine file together.
 const MAX_ALL_NODES: u32 = crate::config::MAX_NODES;
 /// The highest frequency of a clock in MHz.
 const MAX_CLOCK: u32 = 10_000;
@@ -48,9 +48,9 @@ const MAX_CLOCK: u32 = 10_000;
 const MAX_LATENCY: u32 = 1_000_000;
 /// The highest bandwidth of memory in MB/s.
 const MAX_MEMORY_RATE: u32 = 1_000_000;
-/// Most bytes of the link protocol with a packet.
+/// Maximum number of bytes of the link protocol with a packet.
 const MAX_PROTOCOL_BYTES: u32 = 1024;
-/// Most cycles of the collective logic between two packets.
+/// Maximum number of cycles of the collective logic between two packets.
 const MAX_RECOVERY: u32 = 10_000;
 /// Names of the dimensions.
 const NAMES: &str = "ABCDE";

@@ -176,7 +176,7 @@ mod tests {
             let mut wrong = bytes.clone();
             let mut places = std::collections::BTreeSet::new();
             for (place, error) in errors {
-                // The last symbol may have bits behind the packet.
+                // The last symbol may have bits after the packet.
                 let symbol = place.index(bytes.len() * 8 / BITS as usize - 1);
                 if places.insert(symbol) {
                     disturb(&mut wrong, symbol, error);

@@ -38,7 +38,7 @@ impl Tenants {
         self.entry(node, subgroup).map_or(0, |entry| entry.load(Ordering::Relaxed))
     }
 
-    /// Notes that a subgroup's tenant has changed. Its number is never 0.
+    /// Records that a subgroup's tenant has changed. Its number is never 0.
     pub(crate) fn change(&self, node: u32, subgroup: u16) {
         if let Some(entry) = self.entry(node, subgroup) {
             let next = entry.load(Ordering::Relaxed).wrapping_add(1);

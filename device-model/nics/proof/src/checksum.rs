@@ -41,7 +41,7 @@ const SUMMER: CompanionSpec = CompanionSpec {
     events: ATTACHMENTS as usize,
     mode: CompanionMode::Threads,
 };
-/// Most buffers that are kept for reuse.
+/// Maximum number of buffers that are kept for reuse.
 const MAX_SPARE: usize = ATTACHMENTS as usize;
 
 /// A function that sums bytes.

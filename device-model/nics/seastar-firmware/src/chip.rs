@@ -2,7 +2,7 @@
 //!
 //! All that happens to the firmware is an [`Event`] of one queue. All that it does is a call of
 //! [`Chip`], which takes effect at the processor's time of that call, in the order of the calls. A
-//! write to a host's memory is ordered behind the deposits whose end the firmware has seen.
+//! write to a host's memory is ordered after the deposits whose end the firmware has seen.
 
 use nicforge_hwi::seastar::{COMMAND_BYTES, CommandResult, HeaderPacket, PIECES, Piece};
 
@@ -228,7 +228,7 @@ pub trait Chip {
     /// [`Halted`].
     fn write_host(&mut self, client: Client, address: u64, bytes: &[u8]) -> Result<(), Halted>;
 
-    /// Raises an interrupt of a client, behind all writes so far.
+    /// Raises an interrupt of a client, after all writes so far.
     ///
     /// # Errors
     /// [`Halted`].
@@ -251,16 +251,17 @@ pub trait Chip {
     fn set_timer(&mut self, time: u64) -> Result<(), Halted>;
 }
 
-/// Most messages on [`Channel::Data`] that the firmware has in the transmit DMA engine.
+/// Maximum number of messages on [`Channel::Data`] that the firmware has in the transmit DMA
+/// engine.
 pub const MAX_TRANSMISSIONS: u16 = 32;
 
-/// Most bytes of [`Chip::write_host`].
+/// Maximum number of bytes of [`Chip::write_host`].
 pub const MAX_HOST_WRITE: usize = 128;
 
-/// Most calls with effects that the firmware makes in a poll.
+/// Maximum number of calls with effects that the firmware makes in a poll.
 pub const MAX_CALLS: usize = 16;
 
-/// Most counters of a program.
+/// Maximum number of counters of a program.
 pub const MAX_COUNTERS: usize = 32;
 
 /// The result of a poll.

@@ -13,9 +13,9 @@ use stateright::{Checker, Model, Property};
 
 /// Modulus of the sequence numbers.
 const MODULUS: u32 = 5;
-/// Most messages in flight between a pair of nodes.
+/// Maximum number of messages in flight between a pair of nodes.
 const WINDOW: u16 = 2;
-/// Most messages that a node sends.
+/// Maximum number of messages that a node sends.
 const MESSAGES: usize = 4;
 
 type Number = Sequence<MODULUS>;
@@ -120,7 +120,7 @@ enum End {
 enum Violation {
     /// A message was taken twice.
     Twice,
-    /// A message was taken behind a later one of the same sender.
+    /// A message was taken after a later one of the same sender.
     Order,
     /// The sender completes a message that was not taken.
     FalseCompletion,
@@ -230,7 +230,7 @@ impl Network {
         state.wires[node][channel].push_back(packet);
     }
 
-    /// Tells the peer that a life of a node has begun or ended, behind all that it has sent.
+    /// Tells the peer that a life of a node has begun or ended, after all that it has sent.
     fn announce(&self, state: &mut State, node: usize, body: Body) {
         if self.is_fenced() {
             for channel in [DATA, CONTROL] {
@@ -497,7 +497,7 @@ impl Model for Network {
             let heads = [DATA, CONTROL].map(|channel| state.wires[node][channel].front());
             for (channel, head) in heads.into_iter().enumerate() {
                 match head.map(|packet| packet.body) {
-                    // A change of lives is seen behind all packets of both channels.
+                    // A change of lives is seen after all packets of both channels.
                     Some(Body::Down | Body::Up) if channel == DATA && heads[DATA] == heads[CONTROL] => {
                         actions.push(Action::Arrive { node, channel });
                     }

@@ -20,13 +20,13 @@ use crate::{
     wire::{CHANNELS, CONTROL, DATA, FIRST_VCS},
 };
 
-/// Most bytes of a packet over links without a bandwidth.
+/// Maximum number of bytes of a packet over links without a bandwidth.
 pub const DEFAULT_MTU: usize = 8 << 10;
 /// Largest such number.
 pub const MAX_MTU: usize = 1 << 16;
 /// Packets of buffer at the receiving end of each virtual channel of a link.
 pub const CREDITS: u32 = 32;
-/// Most dimensions of a torus.
+/// Maximum number of dimensions of a torus.
 const MAX_DIMENSIONS: usize = 3;
 
 /// Options of a network's SeaStars.
@@ -41,8 +41,8 @@ pub struct Options {
     /// Whether messages with data in several packets carry an end-to-end check; `None` for links
     /// with a bandwidth alone.
     pub end_to_end_crc: Option<bool>,
-    /// Most bytes of a packet over links without a bandwidth, [`PACKET`] to [`MAX_MTU`]. Over other
-    /// links a packet has [`PACKET`] bytes.
+    /// Maximum number of bytes of a packet over links without a bandwidth, [`PACKET`] to
+    /// [`MAX_MTU`]. Over other links a packet has [`PACKET`] bytes.
     pub mtu: usize,
     /// Number of nodes whose firmware may have a thread of its own, the first ones. That of the
     /// others is stepped in every machine.

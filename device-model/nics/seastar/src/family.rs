@@ -45,7 +45,7 @@ use serde::Deserialize;
 
 use crate::{Network, Options, ProgramSite, SeaStar, config::MAX_MTU};
 
-/// Most nodes of all networks of a machine file together.
+/// Maximum number of nodes of all networks of a machine file together.
 const MAX_ALL_NODES: u32 = nicforge_hwi::seastar::MAX_NODES;
 /// The highest frequency of the processor in MHz.
 const MAX_CLOCK: u32 = 10_000;

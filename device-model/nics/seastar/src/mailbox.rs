@@ -14,7 +14,7 @@ use nicforge_kit::MirrorWord;
 use nicforge_shm::{MemoryError, SharedU32, Window};
 use zerocopy::IntoBytes;
 
-/// Most commands of a mailbox that the firmware has not answered.
+/// Maximum number of commands of a mailbox that the firmware has not answered.
 const MAX_IN_FLIGHT: u32 = 8;
 
 /// The mailbox of a client.

@@ -27,7 +27,7 @@ const READ_LIMIT: u64 = 1_000_000_000;
 const WRITE_LIMIT: u64 = 100_000_000;
 /// Bytes of the word by which an event is handed over.
 pub(crate) const HAND_OVER: usize = 4;
-/// Most bytes of memory for events that are leased at once.
+/// Maximum number of bytes of memory for events that are leased at once.
 const EVENT_LEASE: u64 = 64 << 10;
 /// Pieces of a command list that are read at once.
 const LIST_PART: usize = 8;
@@ -50,7 +50,7 @@ struct Tenant {
 }
 
 impl Tenants {
-    /// Notes a new tenant of an attachment, and returns its number.
+    /// Records a new tenant of an attachment, and returns its number.
     pub(crate) fn begin(&mut self, who: AttachmentId) -> u32 {
         self.last += 1;
         self.has_changed = true;
@@ -60,7 +60,7 @@ impl Tenants {
         self.last
     }
 
-    /// Notes that an attachment has no tenant.
+    /// Records that an attachment has no tenant.
     pub(crate) fn end(&mut self, who: AttachmentId) {
         self.has_changed = true;
         if let Some(tenant) = self.of.get_mut(usize::from(who.0)) {
@@ -68,7 +68,7 @@ impl Tenants {
         }
     }
 
-    /// Notes that the firmware knows no tenant, or (`false`) that it knows all of them.
+    /// Records that the firmware knows no tenant, or (`false`) that it knows all of them.
     pub(crate) fn set_changed(&mut self, has_changed: bool) {
         self.has_changed = has_changed;
     }
@@ -234,7 +234,7 @@ pub(crate) struct Reader {
     /// Number of the engine, which its tokens carry.
     engine: u64,
     serial: u64,
-    /// The read by message that is under way.
+    /// The read by message that is in progress.
     pending: Option<PendingRead>,
     /// Data of the last read by message.
     buffer: Vec<u8>,
@@ -371,7 +371,7 @@ impl Reader {
 pub(crate) struct Cursor {
     /// The piece in which it is, from its place on.
     current: Piece,
-    /// Pieces behind it that are known, and the number of those.
+    /// Pieces after it that are known, and the number of those.
     part: [Piece; LIST_PART],
     known: u8,
     next: u8,

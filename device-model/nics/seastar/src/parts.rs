@@ -25,7 +25,8 @@ pub(crate) struct Parts {
     pub(crate) tenants: Tenants,
     /// This node's life, 0 if it has none.
     pub(crate) own_life: u32,
-    /// Most bytes of client memory that a packet refers to, 0 if packets carry their data.
+    /// Maximum number of bytes of client memory that a packet refers to, 0 if packets carry their
+    /// data.
     pub(crate) max_reference: u32,
 }
 

@@ -32,9 +32,9 @@ use nicforge_seastar_firmware::chip::{
     Stream, Transmit,
 };
 
-/// Most inputs on their way to the processor.
+/// Maximum number of inputs on their way to the processor.
 pub(crate) const INPUTS: usize = 256;
-/// Most effects on their way to the device.
+/// Maximum number of effects on their way to the device.
 const EFFECTS: usize = 256;
 /// Returns the companion, which runs at most where `mode` says.
 pub(crate) const fn spec(mode: CompanionMode) -> CompanionSpec {

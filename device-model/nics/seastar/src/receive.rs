@@ -11,7 +11,7 @@
 //! ```
 //!
 //! A packet whose stream has no destination yet waits at the head of the reception FIFO, and so do
-//! the packets behind it. Nothing else makes reception wait, transmission least of all.
+//! the packets after it. Nothing else makes reception wait, transmission least of all.
 //!
 //! A cut stream is free only after the firmware's call of `receive`. A call thus never meets
 //! another message than the one that it is for.

@@ -25,7 +25,7 @@ use crate::config::Options;
 const PACKETS: usize = 8;
 /// Fewest bytes that a packet refers to. To copy fewer twice costs less than a lease.
 pub(crate) const MIN_REFERENCE: u32 = 2048;
-/// Most bytes of a lease. It bounds the mappings that are looked at at once.
+/// Maximum number of bytes of a lease. It bounds the mappings that are looked at at once.
 pub(crate) const MAX_LEASE: u32 = 4 << 20;
 /// Bytes of a packet that refers to memory: the offset in its lease, and the length.
 pub(crate) const REFERENCE: usize = 12;

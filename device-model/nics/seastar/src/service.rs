@@ -184,7 +184,7 @@ impl Service {
         ((self.length() - self.sent) as usize).min(parts.site.options.link.max_packet)
     }
 
-    /// Returns the bytes of the next packet: data, and the check if it has room behind them.
+    /// Returns the bytes of the next packet: data, and the check if it has room after them.
     fn body_length(&self, parts: &Parts) -> usize {
         let payload = self.payload(parts);
         let ends_here = self.sent as usize + payload == self.length() as usize;
@@ -278,7 +278,7 @@ impl Service {
         Made::Packet { packet, read: payload as u32, is_last }
     }
 
-    /// Makes the packet of a check that had no room behind the data.
+    /// Makes the packet of a check that had no room after the data.
     fn make_check(&mut self, parts: &Parts, context: &mut Context<'_>) -> Made {
         let Ok(mut packet) = context.ports().new_packet(wire::CHECK) else {
             self.progress = Progress::Check;
@@ -289,7 +289,7 @@ impl Service {
         Made::Packet { packet, read: 0, is_last: true }
     }
 
-    /// Puts the check into a packet, behind `at` bytes.
+    /// Puts the check into a packet, after `at` bytes.
     fn put_check(&mut self, packet: &mut Packet, at: usize) {
         let check = self.check.take().map_or(0, Hasher::finalize);
         packet.bytes_mut()[at..].copy_from_slice(&check.to_le_bytes());

@@ -59,7 +59,7 @@ pub(crate) struct Memory<'a> {
     pub(crate) buffer: &'a mut Vec<u8>,
 }
 
-/// Most bytes that are written by a message.
+/// Maximum number of bytes that are written by a message.
 const BY_MESSAGE: usize = 8 << 10;
 
 impl Stream {

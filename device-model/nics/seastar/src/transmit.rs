@@ -27,11 +27,12 @@ use crate::{
 pub(crate) const DATA_FIFO: u8 = 0;
 pub(crate) const CONTROL_FIFO: u8 = 1;
 
-/// Most data messages in the queue; [`chip::MAX_TRANSMISSIONS`] suffices for the firmware.
+/// Maximum number of data messages in the queue; [`chip::MAX_TRANSMISSIONS`] suffices for the
+/// firmware.
 ///
 /// [`chip::MAX_TRANSMISSIONS`]: nicforge_seastar_firmware::chip::MAX_TRANSMISSIONS
 const MAX_DATA: usize = 4096;
-/// Most control messages in the queue.
+/// Maximum number of control messages in the queue.
 const MAX_CONTROL: usize = 1 << 16;
 /// Delay before the engine looks again at packets that refer to client memory, in nanoseconds.
 const DRAIN_RETRY: u64 = 1_000;
@@ -130,7 +131,7 @@ impl Transmitter {
         self.farewell = Some(0);
     }
 
-    /// Notes a data message that a node without a life would send.
+    /// Records a data message that a node without a life would send.
     pub(crate) fn refuse(&mut self, name: Transmission) {
         self.finished.push_back((name, DataEnd::Cut));
     }

@@ -3,7 +3,7 @@
 //! A message is a header packet and, if it has more than [`INLINE`] bytes, packets of data. All
 //! packets of a message take the same path, so they stay in order, and the packets of one source
 //! never mix with each other. Only the header packet thus names the lives of both ends; the packets
-//! behind it belong to it.
+//! after it belong to it.
 //!
 //! | bits of the route word | contents |
 //! | --- | --- |

@@ -140,9 +140,9 @@ pub mod isr {
 pub const NO_VECTOR: u16 = 0xffff;
 /// Largest number of entries of a queue.
 pub const MAX_QUEUE_SIZE: u16 = 256;
-/// Most descriptors of one buffer, in the queue's table and an indirect one together.
+/// Maximum number of descriptors of one buffer, in the queue's table and an indirect one together.
 pub const MAX_CHAIN: usize = MAX_QUEUE_SIZE as usize;
-/// Most bytes of a buffer to send, header and frame (the largest of 5.1.6.3.1).
+/// Maximum number of bytes of a buffer to send, header and frame (the largest of 5.1.6.3.1).
 pub const MAX_SEND: u64 = 65_562;
 
 /// Number of the queue with buffers for received frames (5.1.2).

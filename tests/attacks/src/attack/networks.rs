@@ -13,7 +13,7 @@ use nicforge_velo::{Config, Port};
 use crate::arena::{Arena, Failed, Round};
 
 /// Time limit of a posted write that waits for room in its ring.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 /// Records, slots or words that are written in a round.
 const WRITES: u64 = 4096;
 /// The BAR of registers, and the BAR of the client's own ring and windows.
@@ -91,7 +91,7 @@ fn open(arena: &Arena, name: &str) -> Result<Device, Failed> {
 /// Returns the poster of a device's ring, with a short timeout for a full ring.
 fn poster(device: &Device) -> Result<Poster, Failed> {
     let mut poster = device.poster(0)?;
-    poster.set_timeout(PATIENCE);
+    poster.set_timeout(TIMEOUT);
     Ok(poster)
 }
 

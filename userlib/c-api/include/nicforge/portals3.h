@@ -548,7 +548,7 @@ typedef uint32_t ptl_time_t;
 #define PTL_INS_BEFORE 0
 
 /*
- Behind the base, or at the tail of the list.
+ After the base, or at the tail of the list.
  */
 #define PTL_INS_AFTER 1
 
@@ -751,7 +751,7 @@ int PtlMEAttach(ptl_handle_ni_t ni_handle,
                 ptl_handle_me_t *me_handle);
 
 /*
- Adds a match entry in front of the entry `base`, or behind it. With PTL_UNLINK it is removed
+ Adds a match entry in front of the entry `base`, or after it. With PTL_UNLINK it is removed
  with its descriptor.
 
  Returns PTL_OK, PTL_NO_INIT, PTL_ME_INVALID, PTL_PROCESS_INVALID, PTL_NO_SPACE, PTL_SEGV, or

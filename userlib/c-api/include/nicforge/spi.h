@@ -640,7 +640,7 @@ typedef struct MUSPI_CollectiveRemoteGetDescriptorInfo_t {
 
 /*
  A function that receives packets. `packet` has `packet_bytes` bytes: the header, and the payload
- behind it. They are valid during the call.
+ after it. They are valid during the call.
  */
 typedef int (*MUSPI_RecvFunction_t)(void *param, MUHWI_PacketHeader_t *packet, uint32_t packet_bytes);
 

@@ -148,7 +148,7 @@ int32_t velo_disconnect(const struct velo_port *port, int32_t connection);
  Sends `size` bytes with a tag of 0 to 14. `size` is a multiple of 8, 8 to 64. Waits while the
  connection has no credit. Returns 0, or a negative error number:
  - -ECONNRESET: the receiver is gone;
- - -ENOBUFS: no more messages can be kept, and the credit may be behind the next one. The caller
+ - -ENOBUFS: no more messages can be kept, and the credit may be after the next one. The caller
    must receive some.
 
  # Safety

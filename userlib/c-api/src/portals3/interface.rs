@@ -8,7 +8,7 @@ use nicforge_portals::{Error, EventKind, EventQueue, Interface, Mode, Region};
 use super::{failure::failure, library::with};
 use crate::support::Failure;
 
-/// Most descriptors of a process in each mode.
+/// Maximum number of descriptors of a process in each mode.
 pub(super) const NIC_BASED_DESCRIPTORS: u32 = 4096;
 pub(super) const HOST_BASED_DESCRIPTORS: u32 = 16_384;
 

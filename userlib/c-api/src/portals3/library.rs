@@ -24,7 +24,7 @@ use crate::support::Failure;
 
 /// The longest wait for the grant of another program's kernel.
 const GRANT_WAIT: Duration = Duration::from_secs(10);
-/// Most processes of a node, which the card's scratch memory bounds.
+/// Maximum number of processes of a node, which the card's scratch memory bounds.
 const MAX_PROCESSES: usize = 15;
 
 /// The library between PtlInit and PtlFini.

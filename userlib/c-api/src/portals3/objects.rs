@@ -71,7 +71,7 @@ impl From<Values> for ptl_md_t {
     }
 }
 
-/// How often a call looks for an event behind lost ones.
+/// How often a call looks for an event after lost ones.
 const TRIES: usize = 4;
 
 /// An event queue.
@@ -128,7 +128,7 @@ impl Queue {
 /// A match entry.
 pub(super) struct Entry {
     pub(super) interface: ptl_handle_ni_t,
-    /// `None` while the call that makes it is under way.
+    /// `None` while the call that makes it is in progress.
     pub(super) made: Option<MatchEntry>,
     /// Whether it is unlinked with its descriptor.
     pub(super) unlink: Unlink,
@@ -141,7 +141,7 @@ pub(super) struct Descriptor {
     pub(super) values: Values,
     pub(super) unlink: Unlink,
     pub(super) entry: Option<ptl_handle_me_t>,
-    /// `None` while the call that makes it is under way, and after it was retired.
+    /// `None` while the call that makes it is in progress, and after it was retired.
     pub(super) made: Option<MemoryDescriptor>,
 }
 

@@ -91,7 +91,7 @@ pub const PTL_UNLINK: ptl_unlink_t = 1;
 
 /// In front of the base, or at the head of the list.
 pub const PTL_INS_BEFORE: ptl_ins_pos_t = 0;
-/// Behind the base, or at the tail of the list.
+/// After the base, or at the tail of the list.
 pub const PTL_INS_AFTER: ptl_ins_pos_t = 1;
 
 /// The target acknowledges the put, unless its descriptor disables that.

@@ -173,7 +173,7 @@ pub struct MUSPI_BaseAddressTableSubGroup_t {
 }
 
 /// A function that receives packets. `packet` has `packet_bytes` bytes: the header, and the payload
-/// behind it. They are valid during the call.
+/// after it. They are valid during the call.
 pub type MUSPI_RecvFunction_t = Option<
     unsafe extern "C" fn(param: *mut c_void, packet: *mut MUHWI_PacketHeader_t, packet_bytes: u32) -> c_int,
 >;

@@ -32,7 +32,7 @@ use crate::{Error, GoneCause, OpenOptions};
 
 /// The number of regions of a PCI function.
 const REGIONS: usize = 9;
-/// The most messages that are served before the caller's own wait goes on.
+/// Maximum number of messages that are served before the caller's own wait goes on.
 const MESSAGES_AT_ONCE: u32 = 4096;
 
 /// A range that the server may access by messages.

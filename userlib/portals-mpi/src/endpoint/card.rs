@@ -75,7 +75,7 @@ pub(super) struct Card {
     pub(super) events: EventQueue,
     /// Descriptors of the data, the heap and the stack.
     segments: [MemoryDescriptor; 3],
-    /// Buffers for unexpected messages, and behind them the slots of short ones.
+    /// Buffers for unexpected messages, and after them the slots of short ones.
     library: Region,
     slots: MemoryDescriptor,
     slots_at: u64,

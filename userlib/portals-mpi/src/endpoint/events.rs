@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{Error, Loss, bits, pool::Handle};
 
-/// The most events of sends and receives in one call of `progress`.
-pub(super) const MOST_EVENTS: usize = 64;
+/// Maximum number of events of sends and receives in one call of `progress`.
+pub(super) const MAX_EVENTS: usize = 64;
 
 impl Endpoint {
     /// Handles all events of unexpected messages. Their number is bounded by the memory for such
@@ -40,7 +40,7 @@ impl Endpoint {
     /// Handles events of sends, receives and fetches. Returns their number.
     pub(super) fn take_events(&mut self) -> Result<usize, Error> {
         let mut taken = 0;
-        while taken < MOST_EVENTS
+        while taken < MAX_EVENTS
             && let Some(event) = self.card.events.get()?
         {
             taken += 1;

@@ -10,7 +10,7 @@ use nicforge_matching::Rank;
 use nicforge_portals::{Event, Failure, MemoryDescriptor};
 
 use super::{Endpoint, card::REQUEST, notices::Notice, requests::State};
-use crate::{Buffer, Error, Loss, config::MOST_FETCHES, pool::Handle};
+use crate::{Buffer, Error, Loss, config::MAX_FETCHES, pool::Handle};
 
 /// Attempts to fetch the data of a message, which may be damaged each time.
 const ATTEMPTS: u32 = 8;
@@ -94,7 +94,7 @@ impl Endpoint {
 
     /// Starts fetches that wait, as far as there is room.
     pub(super) fn start_fetches(&mut self) -> Result<(), Error> {
-        while self.fetches.running.len() < MOST_FETCHES as usize
+        while self.fetches.running.len() < MAX_FETCHES as usize
             && let Some(mut fetch) = self.fetches.waiting.pop_front()
         {
             match self.advance(&mut fetch) {

@@ -15,7 +15,7 @@ use super::{
 use crate::{Error, bits};
 
 /// Most notices that wait for one rank. A rank that keeps to the protocol causes fewer.
-const MOST: usize = 512;
+const MAX: usize = 512;
 
 /// What a notice says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Endpoint {
     /// Sends a notice about a message when the card has room for it.
     pub(super) fn notify(&mut self, to: Rank, notice: Notice, id: u64) {
         let waiting = &mut self.notices.0;
-        let has_room = waiting.iter().filter(|(rank, ..)| *rank == to).count() < MOST;
+        let has_room = waiting.iter().filter(|(rank, ..)| *rank == to).count() < MAX;
         if has_room && !waiting.contains(&(to, notice, id)) {
             waiting.push_back((to, notice, id));
             self.has_work = true;

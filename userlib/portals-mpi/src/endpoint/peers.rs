@@ -18,7 +18,7 @@ use nicforge_portals::{Interface, MemoryDescriptor, ProcessId};
 use super::{
     Endpoint,
     card::{QUESTION, Source},
-    events::MOST_EVENTS,
+    events::MAX_EVENTS,
     requests::State,
 };
 use crate::{Config, Error, Job, Loss, bits, pool::Handle};
@@ -27,8 +27,8 @@ use crate::{Config, Error, Job, Loss, bits, pool::Handle};
 const IDLE_CALLS: u32 = 64;
 /// Questions within the patience.
 const QUESTIONS: u32 = 4;
-/// The most questions at once to ranks that have not answered yet.
-const MOST_QUESTIONS: usize = MOST_EVENTS / 2;
+/// Maximum number of questions at once to ranks that have not answered yet.
+const MAX_QUESTIONS: usize = MAX_EVENTS / 2;
 
 /// A message that its receiver has not acknowledged.
 pub(super) struct InFlight {
@@ -244,7 +244,7 @@ impl Endpoint {
         let unready = in_turn.filter(|(_, peer)| peer.health == Health::Unknown);
         for (asked, (rank, peer)) in unready.enumerate() {
             // Without room the next round asks.
-            if asked == MOST_QUESTIONS || !self.card.control(peer.process, QUESTION, 0)? {
+            if asked == MAX_QUESTIONS || !self.card.control(peer.process, QUESTION, 0)? {
                 *next_asked = rank;
                 break;
             }

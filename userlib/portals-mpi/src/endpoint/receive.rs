@@ -24,7 +24,7 @@ pub(super) struct Receives {
 }
 
 impl Endpoint {
-    /// Starts a new receive: with a message that has arrived, or behind those that are pending.
+    /// Starts a new receive: with a message that has arrived, or after those that are pending.
     pub(super) fn start_receive(&mut self, handle: Handle, selector: Selector) -> Result<(), Error> {
         if let Some(peer) = selector.source.and_then(|source| self.peers.get_mut(source)) {
             peer.awaited += 1;

@@ -40,7 +40,7 @@ impl Sends {
 }
 
 impl Endpoint {
-    /// Starts a new send, behind those that wait.
+    /// Starts a new send, after those that wait.
     pub(super) fn start_send(&mut self, handle: Handle, to: Rank) -> Result<(), Error> {
         let Some(peer) = self.peers.get(to) else { return Ok(()) };
         if let Some(why) = peer.loss() {

@@ -1,7 +1,7 @@
 //! Messages that arrive before their receive, and the memory for them.
 //!
 //! The buffers are filled in turn: a buffer without room for the longest message, or with as many
-//! messages as it may have, unlinks itself. It is posted again, behind the others, when receives
+//! messages as it may have, unlinks itself. It is posted again, after the others, when receives
 //! have taken all its messages. While all buffers are in use, only the headers of messages are
 //! taken; their data are fetched when a receive matches.
 //!

@@ -9,7 +9,7 @@ use crate::{Error, region::Pieces};
 /// Number of command lists: messages of more than [`PIECES`] pieces that are moved at a time.
 const LISTS: u16 = 64;
 /// Number of messages in flight that the kernel has sent.
-pub(crate) const MOST_SENDS: u16 = 1024;
+pub(crate) const MAX_SENDS: u16 = 1024;
 /// Bytes of a command list.
 const LIST_BYTES: u64 = (MAX_PIECES * size_of::<Piece>()) as u64;
 
@@ -45,7 +45,7 @@ impl Lists {
         Ok(Self {
             lists: device.dma_buffer(usize::from(LISTS) * LIST_BYTES as usize, HugePages::Try)?,
             free: (0..LISTS).rev().collect(),
-            inline: device.dma_buffer(usize::from(MOST_SENDS) * INLINE, HugePages::Never)?,
+            inline: device.dma_buffer(usize::from(MAX_SENDS) * INLINE, HugePages::Never)?,
         })
     }
 

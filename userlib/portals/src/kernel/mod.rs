@@ -21,8 +21,8 @@ use nicforge_hwi::seastar::{
 use crate::{Error, KernelConfig, Refusal, region::Pieces};
 use state::State;
 
-/// Most events that one call handles, so that it ends while events keep coming.
-const MOST_EVENTS: usize = 256;
+/// Maximum number of events that one call handles, so that it ends while events keep coming.
+const MAX_EVENTS: usize = 256;
 /// The longest sleep of [`Kernel::serve`] without an interrupt.
 const SLEEP: Duration = Duration::from_millis(100);
 /// Longest range of an address map.
@@ -103,8 +103,8 @@ impl Kernel {
     /// Those of a lost card: [`Error::is_gone`].
     pub fn progress(&self) -> Result<(), Error> {
         match self.state.try_lock() {
-            Ok(mut state) => state.progress(MOST_EVENTS).map(drop),
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().progress(MOST_EVENTS).map(drop),
+            Ok(mut state) => state.progress(MAX_EVENTS).map(drop),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().progress(MAX_EVENTS).map(drop),
             Err(TryLockError::WouldBlock) => Ok(()),
         }
     }
@@ -119,7 +119,7 @@ impl Kernel {
         let waiter = Waiter::new(&self.device, Deadline::never(), Some(cancel));
 
         while waiter.check().is_ok() {
-            let handled = runtime::lock(&self.state).progress(MOST_EVENTS)?;
+            let handled = runtime::lock(&self.state).progress(MAX_EVENTS)?;
             if handled == 0 {
                 interrupt.sleep(Deadline::after(SLEEP), Some(cancel))?;
             }
@@ -248,7 +248,7 @@ impl Kernel {
         runtime::cost(runtime::Cost::SystemCall, 1);
         let mut state = runtime::lock(&self.state);
         // Messages that have arrived are matched first, as the interrupts came before the call.
-        state.progress(MOST_EVENTS)?;
+        state.progress(MAX_EVENTS)?;
         state.process_command(process, start, command).map(|result| {
             result.unwrap_or(CommandResult { code: code::NO_INTERFACE, ..CommandResult::default() })
         })

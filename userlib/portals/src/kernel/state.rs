@@ -14,7 +14,7 @@ use zerocopy::FromBytes;
 
 use super::{
     host::HostProcess,
-    lists::{Lists, MOST_SENDS},
+    lists::{Lists, MAX_SENDS},
     messages::{OutgoingMessage, Receiving, Sending, Source},
 };
 use crate::{
@@ -74,7 +74,7 @@ pub(crate) struct State {
     generations: Vec<u16>,
     /// Number of starts of processes.
     starts: u32,
-    /// Most messages that wait for a process.
+    /// Maximum number of messages that wait for a process.
     pub(super) most_waiting: usize,
     pub(super) lists: Lists,
     /// Messages that the firmware has no room for yet, in order.
@@ -110,8 +110,8 @@ impl State {
             most_waiting: config.waiting,
             lists: Lists::allocate(device)?,
             outbox: VecDeque::new(),
-            sends: (0..MOST_SENDS).map(|_| None).collect(),
-            free_tokens: (0..MOST_SENDS).rev().collect(),
+            sends: (0..MAX_SENDS).map(|_| None).collect(),
+            free_tokens: (0..MAX_SENDS).rev().collect(),
             receives: HashMap::new(),
             unlisted: VecDeque::new(),
         };

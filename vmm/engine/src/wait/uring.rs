@@ -33,10 +33,10 @@ const SUBMISSIONS: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 /// User data of a completion whose outcome does not matter.
 const IGNORED: u64 = 0;
-/// Most calls into the kernel to get one entry into the queue.
+/// Maximum number of calls into the kernel to get one entry into the queue.
 const ATTEMPTS: usize = 64;
 /// Errors in a row after which a poll is not armed again.
-const MOST_ERRORS: u32 = 8;
+const MAX_ERRORS: u32 = 8;
 
 /// A watched descriptor.
 struct Watch {
@@ -50,7 +50,7 @@ struct Watch {
 impl Watch {
     /// Turns the result of a poll into an event. The kernel may end a poll with an error, for
     /// example for want of memory, which says nothing about the descriptor. It is then reported as
-    /// ready, so that its user looks, and its poll is armed again. After [`MOST_ERRORS`] it counts
+    /// ready, so that its user looks, and its poll is armed again. After [`MAX_ERRORS`] it counts
     /// as broken.
     fn event(&mut self, result: i32) -> Event {
         let Ok(flags) = u32::try_from(result) else {
@@ -70,7 +70,7 @@ impl Watch {
     }
 
     fn is_broken(&self) -> bool {
-        self.errors >= MOST_ERRORS
+        self.errors >= MAX_ERRORS
     }
 }
 

@@ -23,7 +23,7 @@ use vfio_bindings::bindings::vfio;
 
 use super::{Inner, LocalMachine, STALL_LIMIT, interrupt};
 
-/// The most data bytes that a device takes in one write.
+/// Maximum number of data bytes that a device takes in one write.
 const MAX_WRITE: usize = nicforge_hwi::posted::MAX_DATA;
 
 /// One attachment of a machine in this process.

@@ -12,7 +12,7 @@ use super::{BlueGene, BlueGeneError, NodeError, mean_since};
 use crate::world::Picos;
 
 /// Time after which a message counts as lost.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes in front of the data: the counters.
 const DATA: u64 = 4096;
 /// Descriptors that an injection FIFO holds.
@@ -72,7 +72,7 @@ impl Area {
 }
 
 fn patience() -> Deadline {
-    Deadline::after(PATIENCE)
+    Deadline::after(TIMEOUT)
 }
 
 /// Waits until the unit has sent the messages of the first FIFOs, which end with the subgroup.

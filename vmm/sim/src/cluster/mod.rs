@@ -41,7 +41,7 @@ use crate::{
 /// Virtual time after which a program counts as stuck, unless the cluster has another limit.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The most time by which the start of a rank is late. It differs from rank to rank and by the
+/// Maximum time by which the start of a rank is late. It differs from rank to rank and by the
 /// seed, as on a real cluster.
 const LATE_START: Duration = Duration::from_nanos(100);
 

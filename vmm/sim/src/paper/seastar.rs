@@ -258,7 +258,7 @@ fn rates(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Latencies behind posted receives that do not match (Figure 11).
+/// Latencies after posted receives that do not match (Figure 11).
 fn queues(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     const QUEUED: u32 = 100;
     let half = |mode, queued| -> Result<f64, Failure> {

@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// Time for which the I/O node serves after its last call, so that the last packets arrive.
 const SERVE_AFTER_LAST_CALL: Duration = Duration::from_millis(1);
 
-/// The most time by which the start of a core is late. It differs from core to core and by the
+/// Maximum time by which the start of a core is late. It differs from core to core and by the
 /// seed, as on a real machine.
 const LATE_START: Duration = Duration::from_nanos(100);
 

@@ -19,7 +19,7 @@ const NEVER: u64 = u64::MAX;
 /// Time since the beginning at which all nodes have posted their receives.
 const POSTING: Duration = Duration::from_millis(20);
 /// Time after which a message counts as lost.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Receives that a streaming benchmark posts at the beginning (the benchmark of Ohio State
 /// University).
 const POSTED: u32 = 64;
@@ -101,7 +101,7 @@ impl<'a> Endpoint<'a> {
 
     /// Waits for the next event of a receive or a send, and returns its kind.
     fn wait_any(&self) -> Result<EventKind, NodeError> {
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(TIMEOUT);
         let (_, event) = Interface::poll(&[&self.received, &self.sent], deadline, None)?;
         match event.failure {
             None => Ok(event.kind),
@@ -113,7 +113,7 @@ impl<'a> Endpoint<'a> {
 /// Waits for the next event of a kind. Events of unlinked descriptors are passed over.
 fn wait_for(queue: &EventQueue, kind: EventKind) -> Result<(), NodeError> {
     loop {
-        let event = queue.wait(Deadline::after(PATIENCE), None)?;
+        let event = queue.wait(Deadline::after(TIMEOUT), None)?;
         if event.failure.is_some() {
             return Err(NodeError::Event(format!("{event:?}")));
         }

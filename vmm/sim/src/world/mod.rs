@@ -40,7 +40,7 @@ use self::{
 };
 pub use self::{profile::Profile, time::Picos};
 
-/// The most threads that an error names.
+/// Maximum number of threads that an error names.
 const MAX_NAMES: usize = 5;
 
 /// The reason why a simulation ended before its programs.

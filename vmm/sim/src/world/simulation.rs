@@ -23,8 +23,8 @@ use super::{
 
 /// Turns of machine and threads between two questions whether to go on.
 const TURNS: u32 = 4096;
-/// The most waits of a thread that panics. A destructor that waits for longer waits for a thread
-/// that is suspended.
+/// Maximum number of waits of a thread that panics. A destructor that waits for longer waits for a
+/// thread that is suspended.
 const MAX_UNWINDING_WAITS: u32 = 1 << 16;
 /// The longest time of such a wait. The machine can have timers for ever.
 const LONGEST_UNWINDING_WAIT: Picos = Picos::nanos(1_000_000_000);

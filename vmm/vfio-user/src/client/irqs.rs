@@ -123,5 +123,6 @@ impl Client {
     }
 }
 
-/// Most interrupts in one call: as many as MSI-X has vectors, which always fit into a message.
+/// Maximum number of interrupts in one call: as many as MSI-X has vectors, which always fit into a
+/// message.
 const MAX_COUNT: usize = 2048;

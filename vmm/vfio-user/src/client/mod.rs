@@ -78,9 +78,9 @@ pub struct ClientConfig {
     pub timeout: Duration,
     /// Time that the socket is polled before the thread sleeps; zero sleeps at once.
     pub spin: Duration,
-    /// Most descriptors that the server may send in one message.
+    /// Maximum number of descriptors that the server may send in one message.
     pub max_msg_fds: u32,
-    /// Most bytes of data that a message to us may carry, at least 1.
+    /// Maximum number of bytes of data that a message to us may carry, at least 1.
     pub max_data_xfer_size: u32,
     /// Memory that the server may reach by messages; without it such requests fail with `EFAULT`.
     pub memory: Option<Arc<dyn GuestMemory>>,
@@ -192,13 +192,13 @@ impl ClientError {
 pub struct ServerLimits {
     /// Minor protocol version agreed on.
     pub minor: u16,
-    /// Most descriptors in one message to it.
+    /// Maximum number of descriptors in one message to it.
     pub max_msg_fds: u32,
-    /// Most bytes of data in one message to it, 1 or more.
+    /// Maximum number of bytes of data in one message to it, 1 or more.
     pub max_data_xfer_size: u32,
     /// Page sizes for DMA maps, or'ed together.
     pub pgsizes: u64,
-    /// Most DMA maps at a time.
+    /// Maximum number of DMA maps at a time.
     pub max_dma_maps: u64,
     /// Whether it takes `REGION_WRITE_MULTI`.
     pub write_multiple: bool,

@@ -17,7 +17,7 @@ const FIRST_ARGSZ: u32 = 4096;
 /// Longest region info that is read, in bytes.
 pub(super) const MAX_INFO_REPLY: usize = 64 * 1024;
 
-/// Most regions that [`Client::regions`] asks for.
+/// Maximum number of regions that [`Client::regions`] asks for.
 const MAX_REGIONS: u32 = 1024;
 
 impl Client {

@@ -10,13 +10,14 @@ const MESSAGE_OVERHEAD: usize = HEADER_SIZE + 4096;
 /// Limits of a connection.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Most descriptors in one message; QEMU refuses a server that names more than 16.
+    /// Maximum number of descriptors in one message; QEMU refuses a server that names more than 16.
     pub max_msg_fds: u32,
-    /// Most bytes of data in one message, at least 1; QEMU refuses more than 64 MiB.
+    /// Maximum number of bytes of data in one message, at least 1; QEMU refuses more than 64 MiB.
     pub max_data_xfer_size: u32,
     /// Page sizes for DMA maps, or'ed together.
     pub pgsizes: u64,
-    /// Most DMA maps at a time. The client learns this limit, and the handler enforces it.
+    /// Maximum number of DMA maps at a time. The client learns this limit, and the handler enforces
+    /// it.
     pub max_dma_maps: u32,
     /// Whether `REGION_WRITE_MULTI` is served.
     pub write_multiple: bool,
@@ -27,8 +28,8 @@ pub struct ServerConfig {
     pub turn: Duration,
     /// Bytes of replies that may wait for the socket before no more requests are taken.
     pub max_queued: usize,
-    /// Most operations of [`dma_read`](super::ServerConnection::dma_read) and `dma_write` at a
-    /// time, below 65536.
+    /// Maximum number of operations of [`dma_read`](super::ServerConnection::dma_read) and
+    /// `dma_write` at a time, below 65536.
     pub max_dma_outstanding: usize,
 }
 

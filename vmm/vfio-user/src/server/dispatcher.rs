@@ -46,7 +46,7 @@ pub(super) struct Dispatcher {
     pub(super) scanned: u64,
     /// Resets found there that were not served yet.
     pub(super) resets_ahead: u32,
-    /// Most bytes of data in one access.
+    /// Maximum number of bytes of data in one access.
     pub(super) transfer: usize,
     /// Data of a read.
     pub(super) scratch: Vec<u8>,

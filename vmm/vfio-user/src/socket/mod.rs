@@ -30,11 +30,11 @@ pub use receive::{Fill, Message};
 pub(crate) use receive::{PendingFds, Receiver};
 pub(crate) use send::{Outlet, Sender};
 
-/// Most descriptors that a stream keeps for messages that were not taken yet, unless its owner sets
-/// a lower limit. Descriptors above the limit are closed on arrival.
+/// Maximum number of descriptors that a stream keeps for messages that were not taken yet, unless
+/// its owner sets a lower limit. Descriptors above the limit are closed on arrival.
 pub const MAX_PENDING_FDS: usize = 256;
 
-/// Most descriptors that the kernel passes in one message (`SCM_MAX_FD` of Linux).
+/// Maximum number of descriptors that the kernel passes in one message (`SCM_MAX_FD` of Linux).
 pub const MAX_MESSAGE_FDS: usize = sys::SCM_MAX_FD;
 
 /// Why a stream cannot go on.

@@ -14,7 +14,7 @@ use crate::wire::{HEADER_SIZE, Header, MessageType};
 /// First size of the buffer, in bytes. It doubles when a message has filled it, up to the limit.
 const INITIAL_BUFFER: usize = 16 * 1024;
 
-/// Most reads with descriptors that are remembered one by one.
+/// Maximum number of reads with descriptors that are remembered one by one.
 const MAX_BATCHES: usize = 2 * MAX_PENDING_FDS;
 
 /// Which descriptors of messages that are not taken yet a receiver keeps.

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Most descriptors that Linux passes in one message (`SCM_MAX_FD`).
+/// Maximum number of descriptors that Linux passes in one message (`SCM_MAX_FD`).
 pub(crate) const SCM_MAX_FD: usize = 253;
 
 const CMSG_HEADER: usize = size_of::<libc::cmsghdr>();

@@ -12,16 +12,16 @@ pub const MAX_VERSION_JSON: usize = 4096;
 /// the other side then assumes the specification's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// Most descriptors that the sender takes in one message.
+    /// Maximum number of descriptors that the sender takes in one message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_msg_fds: Option<u64>,
-    /// Most bytes that the sender takes in one data transfer message.
+    /// Maximum number of bytes that the sender takes in one data transfer message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_data_xfer_size: Option<u64>,
     /// Page sizes for DMA maps, or'ed together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pgsizes: Option<u64>,
-    /// Most DMA maps that are valid at a time.
+    /// Maximum number of DMA maps that are valid at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_dma_maps: Option<u64>,
     /// Whether the sender understands `VFIO_USER_REGION_WRITE_MULTI`.

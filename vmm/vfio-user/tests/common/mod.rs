@@ -19,7 +19,7 @@ use nicforge_vfio_user::*;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Longest time of anything in a test.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Size of region 0, which is trapped.
 pub const BAR0: usize = 3 << 20;
@@ -222,7 +222,7 @@ impl Pair {
     pub fn new(config: ServerConfig) -> Self {
         let (peer, server) = UnixStream::pair().unwrap();
         // With a time-out, a test that fills the socket fails instead of hanging.
-        peer.set_write_timeout(Some(PATIENCE)).unwrap();
+        peer.set_write_timeout(Some(TIMEOUT)).unwrap();
         let reader = Framed::new(peer.try_clone().unwrap().into(), 4 << 20, 16);
         Self { peer, reader, server: ServerConnection::new(server.into(), config), device: Device::default() }
     }
@@ -252,7 +252,7 @@ impl Pair {
 
     /// Serves until no progress is made, and returns the last progress.
     pub fn try_serve(&mut self) -> Result<Progress, ConnectionError> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut last = Progress::More;
         loop {
             self.server.note_second_socket_readable();
@@ -412,7 +412,7 @@ impl Served {
     }
 
     pub fn client(&self) -> Client {
-        Client::connect(&self.path, PATIENCE).unwrap()
+        Client::connect(&self.path, TIMEOUT).unwrap()
     }
 
     pub fn client_with(&self, config: ClientConfig) -> Client {

@@ -41,7 +41,7 @@ impl GuestMemory for Memory {
 
 #[track_caller]
 fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         std::thread::yield_now();
@@ -274,7 +274,7 @@ fn call_that_is_never_answered_times_out_and_the_client_goes_on() {
     let error = client.region_read(0, STALL_READ, &mut [0; 3]).unwrap_err();
 
     assert!(matches!(error, ClientError::Timeout { command: Command::RegionRead, .. }));
-    assert!(started.elapsed() < PATIENCE);
+    assert!(started.elapsed() < TIMEOUT);
     assert!(client.is_alive());
     // The server gives up the read, so its late reply is dropped.
     served.device.lock().unwrap().abort_with = Some(Errno::ECANCELED);
@@ -297,7 +297,7 @@ fn server_reads_and_writes_client_memory_while_the_client_waits() {
     let served = Served::start_with(ServerConfig::default(), Box::new(start));
     let memory = Memory::new();
     let config = ClientConfig {
-        timeout: PATIENCE,
+        timeout: TIMEOUT,
         max_data_xfer_size: 4096,
         memory: Some(memory.clone()),
         ..Default::default()
@@ -326,7 +326,7 @@ fn poll_incoming_serves_a_quiet_clients_memory() {
     let client = served.client_with(ClientConfig { memory: Some(memory.clone()), ..Default::default() });
     client.reset().unwrap();
 
-    let count = client.poll_incoming(PATIENCE).unwrap();
+    let count = client.poll_incoming(TIMEOUT).unwrap();
 
     assert_eq!(count, 1);
     assert_eq!(memory.0.lock().unwrap()[..10], [7, 7, 7, 7, 7, 7, 7, 7, 7, 0x5a]);
@@ -337,7 +337,7 @@ fn poll_incoming_serves_a_quiet_clients_memory() {
 #[test]
 fn many_threads_share_one_client() {
     let served = Served::start(small_transfers());
-    let config = ClientConfig { timeout: PATIENCE, spin: Duration::from_micros(20), ..Default::default() };
+    let config = ClientConfig { timeout: TIMEOUT, spin: Duration::from_micros(20), ..Default::default() };
     let client = served.client_with(config);
 
     std::thread::scope(|scope| {
@@ -374,7 +374,7 @@ fn connecting_to_nothing_names_the_path() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("no-server");
 
-    let error = Client::connect(&path, PATIENCE).unwrap_err();
+    let error = Client::connect(&path, TIMEOUT).unwrap_err();
 
     assert!(error.to_string().contains("no-server"));
 }

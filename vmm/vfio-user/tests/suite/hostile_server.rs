@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{PATIENCE, eventfd, message, words};
+use crate::common::{TIMEOUT, eventfd, message, words};
 use nicforge_vfio_user::socket::FrameError;
 use nicforge_vfio_user::wire::{Command, Header};
 use nicforge_vfio_user::*;
@@ -56,7 +56,7 @@ fn read_request(stream: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
 }
 
 fn client_against(script: Script) -> Client {
-    against(b"", PATIENCE, script).unwrap()
+    against(b"", TIMEOUT, script).unwrap()
 }
 
 fn reply_with(payload: Vec<u8>) -> Script {
@@ -91,7 +91,7 @@ fn eventfds_to_a_server_with_default_limits_go_one_a_message() {
 #[test]
 fn version_reply_that_makes_no_sense_is_malformed() {
     for json in [&b"{"[..], b"[1]", b"{\"capabilities\":{\"max_data_xfer_size\":0}}", b"\xff"] {
-        let client = against(json, PATIENCE, reply_with(vec![]));
+        let client = against(json, TIMEOUT, reply_with(vec![]));
 
         assert!(matches!(client, Err(ClientError::Malformed { command: Command::Version, .. })), "{json:?}");
     }
@@ -100,7 +100,7 @@ fn version_reply_that_makes_no_sense_is_malformed() {
 #[test]
 fn version_that_was_not_proposed_is_malformed() {
     for version in [[1, 0, 0, 0], [0, 0, 1, 0]] {
-        let client = against_version(version.to_vec(), PATIENCE, reply_with(vec![]));
+        let client = against_version(version.to_vec(), TIMEOUT, reply_with(vec![]));
 
         let error = client.unwrap_err();
         assert!(matches!(error, ClientError::Malformed { command: Command::Version, .. }), "{error}");
@@ -116,7 +116,7 @@ fn server_that_says_nothing_is_given_up_in_time() {
         Client::from_socket(ours.into(), ClientConfig { timeout: SHORT, ..Default::default() }).unwrap_err();
 
     assert!(matches!(error, ClientError::Timeout { command: Command::Version, .. }));
-    assert!(started.elapsed() >= SHORT && started.elapsed() < PATIENCE);
+    assert!(started.elapsed() >= SHORT && started.elapsed() < TIMEOUT);
 }
 
 #[test]
@@ -222,14 +222,14 @@ fn server_that_floods_with_requests_cannot_pass_the_deadline() {
         Client::from_socket(ours.into(), ClientConfig { timeout: SHORT, ..Default::default() }).unwrap_err();
 
     assert!(matches!(error, ClientError::Timeout { .. }), "{error:?}");
-    assert!(started.elapsed() < PATIENCE);
+    assert!(started.elapsed() < TIMEOUT);
     thread.join().unwrap();
 }
 
 #[test]
 fn requests_that_a_client_cannot_serve_are_answered_with_an_errno() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
-    theirs.set_read_timeout(Some(PATIENCE)).unwrap();
+    theirs.set_read_timeout(Some(TIMEOUT)).unwrap();
     let thread = std::thread::spawn(move || {
         let (header, _) = read_request(&mut theirs).unwrap();
         let version = [0; 4];
@@ -253,7 +253,7 @@ fn requests_that_a_client_cannot_serve_are_answered_with_an_errno() {
     let client = Client::from_socket(ours.into(), ClientConfig::default()).unwrap();
     let mut served = 0;
     while served < 6 {
-        served += client.poll_incoming(PATIENCE).unwrap();
+        served += client.poll_incoming(TIMEOUT).unwrap();
     }
 
     let errors = thread.join().unwrap();
@@ -283,6 +283,6 @@ proptest! {
         let _ = client.region_info(1);
         let _ = client.region_read(0, 0, &mut [0; 8]);
 
-        prop_assert!(started.elapsed() < PATIENCE);
+        prop_assert!(started.elapsed() < TIMEOUT);
     }
 }

@@ -54,7 +54,7 @@ fn framed(stream: UnixStream) -> Framed {
 
 /// Waits for a message.
 fn wait(socket: &mut Framed) -> Got {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
 
     loop {
         if let Some(got) = receive(socket) {
@@ -94,7 +94,7 @@ fn pair(config: ClientConfig) -> (Client, Ends) {
 }
 
 fn with_memory(memory: &Arc<Slow>) -> ClientConfig {
-    ClientConfig { timeout: PATIENCE, memory: Some(memory.clone()), ..Default::default() }
+    ClientConfig { timeout: TIMEOUT, memory: Some(memory.clone()), ..Default::default() }
 }
 
 /// Serves one request on the first socket; `before` runs before it is answered.
@@ -138,7 +138,7 @@ fn requests_on_the_second_socket_are_served_while_no_call_waits() {
     assert_eq!(read.payload, dma(15, 6, &[0x5a, 1, 2, 3, 4, 0x5a]));
     assert_eq!(refused.header.reply_error(), Some(Errno::EFAULT));
     // They are reported once, by the next call.
-    assert_eq!(client.poll_incoming(PATIENCE).unwrap(), 3);
+    assert_eq!(client.poll_incoming(TIMEOUT).unwrap(), 3);
     assert_eq!(client.poll_incoming(Duration::ZERO).unwrap(), 0);
 }
 
@@ -153,7 +153,7 @@ fn poll_incoming_ends_with_the_first_request_on_the_second_socket() {
         ends
     });
 
-    assert_eq!(client.poll_incoming(PATIENCE).unwrap(), 1);
+    assert_eq!(client.poll_incoming(TIMEOUT).unwrap(), 1);
     assert_eq!(memory.0.lock().unwrap()[0], 9);
     server.join().unwrap();
 }
@@ -164,7 +164,7 @@ fn poll_incoming_ends_when_the_server_hangs_up_the_first_socket() {
     let Ends { main, second_socket } = ends;
     drop(main);
 
-    assert!(matches!(client.poll_incoming(PATIENCE), Err(ClientError::Disconnected { .. })));
+    assert!(matches!(client.poll_incoming(TIMEOUT), Err(ClientError::Disconnected { .. })));
     drop(second_socket);
 }
 
@@ -343,7 +343,7 @@ fn server_that_floods_its_second_socket_cannot_pass_the_deadline() {
     drop(client);
 
     assert!(matches!(error, ClientError::Timeout { .. }), "{error}");
-    assert!(started.elapsed() < PATIENCE);
+    assert!(started.elapsed() < TIMEOUT);
     flood.join().unwrap();
     drop(main);
 }

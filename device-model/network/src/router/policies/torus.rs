@@ -187,7 +187,7 @@ impl TorusPolicy {
     }
 
     /// Delivers packets to the reception FIFO whose number is that of the port by which they come.
-    /// Packets of the node itself go to the FIFO behind those of the ports.
+    /// Packets of the node itself go to the FIFO after those of the ports.
     #[must_use]
     pub fn with_reception_by_port(self) -> Self {
         Self { reception: Reception::ByPort, ..self }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Rma {
-    /// Notes that a get has sent all its requests. It ends at once if all of them are answered.
+    /// Records that a get has sent all its requests. It ends at once if all of them are answered.
     /// Otherwise it waits for the answers, and the next command may send.
     pub(super) fn finish_requests_of_get(
         &mut self,
@@ -122,8 +122,8 @@ impl Rma {
         self.move_in(unit, range, &data, part.length, waiting)
     }
 
-    /// Notes that a part of a get was answered. Returns the get's source and length if this was its
-    /// last part.
+    /// Records that a part of a get was answered. Returns the get's source and length if this was
+    /// its last part.
     fn count_answer(&mut self, who: AttachmentId, part: &Part, status: u8) -> Option<(u64, u32)> {
         let commands = &mut self.client(who)?.commands;
         let in_flight = commands.in_flight(part.id)?;

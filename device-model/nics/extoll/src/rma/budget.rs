@@ -12,8 +12,8 @@ pub(super) const OF_CLIENT: u64 = 50_000_000;
 pub(super) const OF_CARD: u64 = 100_000_000;
 /// Nanoseconds that must pass for a refill of one nanosecond.
 const REFILL: u64 = 100;
-/// Most nanoseconds charged between two looks. A card that was not driven for longer could not see
-/// an answer.
+/// Maximum number of nanoseconds charged between two looks. A card that was not driven for longer
+/// could not see an answer.
 const SLICE: u64 = 5_000_000;
 
 /// A token bucket of nanoseconds.

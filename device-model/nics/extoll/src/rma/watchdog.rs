@@ -49,7 +49,7 @@ impl Watchdog {
         self.begin(context);
     }
 
-    /// Notes that a VPID has a command.
+    /// Records that a VPID has a command.
     #[inline]
     pub(super) fn add(&mut self, context: &mut Context<'_>, who: AttachmentId) {
         self.busy.add(who);

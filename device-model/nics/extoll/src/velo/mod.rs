@@ -106,7 +106,7 @@ struct Client {
 }
 
 impl Client {
-    /// Notes that the ring was enabled or disabled.
+    /// Records that the ring was enabled or disabled.
     fn begin_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1);
         self.announcement = Some(Announcement::default());

@@ -169,7 +169,7 @@ impl Ring {
         Some((node, self.freed[node as usize]))
     }
 
-    /// Notes that the credit from [`Ring::credit_due`] was sent.
+    /// Records that the credit from [`Ring::credit_due`] was sent.
     pub(crate) fn mark_returned(&mut self) {
         if let Some(node) = self.nodes_due.pop_front() {
             let freed = std::mem::take(&mut self.freed[node as usize]);

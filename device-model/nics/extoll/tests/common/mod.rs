@@ -107,7 +107,7 @@ impl Rig {
     /// devices fire in time.
     #[track_caller]
     pub(crate) fn run_in_steps(&mut self, nanoseconds: u64, mut condition: impl FnMut(&mut Testbed) -> bool) {
-        for _ in 0..kit::MOST_STEPS {
+        for _ in 0..kit::MAX_STEPS {
             self.machine.rescan();
             let _ = self.machine.step(kit::BUDGET);
             if condition(&mut self.machine) {

@@ -17,7 +17,8 @@ use nicforge_hwi::{
 };
 use nicforge_shm::SharedMemory;
 
-/// Most visits in a turn: the budget, and one command that begins before it is used up.
+/// Maximum number of visits in a turn: the budget, and one command that begins before it is used
+/// up.
 const MOST: u64 = 2 * MAX_MAPPINGS as u64 + 64;
 /// Pages of the most expensive range. It has as many mappings as a region may have, with a hole in
 /// front of the last one. So all are visited, nothing is registered, and the next attempt costs as

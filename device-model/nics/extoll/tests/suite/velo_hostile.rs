@@ -114,11 +114,11 @@ struct Talk {
     sent: u64,
     /// The turn in which the message in flight was posted.
     since: u64,
-    /// The most turns that a message took.
+    /// Maximum number of turns that a message took.
     longest: u64,
     /// The number of turns for which an access of the sender has waited.
     stalled: u64,
-    /// The most turns that an access has waited.
+    /// Maximum number of turns that an access has waited.
     most_stalled: u64,
     /// Whether the next message waits for an access to end.
     due: bool,

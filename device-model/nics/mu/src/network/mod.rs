@@ -75,7 +75,7 @@ const THROUGH_RATIO: u8 = 1;
 const FIFO_PACKETS: [u16; 2] = [4, 16];
 /// Number of the first network injection FIFO of the router. Those below are for collectives.
 const FIRST_ROUTED: u8 = fifo_map::SYSTEM.trailing_zeros() as u8;
-/// Number of reception FIFOs of the router. Those behind are for collectives.
+/// Number of reception FIFOs of the router. Those after are for collectives.
 const ROUTED_RECEPTION: u8 = reception_fifo::COLLECTIVE_USER;
 
 /// Priorities of the senders: collective and system packets first, then user packets of high

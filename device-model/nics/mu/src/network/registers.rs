@@ -73,7 +73,7 @@ impl Registers {
         }
     }
 
-    /// Notes the exceptions of this node's ALU.
+    /// Records the exceptions of this node's ALU.
     pub(super) fn note_exceptions(&mut self, now: CollectiveCounters) {
         let before = std::mem::replace(&mut self.seen, now);
         for (has_risen, bit) in [
@@ -210,7 +210,7 @@ impl NetworkUnit {
                 let routes = class_routes(value).ok_or(wrong)?;
                 for (class, route) in (2 * pair..).zip(routes) {
                     let route = ClassRoute { channel: 0, fifo: 0, ..route };
-                    // A barrier of the other class of the register can be under way.
+                    // A barrier of the other class of the register can be in progress.
                     if route != self.collective.barrier_route(class) {
                         self.collective.set_barrier_route(class, route).or(Err(wrong))?;
                     }

@@ -102,7 +102,7 @@ impl Active {
         }
     }
 
-    /// Notes the place of the FIFO that is now there.
+    /// Records the place of the FIFO that is now there.
     fn note(&mut self, priority: Priority, index: usize) {
         if let Some(&fifo) = self.lists[priority as usize].get(index) {
             self.positions[usize::from(fifo)] = Position { priority, index: index as u16 };

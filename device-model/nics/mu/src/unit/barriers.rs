@@ -29,7 +29,7 @@ pub(crate) struct Completed {
 }
 
 impl Barriers {
-    /// Notes that a subgroup has entered a barrier for the node.
+    /// Records that a subgroup has entered a barrier for the node.
     pub(crate) fn enter(&mut self, class: u8, subgroup: u16) {
         if let Some(waiting) = self.waiting.get_mut(usize::from(class)) {
             waiting.add(AttachmentId(subgroup));
@@ -53,7 +53,7 @@ impl Barriers {
         Self { shown: self.shown, seen: self.seen, ..Self::default() }
     }
 
-    /// Notes the sum of the network's counts. Returns whether a barrier has completed since the
+    /// Records the sum of the network's counts. Returns whether a barrier has completed since the
     /// last call, with or without this node.
     #[inline]
     pub(crate) fn note_sum(&mut self, sum: u64) -> bool {

@@ -29,7 +29,7 @@ impl Engines {
         self.waiting
     }
 
-    /// Notes that the first packet of an engine waits.
+    /// Records that the first packet of an engine waits.
     pub(crate) fn wait(&mut self, engine: u8, wait: Wait) {
         if let Some(entry) = self.waits.get_mut(usize::from(engine)) {
             *entry = Some(wait);

@@ -98,12 +98,12 @@ pub(crate) struct Errors {
 }
 
 impl Errors {
-    /// Notes an error. An error that has come already raises no further interrupt.
+    /// Records an error. An error that has come already raises no further interrupt.
     pub(crate) fn report(&mut self, set: Set, error: u8) {
         self.note(set as usize, 1 << (error % 64));
     }
 
-    /// Notes an error, and what it is about.
+    /// Records an error, and what it is about.
     pub(crate) fn report_about(&mut self, set: Set, error: u8, info: Info, about: u64) {
         self.infos[info as usize] = about;
         self.report(set, error);
@@ -127,7 +127,7 @@ impl Errors {
         }
     }
 
-    /// Notes an interrupt for the kernel that no register of these is the reason of.
+    /// Records an interrupt for the kernel that no register of these is the reason of.
     pub(crate) fn interrupt(&mut self, vector: u16) {
         self.vectors |= 1 << vector;
     }

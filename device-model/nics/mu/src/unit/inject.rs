@@ -70,7 +70,7 @@ impl Unit {
     ) -> u32 {
         let mut moved = 0;
         for priority in Priority::ALL {
-            // Those that have waited for room in this call are behind the candidates.
+            // Those that have waited for room in this call are after the candidates.
             let mut candidates = self.active.count(priority);
             let mut is_served = false;
 
@@ -348,7 +348,7 @@ impl Unit {
         Served::Moved(1)
     }
 
-    /// Notes that `bytes` of a message have been sent, and ends it behind its last packet.
+    /// Records that `bytes` of a message have been sent, and ends it after its last packet.
     fn advance(&mut self, fifo: u16, message: &mut Message, bytes: u64) {
         let is_done = message.advance(bytes);
         let (number, index) = place_of(fifo);

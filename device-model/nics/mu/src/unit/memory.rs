@@ -39,7 +39,7 @@ pub(crate) enum MemoryFault {
 impl From<DmaError> for MemoryFault {
     fn from(error: DmaError) -> Self {
         match error {
-            // The unit sends no messages, so none can be under way.
+            // The unit sends no messages, so none can be in progress.
             DmaError::Remote { .. } | DmaError::Busy => Self::Range,
             _ => Self::Unmapped,
         }

@@ -68,7 +68,7 @@ pub(crate) struct Message {
     pub(crate) left: u64,
     /// Time from which its first packet can be sent.
     pub(crate) ready: Nanos,
-    /// Most bytes of payload of a packet.
+    /// Maximum number of bytes of payload of a packet.
     packet_bytes: u16,
     interrupts: bool,
     /// Packets may refer to the payload instead of carrying it.
@@ -152,7 +152,7 @@ impl Message {
         header
     }
 
-    /// Notes that the next packet has been sent. Returns whether it was the last one.
+    /// Records that the next packet has been sent. Returns whether it was the last one.
     #[inline]
     pub(crate) fn advance(&mut self, bytes: u64) -> bool {
         self.left -= bytes;

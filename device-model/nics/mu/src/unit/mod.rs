@@ -91,7 +91,7 @@ pub(crate) struct Identity {
     /// The compute nodes, by their coordinates.
     pub(crate) torus: Torus,
     pub(crate) tenants: Tenants,
-    /// Most bytes of client memory that a packet can refer to, or 0.
+    /// Maximum number of bytes of client memory that a packet can refer to, or 0.
     pub(crate) max_reference: u32,
 }
 
@@ -261,7 +261,7 @@ impl Unit {
             .map(|number| subgroup::owner_of(number).attachment)
     }
 
-    /// Notes completed barriers in the pages, and raises the interrupts of those that waited.
+    /// Records completed barriers in the pages, and raises the interrupts of those that waited.
     pub(crate) fn poll_barriers(&mut self, network: &NetworkUnit) {
         if !self.barriers.note_sum(network.all_completed_barriers()) {
             return;

@@ -36,19 +36,19 @@ impl Page {
         Ok(Self { window, shown: [0; WORDS], injection: 0, reception: 0 })
     }
 
-    /// Notes that an injection FIFO has moved.
+    /// Records that an injection FIFO has moved.
     #[inline]
     pub(crate) fn mark_injection(&mut self, fifo: usize) {
         self.injection |= 1 << fifo;
     }
 
-    /// Notes that a reception FIFO has moved.
+    /// Records that a reception FIFO has moved.
     #[inline]
     pub(crate) fn mark_reception(&mut self, fifo: usize) {
         self.reception |= 1 << fifo;
     }
 
-    /// Notes that all FIFOs may have moved.
+    /// Records that all FIFOs may have moved.
     pub(crate) fn mark_all(&mut self) {
         (self.injection, self.reception) = (u8::MAX, u8::MAX);
     }

@@ -195,7 +195,7 @@ impl Unit {
         }
     }
 
-    /// Decrements the counter of a put, behind its data.
+    /// Decrements the counter of a put, after its data.
     fn decrement(
         &mut self,
         context: &mut Context<'_>,

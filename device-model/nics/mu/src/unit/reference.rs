@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Shortest message that is sent by references.
 pub(crate) const SHORTEST: u64 = 1 << 10;
-/// Most mappings in which the payload may lie.
+/// Maximum number of mappings in which the payload may lie.
 pub(crate) const MAX_MAPPINGS: usize = 256;
 /// Bytes of payload that count as one packet in the budget of a step.
 const BUDGET_UNIT: u32 = 8 << 10;
@@ -60,7 +60,7 @@ impl Reference {
     }
 }
 
-/// The content of a packet behind its header: the place of the payload in the lease.
+/// The content of a packet after its header: the place of the payload in the lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct Place {

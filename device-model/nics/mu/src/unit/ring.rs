@@ -43,7 +43,7 @@ pub(crate) struct Ring {
     pub(crate) size_1: u64,
     /// Address of the oldest byte in use.
     pub(crate) head: u64,
-    /// Address behind the newest byte in use.
+    /// Address after the newest byte in use.
     pub(crate) tail: u64,
 }
 
@@ -120,7 +120,7 @@ impl Ring {
         self.tail = self.behind(self.tail, bytes);
     }
 
-    /// Returns the address this many bytes behind a pointer.
+    /// Returns the address this many bytes after a pointer.
     fn behind(&self, pointer: u64, bytes: u64) -> u64 {
         let next = pointer + bytes;
         if next - self.start >= self.size() { next - self.size() } else { next }

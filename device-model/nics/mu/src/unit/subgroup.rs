@@ -103,7 +103,7 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// Notes an interrupt. One that has come already raises its vector again: software may have
+    /// Records an interrupt. One that has come already raises its vector again: software may have
     /// seen the earlier one, and clears it later.
     pub(crate) fn come(&mut self, bit: u64) {
         self.status |= bit;
@@ -112,7 +112,7 @@ impl Interrupts {
         }
     }
 
-    /// Notes a vector that software cannot disable here.
+    /// Records a vector that software cannot disable here.
     pub(crate) fn raise(&mut self, vector: u16) {
         self.vectors |= 1 << vector;
     }
@@ -205,8 +205,8 @@ impl Subgroup {
         }
     }
 
-    /// Notes that descriptors of an injection FIFO are done, or that a remote get has used some of
-    /// it. `before` is its free space before.
+    /// Records that descriptors of an injection FIFO are done, or that a remote get has used some
+    /// of it. `before` is its free space before.
     pub(crate) fn injection_moved(&mut self, fifo: usize, before: u64) {
         let now = self.injection[fifo].ring.free();
         let is_for_gets = self.remote_get >> fifo & 1 == 1;
@@ -223,7 +223,7 @@ impl Subgroup {
         self.page.mark_injection(fifo);
     }
 
-    /// Notes that a packet is in a reception FIFO, whose free space was `before`.
+    /// Records that a packet is in a reception FIFO, whose free space was `before`.
     pub(crate) fn reception_moved(&mut self, fifo: usize, before: u64, interrupts: bool) {
         let now = self.reception[fifo].ring.free();
         let threshold = self.thresholds.reception;

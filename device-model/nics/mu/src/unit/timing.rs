@@ -109,7 +109,7 @@ impl Timing {
         retry::is_due(context, *due)
     }
 
-    /// Notes that a reception engine's first packet is gone.
+    /// Records that a reception engine's first packet is gone.
     #[inline]
     pub(crate) fn taken(&mut self, engine: u8) {
         if let Some(due) = self.due.get_mut(usize::from(engine)) {

@@ -41,8 +41,8 @@ pub(crate) const DATA: u64 = MEMORY + 0x10_0000;
 pub(crate) const PAYLOAD: u64 = MEMORY + 0x40_0000;
 
 /// Steps after which a wait fails the test.
-const MOST_STEPS: u32 = 100_000;
-/// Most nanoseconds that the clock advances in a step without an event.
+const MAX_STEPS: u32 = 100_000;
+/// Maximum number of nanoseconds that the clock advances in a step without an event.
 const TICK: u64 = 1_000;
 
 /// Returns bytes that differ from those of other seeds and lengths.
@@ -260,7 +260,7 @@ impl User {
         packets
     }
 
-    /// Returns the packets of a reception FIFO, and the head behind them.
+    /// Returns the packets of a reception FIFO, and the head after them.
     pub(crate) fn packets(&self, fifo: usize) -> (Vec<(PacketHeader, Vec<u8>)>, u64) {
         let base = reg::RECEPTION + fifo as u64 * reg::FIFO;
         let start = RECEPTION + fifo as u64 * RECEPTION_BYTES;
@@ -356,13 +356,13 @@ impl Rig {
     #[track_caller]
     pub(crate) fn until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
         self.bed.rescan();
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             if condition(self) {
                 return;
             }
             self.step();
         }
-        panic!("the condition does not hold in {MOST_STEPS} steps");
+        panic!("the condition does not hold in {MAX_STEPS} steps");
     }
 
     /// Steps once, and advances the clock to the next event.
@@ -382,13 +382,13 @@ impl Rig {
     pub(crate) fn settle(&mut self) {
         self.bed.rescan();
         let mut quiet = 0;
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             if quiet == 20 {
                 return;
             }
             quiet = if self.step() == Next::Now { 0 } else { quiet + 1 };
         }
-        panic!("the machine is still busy after {MOST_STEPS} steps");
+        panic!("the machine is still busy after {MAX_STEPS} steps");
     }
 
     pub(crate) fn counter(&mut self, node: usize, name: &str) -> u64 {

@@ -8,7 +8,7 @@ use nicforge_hwi::mu::{
 use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way};
 
 const WAY: Way = Way { from: 0, to: 1 };
-/// The word of an operation. The words before and behind it are its bounds.
+/// The word of an operation. The words before and after it are its bounds.
 const WORD: u64 = PAYLOAD + 0x100;
 
 /// Sends the result of an operation, and returns what arrives.

@@ -281,7 +281,7 @@ fn a_get_that_can_never_fit_is_dropped() {
     users[0].inject(&mut rig.bed, 0, &WAY.get(6, PAYLOAD, 2 * 64));
     rig.until(|_| users[1].shown(reg::DROPPED) == 1);
 
-    // One descriptor has room, and what comes behind the get is not delayed.
+    // One descriptor has room, and what comes after the get is not delayed.
     users[0].inject(&mut rig.bed, 0, &WAY.get(6, PAYLOAD, 64));
     rig.until(|_| users[0].packets(0).0.len() == 1);
 }

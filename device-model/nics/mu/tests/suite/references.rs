@@ -49,7 +49,7 @@ fn links_with_a_bandwidth_carry_packets_of_512_bytes() {
 #[test]
 fn the_descriptor_is_done_when_the_payload_has_been_read() {
     let (mut rig, mut users) = Rig::pair();
-    // The put stands behind a packet that finds its FIFO full.
+    // The put stands after a packet that finds its FIFO full.
     let mut flood = WAY.fifo(3, PAYLOAD, 3 << 16);
     flood.torus_fifo_map = 0x8000;
     flood.packet_header.set_hint(0, true);

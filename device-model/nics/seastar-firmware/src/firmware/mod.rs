@@ -69,7 +69,7 @@ pub struct Statistics {
     pub messages: u64,
     /// Messages that the hardware has dropped because all streams were in use.
     pub dropped: u64,
-    /// Messages that were refused, because a table or queue was full, or behind a dropped one.
+    /// Messages that were refused, because a table or queue was full, or after a dropped one.
     pub refused: u64,
     /// Messages without an acknowledgement that were lost, because a table or queue was full, or
     /// all streams were in use.

@@ -130,7 +130,7 @@ impl Node {
         }
     }
 
-    /// Notes that a life of another node has ended.
+    /// Records that a life of another node has ended.
     pub(super) fn node_down(&mut self, node: u32) {
         self.outbox.fail_all(node);
         self.pairs.forget(node);
@@ -149,7 +149,7 @@ impl Node {
         self.downs.count > 0 && !self.downs.is_blocked || self.outbox.has_work(now)
     }
 
-    /// Notes that the kernel's queue may have room again.
+    /// Records that the kernel's queue may have room again.
     pub(super) fn note_taken(&mut self) {
         self.downs.is_blocked = false;
     }

@@ -28,7 +28,7 @@ impl Bits {
     }
 
     /// Returns the first node with a set bit in the words from `word` on, and its word. It looks at
-    /// `limit` words, and begins again behind the last one.
+    /// `limit` words, and begins again after the last one.
     pub(super) fn find(&self, word: usize, limit: usize) -> Option<u32> {
         let count = self.0.len();
         (word..word + limit.min(count)).find_map(|place| {

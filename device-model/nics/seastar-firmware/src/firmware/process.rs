@@ -12,7 +12,7 @@ use crate::{
 
 /// Event queues that a process in NIC-based mode can have.
 const QUEUES: u16 = 16;
-/// Most match entries and descriptors of a process in NIC-based mode.
+/// Maximum number of match entries and descriptors of a process in NIC-based mode.
 const MAX_RECEIVES: u16 = 4096;
 
 /// A process that the kernel has started.

@@ -59,7 +59,7 @@ pub enum Position {
     Tail(u8),
     /// In front of an entry (`PtlMEInsert`, `PTL_INS_BEFORE`).
     Before(EntryHandle),
-    /// Behind an entry (`PtlMEInsert`, `PTL_INS_AFTER`).
+    /// After an entry (`PtlMEInsert`, `PTL_INS_AFTER`).
     After(EntryHandle),
 }
 
@@ -176,7 +176,7 @@ impl Descriptor {
         }
     }
 
-    /// Moves the locally managed offset behind a message that was taken.
+    /// Moves the locally managed offset after a message that was taken.
     #[inline]
     pub(super) fn advance(&mut self, end: u64) {
         if self.has(option::MANAGE_REMOTE) {

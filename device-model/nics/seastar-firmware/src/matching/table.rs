@@ -83,7 +83,7 @@ impl<T> Table<T> {
         (current == generation && current & 1 == 1).then_some(index)
     }
 
-    /// Returns how far the next unused generation of all indices is behind the first one.
+    /// Returns how far the next unused generation of all indices is after the first one.
     pub(super) fn used_generations(&self) -> u16 {
         let behind = |generation: &u16| (generation.wrapping_add(1) | 1).wrapping_sub(self.first);
         self.generations.iter().map(behind).max().unwrap_or(0)

@@ -14,7 +14,7 @@
 //! The source is Brightwell et al., IEEE Micro 2006, section *Flow control protocol*. Deviations:
 //!
 //! - A negative acknowledgement moves the sender's cursor back in the line. So all later messages
-//!   are repeated behind the dropped one, and no new message comes between.
+//!   are repeated after the dropped one, and no new message comes between.
 //! - A receiver that expects the initial number refuses other numbers. The paper accepts them,
 //!   which breaks the order if the initial message itself was dropped.
 //! - After a time-out, the next message carries a flag that resynchronises the receiver.
@@ -54,14 +54,14 @@ impl<const MODULUS: u32> Sequence<MODULUS> {
         self.0
     }
 
-    /// Returns the number behind this one. The initial number does not occur again.
+    /// Returns the number after this one. The initial number does not occur again.
     #[must_use]
     #[inline]
     pub const fn next(self) -> Self {
         if self.0 as u32 + 1 == MODULUS { Self(1) } else { Self(self.0 + 1) }
     }
 
-    /// Returns how many numbers `later` is behind this one. The initial number stands where the
+    /// Returns how many numbers `later` is after this one. The initial number stands where the
     /// largest number stands in later rounds: in front of 1.
     #[must_use]
     #[inline]

@@ -7,7 +7,7 @@ use super::Sequence;
 pub enum Answer {
     /// The message was taken.
     Ack,
-    /// The message was dropped, or comes behind one that was. It must be sent again.
+    /// The message was dropped, or comes after one that was. It must be sent again.
     Nack,
     /// The node has not booted: this message and all before it fail.
     PrebootAck,

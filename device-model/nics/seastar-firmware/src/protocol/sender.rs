@@ -2,7 +2,7 @@
 //!
 //! The messages in flight to a node stand in a line, in the order of their sequence numbers. They
 //! leave it at its head. The *cursor* is the first message that must be transmitted, again or for
-//! the first time; all behind it must be transmitted, too.
+//! the first time; all after it must be transmitted, too.
 //!
 //! ```text
 //!   head                       cursor              tail
@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Each transmission is answered once, in order. So when a negative acknowledgement arrives for
-//! the latest transmission of a message, all that was transmitted behind it is refused as well: the
+//! the latest transmission of a message, all that was transmitted after it is refused as well: the
 //! cursor moves back to the message. A negative acknowledgement for an earlier transmission says
 //! nothing new.
 
@@ -36,7 +36,7 @@ enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flight<const MODULUS: u32> {
     sequence: Sequence<MODULUS>,
-    /// The message behind it in the line.
+    /// The message after it in the line.
     next: Option<Slot>,
     verdict: Verdict,
     /// Number of transmissions without an answer.
@@ -217,7 +217,7 @@ impl Sender {
         self.cursor = flight.next;
     }
 
-    /// Notes that the transmit DMA engine has sent all of a message.
+    /// Records that the transmit DMA engine has sent all of a message.
     pub fn transmitted<const MODULUS: u32>(&mut self, flights: &mut impl Flights<MODULUS>, slot: Slot) {
         let Some(flight) = flights.flight_mut(slot) else { return };
         flight.in_engine = false;
@@ -315,7 +315,7 @@ impl Sender {
         self.long -= u16::from(flight.is_long);
     }
 
-    /// Returns whether a message is `other`, or stands behind it. Behind no message is none.
+    /// Returns whether a message is `other`, or stands after it. After no message is none.
     fn is_at_or_behind<const MODULUS: u32>(
         &self,
         flights: &impl Flights<MODULUS>,

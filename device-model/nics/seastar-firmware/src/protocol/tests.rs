@@ -288,7 +288,7 @@ proptest! {
         let mut delivered = [0u16; 3];
         let mut in_use = false;
 
-        // Behind the random choices, a fair schedule ends all that is left.
+        // After the random choices, a fair schedule ends all that is left.
         let fair = (0..600).map(|turn| turn % 10);
         for choice in choices.into_iter().chain(fair) {
             let step = match choice % 10 {

@@ -267,7 +267,7 @@ fn implicitly_acknowledged_message_needs_no_control_message() {
     assert_eq!(kinds(&network.events(1, 0)), [event::PUT_END]);
     assert_eq!(network.control_packets, 0);
 
-    // Behind a long message, a short one is acknowledged.
+    // After a long message, a short one is acknowledged.
     network.put(0, 0, descriptor, Put::new(1, 2, 80));
     network.put(0, 0, descriptor, Put::new(1, 2, 8));
     network.settle();

@@ -33,7 +33,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(30);
 /// Address of each client's memory, and its length.
 pub(crate) const MEMORY: u64 = 0x10_0000;
 pub(crate) const MEMORY_BYTES: usize = 4 << 20;
-/// Most nanoseconds that the clock advances in a step without an event.
+/// Maximum number of nanoseconds that the clock advances in a step without an event.
 const TICK: u64 = 1_000;
 
 /// The work of a command of a test on the processor.

@@ -49,7 +49,7 @@ fn stream_257_is_dropped_and_short_messages_need_none() {
         }
     });
 
-    // 256 messages are under way at once.
+    // 256 messages are in progress at once.
     for node in sources.clone() {
         rig.send(node, slow_message(1, 0));
     }
@@ -149,7 +149,7 @@ fn client_that_answers_no_writes_does_not_stop_its_node() {
         }
     });
 
-    // More packets than writes by message may be under way.
+    // More packets than writes by message may be in progress.
     rig.send(0, Message::put(1, 1, 0, 1 << 20));
     rig.settle();
     rig.bed.advance(200_000_000);

@@ -224,7 +224,7 @@ pub(super) struct PortRow<'a, 'b> {
     pub(super) ports: &'a mut Ports<'b>,
     pub(super) port: u8,
     pub(super) channel: usize,
-    /// The most packets to take.
+    /// Maximum number of packets to take.
     pub(super) limit: u32,
 }
 

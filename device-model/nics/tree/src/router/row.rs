@@ -26,7 +26,7 @@ const STARVED: (u32, RowEnd) = (0, RowEnd::Starved);
 /// A request to move a row: which packets may move, and through which ports. It fits a register.
 #[derive(Clone, Copy)]
 struct RowRequest {
-    /// The most packets to move, at least 1.
+    /// Maximum number of packets to move, at least 1.
     limit: u32,
     channel: u8,
     source: Source,

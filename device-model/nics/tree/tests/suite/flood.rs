@@ -17,7 +17,7 @@ use nicforge_hwi::{
 const BUDGET: u32 = 16;
 const TURNS: u32 = 3000;
 /// The bound, in turns, within which a packet of an otherwise idle node arrives.
-const MOST_TURNS: u32 = 8;
+const MAX_TURNS: u32 = 8;
 /// The node that attacks. The path between its neighbours passes through it.
 const HOSTILE: u32 = 1;
 
@@ -128,7 +128,7 @@ struct Talk {
     sent: u32,
     /// The turn in which the packet on its way was sent.
     since: u32,
-    /// The most turns that a packet took.
+    /// Maximum number of turns that a packet took.
     longest: u32,
 }
 
@@ -183,8 +183,8 @@ fn attack(rig: &mut Rig, mut hostile: Hostile, mut talks: [Talk; 2], reader: Opt
     }
 
     for talk in &talks {
-        assert!(talk.longest <= MOST_TURNS, "a packet took {} turns, {} came", talk.longest, talk.sent);
-        assert!(talk.sent >= TURNS / MOST_TURNS, "{} packets came", talk.sent);
+        assert!(talk.longest <= MAX_TURNS, "a packet took {} turns, {} came", talk.longest, talk.sent);
+        assert!(talk.sent >= TURNS / MAX_TURNS, "{} packets came", talk.sent);
     }
 }
 

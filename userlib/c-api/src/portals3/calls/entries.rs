@@ -54,7 +54,7 @@ pub unsafe extern "C" fn PtlMEAttach(
     })
 }
 
-/// Adds a match entry in front of the entry `base`, or behind it. With PTL_UNLINK it is removed
+/// Adds a match entry in front of the entry `base`, or after it. With PTL_UNLINK it is removed
 /// with its descriptor.
 ///
 /// Returns PTL_OK, PTL_NO_INIT, PTL_ME_INVALID, PTL_PROCESS_INVALID, PTL_NO_SPACE, PTL_SEGV, or

@@ -26,7 +26,7 @@ use crate::{
     support::Failure,
 };
 
-/// Most events of a queue.
+/// Maximum number of events of a queue.
 const MAX_EVENTS: u32 = 65_535;
 
 /// Allocates an event queue for at least `count` events, at most 65,535. There are no handlers:

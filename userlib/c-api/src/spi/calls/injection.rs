@@ -18,7 +18,7 @@ use crate::{
 
 /// Result of an injection that found no room, or failed.
 const NOT_INJECTED: u64 = u64::MAX;
-/// Most descriptors of a batch: those of the largest FIFO.
+/// Maximum number of descriptors of a batch: those of the largest FIFO.
 const MAX_BATCH: u32 = 1 << 20;
 
 /// Returns an injection FIFO of a subgroup, or NULL if there is none of this number.

@@ -124,7 +124,7 @@ struct Copied {
 impl Copied {
     const EMPTY: Self = Self { bytes: [0; MAX_PACKET], length: 0 };
 
-    /// Copies a packet: its header, and its payload behind it.
+    /// Copies a packet: its header, and its payload after it.
     fn fill(&mut self, packet: &Packet<'_>) -> Result<(), nicforge_spi::Error> {
         let (header, payload) = self.bytes.split_at_mut(HEADER);
         header.copy_from_slice(packet.header().as_bytes());

@@ -151,7 +151,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let (rounds, bytes) = if run.quick { (3, 64 << 20) } else { (15, 256 << 20) };
     run.steps((SIZES.len() * rounds * Path::ALL.len()) as u64);
     let mut notes =
-        vec![format!("{WINDOW} transfers under way; buffers of {} MiB at each side", BUFFER >> 20)];
+        vec![format!("{WINDOW} transfers in progress; buffers of {} MiB at each side", BUFFER >> 20)];
 
     let placement = Placement::engine_alone()?;
     if placement.is_free() {

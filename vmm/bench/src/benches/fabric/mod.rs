@@ -61,11 +61,11 @@ const TORI: [Torus; 2] = [
 const INSTRUCTIONS: &str = "instructions";
 /// The seed of the traffic.
 const SEED: u64 = 1;
-/// The most instructions of a hop.
+/// Maximum number of instructions of a hop.
 const INSTRUCTIONS_GOAL: f64 = 900.0;
 /// Dimensions and VPIDs of the machine whose memory is counted.
 const CARDS: &str = "[[extoll]]\ntorus = [8, 8, 8]\nvpids = 16\n";
-/// The most bytes of a card without clients.
+/// Maximum number of bytes of a card without clients.
 const BYTES_GOAL: f64 = 20.0 * 1024.0;
 /// The least ratio of our rate to BookSim's.
 const TIMES_BOOKSIM: f64 = 5.0;

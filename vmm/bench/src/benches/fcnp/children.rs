@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// How long a child may take to carry out an order.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval between two checks for Ctrl-C.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -131,7 +131,7 @@ impl Children {
         self.child(side).map_or(Ok(()), |child| child.worker.send(order))
     }
 
-    /// Waits for one answer from each of `sides`, for at most [`PATIENCE`].
+    /// Waits for one answer from each of `sides`, for at most [`TIMEOUT`].
     fn collect(&self, run: &Run<'_>, sides: &[Side], what: &str) -> Result<Vec<(Side, Answer)>, Failure> {
         let start = Instant::now();
         let mut answers: Vec<(Side, Answer)> = Vec::with_capacity(sides.len());
@@ -156,14 +156,14 @@ impl Children {
             }
 
             run.check()?;
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > TIMEOUT {
                 let missing: Vec<_> = sides
                     .iter()
                     .filter(|side| answers.iter().all(|(other, _)| other != *side))
                     .map(|side| side.name())
                     .collect();
                 return Err(Failure::environment(format!(
-                    "{what}: no answer of {} within {PATIENCE:?}",
+                    "{what}: no answer of {} within {TIMEOUT:?}",
                     missing.join(" and ")
                 )));
             }

@@ -61,7 +61,7 @@ const LATENCY_AT: usize = 16;
 /// The greatest number of messages in a probe, which determines how many messages are measured.
 const PROBE: u32 = 64;
 /// The greatest number of messages in a measurement.
-const MOST: u32 = 1_000_000;
+const MAX: u32 = 1_000_000;
 
 /// The message sizes of all measurements, and how often and how long each is measured.
 struct Sweep {
@@ -114,7 +114,7 @@ impl Sweep {
 
     /// Returns the number of messages for one measurement, when `count` messages took `seconds`.
     fn count(&self, count: u32, seconds: f64) -> u32 {
-        ((f64::from(count) * self.seconds / seconds) as u32).clamp(2, MOST)
+        ((f64::from(count) * self.seconds / seconds) as u32).clamp(2, MAX)
     }
 }
 

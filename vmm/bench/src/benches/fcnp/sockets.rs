@@ -25,7 +25,7 @@ use super::{
 };
 
 /// How long the other side may take to connect.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a call's header on the way to a forwarder, and of its answer.
 pub(super) const CALL: usize = 8;
 /// Flag in a call: the data that follows is to be written. Without it the call reads as many bytes.
@@ -56,10 +56,10 @@ impl Listeners {
     pub(super) fn accept(&self, path: Path) -> Result<Stream, Failure> {
         let context = || "accepting a connection".into();
         if path.is_tcp() {
-            wait(self.tcp.as_fd(), PollFlags::POLLIN, PATIENCE)?;
+            wait(self.tcp.as_fd(), PollFlags::POLLIN, TIMEOUT)?;
             Stream::tcp(self.tcp.accept().context(context)?.0)
         } else {
-            wait(self.unix.as_fd(), PollFlags::POLLIN, PATIENCE)?;
+            wait(self.unix.as_fd(), PollFlags::POLLIN, TIMEOUT)?;
             Stream::unix(self.unix.accept().context(context)?.0)
         }
     }
@@ -67,7 +67,7 @@ impl Listeners {
 
 pub(super) fn connect(path: Path, to: &Addresses) -> Result<Stream, Failure> {
     if path.is_tcp() {
-        Stream::tcp(TcpStream::connect_timeout(&to.tcp, PATIENCE).context(|| to.tcp.to_string())?)
+        Stream::tcp(TcpStream::connect_timeout(&to.tcp, TIMEOUT).context(|| to.tcp.to_string())?)
     } else {
         Stream::unix(UnixStream::connect(&to.unix).context(|| to.unix.display().to_string())?)
     }
@@ -219,7 +219,7 @@ pub(super) fn open(
 }
 
 /// Opens one end of a TCP connection between machines. The I/O side listens at `address`. The
-/// compute side connects to it, and retries for up to [`PATIENCE`].
+/// compute side connects to it, and retries for up to [`TIMEOUT`].
 pub(in crate::benches) fn open_tcp(
     side: Side,
     address: SocketAddr,
@@ -227,14 +227,14 @@ pub(in crate::benches) fn open_tcp(
     let context = || address.to_string();
     if side == Side::Io {
         let listener = TcpListener::bind(address).context(context)?;
-        wait(listener.as_fd(), PollFlags::POLLIN, PATIENCE)?;
+        wait(listener.as_fd(), PollFlags::POLLIN, TIMEOUT)?;
         return Ok(Box::new(Direct(Stream::tcp(listener.accept().context(context)?.0)?)));
     }
 
     let start = Instant::now();
     loop {
-        match TcpStream::connect_timeout(&address, PATIENCE) {
-            Err(_) if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+        match TcpStream::connect_timeout(&address, TIMEOUT) {
+            Err(_) if start.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(20)),
             stream => return Ok(Box::new(Direct(Stream::tcp(stream.context(context)?)?))),
         }
     }

@@ -7,7 +7,7 @@ use nicforge::failure::Failure;
 use super::{
     guests::{BenchGuest, KvmExits},
     machine::{Done, Machine},
-    worker::PATIENCE,
+    worker::TIMEOUT,
 };
 use crate::row::Row;
 
@@ -49,7 +49,7 @@ impl Counted {
 }
 
 /// Counts the work that `work` causes in `machine` and in the QEMU processes of `guests`. It waits
-/// until `is_complete` returns true for the machine's work, for at most [`PATIENCE`].
+/// until `is_complete` returns true for the machine's work, for at most [`TIMEOUT`].
 pub(super) fn count(
     machine: &Machine,
     guests: &[&BenchGuest],
@@ -77,7 +77,7 @@ pub(super) fn count(
         if is_complete(&done) {
             break done;
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             return Err(Failure::result(format!("the machine has done no more than {done:?}")));
         }
         std::thread::sleep(CHECK_INTERVAL);

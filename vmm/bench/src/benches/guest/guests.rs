@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     machine::Machine,
-    worker::{PATIENCE, PROGRAM},
+    worker::{PROGRAM, TIMEOUT},
 };
 
 /// QEMU's trace events for an access to a device's registers or configuration on behalf of its
@@ -74,7 +74,7 @@ impl BenchGuest {
             .driver(driver)
             .iommu(driver == Driver::Vfio)
             .accelerator(accelerator)
-            .boot_deadline(PATIENCE)
+            .boot_deadline(TIMEOUT)
             .program_as(this, PROGRAM)
             .logs(folder)
             .terminal(true)
@@ -101,7 +101,7 @@ impl BenchGuest {
             return Err(Failure::environment(format!("the guest {name}: {problem}")));
         }
 
-        let done = guest.run(set_up(number).as_str(), PATIENCE).context(context)?;
+        let done = guest.run(set_up(number).as_str(), TIMEOUT).context(context)?;
         if done.status != 0 {
             return Err(Failure::environment(format!("the guest {name}: its network: {}", done.stderr)));
         }

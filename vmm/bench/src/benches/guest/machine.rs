@@ -21,7 +21,7 @@ const STATIONS: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
 /// Attachments of the device of registers.
 const REGISTER_USERS: u16 = 3;
 /// How long the engine may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A machine that a thread of this process serves.
 pub(super) struct Machine {
@@ -100,7 +100,7 @@ impl Machine {
 
     /// Returns the work that the machine has done.
     pub(super) fn work_done(&self) -> Result<Done, Failure> {
-        let snapshot = self.handle.snapshot(PATIENCE).context(|| "the engine".into())?;
+        let snapshot = self.handle.snapshot(TIMEOUT).context(|| "the engine".into())?;
         let mut done = Done { sleeps: snapshot.sleeps, ..Done::default() };
 
         for function in &snapshot.functions {

@@ -35,7 +35,7 @@ const PORT: u16 = 7000;
 /// the greatest number of messages.
 const PROBE: (usize, usize, usize) = (256 << 10, 2, 64);
 /// The greatest number of messages in a measurement. A few messages may pass faster than many do.
-const MOST: u32 = 20_000;
+const MAX: u32 = 20_000;
 /// The message size for measurements of latency.
 const LATENCY_AT: usize = 16;
 /// Number of trapped accesses that are counted, to check that counting works.
@@ -283,7 +283,7 @@ impl<'a> GuestPair<'a> {
         for via in MessagePath::of_messages(bytes) {
             self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
             let took = self.measure_once(via, &task(via, Kind::Stream, probe))?.seconds();
-            counted.push((via, ((f64::from(probe) * seconds / took) as u32).clamp(2, MOST)));
+            counted.push((via, ((f64::from(probe) * seconds / took) as u32).clamp(2, MAX)));
         }
 
         let results = contest::run(self.run, rounds, counted, |&mut (via, count), _| {

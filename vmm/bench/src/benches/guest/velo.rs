@@ -11,7 +11,7 @@ use super::{
         flow::{Endpoint, Receiver, Sender},
         task::Side,
     },
-    worker::PATIENCE,
+    worker::TIMEOUT,
 };
 
 /// One side's port. A task uses it in one direction at a time.
@@ -31,7 +31,7 @@ pub(super) fn open(side: Side, device: Device, cancel: &Cancel) -> Result<Box<dy
 
     let own = port.address();
     let address = Address { node: 1 - own.node.min(1), ..own };
-    let peer = port.connect(address, Deadline::after(PATIENCE), Some(cancel)).context(context)?;
+    let peer = port.connect(address, Deadline::after(TIMEOUT), Some(cancel)).context(context)?;
 
     Ok(Box::new(End { port: Mutex::new(port), peer, cancel: cancel.clone() }))
 }
@@ -55,7 +55,7 @@ impl Endpoint for End {
 
 impl Sender for &End {
     fn send(&mut self, _: u32, message: &[u8]) -> Result<(), Failure> {
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(TIMEOUT);
         let sent = self.port().send(self.peer, 0, message, deadline, Some(&self.cancel));
         sent.context(|| "sending by VELO".into())
     }
@@ -63,7 +63,7 @@ impl Sender for &End {
 
 impl Receiver for &End {
     fn receive(&mut self, _: u32, message: &mut [u8]) -> Result<(), Failure> {
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(TIMEOUT);
         let received = self.port().recv(Filter::ANY, deadline, Some(&self.cancel));
         let received = received.context(|| "receiving by VELO".into())?;
 

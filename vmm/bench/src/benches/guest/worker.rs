@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// How long an order may take. Emulated guests are slow, and slower still on a busy host.
-pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 /// The interval between two checks whether a wait must end.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// The name of this program in a guest.
@@ -139,8 +139,8 @@ pub(super) fn collect(run: &Run<'_>, workers: &[&Worker<'_>], what: &str) -> Res
                 *answer = worker.poll_answer(what)?;
             }
         }
-        if start.elapsed() > PATIENCE {
-            return Err(Failure::environment(format!("{what}: no answer within {PATIENCE:?}")));
+        if start.elapsed() > TIMEOUT {
+            return Err(Failure::environment(format!("{what}: no answer within {TIMEOUT:?}")));
         }
     }
 

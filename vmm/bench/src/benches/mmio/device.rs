@@ -20,7 +20,7 @@ pub(in crate::benches) struct DeepRing(DmaEngine);
 impl Device for DeepRing {
     fn spec(&self) -> FunctionSpec {
         let spec = self.0.spec();
-        // The DMA engine has no windows behind its ring, so BAR 1 is the ring.
+        // The DMA engine has no windows after its ring, so BAR 1 is the ring.
         let registers = spec.rings.as_ref().map_or(0, |ring| u64::from(ring.control_offset));
         let vectors = spec.msix.as_ref().map_or(0, |msix| msix.vectors);
         FunctionSpec::nic(spec.identity, spec.attachments, registers, vectors, RING_CELLS, 0, 0x1000)

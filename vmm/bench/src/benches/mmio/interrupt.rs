@@ -19,7 +19,7 @@ use nix::{
     sys::eventfd::{EfdFlags, EventFd},
 };
 
-use super::{Contestant, Effort, Measurement, PATIENCE, PAUSE, paced, registers::accessing};
+use super::{Contestant, Effort, Measurement, PAUSE, TIMEOUT, paced, registers::accessing};
 use crate::{placement::pin, row::Backing, samples::Samples};
 
 /// The BAR of the registers.
@@ -97,7 +97,7 @@ impl Contestant for Irq {
             accessing(self.registers.read32(REG_STATUS))?;
             let start = Instant::now();
             accessing(self.poster.post(REGISTERS, REG_START, &1u32.to_le_bytes()))?;
-            let returned = returned.recv_timeout(PATIENCE).context(|| "waiting for an interrupt".into())?;
+            let returned = returned.recv_timeout(TIMEOUT).context(|| "waiting for an interrupt".into())?;
             samples.add(accessing(returned)? - start);
         }
 
@@ -158,7 +158,7 @@ impl Contestant for EventFds {
 
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let what = || "a bare eventfd".into();
-        let limit = PollTimeout::try_from(PATIENCE).context(what)?;
+        let limit = PollTimeout::try_from(TIMEOUT).context(what)?;
 
         paced(
             effort,

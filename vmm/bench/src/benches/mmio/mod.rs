@@ -71,7 +71,7 @@ const RING_CELLS: u32 = 4_096;
 /// The pause before an access that must find the other side asleep. The engine polls for 50 us.
 const PAUSE: Duration = Duration::from_micros(300);
 /// The longest wait for the other side.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The amount of measurements.
 #[derive(Clone, Copy, Debug)]

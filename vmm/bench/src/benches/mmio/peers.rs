@@ -10,7 +10,7 @@ use std::{
 
 use nicforge::failure::{ErrorContext, Failure};
 
-use super::{Contestant, Effort, Measurement, PATIENCE, in_a_row, paced, server::ServerProcess};
+use super::{Contestant, Effort, Measurement, TIMEOUT, in_a_row, paced, server::ServerProcess};
 
 /// Bytes of header, offset, region and length.
 const REQUEST: usize = 32;
@@ -81,7 +81,7 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
                 polls = polls.saturating_add(1);
                 if polls < POLLS_BEFORE_YIELD {
                     std::hint::spin_loop();
-                } else if start.elapsed() > PATIENCE {
+                } else if start.elapsed() > TIMEOUT {
                     return Err(ErrorKind::TimedOut.into());
                 } else {
                     yield_now();
@@ -118,7 +118,7 @@ impl Contestant for PingPong {
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let what = || "a bare socket".into();
         let mut stream = UnixStream::connect(&self.socket).context(what)?;
-        stream.set_read_timeout(Some(PATIENCE)).context(what)?;
+        stream.set_read_timeout(Some(TIMEOUT)).context(what)?;
         stream.write_all(&[self.waiting as u8]).context(what)?;
         stream.set_nonblocking(self.waiting == Waiting::Spinning).context(what)?;
         let mut reply = [0; REPLY];

@@ -10,7 +10,7 @@ use nicforge_driver::{Bar, Device, OpenOptions, Poster};
 use nicforge_hwi::{attachment::mirror, proof::dma_engine::REG_COUNT};
 use nicforge_shm::SharedU32;
 
-use super::{BATCH, Contestant, Effort, Measurement, PATIENCE, in_a_row, paced};
+use super::{BATCH, Contestant, Effort, Measurement, TIMEOUT, in_a_row, paced};
 use crate::{row::Backing, samples::Samples};
 
 /// The BAR of the registers.
@@ -83,7 +83,7 @@ fn mirror_word(device: &Device, offset: u64) -> Result<SharedU32, Failure> {
 fn until_asleep(sleeping: &SharedU32) -> Result<(), Failure> {
     let start = Instant::now();
     while sleeping.load(Ordering::Relaxed) == 0 {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             return Err(Failure::environment("the engine does not go to sleep"));
         }
         std::thread::sleep(super::PAUSE);
@@ -159,7 +159,7 @@ impl Contestant for CarriedOut {
             accessing(poster.post(REGISTERS, REG_COUNT, &[0; 4]))?;
             let start = Instant::now();
             while head.load(Ordering::Acquire) == before {
-                if start.elapsed() > PATIENCE {
+                if start.elapsed() > TIMEOUT {
                     return Err(Failure::environment("the engine does not carry out a posted write"));
                 }
                 std::thread::yield_now();

@@ -6,7 +6,7 @@ use nicforge::failure::Failure;
 use nicforge_driver::{Deadline, Relax};
 use nicforge_hwi::proof::dma_engine::REG_COUNT;
 
-use super::{BATCH, Contestant, Effort, Measurement, PATIENCE, RING_CELLS};
+use super::{BATCH, Contestant, Effort, Measurement, RING_CELLS, TIMEOUT};
 use crate::{bare_ring, samples::Samples};
 
 /// The BAR in the records.
@@ -52,7 +52,7 @@ fn wait_for(mut attempt: impl FnMut() -> Result<bool, Failure>) -> Result<(), Fa
         return Ok(());
     }
 
-    let (deadline, mut relax) = (Deadline::after(PATIENCE), Relax::new());
+    let (deadline, mut relax) = (Deadline::after(TIMEOUT), Relax::new());
     while !attempt()? {
         if deadline.has_passed() {
             return Err(Failure::result("the consumer of a bare ring reads nothing"));

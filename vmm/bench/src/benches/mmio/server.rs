@@ -21,7 +21,7 @@ use nicforge::{
 use nicforge_core::{ids::AttachmentId, machine::Machine};
 use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
 
-use super::{BENCH, PATIENCE, device::DeepRing, peers};
+use super::{BENCH, TIMEOUT, device::DeepRing, peers};
 use crate::{placement::pin, process};
 
 /// Number of served attachments of the device.
@@ -95,7 +95,7 @@ impl ServerProcess {
         let start = Instant::now();
         let mut status = self.child.try_wait().context(|| "the servers' process".into())?;
 
-        while status.is_none() && start.elapsed() < PATIENCE {
+        while status.is_none() && start.elapsed() < TIMEOUT {
             std::thread::sleep(CHECK_INTERVAL);
             status = self.child.try_wait().context(|| "the servers' process".into())?;
         }
@@ -184,8 +184,8 @@ pub(super) fn main(text: &str) -> Result<u8, Failure> {
 /// Waits until the engine has noticed that the parent has closed its devices.
 fn wait_until_clients_are_gone(engine: &EngineHandle) {
     let start = Instant::now();
-    while start.elapsed() < PATIENCE
-        && let Ok(snapshot) = engine.snapshot(PATIENCE)
+    while start.elapsed() < TIMEOUT
+        && let Ok(snapshot) = engine.snapshot(TIMEOUT)
         && snapshot
             .functions
             .iter()

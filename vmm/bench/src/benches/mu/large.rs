@@ -87,7 +87,7 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
         rows: rows(&results, &placement),
         goals: goals(&results),
         notes: vec![format!(
-            "put1m: {WINDOW} direct puts under way; memory of {} MiB at each side, also of memcpy. In process one thread does \
+            "put1m: {WINDOW} direct puts in progress; memory of {} MiB at each side, also of memcpy. In process one thread does \
              everything, and served the engine copies",
             MEMORY >> 20
         )],

@@ -28,7 +28,7 @@ const STEPS_TO_SETTLE: u32 = 1_000;
 const STEPS_TO_ARRIVE: u32 = 20;
 /// Number of packets that are sent before the counted ones.
 const WARM_UP: u64 = BATCH as u64;
-/// The most consecutive steps in which no packet arrives. More are a failure.
+/// Maximum number of consecutive steps in which no packet arrives. More are a failure.
 const MAX_IDLE_STEPS: u32 = 10_000;
 /// The idle time after which a node becomes cold in the FCNP figures. The clock is the real one
 /// there, so this is practically never.

@@ -84,7 +84,7 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
         rows: rows(&results, &placement),
         goals: goals(&results),
         notes: vec![format!(
-            "put1m: {WINDOW} puts under way; memory of {} MiB at each side, also of memcpy. In process one thread does everything, and \
+            "put1m: {WINDOW} puts in progress; memory of {} MiB at each side, also of memcpy. In process one thread does everything, and \
              served the engine copies",
             MEMORY >> 20
         )],

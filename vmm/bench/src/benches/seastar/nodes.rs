@@ -20,7 +20,7 @@ use crate::{
 pub(super) const PORTAL: u8 = 4;
 /// Match bits of all messages that do not name a receive.
 pub(super) const MATCH_BITS: u64 = 0x5ea5;
-/// Most events that a receiver has not taken.
+/// Maximum number of events that a receiver has not taken.
 const EVENTS: u32 = 4095;
 /// The longest wait for an event, and for a device.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);

@@ -148,7 +148,7 @@ fn outcome(results: &Results<Contestant>, shape: &Shape) -> Outcome {
         rows: results.iter().map(row).collect(),
         goals: vec![Goal::at_least(what, SHARE, ratio(of(None), one))],
         notes: vec![format!(
-            "streams: a torus of {:?} nodes in process, one thread for all of it; at most {} messages under way; of_one compares with one \
+            "streams: a torus of {:?} nodes in process, one thread for all of it; at most {} messages in progress; of_one compares with one \
              stream over {} hops, the mean distance",
             shape.torus, shape.nodes, shape.hops
         )],

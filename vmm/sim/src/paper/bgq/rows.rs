@@ -67,7 +67,7 @@ pub(super) const THROUGHPUTS: [(u64, f64, f64); 12] = [
     (512 << 10, 1.70, 1.769),
     (1 << 20, 1.70, 1.773),
 ];
-/// Most nodes of Table 3 that quick runs measure, apart from 512.
+/// Maximum number of nodes of Table 3 that quick runs measure, apart from 512.
 const QUICK_NODES: u32 = 32;
 /// The longest message of Table 4 that quick runs measure, and that of Table 2.
 const QUICK_SUM: u64 = 4 << 10;

@@ -32,7 +32,7 @@ fn streams(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failur
     run.record(rows::protocol_in_rate(), 100.0 * nic_without / nic)
 }
 
-/// Notes what the protocol costs where other work hides it (Figures 4 and 6).
+/// Records what the protocol costs where other work hides it (Figures 4 and 6).
 fn hidden(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
     run.show("the protocol behind other work")?;
     let mut costs = Vec::new();

@@ -205,7 +205,7 @@ impl Outbox {
         reaction
     }
 
-    /// Notes that the transmit DMA engine has sent a message.
+    /// Records that the transmit DMA engine has sent a message.
     pub(super) fn transmitted(&mut self, name: Transmission, end: DataEnd, now: u64) {
         let slot = Slot(name.0 as u16);
         if name.0 >> 16 != u32::from(self.generation) {

@@ -62,7 +62,7 @@ impl Model {
         self.written == taken && self.operations.values().all(|operation| operation.is_waiting)
     }
 
-    /// Adds an entry behind the first `place` ones, with a descriptor.
+    /// Adds an entry after the first `place` ones, with a descriptor.
     pub(super) fn post(
         &mut self,
         place: usize,

@@ -15,7 +15,7 @@ use nicforge_core::{
 
 use super::{CHANNELS, DIMENSIONS, IDENTITY, PACKET, PORTS, Position, Random};
 
-/// Number of the input that stands for the injection queue, behind the channels of the ports.
+/// Number of the input that stands for the injection queue, after the channels of the ports.
 const INJECTION: u32 = (PORTS * CHANNELS) as u32;
 
 /// A node: a router with an injection queue.
@@ -133,7 +133,7 @@ impl BareRouter {
         }
     }
 
-    /// Notes that the wire of a port is busy.
+    /// Records that the wire of a port is busy.
     fn set_busy(&mut self, ports: &Ports<'_>, port: usize) {
         let until = ports.wire_idle_at(port as u8);
         self.busy |= 1 << port;
@@ -141,7 +141,7 @@ impl BareRouter {
         self.next_idle = self.next_idle.min(until);
     }
 
-    /// Notes which wires have fallen idle.
+    /// Records which wires have fallen idle.
     fn release_wires(&mut self, now: Nanos) {
         self.next_idle = Nanos::NEVER;
         for (port, until) in self.busy_until.iter_mut().enumerate() {
