@@ -81,7 +81,7 @@ impl Clocked {
                 while from.sent() < *count && from.try_send(*target) {}
             }
             arrivals.iter().for_each(|(to, _)| to.read_all());
-            assert!(self.next(), "packets are missing and nothing is under way");
+            assert!(self.next(), "packets are missing and nothing is in flight");
         }
 
         self.now.0 - start.0

@@ -41,7 +41,7 @@ pub enum DmaError {
     NotBusMaster,
     /// Too many operations are in flight. Nothing was done. The device should retry in a later
     /// step.
-    #[error("too many DMA operations are under way: try again later")]
+    #[error("too many DMA operations are in progress: try again later")]
     Busy,
     /// Part of the access lies in memory that only messages reach.
     #[error("the memory at IOVA {iova:#x} is not mapped into this process: read or write it by messages")]

@@ -96,7 +96,8 @@ pub fn burst(most: usize) -> usize {
     most
 }
 
-/// Makes pause number `count` in a loop that waits for another thread to free a lock that is held briefly.
+/// Makes pause number `count` in a loop that waits for another thread to free a lock that is held
+/// briefly.
 #[inline]
 pub fn pause(count: u32) {
     #[cfg(feature = "virtual-time")]
