@@ -7,14 +7,14 @@
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Has the processor load the first cache line of a value in the background. Without effect where
-/// the target has no such instruction.
+/// Requests the first cache line of a value, which the processor loads while it goes on. It has no
+/// effect on targets without such an instruction.
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(value: &T) {
     prefetch_line(std::ptr::from_ref(value).cast());
 }
 
-/// Has the processor load the first `LINES` cache lines from a value on: see [`prefetch`].
+/// Requests `LINES` cache lines from the start of a value on, as [`prefetch`] does.
 #[inline(always)]
 pub fn prefetch_lines<const LINES: usize, T: ?Sized>(value: &T) {
     let first = std::ptr::from_ref(value).cast::<u8>();

@@ -73,22 +73,22 @@ impl Layout {
     }
 }
 
-/// Marks a channel without a cable, which has no place.
-pub(super) const NOWHERE: u32 = u32::MAX;
+/// Stands for the node of a channel whose port has no cable.
+pub(super) const NO_NODE: u32 = u32::MAX;
 
-/// The channels of a network, and which of them wait for which. The module documentation says what
-/// it must contain.
+/// The channels of a network, and for each one the channels that it waits for. The module
+/// documentation says which waits it must contain.
 #[derive(Clone, Debug)]
 pub struct WaitGraph {
     pub(super) layout: Layout,
-    /// The node at which the packets of each channel are, or [`NOWHERE`].
-    pub(super) places: Vec<u32>,
+    /// The node at which the packets of each channel are buffered, or [`NO_NODE`].
+    pub(super) buffer_nodes: Vec<u32>,
     /// The channels that each channel waits for: slots at its place, one bit for each.
     pub(super) waits: Vec<u64>,
 }
 
 impl WaitGraph {
-    /// Returns the graph of a network's channels, in which none waits.
+    /// Returns a graph with a vertex for each channel of a network, and without waits.
     ///
     /// # Errors
     /// [`DeadlockError::Nodes`], [`DeadlockError::Channels`].
@@ -101,17 +101,18 @@ impl WaitGraph {
             return Err(DeadlockError::Channels { channels: layout.width() as u32 });
         }
 
-        let mut places = Vec::with_capacity(layout.nodes as usize * layout.width());
+        let mut buffer_nodes = Vec::with_capacity(layout.nodes as usize * layout.width());
         for node in 0..layout.nodes {
             for port in 0..layout.ports {
-                let place = cabling.far_end(node, port).map_or(NOWHERE, |far| far.node);
-                places.extend((0..channels.vcs).map(|_| place));
+                // Packets of a link wait at its far end, those of a FIFO at the node itself.
+                let far = cabling.far_end(node, port).map_or(NO_NODE, |far| far.node);
+                buffer_nodes.extend((0..channels.vcs).map(|_| far));
             }
-            places.extend((0..channels.fifos).map(|_| node));
+            buffer_nodes.extend((0..channels.fifos).map(|_| node));
         }
 
-        let waits = vec![0; places.len()];
-        Ok(Self { layout, places, waits })
+        let waits = vec![0; buffer_nodes.len()];
+        Ok(Self { layout, buffer_nodes, waits })
     }
 
     /// Adds the waits of all packets that a routing routes, and checks that they all arrive.
@@ -151,7 +152,7 @@ impl WaitGraph {
         let (_, slot) = self.find(to)?;
 
         let (Channel::Link { node, .. } | Channel::Fifo { node, .. }) = to;
-        if self.places[from_index] != node {
+        if self.buffer_nodes[from_index] != node {
             return Err(DeadlockError::Apart { from, to });
         }
 
@@ -187,8 +188,8 @@ impl WaitGraph {
         let Some(slot) = self.layout.slot(channel) else { return Err(missing) };
 
         let index = node as usize * self.layout.width() + slot;
-        match self.places.get(index) {
-            None | Some(&NOWHERE) => Err(missing),
+        match self.buffer_nodes.get(index) {
+            None | Some(&NO_NODE) => Err(missing),
             Some(_) => Ok((index, slot)),
         }
     }
@@ -212,7 +213,7 @@ impl WaitGraph {
         }
 
         let first = node as usize * self.layout.width();
-        match slots(exits.mask).find(|slot| self.places[first + slot] == NOWHERE) {
+        match slots(exits.mask).find(|slot| self.buffer_nodes[first + slot] == NO_NODE) {
             None => Ok(exits.mask),
             Some(slot) => Err(DeadlockError::NoChannel { channel: self.layout.channel(first + slot) }),
         }
@@ -223,7 +224,7 @@ impl WaitGraph {
         for (node, &mask) in exits.iter().enumerate() {
             let first = node * self.layout.width();
             for slot in slots(self.layout.links_of(mask)) {
-                let place = self.places[first + slot] as usize;
+                let place = self.buffer_nodes[first + slot] as usize;
                 self.waits[first + slot] |= exits[place];
             }
         }

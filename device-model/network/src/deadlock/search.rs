@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{
     Channel, Cycle,
-    graph::{NOWHERE, WaitGraph, slots},
+    graph::{NO_NODE, WaitGraph, slots},
 };
 use crate::shape::{CableEnd, Torus};
 
@@ -82,7 +82,7 @@ impl<'a> Search<'a> {
             if step.rest != 0 {
                 let slot = step.rest.trailing_zeros() as usize;
                 step.rest &= step.rest - 1;
-                let next = self.graph.places[index] as usize * self.graph.layout.width() + slot;
+                let next = self.graph.buffer_nodes[index] as usize * self.graph.layout.width() + slot;
 
                 match self.order[next] {
                     UNSEEN => self.enter(next),
@@ -114,7 +114,7 @@ impl<'a> Search<'a> {
         self.lowest[index] = self.visited;
         self.open.push(index as u32);
 
-        let rest = if self.graph.places[index] == NOWHERE { 0 } else { self.graph.waits[index] };
+        let rest = if self.graph.buffer_nodes[index] == NO_NODE { 0 } else { self.graph.waits[index] };
         self.path.push(Step { index: index as u32, rest });
     }
 
@@ -152,7 +152,7 @@ impl<'a> Search<'a> {
     /// Returns the channels of the component of `root` that a channel waits for. Channels that are
     /// open and were visited since `root` are those of its component, once it is complete.
     fn steps_inside(&self, root: usize, from: usize) -> impl Iterator<Item = usize> {
-        let first = self.graph.places[from] as usize * self.graph.layout.width();
+        let first = self.graph.buffer_nodes[from] as usize * self.graph.layout.width();
         slots(self.graph.waits[from])
             .map(move |slot| first + slot)
             .filter(move |&to| self.order[to] != COMPLETE && self.order[to] >= self.order[root])

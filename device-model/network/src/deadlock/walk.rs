@@ -71,7 +71,7 @@ impl Walk {
 
             step.slot = step.rest.trailing_zeros() as u8;
             step.rest &= step.rest - 1;
-            let next = graph.places[step.node as usize * graph.layout.width() + usize::from(step.slot)];
+            let next = graph.buffer_nodes[step.node as usize * graph.layout.width() + usize::from(step.slot)];
 
             match self.states.get(next as usize).copied() {
                 Some(State::Unknown) => self.enter(graph, exits, next),

@@ -234,7 +234,8 @@ impl Service {
         Made::Packet { packet, read, is_last }
     }
 
-    /// Fills a packet of data from client memory, from its byte `filled` on.
+    /// Fills a packet of data from client memory. It continues at byte `filled` of the packet, and
+    /// sends zeros for memory that cannot be read. The last packet gets the check if it fits.
     fn fill_body(
         &mut self,
         parts: &mut Parts,
@@ -262,16 +263,16 @@ impl Service {
         if let Some(check) = &mut self.check {
             check.update(&packet.bytes()[..payload]);
         }
-        let room = packet.len() - payload;
+        let trailing = packet.len() - payload;
         self.sent += payload as u32;
-        let is_end = self.sent == self.length();
-        let needs_check = is_end && self.check.is_some();
-        if needs_check && room == wire::CHECK {
+        let is_last_data = self.sent == self.length();
+        let needs_check = is_last_data && self.check.is_some();
+        if needs_check && trailing == wire::CHECK {
             self.put_check(&mut packet, payload);
         }
 
-        let is_last = is_end && (!needs_check || room == wire::CHECK);
-        if is_end && !is_last {
+        let is_last = is_last_data && (!needs_check || trailing == wire::CHECK);
+        if is_last_data && !is_last {
             self.progress = Progress::Check;
         }
         self.set_word(&mut packet, parts, is_last);

@@ -110,8 +110,9 @@ impl Stream {
         Access::Done
     }
 
-    /// Copies the memory that a packet refers to, as [`Stream::deposit`] moves its data. Zeros take
-    /// the place of memory that the sender has withdrawn.
+    /// Copies the data of a packet that refers to the sender's memory, up to the destination's
+    /// length. It continues where an earlier call had to wait. For memory that the sender has
+    /// withdrawn, zeros are written, and the message counts as corrupt.
     pub(crate) fn copy(
         &mut self,
         context: &mut Context<'_>,
@@ -142,7 +143,8 @@ impl Stream {
             let mut bytes = (piece.length as usize).min(kept - self.deposited);
             let from = reference.offset.saturating_add(self.deposited as u64);
             if !destination.copy(context, &piece, bytes, source, from) {
-                // The client's memory is reached by messages, or that of one end is gone.
+                // A direct copy is not possible: the receiver's memory is not mapped here and is
+                // written by messages, or one of both has been unmapped.
                 bytes = bytes.min(BY_MESSAGE);
                 self.is_corrupt |= !read_or_zero(source, from, bytes, buffer);
                 match tenants.write(context, owner, piece.address, buffer, waits_since) {

@@ -143,7 +143,8 @@ impl Transmitter {
         self.finished.clear();
     }
 
-    /// Drops all data messages.
+    /// Drops all data messages. Packets of theirs that are still in the network refer to leases
+    /// that end here, and deliver zeros.
     fn drop_data(&mut self, context: &mut Context<'_>) {
         self.reader.cancel(context);
         self.data.clear();
@@ -341,8 +342,8 @@ impl Transmitter {
         }
     }
 
-    /// Sends the next message, whose header packet has all its data. Returns false if the fabric
-    /// has no packet.
+    /// Sends the next message, whose header packet has all its data. Returns false, and asks for a
+    /// retry, if the fabric's pool of packets is empty.
     fn send_short(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
         let Some(job) = self.data.front_mut() else { return false };
         let Ok(mut packet) = context.ports().new_packet(PACKET) else {
@@ -353,6 +354,7 @@ impl Transmitter {
         job.fill_header(&mut packet, parts);
         self.counters.messages += 1;
         self.counters.bytes += u64::from(job.message.packet.trusted.length);
+        // The packet holds all data, so that the message needs no memory any more.
         self.finished.push_back((job.message.name, DataEnd::Complete));
         self.data.pop_front();
         self.send_at(parts, context, packet, self.host.idle_at());

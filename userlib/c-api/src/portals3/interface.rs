@@ -100,7 +100,7 @@ impl NetworkInterface {
     }
 
     /// Retires the descriptors that the watch reports.
-    pub(super) fn note_unlinked(&self) -> Result<(), Failure> {
+    pub(super) fn retire_unlinked(&self) -> Result<(), Failure> {
         let Some(watch) = self.watch.get() else { return Ok(()) };
         for _ in 0..self.descriptors() {
             match watch.get() {

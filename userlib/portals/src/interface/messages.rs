@@ -23,14 +23,14 @@ impl Interface {
         self.put_region(descriptor, 0, descriptor.length, ack, target, header_data)
     }
 
-    /// Sends a part of a descriptor's memory (`PtlPutRegion`). Its events tell the rest.
+    /// Sends a part of a descriptor's memory (`PtlPutRegion`). Events report its progress and end.
     ///
     /// The call does not wait for the card if the card cannot refuse it: if the descriptor is
     /// bound, and without a threshold. If the process has lost its interface meanwhile, the next
     /// call that waits is refused with [`Refusal::Interface`].
     ///
-    /// The memory of a put of at most [`INLINE`] bytes may change when the call returns. That of a
-    /// longer one may change after its [`crate::EventKind::SendEnd`].
+    /// For at most [`INLINE`] bytes, the caller may reuse the memory when the call returns. For
+    /// more, it may do so after [`crate::EventKind::SendEnd`].
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::TooLong`], [`Error::NoSuchNode`]; [`Refusal::Portal`],
@@ -52,7 +52,8 @@ impl Interface {
             put.options |= option::ACK;
         }
 
-        // The kernel reads the memory itself, so that the command needs no data there.
+        // In host-based mode the kernel reads the memory itself, so that the command carries no
+        // data.
         if length <= INLINE as u64 && !self.link.is_host_based() {
             put.options |= option::INLINE;
             descriptor.region.read(descriptor.offset + offset, &mut put.inline[..length as usize])?;

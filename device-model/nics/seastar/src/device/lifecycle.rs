@@ -1,5 +1,5 @@
-//! The lives of the firmware and of nodes, and the tenants: what the firmware has to see before
-//! anything else.
+//! Start and end of the firmware's and of nodes' lives, and the changes of lives and tenants, which
+//! the firmware must receive before any other event.
 
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::seastar::firmware;
@@ -40,9 +40,12 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Ends the life of the processor, and the life of the node with it.
+    /// Stops the firmware, ends this node's life, and drops all messages. Called when the firmware
+    /// halts and when the function is reset. Clients read `state` as the firmware's state.
     pub(super) fn stop_firmware(&mut self, context: &mut Context<'_>, state: u32) {
         self.parts.firmware.begin(None);
+        // The end of the life is announced to the other nodes. Its reports to the firmware are then
+        // dropped with the rest, because no firmware reads them.
         self.end_life(context);
         self.transmitter.clear(context);
         self.receiver.clear(context);
@@ -50,6 +53,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.firmware.timer = Nanos::NEVER;
         self.firmware.waits_since = None;
         self.firmware.written = 0;
+        // The next firmware must hear of every client again.
         for client in &mut self.clients {
             client.known = 0;
         }

@@ -52,7 +52,7 @@ struct Prepared<'a> {
 }
 
 impl<'a> Prepared<'a> {
-    /// Checks the values of a descriptor.
+    /// Checks the values of a descriptor, and finds its event queue and its memory.
     fn new(
         ni_handle: ptl_handle_ni_t,
         interface: &'a NetworkInterface,
@@ -77,7 +77,9 @@ impl<'a> Prepared<'a> {
         let Some((region, offset)) = interface.locate(values.start, values.length)? else {
             return Err(illegal("its memory is not from nicforge_portals_allocate of this interface"));
         };
-        interface.note_unlinked()?;
+        // Handles of descriptors that have unlinked themselves are retired first, so that the new
+        // one can take their room.
+        interface.retire_unlinked()?;
         Ok(Self { ni_handle, interface, values, region, offset, options, threshold, unlink, queue })
     }
 
