@@ -73,8 +73,9 @@ fn the_latency_of_messages_in_different_fifos_is_that_of_one() {
     }
     rig.until(|_| users[1].packets(0).0.len() == 4);
 
+    // One after the other takes 20 us. The clock advances by up to 1 us in a step.
     let time = rig.bed.now().0 - start.0;
-    assert!((5000 + 170..10_000).contains(&time), "{time} ns");
+    assert!((5000 + 170..15_000).contains(&time), "{time} ns");
 }
 
 #[test]
