@@ -138,11 +138,18 @@ impl MuTransport {
     /// Ends the process that is a rank. One that has not answered was no rank of this job.
     #[cold]
     pub(crate) fn end(&mut self, rank: Rank, why: Loss) {
-        let (now, mark) = (self.clock.now, self.losses.mark);
-        let peer = &mut self.peers[rank as usize];
-        if !peer.is_alive() {
+        if !self.peers[rank as usize].is_alive() {
             return;
         }
+        // The unit writes a row at once, but shows the tail of the packets before it only at the end
+        // of its step. Without the fence a poll could find no packet, and the last ones would be
+        // lost. After an error the transport as a whole fails soon.
+        if self.peers[rank as usize].is_connected() {
+            let _ = self.fifos.fence();
+        }
+
+        let (now, mark) = (self.clock.now, self.losses.mark);
+        let peer = &mut self.peers[rank as usize];
         if !peer.is_connected() {
             peer.meet(None, now);
             return;
