@@ -128,6 +128,11 @@ impl MuTransport {
         if row.is_leaving && row.echo != self.fifos.session {
             return;
         }
+        // No question could be put about a session number outside the unit's addresses.
+        let route = &self.peers[rank as usize].route;
+        if self.fifos.answer(route, row.identity, self.fifos.identity()).is_err() {
+            return;
+        }
 
         let link = Link::new(self.fifos.session, row);
         self.peers[rank as usize].meet(Some(link), self.clock.now);
