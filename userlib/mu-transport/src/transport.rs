@@ -132,6 +132,11 @@ impl MuTransport {
             };
 
             let peer = &mut peers[rank as usize];
+            // A rank that keeps to its grant has none left then.
+            if peer.held.len() >= *window as usize {
+                statistics.strays += 1;
+                return;
+            }
             // The connection's number shows that the rank knows this session, perhaps before its
             // row was read.
             if let Some(link) = &mut peer.link {
