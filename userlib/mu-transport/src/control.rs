@@ -80,8 +80,11 @@ impl MuTransport {
 
     /// Checks whether a rank has come or gone, and what it has granted.
     pub(crate) fn check_rank(&mut self, rank: Rank) -> Result<(), Error> {
-        if rank == self.rank || !self.peers[rank as usize].is_alive() {
+        if rank == self.rank {
             return Ok(());
+        }
+        if !self.peers[rank as usize].is_alive() {
+            return self.check_silent(rank);
         }
 
         if let Some(row) = self.fifos.read_row(rank)? {
@@ -97,6 +100,19 @@ impl MuTransport {
             self.mark_due(rank);
         }
         self.question(rank)
+    }
+
+    /// Checks whether a rank that was silent is known to have left its address, so that the sources
+    /// it may have fetched are freed.
+    #[cold]
+    fn check_silent(&mut self, rank: Rank) -> Result<(), Error> {
+        let peer = &mut self.peers[rank as usize];
+        let Some(link) = peer.link.filter(|_| !peer.has_left) else { return Ok(()) };
+
+        if let Some(row) = self.fifos.read_row(rank)? {
+            peer.has_left = row.is_leaving || row.session != link.session;
+        }
+        Ok(())
     }
 
     /// Takes the row that a rank has put.
