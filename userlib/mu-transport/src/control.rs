@@ -172,7 +172,13 @@ impl MuTransport {
         let (now, mark) = (self.clock.now, self.losses.mark);
         let peer = &mut self.peers[rank as usize];
         if !peer.is_connected() {
-            peer.meet(None, now);
+            // A silent process is still the one of its row, and may come to know this rank. Its
+            // packets count from then on.
+            let kept = peer.link.filter(|_| why == Loss::Silent);
+            peer.meet(kept, now);
+            if kept.is_some() {
+                self.mark_due(rank);
+            }
             return;
         }
 
