@@ -165,11 +165,12 @@ impl Peer {
 
     /// Begins with another process as the rank, before any message.
     pub(crate) fn meet(&mut self, link: Option<Link>, now: Instant) {
-        let asked = self.questions.asked;
+        let Questions { asked, number, .. } = self.questions;
         self.link = link;
         self.flow = Flow::default();
-        // Answers of the process before go to cells of their own.
-        self.questions = Questions { asked, answered: asked, next: now, ..Questions::new(now) };
+        // Answers of the process before go to cells of their own. The unit may still read the last
+        // question's descriptor.
+        self.questions = Questions { asked, answered: asked, number, next: now };
     }
 }
 
