@@ -133,6 +133,16 @@ impl Gets {
             self.given_up.push(chunk);
         }
     }
+
+    /// Gets a chunk when none is left: memory may have become free since the last one was given up.
+    #[inline]
+    fn replace_last(&mut self, subgroup: &Subgroup) {
+        if self.slots.iter().all(|slot| slot.chunk.is_none())
+            && let Some(slot) = self.slots.first_mut()
+        {
+            slot.chunk = Chunk::new(subgroup, self.chunk_bytes).ok();
+        }
+    }
 }
 
 impl MuTransport {
@@ -151,6 +161,7 @@ impl MuTransport {
             return Err(refused("a get's destination is not within its region", get.local_offset as u64));
         }
 
+        self.gets.replace_last(&self.fifos.subgroup);
         let is_free = |slot: &Slot| slot.flight.is_none() && slot.chunk.is_some();
         let Some(slot) = self.gets.slots.iter_mut().find(|slot| is_free(slot)) else {
             return if self.gets.in_flight > 0 {
