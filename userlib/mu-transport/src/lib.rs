@@ -64,7 +64,8 @@
 //! # Death of a peer
 //! The unit drops messages for a subgroup without a client, and reports nothing to the sender. Each
 //! rank therefore asks each other one now and then: a remote get fetches its session number. A
-//! stopped process still answers, because its unit does. A rank that does not answer several
+//! stopped process still answers, because its unit does, unless another's descriptor has stopped
+//! its FIFO for gets meanwhile: the process restarts that one. A rank that does not answer several
 //! questions for [`Config::patience`] is gone ([`nicforge_matching::Loss::Silent`]). Another number
 //! in the answer, or in its row, is a successor's. A rank that closes its transport puts a last
 //! row.
