@@ -162,9 +162,9 @@ impl MuTransport {
         if !self.peers[rank as usize].is_alive() {
             return;
         }
-        // The unit writes a row at once, but shows the tail of the packets before it only at the end
-        // of its step. Without the fence a poll could find no packet, and the last ones would be
-        // lost. After an error the transport as a whole fails soon.
+        // The unit writes a row at once, but shows the tail of the packets before it only at the
+        // end of its step. Without the fence a poll could find no packet, and the last ones would
+        // be lost. After an error the transport as a whole fails soon.
         if self.peers[rank as usize].is_connected() {
             let _ = self.fifos.fence();
         }

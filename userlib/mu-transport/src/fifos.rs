@@ -164,8 +164,8 @@ impl Fifos {
         Ok(Self { subgroup, memory, layout, own, session })
     }
 
-    /// Waits until the unit has ended the step that it is in, and shows the tails that it has moved:
-    /// the unit takes a trapped access between two steps. The entry keeps its value.
+    /// Waits until the unit has ended the step that it is in, and shows the tails that it has
+    /// moved: the unit takes a trapped access between two steps. The entry keeps its value.
     pub(crate) fn fence(&mut self) -> Result<(), Error> {
         Ok(self.subgroup.set_base_address(WHOLE, 0)?)
     }

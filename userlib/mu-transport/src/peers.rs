@@ -163,6 +163,13 @@ impl Peer {
         self.link.is_some_and(|link| link.is_answered)
     }
 
+    /// Returns whether all packets that the rank may send ahead are held. One that keeps to its
+    /// grant sends no other then.
+    #[inline]
+    pub(crate) fn holds_grant(&self, window: u32) -> bool {
+        self.held.len() >= window as usize
+    }
+
     /// Begins with another process as the rank, before any message.
     pub(crate) fn meet(&mut self, link: Option<Link>, now: Instant) {
         let Questions { asked, number, .. } = self.questions;
@@ -195,7 +202,36 @@ impl Holding {
 
 #[cfg(test)]
 mod tests {
+    use nicforge_spi::Place;
+
     use super::*;
+    use crate::RankAddress;
+
+    fn peer() -> Peer {
+        let place = Place { shape: [2, 1, 1, 1, 1], own: [0; 5] };
+        Peer::new(Route::new(place, RankAddress { node: 1, subgroup: 0 }), Instant::now())
+    }
+
+    #[test]
+    fn a_peer_holds_its_grant_when_it_holds_as_many_packets() {
+        let (mut peer, mut holding) = (peer(), Holding::default());
+        for held in 0..4 {
+            assert!(!peer.holds_grant(4), "{held}");
+            holding.hold(1, &mut peer, 1, b"packet");
+        }
+        assert!(peer.holds_grant(4));
+        assert_eq!(holding.ranks, [1]);
+    }
+
+    #[test]
+    fn another_process_is_asked_after_the_descriptor_of_the_question_before() {
+        let mut peer = peer();
+        (peer.questions.asked, peer.questions.number) = (3, Some(17));
+        peer.meet(None, Instant::now());
+
+        let Questions { asked, answered, number, .. } = peer.questions;
+        assert_eq!((asked, answered, number), (3, 3, Some(17)));
+    }
 
     #[test]
     fn a_grant_is_due_when_half_of_it_is_used_also_round_the_end_of_numbers() {

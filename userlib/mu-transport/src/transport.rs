@@ -132,8 +132,7 @@ impl MuTransport {
             };
 
             let peer = &mut peers[rank as usize];
-            // A rank that keeps to its grant has none left then.
-            if peer.held.len() >= *window as usize {
+            if peer.holds_grant(*window) {
                 statistics.strays += 1;
                 return;
             }
