@@ -60,12 +60,21 @@ impl Link {
     }
 
     /// Starts a put or a get, without a wait for the card's answer where the card cannot refuse it.
-    /// `is_valid` says that its descriptor and its target are known to be so.
+    /// `is_valid` says that its descriptor and its target are known to be so. It is asked under the
+    /// mailbox's lock: another thread that makes the descriptor invalid says so before it takes the
+    /// lock for its own command, so that the card gets that command after this one.
     #[inline]
-    pub(crate) fn start(&self, name: &'static str, command: &Command, is_valid: bool) -> Result<(), Error> {
+    pub(crate) fn start(
+        &self,
+        name: &'static str,
+        command: &Command,
+        is_valid: impl FnOnce() -> bool,
+    ) -> Result<(), Error> {
         match &self.path {
             Path::Mailbox(mailbox, _) => {
-                let result = runtime::lock(mailbox).start(command, is_valid)?;
+                let mut mailbox = runtime::lock(mailbox);
+                let result = mailbox.start(command, is_valid())?;
+                drop(mailbox);
                 accepted(name, result).map(drop)
             }
             Path::Kernel(..) => self.call(name, command).map(drop),

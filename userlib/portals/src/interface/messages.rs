@@ -58,7 +58,7 @@ impl Interface {
             put.options |= option::INLINE;
             descriptor.region.read(descriptor.offset + offset, &mut put.inline[..length as usize])?;
         }
-        self.link.start(CALL, &put, is_certain(descriptor, target))
+        self.link.start(CALL, &put, || is_certain(descriptor, target))
     }
 
     /// Fetches data for all of a descriptor's memory (`PtlGet`).
@@ -83,7 +83,7 @@ impl Interface {
     ) -> Result<(), Error> {
         const CALL: &str = "PtlGetRegion";
         let get = self.request(command::GET, CALL, descriptor, (offset, length), target)?;
-        self.link.start(CALL, &get, is_certain(descriptor, target))
+        self.link.start(CALL, &get, || is_certain(descriptor, target))
     }
 
     /// Makes the part that the commands of puts and gets have in common.

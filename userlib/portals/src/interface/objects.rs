@@ -42,6 +42,13 @@ impl MemoryDescriptor {
         self.is_steady.load(Ordering::Relaxed)
     }
 
+    /// Records that the card can refuse the descriptor from now on. A call that ends or changes the
+    /// descriptor does so before it takes the mailbox's lock, under which others look: a put that
+    /// comes later to the lock finds the record.
+    fn unsettle(&self) {
+        self.is_steady.store(false, Ordering::Relaxed);
+    }
+
     /// Returns the name by which events mention it.
     pub fn id(&self) -> DescriptorId {
         self.id
@@ -164,7 +171,7 @@ impl Interface {
     /// [`Refusal::Descriptor`] also for one that was unlinked automatically;
     /// [`Refusal::DescriptorInUse`].
     pub fn unlink_descriptor(&self, descriptor: &MemoryDescriptor) -> Result<(), Error> {
-        descriptor.is_steady.store(false, Ordering::Relaxed);
+        descriptor.unsettle();
         let handle = descriptor.id.0;
         let unlink = Command { kind: command::UNLINK_DESCRIPTOR, handle, ..Command::default() };
         self.link.call("PtlMDUnlink", &unlink).map(drop)
@@ -182,7 +189,7 @@ impl Interface {
         values: &Descriptor<'_>,
         test: Option<&EventQueue>,
     ) -> Result<bool, Error> {
-        descriptor.is_steady.store(false, Ordering::Relaxed);
+        descriptor.unsettle();
         let handle = descriptor.id.0;
         let mut update = Command { kind: command::UPDATE_DESCRIPTOR, handle, ..Command::default() };
         set_descriptor(&mut update, values)?;
