@@ -91,8 +91,8 @@ pub(crate) struct Mailbox {
     posted: u32,
     /// Puts and gets that the card will have room for.
     room: u32,
-    /// Code with which a posted command was refused, until a call has returned it.
-    refused: Option<u32>,
+    /// A posted command was refused, and no call has said so.
+    has_refused: bool,
     /// A command was not answered in time, and its slot is lost.
     stuck: bool,
     timeout: Duration,
@@ -139,7 +139,7 @@ impl Mailbox {
             results: mirrors.window(mirror::RESULTS, slots * RESULT_BYTES as u64)?,
             posted: 0,
             room: 0,
-            refused: None,
+            has_refused: false,
             stuck: false,
             timeout,
         };
@@ -152,12 +152,13 @@ impl Mailbox {
     }
 
     /// Writes a command and waits for its result. The firmware answers each command without
-    /// waiting for anything. If a posted command was refused, the call returns that result instead
-    /// of writing a command.
+    /// waiting for anything. If a posted command was refused, the process has lost its interface:
+    /// the call returns [`code::NO_INTERFACE`] instead of writing a command.
     pub(crate) fn call(&mut self, command: &impl AsCommand) -> Result<CommandResult, Error> {
         self.check()?;
-        if let Some(code) = self.refused.take() {
-            return Ok(CommandResult { code, ..CommandResult::default() });
+        if std::mem::take(&mut self.has_refused) {
+            // The refused command's own code would be read as the reason against this one.
+            return Ok(CommandResult { code: code::NO_INTERFACE, ..CommandResult::default() });
         }
 
         self.write(command)?;
@@ -167,7 +168,7 @@ impl Mailbox {
     /// Starts a put or a get. It is posted if the card cannot refuse it: if `is_valid` says that
     /// all it names exists, and the card has room.
     pub(crate) fn start(&mut self, command: &impl AsCommand, is_valid: bool) -> Result<CommandResult, Error> {
-        let is_posted = is_valid && self.room > 0 && self.posted < MAX_POSTED && self.refused.is_none();
+        let is_posted = is_valid && self.room > 0 && self.posted < MAX_POSTED && !self.has_refused;
         if !is_posted {
             let result = self.call(command)?;
             self.room = result.value.try_into().unwrap_or(0);
@@ -224,9 +225,7 @@ impl Mailbox {
         for behind in 1..=std::mem::take(&mut self.posted) {
             let slot = result_slot(last.wrapping_sub(behind));
             let code = self.results.load_u32_relaxed(slot + CODE)?;
-            if code != code::OK {
-                self.refused = Some(code);
-            }
+            self.has_refused |= code != code::OK;
         }
         Ok(CommandResult::read_from_bytes(&bytes).unwrap_or_default())
     }
