@@ -12,7 +12,7 @@ use super::{
     Endpoint,
     card::{GIVEN_UP, NO_LONGER_THERE},
 };
-use crate::{Error, bits};
+use crate::{Error, Loss, bits};
 
 /// Most notices that wait for one rank. A rank that keeps to the protocol causes fewer.
 const MAX: usize = 512;
@@ -57,10 +57,11 @@ impl Endpoint {
         }
     }
 
-    /// Sends the notices that wait, as far as there is room.
+    /// Sends the notices that wait, as far as there is room. A rank that was silent may live, and
+    /// wait for them.
     pub(super) fn send_notices(&mut self) -> Result<(), Error> {
         while let Some(&(to, notice, id)) = self.notices.0.front() {
-            if let Some(peer) = self.peers.get(to).filter(|peer| peer.loss().is_none())
+            if let Some(peer) = self.peers.get(to).filter(|peer| peer.loss() != Some(Loss::NodeEnded))
                 && !self.card.control(peer.process, notice.bits(), id)?
             {
                 return Ok(());
