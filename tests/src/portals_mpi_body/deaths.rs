@@ -85,10 +85,13 @@ pub fn an_endpoint_on_a_node_that_was_reset_reports_it(rig: &dyn Rig) {
 }
 
 /// A host-based rank that makes no calls for longer than the patience of another one counts as
-/// gone. The error names the cause, and the call that avoids it.
+/// gone. The error names the cause, and the call that avoids it. A message that the other rank then
+/// does not fetch ends at its sender, too.
 #[body]
 pub fn a_silent_host_based_rank_is_reported_with_the_remedy(rig: &dyn Rig) {
     let mut world = World::new(rig, Mode::HostBased, impatient());
+    let long = world.send(3, 0, 2, &pattern(1, 9000));
+    world.await_unexpected(0, 1);
     let receive = world.receive(0, Selector::exact(3, 0, 1), 10);
     let (deadline, mut relax) = (crate::backing::soon(), Relax::new());
     let done = loop {
@@ -104,6 +107,10 @@ pub fn a_silent_host_based_rank_is_reported_with_the_remedy(rig: &dyn Rig) {
     let error = done.result.unwrap_err();
     assert_eq!(error, Error::PeerGone { peer: 3, why: Loss::Silent });
     assert!(error.to_string().contains("Kernel::serve"), "{error}");
+
+    let fetched = world.receive(0, Selector::exact(3, 0, 2), 9000);
+    assert_eq!(world.ranks[0].test(fetched).unwrap().unwrap().result, Err(error));
+    assert_eq!(world.wait(3, long).result, Err(Error::GivenUp { peer: 0 }));
 }
 
 /// Calls on a lost card are refused, and leave neither requests nor buffers behind.

@@ -121,8 +121,11 @@ pub enum Error {
         /// The sign of its end.
         why: Loss,
     },
-    /// The peer has received the message damaged each time, and asks for it no more.
-    #[error("rank {peer} has given the message up: its data were damaged in each transfer")]
+    /// The peer has received the message damaged each time, or has counted this rank as gone when
+    /// it was silent. The peer asks for the message no more.
+    #[error(
+        "rank {peer} has given the message up: its data were damaged, or this rank was silent for too long"
+    )]
     GivenUp {
         /// The receiver.
         peer: Rank,

@@ -83,6 +83,7 @@ impl Endpoint {
         let Some(source) = self.peers.get_mut(peer) else { return Ok(()) };
         if let Some(why) = source.loss() {
             self.fail(receive, Error::PeerGone { peer, why });
+            self.give_up_silent(peer, why, id);
             return Ok(());
         }
 
@@ -231,7 +232,7 @@ impl Endpoint {
         lost.extend(waiting);
 
         let mut result = Ok(());
-        for Fetch { receive, progress, .. } in lost {
+        for Fetch { receive, id, progress, .. } in lost {
             let is_free = match progress {
                 Progress::New => Ok(true),
                 Progress::Getting => Ok(false),
@@ -245,7 +246,18 @@ impl Endpoint {
             result = result.and(is_free.map(drop));
             self.waits_less(rank);
             self.fail(receive, gone.clone());
+            if let Error::PeerGone { why, .. } = gone {
+                self.give_up_silent(rank, why, id);
+            }
         }
         result
+    }
+
+    /// Says to a silent rank that a message of it is not fetched. It may live, and would wait for
+    /// the fetch forever, as this rank goes on to answer its questions.
+    fn give_up_silent(&mut self, peer: Rank, why: Loss, id: u64) {
+        if why == Loss::Silent {
+            self.notify(peer, Notice::GivenUp, id);
+        }
     }
 }
