@@ -52,25 +52,31 @@ impl Outbox {
         None
     }
 
-    /// Opens the line to a node.
+    /// Opens the line to a node. If all are open, one without messages changes its node.
     pub(super) fn open(&mut self, node: u32, now: u64) -> Option<u16> {
-        let index = self.free.pop()?;
+        let (index, place, paused_until) = match self.free.pop() {
+            Some(index) => (index, Place::Idle, None),
+            None => self.take_empty()?,
+        };
         let head = self.chains.get_mut(node as usize % CHAINS)?;
         let chain = core::mem::replace(head, index);
-        let line = Line {
-            sender: Sender::default(),
-            node,
-            chain,
-            place: Place::Idle,
-            paused_until: None,
-            heard: now,
-        };
+        let line = Line { sender: Sender::default(), node, chain, place, paused_until, heard: now };
         *self.lines.get_mut(usize::from(index))? = Some(line);
 
         if self.scan_at.is_none() && self.scan.is_none() {
             self.scan_at = Some(now + self.settings.timeout / SCANS);
         }
         Some(index)
+    }
+
+    /// Takes a line without messages, which no step has closed yet, from its node. The queue and the
+    /// heap that have its index keep it, so that the line's next user has its place in them.
+    fn take_empty(&mut self) -> Option<(u16, Place, Option<u64>)> {
+        let is_empty = |line: &Option<Line>| line.as_ref().is_some_and(|line| line.sender.count() == 0);
+        let index = self.lines.iter().position(is_empty)?;
+        let line = self.lines.get_mut(index)?.take()?;
+        self.unchain(index as u16, line.node, line.chain);
+        Some((index as u16, line.place, line.paused_until))
     }
 
     /// Closes a line without messages.
@@ -80,16 +86,21 @@ impl Outbox {
         if self.free.len() == self.lines.len() {
             self.scan_at = None;
         }
+        self.unchain(index, line.node, line.chain);
+    }
 
-        let Some(head) = self.chains.get_mut(line.node as usize % CHAINS) else { return };
+    /// Takes a line out of the chain of its node. `following` is the next line of the chain.
+    fn unchain(&mut self, index: u16, node: u32, following: u16) {
+        let Some(head) = self.chains.get_mut(node as usize % CHAINS) else { return };
         if *head == index {
-            *head = line.chain;
+            *head = following;
             return;
         }
+
         let mut next = *head;
         while let Some(other) = self.lines.get_mut(usize::from(next)).and_then(Option::as_mut) {
             if other.chain == index {
-                other.chain = line.chain;
+                other.chain = following;
                 return;
             }
             next = other.chain;

@@ -430,4 +430,33 @@ mod tests {
         assert!(outbox.submit(&mut pairs, message(1), 0));
         assert!(!outbox.submit(&mut pairs, message(1), 0));
     }
+
+    #[test]
+    fn a_line_without_messages_serves_another_node_when_all_lines_are_open() {
+        let mut scratch = Scratch::new();
+        let mut pairs = Pairs::new(4, &mut scratch).unwrap();
+        let mut outbox = Outbox::new(2, Settings::default(), 1, &mut scratch).unwrap();
+        let message = |node| Message {
+            node,
+            packet: HeaderPacket::default(),
+            pieces: Pieces::None,
+            owner: Owner::Gone,
+            quota: Quota::Process(0),
+        };
+        assert!([1, 2].into_iter().all(|node| outbox.submit(&mut pairs, message(node), 0)));
+
+        // The message to node 1 has ended, and no step has closed its line.
+        outbox.fail_all(1);
+        assert!(matches!(outbox.step(0, 0, |_| Life(1)), Some(Work::Ended(_))));
+        assert!(outbox.has_room(3) && outbox.submit(&mut pairs, message(3), 0));
+        assert!(!outbox.has_room(1));
+
+        let mut targets = Vec::new();
+        while let Some(work) = outbox.step(0, 0, |_| Life(1)) {
+            if let Work::Transmit(transmit) = work {
+                targets.push(transmit.target);
+            }
+        }
+        assert_eq!(targets, [2, 3]);
+    }
 }
