@@ -11,19 +11,27 @@ use std::{
     time::Duration,
 };
 
-use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, environment, runtime::lock};
+use nicforge_driver::{
+    Cancel, Deadline, Device, OpenOptions, environment,
+    runtime::{self, lock},
+};
 use nicforge_portals::{Interface, Kernel, KernelConfig, Mode};
 
 use super::{
     failure::{driver_failure, failure, refused},
     interface::NetworkInterface,
     objects::Objects,
-    types::{PTL_FAIL, PTL_IFACE_INVALID, PTL_NO_INIT, PTL_NO_SPACE, PTL_PID_INVALID, ptl_handle_ni_t},
+    types::{
+        PTL_FAIL, PTL_IFACE_INVALID, PTL_NI_INVALID, PTL_NO_INIT, PTL_NO_SPACE, PTL_PID_INVALID,
+        ptl_handle_ni_t,
+    },
 };
 use crate::support::Failure;
 
 /// The longest wait for the grant of another program's kernel.
 const GRANT_WAIT: Duration = Duration::from_secs(10);
+/// Time between two looks for a process that was granted.
+const GRANT_LOOK: Duration = Duration::from_millis(10);
 /// Maximum number of processes of a node, which the card's scratch memory bounds.
 const MAX_PROCESSES: usize = 15;
 
@@ -191,7 +199,7 @@ pub(super) fn open_interface(mode: Mode, process: Option<u32>) -> Result<ptl_han
         Some(process) if is_used(process) => {
             Err(refused(PTL_PID_INVALID, format!("process {process} has an interface already")))
         }
-        Some(process) => open_process(&*node, kernel.as_ref(), mode, process),
+        Some(process) => open_process(&*node, kernel.as_ref(), mode, process, Deadline::after(GRANT_WAIT)),
         None => open_free(&*node, kernel.as_ref(), mode, is_used),
     }?;
 
@@ -210,26 +218,46 @@ fn open_free(
     mode: Mode,
     is_used: impl Fn(usize) -> bool,
 ) -> Result<Interface, Failure> {
+    let deadline = Deadline::after(GRANT_WAIT);
     let mut last = refused(PTL_PID_INVALID, "all processes of the node are in use");
+    let mut ungranted = Vec::new();
     for process in (0..node.processes()).filter(|&process| !is_used(process)) {
-        match open_process(node, kernel, mode, process) {
+        match open_process(node, kernel, mode, process, Deadline::now()) {
             Ok(interface) => return Ok(interface),
-            Err(error) => last = error,
+            Err(error) => {
+                if kernel.is_none() && error.errno() == PTL_NI_INVALID {
+                    ungranted.push(process);
+                }
+                last = error;
+            }
+        }
+    }
+
+    // Any of them may be granted. Between the looks, other programs can open them.
+    while !ungranted.is_empty() && !deadline.has_passed() {
+        runtime::sleep(GRANT_LOOK);
+        for &process in &ungranted {
+            match open_process(node, kernel, mode, process, Deadline::now()) {
+                Ok(interface) => return Ok(interface),
+                Err(error) => last = error,
+            }
         }
     }
     Err(last)
 }
 
+/// Opens a process. One that another program's kernel grants is waited for until the deadline.
 fn open_process(
     node: &dyn Node,
     kernel: Option<&Arc<Kernel>>,
     mode: Mode,
     process: usize,
+    deadline: Deadline,
 ) -> Result<Interface, Failure> {
     let device = node.open_process(process)?;
     let opened = match (kernel, mode) {
         (Some(kernel), _) => Interface::open(kernel, device, mode),
-        (None, Mode::NicBased) => Interface::attach(device, Deadline::after(GRANT_WAIT)),
+        (None, Mode::NicBased) => Interface::attach(device, deadline),
         (None, Mode::HostBased) => {
             let reason = "a process that another program's kernel has granted is matched by the card";
             return Err(refused(PTL_IFACE_INVALID, reason));

@@ -59,6 +59,20 @@ impl Node for LocalNode {
     }
 }
 
+/// Makes a machine of two nodes with two processes each.
+fn machine() -> Arc<LocalMachine> {
+    let text = "name = \"node\"\n[[seastar]]\ntorus = [2]\nprocesses = 2\n";
+    LocalMachine::new(build(&parse(text, "node.toml", &families()).unwrap()).unwrap().0)
+}
+
+/// Makes a machine, and boots its first node.
+fn node_with_kernel() -> (Arc<LocalMachine>, Arc<Kernel>) {
+    let machine = machine();
+    let device = Device::from_backing(machine.open_named("ss0", "kernel").unwrap()).unwrap();
+    let kernel = Kernel::boot(device, KernelConfig::default()).unwrap();
+    (machine, kernel)
+}
+
 /// The initialised library.
 struct Session {
     _turn: MutexGuard<'static, ()>,
@@ -67,9 +81,7 @@ struct Session {
 impl Session {
     fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = "name = \"node\"\n[[seastar]]\ntorus = [2]\nprocesses = 2\n";
-        let machine = build(&parse(text, "node.toml", &families()).unwrap()).unwrap().0;
-        Self::of(LocalMachine::new(machine), true, turn)
+        Self::of(machine(), true, turn)
     }
 
     /// Initialises the library on a node, with its kernel or without.
@@ -226,11 +238,7 @@ fn a_node_that_is_not_there_gives_a_failure_with_a_text() {
 #[test]
 fn granted_processes_are_used_without_a_kernel() {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let text = "name = \"node\"\n[[seastar]]\ntorus = [2]\nprocesses = 2\n";
-    let machine = build(&parse(text, "node.toml", &families()).unwrap()).unwrap().0;
-    let machine = LocalMachine::new(machine);
-    let device = Device::from_backing(machine.open_named("ss0", "kernel").unwrap()).unwrap();
-    let kernel = Kernel::boot(device, KernelConfig::default()).unwrap();
+    let (machine, kernel) = node_with_kernel();
     (0..2).for_each(|process| kernel.grant(process).unwrap());
 
     let session = Session::of(machine, false, turn);
@@ -247,6 +255,23 @@ fn granted_processes_are_used_without_a_kernel() {
     assert_eq!(from.put(source, BYTES, to.id), PTL_OK, "{}", last_text());
     assert_eq!(to.event(PTL_EVENT_PUT_END).mlength, BYTES);
     assert_eq!((to.byte(0), to.byte(BYTES as usize - 1)), (0x5a, 0x5a));
+}
+
+#[test]
+fn any_process_is_the_first_one_that_is_granted() {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (machine, kernel) = node_with_kernel();
+    kernel.grant(1).unwrap();
+    let session = Session::of(machine, false, turn);
+
+    // Process 0 is not granted, and a wait for it would end with the deadline.
+    assert_eq!(session.process(PTL_IFACE_DEFAULT).id.pid, 1);
+    let granting = std::thread::spawn(move || {
+        kernel.grant(0).unwrap();
+        kernel
+    });
+    assert_eq!(session.process(PTL_IFACE_DEFAULT).id.pid, 0);
+    let _kernel = granting.join().unwrap();
 }
 
 #[test]
