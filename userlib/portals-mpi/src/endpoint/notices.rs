@@ -1,8 +1,8 @@
 //! Notices to other ranks about messages whose data are of no more use to one side.
 //!
 //! A receiver that has got the data damaged each time, or that counts the sender as silent, has
-//! *given the message up*: its sender ends the request. A sender that is asked for a message which it has ended says that its data are *no
-//! longer there*: the receiver ends the fetch.
+//! *given the message up*: its sender ends the request. A sender that is asked for a message which
+//! it has ended says that its data are *no longer there*: the receiver ends the fetch.
 
 use std::collections::VecDeque;
 
