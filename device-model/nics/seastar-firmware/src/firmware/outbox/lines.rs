@@ -69,8 +69,8 @@ impl Outbox {
         Some(index)
     }
 
-    /// Takes a line without messages, which no step has closed yet, from its node. The queue and the
-    /// heap that have its index keep it, so that the line's next user has its place in them.
+    /// Takes a line without messages, which no step has closed yet, from its node. The queue and
+    /// the heap that have its index keep it, so that the line's next user has its place in them.
     fn take_empty(&mut self) -> Option<(u16, Place, Option<u64>)> {
         let is_empty = |line: &Option<Line>| line.as_ref().is_some_and(|line| line.sender.count() == 0);
         let index = self.lines.iter().position(is_empty)?;
