@@ -78,7 +78,7 @@ pub struct MessageHeader {
     pub portal: u8,
     /// Access control entry.
     pub access: u8,
-    /// Bits of [`option`]: [`option::ACK`] in a put.
+    /// Bits of [`crate::seastar::option`]: [`crate::seastar::option::ACK`] in a put.
     pub options: u16,
 }
 
