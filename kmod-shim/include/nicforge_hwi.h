@@ -2217,7 +2217,7 @@ struct nicforge_seastar_message_header {
 	uint8_t portal;
 	/* Access control entry. */
 	uint8_t access;
-	/* Bits of option: option::ACK in a put. */
+	/* Bits of seastar::option: seastar::option::ACK in a put. */
 	uint16_t options;
 };
 /* The first packet of a message. */
@@ -2619,7 +2619,7 @@ struct nicforge_seastar_kernel_event {
 /* Kinds of events of the kernel. */
 /*
  * A message for a process in host-based mode has arrived. If it carries
- * more than INLINE bytes, the kernel must answer with
+ * more than seastar::INLINE bytes, the kernel must answer with
  * kernel_command::RECEIVE.
  */
 #define NICFORGE_SEASTAR_KERNEL_EVENT_MESSAGE 1
