@@ -2619,7 +2619,7 @@ struct nicforge_seastar_kernel_event {
 /* Kinds of events of the kernel. */
 /*
  * A message for a process in host-based mode has arrived. If it carries
- * more than seastar::INLINE bytes, the kernel must answer with
+ * more than seastar::INLINE bytes, the kernel answers with
  * kernel_command::RECEIVE.
  */
 #define NICFORGE_SEASTAR_KERNEL_EVENT_MESSAGE 1
