@@ -131,7 +131,8 @@ pub struct KernelEvent {
 /// Kinds of events of the kernel.
 pub mod kernel_event {
     /// A message for a process in host-based mode has arrived. If it carries more than
-    /// [`crate::seastar::INLINE`] bytes, the kernel answers with [`super::kernel_command::RECEIVE`].
+    /// [`crate::seastar::INLINE`] bytes, the kernel answers with
+    /// [`super::kernel_command::RECEIVE`].
     pub const MESSAGE: u16 = 1;
     /// The data of a message are in memory, or were discarded.
     pub const RECEIVED: u16 = 2;
