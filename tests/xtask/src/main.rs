@@ -14,6 +14,7 @@
 //! `.ci/run` calls the first three.
 
 mod attack;
+mod cited;
 mod failures;
 mod fuzz;
 mod headers;
@@ -46,7 +47,8 @@ enum Task {
     /// Run the tests.
     Test(test::Test),
     /// Check formatting, lints, the layout of comments and functions, that libraries run in virtual
-    /// time, which crate uses which, packages, and generated files.
+    /// time, that the tests named in the book exist, which crate uses which, packages, and
+    /// generated files.
     Lint,
     /// Build the API documentation and the book and check their links.
     Doc,
@@ -104,6 +106,8 @@ fn lint(steps: &Steps) -> Result<(), Failed> {
     steps.say("comments of 100 columns, functions with paragraphs");
     layout::check(steps.root())?;
     surroundings::check(steps.root())?;
+    steps.say("tests that the book names");
+    cited::check(steps.root())?;
     steps.say("which crate uses which");
     rooms::check(steps.root())?;
     package::check(steps)?;
