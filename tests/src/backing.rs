@@ -188,9 +188,11 @@ impl Served {
         let collected = log.collect();
         let mut engine = Engine::new(machine, config).expect("an engine");
         for (number, (function, attachments)) in names.iter().enumerate() {
-            for (who, attachment) in attachments.iter().enumerate() {
+            for (index, attachment) in attachments.iter().enumerate() {
                 let path = socket(directory.path(), function, attachment);
-                engine.listen(FunctionId(number as u32), AttachmentId(who as u16), &path).expect("a socket");
+                engine
+                    .listen(FunctionId(number as u32), AttachmentId(index as u16), &path)
+                    .expect("a socket");
             }
         }
 
@@ -267,11 +269,12 @@ impl Rig for Served {
 
     fn evict(&self, function: &str, attachment: &str) {
         let id = self.function(function);
-        let who = self.names[id.0 as usize].1.iter().position(|name| name == attachment);
-        let who = AttachmentId(who.unwrap_or_else(|| panic!("there is no attachment {attachment}")) as u16);
+        let index = self.names[id.0 as usize].1.iter().position(|name| name == attachment);
+        let index =
+            AttachmentId(index.unwrap_or_else(|| panic!("there is no attachment {attachment}")) as u16);
 
         assert!(
-            self.handle.evict(id, who, LIMIT).expect("the engine answers"),
+            self.handle.evict(id, index, LIMIT).expect("the engine answers"),
             "the attachment has a client"
         );
     }

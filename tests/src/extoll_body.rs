@@ -105,7 +105,7 @@ impl Network for Extoll<'_> {
             assert!(!deadline.has_passed(), "the ranks do not find each other: {ranks:?}");
             for rank in &mut ranks {
                 assert_eq!(rank.poll_gone(), None);
-                rank.poll(64, &mut |_, _, _| panic!("nobody has sent anything")).unwrap();
+                rank.poll(64, &mut |_, _, _| panic!("no message was sent")).unwrap();
                 rank.device().relax(&mut relax).unwrap();
             }
         }
@@ -148,7 +148,7 @@ pub fn ranks_find_each_other(rig: &dyn Rig) {
 /// Many long messages at once exceed the staging memory. They use both the part that stays
 /// registered and memory of their own.
 #[body]
-pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
+pub fn long_messages_may_exceed_the_staging_memory(rig: &dyn Rig) {
     let config =
         Config { staging: 64 << 10, longest_staging: 300_000, gets: 2, get_bytes: 8192, ..Config::default() };
     let mut world = World::pair(&Extoll::with(rig, config));
@@ -179,7 +179,7 @@ pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
 
 /// Deregistered memory can't be reached, neither by a peer's new requests nor by gets in flight.
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
-pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
+pub fn deregistered_memory_cannot_be_reached(rig: &dyn Rig) {
     const LENGTH: usize = 100_000;
 
     let config = Config { staging: 8192, ..Config::default() };
@@ -247,7 +247,7 @@ pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
 /// Other transfers are not affected. The rank's successor on the same VPID takes no part in the
 /// job.
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
-pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
+pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
     const LONG: usize = 4 << 20;
 
     let extoll = Extoll::new(rig);
@@ -291,7 +291,7 @@ pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
         while world.ranks[0].transport().statistics().strays == 0 {
             assert!(!deadline.has_passed(), "the successor's message does not come");
             successor.progress().unwrap();
-            world.turn();
+            world.progress();
         }
 
         let _ = successor.test(strange).unwrap();
@@ -305,7 +305,7 @@ pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
 /// A rank whose device is taken away gets an error from each call. The other ranks get the loss
 /// reported.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
-pub fn an_evicted_rank_says_so(rig: &dyn Rig) {
+pub fn an_evicted_rank_returns_the_eviction_error(rig: &dyn Rig) {
     let mut world = World::pair(&Extoll::new(rig));
     let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
     rig.evict("ex0", "vpid0");
@@ -325,7 +325,7 @@ pub fn an_evicted_rank_says_so(rig: &dyn Rig) {
 /// A rank whose VPID the administrator resets gets an error, and the other ranks get the loss
 /// reported.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
-pub fn a_rank_whose_device_is_reset_says_so(rig: &dyn Rig) {
+pub fn a_rank_whose_device_is_reset_returns_the_reset_error(rig: &dyn Rig) {
     let mut world = World::pair(&Extoll::new(rig));
     let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
@@ -373,7 +373,7 @@ fn loss(rank: &mut Endpoint<ExtollTransport>) -> Loss {
 /// A rank may be replaced, have no room, or grant credit for room that it does not have. The
 /// reported loss differs.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
-pub fn why_a_rank_is_gone_is_said(rig: &dyn Rig) {
+pub fn the_reason_for_a_lost_rank_is_reported(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut world = World::new(&extoll, 2, Matching::default());
     drop(world.ranks.remove(1));
@@ -390,23 +390,23 @@ pub fn why_a_rank_is_gone_is_said(rig: &dyn Rig) {
     for (promise, expected) in [(0_u64, Loss::Refused), (1 << 20, Loss::TimedOut)] {
         let mut rank = Endpoint::new(extoll.rank(0, 2), Matching::default()).unwrap();
         let config = nicforge_velo::Config { flow_control: false, slots: Some(64), ..Default::default() };
-        let mut liar = Port::open(rig.open("ex1", "vpid0"), config).unwrap();
-        let back = liar.connect(at(0), soon(), None).unwrap();
+        let mut hostile = Port::open(rig.open("ex1", "vpid0"), config).unwrap();
+        let back = hostile.connect(at(0), soon(), None).unwrap();
         let (deadline, mut relax) = (soon(), Relax::new());
         let connect = loop {
-            assert!(!deadline.has_passed(), "nobody connects");
+            assert!(!deadline.has_passed(), "no port connects");
             rank.progress().unwrap();
-            if let Some(message) = liar.poll().unwrap() {
+            if let Some(message) = hostile.poll().unwrap() {
                 break message;
             }
-            liar.device().relax(&mut relax).unwrap();
+            hostile.device().relax(&mut relax).unwrap();
         };
 
         assert_eq!((connect.tag, connect.from), (nicforge_velo::CONTROL_TAG, at(0)));
 
         // A credit grant for this tenant: see the library's flow control.
         let credit = 2 | u64::from(back.tenant()) << 8 | promise << 32;
-        liar.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
+        hostile.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
 
         assert_eq!(loss(&mut rank), expected);
     }
@@ -452,10 +452,10 @@ pub fn what_a_rank_that_was_given_up_may_still_fetch_stays(rig: &dyn Rig) {
 
 /// Processes on the same node outside the job use none of the room that is reserved for its ranks.
 #[body]
-pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
+pub fn packets_of_a_process_outside_the_job_use_no_room_of_a_rank(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut first = extoll.rank(0, 2);
-    let strangers = ["vpid1", "vpid2"].map(|vpid| {
+    let outsiders = ["vpid1", "vpid2"].map(|vpid| {
         let mut port = Port::open(rig.open("ex1", vpid), nicforge_velo::Config::default()).unwrap();
         let link = port.connect(at(0), soon(), None).unwrap();
         (port, link)
@@ -468,10 +468,10 @@ pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
         Err(error) => panic!("{error}"),
     };
 
-    let strangers = strangers.map(|(mut port, link)| {
+    let outsiders = outsiders.map(|(mut port, link)| {
         let (deadline, mut relax) = (soon(), Relax::new());
         while !port.is_refused(link) && port.credits(link) == Some(0) {
-            assert!(!deadline.has_passed(), "a stranger has no answer");
+            assert!(!deadline.has_passed(), "an outsider has no answer");
             complete(&mut first);
             port.progress().unwrap();
             port.device().relax(&mut relax).unwrap();
@@ -489,7 +489,7 @@ pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
 
     assert_eq!((first.poll_gone(), second.poll_gone()), (None, None));
 
-    for (mut port, link) in strangers {
+    for (mut port, link) in outsiders {
         assert_eq!(port.send_nb(link, 1, &[0; 8]), Err(nicforge_velo::Error::NoCredit { address: at(0) }));
     }
 }
@@ -497,7 +497,7 @@ pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
 /// A process with a rank's VPID sends malformed messages and more notifications than fit. Only this
 /// rank is lost.
 #[body]
-pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
+pub fn a_hostile_rank_does_not_disturb_other_ranks(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);
     let mut friends = vec![extoll.rank(0, 3), extoll.rank(2, 3)];
     let device = rig.open("ex1", "vpid0");
@@ -523,7 +523,7 @@ pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
         [(0, [1_u8; 8]), (9, [0; 8]), (14, [9; 8]), (5, [0xff; 8]), (4, [0xff; 8]), (2, [1; 8])]
     {
         while hostile.send_nb(link, tag, &bytes) == Err(nicforge_velo::Error::WouldBlock) {
-            world.turn();
+            world.progress();
         }
         sent += 1;
     }

@@ -127,7 +127,7 @@ fn echo(io: &IoNode, core: &ComputeCore, sizes: &[usize]) {
 }
 
 /// Checks that the two still communicate: one message there and one back.
-fn all_is_well(io: &IoNode, core: &ComputeCore) {
+fn check_both_directions(io: &IoNode, core: &ComputeCore) {
     echo(io, core, &[100, 70_000]);
 }
 
@@ -165,8 +165,9 @@ pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
     const SIZES: [usize; 3] = [17, 256 + 240, 256 * 2 + 255];
 
     let (io, core) = (io_node(rig), compute_core(rig, 0));
-    let combinations =
-        || SIZES.into_iter().flat_map(|size| (0..2 * 32).map(move |turn| (size, turn / 2, 13 * turn % 32)));
+    let combinations = || {
+        SIZES.into_iter().flat_map(|size| (0..2 * 32).map(move |index| (size, index / 2, 13 * index % 32)))
+    };
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut buffer = vec![0; 1024];
@@ -279,7 +280,7 @@ pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
     let io = IoNode::open(rig.open("io0", "core0"), config).unwrap();
     let core = compute_core(rig, 0);
     let round = || {
-        all_is_well(&io, &core);
+        check_both_directions(&io, &core);
         // The application pauses for longer than the daemon polls.
         let away = Instant::now();
         eventually("time passes", || away.elapsed() > Duration::from_millis(2));
@@ -294,7 +295,7 @@ pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
 /// With the daemon as the only poller, messages go in both directions at once, and a call that
 /// sleeps ends when its device is reset.
 #[body]
-pub fn daemon_alone_polls_for_calls_that_sleep(rig: &dyn Rig) {
+pub fn only_the_daemon_polls_while_calls_sleep(rig: &dyn Rig) {
     // Many times what the FIFOs hold. Four threads share a guest's processor for each few packets.
     let long = 256 << 10;
     for mode in [Mode::Polling, Mode::Interrupt] {
@@ -338,8 +339,8 @@ pub fn core_that_dies_in_its_write_frees_the_read(rig: &dyn Rig) {
     });
 
     drop(core);
-    all_is_well(&io, &other);
-    all_is_well(&io, &compute_core(rig, 0));
+    check_both_directions(&io, &other);
+    check_both_directions(&io, &compute_core(rig, 0));
 }
 
 /// A core dies during its read while it holds the node's receive lock. The I/O node's write ends,
@@ -366,8 +367,8 @@ pub fn core_that_dies_in_its_read_leaves_its_node_working(rig: &dyn Rig) {
     });
 
     drop(core);
-    all_is_well(&io, &other);
-    all_is_well(&io, &compute_core(rig, 0));
+    check_both_directions(&io, &other);
+    check_both_directions(&io, &compute_core(rig, 0));
 }
 
 /// A core dies while a call waits for its request.
@@ -383,7 +384,7 @@ pub fn core_that_dies_without_a_request_ends_the_wait(rig: &dyn Rig) {
         assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
     });
 
-    all_is_well(&io, &compute_core(rig, 0));
+    check_both_directions(&io, &compute_core(rig, 0));
 }
 
 /// The I/O node's process dies during a transfer in each direction and is restarted. The cores
@@ -417,17 +418,17 @@ pub fn io_node_that_dies_is_found_again_by_the_cores(rig: &dyn Rig) {
     let io = io_node(rig);
     assert!(matches!(reader.write(&[0]), Err(Error::PeerGone { .. })));
 
-    all_is_well(&io, &writer);
-    all_is_well(&io, &reader);
+    check_both_directions(&io, &writer);
+    check_both_directions(&io, &reader);
 }
 
 /// The I/O node's process dies while a core is in no call. The core's next call in each direction
 /// reports that at once, and only that call.
 #[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
-pub fn io_node_that_dies_between_calls_is_told_once_a_direction(rig: &dyn Rig) {
+pub fn death_of_the_io_node_between_calls_is_reported_once_for_each_direction(rig: &dyn Rig) {
     let io = io_node(rig);
     let core = compute_core(rig, 0);
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
     drop(io);
 
     let down = || core.channel().presence(core.channel().info().io_node, 0).0 & 1 == 0;
@@ -448,7 +449,7 @@ pub fn io_node_that_dies_between_calls_is_told_once_a_direction(rig: &dyn Rig) {
     let io = io_node(rig);
     assert!(gone(core.write(&[0; 8])));
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
     assert_eq!(core.statistics().peers_lost, 1);
 }
 
@@ -469,9 +470,9 @@ pub fn core_reset_in_its_write_ends_both_calls(rig: &dyn Rig) {
 
     assert_eq!(io.write(0, &[]), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
     drop(core);
-    all_is_well(&io, &compute_core(rig, 0));
+    check_both_directions(&io, &compute_core(rig, 0));
 }
 
 /// A process resets its core's device during a read. Both calls end with errors.
@@ -491,9 +492,9 @@ pub fn core_reset_in_its_read_ends_both_calls(rig: &dyn Rig) {
     // The other direction reports the loss too.
     assert_eq!(io.read(6, &mut []), Err(Error::PeerGone { peer: Peer::Core { rank: 6 } }));
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
     drop(core);
-    all_is_well(&io, &compute_core(rig, 6));
+    check_both_directions(&io, &compute_core(rig, 6));
 }
 
 /// The I/O node's process resets its device during a transfer in each direction. Its calls and
@@ -537,7 +538,7 @@ pub fn io_node_reset_in_transfers_ends_all_calls(rig: &dyn Rig) {
         assert!(results.iter().all(|result| matches!(result, Err(Error::PeerGone { .. }))), "{results:?}");
 
         for core in [&writer, &reader, &idle] {
-            all_is_well(&io, core);
+            check_both_directions(&io, core);
         }
     }
 }
@@ -557,7 +558,7 @@ pub fn core_waits_for_the_io_node(rig: &dyn Rig) {
     thread::scope(|scope| {
         let core = scope.spawn(|| compute_core(rig, 0));
         let io = io_node(rig);
-        all_is_well(&io, &core.join().unwrap());
+        check_both_directions(&io, &core.join().unwrap());
     });
 }
 
@@ -624,12 +625,12 @@ pub fn wild_packets_are_discarded(rig: &dyn Rig) {
     });
 
     drop(wild);
-    all_is_well(&io, &compute_core(rig, 4));
+    check_both_directions(&io, &compute_core(rig, 4));
 }
 
 /// Data packets without a receiving call are discarded, on either side.
 #[body]
-pub fn data_for_nobody_are_discarded(rig: &dyn Rig) {
+pub fn data_packets_without_a_transfer_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
     let targets = [wild.info().io_node, core.channel().info().address];
@@ -644,7 +645,7 @@ pub fn data_for_nobody_are_discarded(rig: &dyn Rig) {
         wild.relax(&mut wild.device().new_relax()).unwrap();
         io.statistics().orphans == 3
     });
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 
     assert_eq!(core.statistics().orphans, 3);
 }

@@ -1,7 +1,7 @@
 //! Test bodies of the matching layer over any transport: sizes, orders, truncation, probes, claims,
 //! cancels, waits.
 //!
-//! A body gets a [`Network`] and opens ranks on it, which one thread drives in turns. No body
+//! A body gets a [`Network`] and opens ranks on it, which one thread drives alternately. No body
 //! depends on when a message arrives.
 #![allow(unsafe_code, reason = "memory is lent by address as a provider does")]
 
@@ -59,7 +59,7 @@ impl Network for InMemory {
     }
 }
 
-/// Ranks that one thread drives in turns.
+/// Ranks that one thread drives alternately.
 pub struct World<T: Transport> {
     /// The ranks, by number.
     pub ranks: Vec<Endpoint<T>>,
@@ -84,7 +84,7 @@ impl<T: Transport> World<T> {
     }
 
     /// Calls `progress` once for each rank.
-    pub fn turn(&mut self) {
+    pub fn progress(&mut self) {
         let steps: usize = self.ranks.iter_mut().map(|rank| rank.progress().unwrap()).sum();
         if steps > 0 {
             self.relax.reset();
@@ -95,31 +95,31 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Runs `count` turns, so that an event that must not happen would have time to.
-    pub fn turns(&mut self, count: usize) {
+    /// Drives all ranks `count` times, so that an event that must not happen would have time to.
+    pub fn progress_rounds(&mut self, count: usize) {
         for _ in 0..count {
-            self.turn();
+            self.progress();
         }
     }
 
-    /// Runs turns until `look` returns a value.
-    pub fn until<R>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<R>) -> R {
+    /// Drives all ranks until `check` returns a value.
+    pub fn until<R>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<R>) -> R {
         let deadline = soon();
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = check(self) {
                 return found;
             }
             assert!(!deadline.has_passed(), "no {what}: {:?}", self.ranks[0].statistics());
-            self.turn();
+            self.progress();
         }
     }
 
-    /// Runs turns until `request` of `rank` is complete.
+    /// Drives all ranks until `request` of `rank` is complete.
     pub fn wait(&mut self, rank: usize, request: Request) -> Completion {
         self.until("completion", |world| world.ranks[rank].test(request).unwrap())
     }
 
-    /// Runs turns until a message for `selector` has arrived at `rank`.
+    /// Drives all ranks until a message for `selector` has arrived at `rank`.
     pub fn wait_for_message(&mut self, rank: usize, selector: &Selector) -> Arrived {
         self.until("message", |world| world.ranks[rank].probe(selector))
     }
@@ -151,7 +151,7 @@ fn every_size<T: Transport>(world: &mut World<T>, mode: Mode, to: u32, posted_fi
         let early = posted_first.then(|| world.receive(to as usize, selector, length));
         let send = world.ranks[0].isend(Envelope::new(to, 7, tag), mode, data.clone(), 11).unwrap();
 
-        world.turns(5);
+        world.progress_rounds(5);
         let receive = early.unwrap_or_else(|| world.receive(to as usize, selector, length));
         let received = world.wait(to as usize, receive);
         let sent = world.wait(0, send);
@@ -206,7 +206,7 @@ pub fn a_standard_send_of_a_short_message_does_not_wait_for_its_receive_and_a_sy
         let synchronous =
             world.ranks[0].isend(Envelope::new(to, 0, 1), Mode::Synchronous, b"abc".to_vec(), 0).unwrap();
         world.wait(0, standard);
-        world.turns(50);
+        world.progress_rounds(50);
         assert!(world.ranks[0].test(synchronous).unwrap().is_none());
         let receive = world.receive(to as usize, Selector::exact(0, 0, 1), 3);
         world.wait(to as usize, receive);
@@ -248,7 +248,7 @@ pub fn a_longer_message_fills_the_buffer_and_tells_its_length(network: &impl Net
                 let early = posted_first.then(|| world.receive(to as usize, Selector::any(0), capacity));
                 let send = world.send(0, to, 9, &data);
 
-                world.turns(3);
+                world.progress_rounds(3);
                 let receive = early.unwrap_or_else(|| world.receive(to as usize, Selector::any(0), capacity));
                 let received = world.wait(to as usize, receive);
 
@@ -270,7 +270,7 @@ pub fn a_longer_message_fills_the_buffer_and_tells_its_length(network: &impl Net
 
 /// Each message goes to the oldest receive that matches it.
 #[body]
-pub fn wildcards_and_ignored_bits_take_what_they_should(network: &impl Network) {
+pub fn wildcards_and_ignored_bits_select_the_right_messages(network: &impl Network) {
     let mut world = World::new(network, 3, Config::default());
     let by_source = world.receive(2, Selector::any_tag(1, 0), 8);
     let by_bits = world.receive(2, Selector::any_source(0, 0x1200).ignoring(0xff), 8);
@@ -319,7 +319,7 @@ pub fn a_probe_sees_a_message_and_leaves_it(network: &impl Network) {
 
 /// A claimed message is received only by its own receive.
 #[body]
-pub fn a_claimed_message_is_received_by_nobody_else(network: &impl Network) {
+pub fn a_claimed_message_matches_no_other_receive(network: &impl Network) {
     let mut world = World::pair(network);
     for length in [0, 3, 300, 2048, 3000] {
         for to in [0, 1] {
@@ -467,7 +467,7 @@ pub fn the_completion_queue_has_each_completion_once_in_their_order(network: &im
 
 /// A wait that ends early leaves its request in place.
 #[body]
-pub fn waits_end_by_deadline_and_by_token_and_the_request_lives_on(network: &impl Network) {
+pub fn a_wait_ends_by_deadline_or_token_and_its_request_stays_posted(network: &impl Network) {
     let mut world = World::pair(network);
     let receive = world.receive(0, Selector::any(0), 4);
     let rank = &mut world.ranks[0];
@@ -498,7 +498,7 @@ fn exchange(port: impl Transport, ready: &AtomicU32) -> Statistics {
         let length = [8, 2000, 20_000][round as usize % 3];
         let (mut incoming, outgoing) = (vec![0; length], pattern(round, length));
 
-        // SAFETY: the requests are waited for below, before the memory is freed or looked at; on a
+        // SAFETY: the requests are waited for below, before the memory is freed or read; on a
         // failure the endpoint is dropped first.
         let to = unsafe { Buffer::from_raw_parts(outgoing.as_ptr().cast_mut(), length) };
 

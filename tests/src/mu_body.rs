@@ -87,7 +87,7 @@ impl Network for Units<'_> {
             assert!(!deadline.has_passed(), "the ranks do not find each other: {ranks:?}");
             for rank in &mut ranks {
                 assert_eq!(rank.poll_gone(), None);
-                rank.poll(64, &mut |_, _, _| panic!("nobody has sent anything")).unwrap();
+                rank.poll(64, &mut |_, _, _| panic!("no message was sent")).unwrap();
                 rank.device().relax(&mut relax).unwrap();
             }
         }
@@ -135,7 +135,7 @@ pub fn ranks_find_each_other(rig: &dyn Rig) {
 /// Many long messages at once exceed the staging memory. They use both the shared area and areas of
 /// their own.
 #[body]
-pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
+pub fn long_messages_may_exceed_the_staging_memory(rig: &dyn Rig) {
     let config =
         Config { staging: 64 << 10, longest_staging: 300_000, gets: 2, get_bytes: 8192, ..Config::default() };
     let mut world = World::pair(&Units::with(rig, config));
@@ -167,7 +167,7 @@ pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
 /// A get whose destination was deregistered writes nothing there. Gets outside of regions are
 /// refused.
 #[body]
-pub fn what_is_deregistered_is_not_written(rig: &dyn Rig) {
+pub fn deregistered_memory_is_not_written(rig: &dyn Rig) {
     const LENGTH: usize = 100_000;
 
     let mut ranks = Units::new(rig).ranks(2);
@@ -228,7 +228,7 @@ fn end_of_get(rank: &mut MuTransport, cookie: u64) -> Result<(), TransportError>
 /// When a rank closes during a rendezvous, the operations that wait for it end on both sides. Other
 /// transfers are not affected. The rank's successor in its subgroup takes no part in the job.
 #[body]
-pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
+pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
     const LONG: usize = 4 << 20;
 
     let units = Units::new(rig);
@@ -260,7 +260,7 @@ pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
         let strange = successor.isend(strange, Mode::Standard, b"strange".to_vec(), 0).unwrap();
         for _ in 0..100 {
             successor.progress().unwrap();
-            world.turn();
+            world.progress();
         }
         assert!(successor.test(strange).unwrap().is_none());
 
@@ -273,7 +273,7 @@ pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
 /// A rank whose device is taken away gets an error from each call. The other ranks notice that it
 /// does not answer.
 #[body]
-pub fn a_rank_whose_device_is_taken_away_says_so_and_is_silent(rig: &dyn Rig) {
+pub fn an_evicted_rank_returns_an_error_and_sends_nothing_more(rig: &dyn Rig) {
     let mut world = World::pair(&Units::with(rig, patient()));
     let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
     rig.evict("bgq0", "s0");
@@ -317,7 +317,7 @@ fn send_all(rank: &mut MuTransport, to: Rank, from: u32) -> u32 {
 /// A reader that stands still costs its sender its credits, and other ranks nothing. No message is
 /// lost.
 #[body]
-pub fn a_stalled_reader_holds_up_its_senders_alone(rig: &dyn Rig) {
+pub fn a_stalled_reader_blocks_only_its_own_senders(rig: &dyn Rig) {
     let config = Config { window: 16, ..Config::default() };
     let mut ranks = Units::with(rig, config).ranks(3);
     // Ranks 0 and 2 are on one node.
@@ -368,20 +368,20 @@ pub fn a_stalled_reader_holds_up_its_senders_alone(rig: &dyn Rig) {
 #[body]
 pub fn a_strangers_wrong_descriptor_stops_nothing_for_long(rig: &dyn Rig) {
     let mut world = World::pair(&Units::with(rig, patient()));
-    let mut stranger = Subgroup::open(&rig.open("bgq1", "s3"), Options::default()).unwrap();
-    stranger.open_injection(0, 8, InjectionAttributes::default()).unwrap();
-    let memory = stranger.memory(4096).unwrap();
+    let mut outsider = Subgroup::open(&rig.open("bgq1", "s3"), Options::default()).unwrap();
+    outsider.open_injection(0, 8, InjectionAttributes::default()).unwrap();
+    let memory = outsider.memory(4096).unwrap();
 
     // Rank 0 has no memory at this address.
-    let to = stranger.place().coordinates(0).unwrap();
+    let to = outsider.place().coordinates(0).unwrap();
     let nowhere = Payload::memory((1 << 36) - 4096, 64);
     let wrong = local_copy(Destination::new(to), nowhere, &Default::default()).unwrap();
     memory.write(0, wrong.as_bytes()).unwrap();
     let fifo = RemoteGet { fifo: at(0).subgroup * INJECTION_FIFOS + 2 };
-    let get = remote_get(Payload::memory(memory.iova(), 64), stranger.place().ordered(to), &fifo).unwrap();
+    let get = remote_get(Payload::memory(memory.iova(), 64), outsider.place().ordered(to), &fifo).unwrap();
 
     for round in 0..3 {
-        stranger.inject(0, &get, soon(), None).unwrap();
+        outsider.inject(0, &get, soon(), None).unwrap();
         let send = world.send(0, 1, round, &pattern(round, 300_000));
         let receive = world.receive(1, Selector::exact(0, 0, round), 300_000);
         let done = world.wait(1, receive);

@@ -1,7 +1,7 @@
 //! Contents of messages and buffers.
 
 /// Returns `bytes` bytes that depend on the seed and on their position. No word of 8 bytes is the
-/// same as another one of the buffer, so that data at a wrong place show. The start of the bytes
+/// same as another one of the buffer, so that misplaced data are detected. The start of the bytes
 /// does not depend on their number.
 ///
 /// Bodies check megabytes also in guests that an emulated processor runs, so that a whole word is

@@ -120,11 +120,11 @@ impl Bench<'_> {
         self.until("an event", || queue.get().unwrap())
     }
 
-    /// Waits until `look` returns a value, and lets all kernels work meanwhile.
-    fn until<T>(&self, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    /// Waits until `check` returns a value, and lets all kernels work meanwhile.
+    fn until<T>(&self, what: &str, mut check: impl FnMut() -> Option<T>) -> T {
         let (deadline, mut relax) = (soon(), Relax::new());
         loop {
-            if let Some(found) = look() {
+            if let Some(found) = check() {
                 return found;
             }
             assert!(!deadline.has_passed(), "not within {LIMIT:?}: {what}");
@@ -157,9 +157,9 @@ impl Bench<'_> {
 fn in_both_modes(rig: &dyn Rig, body: impl Fn(&Process, &Process, &Bench<'_>)) {
     let kernels = [kernel(rig, 0), kernel(rig, 1)];
     for mode in MODES {
-        let (here, there) =
+        let (local, remote) =
             (Process::new(rig, &kernels[0], 0, mode), Process::new(rig, &kernels[1], 1, mode));
-        body(&here, &there, &Bench { processes: &[&here, &there] });
+        body(&local, &remote, &Bench { processes: &[&local, &remote] });
     }
 }
 
@@ -169,35 +169,35 @@ fn sizes(most: u64) -> impl Iterator<Item = u64> {
     all.into_iter().filter(move |&size| size <= most)
 }
 
-/// Puts of all sizes from odd places to odd places arrive, with the events of both sides.
+/// Puts of all sizes between odd addresses arrive, with the events of both sides.
 #[body]
 pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, bench| {
+    in_both_modes(rig, |local, remote, bench| {
         const BYTES: u64 = (1 << 20) + 4096;
-        let (source, sink) = (here.region(BYTES), there.region(BYTES));
-        let from = here.bind(&source);
-        there.post(&there.over(&sink, Options::PUT | Options::MANAGE_REMOTE));
+        let (source, sink) = (local.region(BYTES), remote.region(BYTES));
+        let from = local.bind(&source);
+        remote.post(&remote.over(&sink, Options::PUT | Options::MANAGE_REMOTE));
 
-        for (turn, length) in (0..).zip(sizes(1 << 20)) {
-            let (start, end) = (turn * 3, 4001 - turn * 5);
-            let bytes = pattern(turn, length as usize);
+        for (round, length) in (0..).zip(sizes(1 << 20)) {
+            let (start, end) = (round * 3, 4001 - round * 5);
+            let bytes = pattern(round, length as usize);
             source.write(start, &bytes).unwrap();
-            let target = Target { offset: end, ..Target::new(there.id(), PORTAL, BITS) };
-            here.interface.put_region(&from, start, length, Ack::Requested, &target, turn + 9).unwrap();
+            let target = Target { offset: end, ..Target::new(remote.id(), PORTAL, BITS) };
+            local.interface.put_region(&from, start, length, Ack::Requested, &target, round + 9).unwrap();
 
-            let events = bench.events(there, &[EventKind::PutStart, EventKind::PutEnd]);
+            let events = bench.events(remote, &[EventKind::PutStart, EventKind::PutEnd]);
             assert_eq!(events[0].kind, EventKind::PutStart);
-            assert_eq!((events[0].link, events[0].peer), (events[1].link, here.id()));
+            assert_eq!((events[0].link, events[0].peer), (events[1].link, local.id()));
             let message = events[1].message;
             assert_eq!((message.moved, message.requested), (length as u32, length as u32));
-            assert_eq!((message.offset, message.header_data), (end, turn + 9));
+            assert_eq!((message.offset, message.header_data), (end, round + 9));
             assert_eq!((message.match_bits, message.portal), (BITS, PORTAL));
             let mut arrived = vec![0; length as usize];
             sink.read(end, &mut arrived).unwrap();
             assert!(arrived == bytes, "{length} bytes from {start} to {end}");
 
             let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack];
-            let events = bench.events(here, &kinds);
+            let events = bench.events(local, &kinds);
             assert_eq!(events[0].kind, EventKind::SendStart);
             let ack = events.iter().find(|event| event.kind == EventKind::Ack).unwrap();
             assert_eq!((ack.message.moved, ack.message.offset), (length as u32, end));
@@ -209,20 +209,20 @@ pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
 /// Gets of all sizes fetch the data, with the events of both sides.
 #[body]
 pub fn gets_of_all_sizes_arrive(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, bench| {
+    in_both_modes(rig, |local, remote, bench| {
         const BYTES: u64 = (1 << 20) + 4096;
-        let (sink, source) = (here.region(BYTES), there.region(BYTES));
-        let into = here.bind(&sink);
-        there.post(&there.over(&source, Options::GET | Options::MANAGE_REMOTE));
+        let (sink, source) = (local.region(BYTES), remote.region(BYTES));
+        let into = local.bind(&sink);
+        remote.post(&remote.over(&source, Options::GET | Options::MANAGE_REMOTE));
 
-        for (turn, length) in (0..).zip(sizes(1 << 20)) {
-            let (start, end) = (turn * 7, 2049 - turn * 3);
-            let bytes = pattern(turn, length as usize);
+        for (round, length) in (0..).zip(sizes(1 << 20)) {
+            let (start, end) = (round * 7, 2049 - round * 3);
+            let bytes = pattern(round, length as usize);
             source.write(start, &bytes).unwrap();
-            let target = Target { offset: start, ..Target::new(there.id(), PORTAL, BITS) };
-            here.interface.get_region(&into, end, length, &target).unwrap();
+            let target = Target { offset: start, ..Target::new(remote.id(), PORTAL, BITS) };
+            local.interface.get_region(&into, end, length, &target).unwrap();
 
-            let events = bench.events(here, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
+            let events = bench.events(local, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
             assert_eq!(events[0].kind, EventKind::ReplyStart);
             let message = events[1].message;
             assert_eq!((message.moved, message.requested), (length as u32, length as u32));
@@ -230,7 +230,7 @@ pub fn gets_of_all_sizes_arrive(rig: &dyn Rig) {
             let mut arrived = vec![0; length as usize];
             sink.read(end, &mut arrived).unwrap();
             assert!(arrived == bytes, "{length} bytes from {start} to {end}");
-            bench.events(there, &[EventKind::GetStart, EventKind::GetEnd]);
+            bench.events(remote, &[EventKind::GetStart, EventKind::GetEnd]);
         }
     });
 }
@@ -238,52 +238,52 @@ pub fn gets_of_all_sizes_arrive(rig: &dyn Rig) {
 /// A message takes the first entry of the list that it matches, by bits and by initiator.
 #[body]
 pub fn messages_match_in_the_order_of_the_list(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(4096), there.region(4096));
-        let from = here.bind(&source);
+    in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(4096), remote.region(4096));
+        let from = local.bind(&source);
         let options = Options::PUT | Options::START_DISABLE;
         let mut posted = Vec::new();
         let mut post = |criteria| {
             let once = Descriptor {
                 threshold: Threshold::Operations(1),
                 user_pointer: posted.len() as u64,
-                ..there.over(&sink, options)
+                ..remote.over(&sink, options)
             };
-            posted.push(there.post_for(criteria, &once));
+            posted.push(remote.post_for(criteria, &once));
         };
 
-        let stranger = Initiator { node: Some(1), process: None };
-        post(Criteria { initiator: stranger, ..Criteria::ALL });
+        let outsider = Initiator { node: Some(1), process: None };
+        post(Criteria { initiator: outsider, ..Criteria::ALL });
         post(Criteria::bits(5));
-        post(Criteria { match_bits: 0x70, ignore_bits: 0xf, initiator: here.id().into() });
+        post(Criteria { match_bits: 0x70, ignore_bits: 0xf, initiator: local.id().into() });
         post(Criteria::bits(5));
         post(Criteria { initiator: Initiator { node: None, process: Some(0) }, ..Criteria::ALL });
 
         for (bits, expected) in [(0x7a, 2), (5, 1), (5, 3), (99, 4)] {
-            here.put(&from, (0, 8), &Target::new(there.id(), PORTAL, bits));
-            assert_eq!(bench.event(there).user_pointer, expected, "match bits {bits:#x}");
+            local.put(&from, (0, 8), &Target::new(remote.id(), PORTAL, bits));
+            assert_eq!(bench.event(remote).user_pointer, expected, "match bits {bits:#x}");
         }
-        here.put(&from, (0, 8), &Target::new(there.id(), PORTAL, 99));
-        bench.status(there, Status::DropCount, 1);
+        local.put(&from, (0, 8), &Target::new(remote.id(), PORTAL, 99));
+        bench.status(remote, Status::DropCount, 1);
     });
 }
 
 /// Entries go where their position says.
 #[body]
-pub fn entries_are_inserted_before_and_behind_others(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(4096), there.region(4096));
-        let from = here.bind(&source);
+pub fn entries_are_inserted_before_and_after_others(rig: &dyn Rig) {
+    in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(4096), remote.region(4096));
+        let from = local.bind(&source);
         let attach = |position, number| {
-            let entry = there.interface.attach_entry(position, Criteria::ALL, Unlink::Automatic).unwrap();
+            let entry = remote.interface.attach_entry(position, Criteria::ALL, Unlink::Automatic).unwrap();
             let once = Descriptor {
                 threshold: Threshold::Operations(1),
                 unlink: Unlink::Automatic,
                 user_pointer: number,
-                ..there.over(&sink, Options::PUT | Options::START_DISABLE)
+                ..remote.over(&sink, Options::PUT | Options::START_DISABLE)
             };
-            there.interface.attach_descriptor(entry, &once).unwrap();
-            let again = there.interface.attach_descriptor(entry, &once).unwrap_err();
+            remote.interface.attach_descriptor(entry, &once).unwrap();
+            let again = remote.interface.attach_descriptor(entry, &once).unwrap_err();
             assert_eq!(again.refusal(), Some(Refusal::EntryInUse));
             entry
         };
@@ -294,12 +294,12 @@ pub fn entries_are_inserted_before_and_behind_others(rig: &dyn Rig) {
         attach(Position::Before(third), 2);
         attach(Position::After(third), 4);
         for number in 1..=5 {
-            here.put(&from, (0, 8), &Target::new(there.id(), PORTAL, number));
-            let events = bench.events(there, &[EventKind::PutEnd, EventKind::Unlink]);
+            local.put(&from, (0, 8), &Target::new(remote.id(), PORTAL, number));
+            let events = bench.events(remote, &[EventKind::PutEnd, EventKind::Unlink]);
             assert_eq!((events[0].user_pointer, events[0].unlinked), (number, true));
         }
 
-        let gone = there.interface.unlink_entry(first).unwrap_err();
+        let gone = remote.interface.unlink_entry(first).unwrap_err();
         assert_eq!(gone.refusal(), Some(Refusal::Entry));
     });
 }
@@ -307,26 +307,26 @@ pub fn entries_are_inserted_before_and_behind_others(rig: &dyn Rig) {
 /// A message that is too long is truncated, or goes on to the next entry.
 #[body]
 pub fn messages_are_truncated_only_where_allowed(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(8192), there.region(8192));
+    in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(8192), remote.region(8192));
         source.write(0, &pattern(3, 8192)).unwrap();
-        let from = here.bind(&source);
-        let exact = Descriptor { length: 99, ..there.over(&sink, Options::PUT | Options::MANAGE_REMOTE) };
-        there.post(&exact);
+        let from = local.bind(&source);
+        let exact = Descriptor { length: 99, ..remote.over(&sink, Options::PUT | Options::MANAGE_REMOTE) };
+        remote.post(&exact);
         let truncating = Options::PUT | Options::MANAGE_REMOTE | Options::TRUNCATE;
-        there.post(&Descriptor {
+        remote.post(&Descriptor {
             offset: 1000,
             length: 77,
             user_pointer: 1,
-            ..there.over(&sink, truncating)
+            ..remote.over(&sink, truncating)
         });
 
         for (length, offset, moved, number) in
             [(99, 0, 99, 0), (100, 0, 77, 1), (12, 70, 12, 0), (40, 70, 7, 1)]
         {
-            let target = Target { offset, ..Target::new(there.id(), PORTAL, BITS) };
-            here.put(&from, (0, length), &target);
-            let events = bench.events(there, &[EventKind::PutStart, EventKind::PutEnd]);
+            let target = Target { offset, ..Target::new(remote.id(), PORTAL, BITS) };
+            local.put(&from, (0, length), &target);
+            let events = bench.events(remote, &[EventKind::PutStart, EventKind::PutEnd]);
             let message = events[1].message;
             assert_eq!((message.requested, message.moved), (length as u32, moved));
             assert_eq!((message.offset, events[1].user_pointer), (offset, number));
@@ -341,27 +341,27 @@ pub fn messages_are_truncated_only_where_allowed(rig: &dyn Rig) {
 /// Messages follow each other in a locally managed descriptor until it is used up.
 #[body]
 pub fn a_locally_managed_descriptor_is_filled_and_unlinked(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(4096), there.region(4096));
+    in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(4096), remote.region(4096));
         let bytes = pattern(5, 4096);
         source.write(0, &bytes).unwrap();
-        let from = here.bind(&source);
+        let from = local.bind(&source);
         let options = Options::PUT | Options::START_DISABLE;
         for start in [0, 2048] {
-            there.post(&Descriptor {
+            remote.post(&Descriptor {
                 offset: start,
                 length: 1000,
                 max_size: Some(300),
                 unlink: Unlink::Automatic,
                 user_pointer: start,
-                ..there.over(&sink, options)
+                ..remote.over(&sink, options)
             });
         }
 
         let (mut sent, mut at) = (0, [0; 2]);
         for length in [300, 200, 220, 8, 290, 300, 150] {
-            here.put(&from, (sent, length), &Target::new(there.id(), PORTAL, BITS));
-            let event = bench.event(there);
+            local.put(&from, (sent, length), &Target::new(remote.id(), PORTAL, BITS));
+            let event = bench.event(remote);
             let which = usize::from(event.user_pointer != 0);
             assert_eq!((event.kind, event.message.offset), (EventKind::PutEnd, at[which]));
             let mut arrived = vec![0; length as usize];
@@ -373,7 +373,7 @@ pub fn a_locally_managed_descriptor_is_filled_and_unlinked(rig: &dyn Rig) {
             let is_full = at[which] > 700;
             assert_eq!(event.unlinked, is_full);
             if is_full {
-                assert_eq!(bench.event(there).kind, EventKind::Unlink);
+                assert_eq!(bench.event(remote).kind, EventKind::Unlink);
             }
         }
         assert_eq!(at, [720, 748]);
@@ -383,105 +383,108 @@ pub fn a_locally_managed_descriptor_is_filled_and_unlinked(rig: &dyn Rig) {
 /// A threshold counts puts, gets and acknowledgements, and ends with the unlink event.
 #[body]
 pub fn thresholds_count_operations_and_unlink(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(4096), there.region(4096));
-        there.post(&there.over(&sink, Options::PUT | Options::GET | Options::MANAGE_REMOTE));
-        let target = Target::new(there.id(), PORTAL, BITS);
+    in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(4096), remote.region(4096));
+        remote.post(&remote.over(&sink, Options::PUT | Options::GET | Options::MANAGE_REMOTE));
+        let target = Target::new(remote.id(), PORTAL, BITS);
         let bound = |operations| {
             let values = Descriptor {
                 threshold: Threshold::Operations(operations),
                 unlink: Unlink::Automatic,
-                ..here.over(&source, Options::empty())
+                ..local.over(&source, Options::empty())
             };
-            here.interface.bind_descriptor(&values).unwrap()
+            local.interface.bind_descriptor(&values).unwrap()
         };
 
         let two = bound(2);
-        here.interface.put_region(&two, 0, 100, Ack::Requested, &target, 0).unwrap();
+        local.interface.put_region(&two, 0, 100, Ack::Requested, &target, 0).unwrap();
         let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack, EventKind::Unlink];
-        assert_eq!(bench.events(here, &kinds)[3].kind, EventKind::Unlink);
-        let gone = here.interface.put_region(&two, 0, 8, Ack::No, &target, 0).unwrap_err();
+        assert_eq!(bench.events(local, &kinds)[3].kind, EventKind::Unlink);
+        let gone = local.interface.put_region(&two, 0, 8, Ack::No, &target, 0).unwrap_err();
         assert_eq!(gone.refusal(), Some(Refusal::Descriptor));
 
         let one = bound(1);
-        here.interface.get_region(&one, 0, 100, &target).unwrap();
+        local.interface.get_region(&one, 0, 100, &target).unwrap();
         let kinds = [EventKind::ReplyStart, EventKind::ReplyEnd, EventKind::Unlink];
-        assert_eq!(bench.events(here, &kinds)[2].kind, EventKind::Unlink);
-        assert_eq!(here.interface.unlink_descriptor(&one).unwrap_err().refusal(), Some(Refusal::Descriptor));
+        assert_eq!(bench.events(local, &kinds)[2].kind, EventKind::Unlink);
+        assert_eq!(local.interface.unlink_descriptor(&one).unwrap_err().refusal(), Some(Refusal::Descriptor));
     });
 }
 
 /// Access control entries permit initiators and portals, and violations are counted.
 #[body]
 pub fn access_control_permits_and_refuses(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(4096), there.region(4096));
-        let from = here.bind(&source);
-        there.post(&there.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
+    in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(4096), remote.region(4096));
+        let from = local.bind(&source);
+        remote.post(&remote.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
         let put = |access| {
-            here.put(&from, (0, 8), &Target { access, ..Target::new(there.id(), PORTAL, BITS) });
+            local.put(&from, (0, 8), &Target { access, ..Target::new(remote.id(), PORTAL, BITS) });
         };
 
         put(0);
-        assert_eq!(bench.event(there).kind, EventKind::PutEnd);
+        assert_eq!(bench.event(remote).kind, EventKind::PutEnd);
         put(1);
-        bench.status(there, Status::PermissionViolations, 1);
-        there.interface.set_access(1, Access { initiator: here.id().into(), portal: Some(PORTAL) }).unwrap();
+        bench.status(remote, Status::PermissionViolations, 1);
+        remote
+            .interface
+            .set_access(1, Access { initiator: local.id().into(), portal: Some(PORTAL) })
+            .unwrap();
         put(1);
-        assert_eq!(bench.event(there).kind, EventKind::PutEnd);
-        there.interface.set_access(0, Access { initiator: there.id().into(), portal: None }).unwrap();
+        assert_eq!(bench.event(remote).kind, EventKind::PutEnd);
+        remote.interface.set_access(0, Access { initiator: remote.id().into(), portal: None }).unwrap();
         put(0);
-        bench.status(there, Status::PermissionViolations, 2);
-        assert_eq!(there.interface.status(Status::DropCount).unwrap(), 0);
+        bench.status(remote, Status::PermissionViolations, 2);
+        assert_eq!(remote.interface.status(Status::DropCount).unwrap(), 0);
 
-        let nobody = Access { initiator: Initiator::ANY, portal: None };
-        assert_eq!(there.interface.set_access(8, nobody).unwrap_err().refusal(), Some(Refusal::Access));
+        let no_access = Access { initiator: Initiator::ANY, portal: None };
+        assert_eq!(remote.interface.set_access(8, no_access).unwrap_err().refusal(), Some(Refusal::Access));
     });
 }
 
 /// An update and a post change nothing while the tested queue has an event.
 #[body]
 pub fn updates_and_posts_test_a_queue(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(4096), there.region(4096));
-        let from = here.bind(&source);
+    in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(4096), remote.region(4096));
+        let from = local.bind(&source);
         let unexpected =
-            Descriptor { user_pointer: 1, ..there.over(&sink, Options::PUT | Options::MANAGE_REMOTE) };
+            Descriptor { user_pointer: 1, ..remote.over(&sink, Options::PUT | Options::MANAGE_REMOTE) };
         let catch_all =
-            there.interface.attach_entry(Position::Tail(PORTAL), Criteria::ALL, Unlink::Retain).unwrap();
-        there.interface.attach_descriptor(catch_all, &unexpected).unwrap();
-        let expected = there.interface.allocate_queue(16).unwrap();
+            remote.interface.attach_entry(Position::Tail(PORTAL), Criteria::ALL, Unlink::Retain).unwrap();
+        remote.interface.attach_descriptor(catch_all, &unexpected).unwrap();
+        let expected = remote.interface.allocate_queue(16).unwrap();
         let receive = Descriptor {
             threshold: Threshold::Operations(1),
             unlink: Unlink::Automatic,
             queue: Some(&expected),
             user_pointer: 2,
-            ..there.over(&sink, Options::PUT)
+            ..remote.over(&sink, Options::PUT)
         };
-        let place = Position::Before(catch_all);
+        let position = Position::Before(catch_all);
         let post = |values: &Descriptor<'_>| {
-            let posted = there.interface.post(
-                place,
+            let posted = remote.interface.post(
+                position,
                 Criteria::bits(BITS),
                 Unlink::Automatic,
                 values,
-                Some(&there.queue),
+                Some(&remote.queue),
             );
             posted.unwrap().map(|(_, descriptor)| descriptor)
         };
 
-        here.put(&from, (0, 64), &Target::new(there.id(), PORTAL, BITS));
-        bench.events(here, &[EventKind::SendStart, EventKind::SendEnd]);
-        let first = bench.event(there);
+        local.put(&from, (0, 64), &Target::new(remote.id(), PORTAL, BITS));
+        bench.events(local, &[EventKind::SendStart, EventKind::SendEnd]);
+        let first = bench.event(remote);
         assert!(post(&receive).is_none(), "the end of the unexpected message is not taken");
-        let second = bench.event(there);
+        let second = bench.event(remote);
         assert_eq!([first.kind, second.kind], [EventKind::PutStart, EventKind::PutEnd]);
         assert_eq!([first.user_pointer, second.user_pointer], [1, 1]);
 
         let mut posted = post(&Descriptor { threshold: Threshold::Operations(0), ..receive }).unwrap();
-        let is_updated = there.interface.update_descriptor(&mut posted, &receive, Some(&there.queue));
+        let is_updated = remote.interface.update_descriptor(&mut posted, &receive, Some(&remote.queue));
         assert_eq!(is_updated, Ok(true));
-        here.put(&from, (0, 64), &Target::new(there.id(), PORTAL, BITS));
+        local.put(&from, (0, 64), &Target::new(remote.id(), PORTAL, BITS));
         assert_eq!(bench.event_of(&expected).user_pointer, 2);
     });
 }
@@ -490,33 +493,33 @@ pub fn updates_and_posts_test_a_queue(rig: &dyn Rig) {
 #[body]
 pub fn a_stream_arrives_in_order(rig: &dyn Rig) {
     let count = u64::from(rig.repetitions(500));
-    in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(1 << 16), there.region(1 << 16));
-        let from = here.bind(&source);
+    in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(1 << 16), remote.region(1 << 16));
+        let from = local.bind(&source);
         let options = Options::PUT | Options::MANAGE_REMOTE | Options::TRUNCATE | Options::START_DISABLE;
-        there.post(&there.over(&sink, options));
+        remote.post(&remote.over(&sink, options));
         let (mut sent, mut ended, mut arrived) = (0, 0, 0);
 
         bench.until("all messages", || {
             if sent < count {
                 let length = sent * 97 % 5000;
-                let target = Target::new(there.id(), PORTAL, BITS);
-                match here.interface.put_region(&from, 0, length, Ack::No, &target, sent) {
+                let target = Target::new(remote.id(), PORTAL, BITS);
+                match local.interface.put_region(&from, 0, length, Ack::No, &target, sent) {
                     Ok(()) => sent += 1,
                     Err(error) => assert_eq!(error.refusal(), Some(Refusal::NoSpace)),
                 }
             }
-            while let Some(event) = there.queue.get().unwrap() {
+            while let Some(event) = remote.queue.get().unwrap() {
                 assert_eq!((event.message.header_data, event.failure), (arrived, None));
                 assert_eq!(u64::from(event.message.moved), arrived * 97 % 5000);
                 arrived += 1;
             }
-            while let Some(event) = here.queue.get().unwrap() {
+            while let Some(event) = local.queue.get().unwrap() {
                 ended += u64::from(event.kind == EventKind::SendEnd);
             }
             (arrived == count && ended == count).then_some(())
         });
-        assert_eq!(there.interface.status(Status::DropCount), Ok(0));
+        assert_eq!(remote.interface.status(Status::DropCount), Ok(0));
     });
 }
 
@@ -526,16 +529,16 @@ pub fn a_stream_arrives_in_order(rig: &dyn Rig) {
 pub fn puts_without_a_pause_arrive_until_there_is_no_room(rig: &dyn Rig) {
     // The queue of the receiver holds the events of all of them.
     const MAX: u64 = 900;
-    in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(4096), there.region(4096));
-        let from = here.interface.bind_descriptor(&Descriptor::over(&source)).unwrap();
-        there.post(&there.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
-        let target = Target::new(there.id(), PORTAL, BITS);
+    in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(4096), remote.region(4096));
+        let from = local.interface.bind_descriptor(&Descriptor::over(&source)).unwrap();
+        remote.post(&remote.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
+        let target = Target::new(remote.id(), PORTAL, BITS);
 
         for _ in 0..3 {
             let put = |number: &u64| {
                 source.write(number % 8, &number.to_le_bytes()).unwrap();
-                match here.interface.put_region(&from, number % 8, 8, Ack::No, &target, *number) {
+                match local.interface.put_region(&from, number % 8, 8, Ack::No, &target, *number) {
                     Ok(()) => true,
                     Err(error) => {
                         assert_eq!(error.refusal(), Some(Refusal::NoSpace));
@@ -546,13 +549,13 @@ pub fn puts_without_a_pause_arrive_until_there_is_no_room(rig: &dyn Rig) {
             let count = (0..MAX).take_while(put).count() as u64;
             assert!(count > 0);
             for number in 0..count {
-                let event = bench.event(there);
+                let event = bench.event(remote);
                 assert_eq!((event.message.header_data, event.failure), (number, None));
             }
         }
 
-        bench.until("the end of all puts", || here.interface.unlink_descriptor(&from).ok());
-        let gone = here.interface.put_region(&from, 0, 8, Ack::No, &target, 0).unwrap_err();
+        bench.until("the end of all puts", || local.interface.unlink_descriptor(&from).ok());
+        let gone = local.interface.put_region(&from, 0, 8, Ack::No, &target, 0).unwrap_err();
         assert_eq!(gone.refusal(), Some(Refusal::Descriptor));
     });
 }
@@ -604,48 +607,48 @@ pub fn processes_of_a_node_talk_to_each_other(rig: &dyn Rig) {
 #[body]
 pub fn scattered_regions_use_command_lists(rig: &dyn Rig) {
     let kernels = [kernel(rig, 0), kernel(rig, 1)];
-    let here = Process::new(rig, &kernels[0], 0, Mode::HostBased);
-    let there = Process::new(rig, &kernels[1], 0, Mode::HostBased);
-    let bench = Bench { processes: &[&here, &there] };
+    let local = Process::new(rig, &kernels[0], 0, Mode::HostBased);
+    let remote = Process::new(rig, &kernels[1], 0, Mode::HostBased);
+    let bench = Bench { processes: &[&local, &remote] };
     let scattered = |process: &Process| process.interface.allocate_scattered(40 * 4096, 4096).unwrap();
-    let (source, sink) = (scattered(&here), scattered(&there));
+    let (source, sink) = (scattered(&local), scattered(&remote));
     assert_eq!(source.pieces(), 40);
-    let from = here.bind(&source);
-    there.post(
-        &there.over(&sink, Options::PUT | Options::GET | Options::MANAGE_REMOTE | Options::START_DISABLE),
+    let from = local.bind(&source);
+    remote.post(
+        &remote.over(&sink, Options::PUT | Options::GET | Options::MANAGE_REMOTE | Options::START_DISABLE),
     );
 
-    for (turn, length) in (0..).zip([5, 16, 4096, 8000, 20_000, 150_000]) {
-        let (start, end) = (4090 + turn, 8191 - turn * 3);
-        let bytes = pattern(turn, length);
+    for (round, length) in (0..).zip([5, 16, 4096, 8000, 20_000, 150_000]) {
+        let (start, end) = (4090 + round, 8191 - round * 3);
+        let bytes = pattern(round, length);
         source.write(start, &bytes).unwrap();
-        let target = Target { offset: end, ..Target::new(there.id(), PORTAL, BITS) };
-        here.put(&from, (start, length as u64), &target);
-        let event = bench.event(&there);
+        let target = Target { offset: end, ..Target::new(remote.id(), PORTAL, BITS) };
+        local.put(&from, (start, length as u64), &target);
+        let event = bench.event(&remote);
         assert_eq!((event.message.moved, event.failure), (length as u32, None));
         let mut arrived = vec![0; length];
         sink.read(end, &mut arrived).unwrap();
         assert!(arrived == bytes, "{length} bytes");
-        bench.events(&here, &[EventKind::SendStart, EventKind::SendEnd]);
+        bench.events(&local, &[EventKind::SendStart, EventKind::SendEnd]);
 
         source.write(start, &vec![0; length]).unwrap();
-        here.interface.get_region(&from, start, length as u64, &target).unwrap();
-        bench.events(&here, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
+        local.interface.get_region(&from, start, length as u64, &target).unwrap();
+        bench.events(&local, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
         source.read(start, &mut arrived).unwrap();
         assert!(arrived == bytes, "{length} bytes back");
-        assert_eq!(bench.event(&there).kind, EventKind::GetEnd);
+        assert_eq!(bench.event(&remote).kind, EventKind::GetEnd);
     }
 }
 
 /// Calls that can't be carried out are refused, and say why.
 #[body]
 pub fn bad_calls_are_refused(rig: &dyn Rig) {
-    in_both_modes(rig, |here, there, _| {
-        let region = here.region(4096);
-        let bound = here.bind(&region);
-        let target = Target::new(there.id(), PORTAL, BITS);
+    in_both_modes(rig, |local, remote, _| {
+        let region = local.region(4096);
+        let bound = local.bind(&region);
+        let target = Target::new(remote.id(), PORTAL, BITS);
         let put = |range: (u64, u64), target: &Target| {
-            here.interface.put_region(&bound, range.0, range.1, Ack::No, target, 0).unwrap_err()
+            local.interface.put_region(&bound, range.0, range.1, Ack::No, target, 0).unwrap_err()
         };
 
         assert_eq!(put((4000, 97), &target), Error::OutOfRange { offset: 4000, length: 97, size: 4096 });
@@ -653,15 +656,15 @@ pub fn bad_calls_are_refused(rig: &dyn Rig) {
         assert_eq!(put((0, 1), &Target { access: 8, ..target }).refusal(), Some(Refusal::Access));
         let nowhere = Target::new(ProcessId { node: 7, process: 0 }, PORTAL, BITS);
         assert_eq!(put((0, 1), &nowhere), Error::NoSuchNode { node: 7, nodes: 2 });
-        let too_many = here.interface.allocate_queue(70_000).unwrap_err();
+        let too_many = local.interface.allocate_queue(70_000).unwrap_err();
         assert_eq!(too_many.refusal(), Some(Refusal::Segment));
 
-        here.interface.unlink_descriptor(&bound).unwrap();
+        local.interface.unlink_descriptor(&bound).unwrap();
         assert_eq!(
-            here.interface.unlink_descriptor(&bound).unwrap_err().refusal(),
+            local.interface.unlink_descriptor(&bound).unwrap_err().refusal(),
             Some(Refusal::Descriptor)
         );
-        let late = here.queue.wait(Deadline::now(), None).unwrap_err();
+        let late = local.queue.wait(Deadline::now(), None).unwrap_err();
         assert!(late.is_interrupted());
     });
 }
@@ -671,42 +674,42 @@ pub fn bad_calls_are_refused(rig: &dyn Rig) {
 #[body]
 pub fn a_serving_kernel_is_woken_by_interrupts(rig: &dyn Rig) {
     let kernels = [kernel(rig, 0), kernel(rig, 1)];
-    let here = Process::new(rig, &kernels[0], 0, Mode::NicBased);
-    let there = Process::new(rig, &kernels[1], 0, Mode::HostBased);
-    let (source, sink) = (here.region(8192), there.region(8192));
-    let from = here.bind(&source);
-    there.post(&there.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
-    let (cancel, target) = (Cancel::new().unwrap(), Target::new(there.id(), PORTAL, BITS));
+    let local = Process::new(rig, &kernels[0], 0, Mode::NicBased);
+    let remote = Process::new(rig, &kernels[1], 0, Mode::HostBased);
+    let (source, sink) = (local.region(8192), remote.region(8192));
+    let from = local.bind(&source);
+    remote.post(&remote.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
+    let (cancel, target) = (Cancel::new().unwrap(), Target::new(remote.id(), PORTAL, BITS));
 
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| kernels[1].serve(&cancel));
-        let bench = Bench { processes: &[&here] };
+        let bench = Bench { processes: &[&local] };
         for length in [8, 5000, 16, 17] {
-            here.interface.put_region(&from, 0, length, Ack::Requested, &target, 0).unwrap();
+            local.interface.put_region(&from, 0, length, Ack::Requested, &target, 0).unwrap();
             let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack];
-            let events = bench.events(&here, &kinds);
+            let events = bench.events(&local, &kinds);
             assert!(events.iter().all(|event| event.failure.is_none()));
         }
 
         cancel.cancel();
         assert_eq!(serving.join().unwrap(), Ok(()));
     });
-    assert_eq!(there.queue.get().unwrap().unwrap().kind, EventKind::PutEnd);
+    assert_eq!(remote.queue.get().unwrap().unwrap().kind, EventKind::PutEnd);
 }
 
 /// Waits end by their token and by their deadline.
 #[body]
 pub fn waits_end_by_token_and_deadline(rig: &dyn Rig) {
-    in_both_modes(rig, |here, _, _| {
+    in_both_modes(rig, |local, _, _| {
         let cancel = Cancel::new().unwrap();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| here.queue.wait(soon(), Some(&cancel)));
+            let waiting = scope.spawn(|| local.queue.wait(soon(), Some(&cancel)));
             cancel.cancel();
             assert!(matches!(waiting.join().unwrap(), Err(Error::Cancelled { .. })));
         });
 
-        let second = here.interface.allocate_queue(1).unwrap();
-        let both = Interface::poll(&[&here.queue, &second], Deadline::now(), None);
+        let second = local.interface.allocate_queue(1).unwrap();
+        let both = Interface::poll(&[&local.queue, &second], Deadline::now(), None);
         assert!(matches!(both, Err(Error::Timeout { .. })));
     });
 }

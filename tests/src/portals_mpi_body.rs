@@ -1,7 +1,7 @@
 //! Test bodies of MPI-style messages over Portals: four ranks, two on each of two SeaStars, matched
 //! by the card and by the kernel.
 //!
-//! One thread drives all ranks and their kernels in turns. No body depends on when a message
+//! One thread drives all ranks and their kernels alternately. No body depends on when a message
 //! arrives.
 //!
 //! - this file: sizes, orders, wildcards, cancels, truncation, segments, the programs
@@ -92,11 +92,11 @@ impl World {
         world
     }
 
-    /// Lets all ranks progress until `look` returns a value.
-    fn until<R>(&mut self, what: &str, mut look: impl FnMut(&mut [Endpoint]) -> Option<R>) -> R {
+    /// Drives all ranks until `check` returns a value.
+    fn until<R>(&mut self, what: &str, mut check: impl FnMut(&mut [Endpoint]) -> Option<R>) -> R {
         let (deadline, mut relax) = (soon(), Relax::new());
         loop {
-            if let Some(found) = look(&mut self.ranks) {
+            if let Some(found) = check(&mut self.ranks) {
                 return found;
             }
             let ranks = &self.ranks;

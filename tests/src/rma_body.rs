@@ -99,59 +99,65 @@ fn pair(rig: &dyn Rig, bytes: usize) -> (Side, Side) {
 /// for one.
 #[body]
 pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
-    let (mut here, mut there) = pair(rig, 2 * MIB);
-    let target = here.to(&there);
+    let (mut local, mut remote) = pair(rig, 2 * MIB);
+    let target = local.to(&remote);
     let everybody = Notify::REQUESTER | Notify::RESPONDER | Notify::COMPLETER;
 
-    for (turn, length) in [1, 7, 64, 4095, 4096, 65_537, 300_000, MIB].into_iter().enumerate() {
-        let (from, to) = (turn as u64 * 3, 4096 - turn as u64);
-        let bytes = pattern(turn as u64, length);
-        here.write(from, &bytes);
-        here.port.put(target, here.at(from), there.at(to), length as u64, everybody).unwrap();
+    for (round, length) in [1, 7, 64, 4095, 4096, 65_537, 300_000, MIB].into_iter().enumerate() {
+        let (from, to) = (round as u64 * 3, 4096 - round as u64);
+        let bytes = pattern(round as u64, length);
+        local.write(from, &bytes);
+        local.port.put(target, local.at(from), remote.at(to), length as u64, everybody).unwrap();
 
-        let told = there.next();
-        assert_eq!((told.role, told.kind, told.status), (Role::Completer, Kind::Put, Status::Done));
-        assert_eq!((told.node, told.vpid, told.length as usize, told.address), (0, 0, length, there.at(to)));
-        assert!(there.read(to, length) == bytes);
-        assert_eq!(here.next().role, Role::Requester);
+        let notified = remote.next();
+        assert_eq!(
+            (notified.role, notified.kind, notified.status),
+            (Role::Completer, Kind::Put, Status::Done)
+        );
+        assert_eq!(
+            (notified.node, notified.vpid, notified.length as usize, notified.address),
+            (0, 0, length, remote.at(to))
+        );
+        assert!(remote.read(to, length) == bytes);
+        assert_eq!(local.next().role, Role::Requester);
 
-        here.write(from, &vec![0; length]);
-        here.port.get(target, there.at(to), here.at(from), length as u64, everybody).unwrap();
-        let told = [here.next(), here.next()];
+        local.write(from, &vec![0; length]);
+        local.port.get(target, remote.at(to), local.at(from), length as u64, everybody).unwrap();
+        let notified = [local.next(), local.next()];
 
         assert_eq!(
-            told.map(|told| (told.role, told.kind)),
+            notified.map(|notified| (notified.role, notified.kind)),
             [(Role::Requester, Kind::Get), (Role::Completer, Kind::Get)]
         );
-        assert!(here.read(from, length) == bytes);
-        assert_eq!(there.next().role, Role::Responder);
+        assert!(local.read(from, length) == bytes);
+        assert_eq!(remote.next().role, Role::Responder);
     }
 }
 
 /// An immediate put wakes a thread that waits for it.
 #[body]
-pub fn an_immediate_put_wakes_who_sleeps(rig: &dyn Rig) {
-    let (mut here, mut there) = pair(rig, 4096);
-    let (target, address) = (here.to(&there), there.at(16));
+pub fn an_immediate_put_wakes_a_sleeping_receiver(rig: &dyn Rig) {
+    let (mut local, mut remote) = pair(rig, 4096);
+    let (target, address) = (local.to(&remote), remote.at(16));
     let start = Barrier::new(2);
 
     std::thread::scope(|scope| {
         scope.spawn(|| {
             start.wait();
-            assert_eq!(there.next().kind, Kind::ImmediatePut);
-            assert_eq!(there.read(16, 5), *b"hello");
+            assert_eq!(remote.next().kind, Kind::ImmediatePut);
+            assert_eq!(remote.read(16, 5), *b"hello");
         });
 
         start.wait();
         // Usually long enough for the other thread to sleep. The test is correct in either case.
-        assert!(here.port.wait(Deadline::after(Duration::from_millis(30)), None).is_err());
+        assert!(local.port.wait(Deadline::after(Duration::from_millis(30)), None).is_err());
 
-        here.port.put_immediate(target, b"hello", address, Notify::COMPLETER).unwrap();
-        here.port.drain(soon(), None).unwrap();
+        local.port.put_immediate(target, b"hello", address, Notify::COMPLETER).unwrap();
+        local.port.drain(soon(), None).unwrap();
     });
 
     assert!(matches!(
-        here.port.put_immediate(target, &[0; 9], address, Notify::NONE),
+        local.port.put_immediate(target, &[0; 9], address, Notify::NONE),
         Err(Error::Length { .. })
     ));
 }
@@ -222,49 +228,51 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
 #[body(not_through(shim) = LARGE_CONTIGUOUS_MEMORY)]
 pub fn a_long_transfer_is_several_commands(rig: &dyn Rig) {
     let length = 2 * MAX_LENGTH as usize + 4097;
-    let (mut here, there) = pair(rig, length.next_multiple_of(4096));
-    let target = here.to(&there);
+    let (mut local, remote) = pair(rig, length.next_multiple_of(4096));
+    let target = local.to(&remote);
 
-    here.write(0, &pattern(1, length));
-    let commands = here.port.put(target, here.at(0), there.at(0), length as u64, Notify::REQUESTER).unwrap();
+    local.write(0, &pattern(1, length));
+    let commands =
+        local.port.put(target, local.at(0), remote.at(0), length as u64, Notify::REQUESTER).unwrap();
 
     assert_eq!(commands, 3);
-    assert_eq!(here.port.finish(commands, soon(), None, |_| ()).unwrap(), None);
-    assert!(there.read(0, length) == pattern(1, length));
+    assert_eq!(local.port.finish(commands, soon(), None, |_| ()).unwrap(), None);
+    assert!(remote.read(0, length) == pattern(1, length));
 }
 
 /// Many small commands cause more notifications than the queue has entries.
 #[body]
-pub fn a_stream_of_small_puts_goes_round_the_queue(rig: &dyn Rig) {
+pub fn a_stream_of_small_puts_wraps_around_the_queue(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");
     let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
-    let mut here = Side::with(device, buffer, Options { entries: 64, ..Options::default() });
-    let there = Side::new(rig, "ex1", 1, 4096);
-    let target = here.to(&there);
-    let (mut posted, mut told) = (0u64, 0u64);
+    let mut local = Side::with(device, buffer, Options { entries: 64, ..Options::default() });
+    let remote = Side::new(rig, "ex1", 1, 4096);
+    let target = local.to(&remote);
+    let (mut posted, mut notified) = (0u64, 0u64);
 
-    while told < 2000 {
-        while posted < 2000 && posted - told < 64 {
-            here.port
-                .put(target, here.at(0), there.at(posted % 4000), 1 + posted % 64, Notify::REQUESTER)
+    while notified < 2000 {
+        while posted < 2000 && posted - notified < 64 {
+            local
+                .port
+                .put(target, local.at(0), remote.at(posted % 4000), 1 + posted % 64, Notify::REQUESTER)
                 .unwrap();
             posted += 1;
         }
-        let next = here.next();
-        assert_eq!((next.is_done(), u64::from(next.length)), (true, 1 + told % 64));
-        told += 1;
+        let next = local.next();
+        assert_eq!((next.is_done(), u64::from(next.length)), (true, 1 + notified % 64));
+        notified += 1;
     }
 
-    assert_eq!(here.port.probe().unwrap(), None);
+    assert_eq!(local.port.probe().unwrap(), None);
 }
 
 /// The card's refusals are reported as errors of specific types.
 #[body]
 pub fn what_is_refused_says_why(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig, MIB);
-    let target = here.to(&there);
-    let (source, destination) = (here.at(0), there.at(0));
-    let closed = there.port.register(&there.buffer, Access::NONE).unwrap();
+    let (mut local, remote) = pair(rig, MIB);
+    let target = local.to(&remote);
+    let (source, destination) = (local.at(0), remote.at(0));
+    let closed = remote.port.register(&remote.buffer, Access::NONE).unwrap();
     let cases = [
         (source, closed.address(), 8, Status::RemoteAddress),
         (source, destination + MIB as u64 - 4, 8, Status::RemoteAddress),
@@ -273,23 +281,26 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
     ];
 
     for (from, to, length, status) in cases {
-        here.port.put(target, from, to, length, Notify::NONE).unwrap();
-        assert_eq!(here.next().status, status);
+        local.port.put(target, from, to, length, Notify::NONE).unwrap();
+        assert_eq!(local.next().status, status);
     }
 
     assert!(matches!(
-        here.port.connect(2, 0),
+        local.port.connect(2, 0),
         Err(Error::NoSuchTarget { node: 2, vpid: 0, nodes: 2, vpids: 4 })
     ));
-    assert!(matches!(here.port.register_range(1, 4096, Access::NONE), Err(Error::Unaligned { .. })));
+    assert!(matches!(local.port.register_range(1, 4096, Access::NONE), Err(Error::Unaligned { .. })));
     assert!(matches!(
-        here.port.register_range(1 << 40, 4096, Access::NONE),
+        local.port.register_range(1 << 40, 4096, Access::NONE),
         Err(Error::Translation { what: "register", .. })
     ));
-    assert!(matches!(here.region.as_ref().unwrap().at(1, MIB as u64), Err(Error::OutsideRegion { .. })));
-    assert!(matches!(here.port.put(target, source, destination, 0, Notify::NONE), Err(Error::Length { .. })));
+    assert!(matches!(local.region.as_ref().unwrap().at(1, MIB as u64), Err(Error::OutsideRegion { .. })));
     assert!(matches!(
-        Port::open(&here.device, Options { entries: 100, ..Options::default() }),
+        local.port.put(target, source, destination, 0, Notify::NONE),
+        Err(Error::Length { .. })
+    ));
+    assert!(matches!(
+        Port::open(&local.device, Options { entries: 100, ..Options::default() }),
         Err(Error::Driver(DriverError::RingTaken { .. }))
     ));
 
@@ -308,7 +319,7 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
     const PAGES: u64 = 3000;
     const PAGE: u64 = 4096;
 
-    let mut here = Side::new(rig, "ex0", 0, 4096);
+    let mut local = Side::new(rig, "ex0", 0, 4096);
     let device = rig.open("ex1", "vpid2");
     let mut port = Port::open(&device, Options::default()).unwrap();
     let memory = SharedMemory::create("pages", (PAGES * PAGE) as usize).unwrap();
@@ -358,23 +369,23 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
     assert!(found(&pages) == expected);
 
     // Without its last page, none of it is written.
-    let target = here.port.connect(1, 2).unwrap();
+    let target = local.port.connect(1, 2).unwrap();
     drop(pages.pop());
-    here.write(0, &[1; 4096]);
-    here.port.put(target, here.at(0), region.address(), 4096, Notify::REQUESTER).unwrap();
+    local.write(0, &[1; 4096]);
+    local.port.put(target, local.at(0), region.address(), 4096, Notify::REQUESTER).unwrap();
 
-    assert_eq!(here.next().status, Status::Withdrawn);
+    assert_eq!(local.next().status, Status::Withdrawn);
     assert!(found(&pages) == expected[..expected.len() - PAGE as usize]);
     drop(region);
 }
 
 /// A VPID without a client receives no data, and the admin has no queue.
 #[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
-pub fn nobody_and_the_admin_are_no_partners(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig, 4096);
-    let nobody = here.port.connect(1, 3).unwrap();
-    here.port.put(nobody, here.at(0), there.at(0), 8, Notify::NONE).unwrap();
-    assert_eq!(here.next().status, Status::NoReceiver);
+pub fn an_absent_vpid_and_the_admin_are_invalid_partners(rig: &dyn Rig) {
+    let (mut local, remote) = pair(rig, 4096);
+    let absent = local.port.connect(1, 3).unwrap();
+    local.port.put(absent, local.at(0), remote.at(0), 8, Notify::NONE).unwrap();
+    assert_eq!(local.next().status, Status::NoReceiver);
     let admin = rig.open("ex0", "admin");
     assert!(matches!(Port::open(&admin, Options::default()), Err(Error::QueueRefused { .. })));
 }
@@ -396,89 +407,89 @@ pub fn waits_end(rig: &dyn Rig) {
 
 /// Lost notifications are reported once, after those that were not lost.
 #[body]
-pub fn lost_notifications_are_told(rig: &dyn Rig) {
+pub fn lost_notifications_are_reported(rig: &dyn Rig) {
     let device = rig.open("ex1", "vpid1");
     let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
-    let mut there = Side::with(device, buffer, Options { entries: 64, ..Options::default() });
-    let mut here = Side::new(rig, "ex0", 0, 4096);
-    let target = here.to(&there);
+    let mut remote = Side::with(device, buffer, Options { entries: 64, ..Options::default() });
+    let mut local = Side::new(rig, "ex0", 0, 4096);
+    let target = local.to(&remote);
 
     for _ in 0..70 {
-        here.port.put(target, here.at(0), there.at(0), 8, Notify::COMPLETER).unwrap();
+        local.port.put(target, local.at(0), remote.at(0), 8, Notify::COMPLETER).unwrap();
     }
 
-    here.port.drain(soon(), None).unwrap();
+    local.port.drain(soon(), None).unwrap();
     for _ in 0..64 {
-        assert!(there.next().is_done());
+        assert!(remote.next().is_done());
     }
 
-    there.device.flush().unwrap();
-    assert_eq!(there.port.next(soon(), None), Err(Error::Overflow { lost: 6 }));
-    assert_eq!(there.port.probe(), Ok(None));
+    remote.device.flush().unwrap();
+    assert_eq!(remote.port.next(soon(), None), Err(Error::Overflow { lost: 6 }));
+    assert_eq!(remote.port.probe(), Ok(None));
 }
 
-/// Private memory of a process is transferred by messages.
+/// Private memory of a process is transferred by DMA messages.
 #[body]
 pub fn private_memory_is_transferred_by_messages(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");
     let buffer = device.private_dma_buffer(MIB).unwrap();
-    let mut here = Side::with(device, buffer, Options::default());
-    let there = Side::new(rig, "ex1", 1, MIB);
-    let target = here.to(&there);
+    let mut local = Side::with(device, buffer, Options::default());
+    let remote = Side::new(rig, "ex1", 1, MIB);
+    let target = local.to(&remote);
     let bytes = pattern(3, 300_000);
 
-    here.write(5, &bytes);
-    here.port.put(target, here.at(5), there.at(9), 300_000, Notify::REQUESTER).unwrap();
+    local.write(5, &bytes);
+    local.port.put(target, local.at(5), remote.at(9), 300_000, Notify::REQUESTER).unwrap();
 
-    assert!(here.next().is_done());
-    assert!(there.read(9, 300_000) == bytes);
+    assert!(local.next().is_done());
+    assert!(remote.read(9, 300_000) == bytes);
 
-    here.port.get(target, there.at(9), here.at(400_000), 300_000, Notify::REQUESTER).unwrap();
-    assert!(here.next().is_done());
+    local.port.get(target, remote.at(9), local.at(400_000), 300_000, Notify::REQUESTER).unwrap();
+    assert!(local.next().is_done());
 
     // Posted writes are messages too, and a trapped access is answered after them.
-    here.device.flush().unwrap();
+    local.device.flush().unwrap();
 
-    assert!(here.read(400_000, 300_000) == bytes);
+    assert!(local.read(400_000, 300_000) == bytes);
 }
 
 /// Once a region is deregistered no byte of it changes, whatever is in flight.
 #[body(not_through(shim) = LARGE_CONTIGUOUS_MEMORY)]
 pub fn a_deregistered_region_is_not_touched(rig: &dyn Rig) {
-    let (mut here, mut there) = pair(rig, 8 * MIB);
-    let target = here.to(&there);
+    let (mut local, mut remote) = pair(rig, 8 * MIB);
+    let target = local.to(&remote);
 
-    for turn in 0..rig.repetitions(10) as u8 {
-        here.write(0, &vec![turn + 1; 8 * MIB]);
-        here.port.put(target, here.at(0), there.at(0), 8 * MIB as u64, Notify::REQUESTER).unwrap();
-        there.region.take().unwrap().deregister().unwrap();
-        let bytes = there.read(0, 8 * MIB);
-        let status = here.next().status;
+    for round in 0..rig.repetitions(10) as u8 {
+        local.write(0, &vec![round + 1; 8 * MIB]);
+        local.port.put(target, local.at(0), remote.at(0), 8 * MIB as u64, Notify::REQUESTER).unwrap();
+        remote.region.take().unwrap().deregister().unwrap();
+        let bytes = remote.read(0, 8 * MIB);
+        let status = local.next().status;
         assert!(matches!(status, Status::Done | Status::Withdrawn | Status::RemoteAddress), "{status:?}");
-        assert!(there.read(0, 8 * MIB) == bytes);
-        there.region = Some(there.port.register(&there.buffer, Access::WRITE).unwrap());
+        assert!(remote.read(0, 8 * MIB) == bytes);
+        remote.region = Some(remote.port.register(&remote.buffer, Access::WRITE).unwrap());
     }
 }
 
 /// Commands to a partner that detaches end. Its successor gets none of their notifications.
 #[body(not_through(shim) = LARGE_CONTIGUOUS_MEMORY)]
-pub fn a_partner_that_goes_ends_commands(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig, 8 * MIB);
-    let target = here.to(&there);
-    let address = there.at(0);
+pub fn commands_to_a_partner_that_detaches_fail(rig: &dyn Rig) {
+    let (mut local, remote) = pair(rig, 8 * MIB);
+    let target = local.to(&remote);
+    let address = remote.at(0);
     let notify = Notify::REQUESTER | Notify::COMPLETER;
 
-    here.port.put(target, here.at(0), address, 8 * MIB as u64, notify).unwrap();
-    drop(there);
-    let status = here.next().status;
+    local.port.put(target, local.at(0), address, 8 * MIB as u64, notify).unwrap();
+    drop(remote);
+    let status = local.next().status;
 
     assert!(status != Status::LocalAddress && status != Status::Command, "{status:?}");
 
     let mut anew = Side::new(rig, "ex1", 1, MIB);
     assert_eq!(anew.port.probe(), Ok(None));
 
-    here.port.put(target, here.at(0), anew.at(0), MIB as u64, notify).unwrap();
-    assert!(here.next().is_done() && anew.next().is_done());
+    local.port.put(target, local.at(0), anew.at(0), MIB as u64, notify).unwrap();
+    assert!(local.next().is_done() && anew.next().is_done());
 }
 
 /// A device that is taken away ends waits.
@@ -507,46 +518,50 @@ fn set_link_up(rig: &dyn Rig, up: bool) {
 /// reachable again succeed.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig, MIB);
-    let (target, own) = (here.to(&there), here.to(&here));
+    let (mut local, remote) = pair(rig, MIB);
+    let (target, own) = (local.to(&remote), local.to(&local));
     set_watchdog(rig, "ex0", Duration::from_millis(200));
     set_link_up(rig, false);
-    here.port.put(target, here.at(0), there.at(0), 300_000, Notify::NONE).unwrap();
-    here.port.get(target, there.at(0), here.at(400_000), 300_000, Notify::REQUESTER).unwrap();
-    here.port.put_immediate(target, b"late", there.at(8), Notify::NONE).unwrap();
+    local.port.put(target, local.at(0), remote.at(0), 300_000, Notify::NONE).unwrap();
+    local.port.get(target, remote.at(0), local.at(400_000), 300_000, Notify::REQUESTER).unwrap();
+    local.port.put_immediate(target, b"late", remote.at(8), Notify::NONE).unwrap();
 
     // Commands to a reachable target continue meanwhile.
-    here.port.put(own, here.at(0), here.at(8192), 4096, Notify::REQUESTER).unwrap();
-    let told: Vec<_> = (0..4).map(|_| here.next()).collect();
-    let of = |who: Target| told.iter().filter(move |told| (told.node, told.vpid) == (who.node(), who.vpid()));
+    local.port.put(own, local.at(0), local.at(8192), 4096, Notify::REQUESTER).unwrap();
+    let notified: Vec<_> = (0..4).map(|_| local.next()).collect();
+    let of = |target: Target| {
+        notified
+            .iter()
+            .filter(move |notified| (notified.node, notified.vpid) == (target.node(), target.vpid()))
+    };
 
     assert_eq!(
-        of(target).map(|told| (told.kind, told.status)).collect::<Vec<_>>(),
+        of(target).map(|notified| (notified.kind, notified.status)).collect::<Vec<_>>(),
         [Kind::Put, Kind::Get, Kind::ImmediatePut].map(|kind| (kind, Status::TimedOut))
     );
-    assert_eq!(of(own).map(|told| told.status).collect::<Vec<_>>(), [Status::Done]);
-    assert_eq!(here.port.under_way(), 0);
+    assert_eq!(of(own).map(|notified| notified.status).collect::<Vec<_>>(), [Status::Done]);
+    assert_eq!(local.port.in_flight(), 0);
 
     set_link_up(rig, true);
     set_watchdog(rig, "ex0", LIMIT);
-    here.write(0, &pattern(2, MIB));
-    here.port.put(target, here.at(0), there.at(0), MIB as u64, Notify::REQUESTER).unwrap();
+    local.write(0, &pattern(2, MIB));
+    local.port.put(target, local.at(0), remote.at(0), MIB as u64, Notify::REQUESTER).unwrap();
 
-    assert!(here.next().is_done());
-    assert!(there.read(0, MIB) == pattern(2, MIB));
+    assert!(local.next().is_done());
+    assert!(remote.read(0, MIB) == pattern(2, MIB));
 }
 
 /// After a reset of the device its port and regions return errors, and do not disturb their
 /// successors.
 #[body]
-pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
-    let (mut here, mut there) = pair(rig, MIB);
-    let target = here.to(&there);
-    here.port.put(target, here.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
-    here.port.drain(soon(), None).unwrap();
-    here.device.reset().unwrap();
+pub fn after_a_reset_old_objects_return_errors_and_new_ones_work(rig: &dyn Rig) {
+    let (mut local, mut remote) = pair(rig, MIB);
+    let target = local.to(&remote);
+    local.port.put(target, local.at(0), remote.at(0), 8, Notify::REQUESTER).unwrap();
+    local.port.drain(soon(), None).unwrap();
+    local.device.reset().unwrap();
 
-    let Side { mut port, region, buffer, device } = here;
+    let Side { mut port, region, buffer, device } = local;
     let region = region.unwrap();
 
     // Notifications that had arrived can still be taken.
@@ -554,8 +569,8 @@ pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
 
     let length = MIB as u64;
     assert_eq!(region.at(0, 8), Err(Error::Reset));
-    assert_eq!(port.put(target, region.address(), there.at(0), 8, Notify::NONE), Err(Error::Reset));
-    assert_eq!(port.put_immediate(target, b"x", there.at(0), Notify::NONE), Err(Error::Reset));
+    assert_eq!(port.put(target, region.address(), remote.at(0), 8, Notify::NONE), Err(Error::Reset));
+    assert_eq!(port.put_immediate(target, b"x", remote.at(0), Notify::NONE), Err(Error::Reset));
     assert_eq!(port.probe(), Err(Error::Reset));
     assert_eq!(port.next(soon(), None), Err(Error::Reset));
     assert_eq!(port.drain(soon(), None), Err(Error::Reset));
@@ -565,43 +580,43 @@ pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
     drop(port);
 
     // Partners get an address error for the region until it is registered again.
-    let back = there.port.connect(0, 0).unwrap();
-    there.port.put(back, there.at(0), region.address(), 8, Notify::NONE).unwrap();
+    let back = remote.port.connect(0, 0).unwrap();
+    remote.port.put(back, remote.at(0), region.address(), 8, Notify::NONE).unwrap();
 
-    assert_eq!(there.next().status, Status::RemoteAddress);
+    assert_eq!(remote.next().status, Status::RemoteAddress);
 
     let mut anew = Side::with(device, buffer, Options::default());
     assert_eq!(region.deregister(), Err(Error::Reset));
 
     anew.write(0, &pattern(4, MIB));
-    anew.port.put(other, anew.at(0), there.at(0), length, Notify::REQUESTER).unwrap();
+    anew.port.put(other, anew.at(0), remote.at(0), length, Notify::REQUESTER).unwrap();
 
     assert!(anew.next().is_done());
-    assert!(there.read(0, MIB) == pattern(4, MIB));
+    assert!(remote.read(0, MIB) == pattern(4, MIB));
 }
 
 /// A VPID that the admin resets loses its queue, and waits return an error.
 #[body(not_through(guests) = OPERATORS_CODE)]
 pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig, MIB);
-    let target = here.to(&there);
+    let (mut local, remote) = pair(rig, MIB);
+    let target = local.to(&remote);
     set_link_up(rig, false);
-    here.port.put(target, here.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
-    here.device.flush().unwrap();
+    local.port.put(target, local.at(0), remote.at(0), 8, Notify::REQUESTER).unwrap();
+    local.device.flush().unwrap();
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
 
-    assert_eq!(here.port.drain(soon(), None), Err(Error::QueueGone));
-    assert_eq!(here.port.next(soon(), None), Err(Error::QueueGone));
+    assert_eq!(local.port.drain(soon(), None), Err(Error::QueueGone));
+    assert_eq!(local.port.next(soon(), None), Err(Error::QueueGone));
 
-    let region = here.region.take().unwrap();
+    let region = local.region.take().unwrap();
     assert_eq!(region.deregister(), Err(Error::Reset));
 
-    let Side { port, buffer, device, .. } = here;
+    let Side { port, buffer, device, .. } = local;
     drop(port);
     set_link_up(rig, true);
 
     let mut anew = Side::with(device, buffer, Options::default());
-    anew.port.put(target, anew.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
+    anew.port.put(target, anew.at(0), remote.at(0), 8, Notify::REQUESTER).unwrap();
 
     assert!(anew.next().is_done());
 }
@@ -609,8 +624,8 @@ pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
 /// Objects from before a reset by the admin can be dropped at any later time without effect on new
 /// ones.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
-pub fn what_was_before_a_reset_by_the_admin_can_be_dropped_later(rig: &dyn Rig) {
-    let there = Side::new(rig, "ex1", 1, MIB);
+pub fn objects_of_before_an_admin_reset_can_be_dropped_after_it(rig: &dyn Rig) {
+    let remote = Side::new(rig, "ex1", 1, MIB);
     let device = rig.open("ex0", "vpid0");
     let poster = SharedPoster::new(device.poster(0).unwrap());
     let open = || Port::with_poster(&device, poster.clone(), Options::default()).unwrap();
@@ -626,7 +641,7 @@ pub fn what_was_before_a_reset_by_the_admin_can_be_dropped_later(rig: &dyn Rig) 
 
     drop((old_region, old));
     let target = new.connect(1, 1).unwrap();
-    new.put(target, region.address(), there.at(0), 8, Notify::REQUESTER).unwrap();
+    new.put(target, region.address(), remote.at(0), 8, Notify::REQUESTER).unwrap();
 
     assert!(new.next(soon(), None).unwrap().is_done());
 }
@@ -635,12 +650,12 @@ pub fn what_was_before_a_reset_by_the_admin_can_be_dropped_later(rig: &dyn Rig) 
 /// theirs.
 #[body]
 pub fn a_vpid_leaves_others_their_part_of_the_table(rig: &dyn Rig) {
-    let (here, there) = (Side::new(rig, "ex0", 0, 4 * MIB), Side::new(rig, "ex0", 1, 4 * MIB));
+    let (local, remote) = (Side::new(rig, "ex0", 0, 4 * MIB), Side::new(rig, "ex0", 1, 4 * MIB));
     // The range starts at an odd page, so that only the smallest pages fit.
     let register = |side: &Side| side.port.register_range(side.buffer.iova() + 4096, 3 << 20, Access::NONE);
     let mut regions = Vec::new();
     let refused = loop {
-        match register(&here) {
+        match register(&local) {
             Ok(region) => regions.push(region),
             Err(error) => break error,
         }
@@ -654,6 +669,6 @@ pub fn a_vpid_leaves_others_their_part_of_the_table(rig: &dyn Rig) {
     assert!((39_936 / 768..=40_960 / 768).contains(&regions.len()), "{}", regions.len());
 
     for _ in 0..(8192 - 1024) / 768 {
-        regions.push(register(&there).unwrap());
+        regions.push(register(&remote).unwrap());
     }
 }

@@ -183,9 +183,9 @@ impl Node {
                     });
 
                     let at = packet.put_offset() as usize;
-                    let here = packet.payload_len().min(length - at);
-                    packet.read(&mut bytes[at..at + here]).unwrap();
-                    missing -= here;
+                    let local = packet.payload_len().min(length - at);
+                    packet.read(&mut bytes[at..at + local]).unwrap();
+                    missing -= local;
                 })
                 .unwrap();
         }
@@ -205,9 +205,9 @@ fn length_bytes(length: u64) -> [u8; 13] {
     bytes
 }
 
-/// The places of the nodes are those of their names.
+/// The coordinates of the nodes are those of their names.
 #[body(on(MACHINE, CUBE))]
-pub fn nodes_know_their_places(rig: &dyn Rig) {
+pub fn nodes_know_their_coordinates(rig: &dyn Rig) {
     for number in 0..2 {
         let device = rig.open(&format!("bgq{number}"), "s1");
         let subgroup = Subgroup::open(&device, Options::default()).unwrap();
@@ -218,44 +218,44 @@ pub fn nodes_know_their_places(rig: &dyn Rig) {
     }
 }
 
-/// Puts of all sizes from odd places to odd places arrive, on both kinds of ways.
+/// Puts of all sizes between odd addresses arrive, on both kinds of ways.
 #[body]
 pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
-    let counter = there.counter(0);
+    let (mut local, remote) = pair(rig);
+    let counter = remote.counter(0);
 
-    for (turn, length) in (0..).zip(SIZES) {
-        let (from, to) = (SOURCE + turn * 3, SINK + 101 - turn * 5);
-        let bytes = pattern(turn, length as usize);
-        here.write(from, &bytes);
-        there.write(to - 1, &vec![0xee; length as usize + 2]);
+    for (index, length) in (0..).zip(SIZES) {
+        let (from, to) = (SOURCE + index * 3, SINK + 101 - index * 5);
+        let bytes = pattern(index, length as usize);
+        local.write(from, &bytes);
+        remote.write(to - 1, &vec![0xee; length as usize + 2]);
 
-        for way in [here.ordered(&there), here.dynamic(&there)] {
+        for way in [local.ordered(&remote), local.dynamic(&remote)] {
             counter.set(length);
-            let put = direct_put(here.payload(from, length), way, &there.target(to, &counter)).unwrap();
-            here.send(&put);
-            there.wait(&counter);
-            assert!(there.read(to, length) == bytes, "{length} bytes from {from} to {to}");
+            let put = direct_put(local.payload(from, length), way, &remote.target(to, &counter)).unwrap();
+            local.send(&put);
+            remote.wait(&counter);
+            assert!(remote.read(to, length) == bytes, "{length} bytes from {from} to {to}");
         }
-        assert_eq!((there.read(to - 1, 1)[0], there.read(to + length, 1)[0]), (0xee, 0xee));
+        assert_eq!((remote.read(to - 1, 1)[0], remote.read(to + length, 1)[0]), (0xee, 0xee));
     }
 }
 
 /// Messages of all sizes go through a reception FIFO, whose end their packets pass.
 #[body]
 pub fn fifo_messages_of_all_sizes_arrive(rig: &dyn Rig) {
-    let (mut here, mut there) = (Node::new(rig, 0, 0), Node::with_sizes(rig, 1, 0, 8, 544 + 32 * 7));
+    let (mut local, mut remote) = (Node::new(rig, 0, 0), Node::with_sizes(rig, 1, 0, 8, 544 + 32 * 7));
 
-    for (turn, length) in (0..).zip(SIZES) {
-        let from = SOURCE + turn * 3;
-        let bytes = pattern(turn, length as usize);
-        here.write(from, &bytes);
+    for (index, length) in (0..).zip(SIZES) {
+        let from = SOURCE + index * 3;
+        let bytes = pattern(index, length as usize);
+        local.write(from, &bytes);
 
-        for way in [here.ordered(&there), here.dynamic(&there)] {
-            let target = MemoryFifo { software: length_bytes(length), ..there.fifo() };
-            let message = memory_fifo(here.payload(from, length), way, &target).unwrap();
-            here.inject(&message);
-            assert!(there.message() == bytes, "{length} bytes from {from}");
+        for way in [local.ordered(&remote), local.dynamic(&remote)] {
+            let target = MemoryFifo { software: length_bytes(length), ..remote.fifo() };
+            let message = memory_fifo(local.payload(from, length), way, &target).unwrap();
+            local.inject(&message);
+            assert!(remote.message() == bytes, "{length} bytes from {from}");
         }
     }
 }
@@ -263,39 +263,40 @@ pub fn fifo_messages_of_all_sizes_arrive(rig: &dyn Rig) {
 /// A message without payload is one packet of a header, with its software bytes and put offset.
 #[body]
 pub fn a_message_without_payload_is_a_header(rig: &dyn Rig) {
-    let (mut here, mut there) = pair(rig);
+    let (mut local, mut remote) = pair(rig);
     let software = std::array::from_fn(|at| at as u8 + 100);
-    let target = MemoryFifo { dispatch: 77, software, put_offset: 12_345, interrupt: true, ..there.fifo() };
-    here.send(&memory_fifo(Payload::NONE, here.ordered(&there), &target).unwrap());
+    let target = MemoryFifo { dispatch: 77, software, put_offset: 12_345, interrupt: true, ..remote.fifo() };
+    local.send(&memory_fifo(Payload::NONE, local.ordered(&remote), &target).unwrap());
 
-    there.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
-    let taken = there.subgroup.receive(RECEIVE, 9, |packet, _| {
+    remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+    let taken = remote.subgroup.receive(RECEIVE, 9, |packet, _| {
         assert_eq!((packet.dispatch(), packet.put_offset(), packet.payload_len()), (77, 12_345, 0));
         assert_eq!(packet.software()[1..], software);
         assert_eq!(packet.read(&mut [0; 4]).unwrap(), 0);
     });
     assert_eq!(taken, Ok(1));
-    assert_eq!(there.subgroup.receive(RECEIVE, 9, |_, _| panic!("another packet")), Ok(0));
+    assert_eq!(remote.subgroup.receive(RECEIVE, 9, |_, _| panic!("another packet")), Ok(0));
 }
 
 /// A remote get fetches memory of the other node: its unit carries out the put.
 #[body]
 pub fn remote_gets_of_all_sizes_fetch(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
-    let counter = here.counter(0);
+    let (mut local, remote) = pair(rig);
+    let counter = local.counter(0);
 
-    for (turn, length) in (0..).zip(SIZES) {
-        let (from, to) = (SOURCE + turn * 7, SINK + 9 + turn);
-        let bytes = pattern(turn + 50, length as usize);
-        there.write(from, &bytes);
+    for (index, length) in (0..).zip(SIZES) {
+        let (from, to) = (SOURCE + index * 7, SINK + 9 + index);
+        let bytes = pattern(index + 50, length as usize);
+        remote.write(from, &bytes);
         counter.set(length);
 
-        let put = direct_put(there.payload(from, length), there.ordered(&here), &here.target(to, &counter));
-        here.write(1024, put.unwrap().as_bytes());
-        let target = RemoteGet { fifo: there.subgroup.injection_id(GETS) };
-        here.inject(&remote_get(here.payload(1024, 64), here.ordered(&there), &target).unwrap());
-        here.wait(&counter);
-        assert!(here.read(to, length) == bytes, "{length} bytes");
+        let put =
+            direct_put(remote.payload(from, length), remote.ordered(&local), &local.target(to, &counter));
+        local.write(1024, put.unwrap().as_bytes());
+        let target = RemoteGet { fifo: remote.subgroup.injection_id(GETS) };
+        local.inject(&remote_get(local.payload(1024, 64), local.ordered(&remote), &target).unwrap());
+        local.wait(&counter);
+        assert!(local.read(to, length) == bytes, "{length} bytes");
     }
 }
 
@@ -304,37 +305,37 @@ pub fn remote_gets_of_all_sizes_fetch(rig: &dyn Rig) {
 pub fn a_remote_get_carries_several_descriptors(rig: &dyn Rig) {
     const PARTS: u64 = 20;
 
-    let (mut here, there) = pair(rig);
-    let counter = here.counter(0);
-    there.write(SOURCE, &pattern(1, 8 * PARTS as usize));
+    let (mut local, remote) = pair(rig);
+    let counter = local.counter(0);
+    remote.write(SOURCE, &pattern(1, 8 * PARTS as usize));
     counter.set(8 * PARTS);
 
     for part in 0..PARTS {
-        let target = here.target(SINK + 8 * part, &counter);
-        let put = direct_put(there.payload(SOURCE + 8 * part, 8), there.ordered(&here), &target).unwrap();
-        here.write(1024 + 64 * part, put.as_bytes());
+        let target = local.target(SINK + 8 * part, &counter);
+        let put = direct_put(remote.payload(SOURCE + 8 * part, 8), remote.ordered(&local), &target).unwrap();
+        local.write(1024 + 64 * part, put.as_bytes());
     }
-    let target = RemoteGet { fifo: there.subgroup.injection_id(GETS) };
-    here.inject(&remote_get(here.payload(1024, 64 * PARTS), here.ordered(&there), &target).unwrap());
-    here.wait(&counter);
-    assert_eq!(here.read(SINK, 8 * PARTS), pattern(1, 8 * PARTS as usize));
+    let target = RemoteGet { fifo: remote.subgroup.injection_id(GETS) };
+    local.inject(&remote_get(local.payload(1024, 64 * PARTS), local.ordered(&remote), &target).unwrap());
+    local.wait(&counter);
+    assert_eq!(local.read(SINK, 8 * PARTS), pattern(1, 8 * PARTS as usize));
 }
 
 /// Atomic loads become payloads, and leave the changed value. Stores change the target.
 #[body]
 pub fn atomic_loads_and_stores_change_memory(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
-    let (counter, word) = (there.counter(0), SOURCE);
-    let base = here.memory.iova();
+    let (mut local, remote) = pair(rig);
+    let (counter, word) = (remote.counter(0), SOURCE);
+    let base = local.memory.iova();
 
     let loads = [(Load::Load, 5), (Load::Increment, 6), (Load::Decrement, 4), (Load::Clear, 0)];
     for (operation, left) in loads {
-        here.write(word, &5_u64.to_le_bytes());
+        local.write(word, &5_u64.to_le_bytes());
         counter.set(8);
         let payload = Payload::Load { address: base + word, operation };
-        here.send(&direct_put(payload, here.ordered(&there), &there.target(SINK, &counter)).unwrap());
-        there.wait(&counter);
-        assert_eq!((there.word(SINK), here.word(word)), (5, left), "{operation:?}");
+        local.send(&direct_put(payload, local.ordered(&remote), &remote.target(SINK, &counter)).unwrap());
+        remote.wait(&counter);
+        assert_eq!((remote.word(SINK), local.word(word)), (5, left), "{operation:?}");
     }
 
     let stores = [
@@ -346,112 +347,112 @@ pub fn atomic_loads_and_stores_change_memory(rig: &dyn Rig) {
         (Store::MaxUnsigned, 12),
     ];
     for (operation, after) in stores {
-        there.write(SINK, &12_u64.to_le_bytes());
-        here.write(word, &3_u64.to_le_bytes());
+        remote.write(SINK, &12_u64.to_le_bytes());
+        local.write(word, &3_u64.to_le_bytes());
         counter.set(8);
         let target =
-            DirectPut { offset: store_offset(SINK, operation).unwrap(), ..there.target(0, &counter) };
-        here.send(&direct_put(here.payload(word, 8), here.ordered(&there), &target).unwrap());
-        there.wait(&counter);
-        assert_eq!(there.word(SINK), after, "{operation:?}");
+            DirectPut { offset: store_offset(SINK, operation).unwrap(), ..remote.target(0, &counter) };
+        local.send(&direct_put(local.payload(word, 8), local.ordered(&remote), &target).unwrap());
+        remote.wait(&counter);
+        assert_eq!(remote.word(SINK), after, "{operation:?}");
     }
 }
 
 /// A remote get fetches and increments a word of the other node.
 #[body]
 pub fn a_remote_word_is_fetched_and_incremented(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
-    let counter = here.counter(0);
-    there.write(SOURCE, &40_u64.to_le_bytes());
+    let (mut local, remote) = pair(rig);
+    let counter = local.counter(0);
+    remote.write(SOURCE, &40_u64.to_le_bytes());
 
     for round in 0..3 {
         counter.set(8);
-        let payload = Payload::Load { address: there.memory.iova() + SOURCE, operation: Load::Increment };
-        let put = direct_put(payload, there.ordered(&here), &here.target(SINK, &counter)).unwrap();
-        here.write(1024, put.as_bytes());
-        let target = RemoteGet { fifo: there.subgroup.injection_id(GETS) };
-        here.inject(&remote_get(here.payload(1024, 64), here.ordered(&there), &target).unwrap());
-        here.wait(&counter);
-        assert_eq!((here.word(SINK), there.word(SOURCE)), (40 + round, 41 + round));
+        let payload = Payload::Load { address: remote.memory.iova() + SOURCE, operation: Load::Increment };
+        let put = direct_put(payload, remote.ordered(&local), &local.target(SINK, &counter)).unwrap();
+        local.write(1024, put.as_bytes());
+        let target = RemoteGet { fifo: remote.subgroup.injection_id(GETS) };
+        local.inject(&remote_get(local.payload(1024, 64), local.ordered(&remote), &target).unwrap());
+        local.wait(&counter);
+        assert_eq!((local.word(SINK), remote.word(SOURCE)), (40 + round, 41 + round));
     }
-    assert!(load_address(there.memory.iova() + 4, Load::Load).is_err());
+    assert!(load_address(remote.memory.iova() + 4, Load::Load).is_err());
 }
 
 /// A copy in the memory of a node takes the local FIFOs. A prefetch ends, and sends nothing.
 #[body]
 pub fn copies_and_prefetches_stay_in_the_node(rig: &dyn Rig) {
-    let mut here = Node::new(rig, 0, 0);
-    let (own, counter) = (here.subgroup.place().destination(), here.counter(0));
+    let mut local = Node::new(rig, 0, 0);
+    let (own, counter) = (local.subgroup.place().destination(), local.counter(0));
 
-    for (turn, length) in (0..).zip(SIZES) {
-        let bytes = pattern(turn, length as usize);
-        here.write(SOURCE + turn, &bytes);
+    for (index, length) in (0..).zip(SIZES) {
+        let bytes = pattern(index, length as usize);
+        local.write(SOURCE + index, &bytes);
         counter.set(length);
-        let target = here.target(SINK + 33 - turn, &counter);
-        here.send(&local_copy(own, here.payload(SOURCE + turn, length), &target).unwrap());
-        here.wait(&counter);
-        assert!(here.read(SINK + 33 - turn, length) == bytes, "{length} bytes");
+        let target = local.target(SINK + 33 - index, &counter);
+        local.send(&local_copy(own, local.payload(SOURCE + index, length), &target).unwrap());
+        local.wait(&counter);
+        assert!(local.read(SINK + 33 - index, length) == bytes, "{length} bytes");
     }
 
-    here.send(&prefetch(own, here.memory.iova() + SOURCE, 64 << 10).unwrap());
-    assert_eq!(here.subgroup.has_packet(RECEIVE), Ok(false));
+    local.send(&prefetch(own, local.memory.iova() + SOURCE, 64 << 10).unwrap());
+    assert_eq!(local.subgroup.has_packet(RECEIVE), Ok(false));
 }
 
 /// A FIFO that stands still takes as many descriptors as it holds, and no more. Then all are
 /// carried out, in order.
 #[body]
-pub fn a_full_injection_fifo_takes_no_more(rig: &dyn Rig) {
+pub fn a_full_injection_fifo_refuses_descriptors(rig: &dyn Rig) {
     const HOLDS: u32 = 5;
 
-    let (mut here, mut there) = (Node::with_sizes(rig, 0, 0, HOLDS, 4096), Node::new(rig, 1, 0));
-    here.subgroup.set_injection_enabled(1 << SEND, false).unwrap();
-    let way = here.ordered(&there);
+    let (mut local, mut remote) = (Node::with_sizes(rig, 0, 0, HOLDS, 4096), Node::new(rig, 1, 0));
+    local.subgroup.set_injection_enabled(1 << SEND, false).unwrap();
+    let way = local.ordered(&remote);
     let message = |number: u32| {
-        let target = MemoryFifo { put_offset: number.into(), ..there.fifo() };
+        let target = MemoryFifo { put_offset: number.into(), ..remote.fifo() };
         memory_fifo(Payload::NONE, way, &target).unwrap()
     };
     let messages: Vec<_> = (0..=HOLDS).map(message).collect();
 
-    let first = here.inject(&messages[0]);
-    assert_eq!(here.subgroup.injection().room(SEND), Ok(u64::from(HOLDS) - 1));
+    let first = local.inject(&messages[0]);
+    assert_eq!(local.subgroup.injection().room(SEND), Ok(u64::from(HOLDS) - 1));
     let batch = &messages[1..HOLDS as usize];
-    assert_eq!(here.subgroup.injection().try_inject_all(SEND, &messages[..5]), Ok(None));
-    let last = here.subgroup.injection().try_inject_all(SEND, batch).unwrap().unwrap();
+    assert_eq!(local.subgroup.injection().try_inject_all(SEND, &messages[..5]), Ok(None));
+    let last = local.subgroup.injection().try_inject_all(SEND, batch).unwrap().unwrap();
     assert_eq!(last, first + u64::from(HOLDS) - 1);
-    assert_eq!(here.subgroup.try_inject(SEND, &messages[5]), Ok(None));
-    let too_many = here.subgroup.injection().try_inject_all(SEND, &messages);
+    assert_eq!(local.subgroup.try_inject(SEND, &messages[5]), Ok(None));
+    let too_many = local.subgroup.injection().try_inject_all(SEND, &messages);
     assert!(matches!(too_many, Err(Error::Batch { count: 6, most: 5 })));
-    let late = here.subgroup.inject(SEND, &messages[5], Deadline::after(SHORT), None);
+    let late = local.subgroup.inject(SEND, &messages[5], Deadline::after(SHORT), None);
     assert!(matches!(late, Err(Error::Driver(DriverError::Timeout { .. }))), "{late:?}");
-    assert_eq!(here.subgroup.injection().check_done(SEND, first), Ok(false));
+    assert_eq!(local.subgroup.injection().check_done(SEND, first), Ok(false));
 
-    here.subgroup.set_injection_enabled(1 << SEND, true).unwrap();
-    here.send(&messages[5]);
+    local.subgroup.set_injection_enabled(1 << SEND, true).unwrap();
+    local.send(&messages[5]);
     let seen = Cell::new(0);
     while seen.get() <= u64::from(HOLDS) {
-        there.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
-        let look = |packet: &nicforge_spi::Packet<'_>, _: &mut nicforge_spi::Injection| {
+        remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        let on_packet = |packet: &nicforge_spi::Packet<'_>, _: &mut nicforge_spi::Injection| {
             assert_eq!(packet.put_offset(), seen.get());
             seen.set(seen.get() + 1);
         };
-        there.subgroup.receive(RECEIVE, 100, look).unwrap();
+        remote.subgroup.receive(RECEIVE, 100, on_packet).unwrap();
     }
-    assert_eq!(here.subgroup.injection().check_done(SEND, last), Ok(true));
+    assert_eq!(local.subgroup.injection().check_done(SEND, last), Ok(true));
 }
 
 /// The pointers of the smallest FIFOs go round many times.
 #[body]
 pub fn the_smallest_fifos_go_round(rig: &dyn Rig) {
-    let (mut here, mut there) = (Node::with_sizes(rig, 0, 0, 1, 576), Node::with_sizes(rig, 1, 0, 1, 576));
+    let (mut local, mut remote) = (Node::with_sizes(rig, 0, 0, 1, 576), Node::with_sizes(rig, 1, 0, 1, 576));
     let rounds = rig.repetitions(200);
 
     for round in 0..rounds {
         let length = u64::from(round * 37 % 600);
         let bytes = pattern(round.into(), length as usize);
-        here.write(SOURCE, &bytes);
-        let target = MemoryFifo { software: length_bytes(length), ..there.fifo() };
-        here.inject(&memory_fifo(here.payload(SOURCE, length), here.ordered(&there), &target).unwrap());
-        assert!(there.message() == bytes, "{length} bytes in round {round}");
+        local.write(SOURCE, &bytes);
+        let target = MemoryFifo { software: length_bytes(length), ..remote.fifo() };
+        local.inject(&memory_fifo(local.payload(SOURCE, length), local.ordered(&remote), &target).unwrap());
+        assert!(remote.message() == bytes, "{length} bytes in round {round}");
     }
 }
 
@@ -461,22 +462,22 @@ pub fn the_smallest_fifos_go_round(rig: &dyn Rig) {
 pub fn a_stalled_receiver_loses_nothing(rig: &dyn Rig) {
     const MESSAGES: u64 = 300;
 
-    let (mut here, mut there) =
+    let (mut local, mut remote) =
         (Node::with_sizes(rig, 0, 0, 400, 4096), Node::with_sizes(rig, 1, 0, 8, 1120));
-    here.write(SOURCE, &pattern(9, 512));
+    local.write(SOURCE, &pattern(9, 512));
     for number in 0..MESSAGES {
-        let target = MemoryFifo { put_offset: number, ..there.fifo() };
-        let message = memory_fifo(here.payload(SOURCE, 512), here.ordered(&there), &target).unwrap();
-        here.inject(&message);
+        let target = MemoryFifo { put_offset: number, ..remote.fifo() };
+        let message = memory_fifo(local.payload(SOURCE, 512), local.ordered(&remote), &target).unwrap();
+        local.inject(&message);
     }
-    let last = here.subgroup.injection().injected(SEND).unwrap();
-    let stalled = here.subgroup.injection().wait_done(SEND, last, Deadline::after(SHORT), None);
+    let last = local.subgroup.injection().injected(SEND).unwrap();
+    let stalled = local.subgroup.injection().wait_done(SEND, last, Deadline::after(SHORT), None);
     assert!(matches!(stalled, Err(Error::Driver(DriverError::Timeout { .. }))), "{stalled:?}");
 
     let mut expected = 0;
     while expected < MESSAGES {
-        there.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
-        there
+        remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        remote
             .subgroup
             .receive(RECEIVE, 1, |packet, _| {
                 let mut bytes = [0; 512];
@@ -486,14 +487,15 @@ pub fn a_stalled_receiver_loses_nothing(rig: &dyn Rig) {
             })
             .unwrap();
     }
-    here.subgroup.injection().wait_done(SEND, last, soon(), None).unwrap();
+    local.subgroup.injection().wait_done(SEND, last, soon(), None).unwrap();
 }
 
 /// Functions are called by dispatch id, and may answer. A packet without a function is reported.
 #[body]
 pub fn packets_go_to_the_functions_of_their_dispatch_ids(rig: &dyn Rig) {
-    let (mut here, mut there) = pair(rig);
-    let answer = memory_fifo(Payload::NONE, there.ordered(&here), &MemoryFifo { dispatch: 3, ..here.fifo() });
+    let (mut local, mut remote) = pair(rig);
+    let answer =
+        memory_fifo(Payload::NONE, remote.ordered(&local), &MemoryFifo { dispatch: 3, ..local.fifo() });
     let (answer, counts) = (answer.unwrap(), [const { Cell::new(0) }; 2]);
 
     let mut handlers = Handlers::new();
@@ -504,8 +506,8 @@ pub fn packets_go_to_the_functions_of_their_dispatch_ids(rig: &dyn Rig) {
     assert_eq!(handlers.register_free(|_, _| counts[1].set(counts[1].get() + 1)), Some(0));
 
     let mut send = |dispatch: u8| {
-        let target = MemoryFifo { dispatch, ..there.fifo() };
-        here.send(&memory_fifo(Payload::NONE, here.ordered(&there), &target).unwrap());
+        let target = MemoryFifo { dispatch, ..remote.fifo() };
+        local.send(&memory_fifo(Payload::NONE, local.ordered(&remote), &target).unwrap());
     };
     for dispatch in [0, 1, 1, 9, 0] {
         send(dispatch);
@@ -513,8 +515,8 @@ pub fn packets_go_to_the_functions_of_their_dispatch_ids(rig: &dyn Rig) {
 
     let (mut taken, mut unknown) = (0, 0);
     while taken + unknown < 5 {
-        there.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
-        match there.subgroup.poll(RECEIVE, 1, &mut handlers) {
+        remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        match remote.subgroup.poll(RECEIVE, 1, &mut handlers) {
             Ok(count) => taken += count,
             Err(Error::NoHandler { dispatch: 9 }) => unknown += 1,
             Err(error) => panic!("{error}"),
@@ -527,8 +529,9 @@ pub fn packets_go_to_the_functions_of_their_dispatch_ids(rig: &dyn Rig) {
 
     let mut answers = 0;
     while answers < 2 {
-        here.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
-        here.subgroup
+        local.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        local
+            .subgroup
             .receive(RECEIVE, 9, |packet, _| {
                 assert_eq!(packet.dispatch(), 3);
                 answers += 1;
@@ -547,10 +550,10 @@ pub fn two_subgroups_of_a_node_exchange(rig: &dyn Rig) {
 
     ours.set(3000);
     theirs.set(3000);
-    let there =
+    let remote =
         direct_put(first.payload(SOURCE, 3000), first.ordered(&second), &second.target(SINK, &theirs));
     let back = direct_put(second.payload(SOURCE, 3000), second.ordered(&first), &first.target(SINK, &ours));
-    first.send(&there.unwrap());
+    first.send(&remote.unwrap());
     second.send(&back.unwrap());
     first.wait(&ours);
     second.wait(&theirs);
@@ -565,27 +568,27 @@ pub fn two_subgroups_of_a_node_exchange(rig: &dyn Rig) {
 /// A wait for a packet ends by its interrupt, its deadline or its token.
 #[body]
 pub fn waits_end_by_interrupt_deadline_and_token(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
-    let late = here.subgroup.wait_packet(RECEIVE, Deadline::after(SHORT), None);
+    let (mut local, remote) = pair(rig);
+    let late = local.subgroup.wait_packet(RECEIVE, Deadline::after(SHORT), None);
     assert!(matches!(late, Err(Error::Driver(DriverError::Timeout { .. }))), "{late:?}");
 
-    let counter = here.counter(0);
+    let counter = local.counter(0);
     counter.set(1);
-    let late = here.subgroup.wait_counter(&counter, Deadline::after(SHORT), None);
+    let late = local.subgroup.wait_counter(&counter, Deadline::after(SHORT), None);
     assert!(matches!(late, Err(Error::Driver(DriverError::Timeout { .. }))), "{late:?}");
 
     let cancel = Cancel::new().unwrap();
     cancel.cancel();
-    let ended = here.subgroup.wait_packet(RECEIVE, Deadline::never(), Some(&cancel));
+    let ended = local.subgroup.wait_packet(RECEIVE, Deadline::never(), Some(&cancel));
     assert_eq!(ended, Err(Error::Driver(DriverError::Cancelled)));
 
-    let target = MemoryFifo { interrupt: true, ..here.fifo() };
-    let mut sender = there;
-    let message = memory_fifo(Payload::NONE, sender.ordered(&here), &target).unwrap();
+    let target = MemoryFifo { interrupt: true, ..local.fifo() };
+    let mut sender = remote;
+    let message = memory_fifo(Payload::NONE, sender.ordered(&local), &target).unwrap();
     for _ in 0..3 {
         sender.send(&message);
-        here.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
-        assert_eq!(here.subgroup.receive(RECEIVE, 9, |_, _| ()), Ok(1));
+        local.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        assert_eq!(local.subgroup.receive(RECEIVE, 9, |_, _| ()), Ok(1));
     }
 }
 
@@ -619,37 +622,37 @@ pub fn a_sleeping_wait_is_woken_by_an_interrupt(rig: &dyn Rig) {
 
 /// A descriptor that the unit refuses stops its FIFO, until it is restarted. Others go on.
 #[body]
-pub fn a_refused_descriptor_stops_its_fifo_alone(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
-    here.subgroup.open_injection(5, 8, InjectionAttributes::default()).unwrap();
-    let counter = there.counter(0);
+pub fn a_refused_descriptor_stops_only_its_own_fifo(rig: &dyn Rig) {
+    let (mut local, remote) = pair(rig);
+    local.subgroup.open_injection(5, 8, InjectionAttributes::default()).unwrap();
+    let counter = remote.counter(0);
     let bad = Payload::memory(0xf_0000_0000, 64);
-    let bad = direct_put(bad, here.ordered(&there), &there.target(SINK, &counter)).unwrap();
-    let good = direct_put(here.payload(SOURCE, 64), here.ordered(&there), &there.target(SINK, &counter));
+    let bad = direct_put(bad, local.ordered(&remote), &remote.target(SINK, &counter)).unwrap();
+    let good = direct_put(local.payload(SOURCE, 64), local.ordered(&remote), &remote.target(SINK, &counter));
     let good = good.unwrap();
 
-    let number = here.inject(&bad);
-    let ended = here.subgroup.injection().wait_done(SEND, number, soon(), None);
+    let number = local.inject(&bad);
+    let ended = local.subgroup.injection().wait_done(SEND, number, soon(), None);
     assert!(
         matches!(ended, Err(Error::Stopped { fifo: SEND, fault: Fault::Unmapped | Fault::Range })),
         "{ended:?}"
     );
-    assert!(here.subgroup.injection().fault(SEND).unwrap().is_some());
+    assert!(local.subgroup.injection().fault(SEND).unwrap().is_some());
 
     counter.set(64);
-    here.subgroup.inject(5, &good, soon(), None).unwrap();
-    there.wait(&counter);
+    local.subgroup.inject(5, &good, soon(), None).unwrap();
+    remote.wait(&counter);
 
-    here.subgroup.restart_injection(SEND).unwrap();
+    local.subgroup.restart_injection(SEND).unwrap();
     counter.set(64);
-    here.send(&good);
-    there.wait(&counter);
-    assert_eq!(here.subgroup.injection().fault(SEND), Ok(None));
+    local.send(&good);
+    remote.wait(&counter);
+    assert_eq!(local.subgroup.injection().fault(SEND), Ok(None));
 }
 
 /// A subgroup that was reset says so, and can be opened again.
 #[body]
-pub fn a_reset_subgroup_says_so(rig: &dyn Rig) {
+pub fn calls_on_a_reset_subgroup_return_an_error(rig: &dyn Rig) {
     let device = rig.open("bgq0", "s0");
     let mut subgroup = Subgroup::open(&device, Options::default()).unwrap();
     subgroup.open_reception(RECEIVE, 4096).unwrap();

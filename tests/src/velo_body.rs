@@ -335,58 +335,58 @@ pub fn waits_end(rig: &dyn Rig) {
 
 /// A port that waits by interrupt gets its messages one by one, with pauses in which it sleeps.
 #[body]
-pub fn interrupts_wake_who_waits(rig: &dyn Rig) {
+pub fn interrupts_wake_waiting_calls(rig: &dyn Rig) {
     let config = Config { waiting: Waiting::Interrupt, poll_phase: Duration::ZERO, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), config);
     let mut sender = port(rig, at(0, 0));
     let to = link(&mut sender, &mut receiver);
-    let turn = AtomicU64::new(0);
+    let received = AtomicU64::new(0);
 
     thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..100 {
                 let message = receiver.recv(Filter::ANY, soon(), None).unwrap();
                 assert_eq!(message.quadword(0), number);
-                turn.fetch_add(1, Ordering::SeqCst);
+                received.fetch_add(1, Ordering::SeqCst);
             }
         });
 
         for number in 0..100_u64 {
-            until("the receiver's turn", &mut [&mut sender], |_| turn.load(Ordering::SeqCst) == number);
+            until("the receiver's turn", &mut [&mut sender], |_| received.load(Ordering::SeqCst) == number);
             sender.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
         }
 
-        until("the last message", &mut [&mut sender], |_| turn.load(Ordering::SeqCst) == 100);
+        until("the last message", &mut [&mut sender], |_| received.load(Ordering::SeqCst) == 100);
     });
 }
 
 /// Closing a port ends the calls that wait for it or send to it. Messages it had sent still arrive;
 /// its successor sees no old ones.
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
-pub fn a_peer_that_goes_is_an_error_and_its_successor_is_new(rig: &dyn Rig) {
-    let mut stays = port(rig, at(0, 0));
+pub fn a_peer_that_detaches_is_an_error_and_its_successor_is_a_new_peer(rig: &dyn Rig) {
+    let mut survivor = port(rig, at(0, 0));
     let mut goes = port(rig, at(1, 0));
-    let to = link(&mut stays, &mut goes);
-    let back = link(&mut goes, &mut stays);
+    let to = link(&mut survivor, &mut goes);
+    let back = link(&mut goes, &mut survivor);
 
     goes.send(back, 0, &[1; 8], soon(), None).unwrap();
     goes.device().flush().unwrap();
-    stays.send(to, 0, &[2; 8], soon(), None).unwrap();
+    survivor.send(to, 0, &[2; 8], soon(), None).unwrap();
     drop(goes);
 
     let from = Filter::from(at(1, 0));
-    assert_eq!(stays.recv(from, soon(), None).unwrap().bytes(), [1; 8]);
+    assert_eq!(survivor.recv(from, soon(), None).unwrap().bytes(), [1; 8]);
 
     let gone = Err(Error::PeerGone { address: at(1, 0) });
-    assert_eq!(stays.recv(from, soon(), None), gone.clone());
-    assert_eq!(stays.send(to, 0, &[3; 8], soon(), None).map(drop), gone.clone().map(drop));
+    assert_eq!(survivor.recv(from, soon(), None), gone.clone());
+    assert_eq!(survivor.send(to, 0, &[3; 8], soon(), None).map(drop), gone.clone().map(drop));
 
     let mut next = port(rig, at(1, 0));
-    assert_eq!(stays.send(to, 0, &[4; 8], soon(), None).map(drop), gone.map(drop));
+    assert_eq!(survivor.send(to, 0, &[4; 8], soon(), None).map(drop), gone.map(drop));
     assert_eq!(next.poll().unwrap(), None);
 
-    let to = link(&mut stays, &mut next);
-    stays.send(to, 0, &[5; 8], soon(), None).unwrap();
+    let to = link(&mut survivor, &mut next);
+    survivor.send(to, 0, &[5; 8], soon(), None).unwrap();
 
     assert_eq!(next.recv(Filter::ANY, soon(), None).unwrap().bytes(), [5; 8]);
 }
@@ -394,7 +394,7 @@ pub fn a_peer_that_goes_is_an_error_and_its_successor_is_new(rig: &dyn Rig) {
 /// A port whose device is taken away returns an error from every call. Its neighbour gets an error
 /// that the peer is gone.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
-pub fn an_evicted_port_says_so(rig: &dyn Rig) {
+pub fn an_evicted_port_returns_the_eviction_error(rig: &dyn Rig) {
     let (mut evicted, mut other) = (port(rig, at(0, 0)), port(rig, at(1, 0)));
     let to = link(&mut evicted, &mut other);
     let back = link(&mut other, &mut evicted);
@@ -425,44 +425,44 @@ pub fn a_port_is_opened_again(rig: &dyn Rig) {
         let first = receiver.recv(Filter::ANY, soon(), None).unwrap();
         assert_eq!(first.quadword(0), round << 8);
         drop(receiver);
-        until("the news", &mut [&mut sender], |ports| !ports[0].is_up(at(1, 0)));
+        until("the presence change", &mut [&mut sender], |ports| !ports[0].is_up(at(1, 0)));
     }
 }
 
 /// A reset of the device invalidates its port: waits return an error, peers see the port disappear,
-/// and it can be reopened.
+/// and it can be port.
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
-    let mut stays = port(rig, at(1, 0));
+    let mut survivor = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
-    let mut here = Port::open(device.clone(), Config::default()).unwrap();
-    let to = link(&mut stays, &mut here);
+    let mut port = Port::open(device.clone(), Config::default()).unwrap();
+    let to = link(&mut survivor, &mut port);
 
-    stays.send(to, 1, &[7; 8], soon(), None).unwrap();
-    until("the message", &mut [&mut here], |ports| ports[0].kept() > 0);
+    survivor.send(to, 1, &[7; 8], soon(), None).unwrap();
+    until("the message", &mut [&mut port], |ports| ports[0].kept() > 0);
     device.reset().unwrap();
 
     // Messages that had arrived can still be received.
-    assert_eq!(here.recv(Filter::ANY, soon(), None).unwrap().bytes(), [7; 8]);
-    assert_eq!(here.recv(Filter::ANY, soon(), None), Err(Error::Reset));
-    assert_eq!(here.connect(at(1, 3), soon(), None), Err(Error::Reset));
+    assert_eq!(port.recv(Filter::ANY, soon(), None).unwrap().bytes(), [7; 8]);
+    assert_eq!(port.recv(Filter::ANY, soon(), None), Err(Error::Reset));
+    assert_eq!(port.connect(at(1, 3), soon(), None), Err(Error::Reset));
 
-    until("the news", &mut [&mut stays], |ports| !ports[0].is_up(at(0, 0)));
-    assert_eq!(stays.send_nb(to, 1, &[8; 8]), Err(Error::PeerGone { address: at(0, 0) }));
+    until("the presence change", &mut [&mut survivor], |ports| !ports[0].is_up(at(0, 0)));
+    assert_eq!(survivor.send_nb(to, 1, &[8; 8]), Err(Error::PeerGone { address: at(0, 0) }));
 
-    drop(here);
-    let mut here = Port::open(device, Config::default()).unwrap();
-    let to = link(&mut stays, &mut here);
-    stays.send(to, 2, &[9; 8], soon(), None).unwrap();
+    drop(port);
+    let mut reopened = Port::open(device, Config::default()).unwrap();
+    let to = link(&mut survivor, &mut reopened);
+    survivor.send(to, 2, &[9; 8], soon(), None).unwrap();
 
-    assert_eq!(here.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
+    assert_eq!(reopened.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
 }
 
 /// The admin resets a VPID: waits return an error. Dropping the old port late does not affect its
 /// successor.
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK), not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
-    let mut stays = port(rig, at(1, 0));
+    let mut survivor = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
     let poster = SharedPoster::new(device.poster(0).unwrap());
     let mut old = Port::open_sharing(device.clone(), poster.clone(), Config::default()).unwrap();
@@ -473,8 +473,8 @@ pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
 
     let mut new = Port::open_sharing(device, poster, Config::default()).unwrap();
     drop(old);
-    let to = link(&mut stays, &mut new);
-    stays.send(to, 2, &[9; 8], soon(), None).unwrap();
+    let to = link(&mut survivor, &mut new);
+    survivor.send(to, 2, &[9; 8], soon(), None).unwrap();
 
     assert_eq!(new.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
 }
@@ -499,12 +499,12 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
 
     // A receiver that grants more credit than it has makes the sender's card wait.
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
-    let mut liar = port_with(rig, at(1, 1), uncounted);
+    let mut hostile = port_with(rig, at(1, 1), uncounted);
     let to_liar = sender.connect(at(1, 1), soon(), None).unwrap();
-    let back = liar.connect(at(0, 0), soon(), None).unwrap();
+    let back = hostile.connect(at(0, 0), soon(), None).unwrap();
     let credit = 2 | u64::from(back.tenant()) << 8 | 1_u64 << 52;
 
-    liar.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
+    hostile.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
     until("the promise", &mut [&mut sender], |ports| ports[0].credits(to_liar) != Some(0));
 
     for _ in 0..32 {
@@ -520,7 +520,7 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
     let mut second = port(rig, at(1, 0));
     let new = second.tenant_of(at(1, 0));
 
-    until("the news", &mut [&mut sender], |ports| ports[0].tenant_of(at(1, 0)) == new);
+    until("the presence change", &mut [&mut sender], |ports| ports[0].tenant_of(at(1, 0)) == new);
     let watchdog = DeviceError::Watchdog { to: at(1, 1) };
     let mut in_time = true;
     until("the watchdog", &mut [&mut sender, &mut second], |ports| match ports[0].check() {

@@ -37,7 +37,7 @@ fn compute_core(rig: &dyn Rig, node: usize) -> ComputeCore {
 
 /// The resources of this process, server included.
 #[derive(Debug)]
-struct Held {
+struct ProcessResources {
     descriptors: usize,
     mappings: usize,
     threads: usize,
@@ -45,7 +45,7 @@ struct Held {
     memory: u64,
 }
 
-impl Held {
+impl ProcessResources {
     fn now() -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
@@ -68,7 +68,7 @@ impl Held {
 }
 
 /// Opens a core `times` times for one I/O node, and an I/O node every tenth time.
-fn open_again_and_again(rig: &dyn Rig, times: usize) {
+fn reopen_repeatedly(rig: &dyn Rig, times: usize) {
     let open = |times| {
         for _ in 0..times / 10 {
             let io = io_node(rig);
@@ -80,14 +80,18 @@ fn open_again_and_again(rig: &dyn Rig, times: usize) {
     };
 
     open(100);
-    let before = Held::now();
+    let before = ProcessResources::now();
     let started = Instant::now();
     open(times);
-    eprintln!("{times} opens in {:?}: {before:?} before, {:?} after", started.elapsed(), Held::now());
+    eprintln!(
+        "{times} opens in {:?}: {before:?} before, {:?} after",
+        started.elapsed(),
+        ProcessResources::now()
+    );
 
     let settling = Instant::now();
-    while !Held::now().is_about(&before) {
-        assert!(settling.elapsed() < LIMIT, "{before:?} before, {:?} after", Held::now());
+    while !ProcessResources::now().is_about(&before) {
+        assert!(settling.elapsed() < LIMIT, "{before:?} before, {:?} after", ProcessResources::now());
         thread::yield_now();
     }
 }
@@ -95,14 +99,14 @@ fn open_again_and_again(rig: &dyn Rig, times: usize) {
 #[test]
 fn ten_thousand_opens_in_process_leave_nothing() {
     let _alone = alone();
-    open_again_and_again(&InProcess::new(fcnp_body::machine(fcnp_body::DEPTH)), 10_000);
+    reopen_repeatedly(&InProcess::new(fcnp_body::machine(fcnp_body::DEPTH)), 10_000);
 }
 
 #[test]
 fn a_thousand_opens_over_sockets_leave_nothing() {
     let _alone = alone();
     for event_loop in [EventLoopKind::Auto, EventLoopKind::Epoll] {
-        open_again_and_again(&Served::new(fcnp_body::machine(fcnp_body::DEPTH), event_loop), 1_000);
+        reopen_repeatedly(&Served::new(fcnp_body::machine(fcnp_body::DEPTH), event_loop), 1_000);
     }
 }
 

@@ -154,7 +154,7 @@ fn resident() -> u64 {
 /// exchange messages over the tree. The hostile guest has no core of the tree: one with a core can
 /// block a channel, as on the machine (see the threat model, and the next test).
 #[test]
-fn a_hostile_guest_disturbs_nobody() {
+fn a_hostile_guest_does_not_disturb_other_clients() {
     let served = served();
     let attachments = ["fifo0.user0", "dma0.user0", "send0.user0", "ex0.vpid0", "ex1.vpid0"];
     let hostile = guest::boot(&config(&served, "hostile", GuestDoor::Vfio, &attachments));
@@ -236,7 +236,7 @@ fn round_trip(served: &Served, limit: Duration) -> Result<(), Error> {
 /// can. Round trips beside it may time out, but their data are never wrong. The operator's reset of
 /// the node ends the blockage, and the guest may stay.
 #[test]
-fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
+fn a_reset_clears_the_state_left_by_a_hostile_tree_node() {
     let served = served();
     let hostile = guest::boot(&config(&served, "hostile-node", GuestDoor::Vfio, &["cn1.core0"]));
     let short = Duration::from_secs(5);

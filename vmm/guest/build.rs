@@ -54,8 +54,8 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> st
             || name == "Kbuild"
             || name == "Makefile"
         {
-            let place = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
-            files.push((place, path.canonicalize()?));
+            let relative = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+            files.push((relative, path.canonicalize()?));
         }
     }
 

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn users_groups_and_targets_that_are_not_there_are_refused() {
+    fn missing_users_groups_and_targets_are_refused() {
         assert!(matches!(refused(&["4294967295"], &[]), AccessError::UnknownUser { .. }));
 
         let name = "no-such-name".to_owned();

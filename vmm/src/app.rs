@@ -6,7 +6,7 @@ use clap::{ArgMatches, FromArgMatches, Subcommand};
 use nicforge_family::{DeviceKind, Families, Family};
 
 use crate::{
-    beside::ProgramBeside,
+    beside::SiblingProgram,
     boot,
     cli::{self, Command},
     failure::{self, Failure},
@@ -43,7 +43,7 @@ pub struct App {
     version: &'static str,
     families: Families,
     commands: Vec<(clap::Command, CommandBody)>,
-    programs: Vec<ProgramBeside>,
+    programs: Vec<SiblingProgram>,
 }
 
 impl App {
@@ -103,7 +103,7 @@ impl App {
 
     /// Adds a command that a program beside this one carries out.
     #[must_use]
-    pub fn program(mut self, program: ProgramBeside) -> Self {
+    pub fn program(mut self, program: SiblingProgram) -> Self {
         self.programs.push(program);
         self
     }
@@ -150,7 +150,7 @@ impl App {
             .mut_subcommand("run", |command| command.after_help(run::help(&self.families.roles())))
             .mut_subcommand("boot", |command| command.after_help(boot::help()))
             .subcommands(self.commands.iter().map(|(command, _)| command.clone()))
-            .subcommands(self.programs.iter().map(ProgramBeside::command_line))
+            .subcommands(self.programs.iter().map(SiblingProgram::command_line))
     }
 }
 
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn program_without_a_list_has_its_own_devices_alone() {
+    fn program_without_a_list_has_only_its_own_devices() {
         let app = App::new("fifos").device(nicforge_proof::kinds()[0].clone());
         assert_eq!(app.families.kinds().len(), 1);
         assert_eq!(app.families.families().count(), 0);

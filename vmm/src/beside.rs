@@ -10,7 +10,7 @@ use crate::failure::{ErrorContext, Failure};
 
 /// A program beside this one, and the command of this program that starts it.
 #[derive(Clone, Copy, Debug)]
-pub struct ProgramBeside {
+pub struct SiblingProgram {
     /// The name of the command.
     pub command: &'static str,
     /// The first line of the command's help text.
@@ -31,7 +31,7 @@ struct Arguments {
     arguments: Vec<OsString>,
 }
 
-impl ProgramBeside {
+impl SiblingProgram {
     /// Returns the command line of the command.
     pub fn command_line(&self) -> clap::Command {
         Arguments::augment_args(clap::Command::new(self.command))

@@ -34,8 +34,8 @@ pub struct ServeOptions {
     #[arg(long, value_enum, value_name = "KIND", default_value_t = EventLoop::Auto)]
     pub event_loop: EventLoop,
     /// Bytes of files that each client may have mapped for DMA, such as 512M or 8G. Further memory
-    /// is reached by messages, which is slow. A guest's memory is one such file [default: 128M for
-    /// `serve`, and 8G for guests and programs that nicforge starts itself].
+    /// is accessed by DMA messages, which is slow. A guest's memory is one such file [default: 128M
+    /// for `serve`, and 8G for guests and programs that nicforge starts itself].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mapped_limit: Option<u64>,
 }
@@ -61,7 +61,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 impl ServeOptions {
-    /// Returns options for clients of one's own, with sockets in `dir` or in the default place.
+    /// Returns options for clients of one's own, with sockets in `dir` or in the default directory.
     pub fn new(dir: Option<PathBuf>, event_loop: EventLoop) -> Self {
         Self { dir, event_loop, mapped_limit: None }
     }

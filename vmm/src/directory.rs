@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_removed_and_nothing_else() {
+    fn only_created_files_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let (own, path) = (folder.path().join("own"), folder.path().join("own/a/b"));
         std::fs::create_dir(&own).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_pass_lets_them_into_neither_admin_nor_a_parent_that_was_there() {
+    fn a_searchable_directory_opens_neither_admin_nor_its_existing_parent() {
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/m");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_file_is_removed_and_what_took_its_place_is_not() {
+    fn a_socket_file_is_removed_and_a_file_that_replaced_it_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn only_one_can_serve_in_a_directory() {
+    fn a_directory_in_use_by_a_server_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m");
         let first = Directory::create(&path).unwrap();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_in_the_place_of_the_directory_is_refused() {
+    fn a_symbolic_link_at_the_path_of_the_directory_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("real")).unwrap();
         std::os::unix::fs::symlink(folder.path().join("real"), folder.path().join("link")).unwrap();

@@ -1,7 +1,7 @@
 //! Reads the lines of programs from their pipes, and prints them after the program's name.
 //!
 //! A program may leave its pipe open in a process that outlives it, and this process's own output
-//! may be blocked. Both waits are bounded by the caller: [`pass_on`] ends when `shutdown` is
+//! may be blocked. Both waits are bounded by the caller: [`forward_lines`] ends when `shutdown` is
 //! closed, and [`Printer`] gives up when `give_up` returns true.
 
 use std::{
@@ -97,7 +97,7 @@ fn write(stream: Stream, piece: &[u8]) -> std::io::Result<()> {
 
 /// Passes on the lines from `pipe` until it is closed. Once the other end of `shutdown` is
 /// closed, it ends when the pipe is empty.
-pub fn pass_on(pipe: OwnedFd, shutdown: &PipeReader, mut line: impl FnMut(&str)) {
+pub fn forward_lines(pipe: OwnedFd, shutdown: &PipeReader, mut line: impl FnMut(&str)) {
     let mut pipe = File::from(pipe);
     let mut buffer = vec![0; 16 * 1024];
     let mut pending = Vec::new();
@@ -172,7 +172,7 @@ mod tests {
         let writer = (!close).then_some(writer);
         drop(shutdown_writer);
         let mut lines = Vec::new();
-        pass_on(reader.into(), &shutdown, |line| lines.push(line.to_owned()));
+        forward_lines(reader.into(), &shutdown, |line| lines.push(line.to_owned()));
         drop(writer);
 
         lines
@@ -192,7 +192,7 @@ mod tests {
         let (shutdown, _shutdown_writer) = std::io::pipe().unwrap();
         let thread = std::thread::spawn(move || writer.write_all(&[b'x'; 3 * MAX_LINE]).unwrap());
         let mut lines = Vec::new();
-        pass_on(reader.into(), &shutdown, |line| lines.push(line.len()));
+        forward_lines(reader.into(), &shutdown, |line| lines.push(line.len()));
         thread.join().unwrap();
 
         assert!(lines.iter().all(|&length| length <= MAX_LINE), "{lines:?}");
@@ -205,7 +205,7 @@ mod tests {
         let (shutdown, shutdown_writer) = std::io::pipe().unwrap();
         let thread = std::thread::spawn(move || while writer.write_all(b"y\n").is_ok() {});
         drop(shutdown_writer);
-        pass_on(reader.into(), &shutdown, |_| ());
+        forward_lines(reader.into(), &shutdown, |_| ());
         thread.join().unwrap();
     }
 }

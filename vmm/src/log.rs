@@ -175,14 +175,14 @@ impl Log {
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let thread = thread::current();
     let thread = thread.name().unwrap_or("without a name");
-    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let location = panic.location().map(ToString::to_string).unwrap_or_default();
     let message = text_of(panic.payload());
 
     let trace = Backtrace::capture();
     if trace.status() == BacktraceStatus::Captured {
-        tracing::error!("the thread {thread} panicked at {place}: {message}\n{trace}");
+        tracing::error!("the thread {thread} panicked at {location}: {message}\n{trace}");
     } else {
-        tracing::error!("the thread {thread} panicked at {place}: {message}");
+        tracing::error!("the thread {thread} panicked at {location}: {message}");
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
-use nicforge::{App, beside::ProgramBeside, demo};
+use nicforge::{App, beside::SiblingProgram, demo};
 
 /// The benches. They need more libraries than the product.
-const BENCH: ProgramBeside = ProgramBeside {
+const BENCH: SiblingProgram = SiblingProgram {
     command: "bench",
     about: "Measure the cost of the devices and libraries, beside their peers, in one run",
     more_help: "`nicforge bench --help` shows the options, and `nicforge bench list` the benchmarks.",
@@ -15,7 +15,7 @@ const BENCH: ProgramBeside = ProgramBeside {
 
 /// The papers' experiments. The libraries of `nicforge-sim` have hooks for virtual time, which the
 /// served product does not pay for.
-const PAPER: ProgramBeside = ProgramBeside {
+const PAPER: SiblingProgram = SiblingProgram {
     command: "paper",
     about: "Repeat the papers' experiments in virtual time, and compare the results with theirs",
     more_help: "`nicforge paper --help` shows the options, and `nicforge paper list` the papers.",
@@ -24,7 +24,7 @@ const PAPER: ProgramBeside = ProgramBeside {
 };
 
 /// Traffic on a network alone, by the same program.
-const TRAFFIC: ProgramBeside = ProgramBeside {
+const TRAFFIC: SiblingProgram = SiblingProgram {
     command: "traffic",
     about: "Measure a network alone in virtual time: latency and accepted load by offered load",
     more_help: "`nicforge traffic --help` shows the options.",

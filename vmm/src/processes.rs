@@ -32,7 +32,7 @@ use nix::{
 use crate::{
     descriptors,
     failure::{EXIT_INTERRUPTED, ErrorContext, Failure, print_note},
-    lines::{LineSink, Printer, Stream, pass_on},
+    lines::{LineSink, Printer, Stream, forward_lines},
     signals::Signals,
 };
 
@@ -319,7 +319,7 @@ impl OutputHandles {
         let (name, sink) = (program.to_owned(), self.sink.clone());
         let (shutdown, done_sender) = (self.shutdown.clone(), self.done_sender.clone());
         let reader = std::thread::Builder::new().spawn(move || {
-            pass_on(pipe, &shutdown, |line| sink(&name, stream, line));
+            forward_lines(pipe, &shutdown, |line| sink(&name, stream, line));
             // The drop of the last sender closes the channel: all output has been passed on.
             drop(done_sender);
         });

@@ -10,7 +10,7 @@ use nicforge_family::{Families, Role};
 use nicforge_machine::build::{Built, Node};
 
 use crate::{
-    beside::ProgramBeside,
+    beside::SiblingProgram,
     cli::ServeOptions,
     failure::{Failure, program},
     processes::{Processes, Program},
@@ -89,7 +89,7 @@ pub fn main(
 }
 
 /// The program of virtual time.
-const VIRTUAL: ProgramBeside = ProgramBeside {
+const VIRTUAL: SiblingProgram = SiblingProgram {
     command: "run",
     about: "",
     more_help: "",

@@ -157,11 +157,11 @@ impl Served {
         options: &ServeOptions,
         rules: &SocketRules,
     ) -> Result<Self, Failure> {
-        let mut places = Vec::new();
+        let mut endpoints = Vec::new();
         for node in &built.nodes {
             for attachment in &node.attachments {
                 let path = directory.socket(&node.name, &attachment.name, attachment.admin)?;
-                places.push((attachment.function, attachment.id, path, rules.access_of(node, attachment)));
+                endpoints.push((attachment.function, attachment.id, path, rules.access_of(node, attachment)));
             }
         }
 
@@ -182,7 +182,7 @@ impl Served {
         })?;
 
         let mut sockets = Vec::new();
-        for (function, attachment, path, access) in &places {
+        for (function, attachment, path, access) in &endpoints {
             engine
                 .listen_for(*function, *attachment, path, *access)
                 .context(|| format!("can't serve {}", path.display()))?;

@@ -432,7 +432,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Returns the error with a place in the text of a machine file.
+    /// Returns the error with a position in the text of a machine file.
     pub fn at(&self, span: Range<usize>) -> SectionError {
         let (what, found, expected) = self.parts();
         SectionError::value(span, what, found, expected)

@@ -17,7 +17,7 @@ impl Families {
         Self::default()
     }
 
-    /// Adds a family. It takes the place of a family of the same table, if there is one.
+    /// Adds a family. It replaces a family of the same table, if there is one.
     ///
     /// The order of the families is that of their nodes in a machine.
     #[must_use]
@@ -26,7 +26,7 @@ impl Families {
         self
     }
 
-    /// Adds a kind of device. It takes the place of a kind of the same name, if there is one.
+    /// Adds a kind of device. It replaces a kind of the same name, if there is one.
     #[must_use]
     pub fn device(mut self, kind: DeviceKind) -> Self {
         self.put_kind(kind);

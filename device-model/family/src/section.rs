@@ -1,4 +1,4 @@
-//! Sections of machine files: tables that know their place in the text.
+//! Sections of machine files: tables that know their position in the text.
 
 use std::{fmt, ops::Range};
 
@@ -11,7 +11,7 @@ use toml::{
 
 use crate::PlanError;
 
-/// A table of a machine file, with its place in the file's text.
+/// A table of a machine file, with its position in the file's text.
 #[derive(Clone, Debug)]
 pub struct Section<'f> {
     span: Range<usize>,
@@ -41,8 +41,8 @@ impl<'f> Section<'f> {
         self.span.clone()
     }
 
-    /// Returns the table as a value of type `T`. A field of type [`Spanned`] knows its place, for
-    /// [`check_range`] and [`refuse_value`].
+    /// Returns the table as a value of type `T`. A field of type [`Spanned`] knows its position,
+    /// for [`check_range`] and [`refuse_value`].
     ///
     /// # Errors
     /// A field is missing, has another type, or is unknown to a type with `deny_unknown_fields`.
@@ -111,7 +111,7 @@ fn read<'f, T: Deserialize<'f>>(value: Spanned<DeValue<'f>>) -> Result<T, Sectio
         .map_err(|error| SectionError::Syntax { span: error.span(), message: error.message().to_owned() })
 }
 
-/// The reason why a section of a machine file is refused, and its place in the file's text.
+/// The reason why a section of a machine file is refused, and its position in the file's text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SectionError {
     /// The table does not have the right form: a field is missing, unknown, or of another type.
@@ -157,11 +157,11 @@ impl SectionError {
         }
     }
 
-    /// Returns the error with the place `place`, unless it has a place already.
+    /// Returns the error with the position `position`, unless it has one already.
     #[must_use]
-    pub fn or_at(mut self, place: Range<usize>) -> Self {
+    pub fn or_at(mut self, position: Range<usize>) -> Self {
         match &mut self {
-            Self::Syntax { span, .. } | Self::Value { span, .. } => span.get_or_insert(place),
+            Self::Syntax { span, .. } | Self::Value { span, .. } => span.get_or_insert(position),
         };
         self
     }
@@ -174,7 +174,8 @@ impl SectionError {
     }
 }
 
-/// The error of a plan, without a place. The message names the line of the family's first section.
+/// The error of a plan, without a position. The message names the line of the family's first
+/// section.
 impl From<PlanError> for SectionError {
     fn from(error: PlanError) -> Self {
         let (what, found, expected) = error.parts();

@@ -1,7 +1,7 @@
 //! The ATU (Address Translation Unit): the memory that RMA may access, and its owners.
 //!
 //! RMA addresses memory by *network logical addresses* (NLA). A card's table has entries for pages
-//! of four sizes. An entry gives the VPID that owns the page, the page's place in that VPID's DMA
+//! of four sizes. An entry gives the VPID that owns the page, the page's address in that VPID's DMA
 //! address space, and the permitted access. A region of several pages has consecutive entries, so
 //! that its NLAs are contiguous. An access must lie in one region; adjacent regions are not one.
 //!

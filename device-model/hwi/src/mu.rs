@@ -254,7 +254,7 @@ pub mod atomic {
         pub const TWIN: u64 = 1;
         /// The payload is added.
         pub const ADD: u64 = 2;
-        /// The payload is added. Caches are told at 0 alone; here it is the same as [`ADD`].
+        /// The payload is added. Caches are notified only at 0; here it is the same as [`ADD`].
         pub const ADD_COHERENCE_ON_ZERO: u64 = 3;
         /// Bitwise or.
         pub const OR: u64 = 4;

@@ -73,7 +73,7 @@ pub mod dma_engine {
     /// Attachment mirror (BAR 2): number of starts that ended, with or without an error (64-bit).
     ///
     /// The device writes it after the next two words, and after data in mapped memory. Data that
-    /// goes by messages comes before the interrupt, but may come after this word.
+    /// goes by DMA messages comes before the interrupt, but may come after this word.
     pub const MIRROR_ENDED: u64 = 0x1000;
     /// Attachment mirror (BAR 2): [`REG_STATUS`] when the last start ended (32-bit).
     pub const MIRROR_STATUS: u64 = 0x1008;
@@ -174,7 +174,7 @@ pub mod checksum {
     pub const REG_START: u64 = 0x0c;
     /// BAR 0, read: status, [`STATUS_BUSY`] and so on (32-bit). The next start clears the errors.
     pub const REG_STATUS: u64 = 0x10;
-    /// BAR 0, read: number of the companion's life, 0 before the first (32-bit).
+    /// BAR 0, read: epoch of the companion, which counts its starts; 0 before the first (32-bit).
     pub const REG_EPOCH: u64 = 0x14;
     /// BAR 0, read: the last sum (64-bit).
     pub const REG_SUM: u64 = 0x18;

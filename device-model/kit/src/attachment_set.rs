@@ -23,28 +23,28 @@ impl<const WORDS: usize> Default for AttachmentSet<WORDS> {
 impl<const WORDS: usize> AttachmentSet<WORDS> {
     /// Adds an attachment.
     #[inline]
-    pub fn add(&mut self, who: AttachmentId) {
-        if let Some(word) = self.words.get_mut(usize::from(who.0 / 64)) {
-            *word |= 1 << (who.0 % 64);
-            self.filled |= 1 << (who.0 / 64);
+    pub fn add(&mut self, id: AttachmentId) {
+        if let Some(word) = self.words.get_mut(usize::from(id.0 / 64)) {
+            *word |= 1 << (id.0 % 64);
+            self.filled |= 1 << (id.0 / 64);
         }
     }
 
     /// Removes an attachment.
     #[inline]
-    pub fn remove(&mut self, who: AttachmentId) {
-        if let Some(word) = self.words.get_mut(usize::from(who.0 / 64)) {
-            *word &= !(1 << (who.0 % 64));
+    pub fn remove(&mut self, id: AttachmentId) {
+        if let Some(word) = self.words.get_mut(usize::from(id.0 / 64)) {
+            *word &= !(1 << (id.0 % 64));
             if *word == 0 {
-                self.filled &= !(1 << (who.0 / 64));
+                self.filled &= !(1 << (id.0 / 64));
             }
         }
     }
 
     /// Returns whether an attachment is a member.
     #[inline]
-    pub fn contains(&self, who: AttachmentId) -> bool {
-        self.words.get(usize::from(who.0 / 64)).is_some_and(|word| word & (1 << (who.0 % 64)) != 0)
+    pub fn contains(&self, id: AttachmentId) -> bool {
+        self.words.get(usize::from(id.0 / 64)).is_some_and(|word| word & (1 << (id.0 % 64)) != 0)
     }
 
     /// Returns whether there is no member.
@@ -59,11 +59,11 @@ impl<const WORDS: usize> AttachmentSet<WORDS> {
         self.first_from(0)
     }
 
-    /// Returns the first member after `who`, which itself need not be a member. A loop can go
+    /// Returns the first member after `id`, which itself need not be a member. A loop can go
     /// through a set with it while the set changes.
     #[inline]
-    pub fn next_after(&self, who: AttachmentId) -> Option<AttachmentId> {
-        self.first_from(u32::from(who.0) + 1)
+    pub fn next_after(&self, id: AttachmentId) -> Option<AttachmentId> {
+        self.first_from(u32::from(id.0) + 1)
     }
 
     /// Returns the member whose turn it is: the first from `turn` on, or else the first of all.
@@ -111,25 +111,25 @@ mod tests {
     const WORDS: usize = 5;
 
     fn ids(set: AttachmentSet<WORDS>) -> Vec<u16> {
-        set.iter().map(|who| who.0).collect()
+        set.iter().map(|id| id.0).collect()
     }
 
     #[test]
-    fn members_come_in_order_and_in_turn_from_any_id() {
+    fn members_are_iterated_in_order_and_round_robin_from_any_id() {
         let mut set = AttachmentSet::<WORDS>::default();
         assert!(set.is_empty() && set.in_turn(AttachmentId(3)).is_none());
 
-        for who in [256, 0, 63, 64, 200, 9999] {
-            set.add(AttachmentId(who));
+        for id in [256, 0, 63, 64, 200, 9999] {
+            set.add(AttachmentId(id));
         }
 
         assert_eq!(ids(set), [0, 63, 64, 200, 256]);
-        let in_turn = [0, 1, 201, 257].map(|turn| set.in_turn(AttachmentId(turn)).map(|who| who.0));
+        let in_turn = [0, 1, 201, 257].map(|turn| set.in_turn(AttachmentId(turn)).map(|id| id.0));
         assert_eq!(in_turn, [Some(0), Some(63), Some(256), Some(0)]);
     }
 
     #[test]
-    fn a_set_of_one_word_has_its_last_member_and_none_behind_it() {
+    fn the_last_id_of_a_one_word_set_is_a_member_and_the_next_is_not() {
         let mut set = AttachmentSet::<1>::default();
         set.add(AttachmentId(63));
         set.add(AttachmentId(64));
@@ -141,21 +141,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_does_what_an_ordered_set_does(
+        fn attachment_set_behaves_like_a_btree_set(
             changes in proptest::collection::vec((any::<bool>(), 0..400u16), 0..200),
             probe in 0..400u16,
         ) {
             let (mut set, mut model) = (AttachmentSet::<WORDS>::default(), BTreeSet::new());
-            for (adds, who) in changes {
+            for (adds, id) in changes {
                 if adds {
-                    set.add(AttachmentId(who));
+                    set.add(AttachmentId(id));
                 } else {
-                    set.remove(AttachmentId(who));
+                    set.remove(AttachmentId(id));
                 }
-                if adds && usize::from(who) < 64 * WORDS {
-                    model.insert(who);
+                if adds && usize::from(id) < 64 * WORDS {
+                    model.insert(id);
                 } else {
-                    model.remove(&who);
+                    model.remove(&id);
                 }
             }
 
@@ -164,9 +164,9 @@ mod tests {
             prop_assert_eq!(set.contains(AttachmentId(probe)), model.contains(&probe));
 
             let behind = model.range(probe + 1..).next().copied();
-            prop_assert_eq!(set.next_after(AttachmentId(probe)).map(|who| who.0), behind);
+            prop_assert_eq!(set.next_after(AttachmentId(probe)).map(|id| id.0), behind);
             let in_turn = model.range(probe..).next().or(model.first()).copied();
-            prop_assert_eq!(set.in_turn(AttachmentId(probe)).map(|who| who.0), in_turn);
+            prop_assert_eq!(set.in_turn(AttachmentId(probe)).map(|id| id.0), in_turn);
         }
     }
 }

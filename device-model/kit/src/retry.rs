@@ -10,8 +10,8 @@ use nicforge_core::{context::Context, time::Nanos};
 /// NIC that packets are free again.
 pub const STARVED: u64 = 10_000;
 
-/// Delay before a retry when client memory that is reached by messages was busy, in nanoseconds:
-/// the machine has no room for an operation, or the client has not answered.
+/// Delay before a retry when client memory that is accessed by DMA messages was busy, in
+/// nanoseconds: the machine has no room for an operation, or the client has not answered.
 pub const MEMORY_BUSY: u64 = 20_000;
 
 /// Asks for a step soon, because the fabric's packets were all in use.
@@ -45,7 +45,7 @@ mod tests {
 
     const TIME: Nanos = Nanos(1_000_000);
 
-    /// A device that waits for [`TIME`] and records what each look at it found.
+    /// A device that waits for [`TIME`] and records what each check of it found.
     #[derive(Clone, Default)]
     struct Waiting(Arc<Mutex<Vec<bool>>>);
 
@@ -87,11 +87,11 @@ mod tests {
             assert_ne!(machine.step(woken_at, 1), Next::At(TIME), "the function is polled at first");
             assert_eq!(machine.step(woken_at.after(200_000), 1), Next::At(TIME));
         }
-        let looks_before = device.0.lock().unwrap().len();
+        let checks_before = device.0.lock().unwrap().len();
         assert!(device.0.lock().unwrap().iter().all(|due| !due));
 
         machine.step(TIME, 1);
-        assert!(device.0.lock().unwrap()[looks_before..].iter().all(|due| *due));
-        assert!(device.0.lock().unwrap().len() > looks_before);
+        assert!(device.0.lock().unwrap()[checks_before..].iter().all(|due| *due));
+        assert!(device.0.lock().unwrap().len() > checks_before);
     }
 }

@@ -1,13 +1,13 @@
 //! Time limits that do not count time in which the NIC was not driven.
 //!
-//! A watchdog ends what makes no progress. It looks at its subject now and then, and counts the
-//! time between two looks, but at most a sixteenth of its limit. While this NIC was not driven, its
-//! neighbours had no time to make progress either.
+//! A watchdog ends what makes no progress. It checks its subject from time to time, and counts the
+//! time between two checks, but at most a sixteenth of its limit. While this NIC was not driven,
+//! its neighbours had no time to make progress either.
 
 use nicforge_core::time::Nanos;
 
 /// Looks without progress before a limit is reached, at least.
-const LOOKS: u64 = 16;
+const CHECKS_PER_LIMIT: u64 = 16;
 
 /// The limit of a watchdog in nanoseconds. 0, the default, disables the watchdog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,13 +29,13 @@ impl WatchdogLimit {
         self.0 == 0
     }
 
-    /// Returns the most nanoseconds that one look counts, at least 1. The next look is due after
+    /// Returns the most nanoseconds that one check counts, at least 1. The next check is due after
     /// this time.
     pub fn slice(self) -> u64 {
-        (self.0 / LOOKS).max(1)
+        (self.0 / CHECKS_PER_LIMIT).max(1)
     }
 
-    /// Returns the nanoseconds that a look at `now` counts; the look before was at `last`.
+    /// Returns the nanoseconds that a check at `now` counts; the last check was at `last`.
     pub fn counted(self, last: Nanos, now: Nanos) -> u64 {
         now.0.saturating_sub(last.0).min(self.slice())
     }
@@ -55,13 +55,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_limit_is_reached_in_fewer_than_16_looks(
+        fn no_limit_is_reached_in_fewer_than_16_checks(
             limit in 16..u64::MAX,
-            looks in proptest::collection::vec(any::<u64>(), 15),
+            checks in proptest::collection::vec(any::<u64>(), 15),
         ) {
             let limit = WatchdogLimit::new(limit);
             let (mut last, mut counted) = (Nanos::ZERO, 0);
-            for gap in looks {
+            for gap in checks {
                 let now = last.after(gap);
                 counted += limit.counted(last, now);
                 last = now;
@@ -70,10 +70,10 @@ mod tests {
         }
 
         #[test]
-        fn looks_at_the_times_they_are_due_count_all_time(limit in 1..1_000_000u64, looks in 1..40u64) {
+        fn checks_at_their_due_times_count_the_whole_time(limit in 1..1_000_000u64, checks in 1..40u64) {
             let limit = WatchdogLimit::new(limit);
             let mut last = Nanos(5);
-            let counted: u64 = (0..looks)
+            let counted: u64 = (0..checks)
                 .map(|_| {
                     let now = last.after(limit.slice());
                     limit.counted(std::mem::replace(&mut last, now), now)

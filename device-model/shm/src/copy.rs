@@ -369,9 +369,9 @@ pub(crate) trait Moves {
 }
 
 /// The widest moves that the program was compiled for.
-pub(crate) struct Narrow;
+pub(crate) struct NarrowMoves;
 
-impl Moves for Narrow {
+impl Moves for NarrowMoves {
     #[inline(always)]
     unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8) {
         // SAFETY: by this function's contract.
@@ -384,8 +384,8 @@ impl Moves for Narrow {
     }
 }
 
-/// Returns whether to use [`Wide`]: the processor has 32-byte moves, and the program was compiled
-/// for narrower ones.
+/// Returns whether to use [`WideMoves`]: the processor has 32-byte moves, and the program was
+/// compiled for narrower ones.
 pub(crate) fn has_wide_moves() -> bool {
     #[cfg(target_arch = "x86_64")]
     let has = VECTOR < 32 && std::arch::is_x86_feature_detected!("avx");
@@ -397,10 +397,10 @@ pub(crate) fn has_wide_moves() -> bool {
 /// Moves of 32 bytes in a program compiled for narrower ones. Its functions must be inlined into
 /// one that has AVX enabled; otherwise the compiler splits each move in two.
 #[cfg(target_arch = "x86_64")]
-pub(crate) struct Wide;
+pub(crate) struct WideMoves;
 
 #[cfg(target_arch = "x86_64")]
-impl Moves for Wide {
+impl Moves for WideMoves {
     #[inline(always)]
     unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8) {
         // SAFETY: by this function's contract.

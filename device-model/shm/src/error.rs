@@ -108,7 +108,7 @@ pub enum MemoryError {
         errno: Errno,
     },
     /// `fstat`, `fstatfs` or `dup` failed.
-    #[error("looking at the file to map: {errno}")]
+    #[error("examining the file to map: {errno}")]
     File {
         /// Error number from the kernel.
         errno: Errno,

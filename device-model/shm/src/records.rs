@@ -88,10 +88,10 @@ impl<const STRIDE: usize> Records<STRIDE> {
     /// words as a slot; later ones repeat the slot.
     #[inline]
     pub fn data(&self, number: u64, data: &mut [[u8; WORD]]) {
-        for (index, place) in data.iter_mut().enumerate() {
+        for (index, bytes) in data.iter_mut().enumerate() {
             // SAFETY: as above.
             let word = unsafe { AtomicU64::from_ptr(self.word(number, index + 1)) };
-            *place = word.load(Ordering::Relaxed).to_ne_bytes();
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
         }
     }
 
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn data_are_those_behind_the_header() {
+    fn record_data_are_the_bytes_after_the_header() {
         let (window, ring) = ring(2);
         let bytes: Vec<u8> = (0..STRIDE as u8).collect();
         window.write(STRIDE as u64, &bytes).unwrap();

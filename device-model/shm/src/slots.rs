@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(target_arch = "x86_64")]
-use crate::copy::Wide;
-use crate::copy::{self, Moves, Narrow};
+use crate::copy::WideMoves;
+use crate::copy::{self, Moves, NarrowMoves};
 use crate::error::MemoryError;
 use crate::window::Window;
 
@@ -119,7 +119,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         }
 
         // SAFETY: the source is in bounds and aligned, and the target is a private array.
-        unsafe { Narrow::from_shared::<N>(out.as_mut_ptr(), source) };
+        unsafe { NarrowMoves::from_shared::<N>(out.as_mut_ptr(), source) };
     }
 
     /// Copies the first bytes of the payload of packet `number`'s slot: the length of `out`, at
@@ -145,7 +145,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
                 return unsafe { Self::fill_wide(self.slot(number), control, payload) };
             }
             // SAFETY: the slot belongs to the ring, which is writable.
-            unsafe { Self::fill::<Narrow>(self.slot(number), control, payload) };
+            unsafe { Self::fill::<NarrowMoves>(self.slot(number), control, payload) };
         }
     }
 
@@ -177,7 +177,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         }
 
         // SAFETY: the ring has as many slots left as there are payloads, and is writable.
-        unsafe { Self::put_all::<Narrow>(slot, control, payloads) };
+        unsafe { Self::put_all::<NarrowMoves>(slot, control, payloads) };
 
         many
     }
@@ -204,7 +204,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         }
 
         // SAFETY: the ring has as many slots left as there are targets.
-        unsafe { Self::take_all::<Narrow>(slot, mask, expected, targets) }
+        unsafe { Self::take_all::<NarrowMoves>(slot, mask, expected, targets) }
     }
 
     /// Returns whether the numbers wrap to 0 after the ring's last slot.
@@ -230,7 +230,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
             let number = number.wrapping_add(taken);
             // SAFETY: the slot belongs to the ring.
             if !unsafe {
-                Self::take::<Narrow>(self.slot(number), mask, number.wrapping_add(1).into(), target)
+                Self::take::<NarrowMoves>(self.slot(number), mask, number.wrapping_add(1).into(), target)
             } {
                 break;
             }
@@ -246,7 +246,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     #[target_feature(enable = "avx")]
     unsafe fn payload_wide(source: *const u8, out: &mut [u8; N]) {
         // SAFETY: by this function's contract; the target is a private array.
-        unsafe { Wide::from_shared::<N>(out.as_mut_ptr(), source) };
+        unsafe { WideMoves::from_shared::<N>(out.as_mut_ptr(), source) };
     }
 
     /// # Safety
@@ -255,7 +255,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     #[target_feature(enable = "avx")]
     unsafe fn fill_wide(slot: *mut u8, control: u64, payload: &[u8; N]) {
         // SAFETY: by this function's contract.
-        unsafe { Self::fill::<Wide>(slot, control, payload) };
+        unsafe { Self::fill::<WideMoves>(slot, control, payload) };
     }
 
     /// # Safety
@@ -264,7 +264,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     #[target_feature(enable = "avx")]
     unsafe fn put_wide(slot: *mut u8, control: u64, payloads: &[[u8; N]]) {
         // SAFETY: by this function's contract.
-        unsafe { Self::put_all::<Wide>(slot, control, payloads) };
+        unsafe { Self::put_all::<WideMoves>(slot, control, payloads) };
     }
 
     /// # Safety
@@ -273,7 +273,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     #[target_feature(enable = "avx")]
     unsafe fn take_wide(slot: *mut u8, mask: u64, expected: u64, targets: &mut [[u8; N]]) -> usize {
         // SAFETY: by this function's contract.
-        unsafe { Self::take_all::<Wide>(slot, mask, expected, targets) }
+        unsafe { Self::take_all::<WideMoves>(slot, mask, expected, targets) }
     }
 
     /// Fills slots from `slot` on. The first control word is `control` plus 1.

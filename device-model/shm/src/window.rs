@@ -148,7 +148,7 @@ impl Window {
         if write { self.at_mut(offset, len) } else { self.at(offset, len) }
     }
 
-    /// Stores a record of one word behind its header: `word` at `offset + 8`, then `header` at
+    /// Stores a record of one word after its header: `word` at `offset + 8`, then `header` at
     /// `offset` with *release* order.
     ///
     /// # Errors

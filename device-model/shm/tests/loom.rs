@@ -282,7 +282,7 @@ fn ring_that_is_reset_takes_records_of_the_next_producer() {
 }
 
 #[test]
-fn producer_that_attaches_to_an_emptied_ring_goes_on_where_it_was() {
+fn producer_that_attaches_to_an_emptied_ring_resumes_at_its_position() {
     loom::model(|| {
         let cells = ModelCells::new(2);
         let head = Arc::new(AtomicU32::new(0));
@@ -397,7 +397,7 @@ fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
 /// A reset happens while the client pushes: the record is lost, or comes out whole. The client sees
 /// the reset in its generation, reads the ring's state and resumes there.
 #[test]
-fn push_into_a_reset_is_whole_or_lost_and_the_next_generation_goes_on() {
+fn push_during_a_reset_is_whole_or_lost_and_the_next_generation_works() {
     loom::model(|| {
         let cells = ModelCells::new(2);
         let head = Arc::new(AtomicU32::new(0));
@@ -497,13 +497,13 @@ fn hand_over(behind_read: fn(), before_write: fn()) {
 }
 
 #[test]
-fn descriptor_goes_to_the_device_and_back_with_its_data() {
+fn descriptor_passes_to_the_device_and_back_with_its_data() {
     hand_over(|| fence(Ordering::Acquire), || fence(Ordering::Release));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn device_without_a_fence_behind_reads_misses_data() {
+fn device_without_a_fence_after_its_reads_misses_data() {
     hand_over(|| {}, || fence(Ordering::Release));
 }
 

@@ -64,7 +64,7 @@ fn truncated_read_only_mapping_reads_zeros() {
 }
 
 #[test]
-fn fault_of_one_mapping_leaves_the_others_alone() {
+fn fault_of_one_mapping_does_not_affect_the_others() {
     let (short, whole) = (file(1), file(1));
     let truncated = SharedMemory::map_guarded(short.as_fd(), 0, PAGE, Access::ReadWrite).unwrap();
     let kept = SharedMemory::map_guarded(whole.as_fd(), 0, PAGE, Access::ReadWrite).unwrap();
@@ -82,7 +82,7 @@ fn fault_of_one_mapping_leaves_the_others_alone() {
 }
 
 #[test]
-fn slot_of_a_mapping_that_is_gone_is_used_again_unmarked() {
+fn slot_of_a_dropped_mapping_is_reused_without_its_fault_mark() {
     let file = file(1);
 
     // More ranges than the first chunk of the table holds, one after the other and then at once.

@@ -9,7 +9,7 @@
 //! | [`Testbed`] | the machine, stepped until it is idle or a condition holds; its virtual clock |
 //! | [`Client`] | a client, and its trapped accesses of all widths |
 //! | [`PostedRing`] | the producer of a client's posted-write ring |
-//! | [`ClientMemory`] | a client's memory for DMA: mapped, or reached only by messages |
+//! | [`ClientMemory`] | a client's memory for DMA: mapped, or accessed only by DMA messages |
 //! | [`InterruptCount`] | an interrupt's sink, which counts |
 //! | [`PeerPort`] | the far end of a link of a lone device |
 //!

@@ -1,4 +1,4 @@
-//! A client's memory for DMA, and DMA by messages.
+//! A client's memory for DMA, and DMA by messages over the socket.
 
 use std::collections::BTreeMap;
 

@@ -279,7 +279,7 @@ mod tests {
         assert_eq!((first.sum().unwrap(), second.sum().unwrap()), (7, 0));
     }
 
-    fn a_reset_starts_anew(rig: &dyn Rig) {
+    fn a_reset_clears_the_sum(rig: &dyn Rig) {
         let device = rig.open("tally0", "user0");
         let mut tally = Tally::open(&device).unwrap();
         tally.add(7).unwrap();
@@ -308,7 +308,7 @@ mod tests {
     through_both_doors! {
         sum_that_reaches_the_target_interrupts
         two_clients_have_sums_of_their_own
-        a_reset_starts_anew
+        a_reset_clears_the_sum
     }
 }
 // ANCHOR_END: test

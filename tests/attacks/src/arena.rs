@@ -133,7 +133,7 @@ impl Arena {
     }
 
     /// Returns whether the attacker has time left.
-    pub fn goes_on(&self) -> bool {
+    pub fn has_time_left(&self) -> bool {
         Instant::now() < self.until
     }
 
@@ -148,7 +148,7 @@ impl Arena {
     /// # Errors
     /// [`Failed::NotRun`] as soon as a round returns it.
     pub fn repeat(&self, mut round: impl FnMut() -> Round) -> Round {
-        while self.goes_on() {
+        while self.has_time_left() {
             let result = round();
             self.rounds.fetch_add(1, Ordering::Relaxed);
             match result {

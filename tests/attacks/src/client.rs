@@ -120,7 +120,7 @@ impl Client {
         let stream = UnixStream::connect(path)?;
         setsockopt(&stream, sockopt::SndBuf, &SEND_BUFFER)?;
         let mut client = Self { stream, next_id: 0 };
-        client.set_patience(TIMEOUT)?;
+        client.set_time_out(TIMEOUT)?;
         Ok(client)
     }
 
@@ -147,7 +147,7 @@ impl Client {
     ///
     /// # Errors
     /// The system's error.
-    pub fn set_patience(&mut self, limit: Duration) -> io::Result<()> {
+    pub fn set_time_out(&mut self, limit: Duration) -> io::Result<()> {
         self.stream.set_read_timeout(Some(limit))?;
         self.stream.set_write_timeout(Some(limit))
     }

@@ -17,7 +17,7 @@ use crate::{
     attack::Attack,
     client::{self, Client},
     guest,
-    polite::{self, Seen},
+    polite::{self, TenantObservations},
     server::{End, Server},
 };
 
@@ -180,16 +180,16 @@ pub struct Outcome {
     /// The attacker's reports.
     pub attacker: Reports,
     /// The polite tenant's observations.
-    pub tenant: Seen,
+    pub tenant: TenantObservations,
     /// The newcomers' observations.
-    pub newcomers: Newcomers,
+    pub newcomers: NewClients,
     /// How the server ended, with the attacker still present.
     pub end: End,
 }
 
 /// Observations of clients that connected during the attack.
 #[derive(Clone, Debug, Default)]
-pub struct Newcomers {
+pub struct NewClients {
     /// Clients that were served.
     pub served: u64,
     /// Clients that were not served.
@@ -202,7 +202,7 @@ pub struct Newcomers {
 pub struct Contest {
     attacker: Attacker,
     tenant: Tenant,
-    newcomers: Newcomers,
+    newcomers: NewClients,
     server: Server,
 }
 
@@ -215,7 +215,7 @@ impl Contest {
         let server = setting.serve(attack)?;
         let tenant = Tenant::start(setting, &server.socket(TENANT))?;
         let attacker = Attacker::start(&setting.attacker, attack, setting.size, &server.directory())?;
-        Ok(Self { attacker, tenant, newcomers: Newcomers::default(), server })
+        Ok(Self { attacker, tenant, newcomers: NewClients::default(), server })
     }
 
     /// Returns the polite tenant's rounds so far.
@@ -271,13 +271,13 @@ impl Contest {
     }
 
     /// Kills the attacker. Returns its reports, and the rest of the contest.
-    pub fn without_attacker(self) -> (Reports, Aftermath) {
-        (self.attacker.stop(), Aftermath { tenant: self.tenant, server: self.server })
+    pub fn without_attacker(self) -> (Reports, AttackOutcome) {
+        (self.attacker.stop(), AttackOutcome { tenant: self.tenant, server: self.server })
     }
 }
 
 /// A server and its polite tenant after an attack.
-pub struct Aftermath {
+pub struct AttackOutcome {
     /// The tenant, still running.
     pub tenant: Tenant,
     /// The server.
@@ -307,7 +307,7 @@ impl Setting {
 /// Connects, maps a page, sends a request, and disconnects.
 fn visit(socket: &Path) -> io::Result<()> {
     let mut client = Client::connect(socket)?;
-    client.set_patience(NEWCOMER_LIMIT)?;
+    client.set_time_out(NEWCOMER_LIMIT)?;
     client.negotiate(1 << 20)?;
     let file = crate::files::sparse(4096)?;
     client.map_file(0, 4096, &file)?;

@@ -4,7 +4,7 @@ use std::{io, path::Path, time::Duration};
 
 use nicforge_guest::{Driver, Guest, GuestConfig, GuestError, Job, Progress, Provision, Running};
 
-use crate::{arena::Failed, polite::Seen};
+use crate::{arena::Failed, polite::TenantObservations};
 
 /// Time limit of the guest's boot, and of its program beyond its own time.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -40,8 +40,8 @@ impl Tenant {
     }
 
     /// Waits until the program has ended. Returns its observations.
-    pub fn stop(self) -> Seen {
-        let lost = |why: String| Seen { lost: Some(why), ..Seen::default() };
+    pub fn stop(self) -> TenantObservations {
+        let lost = |why: String| TenantObservations { lost: Some(why), ..TenantObservations::default() };
         match self.job.wait(TIMEOUT) {
             Ok(output) => serde_json::from_str(output.stdout.trim()).unwrap_or_else(|_| {
                 lost(format!("its program ended with {}: {}", output.status, output.stderr.trim()))

@@ -196,7 +196,7 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
         };
 
         for attack in &attacks {
-            if signals.came() {
+            if signals.has_arrived() {
                 return Ok(ExitCode::from(130));
             }
             let row = run_attack(load, &setting, attack, &signals)?;
@@ -219,7 +219,8 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
 fn run_attack(load: &Load, setting: &Setting, attack: &Attack, signals: &Signals) -> Result<Row, Failed> {
     eprint!("{:<20} {:<9} ", attack.name, setting.event_loop);
     let limits = Limits { times: !load.untimed };
-    let result = load::run(setting, attack, Duration::from_secs(load.seconds), limits, &|| signals.came());
+    let result =
+        load::run(setting, attack, Duration::from_secs(load.seconds), limits, &|| signals.has_arrived());
     let row = result.unwrap_or_else(|error| Row {
         attack: attack.name,
         event_loop: setting.event_loop,
@@ -259,7 +260,7 @@ impl Signals {
     }
 
     /// Returns whether a signal has arrived.
-    fn came(&self) -> bool {
+    fn has_arrived(&self) -> bool {
         use std::os::fd::AsFd;
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)

@@ -37,7 +37,7 @@ const BUCKETS: usize = 33 * 8;
 
 /// The polite tenant's observations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct TenantObservations {
     /// Number of rounds.
     pub rounds: u64,
     /// The longest round, in milliseconds.
@@ -59,7 +59,7 @@ pub struct Seen {
 pub struct Tenant {
     stop: Arc<AtomicBool>,
     progress: Arc<Progress>,
-    thread: Option<JoinHandle<Seen>>,
+    thread: Option<JoinHandle<TenantObservations>>,
 }
 
 #[derive(Debug, Default)]
@@ -99,13 +99,16 @@ impl Tenant {
     }
 
     /// Ends the work. Returns the observations.
-    pub fn stop(mut self) -> Seen {
+    pub fn stop(mut self) -> TenantObservations {
         self.end()
     }
 
-    fn end(&mut self) -> Seen {
+    fn end(&mut self) -> TenantObservations {
         self.stop.store(true, Ordering::Relaxed);
-        let panicked = || Seen { lost: Some("its thread panicked".to_owned()), ..Seen::default() };
+        let panicked = || TenantObservations {
+            lost: Some("its thread panicked".to_owned()),
+            ..TenantObservations::default()
+        };
         let seen = self.thread.take().and_then(|thread| thread.join().ok());
         seen.unwrap_or_else(panicked)
     }
@@ -123,7 +126,7 @@ impl Drop for Tenant {
 ///
 /// # Errors
 /// When the device cannot be opened.
-pub fn work(address: &DeviceAddress, limit: Duration) -> Result<Seen, Failed> {
+pub fn work(address: &DeviceAddress, limit: Duration) -> Result<TenantObservations, Failed> {
     let until = Instant::now() + limit;
     Ok(Work::open(address)?.run(|| Instant::now() >= until, &Progress::default()))
 }
@@ -145,9 +148,9 @@ impl Work {
         Ok(Self { device, engine, source, target })
     }
 
-    fn run(mut self, is_over: impl Fn() -> bool, progress: &Progress) -> Seen {
-        let naps = Naps::start();
-        let (mut seen, mut durations) = (Seen::default(), Durations::default());
+    fn run(mut self, is_over: impl Fn() -> bool, progress: &Progress) -> TenantObservations {
+        let naps = SleepDelays::start();
+        let (mut seen, mut durations) = (TenantObservations::default(), Durations::default());
         let mut long = Vec::new();
 
         while !is_over() && seen.lost.is_none() {
@@ -210,13 +213,13 @@ fn milliseconds(duration: Duration) -> f64 {
 }
 
 /// A thread that sleeps repeatedly, and its delays.
-struct Naps {
+struct SleepDelays {
     stop: Arc<AtomicBool>,
     late: Arc<Mutex<Vec<(Instant, Duration)>>>,
     thread: JoinHandle<()>,
 }
 
-impl Naps {
+impl SleepDelays {
     fn start() -> Self {
         let (stop, late) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let thread = std::thread::spawn({

@@ -19,7 +19,7 @@ const MACHINE: &str = include_str!("../machine.toml");
 /// The server's soft limit on open files: a usual one.
 const DESCRIPTORS: u32 = 1024;
 /// Polling interval of a server that is ending.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A served machine.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl Server {
                 end.process = Some(start.elapsed());
                 end.well = status.success();
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
 
         if end.sockets.is_none() && !self.directory().exists() {

@@ -131,12 +131,12 @@ macro_rules! attacks {
     ($($test:ident $name:literal;)*) => {$(
         mod $test {
             #[test]
-            fn tenant_goes_on_and_server_ends_with_epoll() {
+            fn tenant_keeps_working_and_server_ends_in_time_with_epoll() {
                 super::hold_against($name, "epoll");
             }
 
             #[test]
-            fn tenant_goes_on_and_server_ends_with_io_uring() {
+            fn tenant_keeps_working_and_server_ends_in_time_with_io_uring() {
                 super::hold_against($name, "io_uring");
             }
 

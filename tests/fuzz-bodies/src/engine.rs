@@ -39,7 +39,7 @@ const MARKER: u16 = 0xffff;
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let function = input.pick(&[ENGINE, FIFO, SEND, FunctionId(1)]);
-    let place = (function, AttachmentId(0));
+    let client_id = (function, AttachmentId(0));
     let config = EngineConfig {
         quotas: Quotas { mapped_bytes: 64 << 10, files: 4, ranges: 8 },
         stall_limit: SHORT,
@@ -52,7 +52,7 @@ pub fn body(data: &[u8]) {
     let mut engine = Engine::new(machine, config).unwrap();
     let [hostile, neighbour] = ["hostile", "neighbour"].map(socket);
 
-    engine.listen(place.0, place.1, &hostile).unwrap();
+    engine.listen(client_id.0, client_id.1, &hostile).unwrap();
     engine.listen(FIFO, AttachmentId(3), &neighbour).unwrap();
     let stop = Stop::new().unwrap();
     std::thread::scope(|scope| {
@@ -61,7 +61,7 @@ pub fn body(data: &[u8]) {
         let client = Client::connect(&neighbour, LIMIT).unwrap();
 
         attack(&hostile, &mut input);
-        goes_on(&client, 1);
+        check_works(&client, 1);
         let successor = connect_after(&hostile);
 
         assert!(successor.device_info().unwrap().num_regions > 0);
@@ -71,7 +71,7 @@ pub fn body(data: &[u8]) {
         assert_eq!(u16::from_le_bytes(vendor), nicforge_hwi::pci::VENDOR_ID);
 
         successor.reset().unwrap();
-        goes_on(&client, 0);
+        check_works(&client, 0);
         stop.stop();
         served.join().unwrap();
     });
@@ -160,7 +160,7 @@ fn is_served(stream: &mut UnixStream) -> bool {
 }
 
 /// Checks that the neighbour's device works.
-fn goes_on(client: &Client, value: u32) {
+fn check_works(client: &Client, value: u32) {
     let mut seen = [0; 4];
     client.region_write(0, slot_fifo::REG_HOLD, &value.to_le_bytes(), false).unwrap();
     client.region_read(0, slot_fifo::REG_HOLD, &mut seen).unwrap();

@@ -47,7 +47,7 @@ pub fn body(data: &[u8]) {
     let times = "watchdog_ms = 1\nrma_watchdog_ms = 50\n";
     let machine = world::local(&format!("name = \"extoll\"\n[[extoll]]\nmesh = 2\nvpids = {VPIDS}\n{times}"));
     let mut sides = [0, 1].map(|node| Side::new(&machine, node));
-    let mut talk = Talk::new(&machine);
+    let mut talk = Traffic::new(&machine);
     let known = sides.each_ref().map(|side| side.region.address());
     let mut hostile = Hostile::new(&machine, known, input.below(4) > 0);
 
@@ -61,7 +61,7 @@ pub fn body(data: &[u8]) {
                 drop(hostile);
                 hostile = Hostile::new(&machine, known, input.flag());
             }
-            0..=1 => talk.turn(u64::MAX),
+            0..=1 => talk.poll_once(u64::MAX),
             2 => sides.iter_mut().for_each(Side::take),
             _ => hostile.act(&mut input),
         }
@@ -72,14 +72,14 @@ pub fn body(data: &[u8]) {
     drop(hostile);
     talk.finish(&machine);
 
-    for (here, there) in [(0, 1), (1, 0)] {
-        transfer(&mut sides, here, there);
+    for (local, remote) in [(0, 1), (1, 0)] {
+        transfer(&mut sides, local, remote);
     }
 
     for side in &sides {
         let mut bytes = vec![0; PRIVATE];
         side.private.read(0, &mut bytes).unwrap();
-        assert!(bytes.iter().all(|byte| *byte == UNTOUCHED), "memory that nobody has registered was written");
+        assert!(bytes.iter().all(|byte| *byte == UNTOUCHED), "unregistered memory was written");
     }
 }
 
@@ -139,39 +139,39 @@ impl Side {
 }
 
 /// Checks a put and a get from one side to the other.
-fn transfer(sides: &mut [Side; 2], here: usize, there: usize) {
+fn transfer(sides: &mut [Side; 2], local: usize, remote: usize) {
     sides.iter_mut().for_each(Side::take);
-    let target = sides[here].to(&sides[there]);
+    let target = sides[local].to(&sides[remote]);
 
     for length in [8, 3000, 20_000] {
-        let (from, to) = (sides[here].region.address() + 5, sides[there].region.address() + 30_001);
-        let sent: Vec<_> = (0..length).map(|index| (index * 7 + here) as u8).collect();
-        sides[here].shared.write(5, &sent).unwrap();
-        sides[here].port.put(target, from, to, length as u64, Notify::COMPLETER).unwrap();
+        let (from, to) = (sides[local].region.address() + 5, sides[remote].region.address() + 30_001);
+        let sent: Vec<_> = (0..length).map(|index| (index * 7 + local) as u8).collect();
+        sides[local].shared.write(5, &sent).unwrap();
+        sides[local].port.put(target, from, to, length as u64, Notify::COMPLETER).unwrap();
 
-        let notification = sides[there].expect_notification(Role::Completer, here as u32);
+        let notification = sides[remote].expect_notification(Role::Completer, local as u32);
         assert_eq!(
             (notification.status, notification.length as usize, notification.address),
             (Status::Done, length, to)
         );
 
         let mut received = vec![0; length];
-        sides[there].shared.read(30_001, &mut received).unwrap();
+        sides[remote].shared.read(30_001, &mut received).unwrap();
         assert!(received == sent, "a put came as it was sent");
 
-        sides[here].shared.write(5, &vec![0; length]).unwrap();
-        sides[here].port.get(target, to, from, length as u64, Notify::COMPLETER).unwrap();
-        let notification = sides[here].expect_notification(Role::Completer, there as u32);
+        sides[local].shared.write(5, &vec![0; length]).unwrap();
+        sides[local].port.get(target, to, from, length as u64, Notify::COMPLETER).unwrap();
+        let notification = sides[local].expect_notification(Role::Completer, remote as u32);
 
         assert_eq!((notification.status, notification.length as usize), (Status::Done, length));
 
-        sides[here].shared.read(5, &mut received).unwrap();
+        sides[local].shared.read(5, &mut received).unwrap();
         assert!(received == sent, "a get brought what was there");
     }
 }
 
 /// Messages from a process of node 1, which has no hostile process, to one of node 0.
-struct Talk {
+struct Traffic {
     from: velo::Port,
     to: velo::Port,
     link: velo::PeerLink,
@@ -179,7 +179,7 @@ struct Talk {
     received: u64,
 }
 
-impl Talk {
+impl Traffic {
     fn new(machine: &Arc<LocalMachine>) -> Self {
         let port = |node| {
             let device = open(machine, node, 1, OpenOptions::default());
@@ -192,7 +192,7 @@ impl Talk {
         Self { from, to, link, sent: 0, received: 0 }
     }
 
-    fn turn(&mut self, most: u64) {
+    fn poll_once(&mut self, most: u64) {
         if self.sent < most {
             match self.from.send_nb(self.link, 3, &self.sent.to_le_bytes()) {
                 Ok(()) => self.sent += 1,
@@ -214,7 +214,7 @@ impl Talk {
         let (deadline, most) = (Deadline::after(LIMIT), self.sent + 100);
         while self.received < most {
             assert!(!deadline.has_passed(), "{} sent, {} received", self.sent, self.received);
-            self.turn(most);
+            self.poll_once(most);
             machine.settle(8);
         }
 
@@ -403,19 +403,19 @@ impl Hostile {
 
     fn translate(&mut self, input: &mut Input<'_>) {
         let class = input.pick(&[0, 0, 0, 1, 2, 3]);
-        let (what, place) = if input.below(4) > 0 {
+        let (what, address) = if input.below(4) > 0 {
             (atu::REGISTER, self.buffers.first().map_or(0, DmaBuffer::iova))
         } else {
             (atu::DEREGISTER, self.region(input))
         };
 
-        let place = if input.below(4) > 0 { place } else { self.value(input) };
+        let address = if input.below(4) > 0 { address } else { self.value(input) };
         let pages = if input.below(4) > 0 { 1 } else { input.number() };
         let access = u64::from(input.below(4)) << 8;
         let command = what | class << atu::CLASS_SHIFT | access;
 
         for (register, value) in [
-            (atu::ADDRESS, place),
+            (atu::ADDRESS, address),
             (atu::PAGES, pages),
             (atu::OWNER, input.below(4).into()),
             (atu::COMMAND, command),

@@ -6,7 +6,7 @@
 //! Checked: messages between two other ranks arrive unchanged, once and in order. The hostile
 //! rank's messages use no more memory than its window allows.
 
-#![allow(unsafe_code, reason = "the liar registers memory by its address")]
+#![allow(unsafe_code, reason = "the hostile rank registers memory by its address")]
 
 use std::{collections::VecDeque, ptr::NonNull};
 
@@ -22,8 +22,8 @@ use crate::input::Input;
 
 /// Maximum number of actions in one input.
 const MAX: usize = 200;
-/// Number of turns within which a required event must happen.
-const TURNS: usize = 100_000;
+/// Number of rounds within which a required event must happen.
+const MAX_ROUNDS: usize = 100_000;
 /// Bytes of the hostile rank's memory that others get from.
 const ROOM: usize = 10_000;
 /// The context of the well-behaved ranks. The hostile one uses it too.
@@ -61,14 +61,14 @@ pub fn body(data: &[u8]) {
         }
 
         match input.below(16) {
-            0..=6 => world.liar.send_unrequested(&mut input),
-            7 => world.liar.listen(&mut input),
-            8 => world.send_to_liar(&mut input),
+            0..=6 => world.hostile.send_unrequested(&mut input),
+            7 => world.hostile.listen(&mut input),
+            8 => world.send_to_hostile_rank(&mut input),
             9 => world.receive(&mut input),
             10 => world.claim(&mut input),
             11 => world.end_something(&mut input),
             12..=13 => world.talk(&mut input),
-            _ => world.turn(),
+            _ => world.progress(),
         }
 
         let kept = world.ranks[0].store_bytes();
@@ -79,7 +79,7 @@ pub fn body(data: &[u8]) {
 }
 
 /// A message between the well-behaved ranks, and its requests.
-struct Talk {
+struct Traffic {
     from: usize,
     send: Request,
     receive: Request,
@@ -89,8 +89,8 @@ struct Talk {
 struct World {
     /// The victim and its friend.
     ranks: [Endpoint<FabricPort>; 2],
-    liar: Liar,
-    talks: VecDeque<Talk>,
+    hostile: HostileRank,
+    talks: VecDeque<Traffic>,
     next: u64,
     /// The victim's requests to the hostile rank, or to any rank.
     requests: Vec<Request>,
@@ -104,13 +104,13 @@ impl World {
         let mut ports = ports.into_iter();
         let mut port = || ports.next().unwrap();
         let ranks = [(); 2].map(|()| Endpoint::new(port(), config).unwrap());
-        let liar = Liar::new(port());
+        let hostile = HostileRank::new(port());
         let (talks, requests, claimed) = Default::default();
 
-        Self { ranks, liar, talks, next: 0, requests, claimed, fabric }
+        Self { ranks, hostile, talks, next: 0, requests, claimed, fabric }
     }
 
-    fn turn(&mut self) {
+    fn progress(&mut self) {
         for rank in &mut self.ranks {
             rank.progress().unwrap();
         }
@@ -125,7 +125,7 @@ impl World {
 
         // The sender may need a notification.
         let send = talk.send;
-        let sent = (0..TURNS).find_map(|_| {
+        let sent = (0..MAX_ROUNDS).find_map(|_| {
             self.ranks[to].progress().unwrap();
             self.ranks[from].progress().unwrap();
             self.ranks[from].test(send).unwrap()
@@ -156,16 +156,16 @@ impl World {
         let send =
             self.ranks[from].isend(Envelope::new(to as u32, CONTEXT, tag), mode, data.clone(), 0).unwrap();
 
-        self.talks.push_back(Talk { from, send, receive, data });
+        self.talks.push_back(Traffic { from, send, receive, data });
     }
 
-    fn send_to_liar(&mut self, input: &mut Input<'_>) {
+    fn send_to_hostile_rank(&mut self, input: &mut Input<'_>) {
         let mode = if input.flag() { Mode::Standard } else { Mode::Synchronous };
         let length = input.pick(&[0, 8, 100, 3000, 9000]);
         let envelope = Envelope::new(LIAR, input.below(3), input.below(4).into());
         let request = self.ranks[0].isend(envelope, mode, vec![1; length], 0).unwrap();
         self.requests.push(request);
-        self.liar.learnt.push(request.to_bits());
+        self.hostile.learnt.push(request.to_bits());
     }
 
     /// Returns a selector that matches no message of the well-behaved ranks.
@@ -224,8 +224,8 @@ impl World {
             let _ = self.ranks[0].discard(message);
         }
 
-        for _ in 0..TURNS {
-            self.turn();
+        for _ in 0..MAX_ROUNDS {
+            self.progress();
             let victim = &mut self.ranks[0];
             self.requests.retain(|request| match victim.test(*request).unwrap() {
                 Some(_) => false,
@@ -244,7 +244,7 @@ impl World {
 }
 
 /// A rank without an endpoint.
-struct Liar {
+struct HostileRank {
     port: FabricPort,
     /// Its memory for others, and the destination of its gets.
     source: Region,
@@ -255,14 +255,14 @@ struct Liar {
     _memory: Box<[u8]>,
 }
 
-impl Liar {
+impl HostileRank {
     fn new(mut port: FabricPort) -> Self {
         let mut memory = vec![0; 2 * ROOM].into_boxed_slice();
         let (source, destination) = memory.split_at_mut(ROOM);
         let mut register = |part: &mut [u8], access| {
             let memory = Memory { start: NonNull::from(&mut *part).cast(), length: part.len() };
             // SAFETY: no other code uses the memory, and it is freed after the port.
-            (0..TURNS).find_map(|_| unsafe { port.register(memory, access) }.unwrap()).unwrap()
+            (0..MAX_ROUNDS).find_map(|_| unsafe { port.register(memory, access) }.unwrap()).unwrap()
         };
 
         let source = register(source, Access::Source);

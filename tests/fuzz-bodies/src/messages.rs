@@ -15,7 +15,7 @@ use nicforge_vfio_user::{
     IRQ_FLAG_MASKABLE, IrqData, IrqInfo, Outcome, PCI_NUM_REGIONS, PeerFd, Progress, REGION_FLAG_MMAP,
     REGION_FLAG_READ, REGION_FLAG_WRITE, RegionInfo, RegionType, ServerConfig, ServerConnection, SetIrqs,
     SparseArea, Token,
-    socket::{Fill, Framed},
+    socket::{Framed, ReadOutcome},
     wire::{Command, HEADER_SIZE, Header, MessageType},
 };
 use nix::sys::{
@@ -32,8 +32,8 @@ const MAX: usize = 64;
 const REGION: u64 = 65536;
 /// Exceeds the longest DMA operation, in bytes.
 const LONGEST_DMA: usize = 3000;
-/// Number of turns within which a server must finish its input.
-const MANY_TURNS: usize = 100_000;
+/// Number of rounds within which a server must finish its input.
+const MAX_STEPS: usize = 100_000;
 /// Interrupts of each type.
 const INTERRUPTS: u32 = 64;
 
@@ -64,7 +64,7 @@ pub fn stream(data: &[u8]) {
         }
 
         peer.queue(Message { bytes, fds: Vec::new() });
-        if peer.turn(usize::MAX).is_err() {
+        if peer.run(usize::MAX).is_err() {
             return;
         }
     }
@@ -84,7 +84,7 @@ pub fn body(data: &[u8]) {
 
     let mut peer = Peer::new(config, &mut input);
     peer.queue(version(&mut input));
-    let agreed = peer.turn(usize::MAX).is_ok() && peer.server.peer().is_some();
+    let agreed = peer.run(usize::MAX).is_ok() && peer.server.peer().is_some();
 
     for _ in 0..MAX {
         if input.is_empty() {
@@ -99,13 +99,13 @@ pub fn body(data: &[u8]) {
         }
 
         let cut = if input.flag() { usize::MAX } else { 1 + input.below(64) as usize };
-        let turn = peer.turn(cut);
+        let run = peer.run(cut);
 
         // Until the version is agreed on, any other message ends the connection. From then on no
         // correctly framed message does.
-        assert!(turn.is_ok() || !agreed, "{turn:?}");
+        assert!(run.is_ok() || !agreed, "{run:?}");
 
-        if turn.is_err() {
+        if run.is_err() {
             return;
         }
     }
@@ -364,7 +364,7 @@ impl Peer {
         self.waiting.push_back(message);
     }
 
-    /// Lets the device access the client's memory.
+    /// Grants the device access to the client's memory.
     fn ask(&mut self, input: &mut Input<'_>) {
         // The length is limited, since a client with a transfer size of one byte gets a message
         // for each byte.
@@ -383,8 +383,8 @@ impl Peer {
     }
 
     /// Sends queued messages in pieces of at most `cut` bytes, and runs the server in between.
-    fn turn(&mut self, cut: usize) -> Result<(), nicforge_vfio_user::ConnectionError> {
-        for _ in 0..MANY_TURNS {
+    fn run(&mut self, cut: usize) -> Result<(), nicforge_vfio_user::ConnectionError> {
+        for _ in 0..MAX_STEPS {
             let Some(message) = self.waiting.front_mut() else { break };
             let piece = &message.bytes[..message.bytes.len().min(cut)];
             let sent = send(&self.socket, piece, &message.fds);
@@ -410,7 +410,7 @@ impl Peer {
 
     /// Runs the server until it has no more work.
     fn serve(&mut self) -> Result<(), nicforge_vfio_user::ConnectionError> {
-        for _ in 0..MANY_TURNS {
+        for _ in 0..MAX_STEPS {
             let progress = self.server.on_readable(&mut self.device)?;
             self.server.on_writable()?;
             self.complete();
@@ -446,7 +446,7 @@ impl Peer {
             let Ok(message) = self.reader.next_message() else { panic!("the server's framing is bad") };
             let Some(message) = message else {
                 match self.reader.fill() {
-                    Ok(Fill::Data { .. }) => continue,
+                    Ok(ReadOutcome::Data { .. }) => continue,
                     _ => return,
                 }
             };
@@ -478,8 +478,8 @@ impl Peer {
     /// Checks that all sent messages are served in the end, and counted.
     fn finish(&mut self) {
         self.reads = true;
-        for _ in 0..MANY_TURNS {
-            self.turn(usize::MAX).expect("no message with a good framing ends the connection");
+        for _ in 0..MAX_STEPS {
+            self.run(usize::MAX).expect("no message with a good framing ends the connection");
             if self.waiting.is_empty() {
                 break;
             }

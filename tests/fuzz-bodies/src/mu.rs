@@ -24,7 +24,7 @@ use crate::{input::Input, world};
 const MAX: usize = 200;
 /// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of a client's memory, and the places in it.
+/// Bytes of a client's memory, and the areas in it.
 const MEMORY: usize = 1 << 16;
 const INJECTION: u64 = 0;
 const SLOTS: u64 = 16;
@@ -123,12 +123,12 @@ fn put(to: u8, subgroup: u16, from: u64, length: u64) -> Descriptor {
 }
 
 /// Messages from subgroup 0 of node 0 to subgroup 0 of node 1.
-struct Talk {
+struct Traffic {
     ends: [Client; 2],
     number: u64,
 }
 
-impl Talk {
+impl Traffic {
     fn new(machine: &Arc<LocalMachine>, subgroup: u16) -> Self {
         let mut ends = [0, 1].map(|node| Client::open(machine, node, subgroup));
         ends.iter_mut().for_each(Client::set_up);
@@ -136,25 +136,25 @@ impl Talk {
     }
 
     /// Sends a message, and waits until it has arrived.
-    fn turn(&mut self, subgroup: u16) {
-        let [here, there] = &mut self.ends;
+    fn transfer(&mut self, subgroup: u16) {
+        let [local, remote] = &mut self.ends;
         self.number += 1;
         let length = self.number * 613 % LONGEST + 1;
-        here.memory.write(SOURCE, &vec![self.number as u8; length as usize]).unwrap();
-        there.memory.write(SINK, &[UNTOUCHED; LONGEST as usize + 64]).unwrap();
-        there.memory.write(COUNTER, &length.to_le_bytes()).unwrap();
-        let message = put(1, subgroup, here.address(SOURCE), length);
-        here.post(message.as_bytes());
+        local.memory.write(SOURCE, &vec![self.number as u8; length as usize]).unwrap();
+        remote.memory.write(SINK, &[UNTOUCHED; LONGEST as usize + 64]).unwrap();
+        remote.memory.write(COUNTER, &length.to_le_bytes()).unwrap();
+        let message = put(1, subgroup, local.address(SOURCE), length);
+        local.post(message.as_bytes());
 
-        let (deadline, device) = (Deadline::after(LIMIT), there.device.clone());
+        let (deadline, device) = (Deadline::after(LIMIT), remote.device.clone());
         let mut relax = device.new_relax();
-        while there.counter() != 0 || here.shown(reg::INJECTION + reg::DESCRIPTOR_COUNT) != self.number {
+        while remote.counter() != 0 || local.shown(reg::INJECTION + reg::DESCRIPTOR_COUNT) != self.number {
             assert!(!deadline.has_passed(), "message {} of {length} bytes does not arrive", self.number);
             device.relax(&mut relax).unwrap();
         }
 
         let mut bytes = vec![0; LONGEST as usize + 64];
-        there.memory.read(SINK, &mut bytes).unwrap();
+        remote.memory.read(SINK, &mut bytes).unwrap();
         let (data, rest) = bytes.split_at(length as usize);
         assert!(data.iter().all(|byte| *byte == self.number as u8), "the message came as it was sent");
         assert!(rest.iter().all(|byte| *byte == UNTOUCHED), "nothing came behind it");
@@ -253,7 +253,7 @@ impl Hostile {
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = world::local("name = \"mu\"\n[[bgq]]\ntorus = [2]\nsubgroups = 3\n");
-    let mut talk = Talk::new(&machine, 0);
+    let mut talk = Traffic::new(&machine, 0);
     // Two clients have set up nothing, so that no message may reach their memory.
     let bare = [0, 1].map(|node| Client::open(&machine, node, 2));
     bare.iter().for_each(|client| client.set(reg::BASE_ADDRESS, NO_BASE_ADDRESS));
@@ -276,10 +276,10 @@ pub fn body(data: &[u8]) {
     // A packet that waits for the hostile software's own FIFOs may be in front of others, as on
     // Blue Gene/Q. It is gone with the software.
     drop(hostile);
-    (0..5).for_each(|_| talk.turn(0));
+    (0..5).for_each(|_| talk.transfer(0));
     drop(talk);
-    let mut next = Talk::new(&machine, 1);
-    (0..3).for_each(|_| next.turn(1));
+    let mut next = Traffic::new(&machine, 1);
+    (0..3).for_each(|_| next.transfer(1));
 
     for client in &bare {
         let mut bytes = vec![0; MEMORY];

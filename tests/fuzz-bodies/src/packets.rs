@@ -35,7 +35,7 @@ pub fn body(data: &[u8]) {
     }
 
     for client in &hostile {
-        world.bind(client.place);
+        world.bind(client.client_id);
     }
 
     world.step_until_idle();
@@ -70,7 +70,7 @@ pub fn body(data: &[u8]) {
 fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &mut Input<'_>) {
     let index = input.below(clients.len() as u32) as usize;
     let client = &clients[index];
-    let place = client.place;
+    let client_id = client.client_id;
 
     match input.below(16) {
         0..=3 => {
@@ -78,19 +78,19 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
             let bytes = input.bytes(8);
             payload[..bytes.len()].copy_from_slice(bytes);
             client.send(header(input), &payload);
-            world.wake(place);
+            world.wake(client_id);
         }
         4 => {
             // Every node sends the same collective, correctly.
             let (header, payload) = (collective(input), [input.u8(); PAYLOAD]);
-            for client in clients.iter().filter(|client| client.place.1.0 < CORES) {
+            for client in clients.iter().filter(|client| client.client_id.1.0 < CORES) {
                 client.send(header, &payload);
-                world.wake(client.place);
+                world.wake(client.client_id);
             }
         }
         5 | 6 => {
             client.receive();
-            world.wake(place);
+            world.wake(client_id);
         }
         7 => {
             // Writes a slot whose number is right or nearly right, torn or not.
@@ -110,12 +110,12 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
         12 => port(world, client, input),
         13 if input.below(4) == 0 => {
             // A process ends at any point, and another takes its attachment.
-            world.detach(place, if input.flag() { Ended::Closed } else { Ended::Evicted });
-            clients[index] = world.tree_client(place.0.0, place.1.0);
+            world.detach(client_id, if input.flag() { Ended::Closed } else { Ended::Evicted });
+            clients[index] = world.tree_client(client_id.0.0, client_id.1.0);
         }
         13 => {
-            let other = (place.0, AttachmentId(1));
-            if place.1.0 >= CORES {
+            let other = (client_id.0, AttachmentId(1));
+            if client_id.1.0 >= CORES {
                 return;
             }
             if world.is_attached(other) {
@@ -125,9 +125,9 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
             }
         }
         14 if input.below(8) == 0 && with_admin => {
-            let _ = world.machine.reset_function(place.0);
+            let _ = world.machine.reset_function(client_id.0);
         }
-        14 => world.machine.reset_attachment(place.0, place.1).unwrap(),
+        14 => world.machine.reset_attachment(client_id.0, client_id.1).unwrap(),
         _ => {
             world.step(input.pick(&[0, 1000, 100_000]), input.pick(&[1, 4, 64]));
         }
@@ -180,7 +180,7 @@ fn port(world: &mut World, client: &TreeClient, input: &mut Input<'_>) {
 
     if input.flag() {
         let mut data = vec![0; if offset == tree_dcr::port::DR { 16 } else { 4 }];
-        let _ = world.read(client.place, 0, offset, &mut data);
+        let _ = world.read(client.client_id, 0, offset, &mut data);
         return;
     }
 
@@ -194,6 +194,6 @@ fn port(world: &mut World, client: &TreeClient, input: &mut Input<'_>) {
     let times = if offset == tree_dcr::port::DI && input.flag() { PAYLOAD / 16 } else { 1 };
 
     for _ in 0..times {
-        let _ = world.write(client.place, 0, offset, &data[..width]);
+        let _ = world.write(client.client_id, 0, offset, &data[..width]);
     }
 }

@@ -45,7 +45,7 @@ const CONFIG: usize = 4096;
 /// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
-    let device = Liar::new(&mut input);
+    let device = FalseDescription::new(&mut input);
     let folder = folder();
     let _ = std::fs::remove_file(&folder.0);
     let listener = UnixListener::bind(&folder.0).unwrap();
@@ -97,7 +97,7 @@ fn work(device: &Device, input: &mut Input<'_>) -> Result<(), nicforge_driver::E
 }
 
 /// Serves one client until it is gone.
-fn serve(listener: &UnixListener, mut device: Liar, stop: &AtomicBool) {
+fn serve(listener: &UnixListener, mut device: FalseDescription, stop: &AtomicBool) {
     let wait = |fd: std::os::fd::BorrowedFd<'_>| {
         let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
         let _ = poll(&mut fds, PollTimeout::from(1_u8));
@@ -134,7 +134,7 @@ fn folder() -> &'static (PathBuf, TempDir) {
 }
 
 /// A slot FIFO's description with false values.
-struct Liar {
+struct FalseDescription {
     config: Vec<u8>,
     regions: Vec<ReportedRegion>,
     mirror: Vec<u8>,
@@ -144,7 +144,7 @@ struct Liar {
     requests: u8,
 }
 
-impl Liar {
+impl FalseDescription {
     fn new(input: &mut Input<'_>) -> Self {
         let (mut config, mut regions) = truth().reported();
         for _ in 0..input.below(6) {
@@ -155,7 +155,7 @@ impl Liar {
 
         for _ in 0..input.below(4) {
             let index = input.below(regions.len() as u32) as usize;
-            lie(&mut regions[index], input);
+            falsify(&mut regions[index], input);
         }
 
         let mut mirror = vec![0; 0x200];
@@ -202,7 +202,7 @@ fn copy(info: &RegionInfo) -> RegionInfo {
     }
 }
 
-fn lie((info, file): &mut ReportedRegion, input: &mut Input<'_>) {
+fn falsify((info, file): &mut ReportedRegion, input: &mut Input<'_>) {
     let page = |input: &mut Input<'_>| match input.below(4) {
         0..=2 => u64::from(input.below(64)) * 4096,
         _ => input.number(),
@@ -220,29 +220,29 @@ fn lie((info, file): &mut ReportedRegion, input: &mut Input<'_>) {
 }
 
 /// Returns the true description of a slot FIFO.
-fn truth() -> &'static Truth {
-    static TRUTH: OnceLock<Truth> = OnceLock::new();
-    TRUTH.get_or_init(Truth::of_a_slot_fifo)
+fn truth() -> &'static TrueDescription {
+    static TRUTH: OnceLock<TrueDescription> = OnceLock::new();
+    TRUTH.get_or_init(TrueDescription::of_a_slot_fifo)
 }
 
 /// Configuration space and regions.
-struct Truth {
+struct TrueDescription {
     config: Vec<u8>,
     regions: Vec<ReportedRegion>,
 }
 
-impl Truth {
+impl TrueDescription {
     fn of_a_slot_fifo() -> Self {
         let mut world = World::new(8);
-        let place = (FIFO, AttachmentId(0));
-        world.attach(place);
+        let client_id = (FIFO, AttachmentId(0));
+        world.attach(client_id);
 
         let mut config = vec![0; CONFIG];
-        let _ = world.read(place, PCI_CONFIG_REGION, 0, &mut config);
+        let _ = world.read(client_id, PCI_CONFIG_REGION, 0, &mut config);
         let machine: &Machine = &world.machine;
         let regions = (0..PCI_NUM_REGIONS)
             .map(|index| {
-                let view = machine.region(place.0, place.1, region::BAR0 + index).unwrap();
+                let view = machine.region(client_id.0, client_id.1, region::BAR0 + index).unwrap();
                 let mapped = !view.areas.is_empty();
                 let flags = if view.size == 0 { 0 } else { 3 | if mapped { REGION_FLAG_MMAP } else { 0 } };
                 let areas = view
@@ -265,7 +265,7 @@ impl Truth {
     }
 }
 
-impl Handler for Liar {
+impl Handler for FalseDescription {
     fn device_info(&mut self) -> DeviceInfo {
         DeviceInfo { flags: DEVICE_FLAGS_PCI, num_regions: PCI_NUM_REGIONS, num_irqs: 5 }
     }
@@ -288,10 +288,10 @@ impl Handler for Liar {
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Outcome {
         let value = self.register.to_le_bytes();
         for (at, byte) in (offset..).zip(data.iter_mut()) {
-            let place = usize::try_from(at).unwrap_or(usize::MAX);
+            let position = usize::try_from(at).unwrap_or(usize::MAX);
             *byte = match index {
-                PCI_CONFIG_REGION => self.config.get(place).copied().unwrap_or(0xff),
-                _ => value[place % 4],
+                PCI_CONFIG_REGION => self.config.get(position).copied().unwrap_or(0xff),
+                _ => value[position % 4],
             };
         }
 

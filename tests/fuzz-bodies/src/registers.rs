@@ -19,7 +19,7 @@ use nicforge_shm::SharedMemory;
 
 use crate::{
     input::Input,
-    world::{Answer, Count, ENGINE, FIFO, FUNCTIONS, PORTS, Place, SEND, World},
+    world::{Answer, ClientId, Count, ENGINE, FIFO, FUNCTIONS, PORTS, SEND, World},
 };
 
 /// Maximum number of actions in one input.
@@ -27,10 +27,10 @@ const MAX: usize = 300;
 /// Granularity of DMA mappings.
 const PAGE: u64 = 4096;
 /// The client of the DMA engine.
-const LISTS: Place = (ENGINE, AttachmentId(0));
+const LISTS: ClientId = (ENGINE, AttachmentId(0));
 /// The client that sends by address, and its receiver.
-const SENDER: Place = (SEND, AttachmentId(0));
-const RECEIVER: Place = (SEND, AttachmentId(1));
+const SENDER: ClientId = (SEND, AttachmentId(0));
+const RECEIVER: ClientId = (SEND, AttachmentId(1));
 
 /// Runs one input; see the module.
 pub fn body(data: &[u8]) {
@@ -39,10 +39,10 @@ pub fn body(data: &[u8]) {
     let memory = SharedMemory::create("fuzz-dma", 16 * PAGE as usize).unwrap();
 
     // One client of each kind is attached from the start and set up as its driver does.
-    for place in [(FunctionId(1), AttachmentId(0)), (FIFO, AttachmentId(0)), LISTS, SENDER, RECEIVER] {
-        world.attach(place);
-        world.bind(place);
-        world.enable_bus_master(place);
+    for client_id in [(FunctionId(1), AttachmentId(0)), (FIFO, AttachmentId(0)), LISTS, SENDER, RECEIVER] {
+        world.attach(client_id);
+        world.bind(client_id);
+        world.enable_bus_master(client_id);
     }
 
     world.attach((PORTS, AttachmentId(0)));
@@ -61,7 +61,7 @@ pub fn body(data: &[u8]) {
 }
 
 /// Returns a client's place, usually an attached one.
-fn place(input: &mut Input<'_>) -> Place {
+fn client_id(input: &mut Input<'_>) -> ClientId {
     match input.below(8) {
         0..=5 => {
             let function = input.pick(&[FunctionId(1), FIFO, ENGINE, SEND, PORTS]);
@@ -73,7 +73,7 @@ fn place(input: &mut Input<'_>) -> Place {
 }
 
 /// Returns a region and an offset, usually valid ones.
-fn target(input: &mut Input<'_>, place: Place) -> (u32, u64) {
+fn target(input: &mut Input<'_>, client_id: ClientId) -> (u32, u64) {
     match input.below(10) {
         0..=2 => (0, u64::from(input.below(0x70))),
         3 => (0, tree_dcr::DCR_BASE + 4 * u64::from(input.below(0x80))),
@@ -82,11 +82,11 @@ fn target(input: &mut Input<'_>, place: Place) -> (u32, u64) {
         // The control page, the MSI-X table and the pending bits are after the device's own
         // registers.
         6 => {
-            let own = if place.0.0 < ENGINE.0 - 1 { tree_dcr::REGISTERS } else { 0x1000 };
+            let own = if client_id.0.0 < ENGINE.0 - 1 { tree_dcr::REGISTERS } else { 0x1000 };
             (0, own + 0x1000 * u64::from(input.below(3)) + u64::from(input.below(0x60)))
         }
         7 => (region::CONFIG, u64::from(input.below(0x140))),
-        8 if place.0 == SEND => {
+        8 if client_id.0 == SEND => {
             let target = if input.below(4) > 0 { 1 } else { u64::from(input.below(4)) };
             let tag = u64::from(input.below(64));
             let offset = target << addressed_send::SEND_TARGET_SHIFT | tag << addressed_send::SEND_TAG_SHIFT;
@@ -108,48 +108,48 @@ fn width(input: &mut Input<'_>) -> usize {
 }
 
 fn act(world: &mut World, memory: &SharedMemory, input: &mut Input<'_>) {
-    let place = place(input);
+    let client_id = client_id(input);
     match input.below(20) {
         0 => {
-            let _ = world.machine.attach(place.0, place.1);
+            let _ = world.machine.attach(client_id.0, client_id.1);
         }
-        1 if world.is_attached(place) => {
-            world.detach(place, if input.flag() { Ended::Closed } else { Ended::Evicted });
+        1 if world.is_attached(client_id) => {
+            world.detach(client_id, if input.flag() { Ended::Closed } else { Ended::Evicted });
         }
         2 => {
-            if world.machine.reset_attachment(place.0, place.1).is_ok() {
-                world.forget_messages(place);
+            if world.machine.reset_attachment(client_id.0, client_id.1).is_ok() {
+                world.forget_messages(client_id);
             }
         }
         3 if input.below(4) == 0 => {
-            let _ = world.machine.reset_function(place.0);
+            let _ = world.machine.reset_function(client_id.0);
         }
         3 => {
-            let _ = world.machine.mark_dead(place.0, place.1);
+            let _ = world.machine.mark_dead(client_id.0, client_id.1);
         }
         4..=7 => {
-            let (region, offset) = target(input, place);
+            let (region, offset) = target(input, client_id);
             let mut data = vec![0; width(input)];
-            let _ = world.read(place, region, offset, &mut data);
+            let _ = world.read(client_id, region, offset, &mut data);
         }
         8..=11 => {
-            let (region, offset) = target(input, place);
+            let (region, offset) = target(input, client_id);
             let length = width(input);
             let mut data = vec![0; length];
             let bytes = input.bytes(length.min(16));
             data[..bytes.len()].copy_from_slice(bytes);
-            let _ = world.write(place, region, offset, &data);
+            let _ = world.write(client_id, region, offset, &data);
         }
-        12 => map(world, memory, place, input),
+        12 => map(world, memory, client_id, input),
         13 => {
             let (iova, length) = range(input);
-            let _ = world.machine.dma_unmap(place.0, place.1, iova, length);
+            let _ = world.machine.dma_unmap(client_id.0, client_id.1, iova, length);
             if input.below(8) == 0 {
-                let _ = world.machine.dma_unmap_all(place.0, place.1);
+                let _ = world.machine.dma_unmap_all(client_id.0, client_id.1);
             }
         }
-        14 => list(world, memory, place, input),
-        15 => interrupts(world, place, input),
+        14 => list(world, memory, client_id, input),
+        15 => interrupts(world, client_id, input),
         16 => {
             let answer = match input.below(4) {
                 0 | 1 => Answer::Good,
@@ -175,7 +175,7 @@ fn range(input: &mut Input<'_>) -> (u64, u64) {
     }
 }
 
-fn map(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input<'_>) {
+fn map(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &mut Input<'_>) {
     let (iova, length) = range(input);
     let permission = match input.below(4) {
         0 => DmaPermission::READ,
@@ -190,12 +190,12 @@ fn map(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input
         Ok(window) if input.flag() => DmaBacking::Memory(window),
         _ => DmaBacking::Remote,
     };
-    let _ = world.machine.dma_map(place.0, place.1, iova, length, permission, backing);
+    let _ = world.machine.dma_map(client_id.0, client_id.1, iova, length, permission, backing);
 }
 
 /// Writes a scatter list for the DMA engine, and starts it.
-fn list(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input<'_>) {
-    let place = if input.below(8) > 0 { LISTS } else { place };
+fn list(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &mut Input<'_>) {
+    let client_id = if input.below(8) > 0 { LISTS } else { client_id };
     for index in 0..u64::from(input.below(5)) {
         let mut number = |limit: u32| match input.below(8) {
             0..=6 => u64::from(input.below(limit)),
@@ -209,22 +209,22 @@ fn list(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Inpu
 
     let list = input.pick(&[0, 0, 0, PAGE, 8, 4]);
     let count = input.pick(&[1, 2, 5, 1, 2, 0, 256, 257]);
-    let _ = world.write(place, 0, dma_engine::REG_LIST, &u64::to_le_bytes(list));
-    let _ = world.write(place, 0, dma_engine::REG_COUNT, &u32::to_le_bytes(count));
-    let _ = world.write(place, 0, dma_engine::REG_START, &1_u32.to_le_bytes());
+    let _ = world.write(client_id, 0, dma_engine::REG_LIST, &u64::to_le_bytes(list));
+    let _ = world.write(client_id, 0, dma_engine::REG_COUNT, &u32::to_le_bytes(count));
+    let _ = world.write(client_id, 0, dma_engine::REG_START, &1_u32.to_le_bytes());
 }
 
-fn interrupts(world: &mut World, place: Place, input: &mut Input<'_>) {
+fn interrupts(world: &mut World, client_id: ClientId, input: &mut Input<'_>) {
     let (index, start) = (input.below(6), input.pick(&[0, 0, 1, 4, u32::MAX]));
     let count = input.below(6);
     if input.flag() {
         let sinks: Vec<Sink> =
             (0..count).map(|_| input.flag().then(|| Arc::new(Count::default()) as Arc<_>)).collect();
-        let _ = world.machine.bind_interrupts(place.0, place.1, index, start, sinks);
+        let _ = world.machine.bind_interrupts(client_id.0, client_id.1, index, start, sinks);
         return;
     }
 
-    let Ok(interrupts) = world.machine.interrupts(place.0, place.1) else { return };
+    let Ok(interrupts) = world.machine.interrupts(client_id.0, client_id.1) else { return };
     let flags = [input.flag(), input.flag(), input.flag()];
     let outcome = match input.below(7) {
         0 => interrupts.mask(index, start, count),

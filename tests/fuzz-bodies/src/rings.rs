@@ -17,7 +17,7 @@ use nicforge_shm::SharedMemory;
 
 use crate::{
     input::Input,
-    world::{BAR_RING, ENGINE, FIFO, Place, Poster, RING_CELLS, SEND, World, outcome_is_done},
+    world::{BAR_RING, ClientId, ENGINE, FIFO, Poster, RING_CELLS, SEND, World, outcome_is_done},
 };
 
 /// Maximum number of actions in one input.
@@ -54,18 +54,18 @@ pub fn body(data: &[u8]) {
         act(&mut world, hostile, &mut input);
         if input.below(8) == 0 {
             value ^= 1;
-            poster.post_and_see(&mut world, value);
+            poster.post_and_read_back(&mut world, value);
         }
     }
 
-    poster.post_and_see(&mut world, value ^ 1);
+    poster.post_and_read_back(&mut world, value ^ 1);
     world.detach(hostile, if input.flag() { Ended::Closed } else { Ended::Evicted });
-    poster.post_and_see(&mut world, value);
+    poster.post_and_read_back(&mut world, value);
     world.detach(neighbour, Ended::Closed);
     world.recover();
 }
 
-fn act(world: &mut World, hostile: Place, input: &mut Input<'_>) {
+fn act(world: &mut World, hostile: ClientId, input: &mut Input<'_>) {
     let ring = world.memory(hostile, BAR_RING).unwrap();
     match input.below(8) {
         0..=2 => record(&ring, head(world, hostile), hostile, input),
@@ -96,18 +96,18 @@ fn act(world: &mut World, hostile: Place, input: &mut Input<'_>) {
     check(world, hostile);
 }
 
-fn control_page(place: Place) -> u64 {
-    if place.0 == FunctionId(2) { tree_dcr::REGISTERS } else { 0x1000 }
+fn control_page(client_id: ClientId) -> u64 {
+    if client_id.0 == FunctionId(2) { tree_dcr::REGISTERS } else { 0x1000 }
 }
 
 /// Returns the number of cells that the machine has consumed, by the mirror.
-fn head(world: &World, hostile: Place) -> u32 {
+fn head(world: &World, hostile: ClientId) -> u32 {
     world.memory(hostile, 2).unwrap().u32(RING_HEAD).unwrap().load(Ordering::Acquire)
 }
 
 /// Checks that the control page and the mirror agree about the ring, after a step has published its
 /// state.
-fn check(world: &mut World, hostile: Place) {
+fn check(world: &mut World, hostile: ClientId) {
     let registers = control_page(hostile);
     let head = head(world, hostile);
     let mut state = [0; 4];
@@ -120,7 +120,7 @@ fn check(world: &mut World, hostile: Place) {
 }
 
 /// Writes one or more cells, which may form a record that the consumer finds next.
-fn record(ring: &SharedMemory, head: u32, hostile: Place, input: &mut Input<'_>) {
+fn record(ring: &SharedMemory, head: u32, hostile: ClientId, input: &mut Input<'_>) {
     let length = match input.below(4) {
         0..=1 => input.pick(&[4, 8, 16]),
         2 => input.below(posted::MAX_DATA as u32 + 2) as usize,

@@ -37,9 +37,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of memory of the hostile software: of each buffer.
 const SHARED: usize = 1 << 14;
 const UNTOUCHED: u8 = 0xc5;
-/// Bytes of a message's place at its receiver, and of all memory there.
-const PLACE: u64 = 4096;
-const SINK: u64 = 2 * PLACE;
+/// Bytes of a message's buffer at its receiver, and of all memory there.
+const SLOT_BYTES: u64 = 4096;
+const SINK: u64 = 2 * SLOT_BYTES;
 /// Nodes of the network. The last one is the hostile software's if it has a trusted mailbox.
 const NODES: u32 = 3;
 const HOSTILE_NODE: u32 = NODES - 1;
@@ -65,7 +65,7 @@ pub fn body(data: &[u8]) {
     let machine = world::local(&format!("name = \"seastar\"\n[[seastar]]\ntorus = [{NODES}]\nmtu = 1024\n"));
     let kernels = [0, 1].map(|node| boot(&machine, node));
     let modes = [(); 2].map(|()| input.pick(&[Mode::NicBased, Mode::HostBased]));
-    let mut talk = Talk::new([
+    let mut talk = Traffic::new([
         Process::new(&machine, &kernels[0], 1, modes[0]),
         Process::new(&machine, &kernels[1], 0, modes[1]),
     ]);
@@ -92,7 +92,7 @@ pub fn body(data: &[u8]) {
                 hostile.end();
                 hostile = start(&mut input);
             }
-            0..=1 => talk.turn(u64::MAX),
+            0..=1 => talk.poll_once(u64::MAX),
             _ => hostile.act(&mut input),
         }
         machine.settle(input.below(8));
@@ -105,7 +105,7 @@ pub fn body(data: &[u8]) {
 }
 
 /// Checks that the hostile software's mailbox works for another client.
-fn recover(machine: &Arc<LocalMachine>, is_trusted: bool, kernels: &[Arc<Kernel>; 2], talk: Talk) {
+fn recover(machine: &Arc<LocalMachine>, is_trusted: bool, kernels: &[Arc<Kernel>; 2], talk: Traffic) {
     let [_, other] = talk.ends;
     let next = if is_trusted {
         let kernel = boot(machine, HOSTILE_NODE);
@@ -114,10 +114,10 @@ fn recover(machine: &Arc<LocalMachine>, is_trusted: bool, kernels: &[Arc<Kernel>
         Process::new(machine, &kernels[0], 0, Mode::NicBased)
     };
 
-    let mut talk = Talk::new([next, other]);
+    let mut talk = Traffic::new([next, other]);
     talk.finish();
     talk.ends.reverse();
-    Talk::new(talk.ends).finish();
+    Traffic::new(talk.ends).finish();
 }
 
 /// Waits until no message is being received.
@@ -160,7 +160,7 @@ fn is_forged(event: &Event) -> bool {
 }
 
 /// Messages from the first process to the second one.
-struct Talk {
+struct Traffic {
     ends: [Process; 2],
     from: MemoryDescriptor,
     /// Match bits of this talk's messages.
@@ -171,69 +171,69 @@ struct Talk {
     arrived: u64,
 }
 
-impl Talk {
+impl Traffic {
     fn new(ends: [Process; 2]) -> Self {
-        let [here, there] = &ends;
+        let [local, remote] = &ends;
         for (end, value) in ends.iter().zip([0, UNTOUCHED]) {
             end.memory.write(0, &[value; SINK as usize]).unwrap();
         }
 
         // Earlier talks have entries of their own, for other initiators.
-        let ProcessId { node, process } = here.interface.id();
+        let ProcessId { node, process } = local.interface.id();
         let bits = BITS + u64::from(node) * 8 + u64::from(process);
         let initiator = Initiator { node: Some(node), process: Some(process) };
         let options = Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE;
-        let sink = Descriptor { options, queue: Some(&there.queue), ..Descriptor::over(&there.memory) };
+        let sink = Descriptor { options, queue: Some(&remote.queue), ..Descriptor::over(&remote.memory) };
         let criteria = Criteria { initiator, ..Criteria::bits(bits) };
         let posted =
-            there.interface.post(Position::Tail(PORTAL), criteria, Unlink::Retain, &sink, None).unwrap();
+            remote.interface.post(Position::Tail(PORTAL), criteria, Unlink::Retain, &sink, None).unwrap();
         assert!(posted.is_some());
 
-        let source = Descriptor { queue: Some(&here.queue), ..Descriptor::over(&here.memory) };
-        let from = here.interface.bind_descriptor(&source).unwrap();
+        let source = Descriptor { queue: Some(&local.queue), ..Descriptor::over(&local.memory) };
+        let from = local.interface.bind_descriptor(&source).unwrap();
         Self { ends, from, bits, sent: 0, ended: 0, arrived: 0 }
     }
 
     /// Returns the length of a message.
     fn length(number: u64) -> u64 {
-        number * 613 % PLACE
+        number * 613 % SLOT_BYTES
     }
 
     /// Sends a message if the one before has ended, and checks what has arrived.
-    fn turn(&mut self, most: u64) {
-        let [here, there] = &self.ends;
+    fn poll_once(&mut self, most: u64) {
+        let [local, remote] = &self.ends;
         if self.sent < most && self.sent == self.ended && self.sent == self.arrived {
             let length = Self::length(self.sent);
-            here.memory.write(0, &vec![self.sent as u8; length as usize]).unwrap();
-            let target = Target::new(there.interface.id(), PORTAL, self.bits);
-            match here.interface.put_region(&self.from, 0, length, Ack::No, &target, self.sent) {
+            local.memory.write(0, &vec![self.sent as u8; length as usize]).unwrap();
+            let target = Target::new(remote.interface.id(), PORTAL, self.bits);
+            match local.interface.put_region(&self.from, 0, length, Ack::No, &target, self.sent) {
                 Ok(()) => self.sent += 1,
                 Err(error) => assert_eq!(error.refusal(), Some(Refusal::NoSpace)),
             }
         }
         self.ends.iter().for_each(|end| end.interface.progress().unwrap());
 
-        while let Some(event) = here.queue.get().unwrap() {
+        while let Some(event) = local.queue.get().unwrap() {
             if is_forged(&event) {
                 continue;
             }
             assert_eq!(event.failure, None);
             self.ended += u64::from(event.kind == EventKind::SendEnd);
         }
-        while let Some(event) = there.queue.get().unwrap() {
+        while let Some(event) = remote.queue.get().unwrap() {
             if is_forged(&event) {
                 continue;
             }
             let length = Self::length(self.arrived);
             assert_eq!((event.kind, event.failure), (EventKind::PutEnd, None));
-            assert_eq!((event.peer, event.message.header_data), (here.interface.id(), self.arrived));
+            assert_eq!((event.peer, event.message.header_data), (local.interface.id(), self.arrived));
             assert_eq!(u64::from(event.message.moved), length);
 
             let mut bytes = [0; SINK as usize];
-            there.memory.read(0, &mut bytes).unwrap();
+            remote.memory.read(0, &mut bytes).unwrap();
             let (data, rest) = bytes.split_at(length as usize);
             assert!(data.iter().all(|byte| *byte == self.arrived as u8), "the message came as it was sent");
-            assert!(rest[(PLACE - length) as usize..].iter().all(|byte| *byte == UNTOUCHED));
+            assert!(rest[(SLOT_BYTES - length) as usize..].iter().all(|byte| *byte == UNTOUCHED));
             self.arrived += 1;
         }
     }
@@ -245,7 +245,7 @@ impl Talk {
         let mut relax = device.new_relax();
         while self.arrived < most || self.ended < most {
             assert!(!deadline.has_passed(), "{} sent, {} arrived", self.sent, self.arrived);
-            self.turn(most);
+            self.poll_once(most);
             device.relax(&mut relax).unwrap();
         }
     }
@@ -387,9 +387,9 @@ impl Hostile {
     /// further. It also tries memory that no address map has.
     fn prepare(&mut self, machine: &LocalMachine, input: &mut Input<'_>) {
         let (allowed, other) = (self.allowed(), self.process.memory.iova());
-        let place = |input: &mut Input<'_>| if input.flag() { allowed } else { other };
+        let region = |input: &mut Input<'_>| if input.flag() { allowed } else { other };
 
-        let start = place(input);
+        let start = region(input);
         let allocate = Command { kind: command::ALLOCATE_QUEUE, start, length: 16, ..Command::default() };
         let queue = self.call(machine, &allocate).map_or(NO_HANDLE, |result| result.value as u32);
 
@@ -405,7 +405,7 @@ impl Hostile {
         let receive = Command {
             kind: command::POST,
             handle: NO_HANDLE,
-            start: place(input),
+            start: region(input),
             portal: PORTAL,
             node: ANY_NODE,
             process: ANY_PROCESS,
@@ -421,7 +421,7 @@ impl Hostile {
     fn call(&mut self, machine: &LocalMachine, given: &Command) -> Option<CommandResult> {
         self.process.post(given.as_bytes());
         machine.settle(64);
-        self.look();
+        self.remember_handles();
         self.process.result().filter(|result| result.code == code::OK)
     }
 
@@ -443,7 +443,7 @@ impl Hostile {
     }
 
     fn act(&mut self, input: &mut Input<'_>) {
-        self.look();
+        self.remember_handles();
         match input.below(8) {
             0 => self.process.disturb(input),
             1..=3 if matches!(self.rights, Rights::Node { .. }) => self.command_node(input),
@@ -454,8 +454,8 @@ impl Hostile {
         }
     }
 
-    /// Remembers the results and events so far.
-    fn look(&mut self) {
+    /// Remembers the handles in the results and events so far.
+    fn remember_handles(&mut self) {
         if let Some(result) = self.process.result().filter(|result| result.code == code::OK) {
             remember(&mut self.handles, result.value as u32);
             remember(&mut self.handles, result.extra as u32);

@@ -67,12 +67,12 @@ pub fn body(data: &[u8]) {
                 hostile = Hostile::new(&machine);
             }
             8 | 9 => world.befriend(&mut input),
-            10 => world.speak_to_hostile(&mut input),
+            10 => world.send_to_hostile_vpid(&mut input),
             11 => world.receive(&mut input),
             12 => world.victim.progress().unwrap(),
             13 => {
-                let stranger = input.below(4) == 0;
-                world.victim.admit(|address| address != HOSTILE || !stranger);
+                let outsider = input.below(4) == 0;
+                world.victim.admit(|address| address != HOSTILE || !outsider);
             }
             _ => world.talk([u64::MAX; 2]),
         }
@@ -132,7 +132,7 @@ impl World {
         }
     }
 
-    fn speak_to_hostile(&mut self, input: &mut Input<'_>) {
+    fn send_to_hostile_vpid(&mut self, input: &mut Input<'_>) {
         let Some(link) = self.to_hostile else { return };
         for _ in 0..input.below(FLOOD) {
             // There is credit if the hostile port grants it.
@@ -151,7 +151,7 @@ impl World {
         };
 
         match self.victim.recv(filter, Deadline::after(SHORT), None) {
-            Ok(message) => self.heard(&message),
+            Ok(message) => self.record_message(&message),
             Err(
                 Error::Timeout { .. }
                 | Error::KeptFull { .. }
@@ -162,7 +162,7 @@ impl World {
         }
     }
 
-    fn heard(&mut self, message: &nicforge_velo::Message) {
+    fn record_message(&mut self, message: &nicforge_velo::Message) {
         if message.from == FRIEND {
             assert_eq!(message.quadword(0), self.received[0], "the friend's messages come in order");
             self.received[0] += 1;
@@ -197,7 +197,7 @@ impl World {
         }
 
         while let Some(message) = self.victim.poll().unwrap() {
-            self.heard(&message);
+            self.record_message(&message);
         }
     }
 

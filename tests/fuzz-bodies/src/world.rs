@@ -49,7 +49,7 @@ pub const BAR_RING: u32 = 1;
 pub const RING_CELLS: u32 = 64;
 
 /// A client's place: function and attachment.
-pub type Place = (FunctionId, AttachmentId);
+pub type ClientId = (FunctionId, AttachmentId);
 
 /// Number of steps after which a busy machine is considered never to come to rest.
 const MANY_STEPS: u32 = 200_000;
@@ -117,49 +117,49 @@ impl World {
     }
 
     /// Attaches a client to a free attachment.
-    pub fn attach(&mut self, place: Place) {
-        self.machine.attach(place.0, place.1).unwrap();
+    pub fn attach(&mut self, client_id: ClientId) {
+        self.machine.attach(client_id.0, client_id.1).unwrap();
     }
 
     /// Returns whether it is attached.
-    pub fn is_attached(&self, place: Place) -> bool {
-        self.machine.is_attached(place.0, place.1)
+    pub fn is_attached(&self, client_id: ClientId) -> bool {
+        self.machine.is_attached(client_id.0, client_id.1)
     }
 
     /// Ends a client. Its unanswered DMA messages are dropped.
-    pub fn detach(&mut self, place: Place, why: Ended) {
-        self.machine.detach(place.0, place.1, why).unwrap();
-        self.messages.retain(|message| owner(message) != place);
+    pub fn detach(&mut self, client_id: ClientId, why: Ended) {
+        self.machine.detach(client_id.0, client_id.1, why).unwrap();
+        self.messages.retain(|message| owner(message) != client_id);
     }
 
     /// Returns a BAR's memory of an attached client.
-    pub fn memory(&self, place: Place, bar: u32) -> Option<SharedMemory> {
-        self.machine.region(place.0, place.1, bar).unwrap().memory
+    pub fn memory(&self, client_id: ClientId, bar: u32) -> Option<SharedMemory> {
+        self.machine.region(client_id.0, client_id.1, bar).unwrap().memory
     }
 
     /// Makes a trapped read.
-    pub fn read(&mut self, place: Place, region: u32, offset: u64, data: &mut [u8]) -> Outcome {
-        let before = self.accesses(place);
-        let outcome = self.machine.read(place.0, place.1, region, offset, data);
+    pub fn read(&mut self, client_id: ClientId, region: u32, offset: u64, data: &mut [u8]) -> Outcome {
+        let before = self.accesses(client_id);
+        let outcome = self.machine.read(client_id.0, client_id.1, region, offset, data);
         let counted = outcome_is_done(&outcome) && region != region::CONFIG && !data.is_empty();
-        let after = self.accesses(place);
+        let after = self.accesses(client_id);
         assert_eq!(after, before.map(|(reads, writes)| (reads + u64::from(counted), writes)));
         outcome
     }
 
     /// Makes a trapped write.
-    pub fn write(&mut self, place: Place, region: u32, offset: u64, data: &[u8]) -> Outcome {
-        let before = self.accesses(place);
-        let outcome = self.machine.write(place.0, place.1, region, offset, data);
+    pub fn write(&mut self, client_id: ClientId, region: u32, offset: u64, data: &[u8]) -> Outcome {
+        let before = self.accesses(client_id);
+        let outcome = self.machine.write(client_id.0, client_id.1, region, offset, data);
         let counted = outcome_is_done(&outcome) && region != region::CONFIG && !data.is_empty();
-        let after = self.accesses(place);
+        let after = self.accesses(client_id);
         assert_eq!(after, before.map(|(reads, writes)| (reads, writes + u64::from(counted))));
         outcome
     }
 
     /// Returns the numbers of trapped reads and writes counted so far.
-    fn accesses(&self, place: Place) -> Option<(u64, u64)> {
-        let counters = self.machine.attachment_counters(place.0, place.1)?;
+    fn accesses(&self, client_id: ClientId) -> Option<(u64, u64)> {
+        let counters = self.machine.attachment_counters(client_id.0, client_id.1)?;
         Some((counters.trapped_reads, counters.trapped_writes))
     }
 
@@ -191,8 +191,8 @@ impl World {
     }
 
     /// Drops the unanswered DMA messages of a client whose attachment was reset.
-    pub fn forget_messages(&mut self, place: Place) {
-        self.messages.retain(|message| owner(message) != place);
+    pub fn forget_messages(&mut self, client_id: ClientId) {
+        self.messages.retain(|message| owner(message) != client_id);
     }
 
     /// Answers the oldest DMA message as its client.
@@ -264,9 +264,9 @@ impl World {
     /// Detaches all clients and resets all functions. Checks that no state is left, and that all
     /// functions work.
     pub fn recover(&mut self) {
-        for place in places() {
-            if self.is_attached(place) {
-                self.detach(place, Ended::Evicted);
+        for client_id in client_ids() {
+            if self.is_attached(client_id) {
+                self.detach(client_id, Ended::Evicted);
             }
         }
 
@@ -287,16 +287,16 @@ impl World {
 
     /// Checks that a card with a loop-back plug sees its outputs at its inputs.
     fn ports_work(&mut self) {
-        let place = (PORTS, AttachmentId(0));
-        self.attach(place);
+        let client_id = (PORTS, AttachmentId(0));
+        self.attach(client_id);
         let mut input = [0];
-        let written = self.write(place, idio16::PORTS_BAR.into(), idio16::OUTPUTS_LOW, &[0x5a]);
-        let read = self.read(place, idio16::PORTS_BAR.into(), idio16::INPUTS_LOW, &mut input);
+        let written = self.write(client_id, idio16::PORTS_BAR.into(), idio16::OUTPUTS_LOW, &[0x5a]);
+        let read = self.read(client_id, idio16::PORTS_BAR.into(), idio16::INPUTS_LOW, &mut input);
 
         assert!(outcome_is_done(&written) && outcome_is_done(&read));
         assert_eq!(input, [0x5a]);
 
-        self.detach(place, Ended::Closed);
+        self.detach(client_id, Ended::Closed);
     }
 
     /// Checks that packets of one channel pass between the I/O node and the last compute node,
@@ -306,7 +306,7 @@ impl World {
         self.step_until_idle();
         self.packets_pass(&io, &compute, seed);
         for client in [io, compute] {
-            self.detach(client.place, Ended::Closed);
+            self.detach(client.client_id, Ended::Closed);
         }
     }
 
@@ -315,40 +315,40 @@ impl World {
         for (number, (from, to)) in [(one, other), (other, one)].into_iter().enumerate() {
             let payload = [(seed as u8).wrapping_add(number as u8 + 1); PAYLOAD];
             assert!(from.send(Header::point_to_point(0, to.node(), false), &payload));
-            self.wake(from.place);
+            self.wake(from.client_id);
             self.step_until_idle();
             let received = to.receive().expect("the packet has come");
-            self.wake(to.place);
+            self.wake(to.client_id);
             assert_eq!((received.0.target(), received.1), (to.node(), payload));
         }
     }
 
     /// Attaches a client to a tree NIC.
     pub fn tree_client(&mut self, node: u32, attachment: u16) -> TreeClient {
-        let place = (FunctionId(node), AttachmentId(attachment));
-        self.attach(place);
-        self.tree_client_of(place)
+        let client_id = (FunctionId(node), AttachmentId(attachment));
+        self.attach(client_id);
+        self.tree_client_of(client_id)
     }
 
     /// Returns a client for an attachment that is already attached.
-    pub fn tree_client_of(&self, place: Place) -> TreeClient {
-        let memory = |bar: u8| self.memory(place, bar.into()).expect("a tree NIC has windows");
-        TreeClient { place, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
+    pub fn tree_client_of(&self, client_id: ClientId) -> TreeClient {
+        let memory = |bar: u8| self.memory(client_id, bar.into()).expect("a tree NIC has windows");
+        TreeClient { client_id, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
     }
 
     /// Wakes the function, which may sleep, after a client's store.
-    pub fn wake(&mut self, place: Place) {
-        self.machine.wake(place.0);
+    pub fn wake(&mut self, client_id: ClientId) {
+        self.machine.wake(client_id.0);
     }
 
     /// Checks that a message comes back, and that a posted write has its effect.
-    pub fn fifo_works(&mut self, who: AttachmentId) {
-        let place = (FIFO, who);
-        self.attach(place);
-        let (send, receive) = (self.memory(place, 1).unwrap(), self.memory(place, 2).unwrap());
+    pub fn fifo_works(&mut self, attachment: AttachmentId) {
+        let client_id = (FIFO, attachment);
+        self.attach(client_id);
+        let (send, receive) = (self.memory(client_id, 1).unwrap(), self.memory(client_id, 2).unwrap());
         send.write(slot_fifo::WIN_SEND + 8, &[7; slot_fifo::DATA]).unwrap();
         send.u64(slot_fifo::WIN_SEND).unwrap().store(1, Ordering::Release);
-        self.wake(place);
+        self.wake(client_id);
         self.step_until_idle();
 
         let mut data = [0; slot_fifo::DATA];
@@ -357,31 +357,31 @@ impl World {
         receive.read(slot_fifo::MIRROR_RECEIVE + 8, &mut data).unwrap();
         assert_eq!(data, [7; slot_fifo::DATA]);
 
-        let mut poster = Poster::new(self, place);
-        poster.post_and_see(self, 1);
-        poster.post_and_see(self, 0);
-        self.detach(place, Ended::Closed);
+        let mut poster = Poster::new(self, client_id);
+        poster.post_and_read_back(self, 1);
+        poster.post_and_read_back(self, 0);
+        self.detach(client_id, Ended::Closed);
     }
 
     /// Checks that a copy is made.
     fn engine_works(&mut self) {
-        let place = (ENGINE, AttachmentId(0));
-        self.attach(place);
-        self.enable_bus_master(place);
+        let client_id = (ENGINE, AttachmentId(0));
+        self.attach(client_id);
+        self.enable_bus_master(client_id);
 
         let memory = SharedMemory::create("fuzz-clean", 4096).unwrap();
         memory.write(64, &[9; 64]).unwrap();
-        let (function, who) = place;
+        let (function, attachment) = client_id;
         let backing = DmaBacking::Memory(memory.whole());
 
-        self.machine.dma_map(function, who, 0, 4096, DmaPermission::READ_WRITE, backing).unwrap();
+        self.machine.dma_map(function, attachment, 0, 4096, DmaPermission::READ_WRITE, backing).unwrap();
         for (offset, value) in [(0, 64_u64), (8, 128), (16, 64)] {
             memory.write(offset, &value.to_le_bytes()).unwrap();
         }
 
-        assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_LIST, &0_u64.to_le_bytes())));
-        assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_COUNT, &1_u32.to_le_bytes())));
-        assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_START, &1_u32.to_le_bytes())));
+        assert!(outcome_is_done(&self.write(client_id, 0, dma_engine::REG_LIST, &0_u64.to_le_bytes())));
+        assert!(outcome_is_done(&self.write(client_id, 0, dma_engine::REG_COUNT, &1_u32.to_le_bytes())));
+        assert!(outcome_is_done(&self.write(client_id, 0, dma_engine::REG_START, &1_u32.to_le_bytes())));
 
         self.step_until_idle();
         let mut copied = [0; 64];
@@ -389,12 +389,12 @@ impl World {
 
         assert_eq!(copied, [9; 64]);
 
-        self.detach(place, Ended::Closed);
+        self.detach(client_id, Ended::Closed);
     }
 
     /// Checks that a message reaches the other attachment.
     fn send_works(&mut self) {
-        let [from, to] = [0, 1].map(|who| (SEND, AttachmentId(who)));
+        let [from, to] = [0, 1].map(|attachment| (SEND, AttachmentId(attachment)));
         self.attach(from);
         self.attach(to);
 
@@ -412,15 +412,15 @@ impl World {
     }
 
     /// Binds every MSI-X vector of an attached client, and enables none.
-    pub fn bind(&mut self, place: Place) {
-        let vectors = self.machine.irq_info(place.0, place.1, MSIX).map_or(0, |info| info.count);
+    pub fn bind(&mut self, client_id: ClientId) {
+        let vectors = self.machine.irq_info(client_id.0, client_id.1, MSIX).map_or(0, |info| info.count);
         let sinks = (0..vectors).map(|_| Some(Arc::new(Count::default()) as Arc<_>)).collect();
-        self.machine.bind_interrupts(place.0, place.1, MSIX, 0, sinks).unwrap();
+        self.machine.bind_interrupts(client_id.0, client_id.1, MSIX, 0, sinks).unwrap();
     }
 
     /// Enables bus mastering of a function, as its driver does.
-    pub fn enable_bus_master(&mut self, place: Place) {
-        let _ = self.write(place, region::CONFIG, 4, &6_u16.to_le_bytes());
+    pub fn enable_bus_master(&mut self, client_id: ClientId) {
+        let _ = self.write(client_id, region::CONFIG, 4, &6_u16.to_le_bytes());
     }
 }
 
@@ -446,18 +446,18 @@ pub enum Answer {
 }
 
 /// Returns every attachment of every function.
-pub fn places() -> impl Iterator<Item = Place> {
+pub fn client_ids() -> impl Iterator<Item = ClientId> {
     (0..FUNCTIONS).flat_map(|function| {
         let attachments = match function {
             0..TREE_NODES => 5,
             _ if FunctionId(function) == PORTS => 1,
             _ => 4,
         };
-        (0..attachments).map(move |who| (FunctionId(function), AttachmentId(who)))
+        (0..attachments).map(move |attachment| (FunctionId(function), AttachmentId(attachment)))
     })
 }
 
-fn owner(message: &Outgoing) -> Place {
+fn owner(message: &Outgoing) -> ClientId {
     match message {
         Outgoing::DmaRead { function, attachment, .. } | Outgoing::DmaWrite { function, attachment, .. } => {
             (*function, *attachment)
@@ -467,26 +467,26 @@ fn owner(message: &Outgoing) -> Place {
 
 /// A well-behaved client that posts writes to the slot FIFO's `REG_HOLD`.
 pub struct Poster {
-    place: Place,
+    client_id: ClientId,
     mirror: SharedMemory,
     producer: Producer<SharedCells>,
 }
 
 impl Poster {
     /// Creates the client of an attachment that was just attached or reset.
-    pub fn new(world: &World, place: Place) -> Self {
-        let cells = world.memory(place, BAR_RING).unwrap();
+    pub fn new(world: &World, client_id: ClientId) -> Self {
+        let cells = world.memory(client_id, BAR_RING).unwrap();
         let cells = cells.window(0, u64::from(RING_CELLS) * nicforge_hwi::posted::CELL as u64).unwrap();
         let producer = Producer::new(SharedCells::new(cells).unwrap());
-        Self { place, mirror: world.memory(place, 2).unwrap(), producer }
+        Self { client_id, mirror: world.memory(client_id, 2).unwrap(), producer }
     }
 
     /// Posts a value and reads it back. The read is ordered after the write.
-    pub fn post_and_see(&mut self, world: &mut World, value: u32) {
+    pub fn post_and_read_back(&mut self, world: &mut World, value: u32) {
         let consumed = || self.mirror.u32(RING_HEAD).unwrap().load(Ordering::Acquire);
         self.producer.try_push(consumed, 0, slot_fifo::REG_HOLD as u32, &value.to_le_bytes()).unwrap();
         let mut seen = [0; 4];
-        assert!(outcome_is_done(&world.read(self.place, 0, slot_fifo::REG_HOLD, &mut seen)));
+        assert!(outcome_is_done(&world.read(self.client_id, 0, slot_fifo::REG_HOLD, &mut seen)));
         assert_eq!(u32::from_le_bytes(seen), value);
     }
 }
@@ -494,7 +494,7 @@ impl Poster {
 /// A client of a tree NIC that uses the slots.
 pub struct TreeClient {
     /// Its function and attachment.
-    pub place: Place,
+    pub client_id: ClientId,
     /// The channel's windows.
     pub window: SharedMemory,
     /// The channel's mirror.

@@ -6,9 +6,9 @@ use std::path::Path;
 use nicforge_fuzz_bodies::{BODIES, named, seed};
 
 /// Prints the input when its body panics, so that it can be kept.
-struct Witness<'a>(usize, &'a [u8]);
+struct PrintOnPanic<'a>(usize, &'a [u8]);
 
-impl Drop for Witness<'_> {
+impl Drop for PrintOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let hex: String = self.1.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -20,7 +20,7 @@ impl Drop for Witness<'_> {
 fn seeded(name: &str) {
     let body = named(name);
     for (number, input) in seed::inputs(body).enumerate() {
-        let _witness = Witness(number, &input);
+        let _witness = PrintOnPanic(number, &input);
         (body.run)(&input);
     }
 }
@@ -47,7 +47,7 @@ macro_rules! bodies {
                 }
 
                 #[test]
-                fn what_was_found_stays_fixed() {
+                fn inputs_of_past_failures_pass() {
                     super::regressions(stringify!($name));
                 }
             }

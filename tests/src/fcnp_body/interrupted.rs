@@ -16,7 +16,7 @@ use nicforge_hwi::{
 use nicforge_test_body::body;
 use zerocopy::IntoBytes;
 
-use super::{LARGE, MACHINE, all_is_well, compute_core, eventually, io_node, long_message};
+use super::{LARGE, MACHINE, check_both_directions, compute_core, eventually, io_node, long_message};
 use crate::backing::Rig;
 
 /// A deadline on either side before the transfer leaves no state behind.
@@ -35,7 +35,7 @@ pub fn deadlines_before_the_transfer_change_nothing(rig: &dyn Rig) {
     assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
     assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 }
 
 /// A cancelled token ends calls on both sides.
@@ -53,7 +53,7 @@ pub fn cancelled_calls_end(rig: &dyn Rig) {
         assert!(matches!(writes.join().unwrap(), Err(Error::Cancelled { .. })));
     });
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 }
 
 /// A call of a compute core, with the token that ends it.
@@ -86,13 +86,13 @@ pub fn the_next_call_withdraws_requests_that_could_not_be_withdrawn(rig: &dyn Ri
     let never = Deadline::never();
 
     stuck(&|cancel| core.read_until(&mut [0; 16], never, Some(cancel)));
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
     stuck(&|cancel| core.write_until(&[1; 16], never, Some(cancel)));
     thread::scope(|scope| {
         scope.spawn(|| assert_eq!(io.write(0, &[2; 500]), Ok(500)));
         assert_eq!(core.read(&mut [0; 500]), Ok(500));
     });
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 }
 
 /// The core's read is cancelled during its data: the I/O node's write ends as well.
@@ -110,7 +110,7 @@ pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
         assert_eq!(write.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
     });
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 }
 
 /// The core's write is cancelled during its data: the I/O node's read ends as well.
@@ -128,7 +128,7 @@ pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
         assert_eq!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
     });
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 }
 
 /// The I/O node's write is cancelled during its data: the core's read ends as well.
@@ -146,7 +146,7 @@ pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
         assert!(matches!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::IoNode { .. } })));
     });
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 }
 
 /// The I/O node's read is cancelled during its data: the rest is discarded, and the core's write
@@ -165,7 +165,7 @@ pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
         assert_eq!(write.join().unwrap(), Ok(long));
     });
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
     assert!(io.statistics().orphans > 0);
 }
 
@@ -244,7 +244,7 @@ pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
     });
 
     drop(silent);
-    all_is_well(&io, &compute_core(rig, 0));
+    check_both_directions(&io, &compute_core(rig, 0));
 }
 
 /// A read that was cancelled while its node could not send is served later. Its data block no
@@ -262,18 +262,18 @@ pub fn data_of_a_cancelled_read_do_not_block_the_neighbour(rig: &dyn Rig) {
         let write = scope.spawn(|| io.write(0, &[4; SIZE]));
         // Only calls of the neighbour take packets out of the node's FIFO.
         while !write.is_finished() {
-            all_is_well(&io, &neighbour);
+            check_both_directions(&io, &neighbour);
         }
         assert_eq!(write.join().unwrap(), Ok(SIZE));
     });
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 }
 
 /// The I/O node serves one read of the pset at a time, and further reads queue. A read whose core
 /// withdraws its request leaves the queue, so that it blocks no other core.
 #[body]
-pub fn a_read_whose_request_is_withdrawn_leaves_the_queue(rig: &dyn Rig) {
+pub fn withdrawing_a_read_request_removes_it_from_the_queue(rig: &dyn Rig) {
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 1));
     let silent = Raw::open(rig, 4);
     silent.send(&Control::new(Kind::Write, silent.name(), LARGE as u32));
@@ -297,13 +297,13 @@ pub fn a_read_whose_request_is_withdrawn_leaves_the_queue(rig: &dyn Rig) {
 
         drop(silent);
         // The call for the core without a request blocks no other call.
-        all_is_well(&io, &other);
+        check_both_directions(&io, &other);
         cancel_queued.cancel();
 
         assert!(matches!(queued.join().unwrap(), Err(Error::Cancelled { .. })));
     });
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 }
 
 /// The operator resets the I/O process's node during a read. The process gets an error that asks it
@@ -326,5 +326,5 @@ pub fn soft_reset_of_the_io_node_ends_its_calls(rig: &dyn Rig) {
     let io = io_node(rig);
     assert!(matches!(core.read(&mut [0]), Err(Error::PeerGone { .. })));
 
-    all_is_well(&io, &core);
+    check_both_directions(&io, &core);
 }

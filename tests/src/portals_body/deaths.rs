@@ -15,10 +15,10 @@ const LONG: u64 = 1 << 20;
 pub fn a_process_that_ends_leaves_the_node_working(rig: &dyn Rig) {
     let kernels = [kernel(rig, 0), kernel(rig, 1)];
     for mode in MODES {
-        let here = Process::new(rig, &kernels[0], 0, mode);
-        let source = here.region(LONG);
-        let from = here.bind(&source);
-        let put = |to: &Process| here.put(&from, (0, LONG), &Target::new(to.id(), PORTAL, BITS));
+        let local = Process::new(rig, &kernels[0], 0, mode);
+        let source = local.region(LONG);
+        let from = local.bind(&source);
+        let put = |to: &Process| local.put(&from, (0, LONG), &Target::new(to.id(), PORTAL, BITS));
 
         for round in 0..3 {
             let victim = Process::new(rig, &kernels[1], 0, mode);
@@ -26,13 +26,13 @@ pub fn a_process_that_ends_leaves_the_node_working(rig: &dyn Rig) {
             victim.post(&victim.over(&sink, Options::PUT | Options::MANAGE_REMOTE));
             let back = victim.bind(&sink);
             (0..2 + round).for_each(|_| put(&victim));
-            victim.put(&back, (0, LONG), &Target::new(here.id(), PORTAL, BITS));
+            victim.put(&back, (0, LONG), &Target::new(local.id(), PORTAL, BITS));
             drop(victim);
 
-            let bench = Bench { processes: &[&here] };
+            let bench = Bench { processes: &[&local] };
             let kinds: Vec<_> =
                 (0..2 + round).flat_map(|_| [EventKind::SendStart, EventKind::SendEnd]).collect();
-            bench.events(&here, &kinds);
+            bench.events(&local, &kinds);
         }
 
         let next = Process::new(rig, &kernels[1], 0, mode);
@@ -41,7 +41,7 @@ pub fn a_process_that_ends_leaves_the_node_working(rig: &dyn Rig) {
         let bytes = pattern(7, LONG as usize);
         source.write(0, &bytes).unwrap();
         put(&next);
-        let bench = Bench { processes: &[&here, &next] };
+        let bench = Bench { processes: &[&local, &next] };
         assert_eq!(bench.event(&next).failure, None);
         let mut arrived = vec![0; LONG as usize];
         sink.read(0, &mut arrived).unwrap();
@@ -54,29 +54,30 @@ pub fn a_process_that_ends_leaves_the_node_working(rig: &dyn Rig) {
 pub fn a_node_that_is_reset_fails_the_messages_to_it(rig: &dyn Rig) {
     for mode in MODES {
         let kernels = [kernel(rig, 0), kernel(rig, 1)];
-        let (here, there) =
+        let (local, remote) =
             (Process::new(rig, &kernels[0], 0, mode), Process::new(rig, &kernels[1], 0, mode));
-        let source = here.region(LONG);
-        let from = here.bind(&source);
-        let target = Target::new(there.id(), PORTAL, BITS);
+        let source = local.region(LONG);
+        let from = local.bind(&source);
+        let target = Target::new(remote.id(), PORTAL, BITS);
         rig.reset("ss1");
 
-        let bench = Bench { processes: &[&here] };
-        here.interface.put_region(&from, 0, LONG, Ack::Requested, &target, 0).unwrap();
-        let events = bench.events(&here, &[EventKind::SendStart, EventKind::SendEnd]);
+        let bench = Bench { processes: &[&local] };
+        local.interface.put_region(&from, 0, LONG, Ack::Requested, &target, 0).unwrap();
+        let events = bench.events(&local, &[EventKind::SendStart, EventKind::SendEnd]);
         assert_eq!(events[1].failure, Some(Failure::Node));
         let is_gone = |error: Error| error.is_gone();
-        bench.until("the end of the old life", || there.queue.get().err().map(is_gone).filter(|&gone| gone));
+        bench
+            .until("the end of the old epoch", || remote.queue.get().err().map(is_gone).filter(|&gone| gone));
         let [_, old] = kernels;
-        drop((there, old));
+        drop((remote, old));
 
         let anew = kernel(rig, 1);
-        let there = Process::new(rig, &anew, 0, mode);
-        let sink = there.region(LONG);
-        there.post(&there.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
-        here.interface.put_region(&from, 0, LONG, Ack::No, &target, 0).unwrap();
-        let bench = Bench { processes: &[&here, &there] };
-        let end = bench.event(&there);
+        let remote = Process::new(rig, &anew, 0, mode);
+        let sink = remote.region(LONG);
+        remote.post(&remote.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
+        local.interface.put_region(&from, 0, LONG, Ack::No, &target, 0).unwrap();
+        let bench = Bench { processes: &[&local, &remote] };
+        let end = bench.event(&remote);
         assert_eq!((end.kind, end.failure), (EventKind::PutEnd, None));
     }
 }
@@ -85,14 +86,14 @@ pub fn a_node_that_is_reset_fails_the_messages_to_it(rig: &dyn Rig) {
 #[body]
 pub fn a_message_to_no_process_is_dropped(rig: &dyn Rig) {
     let kernels = [kernel(rig, 0), kernel(rig, 1)];
-    let here = Process::new(rig, &kernels[0], 0, Mode::NicBased);
-    let source = here.region(LONG);
-    let from = here.bind(&source);
-    let bench = Bench { processes: &[&here] };
+    let local = Process::new(rig, &kernels[0], 0, Mode::NicBased);
+    let source = local.region(LONG);
+    let from = local.bind(&source);
+    let bench = Bench { processes: &[&local] };
 
     for length in [8, LONG] {
-        here.put(&from, (0, length), &Target::new(ProcessId { node: 1, process: 1 }, PORTAL, BITS));
-        bench.events(&here, &[EventKind::SendStart, EventKind::SendEnd]);
+        local.put(&from, (0, length), &Target::new(ProcessId { node: 1, process: 1 }, PORTAL, BITS));
+        bench.events(&local, &[EventKind::SendStart, EventKind::SendEnd]);
     }
     assert_eq!(kernels[1].node(), 1);
 }
@@ -102,18 +103,18 @@ pub fn a_message_to_no_process_is_dropped(rig: &dyn Rig) {
 pub fn a_get_without_a_reply_fails_with_its_node(rig: &dyn Rig) {
     for mode in MODES {
         let kernels = [kernel(rig, 0), kernel(rig, 1)];
-        let here = Process::new(rig, &kernels[0], 0, mode);
+        let local = Process::new(rig, &kernels[0], 0, mode);
         // Its kernel handles no event, so that no reply is sent.
-        let there = Process::new(rig, &kernels[1], 0, Mode::HostBased);
-        let sink = here.region(4096);
-        let into = here.bind(&sink);
-        here.interface.get(&into, &Target::new(there.id(), PORTAL, BITS)).unwrap();
+        let remote = Process::new(rig, &kernels[1], 0, Mode::HostBased);
+        let sink = local.region(4096);
+        let into = local.bind(&sink);
+        local.interface.get(&into, &Target::new(remote.id(), PORTAL, BITS)).unwrap();
         rig.settle();
         rig.reset("ss1");
 
-        let bench = Bench { processes: &[&here] };
-        let event = bench.event(&here);
+        let bench = Bench { processes: &[&local] };
+        let event = bench.event(&local);
         assert_eq!((event.kind, event.failure), (EventKind::ReplyEnd, Some(Failure::Node)));
-        here.interface.unlink_descriptor(&into).unwrap();
+        local.interface.unlink_descriptor(&into).unwrap();
     }
 }

@@ -43,12 +43,12 @@ impl RawMailbox {
         self.next.set(self.next.get().wrapping_add(1));
         self.tail(self.next.get());
 
-        let place = mirror::RESULTS + slot * RESULT_BYTES as u64;
+        let entry_offset = mirror::RESULTS + slot * RESULT_BYTES as u64;
         let mut result = [0; RESULT_BYTES];
         let mirrors = &self.mirrors;
         let number = |result: &[u8; RESULT_BYTES]| CommandResult::read_from_bytes(result).unwrap().number;
         let done = self.device.wait_until(soon(), None, || {
-            mirrors.read(place, &mut result).unwrap();
+            mirrors.read(entry_offset, &mut result).unwrap();
             number(&result) == self.next.get()
         });
         done.unwrap();
@@ -62,23 +62,23 @@ impl RawMailbox {
 }
 
 /// Exchanges a message of the processes that are not hostile.
-fn exchange((here, source): (&Process, &Region), (there, sink): (&Process, &Region), round: u64) {
-    let bench = Bench { processes: &[here, there] };
-    let from = here.bind(source);
-    let values = there.over(sink, Options::PUT | Options::START_DISABLE);
+fn exchange((local, source): (&Process, &Region), (remote, sink): (&Process, &Region), round: u64) {
+    let bench = Bench { processes: &[local, remote] };
+    let from = local.bind(source);
+    let values = remote.over(sink, Options::PUT | Options::START_DISABLE);
     let once = Descriptor { threshold: Threshold::Operations(1), unlink: Unlink::Automatic, ..values };
-    there.post(&once);
+    remote.post(&once);
     let bytes = pattern(round, 3000);
     source.write(0, &bytes).unwrap();
 
-    here.put(&from, (0, 3000), &Target::new(there.id(), PORTAL, BITS));
-    let events = bench.events(there, &[EventKind::PutEnd, EventKind::Unlink]);
-    assert_eq!((events[0].peer, events[0].failure), (here.id(), None));
+    local.put(&from, (0, 3000), &Target::new(remote.id(), PORTAL, BITS));
+    let events = bench.events(remote, &[EventKind::PutEnd, EventKind::Unlink]);
+    assert_eq!((events[0].peer, events[0].failure), (local.id(), None));
     let mut arrived = vec![0; 3000];
     sink.read(0, &mut arrived).unwrap();
     assert!(arrived == bytes);
-    bench.events(here, &[EventKind::SendStart, EventKind::SendEnd]);
-    here.interface.unlink_descriptor(&from).unwrap();
+    bench.events(local, &[EventKind::SendStart, EventKind::SendEnd]);
+    local.interface.unlink_descriptor(&from).unwrap();
 }
 
 /// A command can't name memory outside the address map, and can't set what the card trusts.
@@ -123,17 +123,17 @@ pub fn commands_outside_the_address_map_are_refused(rig: &dyn Rig) {
 
 /// Random commands, and counts that are not possible, disturb no other process.
 #[body]
-pub fn a_hostile_mailbox_disturbs_nobody(rig: &dyn Rig) {
+pub fn a_hostile_mailbox_does_not_disturb_other_processes(rig: &dyn Rig) {
     let kernels = [kernel(rig, 0), kernel(rig, 1)];
     let device = rig.open("ss0", "p0");
     let hostile = Interface::open(&kernels[0], device.clone(), Mode::NicBased).unwrap();
     let region = hostile.allocate(4096).unwrap();
-    let (here, there) = (
+    let (local, remote) = (
         Process::new(rig, &kernels[0], 1, Mode::NicBased),
         Process::new(rig, &kernels[1], 0, Mode::NicBased),
     );
-    let (source, sink) = (here.region(4096), there.region(4096));
-    let exchange = |round| exchange((&here, &source), (&there, &sink), round);
+    let (source, sink) = (local.region(4096), remote.region(4096));
+    let exchange = |round| exchange((&local, &source), (&remote, &sink), round);
     let mailbox = RawMailbox::new(&device);
     let round = Cell::new(0_u64);
 

@@ -73,19 +73,19 @@ pub fn many_receives_can_be_posted(rig: &dyn Rig) {
 /// Events that are not taken in time are reported as lost.
 #[body]
 pub fn a_queue_that_is_not_read_reports_lost_events(rig: &dyn Rig) {
-    super::in_both_modes(rig, |here, there, bench| {
-        let (source, sink) = (here.region(4096), there.region(4096));
-        let from = here.bind(&source);
-        let small = there.interface.allocate_queue(7).unwrap();
+    super::in_both_modes(rig, |local, remote, bench| {
+        let (source, sink) = (local.region(4096), remote.region(4096));
+        let from = local.bind(&source);
+        let small = remote.interface.allocate_queue(7).unwrap();
         assert_eq!(small.capacity(), 7);
         let options = Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE;
-        there.post(&Descriptor { queue: Some(&small), ..there.over(&sink, options) });
+        remote.post(&Descriptor { queue: Some(&small), ..remote.over(&sink, options) });
 
-        let target = Target::new(there.id(), PORTAL, BITS);
+        let target = Target::new(remote.id(), PORTAL, BITS);
         for number in 0..20 {
-            here.interface.put_region(&from, 0, 8, Ack::Requested, &target, number).unwrap();
+            local.interface.put_region(&from, 0, 8, Ack::Requested, &target, number).unwrap();
             let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack];
-            bench.events(here, &kinds);
+            bench.events(local, &kinds);
         }
 
         assert!(matches!(small.get(), Err(Error::EventsLost { .. })));

@@ -25,8 +25,8 @@ const SHORT: Duration = Duration::from_millis(20);
 /// Number of messages to a receiver that waits for interrupts.
 const MANY: u64 = 4_000;
 
-fn open(rig: &dyn Rig, who: u16) -> (Device, AddressedSend) {
-    let device = rig.open("send0", &format!("user{who}"));
+fn open(rig: &dyn Rig, attachment: u16) -> (Device, AddressedSend) {
+    let device = rig.open("send0", &format!("user{attachment}"));
     let send = AddressedSend::open(&device).unwrap();
     (device, send)
 }
@@ -45,15 +45,17 @@ fn stall(rig: &dyn Rig, device: &Device, sender: &mut AddressedSend, target: u16
     until(device, || rig.counter("send0", "stalls") == before + 1);
 }
 
-fn malformed(rig: &dyn Rig, who: u16) -> u64 {
-    ask(rig, move |machine| machine.attachment_counters(SEND, AttachmentId(who)).unwrap().malformed_records)
+fn malformed(rig: &dyn Rig, attachment: u16) -> u64 {
+    ask(rig, move |machine| {
+        machine.attachment_counters(SEND, AttachmentId(attachment)).unwrap().malformed_records
+    })
 }
 
 /// Messages arrive at the target in the address, the sender's own included, with the sender as the
 /// card knows it.
 #[body]
 pub fn every_client_reaches_every_client(rig: &dyn Rig) {
-    let mut clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who).1).collect();
+    let mut clients: Vec<_> = (0..ATTACHMENTS).map(|attachment| open(rig, attachment).1).collect();
     for source in 0..ATTACHMENTS {
         for target in 0..ATTACHMENTS {
             let (tag, data) = (source * 16 + target, [source as u8, target as u8]);
@@ -104,7 +106,7 @@ pub fn a_bad_length_or_address_is_refused(rig: &dyn Rig) {
 
 /// A send to a target without a client is refused.
 #[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
-pub fn a_send_to_nobody_is_refused(rig: &dyn Rig) {
+pub fn a_send_to_an_absent_address_is_refused(rig: &dyn Rig) {
     let (_device, mut client) = open(rig, 0);
     assert!(client.is_present(0).unwrap() && !client.is_present(2).unwrap());
 
@@ -112,7 +114,7 @@ pub fn a_send_to_nobody_is_refused(rig: &dyn Rig) {
     assert_eq!(client.stalls_and_refusals().unwrap(), (0, 1));
 }
 
-/// The ninth message waits until the target takes the first, and later messages wait behind it.
+/// The ninth message waits until the target takes the first, and later messages wait for it.
 #[body]
 pub fn a_send_without_credits_stalls_until_one_is_returned(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
@@ -204,7 +206,7 @@ pub fn a_reset_of_the_target_lets_a_stalled_send_pass(rig: &dyn Rig) {
     assert_eq!(target.try_receive().unwrap(), None);
 }
 
-/// A reset of the sender does not wait for its own stalled send. That send and all messages behind
+/// A reset of the sender does not wait for its own stalled send. That send and all messages after
 /// it are lost.
 #[body]
 pub fn a_reset_of_the_sender_drops_a_stalled_send(rig: &dyn Rig) {
@@ -256,9 +258,9 @@ pub fn an_operators_reset_clears_a_stall(rig: &dyn Rig) {
     expect(&target.receive(soon(), None).unwrap(), 0, 2, &[1]);
 }
 
-/// A trapped read waits behind a stalled record, but the control page answers.
+/// A trapped read waits for a stalled record, but the control page answers.
 #[body(not_through(guests) = FRESH_MACHINE)]
-pub fn a_trapped_read_waits_behind_a_stalled_send(rig: &dyn Rig) {
+pub fn a_trapped_read_waits_for_an_earlier_stalled_send(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let registers = device.bar(0).unwrap();
@@ -336,7 +338,7 @@ pub fn malformed_records_are_skipped(rig: &dyn Rig) {
 
 /// The interrupt fires when the mailbox changes from empty to not empty.
 #[body]
-pub fn the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more(rig: &dyn Rig) {
+pub fn the_receive_interrupt_is_raised_when_the_mailbox_stops_being_empty(rig: &dyn Rig) {
     let (_device, mut sender) = open(rig, 0);
     let (target_device, mut target) = open(rig, 1);
     let interrupt = target.receive_interrupt().unwrap();
@@ -414,16 +416,16 @@ pub fn a_full_ring_times_out(rig: &dyn Rig) {
 #[derive(Clone, Debug)]
 enum Action {
     Send { source: u16, target: u16, tag: u16, data: Vec<u8> },
-    Receive { who: u16 },
+    Receive { attachment: u16 },
 }
 
 fn action() -> impl Strategy<Value = Action> {
-    let who = || 0..ATTACHMENTS;
+    let attachment = || 0..ATTACHMENTS;
     let data = prop::collection::vec(any::<u8>(), 1..=MAX_MESSAGE);
     prop_oneof![
-        3 => (who(), who(), 0..TAGS as u16, data)
+        3 => (attachment(), attachment(), 0..TAGS as u16, data)
             .prop_map(|(source, target, tag, data)| Action::Send { source, target, tag, data }),
-        2 => who().prop_map(|who| Action::Receive { who }),
+        2 => attachment().prop_map(|attachment| Action::Receive { attachment }),
     ]
 }
 
@@ -432,9 +434,9 @@ type Model = [[VecDeque<(u16, Vec<u8>)>; ATTACHMENTS as usize]; ATTACHMENTS as u
 
 /// Takes a message, which must be the oldest in flight from its source. Returns whether there was
 /// one.
-fn take(client: &mut AddressedSend, who: u16, model: &mut Model) -> Result<bool, TestCaseError> {
+fn take(client: &mut AddressedSend, attachment: u16, model: &mut Model) -> Result<bool, TestCaseError> {
     let Some(message) = client.try_receive().unwrap() else { return Ok(false) };
-    let oldest = model[usize::from(message.source)][usize::from(who)].pop_front();
+    let oldest = model[usize::from(message.source)][usize::from(attachment)].pop_front();
     prop_assert_eq!(oldest, Some((message.tag, message.data().to_vec())));
     Ok(true)
 }
@@ -443,7 +445,7 @@ fn take(client: &mut AddressedSend, who: u16, model: &mut Model) -> Result<bool,
 /// and once.
 #[body]
 pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
-    let clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who)).collect();
+    let clients: Vec<_> = (0..ATTACHMENTS).map(|attachment| open(rig, attachment)).collect();
     let device = clients[0].0.clone();
     let clients = RefCell::new(clients.into_iter().map(|(_, client)| client).collect::<Vec<_>>());
     let mut runner = runner(rig, 64);
@@ -460,8 +462,8 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
                         Err(error) => prop_assert_eq!(error, Error::RingFull { ring: 0 }),
                     }
                 }
-                Action::Receive { who } => {
-                    take(&mut clients[usize::from(who)], who, &mut model)?;
+                Action::Receive { attachment } => {
+                    take(&mut clients[usize::from(attachment)], attachment, &mut model)?;
                 }
             }
         }
@@ -471,8 +473,8 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
 
         while model.iter().flatten().any(|queue| !queue.is_empty()) {
             prop_assert!(!deadline.has_passed(), "messages got lost");
-            for (who, client) in clients.iter_mut().enumerate() {
-                while take(client, who as u16, &mut model)? {
+            for (attachment, client) in clients.iter_mut().enumerate() {
+                while take(client, attachment as u16, &mut model)? {
                     relax.reset();
                 }
             }

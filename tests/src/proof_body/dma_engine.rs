@@ -78,8 +78,8 @@ fn copies(rig: &dyn Rig, private_source: bool, private_destination: bool) {
     let from = buffer(&device, room, private_source);
     let to = buffer(&device, room, private_destination);
 
-    for (turn, len) in LENGTHS.into_iter().enumerate() {
-        let offsets = (turn as u64 * 5 % 64, turn as u64 * 11 % 4096);
+    for (round, len) in LENGTHS.into_iter().enumerate() {
+        let offsets = (round as u64 * 5 % 64, round as u64 * 11 % 4096);
         copy_and_check(&mut engine, &from, &to, offsets, len);
     }
 }
@@ -90,19 +90,19 @@ pub fn copies_within_mapped_memory(rig: &dyn Rig) {
     copies(rig, false, false);
 }
 
-/// Copies from memory that the device reads by messages.
+/// Copies from memory that the device reads by DMA messages.
 #[body]
 pub fn copies_from_private_memory(rig: &dyn Rig) {
     copies(rig, true, false);
 }
 
-/// Copies to memory that the device writes by messages. The interrupt comes after the data.
+/// Copies to memory that the device writes by DMA messages. The interrupt comes after the data.
 #[body]
 pub fn copies_to_private_memory(rig: &dyn Rig) {
     copies(rig, false, true);
 }
 
-/// Copies where both sides are accessed by messages.
+/// Copies where both sides are accessed by DMA messages.
 #[body]
 pub fn copies_within_private_memory(rig: &dyn Rig) {
     copies(rig, true, true);
@@ -246,7 +246,7 @@ pub fn a_destination_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
 
 /// The destination's addresses wrap around after a first part that is mapped: no byte is copied.
 #[body(not_through(guests) = "chooses an address that no IOMMU translates")]
-pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
+pub fn a_transfer_whose_destination_range_wraps_is_refused_before_it_starts(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let source = buffer(&device, 2 * PIECE, false);
     source.write(0, &[1; 2 * PIECE]).unwrap();
@@ -338,7 +338,7 @@ pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     registers.posted_write(REG_START, &1u32.to_le_bytes()).unwrap();
     until(&device, || mirror.read64(MIRROR_ENDED) == Ok(2));
 
-    // The memory is written by messages, and the trapped read is answered after them.
+    // The memory is written by DMA messages, and the trapped read is answered after them.
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
     assert_eq!(registers.read32(REG_DONE).unwrap(), 1);
 
@@ -438,19 +438,19 @@ pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
     assert_eq!(read(&memory, half, 1000), pattern(1, 1000));
 }
 
-/// Bytes in each of the two buffers of [`any_list_does_what_copies_in_order_do`].
+/// Bytes in each of the two buffers of [`any_descriptor_list_equals_its_copies_in_order`].
 const ARENA: usize = 3 * PIECE;
 
 /// Any list over a mapped and a private buffer has the same effect as the same copies in a byte
 /// array.
 #[body]
-pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
+pub fn any_descriptor_list_equals_its_copies_in_order(rig: &dyn Rig) {
     let (device, engine) = open(rig, "user0");
     let engine = RefCell::new(engine);
     let buffers = [buffer(&device, ARENA, false), buffer(&device, ARENA, true)];
-    let place = || (0..2usize, 0..ARENA);
+    let slice = || (0..2usize, 0..ARENA);
     let lengths = prop_oneof![0..64usize, 0..ARENA];
-    let lists = prop::collection::vec((place(), place(), lengths), 1..16);
+    let lists = prop::collection::vec((slice(), slice(), lengths), 1..16);
     let mut runner = runner(rig, 64);
 
     let outcome = runner.run(&lists, |list| {

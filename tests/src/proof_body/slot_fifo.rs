@@ -77,7 +77,7 @@ pub fn messages_come_back_in_order(rig: &dyn Rig) {
 
 /// A held device fills its queue, then the send slots fill. The release lets all messages through.
 #[body]
-pub fn a_held_device_fills_up_and_goes_on_when_released(rig: &dyn Rig) {
+pub fn a_held_device_fills_up_and_continues_when_released(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     fifo.hold(true).unwrap();
 
@@ -222,7 +222,7 @@ pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
 /// The receive interrupt fires when the receive slots change from empty to not empty, and not for
 /// each message.
 #[body]
-pub fn the_receive_interrupt_says_that_the_slots_are_not_empty_any_more(rig: &dyn Rig) {
+pub fn the_receive_interrupt_is_raised_when_the_slots_stop_being_empty(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     let interrupt = fifo.receive_interrupt().unwrap();
 
@@ -364,7 +364,7 @@ pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
 
 /// A reset empties all FIFOs, and the device works afterwards.
 #[body]
-pub fn a_reset_starts_anew(rig: &dyn Rig) {
+pub fn a_reset_empties_all_fifos(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
     fifo.pop_word().unwrap();
@@ -382,7 +382,7 @@ pub fn a_reset_starts_anew(rig: &dyn Rig) {
 
 /// A client that is evicted while it waits gets an error.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
-pub fn an_evicted_client_is_told(rig: &dyn Rig) {
+pub fn an_evicted_client_gets_the_eviction_error(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
     let waiting = std::thread::spawn(move || fifo.receive(soon(), None));
 

@@ -162,9 +162,9 @@ pub fn broadcasts_of_any_node_reach_all(rig: &dyn Rig) {
     let mut job = job(rig, NODES);
     let way = Collective::broadcast(CLASS);
 
-    for (turn, length) in (0..).zip([1, 31, 512, 513, 5000]) {
-        let sender = turn * 3 % NODES as usize;
-        let bytes = pattern(turn as u64, length as usize);
+    for (index, length) in (0..).zip([1, 31, 512, 513, 5000]) {
+        let sender = index * 3 % NODES as usize;
+        let bytes = pattern(index as u64, length as usize);
         for node in &job.nodes {
             node.counter(0).set(length);
         }
@@ -214,7 +214,7 @@ pub fn a_barrier_waits_for_the_last_node(rig: &dyn Rig) {
     }
 }
 
-/// In an all-to-all, each node gets the block of each other node at its place.
+/// In an all-to-all, each node gets the block of each other node at that node's index.
 #[body(on(CUBE, MACHINE))]
 pub fn an_all_to_all_moves_each_block(rig: &dyn Rig) {
     const BLOCK: u64 = 1001;
@@ -273,41 +273,41 @@ pub fn the_kernel_allocates_each_resource_once(rig: &dyn Rig) {
 #[body]
 pub fn the_kernel_disables_a_reception_fifo(rig: &dyn Rig) {
     let kernel = Kernel::open(&rig.open("bgq1", "kernel")).unwrap();
-    let (mut here, mut there) = super::pair(rig);
-    let message = memory_fifo(nicforge_spi::Payload::NONE, here.ordered(&there), &there.fifo()).unwrap();
+    let (mut local, mut remote) = super::pair(rig);
+    let message = memory_fifo(nicforge_spi::Payload::NONE, local.ordered(&remote), &remote.fifo()).unwrap();
 
     kernel.set_reception(0, &[RECEIVE], false).unwrap();
-    here.send(&message);
-    there.subgroup.device().wait_until(soon(), None, || there.subgroup.dropped().unwrap() == 1).unwrap();
-    assert_eq!(there.subgroup.has_packet(RECEIVE), Ok(false));
+    local.send(&message);
+    remote.subgroup.device().wait_until(soon(), None, || remote.subgroup.dropped().unwrap() == 1).unwrap();
+    assert_eq!(remote.subgroup.has_packet(RECEIVE), Ok(false));
 
     kernel.set_reception(0, &[RECEIVE], true).unwrap();
-    here.send(&message);
-    there.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
-    assert_eq!(there.subgroup.base_address(BASE), Ok(there.memory.iova()));
+    local.send(&message);
+    remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+    assert_eq!(remote.subgroup.base_address(BASE), Ok(remote.memory.iova()));
 }
 
 /// Ranges of addresses bound what the unit reads for users.
 #[body]
 pub fn the_kernels_ranges_bound_the_users_memory(rig: &dyn Rig) {
     let kernel = Kernel::open(&rig.open("bgq0", "kernel")).unwrap();
-    let (mut here, there) = super::pair(rig);
-    let counter = there.counter(0);
+    let (mut local, remote) = super::pair(rig);
+    let counter = remote.counter(0);
     counter.set(64);
-    let target = there.target(SINK, &counter);
-    let put = direct_put(here.payload(SOURCE, 64), here.ordered(&there), &target).unwrap();
+    let target = remote.target(SINK, &counter);
+    let put = direct_put(local.payload(SOURCE, 64), local.ordered(&remote), &target).unwrap();
 
     kernel.set_user_ranges(&[]).unwrap();
-    let number = here.inject(&put);
-    let ended = here.subgroup.injection().wait_done(SEND, number, soon(), None);
+    let number = local.inject(&put);
+    let ended = local.subgroup.injection().wait_done(SEND, number, soon(), None);
     assert!(matches!(ended, Err(Error::Stopped { fault: nicforge_spi::Fault::Range, .. })), "{ended:?}");
 
     let all = nicforge_spi::AddressRange { first: 0, last: (1 << 36) - 1, read_only: false };
     assert!(matches!(kernel.set_user_ranges(&[all; 21]), Err(Error::TooManyRanges { .. })));
     kernel.set_user_ranges(&[all]).unwrap();
-    here.subgroup.restart_injection(SEND).unwrap();
-    here.send(&put);
-    there.wait(&counter);
+    local.subgroup.restart_injection(SEND).unwrap();
+    local.send(&put);
+    remote.wait(&counter);
 }
 
 impl Drop for Job {

@@ -35,31 +35,31 @@ fn sent(rig: &dyn Rig, node: &mut Node, build: impl FnOnce(&Node) -> Descriptor)
 /// A user's descriptors cannot name channels and network FIFOs of the system.
 #[body]
 pub fn a_users_descriptor_does_not_use_the_systems_channels(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
-    let to = there.subgroup.place().destination();
-    let system = memory_fifo(Payload::NONE, PointToPoint::system(to), &there.fifo()).unwrap();
-    assert_eq!(fault_of(&mut here, &system), Fault::Permission);
+    let (mut local, remote) = pair(rig);
+    let to = remote.subgroup.place().destination();
+    let system = memory_fifo(Payload::NONE, PointToPoint::system(to), &remote.fifo()).unwrap();
+    assert_eq!(fault_of(&mut local, &system), Fault::Permission);
 
     let way = Collective { channel: CollectiveChannel::System, ..Collective::broadcast(0) };
-    let collective = memory_fifo(Payload::NONE, way, &there.fifo()).unwrap();
-    assert_eq!(fault_of(&mut here, &collective), Fault::Permission);
+    let collective = memory_fifo(Payload::NONE, way, &remote.fifo()).unwrap();
+    assert_eq!(fault_of(&mut local, &collective), Fault::Permission);
 
-    let mut mixed = memory_fifo(Payload::NONE, PointToPoint::dynamic(to), &there.fifo()).unwrap();
+    let mut mixed = memory_fifo(Payload::NONE, PointToPoint::dynamic(to), &remote.fifo()).unwrap();
     mixed.torus_fifo_map = fifo_map::SYSTEM;
-    assert_eq!(fault_of(&mut here, &mixed), Fault::Permission);
+    assert_eq!(fault_of(&mut local, &mixed), Fault::Permission);
     mixed.torus_fifo_map = fifo_map::TORUS;
     mixed.packet_header.set_channel(channel::SYSTEM);
-    assert_eq!(fault_of(&mut here, &mixed), Fault::Permission);
+    assert_eq!(fault_of(&mut local, &mixed), Fault::Permission);
 }
 
 /// A destination outside the network stops the FIFO, and no other one.
 #[body]
 pub fn a_destination_that_does_not_exist_stops_the_fifo(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
+    let (mut local, remote) = pair(rig);
     for coordinates in [[2, 0, 0, 0, 0], [0, 1, 0, 0, 0], [63; 5]] {
         let way = PointToPoint::dynamic(nicforge_spi::Destination::new(coordinates));
-        let lost = memory_fifo(Payload::NONE, way, &there.fifo()).unwrap();
-        assert_eq!(fault_of(&mut here, &lost), Fault::Destination, "{coordinates:?}");
+        let lost = memory_fifo(Payload::NONE, way, &remote.fifo()).unwrap();
+        assert_eq!(fault_of(&mut local, &lost), Fault::Destination, "{coordinates:?}");
     }
 }
 
@@ -75,92 +75,92 @@ pub fn a_users_packets_do_not_reach_the_systems_resources(rig: &dyn Rig) {
     system.set_base_address(0, memory.iova()).unwrap();
     memory.write(0, &pattern(1, 4096)).unwrap();
 
-    let (mut here, there) = pair(rig);
-    let way = here.ordered(&there);
+    let (mut local, remote) = pair(rig);
+    let way = local.ordered(&remote);
     let fifo = MemoryFifo { fifo: system.reception_id(0), ..MemoryFifo::default() };
-    sent(rig, &mut here, |_| memory_fifo(Payload::NONE, way, &fifo).unwrap());
+    sent(rig, &mut local, |_| memory_fifo(Payload::NONE, way, &fifo).unwrap());
 
     let base = system.base_address_id(0);
-    let counter = there.counter(0);
+    let counter = remote.counter(0);
     counter.set(1000);
-    let put = DirectPut { payload_base: base, ..there.target(64, &counter) };
-    sent(rig, &mut here, |here| direct_put(here.payload(SOURCE, 64), way, &put).unwrap());
-    let put = DirectPut { counter_base: base, ..there.target(SINK, &counter) };
-    sent(rig, &mut here, |here| direct_put(here.payload(SOURCE, 64), way, &put).unwrap());
+    let put = DirectPut { payload_base: base, ..remote.target(64, &counter) };
+    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), way, &put).unwrap());
+    let put = DirectPut { counter_base: base, ..remote.target(SINK, &counter) };
+    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), way, &put).unwrap());
 
     let get = RemoteGet { fifo: system.injection_id(0) };
-    let target = here.target(SINK, &here.counter(0));
-    let loot = direct_put(Payload::memory(memory.iova(), 64), there.ordered(&here), &target);
-    here.write(1024, loot.unwrap().as_bytes());
-    here.write(SINK, &[0xaa; 64]);
-    sent(rig, &mut here, |here| remote_get(here.payload(1024, 64), way, &get).unwrap());
+    let target = local.target(SINK, &local.counter(0));
+    let loot = direct_put(Payload::memory(memory.iova(), 64), remote.ordered(&local), &target);
+    local.write(1024, loot.unwrap().as_bytes());
+    local.write(SINK, &[0xaa; 64]);
+    sent(rig, &mut local, |local| remote_get(local.payload(1024, 64), way, &get).unwrap());
 
     let mut bytes = vec![0; 4096];
     memory.read(0, &mut bytes).unwrap();
     assert!(bytes == pattern(1, 4096), "the system's memory has changed");
     assert_eq!(system.has_packet(0), Ok(false));
     assert_eq!(system.injection().injected(0), Ok(0));
-    assert_eq!(here.read(SINK, 64), [0xaa; 64]);
+    assert_eq!(local.read(SINK, 64), [0xaa; 64]);
 }
 
 /// Packets for FIFOs and base addresses that are not there have no effect on others.
 #[body]
-pub fn packets_for_what_is_not_there_are_dropped(rig: &dyn Rig) {
-    let (mut here, mut there) = pair(rig);
-    let way = here.ordered(&there);
-    let counter = there.counter(0);
+pub fn packets_for_absent_resources_are_dropped(rig: &dyn Rig) {
+    let (mut local, mut remote) = pair(rig);
+    let way = local.ordered(&remote);
+    let counter = remote.counter(0);
     counter.set(1000);
 
-    let other = MemoryFifo { fifo: there.subgroup.reception_id(0), ..MemoryFifo::default() };
-    let nobody = MemoryFifo { fifo: 4 * 60, ..MemoryFifo::default() };
-    for target in [other, nobody] {
-        sent(rig, &mut here, |_| memory_fifo(Payload::NONE, way, &target).unwrap());
+    let other = MemoryFifo { fifo: remote.subgroup.reception_id(0), ..MemoryFifo::default() };
+    let missing_fifo = MemoryFifo { fifo: 4 * 60, ..MemoryFifo::default() };
+    for target in [other, missing_fifo] {
+        sent(rig, &mut local, |_| memory_fifo(Payload::NONE, way, &target).unwrap());
     }
 
-    for entry in [there.subgroup.base_address_id(0), 8 * 60] {
-        let put = DirectPut { payload_base: entry, ..there.target(SINK, &counter) };
-        sent(rig, &mut here, |here| direct_put(here.payload(SOURCE, 64), way, &put).unwrap());
+    for entry in [remote.subgroup.base_address_id(0), 8 * 60] {
+        let put = DirectPut { payload_base: entry, ..remote.target(SINK, &counter) };
+        sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), way, &put).unwrap());
     }
-    for fifo in [there.subgroup.injection_id(SEND), there.subgroup.injection_id(7), 8 * 60] {
+    for fifo in [remote.subgroup.injection_id(SEND), remote.subgroup.injection_id(7), 8 * 60] {
         let get = RemoteGet { fifo };
-        sent(rig, &mut here, |here| remote_get(here.payload(SOURCE, 64), way, &get).unwrap());
+        sent(rig, &mut local, |local| remote_get(local.payload(SOURCE, 64), way, &get).unwrap());
     }
-    let far = DirectPut { offset: 0xf_0000_0000, ..there.target(0, &counter) };
-    sent(rig, &mut here, |here| direct_put(here.payload(SOURCE, 64), way, &far).unwrap());
+    let far = DirectPut { offset: 0xf_0000_0000, ..remote.target(0, &counter) };
+    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), way, &far).unwrap());
 
-    assert_eq!(there.subgroup.injection().injected(SEND), Ok(0));
-    assert_eq!(there.subgroup.has_packet(RECEIVE), Ok(false));
+    assert_eq!(remote.subgroup.injection().injected(SEND), Ok(0));
+    assert_eq!(remote.subgroup.has_packet(RECEIVE), Ok(false));
 
     // The path still works.
-    here.write(SOURCE, &pattern(3, 64));
+    local.write(SOURCE, &pattern(3, 64));
     counter.set(64);
-    here.send(&direct_put(here.payload(SOURCE, 64), way, &there.target(SINK, &counter)).unwrap());
-    there.wait(&counter);
-    assert_eq!(there.read(SINK, 64), pattern(3, 64));
-    assert_eq!(there.subgroup.base_address(0), Ok(NO_BASE_ADDRESS));
+    local.send(&direct_put(local.payload(SOURCE, 64), way, &remote.target(SINK, &counter)).unwrap());
+    remote.wait(&counter);
+    assert_eq!(remote.read(SINK, 64), pattern(3, 64));
+    assert_eq!(remote.subgroup.base_address(0), Ok(NO_BASE_ADDRESS));
 }
 
 /// A descriptor that a remote get brings is checked as one of its FIFO's owner.
 #[body]
 pub fn a_remote_get_brings_no_permission(rig: &dyn Rig) {
-    let (mut here, mut there) = pair(rig);
-    let own = here.subgroup.place().destination();
-    let system = memory_fifo(Payload::NONE, PointToPoint::system(own), &here.fifo()).unwrap();
-    here.write(1024, system.as_bytes());
-    let get = RemoteGet { fifo: there.subgroup.injection_id(GETS) };
-    here.send(&remote_get(here.payload(1024, 64), here.ordered(&there), &get).unwrap());
+    let (mut local, mut remote) = pair(rig);
+    let own = local.subgroup.place().destination();
+    let system = memory_fifo(Payload::NONE, PointToPoint::system(own), &local.fifo()).unwrap();
+    local.write(1024, system.as_bytes());
+    let get = RemoteGet { fifo: remote.subgroup.injection_id(GETS) };
+    local.send(&remote_get(local.payload(1024, 64), local.ordered(&remote), &get).unwrap());
 
-    let device = here.subgroup.device().clone();
-    let stopped = || there.subgroup.injection().fault(GETS).unwrap().is_some();
+    let device = local.subgroup.device().clone();
+    let stopped = || remote.subgroup.injection().fault(GETS).unwrap().is_some();
     device.wait_until(soon(), None, stopped).unwrap();
-    assert_eq!(there.subgroup.injection().fault(GETS), Ok(Some(Fault::Permission)));
-    assert_eq!(here.subgroup.has_packet(RECEIVE), Ok(false));
+    assert_eq!(remote.subgroup.injection().fault(GETS), Ok(Some(Fault::Permission)));
+    assert_eq!(local.subgroup.has_packet(RECEIVE), Ok(false));
 }
 
 /// Words that are no descriptors stop the FIFO, or are carried out. Others do not notice.
 #[body]
-pub fn random_descriptors_harm_nobody_else(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
+pub fn random_descriptors_do_not_disturb_other_processes(rig: &dyn Rig) {
+    let (mut local, remote) = pair(rig);
     let bystander = Node::new(rig, 1, 1);
     bystander.write(0, &pattern(8, 4096));
 
@@ -170,26 +170,27 @@ pub fn random_descriptors_harm_nobody_else(rig: &dyn Rig) {
         // Every other one has fields that are nearly right.
         if seed.is_multiple_of(2) {
             descriptor =
-                memory_fifo(here.payload(SOURCE, seed % 700), here.ordered(&there), &there.fifo()).unwrap();
+                memory_fifo(local.payload(SOURCE, seed % 700), local.ordered(&remote), &remote.fifo())
+                    .unwrap();
             let mut nearly = [0; 64];
             nearly.copy_from_slice(descriptor.as_bytes());
             nearly[(seed as usize / 2) % 64] ^= bytes[0] | 1;
             descriptor = <Descriptor as zerocopy::FromBytes>::read_from_bytes(&nearly).unwrap();
             descriptor.message_length &= 0xffff;
         }
-        here.inject(&descriptor);
+        local.inject(&descriptor);
         rig.settle();
-        here.subgroup.restart_injection(SEND).unwrap();
+        local.subgroup.restart_injection(SEND).unwrap();
     }
 
     assert!(bystander.read(0, 4096) == pattern(8, 4096), "the bystander's memory has changed");
-    let (mut here, counter) = (here, bystander.counter(1));
-    here.write(SOURCE, &pattern(3, 64));
+    let (mut local, counter) = (local, bystander.counter(1));
+    local.write(SOURCE, &pattern(3, 64));
     counter.set(64);
     let target = bystander.target(SINK, &counter);
-    let way = here.ordered(&bystander);
-    drop(there);
-    here.send(&direct_put(here.payload(SOURCE, 64), way, &target).unwrap());
+    let way = local.ordered(&bystander);
+    drop(remote);
+    local.send(&direct_put(local.payload(SOURCE, 64), way, &target).unwrap());
     bystander.wait(&counter);
     assert_eq!(bystander.subgroup.has_packet(RECEIVE), Ok(false));
 }
@@ -198,25 +199,25 @@ pub fn random_descriptors_harm_nobody_else(rig: &dyn Rig) {
 /// successor gets nothing of it.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_peer_that_dies_releases_the_network(rig: &dyn Rig) {
-    let (mut here, there) = (Node::with_sizes(rig, 0, 0, 400, 4096), Node::with_sizes(rig, 1, 0, 8, 576));
+    let (mut local, remote) = (Node::with_sizes(rig, 0, 0, 400, 4096), Node::with_sizes(rig, 1, 0, 8, 576));
     let third = Node::new(rig, 1, 1);
-    let (to, way) = (there.fifo(), here.ordered(&there));
+    let (to, way) = (remote.fifo(), local.ordered(&remote));
     for _ in 0..300 {
-        let message = memory_fifo(here.payload(SOURCE, 512), way, &to).unwrap();
-        here.inject(&message);
+        let message = memory_fifo(local.payload(SOURCE, 512), way, &to).unwrap();
+        local.inject(&message);
     }
-    let last = here.subgroup.injection().injected(SEND).unwrap();
-    let stalled = here.subgroup.injection().wait_done(SEND, last, Deadline::after(SHORT), None);
+    let last = local.subgroup.injection().injected(SEND).unwrap();
+    let stalled = local.subgroup.injection().wait_done(SEND, last, Deadline::after(SHORT), None);
     assert!(matches!(stalled, Err(Error::Driver(DriverError::Timeout { .. }))), "{stalled:?}");
 
     rig.evict("bgq1", "s0");
-    here.subgroup.injection().wait_done(SEND, last, soon(), None).unwrap();
-    drop(there);
+    local.subgroup.injection().wait_done(SEND, last, soon(), None).unwrap();
+    drop(remote);
 
     let counter = third.counter(0);
     counter.set(600);
-    here.write(SOURCE, &pattern(4, 600));
-    here.send(&direct_put(here.payload(SOURCE, 600), way, &third.target(SINK, &counter)).unwrap());
+    local.write(SOURCE, &pattern(4, 600));
+    local.send(&direct_put(local.payload(SOURCE, 600), way, &third.target(SINK, &counter)).unwrap());
     third.wait(&counter);
     assert_eq!(third.read(SINK, 600), pattern(4, 600));
     assert_eq!(third.subgroup.has_packet(RECEIVE), Ok(false));
@@ -224,33 +225,37 @@ pub fn a_peer_that_dies_releases_the_network(rig: &dyn Rig) {
     let successor = Node::new(rig, 1, 0);
     rig.settle();
     assert_eq!(successor.subgroup.has_packet(RECEIVE), Ok(false));
-    let late = here.subgroup.wait_packet(RECEIVE, Deadline::after(SHORT), None);
+    let late = local.subgroup.wait_packet(RECEIVE, Deadline::after(SHORT), None);
     assert!(matches!(late, Err(Error::Driver(DriverError::Timeout { .. }))), "{late:?}");
 }
 
 /// A sender that dies in a long message leaves a part of it, and a network that works.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_sender_that_dies_leaves_a_network_that_works(rig: &dyn Rig) {
-    let (mut here, there) = pair(rig);
+    let (mut local, remote) = pair(rig);
     let mut other = Node::new(rig, 0, 1);
-    let counter = there.counter(0);
+    let counter = remote.counter(0);
     counter.set(1 << 40);
     for _ in 0..60 {
-        let put =
-            direct_put(here.payload(SOURCE, 64 << 10), here.ordered(&there), &there.target(SINK, &counter));
-        here.inject(&put.unwrap());
+        let put = direct_put(
+            local.payload(SOURCE, 64 << 10),
+            local.ordered(&remote),
+            &remote.target(SINK, &counter),
+        );
+        local.inject(&put.unwrap());
     }
     rig.evict("bgq0", "s0");
-    drop(here);
+    drop(local);
 
     rig.settle();
     counter.set(64);
     other.write(SOURCE, &pattern(6, 64));
     other.send(
-        &direct_put(other.payload(SOURCE, 64), other.ordered(&there), &there.target(SINK, &counter)).unwrap(),
+        &direct_put(other.payload(SOURCE, 64), other.ordered(&remote), &remote.target(SINK, &counter))
+            .unwrap(),
     );
-    there.wait(&counter);
-    assert_eq!(there.read(SINK, 64), pattern(6, 64));
+    remote.wait(&counter);
+    assert_eq!(remote.read(SINK, 64), pattern(6, 64));
 
     let device = rig.open("bgq0", "s0");
     let again = Subgroup::open(&device, Options::default()).unwrap();

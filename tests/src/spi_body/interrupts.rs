@@ -87,28 +87,28 @@ pub fn lines_without_a_route_are_refused(rig: &dyn Rig) {
 /// when it rises above its own.
 #[body]
 pub fn thresholds_interrupt_and_can_be_cleared(rig: &dyn Rig) {
-    let (mut here, mut there) = super::pair(rig);
+    let (mut local, mut remote) = super::pair(rig);
     let wanted = FifoInterrupts { reception: 1 << RECEIVE, ..FifoInterrupts::default() };
-    there.subgroup.set_thresholds(None, Some((64 << 10) - 256)).unwrap();
-    there.subgroup.set_interrupts(wanted).unwrap();
+    remote.subgroup.set_thresholds(None, Some((64 << 10) - 256)).unwrap();
+    remote.subgroup.set_interrupts(wanted).unwrap();
 
     // Eight packets of a header alone take 256 bytes, and the ninth crosses the threshold.
-    let target = MemoryFifo { fifo: there.subgroup.reception_id(RECEIVE), ..MemoryFifo::default() };
-    let message = memory_fifo(Payload::NONE, here.ordered(&there), &target).unwrap();
-    (0..8).for_each(|_| here.send(&message));
-    let none = there.subgroup.wait_interrupts(wanted, Deadline::after(SHORT), None);
+    let target = MemoryFifo { fifo: remote.subgroup.reception_id(RECEIVE), ..MemoryFifo::default() };
+    let message = memory_fifo(Payload::NONE, local.ordered(&remote), &target).unwrap();
+    (0..8).for_each(|_| local.send(&message));
+    let none = remote.subgroup.wait_interrupts(wanted, Deadline::after(SHORT), None);
     assert!(matches!(none, Err(Error::Driver(DriverError::Timeout { .. }))), "{none:?}");
-    here.send(&message);
-    assert_eq!(there.subgroup.wait_interrupts(wanted, soon(), None), Ok(wanted));
+    local.send(&message);
+    assert_eq!(remote.subgroup.wait_interrupts(wanted, soon(), None), Ok(wanted));
 
-    there.subgroup.clear_interrupts(wanted).unwrap();
-    assert_eq!(there.subgroup.interrupts(), Ok(FifoInterrupts::default()));
+    remote.subgroup.clear_interrupts(wanted).unwrap();
+    assert_eq!(remote.subgroup.interrupts(), Ok(FifoInterrupts::default()));
 
     // The injection FIFO has 64 descriptors and one free slot, and has room for all when it is
     // empty.
     let risen = FifoInterrupts { injection: 1 << SEND, ..FifoInterrupts::default() };
-    here.subgroup.set_thresholds(Some(64 * 64), None).unwrap();
-    here.subgroup.set_interrupts(risen).unwrap();
-    here.send(&message);
-    assert_eq!(here.subgroup.wait_interrupts(risen, soon(), None), Ok(risen));
+    local.subgroup.set_thresholds(Some(64 * 64), None).unwrap();
+    local.subgroup.set_interrupts(risen).unwrap();
+    local.send(&message);
+    assert_eq!(local.subgroup.wait_interrupts(risen, soon(), None), Ok(risen));
 }

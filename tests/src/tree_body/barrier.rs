@@ -70,7 +70,7 @@ pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
 /// All nodes pass many barriers by posted writes, each in its own thread. No node leaves a barrier
 /// before all have entered it.
 #[body]
-pub fn many_barriers_let_nobody_through_early(rig: &dyn Rig) {
+pub fn no_node_leaves_a_barrier_before_all_have_entered_it(rig: &dyn Rig) {
     let rounds = rig.repetitions(1000);
     let nodes = Core::of_all(rig);
     for node in &nodes {
@@ -126,7 +126,7 @@ pub fn an_early_node_waits_for_the_slow(rig: &dyn Rig) {
 
 /// An I/O node holds up a barrier only when it participates.
 #[body(not_through(guests) = FRESH_MACHINE)]
-pub fn an_io_node_takes_part_when_it_says_so(rig: &dyn Rig) {
+pub fn an_io_node_takes_part_in_barriers_when_enabled(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes.iter().for_each(|node| arm(node, 0, true));
     nodes[0].write(register(gi::PARTICIPATE, 0), 1);
@@ -161,7 +161,7 @@ pub fn a_dead_node_has_not_entered(rig: &dyn Rig) {
 
 /// A notification reaches every node that is armed for it.
 #[body]
-pub fn a_notification_reaches_who_is_armed(rig: &dyn Rig) {
+pub fn a_notification_interrupts_the_armed_cores(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes[1..4].iter().for_each(|node| arm(node, 1, false));
 

@@ -223,7 +223,7 @@ pub fn reductions_in_a_row_keep_their_order(rig: &dyn Rig) {
 
 /// An incomplete reduction on one channel does not block a reduction on the other.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
-pub fn an_unfinished_reduction_leaves_the_other_channel_alone(rig: &dyn Rig) {
+pub fn an_unfinished_reduction_does_not_block_the_other_channel(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
     let header = header(CLASS_ALL, opcode::XOR, 8);
@@ -251,7 +251,7 @@ pub fn the_irq_bit_of_one_contribution_is_in_the_result(rig: &dyn Rig) {
 
 /// Contributions with different operations give some result, are counted, and block no node.
 #[body]
-pub fn contributions_that_do_not_match_hold_nobody_up(rig: &dyn Rig) {
+pub fn mismatched_contributions_block_no_other_node(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     for (node, operation) in nodes.iter().zip(OPERATIONS) {
         node.send(header(CLASS_ALL, operation, 4), &payload(operation));

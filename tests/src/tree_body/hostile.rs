@@ -147,7 +147,7 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
 /// Software that makes arbitrary stores outside the send slots does not disturb packets that pass
 /// through its node on its own channel.
 #[body]
-pub fn a_node_that_sends_nothing_disturbs_nobody(rig: &dyn Rig) {
+pub fn a_node_that_sends_nothing_does_not_disturb_other_nodes(rig: &dyn Rig) {
     let [io, hostile, cn2, cn3] = Core::of(rig, ["io0", "cn0", "cn2", "cn3"]);
     let ring = hostile.device.bar(BAR_RING).unwrap().window(0, 4096).unwrap();
     let harmless = prop_oneof![

@@ -19,7 +19,7 @@ use crate::backing::{Rig, soon};
 /// An irq-marked packet interrupts each core that enabled the vector before, once for each packet.
 /// A data packet interrupts none.
 #[body]
-pub fn an_irq_packet_interrupts_who_enabled_it_before(rig: &dyn Rig) {
+pub fn an_irq_packet_interrupts_a_core_with_the_vector_enabled(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     node.enable(&[vector::RECV_IRQ]);
@@ -155,7 +155,7 @@ pub fn each_core_enables_for_itself(rig: &dyn Rig) {
 /// A posted write of the enable register has the effect of a trapped one, in order with the read
 /// pointer stored before it.
 #[body]
-pub fn a_posted_enable_looks_at_the_read_pointer_afresh(rig: &dyn Rig) {
+pub fn a_posted_enable_rereads_the_read_pointer(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     let enable = || node.registers.posted_write(REG_INT_ENABLE, &1_u32.to_le_bytes()).unwrap();

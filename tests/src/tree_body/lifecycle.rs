@@ -50,7 +50,7 @@ pub fn presence_changes_are_counted(rig: &dyn Rig) {
 
 /// A node whose first core attaches late has the presence and generation of all other cores.
 #[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
-pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
+pub fn a_node_that_attaches_late_knows_which_nodes_are_present(rig: &dyn Rig) {
     let [io, cn1] = Core::of(rig, ["io0", "cn1"]);
     drop(cn1);
     io.until(|| io.presence(2, 0) == 2);
@@ -65,7 +65,7 @@ pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
 /// The report of a death comes after all packets that the dead core had sent, however late they
 /// are read.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
-pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
+pub fn a_presence_change_arrives_after_the_packets_sent_before_it(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let sent = node.send_until_full(rig, to(0), 0);
 
@@ -80,7 +80,7 @@ pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
         // The presence is read before the FIFO.
         let dead = io.presence(3, 0) == 2;
         while let Some((_, bytes)) = io.try_receive() {
-            assert!(!dead || received + 8 >= sent, "the news came before packet {received}");
+            assert!(!dead || received + 8 >= sent, "the presence change came before packet {received}");
             assert_eq!(bytes, payload(received));
             received += 1;
         }
@@ -93,7 +93,7 @@ pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
 /// The next tenant's packets come after the report of its presence, which comes after the last
 /// tenant's packets, however slowly they are read.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
-pub fn the_next_tenants_packets_come_behind_its_news(rig: &dyn Rig) {
+pub fn the_next_tenants_packets_arrive_after_its_presence_change(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let sent = node.send_until_full(rig, to(0), 0);
     rig.evict("cn2", "core0");
@@ -226,7 +226,7 @@ pub fn a_killed_cores_lock_boxes_are_freed(rig: &dyn Rig) {
 }
 
 /// Packets for a dead reader are discarded until the lock box of the receive FIFO is taken again.
-/// An irq-marked packet and those behind it stay.
+/// An irq-marked packet and later ones stay.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_comes(rig: &dyn Rig) {
     let [io, reader] = Core::of(rig, ["io0", "cn0"]);
@@ -345,7 +345,7 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
 /// A node that its operator resets repeatedly while others send through it may lose packets, but
 /// does not reorder them. Packets sent afterwards arrive.
 #[body]
-pub fn a_reset_node_loses_packets_but_no_order(rig: &dyn Rig) {
+pub fn a_reset_node_may_lose_packets_but_not_reorder_them(rig: &dyn Rig) {
     let [io, cn2] = Core::of(rig, ["io0", "cn2"]);
     let mut next = 0;
 

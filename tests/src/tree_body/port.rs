@@ -97,7 +97,7 @@ pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
 
 /// Halves in the wrong order are alignment errors.
 #[body]
-pub fn halves_out_of_turn_are_alignment_errors(rig: &dyn Rig) {
+pub fn halves_in_the_wrong_order_are_alignment_errors(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
 
     core.write_bytes(port::DI + 8, &[0; 8]);
@@ -135,19 +135,23 @@ pub fn an_upper_half_that_is_not_read_is_lost_with_an_alignment_error(rig: &dyn 
 #[body]
 pub fn the_header_may_come_at_any_time(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
-    for place in [0, 1, 7, QUADS] {
-        for (index, quad) in payload(place as u32).chunks(16).enumerate() {
-            if index == place {
+    for quads_before in [0, 1, 7, QUADS] {
+        for (index, quad) in payload(quads_before as u32).chunks(16).enumerate() {
+            if index == quads_before {
                 push_header(&from, irq_to(0));
             }
             push_quad(&from, quad);
         }
 
-        if place == QUADS {
+        if quads_before == QUADS {
             push_header(&from, irq_to(0));
         }
 
-        assert_eq!(target.receive(), (irq_to(0), payload(place as u32)), "header after {place} quads");
+        assert_eq!(
+            target.receive(),
+            (irq_to(0), payload(quads_before as u32)),
+            "header after {quads_before} quads"
+        );
     }
 }
 
@@ -343,7 +347,7 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
 /// For every reader, the status leaves out quads that the port has popped, also those of a partly
 /// read packet.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
-pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
+pub fn the_status_does_not_count_packets_popped_by_the_port(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
     io.send(to(1), &payload(0));

@@ -125,7 +125,7 @@ pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
 /// A node that does not read blocks the packets for it hop by hop. Other packets on the same
 /// channel pass. When the node reads, it gets all of its packets.
 #[body]
-pub fn a_blocked_node_holds_up_only_what_is_for_it(rig: &dyn Rig) {
+pub fn a_blocked_node_delays_only_its_own_packets(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let [io, cn0, cn1, cn2, cn3] = &nodes[..] else { panic!("the usual machine has five nodes") };
     let sent = cn2.send_until_full(rig, to(0), 0);
@@ -147,7 +147,7 @@ pub fn a_blocked_node_holds_up_only_what_is_for_it(rig: &dyn Rig) {
 
 /// A blocked channel of either kind does not block the other one on the same nodes and links.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
-pub fn a_blocked_channel_leaves_the_other_alone(rig: &dyn Rig) {
+pub fn a_blocked_channel_does_not_block_the_other(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
 
@@ -165,7 +165,7 @@ pub fn a_blocked_channel_leaves_the_other_alone(rig: &dyn Rig) {
 
 /// Packets in transit through a node touch neither its FIFOs nor its count of received packets.
 #[body]
-pub fn packets_on_their_way_leave_the_nodes_between_alone(rig: &dyn Rig) {
+pub fn packets_in_transit_do_not_reach_clients_of_the_nodes_between(rig: &dyn Rig) {
     let [cn1, between, cn3] = Core::of(rig, ["cn1", "cn0", "cn3"]);
     let before = counter(rig, "cn0", "vc1_forwarded");
 
@@ -212,7 +212,7 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
 
 /// A packet for an address outside the machine is discarded and noted, and the next one passes.
 #[body]
-pub fn a_packet_for_nobody_is_discarded_and_noted(rig: &dyn Rig) {
+pub fn a_packet_for_an_absent_node_is_discarded_and_counted(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
 
     for target in [NODES, 1023, 0xff_ffff] {
@@ -228,7 +228,7 @@ pub fn a_packet_for_nobody_is_discarded_and_noted(rig: &dyn Rig) {
 
 /// The mirror shows the node's address and role.
 #[body]
-pub fn the_mirror_says_where_the_node_is(rig: &dyn Rig) {
+pub fn the_mirror_holds_the_address_and_role_of_the_node(rig: &dyn Rig) {
     for (address, node) in (0..).zip(Core::of_all(rig)) {
         let words =
             [mirror::NODE_ADDRESS, mirror::CHANNEL, mirror::NODES, mirror::IO_NODE, mirror::PSET_SIZE];

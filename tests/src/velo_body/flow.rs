@@ -19,46 +19,48 @@ const UNCOUNTED: Config = Config {
 #[body]
 pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
-    let (mut deaf, mut awake) = (port(rig, at(1, 0)), port(rig, at(1, 1)));
-    let (to_deaf, to_awake) = (link(&mut sender, &mut deaf), link(&mut sender, &mut awake));
-    let promised = sender.credits(to_deaf).unwrap();
+    let (mut idle_receiver, mut reading) = (port(rig, at(1, 0)), port(rig, at(1, 1)));
+    let (to_idle, to_reading) = (link(&mut sender, &mut idle_receiver), link(&mut sender, &mut reading));
+    let promised = sender.credits(to_idle).unwrap();
     let mut sent = 0;
 
-    while sender.send_nb(to_deaf, 0, &[7; 8]).is_ok() {
+    while sender.send_nb(to_idle, 0, &[7; 8]).is_ok() {
         sent += 1;
     }
 
     assert_eq!(sent, promised);
-    assert_eq!(sender.send_nb(to_deaf, 0, &[7; 8]), Err(Error::WouldBlock));
+    assert_eq!(sender.send_nb(to_idle, 0, &[7; 8]), Err(Error::WouldBlock));
 
     let short = Deadline::after(Duration::from_millis(20));
-    assert!(matches!(sender.send(to_deaf, 0, &[7; 8], short, None), Err(Error::Timeout { .. })));
+    assert!(matches!(sender.send(to_idle, 0, &[7; 8], short, None), Err(Error::Timeout { .. })));
 
     // Any number of messages to another receiver passes through the same port.
     for number in 0..1000_u64 {
         let mut relax = Relax::new();
-        while sender.send_nb(to_awake, 0, &number.to_le_bytes()) == Err(Error::WouldBlock) {
+        while sender.send_nb(to_reading, 0, &number.to_le_bytes()) == Err(Error::WouldBlock) {
             sender.progress().unwrap();
             sender.device().relax(&mut relax).unwrap();
         }
-        assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
+        assert_eq!(reading.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
 
     // The unread port can still send to others: its own credits do not limit it.
-    let from_deaf = link(&mut deaf, &mut awake);
-    deaf.send(from_deaf, 0, &[8; 8], soon(), None).unwrap();
+    let from_idle = link(&mut idle_receiver, &mut reading);
+    idle_receiver.send(from_idle, 0, &[8; 8], soon(), None).unwrap();
 
-    assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().from, at(1, 0));
+    assert_eq!(reading.recv(Filter::ANY, soon(), None).unwrap().from, at(1, 0));
 
     // The receiver reads, and the connection continues.
     let mut got = 0;
-    until("all that was sent", &mut [&mut deaf, &mut sender], |ports| {
+    until("all that was sent", &mut [&mut idle_receiver, &mut sender], |ports| {
         got += drain(ports[0]).len() as u32;
         got == sent
     });
-    until("credit", &mut [&mut sender, &mut deaf], |ports| ports[0].credits(to_deaf) == Some(promised));
+    until("credit", &mut [&mut sender, &mut idle_receiver], |ports| {
+        ports[0].credits(to_idle) == Some(promised)
+    });
 
-    assert_eq!((sender.statistics().stalls, deaf.statistics().stalls), (0, 0));
+    assert_eq!((sender.statistics().stalls, idle_receiver.statistics().stalls), (0, 0));
     assert_eq!(sender.check(), Ok(()));
 }
 
@@ -104,7 +106,7 @@ pub fn promises_end_and_come_back(rig: &dyn Rig) {
 /// The credits of a closed connection return only as its messages are taken. Reconnecting can't
 /// fill the ring or the kept messages.
 #[body]
-pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
+pub fn credits_of_unread_slots_are_not_granted_again(rig: &dyn Rig) {
     let small = Config { slots: Some(64), window: 64, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), small);
     let mut sender = port(rig, at(0, 0));
@@ -176,26 +178,26 @@ pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) 
 #[body]
 pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let mut sender = port_with(rig, at(0, 0), UNCOUNTED);
-    let deaf = port_with(rig, at(1, 0), UNCOUNTED);
+    let idle_receiver = port_with(rig, at(1, 0), UNCOUNTED);
     let mut neighbour = port_with(rig, at(0, 1), UNCOUNTED);
-    let mut awake = port_with(rig, at(1, 1), UNCOUNTED);
-    let to_deaf = sender.connect(at(1, 0), soon(), None).unwrap();
-    let to_stalled = awake.connect(at(0, 0), soon(), None).unwrap();
-    let to_awake = neighbour.connect(at(1, 1), soon(), None).unwrap();
+    let mut reading = port_with(rig, at(1, 1), UNCOUNTED);
+    let to_idle = sender.connect(at(1, 0), soon(), None).unwrap();
+    let to_stalled = reading.connect(at(0, 0), soon(), None).unwrap();
+    let to_reading = neighbour.connect(at(1, 1), soon(), None).unwrap();
 
     for _ in 0..33 {
-        sender.send(to_deaf, 0, &[1; 8], soon(), None).unwrap();
+        sender.send(to_idle, 0, &[1; 8], soon(), None).unwrap();
     }
 
     until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
     let mut error = Ok(());
-    let (mut there, mut back) = (0, 0);
-    until("the watchdog", &mut [&mut sender, &mut neighbour, &mut awake], |ports| {
+    let (mut forward, mut backward) = (0, 0);
+    until("the watchdog", &mut [&mut sender, &mut neighbour, &mut reading], |ports| {
         // Traffic beside the stall, also to the stalled process, which reads: its card returns its
         // slots.
-        there += drain(ports[2]).len();
-        back += drain(ports[0]).len();
-        let _ = ports[1].send_nb(to_awake, 0, &[2; 8]);
+        forward += drain(ports[2]).len();
+        backward += drain(ports[0]).len();
+        let _ = ports[1].send_nb(to_reading, 0, &[2; 8]);
         let _ = ports[2].send_nb(to_stalled, 0, &[3; 8]);
         error = ports[0].check();
         error.is_err()
@@ -205,16 +207,16 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let watchdog = nicforge_velo::DeviceError::Watchdog { to };
     assert!(matches!(error, Err(Error::Device { error, .. }) if error == watchdog), "{error:?}");
 
-    until("more than a ring", &mut [&mut sender, &mut neighbour, &mut awake], |ports| {
-        there += drain(ports[2]).len();
-        back += drain(ports[0]).len();
-        let _ = ports[1].send_nb(to_awake, 0, &[2; 8]);
+    until("more than a ring", &mut [&mut sender, &mut neighbour, &mut reading], |ports| {
+        forward += drain(ports[2]).len();
+        backward += drain(ports[0]).len();
+        let _ = ports[1].send_nb(to_reading, 0, &[2; 8]);
         let _ = ports[2].send_nb(to_stalled, 0, &[3; 8]);
-        there > 64 && back > 64
+        forward > 64 && backward > 64
     });
 
-    assert_eq!((neighbour.check(), awake.check()), (Ok(()), Ok(())));
-    drop(deaf);
+    assert_eq!((neighbour.check(), reading.check()), (Ok(()), Ok(())));
+    drop(idle_receiver);
 }
 
 /// A call that waits for a message ends at its deadline, also while the ring does not move or is
@@ -223,14 +225,14 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
 pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
     let waiting = Config { waiting: Waiting::Interrupt, poll_phase: Duration::ZERO, ..UNCOUNTED };
     let mut sender = port_with(rig, at(0, 0), waiting);
-    let deaf = port_with(rig, at(1, 0), UNCOUNTED);
-    let mut awake = port_with(rig, at(1, 1), UNCOUNTED);
-    let to_deaf = sender.connect(at(1, 0), soon(), None).unwrap();
-    let to_sender = awake.connect(at(0, 0), soon(), None).unwrap();
+    let idle_receiver = port_with(rig, at(1, 0), UNCOUNTED);
+    let mut reading = port_with(rig, at(1, 1), UNCOUNTED);
+    let to_idle = sender.connect(at(1, 0), soon(), None).unwrap();
+    let to_sender = reading.connect(at(0, 0), soon(), None).unwrap();
 
     for most in [300, u32::MAX] {
         let sent =
-            (0..most).take_while(|_| sender.send_nb(to_deaf, 0, &[1; 8]) != Err(Error::WouldBlock)).count();
+            (0..most).take_while(|_| sender.send_nb(to_idle, 0, &[1; 8]) != Err(Error::WouldBlock)).count();
 
         assert!(sent > 64, "{sent}");
 
@@ -238,7 +240,7 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
         // The watchdog may have ended the stalled send first.
         assert!(matches!(waited, Err(Error::Timeout { .. } | Error::Device { .. })), "{waited:?}");
 
-        awake.send(to_sender, 5, &[5; 8], soon(), None).unwrap();
+        reading.send(to_sender, 5, &[5; 8], soon(), None).unwrap();
         let message = loop {
             match sender.recv(Filter::ANY, soon(), None) {
                 Err(Error::Device { .. }) => {}
@@ -250,5 +252,5 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
     }
 
     // Messages left in the ring have no receiver, and block no other.
-    drop(deaf);
+    drop(idle_receiver);
 }

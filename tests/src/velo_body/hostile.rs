@@ -81,7 +81,7 @@ fn perform(device: &Device, action: Action) {
 /// Whatever is written to a VPID's pages, each resulting message names that VPID as sender, and the
 /// neighbours' messages pass.
 #[body]
-pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
+pub fn a_hostile_process_cannot_forge_messages_of_others(rig: &dyn Rig) {
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut victims = [at(0, 0), at(1, 0), at(1, 1)].map(|address| port_with(rig, address, uncounted));
     let links: Vec<_> = {
@@ -139,40 +139,40 @@ fn close(own: u64) -> u64 {
     3 | own << 8
 }
 
-/// Sends `messages` from `victim` to `friend` and back, while a process that never reads floods the
-/// victim with `lie`. The arguments of `lie` are its own tenant, the victim's tenant, and the
-/// number of lies so far. Returns the number of lies.
-fn talk_beside_a_liar(
+/// Sends `messages` from `victim` to `neighbour` and back, while a process that never reads floods
+/// the victim with `forge`. The arguments of `forge` are its own tenant, the victim's tenant, and
+/// the number of forged messages so far. Returns the number of forged messages.
+fn exchange_during_flood(
     rig: &dyn Rig,
     victim: &mut Port,
-    friend: &mut Port,
+    neighbour: &mut Port,
     (to, back): (PeerLink, PeerLink),
     messages: u64,
-    lie: impl Fn(u64, u8, u64) -> u64,
+    forge: impl Fn(u64, u8, u64) -> u64,
 ) -> u64 {
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
-    let mut liar = port_with(rig, at(1, 0), uncounted);
-    let liars = liar.connect(victim.address(), soon(), None).unwrap();
+    let mut hostile = port_with(rig, at(1, 0), uncounted);
+    let hostile_link = hostile.connect(victim.address(), soon(), None).unwrap();
 
-    until("the liar", &mut [&mut *victim], |ports| ports[0].is_up(at(1, 0)));
+    until("the hostile port", &mut [&mut *victim], |ports| ports[0].is_up(at(1, 0)));
     let own = u64::from(victim.tenant_of(at(1, 0)));
-    let (mut sent, mut received, mut lies) = (0, 0, 0_u64);
+    let (mut sent, mut received, mut forged) = (0, 0, 0_u64);
     let (mut echo, mut relax) = (None, Relax::new());
     let deadline = Deadline::after(3 * LIMIT);
 
     while received < messages {
-        assert!(!deadline.has_passed(), "{sent} sent, {received} received, {lies} lies");
+        assert!(!deadline.has_passed(), "{sent} sent, {received} received, {forged} forged");
 
-        let word = lie(own, liars.tenant(), lies);
-        let lied = liar.send_nb(liars, nicforge_velo::CONTROL_TAG, &word.to_le_bytes()).is_ok();
-        lies += u64::from(lied);
+        let word = forge(own, hostile_link.tenant(), forged);
+        let was_sent = hostile.send_nb(hostile_link, nicforge_velo::CONTROL_TAG, &word.to_le_bytes()).is_ok();
+        forged += u64::from(was_sent);
         if sent < messages && victim.send_nb(to, 0, &sent.to_le_bytes()).is_ok() {
             sent += 1;
         }
 
         // Neither waits for the other: messages for the victim are taken meanwhile.
-        while let Some(message) = echo.take().or_else(|| friend.poll().unwrap()) {
-            match friend.send_nb(back, 1, message.bytes()) {
+        while let Some(message) = echo.take().or_else(|| neighbour.poll().unwrap()) {
+            match neighbour.send_nb(back, 1, message.bytes()) {
                 Err(Error::WouldBlock) => {
                     echo = Some(message);
                     break;
@@ -182,7 +182,7 @@ fn talk_beside_a_liar(
         }
 
         if echo.is_some() {
-            friend.progress().unwrap();
+            neighbour.progress().unwrap();
         }
 
         while let Some(message) = victim.poll().unwrap() {
@@ -194,20 +194,20 @@ fn talk_beside_a_liar(
         relax.reset();
     }
 
-    assert!(lies > 100, "{lies}");
+    assert!(forged > 100, "{forged}");
 
-    lies
+    forged
 }
 
 /// A process floods a port with connection messages and reads no answer. The port continues to talk
 /// to others.
 #[body]
-pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
-    let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
-    let links = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
-    talk_beside_a_liar(rig, &mut victim, &mut friend, links, 10_000, |own, target, lies| {
+pub fn a_peer_that_connects_repeatedly_and_never_reads_blocks_no_other(rig: &dyn Rig) {
+    let (mut victim, mut neighbour) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
+    let links = (link(&mut victim, &mut neighbour), link(&mut neighbour, &mut victim));
+    exchange_during_flood(rig, &mut victim, &mut neighbour, links, 10_000, |own, target, forged| {
         // A message that names another tenant has no effect either.
-        connect(if lies % 4 == 3 { own ^ (lies & 0xfe) } else { own }, target)
+        connect(if forged % 4 == 3 { own ^ (forged & 0xfe) } else { own }, target)
     });
 
     assert_eq!((victim.statistics().stalls, victim.check()), (0, Ok(())));
@@ -217,13 +217,13 @@ pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
 /// until the watchdog drops the answer. It then gets no more answers, and after three such tenants
 /// its address gets none. Messages of the victim to others do not fail.
 #[body]
-pub fn who_ends_and_connects_all_the_time_is_answered_no_more(rig: &dyn Rig) {
-    let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
-    let links = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
+pub fn a_peer_that_disconnects_and_connects_repeatedly_is_ignored(rig: &dyn Rig) {
+    let (mut victim, mut neighbour) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
+    let links = (link(&mut victim, &mut neighbour), link(&mut neighbour, &mut victim));
     let stalls: Vec<_> = (0..5)
         .map(|_| {
-            talk_beside_a_liar(rig, &mut victim, &mut friend, links, 5000, |own, target, lies| {
-                if lies % 2 == 0 { connect(own, target) } else { close(own) }
+            exchange_during_flood(rig, &mut victim, &mut neighbour, links, 5000, |own, target, forged| {
+                if forged % 2 == 0 { connect(own, target) } else { close(own) }
             });
             assert_eq!(victim.check(), Ok(()));
             victim.statistics().stalls
@@ -281,7 +281,7 @@ pub fn a_flood_without_a_connection_holds_no_call(rig: &dyn Rig) {
 
 /// Clients can't write the pages that the card writes.
 #[body]
-pub fn nobody_writes_the_mirror_or_the_directory(rig: &dyn Rig) {
+pub fn writes_to_the_mirror_and_the_directory_are_refused(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");
     for bar in [2, BAR_DIRECTORY] {
         let mirror = device.bar(bar).unwrap();

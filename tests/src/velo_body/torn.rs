@@ -29,7 +29,7 @@ use crate::backing::{Rig, soon};
 
 /// The frequency of torn messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum TearFrequency {
     Never = 0,
     Often = 1,
     Always = 2,
@@ -45,7 +45,7 @@ struct Torn {
 }
 
 impl Torn {
-    fn new(inner: Arc<dyn Backing>, how: How) -> Arc<Self> {
+    fn new(inner: Arc<dyn Backing>, how: TearFrequency) -> Arc<Self> {
         let byte = |at: u64| {
             let mut byte = [0];
             inner.read(REGION_CONFIG, at, &mut byte).unwrap();
@@ -63,7 +63,7 @@ impl Torn {
         Arc::new(Self { inner, ring_count, how, random })
     }
 
-    fn set(&self, how: How) {
+    fn set(&self, how: TearFrequency) {
         self.how.store(how as u64, Ordering::SeqCst);
     }
 
@@ -95,7 +95,7 @@ impl Torn {
             5 => vec![(front.len(), back)],
             _ => {
                 let lost = self.random() as usize % (data.len() / 8);
-                quadwords().filter(|(place, _)| place / 8 != lost).collect()
+                quadwords().filter(|(position, _)| position / 8 != lost).collect()
             }
         }
     }
@@ -122,8 +122,8 @@ impl Backing for Torn {
             return self.inner.write(region, offset, data, mode);
         }
 
-        for (place, piece) in self.pieces(data) {
-            self.inner.write(region, offset + place as u64, piece, mode)?;
+        for (position, piece) in self.pieces(data) {
+            self.inner.write(region, offset + position as u64, piece, mode)?;
         }
 
         Ok(())
@@ -183,7 +183,7 @@ impl Backing for Torn {
 }
 
 /// Opens a port whose messages are torn, and returns it with its backing.
-fn torn_port(rig: &dyn Rig, node: u32, how: How) -> (Port, Arc<Torn>) {
+fn torn_port(rig: &dyn Rig, node: u32, how: TearFrequency) -> (Port, Arc<Torn>) {
     let torn = Torn::new(rig.open(&format!("ex{node}"), "vpid0").backing().clone(), how);
     let options = OpenOptions { heartbeat: None, ..OpenOptions::default() };
     let device = Device::open(torn.clone(), options).unwrap();
@@ -197,11 +197,11 @@ fn torn_port(rig: &dyn Rig, node: u32, how: How) -> (Port, Arc<Torn>) {
 pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 1500;
 
-    let (mut here, _) = torn_port(rig, 0, How::Often);
-    let (mut there, _) = torn_port(rig, 1, How::Often);
+    let (mut local, _) = torn_port(rig, 0, TearFrequency::Often);
+    let (mut remote, _) = torn_port(rig, 1, TearFrequency::Often);
     let mut whole = port(rig, at(0, 1));
-    let (to, back) = (link(&mut here, &mut there), link(&mut there, &mut here));
-    let beside = link(&mut whole, &mut there);
+    let (to, back) = (link(&mut local, &mut remote), link(&mut remote, &mut local));
+    let beside = link(&mut whole, &mut remote);
     let message = |number: u64| {
         let mut bytes = pattern(number, 8 * (1 + number as usize % 8));
         bytes[..8].copy_from_slice(&number.to_le_bytes());
@@ -212,7 +212,7 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     let (mut sent, mut expected) = ([0; 3], [0; 3]);
 
     while expected != [MESSAGES; 3] {
-        let mut ports = [&mut here, &mut there, &mut whole];
+        let mut ports = [&mut local, &mut remote, &mut whole];
         for (way, &(port, link)) in ways.iter().enumerate() {
             while sent[way] < MESSAGES {
                 match ports[port].send_nb(link, 1, &message(sent[way])) {
@@ -225,8 +225,8 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
             }
         }
 
-        let [here, there, whole] = &mut ports;
-        until("messages", &mut [here, there, whole], |ports| {
+        let [local, remote, whole] = &mut ports;
+        until("messages", &mut [local, remote, whole], |ports| {
             let mut moved = false;
             for (port, sender, way) in [(1, at(0, 0), 0), (0, at(1, 0), 1), (1, at(0, 1), 2)] {
                 while let Some(got) = ports[port].poll_for(Filter::from(sender)).unwrap() {
@@ -241,13 +241,13 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
         });
     }
 
-    for port in [&mut here, &mut there, &mut whole] {
+    for port in [&mut local, &mut remote, &mut whole] {
         assert_eq!(drain(port), []);
         port.device().flush().unwrap();
         assert_eq!(port.check(), Ok(()), "what was repaired is no error");
     }
 
-    let replayed = [&here, &there, &whole].map(|port| port.statistics().replayed);
+    let replayed = [&local, &remote, &whole].map(|port| port.statistics().replayed);
     assert!(replayed[0] > MESSAGES / 4 && replayed[1] > MESSAGES / 4, "{replayed:?}");
     assert_eq!(replayed[2], 0);
 }
@@ -255,19 +255,19 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
 /// A message that never arrives whole is an error and was not sent. The next one is sent once.
 #[body(not_through(shim) = CHOOSES_ADDRESSES)]
 pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
-    let (mut here, torn) = torn_port(rig, 0, How::Never);
-    let mut there = port(rig, at(1, 0));
-    let to = link(&mut here, &mut there);
+    let (mut local, torn) = torn_port(rig, 0, TearFrequency::Never);
+    let mut remote = port(rig, at(1, 0));
+    let to = link(&mut local, &mut remote);
 
-    for turn in 0..3_u64 {
-        torn.set(How::Always);
-        let result = here.send(to, 2, &[9; 32], soon(), None);
+    for round in 0..3_u64 {
+        torn.set(TearFrequency::Always);
+        let result = local.send(to, 2, &[9; 32], soon(), None);
         assert!(matches!(result, Err(Error::Device { error: DeviceError::Torn, .. })), "{result:?}");
-        torn.set(How::Never);
-        here.send(to, 3, &turn.to_le_bytes(), soon(), None).unwrap();
-        let got = there.recv(Filter::ANY, soon(), None).unwrap();
-        assert_eq!((got.tag, got.quadword(0)), (3, turn));
+        torn.set(TearFrequency::Never);
+        local.send(to, 3, &round.to_le_bytes(), soon(), None).unwrap();
+        let got = remote.recv(Filter::ANY, soon(), None).unwrap();
+        assert_eq!((got.tag, got.quadword(0)), (3, round));
     }
 
-    assert_eq!(drain(&mut there), []);
+    assert_eq!(drain(&mut remote), []);
 }

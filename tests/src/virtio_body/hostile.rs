@@ -186,7 +186,7 @@ pub fn a_jump_of_the_index_needs_a_reset(rig: &dyn Rig) {
     }
 }
 
-/// The receive queue has the same rules. The device looks at it when a frame comes.
+/// The receive queue has the same rules. The device reads it when a frame arrives.
 #[body]
 pub fn bad_receive_buffers_need_a_reset(rig: &dyn Rig) {
     let receive = |change: &dyn Fn(&mut DriverQueue)| {
@@ -204,7 +204,7 @@ pub fn bad_receive_buffers_need_a_reset(rig: &dyn Rig) {
     receive(&|queue| queue.store16(AVAILABLE + 2, 3 * ENTRIES));
 }
 
-/// The layout of a queue is checked when it is enabled, and its place when it is used.
+/// The layout of a queue is checked when it is enabled, and its addresses when it is used.
 #[body]
 pub fn a_queue_of_a_wrong_shape_needs_a_reset(rig: &dyn Rig) {
     let shape = |entries: u16, register: u64, address: Option<u64>| {

@@ -32,7 +32,7 @@ fn exchange(a: &mut Nic, b: &mut Nic) {
 /// A driver that resets the device in the middle of a transfer sets it up again, with the same
 /// features and with others.
 #[body(on(MACHINE, DIRECT))]
-pub fn a_reset_in_mid_transfer_starts_anew(rig: &dyn Rig) {
+pub fn a_reset_during_a_transfer_reinitialises_the_device(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
 
     for features in [ALL, LEAST, ALL & !feature::EVENT_INDEX, ALL] {
@@ -53,7 +53,7 @@ pub fn a_reset_in_mid_transfer_starts_anew(rig: &dyn Rig) {
 
 /// A function-level reset is a reset of the device, and so is one by the operator.
 #[body]
-pub fn resets_of_the_function_start_anew(rig: &dyn Rig) {
+pub fn resets_of_the_function_reinitialise_the_device(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
 
     fill_queue(&mut sender);

@@ -16,7 +16,7 @@ fn open(rig: &dyn Rig) -> [Nic; 3] {
 }
 
 /// Returns whether a device has received nothing more.
-fn is_quiet(rig: &dyn Rig, nic: &mut Nic) -> bool {
+fn is_idle(rig: &dyn Rig, nic: &mut Nic) -> bool {
     rig.settle();
     nic.receive_until(Deadline::now()).is_err()
 }
@@ -34,7 +34,7 @@ pub fn a_broadcast_reaches_all_others(rig: &dyn Rig) {
             for receiver in (0..3).filter(|&receiver| receiver != sender) {
                 assert_eq!(nics[receiver].receive().1, sent);
             }
-            assert!(is_quiet(rig, &mut nics[sender]));
+            assert!(is_idle(rig, &mut nics[sender]));
         }
     }
     assert_eq!(rig.counter("sw0", "flooded"), 6);
@@ -52,12 +52,12 @@ pub fn the_switch_learns_where_addresses_are(rig: &dyn Rig) {
     let answer = frame(mac(0), mac(1), 60, 2);
     b.send(&answer);
     assert_eq!(a.receive().1, answer);
-    assert!(is_quiet(rig, &mut c));
+    assert!(is_idle(rig, &mut c));
 
     let second = frame(mac(1), mac(0), 60, 3);
     a.send(&second);
     assert_eq!(b.receive().1, second);
-    assert!(is_quiet(rig, &mut c));
+    assert!(is_idle(rig, &mut c));
 
     // The address moves when its owner sends from another port.
     c.send(&frame(mac(0), mac(1), 60, 4));
@@ -65,11 +65,11 @@ pub fn the_switch_learns_where_addresses_are(rig: &dyn Rig) {
     let third = frame(mac(1), mac(0), 60, 5);
     a.send(&third);
     assert_eq!(c.receive().1, third);
-    assert!(is_quiet(rig, &mut b));
+    assert!(is_idle(rig, &mut b));
     assert_eq!(rig.counter("sw0", "moved"), 1);
 }
 
-/// A frame to an address behind the port that it came from goes nowhere.
+/// A frame to an address at the port that it came from goes nowhere.
 #[body]
 pub fn a_frame_to_its_own_port_is_filtered(rig: &dyn Rig) {
     let [mut a, mut b, mut c] = open(rig);
@@ -79,7 +79,7 @@ pub fn a_frame_to_its_own_port_is_filtered(rig: &dyn Rig) {
 
     a.send(&frame(mac(7), mac(0), 60, 2));
 
-    assert!(is_quiet(rig, &mut b) && is_quiet(rig, &mut c));
+    assert!(is_idle(rig, &mut b) && is_idle(rig, &mut c));
     assert_eq!(rig.counter("sw0", "filtered"), 1);
 }
 
@@ -118,7 +118,7 @@ pub fn a_port_without_a_link_is_left_out(rig: &dyn Rig) {
     a.send(&sent);
 
     assert_eq!(b.receive().1, sent);
-    assert!(is_quiet(rig, &mut c));
+    assert!(is_idle(rig, &mut c));
 }
 
 /// The operator's reset of the switch makes it forget the addresses.

@@ -25,16 +25,16 @@ fn bodies_hold(door: GuestDoor, machine: &TestMachine) {
     thread::scope(|scope| {
         scope.spawn(|| guest::operate(&served, guest.terminal().expect("it was asked for")));
         // Kills the guest in every case, which ends the operator's thread too.
-        let _end = EndOf(&guest);
+        let _end = KillOnDrop(&guest);
         let line = "stty -F /dev/ttyS2 raw -echo";
         guest::run(&guest, &format!("{line}; guest_bodies {word} {name} {part}"));
     });
 }
 
 /// Kills a guest on drop.
-struct EndOf<'a>(&'a Guest);
+struct KillOnDrop<'a>(&'a Guest);
 
-impl Drop for EndOf<'_> {
+impl Drop for KillOnDrop<'_> {
     fn drop(&mut self) {
         self.0.kill();
     }

@@ -64,7 +64,7 @@ fn check_bars(guest: &Guest) {
 }
 
 #[test]
-fn every_bar_has_room_behind_root_ports_and_the_drivers_work() {
+fn every_bar_fits_below_root_ports_and_the_drivers_work() {
     let machine = build(&parse(MACHINE, "ports.toml", &families()).unwrap()).unwrap().0;
     let served = Served::new(machine, EventLoopKind::Auto);
     let checks = guest::shim_checks(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("ports"));

@@ -148,7 +148,7 @@ impl Rig {
 }
 
 #[test]
-fn the_shim_does_what_its_header_says() {
+fn the_shim_implements_its_header() {
     let mut rig = Rig::boot("shim", |config| config);
     let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
     let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
@@ -175,7 +175,7 @@ fn the_shim_does_what_its_header_says() {
 }
 
 #[test]
-fn behind_an_iommu_pinned_memory_is_one_segment_and_the_rest_out_of_reach() {
+fn with_an_iommu_pinned_memory_is_one_segment_and_other_memory_is_unreachable() {
     let mut rig = Rig::boot("shim-iommu", |config| config.iommu(true));
     let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
     let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
@@ -195,7 +195,7 @@ fn behind_an_iommu_pinned_memory_is_one_segment_and_the_rest_out_of_reach() {
 }
 
 #[test]
-fn a_function_that_goes_while_it_is_open_fails_cleanly() {
+fn a_function_removed_while_open_fails_with_errors() {
     let mut rig = Rig::boot("shim-gone", |config| config);
     let fifo = rig.address("fifo0.user0");
 

@@ -73,12 +73,12 @@ pub(crate) fn check(test: &str, door: Door) {
         let yields = sum(caller, &|number| number == libc::SYS_sched_yield);
         // The caller polls its socket every 64 turns of waiting. After 100 turns it also sleeps in
         // between, for up to a millisecond.
-        let looks = sum(caller, &|number| {
+        let polls = sum(caller, &|number| {
             matches!(number, libc::SYS_poll | libc::SYS_ppoll | libc::SYS_recvmsg | libc::SYS_futex)
         });
-        assert!(looks <= HANDFUL + yields, "{looks} looks of the {caller} in {yields} turns of waiting");
+        assert!(polls <= HANDFUL + yields, "{polls} polls of the {caller} in {yields} waiting iterations");
         let all = sum(caller, &|_| true);
-        assert!(all <= HANDFUL + yields + looks, "{all} system calls of the {caller}");
+        assert!(all <= HANDFUL + yields + polls, "{all} system calls of the {caller}");
     }
 
     let of_daemon = sum("fcnp", &|number| !matches!(number, libc::SYS_futex | libc::SYS_sched_yield));

@@ -92,7 +92,7 @@ fn every_door_is_excluded_at_most_once() {
 }
 
 #[test]
-fn signature_of_a_body_is_told_from_others() {
+fn only_functions_with_a_body_signature_are_bodies() {
     let text = "pub fn one(rig: &dyn Rig) {}\npub fn of_two(rig: &dyn Rig, other: u32) {}\n\
         fn helper(rig: &dyn Rig) {}\npub fn method(&self, rig: &dyn Rig) {}\npub fn with_result(rig: &dyn Rig) -> u32 {}\n\
         pub fn over_networks(\n    network: &impl Network,\n) {}\n";

@@ -11,14 +11,14 @@ use nicforge_machine::{build::build, description::parse, in_process::LocalMachin
 use nicforge_nics::families;
 use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
-/// Two cards with a link that takes 64 packets in a turn.
+/// Two cards with a link that takes 64 packets in a pass.
 const MACHINE: &str = "name = \"starved\"\n[[extoll]]\nmesh = 2\nvpids = 8\n";
-/// The interval between turns of an engine that rarely gets the processor. The watchdog is 16
+/// The interval between passes of an engine that rarely gets the processor. The watchdog is 16
 /// intervals.
 const TICK: u64 = 40_000_000;
 /// A time later than every event by the real clock.
 const START: u64 = 1 << 50;
-/// More messages than a link takes in a turn.
+/// More messages than a link takes in a pass.
 const WINDOW: u32 = 256;
 
 struct Pair {

@@ -279,7 +279,7 @@ fn a_plan_refuses_names_and_keys_that_it_does_not_have() {
 }
 
 #[test]
-fn the_families_of_a_list_take_the_place_of_earlier_ones() {
+fn the_families_of_a_list_replace_earlier_ones() {
     fn kinds(families: &nicforge::Families) -> Vec<&'static str> {
         families.kinds().iter().map(|kind| kind.name()).collect()
     }
@@ -387,7 +387,7 @@ fn own_program_runs_programs_on_nodes_with_sockets() {
 }
 
 #[test]
-fn own_program_has_its_name_and_its_devices_alone() {
+fn own_program_has_its_name_and_only_its_devices() {
     assert_eq!(output(&["--version"]).1, "own-devices 7.8.9\n");
     let (_, help, _) = output(&["run", "--help"]);
     assert!(

@@ -46,10 +46,10 @@ impl Clocked {
     /// Attaches core 0 of the node with this address, and waits until its presence is known
     /// everywhere.
     fn core(&mut self, address: u32) -> Slots {
-        let (function, who) = (FunctionId(address), AttachmentId(0));
-        self.machine.attach(function, who).unwrap();
+        let (function, attachment) = (FunctionId(address), AttachmentId(0));
+        self.machine.attach(function, attachment).unwrap();
         while self.next() {}
-        let memory = |bar: u8| self.machine.region(function, who, bar.into()).unwrap().memory.unwrap();
+        let memory = |bar: u8| self.machine.region(function, attachment, bar.into()).unwrap().memory.unwrap();
         Slots { window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
     }
 

@@ -36,7 +36,7 @@ const SEEDS: &str = "100";
 /// Prefixes of the artifacts that are findings; a slow input is none.
 const FINDINGS: [&str; 4] = ["crash-", "leak-", "oom-", "timeout-"];
 /// Interval at which running fuzzers are checked.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Unit of processor time in `/proc`, in parts of a second (`USER_HZ`).
 const TICKS: f64 = 100.0;
 
@@ -144,7 +144,7 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
         {
             running.push(start(steps, folder, body, fuzz.seconds)?);
         }
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
 
         let mut still = Vec::new();
         for mut one in running {

@@ -27,8 +27,8 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     let mut found = Vec::new();
     for name in &names {
         let text = read(name)?;
-        let places = check_file(&text, is_test(name));
-        found.extend(places.into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
+        let findings = check_file(&text, is_test(name));
+        found.extend(findings.into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
 
         if let Some((main, module)) = program_of(name).filter(|(main, _)| names.contains(&main.as_str()))
             && !declares(&read(&main)?, module)
@@ -41,7 +41,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     }
 
     let named = found.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join("\n");
-    Err(Failed::new(format!("{} places of the layout need a hand:\n{named}", found.len())))
+    Err(Failed::new(format!("{} findings of the layout need an edit:\n{named}", found.len())))
 }
 
 /// Returns whether a file is of tests, whose functions may be lists of cases.
@@ -64,7 +64,7 @@ fn declares(main: &str, module: &str) -> bool {
     main.lines().any(|line| line.trim() == format!("mod {module};"))
 }
 
-/// Returns the places of a file, each with its line and what is wrong there.
+/// Returns the findings of a file, each with its line and its fault.
 fn check_file(text: &str, is_test: bool) -> Vec<(usize, String)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -129,7 +129,7 @@ mod tests {
     fn wide_comment_is_found_and_wide_code_is_not() {
         let text = format!("    // {}\nlet x = \"{}\";\n", "x".repeat(100), "x".repeat(100));
 
-        assert_eq!(check_file(&text, true).iter().map(|place| place.0).collect::<Vec<_>>(), [1]);
+        assert_eq!(check_file(&text, true).iter().map(|finding| finding.0).collect::<Vec<_>>(), [1]);
     }
 
     #[test]

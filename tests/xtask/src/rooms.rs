@@ -142,13 +142,13 @@ fn check_modules(room: &Room, source: &Path) -> Result<Vec<String>, Failed> {
         }
 
         let Some(module) = module_of(source, &path) else { continue };
-        let Some(place) = room.modules.iter().position(|name| *name == module) else {
+        let Some(position) = room.modules.iter().position(|name| *name == module) else {
             wrong.push(format!("{} has a module {module}, which is not in the list", room.name));
             continue;
         };
 
         let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
-        let before = &room.modules[..=place];
+        let before = &room.modules[..=position];
         let above = names(&text).into_iter().filter(|name| room.modules.contains(name));
         wrong.extend(
             above
@@ -234,26 +234,26 @@ pub(crate) fn draw(root: &Path) -> Result<String, Failed> {
 
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = columns * (BOX.0 + GAP.0) + GAP.0;
-    let mut places = BTreeMap::new();
+    let mut positions = BTreeMap::new();
     for (row, rooms) in rows.iter().enumerate() {
         let left = (width + GAP.0 - rooms.len() * (BOX.0 + GAP.0)) / 2;
         for (column, room) in rooms.iter().enumerate() {
             let at = (left + column * (BOX.0 + GAP.0), GAP.1 / 2 + row * (BOX.1 + GAP.1));
-            places.insert(room.name.as_str(), at);
+            positions.insert(room.name.as_str(), at);
         }
     }
 
     let mut svg = Svg::new();
     for room in &drawn {
         for used in direct_uses(room, &rooms) {
-            if let (Some(from), Some(to)) = (places.get(room.name.as_str()), places.get(used)) {
+            if let (Some(from), Some(to)) = (positions.get(room.name.as_str()), positions.get(used)) {
                 let (from, to) = ((from.0 + BOX.0 / 2, from.1 + BOX.1), (to.0 + BOX.0 / 2, to.1));
                 svg.line(from, to, "stroke-opacity=\"0.5\"");
             }
         }
     }
     for room in &drawn {
-        let Some(&(x, y)) = places.get(room.name.as_str()) else { continue };
+        let Some(&(x, y)) = positions.get(room.name.as_str()) else { continue };
         svg.rect((x, y), BOX, "#eef3f8");
         svg.bold((x + 8, y + 18), room.name.strip_prefix("nicforge-").unwrap_or(&room.name));
         for (index, line) in wrapped(&room.holds, 26).iter().enumerate() {

@@ -47,22 +47,22 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
 
         let text = fs::read_to_string(root.join(name));
         let text = text.map_err(|error| Failed::new(format!("{name}: {error}")))?;
-        found.extend(places(&text).into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
+        found.extend(findings(&text).into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
     }
 
     if found.is_empty() {
         return Ok(());
     }
     Err(Failed::new(format!(
-        "{} places of the libraries would not pass virtual time:\n{}",
+        "{} calls of the libraries would not pass virtual time:\n{}",
         found.len(),
         found.join("\n")
     )))
 }
 
-/// Returns the places of a file, each with its line and the forbidden word. The tests at a file's
+/// Returns the findings of a file, each with its line and the forbidden word. The tests at a file's
 /// end may use the operating system.
-fn places(text: &str) -> Vec<(usize, String)> {
+fn findings(text: &str) -> Vec<(usize, String)> {
     let code = text.lines().enumerate().take_while(|(_, line)| *line != "#[cfg(test)]");
     let code = code.filter(|(_, line)| !line.trim_start().starts_with("//"));
     let mut found = Vec::new();
@@ -131,7 +131,7 @@ mod tests {
     fn the_operating_systems_clock_is_found_outside_of_comments_and_tests() {
         let text =
             "use std::time::Instant;\n// std::thread\nuse a::runtime::Instant;\n#[cfg(test)]\nCondvar\n";
-        assert_eq!(places(text), [(1, "time::Instant; use runtime::Instant".to_owned())]);
+        assert_eq!(findings(text), [(1, "time::Instant; use runtime::Instant".to_owned())]);
     }
 
     #[test]
@@ -139,7 +139,7 @@ mod tests {
         let text = "use std::{\n    io,\n    sync::{Arc, Condvar},\n    thread,\n};\nuse a::b;\n\
                     use std::{mem, time::{Duration, Instant}};\nuse crate::{a, runtime::{self, Instant}};\n";
 
-        let lines: Vec<_> = places(text).into_iter().map(|(line, _)| line).collect();
+        let lines: Vec<_> = findings(text).into_iter().map(|(line, _)| line).collect();
 
         assert_eq!(lines, [1, 1, 7]);
     }
@@ -149,6 +149,6 @@ mod tests {
         let text = "let a = b.lock().unwrap_or_default();\nlet c = runtime::lock(&d);\n\
                     let e = fabric.lock();\n";
 
-        assert_eq!(places(text), [(1, ".lock().unwrap; use runtime::lock".to_owned())]);
+        assert_eq!(findings(text), [(1, ".lock().unwrap; use runtime::lock".to_owned())]);
     }
 }

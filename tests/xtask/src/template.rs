@@ -164,15 +164,15 @@ fn copy_folder(from: &Path, to: &Path, name: &str, root: &Path) -> Result<(), Fa
             continue;
         }
 
-        let (path, place) = (entry.path(), to.join(renamed(&file, name)));
+        let (path, target) = (entry.path(), to.join(renamed(&file, name)));
         if path.is_dir() {
-            copy_folder(&path, &place, name, root)?;
+            copy_folder(&path, &target, name, root)?;
             continue;
         }
 
         let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
         let text = renamed(&text, name).replace(ROOT, &root.display().to_string());
-        fs::write(&place, text).map_err(|error| at(&place, &error))?;
+        fs::write(&target, text).map_err(|error| at(&target, &error))?;
     }
 
     Ok(())

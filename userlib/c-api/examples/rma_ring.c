@@ -198,7 +198,7 @@ int main(int count, char **words)
 
     if (rma_drain(port, PATIENCE_MS) < 0)
         fail("rma_drain");
-    check(rma_under_way(port) == 0, "commands are under way");
+    check(rma_in_flight(port) == 0, "commands are under way");
 
     /*
      * The next node's memory still has the block of the last round: as this node has put it, or one

@@ -162,9 +162,9 @@ mod tests {
     }
 
     #[test]
-    fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
+    fn opening_a_missing_socket_returns_an_error_and_no_handle() {
         let mut extoll = ptr::null_mut();
-        // SAFETY: a C string, a valid place.
+        // SAFETY: a C string, a valid pointer.
         let result = unsafe { nicforge_extoll_open(c"/nonexistent/socket".as_ptr(), &mut extoll) };
 
         // SAFETY: valid until this thread's next error.

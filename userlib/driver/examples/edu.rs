@@ -114,7 +114,7 @@ impl Edu {
 
     /// Sends a pattern to the card and fetches it back to another address. Returns whether it came
     /// back unchanged.
-    fn there_and_back(&self, buffer: &DmaBuffer) -> Result<bool, Error> {
+    fn loop_back(&self, buffer: &DmaBuffer) -> Result<bool, Error> {
         let sent: Vec<_> = (0..OWN_MEMORY_SIZE).map(|index| ((index * 7) ^ (index >> 8)) as u8).collect();
         buffer.write(0, &sent)?;
 
@@ -153,6 +153,6 @@ fn run() -> Result<(), Error> {
     println!("interrupted as asked");
 
     let buffer = edu.device.dma_buffer(2 * OWN_MEMORY_SIZE as usize, HugePages::Never)?;
-    println!("4096 bytes to the card and back unchanged: {}", edu.there_and_back(&buffer)?);
+    println!("4096 bytes to the card and back unchanged: {}", edu.loop_back(&buffer)?);
     Ok(())
 }

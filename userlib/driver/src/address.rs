@@ -134,7 +134,7 @@ impl fmt::Display for DeviceAddress {
     }
 }
 
-/// Returns the bytes before the first colon, and those behind it if there is a colon.
+/// Returns the bytes before the first colon, and those after it if there is a colon.
 fn split(text: &[u8]) -> (&[u8], Option<&[u8]>) {
     match text.iter().position(|&byte| byte == b':') {
         Some(at) => (&text[..at], Some(&text[at + 1..])),

@@ -1,4 +1,4 @@
-//! The environment variables by which `nicforge run` describes a program's place in the machine.
+//! The environment variables by which `nicforge run` describes a program's endpoint in the machine.
 
 use std::{ffi::OsString, path::PathBuf};
 

@@ -19,7 +19,7 @@ pub enum GoneCause {
     #[error("the attachment was reset from outside; reset the device or open it again")]
     Reset,
     /// The engine behind the device has stopped its heartbeat.
-    #[error("its engine stopped; look at the server")]
+    #[error("its engine stopped; check the server")]
     Stopped,
     /// The kernel asked for the function back (it is being unplugged or unbound), or reported an
     /// error that it could not correct.

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn engine_that_is_gone_is_noticed_a_second_after_a_gap_and_at_the_second_check_of_a_rare_observer() {
+    fn a_dead_engine_is_detected_a_second_after_a_gap_or_at_the_second_rare_check() {
         let start = Instant::now();
         let away = start + SECOND * 60;
 

@@ -128,7 +128,7 @@ impl Interrupt {
 
     /// Sleeps until the vector fires, and takes its interrupts. Returns whether it has fired.
     ///
-    /// The sleep also ends at the deadline and by the token. That is no error here: a loop looks
+    /// The sleep also ends at the deadline and by the token. That is no error here: a loop checks
     /// for its event once more, and then checks both itself, as [`crate::Waiter::check`] does.
     ///
     /// # Errors
@@ -141,7 +141,7 @@ impl Interrupt {
         }
     }
 
-    /// Lets the vector fire again after it has masked itself, as INTx does, or after
+    /// Re-enables the vector after it has masked itself, as INTx does, or after
     /// [`Interrupt::mask`]. A driver of INTx first makes the device withdraw its request. The call
     /// does nothing for a kind that cannot be masked.
     ///

@@ -13,8 +13,8 @@ pub enum WaitEnd {
 
 /// The state of one call's waits: its deadline, its token, and the pauses of its loops.
 ///
-/// A loop looks for its event, checks the end of the call, and pauses. [`Device::wait_for`]
-/// is this loop. A library has a loop of its own where it does other work between two looks, or
+/// A loop polls for its event, checks the end of the call, and pauses. [`Device::wait_for`]
+/// is this loop. A library has a loop of its own where it does other work between two polls, or
 /// reports the end in its own way.
 #[derive(Debug)]
 pub struct Waiter<'a> {

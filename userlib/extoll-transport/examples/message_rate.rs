@@ -41,14 +41,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
             barrier(&mut endpoint, deadline)?;
 
-            let place = match rank.checked_sub(half) {
+            let role = match rank.checked_sub(half) {
                 None if rank < pairs => Some((End::Sender, rank + half)),
                 Some(sender) if sender < pairs => Some((End::Receiver, sender)),
                 _ => None,
             };
 
             let mut rate = 0.0;
-            if let Some((end, peer)) = place {
+            if let Some((end, peer)) = role {
                 let start = Instant::now();
                 let mut side = [Side::new(&mut endpoint, end, peer, terms)?];
                 drive(&mut side, deadline, &mut Relax::new())?;

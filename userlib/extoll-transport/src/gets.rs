@@ -272,7 +272,7 @@ impl ExtollTransport {
     /// ended with an unknown result.
     #[cold]
     fn fail_lost_gets(&mut self, sink: &mut dyn FnMut(u64, Result<(), TransportError>)) -> usize {
-        if self.rma.under_way() > 0 || !matches!(self.rma.probe(), Ok(None)) {
+        if self.rma.in_flight() > 0 || !matches!(self.rma.probe(), Ok(None)) {
             return 0;
         }
 

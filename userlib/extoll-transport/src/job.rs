@@ -75,7 +75,7 @@ impl Job {
     }
 
     /// Returns the greatest number of ranks on one node.
-    pub(crate) fn most_of_a_node(&self) -> u32 {
+    pub(crate) fn max_ranks_per_node(&self) -> u32 {
         let mut nodes: Vec<u32> = self.addresses.iter().map(|address| address.node).collect();
 
         nodes.sort_unstable();
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn ranks_and_addresses_map_to_each_other() {
         let job = Job::of_nodes(3, 2);
-        assert_eq!((job.size(), job.most_of_a_node()), (6, 2));
+        assert_eq!((job.size(), job.max_ranks_per_node()), (6, 2));
 
         assert_eq!((job.address(3), job.rank(at(1, 1))), (Some(at(1, 1)), Some(3)));
         assert_eq!((job.address(6), job.rank(at(0, 2))), (None, None));

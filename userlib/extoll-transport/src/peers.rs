@@ -65,7 +65,7 @@ impl ExtollTransport {
         if peer.tenant != sender {
             if peer.tenant == 0 {
                 peer.tenant = sender;
-            } else if sender != 0 && !self.has_come(rank) {
+            } else if sender != 0 && !self.has_connected(rank) {
                 self.await_successor(rank, sender);
             } else if sender != 0 {
                 // The message is a successor's. With `sender` 0 the grant has ended already, and
@@ -96,7 +96,7 @@ impl ExtollTransport {
 
     /// Returns whether the tenant that is a rank still has its address. This may be so after the
     /// rank was given up.
-    pub(crate) fn is_there(&self, rank: Rank) -> bool {
+    pub(crate) fn is_tenant_attached(&self, rank: Rank) -> bool {
         self.peers
             .get(rank as usize)
             .is_some_and(|peer| peer.tenant & 1 != 0 && self.velo.tenant_of(peer.address) == peer.tenant)
@@ -127,7 +127,7 @@ impl ExtollTransport {
 
         if peer.tenant != 0 && peer.tenant != now {
             let why = loss_of(peer.tenant, now);
-            if self.has_come(rank) {
+            if self.has_connected(rank) {
                 self.mark_lost(rank, why);
             } else {
                 self.await_successor(rank, 0);
@@ -148,7 +148,7 @@ impl ExtollTransport {
     ///
     /// Another tenant may be a process of an earlier job, whose end the directory did not show yet
     /// when this rank connected to it.
-    fn has_come(&self, rank: Rank) -> bool {
+    fn has_connected(&self, rank: Rank) -> bool {
         let peer = &self.peers[rank as usize];
         peer.link.is_some_and(|link| self.velo.has_answered(link))
             || self.velo.sender_of(peer.address) == peer.tenant
@@ -208,7 +208,7 @@ impl ExtollTransport {
     }
 
     /// Returns a lost rank whose messages have all been offered.
-    pub(crate) fn next_gone(&mut self) -> Option<Gone> {
+    pub(crate) fn next_lost_rank(&mut self) -> Option<Gone> {
         let peers = &mut self.peers;
         let (rank, why) = self.losses.take_drained(|rank| peers[rank as usize].health)?;
 

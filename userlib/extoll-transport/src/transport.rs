@@ -47,7 +47,7 @@ pub struct ExtollTransport {
     pub(crate) ranks: RankTable,
     pub(crate) peers: Vec<Peer>,
     pub(crate) losses: LossWatch,
-    pub(crate) holding: Holding,
+    pub(crate) holding: RefusedRanks,
     pub(crate) failure: Option<Error>,
     pub(crate) statistics: Statistics,
 }
@@ -55,13 +55,13 @@ pub struct ExtollTransport {
 /// The ranks with messages that the matching layer has refused.
 ///
 /// Invariant: a rank is in `ranks` once while its peer holds messages.
-pub(crate) struct Holding {
+pub(crate) struct RefusedRanks {
     pub(crate) ranks: Vec<Rank>,
     /// Number of held messages of a rank from which on no further messages are taken.
     limit: usize,
 }
 
-impl Holding {
+impl RefusedRanks {
     fn new(size: usize, limit: usize) -> Self {
         Self { ranks: Vec::with_capacity(size), limit }
     }
@@ -95,7 +95,7 @@ impl ExtollTransport {
         let rank = job.rank(position.address).ok_or(not_of_job)?;
 
         let rma = nicforge_rma::Port::without_poster(&device, nicforge_rma::Options::default())?;
-        let (slots, window) = ring(position.nodes, position.vpids, job.most_of_a_node(), config.window);
+        let (slots, window) = ring(position.nodes, position.vpids, job.max_ranks_per_node(), config.window);
         let registered = staging(&device, &rma, &config)?;
         let gets = Gets::new(&device, &rma, &config)?;
 
@@ -124,7 +124,7 @@ impl ExtollTransport {
             rank,
             ranks,
             losses: LossWatch::new(peers.len(), 2 * u64::from(slots)),
-            holding: Holding::new(peers.len(), 2 * window as usize),
+            holding: RefusedRanks::new(peers.len(), 2 * window as usize),
             peers,
             failure: None,
             statistics: Statistics::default(),
@@ -393,7 +393,7 @@ unsafe impl Transport for ExtollTransport {
     }
 
     fn abandon(&mut self, region: Region, peer: Rank) {
-        match self.is_there(peer) {
+        match self.is_tenant_attached(peer) {
             true => self.registered.abandon(region.handle, peer),
             false => self.deregister(region),
         }
@@ -414,7 +414,7 @@ unsafe impl Transport for ExtollTransport {
     fn poll_gone(&mut self) -> Option<Gone> {
         // The next poll reports a failure of the transport as a whole.
         let _ = self.check_ranks();
-        if self.losses.has_unreported() { self.next_gone() } else { None }
+        if self.losses.has_unreported() { self.next_lost_rank() } else { None }
     }
 
     fn relax(&mut self, relax: &mut Relax) -> Result<(), TransportError> {

@@ -21,7 +21,7 @@ pub enum Poller {
     /// Only the daemon polls for requests, and calls sleep until it has taken theirs, as in the
     /// paper (IV). An application whose threads have other work thus has one thread that polls.
     ///
-    /// A call that transfers looks at the FIFO itself when it must wait. The daemon pauses while a
+    /// A call that transfers polls the FIFO itself when it must wait. The daemon pauses while a
     /// call receives data.
     Daemon,
 }

@@ -217,7 +217,7 @@ impl ResetHead {
 /// is full.
 ///
 /// Both sides compute the split from the size requested and the size agreed on. For a read, the
-/// size agreed on takes both places.
+/// size agreed on is both of these sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
     /// Number of the message's bytes in the control packet.

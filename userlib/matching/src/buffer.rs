@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_caller_is_written_in_place() {
+    fn caller_memory_is_written_without_a_copy() {
         let mut memory = [0_u8; 4];
         // SAFETY: the memory outlives the buffer, which alone uses it meanwhile.
         let mut buffer = unsafe { Buffer::from_raw_parts(memory.as_mut_ptr(), 4) };

@@ -69,7 +69,7 @@ fn messages_of_a_warm_endpoint_allocate_nothing() {
     let mut endpoint = Endpoint::new(ports.remove(0), config).unwrap();
     let mut memory: Vec<_> = (0..200).map(|_| vec![0; 2100]).collect();
 
-    // Twenty rounds use each place of a pool for every purpose.
+    // Twenty rounds use each slot of a pool for every purpose.
     for _ in 0..20 {
         round(&mut endpoint, &mut memory);
     }

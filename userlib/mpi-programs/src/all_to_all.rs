@@ -86,8 +86,8 @@ impl<'a, E: Endpoint> Blocks<'a, E> {
         }
         let Some(mut buffer) = self.free.pop() else { return Ok(0) };
 
-        let (round, place) = (self.started / self.order.len(), self.started % self.order.len());
-        let (own, to, round) = (self.endpoint.rank(), self.order[place], round as u32);
+        let (round, index) = (self.started / self.order.len(), self.started % self.order.len());
+        let (own, to, round) = (self.endpoint.rank(), self.order[index], round as u32);
         buffer.clear();
         for index in 0..self.terms.bytes.div_ceil(WORD) {
             let bytes = word(own, to, round, index).to_le_bytes();

@@ -132,8 +132,8 @@ impl Buffer for Vec<u8> {
 
     #[inline]
     fn write(&mut self, offset: usize, data: &[u8]) -> bool {
-        let place = self.get_mut(offset..).and_then(|rest| rest.get_mut(..data.len()));
-        place.map(|place| place.copy_from_slice(data)).is_some()
+        let target = self.get_mut(offset..).and_then(|rest| rest.get_mut(..data.len()));
+        target.map(|target| target.copy_from_slice(data)).is_some()
     }
 
     #[inline]

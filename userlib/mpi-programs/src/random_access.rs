@@ -146,7 +146,7 @@ impl Table {
                 Ok(())
             }
             None => Err(Error::Wrong {
-                what: "an update's place",
+                what: "the index of an update",
                 found: number & self.mask,
                 expected: self.first,
             }),
@@ -210,7 +210,7 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         Ok(updates)
     }
 
-    /// Lets the sequence of all ranks begin at a later place: this pass is a part of a longer run.
+    /// Starts the sequence of all ranks at a later index: this pass is a part of a longer run.
     /// Close to the beginning of the sequence, some ranks have to make more updates than others.
     #[must_use]
     pub fn starting_at(mut self, index: u64) -> Self {

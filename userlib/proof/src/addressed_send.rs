@@ -156,7 +156,7 @@ impl AddressedSend {
     /// Returns how many of this client's sends had to wait for credits, and how many were refused.
     ///
     /// # Errors
-    /// Returns the errors of trapped reads, which wait behind a send that waits.
+    /// Returns the errors of trapped reads, which wait for a blocked send.
     pub fn stalls_and_refusals(&self) -> Result<(u64, u64), Error> {
         Ok((self.registers.read64(REG_STALLS)?, self.registers.read64(REG_BAD)?))
     }

@@ -120,7 +120,7 @@ fn reason(status: u64) -> &'static str {
         }
         command::NOT_YOURS => "nothing of this VPID is registered there",
         command::NOT_MAPPED => "the memory is not mapped for DMA",
-        command::NO_OWNER => "nobody has the VPID",
+        command::NO_OWNER => "the VPID has no owner",
         _ => "the command made no sense to it",
     }
 }

@@ -282,7 +282,7 @@ impl Port {
         }
         self.check_reset()?;
 
-        if self.under_way() >= MAX_COMMANDS as u64 {
+        if self.in_flight() >= MAX_COMMANDS as u64 {
             return Ok(false);
         }
 
@@ -359,7 +359,7 @@ impl Port {
         let Some(poster) = &self.poster else { return Err(Error::NoPoster) };
 
         self.check_reset()?;
-        if self.under_way() >= MAX_COMMANDS as u64 {
+        if self.in_flight() >= MAX_COMMANDS as u64 {
             self.wait_for_room()?;
         }
 
@@ -372,7 +372,7 @@ impl Port {
 
     /// Returns the number of commands in flight: posted, and not ended.
     #[inline]
-    pub fn under_way(&self) -> u64 {
+    pub fn in_flight(&self) -> u64 {
         self.posted.saturating_sub(self.completed.load(Ordering::Acquire))
     }
 
@@ -407,7 +407,7 @@ impl Port {
                 "commands to end",
                 || {
                     self.check_reset()?;
-                    Ok((self.under_way() <= most).then_some(()))
+                    Ok((self.in_flight() <= most).then_some(()))
                 },
             );
             match waited {
@@ -452,7 +452,7 @@ impl fmt::Debug for Port {
         f.debug_struct("Port")
             .field("node", &self.node())
             .field("vpid", &self.vpid())
-            .field("under_way", &self.under_way())
+            .field("in_flight", &self.in_flight())
             .finish()
     }
 }

@@ -305,7 +305,7 @@ impl Port {
             return Ok(Progress::Posted);
         }
 
-        // A message that waits for slots in a full ring blocks everything posted behind it. So at
+        // A message that waits for slots in a full ring blocks everything posted after it. So at
         // most two credit messages for each peer are in flight.
         let [before, last] = peer.due.credit_positions;
         if before.is_some_and(|before| !self.path.has_passed(before)) {

@@ -15,12 +15,12 @@ pub(crate) struct Directory {
     generations: Window,
 }
 
-/// The place of an address in the card's table.
+/// The index of an address in the card's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TableEntry(u64);
 
 impl TableEntry {
-    /// Returns the place of an address.
+    /// Returns the index of an address.
     #[inline]
     pub(crate) fn of(address: Address) -> Self {
         Self(u64::from(address.node) * directory::STRIDE + u64::from(address.vpid))

@@ -124,7 +124,7 @@ impl FlowControl {
     fn grant(&mut self, index: usize, directory: &Directory) {
         let node = directory.node_of(index);
         if self.budgets.free(node) == 0 {
-            self.release_grants_of_gone_tenants(node, directory);
+            self.release_grants_of_ended_tenants(node, directory);
         }
 
         let free = self.budgets.free(node);
@@ -192,7 +192,7 @@ impl FlowControl {
     }
 
     /// Releases the credits granted to tenants of a node that have gone.
-    fn release_grants_of_gone_tenants(&mut self, node: usize, directory: &Directory) {
+    fn release_grants_of_ended_tenants(&mut self, node: usize, directory: &Directory) {
         for index in directory.indices_of(node) {
             let sender = self.peers[index].incoming.sender;
             if sender.is_some() && sender != directory.tenant(directory.address_of(index)) {

@@ -32,7 +32,7 @@ impl ReceiveInterrupt {
     }
 
     /// Returns the time from which a call that starts now may sleep.
-    pub(crate) fn end_of_polling(&self) -> Instant {
+    pub(crate) fn polling_deadline(&self) -> Instant {
         Instant::now() + self.poll_phase
     }
 

@@ -27,7 +27,7 @@ pub struct PeerLink {
     /// Number of the peer's address in the directory.
     pub(crate) index: u32,
     pub(crate) tenant: Tenant,
-    /// The place of the peer's generation in the card's table.
+    /// Index of the peer's generation in the card's table.
     pub(crate) entry: TableEntry,
     /// The address of a message to the peer with tag 0 and one quadword.
     pub(crate) target: u32,
@@ -82,7 +82,7 @@ pub struct Port {
     pub(crate) errors: CardErrors,
     /// The interrupt of a port that sleeps; `None` when it only polls.
     pub(crate) interrupt: Option<ReceiveInterrupt>,
-    /// Counters of this library. [`Port::statistics`] adds those of other places.
+    /// Counters of this library. [`Port::statistics`] adds those of other layers.
     pub(crate) statistics: Statistics,
 }
 

@@ -39,10 +39,10 @@ impl PortPoster {
         }
     }
 
-    fn look<R>(&self, look: impl FnOnce(&Poster) -> R) -> R {
+    fn with_poster<R>(&self, call: impl FnOnce(&Poster) -> R) -> R {
         match self {
-            Self::Own(poster) => look(poster),
-            Self::Shared(poster) => poster.with(|poster| look(poster)),
+            Self::Own(poster) => call(poster),
+            Self::Shared(poster) => poster.with(|poster| call(poster)),
         }
     }
 }
@@ -95,12 +95,12 @@ impl SendPath {
 
     /// Returns the position after the last posted write. It is `None` for a device without rings.
     pub(crate) fn position(&self) -> Option<RingPosition> {
-        self.poster.look(Poster::position)
+        self.poster.with_poster(Poster::position)
     }
 
     /// Returns whether the card has taken all writes before a position.
     pub(crate) fn has_passed(&self, position: RingPosition) -> bool {
-        self.poster.look(|poster| poster.has_passed(position))
+        self.poster.with_poster(|poster| poster.has_passed(position))
     }
 
     /// Returns whether messages are sent by stores.

@@ -14,7 +14,7 @@ pub(crate) struct Waiter<'a> {
 impl<'a> Waiter<'a> {
     /// Starts to wait.
     pub(crate) fn new(port: &Port, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
-        let sleep_from = port.interrupt.as_ref().map(ReceiveInterrupt::end_of_polling);
+        let sleep_from = port.interrupt.as_ref().map(ReceiveInterrupt::polling_deadline);
         Self { waits: DriverWaiter::new(&port.device, deadline, cancel), sleep_from }
     }
 

@@ -44,7 +44,7 @@ pub fn run<C, T>(
     mut contestants: Vec<C>,
     mut measure: impl FnMut(&mut C, usize) -> Result<T, Failure>,
 ) -> Result<Results<C, T>, Failure> {
-    let measurements = measure_in_turns(rounds, contestants.len(), |index, round| {
+    let measurements = measure_alternately(rounds, contestants.len(), |index, round| {
         run.check()?;
         measure(&mut contestants[index], round)
     })?;
@@ -133,7 +133,7 @@ impl Row {
 
 /// Calls `measure` with each contestant's index and the round, every second round backwards.
 /// Returns the results of each contestant.
-fn measure_in_turns<T, E>(
+fn measure_alternately<T, E>(
     rounds: usize,
     contestants: usize,
     mut measure: impl FnMut(usize, usize) -> Result<T, E>,
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn every_second_round_runs_backwards() {
         let mut order = Vec::new();
-        let results = measure_in_turns(2, 3, |contestant, round| {
+        let results = measure_alternately(2, 3, |contestant, round| {
             order.push(contestant);
             Ok::<_, ()>(round)
         });
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_what_its_turns_measured_and_no_more() {
+    fn a_row_has_exactly_the_samples_of_its_rounds() {
         let rated = Row::new("rate").with_measurements(&[Measurement::of_rate(1e6)]).with_bandwidth(1000);
         assert_eq!((rated.rate_per_s, rated.gbit_s, rated.p50_us), (Some(1e6), Some(8.0), None));
 

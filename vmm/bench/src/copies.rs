@@ -25,7 +25,7 @@ impl Copies {
         Ok(Self { from: touched()?, to: touched()?, memory })
     }
 
-    /// Makes `count` copies of `size` bytes, one behind the other. The size must divide the memory.
+    /// Makes `count` copies of `size` bytes, one after the other. The size must divide the memory.
     ///
     /// # Errors
     /// Returns an error when the memory is gone.

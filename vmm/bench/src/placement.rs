@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn affinity_is_restored_behind_the_body() {
+    fn affinity_is_restored_after_the_body() {
         let before = processors().unwrap_or_default();
         let one = Placement::pinned(&[("body", before[0])]);
         let inside = one.within("body", processors).unwrap_or_default();

@@ -114,7 +114,7 @@ impl AttachmentHandler<'_> {
             attachment = name.map(|attachment| attachment.name.as_str()).unwrap_or_default(),
             clients = self.counters.unmappable,
             "a client's DMA file is not mapped (on neither tmpfs nor hugetlbfs, of pages of 1 GiB, or beyond \
-             the limit of mapped bytes): its memory is reached by messages, which is slow",
+             the limit of mapped bytes): its memory is accessed by DMA messages, which is slow",
         );
     }
 

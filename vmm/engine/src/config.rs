@@ -21,7 +21,7 @@ pub enum EventLoopKind {
 /// Quotas of one client of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Bytes of client files mapped at a time. Further memory is reached by messages.
+    /// Bytes of client files mapped at a time. Further memory is accessed by DMA messages.
     ///
     /// Pages of a client's file that the server touches first are charged to the server's memory
     /// cgroup. A client that punches a hole into its files holds the engine until the kernel has

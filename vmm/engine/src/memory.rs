@@ -6,12 +6,12 @@
 //!
 //! The quota of bytes counts whole files: while a client punches a hole into a file, an access to
 //! any page of the hole waits in the kernel. A file that can grow counts as at least
-//! [`MIN_GROWABLE_CHARGE`] bytes. Memory beyond the quota is reached by messages.
+//! [`MIN_GROWABLE_CHARGE`] bytes. Memory beyond the quota is accessed by DMA messages.
 //!
 //! The client's file is checked here, by calls that no file can block. Seals are queried first, and
 //! only files of tmpfs and hugetlbfs have any. Any other file could stop the engine in a page
 //! fault, for instance one of FUSE, and so could a file of huge pages of 1 GiB. Such files are
-//! never mapped, and their ranges are reached by messages.
+//! never mapped, and their ranges are accessed by DMA messages.
 
 use std::{collections::BTreeMap, os::fd::AsFd};
 
@@ -56,7 +56,7 @@ struct ClientFile {
 /// A range of DMA addresses; its start is the key.
 struct Range {
     length: u64,
-    /// `None` for memory that is reached by messages.
+    /// `None` for memory that is accessed by DMA messages.
     file: Option<FileId>,
 }
 
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_one_file_share_its_mapping_until_the_last_is_gone() {
+    fn ranges_of_one_file_share_its_mapping_until_the_last_is_dropped() {
         let mut memory = ClientMemory::new(Quotas::default());
         let (_keep, fd) = file(0x4000);
         let first = map_range(&mut memory, &map(0, 0, 0x1000), &fd);

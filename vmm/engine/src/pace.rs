@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn client_with_quick_turns_is_not_slow_any_more_after_a_while() {
+    fn a_slow_client_becomes_normal_after_a_period_of_quick_turns() {
         let mut pace = Pace::default();
         let start = pace.start(Instant::now());
         pace.finish(start, SLOW_CALL);

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn attachment_that_was_taken_can_be_queued_again_behind_the_others() {
+    fn dequeued_attachment_can_be_queued_again_after_the_others() {
         let mut queues = queues(2);
         queues.push_stalled(0);
         queues.push_stalled(1);

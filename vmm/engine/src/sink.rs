@@ -68,7 +68,7 @@ impl Owner {
 
 /// A write to an eventfd in progress: the number of the eventfd, and the number of the write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WriteUnderWay {
+pub(crate) struct WriteInProgress {
     sink: u64,
     number: u64,
 }
@@ -99,9 +99,9 @@ impl Signals {
     }
 
     /// Returns the write in progress, if there is one.
-    pub(crate) fn under_way(&self) -> Option<WriteUnderWay> {
+    pub(crate) fn under_way(&self) -> Option<WriteInProgress> {
         let sink = self.writing.load(Ordering::Acquire);
-        (sink != 0).then(|| WriteUnderWay { sink, number: self.writes() })
+        (sink != 0).then(|| WriteInProgress { sink, number: self.writes() })
     }
 
     /// Returns whether any eventfd is bound.
@@ -131,7 +131,7 @@ impl Signals {
     }
 
     /// Ends a write that blocks, and gives up its client.
-    pub(crate) fn end_blocked_write(&self, write: WriteUnderWay) {
+    pub(crate) fn end_blocked_write(&self, write: WriteInProgress) {
         let Some(owner) = self.sinks().get(&write.sink).cloned() else { return };
         self.give_up(&owner);
         if let Err(errno) = interrupt::interrupt(self.writer()) {

@@ -100,7 +100,7 @@ impl Listener {
 
         let file = fs::symlink_metadata(path)
             .map(|metadata| (metadata.dev(), metadata.ino()))
-            .map_err(|reason| failed("looking at", reason))?;
+            .map_err(|reason| failed("examining", reason))?;
 
         let listener = Self { fd, path: path.to_owned(), access, file };
         // No client can connect before `listen`, so owner and mode are set before the first one.
@@ -118,7 +118,7 @@ impl Listener {
         &self.path
     }
 
-    /// Sets the place where the socket is closed. Connections that were never accepted are closed
+    /// Sets the closer of the socket. Connections that were never accepted are closed
     /// with it, and so are the descriptors that wait in them.
     pub(crate) fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.fd.set_closer(closer);
@@ -220,7 +220,7 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed("looking at", error)),
+        Err(error) => return Err(failed("examining", error)),
     };
 
     if !metadata.file_type().is_socket() {

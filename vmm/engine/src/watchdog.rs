@@ -16,7 +16,7 @@ use std::{
 
 use crate::{
     error::EngineError,
-    sink::{Signals, WriteUnderWay},
+    sink::{Signals, WriteInProgress},
 };
 
 /// Time between two checks of the engine's writes.
@@ -106,7 +106,7 @@ fn check_writes(signals: &Signals, stop: &AtomicBool) {
 /// State that the watchdog keeps between two checks.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    seen: Option<(WriteUnderWay, Instant)>,
+    seen: Option<(WriteInProgress, Instant)>,
 }
 
 impl Watch {

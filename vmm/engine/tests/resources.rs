@@ -1,4 +1,4 @@
-//! Descriptors and processor time. These tests look at the whole process, so they run one after
+//! Descriptors and processor time. These tests measure the whole process, so they run one after
 //! another.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
@@ -84,7 +84,7 @@ both_loops! {
         assert_descriptors(before + 4);
         neighbour.assert_served();
         drop((client, files));
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_thousand_whole_clients_leak_nothing(config) {
@@ -112,7 +112,7 @@ both_loops! {
         }
     }
 
-    fn connections_beyond_the_first_are_all_turned_away(config) {
+    fn connections_beyond_the_first_are_all_refused(config) {
         let served = Served::start(config);
         let first = served.client(A);
         let before = descriptors();
@@ -127,7 +127,7 @@ both_loops! {
         assert_descriptors(before);
     }
 
-    fn without_descriptors_clients_are_turned_away_until_there_are_some(config) {
+    fn clients_are_refused_while_no_descriptors_are_free(config) {
         let served = Served::start(config);
         let flags = SockFlag::SOCK_CLOEXEC;
         let early = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
@@ -146,7 +146,7 @@ both_loops! {
         assert_eq!(read32(&patient_client(&served), reg::SCRATCH), 0);
     }
 
-    fn an_idle_machine_of_65_nodes_leaves_the_processor_alone(config) {
+    fn an_idle_machine_of_65_nodes_uses_no_processor_time(config) {
         let served = Served::start_nodes(config, 65);
 
         assert_eq!(busy_share(&served), 0.0, "without clients nothing is to be done at all");

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_is_what_apt_knows_to_be_debian() {
+    fn a_mirror_is_a_source_that_apt_knows_as_debian() {
         let found = debian_mirrors(&lines(
             "Packages bookworm stable file:/tools/ Tools\nPackages bookworm main file:/debian/ Debian\n\
              DEP-11 bookworm main file:/other/ Debian\nPackages bookworm-updates main file:/debian/ Debian",

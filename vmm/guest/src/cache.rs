@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_others_can_rename_is_refused() {
+    fn a_folder_that_others_can_rename_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let error = Cache::at(&folder.path().join("cache")).unwrap_err();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_among_temporary_files_is_made_for_this_user_alone() {
+    fn a_cache_in_the_temporary_folder_is_private_to_its_user() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
         Cache::at(&folder.path().join("cache")).unwrap();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_filled_is_not_there() {
+    fn an_entry_that_could_not_be_filled_does_not_exist() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let error = cache.make("a", |_| Err(GuestError::Cancelled)).unwrap_err();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_was_making_is_swept_away() {
+    fn leftovers_of_a_killed_process_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let made =
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_not_made_again() {
+    fn an_existing_entry_is_not_made_again() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let made =

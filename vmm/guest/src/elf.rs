@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn pvh_entry_is_found_behind_other_notes() {
+    fn pvh_entry_is_found_after_other_notes() {
         let note = |owner: &[u8], content: &[u8], kind: u32| {
             let mut note = Vec::new();
             for number in [owner.len() as u32, content.len() as u32, kind] {

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_match_by_ids_by_the_subsystem_alone_and_by_class() {
+    fn aliases_match_by_ids_by_subsystem_only_and_by_class() {
         let matching = [
             "pci:v000010ECd00008139sv*sd*bc*sc*i*",
             "pci:v*d00008139sv000013D1sd0000AB06bc*sc*i*",

@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_module_needs_is_listed_nearest_first() {
+    fn dependencies_of_a_module_are_listed_nearest_first() {
         let module = |name: &str, depends: &[&str]| Module {
             name: name.into(),
             depends: depends.iter().map(|&name| name.into()).collect(),

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_of_the_infrastructure_come_with_what_needs_them() {
+    fn infrastructure_modules_match_the_guests_software() {
         let names = |software: &Software| infrastructure(software).collect::<Vec<_>>();
         let with_share = Software { share: Some("/srv".into()), ..Software::default() };
         let with_vfio = Software { driver: Driver::Vfio, ..Software::default() };

@@ -270,21 +270,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_comes_first_and_once() {
+    fn dependencies_are_listed_first_and_once() {
         let (_folder, tree) =
             tree(&[("vfio.ko", ""), ("vfio-pci.ko", "vfio-pci-core,vfio"), ("vfio-pci-core.ko", "vfio")]);
         assert_eq!(names(&tree, &["vfio-pci", "vfio"]), ["vfio", "vfio_pci_core", "vfio_pci"]);
     }
 
     #[test]
-    fn what_is_built_in_is_there_and_not_loaded() {
+    fn built_in_modules_exist_and_are_not_loaded() {
         let (_folder, tree) = tree(&[("a.ko", "pci-stub")]);
         assert!(tree.has("pci-stub"));
         assert_eq!(names(&tree, &["a", "pci_stub"]), ["a"]);
     }
 
     #[test]
-    fn a_module_that_is_not_there_is_named() {
+    fn the_error_names_a_missing_module() {
         let (_folder, tree) = tree(&[("a.ko", "b")]);
         let error = tree.closure(&["a"], &Progress::silent()).unwrap_err();
         assert!(error.to_string().contains("no module b"), "{error}");
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_that_need_each_other_in_a_ring_come_once_with_what_they_need() {
+    fn modules_with_circular_dependencies_are_listed_once() {
         let (_folder, tree) = tree(&[("a.ko", "b"), ("b.ko", "c,d"), ("c.ko", "a,b,c"), ("d.ko", "")]);
         assert_eq!(names(&tree, &["a"]), ["c", "d", "b", "a"]);
         assert_eq!(names(&tree, &["c"]), ["d", "b", "a", "c"]);

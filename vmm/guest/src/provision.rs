@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_caller_names_must_be_there() {
+    fn files_named_by_the_caller_must_exist() {
         let folder = tempfile::tempdir().unwrap();
         let missing = folder.path().join("vmlinuz");
         let provision = Provision {

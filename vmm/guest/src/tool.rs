@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_fails_shows_what_it_said() {
+    fn the_error_of_a_failed_tool_has_its_output() {
         let error = run_quietly("try", &mut shell("echo well; echo badly >&2; exit 3"), &Progress::silent())
             .unwrap_err();
         let text = error.to_string();
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_is_not_there_is_named() {
+    fn the_error_names_a_missing_tool() {
         let error = run_quietly("try", &mut Command::new("/no/such/tool"), &Progress::silent()).unwrap_err();
         assert!(error.to_string().contains("can't start /no/such/tool"), "{error}");
     }

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn call_whose_time_is_over_ends_alone_and_counts_no_longer() {
+    fn a_barrier_call_that_times_out_ends_and_is_not_counted() {
         let (mut barriers, now) = two();
         barriers.add_call(0, call(1, "x", 2), now);
         assert_eq!(barriers.take_ends(0, now + Duration::from_millis(1999)), []);

@@ -30,7 +30,7 @@ use crate::{
 pub use self::options::{
     AcceleratorChoice, DriverChoice, GuestOptions, HostFiles, ModuleWord, Options, Task,
 };
-use self::together::{Member, Together};
+use self::together::{GuestGroup, Member};
 
 /// Returns the help text below the options.
 pub fn help() -> String {
@@ -363,7 +363,7 @@ fn run_all(
     let limit = options.timeout.unwrap_or(COMMAND_TIMEOUT);
     let (result_sender, results) = channel();
     let count = guests.len();
-    let together = Together::new(&guests, options.hold, limit);
+    let together = GuestGroup::new(&guests, options.hold, limit);
 
     std::thread::scope(|scope| {
         // A guest that fails ends the others, and so does Ctrl-C.

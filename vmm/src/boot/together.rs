@@ -13,7 +13,7 @@ use super::{BOOT_TIMEOUT, CHECK_INTERVAL, barrier::Barriers};
 const HOLDING: &str = "staying for the other guests' commands (--hold)";
 
 /// The guests of one boot.
-pub(super) struct Together {
+pub(super) struct GuestGroup {
     barriers: Mutex<Barriers>,
     hold: bool,
     limit: Duration,
@@ -21,11 +21,11 @@ pub(super) struct Together {
 
 /// One of the guests, for the thread that runs its command.
 pub(super) struct Member<'a> {
-    together: &'a Together,
+    together: &'a GuestGroup,
     number: usize,
 }
 
-impl Together {
+impl GuestGroup {
     /// Returns the group of these guests, whose commands have `limit` each.
     pub(super) fn new(guests: &[GuestConfig], hold: bool, limit: Duration) -> Self {
         let names = guests.iter().map(|config| config.node().to_owned());

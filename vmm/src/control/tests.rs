@@ -68,7 +68,7 @@ fn a_silent_connection_and_an_unread_answer_hold_up_no_other_request() {
 }
 
 #[test]
-fn a_connection_that_says_nothing_is_closed_when_its_time_is_over() {
+fn a_silent_connection_is_closed_at_its_deadline() {
     let (_folder, path, _server) = served();
     let mut silent = UnixStream::connect(&path).unwrap();
     silent.write_all(b"{").unwrap();
@@ -77,7 +77,7 @@ fn a_connection_that_says_nothing_is_closed_when_its_time_is_over() {
 }
 
 #[test]
-fn the_oldest_silent_connection_goes_when_there_are_too_many() {
+fn the_oldest_silent_connection_is_closed_at_the_limit() {
     let (_folder, path, _server) = served();
     let mut connections: Vec<_> =
         (0..=MAX_CONVERSATIONS).map(|_| UnixStream::connect(&path).unwrap()).collect();
@@ -99,7 +99,7 @@ fn the_oldest_silent_connection_goes_when_there_are_too_many() {
 }
 
 #[test]
-fn a_file_that_is_no_socket_is_left_alone() {
+fn a_file_that_is_no_socket_is_not_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control");
     std::fs::write(&path, "precious").unwrap();
@@ -108,7 +108,7 @@ fn a_file_that_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn a_second_server_in_the_same_place_is_refused_and_a_dead_socket_replaced() {
+fn a_second_server_at_a_path_is_refused_and_a_dead_socket_replaced() {
     let (_folder, path, server) = served();
     assert!(ControlServer::start(&path, |_| Response::Done).is_err());
     drop(server);

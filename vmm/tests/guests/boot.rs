@@ -178,7 +178,7 @@ fn module_that_the_kernel_does_not_have_is_named() {
 }
 
 #[test]
-fn guest_whose_command_has_ended_stays_until_the_others_have_ended_theirs() {
+fn a_guest_runs_until_the_commands_of_all_guests_have_ended() {
     toolkit();
     let boot = Boot::new();
     let share = boot.folder.path().join("share");
@@ -297,7 +297,7 @@ fn a_command_that_takes_too_long_is_ended() {
 }
 
 #[test]
-fn ctrl_c_and_the_time_limit_end_guests_whose_output_nobody_reads() {
+fn ctrl_c_and_the_time_limit_end_guests_whose_output_is_not_read() {
     toolkit();
     for (limit, signal, code) in [("1000", Some(Signal::SIGINT), 130), ("10", None, 3)] {
         let boot = Boot::new();
@@ -322,7 +322,7 @@ fn ctrl_c_and_the_time_limit_end_guests_whose_output_nobody_reads() {
 }
 
 #[test]
-fn what_can_not_be_is_said_before_anything_is_downloaded() {
+fn impossible_options_are_refused_before_any_download() {
     let boot = Boot::new();
     let cache = boot.folder.path().join("cache");
     let fails = |command: &mut Command, code: i32, words: &[&str]| {

@@ -48,7 +48,7 @@ fn check_works(guest: &Guest) {
 }
 
 #[test]
-fn a_device_is_as_new_for_a_guest_that_starts_anew_and_dead_when_its_server_is() {
+fn a_device_is_reset_for_a_rebooted_guest_and_dead_after_its_server() {
     let logs = logs("guest_life");
     let mut server = Server::start(MACHINE, &logs);
     let toolkit = toolkit();
@@ -105,7 +105,7 @@ fn a_device_is_as_new_for_a_guest_that_starts_anew_and_dead_when_its_server_is()
 /// The memory that the server mapped into the guest stays there, with the engine's heartbeat, which
 /// no longer changes.
 #[test]
-fn a_program_that_waits_in_the_kernel_module_is_told_that_the_server_was_killed() {
+fn a_wait_in_the_kernel_module_ends_when_the_server_is_killed() {
     let logs = logs("guest_life_shim");
     let mut server = Server::start(MACHINE, &logs);
     let folder = tempfile::tempdir().unwrap();
@@ -135,7 +135,7 @@ fn a_program_that_waits_in_the_kernel_module_is_told_that_the_server_was_killed(
 /// The server requests its functions back with VFIO's request interrupt. QEMU (up to 11.1) does not
 /// bind that interrupt for vfio-user functions.
 #[test]
-fn a_guest_goes_on_when_its_server_is_stopped() {
+fn a_guest_keeps_running_while_its_server_is_stopped() {
     let logs = logs("guest_life_stopped");
     let mut server = Server::start(MACHINE, &logs);
     let config = GuestConfig::new("guest")

@@ -140,7 +140,7 @@ fn check_msix(section: &str, bars: &[Bar]) {
     };
 
     let count = number(msix, "Count=", 10);
-    let place = |key: &str, length: u64| {
+    let location = |key: &str, length: u64| {
         let text = msix.split_once(key).unwrap().1;
         let (bar, offset) = (number(text, "BAR=", 10), number(text, "offset=", 16));
         let size = bars.iter().find(|entry| entry.number == bar).unwrap().range.clone();
@@ -148,7 +148,8 @@ fn check_msix(section: &str, bars: &[Bar]) {
         (bar, offset..offset + length)
     };
 
-    let (table, pending) = (place("Vector table: ", count * 16), place("PBA: ", count.div_ceil(64) * 8));
+    let (table, pending) =
+        (location("Vector table: ", count * 16), location("PBA: ", count.div_ceil(64) * 8));
     let apart = table.0 != pending.0 || table.1.end <= pending.1.start || pending.1.end <= table.1.start;
 
     assert!(apart, "the MSI-X table and its pending bits overlap\n{section}");

@@ -68,7 +68,7 @@ fn number(status: &str, name: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-fn rests(event_loop: &str) {
+fn check_at_rest(event_loop: &str) {
     let server = Watched(Server::of_machine("pset64.toml", &["--event-loop", event_loop]));
     let alone = server.activity_of_a_second();
     println!("{event_loop}: without clients {} sleeps and {} ticks a second", alone.0, alone.1);
@@ -94,10 +94,10 @@ fn rests(event_loop: &str) {
 
 #[test]
 fn full_pset_rests_with_io_uring_where_it_works() {
-    rests("auto");
+    check_at_rest("auto");
 }
 
 #[test]
 fn full_pset_rests_with_epoll() {
-    rests("epoll");
+    check_at_rest("epoll");
 }

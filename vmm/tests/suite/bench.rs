@@ -11,7 +11,7 @@ use std::{
 use tempfile::TempDir;
 
 /// Returns a folder with the program under test alone.
-fn nicforge_alone() -> TempDir {
+fn folder_with_only_nicforge() -> TempDir {
     let program = Path::new(env!("CARGO_BIN_EXE_nicforge"));
     // A hard link needs the file system of the program.
     let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
@@ -21,7 +21,7 @@ fn nicforge_alone() -> TempDir {
 
 /// Puts a script beside the program, as `name`. It shows its arguments, a variable and its input,
 /// complains, and ends with exit code 7.
-fn put_script_beside(folder: &TempDir, name: &str) {
+fn put_script_next_to(folder: &TempDir, name: &str) {
     let script = "#!/bin/sh\necho \"$*; $A_VARIABLE; $(cat)\"\necho complaint >&2\nexit 7\n";
     let program = folder.path().join(name);
     std::fs::write(&program, script).unwrap();
@@ -30,8 +30,8 @@ fn put_script_beside(folder: &TempDir, name: &str) {
 
 #[test]
 fn bench_passes_its_arguments_streams_and_exit_code_through() {
-    let folder = nicforge_alone();
-    put_script_beside(&folder, "nicforge-bench");
+    let folder = folder_with_only_nicforge();
+    put_script_next_to(&folder, "nicforge-bench");
 
     let mut child = Command::new(folder.path().join("nicforge"))
         .args(["bench", "--json", "packet", "--help", "--part", "a:b"])
@@ -51,8 +51,8 @@ fn bench_passes_its_arguments_streams_and_exit_code_through() {
 
 #[test]
 fn paper_names_itself_before_its_arguments_and_passes_the_exit_code_through() {
-    let folder = nicforge_alone();
-    put_script_beside(&folder, "nicforge-sim");
+    let folder = folder_with_only_nicforge();
+    put_script_next_to(&folder, "nicforge-sim");
 
     let output = Command::new(folder.path().join("nicforge"))
         .args(["paper", "all", "--quick"])
@@ -66,8 +66,8 @@ fn paper_names_itself_before_its_arguments_and_passes_the_exit_code_through() {
 
 #[test]
 fn run_in_virtual_time_passes_the_machine_its_options_and_the_program() {
-    let folder = nicforge_alone();
-    put_script_beside(&folder, "nicforge-sim");
+    let folder = folder_with_only_nicforge();
+    put_script_next_to(&folder, "nicforge-sim");
 
     let output = Command::new(folder.path().join("nicforge"))
         .args(["run", "--virtual", "machine.toml", "--json", "--per-core", "--", "ping_pong", "3"])
@@ -97,8 +97,8 @@ fn run_refuses_json_without_virtual_time_and_a_directory_with_it() {
 }
 
 #[test]
-fn paper_without_its_program_says_how_to_build_it() {
-    let folder = nicforge_alone();
+fn paper_without_its_program_prints_how_to_build_it() {
+    let folder = folder_with_only_nicforge();
     let output = Command::new(folder.path().join("nicforge")).args(["paper", "all"]).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
 
@@ -107,8 +107,8 @@ fn paper_without_its_program_says_how_to_build_it() {
 }
 
 #[test]
-fn bench_without_its_program_says_how_to_build_it() {
-    let folder = nicforge_alone();
+fn bench_without_its_program_prints_how_to_build_it() {
+    let folder = folder_with_only_nicforge();
     let output = Command::new(folder.path().join("nicforge")).args(["bench", "list"]).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
 

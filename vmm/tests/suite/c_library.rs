@@ -43,7 +43,7 @@ fn inspected(program: &str, options: &[&str]) -> String {
 }
 
 #[test]
-fn every_header_compiles_alone() {
+fn every_header_compiles_by_itself() {
     let protocols = headers_in(&headers().join("nicforge"));
     let all = [headers_in(&headers()), protocols].concat();
     assert_eq!(all.len(), 10);

@@ -5,7 +5,7 @@
 
 use crate::c_program::{archive, compile, run, sanitizers, shared};
 
-fn goes_round(options: &[String]) {
+fn run_example(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("extoll_both", folder.path(), options);
     let out = run("extoll.toml", folder.path(), &["--", &program]);
@@ -14,15 +14,15 @@ fn goes_round(options: &[String]) {
 
 #[test]
 fn c_example_linked_with_the_archive_uses_both_protocols() {
-    goes_round(&archive());
+    run_example(&archive());
 }
 
 #[test]
 fn c_example_linked_with_the_shared_library_uses_both_protocols() {
-    goes_round(&shared());
+    run_example(&shared());
 }
 
 #[test]
 fn c_example_under_address_sanitizer_uses_both_protocols() {
-    goes_round(&[sanitizers(), shared()].concat());
+    run_example(&[sanitizers(), shared()].concat());
 }

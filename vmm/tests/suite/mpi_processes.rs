@@ -143,10 +143,10 @@ impl Neighbours {
         self.pending = [Some(sent), Some(receive(two, 0, tag, length))];
     }
 
-    fn until<R>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<R>) -> R {
+    fn until<R>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<R>) -> R {
         let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
         loop {
-            if let Some(found) = look(self) {
+            if let Some(found) = check(self) {
                 return found;
             }
             assert!(!deadline.has_passed(), "no {what}");
@@ -227,12 +227,12 @@ fn killed_in_the_middle(event_loop: &str) {
 
         for attempt in attempts {
             let request = attempt(&mut pair.ranks[0]);
-            let done = pair.until("news of its end", |pair| pair.ranks[0].test(request).unwrap());
+            let done = pair.until("the report of its end", |pair| pair.ranks[0].test(request).unwrap());
             assert_eq!(done.result, gone);
         }
 
         let named = receive(&mut pair.ranks[1], 1, 9, 8);
-        let done = pair.until("news of its end", |pair| pair.ranks[1].test(named).unwrap());
+        let done = pair.until("the report of its end", |pair| pair.ranks[1].test(named).unwrap());
 
         assert_eq!(done.result, gone);
         pair.exchange(30);

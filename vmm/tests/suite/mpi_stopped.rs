@@ -97,9 +97,9 @@ fn part() {
 }
 
 /// The process that is stopped.
-struct Other(Child);
+struct StoppedProcess(Child);
 
-impl Other {
+impl StoppedProcess {
     fn start(folder: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "mpi_stopped::part", "--nocapture", "--test-threads=1"])
@@ -127,12 +127,12 @@ impl Other {
         assert_eq!(stopped, WaitStatus::Stopped(self.pid(), Signal::SIGSTOP));
     }
 
-    fn go_on(&self) {
+    fn resume(&self) {
         kill(self.pid(), Signal::SIGCONT).unwrap();
     }
 }
 
-impl Drop for Other {
+impl Drop for StoppedProcess {
     fn drop(&mut self) {
         // This is SIGKILL. The process may already have ended.
         let _ = self.0.kill();
@@ -202,10 +202,10 @@ impl Source {
     }
 }
 
-fn stopped_and_going_on(event_loop: &str) {
+fn check_stop_and_resume(event_loop: &str) {
     let server = Server::of_text(MACHINE, event_loop);
     let folder = server.directory();
-    let other = Other::start(&folder);
+    let other = StoppedProcess::start(&folder);
     let mut source = Source::open(&folder);
 
     for stop in 1..=2 {
@@ -221,7 +221,7 @@ fn stopped_and_going_on(event_loop: &str) {
         // for it.
         let answered = source.answered;
         assert!(source.sent > answered);
-        other.go_on();
+        other.resume();
         source.until(answered + 1);
     }
 
@@ -235,19 +235,19 @@ fn stopped_and_going_on(event_loop: &str) {
 
 #[test]
 fn a_rank_that_stands_still_for_longer_than_the_watchdog_loses_nothing() {
-    stopped_and_going_on("auto");
+    check_stop_and_resume("auto");
 }
 
 #[test]
 fn the_same_with_epoll() {
-    stopped_and_going_on("epoll");
+    check_stop_and_resume("epoll");
 }
 
 #[test]
-fn a_rank_that_is_killed_while_it_stands_still_is_gone() {
+fn a_rank_killed_while_stopped_is_reported_lost() {
     let server = Server::of_text(MACHINE, "auto");
     let folder = server.directory();
-    let other = Other::start(&folder);
+    let other = StoppedProcess::start(&folder);
     let mut source = Source::open(&folder);
     source.until(BEFORE);
     other.stop();

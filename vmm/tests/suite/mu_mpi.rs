@@ -159,7 +159,7 @@ fn part() {
 }
 
 /// Three ranks of which one is killed, while the others also exchange messages with each other.
-struct Scene {
+struct Scenario {
     role: Role,
     victim: Part,
     is_killed: bool,
@@ -173,7 +173,7 @@ struct Scene {
     exchanged: u64,
 }
 
-impl Scene {
+impl Scenario {
     fn new(folder: &Path, name: &str, role: Role) -> Self {
         let job = role.job();
         let ranks = [0, 2].map(|rank| open(folder, &job, rank, patient()));
@@ -243,8 +243,8 @@ impl Scene {
     }
 }
 
-/// Makes turns of all scenes until all look so.
-fn until(scenes: &mut [Scene], what: &str, mut is_so: impl FnMut(&mut Scene) -> bool) {
+/// Drives all scenes until the condition holds for each.
+fn until(scenes: &mut [Scenario], what: &str, mut is_so: impl FnMut(&mut Scenario) -> bool) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
     loop {
         let mut all = true;
@@ -265,7 +265,8 @@ fn until(scenes: &mut [Scene], what: &str, mut is_so: impl FnMut(&mut Scene) -> 
 fn a_rank_killed_in_any_transfer_is_an_error_to_the_others_and_leaves_its_node_usable() {
     let server = Server::of_text("name = \"mu\"\n[[bgq]]\ntorus = [2]\nsubgroups = 6\n", "auto");
     let folder = server.directory();
-    let mut scenes: Vec<_> = ROLES.into_iter().map(|(name, role)| Scene::new(&folder, name, role)).collect();
+    let mut scenes: Vec<_> =
+        ROLES.into_iter().map(|(name, role)| Scenario::new(&folder, name, role)).collect();
 
     until(&mut scenes, "failed transfers", |scene| {
         scene.turn_with_victim();
@@ -289,13 +290,13 @@ fn a_rank_killed_in_any_transfer_is_an_error_to_the_others_and_leaves_its_node_u
     drop(scenes);
 
     for (_, role) in ROLES {
-        work_again(&folder, &role.job());
+        reopen_and_exchange(&folder, &role.job());
     }
 }
 
 /// Starts requests with the killed ranks, by the index of the rank that makes each. Waits until all
 /// have failed, and the others have exchanged further messages.
-fn refused(scenes: &mut [Scene], start: impl Fn(&mut [Rank; 2]) -> Vec<(usize, Request)>) {
+fn refused(scenes: &mut [Scenario], start: impl Fn(&mut [Rank; 2]) -> Vec<(usize, Request)>) {
     let mut started: Vec<_> =
         scenes.iter_mut().map(|scene| (start(&mut scene.ranks), scene.exchanged + 15)).collect();
     let mut index = 0;
@@ -315,7 +316,7 @@ fn refused(scenes: &mut [Scene], start: impl Fn(&mut [Rank; 2]) -> Vec<(usize, R
 }
 
 /// Opens all ranks of a job anew, and sends a message around.
-fn work_again(folder: &Path, job: &Job) {
+fn reopen_and_exchange(folder: &Path, job: &Job) {
     let mut ranks: Vec<_> = (0..3).map(|rank| open(folder, job, rank, Config::default())).collect();
     let terms = Terms { bytes: 100_000, rounds: 1, context: 1 };
     finish(ranks.iter_mut().map(|rank| Blocks::new(rank, terms).unwrap()).collect());

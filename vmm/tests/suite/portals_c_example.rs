@@ -7,7 +7,7 @@ use crate::c_program::{archive, compile, run, sanitizers, shared};
 
 const NODES: u32 = 8;
 
-fn goes_round(options: &[String], words: &[&str]) {
+fn run_example(options: &[String], words: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("portals_ring", folder.path(), options);
     let programs: Vec<_> = ["--", &program].into_iter().chain(words.iter().copied()).collect();
@@ -21,22 +21,22 @@ fn goes_round(options: &[String], words: &[&str]) {
 
 #[test]
 fn c_example_linked_with_the_archive_puts_and_gets_round() {
-    goes_round(&archive(), &[]);
+    run_example(&archive(), &[]);
 }
 
 #[test]
 fn c_example_linked_with_the_shared_library_puts_and_gets_round() {
-    goes_round(&shared(), &[]);
+    run_example(&shared(), &[]);
 }
 
 #[test]
 fn c_example_matched_by_the_kernel_puts_and_gets_round() {
-    goes_round(&shared(), &["host"]);
+    run_example(&shared(), &["host"]);
 }
 
 #[test]
 fn c_example_under_address_sanitizer_puts_and_gets_round() {
     let options = [sanitizers(), shared()].concat();
-    goes_round(&options, &[]);
-    goes_round(&options, &["host"]);
+    run_example(&options, &[]);
+    run_example(&options, &["host"]);
 }

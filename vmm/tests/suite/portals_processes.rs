@@ -257,13 +257,13 @@ fn end_receivers(end: impl Fn(&Server, Part) -> Vec<String>) {
     for (mode, word) in MODES {
         let server = Server::of_text(MACHINE, "auto");
         let directory = server.directory();
-        let here = Process::open(&directory, 0, mode);
-        let from = here.bind();
+        let local = Process::open(&directory, 0, mode);
+        let from = local.bind();
 
         for round in 1..=ROUNDS {
             let part = start(&directory, "receive", word, round);
             part.expect("ready");
-            let (mut stream, mut arrived) = (Stream::new(&here, &from, round), Arrived { round, count: 0 });
+            let (mut stream, mut arrived) = (Stream::new(&local, &from, round), Arrived { round, count: 0 });
             // The first one ends before a message has arrived.
             stream.fill();
             stream.until_received(&part, &mut arrived, (round - 1) * 3);
@@ -297,15 +297,15 @@ fn messages_of_a_killed_sender_arrive_at_most_once_and_the_cut_ones_fail() {
     for (mode, word) in MODES {
         let server = Server::of_text(MACHINE, "auto");
         let directory = server.directory();
-        let here = Process::open(&directory, 0, mode);
-        here.receive_all();
+        let local = Process::open(&directory, 0, mode);
+        local.receive_all();
 
         // Round and number of the last message, and whether it was cut.
         let (mut round, mut number, mut is_cut) = (0, 0, false);
         for current in 1..=ROUNDS {
             let mut part = start(&directory, "send", word, current);
             loop {
-                let Event { message, failure, .. } = here.event(EventKind::PutEnd);
+                let Event { message, failure, .. } = local.event(EventKind::PutEnd);
                 if message.match_bits != round {
                     // Nothing of a former sender comes after the first message of the next one.
                     assert_eq!((round, message.match_bits), (current - 1, current));
@@ -333,12 +333,12 @@ fn without_a_restart_each_message_arrives_exactly_once() {
     for (mode, word) in MODES {
         let server = Server::of_text(MACHINE, "auto");
         let directory = server.directory();
-        let here = Process::open(&directory, 0, mode);
-        let from = here.bind();
+        let local = Process::open(&directory, 0, mode);
+        let from = local.bind();
         let part = start(&directory, "receive", word, 1);
         part.expect("ready");
 
-        let mut stream = Stream::new(&here, &from, 1);
+        let mut stream = Stream::new(&local, &from, 1);
         stream.until_received(&part, &mut Arrived { round: 1, count: 0 }, 100);
         while stream.ended < stream.put {
             stream.take();
@@ -351,8 +351,8 @@ fn without_a_restart_each_message_arrives_exactly_once() {
 fn programs_without_a_kernel_use_a_granted_process_one_after_the_other() {
     let server = Server::of_text(MACHINE, "auto");
     let directory = server.directory();
-    let here = Process::open(&directory, 0, Mode::NicBased);
-    let from = here.bind();
+    let local = Process::open(&directory, 0, Mode::NicBased);
+    let from = local.bind();
     let kernel = boot(&directory, 1);
     let attach = |deadline| Interface::attach(open(&directory, "ss1.p0"), deadline).map(drop);
     let refused = attach(Deadline::after(Duration::from_millis(20)));
@@ -363,10 +363,10 @@ fn programs_without_a_kernel_use_a_granted_process_one_after_the_other() {
     for round in 1..=ROUNDS {
         let mut part = start(&directory, "attached", "nic", round);
         part.expect("ready");
-        let (mut stream, mut arrived) = (Stream::new(&here, &from, round), Arrived { round, count: 0 });
+        let (mut stream, mut arrived) = (Stream::new(&local, &from, round), Arrived { round, count: 0 });
         stream.until_received(&part, &mut arrived, 3 * round);
 
-        // The node lives on: messages to the process that has ended are dropped.
+        // The node keeps running: messages to the process that has ended are dropped.
         stream.fill();
         part.kill().iter().for_each(|line| arrived.note(line));
         stream.fill();
@@ -378,7 +378,7 @@ fn programs_without_a_kernel_use_a_granted_process_one_after_the_other() {
 
     // Without its kernel, the node ends, and a message to it fails.
     drop(kernel);
-    let mut stream = Stream::new(&here, &from, 0);
+    let mut stream = Stream::new(&local, &from, 0);
     stream.until_failed();
     let refused = attach(Deadline::after(Duration::from_millis(20)));
     assert!(matches!(refused, Err(Error::Refused { call: "PtlNIInit", .. })), "{refused:?}");

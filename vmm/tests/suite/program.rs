@@ -98,7 +98,7 @@ fn serve_refuses_a_directory_that_is_served_already() {
 }
 
 #[test]
-fn serve_takes_over_what_a_killed_server_left() {
+fn serve_reuses_the_directory_of_a_killed_server() {
     let mut server = Server::of_machine("proof.toml", &[]);
     server.signal(Signal::SIGKILL);
     server.child.wait().unwrap();
@@ -139,7 +139,7 @@ fn stat_shows_all_nodes_as_a_table_and_as_json() {
 }
 
 #[test]
-fn stat_whose_reader_is_gone_ends_without_a_word() {
+fn stat_with_a_closed_output_pipe_ends_without_a_message() {
     let server = Server::of_machine("proof.toml", &[]);
     let directory = server.directory();
     let mut child = nicforge(&["stat", directory.to_str().unwrap(), "--json", "--every", "0.05"])
@@ -157,7 +157,7 @@ fn stat_whose_reader_is_gone_ends_without_a_word() {
 }
 
 #[test]
-fn stat_of_nothing_says_so() {
+fn stat_without_a_server_reports_it() {
     let folder = tempfile::tempdir().unwrap();
     let output = output(&mut nicforge(&["stat", folder.path().to_str().unwrap()]));
     assert_eq!(output.status.code(), Some(3));
@@ -165,7 +165,7 @@ fn stat_of_nothing_says_so() {
 }
 
 #[test]
-fn reset_takes_a_node_and_names_the_nodes_when_there_is_none() {
+fn reset_takes_a_node_and_lists_the_nodes_without_one() {
     let server = Server::of_machine("pset.toml", &[]);
     let directory = server.directory();
     let directory = directory.to_str().unwrap();
@@ -256,7 +256,7 @@ fn run_reports_a_program_that_was_killed_as_a_shell_does() {
 }
 
 #[test]
-fn run_refuses_a_role_that_is_not_there_and_a_program_that_is_not_there() {
+fn run_refuses_an_unknown_role_and_a_missing_program() {
     let role = run(&["--gpu", "true"]);
     assert_eq!(role.status.code(), Some(2));
     assert!(text(&role.stderr).contains("its nodes are io0, cn0"));
@@ -331,7 +331,7 @@ fn demo_of_an_empty_file_and_of_one_byte_ends_well() {
 }
 
 #[test]
-fn serve_that_fails_leaves_nothing_behind() {
+fn serve_that_fails_leaves_no_files() {
     let folder = tempfile::tempdir().unwrap();
     let long = folder.path().join("x".repeat(100));
     let output = output(&mut nicforge(&["serve", &machine("proof.toml"), "--dir", long.to_str().unwrap()]));
@@ -341,7 +341,7 @@ fn serve_that_fails_leaves_nothing_behind() {
 }
 
 #[test]
-fn demo_of_a_file_that_is_not_there_says_so() {
+fn demo_of_a_missing_file_reports_it() {
     let output = output(&mut nicforge(&["demo", "/nonexistent/file"]));
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("/nonexistent/file"));

@@ -31,9 +31,9 @@ const ROUNDS: usize = 4;
 const MACHINE: &str = "name = \"pset\"\n[[pset]]\ncompute_nodes = 1\n";
 
 /// Opens one of eight cores: four of the I/O node, and four of the compute node.
-fn open(server: &Server, place: usize) -> Device {
-    let node = ["io0", "cn0"][place / 4];
-    let socket = server.socket(&format!("{node}.core{}", place % 4));
+fn open(server: &Server, index: usize) -> Device {
+    let node = ["io0", "cn0"][index / 4];
+    let socket = server.socket(&format!("{node}.core{}", index % 4));
     Device::open_vfio_user(socket, OpenOptions::default()).unwrap()
 }
 
@@ -79,7 +79,7 @@ const WAITS: [(&str, Wait); 8] = [
 fn every_wait_ends(event_loop: &str) {
     for _ in 0..ROUNDS {
         let mut server = Server::of_text(MACHINE, event_loop);
-        let devices: Vec<_> = (0..WAITS.len()).map(|place| open(&server, place)).collect();
+        let devices: Vec<_> = (0..WAITS.len()).map(|index| open(&server, index)).collect();
         let (started, (ended, ends)) = (Barrier::new(WAITS.len() + 1), mpsc::channel());
 
         thread::scope(|scope| {
@@ -108,7 +108,7 @@ fn every_wait_ends(event_loop: &str) {
 }
 
 #[test]
-fn every_wait_ends_soon_with_io_uring_where_there_is_one() {
+fn every_wait_ends_soon_with_io_uring_if_available() {
     every_wait_ends("auto");
 }
 
@@ -156,7 +156,7 @@ fn outstanding_access_ends(event_loop: &str) {
 }
 
 #[test]
-fn outstanding_access_ends_soon_with_io_uring_where_there_is_one() {
+fn outstanding_access_ends_soon_with_io_uring_if_available() {
     outstanding_access_ends("auto");
 }
 

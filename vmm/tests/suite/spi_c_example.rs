@@ -7,7 +7,7 @@ use crate::c_program::{archive, compile, run, sanitizers, shared};
 
 const NODES: u32 = 32;
 
-fn goes_round(options: &[String]) {
+fn run_example(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("mu_ring", folder.path(), options);
     let out = run("bgq.toml", folder.path(), &["--", &program]);
@@ -19,16 +19,16 @@ fn goes_round(options: &[String]) {
 }
 
 #[test]
-fn c_example_linked_with_the_archive_goes_round() {
-    goes_round(&archive());
+fn c_example_linked_with_the_archive_completes_its_ring() {
+    run_example(&archive());
 }
 
 #[test]
-fn c_example_linked_with_the_shared_library_goes_round() {
-    goes_round(&shared());
+fn c_example_linked_with_the_shared_library_completes_its_ring() {
+    run_example(&shared());
 }
 
 #[test]
-fn c_example_under_address_sanitizer_goes_round() {
-    goes_round(&[sanitizers(), shared()].concat());
+fn c_example_under_address_sanitizer_completes_its_ring() {
+    run_example(&[sanitizers(), shared()].concat());
 }

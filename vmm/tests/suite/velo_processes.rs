@@ -88,17 +88,17 @@ fn socket(server: &Server, at: Address) -> PathBuf {
 }
 
 /// Sends messages of a round until the victim is gone.
-fn send_until_gone(port: &mut Port, round: u64) {
+fn send_until_victim_ends(port: &mut Port, round: u64) {
     let deadline = soon();
     // The first calls may still report the end of the previous victim.
     let link = loop {
-        if let Some(link) = unless_of_victim(port.connect(VICTIM, soon(), None)) {
+        if let Some(link) = none_if_victim_ended(port.connect(VICTIM, soon(), None)) {
             break link;
         }
-        assert!(!deadline.has_passed(), "told of the victim before again and again");
+        assert!(!deadline.has_passed(), "the end of the victim is still reported");
     };
 
-    while unless_of_victim(port.send(link, 1, &round.to_le_bytes(), soon(), None)).is_some()
+    while none_if_victim_ended(port.send(link, 1, &round.to_le_bytes(), soon(), None)).is_some()
         || port.is_up(VICTIM)
     {
         assert!(!deadline.has_passed(), "it is not gone");
@@ -109,7 +109,7 @@ fn send_until_gone(port: &mut Port, round: u64) {
 
     while port.is_up(VICTIM) {
         assert!(!deadline.has_passed(), "the directory does not tell");
-        unless_of_victim(port.progress());
+        none_if_victim_ended(port.progress());
         port.device().relax(&mut relax).unwrap();
     }
 
@@ -120,7 +120,7 @@ fn send_until_gone(port: &mut Port, round: u64) {
 }
 
 /// Returns the value of a call, or `None` when the call reports the victim's end.
-fn unless_of_victim<T>(result: Result<T, Error>) -> Option<T> {
+fn none_if_victim_ended<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(error) => {
@@ -139,8 +139,10 @@ fn killed_while_neighbours_send(event_loop: &str) {
         let victim = self::victim(&socket(&server, VICTIM), round);
         victim.expect("ready");
         thread::scope(|scope| {
-            let senders: Vec<_> =
-                ports.iter_mut().map(|port| scope.spawn(move || send_until_gone(port, round))).collect();
+            let senders: Vec<_> = ports
+                .iter_mut()
+                .map(|port| scope.spawn(move || send_until_victim_ends(port, round)))
+                .collect();
             victim.expect("moving");
             drop(victim);
             for sender in senders {
@@ -153,10 +155,10 @@ fn killed_while_neighbours_send(event_loop: &str) {
         let (one, two) = ports.split_at_mut(1);
         let deadline = soon();
         let link = loop {
-            if let Some(link) = unless_of_victim(one[0].connect(neighbours[1], soon(), None)) {
+            if let Some(link) = none_if_victim_ended(one[0].connect(neighbours[1], soon(), None)) {
                 break link;
             }
-            assert!(!deadline.has_passed(), "told of the victim again and again");
+            assert!(!deadline.has_passed(), "the end of the victim is still reported");
         };
 
         loop {
@@ -166,15 +168,17 @@ fn killed_while_neighbours_send(event_loop: &str) {
                 Err(error) => assert_eq!(error, Error::PeerGone { address: VICTIM }),
             }
             assert!(!deadline.has_passed(), "there is never room");
-            unless_of_victim(one[0].progress());
-            unless_of_victim(two[0].progress());
+            none_if_victim_ended(one[0].progress());
+            none_if_victim_ended(two[0].progress());
         }
 
         let message = loop {
-            if let Some(message) = unless_of_victim(two[0].recv(Filter::from(neighbours[0]), soon(), None)) {
+            if let Some(message) =
+                none_if_victim_ended(two[0].recv(Filter::from(neighbours[0]), soon(), None))
+            {
                 break message;
             }
-            assert!(!deadline.has_passed(), "told of the victim again and again");
+            assert!(!deadline.has_passed(), "the end of the victim is still reported");
         };
 
         assert_eq!(message.quadword(0), round);

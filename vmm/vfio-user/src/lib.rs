@@ -2,8 +2,8 @@
 //!
 //! vfio-user carries VFIO's device interface over a UNIX socket. Regions are read and written by
 //! messages or mapped through descriptors, and interrupts are eventfds. The server maps client
-//! memory through a descriptor, or reaches it by messages in the other direction. The specification
-//! is `docs/interop/vfio-user.rst` of QEMU.
+//! memory through a descriptor, or accesses it by DMA messages in the other direction. The
+//! specification is `docs/interop/vfio-user.rst` of QEMU.
 //!
 //! - [`wire`]: the bytes; parsing accepts any input and cannot panic.
 //! - [`socket`]: messages with descriptors on a non-blocking stream.

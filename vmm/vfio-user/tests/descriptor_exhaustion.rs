@@ -12,7 +12,7 @@ use nicforge_vfio_user::wire::Command;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 #[test]
-fn map_whose_descriptor_found_no_room_is_refused_and_nothing_leaks() {
+fn map_without_a_free_descriptor_is_refused_and_nothing_leaks() {
     let mut pair = Pair::negotiated();
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     pair.send_fds(&request(Command::DmaMap, &map_payload(3, 0, 0, 4096)), &[memfd(4096)]);

@@ -77,7 +77,7 @@ pub mod mirror {
     pub const NO_PROCESS: u32 = u32::MAX;
     /// State of the firmware: one of [`super::firmware`].
     pub const FIRMWARE: u64 = 0x0c;
-    /// Number of the firmware's life, from 1.
+    /// Epoch of the firmware: the number of its starts, from 1.
     pub const EPOCH: u64 = 0x10;
     /// Number of processes that the node can have.
     pub const PROCESSES: u64 = 0x14;

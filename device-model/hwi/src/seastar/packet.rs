@@ -14,7 +14,7 @@ pub struct TrustedHeader {
     pub source_process: u16,
     /// Process that gets it.
     pub target_process: u16,
-    /// Bytes of data. In a negative acknowledgement: the sender's place in line.
+    /// Bytes of data. In a negative acknowledgement: the sender's position in the queue.
     pub length: u32,
     /// Sequence number. In an acknowledgement: that of the acknowledged message.
     pub sequence: u16,
@@ -32,7 +32,7 @@ pub mod trusted_flag {
     /// message before it can be dropped.
     pub const IMPLICIT: u8 = 1 << 1;
     /// The sender's engine could not read the data of a message of at most [`super::INLINE`] bytes,
-    /// and has put zeros in their place.
+    /// and has replaced them by zeros.
     pub const INLINE_FAULT: u8 = 1 << 7;
 }
 
@@ -46,7 +46,7 @@ pub mod message {
     pub const REPLY: u8 = 3;
     /// Portals' acknowledgement of a put.
     pub const PORTALS_ACK: u8 = 4;
-    /// The place of a message whose process has ended before it was sent (again). It has no data.
+    /// Stands for a message whose process has ended before it was sent (again). It has no data.
     pub const VOID: u8 = 5;
     /// First of the kinds that belong to flow control. They use the virtual channel of control
     /// messages, and are not acknowledged.

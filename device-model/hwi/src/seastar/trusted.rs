@@ -29,7 +29,7 @@ use super::{HeaderPacket, MessageHeader};
 pub mod kernel_command {
     /// Boots the node: from now on it takes messages, and events go to the kernel's queue.
     pub const BOOT: u16 = 1;
-    /// Lets a process use the network, in NIC-based or host-based mode.
+    /// Permits a process to use the network, in NIC-based or host-based mode.
     pub const START_PROCESS: u16 = 2;
     /// Adds ranges to the address map of a process in NIC-based mode.
     pub const MAP: u16 = 3;
@@ -138,7 +138,7 @@ pub mod kernel_event {
     pub const RECEIVED: u16 = 2;
     /// A message was sent and accepted, or has failed.
     pub const SENT: u16 = 3;
-    /// The life of another node has ended, after all that it sent before. `token` is the node. Gets
+    /// The epoch of another node has ended, after all its messages. `token` is the node. Gets
     /// that wait for its replies fail.
     pub const NODE_DOWN: u16 = 4;
 }

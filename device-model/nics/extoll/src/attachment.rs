@@ -6,8 +6,8 @@
 //!
 //! In: errors, conditions of interrupts, and counters of the units. Out: interrupts, the mirror.
 //!
-//! *Invariant:* [`Attachments::fail`] is the only place that counts an error, and
-//! [`Attachments::raise`] the only place that raises an interrupt. The mirror lags behind the
+//! *Invariant:* [`Attachments::fail`] is the only function that counts an error, and
+//! [`Attachments::raise`] the only function that raises an interrupt. The mirror lags behind the
 //! counters until the end of the step, and only for attachments in the set of changed ones.
 
 use nicforge_core::{context::Context, ids::AttachmentId};
@@ -31,8 +31,8 @@ pub(crate) struct Windows {
 
 impl Windows {
     /// Opens a client's windows; returns `None` if there is no client.
-    pub(crate) fn open(context: &Context<'_>, who: AttachmentId) -> Option<Self> {
-        let (windows, mirrors) = (context.memory(who, 1)?, context.memory(who, 2)?);
+    pub(crate) fn open(context: &Context<'_>, id: AttachmentId) -> Option<Self> {
+        let (windows, mirrors) = (context.memory(id, 1)?, context.memory(id, 2)?);
 
         // The offsets are constants inside the BARs that the card's description asks for.
         Some(Self {
@@ -88,18 +88,18 @@ impl Attachments {
     }
 
     /// Allocates the state of an attachment whose client is about to attach.
-    pub(crate) fn open(&mut self, who: AttachmentId) {
-        self.list.open(who);
+    pub(crate) fn open(&mut self, id: AttachmentId) {
+        self.list.open(id);
     }
 
-    fn get(&mut self, who: AttachmentId) -> Option<&mut Attachment> {
-        self.list.get_mut(who)
+    fn get(&mut self, id: AttachmentId) -> Option<&mut Attachment> {
+        self.list.get_mut(id)
     }
 
     /// Returns whether an attachment has a client.
     #[inline]
-    pub(crate) fn is_present(&self, who: AttachmentId) -> bool {
-        self.list.get(who).is_some_and(|attachment| attachment.mirror.is_some())
+    pub(crate) fn is_present(&self, id: AttachmentId) -> bool {
+        self.list.get(id).is_some_and(|attachment| attachment.mirror.is_some())
     }
 
     /// Returns the number of errors of all attachments and tenants.
@@ -108,65 +108,65 @@ impl Attachments {
     }
 
     /// Returns the number of errors of an attachment; 0 if it does not exist.
-    pub(crate) fn errors_of(&self, who: u64) -> u64 {
-        let attachment = u16::try_from(who).ok().and_then(|who| self.list.get(AttachmentId(who)));
+    pub(crate) fn errors_of(&self, id: u64) -> u64 {
+        let attachment = u16::try_from(id).ok().and_then(|id| self.list.get(AttachmentId(id)));
         attachment.map_or(0, |attachment| attachment.errors.count)
     }
 
     /// Begins a tenancy with the state of power-on, and shows it in the client's mirror, if there
     /// is a client.
-    pub(crate) fn power_on(&mut self, config: &CardConfig, who: AttachmentId, mirror: Option<Mirror>) {
-        let Some(attachment) = self.get(who) else { return };
+    pub(crate) fn power_on(&mut self, config: &CardConfig, id: AttachmentId, mirror: Option<Mirror>) {
+        let Some(attachment) = self.get(id) else { return };
 
         let starts = attachment.starts + 1;
         *attachment = Attachment { mirror, starts, ..Attachment::default() };
         if let Some(mirror) = &mut attachment.mirror {
-            mirror.show_identity(config, who, starts);
+            mirror.show_identity(config, id, starts);
         }
     }
 
     /// Drops the windows of a client that has left.
-    pub(crate) fn leave(&mut self, who: AttachmentId) {
-        if let Some(attachment) = self.get(who) {
+    pub(crate) fn detach(&mut self, id: AttachmentId) {
+        if let Some(attachment) = self.get(id) {
             attachment.mirror = None;
         }
     }
 
     /// Counts an error of an attachment and raises its error interrupt.
     #[cold]
-    pub(crate) fn fail(&mut self, context: &mut Context<'_>, who: AttachmentId, code: u8, about: u64) {
+    pub(crate) fn fail(&mut self, context: &mut Context<'_>, id: AttachmentId, code: u8, about: u64) {
         self.errors += 1;
-        let Some(attachment) = self.get(who) else { return };
+        let Some(attachment) = self.get(id) else { return };
 
         attachment.errors.count += 1;
         attachment.errors.last = u64::from(code) | (about & 0xffff_ffff) << 8;
-        self.mark_changed(who);
-        self.raise(context, who, vector::ERROR);
+        self.mark_changed(id);
+        self.raise(context, id, vector::ERROR);
     }
 
     /// Raises an interrupt if it is enabled, and disables it.
-    pub(crate) fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vector: u16) {
-        let Some(attachment) = self.get(who) else { return };
+    pub(crate) fn raise(&mut self, context: &mut Context<'_>, id: AttachmentId, vector: u16) {
+        let Some(attachment) = self.get(id) else { return };
         if attachment.interrupts.take(vector) {
-            context.interrupt(who, vector);
+            context.interrupt(id, vector);
         }
     }
 
     /// Returns the enabled interrupts of an attachment, one bit for each vector.
-    pub(crate) fn interrupts_enabled(&self, who: AttachmentId) -> u64 {
-        let attachment = self.list.get(who);
+    pub(crate) fn interrupts_enabled(&self, id: AttachmentId) -> u64 {
+        let attachment = self.list.get(id);
         attachment.map_or(0, |attachment| attachment.interrupts.bits().into())
     }
 
     /// Returns whether an attachment's interrupt is enabled.
     #[inline]
-    pub(crate) fn is_interrupt_enabled(&self, who: AttachmentId, vector: u16) -> bool {
-        self.list.get(who).is_some_and(|attachment| attachment.interrupts.has(vector))
+    pub(crate) fn is_interrupt_enabled(&self, id: AttachmentId, vector: u16) -> bool {
+        self.list.get(id).is_some_and(|attachment| attachment.interrupts.has(vector))
     }
 
     /// Sets the enabled interrupts of an attachment.
-    pub(crate) fn enable_interrupts(&mut self, who: AttachmentId, enabled: u64) {
-        if let Some(attachment) = self.get(who) {
+    pub(crate) fn enable_interrupts(&mut self, id: AttachmentId, enabled: u64) {
+        if let Some(attachment) = self.get(id) {
             // The vectors that exist are in the lower half.
             attachment.interrupts.set(enabled as u32);
         }
@@ -174,8 +174,8 @@ impl Attachments {
 
     /// Marks an attachment's counters to be shown at the end of the step.
     #[inline]
-    pub(crate) fn mark_changed(&mut self, who: AttachmentId) {
-        self.with_changed_counters.add(who);
+    pub(crate) fn mark_changed(&mut self, id: AttachmentId) {
+        self.with_changed_counters.add(id);
     }
 
     /// Writes the counters of the attachments that were marked as changed to their mirrors.
@@ -190,14 +190,14 @@ impl Attachments {
         }
 
         let mut next = self.with_changed_counters.first();
-        while let Some(who) = next {
-            if let Some(Attachment { mirror: Some(mirror), errors, .. }) = self.get(who)
-                && let Some((velo, rma)) = counts(who)
+        while let Some(id) = next {
+            if let Some(Attachment { mirror: Some(mirror), errors, .. }) = self.get(id)
+                && let Some((velo, rma)) = counts(id)
             {
                 mirror.show_changes(velo, rma, errors);
             }
-            self.with_changed_counters.remove(who);
-            next = self.with_changed_counters.next_after(who);
+            self.with_changed_counters.remove(id);
+            next = self.with_changed_counters.next_after(id);
         }
     }
 }

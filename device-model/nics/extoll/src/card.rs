@@ -72,28 +72,28 @@ impl Card {
 
     /// Returns an attachment to the state of power-on, and opens the windows of its client, if
     /// there is one.
-    pub(crate) fn reset_attachment(&mut self, context: &Context<'_>, who: AttachmentId) {
-        let (mirror, velo_read_pointer, rma_read_pointer) = match Windows::open(context, who) {
+    pub(crate) fn reset_attachment(&mut self, context: &Context<'_>, attachment: AttachmentId) {
+        let (mirror, velo_read_pointer, rma_read_pointer) = match Windows::open(context, attachment) {
             Some(Windows { mirror, velo_read_pointer, rma_read_pointer }) => {
                 (Some(mirror), Some(velo_read_pointer), Some(rma_read_pointer))
             }
             None => (None, None, None),
         };
 
-        self.parts.work.forget(who.0);
-        self.velo.power_on(who, velo_read_pointer);
-        self.parts.atu.power_on(who);
-        self.rma.power_on(who, rma_read_pointer);
-        self.parts.attachments.power_on(&self.parts.config, who, mirror);
+        self.parts.work.forget(attachment.0);
+        self.velo.power_on(attachment, velo_read_pointer);
+        self.parts.atu.power_on(attachment);
+        self.rma.power_on(attachment, rma_read_pointer);
+        self.parts.attachments.power_on(&self.parts.config, attachment, mirror);
     }
 
     /// Ends the access to a client that has left.
-    pub(crate) fn leave(&mut self, who: AttachmentId) {
-        self.parts.work.forget(who.0);
-        self.velo.leave(who);
-        self.parts.atu.power_on(who);
-        self.rma.power_on(who, None);
-        self.parts.attachments.leave(who);
+    pub(crate) fn detach(&mut self, attachment: AttachmentId) {
+        self.parts.work.forget(attachment.0);
+        self.velo.detach(attachment);
+        self.parts.atu.power_on(attachment);
+        self.rma.power_on(attachment, None);
+        self.parts.attachments.detach(attachment);
     }
 
     /// Returns the state that the attachments share to that of power-on: the directory, the
@@ -202,27 +202,27 @@ impl Card {
     fn set_interrupts(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         register: InterruptRegister,
         value: u64,
     ) {
         let (velo, rma, mut unit) = self.units(context);
-        let enabled = unit.parts.attachments.interrupts_enabled(who);
+        let enabled = unit.parts.attachments.interrupts_enabled(attachment);
         let enabled = match register {
             InterruptRegister::Enable => value,
             InterruptRegister::Set => enabled | value,
             InterruptRegister::Clear => {
-                return unit.parts.attachments.enable_interrupts(who, enabled & !value);
+                return unit.parts.attachments.enable_interrupts(attachment, enabled & !value);
             }
         };
 
-        let has_messages = velo.poll_unread(&mut unit, who);
-        unit.parts.attachments.enable_interrupts(who, enabled);
+        let has_messages = velo.poll_unread(&mut unit, attachment);
+        unit.parts.attachments.enable_interrupts(attachment, enabled);
         if has_messages {
-            unit.raise(who, vector::VELO_RECEIVE);
+            unit.raise(attachment, vector::VELO_RECEIVE);
         }
-        if rma.poll_notifications(&mut unit, who) {
-            unit.raise(who, vector::RMA_NOTIFICATION);
+        if rma.poll_notifications(&mut unit, attachment) {
+            unit.raise(attachment, vector::RMA_NOTIFICATION);
         }
     }
 
@@ -230,13 +230,13 @@ impl Card {
     fn reset_vpid(&mut self, context: &mut Context<'_>, vpid: u64) -> Result<(), NotWritable> {
         let vpid =
             u16::try_from(vpid).ok().filter(|&vpid| vpid < self.parts.config.vpids).ok_or(NotWritable)?;
-        let who = AttachmentId(vpid);
+        let attachment = AttachmentId(vpid);
 
         // A reset deregisters all regions of the VPID. It is charged like the deregistrations, so
         // that an admin that posts many resets stays within the card's budget for expensive
         // commands.
-        self.parts.work.spend(self.parts.atu.cost_of_deregistering_all(who));
-        self.reset_attachment(context, who);
+        self.parts.work.spend(self.parts.atu.cost_of_deregistering_all(attachment));
+        self.reset_attachment(context, attachment);
         Ok(())
     }
 }

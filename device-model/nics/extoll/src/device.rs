@@ -106,20 +106,20 @@ impl Device for Card {
         spec
     }
 
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+    fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         self.clients += 1;
         if self.clients == 1 {
-            self.parts.directory.show_in(context.memory(who, BAR_DIRECTORY));
+            self.parts.directory.show_in(context.memory(attachment, BAR_DIRECTORY));
         }
 
-        self.parts.attachments.open(who);
-        self.velo.open(who);
-        self.rma.open(who);
-        self.reset_attachment(context, who);
+        self.parts.attachments.open(attachment);
+        self.velo.open(attachment);
+        self.rma.open(attachment);
+        self.reset_attachment(context, attachment);
     }
 
-    fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
-        self.leave(who);
+    fn detached(&mut self, _: &mut Context<'_>, attachment: AttachmentId, _: Ended) {
+        self.detach(attachment);
         self.clients = self.clients.saturating_sub(1);
         if self.clients == 0 {
             self.parts.directory.show_in(None);
@@ -128,13 +128,17 @@ impl Device for Card {
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         match reach {
-            Reset::Attachment(who) => self.reset_attachment(context, who),
+            Reset::Attachment(attachment) => self.reset_attachment(context, attachment),
             Reset::Function => {
-                for who in self.parts.attachments.ids() {
-                    self.reset_attachment(context, who);
+                for attachment in self.parts.attachments.ids() {
+                    self.reset_attachment(context, attachment);
                 }
                 self.reset_shared_state(context);
-                let shown = self.parts.attachments.ids().find_map(|who| context.memory(who, BAR_DIRECTORY));
+                let shown = self
+                    .parts
+                    .attachments
+                    .ids()
+                    .find_map(|attachment| context.memory(attachment, BAR_DIRECTORY));
                 self.parts.directory.show_in(shown);
             }
         }
@@ -187,23 +191,23 @@ impl Device for Card {
     fn dma_done(
         &mut self,
         _: &mut Context<'_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        self.rma.read_answered(who, token, result);
+        self.rma.read_answered(attachment, token, result);
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
-        // The posted-write rings were drained before this step, so the turn of commands ends here.
-        let waited_for = self.parts.work.turn();
+        // The posted-write rings were drained before this step, so the pass of commands ends here.
+        let waited_for = self.parts.work.end_pass();
 
         let (velo, rma, mut unit) = self.units(context);
         let unit = &mut unit;
         velo.request_announcements(unit);
 
         let mut moved = rma.serve_side_queues(unit, budget);
-        if !unit.parts.switch.is_quiet(&unit.context.ports()) {
+        if !unit.parts.switch.is_idle(&unit.context.ports()) {
             moved += unit.parts.switch.step(&mut unit.context.ports(), budget);
             for class in Class::ALL {
                 moved += take_arrivals(velo, rma, unit, class, budget);
@@ -214,7 +218,9 @@ impl Device for Card {
         moved += velo.poll_read_pointers(unit);
         moved += velo.send_pending_control(unit);
 
-        unit.parts.attachments.show_changes(|who| Some((velo.counts(who)?, rma.counts(who)?)));
+        unit.parts
+            .attachments
+            .show_changes(|attachment| Some((velo.counts(attachment)?, rma.counts(attachment)?)));
         velo.end_overdue_splits(unit);
 
         if moved > 0 || waited_for { Progress::Busy } else { Progress::Idle }

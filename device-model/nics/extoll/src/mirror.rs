@@ -60,8 +60,8 @@ impl Mirror {
 
     /// Shows a client's identity, and all counters as 0. The page may hold values of an earlier
     /// tenancy before.
-    pub(crate) fn show_identity(&mut self, config: &CardConfig, who: AttachmentId, starts: u64) {
-        self.store(mirror::NODE, u64::from(config.node) | u64::from(who.0) << 32);
+    pub(crate) fn show_identity(&mut self, config: &CardConfig, attachment: AttachmentId, starts: u64) {
+        self.store(mirror::NODE, u64::from(config.node) | u64::from(attachment.0) << 32);
         self.store(mirror::NODES, u64::from(config.nodes) | u64::from(config.vpids) << 32);
         self.store(mirror::STARTS, starts);
 

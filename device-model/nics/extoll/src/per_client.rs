@@ -15,22 +15,22 @@ impl<T: Default> PerClient<T> {
     }
 
     /// Allocates the default state of an attachment, unless it has state of an earlier client.
-    pub(crate) fn open(&mut self, who: AttachmentId) {
-        if let Some(state) = self.0.get_mut(usize::from(who.0)) {
+    pub(crate) fn open(&mut self, id: AttachmentId) {
+        if let Some(state) = self.0.get_mut(usize::from(id.0)) {
             state.get_or_insert_default();
         }
     }
 
     /// Returns an attachment's state.
     #[inline]
-    pub(crate) fn get(&self, who: AttachmentId) -> Option<&T> {
-        self.0.get(usize::from(who.0))?.as_deref()
+    pub(crate) fn get(&self, id: AttachmentId) -> Option<&T> {
+        self.0.get(usize::from(id.0))?.as_deref()
     }
 
     /// Returns an attachment's state for changes.
     #[inline]
-    pub(crate) fn get_mut(&mut self, who: AttachmentId) -> Option<&mut T> {
-        self.0.get_mut(usize::from(who.0))?.as_deref_mut()
+    pub(crate) fn get_mut(&mut self, id: AttachmentId) -> Option<&mut T> {
+        self.0.get_mut(usize::from(id.0))?.as_deref_mut()
     }
 
     /// Returns the states that there are.
@@ -41,7 +41,7 @@ impl<T: Default> PerClient<T> {
     /// Returns the states that there are, with their attachments.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (AttachmentId, &mut T)> {
         // The number of attachments fits: there are at most MAX_VPIDS and the admin.
-        self.0.iter_mut().zip(0..).filter_map(|(state, who)| Some((AttachmentId(who), state.as_deref_mut()?)))
+        self.0.iter_mut().zip(0..).filter_map(|(state, id)| Some((AttachmentId(id), state.as_deref_mut()?)))
     }
 
     /// Returns the ids of all attachments, with and without state.

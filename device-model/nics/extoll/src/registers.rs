@@ -66,14 +66,14 @@ impl Register {
     /// there is no register.
     pub(crate) fn decode(
         config: &CardConfig,
-        who: AttachmentId,
+        attachment: AttachmentId,
         offset: u64,
         length: usize,
     ) -> Result<Self, u8> {
         if !u64::is_whole_access(offset, length) {
             return Err(error::REGISTER_ACCESS);
         }
-        if offset >= reg::ADMIN && who != config.admin() {
+        if offset >= reg::ADMIN && attachment != config.admin() {
             return Err(error::NOT_PERMITTED);
         }
         Self::at(config, offset).ok_or(error::REGISTER_ACCESS)

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn impossible_rings_have_no_length() {
+    fn invalid_ring_registers_have_no_length() {
         let of_velo =
             RingLimits { entries: extoll_velo::MIN_SLOTS..=extoll_velo::MAX_SLOTS, entry: extoll_velo::SLOT };
         let of_rma = RingLimits { entries: extoll_rma::MIN_ENTRIES..=extoll_rma::MAX_ENTRIES, entry: 16 };

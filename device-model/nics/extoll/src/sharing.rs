@@ -3,9 +3,9 @@
 //! Both kinds leave by the same *output channels*; an output channel is a port and a virtual
 //! channel.
 //!
-//! In a turn, a card's clients send first, and then transit packets move. While transit packets
+//! In a pass, a card's clients send first, and then transit packets move. While transit packets
 //! wait for an output channel, clients may use half of the credits that the output channel has at
-//! the beginning of the turn. Transit packets get the rest.
+//! the beginning of the pass. Transit packets get the rest.
 //!
 //! While the card itself waits for an output channel, no transit packet enters that output
 //! channel's output queue; it stays in its input buffer. Otherwise the queue would never have room
@@ -27,25 +27,25 @@ pub(crate) struct Sharing {
     wanted: OutputChannels,
     /// Output channels that transit packets waited for at the end of the last step.
     crowded: OutputChannels,
-    /// Crowded output channels whose allowance for this turn is in `left`.
+    /// Crowded output channels whose allowance for this pass is in `left`.
     opened: OutputChannels,
     /// Output channels whose last packet was a client's. Where credits come one at a time, the next
     /// one is for a transit packet.
     own_last: OutputChannels,
-    /// Packets that clients may still send by each opened output channel in this turn.
+    /// Packets that clients may still send by each opened output channel in this pass.
     left: [[u32; LINKS]; CHANNELS],
 }
 
 impl Sharing {
     /// Records that the card has a packet for an output channel without room.
     #[inline]
-    pub(crate) fn want(&mut self, port: u8, vc: usize) {
+    pub(crate) fn note_waiting_send(&mut self, port: u8, vc: usize) {
         self.wanted[vc] |= 1 << port;
     }
 
     /// Returns whether the card waits for an output channel.
     #[inline]
-    pub(crate) fn is_wanted(&self, port: u8, vc: usize) -> bool {
+    pub(crate) fn has_waiting_send(&self, port: u8, vc: usize) -> bool {
         self.wanted[vc] & (1 << port) != 0
     }
 
@@ -55,7 +55,7 @@ impl Sharing {
         self.crowded != [0; CHANNELS]
     }
 
-    /// Begins a step. The clients' packets of this turn have been sent.
+    /// Begins a step. The clients' packets of this pass have been sent.
     #[inline]
     pub(crate) fn begin_step(&mut self) {
         (self.crowded, self.opened) = ([0; CHANNELS], [0; CHANNELS]);
@@ -79,14 +79,14 @@ impl Sharing {
         self.wanted = [0; CHANNELS];
     }
 
-    /// Returns the number of packets that clients may still send by an output channel in this turn;
+    /// Returns the number of packets that clients may still send by an output channel in this pass;
     /// the output channel has `credits` credits now.
     #[inline]
     pub(crate) fn allowance(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
         if self.crowded[vc] & (1 << port) == 0 { u32::MAX } else { self.part(port, vc, credits) }
     }
 
-    /// Returns the allowance for a crowded output channel. The first call of a turn sets it to half
+    /// Returns the allowance for a crowded output channel. The first call of a pass sets it to half
     /// of the credits.
     #[cold]
     fn part(&mut self, port: u8, vc: usize, credits: u32) -> u32 {

@@ -118,7 +118,7 @@ impl Switch {
             Route::Port { port, lane } => {
                 let vc = channel(class, lane);
                 self.output(ports, port, vc, packet).map_err(|packet| {
-                    self.sharing.want(port, vc);
+                    self.sharing.note_waiting_send(port, vc);
                     Refused::Full(packet)
                 })
             }
@@ -166,7 +166,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Returns the number of packets that clients may send in this turn by an output channel from
+    /// Returns the number of packets that clients may send in this pass by an output channel from
     /// [`Switch::output_channel`]. The output channel's credits bound them further.
     #[inline]
     pub fn allowance(&mut self, ports: &Ports<'_>, (port, vc): (u8, usize)) -> u32 {
@@ -181,14 +181,14 @@ impl Switch {
 
     /// Records that this card has a packet of a class for a node that must wait. Transit packets
     /// then leave room for it.
-    pub fn want(&mut self, target: u32, class: Class) {
+    pub fn note_waiting_send(&mut self, target: u32, class: Class) {
         if let Route::Port { port, lane } = self.route(target) {
-            self.sharing.want(port, channel(class, lane));
+            self.sharing.note_waiting_send(port, channel(class, lane));
         }
     }
 
     /// Returns the number of packets, of any sender, that have left by the first output channel to
-    /// a node. While it grows, the network moves and a waiting packet will get its turn.
+    /// a node. While it grows, the network moves and a waiting packet will be served.
     pub fn departed(&self, ports: &Ports<'_>, target: u32, class: Class) -> u64 {
         match self.route(target) {
             Route::Port { port, lane } => ports.sent(port, channel(class, lane)).packets,
@@ -203,24 +203,24 @@ impl Switch {
     /// refused for good.
     #[inline]
     pub fn request_room(&mut self, target: u32, class: Class) -> bool {
-        self.request_way(target, class, |waiting, most| waiting < most)
+        self.request_output(target, class, |waiting, most| waiting < most)
     }
 
     /// Requests an output channel without waiting packets for a class. Returns whether no packet
     /// waits on it now. If not, the caller counts as waiting for the output channel. Bulk data are
     /// sent only on an idle way, so that the queue remains for small messages.
     #[inline]
-    pub fn request_idle_way(&mut self, target: u32, class: Class) -> bool {
-        self.request_way(target, class, |waiting, _| waiting == 0)
+    pub fn request_idle_output(&mut self, target: u32, class: Class) -> bool {
+        self.request_output(target, class, |waiting, _| waiting == 0)
     }
 
     /// Returns whether `few` accepts the length and bound of the first queue on the output channel.
     /// If not, the caller counts as waiting.
     #[inline]
-    fn request_way(&mut self, target: u32, class: Class, few: impl Fn(usize, usize) -> bool) -> bool {
+    fn request_output(&mut self, target: u32, class: Class, few: impl Fn(usize, usize) -> bool) -> bool {
         let goes = self.waiting(target, class).is_none_or(|(waiting, most)| few(waiting, most));
         if !goes {
-            self.want(target, class);
+            self.note_waiting_send(target, class);
         }
         goes
     }
@@ -275,7 +275,7 @@ impl Switch {
     /// Returns whether there is no packet to move or to take, and none had to wait in the last
     /// step.
     #[inline]
-    pub fn is_quiet(&self, ports: &Ports<'_>) -> bool {
+    pub fn is_idle(&self, ports: &Ports<'_>) -> bool {
         let arrived = ports.arrivals().iter().take(CHANNELS).fold(0, |all, arrived| all | arrived);
         arrived == 0
             && (0..CHANNELS).all(|vc| ports.heads(vc) == 0)
@@ -397,7 +397,7 @@ impl Switch {
         (port, out): (u8, usize),
     ) -> u32 {
         let is_full = self.output[usize::from(port)][out].len() >= OUTPUT_QUEUE;
-        if is_full || self.sharing.is_wanted(port, out) {
+        if is_full || self.sharing.has_waiting_send(port, out) {
             return 0;
         }
 
@@ -407,7 +407,7 @@ impl Switch {
         1
     }
 
-    /// Returns the place of the next packet of a class for this card; the packet stays in its
+    /// Returns the position of the next packet of a class for this card; the packet stays in its
     /// buffer until [`Switch::take_packet`]. The sources, which are the links and this card itself,
     /// are served in turn. A source whose bit ([`Arrival::source`]) is set in `skip` is left out.
     #[inline]

@@ -69,8 +69,8 @@ pub(crate) fn frame(packet: &mut Contents, header: u64) {
 impl UnitContext<'_, '_> {
     /// Returns whether this is the admin's attachment.
     #[inline]
-    pub(crate) fn is_admin(&self, who: AttachmentId) -> bool {
-        who == self.parts.config.admin()
+    pub(crate) fn is_admin(&self, attachment: AttachmentId) -> bool {
+        attachment == self.parts.config.admin()
     }
 
     /// Returns whether a part of the card is idle. If it is not, asks for a step once it is.
@@ -87,8 +87,8 @@ impl UnitContext<'_, '_> {
 
     /// Counts an error of an attachment and raises its error interrupt.
     #[cold]
-    pub(crate) fn fail(&mut self, who: AttachmentId, code: u8, about: u64) {
-        self.parts.attachments.fail(self.context, who, code, about);
+    pub(crate) fn fail(&mut self, attachment: AttachmentId, code: u8, about: u64) {
+        self.parts.attachments.fail(self.context, attachment, code, about);
     }
 
     /// Takes a lease of a client's memory for the ring that its registers describe, and charges its
@@ -99,22 +99,22 @@ impl UnitContext<'_, '_> {
     /// access.
     pub(crate) fn lease_ring(
         &mut self,
-        who: AttachmentId,
+        attachment: AttachmentId,
         registers: RingRegisters,
         limits: &RingLimits,
     ) -> Option<DmaLease> {
-        if self.is_admin(who) {
+        if self.is_admin(attachment) {
             return None;
         }
 
         let (base, length) = (registers.base, registers.length(limits)?);
-        self.parts.work.spend(work::of_lease(self.context, who, base, length));
-        self.context.dma_lease(who, base, length, true).ok().filter(|memory| memory.keeps_whole(8))
+        self.parts.work.spend(work::lease_visits(self.context, attachment, base, length));
+        self.context.dma_lease(attachment, base, length, true).ok().filter(|memory| memory.keeps_whole(8))
     }
 
     /// Raises an interrupt if it is enabled, and disables it.
-    pub(crate) fn raise(&mut self, who: AttachmentId, vector: u16) {
-        self.parts.attachments.raise(self.context, who, vector);
+    pub(crate) fn raise(&mut self, attachment: AttachmentId, vector: u16) {
+        self.parts.attachments.raise(self.context, attachment, vector);
     }
 }
 

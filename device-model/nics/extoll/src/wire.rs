@@ -22,7 +22,7 @@ use nicforge_hwi::extoll_velo::{MAX_QUADWORDS, TAGS};
 
 /// Bytes of network protocol of a packet: framing, header and checksum (the paper's Table I).
 pub const PROTOCOL: u32 = 32;
-/// Bytes for which the switching units leave a link idle behind a packet (the paper's Table I).
+/// Bytes for which the switching units leave a link idle after a packet (the paper's Table I).
 pub const GAP: u32 = 8;
 /// Bytes that a packet takes on a link in addition to its content.
 pub const FRAMING: u32 = PROTOCOL + GAP;
@@ -196,7 +196,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_header_comes_back(nodes in (0u32..2048, 0u32..2048), vpids in (0u16..256, 0u16..256),
+        fn header_round_trips(nodes in (0u32..2048, 0u32..2048), vpids in (0u16..256, 0u16..256),
             tag in 0u8..16, quadwords in 1usize..=8, kind in 0u64..8, generation: u8) {
             let kind = Kind::from_bits(kind);
             let target = Endpoint { node: nodes.0, vpid: vpids.0 };

@@ -4,14 +4,14 @@
 //! client can post thousands of such commands, and one trapped read would carry them all out while
 //! other clients wait.
 //!
-//! So a card has a budget of *visits* in each turn for the commands of all its clients. A visit is
-//! a look at one mapping or at one row of the table's entries. A command that finds the budget used
-//! up waits for a later turn, like a send without credit.
+//! So a card has a budget of *visits* in each pass for the commands of all its clients. A visit is
+//! a read of one mapping or of one row of the table's entries. A command that finds the budget used
+//! up waits for a later pass, like a send without credit.
 //!
-//! Waiting attachments form a line. The first in line goes when the budget is refilled; with
-//! further commands it joins the line at the end. An attachment with an endless supply of expensive
-//! commands thus delays another one's by one command in each turn. An attachment that stops
-//! retrying loses its position.
+//! Waiting attachments form a queue. The first is admitted when the budget is refilled; with
+//! further commands it joins the queue at the end. An attachment with an endless supply of
+//! expensive commands thus delays another one's by one command in each pass. An attachment that
+//! stops retrying loses its position.
 //!
 //! In: requests and the cost of commands. Out: admission. May touch: its own state.
 
@@ -20,12 +20,12 @@ use std::collections::VecDeque;
 use nicforge_core::{context::Context, dma::MAX_LEASE, ids::AttachmentId};
 use nicforge_hwi::{extoll::reg, extoll_atu::command};
 
-/// Visits of a card in a turn. The command that uses up the budget is carried out completely, so
+/// Visits of a card in a pass. The command that uses up the budget is carried out completely, so
 /// every command makes progress. It exceeds the budget by about as much again at most.
-pub(crate) const TURN: u32 = 1 << 14;
-/// Turns for which an attachment that does not retry keeps its position. Trapped accesses are not
-/// retried in every turn.
-const PATIENCE: u8 = 4;
+pub(crate) const PASS_BUDGET: u32 = 1 << 14;
+/// Passes for which an attachment that does not retry keeps its position. Trapped accesses are not
+/// retried in every pass.
+const MAX_PASSES_WITHOUT_RETRY: u8 = 4;
 
 /// Returns whether a write of this register may cost many visits and so waits for the budget.
 #[inline]
@@ -34,46 +34,46 @@ pub(crate) fn is_expensive(register: u64) -> bool {
 }
 
 /// Returns the cost of taking a lease, or of finding that none can be taken, in visits.
-pub(crate) fn of_lease(context: &Context<'_>, who: AttachmentId, iova: u64, length: u64) -> u32 {
-    context.dma_mappings(who, iova, length).map_or(1, |mappings| mappings.min(MAX_LEASE) as u32)
+pub(crate) fn lease_visits(context: &Context<'_>, attachment: AttachmentId, iova: u64, length: u64) -> u32 {
+    context.dma_mappings(attachment, iova, length).map_or(1, |mappings| mappings.min(MAX_LEASE) as u32)
 }
 
 /// An attachment that waits for the budget.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
-    who: u16,
-    /// Turns since its last retry.
-    away: u8,
+    attachment: u16,
+    /// Passes since its last retry.
+    passes_without_retry: u8,
 }
 
-/// The budget of a card in the present turn.
+/// The budget of a card in the present pass.
 #[derive(Debug)]
 pub(crate) struct Work {
     left: u32,
     /// The attachments that wait, each at most once.
-    line: VecDeque<Waiting>,
+    queue: VecDeque<Waiting>,
     /// Visits so far.
     visits: u64,
 }
 
 impl Default for Work {
     fn default() -> Self {
-        Self { left: TURN, line: VecDeque::new(), visits: 0 }
+        Self { left: PASS_BUDGET, queue: VecDeque::new(), visits: 0 }
     }
 }
 
 impl Work {
-    /// Returns whether a command of `who` may be carried out now. If not, `who` gets or keeps a
-    /// position in the line.
-    pub(crate) fn admit(&mut self, who: u16) -> bool {
-        if self.left > 0 && self.line.front().is_none_or(|first| first.who == who) {
-            self.line.pop_front();
+    /// Returns whether a command of `attachment` may be carried out now. If not, `attachment` gets
+    /// or keeps a position in the line.
+    pub(crate) fn admit(&mut self, attachment: u16) -> bool {
+        if self.left > 0 && self.queue.front().is_none_or(|first| first.attachment == attachment) {
+            self.queue.pop_front();
             return true;
         }
 
-        match self.line.iter_mut().find(|waiting| waiting.who == who) {
-            Some(waiting) => waiting.away = 0,
-            None => self.line.push_back(Waiting { who, away: 0 }),
+        match self.queue.iter_mut().find(|waiting| waiting.attachment == attachment) {
+            Some(waiting) => waiting.passes_without_retry = 0,
+            None => self.queue.push_back(Waiting { attachment, passes_without_retry: 0 }),
         }
         false
     }
@@ -85,25 +85,25 @@ impl Work {
     }
 
     /// Removes an attachment whose command will not be retried.
-    pub(crate) fn forget(&mut self, who: u16) {
-        self.line.retain(|waiting| waiting.who != who);
+    pub(crate) fn forget(&mut self, attachment: u16) {
+        self.queue.retain(|waiting| waiting.attachment != attachment);
     }
 
-    /// Ends a turn and refills the budget. Returns true if any attachment waits.
+    /// Ends a pass and refills the budget. Returns true if any attachment waits.
     #[inline]
-    pub(crate) fn turn(&mut self) -> bool {
-        self.left = TURN;
-        !self.line.is_empty() && self.turn_of_line()
+    pub(crate) fn end_pass(&mut self) -> bool {
+        self.left = PASS_BUDGET;
+        !self.queue.is_empty() && self.age_queue()
     }
 
-    /// Ends a turn of the attachments that wait. Returns true if any of them still does.
+    /// Counts a pass for the attachments that wait. Returns true if any of them still does.
     #[cold]
-    fn turn_of_line(&mut self) -> bool {
-        self.line.retain_mut(|waiting| {
-            waiting.away += 1;
-            waiting.away <= PATIENCE
+    fn age_queue(&mut self) -> bool {
+        self.queue.retain_mut(|waiting| {
+            waiting.passes_without_retry += 1;
+            waiting.passes_without_retry <= MAX_PASSES_WITHOUT_RETRY
         });
-        !self.line.is_empty()
+        !self.queue.is_empty()
     }
 
     /// Returns the number of visits so far.
@@ -117,19 +117,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_has_a_budget_and_its_last_command_is_carried_out_completely() {
+    fn a_pass_has_a_budget_and_completes_its_last_command() {
         let mut work = Work::default();
 
         assert!(work.admit(0));
-        work.spend(TURN - 1);
+        work.spend(PASS_BUDGET - 1);
 
         assert!(work.admit(1), "something is left");
-        work.spend(5 * TURN);
+        work.spend(5 * PASS_BUDGET);
 
         assert!(!work.admit(0) && !work.admit(1));
-        assert!(work.turn());
+        assert!(work.end_pass());
         assert!(work.admit(0));
-        assert_eq!(work.visits(), u64::from(6 * TURN - 1));
+        assert_eq!(work.visits(), u64::from(6 * PASS_BUDGET - 1));
     }
 
     #[test]
@@ -138,33 +138,33 @@ mod tests {
         let mut order = Vec::new();
 
         for _ in 0..6 {
-            // The attachments retry in the same order in each turn, and 3 always has more.
-            for who in [3, 3, 1, 2] {
-                if work.admit(who) {
-                    work.spend(TURN);
-                    order.push(who);
+            // The attachments retry in the same order in each pass, and 3 always has more.
+            for attachment in [3, 3, 1, 2] {
+                if work.admit(attachment) {
+                    work.spend(PASS_BUDGET);
+                    order.push(attachment);
                 }
             }
-            work.turn();
+            work.end_pass();
         }
 
         assert_eq!(order, [3, 3, 1, 2, 3, 1]);
     }
 
     #[test]
-    fn an_attachment_that_stops_retrying_delays_others_for_few_turns() {
+    fn an_attachment_that_stops_retrying_delays_others_for_few_passes() {
         let mut work = Work::default();
         assert!(work.admit(0));
-        work.spend(TURN);
+        work.spend(PASS_BUDGET);
         assert!(!work.admit(7) && !work.admit(8) && !work.admit(9));
 
         work.forget(7);
 
-        let turns = (0..10).take_while(|_| {
-            work.turn();
+        let passes = (0..10).take_while(|_| {
+            work.end_pass();
             !work.admit(9)
         });
-        assert_eq!(turns.count(), usize::from(PATIENCE));
-        assert!(!work.turn(), "nobody waits");
+        assert_eq!(passes.count(), usize::from(MAX_PASSES_WITHOUT_RETRY));
+        assert!(!work.end_pass(), "no attachment waits");
     }
 }

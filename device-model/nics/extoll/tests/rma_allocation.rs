@@ -41,22 +41,23 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn nothing_is_allocated_for_a_packet_once_warm() {
     let mut rig = Rig::pair();
-    let mut here = rig.peer(0, 0, 1 << 20);
-    let mut there = rig.peer(1, 0, 1 << 20);
+    let mut local = rig.peer(0, 0, 1 << 20);
+    let mut remote = rig.peer(1, 0, 1 << 20);
     let all = notify::REQUESTER | notify::RESPONDER | notify::COMPLETER;
 
     let mut round = |rig: &mut Rig| {
         let before = ALLOCATIONS.with(Cell::get);
         for length in [8, 5000, 400_000] {
             assert!(
-                rig.put(&here, &there, (0, 0, length), all) && rig.get(&here, &there, (0, 0, length), all)
+                rig.put(&local, &remote, (0, 0, length), all)
+                    && rig.get(&local, &remote, (0, 0, length), all)
             );
         }
 
         while rig.machine.step(64) == Next::Now {}
 
         let allocated = ALLOCATIONS.with(Cell::get) - before;
-        assert_eq!((here.take_all().len(), there.take_all().len()), (9, 6));
+        assert_eq!((local.take_all().len(), remote.take_all().len()), (9, 6));
         allocated
     };
 

@@ -53,7 +53,7 @@ struct Lines {
 
 // ANCHOR: lines
 impl Idio16 {
-    /// Lets the inputs follow the outputs, as far as their filters allow, and drives the interrupt
+    /// Copies the outputs to the inputs, as far as their filters allow, and drives the interrupt
     /// line.
     fn update(&mut self, context: &mut Context<'_>) {
         let (lines, now) = (&mut self.lines, context.now());

@@ -11,7 +11,7 @@
 //! after a send that waits for this very credit.
 //!
 //! Without a credit, [`Device::write`] answers [`Write::Stalled`]. The core retries the same write,
-//! and everything behind it in the same ring waits. A reset of the target returns all credits, so
+//! and all later records of its ring wait. A reset of the target returns all credits, so
 //! no send waits for ever.
 
 use std::sync::atomic::{Ordering, fence};
@@ -69,9 +69,9 @@ impl AddressedSend {
     }
 
     /// Sets a client to the state of power-on.
-    fn reset_attachment(&mut self, context: &Context<'_>, who: AttachmentId) {
-        self.clients[usize::from(who.0)] =
-            AttachmentState { mailbox: Mailbox::open(context, who), ..AttachmentState::default() };
+    fn reset_attachment(&mut self, context: &Context<'_>, attachment: AttachmentId) {
+        self.clients[usize::from(attachment.0)] =
+            AttachmentState { mailbox: Mailbox::open(context, attachment), ..AttachmentState::default() };
     }
 
     /// Delivers a message. Returns `None` if its target has no client, or its offset or length
@@ -93,7 +93,7 @@ impl AddressedSend {
         mailbox.put(from, tag, data).ok()?;
         self.delivered += 1;
 
-        // The target stores its read pointer, looks for a message once more, and then waits. The
+        // The target stores its read pointer, checks for a message once more, and then waits. The
         // order here is the opposite: the message, then the pointer. With a fence between the two
         // on either side, one of them sees the other's store.
         fence(Ordering::SeqCst);
@@ -123,20 +123,20 @@ impl Device for AddressedSend {
         spec
     }
 
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.reset_attachment(context, who);
+    fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        self.reset_attachment(context, attachment);
     }
 
-    fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
+    fn detached(&mut self, _: &mut Context<'_>, attachment: AttachmentId, _: Ended) {
         // Without a mailbox, sends to the attachment fail, also those that wait for its credits.
-        self.clients[usize::from(who.0)] = AttachmentState::default();
+        self.clients[usize::from(attachment.0)] = AttachmentState::default();
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         for index in 0..self.clients.len() {
-            let who = AttachmentId(index as u16);
-            if reach.reaches(who) && self.clients[index].mailbox.is_some() {
-                self.reset_attachment(context, who);
+            let attachment = AttachmentId(index as u16);
+            if reach.reaches(attachment) && self.clients[index].mailbox.is_some() {
+                self.reset_attachment(context, attachment);
             }
         }
     }
@@ -206,8 +206,8 @@ impl SendAddress {
 
 impl Mailbox {
     /// Opens a client's windows; returns `None` if there is no client.
-    fn open(context: &Context<'_>, who: AttachmentId) -> Option<Self> {
-        let (windows, mirror) = (context.memory(who, 1)?, context.memory(who, 2)?);
+    fn open(context: &Context<'_>, attachment: AttachmentId) -> Option<Self> {
+        let (windows, mirror) = (context.memory(attachment, 1)?, context.memory(attachment, 2)?);
         // The offsets are constants inside the BARs that `spec` asks for.
         let slots = mirror.window(MIRROR_MAILBOX, SLOTS * SLOT).ok()?;
         let head_word = windows.u64(WIN_HEAD).ok()?;

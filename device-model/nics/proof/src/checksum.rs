@@ -14,7 +14,7 @@
 //!
 //! - A sum that belongs to an earlier start of its client is recognized by its serial number.
 //! - While the companion is halted, each start fails with [`STATUS_HALTED`]. A reset of the
-//!   function begins a new life.
+//!   function starts a new epoch.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -57,7 +57,7 @@ pub fn fnv1a(bytes: &[u8]) -> u64 {
 
 /// A command to the companion, and with the sum the event that answers it.
 struct Job {
-    who: AttachmentId,
+    attachment: AttachmentId,
     serial: u64,
     bytes: Vec<u8>,
     sum: u64,
@@ -157,9 +157,9 @@ impl Checksum {
         }
     }
 
-    /// Begins a new life of the companion. If that fails, every start fails until the next reset.
+    /// Starts a new epoch of the companion. If that fails, every start fails until the next reset.
     fn start_companion(&mut self, context: &mut Context<'_>) -> Result<(), CompanionError> {
-        // The earlier life ends first, so that it does not hold its thread longer than needed.
+        // The earlier epoch ends first, so that it does not hold its thread longer than needed.
         self.companion = None;
         let body = Summer { algorithm: self.algorithm.clone(), done: None };
         self.companion = Some(context.start_companion(SUMMER, body)?);
@@ -176,40 +176,40 @@ impl Checksum {
         self.companion.as_ref().is_some_and(|companion| companion.halt().is_none())
     }
 
-    fn start(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        let channel = &mut self.channels[usize::from(who.0)];
+    fn start(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        let channel = &mut self.channels[usize::from(attachment.0)];
         let is_idle = matches!(channel.state, State::Idle);
         if !is_idle || !(1..=MAX_LENGTH).contains(&channel.length) {
-            return self.refuse(context, who);
+            return self.refuse(context, attachment);
         }
 
         self.serial += 1;
         channel.status = STATUS_BUSY;
         channel.state = State::Begin(self.serial);
         if self.ensure_companion(context) {
-            self.advance(context, who);
+            self.advance(context, attachment);
         } else {
-            self.end(context, who, Err(STATUS_HALTED));
+            self.end(context, attachment, Err(STATUS_HALTED));
         }
     }
 
     /// Reports a start that is invalid. A sum in progress goes on.
-    fn refuse(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        let channel = &mut self.channels[usize::from(who.0)];
+    fn refuse(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        let channel = &mut self.channels[usize::from(attachment.0)];
         channel.status |= STATUS_BAD_START;
         channel.ended += 1;
         channel.publish();
         self.errors += 1;
-        context.interrupt(who, VECTOR_ERROR);
+        context.interrupt(attachment, VECTOR_ERROR);
     }
 
     /// Does what a channel can do now without the companion or the memory.
-    fn advance(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        let channel = &mut self.channels[usize::from(who.0)];
+    fn advance(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        let channel = &mut self.channels[usize::from(attachment.0)];
         match std::mem::take(&mut channel.state) {
             State::Begin(serial) => {
                 let token = DmaToken(serial);
-                let started = context.dma_read(who, channel.address, channel.length as usize, token);
+                let started = context.dma_read(attachment, channel.address, channel.length as usize, token);
                 channel.state = match started {
                     Ok(()) => State::Reading(serial),
                     // The other errors come to `dma_done`.
@@ -219,45 +219,45 @@ impl Checksum {
                     }
                 };
             }
-            State::Waiting(job) => self.send(context, who, job),
+            State::Waiting(job) => self.send(context, attachment, job),
             other => channel.state = other,
         }
     }
 
     /// Sends a job to the companion, or has it wait for room.
-    fn send(&mut self, context: &mut Context<'_>, who: AttachmentId, job: Job) {
+    fn send(&mut self, context: &mut Context<'_>, attachment: AttachmentId, job: Job) {
         let serial = job.serial;
         let sent = match &mut self.companion {
             Some(companion) => companion.send(job),
             None => Err(SendError::Ended(job)),
         };
 
-        let state = &mut self.channels[usize::from(who.0)].state;
+        let state = &mut self.channels[usize::from(attachment.0)].state;
         match sent {
             Ok(()) => *state = State::Summing(serial),
             // A step follows when the companion has answered.
             Err(SendError::Full(job)) => *state = State::Waiting(job),
-            Err(SendError::Ended(_)) => self.end(context, who, Err(STATUS_HALTED)),
+            Err(SendError::Ended(_)) => self.end(context, attachment, Err(STATUS_HALTED)),
         }
     }
 
     /// Takes a sum of the companion.
     fn take(&mut self, context: &mut Context<'_>, job: Job) {
-        let Job { who, serial, bytes, sum } = job;
+        let Job { attachment, serial, bytes, sum } = job;
         if self.spare.len() < MAX_SPARE {
             self.spare.push(bytes);
         }
 
         // The client may have been reset since.
-        let state = self.channels.get(usize::from(who.0)).map(|channel| &channel.state);
+        let state = self.channels.get(usize::from(attachment.0)).map(|channel| &channel.state);
         if matches!(state, Some(State::Summing(current)) if *current == serial) {
-            self.end(context, who, Ok(sum));
+            self.end(context, attachment, Ok(sum));
         }
     }
 
     /// Ends a start: with a sum, or with an error as a status bit.
-    fn end(&mut self, context: &mut Context<'_>, who: AttachmentId, result: Result<u64, u32>) {
-        let channel = &mut self.channels[usize::from(who.0)];
+    fn end(&mut self, context: &mut Context<'_>, attachment: AttachmentId, result: Result<u64, u32>) {
+        let channel = &mut self.channels[usize::from(attachment.0)];
         channel.state = State::Idle;
         channel.status &= !STATUS_BUSY;
         channel.ended += 1;
@@ -271,12 +271,13 @@ impl Checksum {
         let vector = if result.is_ok() { VECTOR_DONE } else { VECTOR_ERROR };
         self.sums += u64::from(result.is_ok());
         self.errors += u64::from(result.is_err());
-        context.interrupt(who, vector);
+        context.interrupt(attachment, vector);
     }
 
     /// Sets a channel to the state of power-on.
-    fn reset_attachment(&mut self, context: &Context<'_>, who: AttachmentId) {
-        self.channels[usize::from(who.0)] = Channel { mirror: context.memory(who, 2), ..Channel::default() };
+    fn reset_attachment(&mut self, context: &Context<'_>, attachment: AttachmentId) {
+        self.channels[usize::from(attachment.0)] =
+            Channel { mirror: context.memory(attachment, 2), ..Channel::default() };
     }
 }
 
@@ -286,19 +287,19 @@ impl Device for Checksum {
         FunctionSpec::nic(identity(pci::DEVICE_CHECKSUM), users(ATTACHMENTS), 0x1000, 2, 64, 0, 0x1000)
     }
 
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.reset_attachment(context, who);
+    fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        self.reset_attachment(context, attachment);
     }
 
-    fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
-        self.channels[usize::from(who.0)] = Channel::default();
+    fn detached(&mut self, _: &mut Context<'_>, attachment: AttachmentId, _: Ended) {
+        self.channels[usize::from(attachment.0)] = Channel::default();
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         for index in 0..self.channels.len() {
-            let who = AttachmentId(index as u16);
-            if reach.reaches(who) && self.channels[index].mirror.is_some() {
-                self.reset_attachment(context, who);
+            let attachment = AttachmentId(index as u16);
+            if reach.reaches(attachment) && self.channels[index].mirror.is_some() {
+                self.reset_attachment(context, attachment);
             }
         }
 
@@ -334,11 +335,11 @@ impl Device for Checksum {
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        let state = &self.channels[usize::from(who.0)].state;
+        let state = &self.channels[usize::from(attachment.0)].state;
         if !matches!(state, State::Reading(serial) if *serial == token.0) {
             return;
         }
@@ -348,9 +349,9 @@ impl Device for Checksum {
                 let mut bytes = self.spare.pop().unwrap_or_default();
                 bytes.clear();
                 bytes.extend_from_slice(data);
-                self.send(context, who, Job { who, serial: token.0, bytes, sum: 0 });
+                self.send(context, attachment, Job { attachment, serial: token.0, bytes, sum: 0 });
             }
-            Err(_) => self.end(context, who, Err(STATUS_DMA_ERROR)),
+            Err(_) => self.end(context, attachment, Err(STATUS_DMA_ERROR)),
         }
     }
 
@@ -361,12 +362,12 @@ impl Device for Checksum {
         }
 
         let is_halted = self.companion.as_ref().is_some_and(|companion| companion.halt().is_some());
-        for who in (0..ATTACHMENTS).map(AttachmentId) {
-            let is_idle = matches!(self.channels[usize::from(who.0)].state, State::Idle);
+        for attachment in (0..ATTACHMENTS).map(AttachmentId) {
+            let is_idle = matches!(self.channels[usize::from(attachment.0)].state, State::Idle);
             if is_halted && !is_idle {
-                self.end(context, who, Err(STATUS_HALTED));
+                self.end(context, attachment, Err(STATUS_HALTED));
             } else {
-                self.advance(context, who);
+                self.advance(context, attachment);
             }
         }
 

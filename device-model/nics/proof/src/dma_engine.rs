@@ -90,28 +90,29 @@ impl DmaEngine {
     }
 
     /// Sets a channel to the state of power-on.
-    fn reset_attachment(&mut self, context: &Context<'_>, who: AttachmentId) {
-        self.channels[usize::from(who.0)] = Channel { mirror: context.memory(who, 2), ..Channel::default() };
+    fn reset_attachment(&mut self, context: &Context<'_>, attachment: AttachmentId) {
+        self.channels[usize::from(attachment.0)] =
+            Channel { mirror: context.memory(attachment, 2), ..Channel::default() };
     }
 
     /// Performs the next action of a channel.
-    fn advance(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        let channel = &mut self.channels[usize::from(who.0)];
+    fn advance(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        let channel = &mut self.channels[usize::from(attachment.0)];
         match channel.next() {
             Next::Nothing => {}
-            Next::Read { iova, length } => match context.dma_read(who, iova, length, TOKEN) {
-                Ok(()) => channel.set_under_way(true),
+            Next::Read { iova, length } => match context.dma_read(attachment, iova, length, TOKEN) {
+                Ok(()) => channel.set_in_flight(true),
                 // The other errors come to `dma_done`.
                 Err(_) => channel.retry_later(context),
             },
-            Next::Finish => self.end(context, who, 0),
-            Next::Fail(status) => self.end(context, who, status),
+            Next::Finish => self.end(context, attachment, 0),
+            Next::Fail(status) => self.end(context, attachment, status),
         }
     }
 
     /// Ends a start: successfully if `error` is 0, otherwise with that status bit.
-    fn end(&mut self, context: &mut Context<'_>, who: AttachmentId, error: u32) {
-        let channel = &mut self.channels[usize::from(who.0)];
+    fn end(&mut self, context: &mut Context<'_>, attachment: AttachmentId, error: u32) {
+        let channel = &mut self.channels[usize::from(attachment.0)];
 
         // A refused start does not disturb the list that is being processed.
         if error != STATUS_BAD_START {
@@ -127,10 +128,10 @@ impl DmaEngine {
 
         if error == 0 {
             self.lists += 1;
-            context.interrupt(who, VECTOR_DONE);
+            context.interrupt(attachment, VECTOR_DONE);
         } else {
             self.errors += 1;
-            context.interrupt(who, VECTOR_ERROR);
+            context.interrupt(attachment, VECTOR_ERROR);
         }
     }
 }
@@ -141,21 +142,21 @@ impl Device for DmaEngine {
         FunctionSpec::nic(identity(pci::DEVICE_DMA_ENGINE), users(ATTACHMENTS), 0x1000, 2, 64, 0, 0x1000)
     }
 
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.reset_attachment(context, who);
+    fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        self.reset_attachment(context, attachment);
     }
 
-    fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
-        self.channels[usize::from(who.0)] = Channel::default();
+    fn detached(&mut self, _: &mut Context<'_>, attachment: AttachmentId, _: Ended) {
+        self.channels[usize::from(attachment.0)] = Channel::default();
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         for index in 0..self.channels.len() {
-            let who = AttachmentId(index as u16);
+            let attachment = AttachmentId(index as u16);
             // The answer to a read in flight does not arrive after a reset, so dropping the state
             // is enough.
-            if reach.reaches(who) && self.channels[index].mirror.is_some() {
-                self.reset_attachment(context, who);
+            if reach.reaches(attachment) && self.channels[index].mirror.is_some() {
+                self.reset_attachment(context, attachment);
             }
         }
     }
@@ -191,12 +192,12 @@ impl Device for DmaEngine {
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         _: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        let channel = &mut self.channels[usize::from(who.0)];
-        channel.set_under_way(false);
+        let channel = &mut self.channels[usize::from(attachment.0)];
+        channel.set_in_flight(false);
 
         let failed = match (channel.state, result) {
             (State::Idle, _) => None,
@@ -205,21 +206,23 @@ impl Device for DmaEngine {
                 channel.store_list(bytes);
                 None
             }
-            (State::Copy { .. }, Ok(bytes)) => match context.dma_write(who, channel.destination(), bytes) {
-                Ok(()) => {
-                    self.bytes += bytes.len() as u64;
-                    channel.record_copied(bytes.len() as u32);
-                    None
+            (State::Copy { .. }, Ok(bytes)) => {
+                match context.dma_write(attachment, channel.destination(), bytes) {
+                    Ok(()) => {
+                        self.bytes += bytes.len() as u64;
+                        channel.record_copied(bytes.len() as u32);
+                        None
+                    }
+                    // There is no room for the write now. A later step reads the piece again.
+                    Err(DmaError::Busy) => return channel.retry_later(context),
+                    Err(_) => Some(STATUS_DMA_ERROR),
                 }
-                // There is no room for the write now. A later step reads the piece again.
-                Err(DmaError::Busy) => return channel.retry_later(context),
-                Err(_) => Some(STATUS_DMA_ERROR),
-            },
+            }
         };
 
         match failed {
-            None => self.advance(context, who),
-            Some(status) => self.end(context, who, status),
+            None => self.advance(context, attachment),
+            Some(status) => self.end(context, attachment, status),
         }
     }
 
@@ -306,7 +309,7 @@ impl Channel {
     }
 
     /// Records whether a read is in flight.
-    fn set_under_way(&mut self, now: bool) {
+    fn set_in_flight(&mut self, now: bool) {
         match &mut self.state {
             State::Idle => {}
             State::List { under_way } | State::Copy { under_way, .. } => *under_way = now,

@@ -84,23 +84,23 @@ impl SlotFifo {
     }
 
     /// Returns an attachment to the state of power-on, with the slots that its client maps.
-    fn reset_attachment(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.fifos[usize::from(who.0)] =
-            ClientFifo { slots: Slots::open(context, who), ..ClientFifo::default() };
-        context.set_intx(who, false);
+    fn reset_attachment(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        self.fifos[usize::from(attachment.0)] =
+            ClientFifo { slots: Slots::open(context, attachment), ..ClientFifo::default() };
+        context.set_intx(attachment, false);
     }
 
     /// Counts an error, and sets its bit. A bit that was not set before raises the interrupt.
-    fn fail(&mut self, context: &mut Context<'_>, who: AttachmentId, bit: u32) {
+    fn fail(&mut self, context: &mut Context<'_>, attachment: AttachmentId, bit: u32) {
         self.errors += 1;
 
-        let fifo = &mut self.fifos[usize::from(who.0)];
+        let fifo = &mut self.fifos[usize::from(attachment.0)];
         if fifo.error & bit == 0 {
             fifo.error |= bit;
-            context.interrupt(who, VECTOR_ERROR);
+            context.interrupt(attachment, VECTOR_ERROR);
             // The INTx line serves drivers without MSI-X. It is asserted until the last bit is
             // cleared.
-            context.set_intx(who, true);
+            context.set_intx(attachment, true);
         }
     }
 }
@@ -111,22 +111,22 @@ impl Device for SlotFifo {
         FunctionSpec::nic(identity(pci::DEVICE_SLOT_FIFO), users(ATTACHMENTS), 0x1000, 2, 64, 0x2000, 0x2000)
     }
 
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.reset_attachment(context, who);
+    fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        self.reset_attachment(context, attachment);
     }
 
-    fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
+    fn detached(&mut self, _: &mut Context<'_>, attachment: AttachmentId, _: Ended) {
         // The memory belongs to the client that leaves. From now on `step` skips the FIFO.
-        self.fifos[usize::from(who.0)] = ClientFifo::default();
+        self.fifos[usize::from(attachment.0)] = ClientFifo::default();
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         for index in 0..self.fifos.len() {
-            let who = AttachmentId(index as u16);
+            let attachment = AttachmentId(index as u16);
             // A FIFO without slots has no client (or is losing it) and is in the state of power-on
             // already.
-            if reach.reaches(who) && self.fifos[index].slots.is_some() {
-                self.reset_attachment(context, who);
+            if reach.reaches(attachment) && self.fifos[index].slots.is_some() {
+                self.reset_attachment(context, attachment);
             }
         }
     }
@@ -171,17 +171,17 @@ impl Device for SlotFifo {
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let mut progress = Progress::Idle;
         for index in 0..self.fifos.len() {
-            let who = AttachmentId(index as u16);
+            let attachment = AttachmentId(index as u16);
 
             // Deliver first: messages that leave the queue make room in it.
             let moved = match self.fifos[index].deliver(budget) {
                 Ok(delivery) => {
                     self.delivered += delivery.count;
                     if delivery.bad_pointer {
-                        self.fail(context, who, ERROR_POINTER);
+                        self.fail(context, attachment, ERROR_POINTER);
                     }
                     if delivery.all_taken {
-                        context.interrupt(who, VECTOR_RECEIVE);
+                        context.interrupt(attachment, VECTOR_RECEIVE);
                     }
                     delivery.count
                 }
@@ -263,7 +263,7 @@ impl ClientFifo {
         }
 
         if delivery.count > 0 {
-            // The client stores its read pointer, looks for a message once more, and then waits.
+            // The client stores its read pointer, checks for a message once more, and then waits.
             // The order here is the opposite: messages, then the pointer. With a fence between the
             // two on either side, one of them sees the other's store.
             fence(Ordering::SeqCst);
@@ -306,8 +306,8 @@ impl ClientFifo {
 
 impl Slots {
     /// Opens the client's windows; returns `None` if there is no client.
-    fn open(context: &Context<'_>, who: AttachmentId) -> Option<Self> {
-        let (windows, mirror) = (context.memory(who, 1)?, context.memory(who, 2)?);
+    fn open(context: &Context<'_>, attachment: AttachmentId) -> Option<Self> {
+        let (windows, mirror) = (context.memory(attachment, 1)?, context.memory(attachment, 2)?);
         let open = || -> Result<Self, MemoryError> {
             Ok(Self {
                 send: windows.window(WIN_SEND, SLOTS * SLOT)?,

@@ -60,39 +60,42 @@ impl Rig {
         machine.set_companion_limit(LONG.as_nanos() as u64);
         machine.add_function("sum0", Box::new(Checksum::with_algorithm(Arc::new(algorithm)))).unwrap();
         let mut rig = Self { machine, memories: Vec::new(), started: Instant::now(), release: Some(release) };
-        (0..ATTACHMENTS).for_each(|who| rig.attach(AttachmentId(who)));
+        (0..ATTACHMENTS).for_each(|attachment| rig.attach(AttachmentId(attachment)));
         rig
     }
 
-    fn attach(&mut self, who: AttachmentId) {
-        self.machine.attach(CARD, who).unwrap();
-        self.write(who, region::CONFIG, 0x04, &0x0006_u16.to_le_bytes());
+    fn attach(&mut self, attachment: AttachmentId) {
+        self.machine.attach(CARD, attachment).unwrap();
+        self.write(attachment, region::CONFIG, 0x04, &0x0006_u16.to_le_bytes());
         let memory = SharedMemory::create("client", MAX_LENGTH as usize).unwrap();
         let (length, backing) = (u64::from(MAX_LENGTH), DmaBacking::Memory(memory.whole()));
-        self.machine.dma_map(CARD, who, ADDRESS, length, DmaPermission::READ_WRITE, backing).unwrap();
+        self.machine.dma_map(CARD, attachment, ADDRESS, length, DmaPermission::READ_WRITE, backing).unwrap();
         self.memories.push(memory);
     }
 
-    fn write(&mut self, who: AttachmentId, region: u32, offset: u64, data: &[u8]) {
-        assert_eq!(self.machine.write(CARD, who, region, offset, data).unwrap(), Access::Done);
+    fn write(&mut self, attachment: AttachmentId, region: u32, offset: u64, data: &[u8]) {
+        assert_eq!(self.machine.write(CARD, attachment, region, offset, data).unwrap(), Access::Done);
     }
 
-    fn read(&mut self, who: AttachmentId, offset: u64) -> u32 {
+    fn read(&mut self, attachment: AttachmentId, offset: u64) -> u32 {
         let mut data = [0; 4];
-        assert_eq!(self.machine.read(CARD, who, region::BAR0, offset, &mut data).unwrap(), Access::Done);
+        assert_eq!(
+            self.machine.read(CARD, attachment, region::BAR0, offset, &mut data).unwrap(),
+            Access::Done
+        );
         u32::from_le_bytes(data)
     }
 
     /// Starts a sum of `bytes`.
-    fn start(&mut self, who: AttachmentId, bytes: &[u8]) {
-        self.memories[usize::from(who.0)].write(0, bytes).unwrap();
-        self.write(who, region::BAR0, REG_ADDRESS, &ADDRESS.to_le_bytes());
-        self.write(who, region::BAR0, REG_LENGTH, &(bytes.len() as u32).to_le_bytes());
-        self.write(who, region::BAR0, REG_START, &1_u32.to_le_bytes());
+    fn start(&mut self, attachment: AttachmentId, bytes: &[u8]) {
+        self.memories[usize::from(attachment.0)].write(0, bytes).unwrap();
+        self.write(attachment, region::BAR0, REG_ADDRESS, &ADDRESS.to_le_bytes());
+        self.write(attachment, region::BAR0, REG_LENGTH, &(bytes.len() as u32).to_le_bytes());
+        self.write(attachment, region::BAR0, REG_START, &1_u32.to_le_bytes());
     }
 
-    fn mirror(&self, who: AttachmentId, offset: u64) -> u64 {
-        let mirror = self.machine.region(CARD, who, 2).unwrap().memory.unwrap();
+    fn mirror(&self, attachment: AttachmentId, offset: u64) -> u64 {
+        let mirror = self.machine.region(CARD, attachment, 2).unwrap().memory.unwrap();
         mirror.u64(offset).unwrap().load(std::sync::atomic::Ordering::Acquire)
     }
 
@@ -112,18 +115,18 @@ impl Rig {
 
     /// Waits for the end of a number of starts. Returns the status after them.
     #[track_caller]
-    fn until_ended(&mut self, who: AttachmentId, starts: u64) -> u32 {
-        self.until(|rig| rig.mirror(who, MIRROR_ENDED) == starts);
-        self.read(who, REG_STATUS)
+    fn until_ended(&mut self, attachment: AttachmentId, starts: u64) -> u32 {
+        self.until(|rig| rig.mirror(attachment, MIRROR_ENDED) == starts);
+        self.read(attachment, REG_STATUS)
     }
 
     /// Asserts that a sum is right. `ended` starts have ended before it.
     #[track_caller]
-    fn assert_sums(&mut self, who: AttachmentId, ended: u64) {
+    fn assert_sums(&mut self, attachment: AttachmentId, ended: u64) {
         let bytes: Vec<u8> = (0..1000_u32).map(|at| 3 + (at % 200) as u8).collect();
-        self.start(who, &bytes);
-        assert_eq!(self.until_ended(who, ended + 1), 0);
-        assert_eq!(self.mirror(who, MIRROR_SUM), fnv1a(&bytes));
+        self.start(attachment, &bytes);
+        assert_eq!(self.until_ended(attachment, ended + 1), 0);
+        assert_eq!(self.mirror(attachment, MIRROR_SUM), fnv1a(&bytes));
     }
 }
 
@@ -131,15 +134,19 @@ impl Rig {
 fn sums_of_all_clients_are_right() {
     for mode in BOTH {
         let mut rig = Rig::new(mode);
-        let bytes =
-            |who: u16, round: u8| vec![10 * round + 3 + who as u8; MAX_LENGTH as usize - who as usize];
+        let bytes = |attachment: u16, round: u8| {
+            vec![10 * round + 3 + attachment as u8; MAX_LENGTH as usize - attachment as usize]
+        };
         for round in 0..4 {
-            for who in 0..ATTACHMENTS {
-                rig.start(AttachmentId(who), &bytes(who, round));
+            for attachment in 0..ATTACHMENTS {
+                rig.start(AttachmentId(attachment), &bytes(attachment, round));
             }
-            for who in 0..ATTACHMENTS {
-                assert_eq!(rig.until_ended(AttachmentId(who), u64::from(round) + 1), 0);
-                assert_eq!(rig.mirror(AttachmentId(who), MIRROR_SUM), fnv1a(&bytes(who, round)));
+            for attachment in 0..ATTACHMENTS {
+                assert_eq!(rig.until_ended(AttachmentId(attachment), u64::from(round) + 1), 0);
+                assert_eq!(
+                    rig.mirror(AttachmentId(attachment), MIRROR_SUM),
+                    fnv1a(&bytes(attachment, round))
+                );
             }
         }
         assert_eq!(rig.read(USER, REG_EPOCH), 1);

@@ -11,7 +11,8 @@ use nicforge_proof::DmaEngine;
 use nicforge_test_kit::{Client, Testbed, take_messages};
 use zerocopy::IntoBytes;
 
-/// IOVA of the list, which is mapped, as is the source. The destination is reached by messages.
+/// IOVA of the list, which is mapped, as is the source. The destination is accessed by DMA
+/// messages.
 const LIST: u64 = 0x1_0000;
 const SOURCE: u64 = 0x2_0000;
 const DESTINATION: u64 = 0x8_0000;

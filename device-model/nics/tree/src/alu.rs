@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn opcode_none_leaves_the_result_alone() {
+    fn opcode_none_does_not_change_the_result() {
         let mut result = [7; PAYLOAD];
 
         combine(opcode::NONE, 4, &mut result, &[9; PAYLOAD]);

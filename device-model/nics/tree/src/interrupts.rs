@@ -38,46 +38,46 @@ impl Interrupts {
     }
 
     /// Sets an attachment to the state of power-on.
-    pub(crate) fn reset_attachment(&mut self, who: AttachmentId) {
-        if let Some(state) = self.states.get_mut(usize::from(who.0)) {
+    pub(crate) fn reset_attachment(&mut self, attachment: AttachmentId) {
+        if let Some(state) = self.states.get_mut(usize::from(attachment.0)) {
             *state = InterruptState::default();
         }
     }
 
     /// Returns the enabled vectors of an attachment, one bit for each vector.
-    pub(crate) fn enabled(&self, who: AttachmentId) -> u32 {
-        self.states[usize::from(who.0)].enabled.bits()
+    pub(crate) fn enabled(&self, attachment: AttachmentId) -> u32 {
+        self.states[usize::from(attachment.0)].enabled.bits()
     }
 
     /// Enables these vectors of an attachment, and disables all others.
-    pub(crate) fn enable(&mut self, who: AttachmentId, vectors: u32) {
-        self.states[usize::from(who.0)].enabled.set(vectors);
+    pub(crate) fn enable(&mut self, attachment: AttachmentId, vectors: u32) {
+        self.states[usize::from(attachment.0)].enabled.set(vectors);
     }
 
     /// Returns whether an attachment has an unreported presence change.
-    pub(crate) fn is_presence_unreported(&self, who: AttachmentId) -> bool {
-        self.states[usize::from(who.0)].presence_unreported
+    pub(crate) fn is_presence_unreported(&self, attachment: AttachmentId) -> bool {
+        self.states[usize::from(attachment.0)].presence_unreported
     }
 
     /// Raises those of an attachment's `events` that are enabled, and keeps a presence change that
     /// is not.
-    pub(crate) fn report(&mut self, context: &mut Context<'_>, who: AttachmentId, events: u32) {
-        let state = &mut self.states[usize::from(who.0)];
+    pub(crate) fn report(&mut self, context: &mut Context<'_>, attachment: AttachmentId, events: u32) {
+        let state = &mut self.states[usize::from(attachment.0)];
         state.presence_unreported |= events & (1 << vector::PRESENCE) != 0;
         let due = state.enabled.among(events);
-        self.raise(context, who, due);
+        self.raise(context, attachment, due);
     }
 
     /// Raises an attachment's interrupts, and marks a presence change as reported.
-    pub(crate) fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vectors: u32) {
+    pub(crate) fn raise(&mut self, context: &mut Context<'_>, attachment: AttachmentId, vectors: u32) {
         if vectors & (1 << vector::PRESENCE) != 0 {
-            self.states[usize::from(who.0)].presence_unreported = false;
+            self.states[usize::from(attachment.0)].presence_unreported = false;
         }
 
         for number in 0..vector::COUNT {
             if vectors & (1 << number) != 0 {
                 self.raised += 1;
-                context.interrupt(who, number);
+                context.interrupt(attachment, number);
             }
         }
     }

@@ -68,13 +68,13 @@ impl TreeNic {
         })
     }
 
-    fn is_attached(&self, who: AttachmentId) -> bool {
-        self.attached.contains(who)
+    fn is_attached(&self, attachment: AttachmentId) -> bool {
+        self.attached.contains(attachment)
     }
 
     /// Returns the attachments of a channel that have a client.
     fn clients(&self, channel: usize) -> impl Iterator<Item = AttachmentId> + use<> {
-        self.attached.iter().filter(move |who| channel_of(*who) == channel)
+        self.attached.iter().filter(move |attachment| channel_of(*attachment) == channel)
     }
 
     /// Advances a core's generation by `by` and queues a presence symbol after the packets the
@@ -88,16 +88,16 @@ impl TreeNic {
     }
 
     /// Returns the vectors of an attachment whose condition holds.
-    pub(crate) fn conditions(&mut self, who: AttachmentId) -> u32 {
-        let channel = channel_of(who);
-        self.channels[channel].look_at_recv_head();
+    pub(crate) fn conditions(&mut self, attachment: AttachmentId) -> u32 {
+        let channel = channel_of(attachment);
+        self.channels[channel].poll_recv_head();
         let mut conditions = self.channels[channel].conditions(self.enabled_exceptions);
 
         if self.global_interrupts.interrupts() & barrier::gi_channels_seen_by(channel) != 0 {
             conditions |= 1 << vector::GLOBAL_INT;
         }
 
-        if self.interrupts.is_presence_unreported(who) {
+        if self.interrupts.is_presence_unreported(attachment) {
             conditions |= 1 << vector::PRESENCE;
         }
 
@@ -106,12 +106,17 @@ impl TreeNic {
 
     /// Handles a write of the interrupt enable register: an interrupt whose condition holds already
     /// is raised at once.
-    pub(crate) fn enable_interrupts(&mut self, context: &mut Context<'_>, who: AttachmentId, value: u32) {
-        self.interrupts.enable(who, value);
+    pub(crate) fn enable_interrupts(
+        &mut self,
+        context: &mut Context<'_>,
+        attachment: AttachmentId,
+        value: u32,
+    ) {
+        self.interrupts.enable(attachment, value);
 
-        let due = self.conditions(who) & value;
+        let due = self.conditions(attachment) & value;
         // Raising a presence interrupt also marks the change as reported.
-        self.interrupts.raise(context, who, due);
+        self.interrupts.raise(context, attachment, due);
     }
 
     /// Raises the interrupts for the events of the step.
@@ -128,8 +133,8 @@ impl TreeNic {
                 events &= !(1 << vector::ERROR) | conditions;
             }
 
-            for who in self.clients(channel) {
-                self.interrupts.report(context, who, events);
+            for attachment in self.clients(channel) {
+                self.interrupts.report(context, attachment, events);
             }
         }
     }
@@ -206,16 +211,16 @@ impl TreeNic {
     }
 
     /// Resets an attachment whose client asked for it. The client may have left already.
-    fn reset_attachment(&mut self, who: AttachmentId) {
-        self.interrupts.reset_attachment(who);
-        if let Some(halves) = self.halves.get_mut(usize::from(who.0)) {
+    fn reset_attachment(&mut self, attachment: AttachmentId) {
+        self.interrupts.reset_attachment(attachment);
+        if let Some(halves) = self.halves.get_mut(usize::from(attachment.0)) {
             *halves = QuadHalves::default();
         }
 
-        if self.is_attached(who) {
-            self.channels[channel_of(who)].free_locks(who.0);
-            // Peers must drop their state about the earlier life of this core.
-            self.announce(who, 2);
+        if self.is_attached(attachment) {
+            self.channels[channel_of(attachment)].free_locks(attachment.0);
+            // Peers must drop their state about the earlier tenant of this core.
+            self.announce(attachment, 2);
         }
     }
 }
@@ -254,16 +259,16 @@ impl Device for TreeNic {
         Write::Accepted
     }
 
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        if usize::from(who.0) >= ATTACHMENTS {
+    fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        if usize::from(attachment.0) >= ATTACHMENTS {
             return;
         }
 
-        let number = channel_of(who);
+        let number = channel_of(attachment);
 
         if !self.channels[number].is_open()
             && let (Some(window), Some(mirror)) =
-                (context.memory(who, BAR_WINDOW), context.memory(who, BAR_MIRROR))
+                (context.memory(attachment, BAR_WINDOW), context.memory(attachment, BAR_MIRROR))
         {
             // The memory has the size that `spec` asks for, so this does not fail. If it did, the
             // channel would stay closed.
@@ -271,27 +276,27 @@ impl Device for TreeNic {
             self.channels[number].show_global_interrupts(self.global_interrupts.shown());
         }
 
-        self.attached.add(who);
-        if who.0 < CORES {
-            self.channels[number].core_attached(who.0);
-            self.announce(who, 1);
+        self.attached.add(attachment);
+        if attachment.0 < CORES {
+            self.channels[number].core_attached(attachment.0);
+            self.announce(attachment, 1);
         }
 
         self.publish_state(context);
     }
 
-    fn detached(&mut self, context: &mut Context<'_>, who: AttachmentId, _why: Ended) {
-        if !self.is_attached(who) {
+    fn detached(&mut self, context: &mut Context<'_>, attachment: AttachmentId, _why: Ended) {
+        if !self.is_attached(attachment) {
             return;
         }
 
-        let number = channel_of(who);
-        self.channels[number].free_locks(who.0);
-        self.attached.remove(who);
+        let number = channel_of(attachment);
+        self.channels[number].free_locks(attachment.0);
+        self.attached.remove(attachment);
 
         // The admin's number follows those of the cores. It has no presence.
-        if who.0 < CORES {
-            self.channels[number].core_detached(who.0);
+        if attachment.0 < CORES {
+            self.channels[number].core_detached(attachment.0);
         }
 
         if self.clients(number).next().is_none() {
@@ -301,8 +306,8 @@ impl Device for TreeNic {
             }
         }
 
-        if who.0 < CORES {
-            self.announce(who, 1);
+        if attachment.0 < CORES {
+            self.announce(attachment, 1);
         }
 
         self.publish_state(context);
@@ -310,7 +315,7 @@ impl Device for TreeNic {
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         match reach {
-            Reset::Attachment(who) => self.reset_attachment(who),
+            Reset::Attachment(attachment) => self.reset_attachment(attachment),
             Reset::Function => {
                 self.router.power_on(&self.config.routes);
                 self.enabled_exceptions = Exceptions::enabled_at_power_on();

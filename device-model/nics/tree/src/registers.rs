@@ -26,13 +26,13 @@ use crate::{
 const DCR_END: u64 = DCR_BASE + 4 * DCR_COUNT;
 
 /// Returns the virtual channel of an attachment.
-pub(crate) fn channel_of(who: AttachmentId) -> usize {
-    if who.0 == ATTACHMENT_ADMIN { VC_SYSTEM } else { VC_USER }
+pub(crate) fn channel_of(attachment: AttachmentId) -> usize {
+    if attachment.0 == ATTACHMENT_ADMIN { VC_SYSTEM } else { VC_USER }
 }
 
 /// Returns whether an attachment is at processor port 1 (cores 2 and 3).
-fn second_port(who: AttachmentId) -> bool {
-    matches!(who.0, 2 | 3)
+fn second_port(attachment: AttachmentId) -> bool {
+    matches!(attachment.0, 2 | 3)
 }
 
 /// Checks that an access covers a whole register: an aligned word.
@@ -261,7 +261,7 @@ impl TreeNic {
         let mut word = 0;
 
         for (channel, fifo) in self.channels.iter_mut().enumerate() {
-            let mut waits = u32::from(fifo.look_at_send_head() != Head::Empty);
+            let mut waits = u32::from(fifo.poll_send_head() != Head::Empty);
             let mut full = u32::from(fifo.is_recv_full());
 
             for port in 0..PORTS {
@@ -285,7 +285,7 @@ impl TreeNic {
         }
 
         let channel = (index as usize) - 2 * PORTS;
-        match self.channels.get_mut(channel).map(Channel::look_at_send_head) {
+        match self.channels.get_mut(channel).map(Channel::poll_send_head) {
             Some(Head::Packet(header)) => header.0,
             _ => 0,
         }

@@ -171,7 +171,7 @@ fn word_of_a_read_only_mapping_ignores_stores() {
 }
 
 #[test]
-fn words_do_what_atomics_do() {
+fn shared_words_behave_like_atomics() {
     let memory = SharedMemory::create("test", PAGE).unwrap();
     let word = memory.u32(4).unwrap();
     word.store(5, Ordering::Release);

@@ -71,7 +71,7 @@ fn record_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn cell_in_memory_is_laid_out_as_the_interface_says() {
+fn cell_layout_in_memory_matches_the_interface() {
     let (memory, mut producer, _consumer) = ends();
     producer.try_push(|| 0, 2, 0x1234, &[1, 2, 3]).unwrap();
     let mut data = [0; 3];
@@ -101,7 +101,7 @@ fn full_ring_refuses_until_cells_are_consumed() {
 }
 
 #[test]
-fn place_has_passed_when_all_before_it_is_consumed() {
+fn position_has_passed_when_all_records_before_it_are_consumed() {
     let (_memory, mut producer, mut consumer) = ends();
 
     assert!(producer.has_passed(consumer.consumed(), producer.position()), "nothing was pushed");
@@ -217,7 +217,7 @@ fn reset_empties_the_ring_and_starts_it_again() {
 }
 
 #[test]
-fn resumed_producer_goes_on_where_the_consumer_is() {
+fn resumed_producer_starts_at_the_consumer_position() {
     let (_memory, mut producer, mut consumer) = ends();
 
     // A lap and a half, so that the phase has changed.
@@ -240,7 +240,7 @@ fn resumed_producer_goes_on_where_the_consumer_is() {
 fn half_a_record_of_a_killed_producer_is_not_seen_after_resume() {
     let (memory, _killed, mut consumer) = ends();
 
-    // A producer killed before its first header leaves two continuation cells behind an invalid
+    // A producer killed before its first header leaves two continuation cells after an invalid
     // first cell.
     for cell in [1, 2] {
         memory.u64((cell * CELL) as u64).unwrap().store(PHASE, Ordering::Release);

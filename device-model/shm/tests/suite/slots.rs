@@ -40,7 +40,7 @@ fn a_packet_is_found_by_its_number_with_its_tag() {
 }
 
 #[test]
-fn slots_lie_where_the_layout_says() {
+fn slots_are_at_the_offsets_of_the_layout() {
     let window = window();
     let [payload] = payloads();
     let mut out = [0; 256];

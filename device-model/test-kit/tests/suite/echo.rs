@@ -51,11 +51,17 @@ impl Device for Echo {
         }
     }
 
-    fn write(&mut self, context: &mut Context<'_>, who: AttachmentId, at: Address, data: &[u8]) -> Write {
+    fn write(
+        &mut self,
+        context: &mut Context<'_>,
+        attachment: AttachmentId,
+        at: Address,
+        data: &[u8],
+    ) -> Write {
         let value = <[u8; 8]>::try_from(data).map(u64::from_le_bytes);
         match (at.offset, value) {
             (REG_REVERSE, Ok(iova)) => {
-                if context.dma_read(who, iova, 8, DmaToken(iova)).is_err() {
+                if context.dma_read(attachment, iova, 8, DmaToken(iova)).is_err() {
                     return Write::Stalled;
                 }
             }
@@ -85,13 +91,13 @@ impl Device for Echo {
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
         let reversed = result.map(|data| data.iter().rev().copied().collect::<Vec<_>>());
-        let written = reversed.and_then(|data| context.dma_write(who, token.0, &data));
-        context.interrupt(who, if written.is_ok() { DONE } else { FAILED } as u16);
+        let written = reversed.and_then(|data| context.dma_write(attachment, token.0, &data));
+        context.interrupt(attachment, if written.is_ok() { DONE } else { FAILED } as u16);
     }
 
     fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {

@@ -1,4 +1,4 @@
-//! Memory for DMA: mapped, and reached by messages.
+//! Memory for DMA: mapped, and accessed by DMA messages.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use nicforge_core::ids::AttachmentId;
@@ -66,7 +66,7 @@ fn a_message_may_touch_both_kinds_of_memory() {
 }
 
 #[test]
-fn a_message_for_memory_that_is_gone_is_refused() {
+fn a_message_for_unmapped_memory_is_refused() {
     let (mut bed, client, mut memory) = with_memory();
     let interrupts = client.bind_msix(&mut bed);
     client.write64(&mut bed, 0, REG_REVERSE, REMOTE);

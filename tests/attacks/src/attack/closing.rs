@@ -22,7 +22,7 @@ const PEERS: usize = 32;
 
 /// How a descriptor reaches the server and is closed there.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum ClosePath {
     /// With a message that takes no descriptor.
     Unwanted,
     /// With a `DMA_MAP` that is refused.
@@ -36,7 +36,13 @@ enum Way {
     Early,
 }
 
-const WAYS: [Way; 5] = [Way::Unwanted, Way::RefusedMap, Way::RefusedEventfd, Way::Unread, Way::Early];
+const WAYS: [ClosePath; 5] = [
+    ClosePath::Unwanted,
+    ClosePath::RefusedMap,
+    ClosePath::RefusedEventfd,
+    ClosePath::Unread,
+    ClosePath::Early,
+];
 
 /// Passes TCP sockets with `SO_LINGER` and unsent data. The last close of one waits for the time
 /// that the client chose.
@@ -85,10 +91,10 @@ pub(super) fn mapped(arena: &Arena) -> Round {
 }
 
 /// Passes a file so that the server has its last descriptor.
-fn pass(arena: &Arena, way: Way, file: impl AsFd) -> io::Result<()> {
+fn pass(arena: &Arena, way: ClosePath, file: impl AsFd) -> io::Result<()> {
     let socket = arena.socket("target.user0");
     let mut client = match way {
-        Way::Early => Client::connect(&socket)?,
+        ClosePath::Early => Client::connect(&socket)?,
         _ => Client::negotiated(&socket)?,
     };
 
@@ -97,25 +103,25 @@ fn pass(arena: &Arena, way: Way, file: impl AsFd) -> io::Result<()> {
 
     // The reply comes after the server has dropped the unwanted descriptor.
     match way {
-        Way::Unread | Way::Early => Ok(()),
+        ClosePath::Unread | ClosePath::Early => Ok(()),
         _ => client.ask(Command::DeviceGetInfo, &client::info()).map(drop),
     }
 }
 
-fn send(client: &mut Client, way: Way, file: BorrowedFd<'_>) -> io::Result<()> {
+fn send(client: &mut Client, way: ClosePath, file: BorrowedFd<'_>) -> io::Result<()> {
     let id = client.id();
     let info = client::request(id, Command::DeviceGetInfo, &client::info());
     match way {
-        Way::Unwanted | Way::Early => client.send_fds(&info, &[file]),
+        ClosePath::Unwanted | ClosePath::Early => client.send_fds(&info, &[file]),
         // Address 1 is not aligned to a page.
-        Way::RefusedMap => {
+        ClosePath::RefusedMap => {
             client.send_fds(&client::request(id, Command::DmaMap, &client::map(1, 0, 4096)), &[file])
         }
-        Way::RefusedEventfd => {
+        ClosePath::RefusedEventfd => {
             let message = client::request(id, Command::DeviceSetIrqs, &client::bind_eventfd());
             client.send_fds(&message, &[file])
         }
-        Way::Unread => {
+        ClosePath::Unread => {
             client.send(&[0xff; 64])?;
             // A read ends after the first descriptor, so the next one stays in the socket.
             let null = std::fs::File::open("/dev/null")?;

@@ -14,7 +14,7 @@ use crate::{
 
 /// Address of the copied data, in a file that the server maps.
 const SOURCE: u64 = 0x1000_0000;
-/// Address of the copy, in memory without a file, which the server writes by messages.
+/// Address of the copy, in memory without a file, which the server writes by DMA messages.
 const TARGET: u64 = 0x4000_0000;
 /// Number of copied bytes.
 const LENGTH: u64 = 1 << 20;

@@ -60,7 +60,7 @@ pub const ATTACKS: &[Attack] = &[
     },
     attack("reset-reconnect", "turns for a client that has gone", reconnect::resets),
     attack("read-reconnect", "turns for a client that has gone", reconnect::reads),
-    attack("cut-transfers", "look-ahead behind a deferred request", cut::transfers),
+    attack("cut-transfers", "look-ahead after a deferred request", cut::transfers),
     attack("watch-socket", "system calls on the client's socket", watches::socket),
     attack("watch-eventfd", "system calls on the client's eventfd", watches::eventfd),
     attack("block-eventfd", "a write to an eventfd", eventfds::blocking),

@@ -61,7 +61,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
     let mut random = Random(2);
     arena.repeat(|| {
         let receiver = open(arena, "ex1.vpid0")?;
-        let deaf = Port::open(receiver, Config::default());
+        let idle_receiver = Port::open(receiver, Config::default());
         let sender = open(arena, "ex0.vpid0")?;
         let mut poster = poster(&sender)?;
 
@@ -77,7 +77,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
         post_garbage(&sender, &mut random)?;
         scribble(&sender, WINDOWS, &mut random)?;
         is_taken(sender.reset())?;
-        drop(deaf);
+        drop(idle_receiver);
 
         Ok(())
     })

@@ -64,7 +64,7 @@ pub(crate) fn signals(fd: &EventFd) -> u64 {
     fd.read().unwrap()
 }
 
-pub(crate) fn is_quiet(fd: &EventFd) -> bool {
+pub(crate) fn is_idle(fd: &EventFd) -> bool {
     fd.read().is_err()
 }
 
@@ -84,14 +84,14 @@ pub(crate) fn version_exchange(path: &Path, directory: &Path, client: impl FnOnc
     let tap = thread::spawn(move || {
         let (mut client, _) = listener.accept().unwrap();
         let mut server = UnixStream::connect(server).unwrap();
-        [pass_on(&mut client, &mut server), pass_on(&mut server, &mut client)]
+        [forward_version(&mut client, &mut server), forward_version(&mut server, &mut client)]
     });
 
     client(&between);
     tap.join().unwrap()
 }
 
-fn pass_on(from: &mut UnixStream, to: &mut UnixStream) -> Version {
+fn forward_version(from: &mut UnixStream, to: &mut UnixStream) -> Version {
     from.set_read_timeout(Some(LIMIT)).unwrap();
     let mut header = [0; HEADER_SIZE];
     from.read_exact(&mut header).unwrap();

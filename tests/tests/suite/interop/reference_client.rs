@@ -26,7 +26,7 @@ use nicforge_tests::{
 use nicforge_vfio_user::{
     Errno, PCI_CONFIG_REGION, PCI_MSIX_IRQ, PCI_NUM_IRQS, PCI_NUM_REGIONS, PeerFd, REGION_FLAG_CAPS,
     REGION_FLAG_MMAP, REGION_FLAG_WRITE,
-    socket::{Fill, Framed},
+    socket::{Framed, ReadOutcome},
     wire::{Command, HEADER_SIZE, Header, parse_region_info, parse_version},
 };
 use nix::sys::{
@@ -88,7 +88,7 @@ impl Reference {
                 return (message.payload.to_vec(), message.fds);
             }
             wait_readable(self.stream.as_fd());
-            assert_ne!(framed.fill().unwrap(), Fill::End);
+            assert_ne!(framed.fill().unwrap(), ReadOutcome::End);
         }
     }
 
@@ -210,7 +210,7 @@ fn proof() -> Served {
 }
 
 #[test]
-fn the_references_client_is_told_of_the_device_and_maps_its_regions() {
+fn the_reference_client_reads_device_info_and_maps_regions() {
     in_time(|| {
         let served = proof();
         let client = Reference::connect(&served, "fifo0", "user0");

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_that_c_can_not_say_is_an_error() {
+    fn a_constant_without_a_c_form_is_an_error() {
         assert!(header("pub const NAMES: &[&str] = &[\"a\"];").is_err());
         assert!(header("impl Queue { pub const NAME: &str = \"a\"; }").is_err());
         assert!(header("const NAMES: &[&str] = &[\"a\"];").is_ok());

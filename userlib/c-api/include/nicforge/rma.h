@@ -293,7 +293,7 @@ int32_t rma_put_immediate(const struct rma_port *port,
  # Safety
  `port` is a handle.
  */
-int64_t rma_under_way(const struct rma_port *port);
+int64_t rma_in_flight(const struct rma_port *port);
 
 /*
  Waits until every posted command has ended, successfully or not. Waits for at most `timeout_ms`

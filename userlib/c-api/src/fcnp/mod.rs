@@ -1,7 +1,7 @@
 //! The C API of FCNP.
 //!
 //! The functions take C strings, pointers and sizes. They return sizes, or negative numbers from
-//! errno.h with a text behind [`nicforge_fcnp_last_error`]. No panic crosses the boundary.
+//! errno.h with a text in [`nicforge_fcnp_last_error`]. No panic crosses the boundary.
 //! The header is `nicforge/fcnp.h`. `fcnp_cn.h` and `fcnp_ion.h` define the calls under their
 //! original names. The original system has one header for each kind of node.
 //!

@@ -30,9 +30,9 @@ fn an_interrupted_wait_leaves_its_request_outstanding() {
     let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);
     let mut status = matching_status::default();
 
-    let place = received.as_mut_ptr().cast();
+    let target = received.as_mut_ptr().cast();
     // SAFETY: the handle and all memory live until the end.
-    assert_eq!(unsafe { matching_irecv(handle, 0, 1, 2, 0, place, 8, &raw mut request) }, 0);
+    assert_eq!(unsafe { matching_irecv(handle, 0, 1, 2, 0, target, 8, &raw mut request) }, 0);
 
     // SAFETY: as above.
     assert_eq!(unsafe { matching_interrupt(handle, true) }, 0);

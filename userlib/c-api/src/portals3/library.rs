@@ -30,8 +30,8 @@ use crate::support::Failure;
 
 /// The longest wait for the grant of another program's kernel.
 const GRANT_WAIT: Duration = Duration::from_secs(10);
-/// Time between two looks for a process that was granted.
-const GRANT_LOOK: Duration = Duration::from_millis(10);
+/// Time between two polls for a process that was granted.
+const GRANT_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum number of processes of a node, which the card's scratch memory bounds.
 const MAX_PROCESSES: usize = 15;
 
@@ -233,9 +233,9 @@ fn open_free(
         }
     }
 
-    // Any of them may be granted. Between the looks, other programs can open them.
+    // Any of them may be granted. Between the polls, other programs can open them.
     while !ungranted.is_empty() && !deadline.has_passed() {
-        runtime::sleep(GRANT_LOOK);
+        runtime::sleep(GRANT_POLL_INTERVAL);
         for &process in &ungranted {
             match open_process(node, kernel, mode, process, Deadline::now()) {
                 Ok(interface) => return Ok(interface),
@@ -271,7 +271,7 @@ fn open_process(
     Ok(interface)
 }
 
-/// Lets other programs use a process of the node whose kernel this program has.
+/// Grants other programs a process of the node whose kernel this program has.
 pub(super) fn grant(process: u32) -> Result<(), Failure> {
     let _setup = lock(&SETUP);
     let kernel = match lock(&LIBRARY).as_ref() {

@@ -71,7 +71,7 @@ impl From<Values> for ptl_md_t {
     }
 }
 
-/// How often a call looks for an event after lost ones.
+/// Number of times that a call checks for an event after lost ones.
 const TRIES: usize = 4;
 
 /// An event queue.

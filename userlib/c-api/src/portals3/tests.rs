@@ -176,10 +176,10 @@ impl Process {
 
     fn byte(&self, at: usize) -> u8 {
         assert!(at < BYTES as usize);
-        // SAFETY: the place was checked.
-        let place = unsafe { self.memory.cast::<u8>().add(at) };
+        // SAFETY: the offset was checked.
+        let byte = unsafe { self.memory.cast::<u8>().add(at) };
         // SAFETY: the memory belongs to the interface, which is open.
-        unsafe { place.read_volatile() }
+        unsafe { byte.read_volatile() }
     }
 }
 
@@ -224,7 +224,7 @@ fn calls_before_initialisation_give_no_init() {
 }
 
 #[test]
-fn a_node_that_is_not_there_gives_a_failure_with_a_text() {
+fn opening_an_absent_node_fails_with_a_message() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let (socket, mut count) = (c"/nonexistent/socket".as_ptr(), 0);
 
@@ -589,7 +589,7 @@ fn threads_make_calls_at_the_same_time() {
 }
 
 #[test]
-fn a_poll_takes_queues_of_one_interface_alone() {
+fn a_poll_accepts_queues_of_one_interface_only() {
     let session = Session::new();
     let (one, other) = (session.process(PTL_IFACE_DEFAULT), session.process(PTL_IFACE_DEFAULT));
     let (queues, mut event, mut which) = ([one.queue, other.queue], empty_event(), 0);

@@ -279,9 +279,9 @@ pub unsafe extern "C" fn rma_put_immediate(
 /// # Safety
 /// `port` is a handle.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rma_under_way(port: *const rma_port) -> i64 {
+pub unsafe extern "C" fn rma_in_flight(port: *const rma_port) -> i64 {
     // SAFETY: by this function's contract.
-    guarded_count(|| unsafe { with_object(port, |port, _| Ok(port.under_way())) })
+    guarded_count(|| unsafe { with_object(port, |port, _| Ok(port.in_flight())) })
 }
 
 /// Waits until every posted command has ended, successfully or not. Waits for at most `timeout_ms`

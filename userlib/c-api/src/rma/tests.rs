@@ -33,7 +33,7 @@ fn null_gives_efault_or_nothing() {
 
     // SAFETY: as above.
     let counts = [unsafe { rma_put(ptr::null(), rma_target::default(), 0, 0, 1, 0) }, unsafe {
-        rma_under_way(ptr::null())
+        rma_in_flight(ptr::null())
     }];
     assert_eq!(counts, [i64::from(-libc::EFAULT); 2]);
 
@@ -50,9 +50,9 @@ fn null_gives_efault_or_nothing() {
 }
 
 #[test]
-fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
+fn opening_a_missing_socket_returns_an_error_and_no_handle() {
     let mut port = ptr::null_mut();
-    // SAFETY: a C string, no options, a valid place.
+    // SAFETY: a C string, no options, a valid pointer.
     let result = unsafe { rma_open(c"/nonexistent/socket".as_ptr(), ptr::null(), &mut port) };
 
     assert!(result < 0 && port.is_null() && !last_text().is_empty());

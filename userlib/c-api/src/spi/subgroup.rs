@@ -39,7 +39,7 @@ pub(crate) struct Inner {
     barriers: [Option<Barrier>; BGQ_COLL_CLASS_MAX_CLASSROUTES as usize],
 }
 
-/// Returns the place in [`Inner::allocated`].
+/// Returns the index in [`Inner::allocated`].
 fn index(resource: Resource) -> usize {
     match resource {
         Resource::InjectionFifo => 0,

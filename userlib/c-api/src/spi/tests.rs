@@ -113,11 +113,11 @@ impl Session {
         Self { memory: memory.cast(), region, injection, reception, table, clock, _turn: turn }
     }
 
-    /// Lets time pass until `look` holds.
-    fn until(&mut self, mut look: impl FnMut(&mut Self) -> bool) {
+    /// Passes time until `check` holds.
+    fn until(&mut self, mut check: impl FnMut(&mut Self) -> bool) {
         let mut relax = Relax::new();
         for _ in 0..TURNS {
-            if look(self) {
+            if check(self) {
                 return;
             }
             self.clock.relax(&mut relax).unwrap();
@@ -170,7 +170,7 @@ fn empty() -> MUHWI_Descriptor_t {
     MUHWI_Descriptor_t(nicforge_spi::Descriptor::default())
 }
 
-fn local_way() -> MUSPI_Pt2PtDescriptorInfoFields_t {
+fn local_route() -> MUSPI_Pt2PtDescriptorInfoFields_t {
     MUSPI_Pt2PtDescriptorInfoFields_t { Misc2: DETERMINISTIC, ..Default::default() }
 }
 
@@ -185,7 +185,7 @@ fn a_put_arrives_and_counts() {
     let offset = call!(MUSPI_GetAtomicOffsetFromBaseAddress(&mut session.table, 0, counter, 2));
     let mut info = MUSPI_Pt2PtDirectPutDescriptorInfo_t {
         Base: session.base(data.len()),
-        Pt2Pt: local_way(),
+        Pt2Pt: local_route(),
         DirectPut: MUSPI_DirectPutDescriptorInfoFields_t {
             Rec_Payload_Offset: SINK as u64,
             Rec_Counter_Offset: offset,
@@ -202,15 +202,16 @@ fn a_put_arrives_and_counts() {
 
 /// Packets that the receiving function has seen.
 #[derive(Default)]
-struct Seen {
+struct ReceivedPackets {
     packets: u32,
     bytes: Vec<u8>,
     again: *mut MUSPI_RecFifo_t,
 }
 
 unsafe extern "C" fn take(param: *mut c_void, packet: *mut MUHWI_PacketHeader_t, bytes: u32) -> c_int {
-    // SAFETY: the test has registered this function with a `Seen`, which no other thread uses.
-    let seen = unsafe { &mut *param.cast::<Seen>() };
+    // SAFETY: the test has registered this function with a `ReceivedPackets`, which no other thread
+    // uses.
+    let seen = unsafe { &mut *param.cast::<ReceivedPackets>() };
     // SAFETY: a packet has as many bytes by the contract of MUSPI_RecvFunction_t.
     let packet = unsafe { std::slice::from_raw_parts(packet.cast::<u8>(), bytes as usize) };
     seen.packets += 1;
@@ -221,12 +222,12 @@ unsafe extern "C" fn take(param: *mut c_void, packet: *mut MUHWI_PacketHeader_t,
 }
 
 #[test]
-fn a_message_goes_to_the_function_of_its_first_software_byte() {
+fn a_message_is_dispatched_by_its_first_software_byte() {
     let mut session = Session::new();
     let data: Vec<_> = (0..600).map(|at| (at * 3) as u8).collect();
     session.fill(SOURCE, &data);
     let fifo = call!(MUSPI_IdToRecFifo(0, &mut session.reception));
-    let mut seen = Seen { again: fifo, ..Seen::default() };
+    let mut seen = ReceivedPackets { again: fifo, ..ReceivedPackets::default() };
     let param = (&raw mut seen).cast();
     assert_eq!(call!(MUSPI_RegisterRecvFunction(Some(take), param, 200)), 0);
 
@@ -234,7 +235,7 @@ fn a_message_goes_to_the_function_of_its_first_software_byte() {
     software[0] = 200;
     let mut info = MUSPI_Pt2PtMemoryFIFODescriptorInfo_t {
         Base: session.base(data.len()),
-        Pt2Pt: local_way(),
+        Pt2Pt: local_route(),
         MemFIFO: MUSPI_MemoryFIFODescriptorInfoFields_t { SoftwareBytes: software, ..Default::default() },
     };
     let mut descriptor = empty();
@@ -248,7 +249,7 @@ fn a_message_goes_to_the_function_of_its_first_software_byte() {
     });
     assert_eq!(MUSPI_DeRegisterReceiveFunction(200), 0);
     // SAFETY: the function that shared it is not registered any more.
-    let seen = unsafe { &*param.cast::<Seen>() };
+    let seen = unsafe { &*param.cast::<ReceivedPackets>() };
     assert_eq!((seen.packets, &seen.bytes[..600]), (2, &data[..]));
 }
 
@@ -313,7 +314,7 @@ fn memory_of_others_and_fields_without_meaning_are_refused() {
 
     let mut info = MUSPI_Pt2PtDirectPutDescriptorInfo_t {
         Base: session.base(0),
-        Pt2Pt: local_way(),
+        Pt2Pt: local_route(),
         ..Default::default()
     };
     let mut descriptor = empty();
@@ -323,13 +324,13 @@ fn memory_of_others_and_fields_without_meaning_are_refused() {
     assert_eq!(create(&mut info), 0);
     info.Pt2Pt.Misc2 = 0xe0;
     assert_eq!(create(&mut info), -libc::EINVAL);
-    info.Pt2Pt = local_way();
+    info.Pt2Pt = local_route();
     info.DirectPut.Rec_Payload_Base_Address_Id = 544;
     assert_eq!(create(&mut info), -libc::EINVAL);
 }
 
 #[test]
-fn a_node_knows_its_place_and_waits_in_a_barrier() {
+fn a_node_knows_its_coordinates_and_waits_in_a_barrier() {
     let session = Session::new();
     let mut personality = Personality_t::default();
     assert_eq!(call!(Kernel_GetPersonality(&mut personality, size_of::<Personality_t>())), 0);
@@ -417,7 +418,7 @@ fn interrupts_of_fifos_end_a_wait() {
     assert_eq!(call!(nicforge_spi_wait_interrupts(0, wanted, 0, &mut come)), -libc::EAGAIN);
     let mut info = MUSPI_Pt2PtMemoryFIFODescriptorInfo_t {
         Base: session.base(64),
-        Pt2Pt: local_way(),
+        Pt2Pt: local_route(),
         MemFIFO: MUSPI_MemoryFIFODescriptorInfoFields_t::default(),
     };
     let mut descriptor = empty();

@@ -391,7 +391,7 @@ pub struct MUSPI_GI_t {
     pub owner: *const nicforge_spi_subgroup,
 }
 
-/// The place of a node in its network.
+/// The coordinates of a node in its network.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Personality_Networks_t {
@@ -417,10 +417,10 @@ pub struct Personality_Networks_t {
     pub Enodes: u8,
 }
 
-/// The place of a node, and the shape of its network.
+/// The coordinates of a node, and the shape of its network.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Personality_t {
-    /// Its place in the network.
+    /// Its coordinates, and the numbers of nodes.
     pub Network_Config: Personality_Networks_t,
 }

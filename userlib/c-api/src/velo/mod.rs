@@ -434,9 +434,9 @@ mod tests {
     }
 
     #[test]
-    fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
+    fn opening_a_missing_socket_returns_an_error_and_no_handle() {
         let mut port = std::ptr::null_mut();
-        // SAFETY: a C string, no options, a valid place.
+        // SAFETY: a C string, no options, a valid pointer.
         let result = unsafe { velo_open(c"/nonexistent/socket".as_ptr(), std::ptr::null(), &mut port) };
         // SAFETY: valid until this thread's next error.
         let text = unsafe { CStr::from_ptr(velo_last_error()) };

@@ -1,6 +1,6 @@
 //! The parts that the two kernel backings share: VFIO and the shim.
 //!
-//! A PCI function is a file in which its regions lie one behind the other. [`Function`] reads,
+//! A PCI function is a file in which its regions lie one after the other. [`Function`] reads,
 //! writes and maps them, and detects that the function is gone.
 
 use std::{
@@ -34,7 +34,7 @@ const PAGE: u64 = 4096;
 
 /// The way in which a function was lost.
 #[derive(Clone, Copy)]
-pub(super) enum Lost {
+pub(super) enum LossCause {
     /// The function no longer answers.
     Pulled = 1,
     /// The kernel has asked for the function back.
@@ -70,7 +70,7 @@ pub(super) struct Function {
     /// Whether the file splits accesses of 8 bytes.
     splits_words: bool,
     regions: [OnceLock<KernelRegion>; REGIONS],
-    /// 0, or a [`Lost`]. The function stays lost once this is set.
+    /// 0, or a [`LossCause`]. The function stays lost once this is set.
     gone: AtomicU8,
     last_check: Mutex<Instant>,
     /// The heartbeat of the engine behind the function, if it has one.
@@ -195,7 +195,7 @@ impl Function {
 
         // A function that is no longer there reads as all ones.
         if out.len() >= 4 && out.iter().all(|&byte| byte == 0xff) && self.is_all_ones() {
-            return Err(self.record_loss(Lost::Pulled));
+            return Err(self.record_loss(LossCause::Pulled));
         }
 
         Ok(())
@@ -215,16 +215,16 @@ impl Function {
     /// Converts the result of a call. The kernel has several errors for a function that is gone.
     pub(super) fn checked<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
         result.map_err(|errno| match errno {
-            Errno::ENODEV | Errno::ENXIO => self.record_loss(Lost::Pulled),
-            Errno::EIO if self.is_all_ones() => self.record_loss(Lost::Pulled),
+            Errno::ENODEV | Errno::ENXIO => self.record_loss(LossCause::Pulled),
+            Errno::EIO if self.is_all_ones() => self.record_loss(LossCause::Pulled),
             errno => Error::system(what, errno),
         })
     }
 
     /// Records that the function is lost, and returns the error. The first recorded cause stays.
-    pub(super) fn record_loss(&self, how: Lost) -> Error {
+    pub(super) fn record_loss(&self, how: LossCause) -> Error {
         let _ = self.gone.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Acquire);
-        let withdrawn = self.gone.load(Ordering::Acquire) == Lost::Withdrawn as u8;
+        let withdrawn = self.gone.load(Ordering::Acquire) == LossCause::Withdrawn as u8;
         Error::DeviceGone { cause: if withdrawn { GoneCause::Withdrawn } else { GoneCause::HungUp } }
     }
 
@@ -246,7 +246,7 @@ impl Function {
     /// unnecessary, and it costs no access of the function.
     pub(super) fn check_alive(&self) -> Result<(), Error> {
         if self.gone.load(Ordering::Acquire) != 0 {
-            return Err(self.record_loss(Lost::Pulled));
+            return Err(self.record_loss(LossCause::Pulled));
         }
 
         {
@@ -258,7 +258,7 @@ impl Function {
         }
 
         let beats = self.heartbeat.get().is_some_and(|heartbeat| heartbeat.time_since_beat() <= BEAT_TIMEOUT);
-        if !beats && self.is_all_ones() { Err(self.record_loss(Lost::Pulled)) } else { Ok(()) }
+        if !beats && self.is_all_ones() { Err(self.record_loss(LossCause::Pulled)) } else { Ok(()) }
     }
 }
 
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn function_that_the_kernel_lost_is_gone_for_good() {
+    fn function_removed_by_the_kernel_stays_gone() {
         let (_, function) = function();
         assert!(function.check_alive().is_ok());
         let gone = Error::DeviceGone { cause: GoneCause::HungUp };

@@ -1,4 +1,4 @@
-//! The interface between a [`crate::Device`] and the place where the device lives.
+//! The interface between a [`crate::Device`] and the process or kernel that has the device.
 //!
 //! A backing is a machine in this process, a vfio-user server, or a PCI function that the kernel
 //! exposes through VFIO or the shim. It accesses VFIO regions, maps their memory, binds interrupts
@@ -82,7 +82,7 @@ pub enum WriteMode {
     Posted,
 }
 
-/// Memory that a device reaches by messages only. Offsets are relative to its start.
+/// Memory that a device accesses only by DMA messages. Offsets are relative to its start.
 pub trait PrivateMemory: Send + Sync {
     /// Copies the bytes from `offset` on into `out`.
     ///
@@ -135,8 +135,8 @@ pub enum DmaMemory {
     },
     /// `len` bytes that stay with this process.
     ///
-    /// A vfio-user server asks for them by messages. These are answered in [`Backing::relax`], in
-    /// trapped accesses and in blocking interrupt waits. A device behind the kernel reaches the
+    /// A vfio-user server asks for them by DMA messages. These are answered in [`Backing::relax`],
+    /// in trapped accesses and in blocking interrupt waits. A device behind the kernel reaches the
     /// memory only if it is [`PrivateMemory::mapped`].
     Private {
         /// The private memory.
@@ -320,7 +320,7 @@ pub trait Backing: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// Lets the device reach `memory`, as [`Backing::dma_map`] does, and returns the address that
+    /// Maps `memory` for the device, as [`Backing::dma_map`] does, and returns the address that
     /// the backing has chosen. It is called only with [`DmaAddresses::Given`].
     ///
     /// # Errors
@@ -330,7 +330,7 @@ pub trait Backing: Send + Sync + 'static {
         Err(Error::Unsupported { what: "DMA addresses that the backing chooses" })
     }
 
-    /// Lets the device reach `memory` at address `iova`.
+    /// Maps `memory` for the device at address `iova`.
     ///
     /// # Errors
     /// Returns [`Error::Refused`] (`EEXIST` for an overlap, `ENOSPC` or `EDQUOT` for a quota) or

@@ -35,7 +35,7 @@ const REGIONS: usize = 9;
 /// Maximum number of messages that are served before the caller's own wait goes on.
 const MESSAGES_AT_ONCE: u32 = 4096;
 
-/// A range that the server may access by messages.
+/// A range that the server may access by DMA messages.
 struct Range {
     len: u64,
     memory: Arc<dyn PrivateMemory>,

@@ -178,9 +178,9 @@ impl Device {
 
     /// Allocates a DMA buffer that a vfio-user server cannot map.
     ///
-    /// The server asks this process for the bytes by messages. These are answered while a thread
-    /// waits for the device or accesses it. A device behind the kernel treats the buffer as any
-    /// other.
+    /// The server asks this process for the bytes by DMA messages. These are answered while a
+    /// thread waits for the device or accesses it. A device behind the kernel treats the buffer as
+    /// any other.
     ///
     /// # Errors
     /// Returns the errors of [`Device::dma_buffer`].
@@ -257,20 +257,20 @@ impl Device {
         self.0.wait_for(deadline, cancel, "a condition", || Ok(condition().then_some(())))
     }
 
-    /// Waits until `look` returns a value or an error. `what` names the condition in the error's
+    /// Waits until `check` returns a value or an error. `what` names the condition in the error's
     /// text.
     ///
     /// # Errors
-    /// Returns the errors of `look` and of [`Device::wait_until`].
+    /// Returns the errors of `check` and of [`Device::wait_until`].
     #[inline]
     pub fn wait_for<T, E: From<Error>>(
         &self,
         deadline: Deadline,
         cancel: Option<&Cancel>,
         what: &'static str,
-        look: impl FnMut() -> Result<Option<T>, E>,
+        check: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<T, E> {
-        self.0.wait_for(deadline, cancel, what, look)
+        self.0.wait_for(deadline, cancel, what, check)
     }
 
     /// Pauses once in a waiting loop of the caller's own.

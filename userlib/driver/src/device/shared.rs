@@ -424,20 +424,20 @@ impl Shared {
         self.attachment.get().map(|_| self.tenancy.generation())
     }
 
-    /// Calls `look` until it returns a value, with a pause after each call. All waits of
+    /// Calls `check` until it returns a value, with a pause after each call. All waits of
     /// the library use it.
     pub(crate) fn wait_for<T, E: From<Error>>(
         &self,
         deadline: Deadline,
         cancel: Option<&Cancel>,
         what: &'static str,
-        mut look: impl FnMut() -> Result<Option<T>, E>,
+        mut check: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<T, E> {
         let relax = Relax::with_backoff(self.options.backoff);
         let mut waiter = Waiter::with_relax(relax, deadline, cancel);
 
         loop {
-            if let Some(found) = look()? {
+            if let Some(found) = check()? {
                 return Ok(found);
             }
 
@@ -445,7 +445,7 @@ impl Shared {
 
             if let Err(error) = self.relax(&mut waiter.relax) {
                 // Data that arrived before the device went away still counts.
-                return look()?.ok_or_else(|| error.into());
+                return check()?.ok_or_else(|| error.into());
             }
         }
     }

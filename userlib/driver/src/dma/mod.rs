@@ -95,8 +95,8 @@ impl DmaBuffer {
         Self::map(shared, window, Some(memory.clone()), target, permission)
     }
 
-    /// Allocates memory whose file stays in this process. A vfio-user server reaches it by messages
-    /// only.
+    /// Allocates memory whose file stays in this process. A vfio-user server accesses it by DMA
+    /// messages only.
     pub(crate) fn create_private(shared: &Arc<Shared>, len: usize) -> Result<Self, Error> {
         if let Some(made) = Self::allocate(shared, len)? {
             return Ok(made);
@@ -124,7 +124,7 @@ impl DmaBuffer {
         Ok(Some(Self { shared: shared.clone(), iova, window, memory: Some(memory) }))
     }
 
-    /// Lets the device reach the memory `target`, whose mapping in this process is `window`.
+    /// Maps the memory `target` for the device, whose mapping in this process is `window`.
     fn map(
         shared: &Arc<Shared>,
         window: Window,
@@ -167,7 +167,7 @@ impl DmaBuffer {
     }
 
     /// Returns whether the memory's file stays in this process. A vfio-user server then reaches the
-    /// memory by messages only.
+    /// memory by DMA messages only.
     pub fn is_private(&self) -> bool {
         self.memory.is_none()
     }

@@ -6,7 +6,7 @@
 //! library uses this module instead of [`std::thread`], [`std::time::Instant`], condition variables
 //! and random seeds. All its waits then pass virtual time, and the same run gives the same result.
 //!
-//! [`cost`] names the places at which software takes time, and [`note_store`] those at which a
+//! [`cost`] names the steps at which software takes time, and [`note_store`] those at which a
 //! device or another processor can see a store. Both compile to nothing without the feature
 //! `virtual-time`, which only a simulation enables.
 
@@ -123,7 +123,7 @@ pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets the calling thread sleep.
+/// Puts the calling thread to sleep.
 pub fn sleep(time: Duration) {
     #[cfg(feature = "virtual-time")]
     if simulation::with(|simulation| simulation.sleep(time)).is_some() {

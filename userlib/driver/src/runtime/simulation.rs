@@ -59,7 +59,7 @@ pub struct Entered {
     former: Option<Rc<dyn Simulation>>,
 }
 
-/// Lets the calling operating-system thread run threads of a simulation from now on.
+/// Prepares the calling operating-system thread to run threads of a simulation.
 pub fn enter(simulation: Rc<dyn Simulation>) -> Entered {
     ENTERED.set(true);
     Entered { former: CURRENT.replace(Some(simulation)) }

@@ -180,10 +180,10 @@ impl Server {
     }
 
     /// Waits until the server's thread has done something.
-    pub fn until<T>(&self, mut look: impl FnMut(&Shared) -> Option<T>) -> T {
+    pub fn until<T>(&self, mut check: impl FnMut(&Shared) -> Option<T>) -> T {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
-            if let Some(found) = look(&self.shared) {
+            if let Some(found) = check(&self.shared) {
                 return found;
             }
             assert!(Instant::now() < end, "the server did not do it");

@@ -314,16 +314,16 @@ fn refused_dma_mapping_frees_its_addresses() {
 #[test]
 fn wait_until_ends_with_the_condition() {
     let device = Fake::new().open();
-    let mut looks = 0;
+    let mut checks = 0;
 
     device
         .wait_until(Deadline::after(LONG), None, || {
-            looks += 1;
-            looks == 100
+            checks += 1;
+            checks == 100
         })
         .unwrap();
 
-    assert_eq!(looks, 100);
+    assert_eq!(checks, 100);
 }
 
 #[test]
@@ -467,11 +467,11 @@ fn hang_up_ends_waits_after_data_that_arrived_before() {
     let fake = Fake::new();
     let device = fake.open();
     fake.state().gone = Some(GoneCause::HungUp);
-    let mut looks = 0;
+    let mut checks = 0;
 
     let arrived = device.wait_until(Deadline::after(LONG), None, || {
-        looks += 1;
-        looks == 2
+        checks += 1;
+        checks == 2
     });
     let result = device.wait_until(Deadline::after(LONG), None, || false);
 

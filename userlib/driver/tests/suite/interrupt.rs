@@ -54,7 +54,7 @@ fn blocked_wait_is_woken_by_an_interrupt() {
 }
 
 #[test]
-fn blocked_wait_ends_when_cancelled_or_when_the_device_is_gone() {
+fn blocked_wait_ends_by_cancellation_or_device_loss() {
     let fake = Fake::new();
     let device = fake.open();
     let interrupt = device.interrupt(0).unwrap();

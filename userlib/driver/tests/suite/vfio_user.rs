@@ -389,7 +389,7 @@ fn interrupt_that_comes_with_the_hang_up_is_reported_to_a_blocked_wait() {
 }
 
 #[test]
-fn buffers_dropped_after_a_hang_up_are_harmless() {
+fn buffers_can_be_dropped_after_a_hang_up() {
     let (server, device) = start();
     let (buffer, interrupt) =
         (device.dma_buffer(4096, HugePages::Never).unwrap(), device.interrupt(0).unwrap());
@@ -465,7 +465,7 @@ fn open_of_a_server_whose_mappable_area_leaves_its_region_is_refused() {
 }
 
 #[test]
-fn relax_on_a_living_server_goes_through_all_its_stages() {
+fn relax_with_a_live_server_passes_through_all_its_stages() {
     let (_server, device) = start();
     let mut relax: Relax = device.new_relax();
 

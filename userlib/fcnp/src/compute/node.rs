@@ -78,9 +78,9 @@ pub(super) struct Node {
 }
 
 /// This core's entry in [`Readers`] while it reads.
-pub(super) struct Reading<'a>(&'a Node);
+pub(super) struct ReaderEntry<'a>(&'a Node);
 
-impl Drop for Reading<'_> {
+impl Drop for ReaderEntry<'_> {
     fn drop(&mut self) {
         self.0.readers.set(self.0.name.core, None);
     }
@@ -116,9 +116,9 @@ impl Node {
     }
 
     /// Enters this core into [`Readers`]. It is called before the request of a read is sent.
-    pub(super) fn reading(&self) -> Reading<'_> {
+    pub(super) fn reading(&self) -> ReaderEntry<'_> {
         self.readers.set(self.name.core, Some(self.generation(self.name.core)));
-        Reading(self)
+        ReaderEntry(self)
     }
 
     /// Returns whether process `generation` of `core` is in a read.

@@ -142,7 +142,7 @@ impl<'a> Call<'a> {
             self.check_peer()?;
 
             if !self.has_request() {
-                // The request may have been withdrawn, and other calls are queued behind this one.
+                // The request may have been withdrawn, and other calls are queued after this one.
                 self.leave_slot_queue();
                 self.wait_turn(count, "a request of the core")?;
                 continue;
@@ -294,11 +294,11 @@ impl<'a> Call<'a> {
             at = data.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
-            let (over, is_wanted) = (self.needs_check(&mut watch, link), inner.send.is_wanted());
-            if over || sent == 0 || is_wanted {
+            let (over, has_waiter) = (self.needs_check(&mut watch, link), inner.send.has_waiter());
+            if over || sent == 0 || has_waiter {
                 send_lock = None;
             }
-            if is_wanted {
+            if has_waiter {
                 inner.send.let_waiter_take();
             }
 
@@ -320,12 +320,12 @@ impl<'a> Call<'a> {
     /// Returns whether [`Call::check_transfer`] may fail. It takes no lock.
     #[inline]
     fn needs_check(&self, watch: &mut PresenceWatch, link: CoreLink) -> bool {
-        self.inner.cores[self.core as usize].is_revoked(self.direction) || self.check_either_gone(watch, link)
+        self.inner.cores[self.core as usize].is_revoked(self.direction) || self.has_either_ended(watch, link)
     }
 
     /// Returns whether this process or that of `link` is gone or was replaced.
     #[inline]
-    fn check_either_gone(&self, watch: &mut PresenceWatch, link: CoreLink) -> bool {
+    fn has_either_ended(&self, watch: &mut PresenceWatch, link: CoreLink) -> bool {
         self.inner.is_reset()
             || watch.check_gone(&self.inner.channel, || !self.inner.has_boxes() || self.inner.is_gone(link))
     }
@@ -347,7 +347,7 @@ impl<'a> Call<'a> {
 
             // The check precedes the read of the FIFO. Once the core is seen down, all packets that
             // it sent are in the FIFO.
-            let gone = self.check_either_gone(&mut watch, link);
+            let gone = self.has_either_ended(&mut watch, link);
             if gone && let Err(error) = self.inner.check_own() {
                 break Err(error);
             }
@@ -439,7 +439,7 @@ impl<'a> Call<'a> {
         self.waiter.pause(what)
     }
 
-    /// Lets other threads take data packets again, and wakes the daemon if only it polls.
+    /// Permits other threads to take data packets again, and wakes the daemon if only it polls.
     fn stop_reading(&self) {
         self.inner.receive.set_read(false);
         if self.inner.config.poller == Poller::Daemon {

@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slot_goes_to_waiting_cores_in_their_order() {
+    fn slot_is_granted_to_waiting_cores_in_order() {
         let slot = Slot::new(4);
         let taken = [slot.try_take(1), slot.try_take(2), slot.try_take(3)];
 

@@ -67,7 +67,7 @@ impl DaemonControl {
         self.acknowledged.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Lets the daemon poll from here on.
+    /// Starts the polling of the daemon.
     pub(super) fn wake(&self) {
         self.wakeup.notify();
     }

@@ -65,7 +65,7 @@ impl SendLock {
     /// it again at once would starve that thread.
     pub(super) fn let_waiter_take(&self) {
         for turn in 1..=WAITER_TURNS {
-            if !self.is_wanted() {
+            if !self.has_waiter() {
                 break;
             }
             runtime::pause(turn);
@@ -75,7 +75,7 @@ impl SendLock {
     /// Returns whether a thread waits for the lock. A holder with more than a batch of packets then
     /// frees it.
     #[inline]
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(super) fn has_waiter(&self) -> bool {
         self.wanted.load(Ordering::Relaxed) != 0
     }
 }

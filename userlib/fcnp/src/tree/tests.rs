@@ -97,7 +97,7 @@ fn data_stop_in_front_of_a_packet_with_the_irq_bit() {
 }
 
 #[test]
-fn batch_continues_behind_slots_that_a_dead_sender_had_filled() {
+fn batch_continues_after_slots_that_a_dead_sender_had_filled() {
     let (windows, mirrors, doorbell) = (memory(window::SIZE), memory(mirror::SIZE), device().doorbell());
     let send = SendPort::new(&windows, &mirrors, DEPTH).unwrap();
     let mut dead = SendBatch::begin(&send, &doorbell, ());

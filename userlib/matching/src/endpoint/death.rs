@@ -86,7 +86,7 @@ impl<T: Transport> Endpoint<T> {
         match state {
             State::Queued | State::Sending => {
                 core.requests.links.remove(&mut core.peers[peer].sends, slot);
-                // The send behind it may need less of the window.
+                // The next send may need less of the window.
                 core.peers.activate(peer);
             }
             State::Posted => core.queues.unpost(slot),

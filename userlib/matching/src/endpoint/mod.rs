@@ -347,19 +347,19 @@ impl<T: Transport> Endpoint<T> {
         self.wait_until("any request", deadline, cancel, |endpoint| Ok(endpoint.next_completion()))
     }
 
-    /// Makes progress until `look` returns a result. A cancelled token ends the wait even if the
+    /// Makes progress until `check` returns a result. A cancelled token ends the wait even if the
     /// same round of progress has completed something.
     fn wait_until<R>(
         &mut self,
         what: &'static str,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-        mut look: impl FnMut(&mut Self) -> Result<Option<R>, Error>,
+        mut check: impl FnMut(&mut Self) -> Result<Option<R>, Error>,
     ) -> Result<R, Error> {
         let mut relax: Option<Relax> = None;
 
         loop {
-            if let Some(found) = look(self)? {
+            if let Some(found) = check(self)? {
                 return Ok(found);
             }
 
@@ -377,7 +377,7 @@ impl<T: Transport> Endpoint<T> {
 
             if deadline.has_passed() {
                 // The last call of `progress` may have completed a request.
-                return look(self)?.ok_or(Error::Timeout { what });
+                return check(self)?.ok_or(Error::Timeout { what });
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Rendezvous transfers: registration of memory, gets, and deregistration at the end.
 
-#![allow(unsafe_code, reason = "the one place where a request's memory is registered")]
+#![allow(unsafe_code, reason = "the only module where a request's memory is registered")]
 
 use super::{
     Endpoint, Kind,

@@ -166,7 +166,7 @@ impl Queues {
         let posted = Posted { selector, sequence: self.clock, class };
 
         match self.posted.get_mut(receive as usize) {
-            Some(place) => *place = posted,
+            Some(slot) => *slot = posted,
             None => self.posted.resize(receive as usize + 1, posted),
         }
 

@@ -52,12 +52,12 @@ fn run(steps: Vec<Step>) {
             Step::Receive(selector) => {
                 let expected = model.stored.iter().position(|(_, envelope)| selector.matches(envelope));
                 let found = queues.find(&selector);
-                assert_eq!(found, expected.map(|place| model.stored[place].0));
+                assert_eq!(found, expected.map(|position| model.stored[position].0));
 
                 match (found, expected) {
-                    (Some(message), Some(place)) => {
+                    (Some(message), Some(position)) => {
                         queues.unstore(message);
-                        model.stored.remove(place);
+                        model.stored.remove(position);
                     }
                     _ => {
                         queues.post(number, selector);
@@ -69,9 +69,9 @@ fn run(steps: Vec<Step>) {
                 let expected = model.posted.iter().position(|(_, selector)| selector.matches(&envelope));
                 let found = queues.take_posted_for(&envelope);
 
-                assert_eq!(found, expected.map(|place| model.posted[place].0));
-                if let Some(place) = expected {
-                    model.posted.remove(place);
+                assert_eq!(found, expected.map(|position| model.posted[position].0));
+                if let Some(position) = expected {
+                    model.posted.remove(position);
                 } else {
                     queues.store(number, envelope);
                     model.stored.push((number, envelope));

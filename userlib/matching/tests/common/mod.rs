@@ -1,4 +1,4 @@
-//! Several ranks in one thread, which make progress in turn.
+//! Several ranks in one thread, which make progress round-robin.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -8,9 +8,9 @@ use nicforge_matching::{
     memory::{Fabric, FabricPort, Terms},
 };
 
-/// Number of turns after which a waiting test fails. Every operation takes a bounded number of
-/// turns, whatever the load of the machine.
-pub const TURNS: usize = 200_000;
+/// Number of rounds after which a waiting test fails. Every operation takes a bounded number of
+/// rounds, whatever the load of the machine.
+pub const MAX_ROUNDS: usize = 200_000;
 
 /// All ranks of a fabric.
 pub struct World {
@@ -32,25 +32,25 @@ impl World {
     }
 
     /// Calls `progress` once for each rank.
-    pub fn turn(&mut self) -> usize {
+    pub fn progress(&mut self) -> usize {
         self.ranks.iter_mut().map(|rank| rank.progress().unwrap()).sum()
     }
 
-    /// Runs `count` turns.
-    pub fn turns(&mut self, count: usize) {
+    /// Drives all ranks `count` times.
+    pub fn progress_rounds(&mut self, count: usize) {
         for _ in 0..count {
-            self.turn();
+            self.progress();
         }
     }
 
-    /// Runs turns until `request` of `rank` is complete.
+    /// Drives all ranks until `request` of `rank` is complete.
     pub fn wait(&mut self, rank: usize, request: Request) -> Completion {
-        for _ in 0..TURNS {
+        for _ in 0..MAX_ROUNDS {
             if let Some(completion) = self.ranks[rank].test(request).unwrap() {
                 return completion;
             }
 
-            self.turn();
+            self.progress();
         }
         panic!("{request:?} of rank {rank} does not complete: {:?}", self.ranks[rank].statistics());
     }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use crate::common::{TURNS, World, pattern};
+use crate::common::{MAX_ROUNDS, World, pattern};
 use nicforge_matching::{
     Config, Endpoint, Envelope, Error, Loss, Mode, Selector, Transport,
     memory::{Fabric, FabricPort, Terms},
@@ -49,7 +49,7 @@ fn requests_that_wait_for_a_dead_rank_fail_and_the_others_do_not() {
 
 #[test]
 fn a_transfer_from_a_dead_rank_fails_in_whatever_state_it_is() {
-    for turns in 0..40 {
+    for rounds in 0..40 {
         let terms = Terms { get_bytes: 500, gets: 2, seed: 7, one_ring: false, ..Terms::default() };
         let mut world = World::new(2, terms, Config::default());
         let receives = [world.receive(0, Selector::any(0), 20_000), world.receive(0, Selector::any(0), 2000)];
@@ -57,9 +57,9 @@ fn a_transfer_from_a_dead_rank_fails_in_whatever_state_it_is() {
         world.send(1, 0, 0, &pattern(0, 20_000));
         world.send(1, 0, 0, &pattern(1, 2000));
 
-        world.turns(turns);
+        world.progress_rounds(rounds);
         world.fabric.kill(1);
-        world.turns(500);
+        world.progress_rounds(500);
 
         for (receive, length) in receives.into_iter().zip([20_000, 2000]) {
             // Nothing of the message had arrived, the receive failed, or all of the message had
@@ -69,11 +69,11 @@ fn a_transfer_from_a_dead_rank_fails_in_whatever_state_it_is() {
                     Ok(()) => assert_eq!(completion.length, length),
                     Err(error) => assert!(
                         error.is_peer() || matches!(error, Error::Transport(_)),
-                        "{error:?} after {turns} turns"
+                        "{error:?} after {rounds} rounds"
                     ),
                 }
             } else {
-                assert_eq!(world.ranks[0].cancel(receive), Ok(true), "after {turns} turns");
+                assert_eq!(world.ranks[0].cancel(receive), Ok(true), "after {rounds} rounds");
             }
         }
     }
@@ -85,7 +85,7 @@ fn complete_messages_of_a_dead_rank_can_be_received_and_incomplete_ones_are_forg
     world.send(1, 0, 0, b"complete");
     world.send(1, 0, 1, &[0; 5000]);
 
-    world.turns(2);
+    world.progress_rounds(2);
     world.send(1, 0, 2, &[0; 2000]);
     world.ranks[0].progress().unwrap();
 
@@ -93,7 +93,7 @@ fn complete_messages_of_a_dead_rank_can_be_received_and_incomplete_ones_are_forg
     let (claimed, _) = world.ranks[0].claim(&Selector::exact(1, 0, 2)).unwrap();
 
     world.fabric.kill(1);
-    world.turns(20);
+    world.progress_rounds(20);
 
     assert!(world.ranks[0].probe(&Selector::exact(1, 0, 1)).is_none());
 
@@ -117,7 +117,7 @@ fn ten_thousand_requests_of_a_dead_rank_fail_in_bounded_steps() {
     world.fabric.kill(1);
 
     let mut failed = 0;
-    for _ in 0..TURNS {
+    for _ in 0..MAX_ROUNDS {
         assert!(world.ranks[0].progress().unwrap() <= 64);
         failed += std::iter::from_fn(|| world.ranks[0].next_completion()).count() as u64;
         if failed == count {
@@ -130,20 +130,20 @@ fn ten_thousand_requests_of_a_dead_rank_fail_in_bounded_steps() {
 
 #[test]
 fn an_endpoint_dropped_in_the_middle_takes_its_memory_back() {
-    for turns in 0..20 {
+    for rounds in 0..20 {
         let terms = Terms { get_bytes: 500, seed: 3, ..Terms::default() };
         let mut world = World::new(2, terms, Config::default());
 
         let receive = world.receive(1, Selector::any(0), 9000);
         let send = world.send(0, 1, 0, &[5; 9000]);
 
-        world.turns(turns);
+        world.progress_rounds(rounds);
         let completed = world.ranks[0].test(send).unwrap().is_some();
         world.ranks.remove(0);
 
         // Rank 1 reports the loss, or has all data.
         for _ in 0..500 {
-            world.turn();
+            world.progress();
         }
 
         match world.ranks[0].test(receive).unwrap() {
@@ -237,7 +237,7 @@ fn a_rank_that_breaks_the_protocol_is_treated_as_dead() {
 }
 
 #[test]
-fn a_message_to_fetch_from_memory_that_is_not_there_fails() {
+fn a_rendezvous_from_unregistered_memory_fails() {
     for posted_first in [true, false] {
         let (mut endpoint, mut rogue) = with_rogue_peer();
         let early = posted_first.then(|| endpoint.irecv(Selector::any(0), vec![0; 100], 0).unwrap());
@@ -246,7 +246,7 @@ fn a_message_to_fetch_from_memory_that_is_not_there_fails() {
         endpoint.progress().unwrap();
 
         let receive = early.unwrap_or_else(|| endpoint.irecv(Selector::any(0), vec![0; 100], 0).unwrap());
-        let done = (0..TURNS).find_map(|_| {
+        let done = (0..MAX_ROUNDS).find_map(|_| {
             endpoint.progress().unwrap();
             endpoint.test(receive).unwrap()
         });

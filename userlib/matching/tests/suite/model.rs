@@ -18,7 +18,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::common::{TURNS, pattern};
+use crate::common::{MAX_ROUNDS, pattern};
 use nicforge_matching::{
     Access, Completion, Config, Endpoint, Envelope, Error, Get, Gone, Kind, Memory, Message, Mode, Rank,
     Region, Request, Selector, Taken, Transport, TransportError,
@@ -215,8 +215,8 @@ impl Harness {
     fn arrive(&mut self, rank: Rank, sent: Sent) {
         let lists = &mut self.lists[rank as usize];
         match lists.posted.iter().position(|(_, selector)| selector.matches(&sent.envelope())) {
-            Some(place) => {
-                let (receive, _) = lists.posted.remove(place);
+            Some(position) => {
+                let (receive, _) = lists.posted.remove(position);
                 self.matches.insert(receive, sent);
             }
             None => lists.stored.push(sent),
@@ -244,8 +244,8 @@ impl Harness {
     }
 
     fn received(&mut self, completion: &Completion) {
-        let place = self.receives.iter().position(|&(id, ..)| id == completion.cookie).unwrap();
-        let (id, _, _, capacity) = self.receives.swap_remove(place);
+        let position = self.receives.iter().position(|&(id, ..)| id == completion.cookie).unwrap();
+        let (id, _, _, capacity) = self.receives.swap_remove(position);
 
         if completion.result == Err(Error::Cancelled) {
             return;
@@ -294,8 +294,8 @@ impl Harness {
 
                 let lists = &mut self.lists[rank as usize];
                 match lists.stored.iter().position(|sent| selector.matches(&sent.envelope())) {
-                    Some(place) => {
-                        let sent = lists.stored.remove(place);
+                    Some(position) => {
+                        let sent = lists.stored.remove(position);
                         self.matches.insert(id, sent);
                     }
                     None => lists.posted.push((id, selector)),
@@ -305,10 +305,10 @@ impl Harness {
             Step::CancelReceive { which } if !self.receives.is_empty() => {
                 let (id, rank, request, _) = self.receives[which % self.receives.len()];
                 let posted = &mut self.lists[rank as usize].posted;
-                let place = posted.iter().position(|&(receive, _)| receive == id);
+                let position = posted.iter().position(|&(receive, _)| receive == id);
 
-                assert_eq!(self.ranks[rank as usize].cancel(request), Ok(place.is_some()));
-                place.map(|place| posted.remove(place));
+                assert_eq!(self.ranks[rank as usize].cancel(request), Ok(position.is_some()));
+                position.map(|position| posted.remove(position));
             }
             Step::CancelSend { which } if !self.sends.is_empty() => {
                 let (id, from, to, request) = self.sends[which % self.sends.len()];
@@ -328,12 +328,12 @@ impl Harness {
             }
             Step::Claim { rank, selector } => {
                 let stored = &mut self.lists[rank as usize].stored;
-                let place = stored.iter().position(|sent| selector.matches(&sent.envelope()));
+                let position = stored.iter().position(|sent| selector.matches(&sent.envelope()));
                 let found = self.ranks[rank as usize].claim(&selector);
 
-                assert_eq!(found.is_some(), place.is_some());
-                if let (Some((message, arrived)), Some(place)) = (found, place) {
-                    let sent = stored.remove(place);
+                assert_eq!(found.is_some(), position.is_some());
+                if let (Some((message, arrived)), Some(position)) = (found, position) {
+                    let sent = stored.remove(position);
                     assert_eq!((arrived.envelope, arrived.length as usize), (sent.envelope(), sent.length));
                     self.claimed.push(Claimed { rank, message, sent });
                 }
@@ -372,7 +372,7 @@ impl Harness {
             self.lists[rank as usize].posted.retain(|&(posted, _)| posted != id);
         }
 
-        for _ in 0..TURNS {
+        for _ in 0..MAX_ROUNDS {
             for rank in 0..RANKS {
                 self.progress(rank);
                 while let Some(sent) = self.lists[rank as usize].stored.first().copied() {

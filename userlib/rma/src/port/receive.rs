@@ -56,7 +56,7 @@ impl Port {
         }
     }
 
-    /// Enables the interrupt and sleeps until it comes, for a bounded time. The caller looks for a
+    /// Enables the interrupt and sleeps until it comes, for a bounded time. The caller polls for a
     /// notification again, and checks its token then.
     #[cold]
     fn sleep(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {

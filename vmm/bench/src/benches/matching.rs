@@ -83,12 +83,12 @@ impl Path {
 struct Contestant {
     path: Path,
     depth: u32,
-    scene: Scene,
+    scene: QueueScenario,
 }
 
 impl Contestant {
     fn new(path: Path, depth: u32) -> Result<Self, Error> {
-        Ok(Self { path, depth, scene: Scene::new(path, depth)? })
+        Ok(Self { path, depth, scene: QueueScenario::new(path, depth)? })
     }
 }
 
@@ -156,12 +156,12 @@ fn failure(error: Error) -> Failure {
 }
 
 /// A queue of one depth.
-enum Scene {
+enum QueueScenario {
     Endpoint { path: Path, endpoint: Box<Endpoint<FabricPort>>, memory: Vec<Vec<u8>> },
     List { list: LinkedList<Selector> },
 }
 
-impl Scene {
+impl QueueScenario {
     /// Creates the queue, with all entries but the last of `depth`.
     fn new(path: Path, depth: u32) -> Result<Self, Error> {
         let tags = 1..u64::from(depth);

@@ -101,7 +101,7 @@ mod tests {
     };
 
     #[test]
-    fn a_file_is_of_the_part_whose_path_fits_best() {
+    fn a_file_belongs_to_the_part_with_the_longest_matching_path() {
         assert_eq!(PARTS.of_file("lib/matching/src/queues/bins.rs"), Some("queues"));
         assert_eq!(PARTS.of_file("/build/lib/matching/src/wire.rs"), Some("protocol"));
         assert_eq!(PARTS.of_file("lib/messages/src/send.rs"), Some("messages"));

@@ -140,7 +140,7 @@ fn portals_are_measured_on_seastars() {
 }
 
 #[test]
-fn without_valgrind_the_packet_bench_says_what_to_install() {
+fn without_valgrind_the_packet_bench_names_the_package_to_install() {
     let nothing = tempfile::TempDir::new().unwrap();
     let output = bench(&["packet", "--quick", "--json"]).env("PATH", nothing.path()).output().unwrap();
 

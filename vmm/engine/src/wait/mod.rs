@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn watching_again_reports_what_is_ready_already() {
+    fn watching_again_reports_readiness_of_before() {
         for mut events in loops() {
             let (near, mut far) = UnixStream::pair().unwrap();
             events.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_reported_of_what_is_not_watched_any_more() {
+    fn unwatched_descriptors_are_not_reported() {
         for mut events in loops() {
             let (near, mut far) = UnixStream::pair().unwrap();
             events.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();

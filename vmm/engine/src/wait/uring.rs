@@ -50,8 +50,8 @@ struct Watch {
 impl Watch {
     /// Turns the result of a poll into an event. The kernel may end a poll with an error, for
     /// example for want of memory, which says nothing about the descriptor. It is then reported as
-    /// ready, so that its user looks, and its poll is armed again. After [`MAX_ERRORS`] it counts
-    /// as broken.
+    /// ready, so that its user checks it, and its poll is armed again. After [`MAX_ERRORS`] it
+    /// counts as broken.
     fn event(&mut self, result: i32) -> Event {
         let Ok(flags) = u32::try_from(result) else {
             self.errors += 1;
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_whose_polls_always_fail_hangs_up_and_is_left_alone() {
+    fn descriptor_whose_polls_always_fail_is_reported_as_hung_up_once() {
         let Ok(mut uring) = Uring::new() else { return };
         // No process has a descriptor with this number.
         let fd = RawFd::MAX;

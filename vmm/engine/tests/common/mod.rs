@@ -215,9 +215,9 @@ impl Device for TestDevice {
         self.enter(DeviceMethod::Reset);
         self.resets += 1;
         match reach {
-            Reset::Attachment(who) => {
-                self.sides[usize::from(who.0)] = Side::default();
-                self.leases[usize::from(who.0)].clear();
+            Reset::Attachment(attachment) => {
+                self.sides[usize::from(attachment.0)] = Side::default();
+                self.leases[usize::from(attachment.0)].clear();
             }
             Reset::Function => {
                 self.sides = Default::default();
@@ -229,22 +229,22 @@ impl Device for TestDevice {
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
         self.enter(DeviceMethod::DmaDone);
         let done = match result {
-            Ok(data) => context.dma_write(who, token.0, data),
+            Ok(data) => context.dma_write(attachment, token.0, data),
             Err(error) => Err(error),
         };
 
-        let side = &mut self.sides[usize::from(who.0)];
+        let side = &mut self.sides[usize::from(attachment.0)];
         match done {
             Ok(()) => side.good += 1,
             Err(_) => side.bad += 1,
         }
-        context.interrupt(who, 0);
+        context.interrupt(attachment, 0);
     }
 
     fn step(&mut self, _: &mut Context<'_>, _: u32) -> Progress {
@@ -290,8 +290,8 @@ impl Served {
 
         let mut engine = Engine::new(machine, config).unwrap();
         for node in 0..nodes {
-            for who in [A, B] {
-                engine.listen(FunctionId(node), who, socket_in(dir.path(), node, who)).unwrap();
+            for attachment in [A, B] {
+                engine.listen(FunctionId(node), attachment, socket_in(dir.path(), node, attachment)).unwrap();
             }
         }
 
@@ -301,21 +301,21 @@ impl Served {
         Self { handle, stop, dir, event_loop, thread: Some(thread) }
     }
 
-    pub fn path(&self, who: AttachmentId) -> PathBuf {
-        self.path_of(0, who)
+    pub fn path(&self, attachment: AttachmentId) -> PathBuf {
+        self.path_of(0, attachment)
     }
 
-    pub fn path_of(&self, node: u32, who: AttachmentId) -> PathBuf {
-        socket_in(self.dir.path(), node, who)
+    pub fn path_of(&self, node: u32, attachment: AttachmentId) -> PathBuf {
+        socket_in(self.dir.path(), node, attachment)
     }
 
-    pub fn client(&self, who: AttachmentId) -> Client {
-        Client::connect(self.path(who), LONG).unwrap()
+    pub fn client(&self, attachment: AttachmentId) -> Client {
+        Client::connect(self.path(attachment), LONG).unwrap()
     }
 
-    pub fn client_with_memory(&self, who: AttachmentId, memory: Arc<dyn GuestMemory>) -> Client {
+    pub fn client_with_memory(&self, attachment: AttachmentId, memory: Arc<dyn GuestMemory>) -> Client {
         let config = ClientConfig { timeout: LONG, memory: Some(memory), ..ClientConfig::default() };
-        Client::connect_with(self.path(who), config).unwrap()
+        Client::connect_with(self.path(attachment), config).unwrap()
     }
 
     pub fn snapshot(&self) -> Snapshot {
@@ -339,9 +339,9 @@ impl Served {
         counter(&self.snapshot(), name)
     }
 
-    /// Waits until `who` has no client.
-    pub fn until_free(&self, who: AttachmentId) -> Snapshot {
-        self.until("the attachment is free", |snapshot| client_of(snapshot, who).is_none())
+    /// Waits until `attachment` has no client.
+    pub fn until_free(&self, attachment: AttachmentId) -> Snapshot {
+        self.until("the attachment is free", |snapshot| client_of(snapshot, attachment).is_none())
     }
 }
 
@@ -365,20 +365,20 @@ impl Drop for Served {
     }
 }
 
-pub fn client_of(snapshot: &Snapshot, who: AttachmentId) -> Option<nicforge_engine::ClientSnapshot> {
-    snapshot.functions[0].attachments[usize::from(who.0)].client
+pub fn client_of(snapshot: &Snapshot, attachment: AttachmentId) -> Option<nicforge_engine::ClientSnapshot> {
+    snapshot.functions[0].attachments[usize::from(attachment.0)].client
 }
 
-pub fn server_of(snapshot: &Snapshot, who: AttachmentId) -> nicforge_engine::ServerCounters {
-    snapshot.functions[0].attachments[usize::from(who.0)].server
+pub fn server_of(snapshot: &Snapshot, attachment: AttachmentId) -> nicforge_engine::ServerCounters {
+    snapshot.functions[0].attachments[usize::from(attachment.0)].server
 }
 
 pub fn counter(snapshot: &Snapshot, name: &str) -> u64 {
     snapshot.functions[0].counters.iter().find(|counter| counter.name == name).unwrap().value
 }
 
-fn socket_in(dir: &Path, node: u32, who: AttachmentId) -> PathBuf {
-    dir.join(format!("node{node}-{}.sock", who.0))
+fn socket_in(dir: &Path, node: u32, attachment: AttachmentId) -> PathBuf {
+    dir.join(format!("node{node}-{}.sock", attachment.0))
 }
 
 /// Returns a configuration with this event loop; `None` where it does not work.
@@ -445,7 +445,7 @@ pub fn wait_for(fd: &EventFd) -> u64 {
     fd.read().unwrap()
 }
 
-pub fn is_quiet(fd: &EventFd) -> bool {
+pub fn is_idle(fd: &EventFd) -> bool {
     fd.read().is_err()
 }
 
@@ -482,10 +482,10 @@ pub fn negotiated(path: &Path) -> UnixStream {
     raw
 }
 
-/// Client memory that is reached by messages.
-pub struct Plain(pub std::sync::Mutex<Vec<u8>>);
+/// Client memory that is accessed by DMA messages.
+pub struct UnmappedMemory(pub std::sync::Mutex<Vec<u8>>);
 
-impl GuestMemory for Plain {
+impl GuestMemory for UnmappedMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Errno> {
         let memory = self.0.lock().unwrap();
         let start = address as usize;

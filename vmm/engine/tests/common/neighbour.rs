@@ -56,7 +56,7 @@ impl Neighbour {
     /// Asserts as [`Neighbour::assert_served`] does, and that attachment A becomes free and works
     /// for the next client.
     #[track_caller]
-    pub fn assert_all_is_well(&self) {
+    pub fn assert_served_and_reusable(&self) {
         self.served.until_free(A);
         let next = self.served.client(A);
         write32(&next, reg::SCRATCH, 0x600d);

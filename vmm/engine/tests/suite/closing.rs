@@ -50,9 +50,12 @@ impl Lingering {
     }
 }
 
-/// Returns a client whose write waits for credits, with messages behind it. These carry a
+/// Returns a client whose write waits for credits, with messages queued after it. These carry a
 /// descriptor of which the server has the only copy, so the server's close is the last one.
-fn with_lingering_behind_a_stalled_write(served: &Served, messages: usize) -> (Raw, Peer) {
+fn client_with_lingering_descriptors_queued_after_a_stalled_write(
+    served: &Served,
+    messages: usize,
+) -> (Raw, Peer) {
     let mut raw = Raw::negotiated(&served.path(A));
 
     raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
@@ -69,7 +72,7 @@ both_loops! {
         config.stall_limit = LINGER;
         let neighbour = Neighbour::start(config);
         let served = &neighbour.served;
-        let (mut raw, _peer) = with_lingering_behind_a_stalled_write(served, 1);
+        let (mut raw, _peer) = client_with_lingering_descriptors_queued_after_a_stalled_write(served, 1);
 
         // Only the neighbour could write the credit register, so the operator writes it.
         served.handle.call(LONG, |control| {
@@ -81,16 +84,16 @@ both_loops! {
         raw.assert_served();
         neighbour.assert_served();
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn descriptors_left_unread_in_a_socket_hold_nothing_up(config) {
         config.stall_limit = LINGER;
         let neighbour = Neighbour::start(config);
         // More than the server reads ahead: the rest is closed with the socket.
-        let (raw, _peer) = with_lingering_behind_a_stalled_write(&neighbour.served, 48);
+        let (raw, _peer) = client_with_lingering_descriptors_queued_after_a_stalled_write(&neighbour.served, 48);
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn descriptors_before_the_version_are_not_kept(config) {
@@ -107,7 +110,7 @@ both_loops! {
         assert_eq!(raw.reply().0.reply_error(), None);
     }
 
-    fn a_refused_connection_that_says_nothing_holds_no_other_one_up(config) {
+    fn a_silent_refused_connection_delays_no_other(config) {
         let served = Served::start(config);
         let first = served.client(A);
         let _silent: Vec<_> = (0..4).map(|_| Raw::connect(&served.path(A))).collect();

@@ -51,8 +51,8 @@ impl Card {
         config.companions = CompanionConfig { mode, limit };
         let mut engine = Engine::new(machine, config).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        for who in [A, B] {
-            engine.listen(FUNCTION, who, dir.path().join(format!("{}.sock", who.0))).unwrap();
+        for attachment in [A, B] {
+            engine.listen(FUNCTION, attachment, dir.path().join(format!("{}.sock", attachment.0))).unwrap();
         }
 
         let (stop, handle) = (Stop::new().unwrap(), engine.handle());

@@ -30,7 +30,7 @@ const ACTION_TRIGGER: u32 = 32;
 const FULL: u64 = u64::MAX - 1;
 
 both_loops! {
-    fn another_eventfd_does_not_save_a_client_whose_eventfd_blocks(config) {
+    fn replacing_an_eventfd_that_blocks_does_not_stop_the_eviction(config) {
         config.messages = 512;
         config.client_turn = LONG;
         let served = Served::start(config);
@@ -61,7 +61,7 @@ both_loops! {
         raw.send_fds(&bind_request(), &[fd.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
         block(&fd);
-        let fillers = Fillers::start(fd.as_fd());
+        let fillers = CounterFillers::start(fd.as_fd());
         raw.send(&trigger_request());
         let snapshot = served.until_free(A);
 
@@ -114,13 +114,13 @@ fn is_full(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Many threads that fill a counter as soon as it is emptied.
-struct Fillers {
+struct CounterFillers {
     fd: File,
     stop: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
 }
 
-impl Fillers {
+impl CounterFillers {
     fn start(fd: BorrowedFd<'_>) -> Self {
         let copy = || File::from(fd.try_clone_to_owned().unwrap());
         let stop = Arc::new(AtomicBool::new(false));
@@ -143,7 +143,7 @@ impl Fillers {
     }
 }
 
-impl Drop for Fillers {
+impl Drop for CounterFillers {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
         fcntl(&self.fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();

@@ -71,7 +71,7 @@ fn cut_while_copying(config: EngineConfig, source: u64, target: u64) {
             assert!(started.elapsed() < LONG, "the client keeps its attachment");
         }
     });
-    neighbour.assert_all_is_well();
+    neighbour.assert_served_and_reusable();
     assert_eq!(server_of(&neighbour.served.snapshot(), A).evicted, 1);
     let flags = page.u32(mirror::FLAGS).unwrap().load(Ordering::Acquire);
 
@@ -84,7 +84,7 @@ fn flicker(file: &OwnedFd) {
     ftruncate(file, (PAGES * PAGE) as i64).unwrap();
 }
 
-/// Checks that a range of each of these files is reached by messages, for reading only and for
+/// Checks that a range of each of these files is accessed by DMA messages, for reading only and for
 /// writing too, and that none is mapped.
 fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
     let neighbour = Neighbour::start(config);
@@ -103,7 +103,7 @@ fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
     assert_eq!(server_of(&neighbour.served.snapshot(), A).unmappable, 1);
     neighbour.assert_served();
     drop(client);
-    neighbour.assert_all_is_well();
+    neighbour.assert_served_and_reusable();
 }
 
 both_loops! {
@@ -132,7 +132,7 @@ both_loops! {
         assert_eq!(map(&client, 0, 0, PAGE, &files[2].1), Ok(()));
         assert_eq!(client_of(&neighbour.served.snapshot(), A).unwrap().mapped_bytes, PAGE);
         drop(client);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_file_cut_short_before_it_is_mapped_is_refused(config) {
@@ -145,7 +145,7 @@ both_loops! {
         assert_eq!(map(&client, 0, 0, 4 * PAGE, &short), Err(Errno::EINVAL));
         assert_eq!(map(&client, 0, 0, PAGE, &short), Ok(()));
         drop(client);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_file_that_changes_its_length_while_it_is_mapped_costs_at_most_its_client(config) {
@@ -178,7 +178,7 @@ both_loops! {
         });
 
         assert!(mapped > 0);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_file_cut_short_while_the_device_reads_it_costs_its_client(config) {
@@ -212,7 +212,7 @@ both_loops! {
         assert_eq!(page.u32(mirror::MAGIC).unwrap().load(Ordering::Acquire), mirror::MAGIC_VALUE);
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         drop(client);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_sparse_file_of_a_terabyte_is_reached_by_messages(config) {
@@ -228,7 +228,7 @@ both_loops! {
         assert_eq!((seen.ranges, seen.mapped_bytes), (3, 0));
         assert_eq!(nix::sys::stat::fstat(&huge).unwrap().st_blocks, 0, "no page was touched");
         drop(client);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_sparse_file_within_the_quota_takes_no_memory(config) {
@@ -245,7 +245,7 @@ both_loops! {
         map(&client, size, 0, PAGE, &file(PAGE)).unwrap();
         assert_eq!(client_of(&neighbour.served.snapshot(), A).unwrap().mapped_bytes, size);
         drop(client);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn files_of_other_kinds_are_not_mapped(config) {
@@ -301,7 +301,7 @@ both_loops! {
         neighbour.served.until("the copy fails", |_| read64(&client, reg::COPIED) == 1 << 32);
 
         drop(client);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_file_of_huge_pages_is_mapped_or_refused(config) {
@@ -322,10 +322,10 @@ both_loops! {
 
         assert_eq!(read32(&client, reg::SCRATCH), 0);
         drop(client);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
-    fn a_client_that_fills_its_quota_of_ranges_gets_no_more_and_costs_no_other_client(config) {
+    fn a_client_with_a_full_quota_of_ranges_gets_no_more_and_slows_no_other(config) {
         config.quotas = Quotas { ranges: 4096, ..config.quotas };
         let ranges = config.quotas.ranges as u64;
         let neighbour = Neighbour::start(config);
@@ -342,6 +342,6 @@ both_loops! {
         assert_eq!((seen.ranges as u64, seen.mapped_bytes), (ranges, PAGE));
         neighbour.assert_served();
         drop(client);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 }

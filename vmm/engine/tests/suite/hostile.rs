@@ -56,7 +56,7 @@ both_loops! {
         assert_eq!(served.counter("sent"), 1);
     }
 
-    fn a_write_that_stalls_for_too_long_is_eagain_and_the_client_goes_on(config) {
+    fn a_write_that_stalls_too_long_returns_eagain_and_the_connection_stays_usable(config) {
         config.stall_limit = Duration::from_millis(50);
         let served = Served::start(config);
         let client = served.client(A);
@@ -150,7 +150,7 @@ both_loops! {
 
     fn a_file_of_another_file_system_is_not_mapped_and_reached_by_messages(config) {
         let served = Served::start(config);
-        let plain = Arc::new(Plain(std::sync::Mutex::new([[3; 0x800], [0; 0x800]].concat())));
+        let plain = Arc::new(UnmappedMemory(std::sync::Mutex::new([[3; 0x800], [0; 0x800]].concat())));
         let client = served.client_with_memory(A, plain.clone());
         let file = File::open("/sys/kernel/uevent_seqnum").unwrap();
 
@@ -189,7 +189,7 @@ both_loops! {
         let errno = |result: Result<(), nicforge_vfio_user::ClientError>| result.err().map(|error| error.errno());
         let mapped = || client_of(&served.snapshot(), A).unwrap().mapped_bytes;
 
-        // A part of a file counts as the whole of it, and is reached by messages.
+        // A part of a file counts as the whole of it, and is accessed by DMA messages.
         assert_eq!(errno(client.dma_map(range(0, 0x1000, 0x1000), large.fd())), None);
         assert_eq!(mapped(), 0);
 
@@ -225,7 +225,7 @@ both_loops! {
         served.until("all is unmapped", |snapshot| client_of(snapshot, A).unwrap().mapped_bytes == 0);
     }
 
-    fn a_client_that_stops_reading_is_left_alone_and_goes_on_when_it_reads(config) {
+    fn a_client_that_stops_reading_is_paused_until_it_reads(config) {
         let served = Served::start(config);
         let mut raw = negotiated(&served.path(A));
         raw.set_nonblocking(true).unwrap();
@@ -293,7 +293,7 @@ both_loops! {
         assert_eq!(read64(&client, reg::COPIED), 1 << 32);
     }
 
-    fn a_client_whose_eventfd_blocks_loses_the_attachment_and_another_goes_on(config) {
+    fn a_client_whose_eventfd_blocks_loses_the_attachment_and_no_other_does(config) {
         let served = Served::start(config);
         let (client, other) = (served.client(A), served.client(B));
         let full = bind(&client, PCI_MSIX_IRQ, 0);
@@ -306,7 +306,7 @@ both_loops! {
         assert_eq!(server_of(&snapshot, A).evicted, 1);
     }
 
-    fn a_client_that_goes_without_its_replies_is_heard_to_the_end(config) {
+    fn requests_of_a_client_that_disconnected_without_reading_replies_are_carried_out(config) {
         let served = Served::start(config);
 
         write32(&served.client(B), reg::CREDITS, 1);
@@ -323,7 +323,7 @@ both_loops! {
         assert_eq!((counter(&snapshot, "sent"), server_of(&snapshot, A).broken), (1, 0));
     }
 
-    fn a_client_that_does_not_say_its_version_loses_the_attachment(config) {
+    fn a_client_that_sends_no_version_loses_the_attachment(config) {
         config.version_limit = Duration::from_secs(1);
         let served = Served::start(config);
         let speaks = served.client(B);
@@ -351,7 +351,7 @@ both_loops! {
         assert_eq!(read32(&served.client(A), reg::SCRATCH), 0);
     }
 
-    fn an_evicted_client_is_told_in_its_mirror_and_by_its_socket(config) {
+    fn an_evicted_client_sees_it_in_its_mirror_and_on_its_socket(config) {
         let served = Served::start(config);
         let client = served.client(A);
         let page = map_bar(&client, MIRROR_BAR, Access::ReadOnly);

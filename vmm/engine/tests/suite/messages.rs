@@ -21,7 +21,7 @@ const MEMORY: u16 = 2;
 const MASTER: u16 = 4;
 
 both_loops! {
-    fn messages_that_are_never_answered_end_however_many_there_are(config) {
+    fn unanswered_messages_time_out_whatever_their_number(config) {
         config.dma_limit = SHORT;
         let served = Served::start(config);
         let mut raw = ready(&served);

@@ -15,7 +15,7 @@ use crate::common::{
 use nicforge_engine::Snapshot;
 use nicforge_vfio_user::{
     DMA_FLAG_READ, DMA_FLAG_WRITE, Errno, PCI_MSIX_IRQ, PeerFd,
-    socket::{Fill, Framed},
+    socket::{Framed, ReadOutcome},
     wire::{Command, Header, parse_version},
 };
 
@@ -29,7 +29,7 @@ const SHORT: Duration = Duration::from_millis(50);
 both_loops! {
     fn a_client_that_makes_no_call_is_served_its_dma_messages(config) {
         let served = Served::start(config);
-        let plain = Arc::new(Plain(Mutex::new([vec![3; 0x800], vec![0; 0x800]].concat())));
+        let plain = Arc::new(UnmappedMemory(Mutex::new([vec![3; 0x800], vec![0; 0x800]].concat())));
         let client = served.client_with_memory(A, plain.clone());
         assert!(client.limits().twin_socket);
         client.dma_map(range(0, 0, 0x1000), None).unwrap();
@@ -46,7 +46,7 @@ both_loops! {
 
     fn data_of_the_device_are_in_memory_before_the_register_that_announces_them(config) {
         let served = Served::start(config);
-        let plain = Arc::new(Plain(Mutex::new(vec![0; 0x1000])));
+        let plain = Arc::new(UnmappedMemory(Mutex::new(vec![0; 0x1000])));
         let client = served.client_with_memory(A, plain.clone());
 
         client.dma_map(range(0, 0, 0x1000), None).unwrap();
@@ -79,7 +79,7 @@ both_loops! {
         assert_eq!(server_of(&served.snapshot(), A).dma_timeouts, 2);
     }
 
-    fn a_client_that_closes_its_second_socket_gets_errors_and_costs_no_turns(config) {
+    fn a_client_that_closes_its_second_socket_gets_errors_and_causes_few_turns(config) {
         let served = Served::start(config);
         let mut sockets = TwoSockets::ready(&served);
         sockets.send(&doorbell(64));
@@ -119,13 +119,13 @@ both_loops! {
         neighbour.assert_served();
 
         // The request waits for the second socket, and its client keeps the attachment.
-        assert_eq!(sockets.main.fill().unwrap(), Fill::WouldBlock);
+        assert_eq!(sockets.main.fill().unwrap(), ReadOutcome::WouldBlock);
         assert!(client_of(&neighbour.served.snapshot(), A).is_some());
         drop(sockets);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
-    fn a_full_second_socket_costs_no_turns(config) {
+    fn a_full_second_socket_causes_few_turns(config) {
         let served = Served::start(config);
         let (mut sockets, other) = (TwoSockets::ready(&served), served.client(B));
         sockets.fill(&served);
@@ -237,7 +237,7 @@ fn wait<T>(socket: &mut Framed, take: impl FnOnce(Header, &[u8], Vec<PeerFd>) ->
         if let Some(message) = socket.next_message().unwrap() {
             return take(message.header, message.payload, message.fds);
         }
-        assert_ne!(socket.fill().unwrap(), Fill::End);
+        assert_ne!(socket.fill().unwrap(), ReadOutcome::End);
         assert!(Instant::now() < deadline, "no message came");
         std::thread::yield_now();
     }

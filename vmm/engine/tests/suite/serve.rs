@@ -1,4 +1,4 @@
-//! A client's life: connection, accesses, interrupts, DMA, end.
+//! The life cycle of a client: connection, accesses, interrupts, DMA, end.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 use std::{
@@ -32,7 +32,7 @@ both_loops! {
         assert_eq!(read32(&client, reg::SCRATCH), 0xdead_beef);
     }
 
-    fn the_event_loop_that_was_asked_for_is_said(config) {
+    fn the_engine_reports_its_event_loop(config) {
         let served = Served::start(config);
         assert_eq!(served.snapshot().event_loop, served.event_loop);
     }
@@ -53,7 +53,7 @@ both_loops! {
         assert_eq!((read32(&a, reg::SCRATCH), read32(&b, reg::SCRATCH)), (1, 2));
     }
 
-    fn a_second_client_is_refused_with_ebusy_and_the_first_goes_on(config) {
+    fn a_second_client_is_refused_with_ebusy_and_the_first_stays_connected(config) {
         let served = Served::start(config);
         let first = served.client(A);
         let second = Client::connect(served.path(A), LONG);
@@ -86,10 +86,10 @@ both_loops! {
         let fds = [0, 1].map(|vector| bind(&client, PCI_MSIX_IRQ, vector));
         write32(&client, reg::RAISE, 1);
         assert_eq!(wait_for(&fds[1]), 1);
-        assert!(is_quiet(&fds[0]));
+        assert!(is_idle(&fds[0]));
     }
 
-    fn a_vector_that_was_disabled_signals_no_more(config) {
+    fn a_disabled_vector_does_not_signal(config) {
         let served = Served::start(config);
         let client = served.client(A);
         let fds = [0, 1].map(|vector| bind(&client, PCI_MSIX_IRQ, vector));
@@ -99,7 +99,7 @@ both_loops! {
         write32(&client, reg::RAISE, 1);
 
         assert_eq!(wait_for(&fds[1]), 1);
-        assert!(is_quiet(&fds[0]));
+        assert!(is_idle(&fds[0]));
     }
 
     fn intx_fires_again_when_it_is_unmasked_by_eventfd(config) {
@@ -118,7 +118,7 @@ both_loops! {
         }
     }
 
-    fn an_eventfd_that_is_none_is_refused(config) {
+    fn a_descriptor_that_is_no_eventfd_is_refused(config) {
         let served = Served::start(config);
         let client = served.client(A);
         let (_reader, writer) = std::io::pipe().unwrap();
@@ -149,7 +149,7 @@ both_loops! {
 
     fn dma_reaches_memory_without_a_file_by_messages(config) {
         let served = Served::start(config);
-        let plain = Arc::new(Plain(std::sync::Mutex::new(vec![3; 0x3000])));
+        let plain = Arc::new(UnmappedMemory(std::sync::Mutex::new(vec![3; 0x3000])));
         let client = served.client_with_memory(A, plain.clone());
 
         client.dma_map(range(0, 0, 0x3000), None).unwrap();
@@ -182,7 +182,7 @@ both_loops! {
         assert_eq!((seen.ranges, seen.mapped_bytes), (0, 0));
     }
 
-    fn unmapping_what_was_never_mapped_is_enoent_and_the_client_goes_on(config) {
+    fn unmapping_an_unmapped_range_is_enoent_and_the_connection_stays_usable(config) {
         let served = Served::start(config);
         let client = served.client(A);
         let size = 1 << 47;

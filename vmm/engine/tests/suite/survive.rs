@@ -42,7 +42,7 @@ fn negotiates(config: nicforge_engine::EngineConfig, rest: &[u8]) {
     assert_eq!(raw.reply().0.reply_error(), None);
     raw.assert_served();
     drop(raw);
-    neighbour.assert_all_is_well();
+    neighbour.assert_served_and_reusable();
 }
 
 /// Asserts that these bytes, after the negotiation, end the connection.
@@ -53,7 +53,7 @@ fn ends(config: nicforge_engine::EngineConfig, bytes: &[u8]) {
     let _ = raw.0.write_all(bytes);
 
     raw.assert_ended();
-    neighbour.assert_all_is_well();
+    neighbour.assert_served_and_reusable();
     assert_eq!(server_of(&neighbour.served.snapshot(), A).broken, 1);
 }
 
@@ -76,7 +76,7 @@ both_loops! {
         raw.send(&version(7, 0, b"{}\0"));
         assert!(raw.reply().0.reply_error().is_some());
         raw.assert_ended();
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn message_size_under_the_headers(config) {
@@ -107,7 +107,7 @@ both_loops! {
 
         raw.assert_served();
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn an_unknown_command_with_its_payload(config) {
@@ -126,7 +126,7 @@ both_loops! {
 
         assert_eq!(neighbour.served.counter("resets"), 0);
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_reply_to_nothing(config) {
@@ -139,7 +139,7 @@ both_loops! {
 
         raw.assert_served();
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_request_in_single_bytes(config) {
@@ -156,7 +156,7 @@ both_loops! {
 
         assert_eq!(raw.reply().1[16..], [7, 0, 0, 0]);
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn several_requests_in_one_write(config) {
@@ -173,7 +173,7 @@ both_loops! {
         }
 
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_request_that_fails_and_wants_no_reply(config) {
@@ -188,7 +188,7 @@ both_loops! {
         // The next message must be the reply to this request.
         raw.assert_served();
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn interrupts_past_the_end(config) {
@@ -202,7 +202,7 @@ both_loops! {
 
         raw.assert_served();
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn interrupts_with_too_few_or_too_many_descriptors(config) {
@@ -220,9 +220,9 @@ both_loops! {
         raw.send(&request(Command::RegionWrite, &access(reg::RAISE, 0, 4, &0_u32.to_le_bytes())));
 
         assert_eq!(raw.reply().0.reply_error(), None);
-        assert!(is_quiet(&fd));
+        assert!(is_idle(&fd));
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn interrupts_of_a_range_are_disabled_and_no_others(config) {
@@ -243,9 +243,9 @@ both_loops! {
         }
 
         assert_eq!((wait_for(&fds[0]), wait_for(&fds[3])), (1, 1));
-        assert!(is_quiet(&fds[1]) && is_quiet(&fds[2]));
+        assert!(is_idle(&fds[1]) && is_idle(&fds[2]));
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn descriptors_with_requests_that_take_none(config) {
@@ -262,7 +262,7 @@ both_loops! {
         // The pipe ends only when the server has no copy left.
         assert_eq!(std::io::Read::read(&mut reader, &mut [0]).unwrap(), 0);
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn a_client_that_stops_reading(config) {
@@ -293,10 +293,10 @@ both_loops! {
         assert!(client_of(&neighbour.served.snapshot(), A).is_some(), "it was thrown out");
         neighbour.assert_served();
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
-    fn a_client_that_dies_in_the_middle_of_a_message(config) {
+    fn death_of_a_client_within_a_message_disturbs_no_neighbour(config) {
         let neighbour = Neighbour::start(config);
         let whole = request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &[9; 4]));
 
@@ -310,10 +310,10 @@ both_loops! {
 
         assert_eq!(read32(&client, reg::SCRATCH), 0, "a write that was not whole was carried out");
         drop(client);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
-    fn failures_say_their_own_errno(config) {
+    fn failures_are_answered_with_their_errno(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let map = |size: u32| words(&[32, 3, 0, 0, 0x1000, 0, size, 0]);
@@ -331,7 +331,7 @@ both_loops! {
 
         raw.assert_served();
         drop(raw);
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 
     fn garbage_of_every_length(config) {
@@ -352,7 +352,7 @@ both_loops! {
             neighbour.served.until_free(A);
         }
 
-        neighbour.assert_all_is_well();
+        neighbour.assert_served_and_reusable();
     }
 }
 

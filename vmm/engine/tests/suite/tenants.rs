@@ -41,13 +41,13 @@ const SOCKET: &str = "NICFORGE_TEST_TENANT_SOCKET";
 const KEEPS: &str = "NICFORGE_TEST_TENANT_KEEPS_CONNECTION";
 
 /// Everything that a tenant keeps besides its connection.
-struct Kept {
+struct TenantResources {
     windows: SharedMemory,
     memory: SharedMemory,
     interrupt: EventFd,
 }
 
-impl Kept {
+impl TenantResources {
     /// Makes a tenant, and returns it with everything that it keeps.
     fn of(path: &Path) -> (Client, Self) {
         let client = Client::connect(path, LONG).unwrap();
@@ -79,10 +79,10 @@ impl Kept {
 
 /// Asserts that the next tenant's windows are fresh, and that its registers, rings, DMA and
 /// interrupts do only what it requests.
-fn assert_next_tenant_is_alone(neighbour: &Neighbour) {
+fn assert_next_tenant_is_isolated(neighbour: &Neighbour) {
     let served = &neighbour.served;
     let before = served.snapshot().functions[0].attachments[0].counters;
-    let (client, own) = Kept::of(&served.path(A));
+    let (client, own) = TenantResources::of(&served.path(A));
 
     assert_eq!(read32(&client, reg::SCRATCH), 0);
     let cells = SharedCells::new(own.windows.window(0, RING_BYTES).unwrap()).unwrap();
@@ -109,13 +109,13 @@ fn assert_next_tenant_is_alone(neighbour: &Neighbour) {
     assert_eq!(after.posted_writes - before.posted_writes, u64::from(ROUNDS));
     assert_eq!(after.malformed_records, before.malformed_records);
     drop(client);
-    neighbour.assert_all_is_well();
+    neighbour.assert_served_and_reusable();
 }
 
 /// Ends an attachment by `end`, while the tenant continues to write, and checks the next tenant.
 fn keeps_writing(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
     let neighbour = Neighbour::start(config);
-    let (client, kept) = Kept::of(&neighbour.served.path(A));
+    let (client, kept) = TenantResources::of(&neighbour.served.path(A));
 
     kept.scribble(true);
     let over = AtomicBool::new(false);
@@ -133,10 +133,10 @@ fn keeps_writing(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
         neighbour.served.until_free(A);
         // The records that were left in the ring when it ended were its own.
         while kept.interrupt.read().is_ok() {}
-        assert_next_tenant_is_alone(&neighbour);
+        assert_next_tenant_is_isolated(&neighbour);
     });
 
-    assert!(is_quiet(&kept.interrupt), "an old tenant got the next one's interrupts");
+    assert!(is_idle(&kept.interrupt), "an old tenant got the next one's interrupts");
 }
 
 /// Sets a flag when it is dropped, also in a test that fails.
@@ -198,7 +198,7 @@ both_loops! {
         let neighbour = Neighbour::start(config);
         let fork = Fork::start(&neighbour.served.path(A), false);
         neighbour.served.until_free(A);
-        assert_next_tenant_is_alone(&neighbour);
+        assert_next_tenant_is_isolated(&neighbour);
         drop(fork);
     }
 
@@ -212,7 +212,7 @@ both_loops! {
         assert_eq!(holder.pid, fork.parent.id() as i32);
         neighbour.assert_served();
         assert!(neighbour.served.handle.evict(FUNCTION, A, LONG).unwrap());
-        assert_next_tenant_is_alone(&neighbour);
+        assert_next_tenant_is_isolated(&neighbour);
         drop(fork);
     }
 }
@@ -222,7 +222,7 @@ both_loops! {
 fn holds_everything_and_forks() {
     let Some(path) = std::env::var_os(SOCKET) else { return };
     let keeps_connection = std::env::var(KEEPS).unwrap() == "1";
-    let (client, kept) = Kept::of(Path::new(&path));
+    let (client, kept) = TenantResources::of(Path::new(&path));
     let connection = client.socket_fd().as_raw_fd();
     let input = std::io::stdin();
 

@@ -44,7 +44,7 @@ both_loops! {
         assert_eq!(trapped_reads(&served.snapshot()), 0);
     }
 
-    fn a_reset_behind_a_long_read_lets_it_end(config) {
+    fn a_reset_queued_after_a_long_read_waits_for_its_end(config) {
         let served = Served::start(config);
         let mut raw = Raw::negotiated(&served.path(A));
         let read = request(Command::RegionRead, &access(WINDOW, WINDOW_BAR, LENGTH as u32, &[]));

@@ -83,7 +83,7 @@ fn index_is_built_once_and_then_read_from_the_cache() {
 }
 
 #[test]
-fn damaged_index_is_made_anew() {
+fn damaged_index_is_rebuilt() {
     let rig = Rig::new(&[("a.ko", "pci:v000010ECd*sv*sd*bc*sc*i*")]);
     rig.index();
     let [file] = rig.files().try_into().unwrap();

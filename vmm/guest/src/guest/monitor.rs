@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_monitor_that_says_nothing_is_late_and_one_that_went_is_gone() {
+    fn a_silent_monitor_times_out_and_a_closed_one_is_an_error() {
         let (mut monitor, qemu) = monitor("");
         let now = Instant::now() + Duration::from_millis(20);
         assert!(matches!(monitor.execute("x", json!({}), now), Err(MonitorError::DeadlinePassed)));

@@ -127,7 +127,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn a_process_that_ends_gives_its_status_and_says_so() {
+    fn a_process_that_ends_reports_its_status() {
         let has_reported = Arc::new(AtomicBool::new(false));
         let mut command = Command::new("sh");
         command.args(["-c", "exit 7"]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_process_is_gone() {
+    fn a_dropped_process_is_killed() {
         let mut command = Command::new("sleep");
         command.arg("600");
         let process = Process::start(command, || ()).unwrap();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_an_error() {
+    fn a_missing_program_is_an_error() {
         assert!(Process::start(Command::new("/no/such/program"), || ()).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The clients' DMA memory, and DMA by messages.
+//! The clients' DMA memory, and DMA by messages over the socket.
 //!
 //! The machine copies to and from memory with a file itself. For other memory it sends a message to
 //! the client. The thread that drives the machine answers it here.

@@ -15,7 +15,7 @@
 //! - `mod.rs`: the machine behind its lock, stepping and sleeping;
 //! - `attachment.rs`: [`Backing`] for one attachment;
 //! - `interrupt.rs`: interrupts as counters;
-//! - `memory.rs`: the clients' DMA memory, and DMA by messages.
+//! - `memory.rs`: the clients' DMA memory, and DMA by messages over the socket.
 
 mod attachment;
 mod interrupt;

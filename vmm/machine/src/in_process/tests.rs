@@ -113,7 +113,7 @@ fn the_mirror_cannot_be_written() {
 }
 
 #[test]
-fn dma_of_private_memory_is_answered_and_its_interrupt_comes_behind_it() {
+fn dma_of_private_memory_completes_before_its_interrupt() {
     let device = open(&machine(), ENGINE, 0);
     let registers = device.bar(0).unwrap();
     let done = device.interrupt(dma_engine::VECTOR_DONE.into()).unwrap();

@@ -40,7 +40,7 @@ fn part() {
 }
 
 /// Exchanges messages between this process's I/O node and a core's process.
-fn all_is_well(io: &Side, core: &mut Process, rank: u32) {
+fn check_both_directions(io: &Side, core: &mut Process, rank: u32) {
     core.say(&format!("exchange {rank} {}", SIZES.len()));
     let mut buffer = vec![0; 100_000];
     for _ in SIZES {
@@ -70,8 +70,8 @@ fn writer_killed(mode: Mode) {
         assert!(killed.elapsed() < Duration::from_secs(5));
     });
 
-    all_is_well(&io, &mut other, 6);
-    all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
+    check_both_directions(&io, &mut other, 6);
+    check_both_directions(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn core_killed_in_its_write_ends_the_read_with_interrupts() {
 }
 
 #[test]
-fn core_killed_in_its_read_ends_the_write_and_its_node_goes_on() {
+fn killing_a_core_in_its_read_ends_the_write_and_other_cores_continue() {
     let server = Server::start(2);
     let io = Side::Io(server.io_node(Mode::Polling));
     let mut reader = Process::start(&server, "compute", "cn0", 0);
@@ -106,9 +106,9 @@ fn core_killed_in_its_read_ends_the_write_and_its_node_goes_on() {
 
     assert_eq!(io.write(1, &pattern(1, 1000)), Ok(1000));
     assert_eq!(others[0].expect("read ok"), "1000 good");
-    all_is_well(&io, &mut others[0], 1);
-    all_is_well(&io, &mut others[1], 4);
-    all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
+    check_both_directions(&io, &mut others[0], 1);
+    check_both_directions(&io, &mut others[1], 4);
+    check_both_directions(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
 }
 
 #[test]
@@ -141,12 +141,12 @@ fn io_node_killed_in_transfers_both_ways_ends_them_and_its_successor_serves() {
     let io = Side::Io(server.io_node(Mode::Polling));
     reader.say("write 5 10");
     assert_eq!(reader.expect("write"), "peer gone");
-    all_is_well(&io, &mut writer, 0);
-    all_is_well(&io, &mut reader, 5);
+    check_both_directions(&io, &mut writer, 0);
+    check_both_directions(&io, &mut reader, 5);
 }
 
 #[test]
-fn core_is_told_in_each_direction_that_the_io_node_was_killed_between_its_calls() {
+fn an_io_node_killed_between_calls_is_reported_in_each_direction() {
     let server = Server::start(1);
     let io = Process::start(&server, "io", "io0", 0);
     let mut core = Process::start(&server, "compute", "cn0", 0);
@@ -158,7 +158,7 @@ fn core_is_told_in_each_direction_that_the_io_node_was_killed_between_its_calls(
         assert_eq!(core.expect(name), "peer gone");
     }
 
-    all_is_well(&io, &mut core, 0);
+    check_both_directions(&io, &mut core, 0);
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn stopped_reader_holds_the_writer_up_and_loses_nothing() {
 
 /// The system channel uses the same link as the data that the stopped process does not take.
 #[test]
-fn stopped_reader_leaves_the_other_channel_alone() {
+fn stopped_reader_does_not_block_the_other_channel() {
     const PACKETS: u32 = 10_000;
     let server = Server::start(2);
     let io = Side::Io(server.io_node(Mode::Polling));
@@ -377,7 +377,7 @@ fn killed_server_with_any_event_loop_ends_all_calls_soon() {
 }
 
 #[test]
-fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_goes_on() {
+fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_can_open() {
     let server = Server::start(2);
     let io = Side::Io(server.io_node(Mode::Polling));
     let (mut reader, mut other) =
@@ -393,8 +393,8 @@ fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_goes_on() {
 
     reader.expect_within("read gone", Duration::from_secs(5));
     drop(reader);
-    all_is_well(&io, &mut other, 4);
-    all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
+    check_both_directions(&io, &mut other, 4);
+    check_both_directions(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
 }
 
 /// A pseudo-random generator that yields the same numbers in each run.
@@ -418,7 +418,7 @@ fn some_time(most: Duration, seeded: &mut Seeded) {
 }
 
 #[test]
-fn processes_killed_at_random_leave_nothing_behind() {
+fn processes_killed_at_random_leave_no_state() {
     const KILLS: usize = 1000;
     let server = Server::start(2);
     let io = Side::Io(server.io_node(Mode::Polling));
@@ -503,12 +503,12 @@ fn io_node_killed_at_random_is_followed_by_one_that_serves_all() {
     let server = Server::start(2);
     let mut seeded = Seeded(0x0123_4567_89ab_cdef);
     let mut io = Process::spawn(&server, "io", "io0", 0);
-    let places = [("cn0", 0, 0), ("cn0", 1, 1), ("cn1", 0, 4)];
-    let mut cores = places.map(|(node, core, _)| Process::spawn(&server, "compute", node, core));
+    let targets = [("cn0", 0, 0), ("cn0", 1, 1), ("cn1", 0, 4)];
+    let mut cores = targets.map(|(node, core, _)| Process::spawn(&server, "compute", node, core));
     io.expect("ready");
     io.say("serve 0 8");
 
-    for (core, (.., rank)) in cores.iter_mut().zip(places) {
+    for (core, (.., rank)) in cores.iter_mut().zip(targets) {
         core.expect("ready");
         core.say(&format!("persist {rank} 400"));
     }

@@ -155,7 +155,7 @@ impl Server {
     }
 
     /// Returns the kernel objects that the server holds.
-    pub(crate) fn holdings(&self) -> Holdings {
+    pub(crate) fn holdings(&self) -> ProcessResources {
         let process = PathBuf::from(format!("/proc/{}", self.0.pid()));
         let targets: Vec<_> = std::fs::read_dir(process.join("fd"))
             .unwrap()
@@ -167,7 +167,7 @@ impl Server {
             |start: &str| targets.iter().filter(|target| target.to_string_lossy().starts_with(start)).count();
         let maps = std::fs::read_to_string(process.join("maps")).unwrap();
 
-        Holdings {
+        ProcessResources {
             descriptors: targets.len(),
             sockets: files("socket:"),
             memory_files: files("/memfd:"),
@@ -185,7 +185,7 @@ impl Server {
 
 /// Numbers of descriptors and mappings of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holdings {
+pub(crate) struct ProcessResources {
     pub(crate) descriptors: usize,
     pub(crate) sockets: usize,
     pub(crate) memory_files: usize,

@@ -80,11 +80,11 @@ impl Drop for Run {
     }
 }
 
-/// Calls `look` repeatedly until it returns a value, for at most [`SOON`].
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+/// Calls `check` repeatedly until it returns a value, for at most [`SOON`].
+fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = check() {
             return Some(found);
         }
         assert!(start.elapsed() < SOON, "{what}");
@@ -100,14 +100,14 @@ fn runs(pid: Pid) -> bool {
 }
 
 #[test]
-fn run_does_not_wait_for_who_left_its_group_and_keeps_the_pipe() {
+fn run_does_not_wait_for_a_pipe_held_outside_its_process_group() {
     let mut run =
         Run::quiet(&["--", "setsid", "sh", "-c", "echo $$ > $HERE/$NICFORGE_NODE; exec sleep 1000"]);
     assert_eq!(run.end(), Some(0));
 }
 
 #[test]
-fn run_ends_on_ctrl_c_although_somebody_out_of_reach_keeps_a_pipe() {
+fn run_ends_on_ctrl_c_although_an_unreachable_process_holds_a_pipe() {
     let script = "setsid sh -c 'echo $$ > $HERE/$NICFORGE_NODE; exec sleep 1000' & sleep 1000";
     let mut run = Run::quiet(&["--fifo0", "sh", "-c", script]);
     let out_of_reach = run.pid("fifo0");
@@ -124,7 +124,7 @@ fn run_sees_a_failure_although_a_descendant_keeps_the_pipe() {
 }
 
 #[test]
-fn run_kills_what_a_program_that_has_ended_left_behind() {
+fn run_kills_the_children_of_an_ended_program() {
     let stubborn = "trap '' TERM; echo $$ > $HERE/stubborn; while :; do sleep 1; done";
     let leaves = format!("sh -c \"{}\" >/dev/null 2>&1 &", stubborn.replace('$', "\\$"));
     let waits = "until test -s $HERE/stubborn; do sleep .05; done; exit 4";
@@ -135,7 +135,7 @@ fn run_kills_what_a_program_that_has_ended_left_behind() {
 }
 
 #[test]
-fn run_passes_on_all_that_a_program_said_before_its_end() {
+fn run_prints_all_output_of_a_program_before_its_end() {
     let mut run = Run::start(&["--dma0", "sh", "-c", "seq 1 20000; exit 5"], Stdio::piped(), Stdio::null());
     let mut stdout = String::new();
     run.child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
@@ -145,7 +145,7 @@ fn run_passes_on_all_that_a_program_said_before_its_end() {
 }
 
 #[test]
-fn run_ends_on_ctrl_c_although_nobody_reads_its_output() {
+fn run_ends_on_ctrl_c_although_its_output_is_not_read() {
     let (reader, writer) = std::io::pipe().unwrap();
     let error = writer.try_clone().unwrap();
     let mut run = Run::start(&["--", "yes"], writer.into(), error.into());

@@ -65,7 +65,7 @@ fn is_full(pipe: &PipeReader) -> bool {
 }
 
 #[test]
-fn serve_whose_log_is_not_read_serves_on_and_ends_on_sigterm() {
+fn serve_with_an_unread_log_keeps_serving_and_ends_on_sigterm() {
     let (mut server, pipe) = serve_unread();
     let polite = Device::open_vfio_user(server.socket("cn0.core0"), OpenOptions::default()).unwrap();
     let registers = polite.bar(0).unwrap();
@@ -86,7 +86,7 @@ fn serve_whose_log_is_not_read_serves_on_and_ends_on_sigterm() {
 }
 
 #[test]
-fn reset_and_stat_are_answered_while_other_control_connections_say_nothing() {
+fn reset_and_stat_are_answered_despite_silent_control_connections() {
     let server = Server::of_machine("pset.toml", &[]);
     let directory = server.directory();
     let silent: Vec<_> =

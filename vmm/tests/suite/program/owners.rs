@@ -83,7 +83,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn a_socket_of_another_user_is_for_that_user_alone() {
+fn a_socket_of_another_user_admits_only_that_user() {
     if !is_root() {
         return;
     }
@@ -99,7 +99,7 @@ fn a_socket_of_another_user_is_for_that_user_alone() {
 }
 
 #[test]
-fn a_socket_that_its_owner_opens_to_others_is_still_for_the_owner_alone() {
+fn a_socket_whose_mode_its_owner_opens_still_admits_only_the_owner() {
     if !is_root() {
         return;
     }
@@ -142,7 +142,7 @@ fn the_servers_own_group_needs_no_privilege_and_admin_sockets_stay_private() {
 }
 
 #[test]
-fn users_that_are_not_there_and_directories_that_others_can_not_enter_are_refused() {
+fn missing_users_and_directories_that_others_cannot_enter_are_refused() {
     let folder = passable();
     let closed = folder.path().join("closed");
     std::fs::create_dir(&closed).unwrap();

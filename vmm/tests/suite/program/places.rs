@@ -25,7 +25,7 @@ fn serve(directory: &Path) -> Output {
 }
 
 #[test]
-fn a_directory_that_is_refused_is_left_there() {
+fn a_refused_directory_is_not_removed() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("m");
     std::fs::create_dir(&directory).unwrap();
@@ -38,7 +38,7 @@ fn a_directory_that_is_refused_is_left_there() {
 }
 
 #[test]
-fn a_users_own_directory_stays_and_what_was_made_in_it_goes() {
+fn a_users_own_directory_stays_and_created_files_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir(folder.path().join("m")).unwrap();
     let mut server = Server::start_in(folder, Path::new(&machine("proof.toml")), &[]);
@@ -117,7 +117,7 @@ fn stat_of_a_name_is_not_led_astray_by_a_folder_of_that_name() {
 }
 
 #[test]
-fn serve_under_nohup_goes_on_when_its_terminal_is_closed() {
+fn serve_under_nohup_keeps_serving_when_its_terminal_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("m");
     let child = Command::new("nohup")

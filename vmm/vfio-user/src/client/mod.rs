@@ -32,7 +32,7 @@ use crate::wire::*;
 use exchange::Exchange;
 use second_socket::SecondSocket;
 
-/// Memory that the server may reach by messages.
+/// Memory that the server may access by DMA messages.
 ///
 /// It is called from the thread that reads the socket. Where the server has a second socket for its
 /// requests, it is called from a thread of the client's own. It must not call the client.
@@ -82,7 +82,8 @@ pub struct ClientConfig {
     pub max_msg_fds: u32,
     /// Maximum number of bytes of data that a message to us may carry, at least 1.
     pub max_data_xfer_size: u32,
-    /// Memory that the server may reach by messages; without it such requests fail with `EFAULT`.
+    /// Memory that the server may access by DMA messages; without it such requests fail with
+    /// `EFAULT`.
     pub memory: Option<Arc<dyn GuestMemory>>,
     /// Ends the waits for a server that died while its socket stays open. Without it calls wait for
     /// the socket or for their deadline.

@@ -159,8 +159,8 @@ impl Client {
     }
 
     /// Sends `DMA_MAP`. With a descriptor the server maps its file from `map.offset` on. Without
-    /// one it reaches the memory by messages, which the [`GuestMemory`](super::GuestMemory) passed
-    /// at connect answers.
+    /// one it accesses the memory by DMA messages, which the [`GuestMemory`](super::GuestMemory)
+    /// passed at connect answers.
     ///
     /// # Errors
     /// [`ClientError`]

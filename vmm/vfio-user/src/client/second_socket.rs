@@ -16,7 +16,7 @@ use nix::sys::socket::{SockType, UnixAddr, getsockname, getsockopt, sockopt};
 
 use super::exchange::Exchange;
 use super::{ClientError, malformed};
-use crate::socket::{Fill, FrameError, Framed, Receiver, Sender};
+use crate::socket::{FrameError, Framed, ReadOutcome, Receiver, Sender};
 use crate::wire::{Command, MessageType, TwinSocket};
 
 /// Stack of the thread, in bytes. The thread copies between buffers, and calls the client's
@@ -104,9 +104,9 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
         exchange.wait_second_socket_readable(socket);
         loop {
             match rx.fill(socket)? {
-                Fill::Data { .. } => {}
-                Fill::WouldBlock | Fill::Full => break,
-                Fill::End => return Ok(()),
+                ReadOutcome::Data { .. } => {}
+                ReadOutcome::WouldBlock | ReadOutcome::Full => break,
+                ReadOutcome::End => return Ok(()),
             }
 
             while let Some(message) = rx.next_message()? {

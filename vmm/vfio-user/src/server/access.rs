@@ -7,14 +7,14 @@ use super::dispatcher::Dispatcher;
 use super::handler::{Handler, Outcome};
 use super::reply::{Refusal, reply};
 use crate::Errno;
-use crate::socket::Outlet;
+use crate::socket::SendHalf;
 use crate::wire::{RegionAccess, parse_prefix};
 
 impl Dispatcher {
     /// Carries out `REGION_READ`, and replies unless the handler defers it.
     pub(super) fn region_read(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         payload: &[u8],
         handler: &mut dyn Handler,
@@ -40,7 +40,7 @@ impl Dispatcher {
     /// Carries out `REGION_WRITE`, and replies unless the handler defers it.
     pub(super) fn region_write(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         payload: &[u8],
         handler: &mut dyn Handler,

@@ -63,7 +63,7 @@ impl ServerConnection {
         Self { framed, dispatcher: Dispatcher::new(config) }
     }
 
-    /// Sets the place where descriptors that the client passes are closed. Without one they are
+    /// Sets the closer of descriptors that the client passes. Without one they are
     /// closed where they are dropped, which may block for as long as the client likes.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.dispatcher.closer = Some(closer.clone());

@@ -15,7 +15,7 @@ use super::reply::{Refusal, acknowledge, reply};
 use super::second_socket::SecondSocket;
 use super::{info, irqs};
 use crate::Errno;
-use crate::socket::{Closer, FrameError, Message, Outlet};
+use crate::socket::{Closer, FrameError, Message, SendHalf};
 use crate::wire::*;
 
 /// Whether the connection has a version.
@@ -75,7 +75,7 @@ impl Dispatcher {
     /// Serves one message.
     pub(super) fn dispatch(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         message: Message<'_>,
         handler: &mut dyn Handler,
     ) -> Result<(), ConnectionError> {
@@ -143,7 +143,7 @@ impl Dispatcher {
     /// Ends the deferred request if it was completed; returns false otherwise.
     pub(super) fn finish_deferred(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         handler: &mut dyn Handler,
     ) -> Result<bool, ConnectionError> {
         let Some(deferred) = self.deferred.take_if(|deferred| deferred.result.is_some()) else {
@@ -179,7 +179,7 @@ impl Dispatcher {
     /// Answers a request with an error.
     pub(super) fn fail(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         errno: Errno,
     ) -> Result<(), FrameError> {
@@ -193,7 +193,7 @@ impl Dispatcher {
     /// Answers a request that the handler has served, or keeps it if it is deferred.
     pub(super) fn outcome(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         outcome: Outcome,
         kind: ReplyKind,

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use super::handler::{Handler, Token};
 use crate::Errno;
-use crate::socket::{FrameError, Outlet};
+use crate::socket::{FrameError, SendHalf};
 use crate::types::DmaUnmap;
 use crate::wire::{Command, DmaAccess, HEADER_SIZE, Header, parse_prefix};
 
@@ -118,7 +118,7 @@ impl DmaTable {
     /// the other.
     pub(super) fn read(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         limits: Limits,
         address: u64,
         len: usize,
@@ -138,7 +138,7 @@ impl DmaTable {
     /// the other.
     pub(super) fn write(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         limits: Limits,
         address: u64,
         data: &[u8],
@@ -175,7 +175,7 @@ impl DmaTable {
     /// Takes a reply; returns `Ok(false)` when no operation waits for it.
     pub(super) fn on_reply(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         limits: Limits,
         header: &Header,
         payload: &[u8],
@@ -297,11 +297,11 @@ pub(super) struct Limits {
     pub(super) queue: usize,
 }
 
-fn send_read(out: &mut Outlet<'_>, id: u16, address: u64, count: usize) -> Result<(), FrameError> {
+fn send_read(out: &mut SendHalf<'_>, id: u16, address: u64, count: usize) -> Result<(), FrameError> {
     out.send(&request(Command::DmaRead, id, address, count, 0), &[], &[])
 }
 
-fn send_write(out: &mut Outlet<'_>, id: u16, address: u64, data: &[u8]) -> Result<(), FrameError> {
+fn send_write(out: &mut SendHalf<'_>, id: u16, address: u64, data: &[u8]) -> Result<(), FrameError> {
     out.send(&request(Command::DmaWrite, id, address, data.len(), data.len()), data, &[])
 }
 

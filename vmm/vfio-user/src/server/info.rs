@@ -9,7 +9,7 @@ use super::dispatcher::Dispatcher;
 use super::handler::Handler;
 use super::reply::{Refusal, reply};
 use crate::Errno;
-use crate::socket::Outlet;
+use crate::socket::SendHalf;
 use crate::types::REGION_FLAG_MMAP;
 use crate::wire::{
     DeviceInfoPayload, IrqInfoPayload, RegionInfoPayload, build_region_info, parse_prefix, region_info_size,
@@ -19,7 +19,7 @@ impl Dispatcher {
     /// Replies to `DEVICE_GET_REGION_INFO`, with the region's descriptor if the client can map it.
     pub(super) fn region_info(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         payload: &[u8],
         handler: &mut dyn Handler,
@@ -55,7 +55,7 @@ impl Dispatcher {
 
 /// Replies to `DEVICE_GET_INFO`.
 pub(super) fn device_info(
-    out: &mut Outlet<'_>,
+    out: &mut SendHalf<'_>,
     request: Request,
     payload: &[u8],
     handler: &mut dyn Handler,
@@ -76,7 +76,7 @@ pub(super) fn device_info(
 
 /// Replies to `DEVICE_GET_IRQ_INFO`.
 pub(super) fn irq_info(
-    out: &mut Outlet<'_>,
+    out: &mut SendHalf<'_>,
     request: Request,
     payload: &[u8],
     handler: &mut dyn Handler,

@@ -7,7 +7,7 @@ use super::dispatcher::Dispatcher;
 use super::handler::{Handler, Outcome};
 use super::reply::{Refusal, acknowledge};
 use crate::Errno;
-use crate::socket::{Message, Outlet};
+use crate::socket::{Message, SendHalf};
 use crate::types::{DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, DmaUnmap};
 use crate::wire::{DEFAULT_MAX_DATA_XFER_SIZE, DmaMapPayload, DmaUnmapPayload, parse_prefix};
 
@@ -16,7 +16,7 @@ impl Dispatcher {
     /// it.
     pub(super) fn dma_map(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         message: Message<'_>,
         handler: &mut dyn Handler,
@@ -34,7 +34,7 @@ impl Dispatcher {
         };
 
         // As VFIO's type 1 IOMMU: whole pages of the smallest size. With ranges of a few bytes one
-        // DMA operation would have to look at thousands.
+        // DMA operation would have to search thousands.
         let page = 1 << self.config.pgsizes.trailing_zeros().min(63);
         let valid = map.flags & !(DMA_FLAG_READ | DMA_FLAG_WRITE) == 0
             && range_is_valid(map.address, map.size)
@@ -54,7 +54,7 @@ impl Dispatcher {
     /// defers it.
     pub(super) fn dma_unmap(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         payload: &[u8],
         handler: &mut dyn Handler,
@@ -74,7 +74,7 @@ impl Dispatcher {
     /// the range.
     pub(super) fn finish_unmap(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         entry: DmaUnmapPayload,
         unmap: DmaUnmap,

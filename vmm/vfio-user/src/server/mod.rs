@@ -6,16 +6,16 @@
 //! the client.
 //!
 //! **Order.** Requests are served in the order of arrival. While one is deferred
-//! ([`Outcome::Deferred`]), the requests behind it wait in the receive buffer. The connection reads
+//! ([`Outcome::Deferred`]), later requests wait in the receive buffer. The connection reads
 //! on until that buffer is full, so it notices the end of the client and a `DEVICE_RESET` after
 //! the deferred request. On such a reset [`Handler::reset_pending`] is called, and the handler may
 //! give the deferred request up. The requests in front of the reset are still served first; for
 //! each one that defers again the handler is called again. Replies to DMA requests of this side do
-//! not wait either. Messages that lie more than a full buffer behind are not seen before those in
+//! not wait either. Messages that lie more than a full buffer later are not seen before those in
 //! front of them.
 //!
 //! **Bounds.** One call of [`ServerConnection::on_readable`] ends after [`ServerConfig::budget`]
-//! steps or [`ServerConfig::turn`], whichever comes first. Looking behind a deferred request counts
+//! steps or [`ServerConfig::turn`], whichever comes first. Looking after a deferred request counts
 //! too. One step may overrun the time, since a client can slow down a system call on its socket.
 //! [`ServerConnection::take_longest_call`] returns how long the slowest one was.
 //!

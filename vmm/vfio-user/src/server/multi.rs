@@ -9,7 +9,7 @@ use super::dispatcher::Dispatcher;
 use super::handler::{Handler, Outcome};
 use super::reply::{Refusal, reply};
 use crate::Errno;
-use crate::socket::Outlet;
+use crate::socket::SendHalf;
 use crate::wire::*;
 
 /// Writes of a `REGION_WRITE_MULTI` that are one step of the budget.
@@ -19,7 +19,7 @@ impl Dispatcher {
     /// Carries out `REGION_WRITE_MULTI`, after all of its writes were checked.
     pub(super) fn write_multi(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         payload: &[u8],
         handler: &mut dyn Handler,
@@ -42,7 +42,7 @@ impl Dispatcher {
     /// the next step.
     pub(super) fn run_multi(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         records: Cow<'_, [u8]>,
         from: usize,

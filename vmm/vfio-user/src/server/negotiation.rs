@@ -8,14 +8,14 @@ use super::dispatcher::{Dispatcher, Phase};
 use super::reply::reply;
 use super::second_socket::SecondSocket;
 use crate::Errno;
-use crate::socket::Outlet;
+use crate::socket::SendHalf;
 use crate::wire::*;
 
 impl Dispatcher {
     /// Serves the first message, which must be a version. Any other message ends the connection.
     pub(super) fn version(
         &mut self,
-        out: &mut Outlet<'_>,
+        out: &mut SendHalf<'_>,
         request: Request,
         payload: &[u8],
     ) -> Result<(), ConnectionError> {

@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::deferred::{ReplyKind, Request};
 use crate::Errno;
-use crate::socket::{FrameError, Outlet};
+use crate::socket::{FrameError, SendHalf};
 use crate::wire::{HEADER_SIZE, Header, RegionAccess, ShortPayload, WriteMultiPayload};
 
 /// Why a request failed: a check or the handler refused it, or the stream is lost.
@@ -35,7 +35,7 @@ impl From<FrameError> for Refusal {
 
 /// Sends the reply to a request that is done and returns no data.
 pub(super) fn acknowledge(
-    out: &mut Outlet<'_>,
+    out: &mut SendHalf<'_>,
     request: Request,
     kind: &ReplyKind,
 ) -> Result<(), FrameError> {
@@ -56,7 +56,7 @@ pub(super) fn acknowledge(
 
 /// Sends header, `fixed` and `data` in one piece, unless the client wants no reply.
 pub(super) fn reply(
-    out: &mut Outlet<'_>,
+    out: &mut SendHalf<'_>,
     request: Request,
     fixed: &[u8],
     data: &[u8],

@@ -20,7 +20,7 @@ use super::error::ConnectionError;
 use super::handler::Handler;
 use super::turn::Turn;
 use crate::Errno;
-use crate::socket::{Closer, Fill, FrameError, Framed, Outlet, PendingFds};
+use crate::socket::{Closer, FrameError, Framed, PendingFds, ReadOutcome, SendHalf};
 use crate::wire::{Header, MessageType};
 
 /// The server's end of the second socket.
@@ -90,7 +90,7 @@ impl SecondSocket {
 pub(super) fn dma_outlet<'a>(
     main: &'a mut Framed,
     second_socket: &'a mut Option<SecondSocket>,
-) -> Outlet<'a> {
+) -> SendHalf<'a> {
     match second_socket {
         Some(second_socket) => second_socket.framed.split().1,
         None => main.split().1,
@@ -138,9 +138,9 @@ impl Dispatcher {
             }
             turn.count_step();
             match second_socket.framed.fill()? {
-                Fill::Data { drained: all } => drained = all,
-                Fill::WouldBlock | Fill::Full => drained = true,
-                Fill::End => self.end_second_socket(handler),
+                ReadOutcome::Data { drained: all } => drained = all,
+                ReadOutcome::WouldBlock | ReadOutcome::Full => drained = true,
+                ReadOutcome::End => self.end_second_socket(handler),
             }
         }
         Ok(true)
@@ -174,7 +174,7 @@ impl Dispatcher {
 
 /// Refuses a command on the second socket, where the client has none to send. A client that does
 /// not read the answers gets no more.
-fn refuse(out: &mut Outlet<'_>, header: &Header, max_queued: usize) -> Result<(), FrameError> {
+fn refuse(out: &mut SendHalf<'_>, header: &Header, max_queued: usize) -> Result<(), FrameError> {
     if header.no_reply() || out.queued() >= max_queued {
         return Ok(());
     }

@@ -9,7 +9,7 @@ use super::config::ServerConfig;
 use super::connection::{Progress, ServerConnection};
 use super::error::ConnectionError;
 use super::handler::Handler;
-use crate::socket::{Fill, PendingFds};
+use crate::socket::{PendingFds, ReadOutcome};
 use crate::wire::{Command, MessageType};
 
 /// Steps and time of one call of [`ServerConnection::on_readable`]. The first step is always taken.
@@ -72,9 +72,9 @@ impl ServerConnection {
                 return Ok(Progress::Idle);
             }
             match self.framed.fill()? {
-                Fill::Data { drained: all } => drained = all,
-                Fill::WouldBlock | Fill::Full => return Ok(Progress::Idle),
-                Fill::End => return self.end(),
+                ReadOutcome::Data { drained: all } => drained = all,
+                ReadOutcome::WouldBlock | ReadOutcome::Full => return Ok(Progress::Idle),
+                ReadOutcome::End => return self.end(),
             }
         }
         Ok(Progress::More)
@@ -121,13 +121,13 @@ impl ServerConnection {
             return Ok(Some(if gone { Progress::Closed } else { Progress::Blocked }));
         }
         match self.framed.fill()? {
-            Fill::Data { .. } => Ok(None),
-            Fill::WouldBlock | Fill::Full => Ok(Some(Progress::Blocked)),
-            Fill::End => Ok(Some(Progress::Closed)),
+            ReadOutcome::Data { .. } => Ok(None),
+            ReadOutcome::WouldBlock | ReadOutcome::Full => Ok(Some(Progress::Blocked)),
+            ReadOutcome::End => Ok(Some(Progress::Closed)),
         }
     }
 
-    /// Looks at the messages behind the deferred request, within the turn. Resets are counted.
+    /// Reads ahead of the deferred request, within the turn. Resets are counted.
     /// Replies to operations of this side are taken out and served, since the deferred request may
     /// depend on them.
     fn look_ahead(&mut self, handler: &mut dyn Handler, turn: &mut Turn) -> Result<(), ConnectionError> {
@@ -157,7 +157,7 @@ impl ServerConnection {
             }
         }
 
-        // The bytes behind move up once in each pass: the buffer may hold a mebibyte.
+        // The later bytes move up once in each pass: the buffer may hold a mebibyte.
         rx.remove(&served);
         dispatcher.scanned -= served.iter().map(|(from, behind)| behind - from).sum::<u64>();
         result.map_err(ConnectionError::from)

@@ -1,4 +1,4 @@
-//! Descriptors that a peer passed, and the place where they are closed.
+//! Descriptors that a peer passed, and the closer that closes them.
 //!
 //! The last close of a file may block for as long as its owner likes. A FUSE file waits for its
 //! daemon, and a TCP socket with `SO_LINGER` waits for its own peer. The kernel may have to free
@@ -28,7 +28,7 @@ pub struct PeerFd {
 }
 
 impl PeerFd {
-    /// Sets the place where the descriptor is closed. A listening socket needs one, since closing
+    /// Sets the closer of the descriptor. A listening socket needs one, since closing
     /// it also closes the descriptors that wait in it.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.closer = Some(closer);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_descriptor_goes_to_the_closer_open() {
+    fn dropped_descriptor_is_passed_open_to_the_closer() {
         let (near, mut far) = UnixStream::pair().unwrap();
         let kept = Arc::new(Kept::default());
 

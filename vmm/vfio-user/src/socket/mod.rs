@@ -10,7 +10,7 @@
 //! the last message that starts within the bytes they came with; if none starts there, they belong
 //! to the message in progress.
 //!
-//! System calls are in `sys` and `peer`, which with `descriptor` are the only places of this crate
+//! System calls are in `sys` and `peer`, which with `descriptor` are the only modules of this crate
 //! with `unsafe`.
 
 mod descriptor;
@@ -26,9 +26,9 @@ use std::time::Duration;
 
 pub use descriptor::{Closer, PeerFd};
 pub(crate) use peer::{has_exited, process};
-pub use receive::{Fill, Message};
+pub use receive::{Message, ReadOutcome};
 pub(crate) use receive::{PendingFds, Receiver};
-pub(crate) use send::{Outlet, Sender};
+pub(crate) use send::{SendHalf, Sender};
 
 /// Maximum number of descriptors that a stream keeps for messages that were not taken yet, unless
 /// its owner sets a lower limit. Descriptors above the limit are closed on arrival.
@@ -86,7 +86,7 @@ impl Framed {
         Self { fd, rx: Receiver::new(limit, max_fds), tx: Sender::default() }
     }
 
-    /// Sets the place where descriptors of the peer are closed. Without one they are closed where
+    /// Sets the closer of descriptors of the peer. Without one they are closed where
     /// they are dropped.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
         self.rx.set_closer(closer);
@@ -107,7 +107,7 @@ impl Framed {
     ///
     /// # Errors
     /// [`FrameError::Io`] with the error of the system call.
-    pub fn fill(&mut self) -> Result<Fill, FrameError> {
+    pub fn fill(&mut self) -> Result<ReadOutcome, FrameError> {
         self.rx.fill(self.fd.as_fd())
     }
 
@@ -138,8 +138,8 @@ impl Framed {
     }
 
     /// Returns both halves, to answer a message that is still borrowed.
-    pub(crate) fn split(&mut self) -> (&mut Receiver, Outlet<'_>) {
-        (&mut self.rx, Outlet { socket: self.fd.as_fd(), tx: &mut self.tx })
+    pub(crate) fn split(&mut self) -> (&mut Receiver, SendHalf<'_>) {
+        (&mut self.rx, SendHalf { socket: self.fd.as_fd(), tx: &mut self.tx })
     }
 
     /// Returns the number of bytes that wait for the socket.

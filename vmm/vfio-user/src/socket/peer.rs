@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_of_a_pair_made_here_is_this_process_which_lives() {
+    fn peer_of_a_local_pair_is_this_process_and_is_alive() {
         let (near, _far) = UnixStream::pair().unwrap();
         let process = process(near.as_fd()).unwrap();
         assert!(!has_exited(process.as_fd()));
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_is_not_there_has_no_descriptor() {
+    fn missing_process_has_no_descriptor() {
         assert_eq!(pidfd_open(libc::pid_t::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
     }
 }

@@ -54,7 +54,7 @@ pub struct Message<'a> {
 
 /// Result of one read from the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fill {
+pub enum ReadOutcome {
     /// Bytes came.
     Data {
         /// Whether the socket had no more bytes at that time.
@@ -144,24 +144,24 @@ impl Receiver {
     }
 
     /// Reads the bytes in the socket, without waiting.
-    pub(crate) fn fill(&mut self, socket: BorrowedFd<'_>) -> Result<Fill, FrameError> {
+    pub(crate) fn fill(&mut self, socket: BorrowedFd<'_>) -> Result<ReadOutcome, FrameError> {
         self.fill_by(socket, false)
     }
 
     /// As [`Self::fill`], but blocks until bytes come or the socket's own receive time-out ends. On
     /// a non-blocking socket it does not wait.
-    pub(crate) fn wait_and_fill(&mut self, socket: BorrowedFd<'_>) -> Result<Fill, FrameError> {
+    pub(crate) fn wait_and_fill(&mut self, socket: BorrowedFd<'_>) -> Result<ReadOutcome, FrameError> {
         self.fill_by(socket, true)
     }
 
     /// Reads the socket once into the buffer. With `wait`, the read blocks.
-    fn fill_by(&mut self, socket: BorrowedFd<'_>, wait: bool) -> Result<Fill, FrameError> {
+    fn fill_by(&mut self, socket: BorrowedFd<'_>, wait: bool) -> Result<ReadOutcome, FrameError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
 
         if self.end == self.buffer.len() && !self.make_room() {
-            return Ok(Fill::Full);
+            return Ok(ReadOutcome::Full);
         }
 
         let mut fds = Vec::new();
@@ -170,15 +170,15 @@ impl Receiver {
         let control = &mut self.control;
         let received = match self.times.measure(|| sys::receive(socket, room, control, &mut fds, wait)) {
             Ok(received) => received,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Fill::WouldBlock),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ReadOutcome::WouldBlock),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                return Ok(Fill::Data { drained: false });
+                return Ok(ReadOutcome::Data { drained: false });
             }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(Fill::End),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(ReadOutcome::End),
             Err(error) => return Err(error.into()),
         };
         if received.len == 0 {
-            return Ok(Fill::End);
+            return Ok(ReadOutcome::End);
         }
 
         self.end += received.len;
@@ -187,7 +187,7 @@ impl Receiver {
         let drained = received.len < asked && fds.is_empty() && !received.fds_lost;
         let fds = fds.into_iter().map(|fd| PeerFd::new(fd, self.closer.clone())).collect();
         self.keep(fds, received.fds_lost);
-        Ok(Fill::Data { drained })
+        Ok(ReadOutcome::Data { drained })
     }
 
     /// Makes room after `end`, by moving the bytes to the front or by doubling the buffer. Returns
@@ -282,15 +282,15 @@ impl Receiver {
     /// stream positions in ascending order, each as first byte and byte after the last. The
     /// remaining bytes move up once, and the descriptors of the removed messages are dropped.
     pub(crate) fn remove(&mut self, removed: &[(u64, u64)]) {
-        let place = |position: u64| {
+        let buffer_offset = |position: u64| {
             let offset = usize::try_from(position.saturating_sub(self.position)).unwrap_or(usize::MAX);
             self.start.saturating_add(offset).min(self.end)
         };
 
         let mut kept_to = None;
         for (index, &(_, behind)) in removed.iter().enumerate() {
-            let next = removed.get(index + 1).map_or(self.end, |&(from, _)| place(from));
-            let (from, behind) = (place(removed[index].0), place(behind));
+            let next = removed.get(index + 1).map_or(self.end, |&(from, _)| buffer_offset(from));
+            let (from, behind) = (buffer_offset(removed[index].0), buffer_offset(behind));
             let to = kept_to.unwrap_or(from);
             self.buffer.copy_within(behind..next.max(behind), to);
             kept_to = Some(to + next.saturating_sub(behind));

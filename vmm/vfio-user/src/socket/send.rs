@@ -36,7 +36,7 @@ impl Sender {
         self.queued_fds
     }
 
-    /// Whether [`Outlet`] has found that the peer does not read any more.
+    /// Whether [`SendHalf`] has found that the peer does not read any more.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }
@@ -134,12 +134,12 @@ fn try_send(
 /// The sending half of a stream, apart from the receiving one: a reply goes out while its request
 /// is still borrowed. A peer that has closed its end causes no error here: the bytes that it sent
 /// before are still to be read, and replies to them are dropped.
-pub(crate) struct Outlet<'a> {
+pub(crate) struct SendHalf<'a> {
     pub(super) socket: BorrowedFd<'a>,
     pub(super) tx: &'a mut Sender,
 }
 
-impl Outlet<'_> {
+impl SendHalf<'_> {
     pub(crate) fn send(
         &mut self,
         head: &[u8],

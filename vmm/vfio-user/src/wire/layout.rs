@@ -155,7 +155,7 @@ wire_struct! {
         flags: U32,
         /// Index of the region.
         index: U32,
-        /// Number of [`SubRegionIoFd`] behind this.
+        /// Number of [`SubRegionIoFd`] after this.
         count: U32,
     }
 }

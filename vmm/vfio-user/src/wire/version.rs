@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_parses_to_the_same() {
+    fn built_messages_parse_to_their_source() {
         let message = VersionMessage {
             has_json: true,
             capabilities: Some(Capabilities {

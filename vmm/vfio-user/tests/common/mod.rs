@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use nicforge_vfio_user::socket::{Fill, Framed};
+use nicforge_vfio_user::socket::{Framed, ReadOutcome};
 use nicforge_vfio_user::wire::{Command, HEADER_SIZE, Header};
 use nicforge_vfio_user::*;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -313,7 +313,7 @@ pub fn receive(reader: &mut Framed) -> Option<Got> {
             return Some(Got { header: message.header, payload, fds: message.fds });
         }
         match reader.fill().unwrap() {
-            Fill::Data { .. } => {}
+            ReadOutcome::Data { .. } => {}
             _ => return None,
         }
     }

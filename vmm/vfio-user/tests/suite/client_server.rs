@@ -265,7 +265,7 @@ fn deferred_read_and_map_are_answered_when_completed() {
 }
 
 #[test]
-fn call_that_is_never_answered_times_out_and_the_client_goes_on() {
+fn call_without_an_answer_times_out_and_the_client_stays_usable() {
     let served = Served::start(ServerConfig::default());
     let config = ClientConfig { timeout: Duration::from_secs(1), ..Default::default() };
     let client = served.client_with(config);
@@ -344,10 +344,10 @@ fn many_threads_share_one_client() {
         for thread in 0..4u64 {
             let client = &client;
             scope.spawn(move || {
-                for turn in 0..100u64 {
+                for round in 0..100u64 {
                     let offset = 0x10000 + thread * 0x1000;
-                    let value = (thread * 1000 + turn).to_le_bytes();
-                    client.region_write(0, offset, &value, turn % 2 == 0).unwrap();
+                    let value = (thread * 1000 + round).to_le_bytes();
+                    client.region_write(0, offset, &value, round % 2 == 0).unwrap();
                     let mut back = [0; 8];
                     client.region_read(0, offset, &mut back).unwrap();
                     assert_eq!(back, value);

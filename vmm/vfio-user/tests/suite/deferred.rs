@@ -12,7 +12,7 @@ use nicforge_vfio_user::*;
 // Deferred requests
 
 #[test]
-fn requests_behind_a_deferred_one_wait_and_keep_their_order() {
+fn requests_after_a_deferred_one_wait_and_keep_their_order() {
     let mut pair = Pair::negotiated();
     pair.send(&request(Command::RegionWrite, &access(STALL, 0, 1, &[1])));
     pair.send(&posted(Command::RegionWrite, &access(8, 0, 1, &[2])));
@@ -30,7 +30,7 @@ fn requests_behind_a_deferred_one_wait_and_keep_their_order() {
 }
 
 #[test]
-fn completing_what_is_not_deferred_or_with_the_wrong_length_is_an_error() {
+fn completing_an_undeferred_request_or_with_a_wrong_length_is_an_error() {
     let mut pair = Pair::negotiated();
     assert_eq!(pair.server.complete(77, Ok(())), Err(CompleteError::NotDeferred { token: 77 }));
     pair.send(&request(Command::RegionRead, &access(STALL_READ, 0, 4, &[])));
@@ -45,7 +45,7 @@ fn completing_what_is_not_deferred_or_with_the_wrong_length_is_an_error() {
 }
 
 #[test]
-fn reset_behind_stalled_posted_writes_passes_them_in_order() {
+fn reset_after_stalled_posted_writes_completes_them_in_order() {
     let mut pair = Pair::negotiated();
     pair.device.abort_with = Some(Errno::ECANCELED);
     for value in 0..3 {
@@ -82,7 +82,7 @@ fn handler_that_does_not_give_up_is_asked_once() {
 }
 
 #[test]
-fn client_that_keeps_sending_behind_a_deferred_request_fills_one_buffer_and_no_more() {
+fn client_that_keeps_sending_after_a_deferred_request_fills_only_one_buffer() {
     let mut pair = Pair::negotiated();
     pair.send(&posted(Command::RegionWrite, &access(STALL, 0, 1, &[1])));
     pair.peer.set_nonblocking(true).unwrap();
@@ -107,7 +107,7 @@ fn client_that_keeps_sending_behind_a_deferred_request_fills_one_buffer_and_no_m
 }
 
 #[test]
-fn client_that_dies_behind_a_full_buffer_is_noticed() {
+fn death_of_a_client_with_a_full_buffer_is_detected() {
     let mut pair = Pair::negotiated();
     pair.send(&posted(Command::RegionWrite, &access(STALL, 0, 1, &[1])));
     let bytes = posted(Command::RegionWrite, &access(0x1000, 0, 65536, &[2; 65536]));
@@ -185,7 +185,7 @@ fn write_that_is_cut_has_unsent_bytes_until_its_last_message() {
 }
 
 #[test]
-fn dma_of_unmapped_memory_sends_no_message_behind_the_answer_to_the_unmap() {
+fn no_dma_message_for_unmapped_memory_follows_the_reply_to_the_unmap() {
     let json = br#"{"capabilities":{"max_data_xfer_size":4}}"#;
     let mut pair = Pair::negotiated_with(ServerConfig::default(), json);
     for address in [0, 0x1000] {
@@ -269,7 +269,7 @@ fn dma_that_is_forgotten_takes_no_slot_and_its_late_reply_is_dropped() {
 }
 
 #[test]
-fn dma_replies_pass_requests_that_wait_behind_a_deferred_one() {
+fn dma_replies_pass_requests_that_wait_for_a_deferred_one() {
     let mut pair = Pair::negotiated();
     pair.server.dma_read(0x1000, 3, 1).unwrap();
     pair.server.dma_read(0x1000, 1, 2).unwrap();

@@ -108,7 +108,7 @@ fn version_that_was_not_proposed_is_malformed() {
 }
 
 #[test]
-fn server_that_says_nothing_is_given_up_in_time() {
+fn silent_server_times_out() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let started = Instant::now();
 

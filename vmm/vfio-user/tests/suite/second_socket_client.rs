@@ -311,7 +311,7 @@ fn server_that_closes_its_second_socket_is_still_served_by_the_first() {
 }
 
 #[test]
-fn replies_on_the_second_socket_are_for_no_call() {
+fn replies_on_the_second_socket_are_ignored() {
     let (client, ends) = pair(with_memory(&slow()));
     let server = serve_one(ends, |ends| {
         for id in 0..8 {
@@ -357,6 +357,6 @@ fn thread_of_the_second_socket_ends_with_the_client() {
 
     // No thread holds the memory any more, and both sockets are closed.
     assert_eq!(Arc::strong_count(&memory), 1);
-    let end = |socket: &mut Framed| matches!(socket.fill(), Ok(nicforge_vfio_user::socket::Fill::End));
+    let end = |socket: &mut Framed| matches!(socket.fill(), Ok(nicforge_vfio_user::socket::ReadOutcome::End));
     assert!(end(&mut ends.second_socket) && end(&mut ends.main));
 }

@@ -84,7 +84,7 @@ fn version_without_a_second_socket_or_room_for_its_descriptor_is_answered_withou
 }
 
 #[test]
-fn dma_goes_out_and_comes_in_on_the_second_socket_alone() {
+fn dma_messages_use_only_the_second_socket() {
     let mut sockets = TwoSockets::with(ServerConfig::default(), SMALL);
     sockets.pair.server.dma_read(0x1000, 5000, 1).unwrap();
     sockets.pair.server.dma_write(0x8000, &[9; 3], 2).unwrap();
@@ -190,7 +190,7 @@ fn operation_of_several_messages_ends_at_an_unmap_with_the_one_under_way() {
 }
 
 #[test]
-fn unmap_goes_on_when_the_operation_that_it_waits_for_is_given_up() {
+fn unmap_continues_when_the_operation_that_it_waits_for_is_aborted() {
     let give_ups: [fn(&mut TwoSockets); 3] = [
         |sockets| assert!(sockets.pair.server.forget_dma(1)),
         |sockets| sockets.pair.server.fail_dma(Errno::ECANCELED, &mut sockets.pair.device),
@@ -257,7 +257,7 @@ fn commands_on_the_second_socket_are_refused_there_and_have_no_effect() {
 }
 
 #[test]
-fn client_that_floods_the_second_socket_has_its_share_of_a_turn() {
+fn client_that_floods_the_second_socket_is_limited_to_its_share_of_a_turn() {
     let mut sockets = TwoSockets::with(ServerConfig { budget: 4, ..Default::default() }, PROPOSAL);
     let before = sockets.pair.server.counters().messages;
     sockets.send(&Header::reply(1, Command::DmaRead, 0).to_bytes().repeat(100));
@@ -305,5 +305,5 @@ fn second_socket_is_closed_with_the_connection() {
 
     drop(pair);
 
-    assert_eq!(second_socket.fill().unwrap(), nicforge_vfio_user::socket::Fill::End);
+    assert_eq!(second_socket.fill().unwrap(), nicforge_vfio_user::socket::ReadOutcome::End);
 }

@@ -137,7 +137,7 @@ fn set_irqs_with_contradicting_flags_is_refused() {
 // Maps
 
 #[test]
-fn unmap_of_a_huge_range_never_mapped_is_enoent_and_the_connection_goes_on() {
+fn unmap_of_a_huge_unmapped_range_is_enoent_and_the_connection_stays_usable() {
     let mut pair = Pair::negotiated();
 
     pair.refuses(Command::DmaUnmap, &unmap_payload(0, 0, u64::MAX), Errno::ENOENT);
@@ -217,7 +217,7 @@ fn four_thousand_pages_remapped_over_one_connection_work() {
 // Regions
 
 #[test]
-fn region_info_respects_argsz_and_says_what_it_needs() {
+fn region_info_respects_argsz_and_reports_the_size_it_needs() {
     let mut pair = Pair::negotiated();
     let ask = |argsz: u32| [words(&[argsz, 0, 1, 0]), vec![0; 16]].concat();
 
@@ -284,7 +284,7 @@ fn write_multi_with_one_bad_write_does_none() {
 }
 
 #[test]
-fn write_multi_continues_behind_a_deferred_write() {
+fn write_multi_continues_after_a_deferred_write() {
     let mut pair = Pair::negotiated();
     let mut payload = 3u64.to_le_bytes().to_vec();
     for offset in [16, STALL, 32] {

@@ -48,7 +48,7 @@ fn version_with_empty_object_is_answered_with_one() {
 }
 
 #[test]
-fn version_of_qemu_is_answered_shortly_with_what_it_named() {
+fn version_of_qemu_is_answered_with_only_its_capabilities() {
     let mut pair = Pair::new(ServerConfig::default());
 
     let got = pair.ask(Command::Version, &version(QEMU_JSON));
@@ -122,7 +122,7 @@ fn version_that_allows_no_transfer_is_refused() {
 }
 
 #[test]
-fn second_version_is_refused_and_the_connection_goes_on() {
+fn second_version_is_refused_and_the_connection_stays_usable() {
     let mut pair = Pair::negotiated();
 
     pair.refuses(Command::Version, &version(b"{}"), Errno::EINVAL);
@@ -459,7 +459,7 @@ fn serve_to_the_end(server: &mut ServerConnection, device: &mut Device) {
 }
 
 #[test]
-fn client_that_dies_in_the_middle_of_a_message_is_an_error_that_says_so() {
+fn death_of_a_client_within_a_message_is_a_specific_error() {
     for cut in [1, 15, 16, 20] {
         let mut pair = Pair::negotiated();
         let bytes = request(Command::RegionWrite, &access(0, 0, 8, &[1; 8]));
@@ -474,7 +474,7 @@ fn client_that_dies_in_the_middle_of_a_message_is_an_error_that_says_so() {
 }
 
 #[test]
-fn client_that_dies_behind_a_deferred_request_is_noticed() {
+fn death_of_a_client_with_a_deferred_request_is_detected() {
     let mut pair = Pair::negotiated();
     pair.send(&request(Command::RegionWrite, &access(STALL, 0, 1, &[1])));
     pair.serve();

@@ -45,7 +45,7 @@ struct Extent {
     start: u64,
     length: u64,
     iova: u64,
-    /// The mapped memory; `None` if the memory is reached by messages.
+    /// The mapped memory; `None` if the memory is accessed by DMA messages.
     lease: Option<Arc<DmaLease>>,
 }
 
@@ -308,9 +308,9 @@ impl Atu {
     }
 
     /// Returns an attachment's registrations and registers to the state of power-on.
-    pub(crate) fn power_on(&mut self, who: AttachmentId) {
-        self.deregister_all(who);
-        if let Some(registers) = self.registers.get_mut(usize::from(who.0)) {
+    pub(crate) fn power_on(&mut self, attachment: AttachmentId) {
+        self.deregister_all(attachment);
+        if let Some(registers) = self.registers.get_mut(usize::from(attachment.0)) {
             *registers = Registers::default();
         }
     }
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_entry_is_used_again_when_all_entries_behind_the_last_grant_are_used() {
+    fn a_freed_entry_is_reused_when_all_entries_after_the_last_grant_are_used() {
         let spans = [span(1, 3), span(6, 2), span(11, 1)];
         assert_eq!(gap(&spans, 2, 16, 8), Some((2, 8)));
         assert_eq!(gap(&spans, 2, 16, 10), Some((3, 12)));

@@ -43,8 +43,8 @@ impl Shares {
     }
 
     /// Returns the number of mappings that a VPID's regions lie in.
-    pub(super) fn mappings_of(&self, who: u16) -> u32 {
-        self.used.get(usize::from(who)).map_or(0, |used| used[MAPPINGS])
+    pub(super) fn mappings_of(&self, attachment: u16) -> u32 {
+        self.used.get(usize::from(attachment)).map_or(0, |used| used[MAPPINGS])
     }
 
     /// Returns the amount of a resource that no region uses.
@@ -53,16 +53,16 @@ impl Shares {
     }
 
     /// Returns the amount of a resource that a VPID may still use.
-    pub(super) fn left_for(&self, who: u16, resource: usize) -> u32 {
-        let Some(used) = self.used.get(usize::from(who)) else { return 0 };
+    pub(super) fn left_for(&self, attachment: u16, resource: usize) -> u32 {
+        let Some(used) = self.used.get(usize::from(attachment)) else { return 0 };
         let own = self.kept[resource].saturating_sub(used[resource]);
         let others = self.unclaimed[resource] - own;
         self.left(resource) - others
     }
 
     /// Changes the amount of a resource that a VPID's regions use, by applying `change` to it.
-    pub(super) fn change(&mut self, who: u16, resource: usize, change: impl Fn(u32) -> u32) {
-        let Some(used) = self.used.get_mut(usize::from(who)) else { return };
+    pub(super) fn change(&mut self, attachment: u16, resource: usize, change: impl Fn(u32) -> u32) {
+        let Some(used) = self.used.get_mut(usize::from(attachment)) else { return };
 
         let (kept, used) = (self.kept[resource], &mut used[resource]);
 
@@ -83,18 +83,27 @@ mod tests {
         let class = usize::from(page::SIZE_1G);
 
         // Of 64 entries half is reserved: 8 for each of four VPIDs.
-        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [40; 4]);
+        assert_eq!((0..4).map(|attachment| shares.left_for(attachment, class)).collect::<Vec<_>>(), [40; 4]);
 
         shares.change(0, class, |used| used + 40);
-        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [0, 8, 8, 8]);
+        assert_eq!(
+            (0..4).map(|attachment| shares.left_for(attachment, class)).collect::<Vec<_>>(),
+            [0, 8, 8, 8]
+        );
 
         shares.change(2, class, |used| used + 8);
-        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [0, 8, 0, 8]);
+        assert_eq!(
+            (0..4).map(|attachment| shares.left_for(attachment, class)).collect::<Vec<_>>(),
+            [0, 8, 0, 8]
+        );
 
         shares.change(0, class, |used| used - 36);
         // 12 entries are in use and 20 are reserved. A VPID below its part may use the rest of it
         // and all entries that are not reserved.
-        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [36, 40, 32, 40]);
+        assert_eq!(
+            (0..4).map(|attachment| shares.left_for(attachment, class)).collect::<Vec<_>>(),
+            [36, 40, 32, 40]
+        );
         assert_eq!(shares.left_for(4, class), 0, "there is no such VPID");
 
         shares.change(2, class, |used| used - 8);

@@ -29,10 +29,10 @@ pub(super) struct Registers {
 /// Returns the value of an attachment's register; `None` if it can't be read.
 pub(crate) fn read_register(
     unit: &UnitContext<'_, '_>,
-    who: AttachmentId,
+    attachment: AttachmentId,
     register: Register,
 ) -> Option<u64> {
-    let registers = unit.parts.atu.registers.get(usize::from(who.0))?;
+    let registers = unit.parts.atu.registers.get(usize::from(attachment.0))?;
 
     match register {
         Register::Address => Some(registers.address),
@@ -51,11 +51,11 @@ pub(crate) fn read_register(
 /// The register can't be written.
 pub(crate) fn write_register(
     unit: &mut UnitContext<'_, '_>,
-    who: AttachmentId,
+    attachment: AttachmentId,
     register: Register,
     value: u64,
 ) -> Result<(), NotWritable> {
-    let registers = unit.parts.atu.registers.get_mut(usize::from(who.0)).ok_or(NotWritable)?;
+    let registers = unit.parts.atu.registers.get_mut(usize::from(attachment.0)).ok_or(NotWritable)?;
 
     match register {
         Register::Address => registers.address = value,
@@ -63,8 +63,8 @@ pub(crate) fn write_register(
         Register::Owner => registers.owner = value,
         Register::Command => {
             let operands = *registers;
-            let outcome = carry_out(unit, who, operands, value);
-            store_outcome(unit, who, outcome);
+            let outcome = carry_out(unit, attachment, operands, value);
+            store_outcome(unit, attachment, outcome);
         }
         Register::Status | Register::Result => return Err(NotWritable),
     }
@@ -77,7 +77,7 @@ pub(crate) fn write_register(
 /// A status of [`command`].
 fn carry_out(
     unit: &mut UnitContext<'_, '_>,
-    who: AttachmentId,
+    attachment: AttachmentId,
     operands: Registers,
     value: u64,
 ) -> Result<Option<u64>, u64> {
@@ -88,7 +88,7 @@ fn carry_out(
     let Registers { address, pages, .. } = operands;
     match value & command::WHAT {
         command::REGISTER => {
-            let owner = owner_of(unit, who, operands).ok_or(command::NO_OWNER)?;
+            let owner = owner_of(unit, attachment, operands).ok_or(command::NO_OWNER)?;
             let class = (value >> command::CLASS_SHIFT & 3) as u8;
             let others =
                 DmaPermission { read: value & command::READ != 0, write: value & command::WRITE != 0 };
@@ -98,7 +98,7 @@ fn carry_out(
                 .map(Some)
         }
         command::DEREGISTER => {
-            let owner = (!unit.is_admin(who)).then_some(who);
+            let owner = (!unit.is_admin(attachment)).then_some(attachment);
             unit.parts.atu.deregister(&mut unit.parts.work, owner, address).map(|()| None)
         }
         _ => Err(command::MALFORMED),
@@ -107,18 +107,26 @@ fn carry_out(
 
 /// Returns the VPID for which an attachment registers memory: itself, or the one that the admin
 /// names.
-fn owner_of(unit: &UnitContext<'_, '_>, who: AttachmentId, operands: Registers) -> Option<AttachmentId> {
-    if unit.is_admin(who) {
+fn owner_of(
+    unit: &UnitContext<'_, '_>,
+    attachment: AttachmentId,
+    operands: Registers,
+) -> Option<AttachmentId> {
+    if unit.is_admin(attachment) {
         u16::try_from(operands.owner).ok().filter(|&owner| owner < unit.parts.config.vpids).map(AttachmentId)
     } else {
-        Some(who)
+        Some(attachment)
     }
 }
 
 /// Stores the outcome of a command in the status and result registers. A failure counts as an
 /// error. A command without a result leaves the result register as it is.
-fn store_outcome(unit: &mut UnitContext<'_, '_>, who: AttachmentId, outcome: Result<Option<u64>, u64>) {
-    let Some(registers) = unit.parts.atu.registers.get_mut(usize::from(who.0)) else { return };
+fn store_outcome(
+    unit: &mut UnitContext<'_, '_>,
+    attachment: AttachmentId,
+    outcome: Result<Option<u64>, u64>,
+) {
+    let Some(registers) = unit.parts.atu.registers.get_mut(usize::from(attachment.0)) else { return };
 
     match outcome {
         Ok(result) => {
@@ -127,7 +135,7 @@ fn store_outcome(unit: &mut UnitContext<'_, '_>, who: AttachmentId, outcome: Res
         }
         Err(status) => {
             registers.status = status;
-            unit.fail(who, error::ATU, command::COMMAND);
+            unit.fail(attachment, error::ATU, command::COMMAND);
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{
     Rma,
     commands::{InFlightCommand, Owner, State, WatchdogState},
     part::Part,
-    requester::Turn,
+    requester::PartOutcome,
     side_queue::Handled,
     transfer::{Data, Waiting},
 };
@@ -24,22 +24,22 @@ impl Rma {
     pub(super) fn finish_requests_of_get(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         index: usize,
-    ) -> Turn {
-        let Some(client) = self.client(who) else { return Turn::Blocked };
+    ) -> PartOutcome {
+        let Some(client) = self.client(attachment) else { return PartOutcome::Blocked };
         let id = client.commands.id(index);
-        let Some(in_flight) = client.commands.list.get_mut(index) else { return Turn::Blocked };
+        let Some(in_flight) = client.commands.list.get_mut(index) else { return PartOutcome::Blocked };
 
         in_flight.state = State::Sent;
         let status = in_flight.status;
 
         if in_flight.outstanding() == 0 {
-            self.end_command(unit, who, id, status);
+            self.end_command(unit, attachment, id, status);
         } else {
             client.commands.skip_sent_and_drop_ended();
         }
-        Turn::Advanced { cost: 1 }
+        PartOutcome::Advanced { cost: 1 }
     }
 
     /// Handles an answer for a command of this card.
@@ -51,15 +51,15 @@ impl Rma {
         memory: Option<Arc<DmaLease>>,
         waiting: &mut Waiting,
     ) -> Handled {
-        let who = AttachmentId(wire.target.vpid);
-        let Some(client) = self.client(who) else { return Handled::Done };
+        let attachment = AttachmentId(wire.target.vpid);
+        let Some(client) = self.client(attachment) else { return Handled::Done };
         let in_flight = client.commands.in_flight(part.id);
         let Some(in_flight) = in_flight.filter(|in_flight| in_flight.request.command == part.command) else {
             return Handled::Done;
         };
 
         if part.command != command::GET {
-            self.end_command(unit, who, part.id, part.status);
+            self.end_command(unit, attachment, part.id, part.status);
             return Handled::Done;
         }
 
@@ -83,7 +83,9 @@ impl Rma {
 
         // The lease returns to its owner before the command ends.
         drop(memory);
-        let Some((source, total)) = self.count_answer(who, &part, status) else { return Handled::Done };
+        let Some((source, total)) = self.count_answer(attachment, &part, status) else {
+            return Handled::Done;
+        };
 
         if notify_responder {
             let about = Part {
@@ -96,9 +98,9 @@ impl Rma {
             };
             // A failure is ignored: there is room, as seen above, and the packet only informs the
             // other side.
-            let _ = about.send(unit, Kind::Ended, wire.source, who.0, None);
+            let _ = about.send(unit, Kind::Ended, wire.source, attachment.0, None);
         }
-        self.end_command(unit, who, part.id, status);
+        self.end_command(unit, attachment, part.id, status);
         Handled::Done
     }
 
@@ -113,8 +115,8 @@ impl Rma {
         waiting: &mut Waiting,
     ) -> Option<u8> {
         let range = (address, part.rest.into());
-        let there = unit.parts.atu.find(address, part.rest.into());
-        if there.is_none_or(|(there, _)| Some(there.serial) != region) {
+        let found = unit.parts.atu.find(address, part.rest.into());
+        if found.is_none_or(|(found, _)| Some(found.serial) != region) {
             return Some(status::WITHDRAWN);
         }
 
@@ -124,8 +126,8 @@ impl Rma {
 
     /// Records that a part of a get was answered. Returns the get's source and length if this was
     /// its last part.
-    fn count_answer(&mut self, who: AttachmentId, part: &Part, status: u8) -> Option<(u64, u32)> {
-        let commands = &mut self.client(who)?.commands;
+    fn count_answer(&mut self, attachment: AttachmentId, part: &Part, status: u8) -> Option<(u64, u32)> {
+        let commands = &mut self.client(attachment)?.commands;
         let in_flight = commands.in_flight(part.id)?;
 
         let total = in_flight.request.length;
@@ -134,7 +136,7 @@ impl Rma {
             in_flight.outstanding() == length && (in_flight.state == State::Sent || status != status::DONE);
 
         in_flight.progress.answered += length;
-        in_flight.watchdog_state = WatchdogState::Moved;
+        in_flight.watchdog_state = WatchdogState::MoveOutcome;
         in_flight.status = status;
 
         let source = in_flight.request.source;
@@ -146,12 +148,12 @@ impl Rma {
     pub(super) fn end_command(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         id: u32,
         status: u8,
     ) {
-        let requester = Endpoint { node: unit.parts.config.node, vpid: who.0 };
-        let Some(client) = self.client(who) else { return };
+        let requester = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
+        let Some(client) = self.client(attachment) else { return };
         let Some(in_flight) = client.commands.in_flight(id) else { return };
 
         in_flight.state = State::Ended;
@@ -171,7 +173,7 @@ impl Rma {
 
         let Owner::Tenant { queue_generation } = owner else { return };
         client.counts.completed += 1;
-        unit.parts.attachments.mark_changed(who);
+        unit.parts.attachments.mark_changed(attachment);
 
         if queue_generation != client.notifications.generation() {
             return;
@@ -184,10 +186,10 @@ impl Rma {
 
         if status != status::DONE || request.notify & notify::REQUESTER != 0 {
             let own = if get { request.destination } else { request.source };
-            self.notify(unit, who, notification(notify::REQUESTER, own));
+            self.notify(unit, attachment, notification(notify::REQUESTER, own));
         }
         if get && status == status::DONE && request.notify & notify::COMPLETER != 0 {
-            self.notify(unit, who, notification(notify::COMPLETER, request.destination));
+            self.notify(unit, attachment, notification(notify::COMPLETER, request.destination));
         }
     }
 }

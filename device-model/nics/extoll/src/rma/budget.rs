@@ -12,7 +12,7 @@ pub(super) const OF_CLIENT: u64 = 50_000_000;
 pub(super) const OF_CARD: u64 = 100_000_000;
 /// Nanoseconds that must pass for a refill of one nanosecond.
 const REFILL: u64 = 100;
-/// Maximum number of nanoseconds charged between two looks. A card that was not driven for longer
+/// Maximum number of nanoseconds charged between two checks. A card that was not driven for longer
 /// could not see an answer.
 const SLICE: u64 = 5_000_000;
 
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn time_without_a_look_is_charged_in_slices() {
+    fn time_without_a_check_is_charged_in_slices() {
         let mut budget = Budget::new(OF_CLIENT);
         assert!(budget.hold(Nanos(START)));
         assert!(budget.hold(Nanos(START + 1_000_000_000)), "the card was not driven");

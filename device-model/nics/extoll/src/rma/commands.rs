@@ -71,8 +71,8 @@ pub(super) struct Progress {
 /// The watchdog's view of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchdogState {
-    /// A part was sent or answered since the last look.
-    Moved,
+    /// A part was sent or answered since the last check.
+    MoveOutcome,
     /// Nothing has moved for this number of nanoseconds. They are counted while the command is the
     /// first one for its target.
     Waiting(u64),
@@ -171,12 +171,12 @@ impl InFlightCommand {
 
 /// The targets seen in one search. Only the first unsent command for each target is considered.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Ahead {
+pub(super) struct TargetSearch {
     targets: [Endpoint; LOOK_AHEAD],
     count: usize,
 }
 
-impl Ahead {
+impl TargetSearch {
     fn contains(&self, target: Endpoint) -> bool {
         self.targets[..self.count].contains(&target)
     }
@@ -283,7 +283,7 @@ impl Commands {
     /// Returns the next command from `from` on that may proceed, for a target that is not in
     /// `ahead` yet, and adds the target. Commands for one target keep their order.
     #[inline]
-    pub(super) fn next_ahead(&self, ahead: &mut Ahead, from: usize) -> Option<usize> {
+    pub(super) fn next_ahead(&self, ahead: &mut TargetSearch, from: usize) -> Option<usize> {
         if ahead.count == LOOK_AHEAD || from > self.list.len() {
             return None;
         }
@@ -298,14 +298,14 @@ impl Commands {
         Some(index)
     }
 
-    /// Performs the watchdog's look, `elapsed` nanoseconds after the last one. Marks all commands
+    /// Performs the watchdog's check, `elapsed` nanoseconds after the last one. Marks all commands
     /// for a target as expired if that target has made no progress for `limit`.
     ///
-    /// Time counts for the first command of each target, since those behind it can't pass it. No
+    /// Time counts for the first command of each target, since later ones can't pass it. No
     /// time counts for commands that can't be sent because [`LOOK_AHEAD`] other targets are before
     /// them.
     pub(super) fn check_progress(&mut self, elapsed: u64, limit: u64) {
-        let (mut ahead, mut from) = (Ahead::default(), self.sent);
+        let (mut ahead, mut from) = (TargetSearch::default(), self.sent);
         while let Some(index) = self.next_ahead(&mut ahead, from) {
             from = index + 1;
         }
@@ -327,10 +327,10 @@ impl Commands {
                 .list
                 .iter()
                 .filter(same)
-                .any(|in_flight| in_flight.watchdog_state == WatchdogState::Moved);
+                .any(|in_flight| in_flight.watchdog_state == WatchdogState::MoveOutcome);
             let waited = match self.list[index].watchdog_state {
                 _ if moved => 0,
-                WatchdogState::Moved => 0,
+                WatchdogState::MoveOutcome => 0,
                 WatchdogState::Waiting(waited) => waited.saturating_add(elapsed),
                 WatchdogState::Expired => limit,
             };
@@ -346,7 +346,7 @@ impl Commands {
         }
 
         for in_flight in
-            self.list.iter_mut().filter(|in_flight| in_flight.watchdog_state == WatchdogState::Moved)
+            self.list.iter_mut().filter(|in_flight| in_flight.watchdog_state == WatchdogState::MoveOutcome)
         {
             in_flight.watchdog_state = WatchdogState::Waiting(0);
         }
@@ -395,7 +395,7 @@ mod tests {
         let mut commands = list(&[1, 2, 1]);
 
         for _ in 0..3 {
-            commands.list[2].watchdog_state = WatchdogState::Moved;
+            commands.list[2].watchdog_state = WatchdogState::MoveOutcome;
             commands.check_progress(LIMIT / 2, LIMIT);
         }
 
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn time_does_not_count_behind_too_many_other_targets() {
+    fn time_queued_after_too_many_other_targets_does_not_count() {
         let targets: Vec<u16> = (0..LOOK_AHEAD as u16 + 2).flat_map(|vpid| [vpid; 3]).collect();
         let mut commands = list(&targets);
 

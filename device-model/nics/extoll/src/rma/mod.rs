@@ -8,7 +8,7 @@
 //! | `answers` | the answers to these commands, and their ends |
 //! | `watchdog` | the ends of commands without answers |
 //! | `target` | accesses of others to this card's memory: puts are written, gets are answered |
-//! | `transfer` | data movement, by one copy or by messages |
+//! | `transfer` | data movement, by one copy or by DMA messages |
 //! | `side_queue` | side queues, for packets that wait for one client |
 //! | `budget` | the time for which clients with slow memory may hold shared queues |
 //! | `notify` | notification queues |
@@ -32,7 +32,7 @@
 //! which is later than the request.
 //!
 //! **Ends.** Every command whose first part was sent ends by an answer, even if its VPID was reset.
-//! A put that can't continue sends its end. A VPID's next tenant waits behind the commands that its
+//! A put that can't continue sends its end. A VPID's next tenant waits for the commands that its
 //! predecessor left and gets no notifications of them.
 //!
 //! Only the watchdog ends a command without an answer. A late answer to such a command finds no
@@ -40,8 +40,8 @@
 //! begins.
 //!
 //! **Waiting.** A packet at the front of a queue of the network stays there while its answer has no
-//! room, and the other queues continue. A packet that waits for memory reached by messages moves to
-//! a side queue of that memory's client. If a client does not answer a message within
+//! room, and the other queues continue. A packet that waits for memory accessed by DMA messages
+//! moves to a side queue of that memory's client. If a client does not answer a message within
 //! [`transfer::PATIENCE`], the card stops waiting for it until it answers one.
 
 mod answers;
@@ -71,7 +71,7 @@ use self::{
     part::Part,
     side_queue::{Handled, SideQueue, SideQueues},
     target::Streams,
-    transfer::{Stage, Waiting},
+    transfer::{StagingBuffer, Waiting},
     watchdog::Watchdog,
 };
 use crate::{
@@ -141,10 +141,10 @@ struct Client {
     notifications: Notifications,
     counts: Counts,
     commands: Commands,
-    /// Stage for puts from this client's memory, where it is reached by messages.
-    asking: Stage,
-    /// Stage for gets from this client's memory, where it is reached by messages.
-    answering: Stage,
+    /// Stage for puts from this client's memory, where it is accessed by DMA messages.
+    asking: StagingBuffer,
+    /// Stage for gets from this client's memory, where it is accessed by DMA messages.
+    answering: StagingBuffer,
     /// Whether the client has let a message wait too long. The card does not wait for its next
     /// ones.
     unresponsive: bool,
@@ -160,8 +160,8 @@ impl Default for Client {
             notifications: Notifications::default(),
             counts: Counts::default(),
             commands: Commands::default(),
-            asking: Stage::default(),
-            answering: Stage::default(),
+            asking: StagingBuffer::default(),
+            answering: StagingBuffer::default(),
             unresponsive: false,
             side_queues: Default::default(),
             budget: Budget::new(budget::OF_CLIENT),
@@ -176,13 +176,13 @@ pub(crate) struct Rma {
     /// Attachments with commands that are not sent completely.
     sending: Set,
     /// The attachment that sends next.
-    turn: AttachmentId,
+    next_vpid: AttachmentId,
     /// Puts for this card that have begun and not ended.
     streams: Streams,
     /// Progress of the first packet of each queue of the network.
     waiting: [Waiting; QUEUES],
     side_queues: SideQueues,
-    /// Buffer for writes to memory that is reached by messages.
+    /// Buffer for writes to memory that is accessed by DMA messages.
     scratch: Box<[u8]>,
     /// Counters of earlier tenants.
     before: Counts,
@@ -203,7 +203,7 @@ impl Rma {
         Self {
             clients: PerClient::new(attachments),
             sending: Set::default(),
-            turn: AttachmentId(0),
+            next_vpid: AttachmentId(0),
             streams: Streams::new(),
             waiting: [Waiting::default(); QUEUES],
             side_queues: SideQueues::default(),
@@ -218,26 +218,26 @@ impl Rma {
     }
 
     /// Allocates the state of an attachment, whose client comes.
-    pub(crate) fn open(&mut self, who: AttachmentId) {
-        self.clients.open(who);
+    pub(crate) fn open(&mut self, attachment: AttachmentId) {
+        self.clients.open(attachment);
     }
 
     /// Returns an attachment's state, if it has or had a client.
     #[inline]
-    fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
-        self.clients.get_mut(who)
+    fn client(&mut self, attachment: AttachmentId) -> Option<&mut Client> {
+        self.clients.get_mut(attachment)
     }
 
     /// Returns whether packets wait in a side queue of a client.
-    fn has_side_packets(&self, who: AttachmentId, class: usize) -> bool {
-        let client = self.clients.get(who);
+    fn has_side_packets(&self, attachment: AttachmentId, class: usize) -> bool {
+        let client = self.clients.get(attachment);
         client.is_some_and(|client| client.side_queues.get(class).is_some_and(|queue| !queue.is_empty()))
     }
 
     /// Returns an attachment's counters, if it has or had a client.
     #[inline]
-    pub(crate) fn counts(&self, who: AttachmentId) -> Option<&Counts> {
-        self.clients.get(who).map(|client| &client.counts)
+    pub(crate) fn counts(&self, attachment: AttachmentId) -> Option<&Counts> {
+        self.clients.get(attachment).map(|client| &client.counts)
     }
 
     /// Returns the counters of the card.
@@ -254,8 +254,8 @@ impl Rma {
     /// Begins a tenancy with the state of power-on, or ends one. The client's memory is no longer
     /// accessed, and its commands end without notifications. The caller must have deregistered the
     /// client's regions.
-    pub(crate) fn power_on(&mut self, who: AttachmentId, read_pointer: Option<SharedU64>) {
-        let Some(client) = self.client(who) else { return };
+    pub(crate) fn power_on(&mut self, attachment: AttachmentId, read_pointer: Option<SharedU64>) {
+        let Some(client) = self.client(attachment) else { return };
 
         client.notifications.power_on(read_pointer);
         client.asking.abandon();
@@ -266,9 +266,9 @@ impl Rma {
         let (counted, is_sending) = (std::mem::take(&mut client.counts), client.commands.is_sending());
         self.before = self.before.and(counted);
         if is_sending {
-            self.sending.add(who);
+            self.sending.add(attachment);
         } else {
-            self.sending.remove(who);
+            self.sending.remove(attachment);
         }
     }
 
@@ -291,7 +291,7 @@ impl Rma {
 
         if let Some(part) = part {
             let mut waiting = self.waiting.get(queue).copied().unwrap_or_default();
-            let handled = if self.follows_side_packets(wire) {
+            let handled = if self.must_follow_side_packets(wire) {
                 Handled::Slow
             } else {
                 self.handle(unit, wire, part, memory, &mut waiting)

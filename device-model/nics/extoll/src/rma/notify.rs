@@ -132,8 +132,13 @@ impl Notifications {
 
 impl Rma {
     /// Enables or disables a notification queue. A queue that can't be used counts as an error.
-    pub(super) fn enable_queue(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, on: bool) {
-        let Some(client) = self.client(who) else { return };
+    pub(super) fn enable_queue(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        attachment: AttachmentId,
+        on: bool,
+    ) {
+        let Some(client) = self.client(attachment) else { return };
         let notifications = &mut client.notifications;
         if on == notifications.is_enabled() {
             return;
@@ -144,18 +149,22 @@ impl Rma {
             return;
         }
 
-        match unit.lease_ring(who, notifications.registers, &LIMITS) {
+        match unit.lease_ring(attachment, notifications.registers, &LIMITS) {
             Some(memory) => notifications.enable(memory),
-            None => unit.fail(who, error::RING, reg::RMA_QUEUE_ENABLE),
+            None => unit.fail(attachment, error::RING, reg::RMA_QUEUE_ENABLE),
         }
     }
 
     /// Reads the owner's read pointer, and returns whether it has notifications to take. A pointer
     /// that is invalid counts as one error until it changes.
-    pub(crate) fn poll_notifications(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> bool {
-        let Some(client) = self.client(who) else { return false };
+    pub(crate) fn poll_notifications(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        attachment: AttachmentId,
+    ) -> bool {
+        let Some(client) = self.client(attachment) else { return false };
         if let Some(pointer) = client.notifications.poll() {
-            unit.fail(who, error::READ_POINTER, pointer);
+            unit.fail(attachment, error::READ_POINTER, pointer);
         }
         client.notifications.has_unread()
     }
@@ -165,28 +174,28 @@ impl Rma {
     pub(super) fn notify(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         notification: Notification,
     ) {
-        let first = !self.poll_notifications(unit, who);
-        let Some(client) = self.client(who) else { return };
+        let first = !self.poll_notifications(unit, attachment);
+        let Some(client) = self.client(attachment) else { return };
         let Some(queue) = &mut client.notifications.queue else { return };
 
         match queue.put(notification) {
             Put::Done => {
                 client.counts.notifications += 1;
-                unit.parts.attachments.mark_changed(who);
+                unit.parts.attachments.mark_changed(attachment);
                 if first {
-                    unit.raise(who, vector::RMA_NOTIFICATION);
+                    unit.raise(attachment, vector::RMA_NOTIFICATION);
                 }
             }
             Put::Full => {
                 client.counts.overflows += 1;
-                unit.fail(who, error::OVERFLOW, 0);
+                unit.fail(attachment, error::OVERFLOW, 0);
             }
             Put::MemoryGone => {
                 client.notifications.disable();
-                unit.fail(who, error::RING_MEMORY, 0);
+                unit.fail(attachment, error::RING_MEMORY, 0);
             }
         }
     }

@@ -135,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_comes_back(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), address: u64, data: u64) {
+        fn part_round_trips(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), address: u64, data: u64) {
             let ((last, staged), (length, rest, total)) = (ends, lengths);
             let part = Part { id, command, notify, status, last, staged, length, rest, total, address, data };
             let mut bytes = [0; BYTES];

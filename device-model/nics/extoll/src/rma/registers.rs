@@ -15,8 +15,8 @@ pub(crate) enum Register {
 
 impl Rma {
     /// Returns the value of an attachment's register; `None` if the attachment does not exist.
-    pub(crate) fn read_register(&mut self, who: AttachmentId, register: Register) -> Option<u64> {
-        let notifications = &self.client(who)?.notifications;
+    pub(crate) fn read_register(&mut self, attachment: AttachmentId, register: Register) -> Option<u64> {
+        let notifications = &self.client(attachment)?.notifications;
         Some(match register {
             Register::Queue(register) => notifications.registers.read(register, notifications.is_enabled()),
             Register::Watchdog => self.watchdog.limit(),
@@ -30,17 +30,17 @@ impl Rma {
     pub(crate) fn write_register(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         register: Register,
         value: u64,
     ) -> Result<(), NotWritable> {
-        let notifications = &mut self.client(who).ok_or(NotWritable)?.notifications;
+        let notifications = &mut self.client(attachment).ok_or(NotWritable)?.notifications;
 
         match register {
             Register::Queue(register) => {
                 let is_enabled = notifications.is_enabled();
                 if let Some(on) = notifications.registers.write(register, value, is_enabled)? {
-                    self.enable_queue(unit, who, on);
+                    self.enable_queue(unit, attachment, on);
                 }
             }
             Register::Watchdog => self.watchdog.set_limit(unit.context, value),

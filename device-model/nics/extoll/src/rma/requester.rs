@@ -2,7 +2,7 @@
 //!
 //! A command enters its VPID's list, is sent in parts, and ends by answers (`answers`). Commands
 //! start in the order in which they were written; a command that can't proceed lets those for other
-//! targets pass. VPIDs send one part in turn.
+//! targets pass. VPIDs send one part each, round-robin.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use nicforge_kit::retry;
 
 use super::{
     Rma,
-    commands::{Ahead, InFlightCommand, Owner, State, WatchdogState},
+    commands::{InFlightCommand, Owner, State, TargetSearch, WatchdogState},
     cycles,
     part::{Part, most_requested},
-    transfer::{Lent, Role, Unreadable, Wanted},
+    transfer::{PacketMemory, ReadKey, Role, Unreadable},
 };
 use crate::{
     topology::Route,
@@ -29,8 +29,8 @@ use crate::{
 /// Requests of the largest size that a VPID's gets may have sent, and whose data have not arrived.
 const GET_WINDOW: u32 = 8;
 
-/// The outcome of a VPID's turn.
-pub(super) enum Turn {
+/// The outcome of sending one part for a VPID.
+pub(super) enum PartOutcome {
     /// A part was sent, or a command ended, at this cost.
     Advanced { cost: u32 },
     /// Nothing can be sent now.
@@ -50,19 +50,19 @@ impl Rma {
     pub(crate) fn command(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         data: &[u8],
     ) -> Write {
         let Ok(bytes) = <[u8; COMMAND_BYTES]>::try_from(data) else {
-            return refuse(unit, who, error::REGISTER_ACCESS);
+            return refuse(unit, attachment, error::REGISTER_ACCESS);
         };
-        if unit.is_admin(who) {
-            return refuse(unit, who, error::NOT_PERMITTED);
+        if unit.is_admin(attachment) {
+            return refuse(unit, attachment, error::NOT_PERMITTED);
         }
 
-        let Some(client) = self.client(who) else { return Write::Accepted };
+        let Some(client) = self.client(attachment) else { return Write::Accepted };
         if !client.notifications.is_enabled() {
-            return refuse(unit, who, error::COMMAND);
+            return refuse(unit, attachment, error::COMMAND);
         }
         if client.commands.is_full() {
             return Write::Stalled;
@@ -71,11 +71,11 @@ impl Rma {
         let written: Command = zerocopy::transmute!(bytes);
         let valid = client.commands.push(&written, client.notifications.generation());
         client.counts.commands += 1;
-        self.sending.add(who);
-        self.watchdog.add(unit.context, who);
-        unit.parts.attachments.mark_changed(who);
+        self.sending.add(attachment);
+        self.watchdog.add(unit.context, attachment);
+        unit.parts.attachments.mark_changed(attachment);
 
-        if valid { Write::Accepted } else { refuse(unit, who, error::COMMAND) }
+        if valid { Write::Accepted } else { refuse(unit, attachment, error::COMMAND) }
     }
 
     /// Sends parts of commands, one for each VPID in turn, for about `budget` units of work.
@@ -83,69 +83,76 @@ impl Rma {
     #[inline]
     pub(crate) fn send(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
         self.run_watchdog(unit);
-        if self.sending.is_empty() { 0 } else { self.send_in_turn(unit, budget) }
+        if self.sending.is_empty() { 0 } else { self.send_round_robin(unit, budget) }
     }
 
     /// As [`Rma::send`], where VPIDs have parts to send.
-    fn send_in_turn(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
+    fn send_round_robin(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
         let mut waiting = self.sending;
-        let mut next = self.turn;
+        let mut next = self.next_vpid;
         let mut spent = 0;
         while spent < budget {
-            let Some(who) = waiting.in_turn(next) else { break };
-            next = AttachmentId(who.0 + 1);
+            let Some(attachment) = waiting.in_turn(next) else { break };
+            next = AttachmentId(attachment.0 + 1);
 
-            match self.send_part(unit, who) {
-                Turn::Advanced { cost } => {
+            match self.send_part(unit, attachment) {
+                PartOutcome::Advanced { cost } => {
                     spent += cost;
-                    // A VPID that was blocked keeps its turn.
-                    self.turn = next;
+                    // A VPID that was blocked stays the next one.
+                    self.next_vpid = next;
                 }
-                Turn::Blocked => waiting.remove(who),
+                PartOutcome::Blocked => waiting.remove(attachment),
             }
 
-            let Some(client) = self.client(who) else { break };
+            let Some(client) = self.client(attachment) else { break };
             if !client.commands.is_sending() {
-                self.sending.remove(who);
-                waiting.remove(who);
+                self.sending.remove(attachment);
+                waiting.remove(attachment);
             }
         }
         spent
     }
 
     /// Sends a part of a VPID's first command that can proceed.
-    fn send_part(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> Turn {
-        let Some(client) = self.client(who) else { return Turn::Blocked };
-        let (mut ahead, mut from) = (Ahead::default(), client.commands.sent);
+    fn send_part(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) -> PartOutcome {
+        let Some(client) = self.client(attachment) else { return PartOutcome::Blocked };
+        let (mut ahead, mut from) = (TargetSearch::default(), client.commands.sent);
         loop {
-            let Some(client) = self.client(who) else { return Turn::Blocked };
-            let Some(index) = client.commands.next_ahead(&mut ahead, from) else { return Turn::Blocked };
-            if let Turn::Advanced { cost } = self.send_part_of(unit, who, index) {
-                return Turn::Advanced { cost };
+            let Some(client) = self.client(attachment) else { return PartOutcome::Blocked };
+            let Some(index) = client.commands.next_ahead(&mut ahead, from) else {
+                return PartOutcome::Blocked;
+            };
+            if let PartOutcome::Advanced { cost } = self.send_part_of(unit, attachment, index) {
+                return PartOutcome::Advanced { cost };
             }
             from = index + 1;
         }
     }
 
     /// Sends a part of one command.
-    fn send_part_of(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, index: usize) -> Turn {
-        if let Some(turn) = self.start(unit, who, index) {
-            return turn;
+    fn send_part_of(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        attachment: AttachmentId,
+        index: usize,
+    ) -> PartOutcome {
+        if let Some(outcome) = self.start(unit, attachment, index) {
+            return outcome;
         }
 
-        let Some(client) = self.client(who) else { return Turn::Blocked };
+        let Some(client) = self.client(attachment) else { return PartOutcome::Blocked };
         let commands = &client.commands;
-        let Some(in_flight) = commands.list.get(index).cloned() else { return Turn::Blocked };
+        let Some(in_flight) = commands.list.get(index).cloned() else { return PartOutcome::Blocked };
         let part = in_flight.next_part(commands.id(index), unit.parts.config.rma_mtu);
         let asked = commands.asked;
-        if !unit.parts.switch.request_idle_way(in_flight.request.target.node, Class::Request) {
-            return Turn::Blocked;
+        if !unit.parts.switch.request_idle_output(in_flight.request.target.node, Class::Request) {
+            return PartOutcome::Blocked;
         }
 
         if in_flight.request.is_get() {
-            self.request_part(unit, who, index, &in_flight, part, asked)
+            self.request_part(unit, attachment, index, &in_flight, part, asked)
         } else {
-            self.put_part(unit, who, index, &in_flight, part)
+            self.put_part(unit, attachment, index, &in_flight, part)
         }
     }
 
@@ -153,50 +160,51 @@ impl Rma {
     fn request_part(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         index: usize,
         in_flight: &InFlightCommand,
         part: Part,
         asked: u32,
-    ) -> Turn {
+    ) -> PartOutcome {
         if in_flight.is_stopped() || part.rest == 0 {
-            return self.finish_requests_of_get(unit, who, index);
+            return self.finish_requests_of_get(unit, attachment, index);
         }
         let window = GET_WINDOW * most_requested(unit.parts.config.rma_mtu);
         if asked > 0 && asked + part.length > window {
-            return Turn::Blocked;
+            return PartOutcome::Blocked;
         }
 
-        self.send_next(unit, who, index, (Kind::Get, in_flight.request.target), &part, None)
+        self.send_next(unit, attachment, index, (Kind::Get, in_flight.request.target), &part, None)
     }
 
     /// Sends the next part of a put. A put that can't continue sends its end.
     fn put_part(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         index: usize,
         in_flight: &InFlightCommand,
         mut part: Part,
-    ) -> Turn {
+    ) -> PartOutcome {
         if !unit.request_idle(&self.reading) {
-            return Turn::Blocked;
+            return PartOutcome::Blocked;
         }
 
-        let memory = match self.fill_part(unit, who, in_flight, &mut part) {
+        let memory = match self.fill_part(unit, attachment, in_flight, &mut part) {
             PartData::Ready(memory) => memory,
             PartData::Pending => {
                 unit.context.wake_at(unit.context.now().after(retry::MEMORY_BUSY));
-                return Turn::Blocked;
+                return PartOutcome::Blocked;
             }
         };
 
         part.last = part.length == part.rest || part.status != status::DONE;
-        let turn = self.send_next(unit, who, index, (Kind::Put, in_flight.request.target), &part, memory);
-        if let Turn::Advanced { .. } = turn {
+        let outcome =
+            self.send_next(unit, attachment, index, (Kind::Put, in_flight.request.target), &part, memory);
+        if let PartOutcome::Advanced { .. } = outcome {
             unit.work(&mut self.reading, cycles(part.length));
         }
-        turn
+        outcome
     }
 
     /// Sets the data of a put's part, or the status with which the put ends.
@@ -204,7 +212,7 @@ impl Rma {
     fn fill_part(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         in_flight: &InFlightCommand,
         part: &mut Part,
     ) -> PartData {
@@ -221,8 +229,8 @@ impl Rma {
             return PartData::Ready(None);
         }
 
-        match self.source(unit, who, in_flight, part.id) {
-            Ok(Some(Lent { lease, offset, length, staged })) => {
+        match self.source(unit, attachment, in_flight, part.id) {
+            Ok(Some(PacketMemory { lease, offset, length, staged })) => {
                 (part.data, part.length, part.staged) = (offset, length, staged);
                 PartData::Ready(Some(lease))
             }
@@ -240,27 +248,27 @@ impl Rma {
     fn send_next(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         index: usize,
         (kind, target): (Kind, Endpoint),
         part: &Part,
         memory: Option<Arc<DmaLease>>,
-    ) -> Turn {
-        match part.send(unit, kind, target, who.0, memory) {
+    ) -> PartOutcome {
+        match part.send(unit, kind, target, attachment.0, memory) {
             Ok(()) => {}
-            Err(Unsent::Starved | Unsent::Full) => return Turn::Blocked,
+            Err(Unsent::Starved | Unsent::Full) => return PartOutcome::Blocked,
             Err(Unsent::Unreachable) => {
                 // Not reached: the route existed when the command started.
-                self.end_command(unit, who, part.id, status::NO_RECEIVER);
-                return Turn::Advanced { cost: 1 };
+                self.end_command(unit, attachment, part.id, status::NO_RECEIVER);
+                return PartOutcome::Advanced { cost: 1 };
             }
         }
 
-        let Some(client) = self.client(who) else { return Turn::Blocked };
+        let Some(client) = self.client(attachment) else { return PartOutcome::Blocked };
         let commands = &mut client.commands;
         if let Some(in_flight) = commands.list.get_mut(index) {
             in_flight.progress.sent += part.length;
-            in_flight.watchdog_state = WatchdogState::Moved;
+            in_flight.watchdog_state = WatchdogState::MoveOutcome;
             if kind == Kind::Get {
                 commands.asked += part.length;
             }
@@ -269,28 +277,33 @@ impl Rma {
 
         commands.skip_sent_and_drop_ended();
         // The bytes count for the budget of the card that moves them.
-        Turn::Advanced { cost: 1 }
+        PartOutcome::Advanced { cost: 1 }
     }
 
-    /// Starts a command of which no part was sent. Returns the outcome of the turn if the command
+    /// Starts a command of which no part was sent. Returns the outcome if the command
     /// ends here or has to wait, and `None` if a part can be sent.
-    fn start(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, index: usize) -> Option<Turn> {
-        let commands = &mut self.client(who)?.commands;
+    fn start(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        attachment: AttachmentId,
+        index: usize,
+    ) -> Option<PartOutcome> {
+        let commands = &mut self.client(attachment)?.commands;
         let in_flight = commands.list.get(index).filter(|in_flight| in_flight.state == State::New)?;
         let id = commands.id(index);
 
         if in_flight.owner == Owner::Orphaned {
-            self.end_command(unit, who, id, status::WITHDRAWN);
-            return Some(Turn::Advanced { cost: 1 });
+            self.end_command(unit, attachment, id, status::WITHDRAWN);
+            return Some(PartOutcome::Advanced { cost: 1 });
         }
 
         let judged = match in_flight.status {
-            status::DONE => judge(unit, who, in_flight),
+            status::DONE => judge(unit, attachment, in_flight),
             bad => Err(bad),
         };
 
         if commands.has_to_wait(index, judged.is_err()) {
-            return Some(Turn::Blocked);
+            return Some(PartOutcome::Blocked);
         }
 
         match judged {
@@ -301,8 +314,8 @@ impl Rma {
                 None
             }
             Err(status) => {
-                self.end_command(unit, who, id, status);
-                Some(Turn::Advanced { cost: 1 })
+                self.end_command(unit, attachment, id, status);
+                Some(PartOutcome::Advanced { cost: 1 })
             }
         }
     }
@@ -311,10 +324,10 @@ impl Rma {
     fn source(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         in_flight: &InFlightCommand,
         id: u32,
-    ) -> Result<Option<Lent>, Unreadable> {
+    ) -> Result<Option<PacketMemory>, Unreadable> {
         let (at, rest) = (in_flight.progress.sent, in_flight.rest());
         let address = in_flight.request.source + u64::from(at);
         let (region, offset) = unit.parts.atu.find(address, rest.into()).ok_or(Unreadable)?;
@@ -328,21 +341,21 @@ impl Rma {
         // The length fits: it is at most `most`.
         let length = piece.length as u32;
         if let Some((lease, offset)) = piece.lease {
-            return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));
+            return Ok(Some(PacketMemory { lease: lease.clone(), offset, length, staged: false }));
         }
 
-        let requester = Endpoint { node: unit.parts.config.node, vpid: who.0 };
-        let wanted = Wanted { requester, id, at, iova: piece.iova, length };
-        let client = self.client(who).ok_or(Unreadable)?;
-        let lease = client.asking.fetch(unit.context, who, Role::Asking, wanted)?;
-        Ok(lease.map(|lease| Lent { lease, offset: 0, length, staged: true }))
+        let requester = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
+        let wanted = ReadKey { requester, id, at, iova: piece.iova, length };
+        let client = self.client(attachment).ok_or(Unreadable)?;
+        let lease = client.asking.fetch(unit.context, attachment, Role::Asking, wanted)?;
+        Ok(lease.map(|lease| PacketMemory { lease, offset: 0, length, staged: true }))
     }
 }
 
 /// Counts an error of a command's write.
 #[cold]
-fn refuse(unit: &mut UnitContext<'_, '_>, who: AttachmentId, code: u8) -> Write {
-    unit.fail(who, code, reg::RMA_COMMAND);
+fn refuse(unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, code: u8) -> Write {
+    unit.fail(attachment, code, reg::RMA_COMMAND);
     Write::Accepted
 }
 
@@ -350,7 +363,7 @@ fn refuse(unit: &mut UnitContext<'_, '_>, who: AttachmentId, code: u8) -> Write 
 /// needs, or the status with which it ends.
 fn judge(
     unit: &UnitContext<'_, '_>,
-    who: AttachmentId,
+    attachment: AttachmentId,
     in_flight: &InFlightCommand,
 ) -> Result<Option<u64>, u8> {
     let request = &in_flight.request;
@@ -368,7 +381,9 @@ fn judge(
         _ => (request.source, false),
     };
     match unit.parts.atu.find(address, request.length.into()) {
-        Some((region, _)) if region.owner == who.0 && region.allows(true, write) => Ok(Some(region.serial)),
+        Some((region, _)) if region.owner == attachment.0 && region.allows(true, write) => {
+            Ok(Some(region.serial))
+        }
         _ => Err(status::LOCAL_ADDRESS),
     }
 }

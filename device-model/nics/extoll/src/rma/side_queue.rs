@@ -1,8 +1,9 @@
 //! Side queues: packets that wait for one client's memory leave the queues that all clients share.
 //!
-//! A packet whose data move by messages moves to a side queue if its client has not answered yet.
-//! Each client has one side queue for each class of traffic. All later RMA packets of the class for
-//! the client follow it, so that order is kept. One client's side queue delays no other client.
+//! A packet whose data move by DMA messages moves to a side queue if its client has not answered
+//! yet. Each client has one side queue for each class of traffic. All later RMA packets of the
+//! class for the client follow it, so that order is kept. One client's side queue delays no other
+//! client.
 //!
 //! A side queue is bounded by [`DEPTH`]. When it is full, packets for the client wait at the front
 //! of shared queues. That time is charged to a [`Budget`](super::budget::Budget) of the client and
@@ -41,7 +42,7 @@ use crate::{
 const DEPTH: usize = 256;
 /// Packets with copied data in a side queue at most.
 const COPIES: usize = 4;
-/// Longest time between two looks at a side queue, in nanoseconds.
+/// Longest time between two checks of a side queue, in nanoseconds.
 const LONGEST_RETRY: u64 = 1_000_000;
 /// Classes that have side queues, in the order in which they are served.
 pub(super) const CLASSES: [Class; 2] = [Class::Response, Class::Request];
@@ -72,9 +73,9 @@ struct Entry {
 #[derive(Default)]
 pub(super) struct SideQueue {
     entries: VecDeque<Entry>,
-    /// Time of the next look at the first packet.
-    next_look: Nanos,
-    /// Whether the last look found that the client has not answered.
+    /// Time of the next check of the first packet.
+    next_check: Nanos,
+    /// Whether the last check found that the client has not answered.
     slow: bool,
     /// Memory for copied data, created when it is first needed.
     memory: Option<SharedMemory>,
@@ -132,12 +133,12 @@ impl SideQueue {
             *used = false;
         }
 
-        (self.next_look, self.slow) = (Nanos::ZERO, false);
+        (self.next_check, self.slow) = (Nanos::ZERO, false);
     }
 
-    /// Lets the first packet be looked at in the next step, because a message was answered.
+    /// Schedules a check of the first packet for the next step, because a message was answered.
     pub(super) fn retry_now(&mut self) {
-        self.next_look = Nanos::ZERO;
+        self.next_check = Nanos::ZERO;
     }
 }
 
@@ -152,7 +153,7 @@ pub(super) struct SideQueues {
     /// Clients with packets in side queues.
     occupied: Set,
     /// The client whose side queues are served next.
-    turn: AttachmentId,
+    next_owner: AttachmentId,
     /// The time for which packets of all clients may hold shared queues.
     budget: Budget,
     /// Packets that ended early because a budget was spent.
@@ -163,7 +164,7 @@ impl Default for SideQueues {
     fn default() -> Self {
         Self {
             occupied: Set::default(),
-            turn: AttachmentId(0),
+            next_owner: AttachmentId(0),
             budget: Budget::new(budget::OF_CARD),
             hurried: 0,
         }
@@ -178,7 +179,7 @@ impl Rma {
 
     /// Returns whether a packet has to follow others to a side queue.
     #[inline]
-    pub(super) fn follows_side_packets(&self, wire: Wire) -> bool {
+    pub(super) fn must_follow_side_packets(&self, wire: Wire) -> bool {
         let class = wire.kind.class();
         !self.side_queues.occupied.is_empty()
             && class != Class::Completion
@@ -208,17 +209,17 @@ impl Rma {
             memory
         };
 
-        let look = waiting.retry(unit.context.now());
+        let next_check = waiting.retry(unit.context.now());
         let side_queue = self.side_queue(owner, class)?;
         if side_queue.is_empty() {
-            (side_queue.next_look, side_queue.slow) = (look, true);
+            (side_queue.next_check, side_queue.slow) = (next_check, true);
         }
 
         side_queue.push(arrival.wire, part, memory, waiting);
         self.side_queues.occupied.add(owner);
-        unit.context.wake_at(look);
+        unit.context.wake_at(next_check);
 
-        // The look at this packet, or at the packet that made room, may have copied as much as
+        // The check of this packet, or of the packet that made room, may have copied as much as
         // this.
         Some(cost(part.length, unit.parts.config.rma_mtu))
     }
@@ -270,9 +271,9 @@ impl Rma {
         let mut left = self.side_queues.occupied;
         let mut spent = 0;
         while spent < budget {
-            let Some(owner) = left.in_turn(self.side_queues.turn) else { break };
+            let Some(owner) = left.in_turn(self.side_queues.next_owner) else { break };
             left.remove(owner);
-            self.side_queues.turn = AttachmentId(owner.0 + 1);
+            self.side_queues.next_owner = AttachmentId(owner.0 + 1);
 
             for class in CLASSES {
                 while spent < budget
@@ -291,7 +292,7 @@ impl Rma {
     }
 
     /// Handles the first packet of a side queue. Returns the cost if it is finished, and `None` if
-    /// it waits. A hurried look ends a packet that would wait.
+    /// it waits. A hurried check ends a packet that would wait.
     fn handle_first_side_packet(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -302,7 +303,7 @@ impl Rma {
         let now = unit.context.now();
         let side_queue = self.side_queue(owner, class)?;
         let first = side_queue.entries.front()?;
-        if !hurried && !retry::is_due(unit.context, side_queue.next_look) {
+        if !hurried && !retry::is_due(unit.context, side_queue.next_check) {
             return None;
         }
 
@@ -311,13 +312,13 @@ impl Rma {
         waiting.hurried = hurried;
         let handled = self.handle(unit, wire, part, memory, &mut waiting);
         waiting.hurried = false;
-        let look = if handled == Handled::Slow { waiting.retry(now) } else { Nanos::ZERO };
+        let next_check = if handled == Handled::Slow { waiting.retry(now) } else { Nanos::ZERO };
 
         let side_queue = self.side_queue(owner, class)?;
         if handled != Handled::Done {
-            (side_queue.next_look, side_queue.slow) = (look, handled == Handled::Slow);
+            (side_queue.next_check, side_queue.slow) = (next_check, handled == Handled::Slow);
             side_queue.entries.front_mut()?.waiting = waiting;
-            unit.context.wake_at(if look > now { look } else { now.after(LONGEST_RETRY) });
+            unit.context.wake_at(if next_check > now { next_check } else { now.after(LONGEST_RETRY) });
             return None;
         }
 
@@ -329,7 +330,7 @@ impl Rma {
 }
 
 impl Waiting {
-    /// Returns the time of the next look: soon at first, and less often the longer the client has
+    /// Returns the time of the next check: soon at first, and less often the longer the client has
     /// not answered.
     fn retry(&self, now: Nanos) -> Nanos {
         let waited = self.waited(now);

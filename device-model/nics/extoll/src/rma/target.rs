@@ -9,7 +9,7 @@ use super::{
     Rma, cycles,
     part::Part,
     side_queue::Handled,
-    transfer::{Data, Lent, Role, Unreadable, Waiting, Wanted},
+    transfer::{Data, PacketMemory, ReadKey, Role, Unreadable, Waiting},
 };
 use crate::{
     unit::{UnitContext, Unsent},
@@ -190,7 +190,7 @@ impl Rma {
                 Ok(region) => {
                     answer.address = region;
                     match self.lend(unit, wire, &part, (address, rest, left), waiting) {
-                        Ok(Some(Lent { lease, offset, length, staged })) => {
+                        Ok(Some(PacketMemory { lease, offset, length, staged })) => {
                             memory = Some(lease);
                             (answer.data, answer.length, answer.last) = (offset, length, length == left);
                             answer.staged = staged;
@@ -222,7 +222,7 @@ impl Rma {
         part: &Part,
         (address, rest, left): (u64, u32, u32),
         waiting: &mut Waiting,
-    ) -> Result<Option<Lent>, Unreadable> {
+    ) -> Result<Option<PacketMemory>, Unreadable> {
         let (region, offset) = unit.parts.atu.find(address, rest.into()).ok_or(Unreadable)?;
         let most = left.min(unit.parts.config.rma_mtu);
         let piece = region.piece(offset, most.into()).ok_or(Unreadable)?;
@@ -230,16 +230,16 @@ impl Rma {
         // The length fits: it is at most `most`.
         let length = piece.length as u32;
         if let Some((lease, offset)) = piece.lease {
-            return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));
+            return Ok(Some(PacketMemory { lease: lease.clone(), offset, length, staged: false }));
         }
 
         let owner = AttachmentId(wire.target.vpid);
         let requester = wire.source;
         let at = part.total - rest.min(part.total);
-        let wanted = Wanted { requester, id: part.id, at, iova: piece.iova, length };
+        let wanted = ReadKey { requester, id: part.id, at, iova: piece.iova, length };
         let client = self.client(owner).ok_or(Unreadable)?;
         if let Some(lease) = client.answering.fetch(unit.context, owner, Role::Answering, wanted)? {
-            return Ok(Some(Lent { lease, offset: 0, length, staged: true }));
+            return Ok(Some(PacketMemory { lease, offset: 0, length, staged: true }));
         }
 
         if waiting.wait(unit.context.now()) && !client.unresponsive {

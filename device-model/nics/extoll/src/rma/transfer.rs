@@ -2,9 +2,9 @@
 //!
 //! Mapped memory is copied once, from the source directly to the destination.
 //!
-//! Memory that is reached by messages is read into a [`Stage`] of this card, which takes the place
-//! of the source. It is written by messages of at most `MAX_DMA` bytes. Each 64 KiB cost two copies
-//! and one more round trip of a message.
+//! Memory that is accessed by DMA messages is read into a [`StagingBuffer`] of this card, which
+//! takes the place of the source. It is written by messages of at most `MAX_DMA` bytes. Each 64 KiB
+//! cost two copies and one more round trip of a message.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ pub(super) enum Data<'a> {
 
 /// The outcome of an attempt to move data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moved {
+pub(super) enum MoveOutcome {
     /// All bytes have moved.
     Done,
     /// A message has to be answered first.
@@ -93,10 +93,10 @@ pub(super) fn deposit(
     data: &Data<'_>,
     length: u32,
     done: &mut u32,
-) -> Moved {
+) -> MoveOutcome {
     while *done < length {
         let Some(piece) = region.piece(offset + u64::from(*done), u64::from(length - *done)) else {
-            return Moved::Withdrawn;
+            return MoveOutcome::Withdrawn;
         };
 
         let moved = match piece.lease {
@@ -109,11 +109,11 @@ pub(super) fn deposit(
         match moved {
             // The length fits: it is at most `length`.
             Ok(()) => *done += piece.length as u32,
-            Err(Failed::Busy) => return Moved::Wait,
-            Err(Failed::Withdrawn) => return Moved::Withdrawn,
+            Err(Failed::Busy) => return MoveOutcome::Wait,
+            Err(Failed::Withdrawn) => return MoveOutcome::Withdrawn,
         }
     }
-    Moved::Done
+    MoveOutcome::Done
 }
 
 /// Copies `length` bytes of the data, from byte `done` on, to mapped memory.
@@ -133,7 +133,7 @@ fn word(bytes: &[u8; 8], done: u32, length: u64) -> Result<&[u8], Failed> {
     bytes.get(done..done + length as usize).ok_or(Failed::Withdrawn)
 }
 
-/// As [`copy`], to memory that is reached by messages.
+/// As [`copy`], to memory that is accessed by DMA messages.
 fn write(
     context: &mut Context<'_>,
     scratch: &mut Box<[u8]>,
@@ -164,14 +164,14 @@ enum Content {
     #[default]
     Nothing,
     /// The read for this request has been started.
-    Coming(Wanted),
-    Ready(Wanted),
-    Failed(Wanted),
+    Coming(ReadKey),
+    Ready(ReadKey),
+    Failed(ReadKey),
 }
 
-/// The identity of data that are read by messages.
+/// The identity of data that are read by DMA messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct ReadKey {
     pub(super) requester: Endpoint,
     /// The requester's number for the command.
     pub(super) id: u32,
@@ -181,10 +181,10 @@ pub(super) struct Wanted {
     pub(super) length: u32,
 }
 
-/// A buffer of the card for data that are read by messages, as large as the data of one packet. Its
-/// memory is created when it is first needed.
+/// A buffer of the card for data that are read by DMA messages, as large as the data of one packet.
+/// Its memory is created when it is first needed.
 #[derive(Default)]
-pub(super) struct Stage {
+pub(super) struct StagingBuffer {
     memory: Option<Window>,
     /// Term of the lease.
     term: Term,
@@ -195,7 +195,7 @@ pub(super) struct Stage {
     generation: u32,
 }
 
-impl Stage {
+impl StagingBuffer {
     /// Empties the stage. An expected answer is dropped, and packets that refer to the stage lose
     /// their data.
     pub(super) fn abandon(&mut self) {
@@ -229,14 +229,14 @@ impl Stage {
         context: &mut Context<'_>,
         owner: AttachmentId,
         role: Role,
-        wanted: Wanted,
+        wanted: ReadKey,
     ) -> Result<Option<Arc<DmaLease>>, Unreadable> {
         match self.content {
-            Content::Ready(there) if there == wanted => {
+            Content::Ready(content_key) if content_key == wanted => {
                 self.content = Content::Nothing;
                 return Ok(self.lease.clone());
             }
-            Content::Failed(there) if there == wanted => {
+            Content::Failed(content_key) if content_key == wanted => {
                 self.content = Content::Nothing;
                 return Err(Unreadable);
             }
@@ -274,19 +274,19 @@ impl Stage {
             return;
         }
 
-        let there = match (result, &self.memory) {
+        let is_complete = match (result, &self.memory) {
             (Ok(bytes), Some(memory)) => {
                 bytes.len() == wanted.length as usize && memory.write(0, bytes).is_ok()
             }
             _ => false,
         };
 
-        self.content = if there { Content::Ready(wanted) } else { Content::Failed(wanted) };
+        self.content = if is_complete { Content::Ready(wanted) } else { Content::Failed(wanted) };
     }
 }
 
 /// Memory that a packet refers to.
-pub(super) struct Lent {
+pub(super) struct PacketMemory {
     pub(super) lease: Arc<DmaLease>,
     /// Offset of the data in the lease.
     pub(super) offset: u64,
@@ -310,15 +310,15 @@ pub(super) enum Role {
 }
 
 impl Rma {
-    /// Handles the answer to a read by messages. An answer without an error ends the client's state
-    /// as unresponsive.
+    /// Handles the reply to a read by DMA messages. An answer without an error ends the client's
+    /// state as unresponsive.
     pub(crate) fn read_answered(
         &mut self,
-        who: AttachmentId,
+        attachment: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        let Some(client) = self.client(who) else { return };
+        let Some(client) = self.client(attachment) else { return };
         client.unresponsive &= result.is_err();
         client.side_queues.iter_mut().for_each(SideQueue::retry_now);
 
@@ -353,13 +353,13 @@ impl Rma {
 
         let client = self.clients.get_mut(AttachmentId(region.owner))?;
         match moved {
-            Moved::Done => {
+            MoveOutcome::Done => {
                 client.unresponsive = false;
                 Some(status::DONE)
             }
-            Moved::Withdrawn => Some(status::WITHDRAWN),
-            Moved::Wait if !client.unresponsive && waiting.wait(unit.context.now()) => None,
-            Moved::Wait => {
+            MoveOutcome::Withdrawn => Some(status::WITHDRAWN),
+            MoveOutcome::Wait if !client.unresponsive && waiting.wait(unit.context.now()) => None,
+            MoveOutcome::Wait => {
                 client.unresponsive |= !waiting.hurried;
                 Some(status::WITHDRAWN)
             }

@@ -8,7 +8,7 @@
 //! Later answers to these commands are dropped. Parts of a put that are in the network are written
 //! when they arrive, unless their memory is withdrawn before.
 //!
-//! Time counts by looks, as [`WatchdogLimit`] describes.
+//! Time counts by checks, as [`WatchdogLimit`] describes.
 
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll_rma::status;
@@ -17,14 +17,14 @@ use nicforge_kit::WatchdogLimit;
 use super::Rma;
 use crate::{attachment::Set, unit::UnitContext};
 
-/// The watchdog's limit, its next look, and the VPIDs that it looks at.
+/// The watchdog's limit, its next check, and the VPIDs that it checks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Watchdog {
     /// Time without progress that is allowed.
     limit: WatchdogLimit,
-    /// Time of the last look.
+    /// Time of the last check.
     last: Nanos,
-    /// Time of the next look; [`Nanos::NEVER`] while there are no commands to look at.
+    /// Time of the next check; [`Nanos::NEVER`] while there are no commands to check.
     next: Nanos,
     /// VPIDs with commands.
     busy: Set,
@@ -51,14 +51,14 @@ impl Watchdog {
 
     /// Records that a VPID has a command.
     #[inline]
-    pub(super) fn add(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.busy.add(who);
+    pub(super) fn add(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        self.busy.add(attachment);
         if self.next == Nanos::NEVER {
             self.begin(context);
         }
     }
 
-    /// Schedules the next look, counted from now.
+    /// Schedules the next check, counted from now.
     fn begin(&mut self, context: &mut Context<'_>) {
         self.last = context.now();
         let is_idle = self.busy.is_empty() || self.limit.is_disabled();
@@ -68,7 +68,7 @@ impl Watchdog {
 }
 
 impl Rma {
-    /// Ends commands without progress if a look is due, and schedules the next look.
+    /// Ends commands without progress if a check is due, and schedules the next check.
     #[inline]
     pub(super) fn run_watchdog(&mut self, unit: &mut UnitContext<'_, '_>) {
         let next = self.watchdog.next;
@@ -90,17 +90,17 @@ impl Rma {
         let elapsed = watchdog.limit.counted(watchdog.last, unit.context.now());
         let (busy, limit) = (watchdog.busy, watchdog.limit());
 
-        for who in busy.iter() {
-            let Some(client) = self.client(who) else { continue };
+        for attachment in busy.iter() {
+            let Some(client) = self.client(attachment) else { continue };
             client.commands.check_progress(elapsed, limit);
 
-            while let Some(id) = self.client(who).and_then(|client| client.commands.expired()) {
-                self.end_command(unit, who, id, status::TIMED_OUT);
+            while let Some(id) = self.client(attachment).and_then(|client| client.commands.expired()) {
+                self.end_command(unit, attachment, id, status::TIMED_OUT);
                 self.watchdog.ended += 1;
             }
 
-            if self.client(who).is_none_or(|client| client.commands.is_empty()) {
-                self.watchdog.busy.remove(who);
+            if self.client(attachment).is_none_or(|client| client.commands.is_empty()) {
+                self.watchdog.busy.remove(attachment);
             }
         }
 

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_is_no_piece_is_bad_and_changes_nothing() {
+    fn a_write_of_invalid_position_or_length_is_refused_and_changes_nothing() {
         let mut assembly = Assembly::default();
         let _ = assembly.add(offset_of(4, 0), &[1; 8], Nanos::ZERO);
 

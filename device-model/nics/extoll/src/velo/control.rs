@@ -25,12 +25,12 @@ fn send_control(
     unit: &mut UnitContext<'_, '_>,
     kind: Kind,
     target: u32,
-    (who, generation): (AttachmentId, u8),
+    (attachment, generation): (AttachmentId, u8),
     number: u32,
 ) -> bool {
     let wire = Wire {
         target: Endpoint { node: target, vpid: 0 },
-        source: Endpoint { node: unit.parts.config.node, vpid: who.0 },
+        source: Endpoint { node: unit.parts.config.node, vpid: attachment.0 },
         tag: 0,
         quadwords: 1,
         kind,
@@ -58,10 +58,10 @@ impl Velo {
             Kind::Hello => {
                 // The sender was reset. Announce each enabled ring again, with the credit that the
                 // sender has left.
-                for (who, client) in self.clients.iter_mut() {
+                for (attachment, client) in self.clients.iter_mut() {
                     if client.ring.is_some() {
                         client.announcement = Some(Announcement::default());
-                        self.with_pending_control.add(who);
+                        self.with_pending_control.add(attachment);
                     }
                 }
             }
@@ -79,20 +79,20 @@ impl Velo {
 
         let mut done = 0;
         let mut next = self.with_pending_control.first();
-        while let Some(who) = next {
-            done += self.send_control_of(unit, who);
-            next = self.with_pending_control.next_after(who);
+        while let Some(attachment) = next {
+            done += self.send_control_of(unit, attachment);
+            next = self.with_pending_control.next_after(attachment);
         }
         done
     }
 
     /// Sends a VPID's credit returns, then its announcements, as far as there is room. Returns the
     /// number of packets sent, and one more for a complete announcement.
-    fn send_control_of(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> u32 {
+    fn send_control_of(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) -> u32 {
         let (node, nodes) = (unit.parts.config.node, unit.parts.config.nodes);
-        let Some(client) = self.clients.get_mut(who) else { return 0 };
+        let Some(client) = self.clients.get_mut(attachment) else { return 0 };
         let Client { ring, generation, announcement, .. } = client;
-        let about = (who, *generation);
+        let about = (attachment, *generation);
         let mut done = 0;
 
         while let Some((target, credit)) = ring.as_ref().and_then(Ring::credit_due) {
@@ -114,7 +114,7 @@ impl Velo {
             }
 
             // This node comes last: a local client that sends because of the announcement then
-            // sends behind it.
+            // sends after it.
             let target = (node + 1 + next) % nodes;
             let credit = ring.as_ref().map_or(0, |ring| ring.credit_of(target));
             if !send_control(unit, Kind::Directory, target, about, credit) {
@@ -125,7 +125,7 @@ impl Velo {
         }
 
         if announcement.is_none() {
-            self.with_pending_control.remove(who);
+            self.with_pending_control.remove(attachment);
         }
         done
     }

@@ -159,20 +159,20 @@ impl Velo {
     }
 
     /// Allocates the state of an attachment, whose client comes.
-    pub(crate) fn open(&mut self, who: AttachmentId) {
-        self.clients.open(who);
+    pub(crate) fn open(&mut self, attachment: AttachmentId) {
+        self.clients.open(attachment);
     }
 
     /// Returns an attachment's state, if it has or had a client.
     #[inline]
-    fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
-        self.clients.get_mut(who)
+    fn client(&mut self, attachment: AttachmentId) -> Option<&mut Client> {
+        self.clients.get_mut(attachment)
     }
 
     /// Returns an attachment's counters, if it has or had a client.
     #[inline]
-    pub(crate) fn counts(&self, who: AttachmentId) -> Option<&Counts> {
-        self.clients.get(who).map(|client| &client.counts)
+    pub(crate) fn counts(&self, attachment: AttachmentId) -> Option<&Counts> {
+        self.clients.get(attachment).map(|client| &client.counts)
     }
 
     /// Returns the counters of the card.
@@ -182,9 +182,9 @@ impl Velo {
     }
 
     /// Begins a tenancy with the state of power-on. Generation and announcement outlive tenants.
-    pub(crate) fn power_on(&mut self, who: AttachmentId, read_pointer: Option<SharedU64>) {
-        self.disable_ring(who);
-        let Some(client) = self.client(who) else { return };
+    pub(crate) fn power_on(&mut self, attachment: AttachmentId, read_pointer: Option<SharedU64>) {
+        self.disable_ring(attachment);
+        let Some(client) = self.client(attachment) else { return };
 
         let (generation, announcement) = (client.generation, client.announcement);
         let sent = client.counts.sent;
@@ -193,9 +193,9 @@ impl Velo {
     }
 
     /// Ends the access to a client that has left.
-    pub(crate) fn leave(&mut self, who: AttachmentId) {
-        self.disable_ring(who);
-        if let Some(client) = self.client(who) {
+    pub(crate) fn detach(&mut self, attachment: AttachmentId) {
+        self.disable_ring(attachment);
+        if let Some(client) = self.client(attachment) {
             client.read_pointer = None;
         }
     }
@@ -208,45 +208,45 @@ impl Velo {
     }
 
     /// Reads a VPID's read pointer, and returns whether its ring has unread messages.
-    pub(crate) fn poll_unread(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> bool {
-        self.poll_read_pointer(unit, who);
-        self.client(who).is_some_and(|client| client.ring.as_ref().is_some_and(Ring::has_unread))
+    pub(crate) fn poll_unread(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) -> bool {
+        self.poll_read_pointer(unit, attachment);
+        self.client(attachment).is_some_and(|client| client.ring.as_ref().is_some_and(Ring::has_unread))
     }
 
     /// Enables or disables a receive ring. A ring that can't be used counts as an error.
-    fn enable_ring(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, on: bool) {
+    fn enable_ring(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, on: bool) {
         let nodes = unit.parts.config.nodes;
-        let Some(client) = self.client(who) else { return };
+        let Some(client) = self.client(attachment) else { return };
         if on == client.ring.is_some() {
             return;
         }
         if !on {
-            self.disable_ring(who);
+            self.disable_ring(attachment);
             return;
         }
 
         let registers = client.registers;
         // Each node has a share of the slots.
         let is_enough = registers.entries >= u64::from(nodes);
-        let memory = if is_enough { unit.lease_ring(who, registers, &LIMITS) } else { None };
+        let memory = if is_enough { unit.lease_ring(attachment, registers, &LIMITS) } else { None };
 
         match memory {
             Some(memory) => {
                 client.ring = Some(Ring::new(memory, registers, nodes));
                 client.begin_generation();
-                self.with_pending_control.add(who);
+                self.with_pending_control.add(attachment);
             }
-            None => unit.fail(who, error::RING, reg::VELO_RING_ENABLE),
+            None => unit.fail(attachment, error::RING, reg::VELO_RING_ENABLE),
         }
     }
 
     /// Disables a receive ring, so that no card can send to the VPID any more.
-    fn disable_ring(&mut self, who: AttachmentId) {
-        let Some(client) = self.client(who) else { return };
+    fn disable_ring(&mut self, attachment: AttachmentId) {
+        let Some(client) = self.client(attachment) else { return };
         if client.ring.take().is_some() {
             client.begin_generation();
-            self.with_pending_control.add(who);
-            self.unread.remove(who);
+            self.with_pending_control.add(attachment);
+            self.unread.remove(attachment);
         }
     }
 
@@ -260,16 +260,17 @@ impl Velo {
 
         let mut due = 0;
         let mut next = self.unread.first();
-        while let Some(who) = next {
-            due += u32::from(self.poll_read_pointer(unit, who));
-            next = self.unread.next_after(who);
+        while let Some(attachment) = next {
+            due += u32::from(self.poll_read_pointer(unit, attachment));
+            next = self.unread.next_after(attachment);
         }
         due
     }
 
     /// Reads a VPID's read pointer of its receive ring. Returns whether the VPID owes credit.
-    fn poll_read_pointer(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) -> bool {
-        let Some(Client { ring: Some(ring), read_pointer: Some(pointer), .. }) = self.clients.get_mut(who)
+    fn poll_read_pointer(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) -> bool {
+        let Some(Client { ring: Some(ring), read_pointer: Some(pointer), .. }) =
+            self.clients.get_mut(attachment)
         else {
             return false;
         };
@@ -277,19 +278,19 @@ impl Velo {
         let pointer = pointer.load(Ordering::Acquire);
         let is_valid = ring.free_up_to(pointer);
         if !ring.has_unread() {
-            self.unread.remove(who);
+            self.unread.remove(attachment);
         }
 
         let due = ring.credit_due().is_some();
         if due {
-            self.with_pending_control.add(who);
+            self.with_pending_control.add(attachment);
         }
 
         if !is_valid {
-            unit.fail(who, error::READ_POINTER, pointer);
+            unit.fail(attachment, error::READ_POINTER, pointer);
             // The pointer is read again when the next message arrives, so a wrong value counts
             // once.
-            self.unread.remove(who);
+            self.unread.remove(attachment);
         }
 
         due

@@ -68,8 +68,8 @@ struct Outcome {
 }
 
 impl Velo {
-    /// Takes an arrival that is a message and those behind it in a row, out of at most `limit`
-    /// packets. Returns the number of messages, which is 0 while the unit is busy.
+    /// Takes an arrival that is a message and the messages directly after it, out of at most
+    /// `limit` packets. Returns the number of messages, which is 0 while the unit is busy.
     #[inline(always)]
     pub(crate) fn receive(&mut self, unit: &mut UnitContext<'_, '_>, arrival: Arrival, limit: u32) -> u32 {
         if unit.parts.config.clock.is_instant() {
@@ -105,14 +105,14 @@ impl Velo {
         self.totals.delivered += u64::from(outcome.delivered);
         self.totals.undelivered += u64::from(outcome.undelivered);
 
-        let who = AttachmentId(Wire::decode(outcome.last).target.vpid);
+        let attachment = AttachmentId(Wire::decode(outcome.last).target.vpid);
         if outcome.interrupt {
-            unit.raise(who, vector::VELO_RECEIVE);
+            unit.raise(attachment, vector::VELO_RECEIVE);
         }
 
         if outcome.gone {
-            self.disable_ring(who);
-            unit.fail(who, error::RING_MEMORY, 0);
+            self.disable_ring(attachment);
+            unit.fail(attachment, error::RING_MEMORY, 0);
         }
         (outcome.delivered + outcome.undelivered).max(taken)
     }
@@ -149,9 +149,9 @@ impl Velo {
         row: &mut impl Row,
     ) -> (Delivered, bool) {
         let wire = Wire::decode(packet_header);
-        let who = AttachmentId(wire.target.vpid);
+        let attachment = AttachmentId(wire.target.vpid);
 
-        let client = self.clients.get_mut(who).filter(|client| client.generation == wire.generation);
+        let client = self.clients.get_mut(attachment).filter(|client| client.generation == wire.generation);
         let Some(Client { ring: Some(ring), counts, .. }) = client else {
             // The messages were sent before their sender knew that the ring was disabled.
             let bytes = row.front().map_or(0, |packet| packet.len());
@@ -168,10 +168,10 @@ impl Velo {
         }
 
         counts.received += u64::from(delivered.delivered);
-        self.unread.add(who);
-        attachments.mark_changed(who);
+        self.unread.add(attachment);
+        attachments.mark_changed(attachment);
 
-        let interrupt = was_empty && attachments.is_interrupt_enabled(who, vector::VELO_RECEIVE);
+        let interrupt = was_empty && attachments.is_interrupt_enabled(attachment, vector::VELO_RECEIVE);
         (delivered, interrupt)
     }
 }

@@ -19,16 +19,16 @@ impl Velo {
     pub(crate) fn read_register(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         register: Register,
     ) -> Option<u64> {
         if register == Register::Taken {
             // All earlier stores have arrived, so an incomplete message can no longer become
             // complete.
-            self.give_up_split(unit, who);
+            self.give_up_split(unit, attachment);
         }
 
-        let client = self.client(who)?;
+        let client = self.client(attachment)?;
         Some(match register {
             Register::Ring(register) => client.registers.read(register, client.ring.is_some()),
             Register::Taken => client.counts.finished(),
@@ -43,17 +43,17 @@ impl Velo {
     pub(crate) fn write_register(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         register: Register,
         value: u64,
     ) -> Result<(), NotWritable> {
-        let client = self.client(who).ok_or(NotWritable)?;
+        let client = self.client(attachment).ok_or(NotWritable)?;
 
         match register {
             Register::Ring(register) => {
                 let is_enabled = client.ring.is_some();
                 if let Some(on) = client.registers.write(register, value, is_enabled)? {
-                    self.enable_ring(unit, who, on);
+                    self.enable_ring(unit, attachment, on);
                 }
             }
             Register::Taken => return Err(NotWritable),

@@ -40,7 +40,7 @@ const QUADWORD: usize = 8;
 // The data of a message of one quadword directly follow the slot's header.
 const _: () = assert!(SLOT_DATA == SLOT_HEADER + 8);
 
-/// The sender of messages in slots behind each other.
+/// The sender of messages in consecutive slots.
 #[derive(Clone, Copy, Debug)]
 struct Sender {
     node: u16,

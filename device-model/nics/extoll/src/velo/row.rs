@@ -19,7 +19,7 @@ pub(super) struct Rows<'a> {
     node: u32,
     /// The VPID that the last message was for, or [`Rows::NONE`].
     receiver: u16,
-    /// The credit that is left for this VPID. Its entry gets it when another VPID's turn comes, and
+    /// The credit that is left for this VPID. Its entry gets it when another VPID is served, and
     /// at the end.
     credit: u32,
     row: Row,
@@ -142,19 +142,19 @@ impl Row {
     /// Adds a message of a quadword. Returns false if it is longer, or if there is no room for it.
     #[inline(always)]
     fn add_quadword(&mut self, message: &[u8]) -> bool {
-        let (Ok(bytes), Some(place)) = (message.try_into(), self.quadwords.get_mut(self.length)) else {
+        let (Ok(bytes), Some(quadword)) = (message.try_into(), self.quadwords.get_mut(self.length)) else {
             return false;
         };
-        *place = u64::from_ne_bytes(bytes);
+        *quadword = u64::from_ne_bytes(bytes);
         self.length += 1;
         true
     }
 
     /// Adds a message of whole quadwords, for which there is room.
     fn add(&mut self, message: &[u8]) {
-        let places = self.quadwords.iter_mut().skip(self.length);
-        for (place, bytes) in places.zip(message.as_chunks().0) {
-            *place = u64::from_ne_bytes(*bytes);
+        let free = self.quadwords.iter_mut().skip(self.length);
+        for (quadword, bytes) in free.zip(message.as_chunks().0) {
+            *quadword = u64::from_ne_bytes(*bytes);
         }
         self.length += message.len() / 8;
     }

@@ -34,16 +34,16 @@ impl Velo {
     pub(crate) fn send_front(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         first: u64,
         posted: &mut Posted<'_>,
     ) -> Write {
-        let written = match self.send_run(unit, who, first, posted) {
+        let written = match self.send_run(unit, attachment, first, posted) {
             Sent::Some => return Write::Accepted,
-            Sent::Blocked => self.stall(unit, who, first, Reason::OutputChannel),
+            Sent::Blocked => self.stall(unit, attachment, first, Reason::OutputChannel),
             Sent::Nothing => {
                 let Some((at, data)) = posted.next(unit.context) else { return Write::Accepted };
-                self.send(unit, who, at.offset, data)
+                self.send(unit, attachment, at.offset, data)
             }
         };
 
@@ -61,18 +61,18 @@ impl Velo {
     fn send_run(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         first: u64,
         posted: &mut Posted<'_>,
     ) -> Sent {
         let Endpoint { node, vpid } = SendAddress::decode(first).receiver;
-        let source = Endpoint { node: unit.parts.config.node, vpid: who.0 };
+        let source = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
         // A unit that takes time takes one message after another.
-        let in_rows = !unit.is_admin(who) && unit.parts.config.clock.is_instant();
+        let in_rows = !unit.is_admin(attachment) && unit.parts.config.clock.is_instant();
         let output = unit.parts.switch.output_channel(node, Class::Request).filter(|_| in_rows);
         let Some(output) = output else { return Sent::Nothing };
 
-        let client = self.client(who).filter(|client| client.assembly.is_empty());
+        let client = self.client(attachment).filter(|client| client.assembly.is_empty());
         let Some(client) = client else { return Sent::Nothing };
 
         let (switch, directory) = (&mut unit.parts.switch, &mut unit.parts.directory);
@@ -112,7 +112,7 @@ impl Velo {
 
         client.counts.sent += u64::from(sent);
         client.stall = None;
-        unit.parts.attachments.mark_changed(who);
+        unit.parts.attachments.mark_changed(attachment);
         switch.spend(output, packets);
         Sent::Some
     }
@@ -121,45 +121,50 @@ impl Velo {
     pub(crate) fn send(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         offset: u64,
         data: &[u8],
     ) -> Write {
         let now = unit.context.now();
-        let Some(client) = self.client(who).filter(|_| !unit.is_admin(who)) else {
-            unit.fail(who, error::NOT_PERMITTED, offset);
+        let Some(client) = self.client(attachment).filter(|_| !unit.is_admin(attachment)) else {
+            unit.fail(attachment, error::NOT_PERMITTED, offset);
             return Write::Accepted;
         };
 
         let (burst, torn) = client.assembly.add(offset, data, now);
         if torn {
-            self.count_torn(unit, who, offset);
+            self.count_torn(unit, attachment, offset);
         }
 
         match burst {
-            Burst::Whole => self.inject(unit, who, offset, data),
-            Burst::Last => self.inject_assembled(unit, who, offset),
+            Burst::Whole => self.inject(unit, attachment, offset, data),
+            Burst::Last => self.inject_assembled(unit, attachment, offset),
             Burst::Kept => {
-                self.splits.add(who);
+                self.splits.add(attachment);
                 unit.context.wake_at(now.after(SPLIT_TIMEOUT));
                 Write::Accepted
             }
             Burst::Bad => {
-                unit.fail(who, error::SEND_ADDRESS, offset);
+                unit.fail(attachment, error::SEND_ADDRESS, offset);
                 Write::Accepted
             }
         }
     }
 
     /// Sends the split message whose last piece has arrived, as [`Velo::inject`] does.
-    fn inject_assembled(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, offset: u64) -> Write {
-        let Some(client) = self.client(who) else { return Write::Accepted };
+    fn inject_assembled(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        attachment: AttachmentId,
+        offset: u64,
+    ) -> Write {
+        let Some(client) = self.client(attachment) else { return Write::Accepted };
         let bytes = SendAddress::decode(offset).bytes();
         let message = client.assembly.message(bytes);
 
-        let written = self.inject(unit, who, offset, &message[..bytes]);
+        let written = self.inject(unit, attachment, offset, &message[..bytes]);
         if written == Write::Accepted
-            && let Some(client) = self.client(who)
+            && let Some(client) = self.client(attachment)
         {
             client.assembly.clear();
         }
@@ -171,25 +176,25 @@ impl Velo {
     fn inject(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         offset: u64,
         message: &[u8],
     ) -> Write {
         let address = SendAddress::decode(offset);
         let Endpoint { node, vpid } = address.receiver;
         let Some(entry) = unit.parts.directory.entry(node, vpid).filter(|entry| entry.is_up()) else {
-            return self.undeliverable(unit, who, offset);
+            return self.undeliverable(unit, attachment, offset);
         };
 
         if entry.credit == 0 {
-            return self.stall(unit, who, offset, Reason::Credit);
+            return self.stall(unit, attachment, offset, Reason::Credit);
         }
 
         if !retry::is_due(unit.context, self.sending.idle_at()) {
-            return self.stall(unit, who, offset, Reason::Unit);
+            return self.stall(unit, attachment, offset, Reason::Unit);
         }
 
-        let source = Endpoint { node: unit.parts.config.node, vpid: who.0 };
+        let source = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
         let wire = address.message(source, entry.generation);
         let sent = send_packet(
             unit.context,
@@ -205,30 +210,35 @@ impl Velo {
         match sent {
             Ok(()) => {
                 entry.credit -= 1;
-                if let Some(client) = self.client(who) {
+                if let Some(client) = self.client(attachment) {
                     client.counts.sent += 1;
                     client.stall = None;
                 }
                 unit.work(&mut self.sending, cycles(message.len()));
-                unit.parts.attachments.mark_changed(who);
+                unit.parts.attachments.mark_changed(attachment);
                 Write::Accepted
             }
-            Err(Unsent::Starved) => self.stall(unit, who, offset, Reason::Packets),
-            Err(Unsent::Full) => self.stall(unit, who, offset, Reason::OutputChannel),
-            Err(Unsent::Unreachable) => self.undeliverable(unit, who, offset),
+            Err(Unsent::Starved) => self.stall(unit, attachment, offset, Reason::Packets),
+            Err(Unsent::Full) => self.stall(unit, attachment, offset, Reason::OutputChannel),
+            Err(Unsent::Unreachable) => self.undeliverable(unit, attachment, offset),
         }
     }
 
     /// Drops a message without a receiver and counts an error.
     #[cold]
-    fn undeliverable(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, offset: u64) -> Write {
-        if let Some(client) = self.client(who) {
+    fn undeliverable(
+        &mut self,
+        unit: &mut UnitContext<'_, '_>,
+        attachment: AttachmentId,
+        offset: u64,
+    ) -> Write {
+        if let Some(client) = self.client(attachment) {
             client.stall = None;
             client.counts.undelivered += 1;
         }
 
         self.totals.undelivered += 1;
-        unit.fail(who, error::NO_RECEIVER, offset);
+        unit.fail(attachment, error::NO_RECEIVER, offset);
         Write::Accepted
     }
 
@@ -244,11 +254,11 @@ impl Velo {
     /// call for the end of each time-out that has not passed.
     #[cold]
     fn end_overdue_splits_of_clients(&mut self, unit: &mut UnitContext<'_, '_>) {
-        for who in self.splits.iter() {
-            let client = self.clients.get(who);
+        for attachment in self.splits.iter() {
+            let client = self.clients.get(attachment);
             let since = client.and_then(|client| client.assembly.waiting_since());
             let (Some(client), Some(since)) = (client, since) else {
-                self.splits.remove(who);
+                self.splits.remove(attachment);
                 continue;
             };
 
@@ -256,24 +266,24 @@ impl Velo {
             // wait.
             let deadline = client.stall.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
             if retry::is_due(unit.context, deadline) {
-                self.give_up_split(unit, who);
+                self.give_up_split(unit, attachment);
             }
         }
     }
 
     /// Ends a VPID's incomplete split message, if there is one, as torn.
-    pub(super) fn give_up_split(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId) {
-        let client = self.client(who).filter(|client| client.assembly.waiting_since().is_some());
+    pub(super) fn give_up_split(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) {
+        let client = self.client(attachment).filter(|client| client.assembly.waiting_since().is_some());
         let Some(client) = client else { return };
 
         client.assembly.clear();
-        self.count_torn(unit, who, 0);
+        self.count_torn(unit, attachment, 0);
     }
 
     /// Counts a split message that was not completed.
     #[cold]
-    fn count_torn(&mut self, unit: &mut UnitContext<'_, '_>, who: AttachmentId, offset: u64) {
+    fn count_torn(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, offset: u64) {
         self.totals.torn += 1;
-        unit.fail(who, error::SEND_TORN, offset);
+        unit.fail(attachment, error::SEND_TORN, offset);
     }
 }

@@ -33,33 +33,33 @@ pub(super) struct Stall {
 }
 
 impl Velo {
-    /// Lets the first send wait. When it has waited long enough, the watchdog ends it with an
+    /// Queues the first send. When it has waited long enough, the watchdog ends it with an
     /// error.
     #[cold]
     pub(super) fn stall(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         offset: u64,
         reason: Reason,
     ) -> Write {
         let (now, watchdog) = (unit.context.now(), self.watchdog);
         let Self { clients, totals, .. } = self;
-        let Some(Client { stall, counts, .. }) = clients.get_mut(who) else {
+        let Some(Client { stall, counts, .. }) = clients.get_mut(attachment) else {
             return Write::Accepted;
         };
 
         let before = *stall;
         let departed = if reason == Reason::OutputChannel {
             let node = SendAddress::decode(offset).receiver.node;
-            unit.parts.switch.want(node, Class::Request);
+            unit.parts.switch.note_waiting_send(node, Class::Request);
             unit.parts.switch.departed(&unit.context.ports(), node, Class::Request)
         } else {
             before.map_or(0, |before| before.departed)
         };
 
         // Time does not count while packets leave on the same output channel, because then the
-        // network moves and this send will get its turn.
+        // network moves and this send will be served.
         let waited = match before {
             Some(before) if before.departed == departed => before.waited + watchdog.counted(before.last, now),
             _ => 0,
@@ -72,7 +72,7 @@ impl Velo {
         if for_credit && !counted {
             counts.stalls += 1;
             totals.stalls += 1;
-            unit.parts.attachments.mark_changed(who);
+            unit.parts.attachments.mark_changed(attachment);
         }
 
         if watchdog.is_disabled() {
@@ -87,7 +87,7 @@ impl Velo {
         *stall = None;
         counts.given_up += 1;
         totals.given_up += 1;
-        unit.fail(who, error::WATCHDOG, offset);
+        unit.fail(attachment, error::WATCHDOG, offset);
         Write::Accepted
     }
 }

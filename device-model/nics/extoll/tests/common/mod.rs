@@ -128,14 +128,14 @@ impl Rig {
     /// As [`Rig::attach`], without a step afterwards.
     pub(crate) fn attach_at_once(&mut self, node: u32, vpid: u16) -> Client {
         let function = self.functions[node as usize];
-        let who = AttachmentId(vpid);
-        let id = kit::Client::attach(&mut self.machine, function, who);
+        let attachment = AttachmentId(vpid);
+        let id = kit::Client::attach(&mut self.machine, function, attachment);
         let memory = |bar: u8| id.memory(&self.machine, bar.into());
         Client {
             node,
             vpid,
             function,
-            who,
+            attachment,
             windows: memory(1),
             mirror: memory(2),
             directory: memory(BAR_DIRECTORY),
@@ -146,8 +146,8 @@ impl Rig {
 
     /// Enables memory accesses and DMA of a function, as software does at its start and after a
     /// reset.
-    pub(crate) fn enable_bus_master(&mut self, function: FunctionId, who: AttachmentId) {
-        kit::Client::new(function, who).enable_bus_master(&mut self.machine);
+    pub(crate) fn enable_bus_master(&mut self, function: FunctionId, attachment: AttachmentId) {
+        kit::Client::new(function, attachment).enable_bus_master(&mut self.machine);
     }
 
     /// Attaches a card's admin.
@@ -190,7 +190,7 @@ impl Rig {
         client.id().read64(&mut self.machine, 0, offset)
     }
 
-    /// Writes a register by a trapped access, which is retried for some turns while the card's
+    /// Writes a register by a trapped access, which is retried for some passes while the card's
     /// budget is used up.
     pub(crate) fn write64(&mut self, client: &Client, offset: u64, value: u64) {
         let data = value.to_le_bytes();
@@ -239,7 +239,7 @@ pub(crate) struct Client {
     pub(crate) node: u32,
     pub(crate) vpid: u16,
     pub(crate) function: FunctionId,
-    pub(crate) who: AttachmentId,
+    pub(crate) attachment: AttachmentId,
     pub(crate) windows: SharedMemory,
     pub(crate) mirror: SharedMemory,
     pub(crate) directory: SharedMemory,
@@ -250,7 +250,7 @@ pub(crate) struct Client {
 impl Client {
     /// Returns the client by function and attachment, for its trapped accesses.
     pub(crate) fn id(&self) -> kit::Client {
-        kit::Client::new(self.function, self.who)
+        kit::Client::new(self.function, self.attachment)
     }
 
     /// Takes a message out of the ring, without moving the read pointer.

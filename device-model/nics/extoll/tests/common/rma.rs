@@ -104,7 +104,7 @@ impl Rig {
 
     /// Registers and deregisters until all entries were granted once. The next registration gets
     /// the first gap.
-    pub(crate) fn go_round(&mut self, client: &Client, iova: u64, pages: u64) {
+    pub(crate) fn grant_all_entries_once(&mut self, client: &Client, iova: u64, pages: u64) {
         let entries = page::entries(page::SIZE_4K);
         loop {
             let nla = self.register(client, iova, pages, page::SIZE_4K, 0).unwrap();
@@ -167,7 +167,7 @@ impl Rig {
     }
 
     /// Steps every function once, and advances time to the fabric's next event if nothing moved.
-    pub(crate) fn turn(&mut self) {
+    pub(crate) fn step_once(&mut self) {
         if self.machine.step(1) != Next::Now {
             let next = self.machine.fabric().next_event();
             if next != Nanos::NEVER {

@@ -1,5 +1,5 @@
-//! Memory that is mapped for DMA in many pieces, none of which lies behind its neighbour in its
-//! file. A guest behind an IOMMU that maps single pages has such memory.
+//! Memory that is mapped for DMA in many pieces, none of which directly follows its neighbour in
+//! its file. A guest behind an IOMMU that maps single pages has such memory.
 
 use nicforge_core::dma::{DmaBacking, DmaPermission};
 use nicforge_shm::SharedMemory;
@@ -28,7 +28,7 @@ impl Rig {
             let backing = DmaBacking::Memory(memory.window(at, length).unwrap());
             let permission = DmaPermission::READ_WRITE;
             self.machine
-                .dma_map(client.function, client.who, iova + start, length, permission, backing)
+                .dma_map(client.function, client.attachment, iova + start, length, permission, backing)
                 .unwrap();
             pieces.push((start, at));
             start += length;

@@ -16,7 +16,7 @@ use nicforge_hwi::{
 use nicforge_shm::SharedMemory;
 
 #[test]
-fn pages_of_every_size_get_addresses_that_say_their_size() {
+fn pages_of_every_size_get_addresses_that_encode_their_size() {
     let mut rig = Rig::pair();
     let client = rig.attach(0, 0);
     let _memory = rig.map(&client, 0, 4 << 20);
@@ -54,7 +54,7 @@ fn a_freed_entry_is_not_granted_again_before_all_others_were() {
 }
 
 #[test]
-fn commands_that_make_no_sense_say_why_and_change_nothing() {
+fn invalid_commands_report_their_error_and_change_nothing() {
     let mut rig = Rig::pair();
     let client = rig.attach(0, 0);
     let other = rig.attach(0, 1);
@@ -154,7 +154,9 @@ fn a_region_lies_in_a_bounded_number_of_mappings() {
     for page in 0..=most {
         let backing = DmaBacking::Memory(memory.whole());
         let permission = DmaPermission::READ_WRITE;
-        rig.machine.dma_map(client.function, client.who, page * 4096, 4096, permission, backing).unwrap();
+        rig.machine
+            .dma_map(client.function, client.attachment, page * 4096, 4096, permission, backing)
+            .unwrap();
     }
 
     assert_eq!(rig.register(&client, 0, most + 1, page::SIZE_4K, 0), Err(atu::SCATTERED));
@@ -179,7 +181,7 @@ fn the_admin_registers_and_deregisters_for_any_vpid() {
 
     assert_eq!(rig.translate(&admin, (2, DATA_BASE, 4), atu::REGISTER | OPEN), atu::DONE);
     let nla = rig.read64(&admin, atu::RESULT);
-    assert_eq!(rig.translate(&admin, (3, DATA_BASE, 4), atu::REGISTER), atu::NO_OWNER, "nobody has it");
+    assert_eq!(rig.translate(&admin, (3, DATA_BASE, 4), atu::REGISTER), atu::NO_OWNER, "no VPID owns it");
     assert_eq!(rig.translate(&admin, (4, DATA_BASE, 4), atu::REGISTER), atu::NO_OWNER, "the admin itself");
 
     assert_eq!(rig.translate(&admin, (0, nla, 0), atu::DEREGISTER), atu::DONE);
@@ -200,7 +202,7 @@ fn the_registrations_of_a_vpid_end_with_it() {
         }
     }
 
-    rig.machine.detach(one.function, one.who, Ended::Closed).unwrap();
+    rig.machine.detach(one.function, one.attachment, Ended::Closed).unwrap();
     assert_eq!(rig.counter(0, "atu_entries"), 16);
     rig.write64(&admin, nicforge_hwi::extoll::reg::RESET_VPID, 1);
     assert_eq!(rig.counter(0, "atu_entries"), 0);

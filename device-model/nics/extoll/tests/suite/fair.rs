@@ -16,14 +16,14 @@ use nicforge_hwi::{
     extoll_velo::address,
 };
 
-/// Packets for each function in one turn.
+/// Packets for each function in one pass.
 const BUDGET: u32 = 64;
-/// The length of a turn of an engine that rarely gets the processor, in nanoseconds. The watchdog
-/// is 12 to 16 such turns.
+/// The length of a pass of an engine that rarely gets the processor, in nanoseconds. The watchdog
+/// is 12 to 16 such passes.
 const RARE: u64 = 40_000_000;
 /// The watchdog, unless a test sets another.
 const WATCHDOG: u64 = 500_000_000;
-/// More slots than a turn fills in each ring, with two or three cards.
+/// More slots than a pass fills in each ring, with two or three cards.
 const SLOTS: u64 = 1024;
 
 fn link(credits: u32) -> LinkSpec {
@@ -63,7 +63,7 @@ impl Flow {
     }
 
     /// Takes the messages that have arrived, and posts as many as possible.
-    fn turn(&mut self) {
+    fn poll(&mut self) {
         let came = self.receiver.take_all();
         for message in &came {
             assert_eq!(message.bytes, self.received.to_le_bytes(), "in order, each once");
@@ -85,19 +85,19 @@ impl Flow {
     }
 }
 
-/// Steps a machine that looks at what its clients have stored, even without a wake-up.
+/// Steps a machine that polls the memory of its clients, even without a wake-up.
 fn step(rig: &mut Rig) {
     rig.machine.rescan();
     rig.machine.step(BUDGET);
 }
 
-/// Runs `turns` turns of `tick` nanoseconds. Returns the number of messages that each flow has
+/// Runs `passes` passes of `tick` nanoseconds. Returns the number of messages that each flow has
 /// received in them.
-fn go(rig: &mut Rig, flows: &mut [Flow], turns: u32, tick: u64) -> Vec<u64> {
+fn go(rig: &mut Rig, flows: &mut [Flow], passes: u32, tick: u64) -> Vec<u64> {
     let before: Vec<_> = flows.iter().map(|flow| flow.received).collect();
 
-    for _ in 0..turns {
-        flows.iter_mut().for_each(Flow::turn);
+    for _ in 0..passes {
+        flows.iter_mut().for_each(Flow::poll);
         rig.machine.advance(tick);
         step(rig);
     }
@@ -107,7 +107,12 @@ fn go(rig: &mut Rig, flows: &mut [Flow], turns: u32, tick: u64) -> Vec<u64> {
 
 /// A card sends on a link that packets from its neighbour fill. Returns the number of its messages
 /// received, and of those that passed through.
-fn beside_transit(spec: &LinkSpec, senders: [u16; 2], tags: u64, (watchdog, tick): (u64, u64)) -> (u64, u64) {
+fn rates_with_transit(
+    spec: &LinkSpec,
+    senders: [u16; 2],
+    tags: u64,
+    (watchdog, tick): (u64, u64),
+) -> (u64, u64) {
     let mut rig = Rig::with(&chain(3), 8, spec, |config| config.watchdog = watchdog);
     let [through, own] = senders;
     let ways = (0..through).map(|vpid| (0, vpid, vpid)).chain((0..own).map(|vpid| (1, vpid, through + vpid)));
@@ -119,8 +124,8 @@ fn beside_transit(spec: &LinkSpec, senders: [u16; 2], tags: u64, (watchdog, tick
     go(&mut rig, &mut flows, 50, tick);
     let received = go(&mut rig, &mut flows, 1000, tick);
 
-    assert!(flows.iter().all(|flow| flow.errors() == 0), "nobody is dropped: {received:?}");
-    assert!(received.iter().all(|&messages| messages > 0), "nobody starves: {received:?}");
+    assert!(flows.iter().all(|flow| flow.errors() == 0), "no message is dropped: {received:?}");
+    assert!(received.iter().all(|&messages| messages > 0), "no flow starves: {received:?}");
 
     let (passed, own) = received.split_at(through.into());
     (own.iter().sum(), passed.iter().sum())
@@ -130,9 +135,9 @@ fn beside_transit(spec: &LinkSpec, senders: [u16; 2], tags: u64, (watchdog, tick
 fn a_card_and_transit_packets_share_a_link() {
     for credits in [1, 2, 4, 5, 16, 32, 64] {
         for senders in [[1, 1], [2, 1], [1, 3]] {
-            let (own, passed) = beside_transit(&link(credits), senders, 2, (WATCHDOG, RARE));
+            let (own, passed) = rates_with_transit(&link(credits), senders, 2, (WATCHDOG, RARE));
             let all = own + passed;
-            // A link carries one turn's worth of credits in each turn.
+            // A link carries one pass's worth of credits in each pass.
             let full = u64::from(credits) * 1000;
             assert!(all * 10 >= full * 9, "{credits} credits, {senders:?}: {own} and {passed} of {full}");
             assert!(
@@ -147,7 +152,7 @@ fn a_card_and_transit_packets_share_a_link() {
 fn a_card_and_transit_packets_share_a_link_by_packets_of_many_messages() {
     for credits in [1, 2, 4, 8] {
         for senders in [[1, 1], [2, 1], [1, 3]] {
-            let (own, passed) = beside_transit(&link(credits), senders, 1, (WATCHDOG, RARE));
+            let (own, passed) = rates_with_transit(&link(credits), senders, 1, (WATCHDOG, RARE));
             // A packet carries eight messages of a quadword.
             let full = u64::from(credits) * 1000 * 8;
             let all = own + passed;
@@ -166,7 +171,7 @@ fn a_card_and_transit_packets_share_a_link_with_a_rate() {
     {
         let spec = LinkSpec { delay, bits_per_second, ..link(credits) };
         for tick in [300, 1_000, 2_000] {
-            let (own, passed) = beside_transit(&spec, [1, 1], 2, (100_000, tick));
+            let (own, passed) = rates_with_transit(&spec, [1, 1], 2, (100_000, tick));
             let all = own + passed;
             assert!(own * 4 >= all && passed * 4 >= all, "{spec:?}, {tick} ns: {own} and {passed}");
         }
@@ -177,7 +182,7 @@ fn a_card_and_transit_packets_share_a_link_with_a_rate() {
 fn vpids_that_fill_a_link_get_equal_parts() {
     // The numbers of credits are fewer than one VPID could use, exactly as many, and so many that
     // the second one gets a part. With a delay the credits return every second and every third
-    // turn.
+    // pass.
     for (credits, delay) in
         [(1, 0), (16, 0), (64, 0), (80, 0), (150, 0), (16, RARE), (16, 2 * RARE), (80, RARE)]
     {
@@ -242,17 +247,17 @@ fn a_sender_that_waits_for_a_receiver_takes_nothing_from_a_stream_and_ends_in_ti
         let beside = go(&mut rig, &mut flows, 80, tick)[0];
         assert!(beside * 100 >= rate * 97, "{beside} instead of {rate}");
 
-        // 32 messages have left, and one has waited since the first or second turn.
+        // 32 messages have left, and one has waited since the first or second pass.
         assert_eq!(to_unresponsive.shown(mirror::VELO_SENT), 32);
         assert_eq!(to_unresponsive.shown(mirror::ERRORS), 0);
 
-        let mut turns = 80;
+        let mut passes = 80;
         while to_unresponsive.shown(mirror::ERRORS) == 0 {
             go(&mut rig, &mut flows, 1, tick);
-            turns += 1;
-            assert!(turns <= 103, "the watchdog has not ended it");
+            passes += 1;
+            assert!(passes <= 103, "the watchdog has not ended it");
         }
-        assert!(turns >= 100, "ended after {turns} turns");
+        assert!(passes >= 100, "ended after {passes} passes");
 
         assert_eq!(to_unresponsive.last_error().0, error::WATCHDOG);
         assert_eq!(flows[0].errors(), 0);
@@ -279,8 +284,8 @@ fn a_ping_pong_costs_a_stream_no_more_than_its_own_messages() {
     }
 }
 
-/// Two VPIDs fill one ring, of which 8 messages are taken in each turn. Returns the number of
-/// messages from each. Before each turn, `reader` reads a register, if there is one.
+/// Two VPIDs fill one ring, of which 8 messages are taken in each pass. Returns the number of
+/// messages from each. Before each pass, `reader` reads a register, if there is one.
 fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
     let mut rig = Rig::with(&chain(2), 4, &link(64), |_| {});
     let mut receiver = rig.receiver(1, 0, 64);
@@ -300,9 +305,9 @@ fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
 
         rig.machine.advance(1_000_000);
         if let Some(reader) = reader {
-            // The read waits behind the posted messages of the same client.
-            let Client { function, who, .. } = senders[reader];
-            let outcome = rig.machine.read(function, who, region::BAR0, 0, &mut [0; 8]).unwrap();
+            // The read waits for the posted messages of the same client.
+            let Client { function, attachment, .. } = senders[reader];
+            let outcome = rig.machine.read(function, attachment, region::BAR0, 0, &mut [0; 8]).unwrap();
             assert_eq!(outcome, Access::Stalled);
         }
         step(&mut rig);
@@ -314,7 +319,7 @@ fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
 }
 
 #[test]
-fn vpids_that_wait_for_the_same_receiver_take_turns() {
+fn vpids_that_wait_for_the_same_receiver_are_served_round_robin() {
     for reader in [None, Some(0), Some(1)] {
         let came = to_one_receiver(reader);
         assert!(came[0] * 10 >= came[1] * 9 && came[1] * 10 >= came[0] * 9, "{reader:?}: {came:?}");

@@ -5,7 +5,7 @@
 mod common;
 
 mod atu;
-mod atu_turns;
+mod atu_budget;
 mod fair;
 mod rates;
 mod rma;

@@ -37,7 +37,7 @@ fn clock(mhz: u32) -> impl Fn(&mut CardConfig) {
     move |config| config.clock = Clock::of_mhz(mhz)
 }
 
-/// Lets four pairs exchange messages of `bytes` bytes over one link as fast as it goes. Returns the
+/// Exchanges messages of `bytes` bytes between four pairs over one link at full rate. Returns the
 /// messages per second that arrive in a millisecond, after some time for the start.
 fn rate_of_messages(link: &LinkSpec, bytes: usize, change: impl Fn(&mut CardConfig)) -> f64 {
     const START: u64 = 50_000;

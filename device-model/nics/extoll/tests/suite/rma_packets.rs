@@ -29,25 +29,25 @@ fn pair(link: &LinkSpec, mtu: u32, change: impl Fn(&mut CardConfig)) -> Rig {
 /// Returns the bytes per second of a put or get of a mebibyte, from the post of the command until
 /// the completer's notification.
 fn bandwidth(rig: &mut Rig, is_get: bool) -> f64 {
-    let (here, mut there) = (rig.peer(0, 1, MIB.into()), rig.peer(1, 2, MIB.into()));
+    let (local, mut remote) = (rig.peer(0, 1, MIB.into()), rig.peer(1, 2, MIB.into()));
     let bytes = pattern(MIB);
-    here.write(0, &bytes);
+    local.write(0, &bytes);
 
     let start = rig.machine.now();
     let posted = match is_get {
-        true => rig.get(&there, &here, (0, 0, MIB), notify::COMPLETER),
-        false => rig.put(&here, &there, (0, 0, MIB), notify::COMPLETER),
+        true => rig.get(&remote, &local, (0, 0, MIB), notify::COMPLETER),
+        false => rig.put(&local, &remote, (0, 0, MIB), notify::COMPLETER),
     };
     assert!(posted);
     let mut notified = None;
     rig.run_in_steps(20, |_| {
-        notified = there.take();
+        notified = remote.take();
         notified.is_some()
     });
     let nanoseconds = rig.machine.now().0 - start.0;
 
     assert_eq!(notified.unwrap().status(), status::DONE);
-    assert_eq!(there.read(0, MIB as usize), bytes);
+    assert_eq!(remote.read(0, MIB as usize), bytes);
     f64::from(MIB) * 1e9 / nanoseconds as f64
 }
 
@@ -56,23 +56,23 @@ fn a_transfer_of_many_packets_arrives_whole_and_notifies_once() {
     for (mtu, length) in [(64, 1), (64, 64), (64, 65), (256, 8192), (256, 100_001), (4096, MAX_LENGTH / 16)] {
         let mut rig = pair(&plain_link(), mtu, |_| {});
         let bytes = u64::from(length).next_multiple_of(4096) + 4096;
-        let (mut here, mut there) = (rig.peer(0, 1, bytes), rig.peer(1, 2, bytes));
-        here.write(3, &pattern(length));
+        let (mut local, mut remote) = (rig.peer(0, 1, bytes), rig.peer(1, 2, bytes));
+        local.write(3, &pattern(length));
 
-        assert!(rig.put(&here, &there, (3, 5, length), ALL));
-        assert!(rig.get(&here, &there, (5, 7, length), ALL));
+        assert!(rig.put(&local, &remote, (3, 5, length), ALL));
+        assert!(rig.get(&local, &remote, (5, 7, length), ALL));
         rig.run();
 
-        assert_eq!(there.read(5, length as usize), pattern(length));
-        assert_eq!(here.read(7, length as usize), pattern(length));
-        let seen: Vec<_> = here.take_all().iter().map(|seen| (seen.role(), seen.command())).collect();
+        assert_eq!(remote.read(5, length as usize), pattern(length));
+        assert_eq!(local.read(7, length as usize), pattern(length));
+        let seen: Vec<_> = local.take_all().iter().map(|seen| (seen.role(), seen.command())).collect();
         let expected = [
             (notify::REQUESTER, command::PUT),
             (notify::REQUESTER, command::GET),
             (notify::COMPLETER, command::GET),
         ];
         assert_eq!(seen, expected);
-        assert_eq!(there.outcomes(), [(notify::COMPLETER, status::DONE), (notify::RESPONDER, status::DONE)]);
+        assert_eq!(remote.outcomes(), [(notify::COMPLETER, status::DONE), (notify::RESPONDER, status::DONE)]);
         assert_eq!(rig.counter(0, "rma_bytes_written"), u64::from(length));
     }
 }
@@ -82,14 +82,14 @@ fn a_part_of_a_get_that_finds_no_room_for_its_answers_continues_later() {
     // One credit: each answer waits for the one before it.
     let link = LinkSpec { credits: vec![1; plain_link().credits.len()], ..plain_link() };
     let mut rig = pair(&link, 64, |_| {});
-    let (mut here, there) = (rig.peer(0, 1, 1 << 16), rig.peer(1, 2, 1 << 16));
-    there.write(0, &pattern(60_000));
+    let (mut local, remote) = (rig.peer(0, 1, 1 << 16), rig.peer(1, 2, 1 << 16));
+    remote.write(0, &pattern(60_000));
 
-    assert!(rig.get(&here, &there, (0, 0, 60_000), notify::COMPLETER));
+    assert!(rig.get(&local, &remote, (0, 0, 60_000), notify::COMPLETER));
     rig.run();
 
-    assert_eq!(here.read(0, 60_000), pattern(60_000));
-    assert_eq!(here.outcomes(), [(notify::COMPLETER, status::DONE)]);
+    assert_eq!(local.read(0, 60_000), pattern(60_000));
+    assert_eq!(local.outcomes(), [(notify::COMPLETER, status::DONE)]);
 }
 
 #[test]

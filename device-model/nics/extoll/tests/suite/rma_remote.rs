@@ -1,4 +1,4 @@
-//! RMA with memory that is reached only by messages to the client.
+//! RMA with memory that is accessed only by DMA messages to the client.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::VecDeque;
@@ -18,10 +18,10 @@ use nicforge_test_kit::{ClientMemory, take_messages};
 const ALL: u8 = notify::REQUESTER | notify::RESPONDER | notify::COMPLETER;
 const DONE: u8 = status::DONE;
 const BYTES: u64 = 1 << 20;
-/// IOVA of the memory that is reached by messages.
+/// IOVA of the memory that is accessed by DMA messages.
 const REMOTE_BASE: u64 = 0x10_0000_0000;
 
-/// A client whose memory is reached by messages.
+/// A client whose memory is accessed by DMA messages.
 struct Remote {
     peer: Peer,
     memory: ClientMemory,
@@ -129,7 +129,7 @@ fn puts_and_gets_of_others_reach_remote_memory() {
 }
 
 #[test]
-fn the_owner_of_remote_memory_puts_from_it_and_gets_to_it() {
+fn puts_and_gets_work_with_dma_messages_to_the_requesters_memory() {
     let mut rig = Rig::pair();
     let there = rig.peer(1, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 0, 1);
@@ -160,19 +160,19 @@ fn a_client_that_answers_nothing_delays_others_once_and_for_a_bounded_time() {
     let other = rig.peer(1, 2, BYTES);
     let mut unanswered = Vec::new();
 
-    for turn in 0..10 {
+    for round in 0..10 {
         assert!(rig.post(&here, get_from(&remote, &here, 100)));
-        assert!(rig.put(&here, &other, (0, turn * 8, 8), 0));
+        assert!(rig.put(&here, &other, (0, round * 8, 8), 0));
 
         let start = rig.machine.now();
         while here.outcomes().is_empty() {
-            assert!(rig.machine.now().0 - start.0 < 1_000_000_000, "turn {turn}");
+            assert!(rig.machine.now().0 - start.0 < 1_000_000_000, "round {round}");
             unanswered.extend(outgoing(&mut rig));
             rig.machine.advance(50_000);
         }
 
         let waited = rig.machine.now().0 - start.0;
-        assert!(waited <= if turn == 0 { 110_000_000 } else { 4_000_000 }, "turn {turn}: {waited} ns");
+        assert!(waited <= if round == 0 { 110_000_000 } else { 4_000_000 }, "round {round}: {waited} ns");
     }
 
     assert_eq!(rig.counter(0, "rma_completed"), 20);
@@ -189,7 +189,7 @@ fn a_client_that_answers_nothing_delays_others_once_and_for_a_bounded_time() {
 }
 
 #[test]
-fn a_put_whose_own_client_does_not_answer_ends_by_the_watchdog() {
+fn watchdog_ends_a_put_whose_requester_does_not_answer_dma_reads() {
     let mut rig = Rig::pair();
     let there = rig.peer(1, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 0, 1);

@@ -17,23 +17,23 @@ use nicforge_test_kit::{ClientMemory, take_messages};
 
 const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
-/// Time between two turns of the machine.
+/// Time between two passes of the machine.
 const TICK: u64 = MILLISECOND / 2;
-/// Time between two turns of a test that observes stages.
+/// Time between two passes of a test that observes stages.
 const FINE: u64 = TICK / 25;
 /// Time that one slow client may take from another client's commands in [`WINDOW`].
 const HELD: u64 = 100 * MILLISECOND;
 const WINDOW: u64 = 5 * SECOND;
 /// Time that all slow clients of a card together may take in [`WINDOW`].
 const HELD_BY_ALL: u64 = 150 * MILLISECOND;
-/// IOVA and size of memory that is reached by messages.
+/// IOVA and size of memory that is accessed by DMA messages.
 const REMOTE_BASE: u64 = 0x10_0000_0000;
 const BYTES: u64 = 1 << 20;
 const DONE: (u8, u8) = (notify::REQUESTER, status::DONE);
 const WITHDRAWN: (u8, u8) = (notify::REQUESTER, status::WITHDRAWN);
 
-/// A client whose memory is reached by messages. It answers one message at a time, each `delay`
-/// nanoseconds after the last one.
+/// A client whose memory is accessed by DMA messages. It answers one message at a time, each
+/// `delay` nanoseconds after the last one.
 struct Slow {
     peer: Peer,
     nla: u64,
@@ -53,7 +53,7 @@ impl Slow {
     }
 
     /// Answers the first messages that are due.
-    fn turn(&mut self, rig: &mut Rig) {
+    fn poll(&mut self, rig: &mut Rig) {
         while rig.machine.now() >= self.last.after(self.delay)
             && let Some(message) = self.waiting.pop_front()
         {
@@ -66,7 +66,7 @@ impl Slow {
     fn is_for(&self, message: &Outgoing) -> bool {
         let (Outgoing::DmaRead { function, attachment, .. }
         | Outgoing::DmaWrite { function, attachment, .. }) = message;
-        (*function, *attachment) == (self.peer.client.function, self.peer.client.who)
+        (*function, *attachment) == (self.peer.client.function, self.peer.client.attachment)
     }
 }
 
@@ -91,7 +91,7 @@ fn pass(rig: &mut Rig, slow: &mut [Slow], nanoseconds: u64) {
             owner.unwrap().waiting.push_back(message);
             came = true;
         }
-        slow.iter_mut().for_each(|owner| owner.turn(rig));
+        slow.iter_mut().for_each(|owner| owner.poll(rig));
         if !busy && !came {
             break;
         }
@@ -101,7 +101,7 @@ fn pass(rig: &mut Rig, slow: &mut [Slow], nanoseconds: u64) {
 }
 
 /// A client that posts commands one after the other, each when the last one has ended.
-struct Innocent {
+struct WellBehavedClient {
     peer: Peer,
     command: Command,
     since: Option<Nanos>,
@@ -111,12 +111,12 @@ struct Innocent {
     failed: Vec<(u8, u8)>,
 }
 
-impl Innocent {
+impl WellBehavedClient {
     fn new(peer: Peer, command: Command) -> Self {
         Self { peer, command, since: None, ended: 0, held: 0, failed: Vec::new() }
     }
 
-    fn turn(&mut self, rig: &mut Rig) {
+    fn poll(&mut self, rig: &mut Rig) {
         let Some(since) = self.since else {
             assert!(rig.post(&self.peer, self.command));
             self.since = Some(rig.machine.now());
@@ -148,7 +148,7 @@ fn flood(rig: &mut Rig, from: &mut Peer, command: Command) {
 enum Attack {
     Gets,
     Puts,
-    /// Puts from memory that is reached by messages, which are answered at once.
+    /// Puts from memory that is accessed by DMA messages, which are answered at once.
     StagedPuts,
 }
 
@@ -163,11 +163,11 @@ impl Attack {
 
 /// Floods the memory of `owners` slow clients for a window. Returns how long an innocent client's
 /// commands were held, and how many have ended.
-fn beside(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
+fn delay_beside_slow_clients(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
     let mut rig = rig();
     let (target, source) = (rig.peer(1, 0, 4096), rig.peer(0, 0, 4096));
     let put = Command::new(1, 0, command::PUT, notify::REQUESTER, 8, source.nla, target.nla);
-    let mut innocent = Innocent::new(source, put);
+    let mut innocent = WellBehavedClient::new(source, put);
 
     let mut slow: Vec<_> = (1..=owners).map(|vpid| Slow::new(&mut rig, 1, vpid, delay)).collect();
     let targets: Vec<_> = slow.iter().map(|owner| (owner.peer.client.vpid, owner.nla)).collect();
@@ -188,7 +188,7 @@ fn beside(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
             let command = attack.command(*victims.next().unwrap(), helper.nla);
             flood(&mut rig, &mut helper.peer, command);
         }
-        innocent.turn(&mut rig);
+        innocent.poll(&mut rig);
         tick(&mut rig, &mut slow);
     }
 
@@ -201,7 +201,7 @@ fn beside(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
 fn a_slow_owner_of_memory_holds_no_innocent_command_for_long() {
     let attacks = [Attack::Gets, Attack::Puts, Attack::StagedPuts];
     for (attack, delay) in attacks.map(|attack| (attack, 90)).into_iter().chain([(Attack::Gets, 60)]) {
-        let (held, ended) = beside(attack, 1, delay * MILLISECOND);
+        let (held, ended) = delay_beside_slow_clients(attack, 1, delay * MILLISECOND);
         assert!(held <= HELD, "{attack:?}, {delay} ms an answer: held for {held} ns, {ended} ended");
         assert!(ended >= 4000, "{attack:?}, {delay} ms an answer: {ended} ended");
     }
@@ -210,7 +210,7 @@ fn a_slow_owner_of_memory_holds_no_innocent_command_for_long() {
 #[test]
 fn slow_owners_of_one_card_together_hold_no_innocent_command_for_long() {
     for attack in [Attack::Gets, Attack::Puts] {
-        let (held, ended) = beside(attack, 3, 90 * MILLISECOND);
+        let (held, ended) = delay_beside_slow_clients(attack, 3, 90 * MILLISECOND);
         assert!(held <= HELD_BY_ALL, "{attack:?}: held for {held} ns, {ended} ended");
     }
 }
@@ -219,13 +219,13 @@ fn slow_owners_of_one_card_together_hold_no_innocent_command_for_long() {
 fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage() {
     let mut rig = rig();
     let owner = Slow::new(&mut rig, 0, 1, 0);
-    let (there, here) = (rig.peer(0, 0, 4096), rig.peer(1, 0, 4096));
+    let (remote, local) = (rig.peer(0, 0, 4096), rig.peer(1, 0, 4096));
     let near = rig.peer(1, 1, 4096);
     // One innocent client reads memory of the owner, the other one mapped memory.
     let get = |(vpid, from), to| Command::new(0, vpid, command::GET, notify::REQUESTER, 8, from, to);
-    let staged = get((1, owner.nla), here.nla);
-    let mapped = get((0, there.nla), near.nla);
-    let mut innocents = [Innocent::new(here, staged), Innocent::new(near, mapped)];
+    let staged = get((1, owner.nla), local.nla);
+    let mapped = get((0, remote.nla), near.nla);
+    let mut innocents = [WellBehavedClient::new(local, staged), WellBehavedClient::new(near, mapped)];
     let mut slow: Vec<_> = (2..5).map(|vpid| Slow::new(&mut rig, 1, vpid, 90 * MILLISECOND)).collect();
     let address = owner.nla;
     slow.push(owner);
@@ -236,9 +236,9 @@ fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage()
             let command = get((1, address), attacker.nla);
             flood(&mut rig, &mut attacker.peer, command);
         }
-        // A stage is looked at again after 20 microseconds.
+        // A stage is checked again after 20 microseconds.
         for _ in 0..TICK / FINE {
-            innocents.iter_mut().for_each(|innocent| innocent.turn(&mut rig));
+            innocents.iter_mut().for_each(|innocent| innocent.poll(&mut rig));
             pass(&mut rig, &mut slow, FINE);
         }
     }
@@ -270,24 +270,24 @@ fn a_client_that_answers_at_once_is_served_as_if_nothing_were_bounded() {
     let nla = slow[0].nla;
     let mut peers: Vec<_> = (0..16).map(|vpid| rig.peer(0, vpid, BYTES)).collect();
     let length = (BYTES / 16) as u32;
-    for (place, peer) in (0..).zip(&peers) {
-        peer.write(0, &vec![place as u8 + 1; BYTES as usize]);
+    for (rank, peer) in (0..).zip(&peers) {
+        peer.write(0, &vec![rank as u8 + 1; BYTES as usize]);
     }
 
     // Each client has its own part of the memory. Much more is in flight than a side queue holds.
     for round in 0..8 {
-        for (place, peer) in (0..).zip(&peers) {
-            let there = nla + place * u64::from(length);
-            let put = Command::new(1, 1, command::PUT, notify::REQUESTER, length, peer.nla, there);
+        for (rank, peer) in (0..).zip(&peers) {
+            let remote = nla + rank * u64::from(length);
+            let put = Command::new(1, 1, command::PUT, notify::REQUESTER, length, peer.nla, remote);
             let back = peer.nla + u64::from(length);
-            let get = Command::new(1, 1, command::GET, notify::REQUESTER, length, there, back);
+            let get = Command::new(1, 1, command::GET, notify::REQUESTER, length, remote, back);
             for _ in 0..8 {
                 assert!(rig.post(peer, put) && rig.post(peer, get), "round {round}");
             }
         }
-        for (place, peer) in (0..).zip(&mut peers) {
+        for (rank, peer) in (0..).zip(&mut peers) {
             assert_eq!(wait(&mut rig, &mut slow, peer, 16), [DONE; 16], "round {round}");
-            assert!(peer.read(length.into(), length as usize).iter().all(|&byte| byte == place + 1));
+            assert!(peer.read(length.into(), length as usize).iter().all(|&byte| byte == rank + 1));
         }
     }
     assert_eq!(rig.counter(1, "rma_hurried"), 0);
@@ -295,20 +295,20 @@ fn a_client_that_answers_at_once_is_served_as_if_nothing_were_bounded() {
 }
 
 #[test]
-fn a_slow_client_alone_gets_every_transfer_at_its_own_pace() {
+fn a_slow_client_without_neighbours_completes_every_transfer() {
     let mut rig = rig();
     let mut slow = [Slow::new(&mut rig, 1, 1, 90 * MILLISECOND)];
-    let mut here = rig.peer(0, 0, BYTES);
-    here.write(0, &vec![7; BYTES as usize]);
+    let mut local = rig.peer(0, 0, BYTES);
+    local.write(0, &vec![7; BYTES as usize]);
 
     for command in [command::PUT, command::GET] {
         // A piece takes 90 ms, so that these 16 take longer than a budget.
         let (source, destination) =
-            if command == command::PUT { (here.nla, slow[0].nla) } else { (slow[0].nla, here.nla) };
+            if command == command::PUT { (local.nla, slow[0].nla) } else { (slow[0].nla, local.nla) };
         let command = Command::new(1, 1, command, notify::REQUESTER, BYTES as u32, source, destination);
         for _ in 0..3 {
-            assert!(rig.post(&here, command));
-            assert_eq!(wait(&mut rig, &mut slow, &mut here, 1), [DONE]);
+            assert!(rig.post(&local, command));
+            assert_eq!(wait(&mut rig, &mut slow, &mut local, 1), [DONE]);
         }
         // Puts are posted, so the client has yet to answer the last ones.
         while !slow[0].waiting.is_empty() {
@@ -323,15 +323,15 @@ fn a_slow_client_alone_gets_every_transfer_at_its_own_pace() {
 fn an_unresponsive_client_is_served_again_when_it_answers_and_after_a_reset() {
     let mut rig = rig();
     let mut slow = [Slow::new(&mut rig, 1, 1, u64::MAX / 2)];
-    let mut here = rig.peer(0, 0, BYTES);
+    let mut local = rig.peer(0, 0, BYTES);
     let get = |nla, to| Command::new(1, 1, command::GET, notify::REQUESTER, 8, nla, to);
     for round in 0..4 {
         // The client answers nothing, and all waiting commands end together.
         (slow[0].last, slow[0].delay) = (rig.machine.now(), 3600 * SECOND);
-        let command = get(slow[0].nla, here.nla);
-        assert!((0..8).all(|_| rig.post(&here, command)));
+        let command = get(slow[0].nla, local.nla);
+        assert!((0..8).all(|_| rig.post(&local, command)));
         let start = rig.machine.now();
-        assert_eq!(wait(&mut rig, &mut slow, &mut here, 8), [WITHDRAWN; 8], "round {round}");
+        assert_eq!(wait(&mut rig, &mut slow, &mut local, 8), [WITHDRAWN; 8], "round {round}");
         assert!(rig.machine.now().0 - start.0 <= 110 * MILLISECOND, "round {round}");
 
         if round % 2 == 0 {
@@ -342,18 +342,18 @@ fn an_unresponsive_client_is_served_again_when_it_answers_and_after_a_reset() {
             reset(&mut rig, &mut slow[0]);
             slow[0].delay = 0;
         }
-        let command = get(slow[0].nla, here.nla);
-        assert!((0..8).all(|_| rig.post(&here, command)));
-        assert_eq!(wait(&mut rig, &mut slow, &mut here, 8), [DONE; 8], "round {round}");
+        let command = get(slow[0].nla, local.nla);
+        assert!((0..8).all(|_| rig.post(&local, command)));
+        assert_eq!(wait(&mut rig, &mut slow, &mut local, 8), [DONE; 8], "round {round}");
     }
 }
 
 /// Resets a client, which then registers its memory again.
 fn reset(rig: &mut Rig, owner: &mut Slow) {
-    let (function, who) = (owner.peer.client.function, owner.peer.client.who);
-    rig.machine.reset_attachment(function, who).unwrap();
+    let (function, attachment) = (owner.peer.client.function, owner.peer.client.attachment);
+    rig.machine.reset_attachment(function, attachment).unwrap();
     rig.run();
-    rig.enable_bus_master(function, who);
+    rig.enable_bus_master(function, attachment);
     let others = rig.register(&owner.peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN);
     owner.nla = others.unwrap();
 }
@@ -364,11 +364,11 @@ fn packets_in_a_side_queue_end_when_their_owner_does() {
         let mut rig = rig();
         let mut slow = [Slow::new(&mut rig, 1, 1, 3600 * SECOND)];
         slow[0].last = rig.machine.now();
-        let mut here = rig.peer(0, 0, BYTES);
-        let command = Command::new(1, 1, command::GET, notify::REQUESTER, 8, slow[0].nla, here.nla);
-        assert!((0..8).all(|_| rig.post(&here, command)));
+        let mut local = rig.peer(0, 0, BYTES);
+        let command = Command::new(1, 1, command::GET, notify::REQUESTER, 8, slow[0].nla, local.nla);
+        assert!((0..8).all(|_| rig.post(&local, command)));
         (0..20).for_each(|_| tick(&mut rig, &mut slow));
-        assert_eq!(here.outcomes(), []);
+        assert_eq!(local.outcomes(), []);
 
         let client = &slow[0].peer.client;
         if deregistered {
@@ -377,7 +377,7 @@ fn packets_in_a_side_queue_end_when_their_owner_does() {
             rig.kill(client);
         }
         (0..4).for_each(|_| tick(&mut rig, &mut slow));
-        let notified = here.outcomes();
+        let notified = local.outcomes();
         assert_eq!(notified.len(), 8);
         assert!(notified.iter().all(|notified| *notified != DONE), "{notified:?}");
         assert_eq!(rig.machine.fabric().packets_in_use(), 0);

@@ -44,20 +44,22 @@ fn pass(rig: &mut Rig, nanoseconds: u64) {
 #[test]
 fn transfers_of_every_kind_end_when_nothing_comes_from_their_target() {
     let mut rig = Rig::pair();
-    let (mut here, mut there) = pair(&mut rig, MIB);
+    let (mut local, mut remote) = pair(&mut rig, MIB);
     set_up(&mut rig, false);
 
-    let immediate = Command::new(1, 0, command::IMMEDIATE_PUT, 0, 8, 7, there.nla + 64);
-    assert!(rig.put(&here, &there, (0, 0, 8), 0) && rig.post(&here, immediate));
-    assert!(rig.get(&here, &there, (0, 4096, 300_000), ALL) && rig.put(&here, &there, (0, 8, 500_000), ALL));
+    let immediate = Command::new(1, 0, command::IMMEDIATE_PUT, 0, 8, 7, remote.nla + 64);
+    assert!(rig.put(&local, &remote, (0, 0, 8), 0) && rig.post(&local, immediate));
+    assert!(
+        rig.get(&local, &remote, (0, 4096, 300_000), ALL) && rig.put(&local, &remote, (0, 8, 500_000), ALL)
+    );
     rig.run();
 
     pass(&mut rig, LIMIT - LIMIT / 16);
-    assert_eq!(here.outcomes(), []);
+    assert_eq!(local.outcomes(), []);
 
-    // The first part counts as progress until the first look.
+    // The first part counts as progress until the first check.
     pass(&mut rig, LIMIT / 8);
-    let notified = here.take_all();
+    let notified = local.take_all();
     let what: Vec<_> =
         notified.iter().map(|notified| (notified.command(), notified.status(), notified.length())).collect();
     let ended = status::TIMED_OUT;
@@ -72,90 +74,90 @@ fn transfers_of_every_kind_end_when_nothing_comes_from_their_target() {
     );
 
     assert!(notified.iter().all(|notified| (notified.node(), notified.vpid()) == (1, 0)));
-    assert_eq!(here.client.shown(mirror::RMA_COMPLETED), 4);
+    assert_eq!(local.client.shown(mirror::RMA_COMPLETED), 4);
     assert_eq!((rig.counter(0, "rma_timed_out"), rig.counter(1, "rma_timed_out")), (4, 0));
     // The notification reports the end; it is no error of the client's.
-    assert_eq!(here.client.shown(mirror::ERRORS), 0);
+    assert_eq!(local.client.shown(mirror::ERRORS), 0);
 
     set_up(&mut rig, true);
-    assert_eq!(here.outcomes(), [], "nothing is told twice");
+    assert_eq!(local.outcomes(), [], "no outcome is reported twice");
 
-    there.take_all();
+    remote.take_all();
 
-    assert!(rig.put(&here, &there, (0, 0, 300_000), ALL) && rig.get(&here, &there, (0, 0, 300_000), ALL));
+    assert!(rig.put(&local, &remote, (0, 0, 300_000), ALL) && rig.get(&local, &remote, (0, 0, 300_000), ALL));
     rig.run();
 
-    assert_eq!(here.outcomes(), [DONE, DONE, (notify::COMPLETER, status::DONE)]);
-    assert_eq!(there.outcomes(), [(notify::COMPLETER, status::DONE), (notify::RESPONDER, status::DONE)]);
+    assert_eq!(local.outcomes(), [DONE, DONE, (notify::COMPLETER, status::DONE)]);
+    assert_eq!(remote.outcomes(), [(notify::COMPLETER, status::DONE), (notify::RESPONDER, status::DONE)]);
     assert_eq!(rig.machine.fabric().packets_in_use(), 0);
 }
 
 #[test]
 fn late_answers_of_a_get_write_nothing_and_free_the_window() {
     let mut rig = Rig::pair();
-    let (mut here, there) = pair(&mut rig, 8 * MIB);
-    there.write(0, &vec![9; 8 << 20]);
-    for turn in 0..4 {
+    let (mut local, remote) = pair(&mut rig, 8 * MIB);
+    remote.write(0, &vec![9; 8 << 20]);
+    for round in 0..4 {
         // The request has used up the whole window of gets, and is in the network.
-        assert!(rig.get(&here, &there, (0, 0, 8 << 20), ALL));
+        assert!(rig.get(&local, &remote, (0, 0, 8 << 20), ALL));
         for _ in 0..3 {
-            rig.turn();
+            rig.step_once();
         }
 
         set_up(&mut rig, false);
         pass(&mut rig, 2 * LIMIT);
-        assert_eq!(here.outcomes(), [TIMED_OUT], "turn {turn}");
-        here.write(0, &vec![turn; 8 << 20]);
+        assert_eq!(local.outcomes(), [TIMED_OUT], "round {round}");
+        local.write(0, &vec![round; 8 << 20]);
         set_up(&mut rig, true);
 
-        assert!(here.read(0, 8 << 20).iter().all(|&byte| byte == turn), "turn {turn}");
-        assert_eq!(here.outcomes(), []);
+        assert!(local.read(0, 8 << 20).iter().all(|&byte| byte == round), "round {round}");
+        assert_eq!(local.outcomes(), []);
     }
 
-    assert!(rig.get(&here, &there, (0, 0, 8 << 20), notify::REQUESTER));
+    assert!(rig.get(&local, &remote, (0, 0, 8 << 20), notify::REQUESTER));
     rig.run();
-    assert_eq!(here.outcomes(), [DONE]);
-    assert!(here.read(0, 8 << 20).iter().all(|&byte| byte == 9));
+    assert_eq!(local.outcomes(), [DONE]);
+    assert!(local.read(0, 8 << 20).iter().all(|&byte| byte == 9));
 }
 
 #[test]
 fn a_put_given_up_half_way_is_forgotten_when_the_next_one_begins() {
     let mut rig = Rig::pair();
-    let (mut here, mut there) = pair(&mut rig, 8 * MIB);
-    here.write(0, &vec![1; 8 << 20]);
+    let (mut local, mut remote) = pair(&mut rig, 8 * MIB);
+    local.write(0, &vec![1; 8 << 20]);
 
-    assert!(rig.put(&here, &there, (0, 0, 8 << 20), ALL));
+    assert!(rig.put(&local, &remote, (0, 0, 8 << 20), ALL));
     for _ in 0..6 {
-        rig.turn();
+        rig.step_once();
     }
-    assert!(there.read(0, 1) == [1] && there.read((8 << 20) - 1, 1) == [0], "it is half way");
+    assert!(remote.read(0, 1) == [1] && remote.read((8 << 20) - 1, 1) == [0], "it is half way");
 
     set_up(&mut rig, false);
     pass(&mut rig, 2 * LIMIT);
-    assert_eq!(here.outcomes(), [TIMED_OUT]);
+    assert_eq!(local.outcomes(), [TIMED_OUT]);
 
     set_up(&mut rig, true);
-    assert_eq!(there.outcomes(), [], "nobody has all of it");
+    assert_eq!(remote.outcomes(), [], "no VPID has all of it");
     // The next put goes to another region, so that a continuation of the first put would be
     // refused.
     let other =
-        rig.register(&there.client, crate::common::rma::DATA_BASE, 2048, page::SIZE_4K, OPEN).unwrap();
-    there.nla = other;
-    here.write(0, &vec![2; 8 << 20]);
+        rig.register(&remote.client, crate::common::rma::DATA_BASE, 2048, page::SIZE_4K, OPEN).unwrap();
+    remote.nla = other;
+    local.write(0, &vec![2; 8 << 20]);
 
     for length in [8 << 20, 8] {
-        assert!(rig.put(&here, &there, (0, 0, length), ALL));
+        assert!(rig.put(&local, &remote, (0, 0, length), ALL));
         rig.run();
-        assert_eq!(here.outcomes(), [DONE]);
-        assert_eq!(there.outcomes(), [(notify::COMPLETER, status::DONE)]);
+        assert_eq!(local.outcomes(), [DONE]);
+        assert_eq!(remote.outcomes(), [(notify::COMPLETER, status::DONE)]);
     }
-    assert!(there.read(0, 8 << 20).iter().all(|&byte| byte == 2));
+    assert!(remote.read(0, 8 << 20).iter().all(|&byte| byte == 2));
 }
 
 #[test]
 fn commands_for_other_targets_proceed_and_do_not_end() {
     let mut rig = Rig::new(&Topology::full_mesh(3).unwrap(), 2);
-    let mut here = rig.peer(0, 0, MIB);
+    let mut local = rig.peer(0, 0, MIB);
     let (silent, alive) = (rig.peer(1, 0, MIB), rig.peer(2, 0, MIB));
     let broken = rig.links.iter().position(|&link| {
         let ends = rig.machine.fabric().link_ends(link).unwrap().map(|(function, _)| function);
@@ -166,14 +168,14 @@ fn commands_for_other_targets_proceed_and_do_not_end() {
 
     // Many commands for the silent target do not delay those for others.
     for _ in 0..20 {
-        assert!(rig.put(&here, &silent, (0, 0, 100_000), 0));
+        assert!(rig.put(&local, &silent, (0, 0, 100_000), 0));
     }
 
     let mut notified = Vec::new();
     for _ in 0..40 {
-        assert!(rig.put(&here, &alive, (0, 0, 100_000), notify::REQUESTER));
+        assert!(rig.put(&local, &alive, (0, 0, 100_000), notify::REQUESTER));
         pass(&mut rig, LIMIT / 16);
-        notified.extend(here.outcomes());
+        notified.extend(local.outcomes());
     }
 
     assert_eq!(notified.iter().filter(|&&notified| notified == DONE).count(), 40);
@@ -183,53 +185,53 @@ fn commands_for_other_targets_proceed_and_do_not_end() {
 #[test]
 fn a_full_list_drains_and_a_stalled_write_is_accepted() {
     let mut rig = Rig::pair();
-    let (mut here, there) = pair(&mut rig, 4096);
+    let (mut local, remote) = pair(&mut rig, 4096);
     set_up(&mut rig, false);
 
     for _ in 0..MAX_COMMANDS {
-        assert!(rig.put(&here, &there, (0, 0, 8), 0));
+        assert!(rig.put(&local, &remote, (0, 0, 8), 0));
     }
-    assert!(!rig.put(&here, &there, (0, 0, 8), 0));
+    assert!(!rig.put(&local, &remote, (0, 0, 8), 0));
 
     pass(&mut rig, 2 * LIMIT);
-    assert_eq!(here.outcomes(), [TIMED_OUT; MAX_COMMANDS]);
-    assert!(rig.put(&here, &there, (0, 0, 8), 0));
+    assert_eq!(local.outcomes(), [TIMED_OUT; MAX_COMMANDS]);
+    assert!(rig.put(&local, &remote, (0, 0, 8), 0));
 }
 
 #[test]
-fn slow_commands_that_make_progress_do_not_end() {
+fn the_watchdog_does_not_end_slow_commands_that_make_progress() {
     let mut rig = Rig::pair();
-    let (mut here, there) = pair(&mut rig, MIB);
+    let (mut local, remote) = pair(&mut rig, MIB);
     for direction in [Direction::Forward, Direction::Backward] {
         let slow = |_: &mut nicforge_core::fabric::Packet, _: u64| Fault::Delay(LIMIT / 2);
         rig.machine.fabric().set_fault(rig.links[0], direction, Some(Box::new(slow))).unwrap();
     }
 
     let start = rig.machine.now();
-    assert!(rig.put(&here, &there, (0, 0, 1 << 20), notify::REQUESTER));
-    assert!(rig.get(&here, &there, (0, 0, 1 << 20), notify::REQUESTER));
+    assert!(rig.put(&local, &remote, (0, 0, 1 << 20), notify::REQUESTER));
+    assert!(rig.get(&local, &remote, (0, 0, 1 << 20), notify::REQUESTER));
 
     for _ in 0..1000 {
         rig.pass(LIMIT / 64);
     }
 
-    assert_eq!(here.outcomes(), [DONE, DONE]);
+    assert_eq!(local.outcomes(), [DONE, DONE]);
     assert!(rig.machine.now().0 - start.0 > LIMIT);
 }
 
 #[test]
 fn a_card_that_was_not_driven_ends_nothing_at_once() {
     let mut rig = Rig::pair();
-    let (mut here, there) = pair(&mut rig, 4096);
+    let (mut local, remote) = pair(&mut rig, 4096);
     set_up(&mut rig, false);
-    assert!(rig.put(&here, &there, (0, 0, 8), notify::REQUESTER));
+    assert!(rig.put(&local, &remote, (0, 0, 8), notify::REQUESTER));
     rig.run();
 
     rig.pass(100 * LIMIT);
-    assert_eq!(here.outcomes(), []);
+    assert_eq!(local.outcomes(), []);
 
     set_up(&mut rig, true);
-    assert_eq!(here.outcomes(), [DONE]);
+    assert_eq!(local.outcomes(), [DONE]);
 }
 
 #[test]
@@ -237,53 +239,53 @@ fn the_admin_sets_and_disables_the_watchdog() {
     let mut rig = Rig::pair();
     let admin = rig.admin(0);
     assert_eq!(rig.read64(&admin, reg::RMA_WATCHDOG), LIMIT);
-    let (mut here, there) = pair(&mut rig, 4096);
+    let (mut local, remote) = pair(&mut rig, 4096);
 
-    rig.write64(&here.client, reg::RMA_WATCHDOG, 1);
+    rig.write64(&local.client, reg::RMA_WATCHDOG, 1);
     rig.run();
-    assert_eq!(here.client.last_error().0, error::NOT_PERMITTED);
+    assert_eq!(local.client.last_error().0, error::NOT_PERMITTED);
 
     rig.write64(&admin, reg::RMA_WATCHDOG, 0);
     set_up(&mut rig, false);
-    assert!(rig.put(&here, &there, (0, 0, 8), 0));
+    assert!(rig.put(&local, &remote, (0, 0, 8), 0));
     pass(&mut rig, 10 * LIMIT);
-    assert_eq!(here.outcomes(), []);
+    assert_eq!(local.outcomes(), []);
 
     // Time counts from the write of the register.
     rig.write64(&admin, reg::RMA_WATCHDOG, LIMIT / 2);
     assert_eq!(rig.read64(&admin, reg::RMA_WATCHDOG), LIMIT / 2);
     pass(&mut rig, LIMIT / 4);
-    assert_eq!(here.outcomes(), []);
+    assert_eq!(local.outcomes(), []);
     pass(&mut rig, LIMIT);
-    assert_eq!(here.outcomes(), [TIMED_OUT]);
+    assert_eq!(local.outcomes(), [TIMED_OUT]);
 }
 
 #[test]
 fn the_commands_of_a_dead_owner_end_and_its_successor_gets_no_notification() {
     let mut rig = Rig::pair();
-    let (here, there) = pair(&mut rig, 4 * MIB);
-    // One put is half way, with others behind it.
-    assert!(rig.put(&here, &there, (0, 0, 4 << 20), ALL));
+    let (local, remote) = pair(&mut rig, 4 * MIB);
+    // One put is half way, with others queued after it.
+    assert!(rig.put(&local, &remote, (0, 0, 4 << 20), ALL));
     for _ in 0..4 {
-        rig.turn();
+        rig.step_once();
     }
     set_up(&mut rig, false);
     for _ in 1..MAX_COMMANDS {
-        assert!(rig.put(&here, &there, (0, 0, 300_000), ALL));
+        assert!(rig.put(&local, &remote, (0, 0, 300_000), ALL));
     }
 
-    rig.machine.detach(here.client.function, here.client.who, Ended::Closed).unwrap();
-    let mut here = rig.peer(0, 0, MIB);
+    rig.machine.detach(local.client.function, local.client.attachment, Ended::Closed).unwrap();
+    let mut local = rig.peer(0, 0, MIB);
     rig.run();
-    assert!(!rig.put(&here, &there, (0, 0, 8), 0), "its predecessor's commands are there still");
+    assert!(!rig.put(&local, &remote, (0, 0, 8), 0), "its predecessor's commands are there still");
 
     pass(&mut rig, 2 * LIMIT);
-    assert_eq!(here.outcomes(), []);
+    assert_eq!(local.outcomes(), []);
     assert_eq!(rig.counter(0, "rma_timed_out"), MAX_COMMANDS as u64);
 
     set_up(&mut rig, true);
-    assert!(rig.put(&here, &there, (0, 0, 8), ALL));
+    assert!(rig.put(&local, &remote, (0, 0, 8), ALL));
     rig.run();
-    assert_eq!(here.outcomes(), [DONE]);
-    assert_eq!(here.client.shown(mirror::RMA_COMPLETED), 1);
+    assert_eq!(local.outcomes(), [DONE]);
+    assert_eq!(local.client.shown(mirror::RMA_COMPLETED), 1);
 }

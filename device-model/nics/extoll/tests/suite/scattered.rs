@@ -113,7 +113,7 @@ fn a_ring_ends_with_any_of_its_pages() {
         assert!(enable_ring(&mut rig, &receiver, 1024));
 
         let at = RING_BASE + gone * PAGE;
-        rig.machine.dma_unmap(receiver.function, receiver.who, at, PAGE).unwrap();
+        rig.machine.dma_unmap(receiver.function, receiver.attachment, at, PAGE).unwrap();
 
         assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
         rig.run();
@@ -190,8 +190,9 @@ impl Peer {
         };
 
         let command = Command::new(1, 0, what, notify::REQUESTER, length, from, to);
-        let Client { function, who, .. } = self.client;
-        let posted = rig.machine.write(function, who, 0, reg::RMA_COMMAND, command.as_bytes()).unwrap();
+        let Client { function, attachment, .. } = self.client;
+        let posted =
+            rig.machine.write(function, attachment, 0, reg::RMA_COMMAND, command.as_bytes()).unwrap();
         assert_eq!(posted, Access::Done);
         rig.run();
     }
@@ -207,41 +208,42 @@ fn transfers_between_regions_in_pieces_arrive_whole() {
     for (case, (ours, theirs)) in shapes(BYTES).iter().zip(shapes(BYTES).iter().rev()).enumerate() {
         let mut rig = Rig::pair();
         let [pages, odd, ..] = shapes(2 * PAGE);
-        let mut here = Peer::new(&mut rig, 0, &odd, ours);
-        let there = Peer::new(&mut rig, 1, &pages, theirs);
+        let mut local = Peer::new(&mut rig, 0, &odd, ours);
+        let remote = Peer::new(&mut rig, 1, &pages, theirs);
         let mut mirror = vec![0; BYTES as usize];
 
-        for (turn, length) in (0..).zip([1, 8, 100, 4095, 4096, 5000, 65_536, 70_001, 200_000]) {
-            let (from, to) = (turn * 997, 8191 - turn);
-            let bytes = pattern(turn, length);
+        for (round, length) in (0..).zip([1, 8, 100, 4095, 4096, 5000, 65_536, 70_001, 200_000]) {
+            let (from, to) = (round * 997, 8191 - round);
+            let bytes = pattern(round, length);
 
-            here.memory.write(from, &bytes);
-            here.transfer(&mut rig, &there, command::PUT, length as u32, from, to);
+            local.memory.write(from, &bytes);
+            local.transfer(&mut rig, &remote, command::PUT, length as u32, from, to);
             mirror[to as usize..to as usize + length].copy_from_slice(&bytes);
-            assert_eq!(here.outcomes(), Some((notify::REQUESTER, status::DONE)));
-            assert!(there.memory.read(0, BYTES as usize) == mirror, "case {case}, put of {length}");
+            assert_eq!(local.outcomes(), Some((notify::REQUESTER, status::DONE)));
+            assert!(remote.memory.read(0, BYTES as usize) == mirror, "case {case}, put of {length}");
 
-            here.memory.write(0, &vec![0; BYTES as usize]);
-            here.transfer(&mut rig, &there, command::GET, length as u32, to, from);
-            assert_eq!(here.outcomes(), Some((notify::REQUESTER, status::DONE)));
+            local.memory.write(0, &vec![0; BYTES as usize]);
+            local.transfer(&mut rig, &remote, command::GET, length as u32, to, from);
+            assert_eq!(local.outcomes(), Some((notify::REQUESTER, status::DONE)));
             let mut got = vec![0; BYTES as usize];
             got[from as usize..from as usize + length].copy_from_slice(&bytes);
-            assert!(here.memory.read(0, BYTES as usize) == got, "case {case}, get of {length}");
+            assert!(local.memory.read(0, BYTES as usize) == got, "case {case}, get of {length}");
         }
 
         // A queue of 512 entries wraps around, across its pieces.
         let word = u64::from_le_bytes(*b"anywhere");
-        for turn in 0..1100u64 {
-            let to = there.nla + turn * 8;
-            let put = Command::new(1, 0, command::IMMEDIATE_PUT, notify::REQUESTER, 8, word ^ turn, to);
-            let Client { function, who, .. } = here.client;
-            let posted = rig.machine.write(function, who, 0, reg::RMA_COMMAND, put.as_bytes()).unwrap();
+        for round in 0..1100u64 {
+            let to = remote.nla + round * 8;
+            let put = Command::new(1, 0, command::IMMEDIATE_PUT, notify::REQUESTER, 8, word ^ round, to);
+            let Client { function, attachment, .. } = local.client;
+            let posted =
+                rig.machine.write(function, attachment, 0, reg::RMA_COMMAND, put.as_bytes()).unwrap();
             assert_eq!(posted, Access::Done);
             rig.run();
 
-            let notified = here.take().unwrap();
+            let notified = local.take().unwrap();
             assert_eq!((notified.role(), notified.status()), (notify::REQUESTER, status::DONE));
-            assert_eq!(there.memory.word(turn * 8), word ^ turn);
+            assert_eq!(remote.memory.word(round * 8), word ^ round);
         }
     }
 }
@@ -251,12 +253,12 @@ fn a_packet_refers_to_as_much_of_pieces_as_of_one_mapping() {
     const BYTES: u64 = 1 << 20;
     let packets = |lengths: &[u64]| {
         let mut rig = Rig::pair();
-        let mut here = Peer::new(&mut rig, 0, &[PAGE], lengths);
-        let there = Peer::new(&mut rig, 1, &[PAGE], lengths);
+        let mut local = Peer::new(&mut rig, 0, &[PAGE], lengths);
+        let remote = Peer::new(&mut rig, 1, &[PAGE], lengths);
 
-        here.transfer(&mut rig, &there, command::PUT, BYTES as u32, 0, 0);
-        here.transfer(&mut rig, &there, command::GET, BYTES as u32, 0, 0);
-        assert_eq!([here.outcomes(), here.outcomes()], [Some((notify::REQUESTER, status::DONE)); 2]);
+        local.transfer(&mut rig, &remote, command::PUT, BYTES as u32, 0, 0);
+        local.transfer(&mut rig, &remote, command::GET, BYTES as u32, 0, 0);
+        assert_eq!([local.outcomes(), local.outcomes()], [Some((notify::REQUESTER, status::DONE)); 2]);
 
         let link = rig.links[0];
         [Direction::Forward, Direction::Backward].map(|way| {
@@ -271,38 +273,38 @@ fn a_packet_refers_to_as_much_of_pieces_as_of_one_mapping() {
 #[test]
 fn a_region_ends_as_a_whole_with_any_of_its_pages() {
     let mut rig = Rig::pair();
-    let mut here = Peer::new(&mut rig, 0, &[PAGE], &[PAGE; 16]);
-    let mut there = Peer::new(&mut rig, 1, &[PAGE], &[PAGE; 16]);
-    here.memory.write(0, &[7; 4096]);
+    let mut local = Peer::new(&mut rig, 0, &[PAGE], &[PAGE; 16]);
+    let mut remote = Peer::new(&mut rig, 1, &[PAGE], &[PAGE; 16]);
+    local.memory.write(0, &[7; 4096]);
 
-    let Client { function, who, .. } = there.client;
-    rig.machine.dma_unmap(function, who, DATA_BASE + 9 * PAGE, PAGE).unwrap();
+    let Client { function, attachment, .. } = remote.client;
+    rig.machine.dma_unmap(function, attachment, DATA_BASE + 9 * PAGE, PAGE).unwrap();
 
     for (what, notified) in [(command::PUT, status::WITHDRAWN), (command::GET, status::WITHDRAWN)] {
-        here.transfer(&mut rig, &there, what, 4096, 0, 0);
-        assert_eq!(here.outcomes(), Some((notify::REQUESTER, notified)));
+        local.transfer(&mut rig, &remote, what, 4096, 0, 0);
+        assert_eq!(local.outcomes(), Some((notify::REQUESTER, notified)));
     }
-    assert_eq!(there.memory.read(0, 4096), [0; 4096]);
+    assert_eq!(remote.memory.read(0, 4096), [0; 4096]);
 
     // The rest of the memory can be registered anew.
-    assert_eq!(rig.deregister(&there.client, there.nla), 0);
-    there.nla = rig.register(&there.client, DATA_BASE, 9, page::SIZE_4K, OPEN).unwrap();
-    here.transfer(&mut rig, &there, command::PUT, 4096, 0, 0);
-    assert_eq!(here.outcomes(), Some((notify::REQUESTER, status::DONE)));
-    assert_eq!(there.memory.read(0, 4096), [7; 4096]);
+    assert_eq!(rig.deregister(&remote.client, remote.nla), 0);
+    remote.nla = rig.register(&remote.client, DATA_BASE, 9, page::SIZE_4K, OPEN).unwrap();
+    local.transfer(&mut rig, &remote, command::PUT, 4096, 0, 0);
+    assert_eq!(local.outcomes(), Some((notify::REQUESTER, status::DONE)));
+    assert_eq!(remote.memory.read(0, 4096), [7; 4096]);
 }
 
 #[test]
 fn a_queue_ends_with_any_of_its_pages() {
     let mut rig = Rig::pair();
-    let here = Peer::new(&mut rig, 0, &[PAGE; 4], &[PAGE]);
-    let there = Peer::new(&mut rig, 1, &[PAGE; 4], &[PAGE]);
-    let Client { function, who, .. } = here.client;
+    let local = Peer::new(&mut rig, 0, &[PAGE; 4], &[PAGE]);
+    let remote = Peer::new(&mut rig, 1, &[PAGE; 4], &[PAGE]);
+    let Client { function, attachment, .. } = local.client;
 
-    rig.machine.dma_unmap(function, who, QUEUE_BASE + 3 * PAGE, PAGE).unwrap();
-    here.transfer(&mut rig, &there, command::PUT, 8, 0, 0);
+    rig.machine.dma_unmap(function, attachment, QUEUE_BASE + 3 * PAGE, PAGE).unwrap();
+    local.transfer(&mut rig, &remote, command::PUT, 8, 0, 0);
 
-    assert_eq!(here.client.last_error().0, error::RING_MEMORY);
-    assert_eq!(rig.read64(&here.client, reg::RMA_QUEUE_ENABLE), 0);
-    assert!(here.queue.read(0, 4 * PAGE as usize).iter().all(|&byte| byte == 0));
+    assert_eq!(local.client.last_error().0, error::RING_MEMORY);
+    assert_eq!(rig.read64(&local.client, reg::RMA_QUEUE_ENABLE), 0);
+    assert!(local.queue.read(0, 4 * PAGE as usize).iter().all(|&byte| byte == 0));
 }

@@ -225,16 +225,16 @@ fn the_card_counts_the_sends_that_it_has_finished() {
 
     // Pieces arrive in the wrong order. The read reports the message as torn, and a later piece of
     // it does not begin a message.
-    for (place, bytes) in [(16, 16), (0, 16)] {
-        let _ = rig.store(&sender, base + place, &vec![2; bytes]);
+    for (offset, bytes) in [(16, 16), (0, 16)] {
+        let _ = rig.store(&sender, base + offset, &vec![2; bytes]);
         assert_eq!(rig.read64(&sender, reg::VELO_TAKEN), 1);
     }
     let _ = rig.store(&sender, base + 16, &[2; 16]);
     assert_eq!((rig.read64(&sender, reg::VELO_TAKEN), rig.counter(0, "velo_torn")), (1, 1));
 
     // Pieces arrive in order.
-    for place in [0, 16] {
-        let _ = rig.store(&sender, base + place, &[2; 16]);
+    for offset in [0, 16] {
+        let _ = rig.store(&sender, base + offset, &[2; 16]);
     }
     assert_eq!((rig.read64(&sender, reg::VELO_TAKEN), rig.counter(0, "velo_torn")), (2, 1));
 
@@ -260,7 +260,7 @@ fn the_card_counts_the_sends_that_it_has_finished() {
 }
 
 #[test]
-fn an_access_between_registers_is_refused_as_such_even_among_those_of_the_admin() {
+fn an_access_between_registers_is_a_register_error_in_the_admin_range_too() {
     let mut rig = Rig::pair();
     let client = rig.attach(0, 0);
 
@@ -300,7 +300,7 @@ fn a_new_owner_of_a_vpid_sees_nothing_of_the_old_one() {
 
     // The message is in flight when the owner dies.
     assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
-    rig.machine.detach(first.function, first.who, nicforge_core::device::Ended::Closed).unwrap();
+    rig.machine.detach(first.function, first.attachment, nicforge_core::device::Ended::Closed).unwrap();
     rig.run();
     assert_eq!(sender.generation(1, 0), 2);
 
@@ -428,7 +428,7 @@ fn a_ring_whose_memory_is_unmapped_is_disabled_with_an_error() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
     let receiver = rig.receiver(1, 0, 64);
-    rig.machine.dma_unmap_all(receiver.function, receiver.who).unwrap();
+    rig.machine.dma_unmap_all(receiver.function, receiver.attachment).unwrap();
 
     assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
     rig.run();

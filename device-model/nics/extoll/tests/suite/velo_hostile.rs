@@ -12,13 +12,13 @@ use nicforge_hwi::{
     posted::CELL,
 };
 
-/// Packets for each function in one turn.
+/// Packets for each function in one pass.
 const BUDGET: u32 = 64;
-const TURNS: u64 = 4000;
-/// Time between two turns.
+const PASSES: u64 = 4000;
+/// Time between two passes.
 const TICK: u64 = 1_000_000;
-/// The bound, in turns, within which a message of an otherwise idle client arrives.
-const MOST_TURNS: u64 = 4;
+/// The bound, in passes, within which a message of an otherwise idle client arrives.
+const MAX_PASSES: u64 = 4;
 
 /// A reproducible sequence of pseudo-random numbers.
 struct Numbers(u64);
@@ -42,11 +42,11 @@ struct Hostile {
 
 impl Hostile {
     /// Performs one hostile action.
-    fn turn(&mut self, rig: &mut Rig) {
+    fn act(&mut self, rig: &mut Rig) {
         match self.numbers.below(16) {
-            0 => rig.machine.reset_attachment(self.client.function, self.client.who).unwrap(),
+            0 => rig.machine.reset_attachment(self.client.function, self.client.attachment).unwrap(),
             1 => {
-                rig.machine.detach(self.client.function, self.client.who, Ended::Closed).unwrap();
+                rig.machine.detach(self.client.function, self.client.attachment, Ended::Closed).unwrap();
                 self.client = rig.attach_at_once(0, self.client.vpid);
             }
             2..5 => self.scribble(),
@@ -90,41 +90,47 @@ impl Hostile {
 
     /// Accesses registers and the send aperture with any width and offset.
     fn access(&mut self, rig: &mut Rig) {
-        let Client { function, who, .. } = self.client;
+        let Client { function, attachment, .. } = self.client;
         for _ in 0..64 {
             let length = self.numbers.below(65) as usize;
             let mut data = [0xa5; 64];
             let at = self.numbers.below(0x4000);
 
             // Some accesses are refused, and some stall.
-            let _ = rig.machine.write(function, who, region::BAR0, at, &data[..length]);
-            let _ = rig.machine.read(function, who, region::BAR0, at, &mut data[..length]);
+            let _ = rig.machine.write(function, attachment, region::BAR0, at, &data[..length]);
+            let _ = rig.machine.read(function, attachment, region::BAR0, at, &mut data[..length]);
 
             let aperture = u32::from(BAR_VELO);
-            let _ = rig.machine.write(function, who, aperture, self.numbers.below(1 << 32), &data[..length]);
+            let _ = rig.machine.write(
+                function,
+                attachment,
+                aperture,
+                self.numbers.below(1 << 32),
+                &data[..length],
+            );
         }
     }
 }
 
 /// Messages between two clients that behave, one at a time.
-struct Talk {
+struct Traffic {
     sender: Client,
     ring: Posting,
     receiver: Client,
     sent: u64,
-    /// The turn in which the message in flight was posted.
+    /// The pass in which the message in flight was posted.
     since: u64,
-    /// Maximum number of turns that a message took.
+    /// Maximum number of passes that a message took.
     longest: u64,
-    /// The number of turns for which an access of the sender has waited.
+    /// The number of passes for which an access of the sender has waited.
     stalled: u64,
-    /// Maximum number of turns that an access has waited.
+    /// Maximum number of passes that an access has waited.
     most_stalled: u64,
     /// Whether the next message waits for an access to end.
     due: bool,
 }
 
-impl Talk {
+impl Traffic {
     fn new(rig: &mut Rig, from: (u32, u16), to: (u32, u16)) -> Self {
         let receiver = rig.receiver(to.0, to.1, 64);
         let sender = rig.attach(from.0, from.1);
@@ -133,12 +139,12 @@ impl Talk {
     }
 
     /// Takes the messages that have arrived, and posts the next one.
-    fn turn(&mut self, turn: u64) {
+    fn poll(&mut self, pass: u64) {
         let came = self.receiver.take_all();
         for message in &came {
             assert_eq!(message.bytes, self.sent.to_le_bytes());
             assert_eq!(message.from, (self.sender.node, self.sender.vpid));
-            self.longest = self.longest.max(turn - self.since);
+            self.longest = self.longest.max(pass - self.since);
             self.sent += 1;
         }
 
@@ -146,7 +152,7 @@ impl Talk {
         if self.due && self.stalled == 0 {
             let to = address::encode(self.receiver.node, self.receiver.vpid, 0, 1);
             self.ring.post(BAR_VELO, to, &self.sent.to_le_bytes());
-            (self.since, self.due) = (turn, false);
+            (self.since, self.due) = (pass, false);
         }
     }
 }
@@ -154,8 +160,8 @@ impl Talk {
 /// Reads the identity register. Returns false if the access stalls.
 fn read_identity(rig: &mut Rig, client: &Client) -> bool {
     let mut identity = [0; 8];
-    let Client { function, who, .. } = *client;
-    let access = rig.machine.read(function, who, region::BAR0, reg::IDENTITY, &mut identity).unwrap();
+    let Client { function, attachment, .. } = *client;
+    let access = rig.machine.read(function, attachment, region::BAR0, reg::IDENTITY, &mut identity).unwrap();
     access == Access::Done && &identity == b"EXTOLLR1"
 }
 
@@ -163,15 +169,15 @@ fn read_identity(rig: &mut Rig, client: &Client) -> bool {
 fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
     let mut rig = Rig::pair();
     let _unresponsive = rig.receiver(1, 3, 64);
-    let mut talks = [Talk::new(&mut rig, (0, 0), (1, 0)), Talk::new(&mut rig, (1, 1), (0, 1))];
+    let mut talks = [Traffic::new(&mut rig, (0, 0), (1, 0)), Traffic::new(&mut rig, (1, 1), (0, 1))];
     let mut hostile = Hostile { client: rig.attach(0, 2), numbers: Numbers(7) };
 
-    for turn in 0..TURNS {
-        hostile.turn(&mut rig);
+    for pass in 0..PASSES {
+        hostile.act(&mut rig);
         for talk in &mut talks {
-            talk.turn(turn);
+            talk.poll(pass);
             // An access ends at once, unless posted messages of the same client wait for the link.
-            assert!(read_identity(&mut rig, &talk.receiver), "turn {turn}");
+            assert!(read_identity(&mut rig, &talk.receiver), "pass {pass}");
             let stalled = !read_identity(&mut rig, &talk.sender);
             talk.stalled = if stalled { talk.stalled + 1 } else { 0 };
             talk.most_stalled = talk.most_stalled.max(talk.stalled);
@@ -183,27 +189,27 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
     }
 
     for talk in &talks {
-        assert!(talk.most_stalled <= MOST_TURNS, "an access took {} turns", talk.most_stalled);
-        assert!(talk.longest <= MOST_TURNS, "a message took {} turns", talk.longest);
-        assert!(talk.sent >= TURNS / MOST_TURNS, "{} messages", talk.sent);
+        assert!(talk.most_stalled <= MAX_PASSES, "an access took {} passes", talk.most_stalled);
+        assert!(talk.longest <= MAX_PASSES, "a message took {} passes", talk.longest);
+        assert!(talk.sent >= PASSES / MAX_PASSES, "{} messages", talk.sent);
         assert_eq!(talk.sender.shown(mirror::ERRORS), 0);
     }
 }
 
 #[test]
-fn after_a_hostile_sender_has_gone_the_cards_come_to_rest() {
+fn the_cards_become_idle_after_a_hostile_sender_has_detached() {
     let mut rig = Rig::pair();
     let _unresponsive = rig.receiver(1, 3, 64);
     let mut hostile = Hostile { client: rig.attach(0, 2), numbers: Numbers(11) };
     for _ in 0..1000 {
-        hostile.turn(&mut rig);
+        hostile.act(&mut rig);
         rig.machine.rescan();
         let _ = rig.machine.step(BUDGET);
     }
 
-    rig.machine.detach(hostile.client.function, hostile.client.who, Ended::Closed).unwrap();
+    rig.machine.detach(hostile.client.function, hostile.client.attachment, Ended::Closed).unwrap();
 
-    let turns = (0..100).take_while(|_| rig.machine.step(BUDGET) == Next::Now).count();
-    assert!(turns < 100);
+    let passes = (0..100).take_while(|_| rig.machine.step(BUDGET) == Next::Now).count();
+    assert!(passes < 100);
     assert_eq!(rig.machine.fabric().packets_in_use(), 0);
 }

@@ -139,7 +139,7 @@ proptest! {
             for sender in &senders {
                 rig.machine.wake(sender.function);
             }
-            // The time after which a card looks for free packets again.
+            // The time after which a card checks for free packets again.
             rig.pass(retry::STARVED);
             rest += 1;
             for (reader, got) in readers.iter_mut().zip(&mut got) {

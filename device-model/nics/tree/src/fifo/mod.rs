@@ -66,11 +66,11 @@ pub(crate) enum Head {
 /// Whether the receive FIFO takes a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
-    Yes,
+    Free,
     /// The packet waits.
-    No,
+    Full,
     /// The packet is discarded because its receiver is gone.
-    Sink,
+    Discard,
 }
 
 /// The outcome of an attempt to discard packets whose receiver is gone.
@@ -206,8 +206,8 @@ impl Channel {
 
     /// Looks at the first item of the send FIFO.
     #[inline]
-    pub(crate) fn look_at_send_head(&mut self) -> Head {
-        self.send.look_at_head(self.tenancy.send_slots())
+    pub(crate) fn poll_send_head(&mut self) -> Head {
+        self.send.poll_head(self.tenancy.send_slots())
     }
 
     /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most `most`.
@@ -271,18 +271,18 @@ impl Channel {
         self.receive.is_full()
     }
 
-    /// Returns whether the receive FIFO takes a packet, after a look at the memory where that is
+    /// Returns whether the receive FIFO takes a packet, after reading the memory where that is
     /// needed.
     #[inline]
-    pub(crate) fn look_for_room(&mut self, header: Header) -> Room {
+    pub(crate) fn check_room(&mut self, header: Header) -> Room {
         match &self.tenancy {
-            Tenancy::Open(memory) => self.receive.look_for_room(&memory.receive, header, &mut self.events),
-            Tenancy::NotYet => Room::No,
-            Tenancy::Over => Room::Sink,
+            Tenancy::Open(memory) => self.receive.check_room(&memory.receive, header, &mut self.events),
+            Tenancy::NotYet => Room::Full,
+            Tenancy::Over => Room::Discard,
         }
     }
 
-    /// Puts a packet into the receive FIFO. The caller must have seen [`Room::Yes`] for it.
+    /// Puts a packet into the receive FIFO. The caller must have seen [`Room::Free`] for it.
     #[inline]
     pub(crate) fn put_received(&mut self, header: Header, payload: &[u8]) {
         if let Some(memory) = self.tenancy.memory() {
@@ -291,7 +291,7 @@ impl Channel {
     }
 
     /// Puts packets that have arrived at a port into the receive FIFO while their header is
-    /// `header`, at most `limit`. The caller must have seen [`Room::Yes`] for it. Returns the
+    /// `header`, at most `limit`. The caller must have seen [`Room::Free`] for it. Returns the
     /// number put into the FIFO and why the row ended.
     #[inline]
     pub(crate) fn put_received_row(
@@ -308,9 +308,9 @@ impl Channel {
 
     /// Frees the receive slots that software has released.
     #[inline]
-    pub(crate) fn look_at_recv_head(&mut self) {
+    pub(crate) fn poll_recv_head(&mut self) {
         if let Some(memory) = self.tenancy.memory() {
-            self.receive.look_at_head(&memory.receive, &mut self.events);
+            self.receive.poll_head(&memory.receive, &mut self.events);
         }
     }
 
@@ -322,7 +322,7 @@ impl Channel {
         let Some(memory) = self.tenancy.memory() else { return Discarded::default() };
         let (receive, events) = (&mut self.receive, &mut self.events);
 
-        receive.look_at_head(&memory.receive, events);
+        receive.poll_head(&memory.receive, events);
         let any = receive.discard_for_dead_reader(&memory.receive, events);
         let mut discarded = receive.discard_for_absent(&memory.receive, events);
         discarded.any |= any;
@@ -346,7 +346,7 @@ impl Channel {
     /// Frees the lock boxes of an attachment that ends.
     pub(crate) fn free_locks(&mut self, attachment: u16) {
         // The dead core may have moved the head before it died. Later moves are a live reader's.
-        self.look_at_recv_head();
+        self.poll_recv_head();
 
         if let Some(memory) = self.tenancy.memory()
             && memory.free_locks(attachment)
@@ -360,7 +360,7 @@ impl Channel {
 impl Channel {
     /// Returns the number of packets in the send and in the receive FIFO, as last seen.
     pub(crate) fn fill(&self) -> (u32, u32) {
-        (self.send.count_seen(), self.receive.count())
+        (self.send.known_count(), self.receive.count())
     }
 
     /// Returns the number of packets that were discarded in the FIFOs.

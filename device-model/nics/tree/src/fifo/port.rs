@@ -61,7 +61,7 @@ pub(crate) enum Refused {
 
 /// The number of quads and headers that the port can pop.
 #[derive(Clone, Copy, Debug)]
-struct Unpopped {
+struct PoppableCounts {
     quads: u32,
     headers: u32,
 }
@@ -88,9 +88,9 @@ impl TrappedPort {
 
     /// Returns the number of quads and headers that can be popped.
     #[inline]
-    fn unpopped(&self, fifo: &ReceiveFifo) -> Unpopped {
+    fn unpopped(&self, fifo: &ReceiveFifo) -> PoppableCounts {
         let popped = self.popped.in_fifo(fifo);
-        Unpopped {
+        PoppableCounts {
             quads: QUADS * fifo.tail().wrapping_sub(popped.payload) - popped.quad,
             headers: fifo.tail().wrapping_sub(popped.header),
         }
@@ -226,7 +226,7 @@ impl Channel {
             }
             (port::HR, 4) => data.copy_from_slice(&self.pop_header()?.to_le_bytes()),
             (port::SX, 4) => {
-                self.look_at_recv_head();
+                self.poll_recv_head();
                 data.copy_from_slice(&self.status().to_le_bytes());
             }
             (port::DR..port::SIZE, _) => return Err(Refused::Align),
@@ -238,7 +238,7 @@ impl Channel {
 
     /// Takes the next quad out of the receive FIFO, or sets an underflow exception.
     fn pop_quad(&mut self) -> Result<[u8; 16], Refused> {
-        self.look_at_recv_head();
+        self.poll_recv_head();
         let mut popped = self.port.popped.in_fifo(&self.receive);
 
         let quad = match self.tenancy.memory() {
@@ -264,7 +264,7 @@ impl Channel {
 
     /// Takes the next header out of the receive FIFO, or sets an underflow exception.
     fn pop_header(&mut self) -> Result<u32, Refused> {
-        self.look_at_recv_head();
+        self.poll_recv_head();
         let mut popped = self.port.popped.in_fifo(&self.receive);
 
         let memory = self.tenancy.memory();

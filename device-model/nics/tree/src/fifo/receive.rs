@@ -83,26 +83,21 @@ impl ReceiveFifo {
         number.wrapping_sub(self.head) < self.count()
     }
 
-    /// Returns whether a packet can be put into the FIFO, after a look at the memory where that is
+    /// Returns whether a packet can be put into the FIFO, after reading the memory where that is
     /// needed.
     #[inline]
-    pub(super) fn look_for_room(
-        &mut self,
-        memory: &ReceiveMemory,
-        header: Header,
-        events: &mut Events,
-    ) -> Room {
-        if !self.receivers.look_for_receiver(memory, header, self.marks.count) {
-            return Room::Sink;
+    pub(super) fn check_room(&mut self, memory: &ReceiveMemory, header: Header, events: &mut Events) -> Room {
+        if !self.receivers.check_receiver(memory, header, self.marks.count) {
+            return Room::Discard;
         }
 
         if self.is_full() {
-            self.look_at_head(memory, events);
+            self.poll_head(memory, events);
         }
-        if self.is_full() { Room::No } else { Room::Yes }
+        if self.is_full() { Room::Full } else { Room::Free }
     }
 
-    /// Puts a packet into the FIFO. The caller must have seen [`Room::Yes`] for it.
+    /// Puts a packet into the FIFO. The caller must have seen [`Room::Free`] for it.
     #[inline]
     pub(super) fn put(
         &mut self,
@@ -122,8 +117,8 @@ impl ReceiveFifo {
     }
 
     /// Puts packets that have arrived at a port into the FIFO while their header is `header`. The
-    /// caller must have seen [`Room::Yes`] for it. Returns the number put into the FIFO and why the
-    /// row ended.
+    /// caller must have seen [`Room::Free`] for it. Returns the number put into the FIFO and why
+    /// the row ended.
     #[inline]
     pub(super) fn put_row(
         &mut self,
@@ -159,7 +154,7 @@ impl ReceiveFifo {
 
             let end = RowEnd::before(ports.peek(port, channel), row_header);
             if end == RowEnd::Blocked {
-                self.look_at_head(memory, events);
+                self.poll_head(memory, events);
             }
             if end != RowEnd::Blocked || self.is_full() {
                 return (received, end);
@@ -169,7 +164,7 @@ impl ReceiveFifo {
 
     /// Frees the slots that software has released.
     #[inline]
-    pub(super) fn look_at_head(&mut self, memory: &ReceiveMemory, events: &mut Events) {
+    pub(super) fn poll_head(&mut self, memory: &ReceiveMemory, events: &mut Events) {
         let head = memory.head.load(Ordering::Acquire);
         if head != self.head {
             self.free_until(head, events);

@@ -80,12 +80,7 @@ impl Receivers {
     /// Returns whether a packet that arrives has a receiver, or may get one. `irq_count` is the
     /// number of packets with the irq bit in the FIFO.
     #[inline]
-    pub(super) fn look_for_receiver(
-        &mut self,
-        memory: &ReceiveMemory,
-        header: Header,
-        irq_count: u32,
-    ) -> bool {
+    pub(super) fn check_receiver(&mut self, memory: &ReceiveMemory, header: Header, irq_count: u32) -> bool {
         if self.is_for_absent(header) {
             return false;
         }
@@ -165,7 +160,7 @@ impl ReceiveFifo {
             return Discarded { any: false, locked: true };
         }
 
-        self.look_at_head(memory, events);
+        self.poll_head(memory, events);
         let before = self.discarded;
         while self.front_is_for_absent(memory) {
             self.free_one();
@@ -203,7 +198,7 @@ impl ReceiveFifo {
             return false;
         }
 
-        self.look_at_head(memory, events);
+        self.poll_head(memory, events);
         let before = self.discarded;
         while self.receivers.reader == Reader::Dead && self.front_is_for_reader(memory) {
             self.free_one();

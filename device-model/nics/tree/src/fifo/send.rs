@@ -63,7 +63,7 @@ impl SendFifo {
     }
 
     /// Returns the number of packets in the FIFO, as last seen.
-    pub(super) fn count_seen(&self) -> u32 {
+    pub(super) fn known_count(&self) -> u32 {
         self.seen + self.side.packets()
     }
 
@@ -95,7 +95,7 @@ impl SendFifo {
 
     /// Looks at the first item.
     #[inline]
-    pub(super) fn look_at_head(&mut self, slots: Option<&Ring>) -> Head {
+    pub(super) fn poll_head(&mut self, slots: Option<&Ring>) -> Head {
         if let Some(item) = self.side.before(self.head) {
             return match item {
                 SideItem::Packet(packet) => Head::Packet(Header(packet.header as u32)),

@@ -8,7 +8,7 @@ use nicforge_hwi::{
 
 use super::{
     Router, RouterContext,
-    held::Held,
+    held::HeldPacket,
     route::{RouteDecision, Source, TO_LOCAL},
 };
 use crate::{
@@ -32,8 +32,8 @@ impl Router {
         let before = held.targets;
 
         if held.targets & TO_LOCAL != 0 {
-            let room = context.channels[channel].look_for_room(Header(held.packet.header as u32));
-            if room != Room::No {
+            let room = context.channels[channel].check_room(Header(held.packet.header as u32));
+            if room != Room::Full {
                 self.deliver(context, channel, &held.packet, room);
                 held.targets &= !TO_LOCAL;
             }
@@ -112,7 +112,7 @@ impl Router {
             self.counters[channel].no_target += 1;
         }
 
-        self.held.put(channel, Source::ALU, Held { packet, targets });
+        self.held.put(channel, Source::ALU, HeldPacket { packet, targets });
         let _ = self.copy_held(context, channel, Source::ALU);
         self.single_result(channel, source)
     }
@@ -133,7 +133,7 @@ impl Router {
             Some(port) if self.is_source_disabled(channel, port) => None,
             Some(port) => context.ports.peek(port, channel).map(|packet| packet.header),
             None if !context.injecting => None,
-            None => match context.channels[channel].look_at_send_head() {
+            None => match context.channels[channel].poll_send_head() {
                 Head::Packet(header) => Some(header.0.into()),
                 Head::Empty | Head::Presence { .. } => None,
             },

@@ -6,7 +6,7 @@ use nicforge_hwi::tree::VCS;
 use super::route::{Source, Targets};
 
 /// A packet that is being copied to several targets.
-pub(super) struct Held {
+pub(super) struct HeldPacket {
     pub(super) packet: Packet,
     /// Targets that do not have the packet yet.
     pub(super) targets: Targets,
@@ -17,7 +17,7 @@ pub(super) struct Held {
 /// The mask of a channel has the bits of the sources that have such a packet, and no others.
 #[derive(Default)]
 pub(super) struct HeldPackets {
-    packets: [[Option<Held>; Source::COUNT]; VCS],
+    packets: [[Option<HeldPacket>; Source::COUNT]; VCS],
     masks: [u8; VCS],
 }
 
@@ -35,13 +35,13 @@ impl HeldPackets {
     }
 
     /// Keeps a packet of a source, which must have none.
-    pub(super) fn put(&mut self, channel: usize, source: Source, held: Held) {
+    pub(super) fn put(&mut self, channel: usize, source: Source, held: HeldPacket) {
         self.packets[channel][source.index()] = Some(held);
         self.masks[channel] |= source.bit();
     }
 
     /// Takes the packet of a source.
-    pub(super) fn take(&mut self, channel: usize, source: Source) -> Option<Held> {
+    pub(super) fn take(&mut self, channel: usize, source: Source) -> Option<HeldPacket> {
         self.masks[channel] &= !source.bit();
         self.packets[channel][source.index()].take()
     }

@@ -86,7 +86,7 @@ pub(crate) struct Router {
     blocked: [u8; VCS],
     /// The source that is served first.
     first: Source,
-    /// Whether another look at the sources may find more packets in this step.
+    /// Whether another pass over the sources may find more packets in this step.
     again: bool,
     /// Whether a packet could not move because the pool was empty.
     starved: bool,
@@ -273,7 +273,7 @@ impl Router {
             *sources |= self.held.mask(channel);
 
             let fifo = &mut context.channels[channel];
-            if context.injecting && fifo.may_send() && fifo.look_at_send_head() != Head::Empty {
+            if context.injecting && fifo.may_send() && fifo.poll_send_head() != Head::Empty {
                 *sources |= Source::LOCAL.bit();
             }
 

@@ -11,7 +11,7 @@ use nicforge_hwi::{tree::Header, tree_dcr::pix};
 
 use super::{
     Router, RouterContext,
-    held::Held,
+    held::HeldPacket,
     route::{RouteDecision, Source},
 };
 use crate::fifo::{Head, Room, RowEnd};
@@ -149,16 +149,16 @@ impl Router {
         let (channel, limit) = (request.channel(), request.limit);
         let fifo = &mut context.channels[channel];
 
-        match fifo.look_for_room(first) {
-            Room::No => BLOCKED,
-            Room::Sink => {
+        match fifo.check_room(first) {
+            Room::Full => BLOCKED,
+            Room::Discard => {
                 let row_header = u64::from(first.0);
                 let sunk =
                     context.ports.take_while(port, channel, limit, |packet| packet.header == row_header);
                 self.counters[channel].sunk += u64::from(sunk);
                 (sunk, RowEnd::Other)
             }
-            Room::Yes => {
+            Room::Free => {
                 let (received, end) = fifo.put_received_row(context.ports, port, limit, first);
                 self.counters[channel].received += u64::from(received);
                 (received, end)
@@ -180,7 +180,7 @@ impl Router {
             return EMPTY;
         }
 
-        let header = match context.channels[channel].look_at_send_head() {
+        let header = match context.channels[channel].poll_send_head() {
             Head::Empty => return EMPTY,
             Head::Packet(header) => header,
             Head::Presence { core, generation } => {
@@ -256,8 +256,8 @@ impl Router {
         channel: usize,
         header: Header,
     ) -> (u32, RowEnd) {
-        let room = context.channels[channel].look_for_room(header);
-        if room == Room::No {
+        let room = context.channels[channel].check_room(header);
+        if room == Room::Full {
             return BLOCKED;
         }
 
@@ -283,7 +283,7 @@ impl Router {
 
         let Some(packet) = self.take_first(context, channel, source) else { return STARVED };
         if let RouteDecision::Several(targets) = decision {
-            self.held.put(channel, source, Held { packet, targets });
+            self.held.put(channel, source, HeldPacket { packet, targets });
             let _ = self.copy_held(context, channel, source);
             return self.single_result(channel, source);
         }
@@ -297,7 +297,7 @@ impl Router {
         self.single_result(channel, source)
     }
 
-    /// Returns the result for a packet that was moved alone. It requests another look at the
+    /// Returns the result for a packet that was moved alone. It requests another pass over the
     /// sources if the packet came from the ALU or a packet is still held, since either may let
     /// another source continue.
     pub(super) fn single_result(&mut self, channel: usize, source: Source) -> (u32, RowEnd) {
@@ -334,7 +334,7 @@ impl Router {
         packet: &Packet,
         room: Room,
     ) {
-        if room == Room::Yes {
+        if room == Room::Free {
             context.channels[channel].put_received(Header(packet.header as u32), packet.bytes());
             self.counters[channel].received += 1;
         } else {

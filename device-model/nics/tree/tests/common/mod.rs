@@ -76,11 +76,11 @@ impl Rig {
     /// As [`Rig::attach`], without a step afterwards.
     pub(crate) fn attach_at_once(&mut self, node: u32, attachment: u16) -> Client {
         let function = self.functions[node as usize];
-        let who = AttachmentId(attachment);
-        self.machine.attach(function, who).unwrap();
-        let id = kit::Client::new(function, who);
+        let attachment = AttachmentId(attachment);
+        self.machine.attach(function, attachment).unwrap();
+        let id = kit::Client::new(function, attachment);
         let memory = |bar: u8| id.memory(&self.machine, bar.into());
-        Client { node, function, who, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
+        Client { node, function, attachment, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
     }
 
     /// Attaches core 0 of a node.
@@ -149,7 +149,7 @@ impl Rig {
 pub(crate) struct Client {
     pub(crate) node: u32,
     pub(crate) function: FunctionId,
-    pub(crate) who: AttachmentId,
+    pub(crate) attachment: AttachmentId,
     pub(crate) window: SharedMemory,
     pub(crate) mirror: SharedMemory,
 }
@@ -157,13 +157,13 @@ pub(crate) struct Client {
 impl Client {
     /// Returns the client by function and attachment, for its trapped accesses.
     pub(crate) fn id(&self) -> kit::Client {
-        kit::Client::new(self.function, self.who)
+        kit::Client::new(self.function, self.attachment)
     }
 
     /// Returns a second handle to the same client.
     pub(crate) fn twin(&self) -> Self {
         let (window, mirror) = (self.window.clone(), self.mirror.clone());
-        Self { node: self.node, function: self.function, who: self.who, window, mirror }
+        Self { node: self.node, function: self.function, attachment: self.attachment, window, mirror }
     }
 
     /// Returns a word of the channel's mirror.

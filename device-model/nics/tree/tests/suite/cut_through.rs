@@ -92,7 +92,7 @@ fn numbered(from: usize, number: u32) -> Payload {
 }
 
 /// All nodes send to all others, as fast as their FIFOs take packets.
-struct Crowd {
+struct AllToAllTraffic {
     clients: Vec<Client>,
     /// Packets sent, by sender and target.
     sent: Vec<Vec<u32>>,
@@ -100,7 +100,7 @@ struct Crowd {
     received: Vec<Vec<u32>>,
 }
 
-impl Crowd {
+impl AllToAllTraffic {
     fn new(rig: &mut Rig) -> Self {
         let nodes = rig.functions.len();
         let clients = (0..nodes as u32).map(|node| rig.core(node)).collect();
@@ -155,12 +155,12 @@ fn crowded_links_that_cut_through_lose_nothing_and_keep_the_order_of_each_flow()
     for (cut_through, most) in [(Some(4), 8), (Some(HEAD), 1), (Some(259), 8), (None, 8)] {
         let mut rig = Rig::with(&[4, 3], links(cut_through), |_| {});
         corrupt_some(&mut rig);
-        let mut crowd = Crowd::new(&mut rig);
-        let mut turns = 0;
+        let mut crowd = AllToAllTraffic::new(&mut rig);
+        let mut steps = 0;
 
         while !crowd.is_done() {
-            turns += 1;
-            assert!(turns < 100_000, "{cut_through:?}: {:?}", crowd.received);
+            steps += 1;
+            assert!(steps < 100_000, "{cut_through:?}: {:?}", crowd.received);
             crowd.send();
             if rig.machine.step(64) != Next::Now {
                 crowd.receive(most);

@@ -13,11 +13,11 @@ use nicforge_hwi::{
     tree_dcr::{GLOB_NADDR, REGISTERS, dcr},
 };
 
-/// Packets for each function in one turn.
+/// Packets for each function in one pass.
 const BUDGET: u32 = 16;
-const TURNS: u32 = 3000;
-/// The bound, in turns, within which a packet of an otherwise idle node arrives.
-const MAX_TURNS: u32 = 8;
+const PASSES: u32 = 3000;
+/// The bound, in passes, within which a packet of an otherwise idle node arrives.
+const MAX_PASSES: u32 = 8;
 /// The node that attacks. The path between its neighbours passes through it.
 const HOSTILE: u32 = 1;
 
@@ -50,13 +50,13 @@ impl Hostile {
     }
 
     /// Performs one hostile action.
-    fn turn(&mut self, rig: &mut Rig) {
+    fn act(&mut self, rig: &mut Rig) {
         let core = self.numbers.below(4) as usize;
 
         match self.numbers.below(8) {
             0 => {
-                let who = AttachmentId(core as u16);
-                rig.machine.reset_attachment(rig.functions[HOSTILE as usize], who).unwrap();
+                let attachment = AttachmentId(core as u16);
+                rig.machine.reset_attachment(rig.functions[HOSTILE as usize], attachment).unwrap();
             }
             1 => {
                 rig.kill(&self.cores[core]);
@@ -85,10 +85,10 @@ impl Hostile {
             };
 
             for ahead in 0..depth {
-                let place = number.wrapping_add(ahead);
-                let slot = window::SEND + u64::from(place % depth) * SLOT;
+                let sequence = number.wrapping_add(ahead);
+                let slot = window::SEND + u64::from(sequence % depth) * SLOT;
                 client.set_window(slot + SLOT_CONTROL + 4, header.0);
-                client.set_window(slot + SLOT_CONTROL, place.wrapping_add(1));
+                client.set_window(slot + SLOT_CONTROL, sequence.wrapping_add(1));
             }
         }
     }
@@ -108,31 +108,31 @@ impl Hostile {
 
     /// Accesses every kind of register with odd widths.
     fn access(&mut self, rig: &mut Rig, core: usize) {
-        let (function, who) = (self.cores[core].function, self.cores[core].who);
+        let (function, attachment) = (self.cores[core].function, self.cores[core].attachment);
         for _ in 0..64 {
             let at = self.numbers.below(REGISTERS);
             let length = self.numbers.below(65) as usize;
             let mut data = [self.numbers.next() as u8; 64];
 
             // An access beyond the BAR is refused.
-            let _ = rig.machine.write(function, who, region::BAR0, at, &data[..length]);
-            let _ = rig.machine.read(function, who, region::BAR0, at, &mut data[..length]);
+            let _ = rig.machine.write(function, attachment, region::BAR0, at, &data[..length]);
+            let _ = rig.machine.read(function, attachment, region::BAR0, at, &mut data[..length]);
         }
     }
 }
 
 /// Packets between two nodes, one at a time.
-struct Talk {
+struct Traffic {
     from: Client,
     to: Client,
     sent: u32,
-    /// The turn in which the packet on its way was sent.
+    /// The pass in which the packet on its way was sent.
     since: u32,
-    /// Maximum number of turns that a packet took.
+    /// Maximum number of passes that a packet took.
     longest: u32,
 }
 
-impl Talk {
+impl Traffic {
     fn new(from: Client, to: Client) -> Self {
         Self { from, to, sent: 0, since: 0, longest: 0 }
     }
@@ -143,12 +143,12 @@ impl Talk {
 
     /// Takes the packets that have arrived, and sends the next one. The hostile node's packets may
     /// be among those that arrive.
-    fn turn(&mut self, turn: u32) {
-        let mut came = turn == 0;
+    fn poll(&mut self, pass: u32) {
+        let mut came = pass == 0;
 
         while let Some((_, received)) = self.to.receive() {
             if received == self.expected() {
-                self.longest = self.longest.max(turn - self.since);
+                self.longest = self.longest.max(pass - self.since);
                 self.sent += 1;
                 came = true;
             }
@@ -156,44 +156,44 @@ impl Talk {
 
         if came {
             assert!(self.from.try_send(to(self.to.node), &self.expected()));
-            self.since = turn;
+            self.since = pass;
         }
     }
 }
 
-/// Attacks in each turn, and asserts that every packet and access of the neighbours completes in
+/// Attacks in each pass, and asserts that every packet and access of the neighbours completes in
 /// time. The reader, if any, takes all packets that arrive for it.
-fn attack(rig: &mut Rig, mut hostile: Hostile, mut talks: [Talk; 2], reader: Option<Client>) {
-    for turn in 0..TURNS {
-        hostile.turn(rig);
+fn attack(rig: &mut Rig, mut hostile: Hostile, mut talks: [Traffic; 2], reader: Option<Client>) {
+    for pass in 0..PASSES {
+        hostile.act(rig);
         while reader.as_ref().is_some_and(|reader| reader.receive().is_some()) {}
 
         for talk in &mut talks {
-            talk.turn(turn);
+            talk.poll(pass);
             let mut address = [0; 4];
-            let (function, who) = (talk.from.function, talk.from.who);
+            let (function, attachment) = (talk.from.function, talk.from.attachment);
             let at = dcr(GLOB_NADDR);
-            let access = rig.machine.read(function, who, region::BAR0, at, &mut address);
+            let access = rig.machine.read(function, attachment, region::BAR0, at, &mut address);
 
-            assert_eq!(access.ok(), Some(Access::Done), "turn {turn}");
-            assert_eq!(u32::from_le_bytes(address) & 0xffff, talk.from.node, "turn {turn}");
+            assert_eq!(access.ok(), Some(Access::Done), "pass {pass}");
+            assert_eq!(u32::from_le_bytes(address) & 0xffff, talk.from.node, "pass {pass}");
         }
 
         let _ = rig.machine.step(BUDGET);
     }
 
     for talk in &talks {
-        assert!(talk.longest <= MAX_TURNS, "a packet took {} turns, {} came", talk.longest, talk.sent);
-        assert!(talk.sent >= TURNS / MAX_TURNS, "{} packets came", talk.sent);
+        assert!(talk.longest <= MAX_PASSES, "a packet took {} passes, {} came", talk.longest, talk.sent);
+        assert!(talk.sent >= PASSES / MAX_PASSES, "{} packets came", talk.sent);
     }
 }
 
 #[test]
-fn a_node_that_floods_its_fifos_and_registers_delays_its_neighbours_packets_by_few_turns() {
+fn a_node_that_floods_its_fifos_and_registers_delays_its_neighbours_packets_by_few_passes() {
     let mut rig = Rig::psets(&[4]);
     let (io, far) = (rig.core(0), rig.core(3));
     let near = rig.core(2);
-    let (up, down) = (Talk::new(far.twin(), io.twin()), Talk::new(io, far));
+    let (up, down) = (Traffic::new(far.twin(), io.twin()), Traffic::new(io, far));
     let hostile = Hostile::new(&mut rig, false);
 
     attack(&mut rig, hostile, [up, down], Some(near));
@@ -203,7 +203,7 @@ fn a_node_that_floods_its_fifos_and_registers_delays_its_neighbours_packets_by_f
 fn a_node_that_sends_any_header_on_the_user_channel_does_not_delay_the_system_channel() {
     let mut rig = Rig::psets(&[4]);
     let (io, far) = (rig.admin(0), rig.attach(3, ATTACHMENT_ADMIN));
-    let (up, down) = (Talk::new(far.twin(), io.twin()), Talk::new(io, far));
+    let (up, down) = (Traffic::new(far.twin(), io.twin()), Traffic::new(io, far));
     let hostile = Hostile::new(&mut rig, true);
 
     attack(&mut rig, hostile, [up, down], None);

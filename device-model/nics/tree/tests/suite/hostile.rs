@@ -87,7 +87,7 @@ fn perform(rig: &mut Rig, clients: &mut [Option<Client>; 5], node: u32, action: 
                 let view = |bar| rig.machine.region(function, AttachmentId(by), region::BAR0 + bar).unwrap();
                 let (window, mirror) = (view(3).memory.unwrap(), view(4).memory.unwrap());
                 clients[usize::from(by)] =
-                    Some(Client { node, function, who: AttachmentId(by), window, mirror });
+                    Some(Client { node, function, attachment: AttachmentId(by), window, mirror });
             }
         }
         Action::Kill(by) => {

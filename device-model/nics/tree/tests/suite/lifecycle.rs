@@ -44,7 +44,7 @@ fn a_channel_that_opens_late_shows_the_presence_of_all_cores() {
 }
 
 #[test]
-fn the_presence_symbol_of_a_dead_core_arrives_behind_its_packets() {
+fn the_presence_symbol_of_a_dead_core_arrives_after_its_packets() {
     let mut rig = Rig::psets(&[4]);
     let (io, compute) = (rig.core(0), rig.core(4));
 
@@ -73,7 +73,7 @@ fn the_presence_symbol_of_a_dead_core_arrives_behind_its_packets() {
 }
 
 #[test]
-fn the_presence_symbol_of_a_dead_core_stays_behind_the_send_slots_of_live_cores() {
+fn the_presence_symbol_of_a_dead_core_does_not_pass_the_send_slots_of_live_cores() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
 

@@ -121,7 +121,7 @@ fn halves_of_two_cores_do_not_mix() {
 }
 
 #[test]
-fn an_upper_half_alone_and_two_lower_halves_are_alignment_errors() {
+fn an_upper_half_without_a_lower_and_two_lower_halves_are_alignment_errors() {
     let mut rig = Rig::psets(&[2]);
     let core = rig.core(1);
 

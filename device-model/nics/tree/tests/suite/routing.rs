@@ -234,7 +234,7 @@ fn a_bad_receive_pointer_is_ignored_and_noted() {
 }
 
 #[test]
-fn the_mirror_shows_the_identity_and_place_of_the_node() {
+fn the_mirror_holds_the_identity_and_the_tree_position_of_the_node() {
     let mut rig = Rig::psets(&[2, 3]);
     let compute = rig.core(5);
     let io = rig.core(3);

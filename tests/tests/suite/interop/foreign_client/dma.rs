@@ -103,7 +103,7 @@ fn memory_that_the_crate_unmapped_is_out_of_reach() {
 /// The overlap is refused with `EEXIST`. The crate does not examine the error of a reply and
 /// reports success. The earlier mapping stays in effect.
 #[test]
-fn a_refused_map_looks_well_to_the_crate_and_changes_nothing() {
+fn the_crate_takes_a_refused_map_for_a_success_and_nothing_is_mapped() {
     in_time(|| {
         let served = proof();
         let mut engine = Engine::open(&served);

@@ -21,7 +21,7 @@ fn a_reset_by_the_crate_clears_the_attachment_and_keeps_the_connection() {
 }
 
 #[test]
-fn a_client_of_the_crate_that_goes_frees_its_attachment() {
+fn a_client_of_the_crate_that_disconnects_frees_its_attachment() {
     in_time(|| {
         let served = proof();
         let dropped = connect(&served, "fifo0", "user0");

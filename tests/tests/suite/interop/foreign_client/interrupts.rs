@@ -18,7 +18,7 @@ use vfio_bindings::bindings::vfio::*;
 use vfio_user::Client;
 
 use super::{connect, map, proof, pset, read, read32, wake, write32};
-use crate::interop::common::{eventfd, in_time, is_quiet, signals};
+use crate::interop::common::{eventfd, in_time, is_idle, signals};
 
 const TRIGGER_BY_EVENTFD: u32 = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD;
 const TRIGGER: u32 = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_NONE;
@@ -45,7 +45,7 @@ fn clear(client: &mut Client) {
 }
 
 #[test]
-fn the_crate_is_told_of_every_interrupt_type() {
+fn the_crate_reads_every_interrupt_type() {
     in_time(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -77,7 +77,7 @@ fn msix_vectors_of_the_crate_fire_one_by_one() {
 
         underrun(&mut client);
         assert_eq!(signals(&error), 1);
-        assert!(is_quiet(&receive));
+        assert!(is_idle(&receive));
     });
 }
 
@@ -125,7 +125,7 @@ fn intx_of_the_crate_masks_itself_until_it_is_unmasked() {
         clear(&mut client);
         underrun(&mut client);
 
-        assert!(is_quiet(&line));
+        assert!(is_idle(&line));
 
         client.set_irqs(PCI_INTX_IRQ, UNMASK, 0, 1, &[]).unwrap();
         assert_eq!(signals(&line), 1);
@@ -133,7 +133,7 @@ fn intx_of_the_crate_masks_itself_until_it_is_unmasked() {
         clear(&mut client);
         client.set_irqs(PCI_INTX_IRQ, UNMASK, 0, 1, &[]).unwrap();
 
-        assert!(is_quiet(&line));
+        assert!(is_idle(&line));
     });
 }
 
@@ -146,7 +146,7 @@ fn intx_that_the_crate_masked_fires_when_it_is_unmasked() {
 
         client.set_irqs(PCI_INTX_IRQ, MASK, 0, 1, &[]).unwrap();
         underrun(&mut client);
-        assert!(is_quiet(&line));
+        assert!(is_idle(&line));
 
         client.set_irqs(PCI_INTX_IRQ, UNMASK, 0, 1, &[]).unwrap();
         assert_eq!(signals(&line), 1);
@@ -186,7 +186,7 @@ fn the_crate_triggers_interrupts_itself() {
 }
 
 #[test]
-fn a_vector_whose_eventfd_the_crate_took_away_is_silent_and_the_others_are_not() {
+fn a_vector_whose_eventfd_the_crate_removed_signals_no_more_and_others_do() {
     in_time(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -197,7 +197,7 @@ fn a_vector_whose_eventfd_the_crate_took_away_is_silent_and_the_others_are_not()
         client.set_irqs(PCI_MSIX_IRQ, TRIGGER, 0, 1, &[]).unwrap();
 
         assert_eq!(signals(&receive), 1);
-        assert!(is_quiet(&error));
+        assert!(is_idle(&error));
     });
 }
 
@@ -216,12 +216,12 @@ fn interrupts_that_the_crate_disabled_are_silent_until_they_are_bound_again() {
         underrun(&mut client);
 
         assert!(signals(&error) >= 1);
-        assert!(before.iter().all(is_quiet));
+        assert!(before.iter().all(is_idle));
     });
 }
 
 #[test]
-fn an_evicted_client_of_the_crate_is_told_by_the_request_interrupt() {
+fn an_evicted_client_of_the_crate_gets_the_request_interrupt() {
     in_time(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -229,7 +229,7 @@ fn an_evicted_client_of_the_crate_is_told_by_the_request_interrupt() {
 
         served.evict("fifo0", "user0");
         assert_eq!(signals(&request), 1);
-        assert!(is_quiet(&error));
+        assert!(is_idle(&error));
         assert!(client.region_read(PCI_CONFIG_REGION, 0, &mut [0; 2]).is_err());
     });
 }
@@ -251,7 +251,7 @@ fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
         underrun(&mut client);
 
         assert_eq!(signals(&line), 1);
-        assert!(is_quiet(&masked));
+        assert!(is_idle(&masked));
 
         // nicforge's own client reports the refusal.
         let ours = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
@@ -262,10 +262,10 @@ fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
     });
 }
 
-/// The crate sends no data behind `DATA_BOOL`. That is refused, and it does not examine the
+/// The crate sends no data with `DATA_BOOL`. That is refused, and it does not examine the
 /// refusal.
 #[test]
-fn the_crate_cannot_say_which_interrupts_by_bools() {
+fn the_crate_cannot_select_interrupts_by_bools() {
     in_time(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -275,6 +275,6 @@ fn the_crate_cannot_say_which_interrupts_by_bools() {
         assert!(client.set_irqs(PCI_MSIX_IRQ, flags, 0, 2, &[]).is_ok());
 
         assert_eq!(read::<2>(&mut client, 7, 0), [0xfc, 0x1e]);
-        assert!(fds.iter().all(is_quiet));
+        assert!(fds.iter().all(is_idle));
     });
 }

@@ -15,7 +15,7 @@ use crate::interop::common::{in_time, until, version_exchange};
 /// The crate proposes version 0.1 with a capability of an older draft. The reply has 0.0, and those
 /// of the named capabilities that the server knows.
 #[test]
-fn the_crates_version_is_answered_with_what_it_named() {
+fn the_reply_to_the_crates_version_has_the_capabilities_it_named() {
     in_time(|| {
         let (served, directory) = (proof(), TempDir::new().unwrap());
         let [request, reply] =

@@ -38,21 +38,21 @@ fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<
 }
 
 #[test]
-fn a_read_out_of_range_keeps_the_crate_waiting_and_nobody_else() {
+fn a_read_out_of_range_blocks_the_crate_and_no_other_client() {
     is_refused_and_waits_for_the_end(|client| client.region_read(7, 1 << 20, &mut [0; 4]));
 }
 
 #[test]
-fn a_write_out_of_range_keeps_the_crate_waiting_and_nobody_else() {
+fn a_write_out_of_range_blocks_the_crate_and_no_other_client() {
     is_refused_and_waits_for_the_end(|client| client.region_write(1, 1 << 40, &[0; 4]));
 }
 
 #[test]
-fn an_interrupt_type_that_does_not_exist_keeps_the_crate_waiting_and_nobody_else() {
+fn an_unknown_interrupt_type_blocks_the_crate_and_no_other_client() {
     is_refused_and_waits_for_the_end(|client| client.get_irq_info(PCI_NUM_IRQS).map(drop));
 }
 
 #[test]
-fn an_unmap_of_what_is_not_mapped_keeps_the_crate_waiting_and_nobody_else() {
+fn an_unmap_of_an_unmapped_range_blocks_the_crate_and_no_other_client() {
     is_refused_and_waits_for_the_end(|client| client.dma_unmap(0x1000, 0x1000));
 }

@@ -15,9 +15,9 @@ use super::{connect, map, proof, pset, read, read32, wake, write32};
 use crate::interop::common::{in_time, until};
 
 /// A region's flags, size, offset in the file, areas, and whether there is a descriptor.
-type Told = (u32, u64, Option<u64>, Vec<(u64, u64)>);
+type RegionReport = (u32, u64, Option<u64>, Vec<(u64, u64)>);
 
-fn told_to_the_crate(served: &Served, function: &str, attachment: &str) -> Vec<Told> {
+fn region_read_by_the_crate(served: &Served, function: &str, attachment: &str) -> Vec<RegionReport> {
     let client = connect(served, function, attachment);
     let region = |index| {
         let region = client.region(index).unwrap();
@@ -29,7 +29,7 @@ fn told_to_the_crate(served: &Served, function: &str, attachment: &str) -> Vec<T
     (0..9).map(region).collect()
 }
 
-fn told_to_us(served: &Served, function: &str, attachment: &str) -> Vec<Told> {
+fn region_read_by_our_client(served: &Served, function: &str, attachment: &str) -> Vec<RegionReport> {
     let mut client = None;
     until("the attachment is free", || {
         client = nicforge_vfio_user::Client::connect(served.socket(function, attachment), LIMIT).ok();
@@ -49,10 +49,10 @@ fn told_to_us(served: &Served, function: &str, attachment: &str) -> Vec<Told> {
 /// The crate's client gets the same information about every region of every kind of device as
 /// nicforge's, with sparse areas and descriptor.
 #[test]
-fn the_crate_is_told_of_every_region_what_our_client_is() {
+fn the_crate_reads_the_same_regions_as_our_client() {
     in_time(|| {
         let (proof, pset) = (proof(), pset());
-        let places = [
+        let attachments = [
             (&proof, "fifo0", "user0"),
             (&proof, "dma0", "user1"),
             (&proof, "send0", "user2"),
@@ -60,11 +60,15 @@ fn the_crate_is_told_of_every_region_what_our_client_is() {
             (&pset, "cn3", "core2"),
         ];
 
-        for (served, function, attachment) in places {
-            let crates = told_to_the_crate(served, function, attachment);
+        for (served, function, attachment) in attachments {
+            let crates = region_read_by_the_crate(served, function, attachment);
 
-            assert_eq!(crates, told_to_us(served, function, attachment), "{function}-{attachment}");
-            let mapped = |(flags, _, start, areas): &Told| {
+            assert_eq!(
+                crates,
+                region_read_by_our_client(served, function, attachment),
+                "{function}-{attachment}"
+            );
+            let mapped = |(flags, _, start, areas): &RegionReport| {
                 assert_eq!(flags & REGION_FLAG_MMAP != 0, start.is_some());
                 assert_eq!(start.is_some(), !areas.is_empty());
                 start.is_some()

@@ -57,7 +57,7 @@ pub(super) struct Irqs {
 }
 
 /// The card's state that a test can see.
-pub(super) struct Seen {
+pub(super) struct ObservedState {
     /// The file behind region 1.
     pub(super) memory: SharedMemory,
     pub(super) irqs: Mutex<Vec<Irqs>>,
@@ -68,7 +68,7 @@ pub(super) struct Seen {
     pub(super) resets: Mutex<u32>,
 }
 
-impl Seen {
+impl ObservedState {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             memory: SharedMemory::create("card", (FILE_OFFSET + MEMORY) as usize).unwrap(),
@@ -87,7 +87,7 @@ struct Line {
 }
 
 pub(super) struct Card {
-    seen: Arc<Seen>,
+    seen: Arc<ObservedState>,
     /// Regions 0, 2, 3 and the configuration space.
     bytes: BTreeMap<u32, Vec<u8>>,
     /// Eventfds by interrupt type and number.
@@ -98,7 +98,7 @@ pub(super) struct Card {
 }
 
 impl Card {
-    pub(super) fn new(seen: Arc<Seen>) -> Self {
+    pub(super) fn new(seen: Arc<ObservedState>) -> Self {
         let sizes = [(0, REGISTERS), (2, UNDIVIDED), (3, LARGE), (VFIO_PCI_CONFIG_REGION_INDEX, CONFIG)];
         let mut bytes: BTreeMap<_, _> =
             sizes.into_iter().map(|(region, size)| (region, vec![0; size as usize])).collect();
@@ -201,7 +201,7 @@ impl ServerBackend for Card {
         fd: Option<File>,
     ) -> io::Result<()> {
         self.seen.maps.lock().unwrap().push((flags.bits(), address, size, fd.is_some()));
-        // The crate can't request the bytes from the client by messages.
+        // The crate can't request the bytes from the client by DMA messages.
         let fd = fd.ok_or(ErrorKind::Unsupported)?;
         let access = if flags.contains(DmaMapFlags::WRITE) { Access::ReadWrite } else { Access::ReadOnly };
         let memory =

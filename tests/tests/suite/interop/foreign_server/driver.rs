@@ -188,7 +188,7 @@ fn the_driver_resets_a_device_of_the_crates_server_if_it_can_be_reset() {
 }
 
 #[test]
-fn the_driver_notices_that_the_crates_server_has_gone() {
+fn the_driver_detects_the_end_of_the_crates_server() {
     in_time(|| {
         let rig = Rig::start();
         let device = open(&rig);

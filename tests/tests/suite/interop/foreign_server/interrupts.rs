@@ -13,7 +13,7 @@ use super::{
     card::{Irqs, VECTORS, reg},
     rig::Rig,
 };
-use crate::interop::common::{eventfd, in_time, is_quiet, signals};
+use crate::interop::common::{eventfd, in_time, is_idle, signals};
 
 /// Binds `N` interrupts from 0 on in one call.
 fn bind<const N: usize>(client: &Client, index: u32) -> [EventFd; N] {
@@ -56,7 +56,7 @@ fn eventfds_go_to_the_crate_one_by_one_and_fire() {
             assert_eq!(signals(&fds[vector as usize]), 1);
         }
 
-        assert!(is_quiet(&fds[1]));
+        assert!(is_idle(&fds[1]));
 
         let flags = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD;
         let one = |start| Irqs { index: PCI_MSIX_IRQ, flags, start, count: 1, fds: 1 };
@@ -66,7 +66,7 @@ fn eventfds_go_to_the_crate_one_by_one_and_fire() {
 }
 
 #[test]
-fn a_vector_taken_away_from_the_crate_is_silent_and_so_are_all_when_disabled() {
+fn a_vector_removed_from_the_crate_signals_no_more_and_disabling_silences_all() {
     in_time(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -81,7 +81,7 @@ fn a_vector_taken_away_from_the_crate_is_silent_and_so_are_all_when_disabled() {
         client.irq_disable(PCI_MSIX_IRQ).unwrap();
         write(&client, reg::RAISE, 0);
 
-        assert!(fds.iter().all(is_quiet));
+        assert!(fds.iter().all(is_idle));
     });
 }
 
@@ -94,7 +94,7 @@ fn interrupts_are_triggered_at_the_crates_server() {
 
         client.set_irqs(PCI_MSIX_IRQ, 1, IrqAction::Trigger, IrqPayload::None(2)).unwrap();
         assert_eq!([signals(&fds[1]), signals(&fds[2])], [1, 1]);
-        assert!(is_quiet(&fds[0]));
+        assert!(is_idle(&fds[0]));
     });
 }
 
@@ -117,7 +117,7 @@ fn intx_of_the_crates_server_is_masked_and_unmasked() {
         client.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Mask, one).unwrap();
         write(&client, reg::LINE, 1);
 
-        assert!(is_quiet(&line));
+        assert!(is_idle(&line));
 
         client.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Unmask, one).unwrap();
         assert_eq!(signals(&line), 1);

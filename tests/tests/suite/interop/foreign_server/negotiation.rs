@@ -48,7 +48,7 @@ fn our_version_is_answered_with_the_crates_own_capabilities() {
 }
 
 #[test]
-fn device_info_of_the_crates_server_has_what_the_card_has() {
+fn device_info_of_the_crates_server_matches_the_card() {
     in_time(|| {
         for (resettable, flag) in [(true, DEVICE_FLAGS_RESET), (false, 0)] {
             let rig = Rig::start_with(resettable);
@@ -64,12 +64,12 @@ fn device_info_of_the_crates_server_has_what_the_card_has() {
 fn one_client_of_ours_after_another_is_served_by_the_crate() {
     in_time(|| {
         let rig = Rig::start();
-        for turn in 0..3_u32 {
+        for round in 0..3_u32 {
             let client = rig.client();
             let mut scratch = [0; 4];
             client.region_read(0, reg::SCRATCH, &mut scratch).unwrap();
-            assert_eq!(u32::from_le_bytes(scratch), turn);
-            client.region_write(0, reg::SCRATCH, &(turn + 1).to_le_bytes(), false).unwrap();
+            assert_eq!(u32::from_le_bytes(scratch), round);
+            client.region_write(0, reg::SCRATCH, &(round + 1).to_le_bytes(), false).unwrap();
         }
         until("all have gone", || rig.served.load(Ordering::SeqCst) == 3);
     });

@@ -112,7 +112,7 @@ fn accesses_of_every_width_reach_the_crates_device() {
 }
 
 #[test]
-fn an_access_of_megabytes_is_cut_to_what_the_crate_takes() {
+fn an_access_of_megabytes_is_split_to_the_limit_of_the_crate() {
     in_time(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -153,7 +153,7 @@ const CONFIG_SIZE: usize = CONFIG as usize;
 
 /// The crate returns an error number for its own checks, and none for the device's refusals.
 #[test]
-fn what_the_crates_server_refuses_is_an_error_and_the_client_goes_on() {
+fn a_refusal_of_the_crates_server_is_an_error_and_the_client_stays_usable() {
     in_time(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -185,7 +185,7 @@ fn what_the_crates_server_refuses_is_an_error_and_the_client_goes_on() {
 /// The crate answers a failed posted write, though no reply was requested. The client drops the
 /// answer.
 #[test]
-fn a_posted_write_that_the_crate_refuses_is_answered_and_the_answer_dropped() {
+fn the_client_drops_the_crates_reply_to_a_refused_posted_write() {
     in_time(|| {
         let rig = Rig::start();
         let client = rig.client();

@@ -16,12 +16,14 @@ use tempfile::TempDir;
 use vfio_bindings::bindings::vfio::*;
 use vfio_user::{IrqInfo, Server, ServerRegion, SparseArea};
 
-use super::card::{AREAS, CONFIG, Card, FILE_OFFSET, LARGE, MEMORY, REGISTERS, Seen, UNDIVIDED, VECTORS};
+use super::card::{
+    AREAS, CONFIG, Card, FILE_OFFSET, LARGE, MEMORY, ObservedState, REGISTERS, UNDIVIDED, VECTORS,
+};
 
 /// A card that is served to one client after another, until this is dropped. All clients must be
 /// gone by then, since the server checks for its end only between two of them.
 pub(super) struct Rig {
-    pub(super) seen: Arc<Seen>,
+    pub(super) seen: Arc<ObservedState>,
     pub(super) path: PathBuf,
     pub(super) directory: TempDir,
     /// Number of clients that have disconnected.
@@ -38,7 +40,7 @@ impl Rig {
     pub(super) fn start_with(resettable: bool) -> Self {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("card");
-        let (seen, stop) = (Seen::new(), Arc::new(AtomicBool::new(false)));
+        let (seen, stop) = (ObservedState::new(), Arc::new(AtomicBool::new(false)));
         let served = Arc::new(AtomicU32::new(0));
         let server = Server::new(&path, resettable, irqs(), regions(&seen)).unwrap();
         let mut card = Card::new(seen.clone());
@@ -85,7 +87,7 @@ fn irqs() -> Vec<IrqInfo> {
         .collect()
 }
 
-fn regions(seen: &Seen) -> Vec<ServerRegion> {
+fn regions(seen: &ObservedState) -> Vec<ServerRegion> {
     let both_ways = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
     let mapped = both_ways | VFIO_REGION_INFO_FLAG_MMAP;
     let file = seen.memory.fd().unwrap().as_raw_fd();

@@ -9,7 +9,7 @@ use nicforge_portals::{
     Region, Threshold, Unlink,
 };
 
-use super::{criteria_of, entries::is_gone, place, position_of, unlink_of};
+use super::{criteria_of, entries::is_gone, out_pointer, position_of, unlink_of};
 use crate::{
     portals3::{
         failure::{failure, guarded, refused},
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn PtlMDAttach(
 ) -> c_int {
     guarded(|| {
         let (entry, ni_handle, interface) = with(|objects| objects.entry_with_interface(me_handle))?;
-        let out = place(md_handle, "md_handle")?;
+        let out = out_pointer(md_handle, "md_handle")?;
         let unlink = unlink_of("unlink_op", unlink_op)?;
         let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink)?;
 
@@ -201,7 +201,7 @@ pub unsafe extern "C" fn PtlMDBind(
 ) -> c_int {
     guarded(|| {
         let interface = with(|objects| objects.interface(ni_handle))?;
-        let out = place(md_handle, "md_handle")?;
+        let out = out_pointer(md_handle, "md_handle")?;
         let unlink = unlink_of("unlink_op", unlink_op)?;
         let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink)?;
 
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn PtlMDUpdate(
         })?;
         // SAFETY: NULL or valid by this function's contract.
         let new = unsafe { new_md.as_ref() }.map(|md| Values::from(*md));
-        if let Ok(out) = place(old_md, "old_md") {
+        if let Ok(out) = out_pointer(old_md, "old_md") {
             // SAFETY: not NULL, and valid by this function's contract.
             unsafe { out.write(old.into()) };
         }
@@ -333,7 +333,8 @@ pub unsafe extern "C" fn PtlPost(
                 _ => Err(refused(PTL_ME_INVALID, "the base belongs to another interface")),
             }
         })?;
-        let (entry_out, descriptor_out) = (place(me_handle, "me_handle")?, place(md_handle, "md_handle")?);
+        let (entry_out, descriptor_out) =
+            (out_pointer(me_handle, "me_handle")?, out_pointer(md_handle, "md_handle")?);
 
         let position = position_of(position, base, Position::Before, Position::After)?;
         let criteria = criteria_of(&interface, match_id, match_bits, ignore_bits)?;

@@ -6,7 +6,7 @@ use std::{ffi::c_int, sync::Arc};
 
 use nicforge_portals::{Criteria, Error, Position, Refusal, Unlink};
 
-use super::{criteria_of, place, position_of, small, unlink_of};
+use super::{criteria_of, out_pointer, position_of, small, unlink_of};
 use crate::{
     portals3::{
         failure::{failure, guarded},
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn PtlMEAttach(
 ) -> c_int {
     guarded(|| {
         let interface = with(|objects| objects.interface(ni_handle))?;
-        let out = place(me_handle, "me_handle")?;
+        let out = out_pointer(me_handle, "me_handle")?;
         let portal = small(pt_index, PTL_PT_INDEX_INVALID, "portal")?;
         let position = position_of(position, portal, Position::Head, Position::Tail)?;
         let criteria = criteria_of(&interface, match_id, match_bits, ignore_bits)?;
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn PtlMEInsert(
 ) -> c_int {
     guarded(|| {
         let (base, ni_handle, interface) = with(|objects| objects.entry_with_interface(base))?;
-        let out = place(me_handle, "me_handle")?;
+        let out = out_pointer(me_handle, "me_handle")?;
         let position = position_of(position, base, Position::Before, Position::After)?;
         let criteria = criteria_of(&interface, match_id, match_bits, ignore_bits)?;
 

@@ -32,8 +32,8 @@ use super::{
 };
 use crate::support::Failure;
 
-/// Returns the place for a result, which must not be NULL.
-fn place<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
+/// Returns the pointer to the memory of a result, which must not be NULL.
+fn out_pointer<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
     NonNull::new(pointer).ok_or_else(|| refused(PTL_SEGV, format!("{name} is NULL")))
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use nicforge_portals::{Access, Mode, Status};
 
-use super::{initiator_of, place, small, target_of};
+use super::{initiator_of, out_pointer, small, target_of};
 use crate::{
     portals3::{
         failure::{failure, guarded, refused},
@@ -55,7 +55,7 @@ pub extern "C" fn nicforge_portals_last_error() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn PtlInit(max_interfaces: *mut c_int) -> c_int {
     guarded(|| {
-        let out = place(max_interfaces, "max_interfaces")?;
+        let out = out_pointer(max_interfaces, "max_interfaces")?;
         let processes = library::init(|| Ok(Arc::new(Sockets::of_environment()?) as Arc<dyn Node>))?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(processes as c_int) };
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn nicforge_portals_init(
     max_interfaces: *mut c_int,
 ) -> c_int {
     guarded(|| {
-        let out = place(max_interfaces, "max_interfaces")?;
+        let out = out_pointer(max_interfaces, "max_interfaces")?;
         // SAFETY: NULL or a C string by this function's contract.
         let kernel = unsafe { path(kernel) };
 
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn nicforge_portals_init(
     })
 }
 
-/// Lets other programs use the node's process `pid`, one after the other, until PtlFini. Each of
+/// Grants other programs the node's process `pid`, one after the other, until PtlFini. Each of
 /// them names the process's device in nicforge_portals_init(), without a kernel.
 ///
 /// Returns PTL_OK, PTL_NO_INIT, PTL_PID_INVALID if the process does not exist or is in use, or
@@ -149,7 +149,7 @@ pub unsafe extern "C" fn PtlNIInit(
     guarded(|| {
         // The limits are not negotiable.
         let _ = desired;
-        let out = place(ni_handle, "ni_handle")?;
+        let out = out_pointer(ni_handle, "ni_handle")?;
         let mode = match interface {
             PTL_IFACE_DEFAULT => Mode::NicBased,
             NICFORGE_PORTALS_IFACE_HOST_BASED => Mode::HostBased,
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn PtlNIInit(
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(handle) };
 
-        if let Ok(out) = place(actual, "actual") {
+        if let Ok(out) = out_pointer(actual, "actual") {
             let descriptors = with(|objects| Ok(objects.interface(handle)?.descriptors()))?;
             // SAFETY: not NULL, and valid by this function's contract.
             unsafe { out.write(limits(mode, descriptors as c_int)) };
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn PtlNIStatus(
 ) -> c_int {
     guarded(|| {
         let interface = with(|objects| objects.interface(ni_handle))?;
-        let out = place(status, "status")?;
+        let out = out_pointer(status, "status")?;
         let register = match status_register {
             PTL_SR_DROP_COUNT => Status::DropCount,
             NICFORGE_PORTALS_SR_PERMISSIONS_VIOLATIONS => Status::PermissionViolations,
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn PtlNIDist(
 ) -> c_int {
     guarded(|| {
         let interface = with(|objects| objects.interface(ni_handle))?;
-        let out = place(distance, "distance")?;
+        let out = out_pointer(distance, "distance")?;
         let found = interface.calls().distance(target_of(process)?).map_err(failure)?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(found.into()) };
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn PtlNIDist(
 pub unsafe extern "C" fn PtlNIHandle(handle: ptl_handle_any_t, ni_handle: *mut ptl_handle_ni_t) -> c_int {
     guarded(|| {
         let found = with(|objects| objects.interface_of(handle))?;
-        let out = place(ni_handle, "ni_handle")?;
+        let out = out_pointer(ni_handle, "ni_handle")?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(found) };
         Ok(PTL_OK)
@@ -273,7 +273,7 @@ pub unsafe extern "C" fn PtlNIHandle(handle: ptl_handle_any_t, ni_handle: *mut p
 pub unsafe extern "C" fn PtlGetId(ni_handle: ptl_handle_ni_t, id: *mut ptl_process_id_t) -> c_int {
     guarded(|| {
         let interface = with(|objects| objects.interface(ni_handle))?;
-        let out = place(id, "id")?;
+        let out = out_pointer(id, "id")?;
         let own = interface.calls().id();
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(ptl_process_id_t { nid: own.node, pid: own.process.into() }) };

@@ -7,7 +7,7 @@ use std::{ffi::c_int, ptr::NonNull, slice, sync::Arc, time::Duration};
 use nicforge_driver::{Deadline, Waiter};
 use nicforge_portals::{Event, EventKind, Failure as Reason, ProcessId};
 
-use super::place;
+use super::out_pointer;
 use crate::{
     portals3::{
         failure::{driver_failure, failure, guarded, refused},
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn PtlEQAlloc(
 ) -> c_int {
     guarded(|| {
         let interface = with(|objects| objects.interface(ni_handle))?;
-        let out = place(eq_handle, "eq_handle")?;
+        let out = out_pointer(eq_handle, "eq_handle")?;
         if eq_handler.is_some() {
             return Err(refused(PTL_FAIL, "there are no handlers of events: use PTL_EQ_HANDLER_NONE"));
         }
@@ -85,7 +85,7 @@ pub extern "C" fn PtlEQFree(eq_handle: ptl_handle_eq_t) -> c_int {
 pub unsafe extern "C" fn PtlEQGet(eq_handle: ptl_handle_eq_t, event: *mut ptl_event_t) -> c_int {
     guarded(|| {
         let queue = with(|objects| objects.queue(eq_handle))?;
-        let out = place(event, "event")?;
+        let out = out_pointer(event, "event")?;
         match queue.take()? {
             // SAFETY: not NULL, and valid by this function's contract.
             Some((event, has_lost)) => unsafe { deliver(&queue, &event, has_lost, out) },
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn PtlEQGet(eq_handle: ptl_handle_eq_t, event: *mut ptl_ev
 pub unsafe extern "C" fn PtlEQWait(eq_handle: ptl_handle_eq_t, event: *mut ptl_event_t) -> c_int {
     guarded(|| {
         let queue = with(|objects| objects.queue(eq_handle))?;
-        let out = place(event, "event")?;
+        let out = out_pointer(event, "event")?;
         match next(slice::from_ref(&queue), Deadline::never())? {
             // SAFETY: not NULL, and valid by this function's contract.
             Some((_, event, has_lost)) => unsafe { deliver(&queue, &event, has_lost, out) },
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn PtlEQWait(eq_handle: ptl_handle_eq_t, event: *mut ptl_e
 }
 
 /// Waits for an event of any of `size` queues of one interface, and takes it. Stores the position
-/// of its queue in `*which_eq`. Waits for at most `timeout` milliseconds; 0 only looks, and
+/// of its queue in `*which_eq`. Waits for at most `timeout` milliseconds; 0 only checks, and
 /// PTL_TIME_FOREVER has no limit.
 ///
 /// Returns PTL_OK; PTL_EQ_DROPPED with the event, when events before it were lost; PTL_EQ_EMPTY
@@ -132,8 +132,8 @@ pub unsafe extern "C" fn PtlEQPoll(
     which_eq: *mut c_int,
 ) -> c_int {
     guarded(|| {
-        let handles = place(eq_handles.cast_mut(), "eq_handles")?;
-        let (out, which) = (place(event, "event")?, place(which_eq, "which_eq")?);
+        let handles = out_pointer(eq_handles.cast_mut(), "eq_handles")?;
+        let (out, which) = (out_pointer(event, "event")?, out_pointer(which_eq, "which_eq")?);
         let size = usize::try_from(size).ok().filter(|&size| size > 0);
         let size = size.ok_or_else(|| refused(PTL_EQ_INVALID, "there are no event queues"))?;
 

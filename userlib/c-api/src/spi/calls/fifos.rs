@@ -101,7 +101,7 @@ pub unsafe extern "C" fn Kernel_RecFifoInit(
     })
 }
 
-/// Lets injection FIFOs work (KERNEL_INJ_FIFO_ACTIVATE) or stand still
+/// Activates injection FIFOs (KERNEL_INJ_FIFO_ACTIVATE) or stops them
 /// (KERNEL_INJ_FIFO_DEACTIVATE).
 ///
 /// # Safety
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn Kernel_InjFifoActivate(
     })
 }
 
-/// Lets reception FIFOs of a group of four subgroups take packets, or not. Bit 15 is FIFO 0 of the
+/// Enables or disables reception FIFOs of a group of four subgroups. Bit 15 is FIFO 0 of the
 /// first subgroup, and bit 0 FIFO 3 of the last one.
 fn set_reception(groupid: u32, bits: u64, enabled: bool) -> Result<(), Failure> {
     const FIFOS: usize = BGQ_MU_NUM_REC_FIFOS_PER_SUBGROUP;
@@ -150,14 +150,14 @@ fn set_reception(groupid: u32, bits: u64, enabled: bool) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Lets reception FIFOs of a group of four subgroups take packets. Bit 15 of `enableBits` is FIFO 0
+/// Enables reception FIFOs of a group of four subgroups. Bit 15 of `enableBits` is FIFO 0
 /// of the group's first subgroup, and bit 0 is FIFO 3 of its last one.
 #[unsafe(no_mangle)]
 pub extern "C" fn Kernel_RecFifoEnable(groupid: u32, enableBits: u64) -> i32 {
     guarded_status(|| set_reception(groupid, enableBits, true))
 }
 
-/// Lets reception FIFOs of a group of four subgroups take no more packets, as Kernel_RecFifoEnable
+/// Disables reception FIFOs of a group of four subgroups, as Kernel_RecFifoEnable
 /// names them.
 #[unsafe(no_mangle)]
 pub extern "C" fn Kernel_RecFifoDisable(groupid: u32, disableBits: u64) -> i32 {

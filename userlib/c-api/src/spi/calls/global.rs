@@ -157,7 +157,7 @@ pub unsafe extern "C" fn MUSPI_GIPollForClearWithTimeout(GI: *mut MUSPI_GI_t, ti
     guarded_status(|| unsafe { wait(GI, false, after(timeoutInCycles)) })
 }
 
-/// Lets a line wake waiting nodes by an interrupt (KERNEL_GI_INTERRUPT_FLAG_ENABLE), or not. It
+/// Enables (KERNEL_GI_INTERRUPT_FLAG_ENABLE) or disables a line's wake-up interrupt. It
 /// opens the node's kernel. Waits see the line without it, a little later.
 #[unsafe(no_mangle)]
 pub extern "C" fn Kernel_ConfigureGIInterrupts(id: u32, giId: u32, interruptFlag: u32) -> i32 {

@@ -131,15 +131,15 @@ pub unsafe extern "C" fn MUSPI_CheckDescComplete(injfifo: *mut MUSPI_InjFifo_t, 
 pub unsafe extern "C" fn MUSPI_getHwFreeSpace(injfifo: *mut MUSPI_InjFifo_t) -> u64 {
     let mut room = 0;
     guarded_status(|| {
-        let look = |inner: &mut Inner, fifo| inner.subgroup.injection().room(fifo).map_err(failure);
+        let check = |inner: &mut Inner, fifo| inner.subgroup.injection().room(fifo).map_err(failure);
         // SAFETY: by this function's contract.
-        room = unsafe { with_fifo(injfifo, look) }?;
+        room = unsafe { with_fifo(injfifo, check) }?;
         Ok(())
     });
     room
 }
 
-/// Lets an injection FIFO begin anew, empty and active, after the unit has stopped it.
+/// Restarts an injection FIFO, empty and active, after the unit has stopped it.
 ///
 /// # Safety
 /// `injfifo` is NULL, or from MUSPI_IdToInjFifo.

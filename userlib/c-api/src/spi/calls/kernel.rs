@@ -1,4 +1,4 @@
-//! Allocation, memory and the place of the node.
+//! Allocation, memory and the coordinates of the node.
 
 use std::{
     ffi::{c_char, c_void},
@@ -58,7 +58,7 @@ pub extern "C" fn nicforge_spi_allocate(subgrpid: u32, bytes: usize) -> *mut c_v
     memory
 }
 
-/// Returns the node's place in the network. `size` is the size of the structure.
+/// Returns the node's coordinates in the network. `size` is the size of the structure.
 ///
 /// # Safety
 /// `personality` is NULL or valid.

@@ -22,7 +22,7 @@ use crate::{
     support::{Failure, guarded_number, guarded_status, reference},
 };
 
-/// Packets that one look takes from a FIFO before their functions are called.
+/// Packets that one poll takes from a FIFO before their functions are called.
 const BATCH: usize = 8;
 
 /// A registered function and its parameter.

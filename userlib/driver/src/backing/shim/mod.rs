@@ -30,7 +30,7 @@ use super::{
     Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG,
     RegionInfo, WriteMode,
     event_source::{EventSource, eventfd},
-    function::{Function, Lost, RegionDescription},
+    function::{Function, LossCause, RegionDescription},
 };
 use crate::{Error, OpenProblem, PciAddress, device::lock};
 
@@ -110,7 +110,7 @@ impl Shim {
 
         match poll(&mut polled, PollTimeout::ZERO) {
             Ok(1..) if polled[0].revents().is_none_or(|events| events.intersects(ends)) => {
-                Err(function.record_loss(Lost::Pulled))
+                Err(function.record_loss(LossCause::Pulled))
             }
             _ => Ok(()),
         }

@@ -43,7 +43,7 @@ use super::{
     Backing, DmaAddresses, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG, RegionInfo,
     WriteMode,
     event_source::{EventSource, eventfd},
-    function::{Function, Lost, RegionDescription},
+    function::{Function, LossCause, RegionDescription},
 };
 use crate::{Error, PciAddress, device::lock};
 
@@ -125,9 +125,9 @@ impl Vfio {
 
         if counted(&self.0.error_reported) || requested {
             return Err(function.record_loss(if function.is_all_ones() {
-                Lost::Pulled
+                LossCause::Pulled
             } else {
-                Lost::Withdrawn
+                LossCause::Withdrawn
             }));
         }
         Ok(())

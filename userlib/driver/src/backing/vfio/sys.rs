@@ -267,7 +267,7 @@ pub(super) fn bind_irqs(
     set_irqs(device, [VFIO_IRQ_SET_DATA_EVENTFD | action, index, start, data.len() as u32], &data)
 }
 
-/// Lets the devices of a container reach `[vaddr, vaddr + size)` of this process at `iova`. The
+/// Maps `[vaddr, vaddr + size)` of this process for the devices of a container at `iova`. The
 /// kernel pins the pages.
 pub(super) fn map_dma(
     container: BorrowedFd<'_>,

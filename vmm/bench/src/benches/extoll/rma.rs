@@ -66,7 +66,7 @@ impl Path {
 
 /// The time that some transfers took.
 #[derive(Clone, Copy)]
-struct Took {
+struct TransferTimes {
     wall: Duration,
     /// CPU time of the thread that moved the bytes: the engine, or the copying thread.
     mover: Duration,
@@ -78,14 +78,14 @@ fn cpu(clock: ClockId) -> Result<Duration, Failure> {
 }
 
 /// Measures `body`. Bytes are moved by this thread, or by all other threads.
-fn timed(this_thread: bool, body: impl FnOnce() -> Result<(), Failure>) -> Result<Took, Failure> {
+fn timed(this_thread: bool, body: impl FnOnce() -> Result<(), Failure>) -> Result<TransferTimes, Failure> {
     let own = ClockId::CLOCK_THREAD_CPUTIME_ID;
     let (all_before, own_before) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)?, cpu(own)?);
     let start = Instant::now();
     body()?;
     let wall = start.elapsed();
     let (all, own) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)? - all_before, cpu(own)? - own_before);
-    Ok(Took { wall, mover: if this_thread { own } else { all.saturating_sub(own) } })
+    Ok(TransferTimes { wall, mover: if this_thread { own } else { all.saturating_sub(own) } })
 }
 
 /// A port and its memory.
@@ -118,29 +118,29 @@ fn touch(memory: &nicforge_shm::Window) -> Result<(), Failure> {
 
 /// Moves `bytes` in pieces of `size`, with at most [`WINDOW`] in flight.
 fn transfer(
-    here: &mut Side,
+    local: &mut Side,
     target: Target,
-    there: u64,
+    remote: u64,
     get: bool,
     size: usize,
     bytes: usize,
 ) -> Result<(), Error> {
-    let own = here.region.address();
+    let own = local.region.address();
     let (mut posted, mut ended) = (0, 0);
 
     while ended < bytes / size {
         while posted < bytes / size && posted - ended < WINDOW {
             let offset = (posted * size % BUFFER) as u64;
-            let (ours, theirs) = (own + offset, there + offset);
+            let (ours, theirs) = (own + offset, remote + offset);
             if get {
-                here.port.get(target, theirs, ours, size as u64, Notify::REQUESTER)?;
+                local.port.get(target, theirs, ours, size as u64, Notify::REQUESTER)?;
             } else {
-                here.port.put(target, ours, theirs, size as u64, Notify::REQUESTER)?;
+                local.port.put(target, ours, theirs, size as u64, Notify::REQUESTER)?;
             }
             posted += 1;
         }
 
-        here.port.next(Deadline::after(STEP_TIMEOUT), None)?;
+        local.port.next(Deadline::after(STEP_TIMEOUT), None)?;
         ended += 1;
     }
 
@@ -173,9 +173,10 @@ fn measure(
     rounds: usize,
     bytes: usize,
 ) -> Result<(Vec<Row>, Vec<Goal>), Failure> {
-    let mut here = Side::open(server, 0)?;
-    let there = Side::open(server, 1)?;
-    let target = here.port.connect(there.port.node(), there.port.vpid()).context(|| "connecting".into())?;
+    let mut local = Side::open(server, 0)?;
+    let remote = Side::open(server, 1)?;
+    let target =
+        local.port.connect(remote.port.node(), remote.port.vpid()).context(|| "connecting".into())?;
     let copies = Copies::new(BUFFER)?;
 
     let (mut rows, mut goals) = (Vec::new(), Vec::new());
@@ -190,7 +191,7 @@ fn measure(
                 }
                 _ => timed(false, || {
                     let get = *path == Path::Get;
-                    transfer(&mut here, target, there.region.address(), get, size, bytes)
+                    transfer(&mut local, target, remote.region.address(), get, size, bytes)
                         .context(|| path.name().into())
                 }),
             }
@@ -204,8 +205,13 @@ fn measure(
 }
 
 /// Returns the rows for transfers of `size`, of which each turn moved `bytes`.
-fn rows_of(times: &Results<Path, Took>, placement: &Placement, size: usize, bytes: usize) -> Vec<Row> {
-    let row = |(&path, took): (&Path, &[Took])| {
+fn rows_of(
+    times: &Results<Path, TransferTimes>,
+    placement: &Placement,
+    size: usize,
+    bytes: usize,
+) -> Vec<Row> {
+    let row = |(&path, took): (&Path, &[TransferTimes])| {
         let row = Row {
             backing: (path != Path::Copy).then_some(Backing::VfioUser),
             placement: Some(placement.text()),
@@ -222,7 +228,7 @@ fn rows_of(times: &Results<Path, Took>, placement: &Placement, size: usize, byte
 }
 
 /// Returns the goals for transfers of `size`, if they are large.
-fn goals_of(times: &Results<Path, Took>, size: usize) -> Vec<Goal> {
+fn goals_of(times: &Results<Path, TransferTimes>, size: usize) -> Vec<Goal> {
     let goal = |path: Path| {
         let what = format!("{} of {} MiB, times a copy", path.name(), size >> 20);
         Goal::at_least(what, SHARE, of_memcpy(times, path, |took| took.wall))
@@ -231,11 +237,11 @@ fn goals_of(times: &Results<Path, Took>, size: usize) -> Vec<Goal> {
 }
 
 /// Returns the median bandwidth of a path as a share of a copy's.
-fn of_memcpy(times: &Results<Path, Took>, path: Path, time: fn(&Took) -> Duration) -> f64 {
+fn of_memcpy(times: &Results<Path, TransferTimes>, path: Path, time: fn(&TransferTimes) -> Duration) -> f64 {
     median_seconds(times.of(&Path::Copy), time) / median_seconds(times.of(&path), time)
 }
 
 /// Returns the median of a time over all turns.
-fn median_seconds(took: &[Took], time: fn(&Took) -> Duration) -> f64 {
+fn median_seconds(took: &[TransferTimes], time: fn(&TransferTimes) -> Duration) -> f64 {
     median(&took.iter().map(|took| time(took).as_secs_f64()).collect::<Vec<_>>())
 }

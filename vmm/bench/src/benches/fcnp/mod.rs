@@ -2,7 +2,7 @@
 //! relayed sockets.
 //!
 //! One I/O node and one compute node are an application process each. Between them is the engine
-//! (this process). For relayed sockets a relay process is in the place of the engine. All
+//! (this process). For relayed sockets a relay process replaces the engine. All
 //! contestants run with the same placement on processors: the one with the fastest raw packets.
 //!
 //! - `mod.rs`: the contestants, and the order of their measurements;

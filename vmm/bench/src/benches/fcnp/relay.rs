@@ -62,7 +62,7 @@ impl Relay {
                 let io_sends_first = task.direction.has(Direction::IoToCompute);
                 let (first, second) = if io_sends_first { (io, compute) } else { (compute, io) };
                 let bytes = task.bytes;
-                self.threads.push(spawn(move || forward_in_turns(&first, &second, bytes)));
+                self.threads.push(spawn(move || forward_alternately(&first, &second, bytes)));
             } else {
                 self.threads.push(spawn({
                     let (compute, io) = (compute.clone(), self.io.clone());
@@ -100,7 +100,7 @@ fn copy(from: &Stream, to: &Stream) -> Result<(), Failure> {
 }
 
 /// Copies messages in alternating directions, until one side has closed.
-fn forward_in_turns(first: &Stream, second: &Stream, bytes: usize) -> Result<(), Failure> {
+fn forward_alternately(first: &Stream, second: &Stream, bytes: usize) -> Result<(), Failure> {
     let mut message = vec![0; bytes];
     while first.read_all(&mut message)? {
         second.write_all(&[], &message)?;

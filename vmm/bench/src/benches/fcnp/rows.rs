@@ -77,7 +77,7 @@ impl Results {
         let rows = self.entries.iter().map(|entry| self.row(entry)).collect();
         let mut notes = vec![
             "gbit_s of `both` is the sum of the two directions; latencies are half round trips".to_owned(),
-            "the sockets are waited for as the devices are: a few looks, then yielding, then asleep"
+            "the sockets are waited for as the devices are: a few polls, then yielding, then asleep"
                 .to_owned(),
         ];
 

@@ -185,9 +185,9 @@ impl Endpoint for Raw {
 }
 
 /// A sender's lock, lent to each of its batches.
-struct Lent<'a>(&'a Held<&'a LockBox>);
+struct SenderLock<'a>(&'a Held<&'a LockBox>);
 
-impl HoldsLock for Lent<'_> {
+impl HoldsLock for SenderLock<'_> {
     fn number(&self) -> u64 {
         self.0.number()
     }
@@ -204,7 +204,7 @@ impl Sender for RawSender<'_> {
     fn send(&mut self, _: u32, message: &[u8]) -> Result<(), Failure> {
         let mut at = 0;
         while at < message.len() {
-            let sent = self.raw.channel.send_batch(Lent(&self.held)).send_data(
+            let sent = self.raw.channel.send_batch(SenderLock(&self.held)).send_data(
                 self.header,
                 &message[at..],
                 RAW_BATCH,

@@ -343,7 +343,7 @@ impl<'a> GuestPair<'a> {
         worker::collect(run, &[io, compute], &what)
     }
 
-    /// Lets both workers open their endpoints. The devices are indexes into the lists of the I/O
+    /// Makes both workers open their endpoints. The devices are indexes into the lists of the I/O
     /// worker and of the compute worker.
     fn open_endpoints(
         &mut self,
@@ -368,7 +368,7 @@ impl<'a> GuestPair<'a> {
         self.order_both(via, orders).map(drop)
     }
 
-    /// Lets both workers measure with their open endpoints, and returns what both measured.
+    /// Makes both workers measure with their open endpoints, and returns what both measured.
     fn measure_open_endpoints(&mut self, via: MessagePath) -> Result<FlowTimes, Failure> {
         let mut measured = FlowTimes::default();
         for answer in self.order_both(via, [Order::Measure, Order::Measure])? {

@@ -109,12 +109,12 @@ impl<'a> Worker<'a> {
             Err(RecvTimeoutError::Disconnected) => {
                 Err(Failure::environment(format!("{name}: {what}: the process has ended")))
             }
-            Err(RecvTimeoutError::Timeout) => self.check_lives(what).map(|()| None),
+            Err(RecvTimeoutError::Timeout) => self.check_program_runs(what).map(|()| None),
         }
     }
 
     /// Returns an error when the program in a guest has ended, because no answer will come.
-    fn check_lives(&self, what: &str) -> Result<(), Failure> {
+    fn check_program_runs(&self, what: &str) -> Result<(), Failure> {
         let WorkerProcess::Guest { program, .. } = &self.process else { return Ok(()) };
         match program.wait_for(Duration::ZERO).context(|| format!("{}: {what}", self.name))? {
             None => Ok(()),

@@ -34,12 +34,12 @@ impl Device for DeepRing {
         self.0.write(context, from, at, data)
     }
 
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.0.attached(context, who);
+    fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
+        self.0.attached(context, attachment);
     }
 
-    fn detached(&mut self, context: &mut Context<'_>, who: AttachmentId, why: Ended) {
-        self.0.detached(context, who, why);
+    fn detached(&mut self, context: &mut Context<'_>, attachment: AttachmentId, why: Ended) {
+        self.0.detached(context, attachment, why);
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
@@ -49,11 +49,11 @@ impl Device for DeepRing {
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        self.0.dma_done(context, who, token, result);
+        self.0.dma_done(context, attachment, token, result);
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {

@@ -36,11 +36,15 @@ pub(in crate::benches) fn contestants(
 ) -> Result<Vec<Box<dyn Contestant>>, Failure> {
     Ok(vec![
         Box::new(Trapped { path: "trapped-read-hot", write: false, bar: accessing(polling.bar(REGISTERS))? }),
-        Box::new(Asleep::new(blocking)?),
+        Box::new(SleepingEngineReads::new(blocking)?),
         Box::new(Trapped { path: "trapped-write", write: true, bar: accessing(polling.bar(REGISTERS))? }),
         Box::new(Posted::new(polling)?),
-        Box::new(CarriedOut { path: "posted-write-done", asleep: false, ..CarriedOut::new(blocking)? }),
-        Box::new(CarriedOut::new(blocking)?),
+        Box::new(PostedWriteTime {
+            path: "posted-write-done",
+            asleep: false,
+            ..PostedWriteTime::new(blocking)?
+        }),
+        Box::new(PostedWriteTime::new(blocking)?),
     ])
 }
 
@@ -93,19 +97,19 @@ fn until_asleep(sleeping: &SharedU32) -> Result<(), Failure> {
 }
 
 /// Trapped reads that wake the engine, from a client that blocks.
-struct Asleep {
+struct SleepingEngineReads {
     bar: Bar,
     sleeping: SharedU32,
 }
 
-impl Asleep {
+impl SleepingEngineReads {
     fn new(device: &Device) -> Result<Self, Failure> {
         let sleeping = mirror_word(device, mirror::SLEEPING)?;
         Ok(Self { bar: accessing(device.bar(REGISTERS))?, sleeping })
     }
 }
 
-impl Contestant for Asleep {
+impl Contestant for SleepingEngineReads {
     fn path(&self) -> &'static str {
         "trapped-read"
     }
@@ -121,7 +125,7 @@ impl Contestant for Asleep {
 
 /// Single posted writes, each measured until the engine has carried it out. The engine is awake, or
 /// the write wakes it.
-struct CarriedOut {
+struct PostedWriteTime {
     path: &'static str,
     asleep: bool,
     device: Device,
@@ -129,7 +133,7 @@ struct CarriedOut {
     head: SharedU32,
 }
 
-impl CarriedOut {
+impl PostedWriteTime {
     fn new(device: &Device) -> Result<Self, Failure> {
         Ok(Self {
             path: "posted-write-done-asleep",
@@ -141,7 +145,7 @@ impl CarriedOut {
     }
 }
 
-impl Contestant for CarriedOut {
+impl Contestant for PostedWriteTime {
     fn path(&self) -> &'static str {
         self.path
     }

@@ -174,7 +174,7 @@ pub(super) fn main(text: &str) -> Result<u8, Failure> {
     // The parent sends nothing. The read returns when the parent's end of the pipe is closed.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 
-    wait_until_clients_are_gone(&handle);
+    wait_until_clients_have_detached(&handle);
     stop.stop();
     let ended = thread.join().unwrap_or_else(|_| Err("the engine's thread panicked".into()));
 
@@ -182,7 +182,7 @@ pub(super) fn main(text: &str) -> Result<u8, Failure> {
 }
 
 /// Waits until the engine has noticed that the parent has closed its devices.
-fn wait_until_clients_are_gone(engine: &EngineHandle) {
+fn wait_until_clients_have_detached(engine: &EngineHandle) {
     let start = Instant::now();
     while start.elapsed() < TIMEOUT
         && let Ok(snapshot) = engine.snapshot(TIMEOUT)

@@ -27,7 +27,7 @@ use crate::{
 pub(super) const STEPS: usize = TASKS.len();
 /// Packets that are sent and received at a time.
 const BURST: u32 = 32;
-/// Steps of the machine between two looks at the receiver.
+/// Steps of the machine between two polls of the receiver.
 const MACHINE_STEPS: u32 = 4;
 /// The goal, in instructions.
 const MAX: f64 = 500.0;

@@ -119,7 +119,7 @@ fn notes(callgrind: &Callgrind, near: Route, far: Route) -> Vec<String> {
             if has_avx() { "can" } else { "can't" }
         ),
         format!(
-            "send and receive: batches of {BATCH} with everything that belongs to one: lock box, finding the place, {BATCH} \
+            "send and receive: batches of {BATCH} with everything that belongs to one: lock box, finding the slot, {BATCH} \
              copies, publishing, the doorbell; copy-in and copy-out: the copies alone"
         ),
         format!(

@@ -143,7 +143,7 @@ impl Receiver {
         }
     }
 
-    /// Lets all messages in, at the places that their senders choose.
+    /// Accepts all messages, at the offsets that their senders choose.
     pub(super) fn open_memory(&self) -> Result<(), Failure> {
         let values = self.receive(Options::MANAGE_REMOTE);
         let (position, criteria) = (Position::Tail(PORTAL), Criteria::bits(MATCH_BITS));

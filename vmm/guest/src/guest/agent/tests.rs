@@ -32,7 +32,7 @@ fn a_job_has_its_lines_and_its_status() {
 }
 
 #[test]
-fn a_guest_that_starts_anew_or_goes_ends_the_wait() {
+fn a_guest_that_reboots_or_ends_ends_the_wait() {
     let (agent, mut guest) = started();
     let job = agent.start(&"x".into()).unwrap();
     guest.write_all(b"0 ready\n").unwrap();
@@ -124,7 +124,7 @@ fn a_sink_sees_every_line_although_not_all_is_kept() {
 }
 
 #[test]
-fn a_line_without_end_is_cut_and_the_next_one_begins_anew() {
+fn an_unterminated_line_is_cut_and_the_next_one_is_whole() {
     let (agent, mut guest) = started();
     let (sender, receiver) = mpsc::channel();
     let sink: LineSink = Arc::new(move |_, line| sender.send(line.to_owned()).unwrap());

@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt::ReceiveTimeout};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use self::reader::{Goal, Stop};
+use self::reader::{AwaitedEvent, Stop};
 use self::second_socket::{SecondSocketPhase, SecondSocketState};
 use super::{ClientConfig, ClientError, Deadline, GuestMemory, ServerWatch, incoming};
 use crate::Errno;
@@ -195,7 +195,7 @@ impl Exchange {
             // write.
             state = match state.rx.take() {
                 Some(rx) => {
-                    let (goal, deadline) = (Goal::Incoming { served }, at_most_max_wait(deadline));
+                    let (goal, deadline) = (AwaitedEvent::Incoming { served }, at_most_max_wait(deadline));
                     self.read_for_all(state, rx, goal, deadline, no_reply).0
                 }
                 None => self.flush_when_writable(state, deadline)?,
@@ -221,7 +221,7 @@ impl Exchange {
             check_dead(&state)?;
             let mut has_waited = false;
             if let Some(rx) = state.rx.take() {
-                let goal = Goal::Incoming { served: before };
+                let goal = AwaitedEvent::Incoming { served: before };
                 state = self.read_for_all(state, rx, goal, read_deadline, no_reply).0;
                 has_waited = !has_second_socket;
             }
@@ -354,7 +354,7 @@ impl Exchange {
 
             // This thread reads if no other thread does.
             if let Some(rx) = state.rx.take() {
-                let goal = Goal::Reply { id, command };
+                let goal = AwaitedEvent::Reply { id, command };
                 let hand_over = |header, reply: Reply<'_>| hand_over(&mut on_reply, header, reply);
                 let (guard, stop) = self.read_for_all(state, rx, goal, deadline, hand_over);
                 state = guard;

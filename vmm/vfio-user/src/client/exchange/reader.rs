@@ -8,7 +8,7 @@ use nix::poll::{PollFlags, PollTimeout};
 
 use super::{Exchange, MAX_WAIT, OwnedReply, Reply, State, poll_one};
 use crate::client::{ClientError, Deadline, incoming};
-use crate::socket::{Fill, FrameError, Message, Receiver};
+use crate::socket::{FrameError, Message, ReadOutcome, Receiver};
 use crate::wire::{Command, Header, MessageType};
 
 /// Reads of the socket during a busy wait before the thread yields its processor between two of
@@ -17,7 +17,7 @@ const READS_BEFORE_YIELD: u32 = 8;
 
 /// The event that the thread that reads waits for.
 #[derive(Clone, Copy)]
-pub(super) enum Goal {
+pub(super) enum AwaitedEvent {
     Reply {
         id: u16,
         command: Command,
@@ -36,7 +36,7 @@ pub(super) enum Stop<T> {
     Dead(FrameError),
 }
 
-impl Goal {
+impl AwaitedEvent {
     fn is_reply(self) -> bool {
         matches!(self, Self::Reply { .. })
     }
@@ -51,7 +51,7 @@ enum NoInput {
 
 /// A wait for input.
 struct InputWait {
-    goal: Goal,
+    goal: AwaitedEvent,
     deadline: Deadline,
     /// End of the busy wait, if there is one.
     spin_end: Option<Instant>,
@@ -81,7 +81,7 @@ impl Exchange {
         &'a self,
         state: MutexGuard<'a, State>,
         mut rx: Receiver,
-        goal: Goal,
+        goal: AwaitedEvent,
         deadline: Deadline,
         on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
     ) -> (MutexGuard<'a, State>, Stop<T>) {
@@ -111,7 +111,7 @@ impl Exchange {
     fn read_until<T>(
         &self,
         rx: &mut Receiver,
-        goal: Goal,
+        goal: AwaitedEvent,
         deadline: Deadline,
         queued: bool,
         on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
@@ -138,7 +138,7 @@ impl Exchange {
             let header = message.header;
             if header.message_type() == MessageType::Reply {
                 match goal {
-                    Goal::Reply { id, command } if header.id == id && header.command == command => {
+                    AwaitedEvent::Reply { id, command } if header.id == id && header.command == command => {
                         let reply = Reply { payload: message.payload, fds: message.fds };
                         return Stop::Reply(on_reply(header, reply));
                     }
@@ -170,9 +170,9 @@ impl Exchange {
         let filled =
             if sleeps_in_read { rx.wait_and_fill(self.fd.as_fd()) } else { rx.fill(self.fd.as_fd()) };
         match filled.map_err(NoInput::Dead)? {
-            Fill::Data { .. } => return Ok(()),
-            Fill::WouldBlock | Fill::Full => {}
-            Fill::End => return Err(NoInput::Dead(FrameError::Closed)),
+            ReadOutcome::Data { .. } => return Ok(()),
+            ReadOutcome::WouldBlock | ReadOutcome::Full => {}
+            ReadOutcome::End => return Err(NoInput::Dead(FrameError::Closed)),
         }
 
         if wait.deadline.is_over() {
@@ -203,7 +203,7 @@ impl Exchange {
 
     /// Sends the queue. Returns whether bytes are left, or `None` when the thread that reads should
     /// check its state again.
-    fn after_wait(&self, goal: Goal) -> Result<Option<bool>, FrameError> {
+    fn after_wait(&self, goal: AwaitedEvent) -> Result<Option<bool>, FrameError> {
         let mut state = self.lock();
         if state.dead.is_some() {
             return Ok(None);
@@ -212,7 +212,7 @@ impl Exchange {
             state.tx.flush(self.fd.as_fd())?;
         }
         match goal {
-            Goal::Incoming { served } if state.served != served => Ok(None),
+            AwaitedEvent::Incoming { served } if state.served != served => Ok(None),
             _ => Ok(Some(state.tx.queued() > 0)),
         }
     }

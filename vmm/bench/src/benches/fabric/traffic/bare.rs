@@ -118,7 +118,7 @@ impl BareRouter {
         }
     }
 
-    /// Lets an input wait for a port.
+    /// Queues an input at a port.
     fn wait(&mut self, input: u32, port: usize, channel: u8) {
         self.waiting[port] |= 1 << input;
         self.wanted |= 1 << port;

@@ -18,7 +18,7 @@ use nicforge_network::{
 
 use super::{CHANNELS, PACKET, Random};
 
-/// Packets that an injection FIFO holds: one in service, and one behind it.
+/// Packets that an injection FIFO holds: one in service, and the next one.
 const INJECTION: u16 = 2;
 /// Packets that a reception FIFO holds.
 const RECEPTION: u16 = 8;

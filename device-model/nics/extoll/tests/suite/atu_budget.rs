@@ -1,4 +1,4 @@
-//! Commands that look at many mappings: how many are carried out in a turn, and in which order.
+//! Commands that read many mappings: how many are carried out in a pass, and in which order.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::common::{
@@ -17,7 +17,7 @@ use nicforge_hwi::{
 };
 use nicforge_shm::SharedMemory;
 
-/// Maximum number of visits in a turn: the budget, and one command that begins before it is used
+/// Maximum number of visits in a pass: the budget, and one command that begins before it is used
 /// up.
 const MOST: u64 = 2 * MAX_MAPPINGS as u64 + 64;
 /// Pages of the most expensive range. It has as many mappings as a region may have, with a hole in
@@ -31,7 +31,9 @@ fn map_most_expensive(rig: &mut Rig, client: &Client) {
     for page in (0..MOST_EXPENSIVE).filter(|page| *page != MOST_EXPENSIVE - 2) {
         let backing = DmaBacking::Memory(memory.whole());
         let permission = DmaPermission::READ_WRITE;
-        rig.machine.dma_map(client.function, client.who, page * 4096, 4096, permission, backing).unwrap();
+        rig.machine
+            .dma_map(client.function, client.attachment, page * 4096, 4096, permission, backing)
+            .unwrap();
     }
 }
 
@@ -40,7 +42,7 @@ fn visits(rig: &mut Rig) -> u64 {
 }
 
 /// Steps every function once, and advances time if there is nothing to do.
-fn turn(rig: &mut Rig) {
+fn pass_once(rig: &mut Rig) {
     let _ = rig.machine.step(64);
     let next = rig.machine.fabric().next_event();
     if next != Nanos::NEVER {
@@ -51,7 +53,7 @@ fn turn(rig: &mut Rig) {
 /// Reads a register by a trapped access. Returns `None` while it waits.
 fn try_read(rig: &mut Rig, client: &Client, offset: u64) -> Option<u64> {
     let mut data = [0; 8];
-    let access = rig.machine.read(client.function, client.who, 0, offset, &mut data).unwrap();
+    let access = rig.machine.read(client.function, client.attachment, 0, offset, &mut data).unwrap();
     (access == Access::Done).then_some(u64::from_le_bytes(data))
 }
 
@@ -85,8 +87,8 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
         ring.post(0, *offset, &value.to_le_bytes());
     }
 
-    let (mut sent, mut received, mut turns) = (0, 0, 0_u64);
-    // The number of turns in which the third client's command waited.
+    let (mut sent, mut received, mut passes) = (0, 0, 0_u64);
+    // The number of passes in which the third client's command waited.
     let (mut asked, mut waited) = (false, 0);
 
     let status = loop {
@@ -101,9 +103,10 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
         sent += 1;
         assert_eq!(visits(&mut rig), spent);
 
-        if turns >= 10 && !asked {
+        if passes >= 10 && !asked {
             let command = atu::REGISTER.to_le_bytes();
-            let written = rig.machine.write(third.function, third.who, 0, atu::COMMAND, &command).unwrap();
+            let written =
+                rig.machine.write(third.function, third.attachment, 0, atu::COMMAND, &command).unwrap();
             asked = written == Access::Done;
             waited += u64::from(!asked);
         }
@@ -112,16 +115,16 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
             break status;
         }
 
-        turn(&mut rig);
-        turns += 1;
-        assert!(visits(&mut rig) - before <= MOST, "turn {turns}");
+        pass_once(&mut rig);
+        passes += 1;
+        assert!(visits(&mut rig) - before <= MOST, "pass {passes}");
 
         received += receiver.take_all().len();
-        assert!(sent - received <= 8, "turn {turns}: {received} of {sent} messages");
+        assert!(sent - received <= 8, "pass {passes}: {received} of {sent} messages");
 
         // The records carried out are the first ones posted, and have the results that they have
         // alone.
-        let counters = rig.machine.attachment_counters(greedy.function, greedy.who).unwrap();
+        let counters = rig.machine.attachment_counters(greedy.function, greedy.attachment).unwrap();
         let done = &records[..counters.posted_writes as usize];
         let pages = done.iter().filter(|record| record.0 == atu::PAGES).count() as u64;
         // A page is registered between two writes of the register `PAGES`.
@@ -133,13 +136,13 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
 
     assert_eq!(status, Some(atu::DONE), "of the last command, which registers a page");
     let expensive = 3 * records.len() as u64 / 16;
-    assert!(turns >= expensive, "{turns} turns for {expensive} commands, each of a turn's budget");
-    assert!(asked && (1..=3).contains(&waited), "another's command has waited for {waited} turns");
+    assert!(passes >= expensive, "{passes} passes for {expensive} commands, each of a pass's budget");
+    assert!(asked && (1..=3).contains(&waited), "another's command has waited for {waited} passes");
     assert_eq!(greedy.last_error(), (error::ATU, atu::COMMAND));
 }
 
 #[test]
-fn a_registration_that_is_refused_for_its_mappings_looks_at_none_of_them() {
+fn a_registration_of_too_many_mappings_reads_none_of_them() {
     let mut rig = Rig::pair();
     let client = rig.attach(0, 0);
     map_most_expensive(&mut rig, &client);
@@ -169,7 +172,7 @@ fn a_ring_that_is_enabled_again_and_again_is_bounded_too() {
         ring.post(0, reg::VELO_RING_ENABLE, &(number & 1 ^ 1).to_le_bytes());
     }
 
-    let mut turns = 0;
+    let mut passes = 0;
     loop {
         let before = visits(&mut rig);
         let enabled = try_read(&mut rig, &greedy, reg::VELO_RING_ENABLE);
@@ -178,11 +181,11 @@ fn a_ring_that_is_enabled_again_and_again_is_bounded_too() {
             break;
         }
 
-        turn(&mut rig);
-        turns += 1;
+        pass_once(&mut rig);
+        passes += 1;
         assert!(visits(&mut rig) - before <= MOST);
     }
 
-    assert!(turns >= 4096 / 2 / 8, "{turns} turns for 2048 leases of 4096 mappings");
+    assert!(passes >= 4096 / 2 / 8, "{passes} passes for 2048 leases of 4096 mappings");
     assert_eq!(greedy.shown(mirror::ERRORS), 0);
 }
