@@ -911,8 +911,8 @@ struct nicforge_extoll_rma_notification {
 /* The payload is added. */
 #define NICFORGE_MU_ATOMIC_STORE_ADD 2
 /*
- * The payload is added. Caches are told at 0 alone; here it is the same
- * as ADD.
+ * The payload is added. Caches are notified only at 0; here it is the
+ * same as ADD.
  */
 #define NICFORGE_MU_ATOMIC_STORE_ADD_COHERENCE_ON_ZERO 3
 /* Bitwise or. */
@@ -1983,8 +1983,8 @@ struct nicforge_proof_dma_engine_descriptor {
  */
 #define NICFORGE_PROOF_CHECKSUM_REG_STATUS 0x10
 /*
- * BAR 0, read: number of the companion's life, 0 before the first
- * (32-bit).
+ * BAR 0, read: epoch of the companion, which counts its starts; 0 before
+ * the first (32-bit).
  */
 #define NICFORGE_PROOF_CHECKSUM_REG_EPOCH 0x14
 /* BAR 0, read: the last sum (64-bit). */
@@ -2097,7 +2097,7 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_SEASTAR_MIRROR_NO_PROCESS NICFORGE_SEASTAR_MIRROR_U32_MAX
 /* State of the firmware: one of firmware. */
 #define NICFORGE_SEASTAR_MIRROR_FIRMWARE 0x0c
-/* Number of the firmware's life, from 1. */
+/* Epoch of the firmware: the number of its starts, from 1. */
 #define NICFORGE_SEASTAR_MIRROR_EPOCH 0x10
 /* Number of processes that the node can have. */
 #define NICFORGE_SEASTAR_MIRROR_PROCESSES 0x14
@@ -2130,8 +2130,8 @@ struct nicforge_seastar_trusted_header {
 	/* Process that gets it. */
 	uint16_t target_process;
 	/*
-	 * Bytes of data. In a negative acknowledgement: the sender's place in
-	 * line.
+	 * Bytes of data. In a negative acknowledgement: the sender's position in
+	 * the queue.
 	 */
 	uint32_t length;
 	/*
@@ -2157,7 +2157,7 @@ struct nicforge_seastar_trusted_header {
 #define NICFORGE_SEASTAR_TRUSTED_FLAG_IMPLICIT (1ULL << 1)
 /*
  * The sender's engine could not read the data of a message of at most
- * INLINE bytes, and has put zeros in their place.
+ * INLINE bytes, and has replaced them by zeros.
  */
 #define NICFORGE_SEASTAR_TRUSTED_FLAG_INLINE_FAULT (1ULL << 7)
 /* Kinds of messages. */
@@ -2170,7 +2170,7 @@ struct nicforge_seastar_trusted_header {
 /* Portals' acknowledgement of a put. */
 #define NICFORGE_SEASTAR_MESSAGE_PORTALS_ACK 4
 /*
- * The place of a message whose process has ended before it was sent
+ * Stands for a message whose process has ended before it was sent
  * (again). It has no data.
  */
 #define NICFORGE_SEASTAR_MESSAGE_VOID 5
@@ -2510,7 +2510,7 @@ struct nicforge_seastar_event {
  * kernel's queue.
  */
 #define NICFORGE_SEASTAR_KERNEL_COMMAND_BOOT 1
-/* Lets a process use the network, in NIC-based or host-based mode. */
+/* Permits a process to use the network, in NIC-based or host-based mode. */
 #define NICFORGE_SEASTAR_KERNEL_COMMAND_START_PROCESS 2
 /* Adds ranges to the address map of a process in NIC-based mode. */
 #define NICFORGE_SEASTAR_KERNEL_COMMAND_MAP 3
@@ -2628,8 +2628,8 @@ struct nicforge_seastar_kernel_event {
 /* A message was sent and accepted, or has failed. */
 #define NICFORGE_SEASTAR_KERNEL_EVENT_SENT 3
 /*
- * The life of another node has ended, after all that it sent before.
- * token is the node. Gets that wait for its replies fail.
+ * The epoch of another node has ended, after all its messages. token is
+ * the node. Gets that wait for its replies fail.
  */
 #define NICFORGE_SEASTAR_KERNEL_EVENT_NODE_DOWN 4
 

@@ -872,7 +872,7 @@ int nicforge_portals_init(const char *kernel,
                           int *max_interfaces);
 
 /*
- Lets other programs use the node's process `pid`, one after the other, until PtlFini. Each of
+ Grants other programs the node's process `pid`, one after the other, until PtlFini. Each of
  them names the process's device in nicforge_portals_init(), without a kernel.
 
  Returns PTL_OK, PTL_NO_INIT, PTL_PID_INVALID if the process does not exist or is in use, or
@@ -1031,7 +1031,7 @@ int PtlEQWait(ptl_handle_eq_t eq_handle, struct ptl_event_t *event);
 
 /*
  Waits for an event of any of `size` queues of one interface, and takes it. Stores the position
- of its queue in `*which_eq`. Waits for at most `timeout` milliseconds; 0 only looks, and
+ of its queue in `*which_eq`. Waits for at most `timeout` milliseconds; 0 only checks, and
  PTL_TIME_FOREVER has no limit.
 
  Returns PTL_OK; PTL_EQ_DROPPED with the event, when events before it were lost; PTL_EQ_EMPTY

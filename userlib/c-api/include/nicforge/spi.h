@@ -307,7 +307,7 @@ typedef struct Kernel_RecFifoInterrupts_t {
 } Kernel_RecFifoInterrupts_t;
 
 /*
- The place of a node in its network.
+ The coordinates of a node in its network.
  */
 typedef struct Personality_Networks_t {
   /*
@@ -353,11 +353,11 @@ typedef struct Personality_Networks_t {
 } Personality_Networks_t;
 
 /*
- The place of a node, and the shape of its network.
+ The coordinates of a node, and the shape of its network.
  */
 typedef struct Personality_t {
   /*
-   Its place in the network.
+   Its coordinates, and the numbers of nodes.
    */
   struct Personality_Networks_t Network_Config;
 } Personality_t;
@@ -782,7 +782,7 @@ int32_t Kernel_RecFifoInit(struct MUSPI_RecFifoSubGroup_t *sg_ptr,
                            uint64_t size_1);
 
 /*
- Lets injection FIFOs work (KERNEL_INJ_FIFO_ACTIVATE) or stand still
+ Activates injection FIFOs (KERNEL_INJ_FIFO_ACTIVATE) or stops them
  (KERNEL_INJ_FIFO_DEACTIVATE).
 
  # Safety
@@ -794,13 +794,13 @@ int32_t Kernel_InjFifoActivate(struct MUSPI_InjFifoSubGroup_t *sg_ptr,
                                uint32_t activate);
 
 /*
- Lets reception FIFOs of a group of four subgroups take packets. Bit 15 of `enableBits` is FIFO 0
+ Enables reception FIFOs of a group of four subgroups. Bit 15 of `enableBits` is FIFO 0
  of the group's first subgroup, and bit 0 is FIFO 3 of its last one.
  */
 int32_t Kernel_RecFifoEnable(uint32_t groupid, uint64_t enableBits);
 
 /*
- Lets reception FIFOs of a group of four subgroups take no more packets, as Kernel_RecFifoEnable
+ Disables reception FIFOs of a group of four subgroups, as Kernel_RecFifoEnable
  names them.
  */
 int32_t Kernel_RecFifoDisable(uint32_t groupid, uint64_t disableBits);
@@ -905,7 +905,7 @@ int32_t MUSPI_GIPollForClear(struct MUSPI_GI_t *GI);
 int32_t MUSPI_GIPollForClearWithTimeout(struct MUSPI_GI_t *GI, uint64_t timeoutInCycles);
 
 /*
- Lets a line wake waiting nodes by an interrupt (KERNEL_GI_INTERRUPT_FLAG_ENABLE), or not. It
+ Enables (KERNEL_GI_INTERRUPT_FLAG_ENABLE) or disables a line's wake-up interrupt. It
  opens the node's kernel. Waits see the line without it, a little later.
  */
 int32_t Kernel_ConfigureGIInterrupts(uint32_t id, uint32_t giId, uint32_t interruptFlag);
@@ -956,7 +956,7 @@ int32_t MUSPI_CheckDescComplete(struct MUSPI_InjFifo_t *injfifo, uint64_t desc_c
 uint64_t MUSPI_getHwFreeSpace(struct MUSPI_InjFifo_t *injfifo);
 
 /*
- Lets an injection FIFO begin anew, empty and active, after the unit has stopped it.
+ Restarts an injection FIFO, empty and active, after the unit has stopped it.
 
  # Safety
  `injfifo` is NULL, or from MUSPI_IdToInjFifo.
@@ -1039,7 +1039,7 @@ void nicforge_spi_close(void);
 void *nicforge_spi_allocate(uint32_t subgrpid, size_t bytes);
 
 /*
- Returns the node's place in the network. `size` is the size of the structure.
+ Returns the node's coordinates in the network. `size` is the size of the structure.
 
  # Safety
  `personality` is NULL or valid.
