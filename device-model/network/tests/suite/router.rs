@@ -166,6 +166,18 @@ fn word_without_a_route_is_dropped_and_counted() {
     assert_eq!((dropped, bed.packets_in_use()), (2, 0));
 }
 
+#[test]
+fn packet_after_a_dropped_one_is_forwarded() {
+    let torus = Torus::new(&[Dimension::mesh(3)]).unwrap();
+    let mut bed = torus_bed(&torus, BUBBLE, &[2, 2], |_| ());
+
+    bed.send(0, Message { fifo: 0, word: TorusWord(200).0, bytes: 32, mark: 0 });
+    bed.send(0, message(&torus, 0, 1, LONGEST, 1));
+    bed.run();
+
+    assert_eq!((bed.marks(1), bed.node(0).counters.dropped), (vec![1], 1));
+}
+
 /// Returns the packets that arrive, of 96, when each node of a ring of eight sends twelve to the
 /// node opposite.
 fn arrivals_on_a_saturated_ring(rules: TorusRules) -> usize {
