@@ -6,7 +6,7 @@
 use std::os::fd::OwnedFd;
 
 use crate::common::*;
-use nicforge_vfio_user::wire::{Command, DEFAULT_MAX_DATA_XFER_SIZE, parse_region_info};
+use nicforge_vfio_user::wire::{Command, DEFAULT_MAX_DATA_XFER_SIZE, parse_region_info, parse_version};
 use nicforge_vfio_user::*;
 
 const DATA_NONE: u32 = 1;
@@ -269,6 +269,31 @@ fn write_multi_does_all_writes_and_counts_them() {
 
     assert_eq!(got.payload, 2u64.to_le_bytes());
     assert_eq!(pair.device.writes, [(0, 16, vec![1, 2, 3, 4, 5, 6, 7, 8]), (0, 32, vec![9, 9])]);
+}
+
+#[test]
+fn write_multiple_is_agreed_on_only_if_both_sides_have_it() {
+    let named = |value: bool| format!(r#"{{"capabilities": {{"write_multiple": {value}}}}}"#);
+
+    for (client, server) in [(true, false), (false, true), (false, false)] {
+        let config = ServerConfig { write_multiple: server, ..Default::default() };
+        let mut pair = Pair::new(config);
+        let got = pair.ask(Command::Version, &version(named(client).as_bytes()));
+        let answer = parse_version(&got.payload).unwrap();
+
+        assert_eq!(answer.capabilities.and_then(|answer| answer.write_multiple), None, "{client} {server}");
+    }
+}
+
+#[test]
+fn write_multi_is_refused_by_a_server_without_it() {
+    let config = ServerConfig { write_multiple: false, ..Default::default() };
+    let mut pair = Pair::negotiated_with(config, br#"{"capabilities": {"write_multiple": true}}"#);
+    let payload = [&1_u64.to_le_bytes()[..], &access(16, 0, 8, &[1; 8])].concat();
+
+    pair.refuses(Command::RegionWriteMulti, &payload, Errno::ENOTSUP);
+
+    assert!(pair.device.writes.is_empty());
 }
 
 #[test]

@@ -50,7 +50,7 @@ fn a_packet_pushed_into_the_port_is_popped_from_the_port() {
 }
 
 #[test]
-fn port_and_slots_are_two_ways_to_the_same_queues() {
+fn port_and_slots_share_the_same_queues() {
     let mut rig = Rig::psets(&[2]);
     let (io, compute) = (rig.core(0), rig.core(1));
 
@@ -66,7 +66,7 @@ fn port_and_slots_are_two_ways_to_the_same_queues() {
 }
 
 #[test]
-fn packets_of_port_and_slots_leave_a_blocked_fifo_in_the_order_they_came() {
+fn packets_of_port_and_slots_leave_a_blocked_fifo_in_fifo_order() {
     let mut rig = Rig::psets(&[1]);
     let (io, compute) = (rig.core(0), rig.core(1));
     // The packets fill receive FIFO and link.
@@ -86,7 +86,7 @@ fn packets_of_port_and_slots_leave_a_blocked_fifo_in_the_order_they_came() {
 }
 
 #[test]
-fn a_quad_may_come_and_go_in_two_halves() {
+fn a_quad_may_be_written_and_read_in_two_halves() {
     let mut rig = Rig::psets(&[2]);
     let (io, compute) = (rig.core(0), rig.core(1));
     rig.write32(&io, port::HI, to(1).0);
@@ -157,7 +157,7 @@ fn bad_widths_and_alignments_set_the_bit_of_the_cores_processor_port() {
 }
 
 #[test]
-fn addresses_that_do_not_exist_or_go_the_other_way_are_address_errors() {
+fn invalid_addresses_and_wrong_directions_are_address_errors() {
     let mut rig = Rig::psets(&[2]);
     let (first, fourth) = (rig.attach(1, 0), rig.attach(1, 3));
 
@@ -342,6 +342,21 @@ fn manual_mode_and_disabled_channels_hold_packets_and_show_them() {
     rig.write32(&admin, dcr(ARB_RCFG), 0);
     rig.run();
     assert_eq!(compute.receive().unwrap().1, payload(1));
+}
+
+#[test]
+fn a_disabled_target_port_holds_injected_packets() {
+    let mut rig = Rig::psets(&[1]);
+    let (io, compute, admin) = (rig.core(0), rig.core(1), rig.admin(1));
+    // The bit is that of port 0, virtual channel 1.
+    rig.write32(&admin, dcr(ARB_RCFG), rcfg::TGT00 >> 1);
+
+    rig.send_all(&compute, &[(to(0), payload(1))]);
+
+    assert_eq!(io.receive(), None);
+    rig.write32(&admin, dcr(ARB_RCFG), 0);
+    rig.run();
+    assert_eq!(io.receive().unwrap().1, payload(1));
 }
 
 #[test]
