@@ -415,7 +415,7 @@ pub fn the_reason_for_a_lost_rank_is_reported(rig: &dyn Rig) {
 /// A rank that was given up may still fetch a message it was offered. It gets the original content
 /// or nothing.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
-pub fn what_a_rank_that_was_given_up_may_still_fetch_stays(rig: &dyn Rig) {
+pub fn a_message_offered_to_an_abandoned_rank_keeps_its_content(rig: &dyn Rig) {
     const LONG: usize = 100_000;
 
     let set_link_up = |up: bool| {

@@ -60,7 +60,7 @@ pub fn it_is_a_plain_card_of_another_vendor(rig: &dyn Rig) {
 
 /// Every single line, and all of them at once, is seen at the inputs.
 #[body]
-pub fn outputs_come_back_at_the_inputs(rig: &dyn Rig) {
+pub fn inputs_follow_the_outputs(rig: &dyn Rig) {
     let (_device, ports) = open(rig);
 
     for lines in (0..LINES).map(|line| 1 << line).chain([0xa55a, 0xffff, 0]) {

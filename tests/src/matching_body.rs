@@ -237,7 +237,7 @@ pub fn messages_of_a_pair_match_in_the_order_of_their_sends(network: &impl Netwo
 
 /// Truncation on each path leaves the next message whole.
 #[body]
-pub fn a_longer_message_fills_the_buffer_and_tells_its_length(network: &impl Network) {
+pub fn a_longer_message_fills_the_buffer_and_reports_its_length(network: &impl Network) {
     let mut world = World::pair(network);
     for (length, capacity) in
         [(1, 0), (49, 48), (200, 64), (2048, 2047), (2049, 100), (5000, 0), (70_000, 65_537)]

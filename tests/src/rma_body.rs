@@ -268,7 +268,7 @@ pub fn a_stream_of_small_puts_wraps_around_the_queue(rig: &dyn Rig) {
 
 /// The card's refusals are reported as errors of specific types.
 #[body]
-pub fn what_is_refused_says_why(rig: &dyn Rig) {
+pub fn refusals_report_their_reason(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig, MIB);
     let target = local.to(&remote);
     let (source, destination) = (local.at(0), remote.at(0));

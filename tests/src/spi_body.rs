@@ -442,7 +442,7 @@ pub fn a_full_injection_fifo_refuses_descriptors(rig: &dyn Rig) {
 
 /// The pointers of the smallest FIFOs go round many times.
 #[body]
-pub fn the_smallest_fifos_go_round(rig: &dyn Rig) {
+pub fn the_smallest_fifos_wrap_around(rig: &dyn Rig) {
     let (mut local, mut remote) = (Node::with_sizes(rig, 0, 0, 1, 576), Node::with_sizes(rig, 1, 0, 1, 576));
     let rounds = rig.repetitions(200);
 
@@ -492,7 +492,7 @@ pub fn a_stalled_receiver_loses_nothing(rig: &dyn Rig) {
 
 /// Functions are called by dispatch id, and may answer. A packet without a function is reported.
 #[body]
-pub fn packets_go_to_the_functions_of_their_dispatch_ids(rig: &dyn Rig) {
+pub fn packets_are_dispatched_by_their_dispatch_ids(rig: &dyn Rig) {
     let (mut local, mut remote) = pair(rig);
     let answer =
         memory_fifo(Payload::NONE, remote.ordered(&local), &MemoryFifo { dispatch: 3, ..local.fifo() });

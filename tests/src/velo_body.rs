@@ -484,8 +484,8 @@ pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
     // Where a new receiver opens slowly, the watchdog lets the messages go before it is there.
-    let in_time = (0..10).any(|_| receiver_is_replaced_in_time(rig));
-    assert!(in_time, "no receiver was replaced within the time of the watchdog");
+    let with_time_out = (0..10).any(|_| receiver_is_replaced_in_time(rig));
+    assert!(with_time_out, "no receiver was replaced within the time of the watchdog");
 }
 
 /// Replaces a receiver while messages for it wait in the sender's card, and checks that its
@@ -522,11 +522,11 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
 
     until("the presence change", &mut [&mut sender], |ports| ports[0].tenant_of(at(1, 0)) == new);
     let watchdog = DeviceError::Watchdog { to: at(1, 1) };
-    let mut in_time = true;
+    let mut with_time_out = true;
     until("the watchdog", &mut [&mut sender, &mut second], |ports| match ports[0].check() {
         Err(Error::Device { error, .. }) if error == watchdog => true,
         Err(Error::PeerGone { address }) if address == at(1, 0) => {
-            in_time = false;
+            with_time_out = false;
             true
         }
         checked => {
@@ -535,7 +535,7 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
         }
     });
 
-    if !in_time {
+    if !with_time_out {
         return false;
     }
 

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_waits_is_stepped_at_its_time_though_other_steps_come_between() {
+    fn a_waiting_part_is_stepped_at_its_time_despite_other_steps() {
         let (mut machine, device) = (Machine::new(), Waiting::default());
         machine.add_function("waiting", Box::new(device.clone())).unwrap();
 

@@ -136,10 +136,10 @@ fn judge(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limit
     miss(row.newcomers_failed > 0, "newcomers");
     miss(limits.times && row.worst_of_server_ms > PAUSE_LIMIT.as_secs_f64() * 1e3, "pause");
 
-    let in_time = |end: Option<Duration>| end.is_some_and(|end| !limits.times || end <= END_LIMIT);
-    miss(!in_time(result.end.sockets), "sockets left");
+    let with_time_out = |end: Option<Duration>| end.is_some_and(|end| !limits.times || end <= END_LIMIT);
+    miss(!with_time_out(result.end.sockets), "sockets left");
     if !attack.kernel_keeps_process {
-        miss(!in_time(result.end.process), "no end");
+        miss(!with_time_out(result.end.process), "no end");
         miss(result.end.process.is_some() && !result.end.well, "bad end");
     }
 

@@ -45,7 +45,7 @@ pub fn body(
     quote! { #function #registration }.into()
 }
 
-/// Returns the registration of a body.
+/// Returns the code that registers a test body.
 fn registration(arguments: &Arguments, function: &ItemFn) -> syn::Result<TokenStream> {
     let name = &function.sig.ident;
     let argument = Argument::of(function)?;

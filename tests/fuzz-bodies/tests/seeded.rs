@@ -42,7 +42,7 @@ macro_rules! bodies {
         $(
             mod $name {
                 #[test]
-                fn any_input_comes_to_an_end() {
+                fn every_input_terminates() {
                     super::seeded(stringify!($name));
                 }
 

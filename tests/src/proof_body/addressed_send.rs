@@ -140,7 +140,7 @@ pub fn a_send_without_credits_stalls_until_one_is_returned(rig: &dyn Rig) {
 
 /// The ring accepts messages that wait for credits until it is full, and none is lost.
 #[body]
-pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
+pub fn a_full_ring_blocks_the_sender(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let room = CREDITS + RING;
@@ -228,7 +228,7 @@ pub fn a_reset_of_the_sender_drops_a_stalled_send(rig: &dyn Rig) {
 
 /// When a target detaches, the senders that wait for it continue.
 #[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
-pub fn a_target_that_leaves_lets_a_stalled_send_go(rig: &dyn Rig) {
+pub fn a_stalled_send_ends_when_its_target_detaches(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, target) = open(rig, 1);
     stall(rig, &device, &mut sender, 1);

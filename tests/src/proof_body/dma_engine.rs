@@ -167,7 +167,7 @@ pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
 /// More writes by message than may be in flight at a time: the engine finds the core busy and
 /// retries.
 #[body]
-pub fn more_pieces_than_messages_under_way_are_all_copied(rig: &dyn Rig) {
+pub fn more_pieces_than_messages_in_flight_are_all_copied(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let count = u64::from(MAX_DESCRIPTORS);
     let from = buffer(&device, 16 * count as usize, false);

@@ -56,7 +56,7 @@ fn fill_up(device: &Device, fifo: &mut SlotFifo, room: usize) -> u64 {
 
 /// Every message comes back in order, also when there are more than all FIFOs hold.
 #[body]
-pub fn messages_come_back_in_order(rig: &dyn Rig) {
+pub fn messages_are_returned_in_order(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
 
     for number in 0..1000 {

@@ -285,7 +285,7 @@ pub fn contributions_of_different_classes_wait_for_their_own(rig: &dyn Rig) {
 /// Psets on one tree reduce concurrently in their own classes, and all together in the machine's
 /// class.
 #[body(on(TWO_PSETS))]
-pub fn psets_reduce_on_their_own(rig: &dyn Rig) {
+pub fn psets_reduce_concurrently_in_their_own_classes(rig: &dyn Rig) {
     let names = ["io0", "cn0", "cn1", "io1", "cn2", "cn3", "cn4"];
     let nodes = Core::of(rig, names);
     let (first, second): (Vec<_>, Vec<_>) = (nodes[..3].iter().collect(), nodes[3..].iter().collect());

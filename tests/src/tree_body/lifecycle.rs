@@ -228,7 +228,7 @@ pub fn a_killed_cores_lock_boxes_are_freed(rig: &dyn Rig) {
 /// Packets for a dead reader are discarded until the lock box of the receive FIFO is taken again.
 /// An irq-marked packet and later ones stay.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
-pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_comes(rig: &dyn Rig) {
+pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_attaches(rig: &dyn Rig) {
     let [io, reader] = Core::of(rig, ["io0", "cn0"]);
     let next = Core::open(rig, "cn0", "core1");
 

@@ -76,7 +76,7 @@ pub fn two_halves_make_a_quad(rig: &dyn Rig) {
 
 /// Interleaved halves of two cores of a node make one quad for each core.
 #[body]
-pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
+pub fn halves_of_two_cores_are_separate(rig: &dyn Rig) {
     let [first, target] = Core::of(rig, ["cn0", "io0"]);
     let second = Core::open(rig, "cn0", "core1");
     let quads: [Vec<u8>; 2] = [payload(1)[..16].to_vec(), payload(2)[..16].to_vec()];
@@ -133,7 +133,7 @@ pub fn an_upper_half_that_is_not_read_is_lost_with_an_alignment_error(rig: &dyn 
 
 /// The header may be pushed before, between, or after the quads.
 #[body]
-pub fn the_header_may_come_at_any_time(rig: &dyn Rig) {
+pub fn the_header_may_be_written_before_between_or_after_the_quads(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
     for quads_before in [0, 1, 7, QUADS] {
         for (index, quad) in payload(quads_before as u32).chunks(16).enumerate() {

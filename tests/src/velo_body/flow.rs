@@ -21,14 +21,14 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let (mut idle_receiver, mut reading) = (port(rig, at(1, 0)), port(rig, at(1, 1)));
     let (to_idle, to_reading) = (link(&mut sender, &mut idle_receiver), link(&mut sender, &mut reading));
-    let promised = sender.credits(to_idle).unwrap();
+    let granted = sender.credits(to_idle).unwrap();
     let mut sent = 0;
 
     while sender.send_nb(to_idle, 0, &[7; 8]).is_ok() {
         sent += 1;
     }
 
-    assert_eq!(sent, promised);
+    assert_eq!(sent, granted);
     assert_eq!(sender.send_nb(to_idle, 0, &[7; 8]), Err(Error::WouldBlock));
 
     let short = Deadline::after(Duration::from_millis(20));
@@ -57,7 +57,7 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
         got == sent
     });
     until("credit", &mut [&mut sender, &mut idle_receiver], |ports| {
-        ports[0].credits(to_idle) == Some(promised)
+        ports[0].credits(to_idle) == Some(granted)
     });
 
     assert_eq!((sender.statistics().stalls, idle_receiver.statistics().stalls), (0, 0));
@@ -67,7 +67,7 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
 /// A port that has granted all its credits refuses the next connection with a specific error, until
 /// a connection closes.
 #[body]
-pub fn promises_end_and_come_back(rig: &dyn Rig) {
+pub fn a_port_without_free_credits_refuses_connections(rig: &dyn Rig) {
     let small = Config { slots: Some(64), window: 64, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), small);
     let (mut one, mut two) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
@@ -121,7 +121,7 @@ pub fn credits_of_unread_slots_are_not_granted_again(rig: &dyn Rig) {
     let second = sender.connect(at(1, 0), soon(), None).unwrap();
     let refused = Err(Error::NoCredit { address: at(1, 0) });
     until("the refusal", &mut [&mut sender, &mut receiver], |ports| {
-        assert_ne!(ports[0].credits(second).filter(|credits| *credits > 0), Some(all), "promised twice");
+        assert_ne!(ports[0].credits(second).filter(|credits| *credits > 0), Some(all), "granted twice");
         ports[0].send_nb(second, 0, &[0; 8]) == refused
     });
 
@@ -140,7 +140,7 @@ pub fn credits_of_unread_slots_are_not_granted_again(rig: &dyn Rig) {
 /// A credit return after more messages than are kept can't be read before some are taken. A send
 /// that waits for it reports that.
 #[body]
-pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) {
+pub fn a_send_fails_when_its_credit_is_queued_after_kept_messages(rig: &dyn Rig) {
     let mut few = port_with(rig, at(0, 0), Config { kept: Some(4), ..Config::default() });
     let mut other = port(rig, at(1, 0));
     let (to, back) = (link(&mut few, &mut other), link(&mut other, &mut few));
@@ -150,14 +150,14 @@ pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) 
     }
 
     until("what is kept", &mut [&mut few], |ports| ports[0].kept() == 4);
-    let promised = few.credits(to).unwrap();
+    let granted = few.credits(to).unwrap();
 
-    for number in 0..u64::from(promised) {
+    for number in 0..u64::from(granted) {
         few.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
 
     // The other port returns the credits, after its own messages.
-    for number in 0..u64::from(promised) {
+    for number in 0..u64::from(granted) {
         assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
 

@@ -237,7 +237,7 @@ pub fn a_peer_that_disconnects_and_connects_repeatedly_is_ignored(rig: &dyn Rig)
 /// Processes that have not connected flood a port. Each of the port's calls takes at most as many
 /// messages as its ring has slots, and a wait ends at its deadline.
 #[body]
-pub fn a_flood_without_a_connection_holds_no_call(rig: &dyn Rig) {
+pub fn a_flood_without_a_connection_blocks_no_call(rig: &dyn Rig) {
     const SLOTS: u32 = 64;
     const DROPPED: u64 = 20_000;
 

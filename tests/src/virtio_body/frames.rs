@@ -120,7 +120,7 @@ pub fn frames_wait_for_buffers_for_a_while(rig: &dyn Rig) {
 
 /// A receiver that offers no buffers loses frames, and holds up its sender for a while only.
 #[body(on(DIRECT))]
-pub fn a_receiver_without_buffers_does_not_hold_its_sender(rig: &dyn Rig) {
+pub fn a_receiver_without_buffers_does_not_block_its_sender(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
     let lost = 4 * usize::from(ENTRIES);
 

@@ -106,7 +106,7 @@ pub fn a_device_without_a_driver_drops_its_frames(rig: &dyn Rig) {
 
 /// Before `DRIVER_OK` the device touches no buffer.
 #[body]
-pub fn nothing_moves_before_the_driver_is_set_up(rig: &dyn Rig) {
+pub fn no_buffer_is_used_before_driver_ok(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
     exchange(&mut sender, &mut receiver);
     let sent = rig.counter("en0", "sent");

@@ -23,7 +23,7 @@ fn is_idle(rig: &dyn Rig, nic: &mut Nic) -> bool {
 
 /// A broadcast reaches every port but the one it came from.
 #[body]
-pub fn a_broadcast_reaches_all_others(rig: &dyn Rig) {
+pub fn a_broadcast_reaches_all_other_ports(rig: &dyn Rig) {
     let mut nics = open(rig);
 
     for sender in 0..3 {
@@ -85,7 +85,7 @@ pub fn a_frame_to_its_own_port_is_filtered(rig: &dyn Rig) {
 
 /// A receiver that offers no buffers loses frames, and holds up nothing else.
 #[body]
-pub fn a_slow_port_holds_up_no_other(rig: &dyn Rig) {
+pub fn a_slow_port_delays_no_other(rig: &dyn Rig) {
     let [mut a, mut b, mut c] = open(rig);
     b.send(&frame(MacAddress::BROADCAST, mac(1), 60, 0));
     a.receive();

@@ -240,7 +240,7 @@ fn a_function_removed_while_open_fails_with_errors() {
 const ROUNDS: u32 = 15;
 
 #[test]
-fn functions_and_the_module_go_while_two_processors_open_them() {
+fn functions_and_the_module_can_be_removed_while_two_processors_open_them() {
     let mut rig = Rig::boot("shim-race", |config| config.processors(2));
     let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
 

@@ -133,7 +133,7 @@ fn a_packet_takes_its_260_bytes_at_6_8_gbit_a_second() {
 }
 
 #[test]
-fn the_delay_of_each_link_comes_on_top() {
+fn the_delay_of_each_link_is_added() {
     let mut machine = Clocked::new(100);
     let (first, second) = (machine.core(1), machine.core(2));
 

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_with_tests_are_named_once_and_libraries_are_not() {
+    fn programs_with_tests_are_listed_once_and_libraries_are_not() {
         let metadata = r#"{"packages": [
             {"targets": [
                 {"kind": ["lib"], "name": "a", "test": true},

@@ -154,7 +154,7 @@ impl State {
     }
 
     /// Returns whether a call reports a lack of room.
-    fn shortage(&mut self) -> bool {
+    fn reports_shortage(&mut self) -> bool {
         self.terms.seed != 0 && self.random(4) == 0
     }
 
@@ -227,7 +227,7 @@ unsafe impl Transport for FabricPort {
             return Ok(true);
         }
 
-        if state.shortage() {
+        if state.reports_shortage() {
             return Ok(false);
         }
 
@@ -288,7 +288,7 @@ unsafe impl Transport for FabricPort {
         let mut state = self.fabric.lock();
         // The last region is reserved for a destination.
         let limit = self.terms.regions.max(2) - usize::from(access == Access::Source);
-        if state.shortage() || state.ranks[self.rank as usize].regions.len() >= limit {
+        if state.reports_shortage() || state.ranks[self.rank as usize].regions.len() >= limit {
             return Ok(None);
         }
 
@@ -308,7 +308,7 @@ unsafe impl Transport for FabricPort {
 
     fn start_get(&mut self, get: &Get) -> Result<bool, TransportError> {
         let mut state = self.fabric.lock();
-        if state.shortage() || state.ranks[self.rank as usize].gets.len() >= self.terms.gets {
+        if state.reports_shortage() || state.ranks[self.rank as usize].gets.len() >= self.terms.gets {
             return Ok(false);
         }
 

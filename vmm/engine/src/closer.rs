@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_that_blocks_holds_up_no_other_queue() {
+    fn blocked_queue_delays_no_other_queue() {
         let closers = Closers::new();
         let (blocked, other) = (closers.queue(&backlog()), closers.queue(&backlog()));
         let (refusal, _far) = silent();

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_waits_is_ended_and_all_of_its_owner_is_given_up() {
+    fn a_blocked_write_is_ended_and_its_client_abandoned() {
         interrupt::prepare().unwrap();
         let signals = Arc::new(Signals::default());
         let (full, copy) = eventfd();
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_that_is_dropped_is_forgotten() {
+    fn a_dropped_sink_is_removed() {
         let signals = Arc::new(Signals::default());
         let sink = sink(eventfd().1, &signals);
         assert_eq!(signals.sinks().len(), 1);

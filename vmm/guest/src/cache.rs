@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_lock_waits_and_can_be_given_up() {
+    fn a_second_lock_waits_and_can_be_cancelled() {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let held = cache.lock(&Progress::silent()).unwrap();

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_back_with_the_directories_above_them_once() {
+    fn entries_are_read_with_each_parent_directory_once() {
         let mut archive = Archive::new(Vec::new());
         archive.add_file("/a/b/c", 0o755, b"12345").unwrap();
         archive.add_directory("/a/e").unwrap();

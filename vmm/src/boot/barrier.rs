@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_pass_when_all_guests_have_come_and_the_name_can_be_used_again() {
+    fn barrier_calls_return_when_all_guests_have_called_and_the_name_can_be_reused() {
         let (mut barriers, now) = two();
         for number in [1, 2] {
             barriers.add_call(0, call(number, "x", 9), now);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_a_command_ends_the_calls_that_wait_and_those_that_come() {
+    fn the_end_of_a_command_ends_waiting_and_later_barrier_calls() {
         let (mut barriers, now) = two();
         barriers.add_call(0, call(1, "x", 9), now);
         barriers.end_command(1);

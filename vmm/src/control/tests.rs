@@ -48,7 +48,7 @@ fn bytes_that_are_no_request_are_refused_and_the_next_request_answered() {
 }
 
 #[test]
-fn a_silent_connection_and_an_unread_answer_hold_up_no_other_request() {
+fn a_silent_connection_and_an_unread_answer_delay_no_other_request() {
     let (_folder, path, _server) = served();
     let mut silent = UnixStream::connect(&path).unwrap();
     silent.write_all(b"{").unwrap();

@@ -21,7 +21,7 @@ fn serve() -> (tempfile::TempDir, Served) {
 }
 
 #[test]
-fn a_server_whose_engine_is_held_removes_its_sockets_and_stops_in_time() {
+fn a_server_with_a_blocked_engine_removes_its_sockets_and_stops_in_time() {
     let (folder, served) = serve();
 
     assert!(folder.path().join("m/fifo0.user0").exists());
@@ -46,7 +46,7 @@ fn a_server_whose_engine_is_held_removes_its_sockets_and_stops_in_time() {
 }
 
 #[test]
-fn a_server_whose_engine_panics_ends_with_a_code_of_its_own_and_removes_its_sockets() {
+fn a_server_whose_engine_panics_exits_with_a_specific_code_and_removes_its_sockets() {
     let (folder, served) = serve();
 
     served.handle.send(|_| std::panic::panic_any("a broken command")).unwrap();

@@ -26,8 +26,8 @@ pub(crate) struct Sharing {
     /// Output channels that the card's own packets wait for.
     wanted: OutputChannels,
     /// Output channels that transit packets waited for at the end of the last step.
-    crowded: OutputChannels,
-    /// Crowded output channels whose allowance for this pass is in `left`.
+    contended: OutputChannels,
+    /// Contended output channels whose allowance for this pass is in `left`.
     opened: OutputChannels,
     /// Output channels whose last packet was a client's. Where credits come one at a time, the next
     /// one is for a transit packet.
@@ -51,25 +51,25 @@ impl Sharing {
 
     /// Returns whether any transit packet waits.
     #[inline]
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.crowded != [0; CHANNELS]
+    pub(crate) fn has_waiting_transit(&self) -> bool {
+        self.contended != [0; CHANNELS]
     }
 
     /// Begins a step. The clients' packets of this pass have been sent.
     #[inline]
     pub(crate) fn begin_step(&mut self) {
-        (self.crowded, self.opened) = ([0; CHANNELS], [0; CHANNELS]);
+        (self.contended, self.opened) = ([0; CHANNELS], [0; CHANNELS]);
     }
 
     /// Records that a transit packet has to wait for an output channel.
     #[inline]
-    pub(crate) fn crowd(&mut self, port: u8, vc: usize) {
-        self.crowded[vc] |= 1 << port;
+    pub(crate) fn note_waiting_transit(&mut self, port: u8, vc: usize) {
+        self.contended[vc] |= 1 << port;
     }
 
     /// Records that a transit packet has left by an output channel.
     #[inline]
-    pub(crate) fn pass(&mut self, port: u8, vc: usize) {
+    pub(crate) fn note_forwarded(&mut self, port: u8, vc: usize) {
         self.own_last[vc] &= !(1 << port);
     }
 
@@ -83,11 +83,11 @@ impl Sharing {
     /// the output channel has `credits` credits now.
     #[inline]
     pub(crate) fn allowance(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
-        if self.crowded[vc] & (1 << port) == 0 { u32::MAX } else { self.part(port, vc, credits) }
+        if self.contended[vc] & (1 << port) == 0 { u32::MAX } else { self.part(port, vc, credits) }
     }
 
-    /// Returns the allowance for a crowded output channel. The first call of a pass sets it to half
-    /// of the credits.
+    /// Returns the allowance for a contended output channel. The first call of a pass sets it to
+    /// half of the credits.
     #[cold]
     fn part(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
         let left = &mut self.left[vc][usize::from(port) % LINKS];
@@ -104,7 +104,7 @@ impl Sharing {
     #[inline]
     pub(crate) fn spend(&mut self, port: u8, vc: usize, packets: u32) {
         self.own_last[vc] |= 1 << port;
-        if self.crowded[vc] & (1 << port) != 0 {
+        if self.contended[vc] & (1 << port) != 0 {
             let left = &mut self.left[vc][usize::from(port) % LINKS];
             *left = left.saturating_sub(packets);
         }
@@ -116,22 +116,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_have_all_credits_of_a_way_without_transit_packets() {
+    fn clients_may_use_all_credits_of_an_output_without_transit_packets() {
         let mut sharing = Sharing::default();
-        sharing.crowd(2, 1);
+        sharing.note_waiting_transit(2, 1);
 
         assert_eq!(sharing.allowance(2, 0, 4), u32::MAX);
         assert_eq!(sharing.allowance(1, 1, 4), u32::MAX);
 
         sharing.begin_step();
-        assert!(!sharing.is_crowded());
+        assert!(!sharing.has_waiting_transit());
         assert_eq!(sharing.allowance(2, 1, 4), u32::MAX);
     }
 
     #[test]
-    fn all_clients_together_have_half_of_a_crowded_way() {
+    fn all_clients_together_may_use_half_of_a_contended_output() {
         let mut sharing = Sharing::default();
-        sharing.crowd(2, 1);
+        sharing.note_waiting_transit(2, 1);
 
         assert_eq!(sharing.allowance(2, 1, 16), 8);
         sharing.spend(2, 1, 5);
@@ -145,13 +145,13 @@ mod tests {
         let mut sharing = Sharing::default();
         for _ in 0..3 {
             sharing.begin_step();
-            sharing.crowd(0, 0);
+            sharing.note_waiting_transit(0, 0);
             assert_eq!(sharing.allowance(0, 0, 1), 1);
             sharing.spend(0, 0, 1);
             sharing.begin_step();
-            sharing.crowd(0, 0);
+            sharing.note_waiting_transit(0, 0);
             assert_eq!(sharing.allowance(0, 0, 1), 0);
-            sharing.pass(0, 0);
+            sharing.note_forwarded(0, 0);
         }
     }
 }

@@ -280,7 +280,7 @@ impl Switch {
         arrived == 0
             && (0..CHANNELS).all(|vc| ports.heads(vc) == 0)
             && self.queued == [0; CHANNELS]
-            && !self.sharing.is_crowded()
+            && !self.sharing.has_waiting_transit()
             && self.loopback.iter().all(VecDeque::is_empty)
     }
 
@@ -358,10 +358,10 @@ impl Switch {
             };
 
             if passed == 0 {
-                self.sharing.crowd(port, out);
+                self.sharing.note_waiting_transit(port, out);
                 break;
             }
-            self.sharing.pass(port, out);
+            self.sharing.note_forwarded(port, out);
             moved += passed;
         }
 

@@ -39,7 +39,7 @@ pub(crate) struct UnitContext<'a, 'b> {
     pub(crate) parts: &'a mut SharedParts,
 }
 
-/// The originators of a card's packets, which have different shares of a crowded output channel.
+/// The originators of a card's packets, which have different shares of a contended output channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// A client's message, sent before transit packets move.

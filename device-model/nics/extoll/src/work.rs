@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_attachment_that_has_waited_the_longest_goes_first() {
+    fn the_longest_waiting_attachment_is_admitted_first() {
         let mut work = Work::default();
         let mut order = Vec::new();
 

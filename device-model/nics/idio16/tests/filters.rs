@@ -98,7 +98,7 @@ fn the_filters_of_the_low_lines_can_be_chosen() {
 }
 
 #[test]
-fn the_filters_of_all_lines_go_before_those_of_one() {
+fn the_filter_command_for_all_lines_overrides_that_for_one() {
     let mut card = Card::new();
     card.read(FILTER_CONTROL);
 

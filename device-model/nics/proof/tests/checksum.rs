@@ -205,7 +205,7 @@ fn companion_that_hangs_is_replaced_at_a_reset_and_its_late_sum_dropped() {
 }
 
 #[test]
-fn sum_under_way_at_the_reset_of_its_client_does_not_end_a_later_start() {
+fn sum_in_progress_at_the_reset_of_its_client_does_not_complete_a_later_start() {
     let mut rig = Rig::new(CompanionMode::Threads);
     rig.start(USER, &[WAIT; 8]);
     rig.step();

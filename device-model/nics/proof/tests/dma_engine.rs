@@ -37,7 +37,7 @@ fn step_until_idle(bed: &mut Testbed) -> Vec<u64> {
 }
 
 #[test]
-fn an_engine_without_answers_to_its_writes_rests() {
+fn an_engine_without_replies_to_its_writes_is_idle() {
     let mut bed = Testbed::new();
     let card = bed.add("dma0", DmaEngine::new());
     let user = Client::attach(&mut bed, card, AttachmentId(0));
@@ -63,7 +63,7 @@ fn an_engine_without_answers_to_its_writes_rests() {
     let first = step_until_idle(&mut bed);
 
     assert_eq!((first.len(), register(&mut bed, REG_DONE)), (MAX_REMOTE, MAX_REMOTE as u32));
-    // The engine also rests when its retry is due and there is still no room.
+    // The engine is also idle when its retry is due and there is still no room.
     bed.advance(100_000);
     assert!(step_until_idle(&mut bed).is_empty());
 

@@ -57,7 +57,7 @@ fn read_only_window_is_refused() {
 }
 
 #[test]
-fn record_comes_out_as_it_went_in() {
+fn record_is_read_as_it_was_written() {
     let (_memory, mut producer, mut consumer) = ends();
     producer.try_push(|| 0, 4, 0xdead_bee0, b"doorbell").unwrap();
     let expected = RecordRef { bar: 4, offset: 0xdead_bee0, data: b"doorbell" };

@@ -57,7 +57,7 @@ fn flags_are_set_while_asleep_and_clear_afterwards() {
 }
 
 #[test]
-fn every_record_reaches_a_consumer_that_keeps_falling_asleep() {
+fn every_record_reaches_a_consumer_that_sleeps_repeatedly() {
     const RECORDS: u32 = 5_000;
     register_membarrier().unwrap();
     let memory = SharedMemory::create("wake", 64 * CELL + 0x1000).unwrap();

@@ -22,7 +22,7 @@ use nix::{
 };
 
 /// Runs a test with a deadline, for peers that may block for ever.
-pub(crate) fn in_time(body: impl FnOnce() + Send + 'static) {
+pub(crate) fn with_time_out(body: impl FnOnce() + Send + 'static) {
     let (done, ended) = channel();
     let thread = thread::spawn(move || {
         body();

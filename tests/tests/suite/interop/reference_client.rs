@@ -35,7 +35,7 @@ use nix::sys::{
 };
 use vfio_bindings::bindings::vfio::{VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD};
 
-use crate::interop::common::{eventfd, in_time, signals, wait_readable};
+use crate::interop::common::{eventfd, signals, wait_readable, with_time_out};
 
 const PAGE: u64 = 0x1000;
 /// Maximum data in a message to the client. It is low, so that transfers are split.
@@ -211,7 +211,7 @@ fn proof() -> Served {
 
 #[test]
 fn the_reference_client_reads_device_info_and_maps_regions() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let client = Reference::connect(&served, "fifo0", "user0");
         client.negotiate();
@@ -262,7 +262,7 @@ fn the_reference_client_reads_device_info_and_maps_regions() {
 
 #[test]
 fn the_references_client_sets_up_memory_and_interrupts_and_gets_no_dirty_pages() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let client = Reference::connect(&served, "fifo0", "user0");
         let fds = client.negotiate();
@@ -291,7 +291,7 @@ fn the_references_client_sets_up_memory_and_interrupts_and_gets_no_dirty_pages()
 /// The file is on a disk, so the server does not map it. It sends its requests between the replies.
 #[test]
 fn the_references_client_serves_dma_to_its_file_by_messages_of_its_size() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let client = Reference::connect(&served, "dma0", "user0");
         client.negotiate();

@@ -84,7 +84,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn ranges_never_overlap_and_all_space_comes_back(
+        fn ranges_never_overlap_and_all_space_is_reused(
             steps in proptest::collection::vec((1u64..64, prop::bool::ANY, any::<prop::sample::Index>()), 1..80)
         ) {
             let mut space = IovaAllocator::new(&ALL);

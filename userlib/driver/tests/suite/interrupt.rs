@@ -70,7 +70,7 @@ fn blocked_wait_ends_by_cancellation_or_device_loss() {
 }
 
 #[test]
-fn interrupt_that_comes_with_the_end_of_the_device_is_reported_before_it() {
+fn interrupt_at_the_end_of_the_device_is_reported_first() {
     let fake = Fake::new();
     let device =
         fake.open_with(OpenOptions { spin: Duration::ZERO, heartbeat: None, ..OpenOptions::default() });

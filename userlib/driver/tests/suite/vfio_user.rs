@@ -367,7 +367,7 @@ fn server_that_hangs_up_ends_every_kind_of_wait() {
 }
 
 #[test]
-fn interrupt_that_comes_with_the_hang_up_is_reported_to_a_blocked_wait() {
+fn interrupt_at_a_hang_up_is_reported_to_a_blocked_wait() {
     for round in 0..100 {
         let server = Server::start(Fake::new());
         let device =

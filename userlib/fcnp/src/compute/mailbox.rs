@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn mailboxes_of_all_cores_and_kinds_are_apart() {
+    fn mailboxes_of_all_cores_and_kinds_are_distinct() {
         let sram = sram();
         let kinds = [Kind::Read, Kind::Write, Kind::Reset];
         let boxes: Vec<_> = (0..CORES).flat_map(|core| kinds.map(|kind| (core, kind))).collect();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_word_keeps_core_and_generation() {
+    fn stream_word_round_trips_core_and_generation() {
         let word = StreamWord::new(&sram()).unwrap();
         let stream = Stream { core: 3, generation: Generation(255) };
         word.set(Some(stream));

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_knows_the_key_makes_the_table_change_it() {
+    fn collisions_chosen_by_a_peer_change_the_hash_key() {
         let mut bins = Bins::new();
         // Tags that all hash to chain 0, as a peer that has learned the secret would choose them.
         let mut node = 0;

@@ -48,7 +48,7 @@ fn requests_that_wait_for_a_dead_rank_fail_and_the_others_do_not() {
 }
 
 #[test]
-fn a_transfer_from_a_dead_rank_fails_in_whatever_state_it_is() {
+fn a_transfer_from_a_dead_rank_fails_in_every_state() {
     for rounds in 0..40 {
         let terms = Terms { get_bytes: 500, gets: 2, seed: 7, one_ring: false, ..Terms::default() };
         let mut world = World::new(2, terms, Config::default());
@@ -80,7 +80,7 @@ fn a_transfer_from_a_dead_rank_fails_in_whatever_state_it_is() {
 }
 
 #[test]
-fn complete_messages_of_a_dead_rank_can_be_received_and_incomplete_ones_are_forgotten() {
+fn complete_messages_of_a_dead_rank_can_be_received_and_incomplete_ones_cannot() {
     let mut world = World::new(2, Terms { credits: 8, ..Terms::default() }, Config::default());
     world.send(1, 0, 0, b"complete");
     world.send(1, 0, 1, &[0; 5000]);

@@ -150,7 +150,7 @@ fn without_valgrind_the_packet_bench_names_the_package_to_install() {
 }
 
 #[test]
-fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
+fn register_accesses_and_their_peers_are_measured_at_each_placement() {
     let report = quick("mmio");
     let ours = REGISTER_PATHS;
     let bare = ["bare-ring", "unix-pingpong", "unix-pingpong-spinning", "eventfd-pingpong"];
@@ -186,7 +186,7 @@ fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
 }
 
 #[test]
-fn fcnp_is_measured_beside_packets_and_sockets() {
+fn fcnp_packets_and_sockets_are_measured() {
     let report = quick("fcnp");
     let trees = ["raw", "fcnp-poll", "fcnp-irq"];
     let sockets = ["unix", "tcp", "unix-relayed", "tcp-relayed", "unix-forwarded", "tcp-forwarded"];
@@ -243,7 +243,7 @@ fn results_are_written_into_a_directory_and_shown_as_without_it() {
 }
 
 #[test]
-fn message_units_are_measured_beside_copies_and_velo() {
+fn message_units_copies_and_velo_are_measured() {
     let report = quick("mu");
     let paths = ["put1m", "memcpy", "put-latency", "fifo-latency", "fifo-rate", "velo-latency", "velo-rate"];
     assert_report(&report, "mu", &paths);

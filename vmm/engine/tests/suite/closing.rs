@@ -68,7 +68,7 @@ fn client_with_lingering_descriptors_queued_after_a_stalled_write(
 }
 
 both_loops! {
-    fn descriptors_that_no_message_takes_hold_nothing_up(config) {
+    fn unclaimed_descriptors_delay_no_other_client(config) {
         config.stall_limit = LINGER;
         let neighbour = Neighbour::start(config);
         let served = &neighbour.served;
@@ -87,7 +87,7 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn descriptors_left_unread_in_a_socket_hold_nothing_up(config) {
+    fn descriptors_left_unread_in_a_socket_delay_no_other_client(config) {
         config.stall_limit = LINGER;
         let neighbour = Neighbour::start(config);
         // More than the server reads ahead: the rest is closed with the socket.

@@ -53,7 +53,7 @@ both_loops! {
         assert_eq!(read32(&other, reg::SCRATCH), 0);
     }
 
-    fn an_eventfd_that_is_filled_again_and_again_does_not_hold_the_engine(config) {
+    fn an_eventfd_that_is_filled_repeatedly_does_not_block_the_engine(config) {
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
         let fd = eventfd();

@@ -37,11 +37,11 @@ use nix::{
 /// BAR of the mirror page.
 const MIRROR_BAR: u32 = 2;
 /// Environment variable that passes the socket to the process of
-/// [`holds_an_attachment_until_killed`].
+/// [`hold_an_attachment_until_killed`].
 const HELD_SOCKET: &str = "NICFORGE_TEST_HELD_SOCKET";
 
 both_loops! {
-    fn a_stalled_write_ends_when_credits_come(config) {
+    fn a_stalled_write_ends_when_credits_arrive(config) {
         let served = Served::start(config);
         let (a, b) = (served.client(A), served.client(B));
         let sender = std::thread::spawn(move || {
@@ -96,7 +96,7 @@ both_loops! {
         assert_eq!(served.counter("sent"), 0);
     }
 
-    fn a_stalled_client_does_not_hold_up_another(config) {
+    fn a_stalled_client_does_not_delay_another(config) {
         config.stall_limit = LONG * 10;
         let served = Served::start(config);
         let (a, b) = (served.client(A), served.client(B));
@@ -112,7 +112,7 @@ both_loops! {
     fn a_killed_client_frees_its_attachment(config) {
         let served = Served::start(config);
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "hostile::holds_an_attachment_until_killed"])
+            .args(["--exact", "--nocapture", "hostile::hold_an_attachment_until_killed"])
             .env(HELD_SOCKET, served.path(A))
             .stdout(Stdio::piped())
             .spawn()
@@ -201,7 +201,7 @@ both_loops! {
         assert_eq!(mapped(), 0x2000);
     }
 
-    fn memory_that_a_device_holds_on_to_is_in_the_quotas_until_it_lets_go(config) {
+    fn memory_leased_by_a_device_counts_in_the_quotas_until_released(config) {
         config.quotas.files = 4;
         let served = Served::start(config);
         let client = served.client(A);
@@ -422,7 +422,7 @@ fn an_attachment_is_served_once() {
 /// Does nothing unless it runs as a process of its own, started by
 /// [`a_killed_client_frees_its_attachment`].
 #[test]
-fn holds_an_attachment_until_killed() {
+fn hold_an_attachment_until_killed() {
     let Some(path) = std::env::var_os(HELD_SOCKET) else { return };
     let client = Client::connect(path, LONG).unwrap();
     let memory = memory(0x4000);

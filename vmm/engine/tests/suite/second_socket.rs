@@ -110,7 +110,7 @@ both_loops! {
         served.client(A).device_info().unwrap();
     }
 
-    fn a_client_that_never_reads_its_full_second_socket_holds_up_no_other(config) {
+    fn a_client_that_never_reads_its_full_second_socket_delays_no_other(config) {
         let neighbour = Neighbour::start(config);
         let mut sockets = TwoSockets::ready(&neighbour.served);
         sockets.fill(&neighbour.served);
@@ -140,7 +140,7 @@ both_loops! {
         served.until_free(A);
     }
 
-    fn a_client_that_floods_its_second_socket_does_not_hold_up_another(config) {
+    fn a_client_that_floods_its_second_socket_does_not_delay_another(config) {
         let served = Served::start(config);
         let sockets = TwoSockets::ready(&served);
         let TwoSockets { main, mut second_socket } = sockets;

@@ -62,7 +62,7 @@ both_loops! {
         assert_eq!(server_of(&served.snapshot(), A).refused, 1);
     }
 
-    fn a_client_that_comes_right_after_another_left_gets_fresh_memory(config) {
+    fn a_client_that_connects_right_after_another_gets_fresh_memory(config) {
         let served = Served::start(config);
         let first = served.client(A);
 

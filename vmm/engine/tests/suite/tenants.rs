@@ -35,7 +35,7 @@ const POISON: u32 = 0xdead_dead;
 /// Rounds of the next tenant's work.
 const ROUNDS: u32 = 200;
 
-/// Environment variables that pass to [`holds_everything_and_forks`] its socket, and whether the
+/// Environment variables that pass to [`hold_all_resources_and_fork`] its socket, and whether the
 /// fork keeps the connection.
 const SOCKET: &str = "NICFORGE_TEST_TENANT_SOCKET";
 const KEEPS: &str = "NICFORGE_TEST_TENANT_KEEPS_CONNECTION";
@@ -158,7 +158,7 @@ struct Fork {
 impl Fork {
     fn start(path: &Path, keeps_connection: bool) -> Self {
         let mut parent = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "tenants::holds_everything_and_forks"])
+            .args(["--exact", "--nocapture", "tenants::hold_all_resources_and_fork"])
             .env(SOCKET, path)
             .env(KEEPS, if keeps_connection { "1" } else { "0" })
             .stdin(Stdio::piped())
@@ -219,7 +219,7 @@ both_loops! {
 
 /// Does nothing unless it runs as a process of its own, started by [`Fork::start`].
 #[test]
-fn holds_everything_and_forks() {
+fn hold_all_resources_and_fork() {
     let Some(path) = std::env::var_os(SOCKET) else { return };
     let keeps_connection = std::env::var(KEEPS).unwrap() == "1";
     let (client, kept) = TenantResources::of(Path::new(&path));

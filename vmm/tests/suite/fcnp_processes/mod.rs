@@ -112,7 +112,7 @@ fn killing_a_core_in_its_read_ends_the_write_and_other_cores_continue() {
 }
 
 #[test]
-fn io_node_killed_in_transfers_both_ways_ends_them_and_its_successor_serves() {
+fn io_node_killed_in_transfers_fails_them_and_its_successor_serves() {
     let server = Server::start(2);
     let mut io = Process::spawn(&server, "io", "io0", 0);
     let mut writer = Process::start(&server, "compute", "cn0", 0);
@@ -190,7 +190,7 @@ fn cores_of_a_node_in_processes_of_their_own_hand_acknowledgements_over() {
 }
 
 #[test]
-fn stopped_reader_holds_the_writer_up_and_loses_nothing() {
+fn stopped_reader_blocks_the_writer_and_loses_nothing() {
     let server = Server::start(2);
     let io = Side::Io(server.io_node(Mode::Polling));
     let (mut reader, mut other) =
@@ -262,7 +262,7 @@ fn stopped_reader_does_not_block_the_other_channel() {
 }
 
 #[test]
-fn stopped_io_node_holds_the_writer_up_and_loses_nothing() {
+fn stopped_io_node_blocks_the_writer_and_loses_nothing() {
     let server = Server::start(1);
     let mut io = Process::spawn(&server, "io", "io0", 0);
     let core = server.compute_core("cn0", 3);

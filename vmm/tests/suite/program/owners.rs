@@ -113,7 +113,7 @@ fn a_socket_whose_mode_its_owner_opens_still_admits_only_the_owner() {
 }
 
 #[test]
-fn a_socket_of_a_group_is_for_its_members_whatever_group_is_their_first() {
+fn a_socket_of_a_group_admits_members_by_primary_or_other_group() {
     if !is_root() {
         return;
     }

@@ -122,7 +122,7 @@ fn posted_writes_are_done_before_the_next_answer() {
 }
 
 #[test]
-fn posted_writes_of_megabytes_go_through_a_full_socket() {
+fn posted_writes_of_megabytes_pass_through_a_full_socket() {
     let served = Served::start(ServerConfig::default());
     let client = served.client();
     let data: Vec<u8> = (0..BAR0 - 0x1000).map(|index| (index % 13) as u8).collect();

@@ -250,7 +250,7 @@ fn dma_beyond_the_bound_is_busy_and_can_be_failed() {
 }
 
 #[test]
-fn dma_that_is_forgotten_takes_no_slot_and_its_late_reply_is_dropped() {
+fn abandoned_dma_takes_no_slot_and_its_late_reply_is_dropped() {
     let mut pair = Pair::negotiated();
     for token in 0..64 {
         pair.server.dma_read(0x1000, 8, token).unwrap();

@@ -72,7 +72,7 @@ fn server_that_names_nothing_has_the_default_limits() {
 }
 
 #[test]
-fn eventfds_to_a_server_with_default_limits_go_one_a_message() {
+fn eventfds_to_a_server_with_default_limits_are_sent_one_per_message() {
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
     let record = seen.clone();
     let script = Box::new(move |header: Header, payload: &[u8]| {
@@ -89,7 +89,7 @@ fn eventfds_to_a_server_with_default_limits_go_one_a_message() {
 }
 
 #[test]
-fn version_reply_that_makes_no_sense_is_malformed() {
+fn invalid_version_reply_is_malformed() {
     for json in [&b"{"[..], b"[1]", b"{\"capabilities\":{\"max_data_xfer_size\":0}}", b"\xff"] {
         let client = against(json, TIMEOUT, reply_with(vec![]));
 
@@ -174,7 +174,7 @@ fn read_reply_with_fewer_bytes_than_it_claims_is_malformed() {
 }
 
 #[test]
-fn region_info_that_always_needs_more_is_given_up() {
+fn region_info_that_always_grows_is_an_error() {
     for argsz in [5000, u32::MAX] {
         let script = Box::new(move |header: Header, payload: &[u8]| {
             let asked = u32::from_le_bytes(payload[..4].try_into().unwrap());

@@ -172,7 +172,7 @@ fn answer_to_an_unmap_waits_for_the_requests_that_touch_its_range() {
 }
 
 #[test]
-fn operation_of_several_messages_ends_at_an_unmap_with_the_one_under_way() {
+fn operation_of_several_messages_ends_at_an_unmap_after_the_message_in_flight() {
     let mut sockets = TwoSockets::with(ServerConfig::default(), SMALL);
     sockets.map(0, 0x4000);
     sockets.pair.server.dma_read(0, 0x3000, 1).unwrap();

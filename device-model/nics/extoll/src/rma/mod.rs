@@ -42,7 +42,7 @@
 //! **Waiting.** A packet at the front of a queue of the network stays there while its answer has no
 //! room, and the other queues continue. A packet that waits for memory accessed by DMA messages
 //! moves to a side queue of that memory's client. If a client does not answer a message within
-//! [`transfer::PATIENCE`], the card stops waiting for it until it answers one.
+//! [`transfer::MAX_ANSWER_TIME`], the card stops waiting for it until it answers one.
 
 mod answers;
 mod budget;

@@ -292,26 +292,26 @@ impl Rma {
     }
 
     /// Handles the first packet of a side queue. Returns the cost if it is finished, and `None` if
-    /// it waits. A hurried check ends a packet that would wait.
+    /// it waits. The last attempt ends a packet that would wait.
     fn handle_first_side_packet(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         owner: AttachmentId,
         class: Class,
-        hurried: bool,
+        is_last_attempt: bool,
     ) -> Option<u32> {
         let now = unit.context.now();
         let side_queue = self.side_queue(owner, class)?;
         let first = side_queue.entries.front()?;
-        if !hurried && !retry::is_due(unit.context, side_queue.next_check) {
+        if !is_last_attempt && !retry::is_due(unit.context, side_queue.next_check) {
             return None;
         }
 
         let (wire, part, memory) = (first.wire, first.part, first.memory.clone());
         let mut waiting = first.waiting;
-        waiting.hurried = hurried;
+        waiting.is_last_attempt = is_last_attempt;
         let handled = self.handle(unit, wire, part, memory, &mut waiting);
-        waiting.hurried = false;
+        waiting.is_last_attempt = false;
         let next_check = if handled == Handled::Slow { waiting.retry(now) } else { Nanos::ZERO };
 
         let side_queue = self.side_queue(owner, class)?;

@@ -245,7 +245,7 @@ impl Rma {
         if waiting.wait(unit.context.now()) && !client.unresponsive {
             return Ok(None);
         }
-        client.unresponsive |= !waiting.hurried;
+        client.unresponsive |= !waiting.is_last_attempt;
         client.answering.give_up(requester, part.id);
         Err(Unreadable)
     }

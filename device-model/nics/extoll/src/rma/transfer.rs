@@ -22,7 +22,7 @@ use crate::{atu::Region, config::MAX_RMA_MTU, unit::UnitContext, wire::Endpoint}
 
 /// Time after which the memory of a client that has not answered a message counts as withdrawn, in
 /// nanoseconds.
-pub(super) const PATIENCE: u64 = 100_000_000;
+pub(super) const MAX_ANSWER_TIME: u64 = 100_000_000;
 
 const _: () = assert!(MAX_RMA_MTU as usize <= MAX_DMA);
 
@@ -36,14 +36,14 @@ pub(super) struct Waiting {
     /// The time since which the packet waits.
     since: Option<Nanos>,
     /// Whether the packet may not wait any longer.
-    pub(super) hurried: bool,
+    pub(super) is_last_attempt: bool,
 }
 
 impl Waiting {
     /// Begins or continues to wait. Returns whether there is time left.
     pub(super) fn wait(&mut self, now: Nanos) -> bool {
         let since = *self.since.get_or_insert(now);
-        !self.hurried && now < since.after(PATIENCE)
+        !self.is_last_attempt && now < since.after(MAX_ANSWER_TIME)
     }
 
     /// Returns the number of nanoseconds for which the packet has waited.
@@ -360,7 +360,7 @@ impl Rma {
             MoveOutcome::Withdrawn => Some(status::WITHDRAWN),
             MoveOutcome::Wait if !client.unresponsive && waiting.wait(unit.context.now()) => None,
             MoveOutcome::Wait => {
-                client.unresponsive |= !waiting.hurried;
+                client.unresponsive |= !waiting.is_last_attempt;
                 Some(status::WITHDRAWN)
             }
         }

@@ -145,7 +145,7 @@ fn a_registration_by_the_admin_counts_for_the_owner() {
 }
 
 #[test]
-fn a_region_lies_in_a_bounded_number_of_mappings() {
+fn a_region_has_a_bounded_number_of_mappings() {
     let mut rig = Rig::pair();
     let client = rig.attach(0, 0);
     // All mappings are of the same page.

@@ -157,7 +157,7 @@ fn a_registration_of_too_many_mappings_reads_none_of_them() {
 }
 
 #[test]
-fn a_ring_that_is_enabled_again_and_again_is_bounded_too() {
+fn repeated_enabling_of_a_ring_is_within_the_budget() {
     let mut rig = Rig::pair();
     let (greedy, other) = (rig.attach(0, 0), rig.attach(0, 1));
 

@@ -511,7 +511,7 @@ fn a_queue_wraps_many_times() {
 }
 
 #[test]
-fn a_read_pointer_that_makes_no_sense_is_one_error_and_ignored() {
+fn an_invalid_read_pointer_is_one_error_and_ignored() {
     let mut rig = Rig::pair();
     let (mut local, remote) = pair(&mut rig, 4096);
     local.client.windows.window(window::RMA_READ_POINTER, 8).unwrap().store_u64_release(0, 5).unwrap();
@@ -587,7 +587,7 @@ fn commands_without_a_queue_or_by_the_admin_are_refused() {
 }
 
 #[test]
-fn link_errors_lose_and_double_nothing() {
+fn link_errors_neither_lose_nor_duplicate_data() {
     let mut rig = Rig::pair();
     for direction in [Direction::Forward, Direction::Backward] {
         let faults = move |_: &mut nicforge_core::fabric::Packet, count: u64| match count % 5 {

@@ -153,7 +153,7 @@ fn puts_and_gets_work_with_dma_messages_to_the_requesters_memory() {
 }
 
 #[test]
-fn a_client_that_answers_nothing_delays_others_once_and_for_a_bounded_time() {
+fn an_unresponsive_client_delays_others_once_for_a_bounded_time() {
     let mut rig = Rig::pair();
     let mut here = rig.peer(0, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 1, 1);

@@ -198,7 +198,7 @@ fn delay_beside_slow_clients(attack: Attack, owners: u16, delay: u64) -> (u64, u
 }
 
 #[test]
-fn a_slow_owner_of_memory_holds_no_innocent_command_for_long() {
+fn a_slow_owner_of_memory_delays_commands_of_others_for_a_bounded_time() {
     let attacks = [Attack::Gets, Attack::Puts, Attack::StagedPuts];
     for (attack, delay) in attacks.map(|attack| (attack, 90)).into_iter().chain([(Attack::Gets, 60)]) {
         let (held, ended) = delay_beside_slow_clients(attack, 1, delay * MILLISECOND);
@@ -208,7 +208,7 @@ fn a_slow_owner_of_memory_holds_no_innocent_command_for_long() {
 }
 
 #[test]
-fn slow_owners_of_one_card_together_hold_no_innocent_command_for_long() {
+fn slow_owners_of_one_card_together_delay_commands_of_others_for_a_bounded_time() {
     for attack in [Attack::Gets, Attack::Puts] {
         let (held, ended) = delay_beside_slow_clients(attack, 3, 90 * MILLISECOND);
         assert!(held <= HELD_BY_ALL, "{attack:?}: held for {held} ns, {ended} ended");
@@ -216,7 +216,7 @@ fn slow_owners_of_one_card_together_hold_no_innocent_command_for_long() {
 }
 
 #[test]
-fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage() {
+fn a_requester_with_slow_memory_blocks_neither_replies_nor_other_staging_buffers() {
     let mut rig = rig();
     let owner = Slow::new(&mut rig, 0, 1, 0);
     let (remote, local) = (rig.peer(0, 0, 4096), rig.peer(1, 0, 4096));

@@ -42,7 +42,7 @@ fn pass(rig: &mut Rig, nanoseconds: u64) {
 }
 
 #[test]
-fn transfers_of_every_kind_end_when_nothing_comes_from_their_target() {
+fn the_watchdog_ends_transfers_of_every_kind_with_a_silent_target() {
     let mut rig = Rig::pair();
     let (mut local, mut remote) = pair(&mut rig, MIB);
     set_up(&mut rig, false);
@@ -121,7 +121,7 @@ fn late_answers_of_a_get_write_nothing_and_free_the_window() {
 }
 
 #[test]
-fn a_put_given_up_half_way_is_forgotten_when_the_next_one_begins() {
+fn a_put_aborted_midway_does_not_affect_the_next_one() {
     let mut rig = Rig::pair();
     let (mut local, mut remote) = pair(&mut rig, 8 * MIB);
     local.write(0, &vec![1; 8 << 20]);

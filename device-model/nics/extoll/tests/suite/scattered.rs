@@ -67,7 +67,7 @@ fn shapes(bytes: u64) -> [Vec<u64>; 4] {
 }
 
 #[test]
-fn messages_fill_a_ring_in_many_pieces_again_and_again() {
+fn messages_fill_a_scattered_ring_repeatedly() {
     for slots in [64, 1024] {
         for (case, lengths) in shapes(slots * SLOT).iter().enumerate() {
             let mut rig = Rig::pair();

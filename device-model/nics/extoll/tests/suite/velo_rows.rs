@@ -55,7 +55,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn whatever_is_posted_arrives_once_and_in_the_order_of_each_writer_and_reader(
+    fn posted_messages_arrive_once_and_in_order_for_each_pair_of_vpids(
         posts in posts(),
         credits in prop_oneof![Just(1u32), 2u32..9, Just(64)],
         delay in prop_oneof![3 => Just(0u64), 1 => Just(300)],

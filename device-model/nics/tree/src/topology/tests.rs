@@ -16,7 +16,7 @@ fn one_pset_of_sixteen_is_a_binary_tree_below_its_io_node() {
 }
 
 #[test]
-fn several_psets_are_connected_and_keep_their_own_classes_apart() {
+fn several_psets_are_connected_and_have_separate_classes() {
     let topology = Topology::psets(&[4, 4, 4]).unwrap();
 
     assert_eq!(topology.validate(), Ok(()));
@@ -76,7 +76,7 @@ fn a_class_that_its_neighbour_does_not_know_is_refused() {
 }
 
 #[test]
-fn a_route_the_wrong_way_is_refused() {
+fn a_route_in_the_wrong_direction_is_refused() {
     let mut topology = Topology::psets(&[3]).unwrap();
     topology.nodes[0].routes.targets[3] = Route::Port(2);
 

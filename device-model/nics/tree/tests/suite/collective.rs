@@ -53,7 +53,7 @@ fn every_operation_reduces_over_all_nodes_and_reaches_them_all() {
 }
 
 #[test]
-fn nothing_comes_down_before_the_last_node_has_contributed() {
+fn no_result_is_sent_before_the_last_node_has_contributed() {
     let mut rig = Rig::psets(&[4]);
     let clients = cores(&mut rig);
     let header = header(CLASS_ALL, opcode::ADD, 2);
@@ -119,7 +119,7 @@ fn io_nodes_pass_the_compute_nodes_class_on_without_taking_part() {
 }
 
 #[test]
-fn psets_reduce_on_their_own() {
+fn psets_reduce_concurrently_in_their_own_classes() {
     let mut rig = Rig::psets(&[2, 3]);
     let clients = cores(&mut rig);
     let header = header(CLASS_PSET, opcode::ADD, 1);
@@ -135,7 +135,7 @@ fn psets_reduce_on_their_own() {
 }
 
 #[test]
-fn a_slow_receiver_holds_a_broadcast_up_but_loses_nothing() {
+fn a_slow_receiver_delays_a_broadcast_and_loses_nothing() {
     let mut rig = Rig::psets(&[6]);
     let clients = cores(&mut rig);
     let header = header(CLASS_ALL, opcode::NONE, 1);

@@ -140,7 +140,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn whatever_a_node_does_a_reset_by_the_operator_makes_the_machine_work_again(
+    fn an_operators_reset_recovers_the_machine_after_random_accesses_of_a_node(
         actions in prop::collection::vec(action(), 1..120),
     ) {
         let mut rig = Rig::psets(&[4]);
@@ -173,7 +173,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_a_node_does_on_the_user_channel_the_system_channel_works(
+    fn random_accesses_to_the_user_channel_do_not_affect_the_system_channel(
         actions in prop::collection::vec(action(), 1..120),
     ) {
         let mut rig = Rig::psets(&[4]);

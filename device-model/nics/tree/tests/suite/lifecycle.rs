@@ -293,7 +293,7 @@ fn an_operators_reset_clears_a_blocked_node_and_shows_in_its_peers_mirrors() {
 }
 
 #[test]
-fn tenants_that_come_and_go_at_a_blocked_tree_leave_a_bounded_rest() {
+fn short_lived_tenants_at_a_blocked_tree_leave_bounded_state() {
     let mut rig = Rig::psets(&[1]);
     let io = rig.core(0);
     let fill: Vec<_> = (0..100).map(|number| (to(0), payload(number))).collect();

@@ -307,7 +307,7 @@ fn a_deep_fifo_holds_as_many_packets_as_its_depth() {
 }
 
 #[test]
-fn a_stream_reaches_the_payload_ceiling_of_the_link_both_ways_at_once() {
+fn streams_in_both_directions_reach_the_payload_bandwidth_of_the_link() {
     for cut_through in [None, Some(4)] {
         let gigabits = rate_both_ways(cut_through);
         // Of 260 bytes 256 are payload; two hops and a full FIFO at the start cost little.

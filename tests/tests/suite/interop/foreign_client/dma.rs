@@ -11,7 +11,7 @@ use vfio_bindings::bindings::vfio::{VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DA
 use vfio_user::Client;
 
 use super::{attachment, connect, enable, proof, read32, write32};
-use crate::interop::common::{eventfd, in_time, signals};
+use crate::interop::common::{eventfd, signals, with_time_out};
 
 const PAGE: u64 = 0x1000;
 /// The list's address for the device, and its offset in the file.
@@ -62,7 +62,7 @@ impl Engine {
 
 #[test]
 fn the_device_copies_within_memory_that_the_crate_mapped() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut engine = Engine::open(&served);
         let data: Vec<u8> = (0..1000_u32).map(|at| (at * 31) as u8).collect();
@@ -85,7 +85,7 @@ fn the_device_copies_within_memory_that_the_crate_mapped() {
 
 #[test]
 fn memory_that_the_crate_unmapped_is_out_of_reach() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut engine = Engine::open(&served);
         engine.memory.write(SOURCE.1, &[7; 64]).unwrap();
@@ -104,7 +104,7 @@ fn memory_that_the_crate_unmapped_is_out_of_reach() {
 /// reports success. The earlier mapping stays in effect.
 #[test]
 fn the_crate_takes_a_refused_map_for_a_success_and_nothing_is_mapped() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut engine = Engine::open(&served);
         engine.memory.write(SOURCE.1, &[7; 64]).unwrap();

@@ -5,11 +5,11 @@ use nicforge_tests::backing::Rig;
 use nicforge_vfio_user::PCI_CONFIG_REGION;
 
 use super::{attachment, connect, map, proof, read, read32, write32};
-use crate::interop::common::{in_time, until};
+use crate::interop::common::{until, with_time_out};
 
 #[test]
 fn a_reset_by_the_crate_clears_the_attachment_and_keeps_the_connection() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         write32(&mut client, 0, REG_HOLD, 1);
@@ -22,7 +22,7 @@ fn a_reset_by_the_crate_clears_the_attachment_and_keeps_the_connection() {
 
 #[test]
 fn a_client_of_the_crate_that_disconnects_frees_its_attachment() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let dropped = connect(&served, "fifo0", "user0");
         let shut_down = connect(&served, "fifo0", "user1");
@@ -42,7 +42,7 @@ fn a_client_of_the_crate_that_disconnects_frees_its_attachment() {
 /// in its initial state.
 #[test]
 fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut first = connect(&served, "fifo0", "user0");
         let windows = map(&first, 1);

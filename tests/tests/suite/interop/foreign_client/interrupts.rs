@@ -18,7 +18,7 @@ use vfio_bindings::bindings::vfio::*;
 use vfio_user::Client;
 
 use super::{connect, map, proof, pset, read, read32, wake, write32};
-use crate::interop::common::{eventfd, in_time, is_idle, signals};
+use crate::interop::common::{eventfd, is_idle, signals, with_time_out};
 
 const TRIGGER_BY_EVENTFD: u32 = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD;
 const TRIGGER: u32 = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_NONE;
@@ -46,7 +46,7 @@ fn clear(client: &mut Client) {
 
 #[test]
 fn the_crate_reads_every_interrupt_type() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let infos: Vec<_> = (0..PCI_NUM_IRQS).map(|index| client.get_irq_info(index).unwrap()).collect();
@@ -70,7 +70,7 @@ fn the_crate_reads_every_interrupt_type() {
 
 #[test]
 fn msix_vectors_of_the_crate_fire_one_by_one() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let [receive, error] = bind(&mut client, PCI_MSIX_IRQ);
@@ -84,7 +84,7 @@ fn msix_vectors_of_the_crate_fire_one_by_one() {
 /// A packet that requests an interrupt goes from one node to another, both of them the crate's.
 #[test]
 fn a_tree_packet_between_two_clients_of_the_crate_interrupts() {
-    in_time(|| {
+    with_time_out(|| {
         let served = pset();
         let (mut io, mut node) = (connect(&served, "io0", "core0"), connect(&served, "cn2", "core0"));
         let (window, mirror) = (map(&io, BAR_WINDOW.into()), map(&node, BAR_MIRROR.into()));
@@ -113,7 +113,7 @@ fn a_tree_packet_between_two_clients_of_the_crate_interrupts() {
 
 #[test]
 fn intx_of_the_crate_masks_itself_until_it_is_unmasked() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let [line] = bind(&mut client, PCI_INTX_IRQ);
@@ -139,7 +139,7 @@ fn intx_of_the_crate_masks_itself_until_it_is_unmasked() {
 
 #[test]
 fn intx_that_the_crate_masked_fires_when_it_is_unmasked() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let [line] = bind(&mut client, PCI_INTX_IRQ);
@@ -155,7 +155,7 @@ fn intx_that_the_crate_masked_fires_when_it_is_unmasked() {
 
 #[test]
 fn intx_is_unmasked_by_an_eventfd_of_the_crate() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let [line] = bind(&mut client, PCI_INTX_IRQ);
@@ -175,7 +175,7 @@ fn intx_is_unmasked_by_an_eventfd_of_the_crate() {
 
 #[test]
 fn the_crate_triggers_interrupts_itself() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let fds: [EventFd; 2] = bind(&mut client, PCI_MSIX_IRQ);
@@ -187,7 +187,7 @@ fn the_crate_triggers_interrupts_itself() {
 
 #[test]
 fn a_vector_whose_eventfd_the_crate_removed_signals_no_more_and_others_do() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let [receive, error] = bind(&mut client, PCI_MSIX_IRQ);
@@ -203,7 +203,7 @@ fn a_vector_whose_eventfd_the_crate_removed_signals_no_more_and_others_do() {
 
 #[test]
 fn interrupts_that_the_crate_disabled_are_silent_until_they_are_bound_again() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let before: [EventFd; 2] = bind(&mut client, PCI_MSIX_IRQ);
@@ -222,7 +222,7 @@ fn interrupts_that_the_crate_disabled_are_silent_until_they_are_bound_again() {
 
 #[test]
 fn an_evicted_client_of_the_crate_gets_the_request_interrupt() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let ([error], [request]) = (bind(&mut client, PCI_ERR_IRQ), bind(&mut client, PCI_REQ_IRQ));
@@ -237,7 +237,7 @@ fn an_evicted_client_of_the_crate_gets_the_request_interrupt() {
 /// VFIO's own drivers do not support it either. The crate does not examine the refusal.
 #[test]
 fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let [line] = bind(&mut client, PCI_INTX_IRQ);
@@ -266,7 +266,7 @@ fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
 /// refusal.
 #[test]
 fn the_crate_cannot_select_interrupts_by_bools() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let fds: [EventFd; 2] = bind(&mut client, PCI_MSIX_IRQ);

@@ -10,13 +10,13 @@ use tempfile::TempDir;
 use vfio_user::{Client, Error};
 
 use super::{attachment, connect, proof, read};
-use crate::interop::common::{in_time, until, version_exchange};
+use crate::interop::common::{until, version_exchange, with_time_out};
 
 /// The crate proposes version 0.1 with a capability of an older draft. The reply has 0.0, and those
 /// of the named capabilities that the server knows.
 #[test]
 fn the_reply_to_the_crates_version_has_the_capabilities_it_named() {
-    in_time(|| {
+    with_time_out(|| {
         let (served, directory) = (proof(), TempDir::new().unwrap());
         let [request, reply] =
             version_exchange(&served.socket("fifo0", "user0"), directory.path(), |between| {
@@ -43,7 +43,7 @@ fn the_reply_to_the_crates_version_has_the_capabilities_it_named() {
 /// misreads the reset flag as its opposite.
 #[test]
 fn the_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_without_reset() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let client = connect(&served, "fifo0", "user0");
 
@@ -63,7 +63,7 @@ fn the_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_without_rese
 /// Only the server's disconnect ends its wait.
 #[test]
 fn a_second_client_of_the_crate_ends_when_the_server_hangs_up() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut first = connect(&served, "fifo0", "user0");
 

@@ -12,12 +12,12 @@ use nicforge_vfio_user::PCI_NUM_IRQS;
 use vfio_user::{Client, Error};
 
 use super::{attachment, connect, proof};
-use crate::interop::common::{in_time, until};
+use crate::interop::common::{until, with_time_out};
 
 /// Checks that `request` is refused, that its caller waits until the connection ends, and that
 /// others are served.
 fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<(), Error> + Send + 'static) {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let messages = || attachment(&served, "fifo0", "user0").client.unwrap().messages;

@@ -12,7 +12,7 @@ use nicforge_tests::backing::{LIMIT, Served};
 use nicforge_vfio_user::{PCI_CONFIG_REGION, REGION_FLAG_CAPS, REGION_FLAG_MMAP, REGION_FLAG_WRITE};
 
 use super::{connect, map, proof, pset, read, read32, wake, write32};
-use crate::interop::common::{in_time, until};
+use crate::interop::common::{until, with_time_out};
 
 /// A region's flags, size, offset in the file, areas, and whether there is a descriptor.
 type RegionReport = (u32, u64, Option<u64>, Vec<(u64, u64)>);
@@ -50,7 +50,7 @@ fn region_read_by_our_client(served: &Served, function: &str, attachment: &str) 
 /// nicforge's, with sparse areas and descriptor.
 #[test]
 fn the_crate_reads_the_same_regions_as_our_client() {
-    in_time(|| {
+    with_time_out(|| {
         let (proof, pset) = (proof(), pset());
         let attachments = [
             (&proof, "fifo0", "user0"),
@@ -81,8 +81,8 @@ fn the_crate_reads_the_same_regions_as_our_client() {
 /// The descriptor is that of the region's file: stores of one side are visible to the other without
 /// a message.
 #[test]
-fn a_region_that_the_crate_maps_carries_stores_both_ways() {
-    in_time(|| {
+fn a_region_that_the_crate_maps_shares_stores_in_both_directions() {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let (windows, mirror) = (map(&client, 1), map(&client, 2));
@@ -104,7 +104,7 @@ fn a_region_that_the_crate_maps_carries_stores_both_ways() {
 /// Trapped accesses and the mapping reach the same bytes.
 #[test]
 fn a_mapped_region_is_the_one_that_messages_reach() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
         let windows = map(&client, 1);
@@ -123,7 +123,7 @@ fn a_mapped_region_is_the_one_that_messages_reach() {
 /// The kernel enforces that a read-only region is mapped only for reading.
 #[test]
 fn a_region_without_the_write_flag_cannot_be_mapped_for_writing() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let client = connect(&served, "fifo0", "user0");
         let region = client.region(2).unwrap();
@@ -138,7 +138,7 @@ fn a_region_without_the_write_flag_cannot_be_mapped_for_writing() {
 
 #[test]
 fn accesses_of_the_crate_have_every_width() {
-    in_time(|| {
+    with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
 
@@ -170,7 +170,7 @@ fn accesses_of_the_crate_have_every_width() {
 
 #[test]
 fn the_crate_reads_and_writes_configuration_space() {
-    in_time(|| {
+    with_time_out(|| {
         let (proof, pset) = (proof(), pset());
         for (served, function, attachment, device) in
             [(&proof, "fifo0", "user0", DEVICE_SLOT_FIFO), (&pset, "cn0", "core0", DEVICE_TREE)]

@@ -7,7 +7,7 @@ use super::{
     card::{AREAS, FILE_OFFSET, LARGE, MEMORY, REGISTERS, UNDIVIDED, VECTORS, reg},
     rig::Rig,
 };
-use crate::interop::common::in_time;
+use crate::interop::common::with_time_out;
 
 fn open(rig: &Rig) -> Device {
     Device::open_vfio_user(&rig.path, OpenOptions::default()).unwrap()
@@ -15,7 +15,7 @@ fn open(rig: &Rig) -> Device {
 
 #[test]
 fn the_driver_opens_a_device_of_the_crates_server() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
         let identity = device.identity();
@@ -38,7 +38,7 @@ fn the_driver_opens_a_device_of_the_crates_server() {
 
 #[test]
 fn the_driver_reads_and_writes_bars_of_the_crates_server() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
         let registers = device.bar(0).unwrap();
@@ -64,7 +64,7 @@ fn the_driver_reads_and_writes_bars_of_the_crates_server() {
 
 #[test]
 fn the_driver_maps_the_areas_that_the_crates_server_gives_and_traps_the_rest() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
         let bar = device.bar(1).unwrap();
@@ -95,7 +95,7 @@ fn the_driver_maps_the_areas_that_the_crates_server_gives_and_traps_the_rest() {
 
 #[test]
 fn the_driver_gets_interrupts_of_the_crates_server() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
         let registers = device.bar(0).unwrap();
@@ -122,7 +122,7 @@ fn the_driver_gets_interrupts_of_the_crates_server() {
 
 #[test]
 fn the_crates_device_copies_within_the_drivers_buffers() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
         let registers = device.bar(0).unwrap();
@@ -157,7 +157,7 @@ fn the_crates_device_copies_within_the_drivers_buffers() {
 
 #[test]
 fn private_buffers_are_refused_by_the_crates_device() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
 
@@ -169,7 +169,7 @@ fn private_buffers_are_refused_by_the_crates_device() {
 
 #[test]
 fn the_driver_resets_a_device_of_the_crates_server_if_it_can_be_reset() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
         let registers = device.bar(0).unwrap();
@@ -189,7 +189,7 @@ fn the_driver_resets_a_device_of_the_crates_server_if_it_can_be_reset() {
 
 #[test]
 fn the_driver_detects_the_end_of_the_crates_server() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
         let vector = device.interrupt(0).unwrap();

@@ -13,7 +13,7 @@ use super::{
     card::{Irqs, VECTORS, reg},
     rig::Rig,
 };
-use crate::interop::common::{eventfd, in_time, is_idle, signals};
+use crate::interop::common::{eventfd, is_idle, signals, with_time_out};
 
 /// Binds `N` interrupts from 0 on in one call.
 fn bind<const N: usize>(client: &Client, index: u32) -> [EventFd; N] {
@@ -29,7 +29,7 @@ fn write(client: &Client, register: u64, value: u32) {
 
 #[test]
 fn interrupt_types_of_the_crates_server_are_understood() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let infos: Vec<_> = (0..PCI_NUM_IRQS)
@@ -45,8 +45,8 @@ fn interrupt_types_of_the_crates_server_are_understood() {
 
 /// The crate's server accepts one descriptor in each message, so four vectors need four messages.
 #[test]
-fn eventfds_go_to_the_crate_one_by_one_and_fire() {
-    in_time(|| {
+fn eventfds_are_passed_to_the_crate_one_by_one_and_are_signalled() {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let fds: [EventFd; 4] = bind(&client, PCI_MSIX_IRQ);
@@ -67,7 +67,7 @@ fn eventfds_go_to_the_crate_one_by_one_and_fire() {
 
 #[test]
 fn a_vector_removed_from_the_crate_signals_no_more_and_disabling_silences_all() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let fds: [EventFd; 2] = bind(&client, PCI_MSIX_IRQ);
@@ -87,7 +87,7 @@ fn a_vector_removed_from_the_crate_signals_no_more_and_disabling_silences_all() 
 
 #[test]
 fn interrupts_are_triggered_at_the_crates_server() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let fds: [EventFd; 3] = bind(&client, PCI_MSIX_IRQ);
@@ -100,7 +100,7 @@ fn interrupts_are_triggered_at_the_crates_server() {
 
 #[test]
 fn intx_of_the_crates_server_is_masked_and_unmasked() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let [line] = bind(&client, PCI_INTX_IRQ);

@@ -8,7 +8,7 @@ use nicforge_vfio_user::{
 };
 
 use super::{card::reg, rig::Rig};
-use crate::interop::common::{eventfd, in_time, signals};
+use crate::interop::common::{eventfd, signals, with_time_out};
 
 const PAGE: u64 = 0x1000;
 const SOURCE: u64 = 0x10_0000;
@@ -43,7 +43,7 @@ fn bytes(memory: &SharedMemory, at: u64) -> [u8; 64] {
 
 #[test]
 fn the_crates_device_copies_within_memory_that_we_mapped() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let memory = SharedMemory::create("ours", 4 * PAGE as usize).unwrap();
@@ -62,7 +62,7 @@ fn the_crates_device_copies_within_memory_that_we_mapped() {
 
 #[test]
 fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let memory = SharedMemory::create("ours", 2 * PAGE as usize).unwrap();
@@ -84,7 +84,7 @@ fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
 /// "All" is VFIO's flag, bit 1. The crate passes it on, although it has another name for that bit.
 #[test]
 fn unmap_all_reaches_the_crates_device_as_vfios_bit() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let memory = SharedMemory::create("ours", PAGE as usize).unwrap();
@@ -102,7 +102,7 @@ fn unmap_all_reaches_the_crates_device_as_vfios_bit() {
 /// device could reach it.
 #[test]
 fn memory_without_a_descriptor_is_nothing_that_the_crates_device_can_reach() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
 

@@ -9,13 +9,13 @@ use nicforge_vfio_user::{
 };
 
 use super::{card::reg, rig::Rig};
-use crate::interop::common::{in_time, until, version_exchange};
+use crate::interop::common::{until, version_exchange, with_time_out};
 
 /// The crate always answers with its own capabilities. One of them is of an older draft and is
 /// ignored here. Those it does not name have the specification's defaults.
 #[test]
 fn our_version_is_answered_with_the_crates_own_capabilities() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let mut limits = None;
         let [request, reply] = version_exchange(&rig.path, rig.directory.path(), |between| {
@@ -49,7 +49,7 @@ fn our_version_is_answered_with_the_crates_own_capabilities() {
 
 #[test]
 fn device_info_of_the_crates_server_matches_the_card() {
-    in_time(|| {
+    with_time_out(|| {
         for (resettable, flag) in [(true, DEVICE_FLAGS_RESET), (false, 0)] {
             let rig = Rig::start_with(resettable);
             let info = rig.client().device_info().unwrap();
@@ -62,7 +62,7 @@ fn device_info_of_the_crates_server_matches_the_card() {
 /// The next client finds the device as the last one left it, as the specification requires.
 #[test]
 fn one_client_of_ours_after_another_is_served_by_the_crate() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         for round in 0..3_u32 {
             let client = rig.client();
@@ -78,7 +78,7 @@ fn one_client_of_ours_after_another_is_served_by_the_crate() {
 /// The crate accepts one client at a time. It does not refuse another one, but does not answer it.
 #[test]
 fn a_second_client_at_the_crates_server_gives_up_by_its_deadline() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let first = rig.client();
 
@@ -92,7 +92,7 @@ fn a_second_client_at_the_crates_server_gives_up_by_its_deadline() {
 
 #[test]
 fn the_end_of_the_crates_server_is_noticed() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         assert!(client.is_alive());
@@ -105,7 +105,7 @@ fn the_end_of_the_crates_server_is_noticed() {
 
 #[test]
 fn a_reset_of_ours_reaches_the_crates_device() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         client.region_write(0, reg::SCRATCH, &[9; 4], false).unwrap();

@@ -17,7 +17,7 @@ use nicforge_vfio_user::{
 use vfio_bindings::bindings::vfio::{VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_BOOL};
 
 use super::rig::Rig;
-use crate::interop::common::in_time;
+use crate::interop::common::with_time_out;
 
 /// Sends a request that ends with four bytes which, as a header, would be message 1 of an unknown
 /// command. Returns the errors of its reply and of the reply to the four bytes.
@@ -49,7 +49,7 @@ fn answers(command: Command, payload: &[u8]) -> [Errno; 2] {
 
 #[test]
 fn data_of_a_write_to_no_region_are_taken_for_a_message_by_the_crate() {
-    in_time(|| {
+    with_time_out(|| {
         let words = [0, 0, PCI_NUM_REGIONS, 4];
         let access = words.map(u32::to_le_bytes).concat();
         assert_eq!(answers(Command::RegionWrite, &access), [Errno::EINVAL, Errno::EIO]);
@@ -58,7 +58,7 @@ fn data_of_a_write_to_no_region_are_taken_for_a_message_by_the_crate() {
 
 #[test]
 fn bools_are_refused_by_the_crate_and_taken_for_a_message() {
-    in_time(|| {
+    with_time_out(|| {
         let flags = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_BOOL;
         let words = [24, flags, PCI_MSIX_IRQ, 0, 4];
         let set = words.map(u32::to_le_bytes).concat();

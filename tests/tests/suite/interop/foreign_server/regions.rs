@@ -12,7 +12,7 @@ use super::{
     card::{AREAS, CONFIG, FILE_OFFSET, IDENTITY, LARGE, MEMORY, REGISTERS, UNDIVIDED, reg},
     rig::Rig,
 };
-use crate::interop::common::{in_time, wait_readable};
+use crate::interop::common::{wait_readable, with_time_out};
 
 const BOTH_WAYS: u32 = REGION_FLAG_READ | REGION_FLAG_WRITE;
 
@@ -24,7 +24,7 @@ fn read<const N: usize>(client: &Client, region: u32, offset: u64) -> [u8; N] {
 
 #[test]
 fn region_infos_of_the_crates_server_are_understood() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let regions = rig.client().regions().unwrap();
 
@@ -54,8 +54,8 @@ fn region_infos_of_the_crates_server_are_understood() {
 /// The crate sends a region's descriptor only together with sparse areas. Without a descriptor the
 /// client traps the region, despite its flag.
 #[test]
-fn a_mappable_region_without_areas_comes_without_its_descriptor_and_is_trapped() {
-    in_time(|| {
+fn a_mappable_region_without_areas_has_no_descriptor_and_is_trapped() {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let region = client.region_info(2).unwrap();
@@ -68,8 +68,8 @@ fn a_mappable_region_without_areas_comes_without_its_descriptor_and_is_trapped()
 }
 
 #[test]
-fn a_region_of_the_crates_server_that_we_map_carries_stores_both_ways() {
-    in_time(|| {
+fn a_mapped_region_of_the_crates_server_shares_stores_in_both_directions() {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let region = client.region_info(1).unwrap();
@@ -98,7 +98,7 @@ fn a_region_of_the_crates_server_that_we_map_carries_stores_both_ways() {
 
 #[test]
 fn accesses_of_every_width_reach_the_crates_device() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         for len in [1, 2, 3, 4, 8, 16, 4096] {
@@ -113,7 +113,7 @@ fn accesses_of_every_width_reach_the_crates_device() {
 
 #[test]
 fn an_access_of_megabytes_is_split_to_the_limit_of_the_crate() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let data: Vec<u8> = (0..(3 << 20) + 5_u32).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8).collect();
@@ -127,7 +127,7 @@ fn an_access_of_megabytes_is_split_to_the_limit_of_the_crate() {
 
 #[test]
 fn posted_writes_are_done_by_the_crate_before_the_next_answer() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         for value in 0..100_u32 {
@@ -139,7 +139,7 @@ fn posted_writes_are_done_by_the_crate_before_the_next_answer() {
 
 #[test]
 fn configuration_space_of_the_crates_server_is_read_and_written() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
 
@@ -154,7 +154,7 @@ const CONFIG_SIZE: usize = CONFIG as usize;
 /// The crate returns an error number for its own checks, and none for the device's refusals.
 #[test]
 fn a_refusal_of_the_crates_server_is_an_error_and_the_client_stays_usable() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
         let mut data = [0; 4];
@@ -186,7 +186,7 @@ fn a_refusal_of_the_crates_server_is_an_error_and_the_client_stays_usable() {
 /// answer.
 #[test]
 fn the_client_drops_the_crates_reply_to_a_refused_posted_write() {
-    in_time(|| {
+    with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
 

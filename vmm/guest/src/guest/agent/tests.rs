@@ -74,7 +74,7 @@ fn output_without_end_is_cut() {
 }
 
 #[test]
-fn a_sink_that_blocks_holds_up_neither_a_wait_nor_the_end() {
+fn a_blocked_sink_delays_neither_a_wait_nor_the_end() {
     let (agent, mut guest) = started();
     let (entered, has_entered) = mpsc::channel();
     let (release, released) = mpsc::channel::<()>();
