@@ -93,7 +93,17 @@ impl World {
     }
 
     /// Drives all ranks until `check` returns a value.
-    fn until<R>(&mut self, what: &str, mut check: impl FnMut(&mut [Endpoint]) -> Option<R>) -> R {
+    fn until<R>(&mut self, what: &str, check: impl FnMut(&mut [Endpoint]) -> Option<R>) -> R {
+        self.until_of(self.ranks.len(), what, check)
+    }
+
+    /// Drives the first `count` ranks until `check` returns a value.
+    fn until_of<R>(
+        &mut self,
+        count: usize,
+        what: &str,
+        mut check: impl FnMut(&mut [Endpoint]) -> Option<R>,
+    ) -> R {
         let (deadline, mut relax) = (soon(), Relax::new());
         loop {
             if let Some(found) = check(&mut self.ranks) {
@@ -103,7 +113,7 @@ impl World {
             let statistics: Vec<_> = ranks.iter().map(Endpoint::statistics).collect();
             assert!(!deadline.has_passed(), "not within {LIMIT:?}: {what}; {statistics:?}; {ranks:?}");
 
-            for rank in &mut self.ranks {
+            for rank in &mut self.ranks[..count] {
                 rank.progress().unwrap();
             }
             self.ranks[0].relax(&mut relax).unwrap();

@@ -113,6 +113,53 @@ pub fn a_silent_host_based_rank_is_reported_with_the_remedy(rig: &dyn Rig) {
     assert_eq!(world.wait(3, long).result, Err(Error::GivenUp { peer: 0 }));
 }
 
+/// The memory of messages to a rank that counts as silent is not used again before the card has
+/// ended their puts: a rank that goes on gets the data as they were sent.
+#[body]
+pub fn memory_of_messages_to_a_silent_rank_stays_until_their_puts_end(rig: &dyn Rig) {
+    const LENGTHS: [usize; 2] = [100, 4000];
+    let modes = [Mode::NicBased, Mode::NicBased, Mode::HostBased, Mode::HostBased];
+    let mut world = World::of_modes(rig, modes, impatient());
+
+    // Ranks 2 and 3 make no calls, so that their kernel gives no message a destination. The first
+    // one holds up the reception of their card, and so the others, which fill the network.
+    for (from, to) in [(1, 2), (1, 3), (0, 3)] {
+        for tag in 0..16 {
+            world.send(from, to, tag, &pattern(tag, 300));
+        }
+    }
+    world.until_of(2, "a message that waits", |_| (rig.counter("ss1", "streams") > 0).then_some(()));
+
+    let gone = Err(Error::PeerGone { peer: 2, why: Loss::Silent });
+    let sends = LENGTHS.map(|length| world.send(0, 2, length as u64, &pattern(1, length)));
+    let ended = sends.map(|send| world.until_of(1, "an end", |ranks| ranks[0].test(send).unwrap()));
+    // A short message is complete when it was copied.
+    assert_eq!(ended.each_ref().map(|end| end.result.clone()), [Ok(()), gone]);
+    assert!(ended[1].buffer.is_empty());
+    drop(ended);
+    world.until_of(1, "the loss", |ranks| (ranks[0].retained() >= 2).then_some(()));
+
+    // All other memory gets other data: slots by messages to a neighbour, and the heap.
+    let short = [0xff; LENGTHS[0]];
+    for tag in 0..8 {
+        world.send(0, 1, tag, &short);
+    }
+    let heap: Vec<_> = std::iter::from_fn(|| {
+        let mut buffer = world.ranks[0].allocate(LENGTHS[1]).ok()?;
+        buffer.write(0, &[0xff; LENGTHS[1]]).unwrap();
+        Some(buffer)
+    })
+    .collect();
+
+    for length in LENGTHS {
+        let receive = world.receive(2, Selector::any_source(0, length as u64), length);
+        let done = world.wait(2, receive);
+        assert!(bytes(&done) == pattern(1, length), "{length} bytes");
+    }
+    world.until("the ends of the puts", |ranks| (ranks[0].retained() == 0).then_some(()));
+    drop(heap);
+}
+
 /// Calls on a lost card are refused, and leave neither requests nor buffers behind.
 #[body]
 pub fn refused_calls_on_a_lost_card_leave_nothing(rig: &dyn Rig) {

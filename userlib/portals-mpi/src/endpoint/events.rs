@@ -83,11 +83,17 @@ impl Endpoint {
     /// Handles the end of a put's sending.
     fn sent(&mut self, event: &Event) -> Result<(), Error> {
         let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
+        let id = event.message.header_data;
+        let has_data = event.message.portal != CONTROL;
+        if has_data {
+            // Control messages carry names of the receiver's messages.
+            self.put_ended(rank, id);
+        }
+
         match event.failure {
-            None => self.peers.accepted(rank, event.message.header_data),
+            None => {}
             Some(Failure::Node) => self.lose(rank, Loss::NodeEnded)?,
-            Some(failure) if event.message.portal != CONTROL => {
-                let id = event.message.header_data;
+            Some(failure) if has_data => {
                 let number = bits::number(id);
                 let Some(peer) = self.peers.get_mut(rank).filter(|peer| peer.has(id)) else { return Ok(()) };
                 if let Some(message) = peer.leave(number) {

@@ -73,8 +73,9 @@ pub struct Completion {
     pub length: usize,
     /// The result of the request.
     pub result: Result<(), Error>,
-    /// The memory of the request. After a failure it has no bytes if the card may still write the
-    /// former ones.
+    /// The memory of the request. After a failure it has no bytes if the card may still use the
+    /// former ones. Those of a send are free again when [`Endpoint::retained`] no longer counts it,
+    /// those of a receive when the endpoint ends.
     pub buffer: Buffer,
 }
 
@@ -238,6 +239,14 @@ impl Endpoint {
     /// Returns the number of sent messages that their receivers have not acknowledged.
     pub fn unacknowledged(&self) -> usize {
         self.peers.unacknowledged()
+    }
+
+    /// Returns the number of sends that have failed, and whose memory the card may still read: a
+    /// rank that counts as silent may accept a message later. The card's report of the put's end,
+    /// which [`Endpoint::progress`] handles, frees the memory. It comes when the receiver's card
+    /// has taken the message, and when the receiver's node ends or is found to be off.
+    pub fn retained(&self) -> usize {
+        self.sends.retained()
     }
 
     /// Allocates a buffer in the heap.

@@ -40,13 +40,14 @@ pub(super) struct InFlight {
     pub(super) request: Option<Handle>,
     /// The descriptor from which the receiver can get a long message.
     pub(super) exposed: Option<MemoryDescriptor>,
-    /// The receiver's card has taken its header.
-    is_accepted: bool,
+    /// Puts of the message whose end the own card has not reported. Until then the card may read
+    /// the source.
+    pub(super) puts: u32,
 }
 
 impl InFlight {
     pub(super) fn new(id: u64, source: Source, length: u64, request: Option<Handle>) -> Self {
-        Self { id, source, length, request, exposed: None, is_accepted: false }
+        Self { id, source, length, request, exposed: None, puts: 1 }
     }
 }
 
@@ -197,7 +198,7 @@ impl Peers {
 
     /// Returns whether a message has not left, or no card has taken it yet.
     pub(super) fn has_unsent(&self) -> bool {
-        let is_unsent = |message: &InFlight| !message.is_accepted;
+        let is_unsent = |message: &InFlight| message.puts > 0;
         self.peers.iter().any(|peer| !peer.queue.is_empty() || peer.window.iter().flatten().any(is_unsent))
     }
 
@@ -207,13 +208,6 @@ impl Peers {
         peer.health = Health::Ready;
         peer.heard = None;
         peer.questions = 0;
-    }
-
-    /// Records that the card of a rank has taken a message.
-    pub(super) fn accepted(&mut self, rank: Rank, id: u64) {
-        if let Some(message) = self.get_mut(rank).and_then(|peer| peer.find(id)) {
-            message.is_accepted = true;
-        }
     }
 
     /// Counts an idle call, and begins a look after the peers if it is time. Returns whether it is.
@@ -285,8 +279,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends all that waits for a rank, if it has answered before. Goes on after an error, and
-    /// returns the first one.
+    /// Ends all that waits for a rank, if it has answered before. The memory of a message stays in
+    /// use while the card may read it: a rank that is only taken for silent may still accept it.
+    /// Goes on after an error, and returns the first one.
     pub(super) fn lose(&mut self, rank: Rank, why: Loss) -> Result<(), Error> {
         let Some(peer) = self.peers.get_mut(rank).filter(|peer| peer.health == Health::Ready) else {
             return Ok(());

@@ -13,7 +13,7 @@ use super::{
     requests::State,
 };
 use crate::{
-    Error, Loss,
+    Buffer, Error, Loss,
     bits::{self, Protocol},
     pool::Handle,
 };
@@ -26,11 +26,55 @@ pub(super) struct Sends {
     active: VecDeque<Rank>,
     /// Messages that receivers have asked for.
     again: VecDeque<(Rank, u64)>,
+    /// Memory of messages that have ended before their puts.
+    retained: Vec<Retained>,
+}
+
+/// Memory of a message that has ended, which the card may read until its puts end.
+struct Retained {
+    to: Rank,
+    id: u64,
+    /// Puts whose end the card has not reported.
+    puts: u32,
+    source: Source,
+    /// The buffer of a message without a slot.
+    _buffer: Option<Buffer>,
 }
 
 impl Sends {
     pub(super) fn new(slots: u16) -> Self {
-        Self { slots: (0..slots).rev().collect(), active: VecDeque::new(), again: VecDeque::new() }
+        Self {
+            slots: (0..slots).rev().collect(),
+            active: VecDeque::new(),
+            again: VecDeque::new(),
+            retained: Vec::new(),
+        }
+    }
+
+    /// Returns the number of messages that have ended, and whose memory the card may still read.
+    pub(super) fn retained(&self) -> usize {
+        self.retained.len()
+    }
+
+    /// Makes memory free that the card reads no more.
+    fn release(&mut self, source: Source) {
+        if let Source::Slot(slot) = source {
+            self.slots.push(slot);
+        }
+    }
+
+    /// Counts the end of a put of a message that has ended before. The end of the last one frees
+    /// the message's memory.
+    fn end_retained_put(&mut self, to: Rank, id: u64) {
+        let is_this = |retained: &Retained| retained.to == to && retained.id == id;
+        let Some(position) = self.retained.iter().position(is_this) else { return };
+        let retained = &mut self.retained[position];
+        retained.puts = retained.puts.saturating_sub(1);
+
+        if retained.puts == 0 {
+            let source = self.retained.swap_remove(position).source;
+            self.release(source);
+        }
     }
 
     /// Returns whether no send waits.
@@ -170,10 +214,11 @@ impl Endpoint {
         while let Some(&(to, id)) = self.sends.again.front() {
             if let Some(peer) = self.peers.get_mut(to) {
                 let target = Target::new(peer.process, REPEATED, id);
-                if let Some(&mut InFlight { source, length, .. }) = peer.find(id)
-                    && !self.card.put(source, length, &target, id)?
-                {
-                    return Ok(());
+                if let Some(message) = peer.find(id) {
+                    if !self.card.put(message.source, message.length, &target, id)? {
+                        return Ok(());
+                    }
+                    message.puts += 1;
                 }
             }
             self.sends.again.pop_front();
@@ -193,31 +238,49 @@ impl Endpoint {
         self.end_send(from, message, Ok(()))
     }
 
-    /// Ends a message that has left its window.
+    /// Counts the end of a put, after which the card reads the message's memory no more for it.
+    pub(super) fn put_ended(&mut self, to: Rank, id: u64) {
+        match self.peers.get_mut(to).and_then(|peer| peer.find(id)) {
+            Some(message) => message.puts = message.puts.saturating_sub(1),
+            None => self.sends.end_retained_put(to, id),
+        }
+    }
+
+    /// Ends a message that has left its window. After a failure, memory that the card may still
+    /// read stays in use until the message's puts have ended.
     pub(super) fn end_send(
         &mut self,
         to: Rank,
         message: InFlight,
         mut result: Result<(), Error>,
     ) -> Result<(), Error> {
-        let InFlight { id, source, length, request, exposed, .. } = message;
-        if let Source::Slot(slot) = source {
-            self.sends.slots.push(slot);
-        }
+        let InFlight { id, source, length, request, exposed, puts } = message;
         self.sends.again.retain(|waiting| *waiting != (to, id));
 
         let removed = exposed.map_or(Ok(true), |exposed| self.card.unlink(&exposed));
-        let Some(handle) = request else { return removed.map(drop) };
-        let is_in_use = removed != Ok(true);
-        if is_in_use && result.is_ok() {
+        let is_exposed = removed != Ok(true);
+        if is_exposed && result.is_ok() {
             let broken = Error::PeerGone { peer: to, why: Loss::BrokeProtocol };
             result = Err(removed.clone().err().unwrap_or(broken));
         }
-        if is_in_use {
-            self.fetches.keep(self.requests.get_mut(handle).map(|entry| entry.buffer.take()));
+
+        // The acknowledgement of a put that was taken comes after the card has read all of it.
+        let is_read = puts > 0 && result.is_err();
+        let entry = request.and_then(|handle| self.requests.get_mut(handle));
+        let buffer = if is_exposed || is_read { entry.map(|entry| entry.buffer.take()) } else { None };
+        if is_exposed {
+            self.fetches.keep(buffer);
+            self.sends.release(source);
+        } else if is_read {
+            self.sends.retained.push(Retained { to, id, puts, source, _buffer: buffer });
+        } else {
+            self.sends.release(source);
         }
-        let length = if result.is_ok() { length as usize } else { 0 };
-        self.complete(handle, length, result);
+
+        if let Some(handle) = request {
+            let length = if result.is_ok() { length as usize } else { 0 };
+            self.complete(handle, length, result);
+        }
         removed.map(drop)
     }
 }
