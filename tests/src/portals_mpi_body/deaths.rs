@@ -113,6 +113,26 @@ pub fn a_silent_host_based_rank_is_reported_with_the_remedy(rig: &dyn Rig) {
     assert_eq!(world.wait(3, long).result, Err(Error::GivenUp { peer: 0 }));
 }
 
+/// A receive of a long message that its sender has ended fails: Portals answers nothing to a get
+/// whose exposure is gone, and the library asks the sender.
+#[body]
+pub fn a_get_of_a_message_that_is_no_longer_there_fails(rig: &dyn Rig) {
+    let mut world = World::new(rig, Mode::HostBased, impatient());
+    let long = world.send(0, 3, 1, &pattern(1, 9000));
+    world.await_unexpected(3, 1);
+
+    // The receiver makes no calls until its sender counts it as silent. The exposure is gone then.
+    let ended = world.until_of(1, "the loss", |ranks| ranks[0].test(long).unwrap());
+    assert_eq!(ended.result, Err(Error::PeerGone { peer: 3, why: Loss::Silent }));
+
+    let receive = world.receive(3, Selector::exact(0, 0, 1), 9000);
+    assert_eq!(world.wait(3, receive).result, Err(Error::NoLongerThere { peer: 0 }));
+    let own = world.send(1, 3, 5, b"another");
+    let receive = world.receive(3, Selector::exact(1, 0, 5), 100);
+    assert_eq!(bytes(&world.wait(3, receive)), b"another");
+    world.wait(1, own);
+}
+
 /// The memory of messages to a rank that counts as silent is not used again before the card has
 /// ended their puts: a rank that goes on gets the data as they were sent.
 #[body]

@@ -38,10 +38,12 @@ const RESERVE: u8 = 8;
 
 /// Match bits of the question.
 pub(super) const QUESTION: u64 = 1;
-/// Match bits of requests for data, and of notices. The bits of [`ABOUT_MESSAGES`] tell them apart.
+/// Match bits of requests for data, of notices, and of questions for a message. The bits of
+/// [`ABOUT_MESSAGES`] tell them apart.
 pub(super) const REQUEST: u64 = 4;
 pub(super) const GIVEN_UP: u64 = 5;
 pub(super) const NO_LONGER_THERE: u64 = 6;
+pub(super) const IS_THERE: u64 = 7;
 const ABOUT_MESSAGES: u64 = 3;
 
 /// Values of the descriptors' user pointers. Those of receives are at least 2^32.

@@ -6,7 +6,8 @@ use nicforge_portals::{Event, EventKind, Failure};
 use super::{
     Endpoint,
     card::{
-        CONTROL, GIVEN_UP, MESSAGES, NO_LONGER_THERE, OF_EXPOSED, OF_REQUESTS, OF_SENDS, REPEATED, REQUEST,
+        CONTROL, GIVEN_UP, IS_THERE, MESSAGES, NO_LONGER_THERE, OF_EXPOSED, OF_REQUESTS, OF_SENDS, REPEATED,
+        REQUEST,
     },
     fetch::Way,
     requests::State,
@@ -75,6 +76,7 @@ impl Endpoint {
             REQUEST => self.requested(from, id),
             GIVEN_UP => self.given_up(from, id)?,
             NO_LONGER_THERE => self.no_longer_there(from, id)?,
+            IS_THERE => self.asked_for(from, id),
             _ => {}
         }
         Ok(())

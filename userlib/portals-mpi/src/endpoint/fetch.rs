@@ -9,7 +9,12 @@ use std::collections::VecDeque;
 use nicforge_matching::Rank;
 use nicforge_portals::{Event, Failure, MemoryDescriptor};
 
-use super::{Endpoint, card::REQUEST, notices::Notice, requests::State};
+use super::{
+    Endpoint,
+    card::{IS_THERE, REQUEST},
+    notices::Notice,
+    requests::State,
+};
 use crate::{Buffer, Error, Loss, config::MAX_FETCHES, pool::Handle};
 
 /// Attempts to fetch the data of a message, which may be damaged each time.
@@ -47,6 +52,8 @@ struct Fetch {
     way: Way,
     attempts: u32,
     progress: Progress,
+    /// The sender was asked whether it has the message.
+    is_asked: bool,
 }
 
 /// The fetches of an endpoint.
@@ -89,7 +96,17 @@ impl Endpoint {
 
         source.awaited += 1;
         let progress = Progress::New;
-        self.fetches.waiting.push_back(Fetch { receive, peer, id, length, way, attempts: 0, progress });
+        let (attempts, is_asked) = (0, false);
+        self.fetches.waiting.push_back(Fetch {
+            receive,
+            peer,
+            id,
+            length,
+            way,
+            attempts,
+            progress,
+            is_asked,
+        });
         self.start_fetches()
     }
 
@@ -201,16 +218,38 @@ impl Endpoint {
 
     /// Ends a fetch whose message the sender has ended. A put that has begun goes on.
     pub(super) fn no_longer_there(&mut self, from: Rank, id: u64) -> Result<(), Error> {
-        let is_this = |fetch: &Fetch| fetch.peer == from && fetch.id == id && fetch.way == Way::Request;
+        let is_this = |fetch: &Fetch| fetch.peer == from && fetch.id == id;
         let Some(position) = self.fetches.running.iter().position(is_this) else { return Ok(()) };
         let fetch = &self.fetches.running[position];
         let receive = fetch.receive;
-        if let Progress::Requested(descriptor) = &fetch.progress
-            && self.card.unlink(descriptor)?
-        {
-            self.fetches.running.swap_remove(position);
-            self.waits_less(from);
-            self.fail(receive, Error::NoLongerThere { peer: from });
+        match &fetch.progress {
+            Progress::Requested(descriptor) if self.card.unlink(descriptor)? => {}
+            // The sender's card has dropped the get. Only a sender that breaks the protocol could
+            // still reply: the buffer is not used again.
+            Progress::Getting if fetch.is_asked => {
+                self.fetches.keep(self.requests.get_mut(receive).map(|entry| entry.buffer.take()));
+            }
+            _ => return Ok(()),
+        }
+
+        self.fetches.running.swap_remove(position);
+        self.waits_less(from);
+        self.fail(receive, Error::NoLongerThere { peer: from });
+        Ok(())
+    }
+
+    /// Asks a sender once for each of its messages that this rank gets, whether it is there.
+    pub(super) fn ask_for_messages(&mut self, from: Rank) -> Result<(), Error> {
+        let Some(process) = self.peers.get(from).map(|peer| peer.process) else { return Ok(()) };
+        let is_new = |fetch: &&mut Fetch| {
+            fetch.peer == from && !fetch.is_asked && matches!(fetch.progress, Progress::Getting)
+        };
+        for fetch in self.fetches.running.iter_mut().filter(is_new) {
+            // Without room the next look asks.
+            if !self.card.control(process, IS_THERE, fetch.id)? {
+                break;
+            }
+            fetch.is_asked = true;
         }
         Ok(())
     }

@@ -3,6 +3,10 @@
 //! A receiver that has got the data damaged each time, or that counts the sender as silent, has
 //! *given the message up*: its sender ends the request. A sender that is asked for a message which
 //! it has ended says that its data are *no longer there*: the receiver ends the fetch.
+//!
+//! Portals drops a get that nothing matches, and answers nothing. A receiver whose get takes long
+//! therefore asks once whether the message is there. The question follows the get in order: a
+//! sender that still has the message then had it exposed for the get.
 
 use std::collections::VecDeque;
 
@@ -69,6 +73,15 @@ impl Endpoint {
             self.notices.0.pop_front();
         }
         Ok(())
+    }
+
+    /// Answers the question of a receiver whether a message is there. One that is there needs no
+    /// answer.
+    pub(super) fn asked_for(&mut self, from: Rank, id: u64) {
+        let is_there = self.peers.get(from).is_some_and(|peer| peer.has(id));
+        if !is_there {
+            self.notify(from, Notice::NoLongerThere, id);
+        }
     }
 
     /// Ends a message that its receiver has given up.

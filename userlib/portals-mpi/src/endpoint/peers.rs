@@ -274,6 +274,7 @@ impl Endpoint {
                     peer.heard = Some(now);
                 }
                 peer.questions += 1;
+                self.ask_for_messages(rank)?;
             }
         }
         Ok(())
