@@ -21,8 +21,13 @@ use nicforge_hwi::seastar::Piece;
 
 use crate::config::Options;
 
-/// Packets that a reference takes the place of, at most.
-const PACKETS: usize = 8;
+/// Packets that a reference takes the place of, at most. A step of the receive engine copies all
+/// bytes of a reference, 256 KB with packets of the default size.
+const PACKETS: usize = 32;
+/// Largest size of packets that counts for [`PACKETS`].
+const COUNTED_PACKET: usize = 8 << 10;
+/// Size of packets below which they carry their data.
+const MIN_PACKET: usize = 256;
 /// Fewest bytes that a packet refers to. To copy fewer twice costs less than a lease.
 pub(crate) const MIN_REFERENCE: u32 = 2048;
 /// Maximum number of bytes of a lease. It bounds the mappings that are looked at at once.
@@ -34,8 +39,8 @@ pub(crate) const REFERENCE: usize = 12;
 pub(crate) fn max_reference(options: &Options) -> u32 {
     let link = &options.link;
     let takes_time = link.bits_per_second > 0 || link.delay > 0 || options.host_rate > 0;
-    let may_refer = !takes_time && options.end_to_end_crc != Some(true);
-    if may_refer { (PACKETS * link.max_packet) as u32 } else { 0 }
+    let may_refer = !takes_time && options.end_to_end_crc != Some(true) && link.max_packet >= MIN_PACKET;
+    if may_refer { (PACKETS * link.max_packet.min(COUNTED_PACKET)) as u32 } else { 0 }
 }
 
 /// The memory that a packet refers to.
