@@ -2,7 +2,8 @@
 
 use alloc::boxed::Box;
 
-use nicforge_hwi::seastar::{Command, INLINE, MAX_PROCESSES, MAX_RANGES, Piece, STREAMS, code, command};
+use nicforge_hwi::seastar::{Command, MAX_PROCESSES, MAX_RANGES, Piece, STREAMS, code};
+use zerocopy::transmute;
 
 use crate::{
     chip::Client,
@@ -121,87 +122,122 @@ pub(super) fn process_of(client: Client) -> Option<u16> {
 
 /// Returns whether all fields that a command does not use are zero.
 pub(super) fn has_no_other_fields(given: &Command) -> bool {
-    let mut rest = *given;
-    let entry = |rest: &mut Command| {
-        rest.portal = 0;
-        rest.node = 0;
-        rest.process = 0;
-        rest.match_bits = 0;
-        rest.ignore_bits = 0;
-        rest.options = 0;
-    };
-    let descriptor = |rest: &mut Command| {
-        rest.queue = 0;
-        rest.start = 0;
-        rest.length = 0;
-        rest.threshold = 0;
-        rest.max_size = 0;
-        rest.options = 0;
-        rest.user_pointer = 0;
-    };
-    let message = |rest: &mut Command| {
-        rest.handle = 0;
-        rest.local_offset = 0;
-        rest.length = 0;
-        rest.node = 0;
-        rest.process = 0;
-        rest.portal = 0;
-        rest.access = 0;
-        rest.match_bits = 0;
-        rest.offset = 0;
-        rest.options = 0;
+    let Some(used) = fields::of(given.kind) else { return false };
+    let (given, used): ([u64; WORDS], [u64; WORDS]) = (transmute!(*given), transmute!(*used));
+    // No branch for each word: all of them are zero in most commands.
+    let others = given.iter().zip(&used).fold(0, |others, (given, used)| others | given & !used);
+    others == 0
+}
+
+/// Words of a command.
+const WORDS: usize = size_of::<Command>() / size_of::<u64>();
+
+/// The fields that each kind of command uses, with all bits set.
+mod fields {
+    use nicforge_hwi::seastar::{Command, INLINE, command};
+
+    const NONE: Command = Command {
+        kind: u16::MAX,
+        options: 0,
+        handle: 0,
+        queue: 0,
+        test_queue: 0,
+        start: 0,
+        length: 0,
+        match_bits: 0,
+        ignore_bits: 0,
+        offset: 0,
+        local_offset: 0,
+        header_data: 0,
+        user_pointer: 0,
+        max_size: 0,
+        threshold: 0,
+        node: 0,
+        process: 0,
+        portal: 0,
+        access: 0,
+        test_number: 0,
+        reserved: [0; 2],
+        inline: [0; INLINE],
     };
 
-    match given.kind {
-        command::ALLOCATE_QUEUE => {
-            rest.start = 0;
-            rest.length = 0;
-        }
-        command::FREE_QUEUE | command::UNLINK_ENTRY | command::UNLINK_DESCRIPTOR | command::STATUS => {
-            rest.handle = 0;
-        }
-        command::ATTACH_ENTRY => entry(&mut rest),
-        command::INSERT_ENTRY => {
-            rest.handle = 0;
-            entry(&mut rest);
-        }
-        command::ATTACH_DESCRIPTOR => {
-            rest.handle = 0;
-            descriptor(&mut rest);
-        }
-        command::BIND_DESCRIPTOR => descriptor(&mut rest),
-        command::UPDATE_DESCRIPTOR => {
-            rest.handle = 0;
-            rest.test_queue = 0;
-            rest.test_number = 0;
-            descriptor(&mut rest);
-        }
-        command::SET_ACCESS => {
-            rest.access = 0;
-            rest.node = 0;
-            rest.process = 0;
-            rest.portal = 0;
-        }
-        command::PUT => {
-            message(&mut rest);
-            rest.header_data = 0;
-            rest.inline = [0; INLINE];
-        }
-        command::GET => message(&mut rest),
-        command::POST => {
-            rest.handle = 0;
-            rest.test_queue = 0;
-            rest.test_number = 0;
-            entry(&mut rest);
-            descriptor(&mut rest);
-        }
-        _ => return false,
+    const HANDLE: Command = Command { handle: u32::MAX, ..NONE };
+    const QUEUE: Command = Command { start: u64::MAX, length: u64::MAX, ..NONE };
+    const ACCESS: Command =
+        Command { access: u8::MAX, node: u32::MAX, process: u16::MAX, portal: u8::MAX, ..NONE };
+    const ENTRY: Command = Command {
+        portal: u8::MAX,
+        node: u32::MAX,
+        process: u16::MAX,
+        match_bits: u64::MAX,
+        ignore_bits: u64::MAX,
+        options: u16::MAX,
+        ..NONE
+    };
+    const ENTRY_BESIDE: Command = Command { handle: u32::MAX, ..ENTRY };
+
+    const DESCRIPTOR: Command = Command {
+        queue: u32::MAX,
+        start: u64::MAX,
+        length: u64::MAX,
+        threshold: -1,
+        max_size: u64::MAX,
+        options: u16::MAX,
+        user_pointer: u64::MAX,
+        ..NONE
+    };
+    const DESCRIPTOR_OF: Command = Command { handle: u32::MAX, ..DESCRIPTOR };
+    const UPDATE: Command = Command { test_queue: u32::MAX, test_number: u32::MAX, ..DESCRIPTOR_OF };
+    const POST: Command = Command {
+        portal: u8::MAX,
+        node: u32::MAX,
+        process: u16::MAX,
+        match_bits: u64::MAX,
+        ignore_bits: u64::MAX,
+        ..UPDATE
+    };
+
+    const GET: Command = Command {
+        handle: u32::MAX,
+        local_offset: u64::MAX,
+        length: u64::MAX,
+        node: u32::MAX,
+        process: u16::MAX,
+        portal: u8::MAX,
+        access: u8::MAX,
+        match_bits: u64::MAX,
+        offset: u64::MAX,
+        options: u16::MAX,
+        ..NONE
+    };
+    const PUT: Command = Command { header_data: u64::MAX, inline: [u8::MAX; INLINE], ..GET };
+
+    /// Returns the fields of a kind of command, or `None` if there is no such kind.
+    #[inline]
+    pub(super) const fn of(kind: u16) -> Option<&'static Command> {
+        Some(match kind {
+            command::PUT => &PUT,
+            command::GET => &GET,
+            command::POST => &POST,
+            command::ALLOCATE_QUEUE => &QUEUE,
+            command::FREE_QUEUE | command::UNLINK_ENTRY | command::UNLINK_DESCRIPTOR | command::STATUS => {
+                &HANDLE
+            }
+            command::ATTACH_ENTRY => &ENTRY,
+            command::INSERT_ENTRY => &ENTRY_BESIDE,
+            command::ATTACH_DESCRIPTOR => &DESCRIPTOR_OF,
+            command::BIND_DESCRIPTOR => &DESCRIPTOR,
+            command::UPDATE_DESCRIPTOR => &UPDATE,
+            command::SET_ACCESS => &ACCESS,
+            _ => return None,
+        })
     }
-    rest == Command { kind: given.kind, ..Command::default() }
 }
 
 #[cfg(test)]
 mod tests {
+    use nicforge_hwi::seastar::command;
+
     use super::*;
 
     fn piece(address: u64, length: u32) -> Piece {
