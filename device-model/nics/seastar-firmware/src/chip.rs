@@ -23,6 +23,41 @@ pub struct Client(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transmission(pub u32);
 
+/// Maximum number of messages of an [`Event::Transmitted`].
+pub const MAX_ENDS: usize = 8;
+
+/// Names of 1 to [`MAX_ENDS`] transmissions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmissions {
+    names: [Transmission; MAX_ENDS],
+    count: u8,
+}
+
+impl Transmissions {
+    /// Returns the name of one transmission.
+    #[must_use]
+    #[inline]
+    pub const fn one(name: Transmission) -> Self {
+        Self { names: [name; MAX_ENDS], count: 1 }
+    }
+
+    /// Adds a name, if it has room.
+    #[inline]
+    pub fn push(&mut self, name: Transmission) {
+        if let Some(slot) = self.names.get_mut(usize::from(self.count)) {
+            *slot = name;
+            self.count += 1;
+        }
+    }
+
+    /// Returns the names, in the order in which the transmissions have ended.
+    #[must_use]
+    #[inline]
+    pub fn names(&self) -> &[Transmission] {
+        self.names.get(..usize::from(self.count)).unwrap_or_default()
+    }
+}
+
 /// Number of a node's life, from 1. A node begins a life when its kernel boots it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Life(pub u32);
@@ -144,12 +179,13 @@ pub enum Event {
         /// The packet.
         packet: HeaderPacket,
     },
-    /// The transmit engine has read and sent all of a message.
+    /// The transmit engine has read and sent all of some messages. Messages whose ends it has at
+    /// the same time are shown together.
     Transmitted {
-        /// The message.
-        name: Transmission,
-        /// How its data ended: [`DataEnd::Complete`], [`DataEnd::MemoryFault`], or [`DataEnd::Cut`]
-        /// if a life of this node has ended before.
+        /// The messages.
+        names: Transmissions,
+        /// How the data of each of them ended: [`DataEnd::Complete`], [`DataEnd::MemoryFault`], or
+        /// [`DataEnd::Cut`] if a life of this node has ended before.
         end: DataEnd,
     },
     /// The data of a stream have ended. The stream is free again.
@@ -186,12 +222,6 @@ pub trait Chip {
 
     /// Returns the life that a node has as far as this node sees, or `None` if it has none.
     fn life(&self, node: u32) -> Option<Life>;
-
-    /// Takes the next event.
-    ///
-    /// # Errors
-    /// [`Halted`].
-    fn next_event(&mut self) -> Result<Option<Event>, Halted>;
 
     /// Answers a command of a mailbox. Its number is filled in by the chip.
     ///
@@ -284,10 +314,10 @@ pub trait Program {
         let _ = values;
     }
 
-    /// Makes one turn of the loop: handles at most one event, and makes at most [`MAX_CALLS`] calls
-    /// with effects.
+    /// Makes one turn of the loop: handles the next event, if there is one, and makes at most
+    /// [`MAX_CALLS`] calls with effects. The event stays in the chip's memory, and is not copied.
     ///
     /// # Errors
     /// [`Halted`], as the chip has answered.
-    fn poll<C: Chip>(&mut self, chip: &mut C) -> Result<Polled, Halted>;
+    fn poll<C: Chip>(&mut self, chip: &mut C, event: Option<&Event>) -> Result<Polled, Halted>;
 }

@@ -294,7 +294,7 @@ mod tests {
     use std::task::Waker;
 
     use nicforge_core::companion::CompanionMode;
-    use nicforge_seastar_firmware::chip::{Chip, Halted, Polled};
+    use nicforge_seastar_firmware::chip::{Chip, Event, Halted, Polled};
     use nicforge_test_kit::{Client, Testbed};
     use toml::de::DeTable;
 
@@ -303,7 +303,7 @@ mod tests {
     struct Nothing;
 
     impl Program for Nothing {
-        fn poll<C: Chip>(&mut self, _: &mut C) -> Result<Polled, Halted> {
+        fn poll<C: Chip>(&mut self, _: &mut C, _: Option<&Event>) -> Result<Polled, Halted> {
             Ok(Polled::Idle)
         }
     }

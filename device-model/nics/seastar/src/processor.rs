@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   device                        FIFOs                       processor
-//!   engines, mailboxes ── Input: an event and its time ──▶  Chip::next_event
+//!   engines, mailboxes ── Input: an event and its time ──▶  Program::poll
 //!   engines, mailboxes ◀── Effect: a call and its time ───  Chip::transmit, receive, ...
 //! ```
 //!
@@ -172,12 +172,33 @@ impl<P: Program> Processor<P> {
     fn run(&mut self, end: &mut CompanionEnd<Input, Effect>, budget: u32) -> Progress {
         for _ in 0..budget {
             let has_room = end.room() > MAX_CALLS;
-            if !has_room || self.is_broken || !self.is_busy && end.is_empty() {
+            if !has_room || self.is_broken || end.has_ended() {
                 return Progress::Idle;
             }
 
+            let input = end.receive();
+            let node_down;
+            let event = match &input {
+                None if !self.is_busy => return Progress::Idle,
+                None => None,
+                Some(Input { time, news }) => {
+                    self.state.now = self.state.now.max(*time);
+                    match news {
+                        News::Event(event) => {
+                            self.state.note(event);
+                            Some(event)
+                        }
+                        News::Life { node, life } => {
+                            let Some(event) = self.state.life_changed(*node, *life) else { continue };
+                            node_down = event;
+                            Some(&node_down)
+                        }
+                    }
+                }
+            };
+
             let mut chip = Wired { state: &mut self.state, end, calls: 0, is_overrun: false };
-            let polled = self.program.poll(&mut chip);
+            let polled = self.program.poll(&mut chip, event);
 
             self.is_busy = matches!(polled, Ok(Polled::Busy));
             // A program that returns `Halted` without a reason is as broken as one with too many
@@ -229,6 +250,9 @@ impl Chip for Wired<'_> {
     #[inline]
     fn charge(&mut self, cycles: u32) {
         let state = &mut *self.state;
+        if state.start.clock.is_instant() {
+            return;
+        }
         state.server.work(state.now, state.start.clock, cycles);
         state.now = state.now.max(state.server.idle_at());
     }
@@ -250,23 +274,6 @@ impl Chip for Wired<'_> {
     fn life(&self, node: u32) -> Option<Life> {
         let life = self.state.start.lives.get(node as usize).copied().unwrap_or(0);
         (life != 0).then_some(Life(life))
-    }
-
-    #[inline]
-    fn next_event(&mut self) -> Result<Option<Event>, Halted> {
-        loop {
-            if self.end.has_ended() {
-                return Err(Halted);
-            }
-            let Some(input) = self.end.receive() else {
-                return Ok(None);
-            };
-
-            self.state.now = self.state.now.max(input.time);
-            if let Some(event) = self.state.take(input.news) {
-                return Ok(Some(event));
-            }
-        }
     }
 
     fn answer(&mut self, client: Client, number: u32, result: CommandResult) -> Result<(), Halted> {
@@ -315,21 +322,18 @@ impl Chip for Wired<'_> {
 }
 
 impl State {
-    /// Takes over what a message says. Returns the event that it is for the program, if it is one.
+    /// Records what an event says about tenants.
     #[inline]
-    fn take(&mut self, news: News) -> Option<Event> {
-        match news {
-            News::Event(event) => {
-                if let Event::Attached { epoch, .. } = event {
-                    self.tenant = self.tenant.max(epoch);
-                }
-                Some(event)
-            }
-            News::Life { node, life } => {
-                let shown = self.start.lives.get_mut(node as usize)?;
-                let former = std::mem::replace(shown, life);
-                (former != 0 && former != life).then_some(Event::NodeDown { node })
-            }
+    fn note(&mut self, event: &Event) {
+        if let Event::Attached { epoch, .. } = event {
+            self.tenant = self.tenant.max(*epoch);
         }
+    }
+
+    /// Records the life that a node shows. Returns the event of the end of the former one.
+    fn life_changed(&mut self, node: u32, life: u32) -> Option<Event> {
+        let shown = self.start.lives.get_mut(node as usize)?;
+        let former = std::mem::replace(shown, life);
+        (former != 0 && former != life).then_some(Event::NodeDown { node })
     }
 }

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use nicforge_core::{context::Context, fabric::Packet, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, PACKET};
 use nicforge_kit::{Clock, Server, retry};
-use nicforge_seastar_firmware::chip::{DataEnd, Event, Transmission, Transmit};
+use nicforge_seastar_firmware::chip::{DataEnd, Event, MAX_ENDS, Transmission, Transmissions, Transmit};
 use zerocopy::IntoBytes;
 
 use crate::{
@@ -185,9 +185,17 @@ impl Transmitter {
             self.look_at_draining(context.now());
         }
         let mut moved = self.send_control(parts, context, budget);
-        while moved < budget && self.send_data(parts, context) {
+        let now = context.now();
+        if !self.show_ends(parts, now) {
+            return moved;
+        }
+        while moved < budget
+            && (self.finished.len() < MAX_ENDS || self.show_ends(parts, now))
+            && self.send_data(parts, context)
+        {
             moved += 1;
         }
+        self.show_ends(parts, now);
         moved
     }
 
@@ -275,17 +283,26 @@ impl Transmitter {
         self.farewell = self.farewell.map(|target| target + 1).filter(|&target| target < parts.site.nodes);
     }
 
-    /// Makes and sends the next packet of data, or reports the end of a message. Returns whether it
-    /// has done something, and may do more.
-    fn send_data(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
-        let now = context.now();
-        while let Some(&(name, end)) = self.finished.front() {
-            if !parts.firmware.send(now, Event::Transmitted { name, end }) {
+    /// Shows the firmware the ends of messages, several in an event. Returns whether it has seen
+    /// all of them.
+    fn show_ends(&mut self, parts: &mut Parts, now: Nanos) -> bool {
+        while let Some(&(first, end)) = self.finished.front() {
+            let mut names = Transmissions::one(first);
+            let alike = self.finished.iter().skip(1).take_while(|(_, other)| *other == end);
+            alike.take(MAX_ENDS - 1).for_each(|(name, _)| names.push(*name));
+
+            if !parts.firmware.send(now, Event::Transmitted { names, end }) {
                 return false;
             }
-            self.finished.pop_front();
+            self.finished.drain(..names.names().len());
         }
+        true
+    }
 
+    /// Makes and sends the next packet of data. Returns whether it has done something, and may do
+    /// more.
+    fn send_data(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
+        let now = context.now();
         if self.staged.is_some() {
             return self.send_staged(parts, context);
         }

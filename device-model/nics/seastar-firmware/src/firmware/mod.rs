@@ -23,7 +23,7 @@ use nicforge_hwi::seastar::{DEFAULT_PROCESSES, KERNEL, MAX_PROCESSES};
 
 use self::{node::Node, streams::Streams};
 use crate::{
-    chip::{Chip, Client, Event, Halted, Life, Polled, Program, Stream},
+    chip::{Chip, Client, DataEnd, Event, Halted, Life, Polled, Program, Stream, Transmission},
     costs,
     scratch::{MAILBOX, Scratch},
 };
@@ -156,45 +156,46 @@ impl Firmware {
         self.node.is_some()
     }
 
-    fn handle<C: Chip>(&mut self, chip: &mut C, event: Event) -> Result<(), Halted> {
+    fn handle<C: Chip>(&mut self, chip: &mut C, event: &Event) -> Result<(), Halted> {
         match event {
-            Event::Attached { .. } => Ok(()),
-            Event::Detached { client, .. } => self.detached(chip, client),
+            Event::Attached { .. } => {}
+            Event::Detached { client, .. } => return self.detached(chip, *client),
             Event::Command { client: Client(KERNEL), number, bytes } => {
-                self.kernel_command(chip, number, &bytes)
+                return self.kernel_command(chip, *number, bytes);
             }
-            Event::Command { client, number, bytes } => self.process_command(chip, client, number, &bytes),
-            Event::Header { packet, life, stream } => self.header(chip, &packet, life, stream),
-            Event::Dropped { packet, life } => self.dropped(chip, &packet, life),
-            Event::Stale { packet } => self.stale(chip, &packet),
-            Event::Received { stream, end } => self.received(chip, stream, end),
-            Event::Transmitted { .. } | Event::NodeDown { .. } | Event::Timer => {
-                self.note(chip, event);
-                Ok(())
+            Event::Command { client, number, bytes } => {
+                return self.process_command(chip, *client, *number, bytes);
+            }
+            Event::Header { packet, life, stream } => return self.header(chip, packet, *life, *stream),
+            Event::Dropped { packet, life } => return self.dropped(chip, packet, *life),
+            Event::Stale { packet } => return self.stale(chip, packet),
+            Event::Received { stream, end } => return self.received(chip, *stream, *end),
+            // What follows from these is work for this poll and later ones.
+            Event::Transmitted { names, end } => self.transmitted(chip, names.names(), *end),
+            Event::NodeDown { node } => {
+                if let Some(own) = &mut self.node {
+                    own.node_down(*node);
+                }
+            }
+            Event::Timer => {
+                self.timer = None;
+                if let Some(own) = &mut self.node {
+                    own.outbox.tick(chip.now());
+                }
             }
         }
+        Ok(())
     }
 
-    /// Handles an event that needs no answer now. What follows from it is work for this poll and
-    /// later ones.
-    fn note<C: Chip>(&mut self, chip: &mut C, event: Event) {
-        if let Event::Transmitted { .. } = event {
+    /// Handles the transmit DMA engine's ends of messages.
+    fn transmitted<C: Chip>(&mut self, chip: &mut C, names: &[Transmission], end: DataEnd) {
+        for &name in names {
             chip.charge(costs::TRANSMITTED);
             self.in_engine = self.in_engine.saturating_sub(1);
-        }
-        if event == Event::Timer {
-            self.timer = None;
-        }
-
-        let Some(own) = &mut self.node else { return };
-        match event {
-            Event::Transmitted { name, end } => {
+            if let Some(own) = &mut self.node {
                 own.outbox.transmitted(name, end, chip.now());
                 own.outbox.engine_has_room();
             }
-            Event::NodeDown { node } => own.node_down(node),
-            Event::Timer => own.outbox.tick(chip.now()),
-            _ => {}
         }
     }
 
@@ -289,8 +290,7 @@ impl Program for Firmware {
         }
     }
 
-    fn poll<C: Chip>(&mut self, chip: &mut C) -> Result<Polled, Halted> {
-        let event = chip.next_event()?;
+    fn poll<C: Chip>(&mut self, chip: &mut C, event: Option<&Event>) -> Result<Polled, Halted> {
         if event.is_none() && !self.has_work(chip.now()) {
             return Ok(Polled::Idle);
         }

@@ -155,10 +155,14 @@ impl Node {
     }
 
     /// Returns the next consequence of the end of a node's life.
+    #[inline]
     fn next_lost(&mut self) -> Option<Lost> {
-        if self.downs.count == 0 {
-            return None;
-        }
+        if self.downs.count == 0 { None } else { self.find_lost() }
+    }
+
+    /// Looks for the next consequence of the end of a node's life.
+    #[cold]
+    fn find_lost(&mut self) -> Option<Lost> {
         let Some(node) = self.downs.nodes.find(self.downs.word, WORDS) else {
             self.downs.word = (self.downs.word + WORDS) % self.downs.nodes.words();
             return None;

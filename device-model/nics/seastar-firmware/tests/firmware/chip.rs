@@ -182,6 +182,28 @@ impl FakeChip {
         self.push(Event::Received { stream: Stream(stream as u16), end });
     }
 
+    /// Takes the next event of the firmware.
+    pub(crate) fn next_event(&mut self) -> Option<Event> {
+        while let Some(input) = self.inputs.pop_front() {
+            match input {
+                Input::Event(event) => {
+                    if let Event::Detached { client, .. } = event {
+                        self.gone.remove(&client.0);
+                        self.memory.remove(&client.0);
+                    }
+                    return Some(event);
+                }
+                Input::Life { node, life } => {
+                    let former = core::mem::replace(&mut self.seen[node as usize], life);
+                    if former != 0 && former != life {
+                        return Some(Event::NodeDown { node });
+                    }
+                }
+            }
+        }
+        None
+    }
+
     /// Ends a stream whose message is over.
     pub(crate) fn cut(&mut self, stream: usize) {
         if let Some(entry) = &mut self.streams[stream] {
@@ -212,27 +234,6 @@ impl Chip for FakeChip {
     fn life(&self, node: u32) -> Option<Life> {
         let life = if node == self.node { self.life_number() } else { *self.seen.get(node as usize)? };
         (life != 0).then_some(Life(life))
-    }
-
-    fn next_event(&mut self) -> Result<Option<Event>, Halted> {
-        while let Some(input) = self.inputs.pop_front() {
-            match input {
-                Input::Event(event) => {
-                    if let Event::Detached { client, .. } = event {
-                        self.gone.remove(&client.0);
-                        self.memory.remove(&client.0);
-                    }
-                    return Ok(Some(event));
-                }
-                Input::Life { node, life } => {
-                    let former = core::mem::replace(&mut self.seen[node as usize], life);
-                    if former != 0 && former != life {
-                        return Ok(Some(Event::NodeDown { node }));
-                    }
-                }
-            }
-        }
-        Ok(None)
     }
 
     fn answer(&mut self, client: Client, number: u32, result: CommandResult) -> Result<(), Halted> {

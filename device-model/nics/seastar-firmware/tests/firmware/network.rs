@@ -9,7 +9,7 @@ use nicforge_hwi::seastar::{
     trusted_flag,
 };
 use nicforge_seastar_firmware::{
-    chip::{Client, DataEnd, Event, Life, Pieces, Polled, Program, Stream},
+    chip::{Client, DataEnd, Event, Life, Pieces, Polled, Program, Stream, Transmissions},
     firmware::{Firmware, Settings},
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -137,7 +137,8 @@ impl Network {
         }
 
         entry.chip.calls = 0;
-        let polled = entry.firmware.poll(&mut entry.chip).expect("the chip never halts");
+        let event = entry.chip.next_event();
+        let polled = entry.firmware.poll(&mut entry.chip, event.as_ref()).expect("the chip never halts");
         if core::mem::take(&mut entry.chip.changed) {
             self.announce(node);
         }
@@ -155,7 +156,7 @@ impl Network {
             let left: Vec<_> = chip.sending.take().map(|(message, ..)| message.name).into_iter().collect();
             let waiting: Vec<_> = chip.data.drain(..).map(|(message, _)| message.name).collect();
             for name in left.into_iter().chain(waiting) {
-                chip.push(Event::Transmitted { name, end: DataEnd::Cut });
+                chip.push(Event::Transmitted { names: Transmissions::one(name), end: DataEnd::Cut });
             }
         }
 
@@ -303,7 +304,7 @@ impl Network {
         }
 
         if let Some((message, source_life, data, end)) = chip.sending.take() {
-            chip.push(Event::Transmitted { name: message.name, end });
+            chip.push(Event::Transmitted { names: Transmissions::one(message.name), end });
             if data.len() > INLINE {
                 let end = if end == DataEnd::Complete { end } else { DataEnd::Corrupt };
                 let item = Item::Body { source: node, source_life, data, end };

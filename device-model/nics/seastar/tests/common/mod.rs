@@ -86,15 +86,19 @@ impl Script {
 
     /// Returns the ends of messages that were sent.
     pub(crate) fn transmitted(&self) -> Vec<(u32, DataEnd)> {
-        let end =
-            |event| if let Event::Transmitted { name, end } = event { Some((name.0, end)) } else { None };
-        self.events().into_iter().filter_map(end).collect()
+        let mut ends = Vec::new();
+        for event in self.events() {
+            if let Event::Transmitted { names, end } = event {
+                ends.extend(names.names().iter().map(|name| (name.0, end)));
+            }
+        }
+        ends
     }
 }
 
 impl Program for Script {
-    fn poll<C: Chip>(&mut self, chip: &mut C) -> Result<Polled, Halted> {
-        let Some(event) = chip.next_event()? else { return Ok(Polled::Idle) };
+    fn poll<C: Chip>(&mut self, chip: &mut C, event: Option<&Event>) -> Result<Polled, Halted> {
+        let Some(&event) = event else { return Ok(Polled::Idle) };
         let (action, handler) = {
             let mut state = self.lock();
             chip.charge(state.charge);

@@ -264,9 +264,13 @@ impl Outbox {
     }
 
     /// Returns the time at which [`Self::tick`] must be called.
+    #[inline]
     pub(super) fn next_time(&self) -> Option<u64> {
-        let paused = self.paused.peek().map(|Reverse((time, _))| *time);
-        [paused, self.scan_at].into_iter().flatten().min()
+        match (self.paused.peek(), self.scan_at) {
+            (Some(Reverse((paused, _))), Some(scan)) => Some(scan.min(*paused)),
+            (Some(Reverse((paused, _))), None) => Some(*paused),
+            (None, scan) => scan,
+        }
     }
 
     /// Returns whether [`Self::step`] or [`Self::look`] has something to do.
@@ -319,8 +323,15 @@ impl Outbox {
 
     /// Looks for lines whose node was silent for the time-out, and fails them. Returns their nodes'
     /// number if there is one. At most [`SCANNED`] lines are looked at.
+    #[inline]
     pub(super) fn look(&mut self, now: u64) -> Option<u32> {
         let first = self.scan?;
+        self.look_from(first, now)
+    }
+
+    /// Looks at the lines from `first` on.
+    #[cold]
+    fn look_from(&mut self, first: u16, now: u64) -> Option<u32> {
         let count = self.lines.len() as u16;
         for index in first..count.min(first.saturating_add(SCANNED)) {
             let Some(Some(line)) = self.lines.get(usize::from(index)) else { continue };
