@@ -4,6 +4,7 @@
  *   cc -O2 userlib/c-api/examples/matching_ring.c -o matching_ring $(pkg-config --cflags --libs nicforge) \
  *      -Wl,-rpath,$(pkg-config --variable=libdir nicforge)
  *   nicforge run machines/extoll.toml -- ./matching_ring
+ *   nicforge run machines/bgq.toml -- ./matching_ring
  */
 #include <errno.h>
 #include <nicforge/matching.h>

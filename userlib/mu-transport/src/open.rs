@@ -126,9 +126,17 @@ impl MuTransport {
     /// [`nicforge_driver::Error::Environment`].
     pub fn from_environment(config: Config, deadline: Deadline) -> Result<Self, Error> {
         let device = Device::open_env(environment::SOCKET, OpenOptions::default())?;
-        let nodes = Subgroup::open(&device, Options::default())?.place().nodes();
+        Self::of_node(&device, config, deadline)
+    }
 
-        let mut transport = Self::open(&device, &Job::of_nodes(nodes, 1), config)?;
+    /// Opens the transport of the node that `device` is of, in a job with a rank on each node, in
+    /// subgroup 0. Waits until every rank has come.
+    ///
+    /// # Errors
+    /// As [`MuTransport::open`] and [`MuTransport::wait_for_all`].
+    pub fn of_node(device: &Device, config: Config, deadline: Deadline) -> Result<Self, Error> {
+        let nodes = Subgroup::open(device, Options::default())?.place().nodes();
+        let mut transport = Self::open(device, &Job::of_nodes(nodes, 1), config)?;
         transport.wait_for_all(deadline, None)?;
         Ok(transport)
     }

@@ -3,6 +3,8 @@
 use nicforge_extoll_transport::Error as TransportError;
 use nicforge_matching::Error;
 use nicforge_mpi_programs::Error as ProgramError;
+use nicforge_mu_transport::Error as MuError;
+use nicforge_spi::Error as SpiError;
 use nicforge_velo::Error as VeloError;
 
 use crate::support::{Failure, driver_errno};
@@ -35,7 +37,19 @@ pub(crate) fn of_request(error: Error) -> Failure {
     }
 }
 
-/// Translates an error of the transport.
+/// Translates an error of the transport over the Message Unit.
+pub(crate) fn of_mu_transport(error: MuError) -> Failure {
+    let errno = match &error {
+        MuError::BadConfig { .. } | MuError::SameAddress { .. } => libc::EINVAL,
+        MuError::NoSuchAddress { .. } | MuError::NotOfJob { .. } => libc::EADDRNOTAVAIL,
+        MuError::Spi(SpiError::Driver(error)) => driver_errno(error),
+        MuError::Spi(SpiError::WrongDevice { .. }) => libc::ENXIO,
+        _ => libc::EIO,
+    };
+    Failure::new(errno, error.to_string())
+}
+
+/// Translates an error of the transport over the EXTOLL card.
 pub(crate) fn of_transport(error: TransportError) -> Failure {
     let errno = match &error {
         TransportError::BadConfig { .. } | TransportError::SameAddress { .. } => libc::EINVAL,

@@ -1,5 +1,5 @@
-//! The C API of matching over the EXTOLL card: sends and receives with tags between the ranks of a
-//! parallel program.
+//! The C API of matching: sends and receives with tags between the ranks of a parallel program,
+//! over the EXTOLL card or the Message Unit of Blue Gene/Q.
 //!
 //! Input: pointers. Output: numbers; negative ones are from errno.h, and [`matching_last_error`]
 //! returns their text. No panic crosses the boundary. The header is `nicforge/matching.h`.
@@ -10,6 +10,7 @@
 #![allow(unsafe_code, non_camel_case_types)]
 
 mod failure;
+mod rank;
 #[cfg(test)]
 mod tests;
 
@@ -20,11 +21,12 @@ use std::{
 };
 
 use nicforge_driver::{Cancel, Deadline};
-use nicforge_extoll_transport::{Config as TransportConfig, ExtollTransport};
-use nicforge_matching::{Buffer, Completion, Config, Endpoint, Envelope, Error, Mode, Request, Selector};
-use nicforge_mpi_programs::collective;
+use nicforge_matching::{Buffer, Completion, Config, Envelope, Error, Request, Selector};
 
-use self::failure::{failure, of_program, of_request, of_transport};
+use self::{
+    failure::{failure, of_request, of_transport},
+    rank::Rank,
+};
 use crate::support::{
     Failure, Handle, HasHandle, guarded_number, guarded_status, last_error, non_null, options_or_default,
     reference, release, store_opened, timeout, with_object,
@@ -73,7 +75,7 @@ impl HasHandle for matching_endpoint {
 
 /// The Rust side of a [`matching_endpoint`].
 pub(crate) struct Inner {
-    endpoint: Endpoint<ExtollTransport>,
+    rank: Rank,
     timeout: Option<Duration>,
 }
 
@@ -86,18 +88,18 @@ impl Inner {
     /// is cancelled, if that is still possible.
     fn finish(&mut self, request: Request, cancel: &Cancel) -> Result<Completion, Failure> {
         let deadline = self.deadline();
-        let error = match self.endpoint.wait(request, deadline, Some(cancel)) {
+        let error = match self.rank.wait(request, deadline, Some(cancel)) {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
 
         // The last call of `progress` may have completed the request.
-        if let Some(done) = self.endpoint.test(request).map_err(failure)? {
+        if let Some(done) = self.rank.test(request).map_err(failure)? {
             return Ok(done);
         }
 
-        if self.endpoint.cancel(request).map_err(failure)? {
-            self.endpoint.test(request).map_err(failure)?;
+        if self.rank.cancel(request).map_err(failure)? {
+            self.rank.test(request).map_err(failure)?;
             return Err(failure(error));
         }
 
@@ -119,8 +121,9 @@ pub extern "C" fn matching_last_error() -> *const c_char {
 }
 
 /// Opens the rank of this program, which `nicforge run` has started, and waits until all ranks have
-/// come. `options` may be NULL. Returns 0 and stores the handle in `*endpoint`, or returns a
-/// negative error number.
+/// come. The program's device decides whether messages go over the EXTOLL card or the Message Unit
+/// of Blue Gene/Q. `options` may be NULL. Returns 0 and stores the handle in `*endpoint`, or
+/// returns a negative error number.
 ///
 /// # Safety
 /// `options` is NULL or valid; `endpoint` is valid.
@@ -147,10 +150,8 @@ fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
         config.window = config.window.max(options.eager_threshold as usize * 32);
     }
 
-    let transport = ExtollTransport::from_environment(TransportConfig::default(), deadline);
-    let transport = transport.map_err(of_transport)?;
-    let endpoint = Endpoint::new(transport, config).map_err(failure)?;
-    let inner = Handle::new(Inner { endpoint, timeout }).map_err(|error| of_transport(error.into()))?;
+    let rank = Rank::from_environment(config, deadline)?;
+    let inner = Handle::new(Inner { rank, timeout }).map_err(|error| of_transport(error.into()))?;
     Ok(matching_endpoint(inner))
 }
 
@@ -175,7 +176,7 @@ pub unsafe extern "C" fn matching_close(endpoint: *mut matching_endpoint) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_rank(endpoint: *const matching_endpoint) -> i32 {
     // SAFETY: by this function's contract.
-    guarded_number(|| unsafe { with_object(endpoint, |inner, _| Ok(inner.endpoint.rank() as i32)) })
+    guarded_number(|| unsafe { with_object(endpoint, |inner, _| Ok(inner.rank.number() as i32)) })
 }
 
 /// Returns the number of ranks, or a negative error number.
@@ -185,7 +186,7 @@ pub unsafe extern "C" fn matching_rank(endpoint: *const matching_endpoint) -> i3
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_size(endpoint: *const matching_endpoint) -> i32 {
     // SAFETY: by this function's contract.
-    guarded_number(|| unsafe { with_object(endpoint, |inner, _| Ok(inner.endpoint.size() as i32)) })
+    guarded_number(|| unsafe { with_object(endpoint, |inner, _| Ok(inner.rank.size() as i32)) })
 }
 
 /// Starts a send of `size` bytes to rank `to`. Returns 0 and stores a number for the request in
@@ -210,7 +211,7 @@ pub unsafe extern "C" fn matching_isend(
         let buffer = unsafe { borrowed_buffer(data.cast_mut(), size) }?;
         let send = |inner: &mut Inner, _: &Cancel| {
             let to = Envelope::new(to, context, tag);
-            inner.endpoint.isend(to, Mode::Standard, buffer, 0).map_err(failure)
+            inner.rank.isend(to, buffer).map_err(failure)
         };
         // SAFETY: by this function's contract.
         let started = unsafe { with_object(endpoint, send) }?;
@@ -245,9 +246,8 @@ pub unsafe extern "C" fn matching_irecv(
         // SAFETY: by this function's contract.
         let buffer = unsafe { borrowed_buffer(data, size) }?;
         // SAFETY: by this function's contract.
-        let started = unsafe {
-            with_object(endpoint, |inner, _| inner.endpoint.irecv(selector, buffer, 0).map_err(failure))
-        }?;
+        let started =
+            unsafe { with_object(endpoint, |inner, _| inner.rank.irecv(selector, buffer).map_err(failure)) }?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(started.to_bits()) };
         Ok(0)
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn matching_wait(
     guarded_number(|| {
         let wait = |inner: &mut Inner, cancel: &Cancel| {
             let deadline = inner.deadline();
-            inner.endpoint.wait(Request::from_bits(request), deadline, Some(cancel)).map_err(failure)
+            inner.rank.wait(Request::from_bits(request), deadline, Some(cancel)).map_err(failure)
         };
         // SAFETY: by this function's contract.
         let done = unsafe { with_object(endpoint, wait) }?;
@@ -310,8 +310,8 @@ pub unsafe extern "C" fn matching_test(
 ) -> i32 {
     guarded_number(|| {
         let test = |inner: &mut Inner, _: &Cancel| {
-            inner.endpoint.progress().map_err(failure)?;
-            inner.endpoint.test(Request::from_bits(request)).map_err(failure)
+            inner.rank.progress().map_err(failure)?;
+            inner.rank.test(Request::from_bits(request)).map_err(failure)
         };
         // SAFETY: by this function's contract.
         match unsafe { with_object(endpoint, test) }? {
@@ -331,7 +331,7 @@ pub unsafe extern "C" fn matching_test(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_cancel(endpoint: *const matching_endpoint, request: u64) -> i32 {
     let cancel = |inner: &mut Inner, _: &Cancel| {
-        inner.endpoint.cancel(Request::from_bits(request)).map(i32::from).map_err(failure)
+        inner.rank.cancel(Request::from_bits(request)).map(i32::from).map_err(failure)
     };
     // SAFETY: by this function's contract.
     guarded_number(|| unsafe { with_object(endpoint, cancel) })
@@ -360,7 +360,7 @@ pub unsafe extern "C" fn matching_send(
         let buffer = unsafe { borrowed_buffer(data.cast_mut(), size) }?;
         let send = |inner: &mut Inner, cancel: &Cancel| {
             let to = Envelope::new(to, context, tag);
-            let request = inner.endpoint.isend(to, Mode::Standard, buffer, 0).map_err(failure)?;
+            let request = inner.rank.isend(to, buffer).map_err(failure)?;
             inner.finish(request, cancel)
         };
         // SAFETY: by this function's contract.
@@ -391,7 +391,7 @@ pub unsafe extern "C" fn matching_recv(
         // SAFETY: by this function's contract.
         let buffer = unsafe { borrowed_buffer(data, size) }?;
         let receive = |inner: &mut Inner, cancel: &Cancel| {
-            let request = inner.endpoint.irecv(selector, buffer, 0).map_err(failure)?;
+            let request = inner.rank.irecv(selector, buffer).map_err(failure)?;
             inner.finish(request, cancel)
         };
         // SAFETY: by this function's contract.
@@ -423,7 +423,7 @@ pub unsafe extern "C" fn matching_interrupt(endpoint: *const matching_endpoint, 
 /// `endpoint` is NULL or a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -> i32 {
-    let progress = |inner: &mut Inner, _: &Cancel| inner.endpoint.progress().map(|_| 0).map_err(failure);
+    let progress = |inner: &mut Inner, _: &Cancel| inner.rank.progress().map(|_| 0).map_err(failure);
     // SAFETY: by this function's contract.
     guarded_number(|| unsafe { with_object(endpoint, progress) })
 }
@@ -437,7 +437,7 @@ pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -
 pub unsafe extern "C" fn matching_barrier(endpoint: *const matching_endpoint) -> i32 {
     let barrier = |inner: &mut Inner, _: &Cancel| {
         let deadline = inner.deadline();
-        collective::barrier(&mut inner.endpoint, deadline).map(|()| 0).map_err(of_program)
+        inner.rank.barrier(deadline).map(|()| 0)
     };
     // SAFETY: by this function's contract.
     guarded_number(|| unsafe { with_object(endpoint, barrier) })

@@ -1,32 +1,45 @@
 //! Tests of the C API from Rust.
 
 use nicforge_driver::Device;
-use nicforge_extoll_transport::Job;
+use nicforge_extoll_transport::{Config as ExtollConfig, ExtollTransport, Job};
 use nicforge_machine::{build::build, description::parse, in_process::LocalMachine};
 use nicforge_matching::TransportError;
+use nicforge_mu_transport::{Config as MuConfig, Job as MuJob, MuTransport};
 use nicforge_nics::families;
 
 use super::*;
 
-/// Returns the only rank of a job, on a card in this process.
-fn alone() -> matching_endpoint {
-    let text = "name = \"alone\"\n[[extoll]]\nmesh = 2\n";
-    let machine = build(&parse(text, "alone.toml", &families()).unwrap()).unwrap().0;
-    let backing = LocalMachine::new(machine).open_named("ex0", "vpid0").unwrap();
-    let (device, job) = (Device::from_backing(backing).unwrap(), Job::of_nodes(1, 1));
+/// Returns a device of a machine in this process.
+fn device(table: &str, node: &str, attachment: &str) -> Device {
+    let text = format!("name = \"alone\"\n{table}\n");
+    let machine = build(&parse(&text, "alone.toml", &families()).unwrap()).unwrap().0;
+    let backing = LocalMachine::new(machine).open_named(node, attachment).unwrap();
+    Device::from_backing(backing).unwrap()
+}
 
-    let transport = ExtollTransport::open(device, &job, TransportConfig::default()).unwrap();
-    let endpoint = Endpoint::new(transport, Config::default()).unwrap();
+/// Returns the only ranks of two jobs, one on each network.
+fn alone() -> [matching_endpoint; 2] {
+    let card = device("[[extoll]]\nmesh = 2", "ex0", "vpid0");
+    let over_card = ExtollTransport::open(card, &Job::of_nodes(1, 1), ExtollConfig::default());
+    let unit = device("[[bgq]]\ntorus = [2]\nsubgroups = 1", "bgq0", "s0");
+    let over_unit = MuTransport::open(&unit, &MuJob::of_nodes(1, 1), MuConfig::default());
 
-    let timeout = Some(Duration::from_secs(60));
-    matching_endpoint(Handle::new(Inner { endpoint, timeout }).unwrap())
+    let config = Config::default();
+    let ranks = [Rank::of_extoll(over_card.unwrap(), config), Rank::of_mu(over_unit.unwrap(), config)];
+    ranks.map(|rank| {
+        let inner = Inner { rank: rank.unwrap(), timeout: Some(Duration::from_secs(60)) };
+        matching_endpoint(Handle::new(inner).unwrap())
+    })
 }
 
 /// Interrupting a wait does not cancel the request; its number remains valid.
 #[test]
 fn an_interrupted_wait_leaves_its_request_outstanding() {
-    let endpoint = alone();
-    let handle = &raw const endpoint;
+    alone().iter().for_each(interrupt_a_wait);
+}
+
+fn interrupt_a_wait(endpoint: &matching_endpoint) {
+    let handle = std::ptr::from_ref(endpoint);
     let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);
     let mut status = matching_status::default();
 

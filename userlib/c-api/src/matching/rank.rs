@@ -1,0 +1,101 @@
+//! The rank of a C program, over the network that its device is on.
+
+use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, environment};
+use nicforge_extoll_transport::{Config as ExtollConfig, ExtollTransport, Job};
+use nicforge_hwi::pci;
+use nicforge_matching::{Buffer, Completion, Config, Endpoint, Envelope, Error, Mode, Request, Selector};
+use nicforge_mpi_programs::collective;
+use nicforge_mu_transport::{Config as MuConfig, MuTransport};
+
+use super::failure::{failure, of_mu_transport, of_program, of_transport};
+use crate::support::Failure;
+
+/// A rank, over one of the networks.
+pub(crate) enum Rank {
+    /// Over the EXTOLL card.
+    Extoll(Box<Endpoint<ExtollTransport>>),
+    /// Over the Message Unit of Blue Gene/Q.
+    Mu(Box<Endpoint<MuTransport>>),
+}
+
+/// Evaluates a call for the endpoint of either network.
+macro_rules! of_each {
+    ($rank:expr, $endpoint:ident => $call:expr) => {
+        match $rank {
+            Rank::Extoll($endpoint) => $call,
+            Rank::Mu($endpoint) => $call,
+        }
+    };
+}
+
+impl Rank {
+    /// Opens the rank of this program, which `nicforge run` has started, by the kind of its first
+    /// device. Waits until all ranks have come.
+    pub(super) fn from_environment(config: Config, deadline: Deadline) -> Result<Self, Failure> {
+        let device = Device::open_env(environment::SOCKET, OpenOptions::default());
+        let device = device.map_err(|error| of_transport(error.into()))?;
+        let identity = device.identity();
+        if (identity.vendor, identity.device) == (pci::VENDOR_ID, pci::DEVICE_MU) {
+            let transport = MuTransport::of_node(&device, MuConfig::default(), deadline);
+            return Self::of_mu(transport.map_err(of_mu_transport)?, config);
+        }
+
+        let job = Job::from_environment(&device).map_err(of_transport)?;
+        let transport = ExtollTransport::open(device, &job, ExtollConfig::default());
+        let mut transport = transport.map_err(of_transport)?;
+        transport.wait_for_all(deadline, None).map_err(of_transport)?;
+        Self::of_extoll(transport, config)
+    }
+
+    /// Returns the rank of a transport over the EXTOLL card.
+    pub(super) fn of_extoll(transport: ExtollTransport, config: Config) -> Result<Self, Failure> {
+        Ok(Self::Extoll(Box::new(Endpoint::new(transport, config).map_err(failure)?)))
+    }
+
+    /// Returns the rank of a transport over the Message Unit.
+    pub(super) fn of_mu(transport: MuTransport, config: Config) -> Result<Self, Failure> {
+        Ok(Self::Mu(Box::new(Endpoint::new(transport, config).map_err(failure)?)))
+    }
+
+    pub(super) fn number(&self) -> u32 {
+        of_each!(self, endpoint => endpoint.rank())
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        of_each!(self, endpoint => endpoint.size())
+    }
+
+    pub(super) fn isend(&mut self, to: Envelope, data: Buffer) -> Result<Request, Error> {
+        of_each!(self, endpoint => endpoint.isend(to, Mode::Standard, data, 0))
+    }
+
+    pub(super) fn irecv(&mut self, selector: Selector, room: Buffer) -> Result<Request, Error> {
+        of_each!(self, endpoint => endpoint.irecv(selector, room, 0))
+    }
+
+    pub(super) fn wait(
+        &mut self,
+        request: Request,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<Completion, Error> {
+        of_each!(self, endpoint => endpoint.wait(request, deadline, cancel))
+    }
+
+    pub(super) fn test(&mut self, request: Request) -> Result<Option<Completion>, Error> {
+        of_each!(self, endpoint => endpoint.test(request))
+    }
+
+    pub(super) fn cancel(&mut self, request: Request) -> Result<bool, Error> {
+        of_each!(self, endpoint => endpoint.cancel(request))
+    }
+
+    pub(super) fn progress(&mut self) -> Result<usize, Error> {
+        of_each!(self, endpoint => endpoint.progress())
+    }
+
+    /// Waits until all ranks have called it.
+    pub(super) fn barrier(&mut self, deadline: Deadline) -> Result<(), Failure> {
+        of_each!(self, endpoint => collective::barrier(&mut **endpoint, deadline)).map_err(of_program)
+    }
+}
