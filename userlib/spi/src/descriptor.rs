@@ -69,6 +69,7 @@ impl Payload {
     }
 
     /// Returns the address as a descriptor has it.
+    #[inline]
     fn address(&self) -> Result<u64, DescriptorError> {
         match *self {
             Self::Memory { address, length } => check_range(address, length).map(|()| address),
@@ -116,6 +117,7 @@ pub struct RemoteGet {
 }
 
 /// Fills in what all kinds have in common.
+#[inline]
 fn base(payload: &Payload, way: &Way) -> Result<Descriptor, DescriptorError> {
     let mut descriptor = Descriptor {
         pa_payload: payload.address()?,
@@ -150,6 +152,7 @@ fn check_put_offset(offset: u64) -> Result<(), DescriptorError> {
 ///
 /// # Errors
 /// [`DescriptorError`], for the field that has no meaning.
+#[inline]
 pub fn memory_fifo(
     payload: Payload,
     way: impl Into<Way>,
@@ -177,6 +180,7 @@ pub fn memory_fifo(
 ///
 /// # Errors
 /// [`DescriptorError`], for the field that has no meaning.
+#[inline]
 pub fn direct_put(
     payload: Payload,
     way: impl Into<Way>,

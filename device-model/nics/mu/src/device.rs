@@ -4,6 +4,7 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     ids::{Address, AttachmentId},
+    posted::Posted,
     spec::{AttachmentSpec, FunctionSpec, Identity},
     time::Nanos,
 };
@@ -44,7 +45,6 @@ impl MessageUnit {
             nodes: network.nodes(),
             coordinates: here.map_or(0, |here| pack(here.iter().copied())),
             last_coordinates: pack(last),
-            torus: *torus,
             tenants: site.tenants.clone(),
             max_reference: site.options.max_reference(),
         };
@@ -138,6 +138,21 @@ impl Device for MessageUnit {
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
         if at.bar == BAR_REGISTERS {
             self.unit.write(&mut self.network, context, from, at.offset, data);
+        }
+        Write::Accepted
+    }
+
+    fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
+        while let Some((at, data)) = posted.next(context) {
+            if self.write(context, from, at, data) == Write::Stalled {
+                return Write::Stalled;
+            }
+            posted.done(context);
+
+            // Software that injects one descriptor after another writes the same tail many times.
+            if at.bar == BAR_REGISTERS {
+                self.unit.move_tail_again(from, at.offset, posted);
+            }
         }
         Write::Accepted
     }

@@ -25,6 +25,7 @@ pub enum Routing {
 
 impl Routing {
     /// Returns the channel and the network injection FIFOs that it may use.
+    #[inline]
     fn channel(self) -> (u8, u64) {
         let normal = fifo_map::TORUS | fifo_map::LOCAL0 | fifo_map::LOCAL1;
         match self {
@@ -99,10 +100,11 @@ impl PointToPoint {
         Self { destination, routing, fifo_map, hints: [Hint::None; 5], deposit: false, to_io: false }
     }
 
+    #[inline]
     pub(super) fn write(&self, descriptor: &mut Descriptor) -> Result<(), DescriptorError> {
-        let coordinates = self.destination.coordinates();
-        if Destination::new(coordinates) != self.destination {
-            return Err(DescriptorError::Coordinates { coordinates });
+        // Six bits for each of the five dimensions.
+        if self.destination.0.get() >> 30 != 0 {
+            return Err(DescriptorError::Coordinates { coordinates: self.destination.coordinates() });
         }
 
         let (channel, allowed) = self.routing.channel();
@@ -121,8 +123,10 @@ impl PointToPoint {
             header.byte3 |= zone << route_control::ZONE_SHIFT;
         }
 
-        for (dimension, hint) in self.hints.into_iter().enumerate() {
-            if hint != Hint::None {
+        if self.hints != [Hint::None; 5] {
+            for (dimension, hint) in
+                self.hints.into_iter().enumerate().filter(|(_, hint)| *hint != Hint::None)
+            {
                 header.set_hint(dimension, hint == Hint::Minus);
             }
         }

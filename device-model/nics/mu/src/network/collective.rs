@@ -84,7 +84,7 @@ pub(super) fn route(
     }
 
     let word = word(cables, header, class)?;
-    Ok(Route { word: word.bits(), fifos: check_map(map, 1 << fifo)? })
+    Ok(Route { word: word.bits(), fifos: check_map(map, 1 << fifo)?, target: None })
 }
 
 /// Returns the route word of a header.

@@ -52,7 +52,7 @@ use self::{
 };
 pub(crate) use self::{
     policy::{NodePolicy, check_deadlock},
-    route::{LastRoute, Place, Route, RouteError},
+    route::{Place, Route, RouteError},
 };
 use crate::config::{NetworkError, Options, Site};
 
@@ -124,7 +124,6 @@ pub(crate) struct NetworkUnit {
     router: Router<NodePolicy>,
     collective: CollectiveUnit,
     registers: Registers,
-    last_route: LastRoute,
     /// Bytes that the link carries with each packet.
     framing: u32,
     /// Bytes of the longest packet, with framing and the memory that it refers to.
@@ -139,7 +138,6 @@ impl NetworkUnit {
             router: Router::with_plan(&site.plan, site.policy.clone()),
             collective: collective::unit(site)?,
             registers: Registers::new(),
-            last_route: LastRoute::default(),
             framing,
             longest: MAX_PACKET as u32 + framing + site.options.max_reference(),
             site: site.clone(),
@@ -151,19 +149,15 @@ impl NetworkUnit {
     ///
     /// # Errors
     /// [`RouteError`] names the field that has no meaning.
-    #[inline]
     pub(crate) fn route(
-        &mut self,
+        &self,
         header: &PacketHeader,
         map: u64,
         is_system: bool,
     ) -> Result<Route, RouteError> {
         let Site { node, place, cables, .. } = &self.site;
         match header.data_packet_type {
-            // Such a route depends on the header alone, and many messages have the one before's.
-            kind::POINT_TO_POINT => self.last_route.get_or_compute(header, map, is_system, || {
-                route::point_to_point(cables, (*node, *place), header, map, is_system)
-            }),
+            kind::POINT_TO_POINT => route::point_to_point(cables, (*node, *place), header, map, is_system),
             kind::COLLECTIVE => collective::route(&self.collective, cables, header, map, is_system),
             kind => Err(RouteError::Kind { kind }),
         }

@@ -2,7 +2,7 @@
 
 use nicforge_hwi::{
     mu::fault,
-    mu_packet::{DIMENSIONS, Destination, PacketHeader, channel, fifo_map, kind, route_control, routing},
+    mu_packet::{DIMENSIONS, PacketHeader, channel, fifo_map, kind, route_control, routing},
 };
 use nicforge_network::{
     router::policies::TorusWord,
@@ -18,52 +18,20 @@ use crate::config::{Cables, EXIT_PORTS};
 pub(crate) struct Route {
     pub(super) word: u64,
     pub(super) fifos: u16,
+    /// The only node that gets the packet, if that is a compute node.
+    pub(super) target: Option<u32>,
 }
 
 impl Route {
+    /// Returns the only node that gets the packet, if that is a compute node.
+    #[inline]
+    pub(crate) fn target(self) -> Option<u32> {
+        self.target
+    }
+
     /// Returns the FIFOs, as bits of [`fifo_map`].
     pub(crate) fn fifos(self) -> u16 {
         self.fifos
-    }
-}
-
-/// The route of the last packet from one node to another, and what it follows from.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct LastRoute(Option<(RouteKey, Route)>);
-
-/// What the route of such a packet follows from in one network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct RouteKey {
-    /// Hints, options and channel: bytes 1 to 3 of the header.
-    bytes: [u8; 3],
-    destination: Destination,
-    map: u64,
-    is_system: bool,
-}
-
-impl LastRoute {
-    /// Returns the route of a header, which it computes if it is not the last one's.
-    ///
-    /// # Errors
-    /// Those of `compute`.
-    #[inline]
-    pub(crate) fn get_or_compute(
-        &mut self,
-        header: &PacketHeader,
-        map: u64,
-        is_system: bool,
-        compute: impl FnOnce() -> Result<Route, RouteError>,
-    ) -> Result<Route, RouteError> {
-        let bytes = [header.byte1, header.byte2, header.byte3];
-        let key = RouteKey { bytes, destination: header.destination, map, is_system };
-        match self.0 {
-            Some((last, route)) if last == key => Ok(route),
-            _ => {
-                let route = compute()?;
-                self.0 = Some((key, route));
-                Ok(route)
-            }
-        }
     }
 }
 
@@ -217,7 +185,9 @@ pub(super) fn point_to_point(
         _ if is_local => fifo_map::LOCAL0 | fifo_map::LOCAL1,
         _ => fifo_map::TORUS,
     };
-    Ok(Route { word: word.0.0, fifos: check_map(map, possible)? })
+    let is_to_one = header.byte2 & (routing::TO_IO | routing::DEPOSIT) == 0;
+    let target = is_to_one.then_some(way.target);
+    Ok(Route { word: word.0.0, fifos: check_map(map, possible)?, target })
 }
 
 /// The compute node at which a packet starts.

@@ -3,9 +3,13 @@
 //! In: reads and writes, posted or trapped. Out: values, enabled FIFOs, moved pointers, errors. May
 //! touch: the subgroup's state.
 
-use nicforge_core::{context::Context, ids::AttachmentId};
+use nicforge_core::{
+    context::Context,
+    ids::{Address, AttachmentId},
+    posted::Posted,
+};
 use nicforge_hwi::{
-    mu::{ADDRESS_BITS, NO_BASE_ADDRESS, USER_SUBGROUPS, atomic, fault, interrupt},
+    mu::{ADDRESS_BITS, BAR_REGISTERS, NO_BASE_ADDRESS, USER_SUBGROUPS, atomic, fault, interrupt},
     mu_dcr::{counter, error},
 };
 use nicforge_kit::RegisterValue;
@@ -15,7 +19,6 @@ use super::{
     errors::{Info, Set},
     registers::{FifoRegister, NoRegister, PageRegister, Register, SubgroupRegister},
     ring::{Kind, Ring},
-    subgroup::Injection,
     subgroup::{InjectionFifo, ReceptionFifo, Subgroup},
 };
 use crate::network::NetworkUnit;
@@ -168,9 +171,7 @@ impl Unit {
         let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(NO_ADDRESS) };
         let fifo = number * 8 + index as u16;
         let state = &mut subgroup.injection[index];
-        // An empty FIFO has no descriptor in service.
-        let is_in_service = matches!(state.state, Injection::Sending(_) | Injection::Draining);
-        if !state.ring.holds(Kind::Injection, tail) || is_in_service && tail == state.ring.head {
+        if !state.may_have_tail(tail) {
             self.stop(fifo, fault::POINTERS);
             return Err((Set::Injection, error::ICSRAM_ALIGNMENT));
         }
@@ -183,6 +184,30 @@ impl Unit {
         // A remote get may wait for the room that a tail which was taken back leaves.
         self.engines.wake_injection(fifo);
         Ok(())
+    }
+
+    /// Carries out further writes of the tail of an injection FIFO that was just written, as long
+    /// as each is possible and nothing else is to be done than to move the tail. The other writes
+    /// are left to [`Unit::write`].
+    #[inline]
+    pub(crate) fn move_tail_again(&mut self, from: AttachmentId, offset: u64, posted: &mut Posted<'_>) {
+        let Ok(Register::Page(number, PageRegister::Injection(index, FifoRegister::Tail))) =
+            Register::decode(from, offset, size_of::<u64>())
+        else {
+            return;
+        };
+        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
+        let fifo = &mut subgroup.injection[index];
+        if !fifo.is_enabled() {
+            return;
+        }
+
+        posted.take_while(|address, data| {
+            let is_same = address.is_none_or(|at| at == Address { bar: BAR_REGISTERS, offset });
+            let tail = u64::from_write(data).filter(|&tail| is_same && fifo.may_have_tail(tail));
+            fifo.ring.tail = tail.unwrap_or(fifo.ring.tail);
+            tail.is_some()
+        });
     }
 
     /// Writes a register of a reception FIFO. An enabled one takes a new head alone.

@@ -18,7 +18,7 @@ use nicforge_hwi::{
     mu_packet::{CHUNK, Descriptor, HEADER, MAX_PAYLOAD},
 };
 use nicforge_kit::{in_turn, retry};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::{
     Unit,
@@ -29,7 +29,7 @@ use super::{
     message::{Kind, Message, Rejected, Source},
     ranges::Access,
     reference::{self, MAX_MAPPINGS, Place, Reference},
-    subgroup::Injection,
+    subgroup::{Injection, InjectionFifo, owner_of},
 };
 use crate::network::NetworkUnit;
 
@@ -107,43 +107,65 @@ impl Unit {
         let Some(subgroup) = self.subgroups.get(number) else { return Served::Inactive };
         let is_empty = subgroup.injection[index].ring.is_empty();
 
-        let message = match subgroup.injection[index].state {
+        let mut message = match subgroup.injection[index].state {
             Injection::Disabled => return Served::Inactive,
             Injection::Waiting if is_empty => return Served::Inactive,
-            Injection::Waiting => match self.fetch(network, context, fifo) {
-                Some(message) => message,
-                None => return Served::Inactive,
-            },
+            Injection::Waiting => return self.serve_new(network, context, fifo),
             Injection::Sending(message) => message,
             Injection::Draining => return self.drain(context, fifo),
         };
+        self.serve_message(network, context, fifo, &mut message)
+    }
 
-        if message.kind == Kind::Prefetch {
-            return self.prefetch(context, fifo, message);
+    /// Fetches the descriptor at a FIFO's head, and sends its first packet. A message that has no
+    /// other one is never stored.
+    fn serve_new(&mut self, network: &mut NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Served {
+        let Some(mut message) = self.fetch(network, context, fifo) else { return Served::Inactive };
+        let served = self.serve_message(network, context, fifo, &mut message);
+
+        if matches!(served, Served::Blocked | Served::Starved) {
+            let (number, index) = place_of(fifo);
+            if let Some(subgroup) = self.subgroups.get_mut(number) {
+                subgroup.injection[index].state = Injection::Sending(message);
+            }
         }
-        self.send(network, context, fifo, message)
+        served
+    }
+
+    /// Sends the next packet of a message, or reads the next piece of one that is not sent.
+    fn serve_message(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        fifo: u16,
+        message: &mut Message,
+    ) -> Served {
+        match message.kind {
+            Kind::Prefetch => self.prefetch(context, fifo, message),
+            _ => self.send(network, context, fifo, message),
+        }
     }
 
     /// Fetches and checks the descriptor at a FIFO's head. Returns `None` if the FIFO has stopped.
-    fn fetch(&mut self, network: &mut NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Option<Message> {
+    #[inline]
+    fn fetch(&mut self, network: &NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Option<Message> {
         let (number, index) = place_of(fifo);
-        let subgroup = self.subgroups.get(number)?;
-        let (owner, head) = (subgroup.owner(), subgroup.injection[index].ring.head);
+        let subgroup = self.subgroups.get_mut(number)?;
+        let owner = subgroup.owner();
+        let InjectionFifo { ring, view, template, .. } = &mut subgroup.injection[index];
+        let head = ring.head;
 
-        let mut bytes = [0; DESCRIPTOR as usize];
+        let mut descriptor = Descriptor::default();
         let mut memory = Memory { context, ranges: &self.control.ranges };
-        if let Err(fault) = memory.read(owner, head, &mut bytes) {
+        if let Err(fault) = memory.read_by(view, owner, head, descriptor.as_mut_bytes()) {
             self.stop_for_memory(fifo, owner, head, fault);
             return None;
         }
 
-        let descriptor = Descriptor::read_from_bytes(&bytes).unwrap_or_default();
-        match Message::new(&descriptor, network, owner.is_system) {
+        match Message::new(&descriptor, template, network, owner.is_system) {
             Ok(mut message) => {
-                message.set_mark(self.mark_of(message.header()));
+                message.set_mark(self.mark_of(&message));
                 message.ready = self.timing.fetched(context.now());
-                let subgroup = self.subgroups.get_mut(number)?;
-                subgroup.injection[index].state = Injection::Sending(message);
                 Some(message)
             }
             Err(rejected) => {
@@ -159,7 +181,7 @@ impl Unit {
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
         fifo: u16,
-        mut message: Message,
+        message: &mut Message,
     ) -> Served {
         let now = context.now();
         let Some(route) = message.route else { return Served::Inactive };
@@ -176,7 +198,7 @@ impl Unit {
         };
 
         if message.may_refer {
-            if let Some(reference) = self.reference(context, fifo, &message) {
+            if let Some(reference) = self.reference(context, fifo, message) {
                 return self.send_reference(network, context, (fifo, engine), message, &reference);
             }
             message.may_refer = false;
@@ -187,10 +209,9 @@ impl Unit {
         let Ok(mut packet) = context.ports().new_packet(length) else { return Served::Starved };
         packet.framing = 0;
 
-        let owner = super::subgroup::owner_of(place_of(fifo).0);
-        if let Err(stop) = self.fill(context, owner, &message, &mut packet, bytes) {
+        if let Err(stop) = self.fill(context, fifo, message, &mut packet, bytes) {
             context.ports().recycle(packet);
-            return self.not_sent(fifo, owner, &message, stop);
+            return self.not_sent(fifo, message, stop);
         }
         if let Err(refused) = network.inject(engine, route, packet, now) {
             context.ports().recycle(refused.packet);
@@ -202,7 +223,7 @@ impl Unit {
         self.counters[counter::BYTES_SENT] += bytes as u64;
         let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
         self.timing.inject(now, engine, address, bytes as u64);
-        self.advance(fifo, &mut message, bytes as u64);
+        self.advance(fifo, message, bytes as u64);
         Served::Moved(1)
     }
 
@@ -238,7 +259,7 @@ impl Unit {
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
         (fifo, engine): (u16, u8),
-        mut message: Message,
+        message: &mut Message,
         reference: &Reference,
     ) -> Served {
         let (Some(route), Source::Memory(address)) = (message.route, message.source) else {
@@ -262,7 +283,7 @@ impl Unit {
         self.counters[counter::PACKETS_SENT] += reference::packets(bytes);
         self.counters[counter::BYTES_SENT] += bytes;
         self.timing.inject(context.now(), engine, address, bytes);
-        self.advance(fifo, &mut message, bytes);
+        self.advance(fifo, message, bytes);
         Served::Moved(reference::cost(bytes))
     }
 
@@ -287,14 +308,17 @@ impl Unit {
     }
 
     /// Writes header and payload of a packet.
+    #[inline]
     fn fill(
         &mut self,
         context: &mut Context<'_>,
-        owner: Owner,
+        fifo: u16,
         message: &Message,
         packet: &mut Packet,
         bytes: usize,
     ) -> Result<(), Stop> {
+        let (number, index) = place_of(fifo);
+        let owner = owner_of(number);
         let mut memory = Memory { context, ranges: &self.control.ranges };
         let (header, payload) = packet.bytes_mut().split_at_mut(HEADER);
         header.copy_from_slice(message.next_header(bytes).as_bytes());
@@ -302,7 +326,13 @@ impl Unit {
         padding.fill(0);
 
         match message.source {
-            Source::Memory(address) => memory.read(owner, address, payload).map_err(Stop::memory),
+            Source::Memory(address) => match self.subgroups.get_mut(number) {
+                Some(subgroup) => {
+                    let view = &mut subgroup.injection[index].payload;
+                    memory.read_by(view, owner, address, payload).map_err(Stop::memory)
+                }
+                None => memory.read(owner, address, payload).map_err(Stop::memory),
+            },
             Source::Atomic { address, operation } => {
                 let value =
                     atomic::load(&mut memory, owner, address, operation).map_err(|error| match error {
@@ -317,38 +347,40 @@ impl Unit {
     }
 
     /// Handles a packet that could not be made.
-    fn not_sent(&mut self, fifo: u16, owner: Owner, message: &Message, stop: Stop) -> Served {
+    #[cold]
+    fn not_sent(&mut self, fifo: u16, message: &Message, stop: Stop) -> Served {
         let Stop::Fault(fault) = stop else {
             self.is_contended = true;
             return Served::Blocked;
         };
         let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
-        self.report_range(owner, address, error::XM_READ_RANGE, fault);
+        self.report_range(owner_of(place_of(fifo).0), address, error::XM_READ_RANGE, fault);
         self.stop(fifo, fault);
         Served::Inactive
     }
 
     /// Reads the next piece of a message that is not sent. It takes an engine, as a packet does.
-    fn prefetch(&mut self, context: &mut Context<'_>, fifo: u16, mut message: Message) -> Served {
+    fn prefetch(&mut self, context: &mut Context<'_>, fifo: u16, message: &mut Message) -> Served {
         let open = self.timing.idle(context, self.control.injection_engines);
         let Some(engine) = in_turn(open.into(), self.next_engine) else { return Served::Blocked };
 
-        let owner = super::subgroup::owner_of(place_of(fifo).0);
+        let owner = owner_of(place_of(fifo).0);
         let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
         let mut piece = [0; MAX_PAYLOAD];
         let bytes = message.next_bytes();
 
         let mut memory = Memory { context, ranges: &self.control.ranges };
         if let Err(fault) = memory.read(owner, address, &mut piece[..bytes]) {
-            return self.not_sent(fifo, owner, &message, Stop::memory(fault));
+            return self.not_sent(fifo, message, Stop::memory(fault));
         }
         self.counters[counter::PREFETCHED] += bytes as u64;
         self.timing.inject(context.now(), engine, address, bytes as u64);
-        self.advance(fifo, &mut message, bytes as u64);
+        self.advance(fifo, message, bytes as u64);
         Served::Moved(1)
     }
 
     /// Records that `bytes` of a message have been sent, and ends it after its last packet.
+    #[inline]
     fn advance(&mut self, fifo: u16, message: &mut Message, bytes: u64) {
         let is_done = message.advance(bytes);
         let (number, index) = place_of(fifo);
@@ -364,6 +396,7 @@ impl Unit {
     }
 
     /// Ends a message: the head moves past its descriptor.
+    #[inline]
     fn finish(&mut self, fifo: u16) {
         let (number, index) = place_of(fifo);
         let Some(subgroup) = self.subgroups.get_mut(number) else { return };

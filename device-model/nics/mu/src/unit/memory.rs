@@ -15,6 +15,7 @@ use nicforge_hwi::mu::fault;
 use super::{
     ranges::{Access, Ranges},
     reference::Place,
+    view::View,
 };
 
 /// Bytes of a piece of a copy to memory that can't be leased.
@@ -53,6 +54,7 @@ pub(crate) struct Memory<'a, 'b> {
 }
 
 impl Memory<'_, '_> {
+    #[inline]
     fn check(&self, owner: Owner, address: u64, length: usize, access: Access) -> Result<(), MemoryFault> {
         let is_permitted = self.ranges.permit(owner.is_system, address, length as u64, access);
         if is_permitted { Ok(()) } else { Err(MemoryFault::Range) }
@@ -63,6 +65,42 @@ impl Memory<'_, '_> {
     pub(crate) fn read(&mut self, owner: Owner, address: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
         self.check(owner, address, out.len(), Access::Read)?;
         Ok(self.context.copy_from(owner.attachment, address, out)?)
+    }
+
+    /// Reads memory, by a view if that holds it.
+    #[inline]
+    pub(crate) fn read_by(
+        &mut self,
+        view: &mut View,
+        owner: Owner,
+        address: u64,
+        out: &mut [u8],
+    ) -> Result<(), MemoryFault> {
+        self.check(owner, address, out.len(), Access::Read)?;
+        if view.read(address, out) {
+            return Ok(());
+        }
+        self.context.copy_from(owner.attachment, address, out)?;
+        view.note_miss(self.context, owner.attachment, (address, out.len()), Access::Read);
+        Ok(())
+    }
+
+    /// Writes memory, by a view if that holds it.
+    #[inline]
+    pub(crate) fn write_by(
+        &mut self,
+        view: &mut View,
+        owner: Owner,
+        address: u64,
+        data: &[u8],
+    ) -> Result<(), MemoryFault> {
+        self.check(owner, address, data.len(), Access::Write)?;
+        if view.write(address, data) {
+            return Ok(());
+        }
+        self.context.copy_to(owner.attachment, address, data)?;
+        view.note_miss(self.context, owner.attachment, (address, data.len()), Access::Write);
+        Ok(())
     }
 
     /// Writes memory.

@@ -11,6 +11,7 @@ use nicforge_hwi::{
 
 use super::reference;
 use crate::network::{NetworkUnit, Route};
+use zerocopy::IntoBytes;
 
 /// Bits of a put offset without the indicator of an atomic address.
 const OFFSET: u64 = (1 << ADDRESS_BITS) - 1;
@@ -56,6 +57,91 @@ impl Rejected {
     }
 }
 
+/// What the checks of a descriptor's template have shown.
+#[derive(Clone, Copy, Debug)]
+struct Template {
+    kind: Kind,
+    /// Maximum number of bytes of payload of a packet.
+    packet_bytes: u16,
+    /// `None` if nothing is sent.
+    route: Option<Route>,
+}
+
+impl Template {
+    /// Checks what does not depend on payload and target.
+    fn new(descriptor: &Descriptor, network: &NetworkUnit, is_system: bool) -> Result<Self, Rejected> {
+        let kind = kind_of(descriptor)?;
+        let packet_bytes = packet_bytes(&descriptor.packet_header)?;
+        if kind == Kind::Prefetch {
+            return Ok(Self { kind, packet_bytes, route: None });
+        }
+
+        check_permission(descriptor, is_system)?;
+        let mut header = descriptor.packet_header;
+        // In a collective header, the same bit asks for the interrupt.
+        header.byte2 &= !routing::INTERRUPT;
+        header.injection_info = [0; 2];
+        let route = Some(route(descriptor, &header, network, is_system)?);
+        Ok(Self { kind, packet_bytes, route })
+    }
+}
+
+/// The template of a FIFO's last message from one node to another, with what its checks have shown.
+/// Many messages differ from the one before in payload and target alone.
+#[derive(Debug, Default)]
+pub(crate) struct LastTemplate(Option<(TemplateKey, Template)>);
+
+/// What the checks of a template depend on in one network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TemplateKey {
+    /// Header type, hints, options, channel and destination.
+    header: u64,
+    /// Packet type and size.
+    byte8: u8,
+    prefetch_only: u32,
+    map: u64,
+    is_system: bool,
+}
+
+impl LastTemplate {
+    /// Returns what the checks of a template have shown. `check` makes them if it is not that of
+    /// the last message.
+    #[inline]
+    fn get_or_check(
+        &mut self,
+        descriptor: &Descriptor,
+        is_system: bool,
+        check: impl FnOnce() -> Result<Template, Rejected>,
+    ) -> Result<Template, Rejected> {
+        let header = &descriptor.packet_header;
+        let key = TemplateKey {
+            header: header.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)),
+            byte8: header.byte8,
+            prefetch_only: descriptor.prefetch_only,
+            map: descriptor.torus_fifo_map,
+            is_system,
+        };
+        match &self.0 {
+            Some((last, template)) if *last == key => Ok(*template),
+            _ => self.check(key, check),
+        }
+    }
+
+    fn check(
+        &mut self,
+        key: TemplateKey,
+        check: impl FnOnce() -> Result<Template, Rejected>,
+    ) -> Result<Template, Rejected> {
+        let template = check()?;
+        // Software can change class routes, so that collective messages are always checked.
+        let is_fixed = key.header.to_le_bytes()[0] == kind::POINT_TO_POINT;
+        if is_fixed {
+            self.0 = Some((key, template));
+        }
+        Ok(template)
+    }
+}
+
 /// A message that is being sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
@@ -80,13 +166,15 @@ impl Message {
     ///
     /// # Errors
     /// [`Rejected`]: the FIFO stops.
+    #[inline]
     pub(crate) fn new(
         descriptor: &Descriptor,
-        network: &mut NetworkUnit,
+        last: &mut LastTemplate,
+        network: &NetworkUnit,
         is_system: bool,
     ) -> Result<Self, Rejected> {
-        let kind = kind_of(descriptor)?;
-        let packet_bytes = packet_bytes(&descriptor.packet_header)?;
+        let Template { kind, packet_bytes, route } =
+            last.get_or_check(descriptor, is_system, || Template::new(descriptor, network, is_system))?;
         let left = descriptor.message_length;
         check_length(kind, left, packet_bytes)?;
         let source = source(descriptor.pa_payload, left, kind)?;
@@ -98,13 +186,6 @@ impl Message {
         if kind == Kind::Put && (header.unit.put_offset() & OFFSET) + left > 1 << ADDRESS_BITS {
             return Err(Rejected::descriptor(error::MCSRAM_OFFSET));
         }
-
-        let route = if kind == Kind::Prefetch {
-            None
-        } else {
-            check_permission(descriptor, is_system)?;
-            Some(route(descriptor, &header, network, is_system)?)
-        };
 
         let interrupts = kind == Kind::Fifo && descriptor.interrupt & 1 == 1;
         let may_refer = kind == Kind::Put
@@ -121,6 +202,7 @@ impl Message {
     }
 
     /// Returns the header of the next packet, apart from what only the packet has.
+    #[inline]
     pub(crate) fn header(&self) -> &PacketHeader {
         &self.header
     }
@@ -244,7 +326,7 @@ fn check_permission(descriptor: &Descriptor, is_system: bool) -> Result<(), Reje
 fn route(
     descriptor: &Descriptor,
     header: &PacketHeader,
-    network: &mut NetworkUnit,
+    network: &NetworkUnit,
     is_system: bool,
 ) -> Result<Route, Rejected> {
     let map = descriptor.torus_fifo_map;

@@ -17,7 +17,7 @@
 //! | `message`, `inject` | descriptors, and the injection engines |
 //! | `receive`, `engines` | the reception engines, and what they wait for |
 //! | `put`, `drops` | direct puts, and packets that are dropped |
-//! | `memory`, `atomic`, `reference` | client memory, and packets that refer to it |
+//! | `memory`, `view`, `atomic`, `reference` | client memory, and packets that refer to it |
 //! | `timing` | the time that engines take |
 //! | `barriers`, `globals` | the subgroups that wait for barriers, and global interrupts |
 //!
@@ -46,6 +46,7 @@ mod ring;
 mod subgroup;
 mod subgroups;
 mod timing;
+mod view;
 
 use nicforge_core::{context::Context, ids::AttachmentId};
 use nicforge_hwi::{
@@ -54,10 +55,9 @@ use nicforge_hwi::{
         RECEPTION_FIFOS, SUBGROUPS_OF_GROUP, USER_SUBGROUPS, fault, reg, vector,
     },
     mu_dcr::counter,
-    mu_packet::{CLASSES, PacketHeader, kind, packet_type, routing},
+    mu_packet::{CLASSES, PacketHeader, packet_type},
 };
 use nicforge_kit::Clock;
-use nicforge_network::shape::Torus;
 
 use self::{
     active::{Active, Random},
@@ -67,6 +67,7 @@ use self::{
     errors::{Errors, Info, Set},
     globals::Globals,
     memory::Owner,
+    message::Message,
     page::Page,
     subgroup::Subgroup,
     subgroups::Subgroups,
@@ -74,7 +75,7 @@ use self::{
 };
 use crate::{
     config::Times,
-    network::NetworkUnit,
+    network::{NetworkUnit, Route},
     tenants::{self, Tenants},
 };
 
@@ -88,8 +89,6 @@ pub(crate) struct Identity {
     /// Coordinates of the node, and the highest ones of the network.
     pub(crate) coordinates: u32,
     pub(crate) last_coordinates: u32,
-    /// The compute nodes, by their coordinates.
-    pub(crate) torus: Torus,
     pub(crate) tenants: Tenants,
     /// Maximum number of bytes of client memory that a packet can refer to, or 0.
     pub(crate) max_reference: u32,
@@ -167,6 +166,7 @@ impl Unit {
 
     /// Returns the mark of packets with this header for a node: [`tenants::mark`] of the tenants
     /// that they are for.
+    #[inline]
     fn mark_at(&self, node: u32, header: &PacketHeader) -> u16 {
         let number = |subgroup| self.identity.tenants.number(node, subgroup);
         let unit = &header.unit;
@@ -181,11 +181,10 @@ impl Unit {
     }
 
     /// Returns the mark of a message's packets, or 0 if they are not for one compute node.
-    fn mark_of(&self, header: &PacketHeader) -> u16 {
-        let is_to_one = header.data_packet_type == kind::POINT_TO_POINT
-            && header.byte2 & (routing::TO_IO | routing::DEPOSIT) == 0;
-        let target = self.identity.torus.node(&header.destination.coordinates().map(u32::from));
-        target.filter(|_| is_to_one).map_or(0, |target| self.mark_at(target, header))
+    #[inline]
+    fn mark_of(&self, message: &Message) -> u16 {
+        let target = message.route.and_then(Route::target);
+        target.map_or(0, |target| self.mark_at(target, message.header()))
     }
 
     /// Returns whether an attachment has a client.

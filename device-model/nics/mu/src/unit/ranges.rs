@@ -50,11 +50,18 @@ impl<const COUNT: usize> RangeSet<COUNT> {
 
     #[inline]
     fn permits(&self, first: u64, last: u64, access: Access) -> bool {
-        self.ranges.iter().enumerate().any(|(index, range)| {
-            first >= range.first
-                && last <= range.last | !REGISTER & ((1 << ADDRESS_BITS) - 1)
-                && (access == Access::Read || self.read_only >> index & 1 == 0)
-        })
+        // At power-on, and mostly afterwards, the first range permits all requests.
+        self.permits_in(0, first, last, access)
+            || (1..COUNT).any(|index| self.permits_in(index, first, last, access))
+    }
+
+    /// Returns whether a range permits a request.
+    #[inline]
+    fn permits_in(&self, index: usize, first: u64, last: u64, access: Access) -> bool {
+        let range = self.ranges[index];
+        first >= range.first
+            && last <= range.last | !REGISTER & ((1 << ADDRESS_BITS) - 1)
+            && (access == Access::Read || self.read_only >> index & 1 == 0)
     }
 }
 

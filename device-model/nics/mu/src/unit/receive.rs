@@ -26,6 +26,8 @@ use super::{
     memory::{Memory, MemoryFault, Owner, fault_of},
     reference,
     ring::Ring,
+    subgroup::{InjectionFifo, ReceptionFifo},
+    view::View,
 };
 use crate::network::NetworkUnit;
 
@@ -186,7 +188,8 @@ impl Unit {
 
         let tail = state.ring.tail;
         let mut memory = Memory { context, ranges: &self.control.ranges };
-        if let Err(fault) = write_at_tail(&mut memory, owner, &state.ring, arrival.bytes) {
+        let ReceptionFifo { ring, view, .. } = &mut *state;
+        if let Err(fault) = write_at_tail(&mut memory, view, owner, ring, arrival.bytes) {
             // The FIFO's own memory is not there, so no later packet would find it either.
             (state.is_enabled, state.fault) = (false, fault_of(fault));
             subgroup.page.mark_reception(index);
@@ -205,6 +208,7 @@ impl Unit {
         self.counters[counter::BYTES_RECEIVED] += arrival.payload().len() as u64;
         Ok(())
     }
+
     /// Puts the descriptors of a remote get into an injection FIFO.
     fn get(&mut self, context: &mut Context<'_>, arrival: &Arrival<'_>) -> Result<(), Undelivered> {
         let payload = arrival.payload();
@@ -227,7 +231,9 @@ impl Unit {
             return Err(self.drop_get(fifo, error::ICSRAM_SELECT_DISABLED));
         }
 
-        let (ring, owner) = (subgroup.injection[index].ring, subgroup.owner());
+        let owner = subgroup.owner();
+        let InjectionFifo { ring, gets, .. } = &mut subgroup.injection[index];
+        let ring = *ring;
         if payload.len() as u64 >= ring.size() {
             // One slot stays free, so the packet would never have room.
             return Err(self.drop_get(fifo, error::ICSRAM_GET_FULL));
@@ -239,7 +245,7 @@ impl Unit {
         }
 
         let mut memory = Memory { context, ranges: &self.control.ranges };
-        if let Err(fault) = write_at_tail(&mut memory, owner, &ring, payload) {
+        if let Err(fault) = write_at_tail(&mut memory, gets, owner, &ring, payload) {
             self.report_range(owner, ring.tail, error::XM_WRITE_RANGE, fault_of(fault));
             self.stop(fifo, fault_of(fault));
             return Err(self.drop_for(number));
@@ -263,15 +269,17 @@ impl Unit {
         self.counters[counter::BYTES_RECEIVED] += bytes;
     }
 }
+
 /// Writes data at the tail of a FIFO that has room for it.
 fn write_at_tail(
     memory: &mut Memory<'_, '_>,
+    view: &mut View,
     owner: Owner,
     ring: &Ring,
     data: &[u8],
 ) -> Result<(), MemoryFault> {
     let end = data.len().min(usize::try_from(ring.contiguous()).unwrap_or(usize::MAX));
     let (front, rest) = data.split_at(end);
-    memory.write(owner, ring.tail, front)?;
-    if rest.is_empty() { Ok(()) } else { memory.write(owner, ring.start, rest) }
+    memory.write_by(view, owner, ring.tail, front)?;
+    if rest.is_empty() { Ok(()) } else { memory.write_by(view, owner, ring.start, rest) }
 }

@@ -14,10 +14,11 @@ use nicforge_hwi::mu::{
 use super::{
     active::Priority,
     memory::Owner,
-    message::Message,
+    message::{LastTemplate, Message},
     page::Page,
     reference::Reference,
     ring::{Kind, Ring},
+    view::View,
 };
 
 /// State of an injection FIFO.
@@ -42,6 +43,13 @@ pub(crate) struct InjectionFifo {
     pub(crate) state: Injection,
     /// The payload of the message in service, if its packets refer to it.
     pub(crate) reference: Option<Reference>,
+    /// What is known of its last message's template.
+    pub(crate) template: LastTemplate,
+    /// The FIFO's own memory, for descriptors that are fetched and for those of remote gets.
+    pub(crate) view: View,
+    pub(crate) gets: View,
+    /// The memory of payloads.
+    pub(crate) payload: View,
     /// Number of descriptors that are done.
     pub(crate) descriptors: u64,
     /// One of [`fault`].
@@ -52,6 +60,14 @@ impl InjectionFifo {
     /// Returns whether software has enabled it, and no fault has stopped it.
     pub(crate) fn is_enabled(&self) -> bool {
         !matches!(self.state, Injection::Disabled)
+    }
+
+    /// Returns whether an enabled one may have this tail. One with a descriptor in service is not
+    /// empty.
+    #[inline]
+    pub(crate) fn may_have_tail(&self, tail: u64) -> bool {
+        let is_in_service = matches!(self.state, Injection::Sending(_) | Injection::Draining);
+        self.ring.holds(Kind::Injection, tail) && !(is_in_service && tail == self.ring.head)
     }
 
     /// Disables it. Its message ends with the packets that have been sent.
@@ -73,9 +89,11 @@ impl InjectionFifo {
 }
 
 /// A reception FIFO.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct ReceptionFifo {
     pub(crate) ring: Ring,
+    /// The FIFO's memory.
+    pub(crate) view: View,
     pub(crate) is_enabled: bool,
     /// One of [`fault`].
     pub(crate) fault: u64,

@@ -1,0 +1,115 @@
+//! Views of client memory: the part that a FIFO reached last, without a search for its mapping.
+//!
+//! In: addresses. Out: copies from and to that part. May touch: client memory.
+//!
+//! A search of an address for each packet costs more than the packet. A view holds a lease, whose
+//! validity each access checks. What a view does not hold is reached by [`super::memory::Memory`],
+//! which also finds out why it can't be.
+
+use std::sync::atomic::{Ordering, fence};
+
+use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
+use nicforge_hwi::mu::ADDRESS_BITS;
+use nicforge_shm::Window;
+
+use super::ranges::Access;
+
+/// Views begin at a multiple of this, where that is mapped, too.
+const PAGE: u64 = 4096;
+
+/// Bytes of the shortest access by a view. Shorter ones may be words, which the search reads and
+/// writes in one access each.
+const SHORTEST: usize = 8;
+
+/// A part of client memory that accesses have reached. A view is for reads alone or for writes
+/// alone, because the mapping need not permit both.
+#[derive(Debug, Default)]
+pub(crate) struct View {
+    start: u64,
+    lease: Option<DmaLease>,
+    /// Accesses that missed the view since it was taken, and the number at which it is taken anew.
+    /// The number doubles each time, so that a client can't have a lease taken for each packet.
+    misses: u32,
+    patience: u32,
+}
+
+impl View {
+    /// Returns the memory of an access and the offset in it, if the view holds all of it.
+    #[inline]
+    fn find(&self, address: u64, length: usize) -> Option<(&Window, u64)> {
+        let memory = self.lease.as_ref()?.whole()?;
+        let offset = address.wrapping_sub(self.start);
+        let is_inside = offset < memory.len() && length as u64 <= memory.len() - offset;
+        is_inside.then_some((memory, offset))
+    }
+
+    /// Reads memory, if the view holds it. A word of 8 bytes is read in one access.
+    #[inline]
+    pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> bool {
+        let Some((memory, offset)) = self.find(address, out.len()) else { return false };
+        let is_read = match <&mut [u8; 8]>::try_from(&mut *out) {
+            Ok(word) if offset.is_multiple_of(8) => {
+                memory.load_u64_relaxed(offset).map(|value| *word = value.to_ne_bytes()).is_ok()
+            }
+            _ => out.len() >= SHORTEST && memory.read(offset, out).is_ok(),
+        };
+
+        // Later reads find what the client stored before the bytes that this one has found.
+        fence(Ordering::Acquire);
+        is_read && !memory.faulted()
+    }
+
+    /// Writes memory, if the view holds it and it is longer than a word.
+    #[inline]
+    pub(crate) fn write(&self, address: u64, data: &[u8]) -> bool {
+        let Some((memory, offset)) = self.find(address, data.len()) else { return false };
+        // A reader that sees a byte of this write sees all earlier ones.
+        fence(Ordering::Release);
+        data.len() > SHORTEST && memory.write(offset, data).is_ok() && !memory.faulted()
+    }
+
+    /// Records that an access has missed the view and was carried out. Now and then the view moves
+    /// to the memory from there on.
+    #[cold]
+    pub(crate) fn note_miss(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        (address, length): (u64, usize),
+        access: Access,
+    ) {
+        // No view serves these.
+        if length < SHORTEST {
+            return;
+        }
+        if self.lease.as_ref().is_some_and(|lease| lease.whole().is_none()) {
+            self.lease = None;
+        }
+        self.misses += 1;
+        if self.misses <= self.patience {
+            return;
+        }
+
+        self.misses = 0;
+        self.patience = (2 * self.patience + 1).min(u32::MAX / 4);
+        let first = address - address % PAGE;
+        self.lease = [first, address].into_iter().find_map(|start| {
+            let lease = lease_from(context, who, start, access)?;
+            self.start = start;
+            Some(lease)
+        });
+    }
+}
+
+/// Leases the rest of the mapping from an address on, if that is memory of this process for such
+/// accesses.
+fn lease_from(context: &mut Context<'_>, who: AttachmentId, start: u64, access: Access) -> Option<DmaLease> {
+    let is_in_one = |length| context.dma_mappings(who, start, length).is_ok_and(|count| count == 1);
+    let length = (0..=ADDRESS_BITS).rev().map(|bit| 1 << bit).fold(0, |length, more| {
+        let longer = length + more;
+        if is_in_one(longer) { longer } else { length }
+    });
+
+    let lease = context.dma_lease(who, start, length, access == Access::Write).ok()?;
+    lease.whole().is_some().then_some(lease)
+}
