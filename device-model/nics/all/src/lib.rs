@@ -15,6 +15,7 @@ pub fn families() -> Families {
     let kinds = nicforge_proof::kinds()
         .into_iter()
         .chain([nicforge_idio16::kind()])
-        .chain(nicforge_virtio_net::kinds());
+        .chain(nicforge_virtio_net::kinds())
+        .chain(nicforge_virtio_devices::kinds());
     kinds.fold(families, Families::device)
 }

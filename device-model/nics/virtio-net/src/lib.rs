@@ -2,8 +2,8 @@
 //! switch.
 //!
 //! In: accesses to the device's registers, its queues in client memory, frames from the fabric.
-//! Out: frames to the fabric, filled buffers, interrupts. May touch: core, family, hwi, kit. The
-//! queues are those of `virtio-queue`.
+//! Out: frames to the fabric, filled buffers, interrupts. May touch: core, family, hwi, kit,
+//! virtio.
 //!
 //! | module | contents |
 //! | --- | --- |
@@ -11,8 +11,6 @@
 //! | [`mac`] | Ethernet addresses |
 //! | `checksum` | checksums that the sender left to the device |
 //! | `header` | the header in front of each frame in client memory |
-//! | `queue` | a virtqueue, with every descriptor checked |
-//! | `transport` | virtio on PCI: negotiation, status, interrupts |
 //! | [`nic`] | the device: frames between its queues and its port |
 //! | [`switch`] | the switch |
 //! | [`family`] | the tables of machine files |
@@ -29,10 +27,8 @@ pub mod family;
 mod header;
 pub mod mac;
 pub mod nic;
-mod queue;
 pub mod registers;
 pub mod switch;
-mod transport;
 
 pub use self::{
     family::{Ethernets, kinds},

@@ -27,6 +27,7 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_kit::retry;
+use nicforge_virtio::{Action, Buffer, Direction, Event, Function, Model, QueueError, USER};
 use thiserror::Error;
 use zerocopy::IntoBytes;
 
@@ -35,11 +36,10 @@ use crate::{
     CHANNEL, ETHERNET_FRAMING, ETHERNET_HEADER, MacAddress,
     checksum::OpenChecksum,
     max_frame,
-    queue::{Buffer, Direction, QueueError, SplitQueue},
     registers::{
-        BAR, DeviceConfig, FRAME_HEADER, FrameHeader, LINK_UP, MAX_SEND, QUEUES, RECEIVE, TRANSMIT, feature,
+        CLASS_ETHERNET, DEVICE_BASE, DEVICE_NET, DeviceConfig, FRAME_HEADER, FrameHeader, LINK_UP, MAX_SEND,
+        RECEIVE, TRANSMIT, feature,
     },
-    transport::{self, Event, Request, Transport, USER},
 };
 
 /// The device's port to the fabric.
@@ -49,6 +49,15 @@ pub const HOLD: u64 = 10_000_000;
 /// Time without work after which the device asks for notifications again, in nanoseconds. It is
 /// shorter than the time for which a machine polls a function without work.
 pub const LINGER: u64 = 20_000;
+/// The type of device.
+const MODEL: Model = Model {
+    device_type: DEVICE_NET - DEVICE_BASE,
+    class: CLASS_ETHERNET,
+    features: feature::OFFERED,
+    queues: &[Direction::Write, Direction::Read],
+    config_bytes: size_of::<DeviceConfig>(),
+};
+
 /// MTU of an ordinary Ethernet.
 pub const DEFAULT_MTU: u16 = 1500;
 /// Smallest MTU of a network (5.1.4.1).
@@ -92,8 +101,7 @@ pub enum NicConfigError {
 /// The device; the module's documentation describes it.
 pub struct VirtioNet {
     config: NicConfig,
-    transport: Transport,
-    queues: [Option<SplitQueue>; QUEUES],
+    function: Function,
     link_up: bool,
     /// The longest packet of the link in bytes, if there is one.
     longest_packet: Option<usize>,
@@ -119,8 +127,7 @@ impl VirtioNet {
 
         Ok(Self {
             config,
-            transport: Transport::default(),
-            queues: [const { None }; QUEUES],
+            function: Function::new(MODEL),
             link_up: false,
             longest_packet: None,
             last_work: Nanos::ZERO,
@@ -146,36 +153,6 @@ impl VirtioNet {
         self.config.mtu.min(room as u16)
     }
 
-    /// Returns to the state of power-on. The statistics stay.
-    fn power_on(&mut self, context: &mut Context<'_>) {
-        self.transport = Transport::default();
-        self.queues = [const { None }; QUEUES];
-        self.starved_since = None;
-        context.set_intx(USER, false);
-    }
-
-    /// Makes a queue of its registers.
-    fn enable_queue(&mut self, context: &mut Context<'_>, index: usize) {
-        let direction = if index == RECEIVE { Direction::Write } else { Direction::Read };
-        let event_index = self.transport.features() & feature::EVENT_INDEX != 0;
-        let layout = self.transport.queue(index).layout;
-
-        match SplitQueue::new(layout, direction, event_index) {
-            Ok(queue) => self.queues[index] = Some(queue),
-            Err(error) => self.fail(context, error),
-        }
-    }
-
-    /// Stops the device, because a queue breaks the rules.
-    #[cold]
-    fn fail(&mut self, context: &mut Context<'_>, error: QueueError) {
-        if let QueueError::Memory(error) = &error {
-            context.count_dma_error(USER, error);
-        }
-        self.statistics.queue_errors += 1;
-        self.transport.require_reset(context);
-    }
-
     /// Records whether the link is up, and reports a change.
     fn update_link(&mut self, context: &mut Context<'_>) {
         let ports = context.ports();
@@ -183,7 +160,7 @@ impl VirtioNet {
         self.longest_packet = ports.connected(PORT).then(|| ports.max_packet(PORT));
         if link_up != self.link_up {
             self.link_up = link_up;
-            self.transport.change_config(context);
+            self.function.change_config(context);
         }
     }
 
@@ -205,9 +182,9 @@ impl VirtioNet {
     /// Sends frames of the transmit queue. Returns the descriptors used, and whether the link has
     /// no credit for more.
     fn transmit(&mut self, context: &mut Context<'_>, budget: u32) -> Result<(u32, bool), QueueError> {
-        let Some(queue) = &mut self.queues[TRANSMIT] else { return Ok((0, false)) };
+        let (features, max_frame) = (self.function.features(), max_frame(self.config.mtu));
+        let Some(queue) = self.function.queue(TRANSMIT) else { return Ok((0, false)) };
         let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else { return Ok((0, false)) };
-        let (features, max_frame) = (self.transport.features(), max_frame(self.config.mtu));
         let (statistics, link_up) = (&mut self.statistics, self.link_up);
 
         let mut work = 0;
@@ -233,7 +210,7 @@ impl VirtioNet {
         }
 
         if queue.needs_interrupt(&memory)? {
-            self.transport.interrupt(context, Event::Queue(TRANSMIT));
+            self.function.interrupt(context, Event::Queue(TRANSMIT));
         }
 
         Ok((work, is_blocked))
@@ -241,11 +218,11 @@ impl VirtioNet {
 
     /// Puts frames from the port into buffers of the receive queue. Returns the descriptors used.
     fn receive(&mut self, context: &mut Context<'_>, budget: u32) -> Result<u32, QueueError> {
-        let Some(queue) = &mut self.queues[RECEIVE] else { return Ok(self.drop_arrived(context, budget)) };
+        let takes_open = self.function.features() & feature::GUEST_CSUM != 0;
+        let Some(queue) = self.function.queue(RECEIVE) else { return Ok(self.drop_arrived(context, budget)) };
         let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else {
             return Ok(self.wait_for_buffer(context, budget));
         };
-        let takes_open = self.transport.features() & feature::GUEST_CSUM != 0;
 
         let mut work = 0;
         let mut starved = false;
@@ -264,7 +241,7 @@ impl VirtioNet {
 
             let length = packet.len();
             let written = FRAME_HEADER + length;
-            if buffer.length < written as u64 {
+            if buffer.writable < written as u64 {
                 queue.put_back();
                 self.statistics.short_buffer += 1;
             } else {
@@ -287,7 +264,7 @@ impl VirtioNet {
         }
 
         if queue.needs_interrupt(&memory)? {
-            self.transport.interrupt(context, Event::Queue(RECEIVE));
+            self.function.interrupt(context, Event::Queue(RECEIVE));
         }
 
         Ok(if starved { work + self.wait_for_buffer(context, budget) } else { work })
@@ -322,7 +299,7 @@ impl VirtioNet {
     /// Asks the driver for a notification of the next frame to send, if the device has had no work
     /// for [`LINGER`]. Returns whether a frame came in the meantime.
     fn ask_for_frames(&mut self, context: &mut Context<'_>) -> Result<bool, QueueError> {
-        let Some(queue) = &mut self.queues[TRANSMIT] else { return Ok(false) };
+        let Some(queue) = self.function.queue(TRANSMIT) else { return Ok(false) };
         if queue.is_notifying() || !retry::is_due(context, self.last_work.after(LINGER)) {
             return Ok(false);
         }
@@ -346,11 +323,11 @@ fn send(
     max_frame: usize,
     load: impl Fn(&mut [u8], u64) -> Result<(), QueueError>,
 ) -> Result<Result<usize, Dropped>, QueueError> {
-    if buffer.length < FRAME_HEADER as u64 || buffer.length > MAX_SEND {
+    if buffer.readable < FRAME_HEADER as u64 || buffer.readable > MAX_SEND {
         return Err(QueueError::Buffer);
     }
 
-    let length = buffer.length as usize - FRAME_HEADER;
+    let length = buffer.readable as usize - FRAME_HEADER;
     let mut header = FrameHeader::default();
     load(header.as_mut_bytes(), 0)?;
 
@@ -389,38 +366,29 @@ fn drop_frames(context: &mut Context<'_>, most: u32) -> u32 {
 
 impl Device for VirtioNet {
     fn spec(&self) -> FunctionSpec {
-        transport::spec()
+        self.function.spec()
     }
 
     fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
         // A driver may read the configuration before the first step.
         self.update_link(context);
         let config = self.device_config();
-        if at.bar == BAR {
-            self.transport.read(context, at.offset, &config, data);
-        }
+        self.function.read(context, at, config.as_bytes(), data);
     }
 
     fn write(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &[u8]) -> Write {
-        if at.bar != BAR {
-            return Write::Accepted;
-        }
-
-        match self.transport.write(at.offset, data) {
-            Request::None => {}
-            Request::Reset => self.power_on(context),
-            Request::EnableQueue(index) => self.enable_queue(context, index),
-            Request::Notify(_) => {
-                self.statistics.notifications += 1;
-                self.last_work = context.now();
-            }
+        match self.function.write(context, at, data) {
+            Action::None => {}
+            Action::Reset => self.starved_since = None,
+            Action::Notified(_) => self.last_work = context.now(),
         }
 
         Write::Accepted
     }
 
     fn reset(&mut self, context: &mut Context<'_>, _: Reset) {
-        self.power_on(context);
+        self.function.reset(context);
+        self.starved_since = None;
     }
 
     fn link_changed(&mut self, context: &mut Context<'_>, _: u8, _: bool) {
@@ -428,7 +396,7 @@ impl Device for VirtioNet {
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
-        let moved = if self.transport.is_live() {
+        let moved = if self.function.is_live() {
             self.move_frames(context, budget)
         } else {
             Ok(self.drop_arrived(context, budget))
@@ -438,13 +406,13 @@ impl Device for VirtioNet {
             Ok(0) => Progress::Idle,
             Ok(_) => Progress::Busy,
             Err(error) => {
-                self.fail(context, error);
+                self.function.fail(context, error);
                 Progress::Busy
             }
         }
     }
 
     fn counters(&self) -> Vec<Counter> {
-        self.statistics.counters()
+        self.statistics.counters(&self.function)
     }
 }

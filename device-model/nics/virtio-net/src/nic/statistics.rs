@@ -1,6 +1,7 @@
 //! The statistics of the network device.
 
 use nicforge_core::{device::Counter, fabric::Refusal};
+use nicforge_virtio::Function;
 
 /// Statistics of a device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,10 +26,6 @@ pub(super) struct Statistics {
     pub(super) no_driver: u64,
     /// Checksums that the device completed.
     pub(super) checksums: u64,
-    /// Notifications of the driver.
-    pub(super) notifications: u64,
-    /// Times that the device stopped because of a queue.
-    pub(super) queue_errors: u64,
 }
 
 /// Reason why a frame of the driver was not sent.
@@ -60,8 +57,8 @@ impl Statistics {
         } += 1;
     }
 
-    /// Returns the statistics as counters of the device.
-    pub(super) fn counters(&self) -> Vec<Counter> {
+    /// Returns the statistics, and those of the queues, as counters of the device.
+    pub(super) fn counters(&self, function: &Function) -> Vec<Counter> {
         [
             ("sent", self.sent),
             ("sent_bytes", self.sent_bytes),
@@ -75,8 +72,8 @@ impl Statistics {
             ("short_buffer", self.short_buffer),
             ("no_driver", self.no_driver),
             ("checksums", self.checksums),
-            ("notifications", self.notifications),
-            ("queue_errors", self.queue_errors),
+            ("notifications", function.notifications()),
+            ("queue_errors", function.errors()),
         ]
         .map(|(name, value)| Counter { name, value })
         .to_vec()

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use nicforge_core::dma::{DmaError, GuestMemoryView};
+use nicforge_core::dma::{DmaError, GuestMemoryView, MAX_DMA};
 use thiserror::Error;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
@@ -18,7 +18,7 @@ const AVAILABLE_NO_INTERRUPT: u16 = 1;
 
 /// Reason why a queue can't be used any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(crate) enum QueueError {
+pub enum QueueError {
     /// The size is no power of two up to the largest, or a ring is misaligned.
     #[error("the queue's size or the alignment of its parts is wrong")]
     Layout,
@@ -38,11 +38,13 @@ pub(crate) enum QueueError {
 
 /// The direction of all buffers of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
+pub enum Direction {
     /// The device reads them.
     Read,
     /// The device writes them.
     Write,
+    /// The device reads a first part, and writes a second one. Either may have no bytes.
+    Both,
 }
 
 /// One piece of a buffer.
@@ -52,38 +54,47 @@ struct Piece {
     length: u32,
 }
 
+/// The pieces of a buffer.
+#[derive(Debug)]
+pub struct Pieces {
+    readable: Vec<Piece>,
+    writable: Vec<Piece>,
+}
+
 /// The addresses and the size of a queue, as the driver sets them in registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct QueueLayout {
+pub struct QueueLayout {
     /// Number of entries.
-    pub(crate) size: u16,
+    pub size: u16,
     /// IOVA of the descriptor table.
-    pub(crate) descriptors: u64,
+    pub descriptors: u64,
     /// IOVA of the available ring.
-    pub(crate) available: u64,
+    pub available: u64,
     /// IOVA of the used ring.
-    pub(crate) used: u64,
+    pub used: u64,
 }
 
 /// A queue that the driver has enabled.
-pub(crate) struct SplitQueue {
+pub struct SplitQueue {
     ring: Queue,
     direction: Direction,
-    /// The pieces of the buffer taken last. It has room for the longest chain.
-    pieces: Vec<Piece>,
+    /// The pieces of the buffer taken last.
+    pieces: Pieces,
     /// The driver was asked to notify the device of new buffers.
     notifying: bool,
     /// Buffers were returned since the last check for an interrupt.
     returned: bool,
 }
 
-/// A buffer that the driver made available: its chain's number, and its length.
+/// A buffer that the driver made available: its chain's number, and its lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub(crate) struct Buffer {
+pub struct Buffer {
     head: u16,
-    /// Bytes of all pieces.
-    pub(crate) length: u64,
+    /// Bytes that the device may read.
+    pub readable: u64,
+    /// Bytes that the device may write.
+    pub writable: u64,
 }
 
 impl SplitQueue {
@@ -91,11 +102,7 @@ impl SplitQueue {
     ///
     /// # Errors
     /// [`QueueError::Layout`].
-    pub(crate) fn new(
-        layout: QueueLayout,
-        direction: Direction,
-        event_index: bool,
-    ) -> Result<Self, QueueError> {
+    pub fn new(layout: QueueLayout, direction: Direction, event_index: bool) -> Result<Self, QueueError> {
         let wrong = |_| QueueError::Layout;
         let mut ring = Queue::new(MAX_QUEUE_SIZE).map_err(wrong)?;
         ring.try_set_size(layout.size).map_err(wrong)?;
@@ -108,7 +115,7 @@ impl SplitQueue {
         Ok(Self {
             ring,
             direction,
-            pieces: Vec::with_capacity(MAX_CHAIN),
+            pieces: Pieces::default(),
             // A zeroed used ring asks for notifications.
             notifying: true,
             returned: false,
@@ -118,29 +125,26 @@ impl SplitQueue {
     /// Takes the next buffer, if there is one, and asks the driver for no notifications from then
     /// on.
     /// [`SplitQueue::descriptors`] says how many descriptors the buffer has.
-    pub(crate) fn take(&mut self, memory: &GuestMemoryView<'_>) -> Result<Option<Buffer>, QueueError> {
+    pub fn take(&mut self, memory: &GuestMemoryView<'_>) -> Result<Option<Buffer>, QueueError> {
         self.pieces.clear();
         let mut available = self.ring.iter(memory).map_err(|error| failure(memory, &error))?;
         let Some(chain) = available.next() else {
             return memory.error().map_or(Ok(None), |error| Err(QueueError::Memory(error)));
         };
 
-        let head = chain.head_index();
-        let mut length = 0;
+        let mut buffer = Buffer { head: chain.head_index(), readable: 0, writable: 0 };
         // A chain of `virtio-queue` ends at any error. It is whole if its last descriptor is one
         // that no other follows.
         let mut ended = false;
         for descriptor in chain {
-            let writable = descriptor.is_write_only();
-            if descriptor.len() == 0 || writable != (self.direction == Direction::Write) {
-                return Err(QueueError::Buffer);
-            }
             if self.pieces.len() == MAX_CHAIN {
                 return Err(QueueError::Chain);
             }
 
-            self.pieces.push(Piece { iova: descriptor.addr().0, length: descriptor.len() });
-            length += u64::from(descriptor.len());
+            let piece = Piece { iova: descriptor.addr().0, length: descriptor.len() };
+            self.pieces.push(piece, descriptor.is_write_only(), self.direction)?;
+            let bytes = if descriptor.is_write_only() { &mut buffer.writable } else { &mut buffer.readable };
+            *bytes += u64::from(piece.length);
             ended = !descriptor.has_next();
         }
 
@@ -153,87 +157,59 @@ impl SplitQueue {
 
         self.suppress_notifications(memory)?;
 
-        Ok(Some(Buffer { head, length }))
+        Ok(Some(buffer))
     }
 
     /// Puts the buffer taken last back to the front.
-    pub(crate) fn put_back(&mut self) {
+    pub fn put_back(&mut self) {
         self.ring.go_to_previous_position();
     }
 
+    /// Takes the next buffer as [`SplitQueue::take`] does. If there is none, the driver is asked
+    /// for a notification of the next one.
+    ///
+    /// # Errors
+    /// Those of [`SplitQueue::take`].
+    pub fn take_or_ask(&mut self, memory: &GuestMemoryView<'_>) -> Result<Option<Buffer>, QueueError> {
+        let taken = self.take(memory)?;
+        if taken.is_none() && self.ask_for_notification(memory)? {
+            return self.take(memory);
+        }
+        Ok(taken)
+    }
+
     /// Returns the number of descriptors of the buffer taken last.
-    pub(crate) fn descriptors(&self) -> usize {
+    pub fn descriptors(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Copies bytes of the buffer taken last, from `offset` on, to `out`.
+    /// Copies bytes that the device may read of the buffer taken last, from `offset` on, to `out`.
     ///
     /// # Errors
-    /// [`QueueError::Memory`], and [`QueueError::Buffer`] if the buffer is shorter.
-    pub(crate) fn read(
-        &self,
-        memory: &GuestMemoryView<'_>,
-        offset: u64,
-        out: &mut [u8],
-    ) -> Result<(), QueueError> {
-        let mut rest = out;
-        self.for_pieces(offset, rest.len(), |iova, length| {
-            let (now, behind) = std::mem::take(&mut rest).split_at_mut(length);
-            rest = behind;
-            memory.copy_from(iova, now)
-        })
-    }
-
-    /// Copies `data` to the buffer taken last, from `offset` on.
-    ///
-    /// # Errors
-    /// Those of [`SplitQueue::read`].
-    pub(crate) fn write(
-        &self,
-        memory: &GuestMemoryView<'_>,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), QueueError> {
-        let mut rest = data;
-        self.for_pieces(offset, data.len(), |iova, length| {
-            let (now, behind) = rest.split_at(length);
-            rest = behind;
-            memory.copy_to(iova, now)
-        })
-    }
-
-    /// Passes the parts of the buffer from `offset` on, `length` bytes together, to `copy`.
+    /// Those of [`Pieces::read`].
     #[inline]
-    fn for_pieces(
-        &self,
-        offset: u64,
-        length: usize,
-        mut copy: impl FnMut(u64, usize) -> Result<(), DmaError>,
-    ) -> Result<(), QueueError> {
-        let (mut skip, mut left) = (offset, length);
-        for piece in &self.pieces {
-            if left == 0 {
-                break;
-            }
+    pub fn read(&self, memory: &GuestMemoryView<'_>, offset: u64, out: &mut [u8]) -> Result<(), QueueError> {
+        self.pieces.read(memory, offset, out)
+    }
 
-            let size = u64::from(piece.length);
-            if skip >= size {
-                skip -= size;
-                continue;
-            }
+    /// Copies `data` to the buffer taken last, from `offset` of the bytes that the device may
+    /// write.
+    ///
+    /// # Errors
+    /// Those of [`Pieces::read`].
+    #[inline]
+    pub fn write(&self, memory: &GuestMemoryView<'_>, offset: u64, data: &[u8]) -> Result<(), QueueError> {
+        self.pieces.write(memory, offset, data)
+    }
 
-            let now = left.min((size - skip) as usize);
-            // A sum beyond the address space is an address where nothing is mapped.
-            let iova = piece.iova.saturating_add(skip);
-            copy(iova, now).map_err(QueueError::Memory)?;
-            (skip, left) = (0, left - now);
-        }
-
-        if left == 0 { Ok(()) } else { Err(QueueError::Buffer) }
+    /// Exchanges the pieces of the buffer taken last with others, so that the device can use them
+    /// after further buffers were taken.
+    pub fn swap_pieces(&mut self, pieces: &mut Pieces) {
+        std::mem::swap(&mut self.pieces, pieces);
     }
 
     /// Returns a buffer to the driver, with `written` bytes written.
-    pub(crate) fn give_back(
+    pub fn give_back(
         &mut self,
         memory: &GuestMemoryView<'_>,
         buffer: Buffer,
@@ -244,7 +220,7 @@ impl SplitQueue {
     }
 
     /// Returns whether the driver wants an interrupt for the buffers returned since the last call.
-    pub(crate) fn needs_interrupt(&mut self, memory: &GuestMemoryView<'_>) -> Result<bool, QueueError> {
+    pub fn needs_interrupt(&mut self, memory: &GuestMemoryView<'_>) -> Result<bool, QueueError> {
         if !std::mem::take(&mut self.returned) {
             return Ok(false);
         }
@@ -262,7 +238,7 @@ impl SplitQueue {
     }
 
     /// Returns whether the driver was asked to notify the device of new buffers.
-    pub(crate) fn is_notifying(&self) -> bool {
+    pub fn is_notifying(&self) -> bool {
         self.notifying
     }
 
@@ -276,7 +252,7 @@ impl SplitQueue {
 
     /// Asks the driver for a notification of the next buffer, until one is taken. Returns whether a
     /// buffer came in the meantime, of which there may be no notification.
-    pub(crate) fn ask_for_notification(&mut self, memory: &GuestMemoryView<'_>) -> Result<bool, QueueError> {
+    pub fn ask_for_notification(&mut self, memory: &GuestMemoryView<'_>) -> Result<bool, QueueError> {
         if self.notifying {
             return Ok(false);
         }
@@ -284,6 +260,98 @@ impl SplitQueue {
         self.notifying = true;
         self.ring.enable_notification(memory).map_err(|error| failure(memory, &error))
     }
+}
+
+impl Default for Pieces {
+    /// Returns the pieces of no buffer, with room for those of the longest chain.
+    fn default() -> Self {
+        Self { readable: Vec::with_capacity(MAX_CHAIN), writable: Vec::with_capacity(MAX_CHAIN) }
+    }
+}
+
+impl Pieces {
+    fn clear(&mut self) {
+        self.readable.clear();
+        self.writable.clear();
+    }
+
+    fn len(&self) -> usize {
+        self.readable.len() + self.writable.len()
+    }
+
+    /// Adds a piece, unless it has no bytes or a direction that the queue does not have there.
+    #[inline]
+    fn push(&mut self, piece: Piece, is_writable: bool, direction: Direction) -> Result<(), QueueError> {
+        let pieces = match (direction, is_writable) {
+            (Direction::Write | Direction::Both, true) => &mut self.writable,
+            (Direction::Read | Direction::Both, false) if self.writable.is_empty() => &mut self.readable,
+            _ => return Err(QueueError::Buffer),
+        };
+        if piece.length == 0 {
+            return Err(QueueError::Buffer);
+        }
+        pieces.push(piece);
+        Ok(())
+    }
+
+    /// Copies bytes that the device may read, from `offset` on, to `out`.
+    ///
+    /// # Errors
+    /// [`QueueError::Memory`], and [`QueueError::Buffer`] if the buffer is shorter.
+    pub fn read(&self, memory: &GuestMemoryView<'_>, offset: u64, out: &mut [u8]) -> Result<(), QueueError> {
+        let mut rest = out;
+        for_pieces(&self.readable, offset, rest.len(), |iova, length| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = later;
+            memory.copy_from(iova, now)
+        })
+    }
+
+    /// Copies `data` to the bytes that the device may write, from `offset` on.
+    ///
+    /// # Errors
+    /// Those of [`Pieces::read`].
+    pub fn write(&self, memory: &GuestMemoryView<'_>, offset: u64, data: &[u8]) -> Result<(), QueueError> {
+        let mut rest = data;
+        for_pieces(&self.writable, offset, data.len(), |iova, length| {
+            let (now, later) = rest.split_at(length);
+            rest = later;
+            memory.copy_to(iova, now)
+        })
+    }
+}
+
+/// Passes the parts of a buffer from `offset` on, `length` bytes together, to `copy`, each of at
+/// most [`MAX_DMA`] bytes.
+#[inline]
+fn for_pieces(
+    pieces: &[Piece],
+    offset: u64,
+    length: usize,
+    mut copy: impl FnMut(u64, usize) -> Result<(), DmaError>,
+) -> Result<(), QueueError> {
+    let (mut skip, mut left) = (offset, length);
+    for piece in pieces {
+        let size = u64::from(piece.length);
+        if skip >= size {
+            skip -= size;
+            continue;
+        }
+
+        while left > 0 && skip < size {
+            let now = left.min((size - skip) as usize).min(MAX_DMA);
+            // A sum beyond the address space is an address where nothing is mapped.
+            let iova = piece.iova.saturating_add(skip);
+            copy(iova, now).map_err(QueueError::Memory)?;
+            (skip, left) = (skip + now as u64, left - now);
+        }
+        if left == 0 {
+            break;
+        }
+        skip = 0;
+    }
+
+    if left == 0 { Ok(()) } else { Err(QueueError::Buffer) }
 }
 
 /// Returns the reason for an error of `virtio-queue`.

@@ -1,8 +1,8 @@
 //! Virtio on PCI (4.1): the capabilities that locate the registers, negotiation, device status, the
 //! queues' registers, and interrupts.
 //!
-//! The transport knows nothing of frames. [`Transport::write`] reports what a write asks of the
-//! device.
+//! The transport knows nothing of a type's buffers. [`Transport::write`] reports what a write asks
+//! of the device.
 
 use nicforge_core::{
     context::Context,
@@ -12,16 +12,42 @@ use nicforge_core::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
-    queue::QueueLayout,
+    queue::{Direction, QueueLayout},
     registers::{
-        BAR, BAR_SIZE, CLASS_ETHERNET, COMMON, DEVICE, DEVICE_NET, DeviceConfig, ISR, MAX_QUEUE_SIZE,
-        MSIX_PENDING, MSIX_TABLE, NO_VECTOR, NOTIFY, NOTIFY_STRIDE, QUEUES, VECTORS, VENDOR_VIRTIO,
-        capability, common, feature, isr, status,
+        BAR, BAR_SIZE, COMMON, DEVICE, DEVICE_BASE, ISR, MAX_QUEUE_SIZE, MSIX_PENDING, MSIX_TABLE, NO_VECTOR,
+        NOTIFY, NOTIFY_STRIDE, VENDOR_VIRTIO, capability, common, feature, isr, status,
     },
 };
 
 /// The only attachment. Each device has one client, its driver.
-pub(crate) const USER: AttachmentId = AttachmentId(0);
+pub const USER: AttachmentId = AttachmentId(0);
+
+/// What distinguishes a type of device from the others on PCI.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// Number of the type (5). The PCI device id is [`DEVICE_BASE`] more.
+    pub device_type: u16,
+    /// PCI class.
+    pub class: u32,
+    /// All features that the device offers, [`feature::COMMON`] among them.
+    pub features: u64,
+    /// The queues, at most 256, by their numbers: the direction of the buffers of each.
+    pub queues: &'static [Direction],
+    /// Bytes of the configuration of the type, at most 4096.
+    pub config_bytes: usize,
+}
+
+impl Model {
+    /// Returns the number of MSI-X vectors: configuration changes, and one for each queue.
+    fn vectors(&self) -> u16 {
+        self.queues.len() as u16 + 1
+    }
+
+    /// Returns the bytes of the notification registers.
+    fn notify_bytes(&self) -> u64 {
+        u64::from(NOTIFY_STRIDE) * self.queues.len() as u64
+    }
+}
 
 /// The common configuration as a driver reads it (4.1.4.3). The fields have the order and the
 /// widths of the offsets in [`common`].
@@ -85,15 +111,16 @@ pub(crate) enum Request {
 
 /// An event that interrupts the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub enum Event {
     /// The device's configuration or its status has changed.
     Config,
     /// A queue has used buffers.
     Queue(usize),
 }
 
-/// The registers of the device. The default is the state of power-on.
+/// The registers of the device.
 pub(crate) struct Transport {
+    model: Model,
     device_feature_select: u32,
     driver_feature_select: u32,
     /// Features that the driver accepted so far.
@@ -102,14 +129,16 @@ pub(crate) struct Transport {
     generation: u8,
     config_vector: u16,
     queue_select: u16,
-    queues: [QueueRegisters; QUEUES],
+    queues: Vec<QueueRegisters>,
     /// Events since the driver read the interrupt status.
     isr: u8,
 }
 
-impl Default for Transport {
-    fn default() -> Self {
+impl Transport {
+    /// Returns the registers in the state of power-on.
+    pub(crate) fn new(model: Model) -> Self {
         Self {
+            model,
             device_feature_select: 0,
             driver_feature_select: 0,
             accepted: 0,
@@ -117,13 +146,24 @@ impl Default for Transport {
             generation: 0,
             config_vector: NO_VECTOR,
             queue_select: 0,
-            queues: [QueueRegisters::default(); QUEUES],
+            queues: vec![QueueRegisters::default(); model.queues.len()],
             isr: 0,
         }
     }
-}
 
-impl Transport {
+    /// Returns the type of device.
+    pub(crate) fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Returns to the state of power-on.
+    pub(crate) fn reset(&mut self) {
+        let mut queues = std::mem::take(&mut self.queues);
+        queues.fill(QueueRegisters::default());
+        let model = self.model;
+        *self = Self { model, queues, ..Self::new(Model { queues: &[], ..model }) };
+    }
+
     /// Returns the features that the driver accepted.
     pub(crate) fn features(&self) -> u64 {
         self.accepted
@@ -141,13 +181,7 @@ impl Transport {
     }
 
     /// Reads registers. Bytes outside them keep the content of `data`.
-    pub(crate) fn read(
-        &mut self,
-        context: &mut Context<'_>,
-        offset: u64,
-        device: &DeviceConfig,
-        data: &mut [u8],
-    ) {
+    pub(crate) fn read(&mut self, context: &mut Context<'_>, offset: u64, device: &[u8], data: &mut [u8]) {
         // A read of the interrupt status clears it, and takes back the interrupt (4.1.4.5).
         if offset == ISR
             && let Some(first) = data.first_mut()
@@ -158,7 +192,7 @@ impl Transport {
         }
 
         copy_overlap(offset, data, COMMON, self.common().as_bytes());
-        copy_overlap(offset, data, DEVICE, device.as_bytes());
+        copy_overlap(offset, data, DEVICE, device);
     }
 
     /// Returns the common configuration.
@@ -175,11 +209,11 @@ impl Transport {
 
         CommonConfig {
             device_feature_select: self.device_feature_select.to_le_bytes(),
-            device_feature: half(feature::OFFERED, self.device_feature_select).to_le_bytes(),
+            device_feature: half(self.model.features, self.device_feature_select).to_le_bytes(),
             driver_feature_select: self.driver_feature_select.to_le_bytes(),
             driver_feature: half(self.accepted, self.driver_feature_select).to_le_bytes(),
             config_vector: self.config_vector.to_le_bytes(),
-            queues: (QUEUES as u16).to_le_bytes(),
+            queues: (self.queues.len() as u16).to_le_bytes(),
             status: self.status,
             generation: self.generation,
             queue_select: self.queue_select.to_le_bytes(),
@@ -206,7 +240,7 @@ impl Transport {
             _ => return Request::None,
         };
 
-        if (NOTIFY..NOTIFY + u64::from(NOTIFY_STRIDE) * QUEUES as u64).contains(&offset) {
+        if (NOTIFY..NOTIFY + self.model.notify_bytes()).contains(&offset) {
             // The place of the register names the queue, and so does the value (4.1.5.2).
             return Request::Notify(((offset - NOTIFY) / u64::from(NOTIFY_STRIDE)) as usize);
         }
@@ -215,7 +249,7 @@ impl Transport {
             (common::DEVICE_FEATURE_SELECT, 4) => self.device_feature_select = value as u32,
             (common::DRIVER_FEATURE_SELECT, 4) => self.driver_feature_select = value as u32,
             (common::DRIVER_FEATURE, 4) => self.accept(value as u32),
-            (common::CONFIG_VECTOR, 2) => self.config_vector = vector(value),
+            (common::CONFIG_VECTOR, 2) => self.config_vector = self.vector(value),
             (common::STATUS, 1) => return self.write_status(value as u8),
             (common::QUEUE_SELECT, 2) => self.queue_select = value as u16,
             (_, length) => return self.write_queue(offset, length, value),
@@ -244,7 +278,7 @@ impl Transport {
         }
 
         let mut added = value & !(self.status | status::NEEDS_RESET);
-        let acceptable = self.accepted & !feature::OFFERED == 0 && self.accepted & feature::VERSION_1 != 0;
+        let acceptable = self.accepted & !self.model.features == 0 && self.accepted & feature::VERSION_1 != 0;
         if !acceptable {
             added &= !status::FEATURES_OK;
         }
@@ -256,9 +290,10 @@ impl Transport {
     /// Writes a register of the selected queue. An enabled queue keeps its layout until a reset.
     fn write_queue(&mut self, offset: u64, length: usize, value: u64) -> Request {
         let selected = usize::from(self.queue_select);
+        let vector = self.vector(value);
         let Some(queue) = self.queues.get_mut(selected) else { return Request::None };
         if (offset, length) == (common::QUEUE_VECTOR, 2) {
-            queue.vector = vector(value);
+            queue.vector = vector;
             return Request::None;
         }
         if queue.enabled {
@@ -285,6 +320,11 @@ impl Transport {
         }
 
         Request::None
+    }
+
+    /// Returns the vector that a register takes: none if it does not exist (4.1.5.1.2).
+    fn vector(&self, value: u64) -> u16 {
+        if value < u64::from(self.model.vectors()) { value as u16 } else { NO_VECTOR }
     }
 
     /// Records a change of the device's configuration, and reports it.
@@ -320,11 +360,6 @@ impl Transport {
     }
 }
 
-/// Returns the vector that a register takes: none if it does not exist (4.1.5.1.2).
-fn vector(value: u64) -> u16 {
-    if value < u64::from(VECTORS) { value as u16 } else { NO_VECTOR }
-}
-
 /// Writes a 64-bit register, as a whole or by halves. `at` is the offset in the register.
 fn set_address(address: &mut u64, at: u64, length: usize, value: u64) {
     match (at, length) {
@@ -345,13 +380,14 @@ fn copy_overlap(offset: u64, data: &mut [u8], start: u64, source: &[u8]) {
 }
 
 /// Returns the description of the function.
-pub(crate) fn spec() -> FunctionSpec {
+pub(crate) fn spec(model: &Model) -> FunctionSpec {
+    let device = DEVICE_BASE + model.device_type;
     let identity = Identity {
         vendor: VENDOR_VIRTIO,
-        device: DEVICE_NET,
+        device,
         subsystem_vendor: VENDOR_VIRTIO,
-        subsystem: DEVICE_NET,
-        class: CLASS_ETHERNET,
+        subsystem: device,
+        class: model.class,
         revision: 1,
     };
 
@@ -362,19 +398,14 @@ pub(crate) fn spec() -> FunctionSpec {
         identity,
         bars,
         attachments: vec![AttachmentSpec { name: "user0".to_owned(), group: 0 }],
-        msix: Some(MsixSpec { vectors: VECTORS, bar: BAR, table: MSIX_TABLE, pba: MSIX_PENDING }),
+        msix: Some(MsixSpec { vectors: model.vectors(), bar: BAR, table: MSIX_TABLE, pba: MSIX_PENDING }),
         intx: true,
         rings: None,
         capabilities: vec![
             location(capability::COMMON, COMMON, common::SIZE, &[]),
-            location(
-                capability::NOTIFY,
-                NOTIFY,
-                u64::from(NOTIFY_STRIDE) * QUEUES as u64,
-                &NOTIFY_STRIDE.to_le_bytes(),
-            ),
+            location(capability::NOTIFY, NOTIFY, model.notify_bytes(), &NOTIFY_STRIDE.to_le_bytes()),
             location(capability::ISR, ISR, 1, &[]),
-            location(capability::DEVICE, DEVICE, size_of::<DeviceConfig>() as u64, &[]),
+            location(capability::DEVICE, DEVICE, model.config_bytes as u64, &[]),
             VendorCapability {
                 window: Some(BarWindow { bar: 4, offset: 8, length: 12, data: 16 }),
                 ..location(capability::PCI, 0, 0, &[0; 4])
