@@ -30,3 +30,4 @@ pub mod spi_body;
 pub mod tree_body;
 pub mod velo_body;
 pub mod virtio_body;
+pub mod virtio_devices_body;

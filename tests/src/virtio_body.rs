@@ -5,7 +5,7 @@
 //! `driver`.
 
 pub mod checksums;
-mod driver;
+pub(crate) mod driver;
 pub mod frames;
 pub mod hostile;
 pub mod interrupts;

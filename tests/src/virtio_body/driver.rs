@@ -13,32 +13,32 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::backing::{Rig, soon};
 
 /// Entries of a queue.
-pub(super) const ENTRIES: u16 = 64;
+pub(crate) const ENTRIES: u16 = 64;
 /// Bytes of each entry's buffer.
-pub(super) const SLOT: u64 = 2048;
+pub(crate) const SLOT: u64 = 2048;
 /// Features of a driver that takes all that the device offers.
-pub(super) const ALL: u64 = feature::OFFERED;
+pub(crate) const ALL: u64 = feature::OFFERED;
 /// Features without which a driver can't do.
-pub(super) const LEAST: u64 = feature::VERSION_1;
+pub(crate) const LEAST: u64 = feature::VERSION_1;
 
 /// Offsets in a queue's memory.
-pub(super) const DESCRIPTORS: u64 = 0x0000;
-pub(super) const AVAILABLE: u64 = 0x1000;
-pub(super) const USED: u64 = 0x2000;
-pub(super) const TABLES: u64 = 0x3000;
+pub(crate) const DESCRIPTORS: u64 = 0x0000;
+pub(crate) const AVAILABLE: u64 = 0x1000;
+pub(crate) const USED: u64 = 0x2000;
+pub(crate) const TABLES: u64 = 0x3000;
 const SLOTS: u64 = 0x1_0000;
 /// Bytes of each entry's indirect table.
 const TABLE: u64 = 512;
 const MEMORY: usize = SLOTS as usize + ENTRIES as usize * SLOT as usize;
 
 /// Flags of a descriptor (2.7.5).
-pub(super) const NEXT: u16 = 1;
-pub(super) const WRITE: u16 = 2;
-pub(super) const INDIRECT: u16 = 4;
+pub(crate) const NEXT: u16 = 1;
+pub(crate) const WRITE: u16 = 2;
+pub(crate) const INDIRECT: u16 = 4;
 
 /// How the pieces of a frame lie in descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(crate) enum Shape {
     /// One descriptor for each piece, in the queue's table.
     Direct,
     /// One descriptor that names a table of its own.
@@ -46,22 +46,22 @@ pub(super) enum Shape {
 }
 
 /// One queue, as its driver keeps it.
-pub(super) struct DriverQueue {
+pub(crate) struct DriverQueue {
     index: usize,
-    pub(super) memory: DmaBuffer,
+    pub(crate) memory: DmaBuffer,
     event_index: bool,
     /// Number of buffers offered.
-    pub(super) offered: u16,
+    pub(crate) offered: u16,
     /// Number of buffers that came back.
-    pub(super) returned: u16,
+    pub(crate) returned: u16,
     /// Descriptors that are in no chain.
-    free: Vec<u16>,
+    pub(crate) free: Vec<u16>,
     /// The descriptors of each chain, by its head.
-    chains: HashMap<u16, Vec<u16>>,
+    pub(crate) chains: HashMap<u16, Vec<u16>>,
 }
 
 impl DriverQueue {
-    fn new(device: &Device, index: usize, event_index: bool) -> Self {
+    pub(crate) fn new(device: &Device, index: usize, event_index: bool) -> Self {
         Self {
             index,
             memory: device.dma_buffer(MEMORY, HugePages::Never).unwrap(),
@@ -74,20 +74,20 @@ impl DriverQueue {
     }
 
     /// Returns the offset of an entry's buffer.
-    pub(super) fn slot(entry: u16) -> u64 {
+    pub(crate) fn slot(entry: u16) -> u64 {
         SLOTS + u64::from(entry) * SLOT
     }
 
-    pub(super) fn load16(&self, offset: u64) -> u16 {
+    pub(crate) fn load16(&self, offset: u64) -> u16 {
         self.memory.window().load_u16_relaxed(offset).unwrap()
     }
 
-    pub(super) fn store16(&self, offset: u64, value: u16) {
+    pub(crate) fn store16(&self, offset: u64, value: u16) {
         self.memory.window().store_u16_relaxed(offset, value).unwrap();
     }
 
     /// Writes a descriptor at an offset of the queue's memory.
-    pub(super) fn put_descriptor(&self, at: u64, iova: u64, length: u32, flags: u16, next: u16) {
+    pub(crate) fn put_descriptor(&self, at: u64, iova: u64, length: u32, flags: u16, next: u16) {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&iova.to_le_bytes());
         bytes[8..12].copy_from_slice(&length.to_le_bytes());
@@ -97,12 +97,12 @@ impl DriverQueue {
     }
 
     /// Writes a descriptor of the queue's table.
-    pub(super) fn put(&self, index: u16, iova: u64, length: u32, flags: u16, next: u16) {
+    pub(crate) fn put(&self, index: u16, iova: u64, length: u32, flags: u16, next: u16) {
         self.put_descriptor(DESCRIPTORS + 16 * u64::from(index), iova, length, flags, next);
     }
 
     /// Makes a chain available. Returns whether the device wants to be notified of it.
-    pub(super) fn offer(&mut self, head: u16) -> bool {
+    pub(crate) fn offer(&mut self, head: u16) -> bool {
         self.store16(AVAILABLE + 4 + 2 * u64::from(self.offered % ENTRIES), head);
         fence(Ordering::Release);
         self.offered = self.offered.wrapping_add(1);
@@ -118,7 +118,7 @@ impl DriverQueue {
     }
 
     /// Takes the next buffer that came back: the head of its chain, and the bytes written.
-    pub(super) fn take_used(&mut self) -> Option<(u16, u32)> {
+    pub(crate) fn take_used(&mut self) -> Option<(u16, u32)> {
         if self.load16(USED + 2) == self.returned {
             return None;
         }
@@ -134,7 +134,7 @@ impl DriverQueue {
     }
 
     /// Asks for an interrupt when the buffer with this number has come back, or for none.
-    pub(super) fn ask_for_interrupt(&self, number: Option<u16>) {
+    pub(crate) fn ask_for_interrupt(&self, number: Option<u16>) {
         if self.event_index {
             // An index that was passed lately is passed again after 65,536 buffers only.
             let event = number.unwrap_or(self.returned.wrapping_sub(1));
@@ -155,23 +155,23 @@ impl DriverQueue {
 }
 
 /// A device with its driver.
-pub(super) struct Nic {
-    pub(super) device: Device,
-    pub(super) bar: Bar,
-    pub(super) features: u64,
-    pub(super) receive: DriverQueue,
-    pub(super) transmit: DriverQueue,
+pub(crate) struct Nic {
+    pub(crate) device: Device,
+    pub(crate) bar: Bar,
+    pub(crate) features: u64,
+    pub(crate) receive: DriverQueue,
+    pub(crate) transmit: DriverQueue,
 }
 
 impl Nic {
     /// Opens a device, negotiates `features`, and offers a buffer in each entry of the receive
     /// queue.
-    pub(super) fn open(rig: &dyn Rig, name: &str, features: u64) -> Self {
+    pub(crate) fn open(rig: &dyn Rig, name: &str, features: u64) -> Self {
         Self::start(rig.open(name, "user0"), features)
     }
 
     /// Sets up a device that is open: see [`Nic::open`].
-    pub(super) fn start(device: Device, features: u64) -> Self {
+    pub(crate) fn start(device: Device, features: u64) -> Self {
         let bar = device.bar(BAR).unwrap();
         negotiate(&device, &bar, features);
         let event_index = features & feature::EVENT_INDEX != 0;
@@ -189,16 +189,16 @@ impl Nic {
     }
 
     /// Adds bits to the device status, and returns the new one.
-    pub(super) fn set_status(&self, bits: u8) -> u8 {
+    pub(crate) fn set_status(&self, bits: u8) -> u8 {
         add_status(&self.bar, bits)
     }
 
-    pub(super) fn status(&self) -> u8 {
+    pub(crate) fn status(&self) -> u8 {
         self.bar.read8(common::STATUS).unwrap()
     }
 
     /// Offers a buffer in each free entry of the receive queue.
-    pub(super) fn fill(&mut self) {
+    pub(crate) fn fill(&mut self) {
         let mut notify = false;
         while let Some(entry) = self.receive.free.pop() {
             let iova = self.receive.memory.iova() + DriverQueue::slot(entry);
@@ -212,18 +212,18 @@ impl Nic {
     }
 
     /// Notifies the device of a queue.
-    pub(super) fn notify(&self, queue: usize) {
+    pub(crate) fn notify(&self, queue: usize) {
         let register = NOTIFY + u64::from(NOTIFY_STRIDE) * queue as u64;
         self.bar.write16(register, queue as u16).unwrap();
     }
 
     /// Sends a frame in one piece.
-    pub(super) fn send(&mut self, frame: &[u8]) {
+    pub(crate) fn send(&mut self, frame: &[u8]) {
         self.send_as(FrameHeader::default(), frame, &[], Shape::Direct);
     }
 
     /// Sends header and frame, cut at these offsets of both together. Waits for free descriptors.
-    pub(super) fn send_as(&mut self, header: FrameHeader, frame: &[u8], cuts: &[usize], shape: Shape) {
+    pub(crate) fn send_as(&mut self, header: FrameHeader, frame: &[u8], cuts: &[usize], shape: Shape) {
         let content = [header.as_bytes(), frame].concat();
         assert!(content.len() as u64 <= SLOT);
 
@@ -270,7 +270,7 @@ impl Nic {
     }
 
     /// Waits until the device has returned every frame to send.
-    pub(super) fn finish_sending(&mut self) {
+    pub(crate) fn finish_sending(&mut self) {
         let (device, queue) = (&self.device, &mut self.transmit);
         device
             .wait_until(soon(), None, || {
@@ -281,14 +281,14 @@ impl Nic {
     }
 
     /// Waits for a frame, and offers its buffer again.
-    pub(super) fn receive(&mut self) -> (FrameHeader, Vec<u8>) {
+    pub(crate) fn receive(&mut self) -> (FrameHeader, Vec<u8>) {
         let received = self.receive_until(soon()).expect("a frame arrives");
         self.fill();
         received
     }
 
     /// Waits for a frame until a deadline. Its buffer stays out of the queue until [`Nic::fill`].
-    pub(super) fn receive_until(&mut self, deadline: Deadline) -> Result<(FrameHeader, Vec<u8>), Error> {
+    pub(crate) fn receive_until(&mut self, deadline: Deadline) -> Result<(FrameHeader, Vec<u8>), Error> {
         let (device, queue) = (&self.device, &mut self.receive);
         let (head, written) =
             device.wait_for(deadline, None, "a frame", || Ok::<_, Error>(queue.take_used()))?;
@@ -303,7 +303,7 @@ impl Nic {
     }
 
     /// Takes the frames that are still in progress.
-    pub(super) fn drain(&mut self, rig: &dyn Rig) {
+    pub(crate) fn drain(&mut self, rig: &dyn Rig) {
         loop {
             rig.settle();
             if self.receive_until(Deadline::now()).is_err() {
@@ -314,7 +314,7 @@ impl Nic {
     }
 
     /// Resets the device by its status, and sets it up again.
-    pub(super) fn restart(self, features: u64) -> Self {
+    pub(crate) fn restart(self, features: u64) -> Self {
         let Self { device, bar, receive, transmit, .. } = self;
         reset(&device, &bar);
         drop((bar, receive, transmit));
@@ -322,27 +322,27 @@ impl Nic {
     }
 
     /// Waits until the device reports that it needs a reset.
-    pub(super) fn wait_for_failure(&self) {
+    pub(crate) fn wait_for_failure(&self) {
         let failed = || self.status() & status::NEEDS_RESET != 0;
         self.device.wait_until(soon(), None, failed).expect("the device reports the error");
     }
 }
 
 /// Resets a device by its status, and waits until it has done so.
-pub(super) fn reset(device: &Device, bar: &Bar) {
+pub(crate) fn reset(device: &Device, bar: &Bar) {
     bar.write8(common::STATUS, 0).unwrap();
     device.wait_until(soon(), None, || bar.read8(common::STATUS).unwrap() == 0).unwrap();
 }
 
 /// Adds bits to the device status, and returns the new one.
-pub(super) fn add_status(bar: &Bar, bits: u8) -> u8 {
+pub(crate) fn add_status(bar: &Bar, bits: u8) -> u8 {
     let status = bar.read8(common::STATUS).unwrap();
     bar.write8(common::STATUS, status | bits).unwrap();
     bar.read8(common::STATUS).unwrap()
 }
 
 /// Resets a device and offers it these features. The device takes them.
-pub(super) fn negotiate(device: &Device, bar: &Bar, features: u64) {
+pub(crate) fn negotiate(device: &Device, bar: &Bar, features: u64) {
     reset(device, bar);
     add_status(bar, status::ACKNOWLEDGE | status::DRIVER);
     accept(bar, features);
@@ -350,7 +350,7 @@ pub(super) fn negotiate(device: &Device, bar: &Bar, features: u64) {
 }
 
 /// Writes the features that the driver accepts.
-pub(super) fn accept(bar: &Bar, features: u64) {
+pub(crate) fn accept(bar: &Bar, features: u64) {
     for (half, value) in [(0, features as u32), (1, (features >> 32) as u32)] {
         bar.write32(common::DRIVER_FEATURE_SELECT, half).unwrap();
         bar.write32(common::DRIVER_FEATURE, value).unwrap();
@@ -358,7 +358,7 @@ pub(super) fn accept(bar: &Bar, features: u64) {
 }
 
 /// Sets the registers of a queue and enables it. Its vector is its number plus 1.
-fn enable(bar: &Bar, queue: &DriverQueue) {
+pub(crate) fn enable(bar: &Bar, queue: &DriverQueue) {
     bar.write16(common::QUEUE_SELECT, queue.index as u16).unwrap();
     bar.write16(common::QUEUE_SIZE, ENTRIES).unwrap();
     bar.write16(common::QUEUE_VECTOR, queue.index as u16 + 1).unwrap();

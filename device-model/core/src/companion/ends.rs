@@ -153,6 +153,11 @@ impl<C, E> CompanionEnd<C, E> {
         Ok(())
     }
 
+    /// Returns whether a poll may wait: the companion has a thread, and is not stepped.
+    pub fn may_wait(&self) -> bool {
+        !self.life.is_stepped()
+    }
+
     /// Returns whether the life has ended. A companion that waits within a poll should look at it
     /// now and then, and return.
     #[inline]

@@ -98,6 +98,11 @@ impl Life {
         }
     }
 
+    /// Returns whether the machine's steps poll the companion.
+    pub(super) fn is_stepped(&self) -> bool {
+        self.is_stepped
+    }
+
     /// Returns whether the companion takes commands.
     #[inline]
     pub(super) fn takes_commands(&self) -> bool {

@@ -1,11 +1,13 @@
 //! Virtio devices that Linux drives with its own drivers, beside the network device.
 //!
-//! In: queues in client memory; the host's random bytes. Out: filled buffers, interrupts. May
-//! touch: core, family, kit, virtio.
+//! In: queues in client memory; the host's files and random bytes. Out: filled buffers, interrupts.
+//! May touch: core, family, kit, virtio.
 //!
 //! | module | contents |
 //! | --- | --- |
+//! | [`blk`] | a disk, whose contents are a file |
 //! | [`rng`] | a source of random bytes |
+//! | [`console`] | a console: a line to a client of a socket, or to a file |
 //! | [`family`] | the kinds of devices for machine files |
 //!
 //! What may wait for the host runs in a companion of the device, so that the engine never waits.
@@ -14,6 +16,8 @@
 //! named at each item.
 #![forbid(unsafe_code)]
 
+pub mod blk;
+pub mod console;
 pub mod family;
 pub mod rng;
 

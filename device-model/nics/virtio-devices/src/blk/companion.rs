@@ -1,0 +1,82 @@
+//! The companion of a disk: it reads and writes the file, and may wait for that.
+
+use std::sync::Arc;
+
+use nicforge_core::{
+    companion::{Companion, CompanionEnd, CompanionMode, CompanionSpec, SendError},
+    device::Progress,
+};
+
+use super::{
+    MAX_IN_FLIGHT,
+    image::{Image, SECTOR},
+    registers::Status,
+};
+
+pub(super) const SPEC: CompanionSpec = CompanionSpec {
+    name: "disk",
+    commands: MAX_IN_FLIGHT,
+    events: MAX_IN_FLIGHT,
+    mode: CompanionMode::Threads,
+};
+
+/// What a job does with its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operation {
+    /// Fill them from the file.
+    Read,
+    /// Write them to the file.
+    Write,
+}
+
+/// A command to the companion, and with its status the event that answers it.
+pub(super) struct Job {
+    /// Number of the driver's life that it belongs to.
+    pub(super) life: u64,
+    /// Place of the request among those in flight.
+    pub(super) slot: usize,
+    pub(super) operation: Operation,
+    pub(super) sector: u64,
+    pub(super) bytes: Vec<u8>,
+    pub(super) status: Status,
+}
+
+/// The companion.
+pub(super) struct Worker {
+    pub(super) image: Arc<Image>,
+    /// A job that is done and waits for room in the FIFO.
+    pub(super) done: Option<Job>,
+}
+
+impl Companion for Worker {
+    type Command = Job;
+    type Event = Job;
+
+    /// Does one job, since a slow disk may take most of a poll's time for it.
+    fn poll(&mut self, end: &mut CompanionEnd<Job, Job>, _: u32) -> Progress {
+        if self.done.is_none() {
+            let Some(mut job) = end.receive() else { return Progress::Idle };
+            job.run(&self.image);
+            self.done = Some(job);
+        }
+
+        if let Some(done) = self.done.take()
+            && let Err(SendError::Full(done)) = end.send(done)
+        {
+            self.done = Some(done);
+            return Progress::Idle;
+        }
+        Progress::Busy
+    }
+}
+
+impl Job {
+    fn run(&mut self, image: &Image) {
+        let offset = self.sector * SECTOR;
+        let done = match self.operation {
+            Operation::Read => image.read(offset, &mut self.bytes),
+            Operation::Write => image.write(offset, &self.bytes),
+        };
+        self.status = if done.is_ok() { Status::Ok } else { Status::IoError };
+    }
+}

@@ -1,0 +1,406 @@
+//! The block device (5.2): a disk whose contents are a file of the host.
+//!
+//! The device takes requests from its queue, at most [`MAX_IN_FLIGHT`] at a time. A companion reads
+//! and writes the file, so that a slow disk holds up nothing but its own driver:
+//!
+//! ```text
+//!   queue --request, bytes to write--> companion --bytes read, status--> the request's buffer
+//! ```
+//!
+//! - The companion does one request after the other, in the order in which they were taken.
+//! - A reset forgets the requests in flight. Those that the companion has already got are done, and
+//!   their answers are dropped.
+//! - While the companion is halted every request fails. A reset begins a new life of it.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | the device: requests and their answers |
+//! | `registers.rs` | registers, requests and bits |
+//! | `image.rs` | the file, and what was changed |
+//! | `companion.rs` | the companion |
+
+mod companion;
+pub mod image;
+pub mod registers;
+
+use std::sync::Arc;
+
+use nicforge_core::{
+    companion::{DeviceEnd, SendError},
+    context::Context,
+    device::Counter,
+    dma::GuestMemoryView,
+};
+use nicforge_virtio::{
+    Backend, Buffer, Direction, Function, Model, Pieces, QueueError, SplitQueue, USER, VirtioDevice,
+};
+use zerocopy::IntoBytes;
+
+use self::{
+    companion::{Job, Operation, SPEC, Worker},
+    image::{Image, SECTOR},
+    registers::{
+        CLASS, DEVICE_TYPE, DeviceConfig, FLUSH, GET_ID, HEADER, ID_BYTES, IN, MAX_DATA, OFFERED, OUT,
+        REQUESTS, RequestHeader, SEG_MAX, SIZE_MAX, Status, feature,
+    },
+};
+
+/// Maximum number of requests that the companion works on.
+pub const MAX_IN_FLIGHT: usize = 16;
+
+/// The device; the module's documentation describes it.
+pub struct VirtioBlk {
+    image: Arc<Image>,
+    config: DeviceConfig,
+    id: [u8; ID_BYTES],
+    companion: Option<DeviceEnd<Job, Job>>,
+    requests: Requests,
+    statistics: Statistics,
+}
+
+/// The requests that are in flight.
+struct Requests {
+    /// Number of the driver's life, which each reset ends.
+    life: u64,
+    slots: Vec<Slot>,
+    /// A job that waits for room in the FIFO. Until it is sent, no further request is taken.
+    unsent: Option<Job>,
+    /// Buffers of jobs, for reuse.
+    spare: Vec<Vec<u8>>,
+}
+
+/// The place of a request in flight.
+#[derive(Default)]
+struct Slot {
+    /// The request's buffer, if there is a request.
+    buffer: Option<Buffer>,
+    pieces: Pieces,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Statistics {
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    written_bytes: u64,
+    flushes: u64,
+    io_errors: u64,
+    unsupported: u64,
+}
+
+/// What becomes of a request that was taken.
+enum Verdict {
+    /// It is answered at once, with these bytes of the disk's name.
+    Answer(Status, usize),
+    /// The companion carries it out.
+    Job(Job),
+}
+
+impl VirtioBlk {
+    /// Builds a disk in the state of power-on. `name` is what the driver sees as its serial number,
+    /// of which the first [`ID_BYTES`] bytes count.
+    pub fn device(image: Image, name: &str) -> VirtioDevice<Self> {
+        let config = DeviceConfig {
+            capacity: image.sectors().to_le_bytes(),
+            size_max: SIZE_MAX.to_le_bytes(),
+            seg_max: SEG_MAX.to_le_bytes(),
+            geometry: [0; 4],
+            block_size: (SECTOR as u32).to_le_bytes(),
+        };
+        let mut id = [0; ID_BYTES];
+        id.iter_mut().zip(name.bytes()).for_each(|(byte, of_name)| *byte = of_name);
+
+        VirtioDevice::new(Self {
+            image: Arc::new(image),
+            config,
+            id,
+            companion: None,
+            requests: Requests::new(),
+            statistics: Statistics::default(),
+        })
+    }
+
+    /// Starts the companion if there is none. Without one, requests fail.
+    fn ensure_companion(&mut self, context: &mut Context<'_>) {
+        if self.companion.is_none() {
+            let worker = Worker { image: Arc::clone(&self.image), done: None };
+            self.companion = context.start_companion(SPEC, worker).ok();
+        }
+    }
+
+    fn takes_jobs(&self) -> bool {
+        self.companion.as_ref().is_some_and(|companion| companion.halt().is_none())
+    }
+
+    /// Answers the requests that the companion has done, or all that are in flight if it is halted.
+    /// Returns the work in descriptors.
+    fn answer_done(&mut self, context: &mut Context<'_>, function: &mut Function) -> Result<u32, QueueError> {
+        let Some(queue) = function.queue(REQUESTS) else { return Ok(0) };
+        let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
+
+        let mut work = 0;
+        for _ in 0..MAX_IN_FLIGHT {
+            let Some(job) = self.companion.as_mut().and_then(DeviceEnd::receive) else { break };
+            work += descriptors_of(&job);
+            if let Some((buffer, pieces)) = self.requests.end(&job) {
+                self.statistics.count(&job);
+                let data = if job.operation == Operation::Read { &job.bytes[..] } else { &[] };
+                answer(queue, &memory, buffer, pieces, job.status, data)?;
+            }
+            self.requests.recycle(job.bytes);
+        }
+
+        if !self.takes_jobs() {
+            self.requests.unsent = None;
+            for slot in &mut self.requests.slots {
+                let Some(buffer) = slot.buffer.take() else { continue };
+                work += 1;
+                self.statistics.io_errors += 1;
+                answer(queue, &memory, buffer, &slot.pieces, Status::IoError, &[])?;
+            }
+        }
+        Ok(work)
+    }
+
+    /// Takes requests, about `budget` descriptors, while there is a place for them. Returns the
+    /// descriptors used.
+    fn take_requests(
+        &mut self,
+        context: &mut Context<'_>,
+        function: &mut Function,
+        budget: u32,
+    ) -> Result<u32, QueueError> {
+        let Some(queue) = function.queue(REQUESTS) else { return Ok(0) };
+        let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
+
+        let mut work = 0;
+        while work < budget && self.send_unsent() {
+            let Some(index) = self.requests.free_slot() else { break };
+            let Some(buffer) = queue.take_or_ask(&memory)? else { break };
+            work += queue.descriptors() as u32;
+            queue.swap_pieces(&mut self.requests.slots[index].pieces);
+
+            match self.judge(&memory, buffer, index)? {
+                Verdict::Answer(status, bytes) => {
+                    self.statistics.count_status(status);
+                    let pieces = &self.requests.slots[index].pieces;
+                    answer(queue, &memory, buffer, pieces, status, &self.id[..bytes])?;
+                }
+                Verdict::Job(job) => {
+                    self.requests.slots[index].buffer = Some(buffer);
+                    self.requests.unsent = Some(job);
+                }
+            }
+        }
+
+        self.send_unsent();
+        Ok(work)
+    }
+
+    /// Sends the job that waits for room, if there is one. Returns whether there is none any more.
+    fn send_unsent(&mut self) -> bool {
+        let Some(job) = self.requests.unsent.take() else { return true };
+        let Some(companion) = &mut self.companion else { return true };
+
+        match companion.send(job) {
+            Ok(()) => true,
+            Err(SendError::Full(job)) => {
+                self.requests.unsent = Some(job);
+                false
+            }
+            // The request fails when the halt is noticed.
+            Err(SendError::Ended(_)) => false,
+        }
+    }
+
+    /// Checks the request of a buffer, and copies what it writes.
+    ///
+    /// # Errors
+    /// [`QueueError`] if the buffer has no room for a header and a status, or is not in memory.
+    fn judge(
+        &mut self,
+        memory: &GuestMemoryView<'_>,
+        buffer: Buffer,
+        slot: usize,
+    ) -> Result<Verdict, QueueError> {
+        if buffer.readable < HEADER || buffer.writable == 0 {
+            return Err(QueueError::Buffer);
+        }
+
+        let pieces = &self.requests.slots[slot].pieces;
+        let mut header = RequestHeader::default();
+        pieces.read(memory, 0, header.as_mut_bytes())?;
+
+        let room = buffer.writable - 1;
+        let (operation, bytes) = match u32::from_le_bytes(header.kind) {
+            IN => (Operation::Read, room),
+            OUT => (Operation::Write, buffer.readable - HEADER),
+            FLUSH => {
+                // What was written before is in the file of the changes, which dies with the
+                // device.
+                self.statistics.flushes += 1;
+                return Ok(Verdict::Answer(Status::Ok, 0));
+            }
+            GET_ID => return Ok(Verdict::Answer(Status::Ok, room.min(ID_BYTES as u64) as usize)),
+            _ => return Ok(Verdict::Answer(Status::Unsupported, 0)),
+        };
+
+        let sector = u64::from_le_bytes(header.sector);
+        let is_refused = operation == Operation::Write && self.image.is_read_only();
+        if is_refused || !self.takes_jobs() || !fits(self.image.sectors(), sector, bytes) {
+            return Ok(Verdict::Answer(Status::IoError, 0));
+        }
+
+        let mut data = self.requests.spare.pop().unwrap_or_default();
+        data.resize(bytes as usize, 0);
+        if operation == Operation::Write {
+            let pieces = &self.requests.slots[slot].pieces;
+            pieces.read(memory, HEADER, &mut data)?;
+        }
+
+        let life = self.requests.life;
+        Ok(Verdict::Job(Job { life, slot, operation, sector, bytes: data, status: Status::IoError }))
+    }
+}
+
+impl Requests {
+    fn new() -> Self {
+        let slots = (0..MAX_IN_FLIGHT).map(|_| Slot::default()).collect();
+        Self { life: 0, slots, unsent: None, spare: Vec::with_capacity(MAX_IN_FLIGHT) }
+    }
+
+    /// Returns a place that no request has.
+    fn free_slot(&self) -> Option<usize> {
+        self.slots.iter().position(|slot| slot.buffer.is_none())
+    }
+
+    /// Ends the request of a job, and returns its buffer. A job of an earlier life has none.
+    fn end(&mut self, job: &Job) -> Option<(Buffer, &Pieces)> {
+        if job.life != self.life {
+            return None;
+        }
+        let slot = self.slots.get_mut(job.slot)?;
+        Some((slot.buffer.take()?, &slot.pieces))
+    }
+
+    /// Keeps a buffer for reuse.
+    fn recycle(&mut self, bytes: Vec<u8>) {
+        if self.spare.len() < MAX_IN_FLIGHT {
+            self.spare.push(bytes);
+        }
+    }
+
+    /// Forgets all requests.
+    fn begin_life(&mut self) {
+        self.life += 1;
+        self.unsent = None;
+        for slot in &mut self.slots {
+            slot.buffer = None;
+        }
+    }
+}
+
+impl Statistics {
+    fn count(&mut self, job: &Job) {
+        let bytes = job.bytes.len() as u64;
+        match (job.status, job.operation) {
+            (Status::Ok, Operation::Read) => {
+                self.reads += 1;
+                self.read_bytes += bytes;
+            }
+            (Status::Ok, Operation::Write) => {
+                self.writes += 1;
+                self.written_bytes += bytes;
+            }
+            (status, _) => self.count_status(status),
+        }
+    }
+
+    fn count_status(&mut self, status: Status) {
+        match status {
+            Status::Ok => {}
+            Status::IoError => self.io_errors += 1,
+            Status::Unsupported => self.unsupported += 1,
+        }
+    }
+}
+
+/// Returns whether a request for so many bytes lies within the disk, and is not too long.
+fn fits(sectors: u64, sector: u64, bytes: u64) -> bool {
+    let is_whole = (SECTOR..=MAX_DATA).contains(&bytes) && bytes.is_multiple_of(SECTOR);
+    is_whole && sector.checked_add(bytes / SECTOR).is_some_and(|end| end <= sectors)
+}
+
+/// Returns the descriptors that count for the answer of a job.
+fn descriptors_of(job: &Job) -> u32 {
+    1 + job.bytes.len() as u32 / SIZE_MAX
+}
+
+/// Returns a request to the driver, with its status as the last byte.
+fn answer(
+    queue: &mut SplitQueue,
+    memory: &GuestMemoryView<'_>,
+    buffer: Buffer,
+    pieces: &Pieces,
+    status: Status,
+    data: &[u8],
+) -> Result<(), QueueError> {
+    let data = if status == Status::Ok { data } else { &[] };
+    pieces.write(memory, 0, data)?;
+    pieces.write(memory, buffer.writable - 1, &[status as u8])?;
+    queue.give_back(memory, buffer, data.len() as u32 + 1)
+}
+
+impl Backend for VirtioBlk {
+    fn model(&self) -> Model {
+        let access = if self.image.is_read_only() { feature::READ_ONLY } else { feature::FLUSH };
+        Model {
+            device_type: DEVICE_TYPE,
+            class: CLASS,
+            features: OFFERED | access,
+            queues: &[Direction::Both],
+            config_bytes: size_of::<DeviceConfig>(),
+        }
+    }
+
+    fn config(&self) -> &[u8] {
+        self.config.as_bytes()
+    }
+
+    fn serve(
+        &mut self,
+        context: &mut Context<'_>,
+        function: &mut Function,
+        budget: u32,
+    ) -> Result<u32, QueueError> {
+        self.ensure_companion(context);
+        let mut work = self.answer_done(context, function)?;
+        work += self.take_requests(context, function, budget)?;
+
+        function.report_returned(context, REQUESTS)?;
+        Ok(work)
+    }
+
+    fn reset(&mut self, _: &mut Context<'_>) {
+        self.requests.begin_life();
+        if !self.takes_jobs() {
+            self.companion = None;
+        }
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let Statistics { reads, read_bytes, writes, written_bytes, flushes, io_errors, unsupported } =
+            self.statistics;
+        [
+            ("reads", reads),
+            ("read_bytes", read_bytes),
+            ("writes", writes),
+            ("written_bytes", written_bytes),
+            ("flushes", flushes),
+            ("io_errors", io_errors),
+            ("unsupported", unsupported),
+        ]
+        .map(|(name, value)| Counter { name, value })
+        .to_vec()
+    }
+}

@@ -1,0 +1,299 @@
+//! The far end of a console's line: a client of a socket, or a file.
+//!
+//! Two companions work on it, one in each direction, so that each may wait for its own. Chunks of
+//! [`CHUNK`] bytes go between them and the device.
+
+use std::{
+    fs::{self, File, OpenOptions, Permissions},
+    io::{self, ErrorKind, Read, Write},
+    os::{
+        fd::AsFd,
+        unix::{
+            fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use nix::{
+    fcntl::OFlag,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{getsockopt, sockopt},
+    unistd::geteuid,
+};
+use thiserror::Error;
+
+/// Bytes of a chunk.
+pub const CHUNK: usize = 508;
+/// Longest wait for the far end, in milliseconds.
+const WAIT: u16 = 100;
+
+/// Reason why a line can't be made.
+#[derive(Debug, Error)]
+pub enum LineError {
+    /// The socket's path is in use.
+    #[error("{} is in use: end the server that has it, or name another path", path.display())]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file is a directory, a device or a pipe.
+    #[error("{} is no regular file; name one, or a socket", path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The system refused it.
+    #[error("{}: {reason}; name a path that the server may write", path.display())]
+    System {
+        /// The path.
+        path: PathBuf,
+        /// The system's answer.
+        reason: io::Error,
+    },
+}
+
+/// Some bytes on their way.
+#[derive(Clone, Copy)]
+pub(super) struct Chunk {
+    length: u16,
+    bytes: [u8; CHUNK],
+}
+
+impl Chunk {
+    /// Returns a chunk of no bytes.
+    pub(super) const fn new() -> Self {
+        Self { length: 0, bytes: [0; CHUNK] }
+    }
+
+    /// Returns a chunk of `length` bytes, at most [`CHUNK`], which `fill` copies.
+    pub(super) fn filled<E>(length: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Self, E> {
+        let mut chunk = Self::new();
+        let length = length.min(CHUNK);
+        fill(&mut chunk.bytes[..length])?;
+        chunk.length = length as u16;
+        Ok(chunk)
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+}
+
+/// The far end of a line.
+#[derive(Debug)]
+pub struct Line {
+    end: End,
+    /// Bytes of the driver that had nobody to go to.
+    lost: AtomicU64,
+}
+
+#[derive(Debug)]
+enum End {
+    /// The client of a socket, one at a time.
+    Socket(Listener),
+    /// A file, to which the driver's bytes are appended.
+    File(File),
+}
+
+/// A listening socket. Its file is removed when this is dropped.
+#[derive(Debug)]
+struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// The socket's file: device and inode.
+    file: (u64, u64),
+    client: Mutex<Option<Arc<UnixStream>>>,
+}
+
+impl Line {
+    /// Listens at `path`, for clients of the server's own user and of root. A socket that a dead
+    /// server left there is replaced.
+    ///
+    /// # Errors
+    /// [`LineError::InUse`], [`LineError::System`].
+    pub fn listen(path: &Path) -> Result<Self, LineError> {
+        Ok(Self { end: End::Socket(Listener::new(path)?), lost: AtomicU64::new(0) })
+    }
+
+    /// Appends the driver's bytes to a regular file, which is made if there is none.
+    ///
+    /// # Errors
+    /// [`LineError::NotAFile`], [`LineError::System`].
+    pub fn append_to(path: &Path) -> Result<Self, LineError> {
+        let system = |reason| LineError::System { path: path.to_owned(), reason };
+        // A pipe without a reader would hold up the opening.
+        let flags = OFlag::O_NONBLOCK.bits();
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(0o600).custom_flags(flags);
+        let file = options.open(path).map_err(system)?;
+        if !file.metadata().map_err(system)?.is_file() {
+            return Err(LineError::NotAFile { path: path.to_owned() });
+        }
+
+        Ok(Self { end: End::File(file), lost: AtomicU64::new(0) })
+    }
+
+    /// Returns the bytes of the driver that were lost, because no client was there.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// Counts bytes of the driver that are lost.
+    pub(super) fn lose(&self, bytes: usize) {
+        self.lost.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Returns the next bytes for the driver, if there are any. It waits for some time if
+    /// `may_wait`.
+    pub(super) fn read(&self, may_wait: bool) -> Option<Chunk> {
+        let End::Socket(listener) = &self.end else { return None };
+        let client = listener.client(may_wait)?;
+        if may_wait {
+            wait_for(&*client, PollFlags::POLLIN);
+        }
+
+        let mut chunk = Chunk::new();
+        match (&*client).read(&mut chunk.bytes) {
+            Ok(length @ 1..) => {
+                chunk.length = length as u16;
+                Some(chunk)
+            }
+            Err(error) if is_temporary(&error) => None,
+            Ok(0) | Err(_) => {
+                listener.hang_up(&client);
+                None
+            }
+        }
+    }
+
+    /// Passes bytes of the driver on, and returns how many. They are lost when no client is there.
+    /// It waits for some time if `may_wait`, and drops what has no room otherwise.
+    pub(super) fn write(&self, bytes: &[u8], may_wait: bool) -> usize {
+        let written = match &self.end {
+            End::File(file) => (&*file).write(bytes),
+            End::Socket(listener) => listener.write(bytes, may_wait),
+        };
+
+        match written {
+            Ok(length @ 1..) => length,
+            Err(error) if is_temporary(&error) && may_wait => 0,
+            Ok(0) | Err(_) => {
+                self.lose(bytes.len());
+                bytes.len()
+            }
+        }
+    }
+
+    /// Returns whether bytes can come from the far end.
+    pub(super) fn has_input(&self) -> bool {
+        matches!(self.end, End::Socket(_))
+    }
+}
+
+impl Listener {
+    fn new(path: &Path) -> Result<Self, LineError> {
+        let system = |reason| LineError::System { path: path.to_owned(), reason };
+        remove_stale(path)?;
+
+        let socket = UnixListener::bind(path).map_err(|reason| match reason.kind() {
+            ErrorKind::AddrInUse => LineError::InUse { path: path.to_owned() },
+            _ => system(reason),
+        })?;
+        let metadata = fs::symlink_metadata(path).map_err(system)?;
+        let file = (metadata.dev(), metadata.ino());
+        let listener = Self { socket, path: path.to_owned(), file, client: Mutex::default() };
+
+        fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(system)?;
+        listener.socket.set_nonblocking(true).map_err(system)?;
+        Ok(listener)
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Arc<UnixStream>>> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the client, or accepts the next one. It waits for some time if `may_wait`.
+    fn client(&self, may_wait: bool) -> Option<Arc<UnixStream>> {
+        if let Some(client) = self.current().clone() {
+            return Some(client);
+        }
+
+        if may_wait {
+            wait_for(&self.socket, PollFlags::POLLIN);
+        }
+        let (client, _) = self.socket.accept().ok()?;
+        if !may_use(&client) || client.set_nonblocking(true).is_err() {
+            return None;
+        }
+
+        let client = Arc::new(client);
+        *self.current() = Some(Arc::clone(&client));
+        Some(client)
+    }
+
+    /// Forgets a client that is gone.
+    fn hang_up(&self, client: &Arc<UnixStream>) {
+        let mut current = self.current();
+        if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, client)) {
+            *current = None;
+        }
+    }
+
+    fn write(&self, bytes: &[u8], may_wait: bool) -> io::Result<usize> {
+        // The other direction accepts clients.
+        let Some(client) = self.current().clone() else { return Ok(0) };
+        let written = (&*client).write(bytes);
+        if may_wait && written.as_ref().is_err_and(is_temporary) {
+            wait_for(&*client, PollFlags::POLLOUT);
+        }
+        written
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let is_ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
+        if is_ours {
+            // Nothing is left to do when that fails.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes the socket of a server that has ended, if there is one at `path`.
+fn remove_stale(path: &Path) -> Result<(), LineError> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    if !is_socket {
+        return Ok(());
+    }
+
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(|reason| LineError::System { path: path.to_owned(), reason })
+        }
+        _ => Err(LineError::InUse { path: path.to_owned() }),
+    }
+}
+
+/// Returns whether a client belongs to the server's user or to root.
+fn may_use(client: &UnixStream) -> bool {
+    getsockopt(client, sockopt::PeerCredentials)
+        .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
+}
+
+/// Waits until a descriptor is ready, for [`WAIT`] milliseconds at most.
+fn wait_for(descriptor: &impl AsFd, events: PollFlags) {
+    // An interrupted wait ends early, which is no harm.
+    let _ = poll(&mut [PollFd::new(descriptor.as_fd(), events)], PollTimeout::from(WAIT));
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

@@ -1,0 +1,249 @@
+//! The console device (5.3): one port, which is a line to a client of a socket or to a file.
+//!
+//! - Bytes of the far end wait for a buffer of the driver, at most some 16 KB here and what the
+//!   socket holds. A client that sends more waits.
+//! - Bytes of the driver wait for the far end, as many. If none could go for [`HOLD`], they are
+//!   dropped until some can, since a driver may hold a processor until its buffer returns.
+//! - Without a client the driver's bytes are dropped and counted.
+//! - A reset drops what is on its way to the driver.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | the device: buffers and chunks of bytes |
+//! | `line.rs` | the far end |
+//! | `companion.rs` | the companions, which may wait for it |
+
+mod companion;
+pub mod line;
+
+use std::sync::Arc;
+
+use nicforge_core::{
+    companion::{DeviceEnd, SendError},
+    context::Context,
+    device::Counter,
+    time::Nanos,
+};
+use nicforge_kit::retry;
+use nicforge_virtio::{
+    Backend, Buffer, Direction, Function, Model, QueueError, USER, VirtioDevice, registers::feature,
+};
+
+use self::{
+    companion::{Look, READER, Reader, Room, WRITER, Writer},
+    line::{CHUNK, Chunk, Line},
+};
+
+/// Number of the type (5.3.1).
+pub const DEVICE_TYPE: u16 = 3;
+/// PCI class "communication device, other".
+pub const CLASS: u32 = 0x07_80_00;
+/// Number of the queue with buffers for bytes of the far end (5.3.2).
+pub const RECEIVE: usize = 0;
+/// Number of the queue with bytes of the driver (5.3.2).
+pub const TRANSMIT: usize = 1;
+/// Time for which the driver's bytes wait for the far end, in nanoseconds.
+pub const HOLD: u64 = 1_000_000_000;
+
+/// The configuration (5.3.4): size, ports and emergency register, which need features that the
+/// device does not offer.
+const CONFIG: [u8; 12] = [0; 12];
+
+const MODEL: Model = Model {
+    device_type: DEVICE_TYPE,
+    class: CLASS,
+    features: feature::COMMON,
+    queues: &[Direction::Write, Direction::Read],
+    config_bytes: CONFIG.len(),
+};
+
+/// The device; the module's documentation describes it.
+pub struct VirtioConsole {
+    line: Arc<Line>,
+    reader: Option<DeviceEnd<Look, Chunk>>,
+    writer: Option<DeviceEnd<Chunk, Room>>,
+    /// Bytes of the reader's next chunk that the driver has got.
+    taken: usize,
+    /// The driver's buffer in progress, and the bytes of it that have gone.
+    sending: Option<(Buffer, u64)>,
+    /// Time since which the writer has had no room.
+    full_since: Option<Nanos>,
+    sent: u64,
+    received: u64,
+}
+
+impl VirtioConsole {
+    /// Builds the device in the state of power-on.
+    pub fn device(line: Line) -> VirtioDevice<Self> {
+        VirtioDevice::new(Self {
+            line: Arc::new(line),
+            reader: None,
+            writer: None,
+            taken: 0,
+            sending: None,
+            full_since: None,
+            sent: 0,
+            received: 0,
+        })
+    }
+
+    /// Starts the companions that there are not. Without them the line is silent.
+    fn ensure_companions(&mut self, context: &mut Context<'_>) {
+        if self.reader.is_none() && self.line.has_input() {
+            let reader = Reader { line: Arc::clone(&self.line), held: None };
+            self.reader = context.start_companion(READER, reader).ok();
+        }
+        if self.writer.is_none() {
+            let writer = Writer { line: Arc::clone(&self.line), current: None };
+            self.writer = context.start_companion(WRITER, writer).ok();
+        }
+    }
+
+    /// Copies bytes of the far end to buffers. Returns the descriptors used.
+    fn receive(
+        &mut self,
+        context: &mut Context<'_>,
+        function: &mut Function,
+        budget: u32,
+    ) -> Result<u32, QueueError> {
+        let Some(reader) = &mut self.reader else { return Ok(0) };
+        let Some(queue) = function.queue(RECEIVE) else { return Ok(0) };
+        let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
+
+        let mut work = 0;
+        while work < budget
+            && let Some(chunk) = reader.front()
+        {
+            let Some(buffer) = queue.take_or_ask(&memory)? else { break };
+            work += queue.descriptors() as u32;
+
+            let rest = &chunk.bytes()[self.taken..];
+            let count = buffer.writable.min(rest.len() as u64) as usize;
+            queue.write(&memory, 0, &rest[..count])?;
+            queue.give_back(&memory, buffer, count as u32)?;
+
+            self.received += count as u64;
+            self.taken += count;
+            if count == rest.len() {
+                self.taken = 0;
+                reader.drop_front();
+            }
+        }
+
+        // A full FIFO means that the reader looks anyway.
+        let _ = reader.send(Look);
+        Ok(work)
+    }
+
+    /// Passes bytes of buffers to the writer. Returns the descriptors and chunks used.
+    fn transmit(
+        &mut self,
+        context: &mut Context<'_>,
+        function: &mut Function,
+        budget: u32,
+    ) -> Result<u32, QueueError> {
+        let is_over = self.full_since.is_some_and(|since| retry::is_due(context, since.after(HOLD)));
+        let now = context.now();
+        let Some(queue) = function.queue(TRANSMIT) else { return Ok(0) };
+        let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
+        while self.writer.as_mut().and_then(DeviceEnd::receive).is_some() {}
+
+        let mut work = 0;
+        while work < budget {
+            let (buffer, gone) = match self.sending.take() {
+                Some(sending) => sending,
+                None => {
+                    let Some(buffer) = queue.take_or_ask(&memory)? else { break };
+                    work += queue.descriptors() as u32;
+                    (buffer, 0)
+                }
+            };
+
+            let rest = buffer.readable - gone;
+            let length = rest.min(CHUNK as u64);
+            let chunk = Chunk::filled(length as usize, |bytes| queue.read(&memory, gone, bytes))?;
+            let sent = match &mut self.writer {
+                Some(writer) => writer.send(chunk),
+                None => Err(SendError::Ended(chunk)),
+            };
+            let gone = match sent {
+                Ok(()) => {
+                    self.full_since = None;
+                    self.sent += length;
+                    gone + length
+                }
+                Err(SendError::Full(_)) if !is_over => {
+                    self.sending = Some((buffer, gone));
+                    self.full_since = self.full_since.or(Some(now));
+                    break;
+                }
+                Err(_) => {
+                    self.line.lose(rest as usize);
+                    buffer.readable
+                }
+            };
+
+            work += 1;
+            if gone < buffer.readable {
+                self.sending = Some((buffer, gone));
+            } else {
+                queue.give_back(&memory, buffer, 0)?;
+            }
+        }
+
+        if let Some(since) = self.full_since {
+            context.wake_at(since.after(HOLD).max(now));
+        }
+        Ok(work)
+    }
+}
+
+impl Backend for VirtioConsole {
+    fn model(&self) -> Model {
+        MODEL
+    }
+
+    fn config(&self) -> &[u8] {
+        &CONFIG
+    }
+
+    fn serve(
+        &mut self,
+        context: &mut Context<'_>,
+        function: &mut Function,
+        budget: u32,
+    ) -> Result<u32, QueueError> {
+        self.ensure_companions(context);
+        let mut work = self.receive(context, function, budget)?;
+        work += self.transmit(context, function, budget)?;
+
+        function.report_returned(context, RECEIVE)?;
+        function.report_returned(context, TRANSMIT)?;
+        Ok(work)
+    }
+
+    fn reset(&mut self, _: &mut Context<'_>) {
+        (self.taken, self.sending, self.full_since) = (0, None, None);
+
+        let has_ended = |halted: Option<bool>| halted.unwrap_or(true);
+        if has_ended(self.reader.as_ref().map(|reader| reader.halt().is_some())) {
+            self.reader = None;
+        }
+        if has_ended(self.writer.as_ref().map(|writer| writer.halt().is_some())) {
+            self.writer = None;
+        }
+
+        // What waits belongs to the driver that is gone. The FIFO bounds it.
+        for _ in 0..READER.events {
+            if self.reader.as_mut().and_then(DeviceEnd::receive).is_none() {
+                break;
+            }
+        }
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        [("sent_bytes", self.sent), ("received_bytes", self.received), ("lost_bytes", self.line.lost())]
+            .map(|(name, value)| Counter { name, value })
+            .to_vec()
+    }
+}

@@ -1,0 +1,77 @@
+//! The source of random bytes.
+
+use std::collections::HashSet;
+
+use nicforge_test_body::body;
+use nicforge_virtio::registers::feature;
+use nicforge_virtio_devices::rng::{BLOCK, REQUESTS};
+
+use super::{
+    MACHINE,
+    driver::{ALL, Piece, Virtio},
+};
+use crate::backing::{Rig, soon};
+
+/// Returns the random bytes that a buffer of `length` bytes gets.
+fn draw(rng: &mut Virtio, length: usize) -> Vec<u8> {
+    let head = rng.submit(REQUESTS, &[Piece::In(length)]);
+    let (used, written) = rng.wait_used(REQUESTS);
+    assert_eq!(used, head);
+    let bytes = rng.piece(REQUESTS, head, 0, written as usize);
+    rng.free(REQUESTS, head);
+    bytes
+}
+
+/// Buffers of all lengths get bytes, which differ from buffer to buffer.
+#[body]
+pub fn buffers_get_random_bytes(rig: &dyn Rig) {
+    for features in [ALL, feature::VERSION_1] {
+        let mut rng = Virtio::start(rig.open("rng0", "user0"), features);
+        let mut seen = HashSet::new();
+        let mut total = 0;
+        for length in [2048, 16, 1, 700, 2048, 64, 2048] {
+            let bytes = draw(&mut rng, length);
+            assert!((1..=length.min(BLOCK)).contains(&bytes.len()));
+            total += bytes.len();
+            seen.extend(bytes.chunks_exact(16).map(<[u8]>::to_vec));
+        }
+        // Equal pieces of 16 random bytes do not occur, and neither does a piece of zeros.
+        assert!(seen.len() >= (total - 7 * 16) / 16 && !seen.contains(&vec![0; 16]));
+    }
+    assert!(rig.counter("rng0", "buffers") >= 14);
+}
+
+/// The bytes of one buffer may lie in several pieces, and buffers wait until there are bytes.
+#[body]
+pub fn many_buffers_of_several_pieces_come_back(rig: &dyn Rig) {
+    let mut rng = Virtio::open(rig, "rng0");
+    let interrupt = rng.device.interrupt(1).unwrap();
+    rng.queues[REQUESTS].ask_for_interrupt(Some(0));
+    let heads: Vec<_> =
+        (0..16).map(|_| rng.submit(REQUESTS, &[Piece::In(1), Piece::In(700), Piece::In(3)])).collect();
+
+    interrupt.wait(soon(), None).unwrap();
+    for head in heads {
+        let (used, written) = rng.wait_used(REQUESTS);
+        assert_eq!(used, head);
+        assert!((1..=704).contains(&written));
+    }
+}
+
+/// A reset while buffers wait forgets them, and the next driver gets bytes.
+#[body]
+pub fn a_reset_in_mid_request_starts_anew(rig: &dyn Rig) {
+    let mut rng = Virtio::open(rig, "rng0");
+    for _ in 0..10 {
+        for _ in 0..20 {
+            rng.offer(REQUESTS, &[Piece::In(2048)]);
+        }
+        rng.notify(REQUESTS);
+        rng = rng.restart(ALL);
+        assert!(!draw(&mut rng, 100).is_empty());
+    }
+
+    rig.reset("rng0");
+    let mut rng = rng.restart(ALL);
+    assert!(!draw(&mut rng, 100).is_empty());
+}
