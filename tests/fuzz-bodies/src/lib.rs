@@ -33,6 +33,7 @@ pub mod seastar;
 pub mod seed;
 pub mod velo;
 pub mod virtio;
+pub mod virtio_devices;
 pub mod world;
 
 /// A body and the parameters of its test.
@@ -68,6 +69,7 @@ pub const BODIES: &[Body] = &[
     Body { name: "stream", run: messages::stream, cases: 2000, longest: 600 },
     Body { name: "velo", run: velo::body, cases: 100, longest: 400 },
     Body { name: "virtio", run: virtio::body, cases: 1000, longest: 1500 },
+    Body { name: "virtio_devices", run: virtio_devices::body, cases: 400, longest: 1500 },
 ];
 
 /// Returns the body called `name`.

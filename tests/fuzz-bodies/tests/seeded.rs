@@ -80,6 +80,7 @@ bodies!(
     stream,
     velo,
     virtio,
+    virtio_devices,
 );
 
 #[test]

@@ -6,3 +6,4 @@ mod idio16;
 mod ports;
 mod shim;
 mod virtio;
+mod virtio_devices;

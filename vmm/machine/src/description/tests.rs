@@ -153,3 +153,41 @@ fn single_network_devices_are_linked_by_the_file() {
     let message = error("name = \"e\"\n[[function]]\nname = \"n\"\nkind = \"virtio-net\"\nmac = \"1\"\n");
     assert!(message.starts_with("m.toml, line 5: mac is 1; expected an address of one station"), "{message}");
 }
+
+#[test]
+fn virtio_devices_name_files_of_the_host() {
+    let function = |kind: &str, values: &str| {
+        format!("name = \"e\"\n[[function]]\nname = \"n\"\nkind = \"virtio-{kind}\"\n{values}")
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("disk"), [0; 1024]).unwrap();
+
+    for (kind, values) in [
+        ("rng", String::new()),
+        ("blk", format!("file = {:?}\n", path("disk"))),
+        ("blk", format!("file = {:?}\naccess = \"copy-on-write\"\nchanges_mib = 1\n", path("disk"))),
+        ("console", format!("socket = {:?}\n", path("line"))),
+        ("console", format!("file = {:?}\n", path("log"))),
+    ] {
+        let plan = parse(&function(kind, &values), "m.toml", &families()).unwrap();
+        crate::build::build(&plan).unwrap();
+    }
+
+    for (kind, values, message) in [
+        ("blk", "", "missing field `file`"),
+        ("blk", "file = \"d\"\naccess = \"all\"\n", "expected \"read-only\" or \"copy-on-write\""),
+        ("blk", "file = \"d\"\nchanges_mib = 1\n", "or access = \"copy-on-write\""),
+        ("blk", "file = \"d\"\nserial = \"123456789012345678901\"\n", "expected at most 20 bytes"),
+        ("console", "", "a console needs `socket` or `file`"),
+        ("console", "socket = \"s\"\nfile = \"f\"\n", "expected no value, because there is a socket"),
+    ] {
+        let found = error(&function(kind, values));
+        assert!(found.contains(message), "{found}");
+    }
+
+    let plan =
+        parse(&function("blk", &format!("file = {:?}\n", path("none"))), "m.toml", &families()).unwrap();
+    let found = crate::build::build(&plan).unwrap_err().to_string();
+    assert!(found.contains("none") && found.contains("may read"), "{found}");
+}

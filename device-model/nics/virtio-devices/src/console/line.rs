@@ -139,6 +139,14 @@ impl Line {
         Ok(Self { end: End::File(file), lost: AtomicU64::new(0) })
     }
 
+    /// Removes the socket's file, so that no client connects any more. A companion may use the line
+    /// for some time longer.
+    pub(super) fn close(&self) {
+        if let End::Socket(listener) = &self.end {
+            listener.remove_file();
+        }
+    }
+
     /// Returns the bytes of the driver that were lost, because no client was there.
     pub(super) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
@@ -258,6 +266,13 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        self.remove_file();
+    }
+}
+
+impl Listener {
+    /// Removes the socket's file, unless another socket has taken its place.
+    fn remove_file(&self) {
         let is_ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
         if is_ours {

@@ -198,6 +198,12 @@ impl VirtioConsole {
     }
 }
 
+impl Drop for VirtioConsole {
+    fn drop(&mut self) {
+        self.line.close();
+    }
+}
+
 impl Backend for VirtioConsole {
     fn model(&self) -> Model {
         MODEL
