@@ -6,6 +6,7 @@
 pub mod blk;
 pub mod console;
 mod driver;
+pub mod halts;
 pub mod hostile;
 pub mod rng;
 

@@ -13,7 +13,7 @@ use crate::{
     transport::Model,
 };
 
-/// What a type of device does with its queues.
+/// The part of a device that its type defines: how it serves its queues.
 ///
 /// It must keep the rules of [`nicforge_core::device`]: no method waits, and each does a bounded
 /// amount of work. Work that may wait belongs to a companion.

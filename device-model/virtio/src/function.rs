@@ -8,7 +8,7 @@ use crate::{
     transport::{self, Event, Model, Request, Transport, USER},
 };
 
-/// What a device has to do after a register write.
+/// The effect of a register write on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Nothing.

@@ -1,4 +1,4 @@
-//! What virtio devices on PCI have in common: registers, negotiation, queues in client memory,
+//! The common part of virtio devices on PCI: registers, negotiation, queues in client memory,
 //! interrupts, and the answer to queues that break the rules.
 //!
 //! In: accesses to the registers, queues in client memory. Out: buffers for the device, interrupts.

@@ -22,7 +22,7 @@ use crate::{
 /// The only attachment. Each device has one client, its driver.
 pub const USER: AttachmentId = AttachmentId(0);
 
-/// What distinguishes a type of device from the others on PCI.
+/// A type of device, as it shows itself on PCI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
     /// Number of the type (5). The PCI device id is [`DEVICE_BASE`] more.

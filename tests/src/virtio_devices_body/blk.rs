@@ -15,11 +15,11 @@ use super::{
 };
 use crate::{backing::Rig, virtio_body::driver::SLOT};
 
-const OK: u8 = Status::Ok as u8;
-const IO_ERROR: u8 = Status::IoError as u8;
+pub(super) const OK: u8 = Status::Ok as u8;
+pub(super) const IO_ERROR: u8 = Status::IoError as u8;
 const UNSUPPORTED: u8 = Status::Unsupported as u8;
 
-fn header(kind: u32, sector: u64) -> Vec<u8> {
+pub(super) fn header(kind: u32, sector: u64) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()
 }
 
@@ -75,7 +75,7 @@ pub fn sectors_are_those_of_the_file(rig: &dyn Rig) {
     }
 }
 
-/// What was written is read, also by the next driver and after a reset by the operator.
+/// Written sectors are read back, also by the next driver and after a reset by the operator.
 #[body]
 pub fn changes_stay(rig: &dyn Rig) {
     let mut disk = Virtio::open(rig, "disk0");

@@ -107,7 +107,8 @@ fn boot(served: &Served) -> Guest {
 
 /// Runs a script that must succeed, and returns its output.
 fn run(guest: &Guest, script: &str) -> String {
-    let job = guest.start(&format!("set -e\n{DISK_OF}{script}")).unwrap_or_else(|error| panic!("{error}"));
+    let job =
+        guest.start(format!("set -e\n{DISK_OF}{script}").as_str()).unwrap_or_else(|error| panic!("{error}"));
     let output = job.wait(LIMIT).unwrap_or_else(|error| panic!("{error}"));
     let logs = guest.log_ends();
     assert_eq!(output.status, 0, "{script}\n{}{}\n{logs}", output.stdout, output.stderr);
@@ -171,7 +172,7 @@ fn has_a_console(guest: &Guest, far: &mut UnixStream) {
     assert_eq!(answer.wait(LIMIT).unwrap().status, 0);
 
     let script = format!("stty raw -echo </dev/hvc0; seq 1 100000 | head -c {STREAM} >/dev/hvc0");
-    let stream = guest.start(&script).unwrap_or_else(|error| panic!("{error}"));
+    let stream = guest.start(script.as_str()).unwrap_or_else(|error| panic!("{error}"));
     let mut came = vec![0; STREAM];
     far.read_exact(&mut came).unwrap();
     let sent: String = (1..=100_000).map(|number| format!("{number}\n")).collect();

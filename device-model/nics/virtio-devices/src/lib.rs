@@ -10,7 +10,7 @@
 //! | [`console`] | a console: a line to a client of a socket, or to a file |
 //! | [`family`] | the kinds of devices for machine files |
 //!
-//! What may wait for the host runs in a companion of the device, so that the engine never waits.
+//! Work that may wait for the host runs in a companion of the device. The engine never waits.
 //!
 //! Source of all registers and rules: *Virtual I/O Device (VIRTIO) Version 1.2*, whose sections are
 //! named at each item.

@@ -137,7 +137,7 @@ impl VirtioRng {
         }
     }
 
-    /// Gives the empty block to the companion, which is started first if there is none.
+    /// Sends the empty block to the companion, and starts the companion first if there is none.
     fn send(&mut self, context: &mut Context<'_>) {
         if self.companion.is_none() {
             // Without a companion the driver's buffers wait, and a reset tries again.

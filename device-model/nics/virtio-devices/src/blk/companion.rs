@@ -7,11 +7,7 @@ use nicforge_core::{
     device::Progress,
 };
 
-use super::{
-    MAX_IN_FLIGHT,
-    image::{Image, SECTOR},
-    registers::Status,
-};
+use super::{MAX_IN_FLIGHT, Store, image::SECTOR, registers::Status};
 
 pub(super) const SPEC: CompanionSpec = CompanionSpec {
     name: "disk",
@@ -20,7 +16,7 @@ pub(super) const SPEC: CompanionSpec = CompanionSpec {
     mode: CompanionMode::Threads,
 };
 
-/// What a job does with its bytes.
+/// The direction of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     /// Fill them from the file.
@@ -43,7 +39,7 @@ pub(super) struct Job {
 
 /// The companion.
 pub(super) struct Worker {
-    pub(super) image: Arc<Image>,
+    pub(super) store: Arc<dyn Store>,
     /// A job that is done and waits for room in the FIFO.
     pub(super) done: Option<Job>,
 }
@@ -56,7 +52,7 @@ impl Companion for Worker {
     fn poll(&mut self, end: &mut CompanionEnd<Job, Job>, _: u32) -> Progress {
         if self.done.is_none() {
             let Some(mut job) = end.receive() else { return Progress::Idle };
-            job.run(&self.image);
+            job.run(&*self.store);
             self.done = Some(job);
         }
 
@@ -71,11 +67,11 @@ impl Companion for Worker {
 }
 
 impl Job {
-    fn run(&mut self, image: &Image) {
+    fn run(&mut self, store: &dyn Store) {
         let offset = self.sector * SECTOR;
         let done = match self.operation {
-            Operation::Read => image.read(offset, &mut self.bytes),
-            Operation::Write => image.write(offset, &self.bytes),
+            Operation::Read => store.read(offset, &mut self.bytes),
+            Operation::Write => store.write(offset, &self.bytes),
         };
         self.status = if done.is_ok() { Status::Ok } else { Status::IoError };
     }

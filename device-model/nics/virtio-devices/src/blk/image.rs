@@ -16,12 +16,14 @@ use std::{
 use nix::fcntl::OFlag;
 use thiserror::Error;
 
+use super::Store;
+
 /// Bytes of a sector (5.2.4).
 pub const SECTOR: u64 = 512;
 /// Bytes of a cluster, the unit of changes.
 pub const CLUSTER: u64 = 4096;
 
-/// What a driver may do with the file.
+/// Permission of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// It reads.
@@ -120,58 +122,6 @@ impl Image {
         Ok(Self { file, sectors: bytes / SECTOR, changes })
     }
 
-    /// Returns the size in sectors.
-    pub fn sectors(&self) -> u64 {
-        self.sectors
-    }
-
-    /// Returns whether the driver can't write.
-    pub fn is_read_only(&self) -> bool {
-        self.changes.is_none()
-    }
-
-    /// Reads bytes from `offset` on. It waits for the disk.
-    ///
-    /// # Errors
-    /// The system's, and [`ErrorKind::UnexpectedEof`] if the file has become shorter.
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let Some(changes) = &self.changes else { return self.file.read_exact_at(out, offset) };
-
-        // Neighbouring clusters in the same file are read at once.
-        let (mut offset, mut rest) = (offset, out);
-        while !rest.is_empty() {
-            let is_changed = changes.has(offset / CLUSTER);
-            let mut length = to_cluster_end(offset).min(rest.len() as u64);
-            while length < rest.len() as u64 && changes.has((offset + length) / CLUSTER) == is_changed {
-                length = (length + CLUSTER).min(rest.len() as u64);
-            }
-
-            let (now, later) = rest.split_at_mut(length as usize);
-            let file = if is_changed { &changes.file } else { &self.file };
-            file.read_exact_at(now, offset)?;
-            (offset, rest) = (offset + length, later);
-        }
-        Ok(())
-    }
-
-    /// Writes bytes from `offset` on. It waits for the disk. After an error a part may be written.
-    ///
-    /// # Errors
-    /// The system's; [`ErrorKind::ReadOnlyFilesystem`]; [`ErrorKind::QuotaExceeded`] if there are
-    /// too many changes.
-    pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let Some(changes) = &self.changes else { return Err(ErrorKind::ReadOnlyFilesystem.into()) };
-
-        let (mut offset, mut rest) = (offset, data);
-        while !rest.is_empty() {
-            let length = to_cluster_end(offset).min(rest.len() as u64);
-            let (now, later) = rest.split_at(length as usize);
-            self.write_in_cluster(changes, offset, now)?;
-            (offset, rest) = (offset + length, later);
-        }
-        Ok(())
-    }
-
     /// Writes bytes of one cluster. The rest of a cluster that is new to the changes is copied
     /// first.
     fn write_in_cluster(&self, changes: &Changes, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -194,6 +144,49 @@ impl Image {
         changes.file.write_all_at(&content[..length], start)?;
 
         changes.clusters().insert(cluster);
+        Ok(())
+    }
+}
+
+impl Store for Image {
+    fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.changes.is_none()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let Some(changes) = &self.changes else { return self.file.read_exact_at(out, offset) };
+
+        // Neighbouring clusters in the same file are read at once.
+        let (mut offset, mut rest) = (offset, out);
+        while !rest.is_empty() {
+            let is_changed = changes.has(offset / CLUSTER);
+            let mut length = to_cluster_end(offset).min(rest.len() as u64);
+            while length < rest.len() as u64 && changes.has((offset + length) / CLUSTER) == is_changed {
+                length = (length + CLUSTER).min(rest.len() as u64);
+            }
+
+            let (now, later) = rest.split_at_mut(length as usize);
+            let file = if is_changed { &changes.file } else { &self.file };
+            file.read_exact_at(now, offset)?;
+            (offset, rest) = (offset + length, later);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let Some(changes) = &self.changes else { return Err(ErrorKind::ReadOnlyFilesystem.into()) };
+
+        let (mut offset, mut rest) = (offset, data);
+        while !rest.is_empty() {
+            let length = to_cluster_end(offset).min(rest.len() as u64);
+            let (now, later) = rest.split_at(length as usize);
+            self.write_in_cluster(changes, offset, now)?;
+            (offset, rest) = (offset + length, later);
+        }
         Ok(())
     }
 }

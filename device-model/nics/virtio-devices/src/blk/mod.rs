@@ -23,7 +23,7 @@ mod companion;
 pub mod image;
 pub mod registers;
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use nicforge_core::{
     companion::{DeviceEnd, SendError},
@@ -38,7 +38,7 @@ use zerocopy::IntoBytes;
 
 use self::{
     companion::{Job, Operation, SPEC, Worker},
-    image::{Image, SECTOR},
+    image::SECTOR,
     registers::{
         CLASS, DEVICE_TYPE, DeviceConfig, FLUSH, GET_ID, HEADER, ID_BYTES, IN, MAX_DATA, OFFERED, OUT,
         REQUESTS, RequestHeader, SEG_MAX, SIZE_MAX, Status, feature,
@@ -48,9 +48,35 @@ use self::{
 /// Maximum number of requests that the companion works on.
 pub const MAX_IN_FLIGHT: usize = 16;
 
+/// The contents of a disk. [`Image`](image::Image) is a file of the host.
+///
+/// The companion calls [`Store::read`] and [`Store::write`]. They may wait, for less than the
+/// machine's limit of a companion. A companion that hung may still be in a call when the next one
+/// makes its first.
+pub trait Store: Send + Sync + 'static {
+    /// Returns the size in sectors of [`SECTOR`] bytes, which never changes.
+    fn sectors(&self) -> u64;
+
+    /// Returns whether every write fails, which never changes.
+    fn is_read_only(&self) -> bool;
+
+    /// Reads bytes from `offset` on. They lie within the disk.
+    ///
+    /// # Errors
+    /// The request fails, whatever the error is.
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
+
+    /// Writes bytes from `offset` on. They lie within the disk. After an error a part may be
+    /// written.
+    ///
+    /// # Errors
+    /// The request fails, whatever the error is.
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+}
+
 /// The device; the module's documentation describes it.
 pub struct VirtioBlk {
-    image: Arc<Image>,
+    store: Arc<dyn Store>,
     config: DeviceConfig,
     id: [u8; ID_BYTES],
     companion: Option<DeviceEnd<Job, Job>>,
@@ -88,7 +114,7 @@ struct Statistics {
     unsupported: u64,
 }
 
-/// What becomes of a request that was taken.
+/// The answer to a request, or the job that leads to one.
 enum Verdict {
     /// It is answered at once, with these bytes of the disk's name.
     Answer(Status, usize),
@@ -99,9 +125,9 @@ enum Verdict {
 impl VirtioBlk {
     /// Builds a disk in the state of power-on. `name` is what the driver sees as its serial number,
     /// of which the first [`ID_BYTES`] bytes count.
-    pub fn device(image: Image, name: &str) -> VirtioDevice<Self> {
+    pub fn device(store: impl Store, name: &str) -> VirtioDevice<Self> {
         let config = DeviceConfig {
-            capacity: image.sectors().to_le_bytes(),
+            capacity: store.sectors().to_le_bytes(),
             size_max: SIZE_MAX.to_le_bytes(),
             seg_max: SEG_MAX.to_le_bytes(),
             geometry: [0; 4],
@@ -111,7 +137,7 @@ impl VirtioBlk {
         id.iter_mut().zip(name.bytes()).for_each(|(byte, of_name)| *byte = of_name);
 
         VirtioDevice::new(Self {
-            image: Arc::new(image),
+            store: Arc::new(store),
             config,
             id,
             companion: None,
@@ -123,7 +149,7 @@ impl VirtioBlk {
     /// Starts the companion if there is none. Without one, requests fail.
     fn ensure_companion(&mut self, context: &mut Context<'_>) {
         if self.companion.is_none() {
-            let worker = Worker { image: Arc::clone(&self.image), done: None };
+            let worker = Worker { store: Arc::clone(&self.store), done: None };
             self.companion = context.start_companion(SPEC, worker).ok();
         }
     }
@@ -132,15 +158,21 @@ impl VirtioBlk {
         self.companion.as_ref().is_some_and(|companion| companion.halt().is_none())
     }
 
-    /// Answers the requests that the companion has done, or all that are in flight if it is halted.
-    /// Returns the work in descriptors.
-    fn answer_done(&mut self, context: &mut Context<'_>, function: &mut Function) -> Result<u32, QueueError> {
+    /// Answers requests that the companion has done, about `budget` descriptors, or all that are in
+    /// flight if it is halted. Returns the descriptors used.
+    fn answer_done(
+        &mut self,
+        context: &mut Context<'_>,
+        function: &mut Function,
+        budget: u32,
+    ) -> Result<u32, QueueError> {
         let Some(queue) = function.queue(REQUESTS) else { return Ok(0) };
         let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
 
         let mut work = 0;
-        for _ in 0..MAX_IN_FLIGHT {
-            let Some(job) = self.companion.as_mut().and_then(DeviceEnd::receive) else { break };
+        while work < budget
+            && let Some(job) = self.companion.as_mut().and_then(DeviceEnd::receive)
+        {
             work += descriptors_of(&job);
             if let Some((buffer, pieces)) = self.requests.end(&job) {
                 self.statistics.count(&job);
@@ -236,8 +268,7 @@ impl VirtioBlk {
             IN => (Operation::Read, room),
             OUT => (Operation::Write, buffer.readable - HEADER),
             FLUSH => {
-                // What was written before is in the file of the changes, which dies with the
-                // device.
+                // The changes are in a file that ends with the device.
                 self.statistics.flushes += 1;
                 return Ok(Verdict::Answer(Status::Ok, 0));
             }
@@ -246,8 +277,8 @@ impl VirtioBlk {
         };
 
         let sector = u64::from_le_bytes(header.sector);
-        let is_refused = operation == Operation::Write && self.image.is_read_only();
-        if is_refused || !self.takes_jobs() || !fits(self.image.sectors(), sector, bytes) {
+        let is_refused = operation == Operation::Write && self.store.is_read_only();
+        if is_refused || !self.takes_jobs() || !fits(self.store.sectors(), sector, bytes) {
             return Ok(Verdict::Answer(Status::IoError, 0));
         }
 
@@ -353,7 +384,7 @@ fn answer(
 
 impl Backend for VirtioBlk {
     fn model(&self) -> Model {
-        let access = if self.image.is_read_only() { feature::READ_ONLY } else { feature::FLUSH };
+        let access = if self.store.is_read_only() { feature::READ_ONLY } else { feature::FLUSH };
         Model {
             device_type: DEVICE_TYPE,
             class: CLASS,
@@ -374,7 +405,7 @@ impl Backend for VirtioBlk {
         budget: u32,
     ) -> Result<u32, QueueError> {
         self.ensure_companion(context);
-        let mut work = self.answer_done(context, function)?;
+        let mut work = self.answer_done(context, function, budget)?;
         work += self.take_requests(context, function, budget)?;
 
         function.report_returned(context, REQUESTS)?;

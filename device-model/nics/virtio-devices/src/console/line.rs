@@ -89,7 +89,7 @@ impl Chunk {
 #[derive(Debug)]
 pub struct Line {
     end: End,
-    /// Bytes of the driver that had nobody to go to.
+    /// Bytes of the driver that were dropped.
     lost: AtomicU64,
 }
 

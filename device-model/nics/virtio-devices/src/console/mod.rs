@@ -239,7 +239,7 @@ impl Backend for VirtioConsole {
             self.writer = None;
         }
 
-        // What waits belongs to the driver that is gone. The FIFO bounds it.
+        // Chunks that wait belong to the driver that is gone. The FIFO bounds their number.
         for _ in 0..READER.events {
             if self.reader.as_mut().and_then(DeviceEnd::receive).is_none() {
                 break;
