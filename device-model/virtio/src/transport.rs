@@ -401,17 +401,27 @@ pub(crate) fn spec(model: &Model) -> FunctionSpec {
         msix: Some(MsixSpec { vectors: model.vectors(), bar: BAR, table: MSIX_TABLE, pba: MSIX_PENDING }),
         intx: true,
         rings: None,
-        capabilities: vec![
-            location(capability::COMMON, COMMON, common::SIZE, &[]),
-            location(capability::NOTIFY, NOTIFY, model.notify_bytes(), &NOTIFY_STRIDE.to_le_bytes()),
-            location(capability::ISR, ISR, 1, &[]),
-            location(capability::DEVICE, DEVICE, model.config_bytes as u64, &[]),
-            VendorCapability {
-                window: Some(BarWindow { bar: 4, offset: 8, length: 12, data: 16 }),
-                ..location(capability::PCI, 0, 0, &[0; 4])
-            },
-        ],
+        capabilities: capabilities(model),
     }
+}
+
+/// Returns the capabilities that locate the registers. Linux's driver refuses a device that has one
+/// of no bytes, so a type without a configuration has no capability for it.
+fn capabilities(model: &Model) -> Vec<VendorCapability> {
+    let config = model.config_bytes as u64;
+    let mut capabilities = vec![
+        location(capability::COMMON, COMMON, common::SIZE, &[]),
+        location(capability::NOTIFY, NOTIFY, model.notify_bytes(), &NOTIFY_STRIDE.to_le_bytes()),
+        location(capability::ISR, ISR, 1, &[]),
+    ];
+    if config > 0 {
+        capabilities.push(location(capability::DEVICE, DEVICE, config, &[]));
+    }
+    capabilities.push(VendorCapability {
+        window: Some(BarWindow { bar: 4, offset: 8, length: 12, data: 16 }),
+        ..location(capability::PCI, 0, 0, &[0; 4])
+    });
+    capabilities
 }
 
 /// Returns the capability that locates a structure in the BAR (4.1.4), with `more` after the
@@ -422,4 +432,28 @@ fn location(kind: u8, offset: u64, length: u64, more: &[u8]) -> VendorCapability
     content.extend((length as u32).to_le_bytes());
     content.extend(more);
     VendorCapability { content, window: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capability_of_the_configuration_is_there_if_it_has_bytes() {
+        let kinds = |config_bytes| {
+            let model = Model {
+                device_type: 4,
+                class: 0xff00,
+                features: feature::COMMON,
+                queues: &[Direction::Write],
+                config_bytes,
+            };
+            let capabilities = spec(&model).capabilities;
+            capabilities.iter().map(|capability| capability.content[0]).collect::<Vec<_>>()
+        };
+
+        let (common, notify, isr) = (capability::COMMON, capability::NOTIFY, capability::ISR);
+        assert_eq!(kinds(0), [common, notify, isr, capability::PCI]);
+        assert_eq!(kinds(8), [common, notify, isr, capability::DEVICE, capability::PCI]);
+    }
 }
