@@ -66,6 +66,9 @@ impl Function {
             }
             Request::Notify(index) => {
                 self.notifications += 1;
+                if let Some(queue) = self.queue(index) {
+                    queue.note_notification();
+                }
                 Action::Notified(index)
             }
         }

@@ -82,6 +82,8 @@ pub struct SplitQueue {
     pieces: Pieces,
     /// The driver was asked to notify the device of new buffers.
     notifying: bool,
+    /// The driver may have offered buffers since [`SplitQueue::take_or_ask`] found none.
+    may_have_buffers: bool,
     /// Buffers were returned since the last check for an interrupt.
     returned: bool,
 }
@@ -118,6 +120,7 @@ impl SplitQueue {
             pieces: Pieces::default(),
             // A zeroed used ring asks for notifications.
             notifying: true,
+            may_have_buffers: true,
             returned: false,
         })
     }
@@ -166,16 +169,30 @@ impl SplitQueue {
     }
 
     /// Takes the next buffer as [`SplitQueue::take`] does. If there is none, the driver is asked
-    /// for a notification of the next one.
+    /// for a notification of the next one, and the rings are not read again before it.
+    ///
+    /// A driver that has stopped may use the memory of its rings for other data long before
+    /// another driver resets the device: firmware leaves a disk so to the kernel.
     ///
     /// # Errors
     /// Those of [`SplitQueue::take`].
     pub fn take_or_ask(&mut self, memory: &GuestMemoryView<'_>) -> Result<Option<Buffer>, QueueError> {
-        let taken = self.take(memory)?;
-        if taken.is_none() && self.ask_for_notification(memory)? {
-            return self.take(memory);
+        if !self.may_have_buffers {
+            return Ok(None);
         }
+
+        let mut taken = self.take(memory)?;
+        if taken.is_none() && self.ask_for_notification(memory)? {
+            taken = self.take(memory)?;
+        }
+        self.may_have_buffers = taken.is_some();
+
         Ok(taken)
+    }
+
+    /// Records a notification of the driver.
+    pub(crate) fn note_notification(&mut self) {
+        self.may_have_buffers = true;
     }
 
     /// Returns the number of descriptors of the buffer taken last.

@@ -194,3 +194,20 @@ pub fn requests_without_header_or_status_need_a_reset(rig: &dyn Rig) {
         });
     }
 }
+
+/// A device reads its rings when it is notified, and not before: firmware that leaves its rings to
+/// other data does no harm.
+#[body]
+pub fn rings_are_read_after_a_notification(rig: &dyn Rig) {
+    for (name, queue) in QUEUES {
+        let driver = Virtio::open(rig, name);
+        rig.settle();
+        driver.queues[queue].store16(AVAILABLE + 2, 1 << 15);
+        for _ in 0..3 {
+            assert_eq!(driver.status() & status::NEEDS_RESET, 0, "{name}");
+            rig.settle();
+        }
+        driver.notify(queue);
+        driver.wait_for_failure();
+    }
+}

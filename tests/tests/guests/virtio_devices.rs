@@ -94,7 +94,7 @@ fn boot(served: &Served) -> Guest {
         let name = format!("{function}.user0");
         config = config.user_function(&name, served.socket(function, "user0"));
     }
-    for module in ["virtio_pci", "virtio-rng", "virtio_blk", "virtio_console", "ext4"] {
+    for module in ["virtio_pci", "virtio-rng", "virtio_blk", "virtio_console", "crc32c_generic", "ext4"] {
         config = config.module(module);
     }
 
@@ -171,7 +171,7 @@ fn has_a_console(guest: &Guest, far: &mut UnixStream) {
     assert_eq!(&line, b"HELLO\n");
     assert_eq!(answer.wait(LIMIT).unwrap().status, 0);
 
-    let script = format!("stty raw -echo </dev/hvc0; seq 1 100000 | head -c {STREAM} >/dev/hvc0");
+    let script = format!("exec 3<>/dev/hvc0; stty raw -echo <&3; seq 1 100000 | head -c {STREAM} >&3");
     let stream = guest.start(script.as_str()).unwrap_or_else(|error| panic!("{error}"));
     let mut came = vec![0; STREAM];
     far.read_exact(&mut came).unwrap();
@@ -191,7 +191,7 @@ fn drivers_come_and_go(guest: &Guest, far: &mut UnixStream) {
          mount -t ext4 -o ro $(disk changing) /mnt; cmp /mnt/new /tmp/new; umount /mnt
          dd if=/dev/hwrng bs=64 count=2 2>/dev/null | wc -c | grep -q '[1-9]'
          for d in /dev/hvc0 /dev/hvc1; do
-             if stty raw -echo <$d && echo again >$d; then exit 0; fi
+             if (exec 3<>$d && stty raw -echo <&3 && echo again >&3); then exit 0; fi
          done 2>/dev/null; exit 1",
     );
     let mut line = [0; 6];
