@@ -188,6 +188,6 @@ fn virtio_devices_name_files_of_the_host() {
 
     let plan =
         parse(&function("blk", &format!("file = {:?}\n", path("none"))), "m.toml", &families()).unwrap();
-    let found = crate::build::build(&plan).unwrap_err().to_string();
+    let found = crate::build::build(&plan).err().unwrap().to_string();
     assert!(found.contains("none") && found.contains("may read"), "{found}");
 }
