@@ -289,6 +289,8 @@ impl World {
     /// Checks that the machine comes to rest, that the file is as it was, and that a buffer comes
     /// back after a reset.
     fn recover(&mut self) {
+        // The driver may have put the function to sleep.
+        self.machine.reset_attachment(DEVICE_UNDER_TEST, USER).unwrap();
         self.machine.reset_function(DEVICE_UNDER_TEST).unwrap();
         self.map_all();
         self.start(feature::VERSION_1);
