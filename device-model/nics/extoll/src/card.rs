@@ -9,7 +9,7 @@ use nicforge_hwi::extoll::{error, reg, vector};
 use nicforge_kit::RegisterValue;
 
 use crate::{
-    attachment::{Attachments, Windows},
+    attachment::{Attachments, Set, Windows},
     atu::{self, Atu},
     config::{CardConfig, ConfigError},
     directory::Directory,
@@ -28,8 +28,9 @@ pub struct Card {
     pub(crate) rma: Rma,
     /// The VPID whose errors the admin reads.
     selected: u64,
-    /// Number of clients.
-    pub(crate) clients: u32,
+    /// Attachments with a client. The machine resets an attachment after its client has detached;
+    /// that reset must not open the client's windows again.
+    pub(crate) clients: Set,
 }
 
 impl Card {
@@ -52,7 +53,7 @@ impl Card {
             config,
         };
 
-        Ok(Self { parts, velo, rma, selected: 0, clients: 0 })
+        Ok(Self { parts, velo, rma, selected: 0, clients: Set::default() })
     }
 
     /// Returns the admin's attachment.
@@ -73,7 +74,9 @@ impl Card {
     /// Returns an attachment to the state of power-on, and opens the windows of its client, if
     /// there is one.
     pub(crate) fn reset_attachment(&mut self, context: &Context<'_>, attachment: AttachmentId) {
-        let (mirror, velo_read_pointer, rma_read_pointer) = match Windows::open(context, attachment) {
+        let has_client = self.clients.contains(attachment);
+        let windows = if has_client { Windows::open(context, attachment) } else { None };
+        let (mirror, velo_read_pointer, rma_read_pointer) = match windows {
             Some(Windows { mirror, velo_read_pointer, rma_read_pointer }) => {
                 (Some(mirror), Some(velo_read_pointer), Some(rma_read_pointer))
             }

@@ -107,11 +107,11 @@ impl Device for Card {
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
-        self.clients += 1;
-        if self.clients == 1 {
+        if self.clients.is_empty() {
             self.parts.directory.show_in(context.memory(attachment, BAR_DIRECTORY));
         }
 
+        self.clients.add(attachment);
         self.parts.attachments.open(attachment);
         self.velo.open(attachment);
         self.rma.open(attachment);
@@ -120,8 +120,8 @@ impl Device for Card {
 
     fn detached(&mut self, _: &mut Context<'_>, attachment: AttachmentId, _: Ended) {
         self.detach(attachment);
-        self.clients = self.clients.saturating_sub(1);
-        if self.clients == 0 {
+        self.clients.remove(attachment);
+        if self.clients.is_empty() {
             self.parts.directory.show_in(None);
         }
     }

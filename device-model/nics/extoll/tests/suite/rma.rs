@@ -587,6 +587,19 @@ fn commands_without_a_queue_or_by_the_admin_are_refused() {
 }
 
 #[test]
+fn a_command_to_a_vpid_whose_client_has_detached_reports_no_receiver() {
+    let mut rig = Rig::pair();
+    let (mut local, remote) = pair(&mut rig, MIB);
+    rig.machine.detach(remote.client.function, remote.client.attachment, Ended::Closed).unwrap();
+    rig.run();
+
+    assert!(rig.put(&local, &remote, (0, 0, 8), notify::REQUESTER));
+    rig.run();
+
+    assert_eq!(local.outcomes(), [(notify::REQUESTER, status::NO_RECEIVER)]);
+}
+
+#[test]
 fn link_errors_neither_lose_nor_duplicate_data() {
     let mut rig = Rig::pair();
     for direction in [Direction::Forward, Direction::Backward] {

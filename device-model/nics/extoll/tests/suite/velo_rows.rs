@@ -163,3 +163,26 @@ proptest! {
         prop_assert_eq!(*events.lock().unwrap(), if traced { records } else { 0 });
     }
 }
+
+/// The second of two neighbouring records names the same VPID of another node.
+#[test]
+fn messages_in_one_ring_to_the_same_vpid_of_two_nodes_reach_both() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let mut receivers = [0, 1].map(|node| rig.receiver(node, 1, 64));
+    let mut ring = Posting::of(&rig, &sender);
+
+    let numbers: Vec<u64> = (0..8).collect();
+    for number in &numbers {
+        let node = u32::from(number % 2 == 0);
+        ring.post(BAR_VELO, address::encode(node, 1, 0, 1), &number.to_le_bytes());
+    }
+    rig.machine.wake(sender.function);
+    rig.run();
+
+    for (node, receiver) in (0..).zip(&mut receivers) {
+        let received: Vec<_> = receiver.take_all().into_iter().map(|message| message.bytes).collect();
+        let sent = numbers.iter().filter(|&number| u64::from(number % 2 == 0) == node);
+        assert_eq!(received, sent.map(|number| number.to_le_bytes().to_vec()).collect::<Vec<_>>());
+    }
+}
