@@ -170,7 +170,8 @@ impl Firmware {
             Event::Dropped { packet, life } => return self.dropped(chip, packet, *life),
             Event::Stale { packet } => return self.stale(chip, packet),
             Event::Received { stream, end } => return self.received(chip, *stream, *end),
-            // What follows from these is work for this poll and later ones.
+
+            // The work that these cause is done in this poll and later ones.
             Event::Transmitted { names, end } => self.transmitted(chip, names.names(), *end),
             Event::NodeDown { node } => {
                 if let Some(own) = &mut self.node {
