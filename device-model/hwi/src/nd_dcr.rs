@@ -95,6 +95,16 @@ pub mod link {
     pub const UPC: u64 = 8 * 0x14;
     /// Number of counters.
     pub const COUNTERS: usize = 6;
+    /// CRC of the users' packets that have arrived by the link, read-only. At the end of a run it
+    /// equals [`SE_LINK_CRC_USR`] at the other end, or the check codes have missed an error. Both
+    /// are 0 on links without injected errors.
+    pub const RE_LINK_CRC_USR: u64 = 8 * 0x27;
+    /// As [`RE_LINK_CRC_USR`], of the system's packets.
+    pub const RE_LINK_CRC_SYS: u64 = 8 * 0x28;
+    /// CRC of the users' packets that were sent by the link, read-only.
+    pub const SE_LINK_CRC_USR: u64 = 8 * 0x29;
+    /// As [`SE_LINK_CRC_USR`], of the system's packets.
+    pub const SE_LINK_CRC_SYS: u64 = 8 * 0x2a;
     /// Packets for which the far end has room, read-only: 10 bits for the dynamic channel from bit
     /// 20, and 4 bits each for those of deterministic, high-priority, system, collective and
     /// sub-communicator packets below.

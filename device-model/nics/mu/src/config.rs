@@ -21,6 +21,7 @@ use nicforge_network::{
 use thiserror::Error;
 
 use crate::{
+    link_check::{CheckTable, End, LinkChecks},
     network::{self, Place},
     tenants::Tenants,
 };
@@ -270,6 +271,7 @@ pub struct Network {
     policy: network::NodePolicy,
     plan: RouterPlan,
     tenants: Tenants,
+    checks: CheckTable,
 }
 
 impl Network {
@@ -321,7 +323,8 @@ impl Network {
         network::check_deadlock(&cables, &policy)?;
         let plan = RouterPlan::new(&network::router_spec(&options))?;
         let tenants = Tenants::new(cables.nodes());
-        Ok(Self { cables: Arc::new(cables), options: Arc::new(options), policy, plan, tenants })
+        let checks = CheckTable::default();
+        Ok(Self { cables: Arc::new(cables), options: Arc::new(options), policy, plan, tenants, checks })
     }
 
     /// Returns the number of nodes, I/O nodes included.
@@ -337,6 +340,24 @@ impl Network {
     /// Returns the shape of the compute nodes.
     pub fn shape(&self) -> &Torus {
         &self.cables.torus
+    }
+
+    /// Shows the CRCs of the packets that a node sends by a port, in the registers of the nodes at
+    /// both ends of the link: `SE_LINK_CRC_*` of this one and `RE_LINK_CRC_*` of the other one.
+    ///
+    /// # Errors
+    /// [`NetworkError::NoNode`]. A port without a link has no other end, and shows none there.
+    pub fn show_checks(&self, node: u32, port: u8, checks: &LinkChecks) -> Result<(), NetworkError> {
+        let nodes = self.nodes();
+        if node >= nodes {
+            return Err(NetworkError::NoNode { node, nodes });
+        }
+
+        if let Some(far) = self.cables.far_end(node, port) {
+            self.checks.set(node, port, End::Sender, checks.clone());
+            self.checks.set(far.node, far.port, End::Receiver, checks.clone());
+        }
+        Ok(())
     }
 
     /// Returns the options. Those of links are complete.
@@ -365,6 +386,7 @@ impl Network {
             cables: Arc::clone(&self.cables),
             options: Arc::clone(&self.options),
             tenants: self.tenants.clone(),
+            checks: self.checks.clone(),
         })
     }
 }
@@ -379,6 +401,7 @@ pub(crate) struct Site {
     pub(crate) cables: Arc<Cables>,
     pub(crate) options: Arc<Options>,
     pub(crate) tenants: Tenants,
+    pub(crate) checks: CheckTable,
 }
 
 /// Checks the values that no other part checks.

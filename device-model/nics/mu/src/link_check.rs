@@ -8,9 +8,12 @@
 //! Memory carries packets between devices without an error. So all of this is computed only where a
 //! test or an experiment injects errors: [`noisy_link`] makes the hook of such a link.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use crc32fast::Hasher;
@@ -105,6 +108,38 @@ impl LinkChecks {
             let mut hasher = Hasher::new_with_initial(sum.load(Ordering::Acquire));
             hasher.update(bytes);
             sum.store(hasher.finalize(), Ordering::Release);
+        }
+    }
+}
+
+/// The end of a link at which a CRC is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum End {
+    Sender,
+    Receiver,
+}
+
+/// The CRCs of links, by node, port and end.
+type ByEnd = BTreeMap<(u32, u8, End), LinkChecks>;
+
+/// The CRCs of a network's links, as far as they are computed. The devices of a network share them,
+/// and look them up when a register is read.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct CheckTable(Arc<RwLock<ByEnd>>);
+
+impl CheckTable {
+    /// Sets the CRCs of an end.
+    pub(crate) fn set(&self, node: u32, port: u8, end: End, checks: LinkChecks) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert((node, port, end), checks);
+    }
+
+    /// Returns the CRC of an end; 0 if none is computed.
+    pub(crate) fn crc(&self, node: u32, port: u8, end: End, is_system: bool) -> u32 {
+        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let paired = table.get(&(node, port, end)).map(|checks| checks.paired(is_system));
+        match end {
+            End::Sender => paired.map_or(0, |paired| paired.sent),
+            End::Receiver => paired.map_or(0, |paired| paired.received),
         }
     }
 }

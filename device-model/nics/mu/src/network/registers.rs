@@ -12,6 +12,7 @@ use nicforge_network::{
 use thiserror::Error;
 
 use super::{COLLECTIVE, NetworkUnit, SUB_COMM, collective};
+use crate::link_check::End;
 
 /// Nanoseconds of a network cycle, in which waiting times are counted.
 const CYCLE: u64 = 2;
@@ -106,6 +107,8 @@ enum Register {
     Retransmissions(u8),
     Counter(u8, usize),
     Tokens(u8),
+    /// The CRC of users' or the system's packets at an end of the port's link.
+    Crc(u8, End, bool),
 }
 
 impl Register {
@@ -148,6 +151,10 @@ impl Register {
             link::UPC_CTRL => Self::Control(port),
             link::SE_RETRANS_CNT => Self::Retransmissions(port),
             link::SE_TOKENS => Self::Tokens(port),
+            link::RE_LINK_CRC_USR => Self::Crc(port, End::Receiver, false),
+            link::RE_LINK_CRC_SYS => Self::Crc(port, End::Receiver, true),
+            link::SE_LINK_CRC_USR => Self::Crc(port, End::Sender, false),
+            link::SE_LINK_CRC_SYS => Self::Crc(port, End::Sender, true),
             _ if counter < link::COUNTERS as u64 => Self::Counter(port, counter as usize),
             _ => return None,
         })
@@ -183,6 +190,9 @@ impl NetworkUnit {
             }
             Register::Counter(port, counter) => self.counter(ports, port, counter),
             Register::Tokens(port) => tokens(ports, port),
+            Register::Crc(port, end, is_system) => {
+                self.site.checks.crc(self.site.node, port, end, is_system).into()
+            }
         })
     }
 
@@ -232,7 +242,8 @@ impl NetworkUnit {
             | Register::Errors
             | Register::Retransmissions(_)
             | Register::Counter(..)
-            | Register::Tokens(_) => return Err(no_register),
+            | Register::Tokens(_)
+            | Register::Crc(..) => return Err(no_register),
         }
         Ok(())
     }

@@ -316,6 +316,7 @@ pub(crate) struct Rig {
     pub(crate) bed: Testbed,
     pub(crate) functions: Vec<FunctionId>,
     pub(crate) links: Vec<LinkId>,
+    pub(crate) network: Network,
 }
 
 impl Rig {
@@ -332,7 +333,7 @@ impl Rig {
             let end = |end: CableEnd| (functions[end.node as usize], end.port);
             links.push(bed.connect(end(cable.a), end(cable.b), network.options().link.clone()));
         }
-        Self { bed, functions, links }
+        Self { bed, functions, links, network }
     }
 
     /// Returns two nodes, each with a client of subgroup 0.

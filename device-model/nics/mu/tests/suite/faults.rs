@@ -7,7 +7,9 @@ use nicforge_hwi::{
     mu_packet::{Descriptor, Destination, channel, fifo_map},
 };
 
-use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way};
+use nicforge_shm::SharedMemory;
+
+use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way, pattern};
 
 const WAY: Way = Way { from: 0, to: 1 };
 
@@ -194,6 +196,48 @@ fn a_reception_fifo_in_memory_that_can_t_be_written_stops() {
     assert_eq!(users[1].shown_reception(1, reg::FAULT), fault::UNMAPPED);
     assert_eq!(users[1].shown(reg::RECEPTION_ENABLE), 0b1101);
     assert_eq!(users[1].shown(reg::DROPPED), 1);
+}
+
+#[test]
+fn memory_that_is_unmapped_is_not_reached_again_and_other_memory_at_its_address_is() {
+    const PLACE: u64 = 0x4000_0000;
+    const BYTES: u64 = 0x1000;
+    const PACKET: u64 = 32 + 64;
+    let (mut rig, mut users) = Rig::pair();
+    let message = WAY.fifo(1, PLACE, 64);
+    let read = |memory: &SharedMemory, at| {
+        let mut bytes = [0; 64];
+        memory.read(at, &mut bytes).unwrap();
+        bytes
+    };
+
+    let mut former = Vec::new();
+    for round in 0..3 {
+        let memory = [0, 1].map(|node: usize| users[node].client.map(&mut rig.bed, PLACE, BYTES as usize));
+        memory[0].write(0, &pattern(round, 64)).unwrap();
+        users[1].set(&mut rig.bed, reg::RECEPTION_ENABLE, 0);
+        users[1].set_reception(&mut rig.bed, 1, PLACE, BYTES);
+        users[1].set(&mut rig.bed, reg::RECEPTION_ENABLE, 0xf);
+
+        // Several packets, so that the unit comes to keep views of both memories.
+        for _ in 0..8 {
+            users[0].inject(&mut rig.bed, 1, &message);
+        }
+        rig.settle();
+        assert_eq!(read(&memory[1], 7 * PACKET + 32), *pattern(round, 64), "round {round}");
+        assert!(former.iter().all(|memory| read(memory, 32) == [0; 64]), "round {round}");
+
+        for user in &users {
+            let client = user.client;
+            rig.bed.dma_unmap(client.function, client.attachment, PLACE, BYTES).unwrap();
+        }
+        memory.iter().for_each(|memory| memory.zero(0, BYTES).unwrap());
+        former.extend(memory);
+    }
+
+    users[0].inject(&mut rig.bed, 1, &message);
+    rig.settle();
+    assert_eq!(users[0].fault(1), fault::UNMAPPED);
 }
 
 #[test]

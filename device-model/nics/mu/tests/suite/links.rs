@@ -1,6 +1,11 @@
 //! Links with errors: check codes, repeated transmissions, and the CRCs of sender and receiver.
 
 use nicforge_core::fabric::Direction;
+use nicforge_hwi::{
+    mu::PAGE,
+    mu_packet::PORTS,
+    nd_dcr::{self, link},
+};
 use nicforge_mu::{LinkChecks, Options, fixed_check, hop_check, noisy_link};
 
 use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way, pattern};
@@ -20,10 +25,12 @@ fn timed() -> (Rig, [User; 2]) {
 /// Gives all links this noise, and returns their CRCs.
 fn disturb(rig: &mut Rig, noise: impl FnMut(&mut [u8], u64) + Send + Clone + 'static) -> Vec<LinkChecks> {
     let mut checks = Vec::new();
-    for link in rig.links.clone() {
-        for direction in [Direction::Forward, Direction::Backward] {
+    let cables: Vec<_> = rig.network.cables().collect();
+    for (link, cable) in rig.links.clone().into_iter().zip(cables) {
+        for (direction, from) in [(Direction::Forward, cable.a), (Direction::Backward, cable.b)] {
             let (hook, of_link) = noisy_link(noise.clone());
             rig.bed.fabric().set_fault(link, direction, Some(hook)).unwrap();
+            rig.network.show_checks(from.node, from.port, &of_link).unwrap();
             checks.push(of_link);
         }
     }
@@ -51,6 +58,41 @@ fn put(rig: &mut Rig, users: &mut [User; 2]) -> Vec<u8> {
     users[0].inject(&mut rig.bed, 0, &Way { from: 0, to: 1 }.put(0, 0, 0, PAYLOAD, LENGTH));
     rig.until(|_| users[1].read64(COUNTERS) == 0);
     users[1].read(DATA, LENGTH)
+}
+
+/// Reads the CRCs of all links' senders and receivers by the registers of both nodes, and returns
+/// those of each pair: users' and the system's, as sent and as received.
+fn by_registers(rig: &mut Rig) -> Vec<[[u64; 2]; 2]> {
+    let kernels = [0, 1].map(|node| rig.kernel(node));
+    let mut read = |node: u32, port: u8, register| {
+        let offset = PAGE + nd_dcr::port(port.into()) + register;
+        kernels[node as usize].control(&mut rig.bed, offset)
+    };
+
+    let cables: Vec<_> = rig.network.cables().collect();
+    let ways = cables.into_iter().flat_map(|cable| [(cable.a, cable.b), (cable.b, cable.a)]);
+    ways.map(|(from, to)| {
+        let pairs =
+            [(link::SE_LINK_CRC_USR, link::RE_LINK_CRC_USR), (link::SE_LINK_CRC_SYS, link::RE_LINK_CRC_SYS)];
+        pairs.map(|(sent, received)| [read(from.node, from.port, sent), read(to.node, to.port, received)])
+    })
+    .collect()
+}
+
+#[test]
+fn registers_of_both_ends_show_the_crcs() {
+    let (mut rig, _) = timed();
+    assert!(by_registers(&mut rig).iter().all(|crcs| *crcs == [[0; 2]; 2]), "none is computed yet");
+
+    let (mut rig, mut users) = timed();
+    let checks = disturb(&mut rig, |bytes, number| bytes[40] ^= u8::from(number == 20));
+    assert!(put(&mut rig, &mut users) == pattern(9, LENGTH));
+    let of_links = checks.iter().map(|checks| {
+        [checks.user(), checks.system()].map(|paired| [u64::from(paired.sent), u64::from(paired.received)])
+    });
+    assert_eq!(by_registers(&mut rig), of_links.collect::<Vec<_>>());
+    assert!(rig.network.show_checks(2, 0, &checks[0]).is_err());
+    rig.network.show_checks(0, PORTS - 1, &checks[0]).unwrap();
 }
 
 #[test]
@@ -88,6 +130,7 @@ fn an_error_that_the_codes_miss_shows_in_the_crcs() {
     assert!(put(&mut rig, &mut users) != pattern(9, LENGTH));
     assert_eq!(repeated(&mut rig), 0);
     assert!(checks.iter().any(|checks| !checks.agree()));
+    assert!(by_registers(&mut rig).iter().flatten().any(|[sent, received]| sent != received));
 }
 
 /// Changes the symbols from the first bit of `bytes` on.
