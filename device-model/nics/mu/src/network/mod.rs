@@ -51,7 +51,7 @@ use self::{
     registers::Registers,
 };
 pub(crate) use self::{
-    policy::{NodePolicy, check_deadlock},
+    policy::{KeepingPolicy, NodePolicy, check_deadlock},
     route::{Place, Route, RouteError},
 };
 use crate::config::{NetworkError, Options, Site};
@@ -121,7 +121,7 @@ pub(crate) fn router_spec(options: &Options) -> RouterSpec {
 #[derive(Debug)]
 pub(crate) struct NetworkUnit {
     site: Site,
-    router: Router<NodePolicy>,
+    router: Router<KeepingPolicy>,
     collective: CollectiveUnit,
     registers: Registers,
     /// Bytes that the link carries with each packet.
@@ -135,7 +135,7 @@ impl NetworkUnit {
     pub(crate) fn new(site: &Site) -> Result<Self, NetworkError> {
         let framing = site.options.framing();
         Ok(Self {
-            router: Router::with_plan(&site.plan, site.policy.clone()),
+            router: Router::with_plan(&site.plan, KeepingPolicy::new(site.policy.clone())),
             collective: collective::unit(site)?,
             registers: Registers::new(),
             framing,
@@ -320,7 +320,7 @@ impl NetworkUnit {
     /// barriers and class routes, and resets the registers. Packets on links stay there.
     pub(crate) fn reset(&mut self, ports: &mut Ports<'_>) {
         self.router.reset(ports);
-        self.router.policy_mut().zones = self.site.options.zones;
+        *self.router.policy_mut().zones_mut() = self.site.options.zones;
         self.router.set_through_ratio(THROUGH_RATIO);
 
         self.collective.reset(ports);

@@ -4,6 +4,8 @@
 //! of their own with the bubble rule. Dynamic packets choose among the dimensions of their zone,
 //! and escape to the deterministic channel.
 
+use std::cell::Cell;
+
 use nicforge_hwi::mu_packet::{DIMENSIONS, IO_PORT, channel, reception_fifo};
 use nicforge_network::{
     deadlock::{Channel, Exits, NodeChannels, Routing, WaitGraph, bubble},
@@ -143,6 +145,63 @@ impl Policy for NodePolicy {
             (_, Source::Link { port, .. }) => port,
             (_, Source::Injection { .. }) => reception_fifo::LOCAL,
         }
+    }
+}
+
+/// A decision, with what it depends on.
+#[derive(Clone, Copy, Debug)]
+struct Decided {
+    word: u64,
+    from: Source,
+    decision: Decision,
+}
+
+/// The policy of a node, which keeps its last decision on a packet of the device, and that on one
+/// of a link: the packets of a message have the same route word.
+#[derive(Debug)]
+pub(crate) struct KeepingPolicy {
+    policy: NodePolicy,
+    of_device: Cell<Option<Decided>>,
+    of_links: Cell<Option<Decided>>,
+}
+
+impl KeepingPolicy {
+    pub(crate) fn new(policy: NodePolicy) -> Self {
+        Self { policy, of_device: Cell::new(None), of_links: Cell::new(None) }
+    }
+
+    pub(crate) fn zones(&self) -> &Zones {
+        &self.policy.zones
+    }
+
+    /// Returns the zones for a change, after which no earlier decision holds.
+    pub(crate) fn zones_mut(&mut self) -> &mut Zones {
+        self.of_device.set(None);
+        self.of_links.set(None);
+        &mut self.policy.zones
+    }
+}
+
+impl Policy for KeepingPolicy {
+    #[inline]
+    fn decide(&self, word: u64, from: Source) -> Decision {
+        let kept = match from {
+            Source::Injection { .. } => &self.of_device,
+            Source::Link { .. } => &self.of_links,
+        };
+        match kept.get() {
+            Some(decided) if decided.word == word && decided.from == from => decided.decision,
+            _ => {
+                let decision = self.policy.decide(word, from);
+                kept.set(Some(Decided { word, from, decision }));
+                decision
+            }
+        }
+    }
+
+    #[inline]
+    fn reception(&self, word: u64, from: Source) -> u8 {
+        self.policy.reception(word, from)
     }
 }
 

@@ -271,7 +271,7 @@ impl NetworkUnit {
 
     /// Returns the register of a pair of zones.
     fn zones(&self, pair: usize) -> u64 {
-        let zones = &self.router.policy().zones[2 * pair..2 * pair + 2];
+        let zones = &self.router.policy().zones()[2 * pair..2 * pair + 2];
         let sets = zones.iter().zip([false, true]).flat_map(|(zone, is_odd)| {
             (0..).zip(zone).map(move |(set, &dimensions)| {
                 u64::from(nd_dcr::reversed_set(dimensions)) << nd_dcr::zone_shift(is_odd, set)
@@ -281,7 +281,7 @@ impl NetworkUnit {
     }
 
     fn set_zones(&mut self, pair: usize, value: u64) {
-        let zones = &mut self.router.policy_mut().zones[2 * pair..2 * pair + 2];
+        let zones = &mut self.router.policy_mut().zones_mut()[2 * pair..2 * pair + 2];
         for (zone, is_odd) in zones.iter_mut().zip([false, true]) {
             for (set, dimensions) in (0..).zip(zone) {
                 let bits = (value >> nd_dcr::zone_shift(is_odd, set)) as u8 & 0x1f;
