@@ -6,7 +6,8 @@
 //!   active FIFO among all 544 of its node,
 //! - the bandwidth of direct puts of 1 MB, beside copies of the same bytes,
 //! - the latency of a direct put with a counter, and rate and latency of memory-FIFO packets,
-//!   beside VELO's.
+//!   beside VELO's,
+//! - the rate of matched messages beside that of memory-FIFO packets.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -14,9 +15,11 @@
 //! | `count.rs` | instructions of a packet, counted by callgrind |
 //! | `large.rs` | puts of 1 MB |
 //! | `short.rs` | messages of 8 bytes |
+//! | `matching.rs` | the same with matching |
 
 mod count;
 mod large;
+mod matching;
 mod nodes;
 mod short;
 

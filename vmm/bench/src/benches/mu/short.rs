@@ -1,4 +1,4 @@
-//! Messages of 8 bytes through an engine: latencies and a rate, beside VELO's.
+//! Messages of 8 bytes through an engine: latencies and rates, beside VELO's.
 //!
 //! Two engine threads on one processor serve the nodes and two EXTOLL cards. The one that is not
 //! measured sleeps. One application thread has both ends of all pairs.
@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use nicforge::failure::Failure;
 
-use super::nodes::{self, CREDITS, Pair, STEP_TIMEOUT, open_pair, two_nodes};
+use super::{
+    matching::Ranks,
+    nodes::{self, CREDITS, Pair, STEP_TIMEOUT, open_pair, two_nodes},
+};
 use crate::{
     bench::Run,
     benches::extoll::velo,
-    contest::{self, Measurement, Results, all_samples},
+    contest::{self, Measurement, Results, all_samples, ratio},
     machine::{Host, never_sleeping_wait},
     placement::Placement,
     row::{Backing, Goal, Outcome, Row},
@@ -24,6 +27,8 @@ const MEMORY: u64 = 4096;
 const BURST: u32 = 64;
 /// The goal for a put's latency, as a multiple of VELO's.
 const TIMES: f64 = 1.5;
+/// The goal for matched messages, as a share of the rate of memory-FIFO packets.
+const MATCHED: f64 = 0.5;
 /// Number of contestants.
 pub(super) const CONTESTANTS: usize = ALL.len();
 
@@ -33,12 +38,19 @@ enum Contestant {
     Put,
     Fifo,
     FifoRate,
+    MatchingRate,
     Velo,
     VeloRate,
 }
 
-const ALL: [Contestant; 5] =
-    [Contestant::Put, Contestant::Fifo, Contestant::FifoRate, Contestant::Velo, Contestant::VeloRate];
+const ALL: [Contestant; 6] = [
+    Contestant::Put,
+    Contestant::Fifo,
+    Contestant::FifoRate,
+    Contestant::MatchingRate,
+    Contestant::Velo,
+    Contestant::VeloRate,
+];
 
 impl Contestant {
     const fn name(self) -> &'static str {
@@ -46,6 +58,7 @@ impl Contestant {
             Self::Put => "put-latency",
             Self::Fifo => "fifo-latency",
             Self::FifoRate => "fifo-rate",
+            Self::MatchingRate => "matching-rate",
             Self::Velo => "velo-latency",
             Self::VeloRate => "velo-rate",
         }
@@ -69,16 +82,18 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
         Effort { sustained: Duration::from_millis(400), single: 20_000 }
     };
     let placement = Placement::engine_alone()?;
-    let served = Host::served(run, &two_nodes(1, CREDITS)?, &placement)?;
+    let served = Host::served(run, &two_nodes(2, CREDITS)?, &placement)?;
 
     let results = velo::with_pair(run, &placement, |velo| {
         let mut pair = open_pair(&served, MEMORY)?;
+        let mut ranks = Ranks::open(&served)?;
         contest::run(run, rounds, ALL.to_vec(), |contestant, _| {
             run.step(contestant.name())?;
             match contestant {
                 Contestant::Put => put_latency(&mut pair, &effort),
                 Contestant::Fifo => fifo_latency(&mut pair, &effort),
                 Contestant::FifoRate => fifo_rate(&mut pair, &effort),
+                Contestant::MatchingRate => ranks.rate(effort.sustained),
                 Contestant::Velo => velo.latency(effort.single),
                 Contestant::VeloRate => velo.rate(effort.sustained),
             }
@@ -90,10 +105,11 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
     stopped?;
     Ok(Outcome {
         rows: rows(&results, &placement),
-        goals: vec![goal(&results)],
+        goals: goals(&results),
         notes: vec![
             "put-latency, fifo-latency, velo-latency: from the send until the receiver, in the same thread, sees the counter or the \
-             message; fifo-rate, velo-rate: one thread sends and receives, one is the engine"
+             message; fifo-rate, matching-rate, velo-rate: one thread sends and receives, one is the engine; matching-rate: windows of 64 \
+             messages, each answered"
                 .into(),
         ],
     })
@@ -166,8 +182,12 @@ fn rows(results: &Results<Contestant>, placement: &Placement) -> Vec<Row> {
     results.iter().map(row).collect()
 }
 
-fn goal(results: &Results<Contestant>) -> Goal {
+fn goals(results: &Results<Contestant>) -> Vec<Goal> {
     let median = |contestant| all_samples(results.of(&contestant)).p50_us();
     let times = median(Contestant::Put) / median(Contestant::Velo).max(f64::MIN_POSITIVE);
-    Goal::at_most("latency of a put with counter, of a VELO message's, times", TIMES, times)
+    let share = ratio(results.of(&Contestant::MatchingRate), results.of(&Contestant::FifoRate));
+    vec![
+        Goal::at_most("latency of a put with counter, of a VELO message's, times", TIMES, times),
+        Goal::at_least("rate of matched messages of 8 bytes, of memory-FIFO packets', times", MATCHED, share),
+    ]
 }

@@ -1,0 +1,81 @@
+//! Messages of 8 bytes with matching over Message Units: one thread is both ranks.
+
+use std::time::{Duration, Instant};
+
+use nicforge::failure::{ErrorContext, Failure};
+use nicforge_driver::Deadline;
+use nicforge_hwi::mu::FIRST_SUBGROUP;
+use nicforge_matching::{Config as Matching, Endpoint, Taken, Transport};
+use nicforge_mpi_programs::{
+    drive,
+    message_rate::{End, Side, Terms},
+};
+use nicforge_mu_transport::{Config, Job, MuTransport, RankAddress};
+
+use super::nodes::{BYTES, STEP_TIMEOUT};
+use crate::{
+    contest::Measurement,
+    machine::{Host, never_sleeping_wait},
+};
+
+/// Messages of a window.
+const WINDOW: u32 = 64;
+/// The subgroup of both ranks. The one before belongs to the bare FIFOs.
+const SUBGROUP: u16 = 1;
+/// Windows between two looks at the clock.
+const WINDOWS: u32 = 16;
+
+/// A rank on each of two nodes, which have found each other.
+pub(super) struct Ranks {
+    endpoints: [Endpoint<MuTransport>; 2],
+    /// The last matching context in use.
+    context: u32,
+}
+
+impl Ranks {
+    /// Opens the ranks.
+    pub(super) fn open(machine: &Host) -> Result<Self, Failure> {
+        let job = Job::new((0..2).map(|node| RankAddress { node, subgroup: SUBGROUP }).collect());
+        let open = |node| {
+            let attachment = ("s1", usize::from(FIRST_SUBGROUP + SUBGROUP));
+            let device = machine.open(node, attachment, STEP_TIMEOUT)?;
+            MuTransport::open(&device, &job, Config::default()).context(|| format!("the rank of {node}"))
+        };
+
+        let mut ranks = [open("bgq0")?, open("bgq1")?];
+        let (deadline, mut idle) = (Deadline::after(STEP_TIMEOUT), never_sleeping_wait());
+        while !ranks.iter().all(MuTransport::is_complete) {
+            for rank in &mut ranks {
+                rank.poll_gone();
+                rank.poll(WINDOW as usize, &mut |_, _, _| Taken::NotNow).context(|| "a rank".into())?;
+                rank.relax(&mut idle).context(|| "the machine".into())?;
+            }
+            if deadline.has_passed() {
+                return Err(Failure::result("the ranks do not find each other"));
+            }
+        }
+
+        let endpoint = |rank| Endpoint::new(rank, Matching::default()).context(|| "an endpoint".into());
+        let [first, second] = ranks;
+        Ok(Self { endpoints: [endpoint(first)?, endpoint(second)?], context: 0 })
+    }
+
+    /// Measures the rate of messages, in windows that the receiver answers.
+    pub(super) fn rate(&mut self, sustained: Duration) -> Result<Measurement, Failure> {
+        let (start, mut messages) = (Instant::now(), 0);
+        while start.elapsed() < sustained {
+            self.context += 1;
+            let terms =
+                Terms { bytes: BYTES as usize, window: WINDOW, windows: WINDOWS, context: self.context };
+            let [sender, receiver] = &mut self.endpoints;
+            let mut sides = [
+                Side::new(receiver, End::Receiver, 0, terms).context(|| "a receiver".into())?,
+                Side::new(sender, End::Sender, 1, terms).context(|| "a sender".into())?,
+            ];
+            drive(&mut sides, Deadline::after(STEP_TIMEOUT), &mut never_sleeping_wait())
+                .context(|| "the message rate".into())?;
+            messages += terms.messages();
+        }
+        Ok(Measurement::of_rate(messages as f64 / start.elapsed().as_secs_f64()))
+    }
+}
