@@ -290,6 +290,38 @@ pub fn an_evicted_rank_returns_an_error_and_sends_nothing_more(rig: &dyn Rig) {
     assert_eq!(ended.result, Err(MatchingError::PeerGone { peer: 0, why: Loss::Silent }));
 }
 
+/// A rank whose device was taken away has a successor in its subgroup, with a session of its own.
+/// The other rank sees that session in the successor's row. While the successor does nothing, its
+/// unit answers with it.
+#[body]
+pub fn a_rank_with_a_successor_is_replaced(rig: &dyn Rig) {
+    let units = Units::with(rig, Config { patience: 2 * TIMEOUT, ..Config::default() });
+    for puts_rows in [true, false] {
+        let mut ranks = units.ranks(2);
+        rig.evict("bgq1", "s0");
+        drop(ranks.remove(1));
+        let mut successor = units.rank(1, 2);
+
+        let (deadline, mut relax) = (soon(), Relax::new());
+        let gone = loop {
+            assert!(!deadline.has_passed(), "the rank is not given up: {ranks:?}");
+            if puts_rows {
+                assert_eq!(successor.poll_gone(), None);
+            }
+            // A loss is reported when no message of the rank can follow.
+            ranks[0].poll(8, &mut |_, _, _| panic!("nobody has sent anything")).unwrap();
+            if let Some(gone) = ranks[0].poll_gone() {
+                break gone;
+            }
+            ranks[0].device().relax(&mut relax).unwrap();
+        };
+
+        let is_replaced = matches!(gone.why, Loss::Replaced { before, tenant } if before != tenant);
+        assert!(gone.rank == 1 && is_replaced, "{gone:?}");
+        assert!(successor.statistics().sent == 0 && !successor.is_complete());
+    }
+}
+
 /// The unit of a rank that does nothing answers questions.
 #[body]
 pub fn a_rank_that_stands_still_is_not_lost(rig: &dyn Rig) {
