@@ -62,4 +62,5 @@ streams! {
     posted_writes_go_through_a_machine_in_process: Door::InProcess, Stream::Posted;
     memory_fifo_packets_go_through_an_engine: Door::Served(EventLoopKind::Auto), Stream::MemoryFifo;
     memory_fifo_packets_go_through_a_machine_in_process: Door::InProcess, Stream::MemoryFifo;
+    mu_transport_messages_go_through_a_machine_in_process: Door::InProcess, Stream::MuTransport;
 }

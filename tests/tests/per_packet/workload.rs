@@ -4,13 +4,15 @@
 use std::{sync::Barrier, time::Duration};
 
 use nicforge_core::machine::Machine;
-use nicforge_driver::{Deadline, Device};
+use nicforge_driver::{Deadline, Device, DmaBuffer};
 use nicforge_engine::EngineConfig;
 use nicforge_fcnp::{ComputeCore, Config, IoNode, tree::TreeChannel};
 use nicforge_hwi::{
     tree::{Header, PAYLOAD},
     tree_dcr::REG_INT_ENABLE,
 };
+use nicforge_matching::{Taken, Transport};
+use nicforge_mu_transport::{Config as TransportConfig, Job, MuTransport};
 use nicforge_spi::{Descriptor, InjectionAttributes, MemoryFifo, Options, Payload, Subgroup, memory_fifo};
 use nicforge_tests::{
     backing::{EventLoopKind, InProcess, Rig, Served},
@@ -52,6 +54,8 @@ pub(crate) enum Stream {
     Posted,
     /// Memory-FIFO packets of Message Units.
     MemoryFifo,
+    /// Messages of one packet, by the matching layer's transport over Message Units.
+    MuTransport,
 }
 
 /// Begin and end of the counted part, on each caller's thread.
@@ -65,7 +69,7 @@ pub(crate) enum Mark {
 /// together.
 pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
     let (machine, clients): (Machine, _) = match stream {
-        Stream::MemoryFifo => (spi_body::machine(), [("bgq0", "s0"), ("bgq1", "s0")]),
+        Stream::MemoryFifo | Stream::MuTransport => (spi_body::machine(), [("bgq0", "s0"), ("bgq1", "s0")]),
         Stream::Packets | Stream::Messages | Stream::Posted => {
             (machine(1, 8), [("cn0", "core0"), ("io0", "core0")])
         }
@@ -100,6 +104,10 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
         Stream::Messages => messages(source, target, &counted),
         Stream::Posted => posted([source, target], &counted),
         Stream::MemoryFifo => memory_fifo_packets(&source, &target, &counted),
+        Stream::MuTransport => {
+            let fillers = ["bgq0", "bgq1"].map(|node| rig.open(node, "s1"));
+            transport_messages([&source, &target], [&fillers[0], &fillers[1]], &counted);
+        }
     }
 }
 
@@ -199,39 +207,128 @@ fn posted(devices: [Device; 2], counted: &Counted<'_>) {
     });
 }
 
-fn memory_fifo_packets(source: &Device, target: &Device, counted: &Counted<'_>) {
-    let mut receiver = Subgroup::open(target, Options::default()).unwrap();
-    receiver.open_reception(0, 8 << 10).unwrap();
-    let mut sender = Subgroup::open(source, Options::default()).unwrap();
-    sender.open_injection(0, 64, InjectionAttributes::default()).unwrap();
+/// A subgroup that sends memory-FIFO packets to another one, and receives that one's.
+struct End {
+    subgroup: Subgroup,
+    packet: Descriptor,
+    /// Keeps the payload reachable.
+    _memory: DmaBuffer,
+}
 
-    let memory = sender.memory(4096).unwrap();
-    let way = sender.place().ordered(receiver.place().own);
-    let to = MemoryFifo { fifo: receiver.reception_id(0), ..MemoryFifo::default() };
-    let packet = memory_fifo(Payload::memory(memory.iova(), 64), way, &to).unwrap();
+impl End {
+    fn pair(devices: [&Device; 2]) -> [Self; 2] {
+        let subgroups = devices.map(|device| {
+            let mut subgroup = Subgroup::open(device, Options::default()).unwrap();
+            subgroup.open_reception(0, 8 << 10).unwrap();
+            subgroup.open_injection(0, 64, InjectionAttributes::default()).unwrap();
+            subgroup
+        });
+        let targets = [&subgroups[1], &subgroups[0]].map(|to| (to.place().own, to.reception_id(0)));
 
-    // The network is filled once, so that its buffers reach their final size.
-    let mut stalled = 0;
-    while sender.inject(0, &packet, Deadline::after(STALL), None).is_ok() {
-        stalled += 1;
+        let mut targets = targets.into_iter();
+        subgroups.map(|subgroup| {
+            let (own, fifo) = targets.next().unwrap();
+            let memory = subgroup.memory(4096).unwrap();
+            let to = MemoryFifo { fifo, ..MemoryFifo::default() };
+            let payload = Payload::memory(memory.iova(), 64);
+            let packet = memory_fifo(payload, subgroup.place().ordered(own), &to).unwrap();
+            Self { subgroup, packet, _memory: memory }
+        })
     }
-    take(&mut receiver, stalled);
+
+    /// Injects packets until the network is full, and returns their number.
+    fn fill(&mut self) -> usize {
+        let mut injected = 0;
+        while self.subgroup.inject(0, &self.packet, Deadline::after(STALL), None).is_ok() {
+            injected += 1;
+        }
+        injected
+    }
+}
+
+fn memory_fifo_packets(source: &Device, target: &Device, counted: &Counted<'_>) {
+    let [mut sender, mut receiver] = End::pair([source, target]);
+    // The network is filled once, so that its buffers reach their final size.
+    let stalled = sender.fill();
+    take(&mut receiver.subgroup, stalled);
     let [sender, receiver] = [sender, receiver].map(std::cell::RefCell::new);
 
     std::thread::scope(|scope| {
         named(scope, "source", move || {
-            let send = |packets| inject(&mut sender.borrow_mut(), &packet, packets);
+            let send = |packets| inject(&mut sender.borrow_mut(), packets);
             counted(&mut || send(WARM_UP), &mut || send(PACKETS));
         });
         named(scope, "target", move || {
-            let take = |packets| take(&mut receiver.borrow_mut(), packets);
+            let take = |packets| take(&mut receiver.borrow_mut().subgroup, packets);
             counted(&mut || take(WARM_UP), &mut || take(PACKETS));
         });
     });
 }
 
+fn transport_messages(devices: [&Device; 2], fillers: [&Device; 2], counted: &Counted<'_>) {
+    // The network is filled in both directions at once, because grants go the other way.
+    let [mut first, mut second] = End::pair(fillers);
+    let stalled = [first.fill(), second.fill()];
+    take(&mut second.subgroup, stalled[0]);
+    take(&mut first.subgroup, stalled[1]);
+
+    let (job, config) = (Job::of_nodes(2, 1), TransportConfig::default());
+    let ranks = devices.map(|device| MuTransport::open(device, &job, config).unwrap());
+    let [sender, receiver] = ranks.map(std::cell::RefCell::new);
+    std::thread::scope(|scope| {
+        named(scope, "source", move || {
+            let send = |messages| send_messages(&mut sender.borrow_mut(), messages);
+            counted(&mut || send(WARM_UP), &mut || send(PACKETS));
+        });
+        named(scope, "target", move || {
+            let take = |messages| take_messages(&mut receiver.borrow_mut(), messages);
+            counted(&mut || take(WARM_UP), &mut || take(PACKETS));
+        });
+    });
+}
+
+/// Sends messages of one packet to rank 1, as its grants permit.
+fn send_messages(sender: &mut MuTransport, messages: usize) {
+    let (deadline, mut relax) = (Deadline::after(LIMIT), sender.device().new_relax());
+    let mut left = messages;
+
+    while left > 0 {
+        if sender.try_send(1, 1, &[0x5a; 64]).unwrap() {
+            left -= 1;
+            relax.reset();
+            continue;
+        }
+        assert!(!deadline.has_passed(), "the stream stands still");
+        assert_eq!(sender.poll_gone(), None);
+        sender.relax(&mut relax).unwrap();
+    }
+}
+
+/// Takes messages of rank 0.
+fn take_messages(receiver: &mut MuTransport, messages: usize) {
+    let (deadline, mut relax) = (Deadline::after(LIMIT), receiver.device().new_relax());
+    let mut left = messages;
+
+    while left > 0 {
+        let taken = receiver.poll(left.min(BATCH), &mut |rank, tag, message| {
+            assert_eq!((rank, tag, message), (0, 1, &[0x5a; 64][..]));
+            Taken::Yes
+        });
+        let taken = taken.unwrap();
+        left -= taken;
+        assert_eq!(receiver.poll_gone(), None);
+        if taken > 0 {
+            relax.reset();
+            continue;
+        }
+        assert!(!deadline.has_passed(), "the stream stands still");
+        receiver.relax(&mut relax).unwrap();
+    }
+}
+
 /// Injects a packet many times, and waits for the end of the last one.
-fn inject(sender: &mut Subgroup, packet: &Descriptor, packets: usize) {
+fn inject(sender: &mut End, packets: usize) {
+    let End { subgroup: sender, packet, .. } = sender;
     let (deadline, mut relax) = (Deadline::after(LIMIT), sender.device().new_relax());
     let (mut left, mut last) = (packets, 0);
 
